@@ -1,0 +1,8 @@
+#include "attention.h"
+#include "reference/attention.h"
+
+namespace qkv {
+void attention_backward(const Problem& problem, const BackwardArgs& args) {
+  reference::attention_backward(problem, args);
+}
+}  // namespace qkv

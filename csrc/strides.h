@@ -1,0 +1,31 @@
+// Where an element of a strided view lives.
+#pragma once
+
+#include "attention.h"
+
+namespace qkv {
+
+// Offset of [batch, head, 0, 0], in elements; `batch` is the flat index.
+inline int64_t plane_offset(const Problem& problem, const Strides& strides, int64_t batch,
+                            int64_t head) {
+  int64_t offset = (head / strides.head_repeat) * strides.head;
+  for (int d = problem.batch_rank - 1; d >= 0; --d) {
+    offset += (batch % problem.batch_sizes[d]) * strides.batch[d];
+    batch /= problem.batch_sizes[d];
+  }
+  return offset;
+}
+
+template <class T>
+const T* plane(const Problem& problem, const Input& input, int64_t batch, int64_t head) {
+  if (!input.data) return nullptr;
+  return static_cast<const T*>(input.data) + plane_offset(problem, input.strides, batch, head);
+}
+
+template <class T>
+T* plane(const Problem& problem, const Output& output, int64_t batch, int64_t head) {
+  if (!output.data) return nullptr;
+  return static_cast<T*>(output.data) + plane_offset(problem, output.strides, batch, head);
+}
+
+}  // namespace qkv
