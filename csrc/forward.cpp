@@ -1,5 +1,5 @@
 #include "attention.h"
-#include "reference/attention.h"
+#include "reference/reference.h"
 
 namespace qkv {
 void attention_forward(const Problem& problem, const ForwardResult& result) {

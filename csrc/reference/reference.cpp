@@ -1,4 +1,4 @@
-#include "reference/attention.h"
+#include "reference/reference.h"
 
 #include <algorithm>
 #include <cmath>
