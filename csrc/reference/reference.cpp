@@ -12,33 +12,41 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// A [rows, cols] plane of one batch item and head, read as double.
-struct Plane {
-  const void* data;
-  DType dtype;
-  int64_t row, col;
+// A [rows, cols] matrix of one batch item and head, of any type, read as double.
+struct Matrix {
+  enum Type { kF32, kF64, kByte } type = kF32;
+  const void* data = nullptr;
+  int64_t first = 0, row = 0, col = 0;  // offset of [0, 0] and strides, in elements
 
+  explicit operator bool() const { return data != nullptr; }
   double operator()(int64_t r, int64_t c = 0) const {
-    const int64_t at = r * row + c * col;
-    return dtype == DType::f32 ? static_cast<const float*>(data)[at]
-                               : static_cast<const double*>(data)[at];
+    const int64_t at = first + r * row + c * col;
+    if (type == kF32) return static_cast<const float*>(data)[at];
+    if (type == kF64) return static_cast<const double*>(data)[at];
+    return static_cast<const uint8_t*>(data)[at];
   }
 };
 
-size_t element_size(DType dtype) { return dtype == DType::f32 ? sizeof(float) : sizeof(double); }
-
-Plane plane_of(const Problem& p, const void* data, const Strides& s, DType dtype, int64_t b,
-               int64_t h) {
-  const char* base = static_cast<const char*>(data);
-  return {base + plane_offset(p, s, b, h) * int64_t(element_size(dtype)), dtype, s.row, s.col};
+Matrix matrix(const Problem& p, const Input& t, Matrix::Type type, int64_t b, int64_t h) {
+  return {type, t.data, plane_offset(p, t.strides, b, h), t.strides.row, t.strides.col};
 }
 
-Plane plane_of(const Problem& p, const Input& t, int64_t b, int64_t h) {
-  return plane_of(p, t.data, t.strides, p.dtype, b, h);
+Matrix matrix(const Problem& p, const Input& t, int64_t b, int64_t h) {
+  return matrix(p, t, p.dtype == DType::f32 ? Matrix::kF32 : Matrix::kF64, b, h);
+}
+
+Matrix mask_matrix(const Problem& p, int64_t b, int64_t h) {
+  if (p.mask_type == MaskType::none) return {};
+  return matrix(p, p.mask,
+                p.mask_type == MaskType::boolean ? Matrix::kByte
+                : p.mask_type == MaskType::f32   ? Matrix::kF32
+                                                 : Matrix::kF64,
+                b, h);
 }
 
 void store(const Problem& p, const Output& t, int64_t b, int64_t h, int64_t r, int64_t c,
            double x) {
+  if (!t.data) return;
   const int64_t at = plane_offset(p, t.strides, b, h) + r * t.strides.row + c * t.strides.col;
   if (p.dtype == DType::f32) {
     static_cast<float*>(t.data)[at] = float(x);
@@ -47,124 +55,145 @@ void store(const Problem& p, const Output& t, int64_t b, int64_t h, int64_t r, i
   }
 }
 
-// What the mask adds to a score: -inf where query i may not see key j.
-double bias(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
-  if (p.is_causal && j > i) return -kInf;
-  const Strides& s = p.mask.strides;
-  switch (p.mask_type) {
-    case MaskType::none:
-      return 0;
-    case MaskType::boolean: {
-      const int64_t at = plane_offset(p, s, b, h) + i * s.row + j * s.col;
-      return static_cast<const uint8_t*>(p.mask.data)[at] ? 0 : -kInf;
-    }
-    case MaskType::f32:
-      return plane_of(p, p.mask.data, s, DType::f32, b, h)(i, j);
-    case MaskType::f64:
-      return plane_of(p, p.mask.data, s, DType::f64, b, h)(i, j);
+// What the forward pass of query head h of batch item b reads.
+struct Head {
+  bool is_causal, mask_is_bool;
+  double scale;
+  int64_t D, Dv;
+  Matrix query;  // [L, D]
+  Matrix key;    // [S, D]
+  Matrix value;  // [S, Dv]
+  Matrix mask;   // [L, S]
+
+  Head(const Problem& p, int64_t b, int64_t h)
+      : is_causal(p.is_causal),
+        mask_is_bool(p.mask_type == MaskType::boolean),
+        scale(p.scale),
+        D(p.head_dim),
+        Dv(p.head_dim_v),
+        query(matrix(p, p.query, b, h)),
+        key(matrix(p, p.key, b, h / p.group())),
+        value(matrix(p, p.value, b, h / p.group())),
+        mask(mask_matrix(p, b, h)) {}
+
+  bool may_attend(int64_t i, int64_t j) const {
+    if (is_causal && j > i) return false;
+    if (!mask) return true;
+    return mask_is_bool ? mask(i, j) != 0 : mask(i, j) != -kInf;
   }
-  return 0;
-}
 
-// scale * <query_i, key_j> + bias; -inf, whatever the dot product, if masked.
-double score(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
-  const double add = bias(p, b, h, i, j);
-  if (add == -kInf) return -kInf;
-  const Plane query = plane_of(p, p.query, b, h);
-  const Plane key = plane_of(p, p.key, b, h / p.group());
-  double dot = 0;
-  for (int64_t d = 0; d < p.head_dim; ++d) dot += query(i, d) * key(j, d);
-  return dot * p.scale + add;
-}
-
-// One query row of the backward pass: what turns a score into its gradient.
-struct Row {
-  double lse;
-  double delta;  // <grad_output, output> - grad_lse
+  double score(int64_t i, int64_t j) const {
+    double dot = 0;
+    for (int64_t d = 0; d < D; ++d) dot += query(i, d) * key(j, d);
+    return scale * dot + (mask && !mask_is_bool ? mask(i, j) : 0);
+  }
 };
 
-Row row_of(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, int64_t i) {
-  Row row{plane_of(p, a.lse, b, h)(i), 0};
-  if (a.grad_output.data) {
-    const Plane grad_output = plane_of(p, a.grad_output, b, h);
-    const Plane output = plane_of(p, a.output, b, h);
-    for (int64_t d = 0; d < p.head_dim_v; ++d) row.delta += grad_output(i, d) * output(i, d);
-  }
-  if (a.grad_lse.data) row.delta -= plane_of(p, a.grad_lse, b, h)(i);
-  return row;
-}
+// What the backward pass reads besides.
+struct BackwardHead : Head {
+  Matrix output;       // [L, Dv]
+  Matrix lse;          // [L, 1]
+  Matrix grad_output;  // [L, Dv] or null
+  Matrix grad_lse;     // [L, 1] or null
 
-// d loss / d score: weight * (<grad_output_i, value_j> - delta_i).
-double grad_score(const Problem& p, const BackwardArgs& a, const Row& row, double weight, int64_t b,
-                  int64_t h, int64_t i, int64_t j) {
-  double grad_weight = 0;
-  if (a.grad_output.data) {
-    const Plane grad_output = plane_of(p, a.grad_output, b, h);
-    const Plane value = plane_of(p, p.value, b, h / p.group());
-    for (int64_t d = 0; d < p.head_dim_v; ++d) grad_weight += grad_output(i, d) * value(j, d);
+  BackwardHead(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h)
+      : Head(p, b, h),
+        output(matrix(p, a.output, b, h)),
+        lse(matrix(p, a.lse, b, h)),
+        grad_output(matrix(p, a.grad_output, b, h)),
+        grad_lse(matrix(p, a.grad_lse, b, h)) {}
+
+  // The forward pass again: weight_ij = exp(score_ij - lse_i).
+  double weight(int64_t i, int64_t j) const {
+    return lse(i) == -kInf ? 0 : std::exp(score(i, j) - lse(i));
   }
-  return weight * (grad_weight - row.delta);
-}
+
+  // Through    output_id = sum_j weight_ij * value_jd
+  double grad_weight(int64_t i, int64_t j) const {
+    double sum = 0;
+    if (grad_output)
+      for (int64_t d = 0; d < Dv; ++d) sum += grad_output(i, d) * value(j, d);
+    return sum;
+  }
+
+  // Through    weight_ij = exp(score_ij - lse_i)    and    lse_i = log(sum_j exp(score_ij))
+  //   grad_score_ij = weight_ij * (grad_weight_ij - sum_k weight_ik * grad_weight_ik + grad_lse_i)
+  // where    sum_k weight_ik * grad_weight_ik = sum_d grad_output_id * output_id
+  double grad_score(int64_t i, int64_t j) const {
+    double grad = grad_weight(i, j);
+    if (grad_output)
+      for (int64_t d = 0; d < Dv; ++d) grad -= grad_output(i, d) * output(i, d);
+    if (grad_lse) grad += grad_lse(i);
+    return weight(i, j) * grad;
+  }
+};
 
 }  // namespace
 
+bool attends(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return Head(p, b, h).may_attend(i, j);
+}
+
 void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
+  const Head head(p, b, h);
   const int64_t S = p.seqlen_k, Dv = p.head_dim_v;
-  std::vector<double> weight(S);
+
+  // score_j = scale * sum_d query_id * key_jd + mask_ij
+  std::vector<double> score(S, -kInf);
   double max = -kInf;
   for (int64_t j = 0; j < S; ++j) {
-    weight[j] = score(p, b, h, i, j);
-    max = std::max(max, weight[j]);
+    if (!head.may_attend(i, j)) continue;
+    score[j] = head.score(i, j);
+    max = std::max(max, score[j]);
   }
+
+  // output_d = sum_j weight_j * value_jd,  weight_j = exp(score_j) / sum_k exp(score_k)
+  std::vector<double> output(Dv, 0.0);
   double sum = 0;
-  std::vector<double> out(Dv, 0.0);
-  const Plane value = plane_of(p, p.value, b, h / p.group());
   for (int64_t j = 0; j < S; ++j) {
-    if (weight[j] == -kInf) continue;  // masked: its value may be NaN
-    weight[j] = std::exp(weight[j] - max);
-    sum += weight[j];
-    for (int64_t d = 0; d < Dv; ++d) out[d] += weight[j] * value(j, d);
+    if (!head.may_attend(i, j)) continue;  // its value may be NaN
+    const double weight = score[j] == -kInf ? 0 : std::exp(score[j] - max);
+    sum += weight;
+    for (int64_t d = 0; d < Dv; ++d) output[d] += weight * head.value(j, d);
   }
-  const bool empty = sum == 0;
-  for (int64_t d = 0; d < Dv; ++d) store(p, result.output, b, h, i, d, empty ? 0 : out[d] / sum);
-  if (result.lse.data) store(p, result.lse, b, h, i, 0, empty ? -kInf : max + std::log(sum));
+  for (int64_t d = 0; d < Dv; ++d)
+    store(p, result.output, b, h, i, d, sum == 0 ? output[d] : output[d] / sum);
+
+  // lse = log(sum_j exp(score_j)): -inf if there was nothing to attend to
+  store(p, result.lse, b, h, i, 0, max + std::log(sum));
 }
 
 void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, int64_t i) {
+  const BackwardHead head(p, a, b, h);
   const int64_t S = p.seqlen_k, D = p.head_dim;
-  const Plane key = plane_of(p, p.key, b, h / p.group());
-  const Row row = row_of(p, a, b, h, i);
-  std::vector<double> grad(D, 0.0);
+  std::vector<double> grad_query(D, 0.0);
   for (int64_t j = 0; j < S; ++j) {
-    const double s = score(p, b, h, i, j);
-    if (s == -kInf) continue;
-    const double ds = grad_score(p, a, row, std::exp(s - row.lse), b, h, i, j);
-    for (int64_t d = 0; d < D; ++d) grad[d] += ds * key(j, d);
+    if (!head.may_attend(i, j)) continue;
+    // score_ij = scale * sum_d query_id * key_jd + mask_ij
+    const double grad_dot = p.scale * head.grad_score(i, j);
+    for (int64_t d = 0; d < D; ++d) grad_query[d] += grad_dot * head.key(j, d);
   }
-  for (int64_t d = 0; d < D; ++d) store(p, a.grad_query, b, h, i, d, grad[d] * p.scale);
+  for (int64_t d = 0; d < D; ++d) store(p, a.grad_query, b, h, i, d, grad_query[d]);
 }
 
 void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t hk, int64_t j) {
   const int64_t L = p.seqlen_q, D = p.head_dim, Dv = p.head_dim_v;
   std::vector<double> grad_key(D, 0.0), grad_value(Dv, 0.0);
   for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
-    const Plane query = plane_of(p, p.query, b, h);
+    const BackwardHead head(p, a, b, h);
     for (int64_t i = 0; i < L; ++i) {
-      const double s = score(p, b, h, i, j);
-      if (s == -kInf) continue;
-      const Row row = row_of(p, a, b, h, i);
-      const double weight = std::exp(s - row.lse);
-      const double ds = grad_score(p, a, row, weight, b, h, i, j);
-      for (int64_t d = 0; d < D; ++d) grad_key[d] += ds * query(i, d);
-      if (!a.grad_output.data) continue;
-      const Plane grad_output = plane_of(p, a.grad_output, b, h);
-      for (int64_t d = 0; d < Dv; ++d) grad_value[d] += weight * grad_output(i, d);
+      if (!head.may_attend(i, j)) continue;
+      // score_ij = scale * sum_d query_id * key_jd + mask_ij
+      const double grad_dot = p.scale * head.grad_score(i, j);
+      for (int64_t d = 0; d < D; ++d) grad_key[d] += grad_dot * head.query(i, d);
+      // output_id = sum_j weight_ij * value_jd
+      if (!head.grad_output) continue;
+      const double weight = head.weight(i, j);
+      for (int64_t d = 0; d < Dv; ++d) grad_value[d] += weight * head.grad_output(i, d);
     }
   }
-  if (a.grad_key.data)
-    for (int64_t d = 0; d < D; ++d) store(p, a.grad_key, b, hk, j, d, grad_key[d] * p.scale);
-  if (a.grad_value.data)
-    for (int64_t d = 0; d < Dv; ++d) store(p, a.grad_value, b, hk, j, d, grad_value[d]);
+  for (int64_t d = 0; d < D; ++d) store(p, a.grad_key, b, hk, j, d, grad_key[d]);
+  for (int64_t d = 0; d < Dv; ++d) store(p, a.grad_value, b, hk, j, d, grad_value[d]);
 }
 
 void attention_forward(const Problem& p, const ForwardResult& result) {
@@ -175,9 +204,9 @@ void attention_forward(const Problem& p, const ForwardResult& result) {
 
 void attention_backward(const Problem& p, const BackwardArgs& a) {
   for (int64_t b = 0; b < p.batch(); ++b) {
-    if (a.grad_query.data)
-      for (int64_t h = 0; h < p.heads; ++h)
-        for (int64_t i = 0; i < p.seqlen_q; ++i) grad_query_row(p, a, b, h, i);
+    for (int64_t h = 0; h < p.heads && a.grad_query.data; ++h)
+      for (int64_t i = 0; i < p.seqlen_q; ++i) grad_query_row(p, a, b, h, i);
+    if (!a.grad_key.data && !a.grad_value.data) continue;
     for (int64_t hk = 0; hk < p.kv_heads; ++hk)
       for (int64_t j = 0; j < p.seqlen_k; ++j) grad_key_value_row(p, a, b, hk, j);
   }

@@ -2,7 +2,7 @@
 // against, and what the drivers call for the few rows where a NaN or infinity
 // in something masked would otherwise leak through 0 * NaN.
 //
-// b, h, hk: flat batch index, query head, key/value head. i, j: query, key.
+// Indices: b flat batch index, h query head, hk key/value head, i query, j key.
 #pragma once
 
 #include "attention.h"
@@ -12,12 +12,20 @@ namespace qkv::reference {
 void attention_forward(const Problem& problem, const ForwardResult& result);
 void attention_backward(const Problem& problem, const BackwardArgs& args);
 
-// The same, one row at a time. O(S * (D + Dv)).
+// Whether query i may see key j at all.
+bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);
+
+// The same, one row at a time. Outputs with null data are left alone.
+
+// output[b, h, i, :] and lse[b, h, i]. Time S * (D + Dv), S doubles of memory.
 void output_row(const Problem& problem, const ForwardResult& result, int64_t b, int64_t h,
                 int64_t i);
+
+// grad_query[b, h, i, :]. Time S * (D + Dv).
 void grad_query_row(const Problem& problem, const BackwardArgs& args, int64_t b, int64_t h,
                     int64_t i);
-// O(H / Hkv * L * (D + Dv)).
+
+// grad_key[b, hk, j, :] and grad_value[b, hk, j, :]. Time H / Hkv * L * (D + Dv).
 void grad_key_value_row(const Problem& problem, const BackwardArgs& args, int64_t b, int64_t hk,
                         int64_t j);
 
