@@ -76,7 +76,7 @@ struct Head {
         value(matrix(p, p.value, b, h / p.group())),
         mask(mask_matrix(p, b, h)) {}
 
-  bool may_attend(int64_t i, int64_t j) const {
+  bool attends(int64_t i, int64_t j) const {
     if (is_causal && j > i) return false;
     if (!mask) return true;
     return mask_is_bool ? mask(i, j) != 0 : mask(i, j) != -kInf;
@@ -131,7 +131,7 @@ struct BackwardHead : Head {
 }  // namespace
 
 bool attends(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
-  return Head(p, b, h).may_attend(i, j);
+  return Head(p, b, h).attends(i, j);
 }
 
 void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
@@ -142,7 +142,7 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   std::vector<double> score(S, -kInf);
   double max = -kInf;
   for (int64_t j = 0; j < S; ++j) {
-    if (!head.may_attend(i, j)) continue;
+    if (!head.attends(i, j)) continue;
     score[j] = head.score(i, j);
     max = std::max(max, score[j]);
   }
@@ -151,7 +151,7 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   std::vector<double> output(Dv, 0.0);
   double sum = 0;
   for (int64_t j = 0; j < S; ++j) {
-    if (!head.may_attend(i, j)) continue;  // its value may be NaN
+    if (!head.attends(i, j)) continue;  // its value may be NaN
     const double weight = score[j] == -kInf ? 0 : std::exp(score[j] - max);
     sum += weight;
     for (int64_t d = 0; d < Dv; ++d) output[d] += weight * head.value(j, d);
@@ -168,7 +168,7 @@ void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t 
   const int64_t S = p.seqlen_k, D = p.head_dim;
   std::vector<double> grad_query(D, 0.0);
   for (int64_t j = 0; j < S; ++j) {
-    if (!head.may_attend(i, j)) continue;
+    if (!head.attends(i, j)) continue;
     // score_ij = scale * sum_d query_id * key_jd + mask_ij
     const double grad_dot = p.scale * head.grad_score(i, j);
     for (int64_t d = 0; d < D; ++d) grad_query[d] += grad_dot * head.key(j, d);
@@ -182,7 +182,7 @@ void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int6
   for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
     const BackwardHead head(p, a, b, h);
     for (int64_t i = 0; i < L; ++i) {
-      if (!head.may_attend(i, j)) continue;
+      if (!head.attends(i, j)) continue;
       // score_ij = scale * sum_d query_id * key_jd + mask_ij
       const double grad_dot = p.scale * head.grad_score(i, j);
       for (int64_t d = 0; d < D; ++d) grad_key[d] += grad_dot * head.query(i, d);

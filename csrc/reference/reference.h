@@ -15,7 +15,10 @@ void attention_backward(const Problem& problem, const BackwardArgs& args);
 // Whether query i may see key j at all.
 bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);
 
-// The same, one row at a time. Outputs with null data are left alone.
+// Whether query i of head h may see key j: neither is_causal nor the mask hides it.
+bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);
+
+// Attention one row at a time. Outputs with null data are left alone.
 
 // output[b, h, i, :] and lse[b, h, i]. Time S * (D + Dv), S doubles of memory.
 void output_row(const Problem& problem, const ForwardResult& result, int64_t b, int64_t h,
