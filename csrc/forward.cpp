@@ -1,8 +1,159 @@
+// Splits a forward pass into work items.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "attention.h"
-#include "reference/reference.h"
+#include "isa/implementation.h"
+#include "parallel.h"
+#include "repair.h"
+#include "strides.h"
+#include "workspace.h"
 
 namespace qkv {
-void attention_forward(const Problem& problem, const ForwardResult& result) {
-  reference::attention_forward(problem, result);
+namespace {
+
+// Keys of one item when the keys are split: a few hundred microseconds of
+// reading from memory.
+constexpr int64_t kSplitKeys = 512;
+// Rows of one item: enough to use a block of keys several times while it is in
+// the second-level cache. Fewer where that leaves threads idle.
+constexpr int64_t kItemRows = 128;
+// Items a thread should have, so that the last one is a small part of the whole.
+constexpr int64_t kItemsPerThread = 6;
+
+struct Plan {
+  int64_t rows;    // G * L, of one batch item and kv head
+  int64_t planes;  // batch items times kv heads
+  int64_t item_rows, row_items;
+  int64_t split_keys, splits;
+  int num_threads;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Below this much work one thread is done before others have woken up.
+constexpr double kSerialFlops = 2e5;
+
+Plan make_plan(const Problem& p, const Kernels& kernels) {
+  Plan plan;
+  plan.rows = p.group() * p.seqlen_q;
+  plan.planes = p.batch() * p.kv_heads;
+  // Few queries and many keys: split the keys. The order of summation follows
+  // from it, so it depends on the shape of one plane alone.
+  const bool split = plan.rows <= 2 * kernels.row_block && p.seqlen_k > kSplitKeys;
+  plan.split_keys = split ? ceil_div(kSplitKeys, kernels.key_block) * kernels.key_block
+                          : std::max<int64_t>(p.seqlen_k, 1);
+  plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.split_keys));
+
+  const double flops = 2.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  plan.num_threads = flops < kSerialFlops ? 1 : usable_threads(p.num_threads);
+
+  // Rows are independent of each other: how they are grouped into items changes
+  // no result, and may follow the number of threads.
+  const int64_t wanted = ceil_div(kItemsPerThread * plan.num_threads, plan.planes * plan.splits);
+  plan.item_rows = std::min(kItemRows, ceil_div(plan.rows, wanted));
+  plan.item_rows =
+      std::max<int64_t>(1, ceil_div(plan.item_rows, kernels.row_block)) * kernels.row_block;
+  plan.row_items = ceil_div(plan.rows, plan.item_rows);
+  const int64_t items = plan.planes * plan.row_items * plan.splits;
+  plan.num_threads = int(std::max<int64_t>(1, std::min<int64_t>(plan.num_threads, items)));
+  return plan;
 }
+
+// Partial results of all splits: normalized rows and their log2-sum-exp.
+template <class T>
+struct Partials {
+  T* output;  // [planes, splits, rows, Dv]
+  T* lse;     // [planes, splits, rows]
+
+  Partials(Arena& arena, const Problem& p, const Plan& plan)
+      : output(arena.take<T>(plan.planes * plan.splits * plan.rows * p.head_dim_v)),
+        lse(arena.take<T>(plan.planes * plan.splits * plan.rows)) {}
+};
+
+// One row's parts, weighted by their shares of the softmax's denominator.
+template <class T>
+void merge_row(const Problem& p, const ForwardResult& result, const Plan& plan,
+               const Partials<T>& partials, int64_t plane_index, int64_t row) {
+  const int64_t batch = plane_index / p.kv_heads, kv_head = plane_index % p.kv_heads;
+  const int64_t head = kv_head * p.group() + row % p.group(), query = row / p.group();
+  T* output = plane<T>(p, result.output, batch, head) + query * result.output.strides.row;
+  const int64_t first = plane_index * plan.splits * plan.rows + row, Dv = p.head_dim_v;
+  constexpr T kInf = std::numeric_limits<T>::infinity();
+
+  T max = -kInf, sum = 0;
+  for (int64_t s = 0; s < plan.splits; ++s)
+    max = std::max(max, partials.lse[first + s * plan.rows]);
+  for (int64_t d = 0; d < Dv; ++d) output[d * result.output.strides.col] = 0;
+  for (int64_t s = 0; s < plan.splits && max > -kInf; ++s) {
+    const int64_t at = first + s * plan.rows;
+    const T share = std::exp2(partials.lse[at] - max);
+    if (share == 0) continue;
+    sum += share;
+    for (int64_t d = 0; d < Dv; ++d)
+      output[d * result.output.strides.col] += share * partials.output[at * Dv + d];
+  }
+  T finite = 0;
+  for (int64_t d = 0; d < Dv && max > -kInf; ++d) {
+    T& x = output[d * result.output.strides.col];
+    x /= sum;
+    finite += x * 0;
+  }
+  if (result.lse.data)
+    plane<T>(p, result.lse, batch, head)[query * result.lse.strides.row] =
+        sum == 0 ? -kInf : (max + std::log2(sum)) * T(0.69314718055994530942);
+  if (may_leak(p) && !(finite == 0)) repair_output(p, result, batch, kv_head, row, double(sum));
+}
+
+template <class T>
+void forward(const Problem& p, const ForwardResult& result, const Kernels& kernels) {
+  const Plan plan = make_plan(p, kernels);
+  const bool split = plan.splits > 1;
+  const size_t each = kernels.forward_workspace(p, std::min(plan.item_rows, plan.rows));
+  const auto layout = [&](void* base) {
+    Arena arena(base);
+    char* workspaces = arena.take<char>(int64_t(each) * plan.num_threads);
+    Partials<T> partials(arena, p, plan);
+    return std::make_tuple(workspaces, partials, arena.used());
+  };
+  const size_t bytes = split ? std::get<2>(layout(nullptr)) : each * plan.num_threads;
+  const Buffer buffer(bytes);
+  const auto [workspaces, partials, used] = layout(buffer.data());
+
+  const auto attend = [&, workspaces = workspaces, partials = partials](int64_t item, int thread) {
+    const int64_t at = item / plan.row_items % plan.splits;
+    const int64_t plane_index = item / (plan.row_items * plan.splits);
+    // Causal: the last rows see the most keys, so they go first.
+    const int64_t row = (plan.row_items - 1 - item % plan.row_items) * plan.item_rows;
+    const int64_t first = (plane_index * plan.splits + at) * plan.rows + row;
+    const ForwardBlock block{plane_index / p.kv_heads,
+                             plane_index % p.kv_heads,
+                             row,
+                             std::min(plan.rows, row + plan.item_rows),
+                             at * plan.split_keys,
+                             std::min(p.seqlen_k, (at + 1) * plan.split_keys),
+                             split ? partials.output + first * p.head_dim_v : nullptr,
+                             split ? partials.lse + first : nullptr};
+    kernels.forward(p, result, block, workspaces + thread * each);
+  };
+  const auto merge = [&, partials = partials](int64_t item, int) {
+    merge_row(p, result, plan, partials, item / plan.rows, item % plan.rows);
+  };
+  parallel_phases(plan.num_threads, {{plan.planes * plan.row_items * plan.splits, attend},
+                                     {split ? plan.planes * plan.rows : 0, merge}});
+}
+
+}  // namespace
+
+void attention_forward(const Problem& problem, const ForwardResult& result) {
+  if (problem.batch() == 0 || problem.heads == 0 || problem.seqlen_q == 0) return;
+  const Kernels& kernels = active_implementation().kernels(problem.dtype);
+  if (problem.dtype == DType::f32) {
+    forward<float>(problem, result, kernels);
+  } else {
+    forward<double>(problem, result, kernels);
+  }
+}
+
 }  // namespace qkv

@@ -1,0 +1,22 @@
+#include "kernels/prelude.h"
+
+#if defined(__x86_64__)
+
+#define QKV_ISA avx2
+QKV_TARGET_BEGIN("avx2,fma")
+
+#include "isa/avx2/vec.h"  // first
+
+#include "kernels/all.h"
+
+QKV_TARGET_END
+
+namespace qkv {
+
+const Implementation kAvx2 = {
+    "avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
+    avx2::kernels_of<float>(), avx2::kernels_of<double>()};
+
+}  // namespace qkv
+
+#endif

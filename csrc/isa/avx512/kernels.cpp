@@ -1,0 +1,27 @@
+#include "kernels/prelude.h"
+
+#if defined(__x86_64__)
+
+#define QKV_ISA avx512
+QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+
+#include "isa/avx512/vec.h"  // first
+
+#include "kernels/all.h"
+
+QKV_TARGET_END
+
+namespace qkv {
+
+const Implementation kAvx512 = {"avx512",
+                                [] {
+                                  return __builtin_cpu_supports("avx512f") &&
+                                         __builtin_cpu_supports("avx512bw") &&
+                                         __builtin_cpu_supports("avx512dq") &&
+                                         __builtin_cpu_supports("avx512vl");
+                                },
+                                avx512::kernels_of<float>(), avx512::kernels_of<double>()};
+
+}  // namespace qkv
+
+#endif

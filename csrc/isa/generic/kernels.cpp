@@ -1,0 +1,14 @@
+#include "kernels/prelude.h"
+
+#define QKV_ISA generic
+
+#include "isa/generic/vec.h"  // first
+
+#include "kernels/all.h"
+
+namespace qkv {
+
+const Implementation kGeneric = {"generic", [] { return true; }, generic::kernels_of<float>(),
+                                 generic::kernels_of<double>()};
+
+}  // namespace qkv

@@ -1,0 +1,10 @@
+// Whatever the compiler makes of 16-byte vectors: SSE2 on any x86-64, NEON on
+// AArch64, scalar code elsewhere.
+namespace qkv::QKV_ISA {
+
+constexpr int kVectorBytes = 16;
+// Without FMA a product needs a register of its own: 4 x 2 accumulators, two of
+// B, a broadcast of A and products in flight, of 16 registers.
+constexpr int kMaxRows[2] = {8, 4};
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,93 @@
+// What an instruction set offers: one object for each isa/<name>/kernels.cpp.
+//
+// Rows: the queries of all heads that share a key/value head are one list of
+// G * L rows (G = H / Hkv), row r being query r / G of the group's head r % G.
+// Neighbouring rows have neighbouring positions, so a tile of rows reads the
+// same keys, whichever heads it covers.
+#pragma once
+
+#include "attention.h"
+
+namespace qkv {
+
+// Rows [row_begin, row_end) against keys [key_begin, key_end). row_begin and
+// key_begin are multiples of Kernels::row_block and Kernels::key_block.
+struct ForwardBlock {
+  int64_t batch, kv_head;
+  int64_t row_begin, row_end;
+  int64_t key_begin, key_end;
+  // Null: rows go to the ForwardResult. Else the keys are only a part of all:
+  // normalized rows go to partial_output [rows, Dv] and their log2-sum-exp to
+  // partial_lse [rows], both starting at row_begin.
+  void* partial_output;
+  void* partial_lse;
+};
+
+// Keys [key_begin, key_end) against every row that may see one.
+struct BackwardBlock {
+  int64_t batch, kv_head;
+  int64_t key_begin, key_end;
+  // Null: grad_query goes to BackwardArgs. Else to partial [G * L, D].
+  void* partial_grad_query;
+  // Add to what is there instead of overwriting it.
+  bool accumulate;
+};
+
+// The end of grad_query for rows [row_begin, row_end) of one plane: adds the
+// parts of keys [split_keys, 2 * split_keys), [2 * split_keys, ...) ..., each
+// [G * L, D], in this order, and repairs what leaked (repair.h).
+struct GradQueryRows {
+  int64_t batch, kv_head;
+  int64_t row_begin, row_end;
+  int64_t split_keys;
+  int64_t parts;
+  const void* partial_grad_query;  // [parts, G * L, D]
+};
+
+// Rows that go through the backward pass together.
+constexpr int64_t kGradRows = 64;
+
+// The first row that a backward pass over keys from `key_begin` on looks at.
+inline int64_t first_grad_row(const Problem& p, int64_t key_begin) {
+  return p.is_causal ? key_begin * p.group() / kGradRows * kGradRows : 0;
+}
+
+// The kernels for one dtype. Workspaces are in bytes, one for each thread.
+struct Kernels {
+  int64_t row_block;  // rows of a tile; forward work is split at multiples
+  int64_t key_block;  // keys of a tile; likewise
+  size_t (*forward_workspace)(const Problem&, int64_t rows);
+  void (*forward)(const Problem&, const ForwardResult&, const ForwardBlock&, void* workspace);
+  size_t (*backward_workspace)(const Problem&, int64_t keys);
+  void (*backward)(const Problem&, const BackwardArgs&, const BackwardBlock&, void* workspace);
+  void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryRows&);
+
+  // The parts, for tests.
+  int max_rows[2];  // of a micro-kernel one and two vectors wide
+  int lanes;        // elements in a vector
+  // C[rows x columns] = beta * C + A * B; beta: 0, 1, or 2 for `lanes_beta`.
+  void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
+               int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
+               const void* lanes_beta);
+  void (*exp2)(const void* in, void* out, int64_t count);  // count: a multiple of lanes
+  void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
+                    int64_t columns);  // rows, columns: multiples of lanes
+};
+
+struct Implementation {
+  const char* name;
+  bool (*supported)();
+  Kernels f32, f64;
+
+  const Kernels& kernels(DType dtype) const { return dtype == DType::f32 ? f32 : f64; }
+};
+
+extern const Implementation kGeneric;
+#if defined(__x86_64__)
+extern const Implementation kAvx2;
+extern const Implementation kAvx512;
+#endif
+
+const Implementation& active_implementation();
+
+}  // namespace qkv

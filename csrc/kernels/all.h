@@ -1,0 +1,14 @@
+// Every kernel header, each after those it uses. Included once by each
+// isa/<name>/kernels.cpp, inside its target region and after its vec.h.
+// clang-format off
+#include "kernels/vec.h"
+#include "kernels/transpose.h"
+#include "kernels/tile_gemm.h"
+#include "kernels/rows.h"
+#include "kernels/tile.h"
+#include "kernels/score.h"
+#include "kernels/softmax.h"
+#include "kernels/forward.h"
+#include "kernels/backward.h"
+#include "kernels/entry.h"
+// clang-format on

@@ -1,0 +1,42 @@
+// The table of one instruction set.
+namespace qkv::QKV_ISA {
+
+template <class T>
+void gemm_entry(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
+                int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
+                const void* lanes) {
+  gemm<T>(rows, columns,
+          {depth, static_cast<const T*>(a), a_row, a_col, static_cast<const T*>(b), b_row,
+           static_cast<T*>(c), c_row, static_cast<Beta>(beta), static_cast<const T*>(lanes)});
+}
+
+template <class T>
+void exp2_entry(const void* in, void* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes<T>)
+    store(static_cast<T*>(out) + i, exp2<T>(load(static_cast<const T*>(in) + i)));
+}
+
+template <class T>
+void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
+                     int64_t columns) {
+  transpose<T>(static_cast<const T*>(in), in_row, static_cast<T*>(out), out_row, rows, columns,
+               T(1));
+}
+
+template <class T>
+constexpr Kernels kernels_of() {
+  return {kRowBlock<T>,
+          kKeyBlock,
+          forward_workspace<T>,
+          forward<T>,
+          backward_workspace<T>,
+          backward<T>,
+          finish_grad_query<T>,
+          {kMaxRows[0], kMaxRows[1]},
+          kLanes<T>,
+          gemm_entry<T>,
+          exp2_entry<T>,
+          transpose_entry<T>};
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,142 @@
+// The forward pass over one ForwardBlock.
+namespace qkv::QKV_ISA {
+
+// What a tile of queries carries from key block to key block.
+template <class T>
+struct ForwardState {
+  Tile tile;
+  T* query;   // [D x lanes], times scale * log2(e)
+  T* output;  // [Dv x lanes], not yet divided by sum
+  T* max;     // [lanes]
+  T* sum;     // [lanes]
+};
+
+template <class T>
+struct ForwardScratch {
+  T *rows, *scores, *rescale;
+  MaskScratch<T> mask;
+  ForwardState<T>* tiles;
+
+  ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
+      : rows(arena.take<T>(kRowBlock<T> * padded<T>(std::max(p.head_dim, p.head_dim_v)))),
+        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
+        rescale(arena.take<T>(kRowBlock<T>)),
+        mask(arena, p) {
+    const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
+    tiles = arena.take<ForwardState<T>>(count);
+    // Padded rows of D and Dv: the transpositions work on whole vectors.
+    T* query = arena.take<T>(count * kRowBlock<T> * padded<T>(p.head_dim));
+    T* output = arena.take<T>(count * kRowBlock<T> * padded<T>(p.head_dim_v));
+    T* state = arena.take<T>(count * kRowBlock<T> * 2);
+    if (arena.counting()) return;
+    for (int64_t t = 0; t < count; ++t) {
+      tiles[t].query = query + t * kRowBlock<T> * padded<T>(p.head_dim);
+      tiles[t].output = output + t * kRowBlock<T> * padded<T>(p.head_dim_v);
+      tiles[t].max = state + t * kRowBlock<T> * 2;
+      tiles[t].sum = tiles[t].max + kRowBlock<T>;
+    }
+  }
+};
+
+template <class T>
+void begin_tile(const Problem& p, const Tile& tile, T* rows, ForwardState<T>& state) {
+  state.tile = tile;
+  gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
+              p.head_dim, rows);
+  transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
+               padded<T>(p.head_dim), T(p.scale * kLog2e));
+  std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
+  std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
+  std::fill(state.sum, state.sum + tile.lanes, T(0));
+}
+
+// Keys [key, key + keys) for one tile of queries.
+template <class T>
+void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t key, int64_t keys,
+            const ForwardScratch<T>& scratch, ForwardState<T>& state) {
+  const int lanes = state.tile.lanes;
+  const Strides& k = p.key.strides;
+  const Strides& v = p.value.strides;
+  gemm<T>(keys, lanes,
+          {p.head_dim, key_rows + key * k.row, k.row, k.col, state.query, lanes, scratch.scores,
+           lanes, Beta::zero, nullptr});
+  apply_score_options(p, state.tile, key, keys, scratch.mask, scratch.scores);
+  if (lanes == kLanes<T>) {
+    softmax_tile<T, 1>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
+  } else {
+    softmax_tile<T, 2>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
+  }
+  gemm<T>(p.head_dim_v, lanes,
+          {keys, value_rows + key * v.row, v.col, v.row, scratch.scores, lanes, state.output, lanes,
+           Beta::lanes, scratch.rescale});
+}
+
+// Normalizes a tile and writes its rows and log-sum-exps.
+template <class T>
+void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block, T* rows,
+                 ForwardState<T>& state) {
+  constexpr int W = kLanes<T>;
+  const Tile& tile = state.tile;
+  const int64_t step = padded<T>(p.head_dim_v);
+  for (int v = 0; v < tile.lanes; v += W) {
+    const Vec<T> sum = load(state.sum + v);
+    const Vec<T> inverse = sum == 0 ? Vec<T>{} : 1 / sum;
+    for (int64_t d = 0; d < p.head_dim_v; ++d)
+      store(state.output + d * tile.lanes + v, load(state.output + d * tile.lanes + v) * inverse);
+  }
+  transpose<T>(state.output, tile.lanes, rows, step, step, tile.lanes, T(1));
+
+  const bool partial = block.partial_output != nullptr;
+  const Rows<T> output = partial
+                             ? Rows<T>{static_cast<T*>(block.partial_output), 1, 0, p.head_dim_v, 1}
+                             : rows_of<T>(p, result.output, tile.batch, tile.kv_head);
+  const Rows<T> lse = rows_of<T>(p, result.lse, tile.batch, tile.kv_head);
+  for (int l = 0; l < tile.rows; ++l) {
+    const int64_t r = tile.row + l;
+    const T* from = rows + l * step;
+    scatter_row(from, false, p.head_dim_v, output[partial ? r - block.row_begin : r], output.col);
+    const T log2_sum = state.sum[l] == 0 ? -kInfinity<T> : state.max[l] + std::log2(state.sum[l]);
+    if (partial) {
+      static_cast<T*>(block.partial_lse)[r - block.row_begin] = log2_sum;
+      continue;
+    }
+    if (lse.data) *lse[r] = log2_sum * T(kLn2);
+    if (may_leak(p) && nonfinite(from, p.head_dim_v))
+      repair_output(p, result, tile.batch, tile.kv_head, r, double(state.sum[l]));
+  }
+}
+
+template <class T>
+void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+             void* workspace) {
+  Arena arena(workspace);
+  const ForwardScratch<T> scratch(arena, p, block.row_end - block.row_begin);
+  const T* key_rows = plane<T>(p, p.key, block.batch, block.kv_head);
+  const T* value_rows = plane<T>(p, p.value, block.batch, block.kv_head);
+
+  int64_t tiles = 0, key_end = block.key_begin;
+  for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>, ++tiles) {
+    const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
+    begin_tile(p, tile, scratch.rows, scratch.tiles[tiles]);
+    key_end = std::max(key_end, std::min(block.key_end, visible_keys(p, tile.last)));
+  }
+  // Keys outside, tiles inside: a block of keys and values is read from afar
+  // once and serves every tile.
+  for (int64_t key = block.key_begin; key < key_end; key += kKeyBlock) {
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t end = std::min(key_end, visible_keys(p, scratch.tiles[t].tile.last));
+      const int64_t keys = std::min<int64_t>(kKeyBlock, end - key);
+      if (keys > 0) attend(p, key_rows, value_rows, key, keys, scratch, scratch.tiles[t]);
+    }
+  }
+  for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, block, scratch.rows, scratch.tiles[t]);
+}
+
+template <class T>
+size_t forward_workspace(const Problem& p, int64_t rows) {
+  Arena arena(nullptr);
+  ForwardScratch<T>(arena, p, rows);
+  return arena.used();
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,44 @@
+// Included by every isa/<name>/kernels.cpp before its target region opens.
+//
+// Everything from the standard library comes in here: a std:: template first
+// instantiated inside the region would be compiled for the wider instruction
+// set, and the linker might pick that copy for the whole program.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "attention.h"
+#include "isa/implementation.h"
+#include "repair.h"
+#include "strides.h"
+#include "workspace.h"
+
+#define QKV_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define QKV_TARGET_BEGIN(features) \
+  QKV_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define QKV_TARGET_END QKV_PRAGMA(clang attribute pop)
+#else
+#define QKV_TARGET_BEGIN(features) \
+  QKV_PRAGMA(GCC push_options)     \
+  QKV_PRAGMA(GCC target(features))
+#define QKV_TARGET_END QKV_PRAGMA(GCC pop_options)
+#endif
+
+// Accumulators live in arrays of vectors; only a complete unroll keeps them in
+// registers at -O2 (without: half the speed).
+#if defined(__clang__)
+#define QKV_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define QKV_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#define QKV_INLINE inline __attribute__((always_inline))

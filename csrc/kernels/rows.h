@@ -1,0 +1,74 @@
+// Between the user's strided rows and dense, padded scratch rows.
+namespace qkv::QKV_ISA {
+
+template <class T>
+constexpr int64_t padded(int64_t dim) {
+  return (dim + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+}
+
+// The rows of one batch item's group of heads in a [B..., H, L, dim] tensor.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t group, head, row, col;
+
+  T* operator[](int64_t r) const { return data + r % group * head + r / group * row; }
+};
+
+template <class T>
+Rows<const T> rows_of(const Problem& p, const Input& t, int64_t batch, int64_t kv_head) {
+  return {plane<T>(p, t, batch, kv_head * p.group()), p.group(), t.strides.head, t.strides.row,
+          t.strides.col};
+}
+
+template <class T>
+Rows<T> rows_of(const Problem& p, const Output& t, int64_t batch, int64_t kv_head) {
+  return {plane<T>(p, t, batch, kv_head * p.group()), p.group(), t.strides.head, t.strides.row,
+          t.strides.col};
+}
+
+// to[0 .. padded(dim)) = from, zero beyond dim.
+template <class T>
+QKV_INLINE void gather_row(const T* from, int64_t col, int64_t dim, T* to) {
+  int64_t d = 0;
+  if (col == 1)
+    for (; d + kLanes<T> <= dim; d += kLanes<T>) store(to + d, load(from + d));
+  for (; d < dim; ++d) to[d] = from[d * col];
+  for (; d < padded<T>(dim); ++d) to[d] = 0;
+}
+
+// Rows [begin, begin + valid) and zeros up to `count` rows.
+template <class T>
+void gather_rows(const Rows<const T>& rows, int64_t begin, int64_t valid, int64_t count,
+                 int64_t dim, T* to) {
+  const int64_t step = padded<T>(dim);
+  for (int64_t r = 0; r < valid; ++r) gather_row(rows[begin + r], rows.col, dim, to + r * step);
+  std::fill(to + valid * step, to + count * step, T(0));
+}
+
+// to = from, or to += from. Nothing is multiplied here, so that no fused
+// multiply-add can make a sum depend on where its terms were stored before.
+template <class T>
+QKV_INLINE void scatter_row(const T* from, bool accumulate, int64_t dim, T* to, int64_t col) {
+  int64_t d = 0;
+  if (col == 1) {
+    for (; d + kLanes<T> <= dim; d += kLanes<T>)
+      store(to + d, accumulate ? load(to + d) + load(from + d) : load(from + d));
+  }
+  for (; d < dim; ++d) to[d * col] = accumulate ? to[d * col] + from[d] : from[d];
+}
+
+// Whether a row holds an infinity or a NaN.
+template <class T>
+QKV_INLINE bool nonfinite(const T* row, int64_t dim) {
+  Vec<T> zero{};
+  int64_t d = 0;
+  for (; d + kLanes<T> <= dim; d += kLanes<T>) zero += load(row + d) * T(0);
+  T sum = 0;
+  for (; d < dim; ++d) sum += row[d] * T(0);
+  QKV_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
+  return !(sum == 0);
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,45 @@
+// A tile: up to kRowBlock<T> rows, one a lane, against a run of keys.
+namespace qkv::QKV_ISA {
+
+template <class T>
+constexpr int kRowBlock = 2 * kLanes<T>;
+
+// Keys of a tile: full micro-kernels, about 100 of them. Enough that reading
+// and writing the output tile once a key block is cheap, few enough that the
+// tile of scores stays in the first-level cache beside the operands.
+constexpr int kKeyBlock = 96 / kMaxRows[1] * kMaxRows[1];
+
+constexpr double kLog2e = 1.4426950408889634074;
+constexpr double kLn2 = 0.69314718055994530942;
+
+struct Tile {
+  int64_t batch, kv_head;
+  int64_t row;    // of the first lane
+  int rows;       // lanes in use
+  int lanes;      // one or two vectors
+  int64_t step;   // elements from one key to the next in a tile of scores
+  int64_t first;  // query position of the first lane
+  int64_t last;   // and of the last in use
+};
+
+template <class T>
+Tile make_tile(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t row_end,
+               int64_t step = 0) {
+  const int rows = int(std::min<int64_t>(kRowBlock<T>, row_end - row));
+  const int lanes = rows <= kLanes<T> ? kLanes<T> : 2 * kLanes<T>;
+  return {batch,
+          kv_head,
+          row,
+          rows,
+          lanes,
+          step ? step : lanes,
+          row / p.group(),
+          (row + rows - 1) / p.group()};
+}
+
+// One past the last key that any row up to query position `last` may see.
+inline int64_t visible_keys(const Problem& p, int64_t last) {
+  return p.is_causal ? std::min(p.seqlen_k, last + 1) : p.seqlen_k;
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,37 @@
+#include "parallel.h"
+
+#include <omp.h>
+#include <pthread.h>
+
+#include <atomic>
+
+namespace qkv {
+namespace {
+
+std::atomic<bool> forked{false};
+
+// Before any fork that could follow a use of the library.
+const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+}  // namespace
+
+int usable_threads(int wanted) {
+  if (wanted <= 1 || registered != 0 || forked || omp_in_parallel()) return 1;
+  return wanted;
+}
+
+void parallel_phases(int num_threads, std::initializer_list<Phase> phases) {
+  if (num_threads <= 1) {
+    for (const Phase& phase : phases)
+      for (int64_t item = 0; item < phase.count; ++item) phase.run(item, 0);
+    return;
+  }
+#pragma omp parallel num_threads(num_threads)
+  for (const Phase& phase : phases) {
+    const int thread = omp_get_thread_num();
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < phase.count; ++item) phase.run(item, thread);
+  }
+}
+
+}  // namespace qkv

@@ -1,0 +1,26 @@
+// The one place that opens an OpenMP region.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+
+namespace qkv {
+
+// `count` independent work items; run(item, thread) with thread < num_threads.
+struct Phase {
+  int64_t count;
+  std::function<void(int64_t item, int thread)> run;
+};
+
+// How many threads a call may use: 1 inside a parallel region of the caller's
+// (those threads are busy already) and in a forked child (libgomp's pool does
+// not survive fork, and waiting for it would hang), else `wanted`.
+int usable_threads(int wanted);
+
+// Runs the phases one after the other, the items of each in any order on
+// `num_threads` threads, in one parallel region (none for one thread).
+// Items must not throw.
+void parallel_phases(int num_threads, std::initializer_list<Phase> phases);
+
+}  // namespace qkv
