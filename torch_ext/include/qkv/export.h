@@ -1,0 +1,4 @@
+// Symbols are hidden unless marked.
+#pragma once
+
+#define QKV_API __attribute__((visibility("default")))

@@ -1,0 +1,41 @@
+// The instruction set in use: no tensors, so any backend.
+#include <torch/library.h>
+
+#include <stdexcept>
+
+#include "attention.h"
+
+namespace qkv {
+namespace {
+
+template <class Call>
+auto with_value_error(const Call& call) {
+  try {
+    return call();
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+std::string active() {
+  return with_value_error([] { return std::string(active_isa()); });
+}
+
+std::vector<std::string> supported() {
+  const auto names = supported_isas();
+  return {names.begin(), names.end()};
+}
+
+void set(const std::string& name) {
+  with_value_error([&] { set_isa(name.c_str()); });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qkv, CompositeExplicitAutograd, m) {
+  m.impl("_active_isa", &active);
+  m.impl("_supported_isas", &supported);
+  m.impl("_set_isa", [](std::string name) { set(name); });
+}
+
+}  // namespace qkv

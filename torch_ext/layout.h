@@ -1,0 +1,19 @@
+// The results of the operators, allocated: the same sizes and strides for the
+// CPU kernels (T = int64_t) and the Meta kernels (T = SymInt).
+#pragma once
+
+#include "check.h"
+
+namespace qkv {
+
+// output: laid out in memory like query, but with the last dimension
+// innermost. lse: contiguous.
+template <class T>
+OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes);
+
+// A gradient, laid out like its tensor: with the same strides if that has no gaps
+// and no overlap, else dense in the same order.
+template <class T>
+at::Tensor empty_gradient(const at::Tensor& tensor);
+
+}  // namespace qkv

@@ -1,0 +1,32 @@
+// Dispatch key CompositeExplicitAutograd: backends without a kernel. An error,
+// clearer than the dispatcher's.
+#include <torch/library.h>
+
+#include "check.h"
+
+namespace qkv {
+namespace {
+
+void refuse(const char* op, const Forward& call) {
+  check_tensors(call);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op, " runs on the CPU, but query is on ", call.query.device());
+}
+
+OutputAndLse forward_other(const Forward& call) {
+  refuse("attention_with_lse", call);
+  return {};
+}
+
+Gradients backward_other(const Backward& call) {
+  refuse("attention_backward", call.forward);
+  return {};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qkv, CompositeExplicitAutograd, m) {
+  m.impl("attention_with_lse", ops::forward<&forward_other>);
+  m.impl("attention_backward", ops::backward<&backward_other>);
+}
+
+}  // namespace qkv

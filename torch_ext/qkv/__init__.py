@@ -1,0 +1,19 @@
+"""The attention operator for PyTorch on CPUs. See `attention`."""
+
+from qkv._library import load as _load
+
+_load()  # before anything that calls torch.ops.qkv
+
+from qkv._library import cmake_prefix_path  # noqa: E402
+from qkv.functional import attention  # noqa: E402
+from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
+from qkv.version import __version__  # noqa: E402
+
+__all__ = [
+    "__version__",
+    "active_isa",
+    "attention",
+    "cmake_prefix_path",
+    "set_isa",
+    "supported_isas",
+]

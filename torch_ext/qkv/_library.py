@@ -1,0 +1,38 @@
+"""Finds and loads libqkv.so, which holds the operators."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+
+def _package_dir() -> Path:
+    """The folder with lib/: this one, or the installed package's when the sources shadow it."""
+    here = Path(__file__).resolve().parent
+    for folder in (here, *(Path(entry or ".").resolve() / "qkv" for entry in sys.path)):
+        if (folder / "lib" / "libqkv.so").is_file():
+            return folder
+    raise ImportError(
+        f"qkv is not built: there is no lib/libqkv.so in {here}. Run "
+        "`pip install --no-build-isolation .` in its repository, in this environment."
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+PACKAGE_DIR = _package_dir()
+
+# Where find_package(qkv) looks: pass it in CMAKE_PREFIX_PATH, beside torch.utils.cmake_prefix_path.
+cmake_prefix_path = str(PACKAGE_DIR / "share" / "cmake")
+
+
+def load() -> None:
+    built = (PACKAGE_DIR / "lib" / "torch_version.txt").read_text().strip()
+    if _minor(built) != _minor(torch.__version__):
+        raise ImportError(
+            f"qkv was built for torch {_minor(built)}, but torch {torch.__version__} is installed. "
+            "Reinstall qkv: pip install --no-build-isolation --force-reinstall --no-deps qkv"
+        )
+    torch.ops.load_library(PACKAGE_DIR / "lib" / "libqkv.so")
