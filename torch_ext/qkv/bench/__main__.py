@@ -1,0 +1,184 @@
+"""python -m qkv.bench: the command line."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import qkv
+
+from . import machine, report
+from .case import Case
+from .check import WrongAnswer, check
+from .measure import measure
+from .shapes import SPELLING, Shape
+from .suites import SUITES
+
+DTYPES = ("float32", "float64")
+LATER = ("bfloat16", "float16")
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def main(argv=None):
+    """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    confine(parser, args.isa, argv)
+    try:
+        suite = SUITES[args.suite]
+        shapes = choose_shapes(suite, args.shapes)
+        check_outputs(args)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        run = bench(suite, shapes, getattr(torch, args.dtype), args.seconds, args.repeats)
+    except WrongAnswer as error:
+        print(f"refused to time a wrong answer: {error}", file=sys.stderr)
+        return 1
+    print(report.markdown(run) if args.markdown else report.table(run))
+    if args.json:
+        args.json.write_text(json.dumps(run, indent=1, allow_nan=False) + "\n")
+    if args.plot:
+        from .plot import draw
+
+        draw(run, args.plot)
+    return 0
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m qkv.bench",
+        description="Times qkv.attention against torch's scaled_dot_product_attention in one "
+        "process, turn by turn, after checking both against float64. A causal shape counts half "
+        "of its FLOPs, backward 2.5 times forward's.",
+    )
+    names = ", ".join(name for suite in SUITES.values() for name in (s.name for s in suite.shapes))
+    parser.add_argument("--suite", choices=SUITES, default="grid", help="default: grid")
+    parser.add_argument(
+        "--shapes", metavar="SHAPE,...", help=f"some of {names}; or {SPELLING}; default: all"
+    )
+    parser.add_argument("--dtype", type=dtype_name, default="float32", metavar="|".join(DTYPES))
+    parser.add_argument("--threads", type=positive(int), help="default: torch.get_num_threads()")
+    parser.add_argument(
+        "--isa",
+        default=os.environ.get("QKV_ISA") or None,
+        help="hold qkv and torch to this instruction set: avx512, avx2 or generic",
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--seconds", type=positive(float), default=2.0, help="for each figure; default: 2"
+    )
+    length.add_argument("--repeats", type=positive(int), help="this many for each figure instead")
+    parser.add_argument("--markdown", action="store_true", help="print a markdown table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
+    return parser
+
+
+def dtype_name(text):
+    if text in LATER:
+        raise argparse.ArgumentTypeError(
+            f"qkv.attention does not support {text} yet, expected {' or '.join(DTYPES)}"
+        )
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(f"'{text}', expected {' or '.join(DTYPES)}")
+    return text
+
+
+def positive(kind):
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"'{text}', expected a positive {kind.__name__}")
+        return value
+
+    return parse
+
+
+def choose_shapes(suite, text):
+    """The shapes that --shapes names, or all. Raises ValueError."""
+    if text is None:
+        return suite.shapes
+    known = {shape.name: shape for shape in suite.shapes}
+    try:
+        return tuple(known.get(part) or Shape.parse(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"--shapes: {error}; the names are {', '.join(known)}") from None
+
+
+def check_outputs(args):
+    """What cannot be written is better known before the run than after it."""
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        if path and not path.parent.is_dir():
+            raise ValueError(f"{option}: there is no folder {path.parent}")
+    if args.plot and args.plot.suffix not in PICTURES:
+        raise ValueError(f"--plot: '{args.plot}' ends in none of {', '.join(PICTURES)}")
+    for module in ("tqdm", "matplotlib") if args.plot else ("tqdm",):
+        try:
+            __import__(module)
+        except ImportError:
+            raise ValueError(f"{module} is missing: pip install {module}") from None
+
+
+def confine(parser, isa, argv):
+    """Holds qkv and torch to `isa`. torch looks at its environment only while it is loaded, so
+    this process starts once more if that was not what --isa asks for."""
+    if isa is None:
+        return
+    if isa not in qkv.supported_isas():
+        expected = ", ".join(qkv.supported_isas())
+        parser.error(f"--isa: this CPU cannot run '{isa}', expected one of: {expected}")
+    wanted = machine.environment_for(isa)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        command = [sys.executable, "-m", __spec__.parent, *argv]
+        os.execve(sys.executable, command, os.environ | wanted)
+
+
+def bench(suite, shapes, dtype, seconds, repeats):
+    """Measures the machine and every shape; returns the run as report.py describes it."""
+    from tqdm import tqdm
+
+    described = machine.describe(dtype)
+    with tqdm(total=3 * len(shapes) + 3, bar_format="{desc:<24}{bar} {elapsed}") as progress:
+
+        def step(text, function, *args):
+            progress.set_description_str(text)
+            result = function(*args)
+            progress.update()
+            return result
+
+        before = step("FMA peak", machine.fma_peak, dtype)
+        bandwidth = step("memory bandwidth", machine.read_bandwidth)
+        measured = []
+        for shape in shapes:
+            case = Case(suite, shape, dtype)
+            errors = step(f"{shape.name} check", check, case)
+            timings = {}
+            for direction in report.DIRECTIONS:
+                calls = getattr(case, direction)
+                timings[direction] = step(
+                    f"{shape.name} {direction}",
+                    measure, calls["qkv"], calls["torch"], seconds, repeats,
+                )  # fmt: skip
+            measured.append((shape, errors, timings))
+        after = step("FMA peak again", machine.fma_peak, dtype)
+    peak = {
+        "gflops": max(before, after),
+        "gflops_before": before,
+        "gflops_after": after,
+        "read_gbs": bandwidth,
+    }
+    return report.summarize(described, peak, measured, dtype)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The sizes of one attention problem, how --shapes spells them, and what they cost."""
+
+import re
+from dataclasses import dataclass
+
+SPELLING = "BxHq[/Hkv]xLxSxD[xDv][c], c for causal; for example 1x32/8x1024x1024x128c"
+PATTERN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)x(\d+)x(\d+)(?:x(\d+))?(c?)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """query [batch, heads, seqlen_q, head_dim], key [batch, kv_heads, seqlen_k, head_dim],
+    value [batch, kv_heads, seqlen_k, head_dim_v]."""
+
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    is_causal: bool
+
+    @classmethod
+    def parse(cls, text, name=None):
+        """Raises ValueError for text that is not SPELLING."""
+        match = PATTERN.fullmatch(text)
+        if not match:
+            raise ValueError(f"'{text}' is not {SPELLING}")
+        *sizes, causal = match.groups()
+        B, H, Hkv, L, S, D, Dv = (int(size) if size else None for size in sizes)
+        Hkv, Dv = H if Hkv is None else Hkv, D if Dv is None else Dv
+        if min(B, H, Hkv, L, S, D, Dv) < 1:
+            raise ValueError(f"'{text}': every size must be at least 1")
+        if H % Hkv:
+            raise ValueError(f"'{text}': {Hkv} key/value heads do not divide {H} query heads")
+        return cls(name or text, B, H, Hkv, L, S, D, Dv, causal == "c")
+
+    def __str__(self):
+        heads = f"{self.heads}/{self.kv_heads}" if self.is_grouped else f"{self.heads}"
+        sizes = [self.batch, heads, self.seqlen_q, self.seqlen_k, self.head_dim]
+        if self.head_dim_v != self.head_dim:
+            sizes.append(self.head_dim_v)
+        return "x".join(map(str, sizes)) + "c" * self.is_causal
+
+    @property
+    def is_grouped(self):
+        """Several query heads share a key/value head."""
+        return self.heads != self.kv_heads
+
+    @property
+    def is_decode(self):
+        """One query a head: memory, not arithmetic, is the limit."""
+        return self.seqlen_q == 1
+
+    @property
+    def forward_flops(self):
+        """By convention: the two products, a causal mask counted as half of them."""
+        scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
+        flops = 2 * scores * (self.head_dim + self.head_dim_v)
+        return flops / 2 if self.is_causal else flops
+
+    @property
+    def backward_flops(self):
+        """By convention: five products where forward has two."""
+        return 2.5 * self.forward_flops
+
+    def forward_bytes(self, itemsize):
+        """What forward has to read and write at least: each tensor once."""
+        queries = self.batch * self.heads * self.seqlen_q
+        keys = self.batch * self.kv_heads * self.seqlen_k
+        return (queries + keys) * (self.head_dim + self.head_dim_v) * itemsize
