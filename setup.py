@@ -52,7 +52,8 @@ class build_cmake(Command):
         if ninja := tool("ninja"):
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         jobs = ["--parallel", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
-        subprocess.check_call(configure)
+        where.mkdir(parents=True, exist_ok=True)
+        subprocess.check_call(configure, cwd=where)  # ninja leaves a log in the current folder
         subprocess.check_call([cmake, "--build", where, "--target", "qkv", *jobs])
         subprocess.check_call([cmake, "--install", where, "--prefix", self.package_dir()])
 

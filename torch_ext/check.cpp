@@ -118,7 +118,8 @@ void check_mask(const Forward& call, const Sizes<T>& sizes) {
               ", which does not broadcast to [..., H, L, S] = ", c10::ArrayRef<T>(scores));
 }
 
-// The kernels count rows, keys and elements in int64_t.
+// The kernels count rows, keys and elements in int64_t. Symbolic sizes are
+// checked when they are known.
 template <class T>
 void check_overflow(const Sizes<T>& sizes) {
   int64_t product = 1;
@@ -129,9 +130,15 @@ void check_overflow(const Sizes<T>& sizes) {
   };
   for (const T& size : sizes.batch) multiply(size);
   for (const T* size : {&sizes.heads, &sizes.seqlen_q, &sizes.seqlen_k}) multiply(*size);
-  multiply(sizes.head_dim > sizes.head_dim_v ? sizes.head_dim : sizes.head_dim_v);
-  TORCH_CHECK(!overflow, "attention: query, key and value are too large: B*H*L*S*D overflows for ",
-              c10::ArrayRef<T>(sizes.scores()), " scores of ", sizes.head_dim, " products");
+  const int64_t scores = product;
+  multiply(sizes.head_dim);
+  product = scores;
+  multiply(sizes.head_dim_v);
+  TORCH_CHECK(!overflow,
+              "attention: query, key and value are too large: B * H * L * S * D overflows "
+              "int64 for [..., H, L, S] = ",
+              c10::ArrayRef<T>(sizes.scores()), ", D = ", sizes.head_dim,
+              " and Dv = ", sizes.head_dim_v);
 }
 
 template <class T>
