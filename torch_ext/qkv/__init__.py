@@ -8,6 +8,9 @@ from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv.functional import attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
 from qkv.version import __version__  # noqa: E402
+from qkv.vmap import register as _register_vmap  # noqa: E402
+
+_register_vmap()
 
 __all__ = [
     "__version__",
