@@ -1,0 +1,213 @@
+// Strided tensors in guarded memory.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "attention.h"
+
+namespace qkv::test {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;  // about ten times slower: loops are cut down
+#else
+constexpr bool kSanitized = false;
+#endif
+
+using Sizes = std::vector<int64_t>;  // [batch..., head, row, col], or strides in that order
+using Random = std::mt19937_64;
+
+inline int64_t draw(Random& random, int64_t low, int64_t high) {  // low <= x <= high
+  return std::uniform_int_distribution<int64_t>(low, high)(random);
+}
+
+inline Sizes dense_strides(const Sizes& sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
+  return strides;
+}
+
+// Dimensions in any order in memory, gaps between elements and rows; with
+// `may_repeat` some dimensions have stride 0, as an expanded tensor's.
+inline Sizes random_strides(Random& random, const Sizes& sizes, bool may_repeat) {
+  Sizes order(sizes.size()), strides(sizes.size());
+  std::iota(order.rbegin(), order.rend(), 0);  // innermost first
+  if (draw(random, 0, 1)) std::shuffle(order.begin(), order.end(), random);
+  int64_t step = std::max<int64_t>(1, draw(random, -2, 3));
+  for (int64_t d : order) {
+    if (may_repeat && draw(random, 0, 7) == 0) continue;
+    strides[d] = step;
+    step = step * std::max<int64_t>(sizes[d], 1) + std::max<int64_t>(0, draw(random, -3, 3));
+  }
+  return strides;
+}
+
+// Memory between two pages that may not be touched. The data lie against the
+// page behind them, or with `at_front` against the one before: one byte too far
+// on that side crashes, sanitizer or not; on the other side there are canaries.
+class GuardedMemory {
+ public:
+  GuardedMemory(size_t bytes, bool at_front) {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    inner_ = std::max<size_t>((bytes + page - 1) / page, 1) * page;
+    void* all = mmap(nullptr, inner_ + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == MAP_FAILED) throw std::bad_alloc();
+    mapping_ = {all, Unmap{inner_ + 2 * page}};
+    begin_ = static_cast<uint8_t*>(all) + page;
+    protect(PROT_READ | PROT_WRITE);
+    std::memset(begin_, kCanary, inner_);
+    data_ = at_front ? begin_ : begin_ + inner_ - bytes;
+  }
+
+  void* data() const { return data_; }
+  void make_read_only() { protect(PROT_READ); }
+
+  // Whether every byte still is a canary but those marked in `used`, which counts from data().
+  bool canaries_alive(const std::vector<uint8_t>& used) const {
+    for (size_t i = 0; i < inner_; ++i) {
+      const size_t at = size_t(begin_ + i - data_);  // wraps around before data()
+      if (begin_[i] != kCanary && !(at < used.size() && used[at])) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr uint8_t kCanary = 0xA5;
+  struct Unmap {
+    size_t bytes;
+    void operator()(void* p) const { munmap(p, bytes); }
+  };
+
+  void protect(int rights) {
+    if (mprotect(begin_, inner_, rights)) throw std::runtime_error("mprotect");
+  }
+
+  std::unique_ptr<void, Unmap> mapping_{nullptr, Unmap{0}};
+  uint8_t *begin_, *data_;
+  size_t inner_;
+};
+
+enum class Type { f32, f64, byte };
+
+inline Type type_of(DType dtype) { return dtype == DType::f32 ? Type::f32 : Type::f64; }
+
+// A tensor [batch..., head, row, col]. A default-constructed one is absent: null.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(Type type, Sizes sizes, Sizes strides, bool at_front = false)
+      : type_(type), sizes_(std::move(sizes)), strides_(std::move(strides)) {
+    memory_ = std::make_unique<GuardedMemory>(bytes(), at_front);
+  }
+
+  explicit operator bool() const { return memory_ != nullptr; }
+  void* data() const { return memory_ ? memory_->data() : nullptr; }
+  void make_read_only() const {
+    if (memory_) memory_->make_read_only();
+  }
+
+  int64_t numel() const {
+    return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
+  }
+
+  // f(offset) for every element, in row-major order of the indices.
+  template <class F>
+  void for_each(F f) const {
+    Sizes index(sizes_.size());
+    int64_t offset = 0;
+    for (int64_t n = numel(); n > 0; --n) {
+      f(offset);
+      for (size_t d = sizes_.size(); d-- > 0;) {
+        offset += strides_[d];
+        if (++index[d] < sizes_[d]) break;
+        offset -= sizes_[d] * strides_[d];
+        index[d] = 0;
+      }
+    }
+  }
+
+  int64_t offset(std::initializer_list<int64_t> index) const {
+    return std::inner_product(index.begin(), index.end(), strides_.begin(), int64_t{0});
+  }
+
+  double get(int64_t offset) const {
+    if (type_ == Type::f32) return static_cast<float*>(data())[offset];
+    if (type_ == Type::f64) return static_cast<double*>(data())[offset];
+    return static_cast<uint8_t*>(data())[offset];
+  }
+  double get(std::initializer_list<int64_t> index) const { return get(offset(index)); }
+
+  void set(int64_t offset, double x) {
+    if (type_ == Type::f32) static_cast<float*>(data())[offset] = float(x);
+    if (type_ == Type::f64) static_cast<double*>(data())[offset] = x;
+    if (type_ == Type::byte) static_cast<uint8_t*>(data())[offset] = uint8_t(x);
+  }
+  void set(std::initializer_list<int64_t> index, double x) { set(offset(index), x); }
+
+  template <class F>
+  void fill(F next) {
+    for_each([&](int64_t offset) { set(offset, next()); });
+  }
+
+  std::vector<double> values() const {
+    std::vector<double> all;
+    if (*this) for_each([&](int64_t offset) { all.push_back(get(offset)); });
+    return all;
+  }
+
+  // A row-major copy of another type.
+  Tensor dense(Type type) const {
+    if (!*this) return {};
+    Tensor copy(type, sizes_, dense_strides(sizes_));
+    int64_t at = 0;
+    for_each([&](int64_t offset) { copy.set(at++, get(offset)); });
+    return copy;
+  }
+
+  // Whether nothing but elements was written, gaps and surroundings included.
+  bool canaries_alive() const {
+    if (!*this) return true;
+    std::vector<uint8_t> used(bytes());
+    for_each([&](int64_t offset) { std::memset(&used[offset * element()], 1, element()); });
+    return memory_->canaries_alive(used);
+  }
+
+  Strides strides() const {
+    Strides s;
+    const size_t rank = sizes_.size() - 3;
+    std::copy_n(strides_.begin(), rank, s.batch.begin());
+    s.head = strides_[rank], s.row = strides_[rank + 1], s.col = strides_[rank + 2];
+    return s;
+  }
+
+  Input input() const { return *this ? Input{data(), strides()} : Input{}; }
+  Output output() const { return *this ? Output{data(), strides()} : Output{}; }
+
+ private:
+  // From the first element to the end of the last.
+  size_t bytes() const {
+    if (numel() == 0) return 0;
+    int64_t last = 0;
+    for (size_t d = 0; d < sizes_.size(); ++d) last += (sizes_[d] - 1) * strides_[d];
+    return (last + 1) * element();
+  }
+
+  int64_t element() const { return type_ == Type::f32 ? 4 : type_ == Type::f64 ? 8 : 1; }
+
+  Type type_ = Type::f32;
+  Sizes sizes_, strides_;
+  std::unique_ptr<GuardedMemory> memory_;
+};
+
+}  // namespace qkv::test

@@ -1,0 +1,173 @@
+// attention_backward, fed by attention_forward, against the f64 reference, on
+// every instruction set.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class BackwardTest : public IsaTest {
+ protected:
+  void expect_truth(const Case& c) { expect_truth(Workload(c)); }
+  void expect_truth(const Workload& w) {
+    SCOPED_TRACE(::testing::Message() << w.c);
+    expect_close(run(w), truth(w), w.c);
+  }
+};
+
+QKV_FOR_EACH_ISA(BackwardTest);
+
+TEST_P(BackwardTest, RandomCases) {
+  for (int seed = 0; seed < (kSanitized ? 60 : 250) && !HasFailure(); ++seed)
+    expect_truth(random_case(seed + 1000));
+}
+
+TEST_P(BackwardTest, EveryLength) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.D = 3, c.Dv = 2;
+    for (int64_t n = 0; n <= 200 && !HasFailure(); n += kSanitized ? 7 : 1) {
+      c.L = n, c.S = 5, expect_truth(c);
+      c.L = 5, c.S = n, expect_truth(c);
+    }
+  }
+}
+
+TEST_P(BackwardTest, EveryHeadDim) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 3, c.S = 5, c.scale = 0.3;
+    for (int64_t n = 0; n <= 300 && !HasFailure(); n += kSanitized ? 7 : 1) {
+      c.D = n, c.Dv = 5, expect_truth(c);
+      c.D = 5, c.Dv = n, expect_truth(c);
+    }
+  }
+}
+
+TEST_P(BackwardTest, Causal) {
+  for (int64_t L : {1, 20, 70, 150}) {
+    for (int64_t S : {1, 19, 70, 151}) {
+      for (int64_t group : {1, 3}) {
+        Case c;
+        c.L = L, c.S = S, c.group = group, c.is_causal = true;
+        expect_truth(c);
+      }
+    }
+  }
+}
+
+// The keys are split, grad_query is a sum of parts.
+TEST_P(BackwardTest, ManyKeys) {
+  for (int64_t L : {1, 30}) {
+    for (int64_t S : {255, 257, 600, 2100}) {
+      for (bool is_causal : {false, true}) {
+        Case c;
+        c.L = L, c.group = 2, c.S = kSanitized ? S / 2 : S, c.D = 24, c.Dv = 40;
+        c.is_causal = is_causal, c.num_threads = 2;
+        expect_truth(c);
+        c.dtype = DType::f64, c.strided = true, c.mask_type = MaskType::boolean;
+        expect_truth(c);
+      }
+    }
+  }
+}
+
+TEST_P(BackwardTest, BroadcastMasks) {
+  for (MaskType mask : {MaskType::boolean, MaskType::f32, MaskType::f64}) {
+    for (DType dtype : {DType::f32, DType::f64}) {
+      for (int broadcast = 0; broadcast < 16; ++broadcast) {
+        Case c;
+        c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 18, c.S = 37;
+        c.mask_type = mask, c.mask_strides = dense_strides({2, 4, 18, 37});
+        for (int d = 0; d < 4; ++d)
+          if (broadcast >> d & 1) c.mask_strides[d] = 0;
+        expect_truth(c);
+      }
+    }
+  }
+}
+
+// Every combination of gradients given and wanted.
+TEST_P(BackwardTest, AbsentGradients) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int bits = 0; bits < 32; ++bits) {
+      Case c;
+      c.dtype = dtype, c.L = 20, c.S = 40, c.group = 2, c.is_causal = true;
+      c.grad_query = bits & 1, c.grad_key = bits & 2, c.grad_value = bits & 4;
+      c.grad_output = bits & 8, c.grad_lse = bits & 16;
+      expect_truth(c);
+    }
+  }
+}
+
+// What sum().backward() passes: one number for all elements.
+TEST_P(BackwardTest, ExpandedGradients) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.batch = {2}, c.L = 33, c.S = 20;
+    Workload w(c);
+    for (Tensor* t : {&w.grad_output, &w.grad_lse}) {
+      const int64_t cols = t == &w.grad_lse ? 1 : c.Dv;
+      *t = Tensor(type_of(dtype), w.sizes(w.heads(), c.L, cols), {0, 0, 0, 0});
+      t->fill([] { return 1; });
+    }
+    expect_truth(w);
+  }
+}
+
+// With one key the weight is 1 whatever the score: what is left of the gradients
+// of scores is rounding, which must not grow with what cancels.
+TEST_P(BackwardTest, OneKey) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 100, c.S = 1, c.D = 64, c.Dv = 64, c.grad_lse = false;
+    expect_truth(c);
+  }
+}
+
+TEST_P(BackwardTest, LargeScores) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (double scale : {8.0, -8.0}) {
+      Case c;
+      c.dtype = dtype, c.L = 40, c.S = 300, c.D = 16, c.scale = scale;
+      expect_truth(c);
+    }
+  }
+}
+
+// Far below what expect_close allows a single element. In f64 the reference's
+// own rounding is part of it: it adds up one term after the other.
+TEST_P(BackwardTest, RoundingErrorIsSmallOnAverage) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 300, c.S = 300, c.D = 64, c.Dv = 64;
+    const Workload w(c);
+    const double most = dtype == DType::f32 ? 5e-7 : 2e-15;
+    const Results actual = run(w), expected = truth(w);
+    EXPECT_LT(relative_rms_error(actual.grad_query, expected.grad_query), most);
+    EXPECT_LT(relative_rms_error(actual.grad_key, expected.grad_key), most);
+    EXPECT_LT(relative_rms_error(actual.grad_value, expected.grad_value), most);
+  }
+}
+
+// Not even a NaN gets through: the derivative of a loss at lse = -inf often is one.
+TEST_P(BackwardTest, RowsWithNothingToAttendToGiveZero) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (MaskType mask : {MaskType::boolean, MaskType::f32, MaskType::f64}) {
+      for (int64_t S : {0, 5, 700}) {
+        Case c;
+        c.dtype = dtype, c.L = 19, c.S = S, c.mask_type = mask;
+        Workload w(c);
+        w.mask.fill([&] { return mask == MaskType::boolean ? 0 : -kInf; });
+        w.grad_lse.fill([] { return kNaN; });
+        const Results r = run(w);
+        for (const auto* zero : {&r.grad_query, &r.grad_key, &r.grad_value})
+          for (double x : *zero) EXPECT_EQ(x, 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

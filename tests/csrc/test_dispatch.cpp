@@ -1,0 +1,126 @@
+// Which instruction set runs, and who decides.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <stdexcept>
+#include <string>
+
+#include "attention.h"
+
+namespace qkv {
+namespace {
+
+std::vector<std::string> supported() {
+  const auto names = supported_isas();
+  return {names.begin(), names.end()};
+}
+
+std::string set_isa_error(const char* name) {
+  try {
+    set_isa(name);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Dispatch, SupportedAreListedBestFirst) {
+  const std::vector<std::string> best_first = {"avx512", "avx2", "generic"};
+  const auto names = supported();
+  ASSERT_FALSE(names.empty());
+  EXPECT_EQ(names.back(), "generic");  // any CPU
+  auto at = best_first.begin();
+  for (const std::string& name : names) {
+    at = std::find(at, best_first.end(), name);
+    ASSERT_NE(at, best_first.end()) << name << " is unknown, twice there or out of order";
+    ++at;
+  }
+}
+
+TEST(Dispatch, FollowsTheCpu) {
+#if defined(__x86_64__)
+  const auto names = supported();
+  const auto has = [&](const char* name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  EXPECT_EQ(has("avx2"), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+  EXPECT_LE(has("avx512"), __builtin_cpu_supports("avx512f") != 0);
+#endif
+}
+
+TEST(Dispatch, SetIsaChangesTheActiveOne) {
+  for (const std::string& name : supported()) {
+    set_isa(name.c_str());
+    EXPECT_EQ(active_isa(), name);
+  }
+  set_isa(supported_isas().front());
+}
+
+TEST(Dispatch, SetIsaRefusesWhatIsUnknownAndChangesNothing) {
+  set_isa("generic");
+  const std::string error = set_isa_error("sse9");
+  EXPECT_NE(error.find("sse9"), std::string::npos) << error;
+  for (const std::string& name : supported())
+    EXPECT_NE(error.find(name), std::string::npos) << error << " does not offer " << name;
+  EXPECT_NE(set_isa_error(""), "");
+  EXPECT_STREQ(active_isa(), "generic");
+  set_isa(supported_isas().front());
+}
+
+TEST(Dispatch, SetIsaRefusesWhatThisCpuCannotRun) {
+  const auto names = supported();
+  for (const char* name : {"avx512", "avx2"}) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string error = set_isa_error(name);
+    EXPECT_NE(error.find(name), std::string::npos) << error;
+    EXPECT_NE(error.find("CPU"), std::string::npos) << error;
+  }
+}
+
+// What a process says that starts with QKV_ISA=`value`: see DISABLED_Child.
+std::string child_output(const std::string& environment) {
+  char self[4096] = {};
+  EXPECT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
+  const std::string command = environment + " '" + self +
+                              "' --gtest_filter=Dispatch.DISABLED_Child"
+                              " --gtest_also_run_disabled_tests 2>&1";
+  std::string output;
+  FILE* pipe = popen(command.c_str(), "r");
+  for (int c; (c = std::fgetc(pipe)) != EOF;) output += char(c);
+  pclose(pipe);
+  const size_t begin = output.find("{"), end = output.find("}");
+  if (begin == std::string::npos || end == std::string::npos) return "no answer in: " + output;
+  return output.substr(begin + 1, end - begin - 1);
+}
+
+// Not a test: the other process of those below.
+TEST(Dispatch, DISABLED_Child) {
+  try {
+    const std::string name = active_isa();
+    std::cout << "{" << name << "}\n";
+  } catch (const std::invalid_argument& error) {
+    std::cout << "{invalid_argument " << error.what() << "}\n";
+  }
+}
+
+TEST(Dispatch, TheBestIsTheDefault) {
+  EXPECT_EQ(child_output("env -u QKV_ISA"), supported().front());
+  EXPECT_EQ(child_output("QKV_ISA="), supported().front());
+}
+
+TEST(Dispatch, TheEnvironmentForcesOne) {
+  for (const std::string& name : supported()) EXPECT_EQ(child_output("QKV_ISA=" + name), name);
+}
+
+TEST(Dispatch, TheEnvironmentCannotForceNonsense) {
+  const std::string output = child_output("QKV_ISA=sse9");
+  EXPECT_EQ(output.find("invalid_argument"), 0u) << output;
+  EXPECT_NE(output.find("QKV_ISA"), std::string::npos) << output;
+  EXPECT_NE(output.find("sse9"), std::string::npos) << output;
+}
+
+}  // namespace
+}  // namespace qkv

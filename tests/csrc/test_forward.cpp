@@ -1,0 +1,160 @@
+// attention_forward against the f64 reference, on every instruction set.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class ForwardTest : public IsaTest {
+ protected:
+  void expect_truth(const Case& c) {
+    SCOPED_TRACE(::testing::Message() << c);
+    const Workload w(c);
+    expect_close(run_forward(w), forward_truth(w), c);
+  }
+};
+
+QKV_FOR_EACH_ISA(ForwardTest);
+
+TEST_P(ForwardTest, RandomCases) {
+  for (int seed = 0; seed < (kSanitized ? 60 : 300) && !HasFailure(); ++seed)
+    expect_truth(random_case(seed));
+}
+
+// One size at a time through every remainder of every tile.
+TEST_P(ForwardTest, EveryLength) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.D = 3, c.Dv = 2;
+    for (int64_t n = 0; n <= 200 && !HasFailure(); n += kSanitized ? 7 : 1) {
+      c.L = n, c.S = 5, expect_truth(c);
+      c.L = 5, c.S = n, expect_truth(c);
+    }
+  }
+}
+
+TEST_P(ForwardTest, EveryHeadDim) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 3, c.S = 5;
+    for (int64_t n = 0; n <= 300 && !HasFailure(); n += kSanitized ? 7 : 1) {
+      c.scale = 0.3;
+      c.D = n, c.Dv = 5, expect_truth(c);
+      c.D = 5, c.Dv = n, expect_truth(c);
+    }
+  }
+}
+
+TEST_P(ForwardTest, Causal) {
+  for (int64_t L : {1, 20, 70, 150}) {
+    for (int64_t S : {1, 19, 70, 151}) {
+      for (int64_t group : {1, 3}) {
+        Case c;
+        c.L = L, c.S = S, c.group = group, c.is_causal = true;
+        expect_truth(c);
+      }
+    }
+  }
+}
+
+// A few queries on many keys: the keys are split.
+TEST_P(ForwardTest, Decode) {
+  for (int64_t L : {1, 2, 5}) {
+    for (int64_t S : {511, 512, 513, 1500, 4097}) {
+      for (MaskType mask : {MaskType::none, MaskType::boolean}) {
+        Case c;
+        c.batch = {2}, c.group = 4, c.L = L, c.S = kSanitized ? S / 4 : S, c.D = 64, c.Dv = 48;
+        c.mask_type = mask, c.num_threads = 2;
+        expect_truth(c);
+        c.dtype = DType::f64, c.strided = true;
+        expect_truth(c);
+      }
+    }
+  }
+}
+
+// Each set of dimensions of a mask broadcast.
+TEST_P(ForwardTest, BroadcastMasks) {
+  for (MaskType mask : {MaskType::boolean, MaskType::f32, MaskType::f64}) {
+    for (DType dtype : {DType::f32, DType::f64}) {
+      for (int broadcast = 0; broadcast < 16; ++broadcast) {
+        Case c;
+        c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 18, c.S = 37;
+        c.mask_type = mask, c.mask_strides = dense_strides({2, 4, 18, 37});
+        for (int d = 0; d < 4; ++d)
+          if (broadcast >> d & 1) c.mask_strides[d] = 0;
+        expect_truth(c);
+      }
+    }
+  }
+}
+
+// Weights close to one-hot, and running maxima that grow along the keys.
+TEST_P(ForwardTest, LargeScores) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (double scale : {30.0, -30.0}) {
+      Case c;
+      c.dtype = dtype, c.L = 40, c.S = 300, c.D = 16, c.scale = scale / 4;
+      expect_truth(c);
+      Workload w(c);  // key j is j / S times the first: scores rise or fall steadily
+      for (int64_t j = 1; j < c.S; ++j)
+        for (int64_t d = 0; d < c.D; ++d)
+          w.key.set({0, j, d}, w.key.get({0, 0, d}) * double(j) / double(c.S));
+      expect_close(run_forward(w), forward_truth(w), c);
+    }
+  }
+}
+
+// Far below what expect_close allows a single element. In f64 the reference's
+// own rounding is part of it: it adds up one term after the other.
+TEST_P(ForwardTest, RoundingErrorIsSmallOnAverage) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 64, c.S = 700, c.D = 64, c.Dv = 64;
+    const Workload w(c);
+    const Results actual = run_forward(w), expected = forward_truth(w);
+    const bool f32 = dtype == DType::f32;
+    EXPECT_LT(relative_rms_error(actual.output, expected.output), f32 ? 4.5e-7 : 2e-15);
+    EXPECT_LT(relative_rms_error(actual.lse, expected.lse), f32 ? 6e-8 : 2e-16);
+  }
+}
+
+TEST_P(ForwardTest, RowsWithNothingToAttendToAreZero) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (MaskType mask : {MaskType::boolean, MaskType::f32, MaskType::f64}) {
+      for (int64_t S : {0, 5, 700}) {
+        Case c;
+        c.dtype = dtype, c.L = 19, c.S = S, c.mask_type = mask;
+        Workload w(c);
+        w.mask.fill([&] { return mask == MaskType::boolean ? 0 : -kInf; });
+        const Results r = run_forward(w);
+        for (double x : r.output) EXPECT_EQ(x, 0);
+        for (double x : r.lse) EXPECT_EQ(x, -kInf);
+      }
+    }
+  }
+}
+
+// An empty tensor may have no memory at all.
+TEST_P(ForwardTest, NullPointersWhereNothingIs) {
+  Problem p;
+  p.batch_rank = 1, p.batch_sizes = {2};
+  p.heads = p.kv_heads = 2, p.seqlen_q = 3, p.seqlen_k = 0, p.head_dim = 4, p.head_dim_v = 4;
+  Tensor output(Type::f32, {2, 2, 3, 4}, dense_strides({2, 2, 3, 4}));
+  Tensor query(Type::f32, {2, 2, 3, 4}, dense_strides({2, 2, 3, 4}));
+  query.fill([] { return 1; });
+  p.query = query.input();
+  attention_forward(p, {output.output(), {}});
+  for (double x : output.values()) EXPECT_EQ(x, 0);
+
+  p.batch_sizes = {0}, p.query = {};
+  attention_forward(p, {});
+  p.batch_sizes = {2}, p.heads = p.kv_heads = 0;
+  attention_forward(p, {});
+  p.heads = p.kv_heads = 2, p.seqlen_q = 0;
+  attention_forward(p, {});
+}
+
+}  // namespace
+}  // namespace qkv::test

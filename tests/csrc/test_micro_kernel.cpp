@@ -1,0 +1,101 @@
+// The micro-kernel C = beta * C + A * B against a double loop.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cases.h"
+#include "isa/implementation.h"
+
+namespace qkv::test {
+namespace {
+
+// Strides of A [rows, depth].
+struct Pattern {
+  const char* name;
+  int64_t row, col;
+};
+
+std::vector<Pattern> patterns(int64_t rows, int64_t depth) {
+  return {{"row-major", depth + 3, 1},
+          {"row-major, no gap", depth, 1},
+          {"column-major", 1, rows + 2},
+          {"both strided", 2 * depth + 1, 2},
+          {"both strided, columns outside", 3, 3 * rows},
+          {"one row", 0, 1},
+          {"one column", 1, 0},
+          {"one column of spread rows", 5, 0},
+          {"one number", 0, 0}};
+}
+
+class MicroKernelTest : public IsaTest {
+ protected:
+  Tensor matrix(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    Tensor t(type_of(dtype), {1, rows, cols}, {0, row, col}, draw(random, 0, 1));
+    std::normal_distribution<double> normal;
+    t.fill([&] { return normal(random); });
+    return t;
+  }
+
+  void check(int64_t rows, int64_t cols, int64_t depth, const Pattern& pattern, int beta) {
+    SCOPED_TRACE(::testing::Message() << "rows " << rows << " columns " << cols << " depth "
+                                      << depth << " A " << pattern.name << " beta " << beta);
+    const int64_t b_row = cols + draw(random, 0, 1) * 3, c_row = cols + draw(random, 0, 1) * 5;
+    const Tensor a = matrix(rows, depth, pattern.row, pattern.col);
+    const Tensor b = matrix(depth, cols, b_row, 1);
+    const Tensor factors = matrix(1, cols, 0, 1);
+    Tensor c = matrix(rows, cols, c_row, 1);
+    if (beta == 0) c.fill([] { return kNaN; });  // must not be read
+    const Tensor before = c.dense(Type::f64);
+    for (const Tensor* t : {&a, &b, &factors}) t->make_read_only();
+
+    active_implementation().kernels(dtype).gemm(rows, cols, depth, a.data(), pattern.row,
+                                                pattern.col, b.data(), b_row, c.data(), c_row, beta,
+                                                factors.data());
+    EXPECT_TRUE(c.canaries_alive()) << "something beside C was written";
+    const double eps = dtype == DType::f32 ? std::numeric_limits<float>::epsilon()
+                                           : std::numeric_limits<double>::epsilon();
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t n = 0; n < cols; ++n) {
+        const double factor = beta == 2 ? factors.get({0, 0, n}) : beta;
+        double sum = beta ? factor * before.get({0, i, n}) : 0, size = std::abs(sum);
+        for (int64_t k = 0; k < depth; ++k) {
+          const double product = a.get({0, i, k}) * b.get({0, k, n});
+          sum += product, size += std::abs(product);
+        }
+        // The bound of any order of summation, half a unit in the last place a step.
+        const double bound = double(depth + 3) * eps / 2 * size;
+        ASSERT_LE(std::abs(c.get({0, i, n}) - sum), bound) << "at " << i << ", " << n;
+      }
+    }
+  }
+
+  DType dtype = DType::f32;
+  Random random{1};
+};
+
+QKV_FOR_EACH_ISA(MicroKernelTest);
+
+// All heights of a tile, and of two or three tiles; all depths of the unrolled
+// loops; one and two vectors wide, and more.
+TEST_P(MicroKernelTest, EveryShapeStrideAndBeta) {
+  for (DType type : {DType::f32, DType::f64}) {
+    dtype = type;
+    const Kernels& kernels = active_implementation().kernels(type);
+    const int64_t most = 2 * std::max(kernels.max_rows[0], kernels.max_rows[1]) + 3;
+    for (int64_t rows = 1; rows <= most; rows += kSanitized ? 5 : 1)
+      for (int64_t vectors : {1, 2, 3, 4})
+        for (int64_t depth : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 70})
+          for (const Pattern& pattern : patterns(rows, depth)) {
+            const int beta = int(draw(random, 0, 2));
+            check(rows, vectors * kernels.lanes, depth, pattern, beta);
+            if (HasFailure()) return;
+          }
+    for (int beta : {0, 1, 2})
+      for (const Pattern& pattern : patterns(7, 1000))
+        check(7, 2 * kernels.lanes, 1000, pattern, beta);
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

@@ -1,0 +1,184 @@
+// NaN and infinity: what is masked never leaks, what is not masked comes out
+// as in the reference.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class NonfiniteTest : public IsaTest {};
+
+QKV_FOR_EACH_ISA(NonfiniteTest);
+
+// Keys that nobody sees are poisoned: nothing may change.
+TEST_P(NonfiniteTest, MaskedKeysDoNotLeak) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (MaskType mask : {MaskType::boolean, MaskType::f32, MaskType::f64}) {
+      for (double poison : {kNaN, kInf, -kInf}) {
+        for (int64_t S : {7, 40, 700}) {
+          Case c;
+          c.dtype = dtype, c.L = 21, c.S = S, c.group = 2, c.mask_type = mask;
+          Workload clean(c), dirty(c);
+          for (int64_t j = 0; j < S; j += 3) {
+            for (int64_t h = 0; h < 2; ++h)
+              for (int64_t i = 0; i < c.L; ++i)
+                for (Workload* w : {&clean, &dirty})
+                  w->mask.set({h, i, j}, mask == MaskType::boolean ? 0 : -kInf);
+            for (int64_t d = 0; d < c.D; ++d) dirty.key.set({0, j, d}, poison);
+            for (int64_t d = 0; d < c.Dv; ++d) dirty.value.set({0, j, d}, poison);
+          }
+          SCOPED_TRACE(::testing::Message() << c << " poison " << poison);
+          const Results actual = run(dirty), expected = run(clean);
+          expect_close(actual, expected, c);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// One poisoned number anywhere, in any input.
+TEST_P(NonfiniteTest, OnePoisonedElement) {
+  for (int seed = 0; seed < (kSanitized ? 300 : 3000) && !HasFailure(); ++seed) {
+    Random random(seed);
+    Case c;
+    c.seed = seed;
+    c.dtype = draw(random, 0, 1) ? DType::f32 : DType::f64;
+    c.group = draw(random, 1, 2);
+    c.L = draw(random, 1, 40), c.S = draw(random, 1, 40);
+    c.D = draw(random, 1, 20), c.Dv = draw(random, 1, 20);
+    c.is_causal = draw(random, 0, 1);
+    c.mask_type = MaskType(draw(random, 0, 3));
+    Workload w(c);
+    const double poison = std::vector<double>{kNaN, kInf, -kInf}[draw(random, 0, 2)];
+    Tensor* const inputs[] = {&w.query, &w.key, &w.value, &w.grad_output, &w.grad_lse};
+    const int64_t which = draw(random, 0, 4);
+    Tensor& t = *inputs[which];
+    t.set(draw(random, 0, t.numel() - 1), poison);
+    SCOPED_TRACE(::testing::Message() << c << " poison " << poison << " in input " << which);
+    expect_close(run(w), truth(w), c);
+  }
+}
+
+// Several at once, so that one may hide another.
+TEST_P(NonfiniteTest, SeveralPoisonedElements) {
+  for (int seed = 0; seed < (kSanitized ? 300 : 3000) && !HasFailure(); ++seed) {
+    Random random(seed);
+    Case c;
+    c.seed = seed;
+    c.dtype = draw(random, 0, 1) ? DType::f32 : DType::f64;
+    c.L = draw(random, 1, 20), c.S = draw(random, 1, 20);
+    c.D = draw(random, 1, 5), c.Dv = draw(random, 1, 5);
+    c.is_causal = draw(random, 0, 1);
+    c.mask_type = MaskType::boolean;
+    Workload w(c);
+    for (Tensor* t : {&w.query, &w.key, &w.value, &w.grad_output, &w.grad_lse})
+      for (int64_t n = draw(random, 0, 2); n > 0; --n)
+        t->set(draw(random, 0, t->numel() - 1), kNaN);
+    SCOPED_TRACE(::testing::Message() << c);
+    expect_close(run(w), truth(w), c);
+  }
+}
+
+// The same for few queries on many keys, where the keys are split and the parts
+// weighed against each other.
+class SplitKeysTest : public NonfiniteTest {
+ protected:
+  SplitKeysTest() { c.L = 2, c.S = 2000, c.D = 1, c.Dv = 3, c.scale = 1; }
+
+  void expect_truth(const Workload& w) {
+    SCOPED_TRACE(::testing::Message() << w.c);
+    expect_close(run(w), truth(w), w.c);
+  }
+
+  Case c;
+};
+
+QKV_FOR_EACH_ISA(SplitKeysTest);
+
+TEST_P(SplitKeysTest, TheOnlyScoreIsNaN) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    c.dtype = dtype, c.mask_type = MaskType::boolean;
+    Workload w(c);
+    w.mask.fill([] { return 0; });
+    w.mask.set({0, 0, 1234}, 1);
+    w.key.set({0, 1234, 0}, kNaN);
+    expect_truth(w);
+  }
+}
+
+// A weight too small for a float still multiplies its value.
+TEST_P(SplitKeysTest, NaNWithATinyWeight) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    c.dtype = dtype;
+    Workload w(c);
+    w.query.fill([] { return 1; });
+    for (int64_t j = 0; j < c.S; ++j) w.key.set({0, j, 0}, j < 1000 ? 0 : -500);
+    w.value.set({0, 1999, 1}, kNaN);
+    expect_truth(w);
+  }
+}
+
+TEST_P(SplitKeysTest, OnePoisonedElement) {
+  for (int seed = 0; seed < (kSanitized ? 50 : 300) && !HasFailure(); ++seed) {
+    Random random(seed);
+    c.seed = seed;
+    c.dtype = draw(random, 0, 1) ? DType::f32 : DType::f64;
+    c.mask_type = MaskType(draw(random, 0, 3));
+    c.D = 4, c.scale = 0.5;
+    Workload w(c);
+    Tensor* const inputs[] = {&w.query, &w.key, &w.value, &w.grad_output, &w.grad_lse};
+    Tensor& t = *inputs[draw(random, 0, 4)];
+    t.set(draw(random, 0, t.numel() - 1),
+          std::vector<double>{kNaN, kInf, -kInf}[draw(random, 0, 2)]);
+    expect_truth(w);
+  }
+}
+
+// The lowest finite number, a common stand-in for -inf in masks, masks as well
+// while there is something else to attend to, and never makes a NaN.
+TEST_P(NonfiniteTest, LowestNumberInAMask) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 21, c.S = 40;
+    c.mask_type = dtype == DType::f32 ? MaskType::f32 : MaskType::f64;
+    const double lowest = dtype == DType::f32 ? std::numeric_limits<float>::lowest()
+                                              : std::numeric_limits<double>::lowest();
+    Workload infinite(c), finite(c);
+    for (int64_t i = 0; i < c.L; ++i) {
+      for (int64_t j = 0; j < c.S; ++j) {
+        const bool masked = i % 2 ? j % 3 == 1 : true;
+        infinite.mask.set({0, i, j}, masked ? -kInf : 0);
+        finite.mask.set({0, i, j}, masked ? lowest : 0);
+      }
+    }
+    const Results expected = run(infinite), actual = run(finite);
+    for (int64_t i = 1; i < c.L; i += 2) {
+      for (int64_t d = i * c.Dv; d < (i + 1) * c.Dv; ++d)
+        EXPECT_EQ(actual.output[d], expected.output[d]);
+      for (int64_t d = i * c.D; d < (i + 1) * c.D; ++d)
+        EXPECT_EQ(actual.grad_query[d], expected.grad_query[d]);
+    }
+    for (const auto* all :
+         {&actual.output, &actual.grad_query, &actual.grad_key, &actual.grad_value})
+      for (double x : *all) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+// A NaN in the mask itself is a NaN score.
+TEST_P(NonfiniteTest, NaNInAMask) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 21, c.S = 40;
+    c.mask_type = dtype == DType::f32 ? MaskType::f32 : MaskType::f64;
+    Workload w(c);
+    w.mask.set({0, 3, 17}, kNaN);
+    w.mask.set({0, 20, 39}, kInf);
+    SCOPED_TRACE(::testing::Message() << c);
+    expect_close(run(w), truth(w), c);
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

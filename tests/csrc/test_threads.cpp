@@ -1,0 +1,167 @@
+// Results are bitwise the same whatever computes them: any number of threads,
+// any batch size, any caller; and no caller hangs.
+#include <gtest/gtest.h>
+#include <omp.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class ThreadsTest : public IsaTest {};
+
+QKV_FOR_EACH_ISA(ThreadsTest);
+
+// Enough work for every way of splitting it, small enough to be quick.
+std::vector<Case> cases() {
+  Case heads;
+  heads.batch = {2}, heads.kv_heads = 3, heads.group = 2;
+  heads.L = 70, heads.S = 90, heads.D = 40, heads.Dv = 24;
+  Case one_head;
+  one_head.L = 300, one_head.S = 700, one_head.D = 32, one_head.Dv = 32;
+  Case causal = one_head;
+  causal.S = 300, causal.is_causal = true, causal.mask_type = MaskType::f32;
+  Case decode;
+  decode.batch = {2}, decode.group = 4, decode.L = 1, decode.S = 3000;
+  decode.D = 64, decode.Dv = 64;
+  std::vector<Case> all = {heads, one_head, causal, decode};
+  for (int i = 0; i < 4; ++i) {
+    all.push_back(all[i]);
+    all.back().dtype = DType::f64;
+  }
+  return all;
+}
+
+Results run_with(int num_threads, Workload& w) {
+  w.c.num_threads = num_threads;
+  return run(w);
+}
+
+TEST_P(ThreadsTest, AnyNumberOfThreads) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Workload w(c);
+    const Results expected = run_with(1, w);
+    for (int num_threads : {2, 3, 4, 7}) expect_identical(run_with(num_threads, w), expected);
+  }
+}
+
+TEST_P(ThreadsTest, RunToRun) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Workload w(c);
+    const Results expected = run_with(3, w);
+    for (int i = 0; i < 4; ++i) expect_identical(run_with(3, w), expected);
+  }
+}
+
+// Item b of eight, as a batch of its own.
+Workload item(const Workload& eight, int64_t b) {
+  Case c = eight.c;
+  c.batch = {};
+  Workload one(c);
+  const auto copy = [&](Tensor& to, const Tensor& from) {
+    for (int64_t i = 0; i < to.numel(); ++i) to.set(i, from.get(b * to.numel() + i));
+  };
+  copy(one.query, eight.query), copy(one.key, eight.key), copy(one.value, eight.value);
+  copy(one.grad_output, eight.grad_output), copy(one.grad_lse, eight.grad_lse);
+  if (one.mask) copy(one.mask, eight.mask);
+  return one;
+}
+
+std::vector<double> eighth(const std::vector<double>& all, int64_t b) {
+  const auto n = int64_t(all.size()) / 8;
+  return {all.begin() + b * n, all.begin() + (b + 1) * n};
+}
+
+TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
+  for (Case c : cases()) {
+    c.batch = {8};
+    if (kSanitized) c.L = (c.L + 3) / 4;
+    for (int num_threads : {1, 4}) {
+      c.num_threads = num_threads;
+      SCOPED_TRACE(::testing::Message() << c);
+      const Workload all(c);
+      const Results r = run(all);
+      for (int64_t b : {0, 5, 7})
+        expect_identical(run(item(all, b)),
+                         {eighth(r.output, b), eighth(r.lse, b), eighth(r.grad_query, b),
+                          eighth(r.grad_key, b), eighth(r.grad_value, b)});
+    }
+  }
+}
+
+TEST_P(ThreadsTest, CallsFromSeveralThreadsAtOnce) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Workload w(c);
+    const Results expected = run_with(1, w);
+    w.c.num_threads = 2;
+    std::vector<Results> results(5);
+    std::vector<std::thread> threads;
+    for (Results& r : results) threads.emplace_back([&] { r = run(w); });
+    for (std::thread& t : threads) t.join();
+    for (const Results& r : results) expect_identical(r, expected);
+  }
+}
+
+TEST_P(ThreadsTest, InsideAParallelRegionOfTheCaller) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Workload w(c);
+    const Results expected = run_with(1, w);
+    w.c.num_threads = 4;
+    std::vector<Results> results(3);
+#pragma omp parallel for num_threads(3) schedule(static, 1)
+    for (int i = 0; i < 3; ++i) results[i] = run(w);
+    for (const Results& r : results) expect_identical(r, expected);
+  }
+}
+
+// The child of a process whose OpenMP threads are running has none of them.
+TEST_P(ThreadsTest, AfterFork) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Workload w(c);
+    const Results expected = run_with(4, w);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);  // rather than hang
+      expect_identical(run_with(4, w), expected);
+      _exit(HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    expect_identical(run_with(4, w), expected);  // the parent still has its threads
+  }
+}
+
+// The first use of the library may well come after the fork.
+TEST(Fork, ParentUsedOpenMPButNotTheLibrary) {
+  int team = 0;
+#pragma omp parallel num_threads(4) reduction(+ : team)
+  team += 1;
+  EXPECT_EQ(team, 4);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    Workload w(cases()[0]);
+    expect_close(run_with(4, w), truth(w), w.c);
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace qkv::test
