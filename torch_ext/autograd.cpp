@@ -7,7 +7,7 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
-#include "ops.h"
+#include "check.h"
 
 namespace qkv {
 namespace {
@@ -155,6 +155,7 @@ void check_mask(const OptionalTensor& mask) {
 }
 
 OutputAndLse forward_autograd(c10::DispatchKeySet keys, const Forward& call) {
+  check_tensors(call);
   refuse_tangents("attention", call.query, call.key, call.value);
   check_mask(call.options.attn_mask());
   c10::intrusive_ptr<AttentionBackward> node;

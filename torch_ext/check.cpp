@@ -22,6 +22,8 @@ void check_tensor(const char* argument, const at::Tensor& tensor, const at::Tens
               " is a nested tensor, but dense tensors are expected; pad it and mask the padding");
   TORCH_CHECK(tensor.layout() == at::kStrided, "attention: ", argument, " has the layout ",
               tensor.layout(), ", but a dense (strided) tensor is expected");
+  TORCH_CHECK(!tensor.is_quantized(), "attention: ", argument,
+              " is quantized, but float32 or float64 is expected; dequantize() it");
   TORCH_CHECK(tensor.device() == query.device(), "attention: ", argument, " is on ",
               tensor.device(), ", but query is on ", query.device());
 }
@@ -118,27 +120,26 @@ void check_mask(const Forward& call, const Sizes<T>& sizes) {
               ", which does not broadcast to [..., H, L, S] = ", c10::ArrayRef<T>(scores));
 }
 
-// The kernels count rows, keys and elements in int64_t. Symbolic sizes are
-// checked when they are known.
+// The kernels count rows, keys, products and bytes in int64_t. Symbolic sizes
+// are checked when they are known.
 template <class T>
 void check_overflow(const Sizes<T>& sizes) {
-  int64_t product = 1;
+  int64_t bytes = sizeof(double);
   bool overflow = false;
   const auto multiply = [&](const T& size) {
     const std::optional<int64_t> n = c10::SymInt(size).maybe_as_int();
-    if (n && *n > 1) overflow |= __builtin_mul_overflow(product, *n, &product);
+    if (n && *n > 1) overflow |= __builtin_mul_overflow(bytes, *n, &bytes);
   };
   for (const T& size : sizes.batch) multiply(size);
   for (const T* size : {&sizes.heads, &sizes.seqlen_q, &sizes.seqlen_k}) multiply(*size);
-  const int64_t scores = product;
+  const int64_t scores = bytes;
   multiply(sizes.head_dim);
-  product = scores;
+  bytes = scores;
   multiply(sizes.head_dim_v);
-  TORCH_CHECK(!overflow,
-              "attention: query, key and value are too large: B * H * L * S * D overflows "
-              "int64 for [..., H, L, S] = ",
-              c10::ArrayRef<T>(sizes.scores()), ", D = ", sizes.head_dim,
-              " and Dv = ", sizes.head_dim_v);
+  TORCH_CHECK(
+      !overflow, "attention: query, key and value are too large: the bytes of B * H * L * ",
+      "S * D numbers overflow int64, for [..., H, L, S] = ", c10::ArrayRef<T>(sizes.scores()),
+      ", D = ", sizes.head_dim, " and Dv = ", sizes.head_dim_v);
 }
 
 template <class T>

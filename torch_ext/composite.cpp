@@ -9,7 +9,6 @@ namespace qkv {
 namespace {
 
 at::Tensor torch_attention(const Forward& call) {
-  check_tensors(call);
   const AttentionOptions& o = call.options;
   TORCH_CHECK_NOT_IMPLEMENTED(!(o.attn_mask() && o.is_causal()), "attention: query is on ",
                               call.query.device(),
@@ -20,7 +19,7 @@ at::Tensor torch_attention(const Forward& call) {
 }
 
 at::Tensor forward_composite(const Forward& call) {
-  TORCH_CHECK(call.query.defined(), "attention: query is an undefined tensor");
+  check_tensors(call);
   const at::Device device = call.query.device();
   if (!device.is_cpu() && !device.is_meta()) return torch_attention(call);
   return std::get<0>(ops::attention_with_lse(call));

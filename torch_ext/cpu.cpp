@@ -14,8 +14,33 @@ bool nothing_to_do(const Problem& p) {
   return p.batch() == 0 || p.heads == 0 || p.seqlen_q == 0 || p.seqlen_k == 0;
 }
 
+// The kernels read whole elements. Tensors on foreign memory, from frombuffer,
+// may begin between two: those are copied.
+bool is_aligned(const at::Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % tensor.element_size() == 0;
+}
+bool is_aligned(const OptionalTensor& tensor) { return !tensor || is_aligned(*tensor); }
+bool is_aligned(const Forward& call) {
+  return is_aligned(call.query) && is_aligned(call.key) && is_aligned(call.value) &&
+         is_aligned(call.options.attn_mask());
+}
+
+at::Tensor aligned(const at::Tensor& tensor) {
+  return is_aligned(tensor) ? tensor : tensor.clone();
+}
+OptionalTensor aligned(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(aligned(*tensor)) : std::nullopt;
+}
+AttentionOptions aligned(const AttentionOptions& options) {
+  return AttentionOptions(options).attn_mask(aligned(options.attn_mask()));
+}
+
 OutputAndLse forward_cpu(const Forward& call) {
   const auto sizes = check<int64_t>(call);
+  if (!is_aligned(call)) {
+    return forward_cpu(
+        {aligned(call.query), aligned(call.key), aligned(call.value), aligned(call.options)});
+  }
   auto [output, lse] = empty_results(call, sizes);
   Problem problem = problem_of(call, sizes);
   ForwardResult result{{output.mutable_data_ptr(), {}}, {lse.mutable_data_ptr(), {}}};
@@ -70,6 +95,15 @@ Gradients backward_cpu(const Backward& call) {
   const Forward& f = call.forward;
   const auto sizes = check<int64_t>(call);
   if (!call.grad_output && !call.grad_lse) return {};
+  if (!is_aligned(f) || !is_aligned(call.grad_output) || !is_aligned(call.grad_lse) ||
+      !is_aligned(call.output) || !is_aligned(call.lse)) {
+    return backward_cpu({aligned(call.grad_output),
+                         aligned(call.grad_lse),
+                         {aligned(f.query), aligned(f.key), aligned(f.value), aligned(f.options)},
+                         aligned(call.output),
+                         aligned(call.lse),
+                         call.output_mask});
+  }
   Problem p = problem_of(f, sizes);
   const Gradient query(call.output_mask[0], f.query, sizes, p.heads);
   const Gradient key(call.output_mask[1], f.key, sizes, p.kv_heads);

@@ -1,5 +1,5 @@
 // Dispatch key CompositeExplicitAutograd: backends without a kernel. An error,
-// clearer than the dispatcher's.
+// clearer than the dispatcher's. Nested tensors have keys of their own.
 #include <torch/library.h>
 
 #include "check.h"
@@ -22,11 +22,15 @@ Gradients backward_other(const Backward& call) {
   return {};
 }
 
-}  // namespace
-
-TORCH_LIBRARY_IMPL(qkv, CompositeExplicitAutograd, m) {
+void refuse_all(torch::Library& m) {
   m.impl("attention_with_lse", ops::forward<&forward_other>);
   m.impl("attention_backward", ops::backward<&backward_other>);
 }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qkv, CompositeExplicitAutograd, m) { refuse_all(m); }
+TORCH_LIBRARY_IMPL(qkv, NestedTensorCPU, m) { refuse_all(m); }
+TORCH_LIBRARY_IMPL(qkv, NestedTensorCUDA, m) { refuse_all(m); }
 
 }  // namespace qkv
