@@ -7,7 +7,8 @@ from .report import DIRECTIONS, machine_lines
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a"}
 OFFSETS = {"forward": -0.19, "backward": 0.19}
-RATIOS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1, 1.5, 2, 3, 4, 6, 8, 16, 32, 64)
+POWERS = [2.0**n for n in range(-6, 9)]
+BETWEEN = [0.75, 1.25, 1.5, 3, 6]  # more ticks, where the axis is short
 SMALL, SMALLER = 9, 8  # points
 
 
@@ -61,9 +62,10 @@ def draw_ratios(axes, run):
     axes.axvline(1, color="0.2", lw=1.2, zorder=1)
     axes.set_xscale("log", base=2)
     axes.margins(x=0.12)
-    axes.xaxis.set_major_locator(FixedLocator(RATIOS))
+    left, right = axes.get_xlim()
+    axes.xaxis.set_major_locator(FixedLocator(POWERS + BETWEEN if right < 16 * left else POWERS))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.2g}×"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
     axes.set_title(
         "Speed relative to torch: median and interquartile range", fontsize=SMALL, loc="left"
     )
