@@ -61,7 +61,7 @@ Plan make_plan(const Problem& p, const Kernels& kernels) {
   return plan;
 }
 
-// Partial results of all splits: normalized rows and their log2-sum-exp.
+// Partial results of all splits: normalized rows and their log-sum-exp.
 template <class T>
 struct Partials {
   T* output;  // [planes, splits, rows, Dv]
@@ -72,38 +72,40 @@ struct Partials {
         lse(arena.take<T>(plan.planes * plan.splits * plan.rows)) {}
 };
 
-// One row's parts, weighted by their shares of the softmax's denominator.
+// One row's parts, weighted by their shares of the softmax's denominator. Parts
+// that saw no key (-inf) are left out; a part with a NaN makes the row NaN.
 template <class T>
 void merge_row(const Problem& p, const ForwardResult& result, const Plan& plan,
                const Partials<T>& partials, int64_t plane_index, int64_t row) {
   const int64_t batch = plane_index / p.kv_heads, kv_head = plane_index % p.kv_heads;
   const int64_t head = kv_head * p.group() + row % p.group(), query = row / p.group();
-  T* output = plane<T>(p, result.output, batch, head) + query * result.output.strides.row;
   const int64_t first = plane_index * plan.splits * plan.rows + row, Dv = p.head_dim_v;
+  T* output = plane<T>(p, result.output, batch, head) + query * result.output.strides.row;
+  const int64_t col = result.output.strides.col;
   constexpr T kInf = std::numeric_limits<T>::infinity();
 
-  T max = -kInf, sum = 0;
+  T max = -kInf;
   for (int64_t s = 0; s < plan.splits; ++s)
     max = std::max(max, partials.lse[first + s * plan.rows]);
-  for (int64_t d = 0; d < Dv; ++d) output[d * result.output.strides.col] = 0;
-  for (int64_t s = 0; s < plan.splits && max > -kInf; ++s) {
+  for (int64_t d = 0; d < Dv; ++d) output[d * col] = 0;
+  T sum = 0;
+  for (int64_t s = 0; s < plan.splits; ++s) {
     const int64_t at = first + s * plan.rows;
-    const T share = std::exp2(partials.lse[at] - max);
-    if (share == 0) continue;
+    if (partials.lse[at] == -kInf) continue;
+    const T share = std::exp(partials.lse[at] - max);
     sum += share;
-    for (int64_t d = 0; d < Dv; ++d)
-      output[d * result.output.strides.col] += share * partials.output[at * Dv + d];
-  }
-  T finite = 0;
-  for (int64_t d = 0; d < Dv && max > -kInf; ++d) {
-    T& x = output[d * result.output.strides.col];
-    x /= sum;
-    finite += x * 0;
+    for (int64_t d = 0; d < Dv; ++d) output[d * col] += share * partials.output[at * Dv + d];
   }
   if (result.lse.data)
     plane<T>(p, result.lse, batch, head)[query * result.lse.strides.row] =
-        sum == 0 ? -kInf : (max + std::log2(sum)) * T(0.69314718055994530942);
-  if (may_leak(p) && !(finite == 0)) repair_output(p, result, batch, kv_head, row, double(sum));
+        T(double(max) + std::log(double(sum)));
+  if (sum == 0) return;  // nothing to attend to
+  T zero = 0;
+  for (int64_t d = 0; d < Dv; ++d) {
+    output[d * col] /= sum;
+    zero += output[d * col] * 0;
+  }
+  if (may_leak(p) && !(zero == 0)) repair_output(p, result, batch, kv_head, row, double(sum));
 }
 
 template <class T>

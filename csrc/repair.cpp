@@ -1,6 +1,7 @@
 #include "repair.h"
 
 #include <cmath>
+#include <limits>
 
 #include "reference/reference.h"
 #include "strides.h"
@@ -13,6 +14,7 @@ namespace {
 template <class T>
 bool row_is_finite(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, int64_t i) {
   T sum = plane<T>(p, a.lse, b, h)[i * a.lse.strides.row];
+  if (sum == -std::numeric_limits<T>::infinity()) return true;  // it sees nothing
   if (a.grad_lse.data) sum += plane<T>(p, a.grad_lse, b, h)[i * a.grad_lse.strides.row];
   if (a.grad_output.data) {
     const Strides& s = a.grad_output.strides;

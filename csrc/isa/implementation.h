@@ -17,7 +17,7 @@ struct ForwardBlock {
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   // Null: rows go to the ForwardResult. Else the keys are only a part of all:
-  // normalized rows go to partial_output [rows, Dv] and their log2-sum-exp to
+  // normalized rows go to partial_output [rows, Dv] and their log-sum-exp to
   // partial_lse [rows], both starting at row_begin.
   void* partial_output;
   void* partial_lse;
@@ -70,6 +70,7 @@ struct Kernels {
                int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
                const void* lanes_beta);
   void (*exp2)(const void* in, void* out, int64_t count);  // count: a multiple of lanes
+  void (*exp)(const void* in, void* out, int64_t count);
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);  // rows, columns: multiples of lanes
 };

@@ -13,7 +13,9 @@ struct BackwardScratch {
   T *query, *grad_output;
   // ... and tile by tile [padded(D), lanes].
   T *query_t, *grad_output_t, *grad_query_t;
-  T *lse, *delta;            // [kGradRows]
+  // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
+  // delta_i = <dO_i, O_i> - dlse_i. All [kGradRows].
+  T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;  // [kKeyBlock, kGradRows]
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
   MaskScratch<T> mask;
@@ -24,7 +26,9 @@ struct BackwardScratch {
         query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
         grad_output_t(arena.take<T>(kGradRows * padded<T>(p.head_dim_v))),
         grad_query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
-        lse(arena.take<T>(kGradRows)),
+        base(arena.take<T>(kGradRows)),
+        shift(arena.take<T>(kGradRows)),
+        factor(arena.take<T>(kGradRows)),
         delta(arena.take<T>(kGradRows)),
         weights(arena.take<T>(kKeyBlock * kGradRows)),
         grad_scores(arena.take<T>(kKeyBlock * kGradRows)),
@@ -46,6 +50,40 @@ QKV_INLINE T dot(const T* a, const T* b, int64_t b_col, int64_t dim) {
   return sum;
 }
 
+// weight = exp(score - lse), split so that nothing is rounded before the
+// exponential (Reference) and the rest is computed in double. Lanes with nothing
+// to attend to, lse -inf, and those without a row get weights of exactly 0.
+template <class T>
+void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t rows,
+               const BackwardScratch<T>& s) {
+  double exponent[kGradRows];
+  T center[kGradRows];
+  const double spread = std::log(double(p.seqlen_k));
+  for (int64_t r = 0; r < kGradRows; ++r) {
+    exponent[r] = r < rows ? *lse[row + r] : -HUGE_VAL;
+    // All scores alike would be here; none is more than `spread` above.
+    center[r] = T(exponent[r] - spread);
+  }
+  for (int64_t r = 0; r < kGradRows; r += kLanes<T>) {
+    const Reference<T> reference(load(center + r));
+    store(s.base + r, reference.base);
+    store(s.shift + r, reference.shift);
+  }
+  for (int64_t r = 0; r < kGradRows; ++r)
+    exponent[r] = exponent[r] == -HUGE_VAL
+                      ? exponent[r]
+                      : double(s.shift[r]) - (exponent[r] - double(s.base[r])) * kLog2e;
+  for (int64_t r = 0; r < kGradRows; r += kVectorsInStep * kLanes<double>) {
+    Vec<double> t[kVectorsInStep];
+    QKV_UNROLL
+    for (int i = 0; i < kVectorsInStep; ++i) t[i] = load(exponent + r + i * kLanes<double>);
+    exp2<double>(t);
+    QKV_UNROLL
+    for (int i = 0; i < kVectorsInStep; ++i) store(exponent + r + i * kLanes<double>, t[i]);
+  }
+  for (int64_t r = 0; r < kGradRows; ++r) s.factor[r] = T(exponent[r]);
+}
+
 // Packs rows [row, row + rows) and what each needs of the forward pass.
 template <class T>
 void pack_grad_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
@@ -56,38 +94,60 @@ void pack_grad_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock
   if (a.grad_output.data) {
     gather_rows(input(a.grad_output), row, rows, kGradRows, p.head_dim_v, s.grad_output);
   } else {
-    std::fill(s.grad_output, s.grad_output + kGradRows * step, T(0));
+    std::fill_n(s.grad_output, kGradRows * step, T(0));
   }
-  const Rows<const T> output = input(a.output), lse = input(a.lse), grad_lse = input(a.grad_lse);
-  for (int64_t r = 0; r < kGradRows; ++r) {
-    // +inf: weights of exactly 0, for rows with nothing to attend to and for
-    // lanes without a row.
-    const T row_lse = r < rows ? *lse[row + r] : kInfinity<T>;
-    s.lse[r] = row_lse == -kInfinity<T> ? kInfinity<T> : row_lse * T(kLog2e);
-    s.delta[r] = 0;
-    if (r >= rows) continue;
+  split_lse(p, input(a.lse), row, rows, s);
+  const Rows<const T> output = input(a.output), grad_lse = input(a.grad_lse);
+  std::fill_n(s.delta, kGradRows, T(0));
+  for (int64_t r = 0; r < rows; ++r) {
     if (a.grad_output.data)
       s.delta[r] = dot(s.grad_output + r * step, output[row + r], output.col, p.head_dim_v);
     if (grad_lse.data) s.delta[r] -= *grad_lse[row + r];
   }
 }
 
-// weights: scores in, weights out. grad_scores: dP in, dS out.
+// What grad_softmax knows of one vector of lanes.
+template <class T>
+struct GradLanes {
+  ShiftedExp<T> by[1];
+  Vec<T> factor, delta;
+};
+
+// One vector of lanes, ROWS keys, `step` elements apart.
+template <class T, bool masked, int ROWS>
+QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* weights,
+                                  T* grad_scores) {
+  Vec<T> score[ROWS], weight[ROWS];
+  QKV_UNROLL
+  for (int i = 0; i < ROWS; ++i) weight[i] = score[i] = load(weights + i * step);
+  exp<T>(weight, lanes.by);
+  QKV_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    weight[i] *= lanes.factor;
+    Vec<T> grad = weight[i] * (load(grad_scores + i * step) - lanes.delta);
+    // Not 0 * NaN; but a row that is NaN by right stays so.
+    if (masked) grad = (score[i] == -kInfinity<T>)&(lanes.factor == lanes.factor) ? Vec<T>{} : grad;
+    store(weights + i * step, weight[i]);
+    store(grad_scores + i * step, grad);
+  }
+}
+
+// weights: scores in, weights out. grad_scores: dP in, dS out. `lane` is the
+// tile's first column.
 template <class T, bool masked>
-void grad_softmax(const Tile& tile, int64_t keys, const T* lse, const T* delta, T* weights,
-                  T* grad_scores) {
-  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-    const Vec<T> row_lse = load(lse + v), row_delta = load(delta + v);
-    for (int64_t j = 0; j < keys; ++j) {
-      T* at = weights + j * tile.step + v;
-      T* grad_at = grad_scores + j * tile.step + v;
-      const Vec<T> score = load(at);
-      const Vec<T> weight = exp2<T>(score - row_lse);
-      Vec<T> grad = weight * (load(grad_at) - row_delta);
-      if (masked) grad = score == -kInfinity<T> ? Vec<T>{} : grad;  // not 0 * NaN
-      store(at, weight);
-      store(grad_at, grad);
-    }
+void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, const BackwardScratch<T>& s) {
+  for (int64_t at = lane; at < lane + tile.lanes; at += kLanes<T>) {
+    const GradLanes<T> lanes{
+        {ShiftedExp<T>(load(s.shift + at))}, load(s.factor + at), load(s.delta + at)};
+    subtract_base<T>(load(s.base + at), keys, tile.step, s.weights + at);
+    const auto run = [&](auto rows, int64_t j) {
+      grad_softmax_rows<T, masked, rows>(lanes, tile.step, s.weights + at + j * tile.step,
+                                         s.grad_scores + at + j * tile.step);
+    };
+    int64_t j = 0;
+    for (; j + kVectorsInStep <= keys; j += kVectorsInStep)
+      run(std::integral_constant<int, kVectorsInStep>(), j);
+    for (; j < keys; ++j) run(std::integral_constant<int, 1>(), j);
   }
 }
 
@@ -123,9 +183,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<T>& t
       keys, lanes,
       {p.head_dim_v, value_rows, v.row, v.col, s.grad_output_t + t.lane * padded<T>(p.head_dim_v),
        lanes, grad_scores, kGradRows, Beta::zero, nullptr});
-  (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, keys, s.lse + t.lane,
-                                                                 s.delta + t.lane, weights,
-                                                                 grad_scores);
+  (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, t.lane, keys, s);
   if (a.grad_query.data)
     gemm<T>(p.head_dim, lanes,
             {keys, key_rows, k.col, k.row, grad_scores, kGradRows,
@@ -147,8 +205,7 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock&
     tiles[count] = {make_tile<T>(p, block.batch, block.kv_head, row + lane, row + rows, kGradRows),
                     lane};
     const int64_t lanes = tiles[count].tile.lanes;
-    transpose<T>(s.query + lane * dim, dim, s.query_t + lane * dim, lanes, lanes, dim,
-                 T(p.scale * kLog2e));
+    transpose<T>(s.query + lane * dim, dim, s.query_t + lane * dim, lanes, lanes, dim, T(p.scale));
     transpose<T>(s.grad_output + lane * dim_v, dim_v, s.grad_output_t + lane * dim_v, lanes, lanes,
                  dim_v, T(1));
   }

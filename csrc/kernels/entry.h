@@ -12,8 +12,21 @@ void gemm_entry(int64_t rows, int64_t columns, int64_t depth, const void* a, int
 
 template <class T>
 void exp2_entry(const void* in, void* out, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes<T>)
-    store(static_cast<T*>(out) + i, exp2<T>(load(static_cast<const T*>(in) + i)));
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> t[] = {load(static_cast<const T*>(in) + i)};
+    exp2<T>(t);
+    store(static_cast<T*>(out) + i, t[0]);
+  }
+}
+
+template <class T>
+void exp_entry(const void* in, void* out, int64_t count) {
+  const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
+    exp<T>(x, by);
+    store(static_cast<T*>(out) + i, x[0]);
+  }
 }
 
 template <class T>
@@ -36,6 +49,7 @@ constexpr Kernels kernels_of() {
           kLanes<T>,
           gemm_entry<T>,
           exp2_entry<T>,
+          exp_entry<T>,
           transpose_entry<T>};
 }
 

@@ -5,7 +5,7 @@ namespace qkv::QKV_ISA {
 template <class T>
 struct ForwardState {
   Tile tile;
-  T* query;   // [D x lanes], times scale * log2(e)
+  T* query;   // [D x lanes], times scale
   T* output;  // [Dv x lanes], not yet divided by sum
   T* max;     // [lanes]
   T* sum;     // [lanes]
@@ -44,7 +44,7 @@ void begin_tile(const Problem& p, const Tile& tile, T* rows, ForwardState<T>& st
   gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
               p.head_dim, rows);
   transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
-               padded<T>(p.head_dim), T(p.scale * kLog2e));
+               padded<T>(p.head_dim), T(p.scale));
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));
@@ -78,7 +78,11 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   constexpr int W = kLanes<T>;
   const Tile& tile = state.tile;
   const int64_t step = padded<T>(p.head_dim_v);
+  T base[kRowBlock<T>], shift[kRowBlock<T>];
   for (int v = 0; v < tile.lanes; v += W) {
+    const Reference<T> reference(load(state.max + v));
+    store(base + v, reference.base);
+    store(shift + v, reference.shift);
     const Vec<T> sum = load(state.sum + v);
     const Vec<T> inverse = sum == 0 ? Vec<T>{} : 1 / sum;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
@@ -95,14 +99,16 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
     const int64_t r = tile.row + l;
     const T* from = rows + l * step;
     scatter_row(from, false, p.head_dim_v, output[partial ? r - block.row_begin : r], output.col);
-    const T log2_sum = state.sum[l] == 0 ? -kInfinity<T> : state.max[l] + std::log2(state.sum[l]);
+    // In double: a logarithm rounded twice would show in the gradients. -inf if
+    // the row has seen no key.
+    const double sum = state.sum[l], log_sum = double(base[l]) + shift[l] * kLn2 + std::log(sum);
     if (partial) {
-      static_cast<T*>(block.partial_lse)[r - block.row_begin] = log2_sum;
+      static_cast<T*>(block.partial_lse)[r - block.row_begin] = T(log_sum);
       continue;
     }
-    if (lse.data) *lse[r] = log2_sum * T(kLn2);
+    if (lse.data) *lse[r] = T(log_sum);
     if (may_leak(p) && nonfinite(from, p.head_dim_v))
-      repair_output(p, result, tile.batch, tile.kv_head, r, double(state.sum[l]));
+      repair_output(p, result, tile.batch, tile.kv_head, r, sum);
   }
 }
 

@@ -14,6 +14,9 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "attention.h"
 #include "isa/implementation.h"

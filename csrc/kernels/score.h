@@ -1,8 +1,6 @@
 // From dot products to scores: what is added to them and what is masked.
 //
-// Scores are in units of log 2: the scale and log2(e) are folded into the
-// packed queries, and a float mask is multiplied by log2(e) here. A masked
-// score is -inf whatever was computed for it, NaN included.
+// A masked score is -inf whatever was computed for it, NaN included.
 namespace qkv::QKV_ISA {
 
 template <class T>
@@ -23,11 +21,11 @@ QKV_INLINE T bias_of(uint8_t may_attend) {
 }
 template <class T>
 QKV_INLINE T bias_of(float mask) {
-  return T(mask) * T(kLog2e);
+  return mask;
 }
 template <class T>
 QKV_INLINE T bias_of(double mask) {
-  return T(mask * kLog2e);
+  return T(mask);
 }
 
 // kLanes<T> neighbouring mask elements.
@@ -40,7 +38,7 @@ QKV_INLINE Vec<T> bias_vector(const M* mask) {
     const IntVec<T> may_attend = __builtin_convertvector(m, IntVec<T>);
     return may_attend != 0 ? Vec<T>{} : splat(-kInfinity<T>);
   } else {
-    return __builtin_convertvector(m, Vec<T>) * T(kLog2e);
+    return __builtin_convertvector(m, Vec<T>);
   }
 }
 

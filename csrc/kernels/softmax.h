@@ -1,60 +1,121 @@
 // The online softmax (Milakov and Gimelshein, arXiv:1805.02867), lane by lane
-// down a tile of scores in units of log 2: no horizontal operation anywhere.
+// down a tile of scores: no horizontal operation anywhere.
 namespace qkv::QKV_ISA {
 
-// -inf - -inf would be NaN: a lane that has seen nothing but masked keys
-// subtracts 0 instead, and every weight of it comes out as exactly 0.
+// What is taken off the scores of a lane so that their exponentials neither
+// overflow nor vanish: base + shift * log(2), about the largest score.
+//
+// Not exactly the largest: `shift` is a multiple of 16, most often 0. Applying
+// it rounds nothing, unlike a subtraction, and it rarely changes from one block
+// of keys to the next. `base` is for scores so large that the integers of
+// ShiftedExp cannot hold the shift; it has to be subtracted (subtract_base).
+// Both are 0 for -inf, a lane that has seen nothing but masked keys: -inf - -inf
+// would be NaN, and so its weights come out as exactly 0.
 template <class T>
-QKV_INLINE Vec<T> finite_max(Vec<T> max) {
-  return max == -kInfinity<T> ? Vec<T>{} : max;
+struct Reference {
+  Vec<T> base, shift;
+
+  explicit QKV_INLINE Reference(Vec<T> max) {
+    constexpr T kGrid = 16, kLarge = T(1 << 20);
+    constexpr T kMagic = Exp2<T>::kMagic - Exp2<T>::kBias;  // rounds to integers
+    const Vec<T> zero{};
+    const Vec<T> rounded = (max * T(kLog2e / kGrid) + kMagic - kMagic) * kGrid;
+    const auto large = (max > kLarge) | (max < -kLarge);
+    shift = large ? zero : rounded;  // NaN stays NaN
+    base = large ? (max == -kInfinity<T> ? zero : max) : zero;
+  }
+};
+
+template <class T>
+QKV_INLINE bool any_nonzero(Vec<T> v) {
+  bool any = false;
+  QKV_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) any |= v[i] != 0;
+  return any;
 }
 
-// scores [keys x lanes] become weights relative to the new maximum; `rescale`
-// is what everything summed before must be multiplied by.
-template <class T, int NV>
-void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescale) {
+// `keys` vectors of scores, `step` elements apart.
+template <class T>
+void subtract_base(Vec<T> base, int64_t keys, int64_t step, T* scores) {
+  if (!any_nonzero<T>(base)) return;
+  for (int64_t j = 0; j < keys; ++j) store(scores + j * step, load(scores + j * step) - base);
+}
+
+// Weights of `ROWS` keys: exp(score) / 2^shift, stored, and added to `sum`.
+template <class T, int NV, int ROWS>
+QKV_INLINE void softmax_rows(T* scores, const ShiftedExp<T> (&by)[NV], Vec<T> (&sum)[NV]) {
   constexpr int W = kLanes<T>;
-  constexpr int kLanesOfTile = NV * W;
-  // Two chains a vector hide the latency of max and add.
-  Vec<T> top[2][NV];
+  Vec<T> weight[ROWS * NV];
   QKV_UNROLL
-  for (int v = 0; v < NV; ++v) top[0][v] = top[1][v] = load(max_state + v * W);
+  for (int i = 0; i < ROWS * NV; ++i) weight[i] = load(scores + i * W);
+  exp<T>(weight, by);
+  QKV_UNROLL
+  for (int i = 0; i < ROWS * NV; ++i) {
+    sum[i % NV] += weight[i];
+    store(scores + i * W, weight[i]);
+  }
+}
+
+// The largest of `top` and of scores [keys x NV vectors].
+template <class T, int NV>
+QKV_INLINE void max_of_tile(int64_t keys, const T* scores, Vec<T> (&top)[NV]) {
+  constexpr int W = kLanes<T>;
+  // Two chains a vector hide the latency of max.
+  Vec<T> other[NV];
+  QKV_UNROLL
+  for (int v = 0; v < NV; ++v) other[v] = top[v];
   int64_t j = 0;
   for (; j + 2 <= keys; j += 2) {
     QKV_UNROLL
-    for (int c = 0; c < 2; ++c) {
-      QKV_UNROLL
-      for (int v = 0; v < NV; ++v)
-        top[c][v] = max<T>(top[c][v], load(scores + (j + c) * kLanesOfTile + v * W));
+    for (int v = 0; v < NV; ++v) {
+      top[v] = max<T>(top[v], load(scores + (j * NV + v) * W));
+      other[v] = max<T>(other[v], load(scores + ((j + 1) * NV + v) * W));
     }
   }
-  if (j < keys) {
-    QKV_UNROLL
-    for (int v = 0; v < NV; ++v)
-      top[0][v] = max<T>(top[0][v], load(scores + j * kLanesOfTile + v * W));
-  }
-
-  Vec<T> shift[NV], sum[NV];
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) {
-    const Vec<T> max_new = max<T>(top[0][v], top[1][v]);
-    shift[v] = finite_max<T>(max_new);
-    store(rescale + v * W, exp2<T>(load(max_state + v * W) - shift[v]));
-    store(max_state + v * W, max_new);
+    if (j < keys) top[v] = max<T>(top[v], load(scores + (j * NV + v) * W));
+    top[v] = max<T>(top[v], other[v]);
+  }
+}
+
+// scores [keys x lanes] become weights, exp(score) relative to Reference(max).
+// `rescale` is what everything summed before must be multiplied by.
+template <class T, int NV>
+void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescale) {
+  constexpr int W = kLanes<T>;
+  Vec<T> top[NV], sum[NV], factor[NV];
+  ShiftedExp<T> by[NV];
+  QKV_UNROLL
+  for (int v = 0; v < NV; ++v) top[v] = load(max_state + v * W);
+  max_of_tile<T, NV>(keys, scores, top);
+  QKV_UNROLL
+  for (int v = 0; v < NV; ++v) {
+    const Reference<T> before(load(max_state + v * W)), now(top[v]);
+    by[v] = ShiftedExp<T>(now.shift);
+    factor[v] = (before.base - now.base) * T(kLog2e) + (before.shift - now.shift);
+    subtract_base<T>(now.base, keys, NV * W, scores + v * W);
+    store(max_state + v * W, top[v]);
     sum[v] = Vec<T>{};
   }
-  for (j = 0; j < keys; ++j) {
+  exp2<T>(factor);
+  constexpr int kRows = kVectorsInStep / NV;
+  // The sum is common to a whole row, so it is kept exact with short chains.
+  constexpr int kChain = 16;
+  for (int64_t begin = 0; begin < keys; begin += kChain) {
+    const int64_t end = std::min(keys, begin + kChain);
+    Vec<T> part[NV] = {};
+    int64_t j = begin;
+    for (; j + kRows <= end; j += kRows) softmax_rows<T, NV, kRows>(scores + j * NV * W, by, part);
+    for (; j < end; ++j) softmax_rows<T, NV, 1>(scores + j * NV * W, by, part);
     QKV_UNROLL
-    for (int v = 0; v < NV; ++v) {
-      T* at = scores + j * kLanesOfTile + v * W;
-      const Vec<T> weight = exp2<T>(load(at) - shift[v]);
-      sum[v] += weight;
-      store(at, weight);
-    }
+    for (int v = 0; v < NV; ++v) sum[v] += part[v];
   }
   QKV_UNROLL
-  for (int v = 0; v < NV; ++v)
-    store(sum_state + v * W, load(sum_state + v * W) * load(rescale + v * W) + sum[v]);
+  for (int v = 0; v < NV; ++v) {
+    store(rescale + v * W, factor[v]);
+    store(sum_state + v * W, load(sum_state + v * W) * factor[v] + sum[v]);
+  }
 }
 
 }  // namespace qkv::QKV_ISA

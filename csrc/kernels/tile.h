@@ -9,9 +9,6 @@ constexpr int kRowBlock = 2 * kLanes<T>;
 // tile of scores stays in the first-level cache beside the operands.
 constexpr int kKeyBlock = 96 / kMaxRows[1] * kMaxRows[1];
 
-constexpr double kLog2e = 1.4426950408889634074;
-constexpr double kLn2 = 0.69314718055994530942;
-
 struct Tile {
   int64_t batch, kv_head;
   int64_t row;    // of the first lane

@@ -4,8 +4,8 @@
 //
 // A is read by broadcast, element by element, from any strides. B and C are
 // rows of whole vectors. The sum over K starts from zero and is added to
-// beta * C at the end, so a long reduction is summed in blocks, which is also
-// what keeps its rounding error small.
+// beta * C at the end, and a long K is cut into blocks: the rounding error of a
+// sum grows with the length of its longest chain of additions.
 namespace qkv::QKV_ISA {
 
 enum class Beta { zero, one, lanes };  // lanes: one factor a column
@@ -27,49 +27,52 @@ struct MicroArgs {
   const T* lanes;  // [N], Beta::lanes only
 };
 
+// `tiles` tiles of M rows, one below the other.
 template <class T, Access access, int M, int NV>
-void micro_kernel(const MicroArgs<T>& args) {
+void micro_kernel(const MicroArgs<T>& args, int64_t tiles) {
   constexpr int W = kLanes<T>;
   const int64_t a_row = access == kColumnMajor ? 1 : args.a_row;
   const int64_t a_col = access == kRowMajor ? 1 : args.a_col;
-  const T* a[M];
-  QKV_UNROLL
-  for (int i = 0; i < M; ++i) a[i] = args.a + i * a_row;
-  const T* b = args.b;
-  const int64_t b_row = args.b_row;
-
-  Vec<T> sum[M][NV];
-  QKV_UNROLL
-  for (int i = 0; i < M; ++i)
-    for (int v = 0; v < NV; ++v) sum[i][v] = Vec<T>{};
-
-  for (int64_t k = 0; k < args.depth; ++k) {
-    Vec<T> bv[NV];
+  const int64_t b_row = args.b_row, c_row = args.c_row, depth = args.depth;
+  const T* first = args.a;
+  T* c = args.c;
+  for (; tiles > 0; --tiles, first += M * a_row) {
+    const T* a[M];
     QKV_UNROLL
-    for (int v = 0; v < NV; ++v) bv[v] = load(b + v * W);
+    for (int i = 0; i < M; ++i) a[i] = first + i * a_row;
+    const T* b = args.b;
+    Vec<T> sum[M][NV];
     QKV_UNROLL
-    for (int i = 0; i < M; ++i) {
-      const Vec<T> av = splat(a[i][k * a_col]);
+    for (int i = 0; i < M; ++i)
+      for (int v = 0; v < NV; ++v) sum[i][v] = Vec<T>{};
+
+    for (int64_t k = 0; k < depth; ++k) {
+      Vec<T> bv[NV];
       QKV_UNROLL
-      for (int v = 0; v < NV; ++v) sum[i][v] += av * bv[v];
+      for (int v = 0; v < NV; ++v) bv[v] = load(b + v * W);
+      QKV_UNROLL
+      for (int i = 0; i < M; ++i) {
+        const Vec<T> av = splat(a[i][k * a_col]);
+        QKV_UNROLL
+        for (int v = 0; v < NV; ++v) sum[i][v] += av * bv[v];
+      }
+      b += b_row;
     }
-    b += b_row;
-  }
 
-  QKV_UNROLL
-  for (int i = 0; i < M; ++i) {
     QKV_UNROLL
-    for (int v = 0; v < NV; ++v) {
-      T* c = args.c + i * args.c_row + v * W;
-      if (args.beta == Beta::one) sum[i][v] += load(c);
-      if (args.beta == Beta::lanes) sum[i][v] += load(args.lanes + v * W) * load(c);
-      store(c, sum[i][v]);
+    for (int i = 0; i < M; ++i, c += c_row) {
+      QKV_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        if (args.beta == Beta::one) sum[i][v] += load(c + v * W);
+        if (args.beta == Beta::lanes) sum[i][v] += load(args.lanes + v * W) * load(c + v * W);
+        store(c + v * W, sum[i][v]);
+      }
     }
   }
 }
 
 template <class T>
-using MicroKernel = void (*)(const MicroArgs<T>&);
+using MicroKernel = void (*)(const MicroArgs<T>&, int64_t tiles);
 
 template <class T, Access access, int NV, int... M>
 constexpr auto micro_kernels(std::integer_sequence<int, M...>) {
@@ -81,18 +84,39 @@ template <class T, Access access, int NV>
 constexpr auto kMicroKernels =
     micro_kernels<T, access, NV>(std::make_integer_sequence<int, kMaxRows[NV - 1]>());
 
-// All rows of C for one or two vectors of columns. Tiles of equal height, or
-// one less, rather than full ones and a remainder.
+// The longest chain of additions. Sums over head_dim up to this, and over the
+// keys of a tile, are one chain.
+constexpr int64_t kDepthBlock = 96;
+
+// Tiles of the same height, their depth cut into equal blocks.
+template <class T>
+void gemm_tiles(MicroKernel<T> kernel, MicroArgs<T>& args, int64_t tiles) {
+  if (args.depth <= kDepthBlock) return kernel(args, tiles);
+  MicroArgs<T> block = args;
+  int64_t depth = args.depth;
+  for (int64_t blocks = (depth + kDepthBlock - 1) / kDepthBlock; blocks > 0; --blocks) {
+    block.depth = (depth + blocks - 1) / blocks;
+    kernel(block, tiles);
+    block.a += block.depth * block.a_col;
+    block.b += block.depth * block.b_row;
+    block.beta = Beta::one;
+    depth -= block.depth;
+  }
+}
+
+// All rows of C for one or two vectors of columns: tiles of equal height, and
+// some of one row less, rather than full ones and a remainder.
 template <class T, Access access, int NV>
 void gemm_panel(int64_t rows, MicroArgs<T> args) {
+  if (rows == 0) return;
   const int64_t tiles = (rows + kMaxRows[NV - 1] - 1) / kMaxRows[NV - 1];
-  for (int64_t t = tiles; t > 0; --t) {
-    const int64_t m = (rows + t - 1) / t;
-    kMicroKernels<T, access, NV>[m - 1](args);
-    args.a += m * args.a_row;
-    args.c += m * args.c_row;
-    rows -= m;
+  const int64_t low = rows / tiles, high_tiles = rows % tiles;
+  if (high_tiles > 0) {
+    gemm_tiles(kMicroKernels<T, access, NV>[low], args, high_tiles);
+    args.a += high_tiles * (low + 1) * args.a_row;
+    args.c += high_tiles * (low + 1) * args.c_row;
   }
+  gemm_tiles(kMicroKernels<T, access, NV>[low - 1], args, tiles - high_tiles);
 }
 
 template <class T, Access access>

@@ -54,54 +54,114 @@ QKV_INLINE IntVec<T> iota() {
   return v;
 }
 
-// One instruction on x86. A NaN in b is returned, one in a is not.
+// The larger lane by lane: b if either is NaN.
 template <class T>
 QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
-  return a > b ? a : b;
+  return native_max(a, b);
 }
 
-// 2^t for t <= 127 (f64: 1023), at most 2 ulp off; 0 below the normal range,
-// NaN for NaN. t + magic rounds t to the nearest integer n and leaves n plus
-// the exponent bias in the low bits, ready to become the float 2^n.
+constexpr double kLog2e = 1.4426950408889634074;
+constexpr double kLn2 = 0.69314718055994530942;
+
 template <class T>
-QKV_INLINE Vec<T> exp2(Vec<T> t);
+struct Exp2;
 
-// Minimax in relative error on [-1/2, 1/2] with c0 = 1 (so that integers are
-// exact): Remez, 2.6e-9.
+// Minimax in relative error on [-1/2, 1/2] with c0 = 1, so that integers come
+// out exact (Remez): 2.6e-9.
 template <>
-QKV_INLINE Vec<float> exp2<float>(Vec<float> t) {
-  const float magic = 12582912.f + 127.f;  // 1.5 * 2^23 + bias
-  t = max<float>(splat(-127.f), t);
-  const Vec<float> shifted = t + magic;
-  const Vec<float> r = t - (shifted - magic);
-  Vec<float> p = r * 1.55946781613e-4f + 1.34066439024e-3f;
-  p = p * r + 9.61769297299e-3f;
-  p = p * r + 5.55031055101e-2f;
-  p = p * r + 2.40226527829e-1f;
-  p = p * r + 6.93147214968e-1f;
-  p = p * r + 1.f;
-  return p * (Vec<float>)((IntVec<float>)shifted << 23);
+struct Exp2<float> {
+  static constexpr float kCoefficients[] = {1.f,
+                                            6.93147214968e-1f,
+                                            2.40226527829e-1f,
+                                            5.55031055101e-2f,
+                                            9.61769297299e-3f,
+                                            1.34066439024e-3f,
+                                            1.55946781613e-4f};
+  static constexpr int kMantissaBits = 23, kBias = 127;
+  static constexpr float kMagic = 12582912.f + kBias;     // 1.5 * 2^23
+  static constexpr float kLog2eTail = 1.92596299113e-8f;  // log2(e) - float(log2(e))
+};
+
+// The same: 1.8e-17.
+template <>
+struct Exp2<double> {
+  static constexpr double kCoefficients[] = {1.,
+                                             6.9314718055994569675e-1,
+                                             2.4022650695910098007e-1,
+                                             5.5504108664790394552e-2,
+                                             9.6181291076070023796e-3,
+                                             1.3333558153439964747e-3,
+                                             1.540353044157213033e-4,
+                                             1.5252727385193868197e-5,
+                                             1.3215442675329822143e-6,
+                                             1.0180647659234138888e-7,
+                                             7.0725704128144235096e-9,
+                                             4.078071929588336665e-10};
+  static constexpr int kMantissaBits = 52, kBias = 1023;
+  static constexpr double kMagic = 6755399441055744. + kBias;  // 1.5 * 2^52
+  static constexpr double kLog2eTail = 2.035527374093103e-17;
+};
+
+// The polynomial in r times 2^n, for N vectors in step: the chain is long, and
+// one after the other they would fill the CPU's scheduler with instructions that
+// wait. `shifted` is n + kMagic: adding the magic number rounded to an integer
+// and left n plus the exponent's bias in the low bits, ready to become 2^n.
+template <class T, int N>
+QKV_INLINE void finish_exp2(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
+  using E = Exp2<T>;
+  constexpr int degree = sizeof(E::kCoefficients) / sizeof(T) - 1;
+  Vec<T> p[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) p[i] = splat(E::kCoefficients[degree]);
+  QKV_UNROLL
+  for (int d = degree - 1; d >= 0; --d) {
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kCoefficients[d];
+  }
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) r[i] = p[i] * (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);
 }
 
-// The same with degree 11: 1.8e-17.
-template <>
-QKV_INLINE Vec<double> exp2<double>(Vec<double> t) {
-  const double magic = 6755399441055744. + 1023.;  // 1.5 * 2^52 + bias
-  t = max<double>(splat(-1023.), t);
-  const Vec<double> shifted = t + magic;
-  const Vec<double> r = t - (shifted - magic);
-  Vec<double> p = r * 4.078071929588336665e-10 + 7.0725704128144235096e-9;
-  p = p * r + 1.0180647659234138888e-7;
-  p = p * r + 1.3215442675329822143e-6;
-  p = p * r + 1.5252727385193868197e-5;
-  p = p * r + 1.540353044157213033e-4;
-  p = p * r + 1.3333558153439964747e-3;
-  p = p * r + 9.6181291076070023796e-3;
-  p = p * r + 5.5504108664790394552e-2;
-  p = p * r + 2.4022650695910098007e-1;
-  p = p * r + 6.9314718055994569675e-1;
-  p = p * r + 1.;
-  return p * (Vec<double>)((IntVec<double>)shifted << 52);
+// t = 2^t for t <= 127 (f64: 1023), at most 2 ulp off; 0 below the normal
+// range, NaN for NaN.
+template <class T, int N>
+QKV_INLINE void exp2(Vec<T> (&t)[N]) {
+  using E = Exp2<T>;
+  Vec<T> shifted[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) {
+    t[i] = max<T>(splat(T(-E::kBias)), t[i]);
+    shifted[i] = t[i] + E::kMagic;
+    t[i] -= shifted[i] - E::kMagic;
+  }
+  finish_exp2<T>(t, shifted);
+}
+
+// Turns x into exp(x) / 2^shift. The shift, an integer, costs nothing and rounds
+// nothing: it is part of the magic number.
+template <class T>
+struct ShiftedExp {
+  Vec<T> magic, low;
+
+  ShiftedExp() = default;
+  explicit QKV_INLINE ShiftedExp(Vec<T> shift)
+      : magic(Exp2<T>::kMagic - shift), low((shift - T(Exp2<T>::kBias)) * T(kLn2)) {}
+};
+
+// x = exp(x) / 2^shift, vector i with shift i % NV; accuracy and range as exp2.
+template <class T, int N, int NV>
+QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
+  constexpr T kHigh = T(kLog2e), kLow = T(Exp2<T>::kLog2eTail);
+  Vec<T> shifted[N], r[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) shifted[i] = x[i] * kHigh + by[i % NV].magic;
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) r[i] = x[i] * kHigh - (shifted[i] - by[i % NV].magic);
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = x[i] * kLow + r[i];
+  finish_exp2<T>(x, shifted);
 }
 
 }  // namespace qkv::QKV_ISA

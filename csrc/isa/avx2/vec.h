@@ -5,5 +5,12 @@ constexpr int kVectorBytes = 32;
 // Rows of a tile that is one or two vectors wide. 6 x 2 = 12 accumulators, two
 // vectors of B and one broadcast of A fill 15 of 16 registers.
 constexpr int kMaxRows[2] = {12, 6};
+// Vectors whose exponentials are computed in step.
+constexpr int kVectorsInStep = 4;
+
+// The larger lane by lane: b if either is NaN. (The compiler makes a compare
+// and a blend of a > b ? a : b.)
+QKV_INLINE __m256 native_max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+QKV_INLINE __m256d native_max(__m256d a, __m256d b) { return _mm256_max_pd(a, b); }
 
 }  // namespace qkv::QKV_ISA

@@ -5,5 +5,12 @@ constexpr int kVectorBytes = 64;
 // Rows of a tile that is one or two vectors wide. 14 x 2 = 28 accumulators, two
 // vectors of B and one broadcast of A fill 31 of 32 registers.
 constexpr int kMaxRows[2] = {14, 14};
+// Vectors whose exponentials are computed in step.
+constexpr int kVectorsInStep = 8;
+
+// The larger lane by lane: b if either is NaN. (The compiler makes a compare
+// and a blend of a > b ? a : b.)
+QKV_INLINE __m512 native_max(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+QKV_INLINE __m512d native_max(__m512d a, __m512d b) { return _mm512_max_pd(a, b); }
 
 }  // namespace qkv::QKV_ISA

@@ -6,5 +6,13 @@ constexpr int kVectorBytes = 16;
 // Without FMA a product needs a register of its own: 4 x 2 accumulators, two of
 // B, a broadcast of A and products in flight, of 16 registers.
 constexpr int kMaxRows[2] = {8, 4};
+// Vectors whose exponentials are computed in step.
+constexpr int kVectorsInStep = 2;
+
+// The larger lane by lane: b if either is NaN.
+template <class V>
+QKV_INLINE V native_max(V a, V b) {
+  return a > b ? a : b;
+}
 
 }  // namespace qkv::QKV_ISA
