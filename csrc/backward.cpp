@@ -15,7 +15,7 @@ namespace {
 // alone can use every core. Each split sums its own grad_query; the sums are
 // added in order of keys. The split, and so every result, follows from the
 // shape of one plane alone; who computes it when does not matter.
-constexpr int64_t kSplitKeys = 256;  // at least: below, adding up the parts shows
+constexpr int64_t kSplitKeys = 256;  // about, at least: below, adding up the parts shows
 constexpr int64_t kMaxSplits = 8;
 // Parts cost memory; past this, half as many.
 constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
@@ -31,15 +31,14 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr double kSerialFlops = 2e5;
 
-Plan make_plan(const Problem& p, const Kernels& kernels, int64_t element) {
+Plan make_plan(const Problem& p, int64_t element) {
   Plan plan;
   plan.rows = p.group() * p.seqlen_q;
   plan.planes = p.batch() * p.kv_heads;
   const int64_t part_bytes = plan.rows * p.head_dim * element;
-  int64_t splits = kMaxSplits;
-  if ((splits - 1) * part_bytes > kMaxPartBytes) splits /= 2;
-  plan.split_keys = std::max(kSplitKeys, ceil_div(p.seqlen_k, splits));
-  plan.split_keys = ceil_div(plan.split_keys, kernels.key_block) * kernels.key_block;
+  int64_t splits = std::min(kMaxSplits, std::max<int64_t>(1, p.seqlen_k / kSplitKeys));
+  if ((splits - 1) * part_bytes > kMaxPartBytes) splits = std::min(splits, kMaxSplits / 2);
+  plan.split_keys = ceil_div(p.seqlen_k, splits);
   plan.splits = ceil_div(p.seqlen_k, plan.split_keys);
 
   const double flops = 5.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
@@ -54,7 +53,7 @@ Plan make_plan(const Problem& p, const Kernels& kernels, int64_t element) {
 
 template <class T>
 void backward(const Problem& p, const BackwardArgs& args, const Kernels& kernels) {
-  const Plan plan = make_plan(p, kernels, sizeof(T));
+  const Plan plan = make_plan(p, sizeof(T));
   const size_t each = kernels.backward_workspace(p, std::min(plan.split_keys, p.seqlen_k));
   const int64_t part = plan.rows * p.head_dim;
   const int64_t parts = plan.by_plane || !args.grad_query.data ? 0 : plan.splits - 1;

@@ -42,8 +42,7 @@ Plan make_plan(const Problem& p, const Kernels& kernels) {
   // Few queries and many keys: split the keys. The order of summation follows
   // from it, so it depends on the shape of one plane alone.
   const bool split = plan.rows <= 2 * kernels.row_block && p.seqlen_k > kSplitKeys;
-  plan.split_keys = split ? ceil_div(kSplitKeys, kernels.key_block) * kernels.key_block
-                          : std::max<int64_t>(p.seqlen_k, 1);
+  plan.split_keys = split ? kSplitKeys : std::max<int64_t>(p.seqlen_k, 1);
   plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.split_keys));
 
   const double flops = 2.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);

@@ -10,8 +10,8 @@
 
 namespace qkv {
 
-// Rows [row_begin, row_end) against keys [key_begin, key_end). row_begin and
-// key_begin are multiples of Kernels::row_block and Kernels::key_block.
+// Rows [row_begin, row_end) against keys [key_begin, key_end). row_begin is a
+// multiple of Kernels::row_block.
 struct ForwardBlock {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;
@@ -55,7 +55,6 @@ inline int64_t first_grad_row(const Problem& p, int64_t key_begin) {
 // The kernels for one dtype. Workspaces are in bytes, one for each thread.
 struct Kernels {
   int64_t row_block;  // rows of a tile; forward work is split at multiples
-  int64_t key_block;  // keys of a tile; likewise
   size_t (*forward_workspace)(const Problem&, int64_t rows);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardBlock&, void* workspace);
   size_t (*backward_workspace)(const Problem&, int64_t keys);

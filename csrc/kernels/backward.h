@@ -89,12 +89,13 @@ template <class T>
 void pack_grad_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
                     int64_t row, int64_t rows, const BackwardScratch<T>& s) {
   const auto input = [&](const Input& t) { return rows_of<T>(p, t, block.batch, block.kv_head); };
-  gather_rows(input(p.query), row, rows, kGradRows, p.head_dim, s.query);
+  const int64_t lanes = padded<T>(rows);
+  gather_rows(input(p.query), row, rows, lanes, p.head_dim, s.query);
   const int64_t step = padded<T>(p.head_dim_v);
   if (a.grad_output.data) {
-    gather_rows(input(a.grad_output), row, rows, kGradRows, p.head_dim_v, s.grad_output);
+    gather_rows(input(a.grad_output), row, rows, lanes, p.head_dim_v, s.grad_output);
   } else {
-    std::fill_n(s.grad_output, kGradRows * step, T(0));
+    std::fill_n(s.grad_output, lanes * step, T(0));
   }
   split_lse(p, input(a.lse), row, rows, s);
   const Rows<const T> output = input(a.output), grad_lse = input(a.grad_lse);
@@ -209,11 +210,12 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock&
     transpose<T>(s.grad_output + lane * dim_v, dim_v, s.grad_output_t + lane * dim_v, lanes, lanes,
                  dim_v, T(1));
   }
-  std::fill_n(s.grad_query_t, kGradRows * dim, T(0));
+  std::fill_n(s.grad_query_t, padded<T>(rows) * dim, T(0));
 
   const int64_t key_end = std::min(block.key_end, visible_keys(p, tiles[count - 1].tile.last));
-  for (int64_t key = block.key_begin; key < key_end; key += kKeyBlock) {
-    const int64_t keys = std::min<int64_t>(kKeyBlock, key_end - key);
+  const int64_t step = key_step(block.key_end - block.key_begin);
+  for (int64_t key = block.key_begin; key < key_end; key += step) {
+    const int64_t keys = std::min(step, key_end - key);
     const T* key_rows = keys_of_head + key * p.key.strides.row;
     const T* value_rows = values_of_head + key * p.value.strides.row;
     int64_t first = rows;  // the first row that sees any of these keys

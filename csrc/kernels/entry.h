@@ -39,7 +39,6 @@ void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row,
 template <class T>
 constexpr Kernels kernels_of() {
   return {kRowBlock<T>,
-          kKeyBlock,
           forward_workspace<T>,
           forward<T>,
           backward_workspace<T>,

@@ -128,10 +128,11 @@ void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& 
   }
   // Keys outside, tiles inside: a block of keys and values is read from afar
   // once and serves every tile.
-  for (int64_t key = block.key_begin; key < key_end; key += kKeyBlock) {
+  const int64_t step = key_step(block.key_end - block.key_begin);
+  for (int64_t key = block.key_begin; key < key_end; key += step) {
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t end = std::min(key_end, visible_keys(p, scratch.tiles[t].tile.last));
-      const int64_t keys = std::min<int64_t>(kKeyBlock, end - key);
+      const int64_t keys = std::min(step, end - key);
       if (keys > 0) attend(p, key_rows, value_rows, key, keys, scratch, scratch.tiles[t]);
     }
   }

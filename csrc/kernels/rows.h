@@ -12,7 +12,9 @@ struct Rows {
   T* data;
   int64_t group, head, row, col;
 
-  T* operator[](int64_t r) const { return data + r % group * head + r / group * row; }
+  T* operator[](int64_t r) const {
+    return group == 1 ? data + r * row : data + r % group * head + r / group * row;
+  }
 };
 
 template <class T>

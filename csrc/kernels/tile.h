@@ -4,10 +4,17 @@ namespace qkv::QKV_ISA {
 template <class T>
 constexpr int kRowBlock = 2 * kLanes<T>;
 
-// Keys of a tile: full micro-kernels, about 100 of them. Enough that reading
-// and writing the output tile once a key block is cheap, few enough that the
-// tile of scores stays in the first-level cache beside the operands.
-constexpr int kKeyBlock = 96 / kMaxRows[1] * kMaxRows[1];
+// Keys of a tile, at most: enough that reading and writing the output tile once
+// a block is cheap, few enough that the tile of scores stays in the first-level
+// cache beside the operands.
+constexpr int kKeyBlock = 126 / kMaxRows[1] * kMaxRows[1];
+
+// Keys of the tiles that `keys` keys are cut into: equal, and full micro-kernels.
+inline int64_t key_step(int64_t keys) {
+  const int64_t blocks = std::max<int64_t>(1, (keys + kKeyBlock - 1) / kKeyBlock);
+  const int64_t tiles = (keys + blocks * kMaxRows[1] - 1) / (blocks * kMaxRows[1]);
+  return std::max<int64_t>(1, tiles) * kMaxRows[1];
+}
 
 struct Tile {
   int64_t batch, kv_head;

@@ -86,7 +86,7 @@ constexpr auto kMicroKernels =
 
 // The longest chain of additions. Sums over head_dim up to this, and over the
 // keys of a tile, are one chain.
-constexpr int64_t kDepthBlock = 96;
+constexpr int64_t kDepthBlock = 126;
 
 // Tiles of the same height, their depth cut into equal blocks.
 template <class T>
