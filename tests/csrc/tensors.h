@@ -18,10 +18,11 @@
 
 namespace qkv::test {
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;  // about ten times slower: loops are cut down
+// Loops are cut down where each step is ten or more times slower: sanitizers, emulators.
+#if defined(__SANITIZE_ADDRESS__) || defined(QKV_QUICK_TESTS)
+constexpr bool kQuick = true;
 #else
-constexpr bool kSanitized = false;
+constexpr bool kQuick = false;
 #endif
 
 using Sizes = std::vector<int64_t>;  // [batch..., head, row, col], or strides in that order

@@ -26,7 +26,7 @@ class BoundsTest : public IsaTest {
 QKV_FOR_EACH_ISA(BoundsTest);
 
 TEST_P(BoundsTest, SmallSizes) {
-  const Sizes sizes = kSanitized ? Sizes{1, 7, 16} : Sizes{1, 2, 3, 5, 8, 15, 17, 31};
+  const Sizes sizes = kQuick ? Sizes{1, 7, 16} : Sizes{1, 2, 3, 5, 8, 15, 17, 31};
   Case c;
   for (int64_t L : sizes)
     for (int64_t S : sizes)
@@ -53,7 +53,7 @@ TEST_P(BoundsTest, EveryMask) {
 
 // Rows and columns apart, together, and broadcast.
 TEST_P(BoundsTest, AnyStrides) {
-  for (int seed = 0; seed < (kSanitized ? 30 : 300) && !HasFailure(); ++seed) {
+  for (int seed = 0; seed < (kQuick ? 30 : 300) && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.seed = seed, c.strided = true, c.batch = {2}, c.kv_heads = 2;

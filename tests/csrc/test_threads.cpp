@@ -81,7 +81,7 @@ std::vector<double> eighth(const std::vector<double>& all, int64_t b) {
 TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
   for (Case c : cases()) {
     c.batch = {8};
-    if (kSanitized) c.L = (c.L + 3) / 4;
+    if (kQuick) c.L = (c.L + 3) / 4;
     for (int num_threads : {1, 4}) {
       c.num_threads = num_threads;
       SCOPED_TRACE(::testing::Message() << c);
