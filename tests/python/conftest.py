@@ -1,0 +1,43 @@
+"""Fixtures for every test; hypothesis' settings. QKV_TEST_EXAMPLES=<n> draws n, at random."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+import qkv
+
+EXAMPLES = os.environ.get("QKV_TEST_EXAMPLES")
+hypothesis.settings.register_profile(
+    "qkv",
+    deadline=None,
+    derandomize=EXAMPLES is None,
+    database=None,
+    max_examples=int(EXAMPLES or 200),
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("qkv")
+
+
+@pytest.fixture(scope="module", params=qkv.supported_isas())
+def isa(request):
+    """Runs the test on every instruction set of this host."""
+    before = qkv.active_isa()
+    qkv.set_isa(request.param)
+    yield request.param
+    qkv.set_isa(before)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def threads():
+    """Lets a test call torch.set_num_threads."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

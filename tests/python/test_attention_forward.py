@@ -1,0 +1,150 @@
+"""The forward pass against the f64 reference and against torch's own attention."""
+
+import pytest
+import torch
+from common import (
+    assert_no_less_accurate,
+    assert_within_rounding,
+    attend,
+    magnitudes,
+    max_error,
+    rms_error,
+    sdpa,
+)
+from grid import GRID, grid_inputs
+from hypothesis import given
+from strategies import LAYOUTS, cases, lay_out
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import qkv
+
+def reference(inputs, options):
+    return attend(*(x.double() for x in inputs), **options)
+
+
+@pytest.mark.usefixtures("isa")
+class TestAgainstReference:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+    @given(case=cases())
+    def test_drawn(self, dtype, case):
+        inputs, options = case.tensors(dtype)
+        ours = torch.ops.qkv.attention_with_lse(*inputs, **options)
+        assert all(x.dtype == dtype for x in ours)
+        theirs = sdpa(*inputs, **options), attend(*inputs, **options)[1]
+        truths, sizes = reference(inputs, options), magnitudes(inputs, **options)
+        for x, y, truth, size in zip(ours, theirs, truths, sizes, strict=True):
+            assert_within_rounding(x, y, truth, size)
+
+
+@pytest.mark.usefixtures("isa")
+class TestErrorIsNoLargerThanTorchs:
+    @pytest.mark.parametrize("shape", GRID)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+    def test_grid(self, shape, dtype):
+        inputs, options = grid_inputs(shape, dtype)
+        truth, truth_lse = reference(inputs, options)
+        ours, lse = torch.ops.qkv.attention_with_lse(*inputs, **options)
+        if dtype == torch.float64:
+            assert rms_error(ours, truth) <= 1e-14 and rms_error(lse, truth_lse) <= 1e-14
+            return
+        assert_no_less_accurate(ours, sdpa(*inputs, **options), truth)
+        assert_no_less_accurate(lse, attend(*inputs, **options)[1], truth_lse)
+
+    @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32])
+    def test_mask(self, mask_dtype):
+        inputs = [torch.randn(2, 3, 700, 64) for _ in range(3)]
+        mask = torch.randn(2, 1, 700, 700)
+        mask = mask > 0 if mask_dtype == torch.bool else mask
+        truth, _ = reference(inputs, {"attn_mask": mask})
+        ours = torch.ops.qkv.attention(*inputs, mask)
+        assert_no_less_accurate(ours, sdpa(*inputs, attn_mask=mask), truth)
+
+    @pytest.mark.parametrize("spread", [0.01, 3.0, 10.0])
+    def test_flat_and_peaked_weights(self, spread):
+        query, key, value = (torch.randn(1, 4, 700, 64) for _ in range(3))
+        query, key = query * spread, key * spread
+        truth, _ = reference([query, key, value], {})
+        ours = torch.ops.qkv.attention(query, key, value)
+        assert_no_less_accurate(ours, sdpa(query, key, value), truth)
+
+
+@pytest.mark.usefixtures("isa")
+class TestAgainstTorchsPaths:
+    @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+    @pytest.mark.parametrize("shape", GRID)
+    def test_close(self, backend, shape):
+        inputs, options = grid_inputs(shape, torch.float32)
+        with sdpa_kernel(backend):
+            theirs = sdpa(*inputs, **options)
+        torch.testing.assert_close(
+            torch.ops.qkv.attention(*inputs, **options), theirs, rtol=2e-5, atol=2e-6
+        )
+
+
+@pytest.mark.usefixtures("isa")
+class TestShapes:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+    def test_layout(self, layout, which):
+        inputs = [torch.randn(2, 3, 37, 24) for _ in range(3)]
+        truth, _ = reference(inputs, {})
+        inputs[which] = lay_out(inputs[which], layout)
+        assert max_error(torch.ops.qkv.attention(*inputs), truth) < 1e-6
+
+    @pytest.mark.parametrize("L", range(1, 36))
+    def test_every_small_size(self, L):
+        """Every remainder of every tile: of queries, keys and head_dim at once and apart."""
+        for S, D in [(L, L), (35, L), (L, 8), (36 - L, 36 - L)]:
+            inputs = [torch.randn(1, 2, n, D) for n in (L, S, S)]
+            truth, _ = reference(inputs, {})
+            assert max_error(torch.ops.qkv.attention(*inputs), truth) < 2e-6
+
+    def test_empty(self):
+        attention = torch.ops.qkv.attention_with_lse
+        q, none = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 0, 8)
+        output, lse = attention(none, q, q)
+        assert output.shape == (2, 3, 0, 8) and lse.shape == (2, 3, 0)
+        output, lse = attention(q, none, none)
+        assert torch.equal(output, torch.zeros_like(q))
+        assert torch.equal(lse, torch.full((2, 3, 4), -torch.inf))
+        output, lse = attention(none, none, none)
+        assert output.shape == (2, 3, 0, 8) and lse.shape == (2, 3, 0)
+        for shape in [(0, 3, 4, 8), (2, 0, 4, 8)]:
+            x = torch.randn(shape)
+            output, lse = attention(x, x, x)
+            assert output.shape == shape and lse.shape == shape[:-1]
+
+    def test_no_value_columns(self):
+        q = torch.randn(2, 3, 4, 8)
+        output, lse = torch.ops.qkv.attention_with_lse(q, q, q[..., :0])
+        assert output.shape == (2, 3, 4, 0)
+        torch.testing.assert_close(lse, attend(q, q, q)[1])
+
+    def test_head_dim_zero(self):
+        """Every score is 0: the mean of the values, whatever the scale."""
+        q, value = torch.randn(2, 3, 4, 0), torch.randn(2, 3, 5, 7)
+        output = torch.ops.qkv.attention(q, torch.randn(2, 3, 5, 0), value, scale=1.0)
+        torch.testing.assert_close(output, value.mean(-2, keepdim=True).expand(2, 3, 4, 7))
+
+    def test_causal_is_top_left(self):
+        for L, S in [(3, 5), (5, 3)]:
+            value = torch.eye(S).expand(1, 1, S, S)
+            weights = torch.ops.qkv.attention(
+                torch.randn(1, 1, L, 4), torch.randn(1, 1, S, 4), value, is_causal=True
+            )
+            assert torch.equal(weights[0, 0] > 0, torch.ones(L, S, dtype=torch.bool).tril())
+
+    def test_many_batch_dimensions(self):
+        q = torch.randn(2, 1, 2, 1, 2, 1, 2, 1, 2, 3, 4)  # none of them merge with the others
+        k = torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 2, 3, 4)
+        truth, _ = reference([q, k, k], {})
+        assert max_error(torch.ops.qkv.attention(q, k, k), truth) < 1e-6
+
+
+def test_python_wrapper():
+    q = torch.randn(1, 2, 5, 8)
+    output, lse = torch.ops.qkv.attention_with_lse(q, q, q, is_causal=True, scale=0.3)
+    assert torch.equal(qkv.attention(q, q, q, is_causal=True, scale=0.3), output)
+    both = qkv.attention(q, q, q, None, 0.0, True, scale=0.3, return_lse=True)
+    assert torch.equal(both[0], output) and torch.equal(both[1], lse)
+    assert torch.equal(torch.ops.qkv.attention(q, q, q, None, 0.0, True, scale=0.3), output)

@@ -1,0 +1,233 @@
+"""torch.compile, fake and meta tensors, and torch's own checks of a custom operator."""
+
+import itertools
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+from common import attend
+from strategies import LAYOUTS, lay_out
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+attention = torch.ops.qkv.attention
+attention_with_lse = torch.ops.qkv.attention_with_lse
+COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
+
+
+def make(*sizes, batch=(2, 3), D=8, dtype=torch.float32):
+    return [torch.randn(*batch, n, D, dtype=dtype).requires_grad_() for n in sizes]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+class TestCompile:
+    def check(self, f, backend, sizes, dynamic):
+        compiled = torch.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+        for L, S in sizes:
+            leaves = make(L, S, S)
+            results = [g(*leaves) for g in (compiled, f)]
+            torch.testing.assert_close(*results)
+            grads = [torch.autograd.grad(sum(y.sum() for y in r), leaves) for r in results]
+            torch.testing.assert_close(*grads)
+        return compiled
+
+    def test_training(self, backend):
+        def f(query, key, value):
+            output, lse = attention_with_lse(query.sin(), key, value * 2, is_causal=True)
+            return output.cos(), lse * 3
+
+        self.check(f, backend, [(16, 16)], dynamic=False)
+
+    def test_attention_alone(self, backend):
+        self.check(lambda *x: (attention(*x),), backend, [(5, 9)], dynamic=False)
+
+    def test_dynamic_shapes(self, backend):
+        def f(query, key, value):
+            return (attention(query + 1, key, value, is_causal=True, enable_gqa=True) * 2,)
+
+        counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+        self.check(f, counter, [(9, 11), (17, 6), (33, 70)], dynamic=True)
+        assert counter.frame_count == 1
+
+    def test_dynamic_shapes_with_mask_and_layout(self, backend):
+        def f(query, key, value):
+            L, S = query.size(-2), key.size(-2)
+            mask = torch.arange(L)[:, None] >= torch.arange(S) - 3
+            heads_last = lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
+            return (attention(heads_last(query), heads_last(key), value, mask).transpose(1, 2) + 1,)
+
+        self.check(f, backend, [(9, 11), (17, 6)], dynamic=True)
+
+    def test_training_step_of_a_model(self, backend):
+        class Block(torch.nn.Module):
+            def __init__(self, attend):
+                super().__init__()
+                self.attend, self.mix = attend, torch.nn.Linear(16, 48)
+
+            def forward(self, x):
+                q, k, v = self.mix(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+                return x + self.attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+        def train(attend, compiled):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(Block(attend), Block(attend))
+            step = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            losses = []
+            for _ in range(4):
+                loss = step(torch.ones(2, 6, 16)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            return losses
+
+        ours = train(attention, compiled=True)
+        for attend in (attention, F.scaled_dot_product_attention):
+            assert ours == pytest.approx(train(attend, compiled=False), rel=1e-5)
+        assert ours[-1] < ours[0]
+
+    def test_functional_gradient(self, backend):
+        plain = [x.detach() for x in make(6, 6, 6)]
+        f = torch.func.grad(lambda *x: attention(*x).sin().sum(), (0, 1, 2))
+        compiled = torch.compile(f, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(*plain), f(*plain))
+
+    def test_compiled_autograd(self, backend):
+        leaves = make(7, 9, 9)
+        seeds = [torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7)]
+
+        def gradients():
+            outputs = attention_with_lse(*leaves, is_causal=True, scale=0.3)
+            for x in leaves:
+                x.grad = None
+            torch.autograd.backward(outputs, seeds)
+            return [x.grad for x in leaves]
+
+        expected = gradients()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+            for _ in range(2):  # the second time from the cache
+                torch.testing.assert_close(gradients(), expected)
+
+
+def test_compiled_autograd_with_other_options():
+    """What is not a tensor is part of the cache's key, or two calls would share one graph."""
+    query, key, value = make(6, 6, 6, batch=(1, 4))
+    mask = torch.rand(6, 6) > 0.3
+    variants = [{}, {"is_causal": True}, {"scale": 2.0}, {"scale": 3.0}, {"attn_mask": mask}]
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        for options in variants:
+            for inputs in ([query, key, value], [query, key.detach(), value]):
+                wanted = [x for x in inputs if x.requires_grad]
+                for x in wanted:
+                    x.grad = None
+                attention(*inputs, **options).sum().backward()
+                expected = torch.autograd.grad(attend(*inputs, **options)[0].sum(), wanted)
+                torch.testing.assert_close([x.grad for x in wanted], list(expected))
+
+
+SAMPLES = {
+    "plain": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {}),
+    "causal, scale": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"is_causal": True, "scale": 0.3}),
+    "bool mask": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"attn_mask": torch.ones(5, 6) > 0}),
+    "float mask": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"attn_mask": torch.zeros(3, 1, 6)}),
+    "gqa": ((2, 6, 5, 4), (2, 3, 6, 4), (2, 1, 6, 4), {"enable_gqa": True}),
+    "broadcast": ((1, 3, 5, 4), (2, 1, 6, 4), (3, 6, 2), {}),
+    "2-D": ((5, 4), (6, 4), (6, 7), {}),
+    "3-D": ((2, 5, 4), (2, 6, 4), (2, 6, 4), {}),
+    "6-D": ((2, 1, 2, 2, 5, 4), (2, 1, 2, 2, 6, 4), (1, 2, 1, 2, 6, 4), {}),
+    "empty": ((2, 3, 0, 4), (2, 3, 6, 4), (2, 3, 6, 4), {}),
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+def test_opcheck(sample, requires_grad, dtype):
+    *shapes, options = SAMPLES[sample]
+    inputs = [torch.randn(s, dtype=dtype, requires_grad=requires_grad) for s in shapes]
+    for op in (attention, attention_with_lse):
+        opcheck(op, inputs, options)
+
+
+def test_opcheck_of_the_gradient():
+    query, key, value = (x.detach() for x in make(5, 6, 6))
+    output, lse = attention_with_lse(query, key, value)
+    for seeds in itertools.product([torch.randn_like(output), None], [torch.randn_like(lse), None]):
+        arguments = (*seeds, query, key, value, None, output, lse, 0.0, False)
+        options = {"scale": None, "enable_gqa": False, "output_mask": [True, False, True]}
+        opcheck(torch.ops.qkv.attention_backward, arguments, options)
+
+
+def describe(x):
+    return x.shape, x.stride(), x.dtype
+
+
+class TestMeta:
+    """Meta and fake tensors: shapes, strides and dtypes as the real operator's."""
+
+    @pytest.mark.parametrize("sample", SAMPLES)
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_same_as_real(self, sample, layout):
+        *shapes, options = SAMPLES[sample]
+        real = [lay_out(torch.randn(s), layout) for s in shapes]
+        expected = [describe(x) for x in attention_with_lse(*real, **options)]
+        meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in options.items()}
+        on_meta = [torch.empty_strided(x.shape, x.stride(), device="meta") for x in real]
+        found = attention_with_lse(*on_meta, **meta)
+        assert all(x.is_meta for x in found)
+        assert [describe(x) for x in found] == expected
+        assert describe(attention(*on_meta, **meta)) == expected[0]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = [mode.from_tensor(x) for x in real]
+            assert [describe(x) for x in attention_with_lse(*fake, **options)] == expected
+
+    @pytest.mark.parametrize("sample", SAMPLES)
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_gradients_same_as_real(self, sample, layout):
+        *shapes, options = SAMPLES[sample]
+        real = [lay_out(torch.randn(s), layout) for s in shapes]
+
+        def gradients(inputs):
+            output, lse = attention_with_lse(*inputs, **options)
+            return torch.ops.qkv.attention_backward(
+                torch.ones_like(output), None, *inputs, options.get("attn_mask"), output, lse,
+                0.0, options.get("is_causal", False), scale=None,
+                enable_gqa=options.get("enable_gqa", False), output_mask=[True] * 3,
+            )  # fmt: skip
+
+        expected = [describe(x) for x in gradients(real)]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert [describe(x) for x in gradients([mode.from_tensor(x) for x in real])] == expected
+
+    def test_expanded(self):
+        real = torch.randn(1, 1, 5, 4).expand(2, 3, 5, 4)
+        meta = torch.empty(1, 1, 5, 4, device="meta").expand(2, 3, 5, 4)
+        found, expected = (attention_with_lse(x, x, x) for x in (meta, real))
+        assert [describe(x) for x in found] == [describe(x) for x in expected]
+
+    def test_output_lies_like_query(self):
+        """So that the usual transpose and flatten after attention copy nothing."""
+        query = torch.randn(2, 5, 3, 4).transpose(1, 2)
+        output = attention(query, query, query)
+        assert output.stride() == query.stride()
+        assert output.transpose(1, 2).flatten(2).data_ptr() == output.data_ptr()
+
+    def test_export(self):
+        class Model(torch.nn.Module):
+            def forward(self, query, key, value):
+                return attention(query, key, value, is_causal=True)
+
+        inputs = tuple(x.detach() for x in make(6, 8, 8))
+        length = torch.export.Dim("length", min=2, max=64)
+        program = torch.export.export(
+            Model(), inputs, dynamic_shapes=({2: length}, {2: length + 2}, {2: length + 2}),
+        )  # fmt: skip
+        longer = tuple(x.detach() for x in make(20, 22, 22))
+        torch.testing.assert_close(program.module()(*longer), Model()(*longer))

@@ -1,0 +1,265 @@
+"""Every bad call is told which argument is wrong, what it was and what it may be."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import qkv
+
+NAN, INF = float("nan"), float("inf")
+
+
+def zeros(*shape, dtype=torch.float32, **options):
+    return torch.zeros(shape, dtype=dtype, **options)
+
+
+def nested(layout):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # strided ones are deprecated
+        return torch.nested.nested_tensor([zeros(4, 5, 8), zeros(4, 6, 8)], layout=layout)
+
+
+Q = zeros(2, 4, 5, 8)
+GOOD = {"query": Q, "key": Q, "value": Q}
+# name: (what differs from GOOD, exception, what the message holds)
+CASES = {
+    "query 1-D": ({"query": zeros(8)}, RuntimeError, r"query has the shape \[8\].* 2 dim"),
+    "key 0-D": ({"key": zeros()}, RuntimeError, r"key has the shape \[\].* 2 dim"),
+    "value 1-D": ({"value": zeros(8)}, RuntimeError, r"value has the shape \[8\].* 2 dim"),
+    "head_dim": (
+        {"key": zeros(2, 4, 5, 7)}, RuntimeError,
+        r"key has the shape \[2, 4, 5, 7\].* query's, 8",
+    ),
+    "seqlen_k": (
+        {"value": zeros(2, 4, 6, 8)}, RuntimeError,
+        r"value has the shape \[2, 4, 6, 8\].* key's, 5",
+    ),
+    "batch of key": ({"key": zeros(3, 4, 5, 8)}, RuntimeError, r"query.*\[3, 4, 5, 8\].*broadcast"),
+    "batch of value": ({"value": zeros(3, 4, 5, 8)}, RuntimeError, r"value \[3, 4, 5, 8\]"),
+    "outer batch": (
+        {"query": zeros(2, 1, 4, 5, 8), "key": zeros(3, 2, 4, 5, 8)}, RuntimeError,
+        r"query \[2, 1, 4, 5, 8\], key \[3, 2, 4, 5, 8\].* do not broadcast",
+    ),
+    "heads of key": ({"key": zeros(2, 2, 5, 8)}, RuntimeError, "key has 2 heads and query 4"),
+    "heads of value": ({"value": zeros(2, 2, 5, 8)}, RuntimeError, "value has 2 heads.* 4"),
+    "heads that do not divide": (
+        {"key": zeros(2, 3, 5, 8), "enable_gqa": True}, RuntimeError,
+        "key has 3 heads and query 4.*divide",
+    ),
+    "value heads that do not divide": (
+        {"value": zeros(2, 3, 5, 8), "enable_gqa": True}, RuntimeError,
+        "value has 3 heads and query 4.*divide",
+    ),
+    "more key heads than query heads": (
+        {"key": zeros(2, 8, 5, 8), "enable_gqa": True}, RuntimeError, "key has 8 heads and query 4",
+    ),
+    "no key heads": (
+        {"key": zeros(2, 0, 5, 8), "enable_gqa": True}, RuntimeError, "key has 0 heads and query 4",
+    ),
+    "int64": (dict.fromkeys(GOOD, Q.long()), RuntimeError, "query is int64.*float32 or float64"),
+    "bool": (dict.fromkeys(GOOD, Q.bool()), RuntimeError, "query is bool.*float32 or float64"),
+    "complex": (dict.fromkeys(GOOD, Q.cfloat()), RuntimeError, "query is complex64.*float32 or"),
+    "half": (dict.fromkeys(GOOD, Q.half()), NotImplementedError, "query is float16.*not.*yet"),
+    "bfloat16": (dict.fromkeys(GOOD, Q.bfloat16()), NotImplementedError, "query is bfloat16.*yet"),
+    "mixed key": ({"key": Q.double()}, RuntimeError, "key is float64, but query is float32"),
+    "mixed value": ({"value": Q.double()}, RuntimeError, "value is float64, but query is float32"),
+    "half key": ({"key": Q.half()}, RuntimeError, "key is float16, but query is float32"),
+    "mask too long": (
+        {"attn_mask": zeros(5, 6)}, RuntimeError,
+        r"attn_mask has the shape \[5, 6\].*\[2, 4, 5, 5\]",
+    ),
+    "mask with more batches": (
+        {"attn_mask": zeros(3, 1, 5, 5)}, RuntimeError, r"attn_mask has the shape \[3, 1, 5, 5\]",
+    ),
+    "mask with more dimensions": (
+        {"attn_mask": zeros(1, 2, 4, 5, 5)}, RuntimeError, r"attn_mask has.*\[1, 2, 4, 5, 5\]",
+    ),
+    "empty mask": (
+        {"attn_mask": zeros(5, 0)}, RuntimeError, r"attn_mask has the shape \[5, 0\]",
+    ),
+    "int mask": ({"attn_mask": zeros(5, 5).int()}, RuntimeError, "attn_mask is int32.*bool"),
+    "uint8 mask": ({"attn_mask": zeros(5, 5).byte()}, RuntimeError, "attn_mask is uint8.*bool"),
+    "half mask": ({"attn_mask": zeros(5, 5).half()}, RuntimeError, "attn_mask is float16.*bool"),
+    "f64 mask": ({"attn_mask": zeros(5, 5).double()}, RuntimeError, "attn_mask is float64"),
+    "complex mask": ({"attn_mask": zeros(5, 5).cfloat()}, RuntimeError, "attn_mask is complex64"),
+    "mask that requires grad": (
+        {"attn_mask": zeros(5, 5, requires_grad=True)}, NotImplementedError,
+        "attn_mask requires grad.*not.*yet",
+    ),
+    "nan scale": ({"scale": NAN}, ValueError, "scale is nan.*finite"),
+    "infinite scale": ({"scale": INF}, ValueError, "scale is inf.*finite"),
+    "-infinite scale": ({"scale": -INF}, ValueError, "scale is -inf.*finite"),
+    "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1.*between 0 and 1"),
+    "dropout above 1": ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5.*between 0 and 1"),
+    "nan dropout": ({"dropout_p": NAN}, ValueError, "dropout_p is nan.*between 0 and 1"),
+    "dropout": ({"dropout_p": 0.1}, NotImplementedError, "dropout_p is 0.1.*not implemented yet"),
+    "dropout of 1": ({"dropout_p": 1.0}, NotImplementedError, "dropout_p is 1.*not implemented"),
+    "meta key": ({"key": Q.to("meta")}, RuntimeError, "key is on meta, but query is on cpu"),
+    "meta query": ({"query": Q.to("meta")}, RuntimeError, "key is on cpu, but query is on meta"),
+    "meta value": ({"value": Q.to("meta")}, RuntimeError, "value is on meta, but query is on cpu"),
+    "meta mask": (
+        {"attn_mask": zeros(5, 5, device="meta")}, RuntimeError, "attn_mask is on meta.*query",
+    ),
+    "sparse query": ({"query": Q.to_sparse()}, RuntimeError, "query has the layout Sparse.*dense"),
+    "sparse key": ({"key": Q.to_sparse()}, RuntimeError, "key has the layout Sparse.*dense"),
+    "sparse value": ({"value": Q.to_sparse()}, RuntimeError, "value has the layout Sparse.*dense"),
+    "sparse mask": (
+        {"attn_mask": zeros(5, 5).to_sparse()}, RuntimeError, "attn_mask has the layout Sparse",
+    ),
+    "mkldnn query": ({"query": Q.to_mkldnn()}, RuntimeError, "query has the layout Mkldnn.*dense"),
+    "nested query": (
+        {"query": nested(torch.strided)}, RuntimeError,
+        "query is a nested tensor.*dense",
+    ),
+    "jagged value": (
+        {"value": nested(torch.jagged)}, RuntimeError,
+        "value is a nested tensor.*dense",
+    ),
+    "too many scores": (
+        {"query": zeros(1).expand(2**40, 1), "key": zeros(1).expand(2**40, 1),
+         "value": zeros(1).expand(2**40, 1)}, RuntimeError,
+        r"query, key and value are too large.*\[1099511627776, 1099511627776\]",
+    ),
+    "too many batches": (
+        dict.fromkeys(GOOD, zeros(1).expand(2**30, 2**28, 4, 4)), RuntimeError, "too large",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", ["attention", "attention_with_lse"])
+def test_bad_call(case, op):
+    change, exception, message = CASES[case]
+    with pytest.raises(exception, match=f"(?s){op.split('_')[0]}.*{message}") as caught:
+        getattr(torch.ops.qkv, op)(**{**GOOD, **change})
+    assert caught.type is exception
+
+
+def can_be_fake(x):
+    return type(x) is torch.Tensor and x.layout == torch.strided and not x.is_nested | x.is_meta
+
+
+@pytest.mark.parametrize("case", [
+    name for name, (change, _, _) in CASES.items()
+    if all(can_be_fake(x) for x in change.values() if isinstance(x, torch.Tensor))
+])  # fmt: skip
+def test_bad_call_under_compile(case):
+    """The Meta kernel refuses what the CPU kernel refuses, in the same words. Not with a
+    NotImplementedError, though: FakeTensor hides its text."""
+    change, _, message = CASES[case]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {
+            name: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+            for name, x in {**GOOD, **change}.items()
+        }
+        with pytest.raises((RuntimeError, ValueError), match=f"(?s){message}"):
+            torch.ops.qkv.attention(**fake)
+
+
+def test_good_call():
+    """So that no case above fails for another reason."""
+    assert torch.ops.qkv.attention(**GOOD).shape == Q.shape
+
+
+def test_nine_batch_dimensions_that_do_not_merge():
+    q = torch.zeros([2, 1] * 9 + [3, 4])
+    k = torch.zeros([1, 2] * 9 + [3, 4])
+    with pytest.raises(RuntimeError, match="more than 8 leading dimensions.*contiguous"):
+        torch.ops.qkv.attention(q, k, k)
+
+
+def test_memory_that_cannot_be_had():
+    """An output of 2^47 bytes: torch's own error, not a crash."""
+    x = torch.zeros(1).expand(2**22, 2**10, 1, 2**13)
+    with pytest.raises(RuntimeError, match="memory"):
+        torch.ops.qkv.attention(x, x, x)
+
+
+class TestBackward:
+    """The gradient operator checks its own arguments too: anyone may call it."""
+
+    def call(self, **change):
+        output, lse = torch.ops.qkv.attention_with_lse(Q, Q, Q)
+        arguments = {
+            "grad_output": output, "grad_logsumexp": None, **GOOD, "attn_mask": None,
+            "output": output, "logsumexp": lse, "dropout_p": 0.0, "is_causal": False,
+            "scale": None, "enable_gqa": False, "output_mask": [True] * 3,
+        }  # fmt: skip
+        return torch.ops.qkv.attention_backward(**{**arguments, **change})
+
+    def test_good_call(self):
+        assert [g.shape for g in self.call()] == [Q.shape] * 3
+
+    @pytest.mark.parametrize("change, message", [
+        ({"grad_output": zeros(2, 4, 5, 7)}, r"grad_output has.*\[2, 4, 5, 7\].*\[2, 4, 5, 8\]"),
+        ({"grad_output": Q.double()}, "grad_output is float64, but float32"),
+        ({"grad_logsumexp": zeros(2, 4, 6)}, r"grad_logsumexp has.*\[2, 4, 6\].*\[2, 4, 5\]"),
+        ({"output": zeros(2, 4, 5)}, r"output has the shape \[2, 4, 5\]"),
+        ({"logsumexp": zeros(2, 4, 5).double()}, "logsumexp is float64"),
+        ({"grad_output": Q.to_sparse()}, "grad_output has the layout Sparse"),
+        ({"grad_output": Q.to("meta")}, "grad_output is on meta"),
+        ({"key": zeros(2, 4, 5, 7)}, "key has the shape"),
+    ])  # fmt: skip
+    def test_bad_call(self, change, message):
+        with pytest.raises(RuntimeError, match=message):
+            self.call(**change)
+
+
+class TestIsa:
+    def run(self, isa):
+        return subprocess.run(
+            [sys.executable, "-c", "import qkv; print(qkv.active_isa())"],
+            capture_output=True, text=True, env={**os.environ, "QKV_ISA": isa}, timeout=60,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("isa", qkv.supported_isas())
+    def test_forced(self, isa):
+        assert self.run(isa).stdout.strip() == isa
+
+    def test_empty_means_best(self):
+        assert self.run("").stdout.strip() == qkv.supported_isas()[0]
+
+    @pytest.mark.parametrize("isa", ["sse9", "AVX2", " avx2"])
+    def test_unknown(self, isa):
+        done = self.run(isa)
+        assert done.returncode != 0
+        assert re.search(rf"ValueError: QKV_ISA.*'{isa}'.*generic", done.stderr)
+
+    def test_unknown_at_the_first_call(self):
+        code = "import torch, qkv; x = torch.ones(1, 1, 2, 2); torch.ops.qkv.attention(x, x, x)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+            env={**os.environ, "QKV_ISA": "sse9"},
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert re.search(r"Error: QKV_ISA.*'sse9'.*generic", done.stderr)
+
+    def test_set_unknown(self):
+        before = qkv.active_isa()
+        with pytest.raises(ValueError, match="set_isa.*'sse9'.*generic"):
+            qkv.set_isa("sse9")
+        assert qkv.active_isa() == before
+
+    def test_set_unsupported(self):
+        missing = [x for x in ("avx512", "avx2") if x not in qkv.supported_isas()]
+        if not missing:
+            pytest.skip("this CPU runs every instruction set there is")
+        with pytest.raises(ValueError, match=f"this CPU cannot run '{missing[0]}'.*generic"):
+            qkv.set_isa(missing[0])
+
+    def test_best_first(self):
+        order = ["avx512", "avx2", "generic"]
+        isas = qkv.supported_isas()
+        assert isas == sorted(isas, key=order.index) and isas[-1] == "generic"
+
+
+def test_largest_finite_scale_is_fine():
+    output = torch.ops.qkv.attention(Q, Q, Q, scale=-math.ldexp(1, 100))
+    assert output.isfinite().all()

@@ -1,0 +1,226 @@
+"""NaN and inf: as torch's math path where a row may attend to them, nowhere else."""
+
+import pytest
+import torch
+from common import INF, attend, attend_by_row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+NAN = float("nan")
+pytestmark = pytest.mark.usefixtures("isa")
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+# (L, S, D): smaller than any tile, with tails, a decode step, many rows
+sizes = pytest.mark.parametrize("L, S, D", [(5, 7, 3), (1, 150, 16), (70, 33, 24)])
+
+
+def run(f, inputs, grads, options):
+    """output, lse and the three gradients."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    results = f(*inputs, **options)
+    found = torch.autograd.grad(results, inputs, grads, allow_unused=True)
+    return [*results, *(torch.zeros_like(x) if g is None else g
+                        for g, x in zip(found, inputs, strict=True))]  # fmt: skip
+
+
+def check(inputs, grads, **options):
+    """Ours against attend_by_row: equal where finite, the same NaN, the same infinities."""
+    ours = run(torch.ops.qkv.attention_with_lse, inputs, grads, options)
+    wide = [x.double() for x in inputs], [x.double() for x in grads]
+    truths = run(attend_by_row, *wide, options)
+    names = ["output", "lse", "grad_query", "grad_key", "grad_value"]
+    for name, x, truth in zip(names, ours, truths, strict=True):
+        torch.testing.assert_close(
+            x.double(), truth, rtol=3e-5, atol=1e-5, equal_nan=True,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )  # fmt: skip
+    return ours
+
+
+def make(L, S, D, dtype):
+    inputs = [torch.randn(1, 2, n, d, dtype=dtype) for n, d in [(L, D), (S, D), (S, D + 2)]]
+    return inputs, [torch.randn(1, 2, L, D + 2, dtype=dtype), torch.randn(1, 2, L, dtype=dtype)]
+
+
+@dtypes
+@sizes
+@pytest.mark.parametrize("junk", [NAN, INF])
+class TestMaskedNeverLeaks:
+    @pytest.mark.parametrize("kind", ["bool", "float"])
+    def test_padding(self, L, S, D, dtype, junk, kind):
+        inputs, grads = make(L, S, D, dtype)
+        hidden = torch.rand(1, 1, 1, S) < 0.5
+        hidden[..., 0] = False
+        for x in inputs[1:]:
+            x.masked_fill_(hidden.mT, junk)
+        mask = ~hidden if kind == "bool" else torch.zeros(hidden.shape).masked_fill(hidden, -INF)
+        ours = check(inputs, grads, attn_mask=mask)
+        assert all(x.isfinite().all() for x in ours)
+        for g in ours[3:]:
+            assert (g.masked_select(hidden.mT) == 0).all()
+
+    def test_future(self, L, S, D, dtype, junk):
+        inputs, grads = make(L, S, D, dtype)
+        first = min(L, S) - 1  # only the last row may see it
+        inputs[1][..., first + 1 :, :], inputs[2][..., first + 1 :, :] = junk, junk
+        check(inputs, grads, is_causal=True)
+        inputs[1][..., first, 0], inputs[2][..., first, 1] = junk, junk
+        ours = check(inputs, grads, is_causal=True)
+        assert ours[0][..., :first, :].isfinite().all()
+
+    def test_rows_that_see_nothing(self, L, S, D, dtype, junk):
+        """Neither their query nor what flows back into them matters to anything."""
+        inputs, grads = make(L, S, D, dtype)
+        blind = torch.rand(L, 1) < 0.5
+        blind[0] = True
+        inputs[0].masked_fill_(blind, junk)
+        grads[0].masked_fill_(blind, junk)
+        grads[1].masked_fill_(blind[:, 0], junk)
+        ours = check(inputs, grads, attn_mask=~blind.expand(L, S))
+        assert (ours[0].masked_select(blind) == 0).all()
+        assert (ours[1].masked_select(blind[:, 0]) == -INF).all()
+        assert all(x.isfinite().all() for x in (ours[0], *ours[2:]))
+
+    def test_everything_masked(self, L, S, D, dtype, junk):
+        inputs, grads = ([torch.full_like(x, junk) for x in xs] for xs in make(L, S, D, dtype))
+        for mask in (torch.zeros(L, S, dtype=torch.bool), torch.full((L, S), -INF)):
+            output, lse, *found = check(inputs, grads, attn_mask=mask)
+            assert (lse == -INF).all()
+            assert all((x == 0).all() for x in (output, *found))
+
+
+@dtypes
+@sizes
+@pytest.mark.parametrize("junk", [NAN, INF, -INF])
+class TestAttendedComesOut:
+    @pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+    @pytest.mark.parametrize("is_causal", [False, True])
+    def test_input(self, L, S, D, dtype, junk, which, is_causal):
+        inputs, grads = make(L, S, D, dtype)
+        inputs[which][0, 1, -1, 1] = junk
+        ours = check(inputs, grads, is_causal=is_causal)
+        assert ours[0][0, 0].isfinite().all()  # the other head
+
+    @pytest.mark.parametrize("which", range(2), ids=["grad_output", "grad_lse"])
+    def test_gradient(self, L, S, D, dtype, junk, which):
+        inputs, grads = make(L, S, D, dtype)
+        grads[which][0, 1, -1] = junk
+        check(inputs, grads, attn_mask=torch.rand(L, S) < 0.5, is_causal=True)
+
+    def test_float_mask(self, L, S, D, dtype, junk):
+        inputs, grads = make(L, S, D, dtype)
+        mask = torch.randn(L, S)
+        mask[0, -1], mask[-1, 0] = junk, junk
+        check(inputs, grads, attn_mask=mask)
+
+
+@dtypes
+class TestDrawn:
+    @settings(max_examples=settings().max_examples // 2)
+    @given(
+        size=st.tuples(*(st.integers(1, 24) for _ in range(3))),
+        junk=st.lists(
+            st.tuples(
+                st.integers(0, 4),  # query, key, value, grad_output, grad_lse
+                st.floats(0, 1, exclude_max=True),  # where
+                st.sampled_from([NAN, INF, -INF]),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        is_causal=st.booleans(),
+        mask=st.sampled_from([None, "bool", "float"]),
+        seed=st.integers(0, 1000),
+    )
+    def test_junk_anywhere(self, dtype, size, junk, is_causal, mask, seed):
+        torch.manual_seed(seed)
+        L, S, D = size
+        inputs, grads = make(L, S, D, dtype)
+        for which, where, value in junk:
+            x = [*inputs, *grads][which]
+            x.view(-1)[int(where * x.numel())] = value
+        hidden = torch.rand(L, S) < 0.6
+        masks = {None: None, "bool": ~hidden, "float": torch.randn(L, S).masked_fill(hidden, -INF)}
+        check(inputs, grads, attn_mask=masks[mask], is_causal=is_causal)
+
+
+@dtypes
+class TestGroupedHeads:
+    def test_one_bad_key_head(self, dtype):
+        query, key, value = (torch.randn(1, h, 20, 8, dtype=dtype) for h in (6, 2, 2))
+        key[0, 1, 3, 0], value[0, 0, 7] = NAN, INF
+        ours = torch.ops.qkv.attention(query, key, value, is_causal=True, enable_gqa=True)
+        repeated = (x.repeat_interleave(3, 1) for x in (key, value))
+        truth, _ = attend_by_row(query, *repeated, is_causal=True)
+        torch.testing.assert_close(ours, truth, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@dtypes
+class TestAsTorchsMath:
+    """attend_by_row is our own reading of torch; here is torch itself."""
+
+    @pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+    @pytest.mark.parametrize("junk", [NAN, INF, -INF])
+    def test_unmasked(self, dtype, which, junk):
+        inputs, (grad_output, _) = make(19, 23, 8, dtype)
+        inputs[which][0, 0, 4, 2] = junk
+        results = []
+        for f in (torch.ops.qkv.attention, scaled_dot_product_attention):
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            with sdpa_kernel(SDPBackend.MATH):
+                output = f(*leaves)
+            results.append([output, *torch.autograd.grad(output, leaves, grad_output)])
+        for x, y in zip(*results, strict=True):
+            torch.testing.assert_close(x, y, equal_nan=True, rtol=3e-5, atol=1e-5)
+
+
+@dtypes
+class TestHugeScores:
+    @pytest.mark.parametrize("power", [2, 5, 10, 17])
+    def test_one_key_wins(self, dtype, power):
+        """Scores so far apart that every weight is 0 or 1; up to 1e34 in size."""
+        query = torch.randn(2, 2, 21, 1, dtype=dtype).sign() * 10.0**power
+        key = torch.randperm(43).to(dtype).view(43, 1).expand(2, 2, 43, 1) * 10.0**power
+        inputs = [query, key, torch.randn(2, 2, 43, 5, dtype=dtype)]
+        ours = torch.ops.qkv.attention_with_lse(*inputs, scale=1.0)
+        for x, truth in zip(ours, attend(*inputs, scale=1.0), strict=True):
+            torch.testing.assert_close(x, truth, rtol=1e-5, atol=1e-6)
+
+    def test_gradients_of_a_certain_choice(self, dtype):
+        query, key, value = (torch.randn(1, 2, 17, 8, dtype=dtype) for _ in range(3))
+        leaves = [x.requires_grad_() for x in (query * 1e6, key * 1e6, value)]
+        output = torch.ops.qkv.attention(*leaves)
+        grad = torch.randn_like(output)
+        grads = torch.autograd.grad(output, leaves, grad)
+        assert (grads[0] == 0).all() and (grads[1] == 0).all()
+        truth = torch.autograd.grad(attend(*leaves)[0], value, grad)[0]
+        torch.testing.assert_close(grads[2], truth)
+
+    @pytest.mark.parametrize("least", [-1e4, -1e9, -1e30, torch.finfo(torch.float32).min])
+    @pytest.mark.parametrize("where", ["some", "row", "all"])
+    def test_finite_mask_values_that_stand_for_minus_inf(self, dtype, least, where):
+        """They are numbers, though: a row of them attends to all its keys."""
+        inputs, _ = make(19, 33, 8, dtype)
+        mask = torch.zeros(19, 33)
+        mask[{"some": (slice(None), slice(3, None)), "row": 4, "all": slice(None)}[where]] = least
+        self.compare(inputs, mask)
+
+    def test_large_positive_mask(self, dtype):
+        inputs, _ = make(19, 33, 8, dtype)
+        self.compare(inputs, torch.full((19, 33), torch.finfo(torch.float32).max))
+
+    def compare(self, inputs, mask):
+        """Beside -1e4 an f32 score keeps three digits after the point, hence the tolerance; beside
+        the others none, so that all weights are equal."""
+        ours = torch.ops.qkv.attention_with_lse(*inputs, mask)
+        for x, truth in zip(ours, attend(*inputs, mask), strict=True):
+            torch.testing.assert_close(x, truth, rtol=1e-5, atol=3e-3)
+
+    def test_wide_range_of_scores(self, dtype):
+        """Weights from 1 down through the subnormal numbers to 0."""
+        key = torch.linspace(-200, 0, 301, dtype=dtype).view(1, 1, 301, 1)
+        value = torch.eye(301, dtype=dtype).view(1, 1, 301, 301)
+        ours = torch.ops.qkv.attention(torch.ones(1, 1, 3, 1, dtype=dtype), key, value, scale=1.0)
+        truth, _ = attend(torch.ones(1, 1, 3, 1).double(), key.double(), value.double(), scale=1.0)
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-36)

@@ -1,0 +1,218 @@
+"""Threads: the same bits for any number of them, torch's settings obeyed, no hang after fork()."""
+
+import concurrent.futures
+import os
+import threading
+
+import pytest
+import torch
+from common import run_python
+
+attention_with_lse = torch.ops.qkv.attention_with_lse
+
+# (H, Hkv, L, S, D), options. Between them: one key split, many, tails of every kind, many small
+# items, one large one, heads that share keys.
+SHAPES = {
+    "decode": ((8, 8, 1, 2000, 64), {}),
+    "decode, gqa": ((8, 2, 1, 1100, 128), {"enable_gqa": True}),
+    "few queries, many keys": ((2, 1, 5, 3000, 33), {"enable_gqa": True}),
+    "tiny": ((1, 1, 1, 1, 8), {}),
+    "small": ((4, 4, 16, 16, 32), {}),
+    "tails": ((3, 3, 197, 131, 40), {}),
+    "causal": ((4, 4, 300, 300, 64), {"is_causal": True}),
+    "causal, gqa": ((6, 2, 257, 300, 24), {"is_causal": True, "enable_gqa": True}),
+    "many heads": ((40, 40, 20, 33, 16), {}),
+    "one long head": ((1, 1, 1500, 1500, 64), {}),
+    "one long causal head": ((1, 1, 1201, 1201, 17), {"is_causal": True}),
+    "many queries, few keys": ((1, 1, 3000, 3, 64), {}),
+}
+
+
+def inputs_of(shape, batch=1, dtype=torch.float32):
+    H, Hkv, L, S, D = shape
+    sizes = [(H, L, D), (Hkv, S, D), (Hkv, S, D)]
+    return [torch.randn(batch, *size, dtype=dtype).requires_grad_() for size in sizes]
+
+
+def everything(inputs, seeds, options):
+    """Output, lse and gradients."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    results = attention_with_lse(*inputs, **options)
+    return [*results, *torch.autograd.grad(results, inputs, seeds)]
+
+
+def seeds_of(inputs, options):
+    return [torch.randn_like(x) for x in attention_with_lse(*inputs, **options)]
+
+
+def assert_same_bits(x, y):
+    for a, b in zip(x, y, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+class TestSameBits:
+    def test_any_number_of_threads(self, shape, dtype, threads):
+        sizes, options = SHAPES[shape]
+        inputs = inputs_of(sizes, dtype=dtype)
+        seeds = seeds_of(inputs, options)
+        threads(1)
+        expected = everything(inputs, seeds, options)
+        for n in (2, 3, 4, 4, 7):  # 4 twice: from run to run
+            threads(n)
+            assert_same_bits(everything(inputs, seeds, options), expected)
+
+    def test_any_batch_size(self, shape, dtype, threads):
+        sizes, options = SHAPES[shape]
+        inputs = inputs_of(sizes, 8, dtype)
+        seeds = seeds_of(inputs, options)
+        whole = everything(inputs, seeds, options)
+        for n, item in [(4, 0), (3, 5), (1, 7)]:
+            threads(n)
+            alone = everything(
+                *([x[item : item + 1] for x in xs] for xs in (inputs, seeds)), options
+            )
+            assert_same_bits(alone, [x[item : item + 1] for x in whole])
+
+
+@pytest.mark.usefixtures("isa")
+class TestCallers:
+    """Called from where attention is called from."""
+
+    def work(self):
+        torch.manual_seed(0)
+        inputs = inputs_of((4, 2, 130, 170, 24))
+        options = {"enable_gqa": True}
+        return inputs, seeds_of(inputs, options), options
+
+    def test_several_python_threads(self):
+        call = self.work()
+        expected = everything(*call)
+        start = threading.Barrier(4)
+
+        def caller():
+            start.wait()
+            return [everything(*call) for _ in range(10)]
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            for future in [pool.submit(caller) for _ in range(4)]:
+                for results in future.result(timeout=60):
+                    assert_same_bits(results, expected)
+
+    def test_threads_that_end(self):
+        """Each may leave a team of OpenMP threads behind; the next must not trip over it."""
+        call = self.work()
+        expected = everything(*call)
+        results = []
+        for _ in range(20):
+            thread = threading.Thread(target=lambda: results.append(everything(*call)))
+            thread.start()
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+        for result in results:
+            assert_same_bits(result, expected)
+
+    def test_inside_jit_fork(self):
+        """torch's inter-op pool."""
+        inputs, _, options = self.work()
+        expected = attention_with_lse(*inputs, **options)
+        futures = [torch.jit.fork(attention_with_lse, *inputs, **options) for _ in range(8)]
+        for future in futures:
+            assert_same_bits(torch.jit.wait(future), expected)
+
+    def test_backward_of_several_graphs_at_once(self):
+        inputs, seeds, options = self.work()
+        expected = everything(inputs, seeds, options)[2:]
+        outputs = [attention_with_lse(*inputs, **options) for _ in range(4)]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            run = lambda o: torch.autograd.grad(o, inputs, seeds)  # noqa: E731
+            for found in pool.map(run, outputs):
+                assert_same_bits(found, expected)
+
+
+SETUP = """
+import os, threading, torch, qkv
+def threads():
+    return len(os.listdir("/proc/self/task"))
+def step(n=512):
+    x = [torch.ones(1, 4, n, 64, requires_grad=True) for _ in range(3)]
+    y = torch.ops.qkv.attention(*x)
+    y.sum().backward()
+    assert (y == 1).all() and torch.allclose(x[2].grad, torch.ones(()))
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_set_num_threads(n):
+    code = f"""
+torch.set_num_threads({n})
+torch.ones(2).add(1)
+before = threads()
+step()
+x = torch.ones(1, 4, 512, 64)
+with torch.no_grad():
+    torch.ops.qkv.attention(x, x, x)
+print(threads() - before)
+"""
+    # backward() itself starts one thread of the autograd engine for each device
+    one = run_python(SETUP + code.replace("step()", "torch.ones(1, requires_grad=True).backward()"))
+    assert int(one) <= n  # n - 1 of OpenMP's, one of autograd's
+    # the autograd thread opens regions of its own, with a team of its own
+    assert int(run_python(SETUP + code)) <= 1 + 2 * (n - 1)
+
+
+def test_omp_num_threads():
+    code = "torch.ones(2).add(1); n = threads(); x = torch.ones(1, 4, 512, 64)\n"
+    code += "torch.ops.qkv.attention(x, x, x); print(threads() - n)"
+    for n in (1, 2):
+        env = {**os.environ, "OMP_NUM_THREADS": str(n)}
+        assert int(run_python(SETUP + code, env=env)) == n - 1
+
+
+@pytest.mark.parametrize("used_before", ["", "step(); torch.ones(512, 512) @ torch.ones(512, 512)"])
+@pytest.mark.parametrize("child", ["step()", "torch.set_num_threads(2); step()", "step(8)"])
+def test_after_fork(used_before, child):
+    """The child of a process whose OpenMP threads are gone: DataLoader workers, for one."""
+    code = f"""
+{used_before}
+pid = os.fork()
+if pid == 0:
+    try:
+        {child}; {child}
+        os._exit(0)
+    except BaseException as error:
+        print(error, flush=True)
+        os._exit(1)
+assert os.waitpid(pid, 0)[1] == 0
+step()
+print("parent")
+"""
+    assert run_python(SETUP + code, timeout=60).strip() == "parent"
+
+
+def test_data_loader_workers():
+    code = """
+class Set(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        x = torch.full((1, 2, 300, 32), float(i))
+        return torch.ops.qkv.attention(x, x, x)
+step()
+for i, y in enumerate(torch.utils.data.DataLoader(Set(), batch_size=None, num_workers=2)):
+    assert (y == i).all()
+    step()
+print("done")
+"""
+    assert run_python(SETUP + code, timeout=90).strip() == "done"
+
+
+def test_one_openmp_runtime():
+    code = """
+torch.ones(512, 512) @ torch.ones(512, 512)
+step()
+files = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+print(*(f for f in files if os.path.basename(f).startswith(("libgomp", "libiomp", "libomp"))))
+"""
+    assert len(run_python(SETUP + code).split()) == 1
