@@ -33,12 +33,18 @@ def megabytes(code, attention="torch.ops.qkv.attention"):
     return [float(x) for x in run_python(MEASURE.format(attention=attention) + code, 300).split()]
 
 
-@pytest.mark.parametrize("L, is_causal", [(8192, False), (32768, True)])
-def test_one_long_head(L, is_causal):
-    code = f"print(train({L}, is_causal={is_causal}))"
+def test_no_more_than_torch():
+    code = "print(train(4096, is_causal=True))"
     (ours,) = megabytes(code)
     (theirs,) = megabytes(code, "scaled_dot_product_attention")
-    assert ours <= theirs + 64
+    assert ours <= theirs + 32  # the scores alone would take 64
+
+
+def test_very_long_head():
+    """Against what torch cannot do without either, where torch itself takes minutes: the output
+    and the three gradients."""
+    (ours,) = megabytes("print(train(32768, is_causal=True))")
+    assert ours <= 4 * 32768 * 64 * 4 / 2**20 + 64
 
 
 def test_growth_is_linear():

@@ -114,6 +114,7 @@ class TestCallers:
         for result in results:
             assert_same_bits(result, expected)
 
+    @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
     def test_inside_jit_fork(self):
         """torch's inter-op pool."""
         inputs, _, options = self.work()
@@ -132,46 +133,42 @@ class TestCallers:
                 assert_same_bits(found, expected)
 
 
+# No operator of torch's gets enough to do here to open a parallel region: it would start threads
+# that are not ours, and hang in the child of a fork.
 SETUP = """
-import os, threading, torch, qkv
+import os, torch, qkv
 def threads():
     return len(os.listdir("/proc/self/task"))
+def ones(n):
+    return torch.ones(1).expand(1, 4, n, 64)
+def forward(n=512):
+    x = [ones(n).requires_grad_() for _ in range(3)]
+    return torch.ops.qkv.attention(*x), x
 def step(n=512):
-    x = [torch.ones(1, 4, n, 64, requires_grad=True) for _ in range(3)]
-    y = torch.ops.qkv.attention(*x)
-    y.sum().backward()
-    assert (y == 1).all() and torch.allclose(x[2].grad, torch.ones(()))
+    y, x = forward(n)
+    grads = torch.autograd.grad(y, x, ones(n))
+    for z in (y, grads[2]):
+        assert (z[:, ::3, ::7, ::9] - 1).abs().max() < 1e-5
 """
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_set_num_threads(n):
-    code = f"""
-torch.set_num_threads({n})
-torch.ones(2).add(1)
-before = threads()
-step()
-x = torch.ones(1, 4, 512, 64)
-with torch.no_grad():
-    torch.ops.qkv.attention(x, x, x)
-print(threads() - before)
-"""
-    # backward() itself starts one thread of the autograd engine for each device
-    one = run_python(SETUP + code.replace("step()", "torch.ones(1, requires_grad=True).backward()"))
-    assert int(one) <= n  # n - 1 of OpenMP's, one of autograd's
-    # the autograd thread opens regions of its own, with a team of its own
-    assert int(run_python(SETUP + code)) <= 1 + 2 * (n - 1)
+    code = f"torch.set_num_threads({n}); before = threads(); forward(); print(threads() - before);"
+    code += "step(); step(); print(threads() - before)"
+    forward, both = map(int, run_python(SETUP + code).split())
+    assert forward == n - 1
+    assert both == forward or both == forward + 1  # the autograd engine may have one for itself
 
 
-def test_omp_num_threads():
-    code = "torch.ones(2).add(1); n = threads(); x = torch.ones(1, 4, 512, 64)\n"
-    code += "torch.ops.qkv.attention(x, x, x); print(threads() - n)"
-    for n in (1, 2):
-        env = {**os.environ, "OMP_NUM_THREADS": str(n)}
-        assert int(run_python(SETUP + code, env=env)) == n - 1
+@pytest.mark.parametrize("n", [1, 2])
+def test_omp_num_threads(n):
+    code = "before = threads(); forward(); print(threads() - before)"
+    env = {**os.environ, "OMP_NUM_THREADS": str(n)}
+    assert int(run_python(SETUP + code, env=env)) == n - 1
 
 
-@pytest.mark.parametrize("used_before", ["", "step(); torch.ones(512, 512) @ torch.ones(512, 512)"])
+@pytest.mark.parametrize("used_before", ["", "step(); torch.ones(99, 999) @ torch.ones(999, 99)"])
 @pytest.mark.parametrize("child", ["step()", "torch.set_num_threads(2); step()", "step(8)"])
 def test_after_fork(used_before, child):
     """The child of a process whose OpenMP threads are gone: DataLoader workers, for one."""
@@ -201,7 +198,7 @@ class Set(torch.utils.data.Dataset):
         return torch.ops.qkv.attention(x, x, x)
 step()
 for i, y in enumerate(torch.utils.data.DataLoader(Set(), batch_size=None, num_workers=2)):
-    assert (y == i).all()
+    assert (y - i).abs().max() < 1e-5
     step()
 print("done")
 """
