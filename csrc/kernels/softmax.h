@@ -94,6 +94,8 @@ void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescal
     const Reference<T> before(load(max_state + v * W)), now(top[v]);
     by[v] = ShiftedExp<T>(now.shift);
     factor[v] = (before.base - now.base) * T(kLog2e) + (before.shift - now.shift);
+    // Nothing was summed before: whatever the references, 0 and not 0 * inf.
+    factor[v] = load(max_state + v * W) == -kInfinity<T> ? splat(-kInfinity<T>) : factor[v];
     subtract_base<T>(now.base, keys, NV * W, scores + v * W);
     store(max_state + v * W, top[v]);
     sum[v] = Vec<T>{};
