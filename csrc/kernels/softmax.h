@@ -16,8 +16,8 @@ struct Reference {
   Vec<T> base, shift;
 
   explicit QKV_INLINE Reference(Vec<T> max) {
-    constexpr T kGrid = 16, kLarge = T(1 << 20);
-    constexpr T kMagic = Exp2<T>::kMagic - Exp2<T>::kBias;  // rounds to integers
+    constexpr T kGrid = 16, kLarge = T(kHasFma ? 1 << 20 : 1 << 14);  // see Exp2::kLn2High
+    constexpr T kMagic = Exp2<T>::kMagic - Exp2<T>::kBias;            // rounds to integers
     const Vec<T> zero{};
     const Vec<T> rounded = (max * T(kLog2e / kGrid) + kMagic - kMagic) * kGrid;
     const auto large = (max > kLarge) | (max < -kLarge);

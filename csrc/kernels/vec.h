@@ -78,7 +78,9 @@ struct Exp2<float> {
                                             1.34066439024e-3f,
                                             1.55946781613e-4f};
   static constexpr int kMantissaBits = 23, kBias = 127;
-  static constexpr float kMagic = 12582912.f + kBias;     // 1.5 * 2^23
+  static constexpr float kMagic = 12582912.f + kBias;  // 1.5 * 2^23
+  // log(2) = high + low; high times an integer up to 2^15 is exact (Cody, Waite).
+  static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440055e-4f;
   static constexpr float kLog2eTail = 1.92596299113e-8f;  // log2(e) - float(log2(e))
 };
 
@@ -99,6 +101,7 @@ struct Exp2<double> {
                                              4.078071929588336665e-10};
   static constexpr int kMantissaBits = 52, kBias = 1023;
   static constexpr double kMagic = 6755399441055744. + kBias;  // 1.5 * 2^52
+  static constexpr double kLn2High = 6.93145751953125e-1, kLn2Low = 1.42860682030941723212e-6;
   static constexpr double kLog2eTail = 2.035527374093103e-17;
 };
 
@@ -158,9 +161,17 @@ QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
   QKV_UNROLL
   for (int i = 0; i < N; ++i) shifted[i] = x[i] * kHigh + by[i % NV].magic;
   QKV_UNROLL
-  for (int i = 0; i < N; ++i) r[i] = x[i] * kHigh - (shifted[i] - by[i % NV].magic);
+  for (int i = 0; i < N; ++i) r[i] = shifted[i] - by[i % NV].magic;  // the integer
   QKV_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = x[i] * kLow + r[i];
+  for (int i = 0; i < N; ++i) {
+    if (kHasFma) {
+      r[i] = x[i] * kHigh - r[i];
+      x[i] = x[i] * kLow + r[i];
+    } else {
+      x[i] -= r[i] * Exp2<T>::kLn2High;  // exact: the product fits
+      x[i] = (x[i] - r[i] * Exp2<T>::kLn2Low) * kHigh;
+    }
+  }
   finish_exp2<T>(x, shifted);
 }
 

@@ -2,6 +2,11 @@
 // AArch64, scalar code elsewhere.
 namespace qkv::QKV_ISA {
 
+#if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
+constexpr bool kHasFma = true;
+#else
+constexpr bool kHasFma = false;
+#endif
 constexpr int kVectorBytes = 16;
 // Without FMA a product needs a register of its own: 4 x 2 accumulators, two of
 // B, a broadcast of A and products in flight, of 16 registers.
