@@ -1,0 +1,150 @@
+"""A byte-level GPT: pre-norm, rotary positions, and the attention function as an argument."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB_SIZE = 256  # one token a byte
+ROPE_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    layers: int = 6
+    heads: int = 4
+    head_dim: int = 64
+    context: int = 1024  # the longest distance, in bytes, that attention spans
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+
+def load_attention(name: str):
+    """The attention function: "qkv" or "torch". Same arguments, same meaning."""
+    if name == "torch":
+        return F.scaled_dot_product_attention
+    if name == "qkv":
+        import qkv  # noqa: F401  registers torch.ops.qkv
+
+        return torch.ops.qkv.attention
+    raise ValueError(f"attention: expected 'qkv' or 'torch', got {name!r}")
+
+
+def rotary_table(start: int, length: int, head_dim: int) -> Tensor:
+    """exp(i * position * frequency), for `length` positions from `start` on: [length, 1, D/2]."""
+    frequency = ROPE_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.outer(torch.arange(start, start + length, dtype=torch.float64), frequency)
+    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)[:, None, :]
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary position embedding of x [B, L, H, D]: neighbours turn as one complex number."""
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * table).flatten(-2)
+
+
+class KeyValueCache:
+    """The keys and values of one layer's last `context` positions, for generating byte by byte."""
+
+    def __init__(self, context: int):
+        self.context = context
+        self.key = self.value = None
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.key is not None:
+            key = torch.cat((self.key, key), dim=-2)
+            value = torch.cat((self.value, value), dim=-2)
+        self.key, self.value = key[..., -self.context :, :], value[..., -self.context :, :]
+        return self.key, self.value
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: ModelConfig, attention):
+        super().__init__()
+        self.heads, self.head_dim = config.heads, config.head_dim
+        self.attention = attention
+        self.to_qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.to_out = nn.Linear(config.width, config.width, bias=False)
+
+    def project(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each [B, H, L, D], of x [B, L, width]."""
+        projected = self.to_qkv(x).unflatten(-1, (3 * self.heads, self.head_dim))
+        query_key, value = projected.split((2 * self.heads, self.heads), dim=-2)
+        query, key = rotate(query_key, table).chunk(2, dim=-2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def forward(self, x: Tensor, table: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        query, key, value = self.project(x, table)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        # A single query is the newest position: every key lies in its past.
+        output = self.attention(query, key, value, is_causal=query.size(-2) > 1)
+        return self.to_out(output.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, attention):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width, bias=False)
+        self.attention = SelfAttention(config, attention)
+        self.mlp_norm = nn.LayerNorm(config.width, bias=False)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width, bias=False),
+            nn.GELU(),
+            nn.Linear(4 * config.width, config.width, bias=False),
+        )
+
+    def forward(self, x: Tensor, table: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), table, cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """Bytes [B, L] in, logits [B, L, 256] for the byte that follows each.
+
+    `attention(query, key, value, is_causal=...)` is the only thing that differs between
+    a model on qkv and a model on torch.
+    """
+
+    def __init__(self, config: ModelConfig, attention):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(VOCAB_SIZE, config.width)
+        self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, bias=False)
+        table = rotary_table(0, config.context, config.head_dim)
+        self.register_buffer("rotary", table, persistent=False)
+        self.apply(self._initialise)
+
+    def _initialise(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, Block):  # applied after its children: start as the identity
+            nn.init.zeros_(module.attention.to_out.weight)
+            nn.init.zeros_(module.mlp[-1].weight)
+
+    def forward(self, tokens: Tensor, table: Tensor | None = None, caches=None) -> Tensor:
+        table = self.rotary[: tokens.size(1)] if table is None else table
+        x = self.embedding(tokens)
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x = block(x, table, cache)
+        return F.linear(self.norm(x), self.embedding.weight)  # tied weights
+
+    def stepper(self):
+        """A function that takes the next bytes, [1, L], and returns the logits, [256], of the byte
+        after them. It remembers the bytes of its earlier calls, the last `context` of them."""
+        caches = [KeyValueCache(self.config.context) for _ in self.blocks]
+        position = 0
+
+        def step(tokens: Tensor) -> Tensor:
+            nonlocal position
+            table = rotary_table(position, tokens.size(1), self.config.head_dim)
+            position += tokens.size(1)
+            return self(tokens, table, caches)[0, -1]
+
+        return step
