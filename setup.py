@@ -46,9 +46,9 @@ class build_cmake(Command):
 
     def run(self):
         cmake = tool("cmake") or sys.exit("cmake is missing: pip install cmake ninja")
-        where = ROOT / "build" / f"torch-{TORCH_MINOR}"
-        configure = [cmake, "-S", ROOT, "-B", where]
-        configure += [f"-DCMAKE_PREFIX_PATH={TORCH / 'share' / 'cmake'}", "-DQKV_TORCH=ON"]
+        where = ROOT / "build" / f"torch-{TORCH_MINOR}"  # tests/run builds there too
+        configure = [cmake, "-S", ROOT, "-B", where, "-DQKV_TORCH=ON"]
+        configure += [f"-DTorch_DIR={TORCH / 'share' / 'cmake' / 'Torch'}"]
         if ninja := tool("ninja"):
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         jobs = ["--parallel", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
@@ -73,6 +73,10 @@ class build_cmake(Command):
 
 class build_all(build):
     sub_commands = [*build.sub_commands, ("build_cmake", None)]
+
+    def run(self):
+        shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that are gone from the sources
+        super().run()
 
 
 class wheel(bdist_wheel):

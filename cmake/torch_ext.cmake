@@ -27,7 +27,8 @@ target_link_libraries(qkv PUBLIC torch PRIVATE $<BUILD_INTERFACE:qkv_kernels>)
 # that the system's, which torch then uses too. Both answer to libgomp.so.1.
 get_target_property(torch_library torch LOCATION)
 get_filename_component(torch_lib_dir "${torch_library}" DIRECTORY)
-find_library(QKV_OPENMP NAMES libgomp.so.1 gomp PATHS "${torch_lib_dir}" NO_DEFAULT_PATH)
+find_library(QKV_OPENMP NAMES libgomp.so.1 gomp PATHS "${torch_lib_dir}"
+             NO_DEFAULT_PATH NO_CACHE)
 if(QKV_OPENMP)
   target_link_libraries(qkv PRIVATE $<BUILD_INTERFACE:${QKV_OPENMP}>)
 else()
