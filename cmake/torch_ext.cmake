@@ -23,17 +23,17 @@ target_include_directories(qkv
   PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
 target_link_libraries(qkv PUBLIC torch PRIVATE $<BUILD_INTERFACE:qkv_kernels>)
 
-# One OpenMP runtime in the process: the copy that torch brings, or failing
-# that the system's, which torch then uses too. Both answer to libgomp.so.1.
+# One OpenMP runtime in the process: the copy that torch brings, whatever its
+# name, or failing that the system's, which torch then uses too.
 get_target_property(torch_library torch LOCATION)
 get_filename_component(torch_lib_dir "${torch_library}" DIRECTORY)
-find_library(QKV_OPENMP NAMES libgomp.so.1 gomp PATHS "${torch_lib_dir}"
-             NO_DEFAULT_PATH NO_CACHE)
-if(QKV_OPENMP)
-  target_link_libraries(qkv PRIVATE $<BUILD_INTERFACE:${QKV_OPENMP}>)
+file(GLOB torch_openmp "${torch_lib_dir}/libgomp*.so*" "${torch_lib_dir}/libiomp5.so")
+if(torch_openmp)
+  list(GET torch_openmp 0 torch_openmp)
 else()
-  target_link_libraries(qkv PRIVATE $<BUILD_INTERFACE:-fopenmp>)
+  set(torch_openmp -fopenmp)
 endif()
+target_link_libraries(qkv PRIVATE $<BUILD_INTERFACE:${torch_openmp}>)
 
 # Found beside torch in site-packages, else where torch was at build time (an
 # editable install, or torch in another site-packages).
