@@ -33,6 +33,6 @@ def load() -> None:
     if _minor(built) != _minor(torch.__version__):
         raise ImportError(
             f"qkv was built for torch {_minor(built)}, but torch {torch.__version__} is installed. "
-            "Reinstall qkv: pip install --no-build-isolation --force-reinstall --no-deps qkv"
+            "Run `pip install --no-build-isolation .` in its repository again, in this environment."
         )
     torch.ops.load_library(PACKAGE_DIR / "lib" / "libqkv.so")
