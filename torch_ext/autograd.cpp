@@ -156,6 +156,7 @@ void check_mask(const OptionalTensor& mask) {
 
 OutputAndLse forward_autograd(c10::DispatchKeySet keys, const Forward& call) {
   check_tensors(call);
+  check_supported(call);
   refuse_tangents("attention", call.query, call.key, call.value);
   check_mask(call.options.attn_mask());
   c10::intrusive_ptr<AttentionBackward> node;

@@ -160,10 +160,24 @@ void check_tensors(const Forward& call) {
   if (call.options.attn_mask()) check_tensor("attn_mask", *call.options.attn_mask(), call.query);
 }
 
+void check_tensors(const Backward& call) {
+  const at::Tensor& query = call.forward.query;
+  check_tensors(call.forward);
+  check_tensor("output", call.output, query);
+  check_tensor("logsumexp", call.lse, query);
+  if (call.grad_output) check_tensor("grad_output", *call.grad_output, query);
+  if (call.grad_lse) check_tensor("grad_logsumexp", *call.grad_lse, query);
+}
+
+void check_supported(const Forward& call) {
+  check_dtypes(call);
+  check_options(call.options);
+}
+
 template <class T>
 Sizes<T> check(const Forward& call) {
   check_tensors(call);
-  check_dtypes(call);
+  check_supported(call);
   check_rank<T>("query", call.query, "[..., H, L, D]");
   check_rank<T>("key", call.key, "[..., H, S, D]");
   check_rank<T>("value", call.value, "[..., H, S, Dv]");
@@ -182,26 +196,21 @@ Sizes<T> check(const Forward& call) {
   check_heads(call, sizes);
   check_batch(call, sizes);
   check_mask(call, sizes);
-  check_options(call.options);
   check_overflow(sizes);
   return sizes;
 }
 
 template <class T>
 Sizes<T> check(const Backward& call) {
+  check_tensors(call);
   Sizes<T> sizes = check<T>(call.forward);
-  const at::ScalarType dtype = call.forward.query.scalar_type();
   const auto output = sizes.output();
   const auto lse = sizes.lse();
-  const at::Tensor& query = call.forward.query;
-  const auto check_one = [&](const char* argument, const at::Tensor& tensor, const auto& shape) {
-    check_tensor(argument, tensor, query);
-    check_same_shape<T>(argument, tensor, shape, dtype);
-  };
-  check_one("output", call.output, output);
-  check_one("logsumexp", call.lse, lse);
-  if (call.grad_output) check_one("grad_output", *call.grad_output, output);
-  if (call.grad_lse) check_one("grad_logsumexp", *call.grad_lse, lse);
+  const at::ScalarType dtype = call.forward.query.scalar_type();
+  check_same_shape<T>("output", call.output, output, dtype);
+  check_same_shape<T>("logsumexp", call.lse, lse, dtype);
+  if (call.grad_output) check_same_shape<T>("grad_output", *call.grad_output, output, dtype);
+  if (call.grad_lse) check_same_shape<T>("grad_logsumexp", *call.grad_lse, lse, dtype);
   return sizes;
 }
 

@@ -39,9 +39,13 @@ Sizes<T> check(const Forward& call);
 template <class T>
 Sizes<T> check(const Backward& call);
 
-// That the tensors are strided and on one device, which is all that torch's own attention
-// needs to be checked for.
+// The parts of it that need no sizes. That the tensors are dense and on one device, which is all
+// that torch's own attention needs to be checked for:
 void check_tensors(const Forward& call);
+void check_tensors(const Backward& call);
+// That the dtypes and options are valid, and implemented. The Autograd kernel
+// checks this first, because FakeTensor swallows the text of a NotImplementedError.
+void check_supported(const Forward& call);
 
 template <class T>
 c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {

@@ -7,18 +7,19 @@
 namespace qkv {
 namespace {
 
-void refuse(const char* op, const Forward& call) {
+template <class Call>
+void refuse(const char* op, const Call& call, const at::Tensor& query) {
   check_tensors(call);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op, " runs on the CPU, but query is on ", call.query.device());
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op, " runs on the CPU, but query is on ", query.device());
 }
 
 OutputAndLse forward_other(const Forward& call) {
-  refuse("attention_with_lse", call);
+  refuse("attention_with_lse", call, call.query);
   return {};
 }
 
 Gradients backward_other(const Backward& call) {
-  refuse("attention_backward", call.forward);
+  refuse("attention_backward", call, call.forward.query);
   return {};
 }
 
