@@ -73,6 +73,18 @@ TEST_P(BackwardTest, ManyKeys) {
   }
 }
 
+// The same where a part of the keys is seen by the last rows alone.
+TEST_P(BackwardTest, CausalManyKeys) {
+  for (int64_t L : {600, 900}) {
+    for (int64_t group : {1, 3}) {
+      Case c;
+      c.L = L, c.S = 850, c.group = group, c.D = 3, c.Dv = 2;
+      c.is_causal = true, c.num_threads = 2;
+      expect_truth(c);
+    }
+  }
+}
+
 TEST_P(BackwardTest, BroadcastMasks) {
   for (MaskType mask : {MaskType::boolean, MaskType::f32, MaskType::f64}) {
     for (DType dtype : {DType::f32, DType::f64}) {

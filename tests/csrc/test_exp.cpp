@@ -1,0 +1,175 @@
+// The kernels' exp and exp2: at most 2 units in the last place off where the
+// result is a normal number, 0 far below, NaN for NaN.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cases.h"
+#include "isa/implementation.h"
+
+namespace qkv::test {
+namespace {
+
+constexpr int64_t kBlock = 1024;  // a multiple of every vector length
+
+using Hook = void (*Kernels::*)(const void* in, void* out, int64_t count);
+
+struct Function {
+  const char* name;
+  Hook hook;
+  double (*exact)(double);
+  long double (*exact_f64)(long double);
+  float range;       // |x| up to this in f32: 2^127 at most
+  double range_f64;  // 2^1022 at most
+  int stride;        // which floats are tried: every one of so many
+};
+
+// exp is what every score goes through.
+const Function kExp = {"exp", &Kernels::exp, std::exp, std::exp, 88, 708, 1};
+const Function kExp2 = {"exp2", &Kernels::exp2, std::exp2, std::exp2, 127, 1022, 31};
+
+const Kernels& kernels(const char* isa, DType dtype) {
+  set_isa(isa);
+  return active_implementation().kernels(dtype);
+}
+
+// The largest power of two not above y > 0, a normal number.
+double floor_power(double y) {
+  uint64_t bits;
+  std::memcpy(&bits, &y, 8);
+  bits &= uint64_t{0x7FF} << 52;
+  std::memcpy(&y, &bits, 8);
+  return y;
+}
+
+// The largest error in units in the last place over one block; infinite where a
+// result under the normal range is neither 0 nor right.
+double worst_ulp(const Kernels& kernels, Hook hook, const float* in, const double* exact) {
+  float out[kBlock];
+  (kernels.*hook)(in, out, kBlock);
+  double worst = 0;
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const bool flushed = exact[i] < 0x1p-126 && out[i] == 0;
+    const double ulp = std::max(floor_power(exact[i]), 0x1p-126) * 0x1p-23;
+    const double error = flushed ? 0 : std::abs(out[i] - exact[i]) / ulp;
+    if (!(error <= worst)) worst = error;
+  }
+  return worst;
+}
+
+// One float in `step` of those with bits [begin, end], for all implementations.
+void try_floats(const Function& f, uint32_t begin, uint32_t end, uint32_t step,
+                const std::vector<Kernels>& all, std::vector<double>& worst) {
+  const int64_t blocks = int64_t(end - begin) / (kBlock * step);
+#pragma omp parallel for schedule(dynamic, 64)
+  for (int64_t block = 0; block <= blocks; ++block) {
+    // The last block ends at `end` and overlaps the one before.
+    const uint32_t first = block < blocks ? begin + uint32_t(block * kBlock) * step
+                                          : end - uint32_t(kBlock - 1) * step;
+    float in[kBlock];
+    double exact[kBlock];
+    for (int64_t i = 0; i < kBlock; ++i) {
+      const uint32_t bits = first + uint32_t(i) * step;
+      std::memcpy(&in[i], &bits, 4);
+      exact[i] = f.exact(double(in[i]));
+    }
+    for (size_t k = 0; k < all.size(); ++k) {
+      const double ulp = worst_ulp(all[k], f.hook, in, exact);
+#pragma omp critical
+      if (!(ulp <= worst[k])) worst[k] = ulp;
+    }
+  }
+}
+
+class ExpTest : public ::testing::TestWithParam<Function> {
+ protected:
+  void TearDown() override { set_isa(supported_isas().front()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Function, ExpTest, ::testing::Values(kExp, kExp2),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// Every float from 2^-26 up, of both signs; below that the result is 1, and one
+// float of 1009 is tried.
+TEST_P(ExpTest, EveryFloat) {
+  const Function& f = GetParam();
+  std::vector<Kernels> all;
+  for (const char* isa : supported_isas()) all.push_back(kernels(isa, DType::f32));
+  std::vector<double> worst(all.size());
+  const uint32_t step = f.stride * (kQuick ? 101 : 1), small = (127 - 26) << 23;
+  uint32_t range;
+  std::memcpy(&range, &f.range, 4);
+  for (uint32_t sign : {0u, 0x80000000u}) {
+    try_floats(f, sign, sign + small, 1009 * step, all, worst);
+    try_floats(f, sign + small, sign + range, step, all, worst);
+  }
+  for (size_t k = 0; k < all.size(); ++k) {
+    EXPECT_LE(worst[k], 2) << supported_isas()[k];
+    RecordProperty(std::string("worst_ulp_") + supported_isas()[k], std::to_string(worst[k]));
+  }
+}
+
+TEST_P(ExpTest, SampledDoubles) {
+  const Function& f = GetParam();
+  for (const char* isa : supported_isas()) {
+    const Kernels& k = kernels(isa, DType::f64);
+    Random random(1);
+    double worst = 0, in[kBlock], out[kBlock];
+    for (int block = 0; block < (kQuick ? 50 : 500); ++block) {
+      const double range = block % 2 ? 1 : f.range_f64;
+      for (double& x : in) x = std::uniform_real_distribution<double>(-range, range)(random);
+      (k.*f.hook)(in, out, kBlock);
+      for (int64_t i = 0; i < kBlock; ++i) {
+        const long double exact = f.exact_f64(in[i]);
+        const double ulp = floor_power(double(exact)) * 0x1p-52;
+        worst = std::max(worst, double(std::abs(out[i] - exact)) / ulp);
+      }
+    }
+    EXPECT_LE(worst, 2) << isa;
+    RecordProperty(std::string("worst_ulp_") + isa, std::to_string(worst));
+  }
+}
+
+template <class T>
+T result(const Kernels& kernels, Hook hook, T x) {
+  std::vector<T> in(64, x), out(64);
+  (kernels.*hook)(in.data(), out.data(), 64);
+  for (T y : out) EXPECT_EQ(std::memcmp(&y, &out[0], sizeof(T)), 0) << "lanes differ at " << x;
+  return out[0];
+}
+
+template <class T>
+void expect_edges(const Kernels& kernels, const Function& f, T below_normal) {
+  using Limits = std::numeric_limits<T>;
+  EXPECT_EQ(result<T>(kernels, f.hook, 0), 1);
+  EXPECT_EQ(result<T>(kernels, f.hook, -T(0)), 1);
+  for (T x : {below_normal, below_normal * 2, T(-1e6), Limits::lowest(), -Limits::infinity()})
+    EXPECT_EQ(result<T>(kernels, f.hook, x), 0) << x;
+  EXPECT_TRUE(std::isnan(result<T>(kernels, f.hook, Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(result<T>(kernels, f.hook, -Limits::quiet_NaN())));
+}
+
+TEST_P(ExpTest, Edges) {
+  const Function& f = GetParam();
+  const double unit = f.hook == kExp2.hook ? 1 : std::log(2.0);
+  for (const char* isa : supported_isas()) {
+    SCOPED_TRACE(isa);
+    expect_edges<float>(kernels(isa, DType::f32), f, float(-127.01 * unit));
+    expect_edges<double>(kernels(isa, DType::f64), f, -1023.01 * unit);
+  }
+}
+
+TEST(Exp2Test, ExactAtIntegers) {
+  for (const char* isa : supported_isas()) {
+    for (int n = -126; n <= 127; ++n)
+      EXPECT_EQ(result<float>(kernels(isa, DType::f32), kExp2.hook, float(n)), std::ldexp(1.f, n));
+    for (int n = -1022; n <= 1023; ++n)
+      EXPECT_EQ(result<double>(kernels(isa, DType::f64), kExp2.hook, n), std::ldexp(1., n));
+  }
+  set_isa(supported_isas().front());
+}
+
+}  // namespace
+}  // namespace qkv::test
