@@ -27,10 +27,6 @@ struct Plan {
   int num_threads;
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-constexpr double kSerialFlops = 2e5;
-
 Plan make_plan(const Problem& p, int64_t element) {
   Plan plan;
   plan.rows = p.group() * p.seqlen_q;
@@ -42,7 +38,7 @@ Plan make_plan(const Problem& p, int64_t element) {
   plan.splits = ceil_div(p.seqlen_k, plan.split_keys);
 
   const double flops = 5.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
-  plan.num_threads = flops < kSerialFlops ? 1 : usable_threads(p.num_threads);
+  plan.num_threads = usable_threads(p.num_threads, flops);
   // Whole planes when they fill the threads evenly, or nearly so.
   plan.by_plane = plan.num_threads == 1 || plan.splits <= 1 ||
                   plan.planes % plan.num_threads == 0 || plan.planes >= 4 * plan.num_threads;

@@ -27,13 +27,11 @@ struct Plan {
   int64_t planes;  // batch items times kv heads
   int64_t item_rows, row_items;
   int64_t split_keys, splits;
+  bool by_plane;  // an item is a whole plane, its splits one after the other
   int num_threads;
+
+  int64_t items() const { return by_plane ? planes : planes * row_items * splits; }
 };
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Below this much work one thread is done before others have woken up.
-constexpr double kSerialFlops = 2e5;
 
 Plan make_plan(const Problem& p, const Kernels& kernels) {
   Plan plan;
@@ -46,7 +44,7 @@ Plan make_plan(const Problem& p, const Kernels& kernels) {
   plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.split_keys));
 
   const double flops = 2.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
-  plan.num_threads = flops < kSerialFlops ? 1 : usable_threads(p.num_threads);
+  plan.num_threads = usable_threads(p.num_threads, flops);
 
   // Rows are independent of each other: how they are grouped into items changes
   // no result, and may follow the number of threads.
@@ -55,30 +53,34 @@ Plan make_plan(const Problem& p, const Kernels& kernels) {
   plan.item_rows =
       std::max<int64_t>(1, ceil_div(plan.item_rows, kernels.row_block)) * kernels.row_block;
   plan.row_items = ceil_div(plan.rows, plan.item_rows);
-  const int64_t items = plan.planes * plan.row_items * plan.splits;
-  plan.num_threads = int(std::max<int64_t>(1, std::min<int64_t>(plan.num_threads, items)));
+  // Partial results wait in memory, so as few as keep the threads busy.
+  plan.by_plane = plan.splits > 1 && plan.planes >= kItemsPerThread * plan.num_threads;
+  plan.num_threads = int(std::clamp<int64_t>(plan.items(), 1, plan.num_threads));
   return plan;
 }
 
-// Partial results of all splits: normalized rows and their log-sum-exp.
+// Partial results of all splits: normalized rows and their log-sum-exp. A slot
+// is a plane or, if an item is a whole plane, a thread.
 template <class T>
 struct Partials {
-  T* output;  // [planes, splits, rows, Dv]
-  T* lse;     // [planes, splits, rows]
+  T* output;  // [slots, splits, rows, Dv]
+  T* lse;     // [slots, splits, rows]
 
-  Partials(Arena& arena, const Problem& p, const Plan& plan)
-      : output(arena.take<T>(plan.planes * plan.splits * plan.rows * p.head_dim_v)),
-        lse(arena.take<T>(plan.planes * plan.splits * plan.rows)) {}
+  Partials(Arena& arena, const Problem& p, const Plan& plan) {
+    const int64_t slots = plan.splits == 1 ? 0 : plan.by_plane ? plan.num_threads : plan.planes;
+    output = arena.take<T>(slots * plan.splits * plan.rows * p.head_dim_v);
+    lse = arena.take<T>(slots * plan.splits * plan.rows);
+  }
 };
 
 // One row's parts, weighted by their shares of the softmax's denominator. Parts
 // that saw no key (-inf) are left out; a part with a NaN makes the row NaN.
 template <class T>
 void merge_row(const Problem& p, const ForwardResult& result, const Plan& plan,
-               const Partials<T>& partials, int64_t plane_index, int64_t row) {
+               const Partials<T>& partials, int64_t plane_index, int64_t slot, int64_t row) {
   const int64_t batch = plane_index / p.kv_heads, kv_head = plane_index % p.kv_heads;
   const int64_t head = kv_head * p.group() + row % p.group(), query = row / p.group();
-  const int64_t first = plane_index * plan.splits * plan.rows + row, Dv = p.head_dim_v;
+  const int64_t first = slot * plan.splits * plan.rows + row, Dv = p.head_dim_v;
   T* output = plane<T>(p, result.output, batch, head) + query * result.output.strides.row;
   const int64_t col = result.output.strides.col;
   constexpr T kInf = std::numeric_limits<T>::infinity();
@@ -107,42 +109,63 @@ void merge_row(const Problem& p, const ForwardResult& result, const Plan& plan,
   if (may_leak(p) && !(zero == 0)) repair_output(p, result, batch, kv_head, row, double(sum));
 }
 
+// The memory of one call.
+template <class T>
+struct Memory {
+  char* workspaces;  // [threads, each]
+  Partials<T> partials;
+
+  Memory(Arena& arena, const Problem& p, const Plan& plan, size_t each)
+      : workspaces(arena.take<char>(int64_t(each) * plan.num_threads)), partials(arena, p, plan) {}
+};
+
 template <class T>
 void forward(const Problem& p, const ForwardResult& result, const Kernels& kernels) {
   const Plan plan = make_plan(p, kernels);
   const bool split = plan.splits > 1;
   const size_t each = kernels.forward_workspace(p, std::min(plan.item_rows, plan.rows));
-  const auto layout = [&](void* base) {
-    Arena arena(base);
-    char* workspaces = arena.take<char>(int64_t(each) * plan.num_threads);
-    Partials<T> partials(arena, p, plan);
-    return std::make_tuple(workspaces, partials, arena.used());
-  };
-  const size_t bytes = split ? std::get<2>(layout(nullptr)) : each * plan.num_threads;
-  const Buffer buffer(bytes);
-  const auto [workspaces, partials, used] = layout(buffer.data());
+  Arena counting(nullptr);
+  Memory<T>(counting, p, plan, each);
+  const Buffer buffer(counting.used());
+  Arena arena(buffer.data());
+  const Memory<T> memory(arena, p, plan, each);
 
-  const auto attend = [&, workspaces = workspaces, partials = partials](int64_t item, int thread) {
-    const int64_t at = item / plan.row_items % plan.splits;
-    const int64_t plane_index = item / (plan.row_items * plan.splits);
-    // Causal: the last rows see the most keys, so they go first.
-    const int64_t row = (plan.row_items - 1 - item % plan.row_items) * plan.item_rows;
-    const int64_t first = (plane_index * plan.splits + at) * plan.rows + row;
+  const auto attend = [&](int64_t plane_index, int64_t at, int64_t row, int64_t slot, int thread) {
+    const int64_t first = (slot * plan.splits + at) * plan.rows + row;
     const ForwardBlock block{plane_index / p.kv_heads,
                              plane_index % p.kv_heads,
                              row,
                              std::min(plan.rows, row + plan.item_rows),
                              at * plan.split_keys,
                              std::min(p.seqlen_k, (at + 1) * plan.split_keys),
-                             split ? partials.output + first * p.head_dim_v : nullptr,
-                             split ? partials.lse + first : nullptr};
-    kernels.forward(p, result, block, workspaces + thread * each);
+                             split ? memory.partials.output + first * p.head_dim_v : nullptr,
+                             split ? memory.partials.lse + first : nullptr};
+    kernels.forward(p, result, block, memory.workspaces + thread * each);
   };
-  const auto merge = [&, partials = partials](int64_t item, int) {
-    merge_row(p, result, plan, partials, item / plan.rows, item % plan.rows);
+  const auto run_item = [&](int64_t item, int thread) {
+    const int64_t at = item / plan.row_items % plan.splits;
+    const int64_t plane_index = item / (plan.row_items * plan.splits);
+    // Causal: the last rows see the most keys, so they go first.
+    const int64_t row = (plan.row_items - 1 - item % plan.row_items) * plan.item_rows;
+    attend(plane_index, at, row, plane_index, thread);
   };
-  parallel_phases(plan.num_threads, {{plan.planes * plan.row_items * plan.splits, attend},
-                                     {split ? plan.planes * plan.rows : 0, merge}});
+  const auto merge = [&](int64_t item, int) {
+    const int64_t plane_index = item / plan.rows;
+    merge_row(p, result, plan, memory.partials, plane_index, plane_index, item % plan.rows);
+  };
+  const auto run_plane = [&](int64_t plane_index, int thread) {
+    for (int64_t at = 0; at < plan.splits; ++at)
+      for (int64_t row = 0; row < plan.rows; row += plan.item_rows)
+        attend(plane_index, at, row, thread, thread);
+    for (int64_t row = 0; row < plan.rows; ++row)
+      merge_row(p, result, plan, memory.partials, plane_index, thread, row);
+  };
+  if (plan.by_plane) {
+    parallel_phases(plan.num_threads, {{plan.planes, run_plane}});
+  } else {
+    parallel_phases(plan.num_threads,
+                    {{plan.items(), run_item}, {split ? plan.planes * plan.rows : 0, merge}});
+  }
 }
 
 }  // namespace

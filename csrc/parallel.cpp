@@ -8,6 +8,9 @@
 namespace qkv {
 namespace {
 
+// Some 20 microseconds of one thread; waking a team costs 5 to 20.
+constexpr double kSerialFlops = 1e6;
+
 std::atomic<bool> forked{false};
 
 // Before any fork that could follow a use of the library.
@@ -15,8 +18,9 @@ const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
 }  // namespace
 
-int usable_threads(int wanted) {
-  if (wanted <= 1 || registered != 0 || forked || omp_in_parallel()) return 1;
+int usable_threads(int wanted, double flops) {
+  if (wanted <= 1 || flops < kSerialFlops || registered != 0 || forked || omp_in_parallel())
+    return 1;
   return wanted;
 }
 

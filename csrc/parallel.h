@@ -1,4 +1,4 @@
-// The one place that opens an OpenMP region.
+// The one place that opens an OpenMP region, and what it takes to split work.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,13 @@ struct Phase {
   std::function<void(int64_t item, int thread)> run;
 };
 
-// How many threads a call may use: 1 inside a parallel region of the caller's
-// (those threads are busy already) and in a forked child (libgomp's pool does
-// not survive fork, and waiting for it would hang), else `wanted`.
-int usable_threads(int wanted);
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How many threads a call of so many floating-point operations may use: 1 if it
+// is done before other threads have woken up, 1 inside a parallel region of the
+// caller's (those threads are busy already) and in a forked child (libgomp's
+// pool does not survive fork, and waiting for it would hang), else `wanted`.
+int usable_threads(int wanted, double flops);
 
 // Runs the phases one after the other, the items of each in any order on
 // `num_threads` threads, in one parallel region (none for one thread).
