@@ -96,7 +96,7 @@ Results truth(const Workload& w) {
 
 Case random_case(uint64_t seed) {
   Random random(seed);
-  const int64_t most_work = (kQuick ? 1 : 8) << 18;
+  const int64_t most_work = (kQuick ? 1 : 4) << 18;
   for (;;) {
     Case c;
     c.seed = seed;

@@ -18,7 +18,7 @@ class ForwardTest : public IsaTest {
 QKV_FOR_EACH_ISA(ForwardTest);
 
 TEST_P(ForwardTest, RandomCases) {
-  for (int seed = 0; seed < (kQuick ? 60 : 300) && !HasFailure(); ++seed)
+  for (int seed = 0; seed < (kQuick ? 60 : 200) && !HasFailure(); ++seed)
     expect_truth(random_case(seed));
 }
 

@@ -40,7 +40,7 @@ TEST_P(NonfiniteTest, MaskedKeysDoNotLeak) {
 
 // One poisoned number anywhere, in any input.
 TEST_P(NonfiniteTest, OnePoisonedElement) {
-  for (int seed = 0; seed < (kQuick ? 300 : 3000) && !HasFailure(); ++seed) {
+  for (int seed = 0; seed < (kQuick ? 300 : 1500) && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.seed = seed;
@@ -63,7 +63,7 @@ TEST_P(NonfiniteTest, OnePoisonedElement) {
 
 // Several at once, so that one may hide another.
 TEST_P(NonfiniteTest, SeveralPoisonedElements) {
-  for (int seed = 0; seed < (kQuick ? 300 : 3000) && !HasFailure(); ++seed) {
+  for (int seed = 0; seed < (kQuick ? 300 : 1500) && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.seed = seed;

@@ -87,7 +87,7 @@ TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
       SCOPED_TRACE(::testing::Message() << c);
       const Workload all(c);
       const Results r = run(all);
-      for (int64_t b : {0, 5, 7})
+      for (int64_t b : {0, 5})
         expect_identical(run(item(all, b)),
                          {eighth(r.output, b), eighth(r.lse, b), eighth(r.grad_query, b),
                           eighth(r.grad_key, b), eighth(r.grad_value, b)});
