@@ -22,6 +22,7 @@ target_include_directories(qkv
          $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
   PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
 target_link_libraries(qkv PUBLIC torch PRIVATE $<BUILD_INTERFACE:qkv_kernels>)
+target_precompile_headers(qkv PRIVATE <torch/library.h>)  # most of the build's time
 
 # One OpenMP runtime in the process: the copy that torch brings, whatever its
 # name, or failing that the system's, which torch then uses too.
