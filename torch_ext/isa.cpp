@@ -2,6 +2,8 @@
 #include <torch/library.h>
 
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "attention.h"
 
@@ -26,7 +28,7 @@ std::vector<std::string> supported() {
   return {names.begin(), names.end()};
 }
 
-void set(const std::string& name) {
+void set(std::string name) {
   with_value_error([&] { set_isa(name.c_str()); });
 }
 
@@ -35,7 +37,7 @@ void set(const std::string& name) {
 TORCH_LIBRARY_IMPL(qkv, CompositeExplicitAutograd, m) {
   m.impl("_active_isa", &active);
   m.impl("_supported_isas", &supported);
-  m.impl("_set_isa", [](std::string name) { set(name); });
+  m.impl("_set_isa", &set);
 }
 
 }  // namespace qkv

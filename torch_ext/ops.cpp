@@ -5,12 +5,9 @@
 namespace qkv::ops {
 namespace {
 
-using AttentionSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                      const OptionalTensor&, double, bool, std::optional<double>,
-                                      bool);
-using WithLseSignature = OutputAndLse(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                      const OptionalTensor&, double, bool, std::optional<double>,
-                                      bool);
+template <class Result>
+using ForwardSignature = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                const OptionalTensor&, double, bool, std::optional<double>, bool);
 using BackwardSignature = Gradients(const OptionalTensor&, const OptionalTensor&, const at::Tensor&,
                                     const at::Tensor&, const at::Tensor&, const OptionalTensor&,
                                     const at::Tensor&, const at::Tensor&, double, bool,
@@ -22,7 +19,7 @@ auto find(const char* name) {
 }
 
 const auto& with_lse() {
-  static const auto op = find<WithLseSignature>("qkv::attention_with_lse");
+  static const auto op = find<ForwardSignature<OutputAndLse>>("qkv::attention_with_lse");
   return op;
 }
 
@@ -34,7 +31,7 @@ const auto& backward() {
 }  // namespace
 
 at::Tensor attention(const Forward& c) {
-  static const auto op = find<AttentionSignature>("qkv::attention");
+  static const auto op = find<ForwardSignature<at::Tensor>>("qkv::attention");
   const AttentionOptions& o = c.options;
   return op.call(c.query, c.key, c.value, o.attn_mask(), o.dropout_p(), o.is_causal(), o.scale(),
                  o.enable_gqa());

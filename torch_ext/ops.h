@@ -46,19 +46,24 @@ Gradients attention_backward(const Backward& call);
 OutputAndLse attention_with_lse(c10::DispatchKeySet keys, const Forward& call);
 Gradients attention_backward(c10::DispatchKeySet keys, const Backward& call);
 
+inline AttentionOptions options_of(const OptionalTensor& attn_mask, double dropout_p,
+                                   bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  return AttentionOptions()
+      .attn_mask(attn_mask)
+      .dropout_p(dropout_p)
+      .is_causal(is_causal)
+      .scale(scale)
+      .enable_gqa(enable_gqa);
+}
+
 // Adapters: forward<&kernel> is `kernel` with the dispatcher's signature;
 // *_with_keys for kernels that redispatch.
 template <auto kernel>
 auto forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
              const OptionalTensor& attn_mask, double dropout_p, bool is_causal,
              std::optional<double> scale, bool enable_gqa) {
-  return kernel({query, key, value,
-                 AttentionOptions()
-                     .attn_mask(attn_mask)
-                     .dropout_p(dropout_p)
-                     .is_causal(is_causal)
-                     .scale(scale)
-                     .enable_gqa(enable_gqa)});
+  return kernel(
+      {query, key, value, options_of(attn_mask, dropout_p, is_causal, scale, enable_gqa)});
 }
 
 template <auto kernel>
@@ -66,13 +71,8 @@ OutputAndLse forward_with_keys(c10::DispatchKeySet keys, const at::Tensor& query
                                const at::Tensor& key, const at::Tensor& value,
                                const OptionalTensor& attn_mask, double dropout_p, bool is_causal,
                                std::optional<double> scale, bool enable_gqa) {
-  return kernel(keys, {query, key, value,
-                       AttentionOptions()
-                           .attn_mask(attn_mask)
-                           .dropout_p(dropout_p)
-                           .is_causal(is_causal)
-                           .scale(scale)
-                           .enable_gqa(enable_gqa)});
+  return kernel(
+      keys, {query, key, value, options_of(attn_mask, dropout_p, is_causal, scale, enable_gqa)});
 }
 
 template <auto kernel>
@@ -81,18 +81,13 @@ Gradients backward(const OptionalTensor& grad_output, const OptionalTensor& grad
                    const OptionalTensor& attn_mask, const at::Tensor& output, const at::Tensor& lse,
                    double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa,
                    std::array<bool, 3> output_mask) {
-  return kernel({grad_output,
-                 grad_lse,
-                 {query, key, value,
-                  AttentionOptions()
-                      .attn_mask(attn_mask)
-                      .dropout_p(dropout_p)
-                      .is_causal(is_causal)
-                      .scale(scale)
-                      .enable_gqa(enable_gqa)},
-                 output,
-                 lse,
-                 output_mask});
+  return kernel(
+      {grad_output,
+       grad_lse,
+       {query, key, value, options_of(attn_mask, dropout_p, is_causal, scale, enable_gqa)},
+       output,
+       lse,
+       output_mask});
 }
 
 template <auto kernel>
@@ -103,18 +98,13 @@ Gradients backward_with_keys(c10::DispatchKeySet keys, const OptionalTensor& gra
                              const at::Tensor& lse, double dropout_p, bool is_causal,
                              std::optional<double> scale, bool enable_gqa,
                              std::array<bool, 3> output_mask) {
-  return kernel(keys, {grad_output,
-                       grad_lse,
-                       {query, key, value,
-                        AttentionOptions()
-                            .attn_mask(attn_mask)
-                            .dropout_p(dropout_p)
-                            .is_causal(is_causal)
-                            .scale(scale)
-                            .enable_gqa(enable_gqa)},
-                       output,
-                       lse,
-                       output_mask});
+  return kernel(
+      keys, {grad_output,
+             grad_lse,
+             {query, key, value, options_of(attn_mask, dropout_p, is_causal, scale, enable_gqa)},
+             output,
+             lse,
+             output_mask});
 }
 
 }  // namespace ops

@@ -1,20 +1,19 @@
 // Every operator, on one page. Their kernels: cpu.cpp, meta.cpp, autograd.cpp,
-// composite.cpp, other.cpp.
+// composite.cpp, other.cpp, isa.cpp; for torch.func.vmap: qkv/vmap.py.
 #include <torch/library.h>
+
+#include <string>
+#include <vector>
 
 TORCH_LIBRARY(qkv, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
 
-  m.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
-      "float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) "
-      "-> Tensor",
-      tags);
-  m.def(
-      "attention_with_lse(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
-      "float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) "
-      "-> (Tensor output, Tensor logsumexp)",
-      tags);
+  // scaled_dot_product_attention's, in its order and with its defaults.
+  const std::string arguments =
+      "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False)";
+  m.def("attention" + arguments + " -> Tensor", tags);
+  m.def("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)", tags);
 
   // A gradient that output_mask does not ask for, or None for both incoming
   // gradients, gives None.
