@@ -12,8 +12,8 @@ TORCH_LIBRARY(qkv, m) {
   const std::string arguments =
       "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
       "bool is_causal=False, *, float? scale=None, bool enable_gqa=False)";
-  m.def("attention" + arguments + " -> Tensor", tags);
-  m.def("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)", tags);
+  m.def(("attention" + arguments + " -> Tensor").c_str(), tags);
+  m.def(("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)").c_str(), tags);
 
   // A gradient that output_mask does not ask for, or None for both incoming
   // gradients, gives None.
