@@ -18,7 +18,7 @@ def attend(query, key, value, attn_mask=None, is_causal=False, scale=None, enabl
     -> [..., H, L, Dv], [..., H, L].
     Follows the operator's semantics where torch's paths disagree: mask and is_causal both apply,
     -inf in a mask hides the key, a row that sees no key gets output 0, lse -inf, gradients 0.
-    Expects finite inputs; see attend_by_row.
+    Expects finite inputs; see attend_with_junk.
     """
     if enable_gqa:
         key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
@@ -39,33 +39,30 @@ def attend(query, key, value, attn_mask=None, is_causal=False, scale=None, enabl
     return output, lse.expand(output.shape[:-1])
 
 
-def attend_by_row(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """attend() for H == Hkv, one row at a time over the keys that row may see and no others:
-    what is masked cannot leak into the result or any gradient, and NaN and inf in what is not
-    masked do what torch's math does with them."""
-    *batch, L, _ = query.shape
-    S = key.size(-2)
+def attend_with_junk(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """attend() for H == Hkv with NaN and inf in the inputs: each row gets its own copy of the keys
+    and values, with zeros where it may not look, so that what is masked cannot leak into the
+    result or any gradient. What is not masked does what it does in torch's math path."""
+    L, S = query.size(-2), key.size(-2)
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     allowed = torch.ones(L, S, dtype=torch.bool)
     if is_causal:
         allowed = allowed.tril()
-    bias = torch.zeros(())
+    bias = torch.zeros((), dtype=query.dtype)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         allowed = allowed & attn_mask
     elif attn_mask is not None:
-        allowed, bias = allowed & (attn_mask != -INF), attn_mask
-    allowed, bias = allowed.expand(*batch, L, S), bias.to(query.dtype).expand(*batch, L, S)
-    outputs, lses = [], []
-    for row in torch.cartesian_prod(*(torch.arange(n) for n in query.shape[:-1])).tolist():
-        *at, i = row
-        keys = allowed[(*at, i)].nonzero().squeeze(-1)
-        k, v = key[tuple(at)].index_select(0, keys), value[tuple(at)].index_select(0, keys)
-        scores = (query[(*at, i)] * k).sum(-1) * scale + bias[(*at, i)].index_select(0, keys)
-        weights = torch._safe_softmax(scores, -1) if len(keys) else scores
-        outputs.append((weights[:, None] * v).sum(0))
-        lses.append(scores.logsumexp(-1))
-    shape = query.shape[:-1]
-    return torch.stack(outputs).view(*shape, -1), torch.stack(lses).view(shape)
+        allowed, bias = allowed & (attn_mask != -INF), attn_mask.to(query.dtype)
+    blind = ~allowed.any(-1, keepdim=True)
+    keys, values = (x[..., None, :, :].where(allowed[..., None], 0) for x in (key, value))
+    scores = (query.where(~blind, 0)[..., None, :] * keys).sum(-1) * scale + bias
+    scores = scores.where(allowed, -INF).where(~blind, 0)
+    weights = torch._safe_softmax(scores, -1)  # 0 where all are -inf, as in torch's math path
+    output = (weights[..., None] * values).sum(-2).where(~blind, 0)
+    top = scores.detach().amax(-1, keepdim=True)
+    nothing = blind | (top == -INF)
+    sums = (scores - top.where(~nothing, 0)).exp().sum(-1, keepdim=True).where(~nothing, 1)
+    return output, (top + sums.log()).where(~nothing, -INF).squeeze(-1)
 
 
 def merge_masks(L, S, attn_mask, is_causal):
