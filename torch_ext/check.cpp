@@ -170,6 +170,9 @@ void check_tensors(const Backward& call) {
 }
 
 void check_supported(const Forward& call) {
+  const at::Device device = call.query.device();
+  TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_meta(), "attention: query is on ",
+                              device, ", but attention with logsumexp runs on the CPU");
   check_dtypes(call);
   check_options(call.options);
 }

@@ -43,7 +43,7 @@ Sizes<T> check(const Backward& call);
 // that torch's own attention needs to be checked for:
 void check_tensors(const Forward& call);
 void check_tensors(const Backward& call);
-// That the dtypes and options are valid, and implemented. The Autograd kernel
+// That the device, dtypes and options are valid, and implemented. The Autograd kernel
 // checks this first, because FakeTensor swallows the text of a NotImplementedError.
 void check_supported(const Forward& call);
 

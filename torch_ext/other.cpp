@@ -7,20 +7,16 @@
 namespace qkv {
 namespace {
 
-template <class Call>
-void refuse(const char* op, const Call& call, const at::Tensor& query) {
-  check_tensors(call);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op, " runs on the CPU, but query is on ", query.device());
-}
-
 OutputAndLse forward_other(const Forward& call) {
-  refuse("attention_with_lse", call, call.query);
-  return {};
+  check_tensors(call);
+  check_supported(call);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "attention_with_lse: query is not a plain dense CPU tensor");
 }
 
 Gradients backward_other(const Backward& call) {
-  refuse("attention_backward", call, call.forward.query);
-  return {};
+  check_tensors(call);
+  check_supported(call.forward);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "attention_backward: query is not a plain dense CPU tensor");
 }
 
 void refuse_all(torch::Library& m) {
