@@ -71,6 +71,25 @@ void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t ke
            Beta::lanes, scratch.rescale});
 }
 
+// The log-sum-exps of a tile, in double: a logarithm rounded twice would show in
+// the gradients. -inf for rows that have seen no key.
+template <class T>
+void log_sum_exp(const ForwardState<T>& state, double* out) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < state.tile.lanes; v += W) {
+    const Reference<T> reference(load(state.max + v));
+    constexpr int N = W / kLanes<double>;
+    Vec<double> sum[N];
+    QKV_UNROLL
+    for (int i = 0; i < W; ++i) sum[i / kLanes<double>][i % kLanes<double>] = state.sum[v + i];
+    log<N>(sum);
+    QKV_UNROLL
+    for (int i = 0; i < W; ++i)
+      out[v + i] = sum[i / kLanes<double>][i % kLanes<double>] +
+                   (double(reference.base[i]) + reference.shift[i] * kLn2);
+  }
+}
+
 // Normalizes a tile and writes its rows and log-sum-exps.
 template <class T>
 void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block, T* rows,
@@ -78,37 +97,29 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   constexpr int W = kLanes<T>;
   const Tile& tile = state.tile;
   const int64_t step = padded<T>(p.head_dim_v);
-  T base[kRowBlock<T>], shift[kRowBlock<T>];
   for (int v = 0; v < tile.lanes; v += W) {
-    const Reference<T> reference(load(state.max + v));
-    store(base + v, reference.base);
-    store(shift + v, reference.shift);
     const Vec<T> sum = load(state.sum + v);
     const Vec<T> inverse = sum == 0 ? Vec<T>{} : 1 / sum;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
       store(state.output + d * tile.lanes + v, load(state.output + d * tile.lanes + v) * inverse);
   }
   transpose<T>(state.output, tile.lanes, rows, step, step, tile.lanes, T(1));
+  double log_sum[kRowBlock<T>];
+  log_sum_exp(state, log_sum);
 
   const bool partial = block.partial_output != nullptr;
   const Rows<T> output = partial
                              ? Rows<T>{static_cast<T*>(block.partial_output), 1, 0, p.head_dim_v, 1}
                              : rows_of<T>(p, result.output, tile.batch, tile.kv_head);
-  const Rows<T> lse = rows_of<T>(p, result.lse, tile.batch, tile.kv_head);
+  const Rows<T> lse = partial ? Rows<T>{static_cast<T*>(block.partial_lse), 1, 0, 1, 1}
+                              : rows_of<T>(p, result.lse, tile.batch, tile.kv_head);
   for (int l = 0; l < tile.rows; ++l) {
-    const int64_t r = tile.row + l;
+    const int64_t r = tile.row + l, to = partial ? r - block.row_begin : r;
     const T* from = rows + l * step;
-    scatter_row(from, false, p.head_dim_v, output[partial ? r - block.row_begin : r], output.col);
-    // In double: a logarithm rounded twice would show in the gradients. -inf if
-    // the row has seen no key.
-    const double sum = state.sum[l], log_sum = double(base[l]) + shift[l] * kLn2 + std::log(sum);
-    if (partial) {
-      static_cast<T*>(block.partial_lse)[r - block.row_begin] = T(log_sum);
-      continue;
-    }
-    if (lse.data) *lse[r] = T(log_sum);
-    if (may_leak(p) && nonfinite(from, p.head_dim_v))
-      repair_output(p, result, tile.batch, tile.kv_head, r, sum);
+    scatter_row(from, false, p.head_dim_v, output[to], output.col);
+    if (lse.data) *lse[to] = T(log_sum[l]);
+    if (!partial && may_leak(p) && nonfinite(from, p.head_dim_v))
+      repair_output(p, result, tile.batch, tile.kv_head, r, double(state.sum[l]));
   }
 }
 

@@ -14,4 +14,9 @@ constexpr int kVectorsInStep = 4;
 QKV_INLINE __m256 native_max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 QKV_INLINE __m256d native_max(__m256d a, __m256d b) { return _mm256_max_pd(a, b); }
 
+// a * b + c, rounded once. Only for steps that must not be rounded twice; for the
+// rest the compiler contracts.
+QKV_INLINE __m256 native_fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+QKV_INLINE __m256d native_fma(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
+
 }  // namespace qkv::QKV_ISA

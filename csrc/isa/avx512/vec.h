@@ -14,4 +14,9 @@ constexpr int kVectorsInStep = 8;
 QKV_INLINE __m512 native_max(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 QKV_INLINE __m512d native_max(__m512d a, __m512d b) { return _mm512_max_pd(a, b); }
 
+// a * b + c, rounded once. Only for steps that must not be rounded twice; for the
+// rest the compiler contracts.
+QKV_INLINE __m512 native_fma(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
+QKV_INLINE __m512d native_fma(__m512d a, __m512d b, __m512d c) { return _mm512_fmadd_pd(a, b, c); }
+
 }  // namespace qkv::QKV_ISA

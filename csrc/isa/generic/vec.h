@@ -20,4 +20,10 @@ QKV_INLINE V native_max(V a, V b) {
   return a > b ? a : b;
 }
 
+// a * b + c, where kHasFma: contracted by the compiler.
+template <class V>
+QKV_INLINE V native_fma(V a, V b, V c) {
+  return a * b + c;
+}
+
 }  // namespace qkv::QKV_ISA
