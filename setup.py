@@ -19,7 +19,7 @@ spec = importlib.util.find_spec("torch")
 if spec is None or spec.origin is None:
     sys.exit(
         f"\nqkv is built against the torch of your environment, and {sys.executable} has none.\n"
-        "  pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
+        "  pip install torch\n"
         "  pip install setuptools cmake ninja\n"
         "  pip install --no-build-isolation .\n"
         "(without --no-build-isolation pip builds in an empty environment)\n"
