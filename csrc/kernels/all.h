@@ -2,6 +2,7 @@
 // isa/<name>/kernels.cpp, inside its target region and after its vec.h.
 // clang-format off
 #include "kernels/vec.h"
+#include "kernels/exp.h"
 #include "kernels/transpose.h"
 #include "kernels/tile_gemm.h"
 #include "kernels/rows.h"
@@ -9,6 +10,8 @@
 #include "kernels/score.h"
 #include "kernels/softmax.h"
 #include "kernels/forward.h"
+#include "kernels/grad_rows.h"
+#include "kernels/grad_softmax.h"
 #include "kernels/backward.h"
 #include "kernels/entry.h"
 // clang-format on

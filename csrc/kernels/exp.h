@@ -1,0 +1,146 @@
+// Exponentials and logarithms of vectors.
+namespace qkv::QKV_ISA {
+
+constexpr double kLog2e = 1.4426950408889634074;
+constexpr double kLn2 = 0.69314718055994530942;
+
+template <class T>
+struct Exp2;
+
+// Minimax in relative error on [-1/2, 1/2] with c0 = 1, so that integers come
+// out exact (Remez): 2.6e-9.
+template <>
+struct Exp2<float> {
+  static constexpr float kCoefficients[] = {1.f,
+                                            6.93147214968e-1f,
+                                            2.40226527829e-1f,
+                                            5.55031055101e-2f,
+                                            9.61769297299e-3f,
+                                            1.34066439024e-3f,
+                                            1.55946781613e-4f};
+  static constexpr int kMantissaBits = 23, kBias = 127;
+  static constexpr float kMagic = 12582912.f + kBias;  // 1.5 * 2^23
+  // log(2) = high + low; high times an integer up to 2^15 is exact (Cody, Waite).
+  static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440055e-4f;
+  static constexpr float kLog2eTail = 1.92596299113e-8f;  // log2(e) - float(log2(e))
+};
+
+// The same: 1.8e-17.
+template <>
+struct Exp2<double> {
+  static constexpr double kCoefficients[] = {1.,
+                                             6.9314718055994569675e-1,
+                                             2.4022650695910098007e-1,
+                                             5.5504108664790394552e-2,
+                                             9.6181291076070023796e-3,
+                                             1.3333558153439964747e-3,
+                                             1.540353044157213033e-4,
+                                             1.5252727385193868197e-5,
+                                             1.3215442675329822143e-6,
+                                             1.0180647659234138888e-7,
+                                             7.0725704128144235096e-9,
+                                             4.078071929588336665e-10};
+  static constexpr int kMantissaBits = 52, kBias = 1023;
+  static constexpr double kMagic = 6755399441055744. + kBias;  // 1.5 * 2^52
+  static constexpr double kLn2High = 6.93145751953125e-1, kLn2Low = 1.42860682030941723212e-6;
+  static constexpr double kLog2eTail = 2.035527374093103e-17;
+};
+
+// The polynomial in r times 2^n, for N vectors in step: the chain is long, and
+// one after the other they would fill the CPU's scheduler with instructions that
+// wait. `shifted` is n + kMagic: adding the magic number rounded to an integer
+// and left n plus the exponent's bias in the low bits, ready to become 2^n.
+template <class T, int N>
+QKV_INLINE void finish_exp2(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
+  using E = Exp2<T>;
+  constexpr int degree = sizeof(E::kCoefficients) / sizeof(T) - 1;
+  Vec<T> p[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) p[i] = splat(E::kCoefficients[degree]);
+  QKV_UNROLL
+  for (int d = degree - 1; d >= 0; --d) {
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kCoefficients[d];
+  }
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) r[i] = p[i] * (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);
+}
+
+// t = 2^t for t <= 127 (f64: 1023), at most 2 ulp off; 0 below the normal
+// range, NaN for NaN.
+template <class T, int N>
+QKV_INLINE void exp2(Vec<T> (&t)[N]) {
+  using E = Exp2<T>;
+  Vec<T> shifted[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) {
+    t[i] = max<T>(splat(T(-E::kBias)), t[i]);
+    shifted[i] = t[i] + E::kMagic;
+    t[i] -= shifted[i] - E::kMagic;
+  }
+  finish_exp2<T>(t, shifted);
+}
+
+// Turns x into exp(x) / 2^shift. The shift, an integer, costs nothing and rounds
+// nothing: it is part of the magic number.
+template <class T>
+struct ShiftedExp {
+  Vec<T> magic, low;
+
+  ShiftedExp() = default;
+  explicit QKV_INLINE ShiftedExp(Vec<T> shift)
+      : magic(Exp2<T>::kMagic - shift), low((shift - T(Exp2<T>::kBias)) * T(kLn2)) {}
+};
+
+// x = exp(x) / 2^shift, vector i with shift i % NV; accuracy and range as exp2.
+template <class T, int N, int NV>
+QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
+  constexpr T kHigh = T(kLog2e), kLow = T(Exp2<T>::kLog2eTail);
+  Vec<T> shifted[N], r[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) shifted[i] = x[i] * kHigh + by[i % NV].magic;
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) r[i] = shifted[i] - by[i % NV].magic;  // the integer
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) {
+    if constexpr (kHasFma) {
+      r[i] = native_fma(x[i], splat(kHigh), -r[i]);
+      x[i] = x[i] * kLow + r[i];
+    } else {
+      x[i] -= r[i] * Exp2<T>::kLn2High;  // exact: the product fits
+      x[i] = (x[i] - r[i] * Exp2<T>::kLn2Low) * kHigh;
+    }
+  }
+  finish_exp2<T>(x, shifted);
+}
+
+// x = log(x) for x >= 0, to 1 ulp or two; -inf for 0, and inf and NaN as they are.
+// x = 2^e * m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 atanh(z), z = (m-1)/(m+1),
+// |z| <= 0.172, by its series: the first term left out is z^21 / 21 < 5e-18 * z.
+template <int N>
+QKV_INLINE void log(Vec<double> (&x)[N]) {
+  using Bits = IntVec<double>;
+  constexpr int64_t kHalfRoot = 0x3fe6a09e667f3bcd;  // sqrt(1/2)
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const Bits exponent = ((Bits)x[i] - kHalfRoot) >> 52;
+    const Vec<double> m = (Vec<double>)((Bits)x[i] - (exponent << 52));
+    const Vec<double> z = (m - 1) / (m + 1), w = z * z;
+    Vec<double> series = w * (1. / 19) + 1. / 17;
+    series = series * w + 1. / 15;
+    series = series * w + 1. / 13;
+    series = series * w + 1. / 11;
+    series = series * w + 1. / 9;
+    series = series * w + 1. / 7;
+    series = series * w + 1. / 5;
+    series = series * w + 1. / 3;
+    series = z + z * w * series;
+    const Vec<double> e = __builtin_convertvector(exponent, Vec<double>);
+    const Vec<double> special = x[i] == 0 ? splat(-kInfinity<double>) : x[i];
+    x[i] = (x[i] > 0) & (x[i] < kInfinity<double>) ? e * kLn2 + (series + series) : special;
+  }
+}
+
+}  // namespace qkv::QKV_ISA

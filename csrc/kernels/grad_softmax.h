@@ -1,0 +1,49 @@
+// Through the softmax: from scores and dP to weights and dS, in place.
+namespace qkv::QKV_ISA {
+
+// What grad_softmax knows of one vector of lanes.
+template <class T>
+struct GradLanes {
+  ShiftedExp<T> by[1];
+  Vec<T> factor, delta;
+};
+
+// One vector of lanes, ROWS keys, `step` elements apart.
+template <class T, bool masked, int ROWS>
+QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* weights,
+                                  T* grad_scores) {
+  Vec<T> score[ROWS], weight[ROWS];
+  QKV_UNROLL
+  for (int i = 0; i < ROWS; ++i) weight[i] = score[i] = load(weights + i * step);
+  exp<T>(weight, lanes.by);
+  QKV_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    weight[i] *= lanes.factor;
+    Vec<T> grad = weight[i] * (load(grad_scores + i * step) - lanes.delta);
+    // Not 0 * NaN; but a row that is NaN by right stays so.
+    if (masked) grad = (score[i] == -kInfinity<T>)&(lanes.factor == lanes.factor) ? Vec<T>{} : grad;
+    store(weights + i * step, weight[i]);
+    store(grad_scores + i * step, grad);
+  }
+}
+
+// weights: scores in, weights out. grad_scores: dP in, dS out. `lane` is the
+// tile's first column.
+template <class T, bool masked>
+void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, const BackwardScratch<T>& s) {
+  for (int64_t at = lane; at < lane + tile.lanes; at += kLanes<T>) {
+    const GradLanes<T> lanes{
+        {ShiftedExp<T>(load(s.shift + at))}, load(s.factor + at), load(s.delta + at)};
+    subtract_base<T>(load(s.base + at), keys, tile.step, s.weights + at);
+    const auto run = [&](auto rows, int64_t j) {
+      grad_softmax_rows<T, masked, rows>(lanes, tile.step, s.weights + at + j * tile.step,
+                                         s.grad_scores + at + j * tile.step);
+    };
+    int64_t j = 0;
+    for (; j + kVectorsInStep <= keys; j += kVectorsInStep)
+      run(std::integral_constant<int, kVectorsInStep>(), j);
+    for (; j < keys; ++j) run(std::integral_constant<int, 1>(), j);
+  }
+}
+
+}  // namespace qkv::QKV_ISA
