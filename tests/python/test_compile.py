@@ -13,6 +13,7 @@ from torch.library import opcheck
 
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Dynamo's own
 COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 
 
@@ -89,8 +90,8 @@ class TestCompile:
             return losses
 
         ours = train(attention, compiled=True)
-        for attend in (attention, F.scaled_dot_product_attention):
-            assert ours == pytest.approx(train(attend, compiled=False), rel=1e-5)
+        for eager in (attention, F.scaled_dot_product_attention):
+            assert ours == pytest.approx(train(eager, compiled=False), rel=1e-5)
         assert ours[-1] < ours[0]
 
     def test_functional_gradient(self, backend):
@@ -120,7 +121,7 @@ def test_compiled_autograd_with_other_options():
     """What is not a tensor is part of the cache's key, or two calls would share one graph."""
     query, key, value = make(6, 6, 6, batch=(1, 4))
     mask = torch.rand(6, 6) > 0.3
-    variants = [{}, {"is_causal": True}, {"scale": 2.0}, {"scale": 3.0}, {"attn_mask": mask}]
+    variants = [{"is_causal": True}, {"scale": 2.0}, {"scale": 3.0}, {"attn_mask": mask}]
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
         for options in variants:
             for inputs in ([query, key, value], [query, key.detach(), value]):

@@ -1,17 +1,11 @@
 """Every bad call is told which argument is wrong, what it was and what it may be."""
 
 import math
-import os
-import re
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-import qkv
 
 NAN, INF = float("nan"), float("inf")
 
@@ -210,54 +204,6 @@ class TestBackward:
     def test_bad_call(self, change, message):
         with pytest.raises(RuntimeError, match=message):
             self.call(**change)
-
-
-class TestIsa:
-    def run(self, isa):
-        return subprocess.run(
-            [sys.executable, "-c", "import qkv; print(qkv.active_isa())"],
-            capture_output=True, text=True, env={**os.environ, "QKV_ISA": isa}, timeout=60,
-        )  # fmt: skip
-
-    @pytest.mark.parametrize("isa", qkv.supported_isas())
-    def test_forced(self, isa):
-        assert self.run(isa).stdout.strip() == isa
-
-    def test_empty_means_best(self):
-        assert self.run("").stdout.strip() == qkv.supported_isas()[0]
-
-    @pytest.mark.parametrize("isa", ["sse9", "AVX2", " avx2"])
-    def test_unknown(self, isa):
-        done = self.run(isa)
-        assert done.returncode != 0
-        assert re.search(rf"ValueError: QKV_ISA.*'{isa}'.*generic", done.stderr)
-
-    def test_unknown_at_the_first_call(self):
-        code = "import torch, qkv; x = torch.ones(1, 1, 2, 2); torch.ops.qkv.attention(x, x, x)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-            env={**os.environ, "QKV_ISA": "sse9"},
-        )  # fmt: skip
-        assert done.returncode == 1
-        assert re.search(r"Error: QKV_ISA.*'sse9'.*generic", done.stderr)
-
-    def test_set_unknown(self):
-        before = qkv.active_isa()
-        with pytest.raises(ValueError, match="set_isa.*'sse9'.*generic"):
-            qkv.set_isa("sse9")
-        assert qkv.active_isa() == before
-
-    def test_set_unsupported(self):
-        missing = [x for x in ("avx512", "avx2") if x not in qkv.supported_isas()]
-        if not missing:
-            pytest.skip("this CPU runs every instruction set there is")
-        with pytest.raises(ValueError, match=f"this CPU cannot run '{missing[0]}'.*generic"):
-            qkv.set_isa(missing[0])
-
-    def test_best_first(self):
-        order = ["avx512", "avx2", "generic"]
-        isas = qkv.supported_isas()
-        assert isas == sorted(isas, key=order.index) and isas[-1] == "generic"
 
 
 def test_largest_finite_scale_is_fine():

@@ -183,7 +183,6 @@ class TestAsTorchsMath:
         for x, y in zip(*results, strict=True):
             torch.testing.assert_close(x, y, equal_nan=True, rtol=3e-5, atol=1e-5)
 
-
     def test_all_scores_minus_inf(self, dtype):
         """A row that may attend, but whose every score is -inf, is one that sees nothing: torch's
         _safe_softmax says so. What its 0 times a NaN in a value would be is left open."""
