@@ -6,6 +6,7 @@ template <class T>
 struct GradLanes {
   ShiftedExp<T> by[1];
   Vec<T> factor, delta;
+  IntVec<T> finite;  // all bits set, or none where the row's gradients are NaN by right
 };
 
 // One vector of lanes, ROWS keys, `step` elements apart.
@@ -20,8 +21,8 @@ QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* we
   for (int i = 0; i < ROWS; ++i) {
     weight[i] *= lanes.factor;
     Vec<T> grad = weight[i] * (load(grad_scores + i * step) - lanes.delta);
-    // Not 0 * NaN; but a row that is NaN by right stays so.
-    if (masked) grad = (score[i] == -kInfinity<T>)&(lanes.factor == lanes.factor) ? Vec<T>{} : grad;
+    // What is masked must not be 0 * NaN.
+    if (masked) grad = (score[i] == -kInfinity<T>)&lanes.finite ? Vec<T>{} : grad;
     store(weights + i * step, weight[i]);
     store(grad_scores + i * step, grad);
   }
@@ -32,8 +33,10 @@ QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* we
 template <class T, bool masked>
 void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, const BackwardScratch<T>& s) {
   for (int64_t at = lane; at < lane + tile.lanes; at += kLanes<T>) {
+    const Vec<T> shift = load(s.shift + at), factor = load(s.factor + at);
+    const Vec<T> delta = load(s.delta + at);
     const GradLanes<T> lanes{
-        {ShiftedExp<T>(load(s.shift + at))}, load(s.factor + at), load(s.delta + at)};
+        {ShiftedExp<T>(shift)}, factor, delta, (factor == factor) & (delta == delta)};
     subtract_base<T>(load(s.base + at), keys, tile.step, s.weights + at);
     const auto run = [&](auto rows, int64_t j) {
       grad_softmax_rows<T, masked, rows>(lanes, tile.step, s.weights + at + j * tile.step,
