@@ -4,6 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import torch
 from gpt.data import Corpus
 from gpt.model import ModelConfig, load_attention
 from gpt.timer import TimedAttention
@@ -11,18 +12,7 @@ from gpt.train import TrainConfig, Trainer
 from tqdm import tqdm
 
 NAMES = ("qkv", "torch")
-
-# Losses, in nats a byte, that count as the same. The attentions sum in different orders, so their
-# results differ in the last bits of float32, and every step of training multiplies what differs:
-# the two runs start within rounding and drift apart, as two runs of one attention would on two
-# machines. A wrong gradient shows at once, long before the drift.
-FIRST_TOLERANCE = 1e-5  # before any training: rounding alone
-TOLERANCE_GROWTH = 1.0  # to be set from the measured drift
-LAST_TOLERANCE = 0.1
-
-
-def loss_tolerance(step: int) -> float:
-    return min(FIRST_TOLERANCE * (1 + step) ** TOLERANCE_GROWTH, LAST_TOLERANCE)
+CHECKS = 10  # how often, in a comparison, both attentions get the same weights
 
 
 @dataclass
@@ -33,8 +23,8 @@ class Run:
     attention: TimedAttention
     loss: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    forward_seconds: list[float] = field(default_factory=list)
-    backward_seconds: list[float] = field(default_factory=list)
+    forward_seconds: list[float] = field(default_factory=list)  # in attention
+    backward_seconds: list[float] = field(default_factory=list)  # likewise
 
     def step(self) -> None:
         self.attention.reset()
@@ -45,16 +35,32 @@ class Run:
         self.forward_seconds.append(self.attention.forward_seconds)
         self.backward_seconds.append(self.attention.backward_seconds)
 
-    def medians(self) -> dict[str, float]:
-        """Of a step, in seconds: "step", "forward" and "backward" (attention's), "attention"."""
-        both = map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True))
-        times = {
-            "step": self.step_seconds,
-            "forward": self.forward_seconds,
-            "backward": self.backward_seconds,
-            "attention": both,
+
+@dataclass(frozen=True)
+class SameWeights:
+    """How far the attentions are apart after `step` steps where all else is equal: the weights of
+    the model on qkv, and the batch."""
+
+    step: int
+    loss: float  # absolute
+    gradient: float  # relative, in the Euclidean norm over all parameters
+
+
+@dataclass
+class Comparison:
+    runs: dict[str, Run]
+    same_weights: list[SameWeights]
+
+    def medians(self, name: str) -> dict[str, float]:
+        """Of a step of run `name`, in seconds; "attention" is the median of the sums."""
+        run = self.runs[name]
+        attention = map(sum, zip(run.forward_seconds, run.backward_seconds, strict=True))
+        return {
+            "attention forward": statistics.median(run.forward_seconds),
+            "attention backward": statistics.median(run.backward_seconds),
+            "attention": statistics.median(attention),
+            "step": statistics.median(run.step_seconds),
         }
-        return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
 def make_runs(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> dict[str, Run]:
@@ -66,26 +72,95 @@ def make_runs(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> dict[s
 
 
 def steps_within(seconds: float, model: ModelConfig, config: TrainConfig, corpus: Corpus) -> int:
-    """How many steps of both models fit; from a few steps, which warm the machine up besides."""
+    """How many steps of both models fit. Found by taking a few, which warms the machine up too."""
     runs = make_runs(model, config, corpus)
     pairs = []
-    for _ in range(6):
+    for _ in range(9):
         start = perf_counter()
         for run in runs.values():
             run.step()
         pairs.append(perf_counter() - start)
-    return max(20, int(seconds / statistics.median(pairs[1:])))
+    typical = statistics.quantiles(pairs[1:], n=4)[0]  # a brief disturbance does not count
+    return max(CHECKS, int(seconds / typical))
 
 
-def train_both(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> dict[str, Run]:
-    """Trains to `config.steps`, one step each in turn: what slows the machine slows both. Who goes
-    first changes from step to step."""
-    runs = make_runs(model, config, corpus)
-    progress = tqdm(range(config.steps), unit="step", desc="both models")
+def compare(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> Comparison:
+    """Trains both to `config.steps`, one step each in turn, so that what slows the machine slows
+    both. Who goes first changes from step to step."""
+    comparison = Comparison(make_runs(model, config, corpus), [])
+    runs = comparison.runs
+    progress = tqdm(range(config.steps), unit="step", desc="Both models")
     for step in progress:
+        if step % max(1, config.steps // CHECKS) == 0:
+            comparison.same_weights.append(compare_on_same_weights(runs["qkv"]))
         for name in NAMES if step % 2 == 0 else reversed(NAMES):
             runs[name].step()
-        losses = {name: f"{run.loss[-1]:.4f}" for name, run in runs.items()}
-        seconds = {name: f"{run.step_seconds[-1] * 1e3:.0f}ms" for name, run in runs.items()}
-        progress.set_postfix({name: f"{losses[name]} {seconds[name]}" for name in NAMES})
-    return runs
+        if step % 10 == 9:
+            progress.set_postfix_str(
+                "  ".join(
+                    f"{name} loss {statistics.mean(run.loss[-10:]):.3f}, "
+                    f"{statistics.median(run.step_seconds[-10:]) * 1e3:.0f} ms"
+                    for name, run in runs.items()
+                )
+            )
+    comparison.same_weights.append(compare_on_same_weights(runs["qkv"]))
+    return comparison
+
+
+def compare_on_same_weights(run: Run) -> SameWeights:
+    trainer, own = run.trainer, run.attention.attention
+    losses, gradients = {}, {}
+    for name in NAMES:
+        run.attention.attention = load_attention(name)
+        losses[name], gradients[name] = trainer.validation_gradient()
+    run.attention.attention = own
+    difference = torch.linalg.vector_norm(gradients["qkv"] - gradients["torch"])
+    return SameWeights(
+        trainer.step_number,
+        abs(losses["qkv"] - losses["torch"]),
+        (difference / torch.linalg.vector_norm(gradients["torch"])).item(),
+    )
+
+
+# What counts as agreement; losses are in nats a byte. On the same weights the attentions may differ
+# by the rounding of float32. Two trainings start there, and then each step feeds on the last: a
+# difference doubles every 20 to 50 steps, as between two machines that run the same program, until
+# it is as large as what another order of the texts would make. A wrong gradient is out of these
+# bounds within a step or two.
+SAME_WEIGHTS_LOSS = 1e-5
+SAME_WEIGHTS_GRADIENT = 1e-4
+FIRST_STEP = 1e-5
+STEPS_TO_DOUBLE = 20
+ANY_STEP = 0.1
+LAST_TENTH = 0.02  # between the means over the last tenth of the steps
+
+
+def loss_tolerance(step: int) -> float:
+    return min(FIRST_STEP * 2.0 ** min(step / STEPS_TO_DOUBLE, 1000), ANY_STEP)
+
+
+def disagreements(comparison: Comparison) -> list[str]:
+    """What speaks against the two being the same model; empty where nothing does."""
+    found = []
+    for same in comparison.same_weights:
+        if not (same.loss <= SAME_WEIGHTS_LOSS and same.gradient <= SAME_WEIGHTS_GRADIENT):
+            found.append(
+                f"after {same.step} steps, on the same weights: loss differs by {same.loss:.1e} "
+                f"(at most {SAME_WEIGHTS_LOSS:.0e}), gradient by {same.gradient:.1e} of its norm "
+                f"(at most {SAME_WEIGHTS_GRADIENT:.0e})"
+            )
+    losses = [comparison.runs[name].loss for name in NAMES]
+    for step, (ours, theirs) in enumerate(zip(*losses, strict=True)):
+        if not abs(ours - theirs) <= loss_tolerance(step):
+            found.append(
+                f"step {step}: loss {ours:.6f} on qkv, {theirs:.6f} on torch "
+                f"(may differ by {loss_tolerance(step):.1e})"
+            )
+    ours, theirs = (statistics.mean(last_tenth(loss)) for loss in losses)
+    if not abs(ours - theirs) <= LAST_TENTH:
+        found.append(f"last tenth: mean loss {ours:.4f} on qkv, {theirs:.4f} on torch")
+    return found
+
+
+def last_tenth(losses: list[float]) -> list[float]:
+    return losses[-max(1, len(losses) // 10) :]

@@ -24,7 +24,7 @@ FILE_SEPARATOR = b"\0"
 
 @dataclass(frozen=True)
 class Corpus:
-    """File names (relative to the standard library) and their bytes, uint8 [N], in a fixed order."""
+    """Files by name within the standard library, and their bytes, uint8 [N], in a fixed order."""
 
     train_files: list[str]
     validation_files: list[str]

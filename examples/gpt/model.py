@@ -12,10 +12,17 @@ ROPE_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class ModelConfig:
-    layers: int = 6
+    layers: int = 4
     heads: int = 4
     head_dim: int = 64
-    context: int = 1024  # the longest distance, in bytes, that attention spans
+    context: int = 512  # the longest distance, in bytes, that attention spans
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {value}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: expected an even number, got {self.head_dim}")
 
     @property
     def width(self) -> int:
@@ -115,6 +122,8 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(VOCAB_SIZE, config.width)
         self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
+        self.to_logits = nn.Linear(config.width, VOCAB_SIZE, bias=False)
+        self.to_logits.weight = self.embedding.weight  # one table reads bytes and writes them
         table = rotary_table(0, config.context, config.head_dim)
         self.register_buffer("rotary", table, persistent=False)
         self.apply(self._initialise)
@@ -124,7 +133,7 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, Block):  # applied after its children: start as the identity
+        elif isinstance(module, Block):  # comes after its children; starts as the identity
             nn.init.zeros_(module.attention.to_out.weight)
             nn.init.zeros_(module.mlp[-1].weight)
 
@@ -133,7 +142,7 @@ class GPT(nn.Module):
         x = self.embedding(tokens)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, table, cache)
-        return F.linear(self.norm(x), self.embedding.weight)  # tied weights
+        return self.to_logits(self.norm(x))
 
     def stepper(self):
         """A function that takes the next bytes, [1, L], and returns the logits, [256], of the byte

@@ -9,17 +9,27 @@ import torch
 import torch.nn.functional as F
 from gpt.data import Corpus, sample_batch
 from gpt.model import GPT, ModelConfig
+from torch import nn
 
 VALIDATION_SEED = -1  # no step has it
+MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     steps: int = 2000
     batch: int = 1
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     weight_decay: float = 0.1
     seed: int = 0
+
+    def __post_init__(self):
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
 
 
 class Trainer:
@@ -33,19 +43,22 @@ class Trainer:
         self.model = GPT(model, attention)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
-            betas=(0.9, 0.95),
+            betas=(0.8, 0.95),
             weight_decay=config.weight_decay,
             fused=True,
         )
         self.step_number = 0
 
+    @property
+    def bytes_per_step(self) -> int:
+        return self.config.batch * self.model.config.context
+
     def learning_rate(self) -> float:
-        """Up in a straight line over the first tenth, then down along a cosine to a tenth."""
+        """Up in a straight line over the first tenth of the steps, then down to zero."""
         warmup = max(1, self.config.steps // 10)
-        if self.step_number < warmup:
-            return self.config.learning_rate * (self.step_number + 1) / warmup
-        progress = (self.step_number - warmup) / max(1, self.config.steps - warmup)
-        return self.config.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
+        left = max(0, self.config.steps - self.step_number)
+        share = min((self.step_number + 1) / warmup, left / max(1, self.config.steps - warmup))
+        return self.config.learning_rate * share
 
     def step(self) -> float:
         """One step of the optimizer. Returns the loss before it, in nats a byte."""
@@ -53,6 +66,7 @@ class Trainer:
             group["lr"] = self.learning_rate()
         loss = self._loss(self.corpus.train, self.config.seed * 1_000_003 + self.step_number)
         loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step_number += 1
@@ -63,6 +77,12 @@ class Trainer:
         """Nats a byte on text that is never trained on; the same text each time."""
         losses = [self._loss(self.corpus.validation, VALIDATION_SEED - i) for i in range(batches)]
         return sum(loss.item() for loss in losses) / batches
+
+    def validation_gradient(self) -> tuple[float, torch.Tensor]:
+        """The loss on one batch of that text, and its gradient, all parameters in one vector."""
+        loss = self._loss(self.corpus.validation, VALIDATION_SEED)
+        gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+        return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
 
     def _loss(self, text: torch.Tensor, seed: int) -> torch.Tensor:
         batch = self.config.batch

@@ -1,0 +1,64 @@
+"""What a trained model looks at: the softmax weights that the fused attention never stores."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from gpt.data import Corpus
+from gpt.model import GPT
+from torch import Tensor
+
+# A line that says one name twice, such as `self.maxsize = maxsize`.
+TELLING_LINE = re.compile(rb"(?<=\n) +(self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
+LONGEST_LINE = 44  # bytes that can still be read as tick labels
+
+
+def telling_line(corpus: Corpus) -> tuple[bytes, bytes]:
+    """Such a line of held-out code without its indentation, the longest that fits; and the code up
+    to and with it."""
+    text = corpus.validation.numpy().tobytes()
+    fitting = [line for line in TELLING_LINE.finditer(text) if len(line[1]) <= LONGEST_LINE]
+    if not fitting:
+        raise ValueError("the held-out files have no line such as `self.name = name`")
+    line = max(fitting, key=lambda line: len(line[1]))
+    return line[1], text[: line.end()]
+
+
+@dataclass(frozen=True)
+class Mentions:
+    """The two places of the name in a telling line."""
+
+    first: int
+    second: int
+    length: int
+
+    @classmethod
+    def of(cls, line: bytes) -> "Mentions":
+        first, equals = line.index(b".") + 1, line.index(b" = ")
+        return cls(first, equals + 3, equals - first)
+
+    def recall(self, maps: Tensor) -> Tensor:
+        """How much of the second mention's attention goes to the first: a mean, [layers, heads]."""
+        queries = slice(self.second, self.second + self.length)
+        keys = slice(self.first, self.first + self.length)
+        return maps[:, :, queries, keys].sum(-1).mean(-1)
+
+
+@torch.no_grad()
+def attention_maps(model: GPT, text: bytes) -> Tensor:
+    """Weights [layers, heads, query, key] over the bytes of `text`."""
+    maps = []
+
+    def record(module, args, _):
+        query, key, _ = module.project(*args[:2])
+        scores = query @ key.mT * query.size(-1) ** -0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        maps.append(scores.masked_fill(future, -torch.inf).softmax(-1)[0])
+
+    hooks = [block.attention.register_forward_hook(record) for block in model.blocks]
+    try:
+        model(torch.tensor([list(text)]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(maps)

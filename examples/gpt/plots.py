@@ -1,0 +1,197 @@
+"""The comparison's pictures."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display needed
+
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from gpt.attention_map import Mentions  # noqa: E402
+from gpt.compare import NAMES, SAME_WEIGHTS_LOSS, Comparison, loss_tolerance  # noqa: E402
+from matplotlib.patches import Patch, Rectangle  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+COLORS = {"qkv": "#1f6feb", "torch": "#e8590c"}
+SHADES = {"attention forward": 1.0, "attention backward": 0.65, "all else": 0.2}
+LINES = {"qkv": {"lw": 3.2, "ls": "-", "alpha": 0.55}, "torch": {"lw": 1.5, "ls": "-"}}
+STYLE = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e7eb",
+    "legend.frameon": False,
+    "figure.dpi": 130,
+    "figure.constrained_layout.use": True,
+}
+
+
+def moving_average(values: list[float], width: int) -> np.ndarray:
+    """The mean of each entry and those before it: up to `width` in all, fewer near the start, where
+    the values fall fast."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    stop = np.arange(1, len(sums))
+    start = stop - np.minimum(width, (stop + 3) // 4)
+    return (sums[stop] - sums[start]) / (stop - start)
+
+
+@plt.rc_context(STYLE)
+def plot_losses(comparison: Comparison, title: str, path: Path) -> None:
+    figure, (by_step, by_time, difference) = plt.subplots(1, 3, figsize=(16, 4.8))
+    width = max(1, len(comparison.runs["qkv"].loss) // 20)
+    for name, run in comparison.runs.items():
+        smooth = moving_average(run.loss, width)
+        steps, seconds = np.arange(1, len(smooth) + 1), np.cumsum(run.step_seconds)
+        by_step.plot(steps, smooth, color=COLORS[name], label=name, **LINES[name])
+        by_time.plot(seconds, smooth, color=COLORS[name], label=name, lw=2)
+        by_time.plot(seconds[-1], smooth[-1], "o", color=COLORS[name], ms=7)
+    for axes in (by_step, by_time):
+        axes.set_ylabel("training loss, nats per byte")
+        axes.set_ylim(top=np.log(256))  # a guess among all bytes; the first steps do worse
+        axes.legend()
+    mean = f" (mean of {width} steps)" if width > 1 else ""
+    by_step.set_title(f"Step by step the same{mean}")
+    by_step.set_xlabel("step")
+    totals = {name: sum(run.step_seconds) for name, run in comparison.runs.items()}
+    saved = totals["torch"] - totals["qkv"]
+    order = "sooner" if saved >= 0 else "later"
+    by_time.set_title(f"By the clock {abs(saved):.1f} s {order} with qkv")
+    by_time.set_xlabel("time in the model's own training steps, s")
+    _plot_difference(comparison, difference)
+    figure.suptitle(title)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _plot_difference(comparison: Comparison, axes) -> None:
+    losses = [np.array(comparison.runs[name].loss) for name in NAMES]
+    gap = np.abs(losses[0] - losses[1])
+    steps = np.arange(len(gap))
+    floor = 1e-8  # where an exact zero is drawn, on a logarithmic axis
+    axes.semilogy(
+        steps, np.maximum(gap, floor), ".", ms=3, color="#6b7280", label="the two trainings"
+    )
+    axes.semilogy(
+        steps,
+        [loss_tolerance(step) for step in steps],
+        color="#6b7280",
+        ls="--",
+        lw=1,
+        label="allowed",
+    )
+    same = comparison.same_weights
+    axes.semilogy(
+        [check.step for check in same],
+        [max(check.loss, floor) for check in same],
+        "D",
+        color="#0f766e",
+        label="both on the same weights",
+    )
+    axes.axhline(SAME_WEIGHTS_LOSS, color="#0f766e", ls="--", lw=1, label="allowed")
+    axes.set_ylim(floor / 2, 5)
+    axes.set_title("|loss on qkv − loss on torch|")
+    axes.set_xlabel(f"step (differences under {floor:.0e} drawn there)")
+    axes.set_ylabel("nats per byte")
+    axes.legend(ncols=2, loc="upper left", fontsize=9)
+
+
+@plt.rc_context(STYLE)
+def plot_times(comparison: Comparison, title: str, path: Path) -> None:
+    figure, (bars, timeline) = plt.subplots(
+        1, 2, figsize=(14, 4.4), gridspec_kw={"width_ratios": (3, 2)}
+    )
+    medians = {name: comparison.medians(name) for name in NAMES}
+    longest = max(times["step"] for times in medians.values()) * 1e3
+    for row, name in enumerate(NAMES):
+        times = {part: seconds * 1e3 for part, seconds in medians[name].items()}
+        times["all else"] = times["step"] - times["attention"]
+        left = 0.0
+        for part, shade in SHADES.items():
+            width = times[part]
+            bars.barh(row, width, 0.62, left, color=COLORS[name], alpha=shade, edgecolor="white")
+            if width > 0.03 * longest:  # else there is no room for the figure
+                color = "white" if shade > 0.5 else "black"
+                middle = (left + width / 2, row)
+                bars.text(*middle, f"{width:.0f}", ha="center", va="center", color=color)
+            left += width
+        bars.text(left + 0.01 * longest, row, f"{times['step']:.0f} ms", va="center", weight="bold")
+    handles = [Patch(color="#374151", alpha=shade, label=part) for part, shade in SHADES.items()]
+    bars.legend(handles=handles, ncols=3, loc="center")
+    bars.set_yticks(range(len(NAMES)), NAMES, fontsize=13)
+    bars.invert_yaxis()
+    bars.grid(axis="y", visible=False)
+    bars.set_xlim(0, longest * 1.12)
+    bars.set_xlabel("milliseconds, medians")
+    step, attention = (medians["torch"][k] / medians["qkv"][k] for k in ("step", "attention"))
+    bars.set_title(f"A training step: torch / qkv = {step:.2f}; its attention: {attention:.2f}")
+    _plot_timeline(comparison, timeline)
+    figure.suptitle(title)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _plot_timeline(comparison: Comparison, axes) -> None:
+    for name, run in comparison.runs.items():
+        milliseconds = np.array(run.step_seconds) * 1e3
+        axes.plot(milliseconds, ".", ms=3.5, alpha=0.6, color=COLORS[name])
+        axes.axhline(
+            float(np.median(milliseconds)), color=COLORS[name], lw=2, label=f"{name}, median"
+        )
+    every = np.concatenate([run.step_seconds for run in comparison.runs.values()]) * 1e3
+    # A few stray steps must not flatten the rest; those above are counted in the label.
+    top = float(np.percentile(every, 98) * 1.25)
+    outside = int((every > top).sum())
+    axes.set_ylim(0, top)
+    axes.set_title("Every step, the two in turn")
+    axes.set_xlabel("step" + (f" ({outside} of {len(every)} lie above)" if outside else ""))
+    axes.set_ylabel("milliseconds")
+    axes.legend(loc="lower right")
+
+
+@plt.rc_context(STYLE | {"axes.grid": False})
+def plot_attention(maps: Tensor, line: bytes, title: str, path: Path) -> None:
+    """`maps`: [layers, heads, query, key] over the telling line `line`. Drawn large is the head
+    that looks most from the second mention of the name back to the first."""
+    mentions = Mentions.of(line)
+    recall = mentions.recall(maps)
+    layer, head = np.unravel_index(int(recall.argmax()), recall.shape)
+    # The first byte has only itself to look at; it would set the scale.
+    colors = {"cmap": "magma_r", "vmin": 0, "vmax": np.quantile(maps[:, :, 1:], 0.998)}
+    figure = plt.figure(figsize=(17, 9.6))
+    left, right = figure.subfigures(1, 2, width_ratios=(3, 2))
+    large = left.subplots()
+    image = large.imshow(maps[layer, head], **colors)
+    labels = [{" ": "␣", "\n": "⏎"}.get(character, character) for character in line.decode()]
+    for set_ticks in (large.set_xticks, large.set_yticks):
+        set_ticks(range(len(line)), labels, fontfamily="monospace", fontsize=11)
+    large.tick_params(length=0, top=True, labeltop=True)
+    large.set_xlabel("byte looked at (key)")
+    large.set_ylabel("byte that looks (query), to predict the next")
+    large.set_title(
+        f"Layer {layer + 1}, head {head + 1}: {recall[layer, head]:.0%} of the second mention's "
+        "attention goes to the first (box)",
+        pad=26,
+    )
+    corner = (mentions.first - 0.5, mentions.second - 0.5)
+    size = (mentions.length, mentions.length)
+    large.add_patch(Rectangle(corner, *size, fill=False, ec=COLORS["qkv"], lw=1.5))
+    left.colorbar(image, ax=large, shrink=0.7, extend="max", label="attention weight")
+    small = right.subplots(*maps.shape[:2], squeeze=False)
+    for i, j in np.ndindex(*small.shape):
+        small[i, j].imshow(maps[i, j], **colors)
+        small[i, j].set(xticks=[], yticks=[])
+        small[i, j].set_title(f"layer {i + 1}, head {j + 1}", fontsize=9, weight="normal")
+        chosen = (i, j) == (layer, head)
+        for spine in small[i, j].spines.values():
+            spine.set(visible=True, color=COLORS["qkv"] if chosen else "#9ca3af")
+            spine.set_linewidth(3 if chosen else 0.8)
+    right.suptitle("All heads on the same line", fontsize=12)
+    figure.suptitle(title)
+    figure.savefig(path)
+    plt.close(figure)

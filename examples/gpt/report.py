@@ -1,0 +1,134 @@
+"""A comparison from beginning to end, told to the person at the terminal."""
+
+import dataclasses
+import platform
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+
+import torch
+from gpt.attention_map import attention_maps, telling_line
+from gpt.compare import (
+    NAMES,
+    Comparison,
+    compare,
+    disagreements,
+    last_tenth,
+    loss_tolerance,
+    steps_within,
+)
+from gpt.data import Corpus, load_corpus
+from gpt.generate import decode, generate
+from gpt.model import GPT, ModelConfig
+from gpt.plots import plot_attention, plot_losses, plot_times
+from gpt.train import TrainConfig
+
+import qkv
+
+AROUND_TRAINING = 12.0  # seconds that calibration, checks, sample and pictures take
+SAMPLE_BYTES = 500
+
+
+def report_comparison(
+    model: ModelConfig, config: TrainConfig, seconds: float | None, folder: Path
+) -> int:
+    """Compares, prints, and writes PNGs into `folder`. With `seconds`, config.steps is replaced by
+    what fits into so many. Returns 0, or 1 where the attentions disagree."""
+    start = perf_counter()
+    corpus = load_corpus()
+    if seconds is not None:
+        fitting = steps_within(max(1.0, seconds - AROUND_TRAINING), model, config, corpus)
+        config = dataclasses.replace(config, steps=fitting)
+    print(
+        f"A GPT of {model.layers} layers, {model.heads} heads of {model.head_dim} and "
+        f"{model.context} bytes of context\nlearns {len(corpus.train) / 1e6:.1f} MB of Python in "
+        f"{config.steps} steps, once with each attention, from seed {config.seed},\n"
+        f"on {machine()}."
+    )
+    comparison = compare(model, config, corpus)
+    found = disagreements(comparison)
+    print(agreement(comparison) + times(comparison))
+    trained = comparison.runs["qkv"].trainer
+    print(sample(trained.model, corpus))
+    pictures = draw(comparison, trained.model, corpus, folder)
+    print(f"Pictures: {', '.join(map(str, pictures))}")
+    print(f"{perf_counter() - start:.0f} s in all.")
+    for line in found:
+        print(f"DISAGREEMENT {line}")
+    return 1 if found else 0
+
+
+def machine() -> str:
+    """The processor, by name, and how torch and qkv use it."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in _lines(Path("/proc/cpuinfo"))
+        if line.startswith("model name")
+    ]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{torch.get_num_threads()} threads of {name}, {qkv.active_isa()}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def agreement(comparison: Comparison) -> str:
+    """What `disagreements` judges, in figures."""
+    ours, theirs = (comparison.runs[name].loss for name in NAMES)
+    held_out = [comparison.runs[name].trainer.validation_loss() for name in NAMES]
+    gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+    closest = max(range(len(gaps)), key=lambda step: gaps[step] / loss_tolerance(step))
+    same = comparison.same_weights
+    loss, gradient = max(check.loss for check in same), max(check.gradient for check in same)
+    return f"""
+Loss, nats per byte              qkv      torch
+  first step              {ours[0]:10.4f} {theirs[0]:10.4f}
+  mean of the last tenth  {mean(last_tenth(ours)):10.4f} {mean(last_tenth(theirs)):10.4f}
+  held-out files          {held_out[0]:10.4f} {held_out[1]:10.4f}
+Largest difference
+  on the same weights     {loss:10.1e} in the loss, {gradient:.1e} of the gradient's norm;
+                                     checked {len(same)} times along the way
+  of two steps            {max(gaps):10.1e}: rounding, which grows from step to step
+  beside what is allowed  {gaps[closest]:10.1e} in step {closest}; allowed there: \
+{loss_tolerance(closest):.1e}
+"""
+
+
+def times(comparison: Comparison) -> str:
+    medians = {name: comparison.medians(name) for name in NAMES}
+    rows = ["\nMilliseconds, median           qkv      torch   torch / qkv"]
+    for part in ("attention forward", "attention backward", "attention", "step"):
+        ours, theirs = (medians[name][part] * 1e3 for name in NAMES)
+        rows.append(f"  {part:20} {ours:12.2f} {theirs:10.2f} {theirs / ours:13.2f}")
+    return "\n".join(rows) + (
+        "\n  (attention: the wall-clock time of its calls, and of its node in the backward pass,"
+        "\n  in all layers of a step)\n"
+    )
+
+
+def sample(model: GPT, corpus: Corpus) -> str:
+    """What the model makes of held-out code: it goes on where a method assigns its argument."""
+    _, code = telling_line(corpus)
+    prompt = code[-model.config.context // 2 :] + b"\n"
+    text = bytes(generate(model, prompt, SAMPLE_BYTES, temperature=0.7, seed=0))
+    shown = b"\n".join(prompt.splitlines()[-4:])
+    rule = "-" * 80
+    return (
+        f"Held-out code, and from the mark on what the model on qkv writes:\n{rule}\n"
+        f"{decode(shown)}\n▶{decode(text)}\n{rule}"
+    )
+
+
+def draw(comparison: Comparison, model: GPT, corpus: Corpus, folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    where = machine()
+    losses, steps, attention = (
+        folder / f"{name}.png" for name in ("losses", "step_times", "attention_map")
+    )
+    plot_losses(comparison, f"One GPT, two attentions, one seed ({where})", losses)
+    plot_times(comparison, f"Where the time of a training step goes ({where})", steps)
+    line = b"\n" + telling_line(corpus)[0]
+    title = "What the trained model looks at in a line it has never seen"
+    plot_attention(attention_maps(model, line), line, title, attention)
+    return [losses, steps, attention]
