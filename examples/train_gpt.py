@@ -17,11 +17,12 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
+from tqdm import tqdm
+
 from gpt.data import load_corpus
 from gpt.generate import decode, generate
 from gpt.model import ModelConfig, load_attention
 from gpt.train import TrainConfig, Trainer, load_model
-from tqdm import tqdm
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,7 +70,12 @@ def make_parser() -> argparse.ArgumentParser:
     mode.add_argument("--generate", metavar="PROMPT", help="write text with the checkpoint's model")
     mode.add_argument("--compare", action="store_true", help="train on both attentions in turn")
 
-    parser.add_argument("--attention", choices=("qkv", "torch"), default="qkv")
+    parser.add_argument(
+        "--attention",
+        choices=("qkv", "torch"),
+        default="qkv",
+        help="the model's; --compare takes both (default: qkv)",
+    )
     add = adder(parser)
     add("--threads", int, None, "of the CPU (default: torch's choice)")
     add("--checkpoint", Path, Path("gpt.pt"), "where the model is kept")

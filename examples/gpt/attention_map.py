@@ -4,9 +4,10 @@ import re
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from gpt.data import Corpus
 from gpt.model import GPT
-from torch import Tensor
 
 # A line that says one name twice, such as `self.maxsize = maxsize`.
 TELLING_LINE = re.compile(rb"(?<=\n) +(self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")

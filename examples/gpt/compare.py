@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+from tqdm import tqdm
+
 from gpt.data import Corpus
 from gpt.model import ModelConfig, load_attention
 from gpt.timer import TimedAttention
 from gpt.train import TrainConfig, Trainer
-from tqdm import tqdm
 
 NAMES = ("qkv", "torch")
 CHECKS = 10  # how often, in a comparison, both attentions get the same weights
@@ -43,7 +44,7 @@ class SameWeights:
 
     step: int
     loss: float  # absolute
-    gradient: float  # relative, in the Euclidean norm over all parameters
+    gradient: float  # relative, in the Euclidean norm of the parameter where it is largest
 
 
 @dataclass
@@ -114,12 +115,14 @@ def compare_on_same_weights(run: Run) -> SameWeights:
         run.attention.attention = load_attention(name)
         losses[name], gradients[name] = trainer.validation_gradient()
     run.attention.attention = own
-    difference = torch.linalg.vector_norm(gradients["qkv"] - gradients["torch"])
-    return SameWeights(
-        trainer.step_number,
-        abs(losses["qkv"] - losses["torch"]),
-        (difference / torch.linalg.vector_norm(gradients["torch"])).item(),
-    )
+    relative = torch.stack([*map(relative_difference, gradients["qkv"], gradients["torch"])])
+    loss = abs(losses["qkv"] - losses["torch"])
+    return SameWeights(trainer.step_number, loss, relative.max().item())  # NaN if one is
+
+
+def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    difference, size = (torch.linalg.vector_norm(x) for x in (ours - theirs, theirs))
+    return difference / size.clamp(min=1e-30)  # before the first step some gradients are all zero
 
 
 # What counts as agreement; losses are in nats a byte. On the same weights the attentions may differ
@@ -146,7 +149,7 @@ def disagreements(comparison: Comparison) -> list[str]:
         if not (same.loss <= SAME_WEIGHTS_LOSS and same.gradient <= SAME_WEIGHTS_GRADIENT):
             found.append(
                 f"after {same.step} steps, on the same weights: loss differs by {same.loss:.1e} "
-                f"(at most {SAME_WEIGHTS_LOSS:.0e}), gradient by {same.gradient:.1e} of its norm "
+                f"(at most {SAME_WEIGHTS_LOSS:.0e}), a gradient by {same.gradient:.1e} of its norm "
                 f"(at most {SAME_WEIGHTS_GRADIENT:.0e})"
             )
     losses = [comparison.runs[name].loss for name in NAMES]

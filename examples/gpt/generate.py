@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+
 from gpt.model import GPT
 
 

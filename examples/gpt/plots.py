@@ -8,10 +8,11 @@ matplotlib.use("Agg")  # no display needed
 
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
-from gpt.attention_map import Mentions  # noqa: E402
-from gpt.compare import NAMES, SAME_WEIGHTS_LOSS, Comparison, loss_tolerance  # noqa: E402
 from matplotlib.patches import Patch, Rectangle  # noqa: E402
 from torch import Tensor  # noqa: E402
+
+from gpt.attention_map import Mentions  # noqa: E402
+from gpt.compare import NAMES, SAME_WEIGHTS_LOSS, Comparison, loss_tolerance  # noqa: E402
 
 COLORS = {"qkv": "#1f6feb", "torch": "#e8590c"}
 SHADES = {"attention forward": 1.0, "attention backward": 0.65, "all else": 0.2}
@@ -159,9 +160,10 @@ def plot_attention(maps: Tensor, line: bytes, title: str, path: Path) -> None:
     """`maps`: [layers, heads, query, key] over the telling line `line`. Drawn large is the head
     that looks most from the second mention of the name back to the first."""
     mentions = Mentions.of(line)
-    recall = mentions.recall(maps)
+    recall = mentions.recall(maps).numpy()
     layer, head = np.unravel_index(int(recall.argmax()), recall.shape)
     # The first byte has only itself to look at; it would set the scale.
+    maps = maps.numpy()
     colors = {"cmap": "magma_r", "vmin": 0, "vmax": np.quantile(maps[:, :, 1:], 0.998)}
     figure = plt.figure(figsize=(17, 9.6))
     left, right = figure.subfigures(1, 2, width_ratios=(3, 2))

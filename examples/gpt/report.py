@@ -7,6 +7,8 @@ from statistics import mean
 from time import perf_counter
 
 import torch
+
+import qkv
 from gpt.attention_map import attention_maps, telling_line
 from gpt.compare import (
     NAMES,
@@ -22,8 +24,6 @@ from gpt.generate import decode, generate
 from gpt.model import GPT, ModelConfig
 from gpt.plots import plot_attention, plot_losses, plot_times
 from gpt.train import TrainConfig
-
-import qkv
 
 AROUND_TRAINING = 12.0  # seconds that calibration, checks, sample and pictures take
 SAMPLE_BYTES = 500
@@ -87,7 +87,7 @@ Loss, nats per byte              qkv      torch
   mean of the last tenth  {mean(last_tenth(ours)):10.4f} {mean(last_tenth(theirs)):10.4f}
   held-out files          {held_out[0]:10.4f} {held_out[1]:10.4f}
 Largest difference
-  on the same weights     {loss:10.1e} in the loss, {gradient:.1e} of the gradient's norm;
+  on the same weights     {loss:10.1e} in the loss, {gradient:.1e} of a gradient's norm;
                                      checked {len(same)} times along the way
   of two steps            {max(gaps):10.1e}: rounding, which grows from step to step
   beside what is allowed  {gaps[closest]:10.1e} in step {closest}; allowed there: \

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
 from gpt.data import Corpus, sample_batch
 from gpt.model import GPT, ModelConfig
-from torch import nn
 
 VALIDATION_SEED = -1  # no step has it
 MAX_GRADIENT_NORM = 1.0
@@ -78,11 +79,10 @@ class Trainer:
         losses = [self._loss(self.corpus.validation, VALIDATION_SEED - i) for i in range(batches)]
         return sum(loss.item() for loss in losses) / batches
 
-    def validation_gradient(self) -> tuple[float, torch.Tensor]:
-        """The loss on one batch of that text, and its gradient, all parameters in one vector."""
+    def validation_gradient(self) -> tuple[float, tuple[torch.Tensor, ...]]:
+        """The loss on one batch of that text, and its gradient by each parameter."""
         loss = self._loss(self.corpus.validation, VALIDATION_SEED)
-        gradients = torch.autograd.grad(loss, list(self.model.parameters()))
-        return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
+        return loss.item(), torch.autograd.grad(loss, list(self.model.parameters()))
 
     def _loss(self, text: torch.Tensor, seed: int) -> torch.Tensor:
         batch = self.config.batch

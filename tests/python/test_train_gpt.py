@@ -1,0 +1,355 @@
+"""The example: its data, model and training, the comparison, and the command line."""
+
+import dataclasses
+import math
+import re
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import train_gpt
+from gpt import compare, timer
+from gpt.attention_map import Mentions, attention_maps, telling_line
+from gpt.data import SKIPPED_FOLDERS, load_corpus, sample_batch
+from gpt.generate import generate
+from gpt.model import GPT, ModelConfig, load_attention, rotary_table, rotate
+from gpt.timer import TimedAttention
+from gpt.train import TrainConfig, Trainer
+
+MODEL = ModelConfig(layers=2, heads=2, head_dim=16, context=48)
+TRAIN = TrainConfig(steps=6, batch=2)
+FLAGS = "--layers 2 --heads 2 --head-dim 16 --context 48 --batch 2".split()
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+@pytest.fixture(scope="module")
+def trained(corpus):
+    trainer = Trainer(MODEL, dataclasses.replace(TRAIN, steps=40), corpus, load_attention("qkv"))
+    for _ in range(40):
+        trainer.step()
+    return trainer
+
+
+# Data
+
+
+def test_held_out_files_are_not_trained_on(corpus):
+    assert corpus.train_files and corpus.validation_files
+    assert not set(corpus.train_files) & set(corpus.validation_files)
+    assert corpus.train.numel() > 10 * corpus.validation.numel() > 0
+    folders = {part for name in corpus.train_files for part in name.split("/")[:-1]}
+    assert not folders & SKIPPED_FOLDERS
+
+
+def test_a_file_keeps_its_side_whatever_else_is_there(tmp_path, corpus):
+    kept = corpus.validation_files[0], corpus.train_files[0]
+    for name in kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test_x.py").write_bytes(b"not to be read")
+    small = load_corpus(tmp_path)
+    assert (small.validation_files, small.train_files) == ([kept[0]], [kept[1]])
+    assert small.train.numpy().tobytes() == kept[1].encode()
+
+
+def test_a_python_without_its_source_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"expected the source text .*, found 0 files"):
+        load_corpus(tmp_path)
+
+
+def test_batches_are_text_and_its_continuation(corpus):
+    inputs, targets = sample_batch(corpus.train, 3, 20, seed=5)
+    assert inputs.shape == targets.shape == (3, 20)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    text = corpus.train.numpy().tobytes()
+    assert all(bytes(row) in text for row in torch.cat((inputs, targets[:, -1:]), 1).tolist())
+    assert torch.equal(inputs, sample_batch(corpus.train, 3, 20, seed=5)[0])
+    assert not torch.equal(inputs, sample_batch(corpus.train, 3, 20, seed=6)[0])
+    with pytest.raises(ValueError, match="context: expected less than the text's 20 bytes, got 20"):
+        sample_batch(corpus.train[:20], 3, 20, seed=5)
+
+
+# Model
+
+
+def test_attention_is_all_that_differs(corpus, trained):
+    inputs, targets = sample_batch(corpus.train, 2, MODEL.context, seed=1)
+    models = [GPT(MODEL, load_attention(name)) for name in ("qkv", "torch")]
+    gradients = []
+    for model in models:
+        model.load_state_dict(trained.model.state_dict())
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_the_future_is_not_seen(corpus, trained):
+    inputs, _ = sample_batch(corpus.train, 1, MODEL.context, seed=1)
+    other = inputs.clone()
+    other[:, 30:] = 255 - other[:, 30:]
+    logits, changed = trained.model(inputs), trained.model(other)
+    assert torch.equal(logits[:, :30], changed[:, :30])
+    assert not torch.equal(logits[:, 30:], changed[:, 30:])
+
+
+def test_rotation_leaves_only_distance():
+    query, key = torch.randn(2, 1, 1, 1, 16)
+
+    def score(at, other):
+        turned = [
+            rotate(x, rotary_table(p, 1, 16))
+            for x, p in zip((query, key), (at, other), strict=True)
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    torch.testing.assert_close(score(7, 3), score(104, 100))
+    assert abs(score(7, 3) - score(8, 3)) > 1e-3
+
+
+def test_writing_byte_by_byte_is_the_same_model(corpus, trained):
+    tokens, _ = sample_batch(corpus.validation, 1, MODEL.context, seed=2)
+    expected = trained.model(tokens)[0]
+    step = trained.model.stepper()
+    torch.testing.assert_close(step(tokens[:, :10]), expected[9], rtol=1e-4, atol=1e-4)
+    for i in range(10, MODEL.context):
+        torch.testing.assert_close(step(tokens[:, i : i + 1]), expected[i], rtol=1e-4, atol=1e-4)
+
+
+def test_one_layer_remembers_exactly_its_context(corpus):
+    config = dataclasses.replace(MODEL, layers=1)
+    model = GPT(config, load_attention("qkv"))
+    torch.nn.init.normal_(model.blocks[0].attention.to_out.weight)  # else attention has no say
+    tokens, _ = sample_batch(corpus.train, 1, 2 * config.context, seed=3)
+    step = model.stepper()
+    step(tokens[:, :1])
+    for i in range(1, tokens.size(1)):
+        last = step(tokens[:, i : i + 1])
+    expected = model(tokens[:, -config.context :])[0, -1]
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_generation_repeats_by_seed(trained):
+    def write(temperature, seed):
+        return list(generate(trained.model, b"def ", 60, temperature, seed))
+
+    assert write(0.8, 1) == write(0.8, 1) != write(0.8, 2)
+    assert write(0, 1) == write(0, 2)
+    with pytest.raises(ValueError, match="prompt: expected at least one byte"):
+        list(generate(trained.model, b"", 1, 1.0, 0))
+    with pytest.raises(ValueError, match="temperature: expected 0 or more, got nan"):
+        list(generate(trained.model, b"a", 1, math.nan, 0))
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (ModelConfig, "layers", 0),
+        (ModelConfig, "head_dim", 15),
+        (TrainConfig, "steps", 0),
+        (TrainConfig, "batch", -1),
+        (TrainConfig, "learning_rate", math.nan),
+        (TrainConfig, "weight_decay", -0.1),
+    ],
+)
+def test_bad_settings_are_named(config, field, value):
+    with pytest.raises(ValueError, match=f"{field}: expected .*, got {value}"):
+        config(**{field: value})
+
+
+# Training
+
+
+def test_training_learns(corpus, trained):
+    untrained = Trainer(MODEL, TRAIN, corpus, load_attention("qkv"))
+    assert trained.validation_loss() < untrained.validation_loss() - 1.0
+
+
+def assert_same_state(a, b):
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same_state(a[key], b[key])
+    else:
+        assert a == b
+
+
+def test_an_interrupted_training_resumes_exactly(tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
+    assert train_gpt.main([*FLAGS, "--steps", "7", "--checkpoint", str(whole)]) == 0
+
+    step = Trainer.step
+
+    def step_with_ctrl_c(trainer):
+        if trainer.step_number == 2:
+            signal.raise_signal(signal.SIGINT)  # in the middle: the step must still be finished
+        return step(trainer)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Trainer, "step", step_with_ctrl_c)
+    assert train_gpt.main([*FLAGS, "--steps", "7", "--checkpoint", str(parts)]) == 0
+    assert signal.getsignal(signal.SIGINT) == handler
+    assert torch.load(parts)["step"] == 3
+    monkeypatch.undo()
+    torch.rand(5)  # nobody else's random numbers matter
+    assert train_gpt.main(["--resume", "--checkpoint", str(parts)]) == 0
+    assert torch.load(whole)["step"] == 7
+    assert_same_state(torch.load(whole), torch.load(parts))
+
+
+# The comparison
+
+
+def tiny_comparison(corpus):
+    return compare.compare(MODEL, TRAIN, corpus)
+
+
+def test_both_attentions_train_alike(corpus):
+    comparison = tiny_comparison(corpus)
+    assert compare.disagreements(comparison) == []
+    assert [check.step for check in comparison.same_weights] == [0, 1, 2, 3, 4, 5, 6]
+    for run in comparison.runs.values():
+        assert len(run.loss) == len(run.step_seconds) == TRAIN.steps
+        for whole, *parts in zip(
+            run.step_seconds, run.forward_seconds, run.backward_seconds, strict=True
+        ):
+            assert 0 < min(parts) and sum(parts) < whole
+
+
+def wrong_scale(query, key, value, **options):
+    return F.scaled_dot_product_attention(query * 1.001, key, value, **options)
+
+
+def wrong_gradient(query, key, value, **options):
+    value.register_hook(lambda gradient: gradient * 1.001)
+    return F.scaled_dot_product_attention(query, key, value, **options)
+
+
+@pytest.mark.parametrize("wrong", [wrong_scale, wrong_gradient])
+def test_a_slightly_wrong_attention_is_found_out(corpus, monkeypatch, wrong):
+    attentions = {"torch": F.scaled_dot_product_attention, "qkv": wrong}
+    monkeypatch.setattr(compare, "load_attention", attentions.__getitem__)
+    monkeypatch.setattr(timer.TimedAttention, "_time_backward", lambda *_: None)
+    found = compare.disagreements(compare.compare(MODEL, TRAIN, corpus))
+    assert any("on the same weights" in line for line in found)
+
+
+def test_losses_that_drift_apart_are_found_out(corpus):
+    comparison = tiny_comparison(corpus)
+    ours = comparison.runs["qkv"].loss
+    ours[2] += 1e-4
+    assert [line[:7] for line in compare.disagreements(comparison)] == ["step 2:"]
+    ours[2] = math.nan
+    assert [line[:7] for line in compare.disagreements(comparison)] == ["step 2:"]
+    ours[2], ours[-1] = comparison.runs["torch"].loss[2], ours[-1] + 0.05
+    assert [line[:7] for line in compare.disagreements(comparison)] == ["step 5:", "last te"]
+
+
+def test_the_timer_measures_each_call_once(monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(timer, "perf_counter", lambda: next(ticks))
+    attention = TimedAttention(load_attention("qkv"))
+    inputs = [(torch.randn(1, 2, 5, 8, requires_grad=True) * 1.0) for _ in range(3)]
+    output = attention(*inputs, is_causal=True)
+    assert (attention.forward_seconds, attention.backward_seconds) == (1, 0)
+    output.sum().backward()
+    assert (attention.forward_seconds, attention.backward_seconds) == (1, 1)
+    with torch.no_grad():
+        attention(*inputs)
+    assert (attention.forward_seconds, attention.backward_seconds) == (2, 1)
+
+
+def test_the_timer_refuses_what_it_cannot_measure():
+    inputs = [(torch.randn(1, 2, 5, 8, requires_grad=True) * 1.0) for _ in range(3)]
+    with pytest.raises(RuntimeError, match="expected one autograd node"):
+        TimedAttention(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)(*inputs)
+
+
+def test_attention_maps_are_the_weights_in_use(trained):
+    line = b"\nself.name = name"
+    maps = attention_maps(trained.model, line)
+    assert maps.shape == (2, 2, len(line), len(line))
+    assert maps.triu(1).count_nonzero() == 0
+    block = trained.model.blocks[0]
+    x = block.attention_norm(trained.model.embedding(torch.tensor([list(line)])))
+    query, key, value = block.attention.project(x, trained.model.rotary[: len(line)])
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(maps[0] @ value[0], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_line_to_draw(corpus):
+    line, code = telling_line(corpus)
+    assert re.fullmatch(rb"self\.(\w+) = \1", line)
+    assert code.endswith(b" " + line) and code in corpus.validation.numpy().tobytes()
+    mentions = Mentions.of(b"\nself.name = name")
+    assert mentions == Mentions(first=6, second=13, length=4)
+    maps = torch.zeros(1, 1, 17, 17)
+    maps[0, 0, 13:15, 6] = 1.0  # half of the second mention looks at the first
+    maps[0, 0, 15:, 0] = 1.0
+    assert mentions.recall(maps).item() == 0.5
+
+
+def test_a_comparison_from_the_command_line(tmp_path, capsys):
+    arguments = [*FLAGS, "--compare", "--seconds", "1", "--out", str(tmp_path / "new")]
+    assert train_gpt.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"attention +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
+    assert "DISAGREEMENT" not in printed
+    for name in ("losses", "step_times", "attention_map"):
+        picture = tmp_path / "new" / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
+
+
+# The command line
+
+
+def test_writing_from_a_checkpoint(tmp_path, capsys, trained):
+    trained.save(tmp_path / "gpt.pt")
+    arguments = ["--generate", "def f(", "--length", "30", "--checkpoint", str(tmp_path / "gpt.pt")]
+    texts = []
+    for attention in ("qkv", "torch"):
+        assert train_gpt.main([*arguments, "--temperature", "0", "--attention", attention]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].startswith("def f(") and len(texts[0]) > 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "--checkpoint: .*none.pt does not exist; train first"),
+        (["--generate", "a"], "--checkpoint: .*none.pt does not exist; train first"),
+        (
+            ["--resume", "--layers", "3", "--seed", "1"],
+            "--layers, --seed: .*none.pt brings its own",
+        ),
+        (["--generate", "a", "--steps", "3"], "--steps: .*none.pt brings its own"),
+        (["--seconds", "nan"], "--seconds: expected more than 0, got nan"),
+        (["--threads", "0"], "--threads: expected more than 0, got 0"),
+        (["--layers", "0"], "layers: expected 1 or more, got 0"),
+        (["--learning-rate", "x"], "--learning-rate: invalid float value: 'x'"),
+        (["--attention", "flash"], "--attention: invalid choice: 'flash'"),
+        (["--resume", "--compare"], "not allowed with argument --resume"),
+    ],
+)
+def test_bad_arguments(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit:
+        train_gpt.main([*arguments, "--checkpoint", str(tmp_path / "none.pt")])
+    assert exit.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_checkpoint_is_not_overwritten(tmp_path, capsys):
+    (tmp_path / "gpt.pt").write_bytes(b"precious")
+    with pytest.raises(SystemExit):
+        train_gpt.main(["--checkpoint", str(tmp_path / "gpt.pt")])
+    assert "gpt.pt exists: --resume goes on" in capsys.readouterr().err
+    assert (tmp_path / "gpt.pt").read_bytes() == b"precious"
