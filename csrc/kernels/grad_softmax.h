@@ -6,7 +6,7 @@ template <class T>
 struct GradLanes {
   ShiftedExp<T> by[1];
   Vec<T> factor, delta;
-  IntVec<T> finite;  // all bits set, or none where the row's gradients are NaN by right
+  IntVec<T> finite;  // all bits set, or none where the row's gradients are not finite by right
 };
 
 // One vector of lanes, ROWS keys, `step` elements apart.
@@ -36,7 +36,7 @@ void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, const BackwardSc
     const Vec<T> shift = load(s.shift + at), factor = load(s.factor + at);
     const Vec<T> delta = load(s.delta + at);
     const GradLanes<T> lanes{
-        {ShiftedExp<T>(shift)}, factor, delta, (factor == factor) & (delta == delta)};
+        {ShiftedExp<T>(shift)}, factor, delta, (factor - factor == 0) & (delta - delta == 0)};
     subtract_base<T>(load(s.base + at), keys, tile.step, s.weights + at);
     const auto run = [&](auto rows, int64_t j) {
       grad_softmax_rows<T, masked, rows>(lanes, tile.step, s.weights + at + j * tile.step,
