@@ -137,7 +137,8 @@ TEST_P(SplitKeysTest, OnePoisonedElement) {
 }
 
 // The lowest finite number, a common stand-in for -inf in masks, masks as well
-// while there is something else to attend to, and never makes a NaN.
+// while there is something else to attend to. Where there is nothing else, all
+// scores round to it: equal weights, as torch has it, and never a NaN.
 TEST_P(NonfiniteTest, LowestNumberInAMask) {
   for (DType dtype : {DType::f32, DType::f64}) {
     Case c;
@@ -159,6 +160,11 @@ TEST_P(NonfiniteTest, LowestNumberInAMask) {
         EXPECT_EQ(actual.output[d], expected.output[d]);
       for (int64_t d = i * c.D; d < (i + 1) * c.D; ++d)
         EXPECT_EQ(actual.grad_query[d], expected.grad_query[d]);
+    }
+    for (int64_t d = 0; d < c.Dv; ++d) {
+      double mean = 0;
+      for (int64_t j = 0; j < c.S; ++j) mean += finite.value.get({0, j, d}) / double(c.S);
+      for (int64_t i = 0; i < c.L; i += 2) EXPECT_NEAR(actual.output[i * c.Dv + d], mean, 1e-6);
     }
     for (const auto* all :
          {&actual.output, &actual.grad_query, &actual.grad_key, &actual.grad_value})

@@ -5,6 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <iterator>
 #include <thread>
 
 #include "cases.h"
@@ -120,6 +124,33 @@ TEST_P(ThreadsTest, InsideAParallelRegionOfTheCaller) {
     for (int i = 0; i < 3; ++i) results[i] = run(w);
     for (const Results& r : results) expect_identical(r, expected);
   }
+}
+
+std::ptrdiff_t threads_of_process() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return std::distance(begin(tasks), end(tasks));
+}
+
+// There the calling thread does all the work, even if OpenMP would allow more.
+TEST(NestedRegion, StartsNoThreads) {
+  Workload w(cases()[1]);
+  w.c.num_threads = 4;
+  const int levels = omp_get_max_active_levels();
+  omp_set_max_active_levels(3);
+#pragma omp parallel num_threads(2)
+  run(w);  // now the team of two is up
+  std::atomic<bool> done{false};
+  std::ptrdiff_t most = 0;
+  std::thread watcher([&] {
+    while (!done) most = std::max(most, threads_of_process());
+  });
+  const std::ptrdiff_t before = threads_of_process();
+#pragma omp parallel num_threads(2)
+  for (int i = 0; i < 5; ++i) run(w);
+  done = true;
+  watcher.join();
+  omp_set_max_active_levels(levels);
+  EXPECT_LE(most, before);
 }
 
 // The child of a process whose OpenMP threads are running has none of them.
