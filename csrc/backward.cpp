@@ -24,6 +24,7 @@ struct Plan {
   int64_t rows, planes;
   int64_t split_keys, splits;
   bool by_plane;  // an item is a whole plane, splits one after the other: no parts
+  double flops;
   int num_threads;
 };
 
@@ -37,8 +38,8 @@ Plan make_plan(const Problem& p, int64_t element) {
   plan.split_keys = ceil_div(p.seqlen_k, splits);
   plan.splits = ceil_div(p.seqlen_k, plan.split_keys);
 
-  const double flops = 5.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
-  plan.num_threads = usable_threads(p.num_threads, flops);
+  plan.flops = 5.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  plan.num_threads = usable_threads(p.num_threads, plan.flops);
   // Whole planes when they fill the threads evenly, or nearly so.
   plan.by_plane = plan.num_threads == 1 || plan.splits <= 1 ||
                   plan.planes % plan.num_threads == 0 || plan.planes >= 4 * plan.num_threads;
@@ -76,23 +77,24 @@ void backward(const Problem& p, const BackwardArgs& args, const Kernels& kernels
                                row_end, plan.split_keys, parts, partial});
   };
   if (plan.by_plane) {
-    parallel_phases(plan.num_threads, {{plan.planes, [&](int64_t plane_index, int thread) {
-                                          for (int64_t s = 0; s < plan.splits; ++s)
-                                            run_split(plane_index, s, thread);
-                                          finish(plane_index, 0, plan.rows);
-                                        }}});
+    parallel_phases(plan.num_threads,
+                    {{plan.planes, plan.flops / plan.planes, [&](int64_t plane_index, int thread) {
+                        for (int64_t s = 0; s < plan.splits; ++s) run_split(plane_index, s, thread);
+                        finish(plane_index, 0, plan.rows);
+                      }}});
     return;
   }
   const int64_t row_items = ceil_div(plan.rows, kGradRows);
-  parallel_phases(plan.num_threads, {{plan.planes * plan.splits,
-                                      [&](int64_t item, int thread) {
-                                        run_split(item / plan.splits, item % plan.splits, thread);
-                                      }},
-                                     {plan.planes * row_items, [&](int64_t item, int) {
-                                        const int64_t row = item % row_items * kGradRows;
-                                        finish(item / row_items, row,
-                                               std::min(plan.rows, row + kGradRows));
-                                      }}});
+  parallel_phases(
+      plan.num_threads,
+      {{plan.planes * plan.splits, plan.flops / (plan.planes * plan.splits),
+        [&](int64_t item, int thread) {
+          run_split(item / plan.splits, item % plan.splits, thread);
+        }},
+       {plan.planes * row_items, double(kGradRows * p.head_dim * parts), [&](int64_t item, int) {
+          const int64_t row = item % row_items * kGradRows;
+          finish(item / row_items, row, std::min(plan.rows, row + kGradRows));
+        }}});
 }
 
 // Without keys there is nothing to sum: grad_query is zero.

@@ -28,6 +28,7 @@ struct Plan {
   int64_t item_rows, row_items;
   int64_t split_keys, splits;
   bool by_plane;  // an item is a whole plane, its splits one after the other
+  double flops;
   int num_threads;
 
   int64_t items() const { return by_plane ? planes : planes * row_items * splits; }
@@ -43,8 +44,8 @@ Plan make_plan(const Problem& p, const Kernels& kernels) {
   plan.split_keys = split ? kSplitKeys : std::max<int64_t>(p.seqlen_k, 1);
   plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.split_keys));
 
-  const double flops = 2.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
-  plan.num_threads = usable_threads(p.num_threads, flops);
+  plan.flops = 2.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  plan.num_threads = usable_threads(p.num_threads, plan.flops);
 
   // Rows are independent of each other: how they are grouped into items changes
   // no result, and may follow the number of threads.
@@ -161,10 +162,11 @@ void forward(const Problem& p, const ForwardResult& result, const Kernels& kerne
       merge_row(p, result, plan, memory.partials, plane_index, thread, row);
   };
   if (plan.by_plane) {
-    parallel_phases(plan.num_threads, {{plan.planes, run_plane}});
+    parallel_phases(plan.num_threads, {{plan.planes, plan.flops / plan.planes, run_plane}});
   } else {
-    parallel_phases(plan.num_threads,
-                    {{plan.items(), run_item}, {split ? plan.planes * plan.rows : 0, merge}});
+    parallel_phases(plan.num_threads, {{plan.items(), plan.flops / plan.items(), run_item},
+                                       {split ? plan.planes * plan.rows : 0,
+                                        double(p.head_dim_v * plan.splits), merge}});
   }
 }
 

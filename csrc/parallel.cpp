@@ -10,6 +10,8 @@ namespace {
 
 // Some 20 microseconds of one thread; waking a team costs 5 to 20.
 constexpr double kSerialFlops = 1e6;
+// Some 5 microseconds: an item that takes as long as a few cache misses.
+constexpr double kCheapFlops = 2e5;
 
 std::atomic<bool> forked{false};
 
@@ -39,8 +41,15 @@ void parallel_phases(int num_threads, std::initializer_list<Phase> phases) {
     if (&phase != phases.begin()) {
 #pragma omp barrier
     }
+    if (phase.flops < kCheapFlops) {
+      const int threads = omp_get_num_threads();  // may be fewer than asked for
+      const int64_t end = phase.count * (thread + 1) / threads;
+      for (int64_t item = phase.count * thread / threads; item < end; ++item)
+        phase.run(item, thread);
+    } else {
 #pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t item = 0; item < phase.count; ++item) phase.run(item, thread);
+      for (int64_t item = 0; item < phase.count; ++item) phase.run(item, thread);
+    }
   }
 }
 

@@ -10,6 +10,10 @@ namespace qkv {
 // `count` independent work items; run(item, thread) with thread < num_threads.
 struct Phase {
   int64_t count;
+  // Of one item, about. Cheap items are dealt out in one run a thread, the same
+  // each time: handed out one by one they cost more to fetch than to do, and
+  // neighbours in memory end up on different cores. Others go to whoever is free.
+  double flops;
   std::function<void(int64_t item, int thread)> run;
 };
 
