@@ -118,7 +118,9 @@ def assert_within_rounding(ours, theirs, truth, size):
     assert ours.shape == truth.shape
     error, limit = max_error(ours, truth), 1e-12 * size
     if ours.dtype == torch.float32:
-        limit = max_error(theirs, truth) + FLOOR * torch.finfo(torch.float32).eps * size
+        rounding, torchs = torch.finfo(torch.float32).eps * size, max_error(theirs, truth)
+        limit = torchs + FLOOR * rounding
+        assert error <= limit, f"off by {error:.3g}, torch {torchs:.3g}, a rounding {rounding:.3g}"
     assert error <= limit
 
 
@@ -136,15 +138,15 @@ def fold_to(x, shape):
 
 def magnitudes(tensors, grad_output=None, grad_lse=None, enable_gqa=False, **options):
     """Size of the sums behind (output, lse, grad_query, grad_key, grad_value): each sum of products
-    again with every term positive, times 1 + the largest score, which is how far a relative error
-    in a score moves a weight; the largest element of each. One ulp of this is what one rounding
-    costs, also where sums cancel (a gradient that is exactly 0, say).
+    again with every term positive, times 1 + the largest score and lse, which is how far rounding
+    those moves a weight; the largest element of each. One ulp of this is what one rounding costs,
+    also where sums cancel (a gradient that is exactly 0, say).
     """
     shapes = [x.shape for x in tensors]
     query, key, value = (x.detach().double() for x in tensors)
     if enable_gqa:
         key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
-    weights, lse = attend(query, key, torch.eye(key.size(-2), dtype=torch.float64), **options)
+    weights, _ = attend(query, key, torch.eye(key.size(-2), dtype=torch.float64), **options)
     weights = weights.expand(*(weights @ value).shape[:-1], -1)
     query, key, value = query.abs(), key.abs(), value.abs()
     scale = options.get("scale")
@@ -153,7 +155,7 @@ def magnitudes(tensors, grad_output=None, grad_lse=None, enable_gqa=False, **opt
     mask = options.get("attn_mask")
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask.double().masked_fill(mask == -INF, 0).abs()
-    top = 1 + largest(scores)
+    top = 1 + largest(scores) + math.log(max(1, scores.size(-1)))  # no lse is larger
     sizes = [top * largest(weights @ value), top]
     if grad_output is None and grad_lse is None:
         return sizes

@@ -12,6 +12,8 @@ LAYOUTS = ["contiguous", "transposed", "column_major", "sliced", "column_strided
 
 def lay_out(x, layout):
     """x's values under other strides. Whatever lies between them in memory is NaN."""
+    if x.dim() < 2:
+        return x
     if layout == "transposed" and x.dim() >= 3:  # [..., L, H, D] in memory, seen as [..., H, L, D]
         return x.transpose(-2, -3).contiguous().transpose(-2, -3)
     if layout == "column_major":
