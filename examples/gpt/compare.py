@@ -1,5 +1,6 @@
 """The same model from the same seed on both attentions, turn by turn in one process."""
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -85,9 +86,11 @@ def steps_within(seconds: float, model: ModelConfig, config: TrainConfig, corpus
     return max(CHECKS, int(seconds / typical))
 
 
-def compare(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> Comparison:
-    """Trains both to `config.steps`, one step each in turn, so that what slows the machine slows
-    both. Who goes first changes from step to step."""
+def compare(
+    model: ModelConfig, config: TrainConfig, corpus: Corpus, deadline: float = math.inf
+) -> Comparison:
+    """Trains both to `config.steps`, or until perf_counter() passes `deadline`: one step each in
+    turn, so that what slows the machine slows both. Who goes first changes each time."""
     comparison = Comparison(make_runs(model, config, corpus), [])
     runs = comparison.runs
     progress = tqdm(range(config.steps), unit="step", desc="Both models")
@@ -96,6 +99,8 @@ def compare(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> Comparis
             comparison.same_weights.append(compare_on_same_weights(runs["qkv"]))
         for name in NAMES if step % 2 == 0 else reversed(NAMES):
             runs[name].step()
+        if perf_counter() > deadline:
+            break
         if step % 10 == 9:
             progress.set_postfix_str(
                 "  ".join(

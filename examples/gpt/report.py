@@ -1,6 +1,7 @@
 """A comparison from beginning to end, told to the person at the terminal."""
 
 import dataclasses
+import math
 import platform
 from pathlib import Path
 from statistics import mean
@@ -26,6 +27,7 @@ from gpt.plots import plot_attention, plot_losses, plot_times
 from gpt.train import TrainConfig
 
 AROUND_TRAINING = 12.0  # seconds that calibration, checks, sample and pictures take
+PATIENCE = 1.2  # training ends after so many times the seconds, should others need the machine
 SAMPLE_BYTES = 500
 
 
@@ -35,6 +37,7 @@ def report_comparison(
     """Compares, prints, and writes PNGs into `folder`. With `seconds`, config.steps is replaced by
     what fits into so many. Returns 0, or 1 where the attentions disagree."""
     start = perf_counter()
+    deadline = start + PATIENCE * (math.inf if seconds is None else seconds)
     corpus = load_corpus()
     if seconds is not None:
         fitting = steps_within(max(1.0, seconds - AROUND_TRAINING), model, config, corpus)
@@ -45,7 +48,10 @@ def report_comparison(
         f"{config.steps} steps, once with each attention, from seed {config.seed},\n"
         f"on {machine()}."
     )
-    comparison = compare(model, config, corpus)
+    comparison = compare(model, config, corpus, deadline)
+    done = comparison.runs["qkv"].trainer.step_number
+    if done < config.steps:
+        print(f"Only {done} steps: the machine is slower than when it was asked.")
     found = disagreements(comparison)
     print(agreement(comparison) + times(comparison))
     trained = comparison.runs["qkv"].trainer

@@ -225,6 +225,15 @@ def test_both_attentions_train_alike(corpus):
             assert 0 < min(parts) and sum(parts) < whole
 
 
+def test_a_comparison_ends_at_its_deadline(corpus, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(compare, "perf_counter", lambda: next(clock))
+    comparison = compare.compare(MODEL, TRAIN, corpus, deadline=7)
+    # 5 readings a step: before and after each model's, and then one for the deadline
+    assert [run.trainer.step_number for run in comparison.runs.values()] == [2, 2]
+    assert compare.disagreements(comparison) == []
+
+
 def wrong_scale(query, key, value, **options):
     return F.scaled_dot_product_attention(query * 1.001, key, value, **options)
 
