@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpt.data import Corpus
-from gpt.model import GPT
+from gpt.model import GPT, rotary_table
 
 # A line that says one name twice, such as `self.maxsize = maxsize`.
 TELLING_LINE = re.compile(rb"(?<=\n) +(self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
@@ -58,7 +58,7 @@ def attention_maps(model: GPT, text: bytes) -> Tensor:
 
     hooks = [block.attention.register_forward_hook(record) for block in model.blocks]
     try:
-        model(torch.tensor([list(text)]))
+        model(torch.tensor([list(text)]), rotary_table(0, len(text), model.config.head_dim))
     finally:
         for hook in hooks:
             hook.remove()

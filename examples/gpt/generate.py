@@ -29,5 +29,6 @@ def generate(
 
 
 def decode(text: bytes) -> str:
-    """For the eye: what is not UTF-8 shows as �."""
-    return text.decode("utf-8", errors="replace")
+    """For the terminal: what is neither UTF-8 nor printable shows as �."""
+    characters = text.decode("utf-8", errors="replace")
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in characters)

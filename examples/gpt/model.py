@@ -138,20 +138,27 @@ class GPT(nn.Module):
             nn.init.zeros_(module.mlp[-1].weight)
 
     def forward(self, tokens: Tensor, table: Tensor | None = None, caches=None) -> Tensor:
-        table = self.rotary[: tokens.size(1)] if table is None else table
+        if table is None:
+            if tokens.size(1) > self.config.context:
+                raise ValueError(
+                    f"tokens: expected {self.config.context} or fewer, got {tokens.size(1)}"
+                )
+            table = self.rotary[: tokens.size(1)]
         x = self.embedding(tokens)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, table, cache)
         return self.to_logits(self.norm(x))
 
     def stepper(self):
-        """A function that takes the next bytes, [1, L], and returns the logits, [256], of the byte
-        after them. It remembers the bytes of its earlier calls, the last `context` of them."""
+        """A function that takes the next byte, [1, 1], or at first several, [1, L], and returns the
+        logits, [256], of the byte after. It remembers the last `context` bytes of earlier calls."""
         caches = [KeyValueCache(self.config.context) for _ in self.blocks]
         position = 0
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal position
+            if position and tokens.size(1) != 1:
+                raise ValueError(f"tokens: expected 1 after the first call, got {tokens.size(1)}")
             table = rotary_table(position, tokens.size(1), self.config.head_dim)
             position += tokens.size(1)
             return self(tokens, table, caches)[0, -1]

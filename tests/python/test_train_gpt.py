@@ -13,7 +13,7 @@ import train_gpt
 from gpt import compare, timer
 from gpt.attention_map import Mentions, attention_maps, telling_line
 from gpt.data import SKIPPED_FOLDERS, load_corpus, sample_batch
-from gpt.generate import generate
+from gpt.generate import decode, generate
 from gpt.model import GPT, ModelConfig, load_attention, rotary_table, rotate
 from gpt.timer import TimedAttention
 from gpt.train import TrainConfig, Trainer
@@ -134,6 +134,19 @@ def test_one_layer_remembers_exactly_its_context(corpus):
         last = step(tokens[:, i : i + 1])
     expected = model(tokens[:, -config.context :])[0, -1]
     torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_too_many_bytes_at_once(trained):
+    with pytest.raises(ValueError, match="tokens: expected 48 or fewer, got 49"):
+        trained.model(torch.zeros(1, 49, dtype=torch.long))
+    step = trained.model.stepper()
+    step(torch.zeros(1, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="tokens: expected 1 after the first call, got 2"):
+        step(torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_text_for_the_terminal():
+    assert decode("a\n\té".encode() + b"\x1b[2J\xff\0") == "a\n\té�[2J��"
 
 
 def test_generation_repeats_by_seed(trained):
