@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import platform
+import os
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
@@ -25,6 +25,7 @@ from gpt.generate import decode, generate
 from gpt.model import GPT, ModelConfig
 from gpt.plots import plot_attention, plot_losses, plot_times
 from gpt.train import TrainConfig
+from qkv.bench.machine import cpu_model
 
 AROUND_TRAINING = 12.0  # seconds that calibration, checks, sample and pictures take
 PATIENCE = 1.2  # training ends after so many times the seconds, should others need the machine
@@ -36,7 +37,7 @@ def report_comparison(
 ) -> int:
     """Compares, prints, and writes PNGs into `folder`. With `seconds`, config.steps is replaced by
     what fits into so many. Returns 0, or 1 where the attentions disagree."""
-    start = perf_counter()
+    start, load = perf_counter(), os.getloadavg()[0]
     deadline = start + PATIENCE * (math.inf if seconds is None else seconds)
     corpus = load_corpus()
     if seconds is not None:
@@ -48,6 +49,8 @@ def report_comparison(
         f"{config.steps} steps, once with each attention, from seed {config.seed},\n"
         f"on {machine()}."
     )
+    if load > 1:
+        print(f"Others use this machine (load average {load:.1f}), and disturb the times.")
     comparison = compare(model, config, corpus, deadline)
     done = comparison.runs["qkv"].trainer.step_number
     if done < config.steps:
@@ -65,18 +68,9 @@ def report_comparison(
 
 
 def machine() -> str:
-    """The processor, by name, and how torch and qkv use it."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in _lines(Path("/proc/cpuinfo"))
-        if line.startswith("model name")
-    ]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{torch.get_num_threads()} threads of {name}, {qkv.active_isa()}"
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+    """The processor, by name, and how it is used."""
+    threads = torch.get_num_threads()
+    return f"{threads} thread{'s'[: threads > 1]} of {cpu_model()}, qkv with {qkv.active_isa()}"
 
 
 def agreement(comparison: Comparison) -> str:
