@@ -1,6 +1,7 @@
 """What the operator is held against: the textbook's attention, torch's, and bounds on errors."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -175,8 +176,11 @@ def largest(x):
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def run_python(code, timeout=120, env=None, cwd=None):
-    """stdout of `python -c code` in a fresh process; fails with its stderr."""
+def run_python(code, timeout=120, env=(), cwd=None):
+    """stdout of `python -c code` in a fresh process, with `env` added to what it inherits, less
+    what conftest.py sets for the tests themselves; fails with its stderr."""
+    env = {**os.environ, **dict(env)}
+    env.pop("OMP_WAIT_POLICY", None)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env=env,
         cwd=cwd,

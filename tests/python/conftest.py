@@ -2,6 +2,10 @@
 
 import os
 
+# Before torch is imported: threads that sleep, not spin, between the thousands of short parallel
+# regions here. Spinning makes the tests many times slower where something else wants the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import hypothesis
 import pytest
 import torch
