@@ -44,7 +44,7 @@ class Case:
     is_causal: bool
     scale: float | None
     enable_gqa: bool
-    spread: float  # standard deviation of query and key
+    spread: float  # standard deviation of query, key and a floating mask
     seed: int
 
     def tensors(self, dtype):
@@ -74,8 +74,8 @@ class Case:
     def _mask(self, x, dtype):
         if self.mask_kind == "bool":
             return x > -0.5
-        x = x.to(dtype if self.mask_kind == "same" else torch.float32)
-        return x.masked_fill(x < -1, -math.inf)
+        mask = (x * self.spread).masked_fill(x < -1, -math.inf)
+        return mask.to(dtype if self.mask_kind == "same" else torch.float32)
 
 
 SIZES = st.one_of(
