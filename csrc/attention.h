@@ -1,11 +1,17 @@
 // The public interface of the kernel library: no torch, no Python.
 //
-//   output[b, h, i, :] = sum_j softmax_j(score[b, h, i, j]) * value[b, h, j, :]
-//   score[b, h, i, j]  = scale * dot(query[b, h, i, :], key[b, h, j, :]) + mask[b, h, i, j]
+//   score_ij  = softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + mask_ij
+//   weight_ij = kept_ij / (1 - dropout_p) * exp(score_ij - lse_i)
+//   lse_i     = log(exp(sink) + sum_j exp(score_ij))
+//   output_i  = sum_j weight_ij * value_j
+//
+// for every batch item b and head h, j over the keys that query i may see;
+// softcap(x) = c * tanh(x / c). kept_ij: see philox.h.
 //
 // Shapes, with L = seqlen_q, S = seqlen_k, D = head_dim, Dv = head_dim_v:
 //   query [B..., H, L, D]   key [B..., Hkv, S, D]   value [B..., Hkv, S, Dv]
 //   mask  [B..., H, L, S]   output [B..., H, L, Dv] lse   [B..., H, L]
+//   slope, sink [B..., H]
 // Query head h reads key/value head h / (H / Hkv).
 #pragma once
 
@@ -23,6 +29,7 @@ enum class DType : uint8_t { f32, f64 };
 enum class MaskType : uint8_t { none, boolean, f32, f64 };
 
 // Strides of a view [batch..., head, row, col], in elements. Zero broadcasts.
+// Those that a tensor has no dimension for are not used.
 struct Strides {
   std::array<int64_t, kMaxBatchRank> batch{};
   int64_t head = 0;
@@ -56,6 +63,10 @@ struct Problem {
   int64_t head_dim_v = 0;
   double scale = 1.0;
   bool is_causal = false;  // top-left aligned: query i sees keys j <= i
+  // Bottom-right aligned: query i sees keys
+  // i + S - L - window_left <= j <= i + S - L + window_right. Negative: open.
+  int64_t window_left = -1, window_right = -1;
+  double softcap = 0;  // c > 0; 0: none
 
   Input query;
   Input key;
@@ -63,6 +74,14 @@ struct Problem {
   // boolean: nonzero byte = may attend. f32, f64: added to the score, -inf masks.
   MaskType mask_type = MaskType::none;
   Input mask;
+  Input alibi_slopes;  // [B..., H], double; null: none
+  Input sinks;         // [B..., H], double; null: none
+
+  double dropout_p = 0;  // probability of dropping a weight, 0 ... 1
+  uint64_t dropout_seed = 0;
+  // What dropout calls the first batch item: the documents of a packed batch
+  // are Problems of their own.
+  int64_t dropout_batch = 0;
 
   int num_threads = 1;
 
@@ -82,22 +101,69 @@ struct ForwardResult {
   Output lse;
 };
 
-// Null grad_* data in the outputs: that gradient is not wanted.
+// Null data in an output: not wanted. grad_* strides of 0 only where it says so.
 struct BackwardArgs {
   Input output;       // what attention_forward returned
   Input lse;          // likewise
   Input grad_output;  // null data: zero
   Input grad_lse;     // null data: zero
+  // The gradient of the weights themselves, [B..., H, L, S], and
+  // sum_j weight_ij * grad_weights_ij, [B..., H, L]: both or neither.
+  Input grad_weights;
+  Input grad_weights_dot;
+
   Output grad_query;
   Output grad_key;
   Output grad_value;
+  // Added to what is there, in the mask's type, [B..., H, L, S]. Batch and head
+  // strides may be 0: the gradients of those that share an element are summed,
+  // in their order.
+  Output grad_mask;
+  // Summed over the queries, [B..., H, S] (row unused), and over the keys,
+  // [B..., H, L] (col unused): for masks that broadcast along those.
+  Output grad_mask_keys;
+  Output grad_mask_queries;
+  Output grad_alibi_slopes;  // [B..., H], double
+  Output grad_sinks;         // [B..., H], double
+  // Not a gradient: the weights, added to what is there, in `dtype`,
+  // [B..., H, L, S]; strides as for grad_mask.
+  Output weights;
 };
 
-// A row with nothing to attend to gets output 0, lse -inf and gradients 0.
-// The results are bitwise independent of num_threads and of the batch size.
+// The best key instead of the average.
+struct HardResult {
+  Output output;  // value at the key with the largest score, the first if several have it
+  // That key, int64, [B..., H, L] (col unused); -1, and output 0, where a row
+  // has nothing to attend to. A NaN score counts as the largest.
+  Output index;
+};
+
+// One of several problems that are solved together, of any sizes, on
+// problem.num_threads of the first.
+struct ForwardJob {
+  Problem problem;
+  ForwardResult result;
+};
+struct BackwardJob {
+  Problem problem;
+  BackwardArgs args;
+};
+
+// A row with nothing to attend to gets output 0, lse -inf (the sink, if there is
+// one) and gradients 0. The results are bitwise independent of num_threads, of
+// the batch size and of what else is solved together; sums over a batch
+// (grad_mask, weights) of course depend on the batch.
 // Throws std::bad_alloc when the workspace cannot be had.
 void attention_forward(const Problem& problem, const ForwardResult& result);
+void attention_forward(const std::vector<ForwardJob>& jobs);
 void attention_backward(const Problem& problem, const BackwardArgs& args);
+void attention_backward(const std::vector<BackwardJob>& jobs);  // no job shares an output
+
+// [B..., H, L]: BackwardArgs::grad_weights_dot, from `args` with output, lse and grad_weights.
+void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot);
+
+// Dropout and sinks do not take part.
+void attention_hard(const Problem& problem, const HardResult& result);
 
 // The instruction sets this CPU can run, best first: "avx512", "avx2", "generic".
 std::vector<const char*> supported_isas();

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "isa/implementation.h"
 #include "parallel.h"
+#include "reference/reference.h"
 #include "strides.h"
 #include "workspace.h"
 
@@ -112,6 +113,9 @@ void clear_grad_query(const Problem& p, const BackwardArgs& args) {
 
 void attention_backward(const Problem& problem, const BackwardArgs& args) {
   if (problem.batch() == 0 || problem.heads == 0) return;
+  if (reference::needs_reference(problem) || args.grad_weights.data || args.grad_mask.data ||
+      args.grad_mask_keys.data || args.grad_mask_queries.data || args.weights.data)
+    return reference::attention_backward(problem, args);
   const Kernels& kernels = active_implementation().kernels(problem.dtype);
   const bool f32 = problem.dtype == DType::f32;
   if (problem.seqlen_k == 0) {

@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "isa/implementation.h"
 #include "parallel.h"
+#include "reference/reference.h"
 #include "repair.h"
 #include "strides.h"
 #include "workspace.h"
@@ -174,6 +175,7 @@ void forward(const Problem& p, const ForwardResult& result, const Kernels& kerne
 
 void attention_forward(const Problem& problem, const ForwardResult& result) {
   if (problem.batch() == 0 || problem.heads == 0 || problem.seqlen_q == 0) return;
+  if (reference::needs_reference(problem)) return reference::attention_forward(problem, result);
   const Kernels& kernels = active_implementation().kernels(problem.dtype);
   if (problem.dtype == DType::f32) {
     forward<float>(problem, result, kernels);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "visible.h"
 
 namespace qkv {
 
@@ -23,14 +24,18 @@ struct ForwardBlock {
   void* partial_lse;
 };
 
-// Keys [key_begin, key_end) against every row that may see one.
+// Keys [key_begin, key_end) against every row that may see one. Blocks that run
+// at the same time share no element of grad_mask or weights.
 struct BackwardBlock {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
-  // Null: grad_query goes to BackwardArgs. Else to partial [G * L, D].
+  // Null: grad_query goes to BackwardArgs, and without `accumulate` the rows that
+  // see none of the keys are set to 0. Else to partial [G * L, D].
   void* partial_grad_query;
   // Add to what is there instead of overwriting it.
   bool accumulate;
+  // [G], if grad_alibi_slopes is wanted: this block's share, overwritten.
+  double* grad_slopes = nullptr;
 };
 
 // The end of grad_query for rows [row_begin, row_end) of one plane: adds the
@@ -47,9 +52,13 @@ struct GradQueryRows {
 // Rows that go through the backward pass together.
 constexpr int64_t kGradRows = 64;
 
-// The first row that a backward pass over keys from `key_begin` on looks at.
-inline int64_t first_grad_row(const Problem& p, int64_t key_begin) {
-  return p.is_causal ? key_begin * p.group() / kGradRows * kGradRows : 0;
+// The rows that a backward pass over keys [key_begin, key_end) looks at:
+// multiples of kGradRows to begin with.
+inline int64_t grad_row_begin(const Problem& p, int64_t key_begin) {
+  return query_begin(p, key_begin) * p.group() / kGradRows * kGradRows;
+}
+inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
+  return query_end(p, key_end) * p.group();
 }
 
 // The kernels for one dtype. Workspaces are in bytes, one for each thread.
@@ -60,6 +69,10 @@ struct Kernels {
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardBlock&, void* workspace);
   void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryRows&);
+  // Rows and workspace as for forward; all keys.
+  void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardBlock&,
+                      void* workspace);
+  void (*hard)(const Problem&, const HardResult&, const ForwardBlock&, void* workspace);
 
   // The parts, for tests.
   int max_rows[2];  // of a micro-kernel one and two vectors wide

@@ -137,7 +137,7 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
   const int64_t rows = p.group() * p.seqlen_q;
-  for (int64_t row = first_grad_row(p, block.key_begin); row < rows; row += kGradRows)
+  for (int64_t row = grad_row_begin(p, block.key_begin); row < rows; row += kGradRows)
     backward_rows(p, a, block, row, std::min(kGradRows, rows - row), s);
   if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, block, s);
 }
@@ -150,7 +150,7 @@ void finish_grad_query(const Problem& p, const BackwardArgs& a, const GradQueryR
   for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
     T* to = grad_query[r];
     for (int64_t part = 0; part < rows.parts; ++part)
-      if (r >= first_grad_row(p, (part + 1) * rows.split_keys))
+      if (r >= grad_row_begin(p, (part + 1) * rows.split_keys))
         scatter_row(partial + (part * total + r) * p.head_dim, true, p.head_dim, to,
                     grad_query.col);
     if (!may_leak(p)) continue;

@@ -44,6 +44,8 @@ constexpr Kernels kernels_of() {
           backward_workspace<T>,
           backward<T>,
           finish_grad_query<T>,
+          nullptr,
+          nullptr,
           {kMaxRows[0], kMaxRows[1]},
           kLanes<T>,
           gemm_entry<T>,

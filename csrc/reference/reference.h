@@ -12,8 +12,11 @@ namespace qkv::reference {
 void attention_forward(const Problem& problem, const ForwardResult& result);
 void attention_backward(const Problem& problem, const BackwardArgs& args);
 
-// Whether query i may see key j at all.
-bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);
+// Temporary: what the kernels cannot do yet.
+inline bool needs_reference(const Problem& p) {
+  return p.window_left >= 0 || p.window_right >= 0 || p.softcap > 0 || p.alibi_slopes.data ||
+         p.sinks.data || p.dropout_p > 0;
+}
 
 // Whether query i of head h may see key j: neither is_causal nor the mask hides it.
 bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);

@@ -1,0 +1,48 @@
+// Which keys a query may see, as far as positions decide it: is_causal and the
+// window. Both ends grow with the query, so a tile of rows sees one run of keys.
+#pragma once
+
+#include <algorithm>
+
+#include "attention.h"
+
+namespace qkv {
+
+// Whether positions hide any pair.
+inline bool hides_positions(const Problem& p) {
+  return p.is_causal || p.window_left >= 0 || p.window_right >= 0;
+}
+
+// Query i sees keys [key_begin(p, i), key_end(p, i)); empty if they cross.
+inline int64_t key_begin(const Problem& p, int64_t i) {
+  if (p.window_left < 0) return 0;
+  return std::clamp<int64_t>(i + p.seqlen_k - p.seqlen_q - p.window_left, 0, p.seqlen_k);
+}
+inline int64_t key_end(const Problem& p, int64_t i) {
+  int64_t end = p.seqlen_k;
+  if (p.is_causal) end = std::min(end, i + 1);
+  if (p.window_right >= 0) end = std::min(end, i + p.seqlen_k - p.seqlen_q + p.window_right + 1);
+  return std::max<int64_t>(end, 0);
+}
+
+// Keys [begin, end) are seen by no query outside [query_begin, query_end).
+inline int64_t query_begin(const Problem& p, int64_t begin) {
+  int64_t first = p.is_causal ? begin : 0;
+  if (p.window_right >= 0)
+    first = std::max(first, begin - (p.seqlen_k - p.seqlen_q) - p.window_right);
+  return std::clamp<int64_t>(first, 0, p.seqlen_q);
+}
+inline int64_t query_end(const Problem& p, int64_t end) {
+  if (p.window_left < 0) return p.seqlen_q;
+  return std::clamp<int64_t>(end - (p.seqlen_k - p.seqlen_q) + p.window_left, 0, p.seqlen_q);
+}
+
+// About how many keys a query sees: for planning.
+inline int64_t visible_keys(const Problem& p) {
+  int64_t keys = p.seqlen_k;
+  if (p.window_left >= 0 && (p.window_right >= 0 || p.is_causal))
+    keys = std::min(keys, p.window_left + 1 + std::max<int64_t>(p.window_right, 0));
+  return keys;
+}
+
+}  // namespace qkv
