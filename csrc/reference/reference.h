@@ -9,8 +9,11 @@
 
 namespace qkv::reference {
 
+// As in attention.h, on one thread.
 void attention_forward(const Problem& problem, const ForwardResult& result);
 void attention_backward(const Problem& problem, const BackwardArgs& args);
+void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot);
+void attention_hard(const Problem& problem, const HardResult& result);
 
 // Temporary: what the kernels cannot do yet.
 inline bool needs_reference(const Problem& p) {
@@ -18,12 +21,14 @@ inline bool needs_reference(const Problem& p) {
          p.sinks.data || p.dropout_p > 0;
 }
 
-// Whether query i of head h may see key j: neither is_causal nor the mask hides it.
+// Whether query i of head h may see key j: neither is_causal, nor the window, nor
+// the mask hides it.
 bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);
 
-// Attention one row at a time. Outputs with null data are left alone.
+// A part at a time. Outputs with null data are left alone; none of the rows
+// allocates memory.
 
-// output[b, h, i, :] and lse[b, h, i]. Time S * (D + Dv), S doubles of memory.
+// output[b, h, i, :] and lse[b, h, i]. Time S * (D + Dv).
 void output_row(const Problem& problem, const ForwardResult& result, int64_t b, int64_t h,
                 int64_t i);
 
@@ -34,5 +39,12 @@ void grad_query_row(const Problem& problem, const BackwardArgs& args, int64_t b,
 // grad_key[b, hk, j, :] and grad_value[b, hk, j, :]. Time H / Hkv * L * (D + Dv).
 void grad_key_value_row(const Problem& problem, const BackwardArgs& args, int64_t b, int64_t hk,
                         int64_t j);
+
+// args.weights[b, h, :, :] += the weights. Time L * S * D.
+void add_weights(const Problem& problem, const BackwardArgs& args, int64_t b, int64_t h);
+
+// dot[b, h, i] = sum_j weight_ij * args.grad_weights_ij. Time S * D.
+void weights_dot_row(const Problem& problem, const BackwardArgs& args, const Output& dot, int64_t b,
+                     int64_t h, int64_t i);
 
 }  // namespace qkv::reference

@@ -78,8 +78,12 @@ Results run(const Workload& w, Forward forward, Backward backward) {
   if (c.grad_query) grad_query = w.make_output(w.heads(), c.L, c.D);
   if (c.grad_key) grad_key = w.make_output(c.kv_heads, c.S, c.D);
   if (c.grad_value) grad_value = w.make_output(c.kv_heads, c.S, c.Dv);
-  backward(w.problem(), {f.output.input(), f.lse.input(), w.grad_output.input(), w.grad_lse.input(),
-                         grad_query.output(), grad_key.output(), grad_value.output()});
+  BackwardArgs a;
+  a.output = f.output.input(), a.lse = f.lse.input();
+  a.grad_output = w.grad_output.input(), a.grad_lse = w.grad_lse.input();
+  a.grad_query = grad_query.output(), a.grad_key = grad_key.output();
+  a.grad_value = grad_value.output();
+  backward(w.problem(), a);
   for (const Tensor* t : {&grad_query, &grad_key, &grad_value})
     EXPECT_TRUE(t->canaries_alive()) << "something beside a gradient was written";
   return {f.output.values(), f.lse.values(), grad_query.values(), grad_key.values(),

@@ -1,0 +1,112 @@
+#include <vector>
+
+#include "reference/backward_head.h"
+#include "reference/columns.h"
+#include "reference/reference.h"
+
+namespace qkv::reference {
+
+void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, int64_t i) {
+  const BackwardHead head(p, a, b, h);
+  const OutputMatrix grad_query(p, a.grad_query, type_of(p.dtype), b, h);
+  // score_ij depends on sum_d query_id * key_jd
+  const auto add = [&](int64_t begin, int64_t end, double* sums) {
+    for (int64_t j = 0; j < p.seqlen_k; ++j) {
+      if (!head.attends(i, j)) continue;
+      const double grad = head.grad_score(i, j) * head.grad_dot(i, j);
+      for (int64_t d = begin; d < end; ++d) sums[d - begin] += grad * head.key(j, d);
+    }
+  };
+  sum_columns(p.head_dim, add, [&](int64_t d, double x) { grad_query.set(i, d, x); });
+}
+
+namespace {
+
+// f(head, i) for every query that sees key j of key/value head hk.
+template <class F>
+void for_each_query(const Problem& p, const BackwardArgs& a, int64_t b, int64_t hk, int64_t j,
+                    F f) {
+  for (int64_t h = hk * p.group(); h < (hk + 1) * p.group(); ++h) {
+    const BackwardHead head(p, a, b, h);
+    for (int64_t i = 0; i < p.seqlen_q; ++i)
+      if (head.attends(i, j)) f(head, i);
+  }
+}
+
+}  // namespace
+
+void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t hk, int64_t j) {
+  const OutputMatrix grad_key(p, a.grad_key, type_of(p.dtype), b, hk);
+  const OutputMatrix grad_value(p, a.grad_value, type_of(p.dtype), b, hk);
+  // score_ij depends on sum_d query_id * key_jd
+  const auto add_key = [&](int64_t begin, int64_t end, double* sums) {
+    for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
+      const double grad = head.grad_score(i, j) * head.grad_dot(i, j);
+      for (int64_t d = begin; d < end; ++d) sums[d - begin] += grad * head.query(i, d);
+    });
+  };
+  // output_id = sum_j weight_ij * value_jd
+  const auto add_value = [&](int64_t begin, int64_t end, double* sums) {
+    for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
+      if (!head.grad_output) return;
+      const double weight = head.weight(i, j);
+      for (int64_t d = begin; d < end; ++d) sums[d - begin] += weight * head.grad_output(i, d);
+    });
+  };
+  if (grad_key)
+    sum_columns(p.head_dim, add_key, [&](int64_t d, double x) { grad_key.set(j, d, x); });
+  if (grad_value)
+    sum_columns(p.head_dim_v, add_value, [&](int64_t d, double x) { grad_value.set(j, d, x); });
+}
+
+namespace {
+
+// Of everything that is added to the scores, and of the sink.
+void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
+  const BackwardHead head(p, a, b, h);
+  const OutputMatrix grad_mask(p, a.grad_mask, type_of(p.mask_type), b, h);
+  const OutputMatrix grad_keys(p, a.grad_mask_keys, type_of(p.dtype), b, h);
+  const OutputMatrix grad_queries(p, a.grad_mask_queries, type_of(p.dtype), b, h);
+  const OutputMatrix grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
+  const OutputMatrix grad_sink(p, a.grad_sinks, Type::f64, b, h);
+  std::vector<double> keys(p.seqlen_k);
+  double slope = 0, sink = 0;
+  for (int64_t i = 0; i < p.seqlen_q; ++i) {
+    double query = 0;
+    for (int64_t j = 0; j < p.seqlen_k; ++j) {
+      if (!head.attends(i, j)) continue;
+      // score_ij = ... - slope * |i + S - L - j| + mask_ij
+      const double grad = head.grad_score(i, j);
+      grad_mask.add(i, j, grad);
+      keys[j] += grad;
+      query += grad;
+      slope -= grad * double(std::abs(head.ahead(i, j)));
+    }
+    grad_queries.set(i, 0, query);
+    // lse_i = log(exp(sink) + sum_j exp(score_ij))
+    if (head.lse(i, 0) != -kInf) sink -= head.softmax_of_sink(i) * head.delta(i);
+  }
+  for (int64_t j = 0; j < p.seqlen_k; ++j) grad_keys.set(0, j, keys[j]);
+  grad_slope.set(0, 0, slope);
+  grad_sink.set(0, 0, sink);
+}
+
+}  // namespace
+
+void attention_backward(const Problem& p, const BackwardArgs& a) {
+  for (int64_t b = 0; b < p.batch(); ++b) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      if (a.grad_query.data)
+        for (int64_t i = 0; i < p.seqlen_q; ++i) grad_query_row(p, a, b, h, i);
+      if (a.grad_mask.data || a.grad_mask_keys.data || a.grad_mask_queries.data ||
+          a.grad_alibi_slopes.data || a.grad_sinks.data)
+        grad_bias(p, a, b, h);
+      if (a.weights.data) add_weights(p, a, b, h);
+    }
+    if (!a.grad_key.data && !a.grad_value.data) continue;
+    for (int64_t hk = 0; hk < p.kv_heads; ++hk)
+      for (int64_t j = 0; j < p.seqlen_k; ++j) grad_key_value_row(p, a, b, hk, j);
+  }
+}
+
+}  // namespace qkv::reference

@@ -1,0 +1,60 @@
+// What the backward pass reads of one query head, and the gradient of a score.
+#pragma once
+
+#include "reference/head.h"
+
+namespace qkv::reference {
+
+struct BackwardHead : Head {
+  InputMatrix output;            // [L, Dv]
+  InputMatrix lse;               // [L, 1]
+  InputMatrix grad_output;       // [L, Dv] or null
+  InputMatrix grad_lse;          // [L, 1] or null
+  InputMatrix grad_weights;      // [L, S] or null
+  InputMatrix grad_weights_dot;  // [L, 1] or null
+
+  BackwardHead(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h)
+      : Head(p, b, h),
+        output(p, a.output, type_of(p.dtype), b, h),
+        lse(p, a.lse, type_of(p.dtype), b, h),
+        grad_output(p, a.grad_output, type_of(p.dtype), b, h),
+        grad_lse(p, a.grad_lse, type_of(p.dtype), b, h),
+        grad_weights(p, a.grad_weights, type_of(p.dtype), b, h),
+        grad_weights_dot(p, a.grad_weights_dot, type_of(p.dtype), b, h) {}
+
+  // The forward pass again, before dropout: softmax_ij = exp(score_ij - lse_i).
+  double softmax(int64_t i, int64_t j) const {
+    return lse(i, 0) == -kInf ? 0 : std::exp(score(i, j) - lse(i, 0));
+  }
+  double softmax_of_sink(int64_t i) const {
+    return lse(i, 0) == -kInf ? 0 : std::exp(sink() - lse(i, 0));
+  }
+
+  double weight(int64_t i, int64_t j) const { return keep(i, j) * softmax(i, j); }
+
+  // Through    output_id = sum_j weight_ij * value_jd    and of the weights themselves
+  double grad_weight(int64_t i, int64_t j) const {
+    double sum = grad_weights ? grad_weights(i, j) : 0;
+    if (grad_output)
+      for (int64_t d = 0; d < p.head_dim_v; ++d) sum += grad_output(i, d) * value(j, d);
+    return sum;
+  }
+
+  // What every score of row i has in common, through lse_i:
+  //   delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i
+  // where    sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
+  double delta(int64_t i) const {
+    double sum = grad_weights_dot ? grad_weights_dot(i, 0) : 0;
+    if (grad_output)
+      for (int64_t d = 0; d < p.head_dim_v; ++d) sum += grad_output(i, d) * output(i, d);
+    return grad_lse ? sum - grad_lse(i, 0) : sum;
+  }
+
+  // Through    weight_ij = keep_ij * exp(score_ij - lse_i)
+  // and        lse_i = log(exp(sink) + sum_j exp(score_ij))
+  double grad_score(int64_t i, int64_t j) const {
+    return softmax(i, j) * (keep(i, j) * grad_weight(i, j) - delta(i));
+  }
+};
+
+}  // namespace qkv::reference

@@ -1,0 +1,56 @@
+#include <algorithm>
+#include <cmath>
+
+#include "reference/columns.h"
+#include "reference/head.h"
+#include "reference/reference.h"
+
+namespace qkv::reference {
+namespace {
+
+// exp(score - max), 0 also where everything is -inf.
+double exp_below(double max, double score) { return score == -kInf ? 0 : std::exp(score - max); }
+
+}  // namespace
+
+bool attends(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return Head(p, b, h).attends(i, j);
+}
+
+void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
+  const Head head(p, b, h);
+  const OutputMatrix output(p, result.output, type_of(p.dtype), b, h);
+  const OutputMatrix lse(p, result.lse, type_of(p.dtype), b, h);
+  const int64_t S = p.seqlen_k;
+
+  double max = head.sink();
+  for (int64_t j = 0; j < S; ++j)
+    if (head.attends(i, j)) max = std::max(max, head.score(i, j));
+
+  // sum = exp(sink) + sum_j exp(score_j), all over exp(max)
+  double sum = exp_below(max, head.sink());
+  for (int64_t j = 0; j < S; ++j)
+    if (head.attends(i, j)) sum += exp_below(max, head.score(i, j));
+
+  // output_d = sum_j weight_j * value_jd,  weight_j = keep_j * exp(score_j) / sum
+  const auto add = [&](int64_t begin, int64_t end, double* sums) {
+    for (int64_t j = 0; j < S; ++j) {
+      if (!head.attends(i, j)) continue;  // its value may be NaN
+      const double weight = head.keep(i, j) * exp_below(max, head.score(i, j));
+      for (int64_t d = begin; d < end; ++d) sums[d - begin] += weight * head.value(j, d);
+    }
+  };
+  sum_columns(p.head_dim_v, add,
+              [&](int64_t d, double x) { output.set(i, d, sum == 0 ? x : x / sum); });
+
+  // lse = log(sum): -inf if there was nothing to attend to
+  lse.set(i, 0, max + std::log(sum));
+}
+
+void attention_forward(const Problem& p, const ForwardResult& result) {
+  for (int64_t b = 0; b < p.batch(); ++b)
+    for (int64_t h = 0; h < p.heads; ++h)
+      for (int64_t i = 0; i < p.seqlen_q; ++i) output_row(p, result, b, h, i);
+}
+
+}  // namespace qkv::reference

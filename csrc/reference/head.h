@@ -1,0 +1,85 @@
+// One query head h of one batch item b: what it reads, which keys it may attend
+// to, and its scores.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "philox.h"
+#include "reference/matrix.h"
+
+namespace qkv::reference {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct Head {
+  const Problem& p;
+  int64_t b, h;
+  InputMatrix query;         // [L, D]
+  InputMatrix key;           // [S, D]
+  InputMatrix value;         // [S, Dv]
+  InputMatrix mask;          // [L, S] or null
+  InputMatrix alibi_slopes;  // [1, 1] or null
+  InputMatrix sinks;         // [1, 1] or null
+
+  Head(const Problem& p, int64_t b, int64_t h)
+      : p(p),
+        b(b),
+        h(h),
+        query(p, p.query, type_of(p.dtype), b, h),
+        key(p, p.key, type_of(p.dtype), b, h / p.group()),
+        value(p, p.value, type_of(p.dtype), b, h / p.group()),
+        mask(p, p.mask_type == MaskType::none ? Input{} : p.mask, type_of(p.mask_type), b, h),
+        alibi_slopes(p, p.alibi_slopes, Type::f64, b, h),
+        sinks(p, p.sinks, Type::f64, b, h) {}
+
+  // Where key j lies from query i, bottom-right aligned.
+  int64_t ahead(int64_t i, int64_t j) const { return j - (i + p.seqlen_k - p.seqlen_q); }
+
+  // Neither positions nor the mask hide key j from query i.
+  bool attends(int64_t i, int64_t j) const {
+    if (p.is_causal && j > i) return false;
+    if (p.window_left >= 0 && ahead(i, j) < -p.window_left) return false;
+    if (p.window_right >= 0 && ahead(i, j) > p.window_right) return false;
+    if (!mask) return true;
+    return p.mask_type == MaskType::boolean ? mask(i, j) != 0 : mask(i, j) != -kInf;
+  }
+
+  double scaled_dot(int64_t i, int64_t j) const {
+    double dot = 0;
+    for (int64_t d = 0; d < p.head_dim; ++d) dot += query(i, d) * key(j, d);
+    return p.scale * dot;
+  }
+
+  // softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + mask_ij
+  double score(int64_t i, int64_t j) const {
+    double score = scaled_dot(i, j);
+    if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
+    if (alibi_slopes) score -= alibi_slopes(0, 0) * double(std::abs(ahead(i, j)));
+    if (mask && p.mask_type != MaskType::boolean) score += mask(i, j);
+    return score;
+  }
+
+  // d score_ij / d dot(query_i, key_j): the derivative of tanh is 1 - tanh^2.
+  double grad_dot(int64_t i, int64_t j) const {
+    if (!(p.softcap > 0)) return p.scale;
+    const double tanh = std::tanh(scaled_dot(i, j) / p.softcap);
+    return p.scale * (1 - tanh * tanh);
+  }
+
+  // Joins the scores in the softmax's denominator; -inf: there is none.
+  double sink() const { return sinks ? sinks(0, 0) : -kInf; }
+
+  // kept_ij / (1 - dropout_p). A weight that is dropped is multiplied by 0, as
+  // torch does: NaN stays NaN.
+  double keep(int64_t i, int64_t j) const {
+    if (!(p.dropout_p > 0)) return 1;
+    const int64_t plane = (p.dropout_batch + b) * p.heads + h;
+    return kept(p.dropout_seed, dropout_threshold(p.dropout_p), plane, i, j)
+               ? dropout_scale(p.dropout_p)
+               : 0;
+  }
+};
+
+}  // namespace qkv::reference

@@ -1,0 +1,30 @@
+// The weights themselves.
+#include "reference/backward_head.h"
+#include "reference/reference.h"
+
+namespace qkv::reference {
+
+void add_weights(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
+  const BackwardHead head(p, a, b, h);
+  const OutputMatrix weights(p, a.weights, type_of(p.dtype), b, h);
+  for (int64_t i = 0; i < p.seqlen_q; ++i)
+    for (int64_t j = 0; j < p.seqlen_k; ++j)
+      if (head.attends(i, j)) weights.add(i, j, head.weight(i, j));
+}
+
+void weights_dot_row(const Problem& p, const BackwardArgs& a, const Output& dot, int64_t b,
+                     int64_t h, int64_t i) {
+  const BackwardHead head(p, a, b, h);
+  double sum = 0;
+  for (int64_t j = 0; j < p.seqlen_k; ++j)
+    if (head.attends(i, j)) sum += head.weight(i, j) * head.grad_weights(i, j);
+  OutputMatrix(p, dot, type_of(p.dtype), b, h).set(i, 0, sum);
+}
+
+void attention_weights_dot(const Problem& p, const BackwardArgs& a, const Output& dot) {
+  for (int64_t b = 0; b < p.batch(); ++b)
+    for (int64_t h = 0; h < p.heads; ++h)
+      for (int64_t i = 0; i < p.seqlen_q; ++i) weights_dot_row(p, a, dot, b, h, i);
+}
+
+}  // namespace qkv::reference
