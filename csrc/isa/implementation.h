@@ -69,9 +69,10 @@ struct Kernels {
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardBlock&, void* workspace);
   void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryRows&);
-  // Rows and workspace as for forward; all keys.
+  // All keys, no partials. Workspace: backward_workspace for 0 keys.
   void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardBlock&,
                       void* workspace);
+  // Likewise. Workspace: forward_workspace.
   void (*hard)(const Problem&, const HardResult&, const ForwardBlock&, void* workspace);
 
   // The parts, for tests.

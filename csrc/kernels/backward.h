@@ -7,101 +7,162 @@
 // go, while dK and dV of the item's keys accumulate in the second-level cache.
 namespace qkv::QKV_ISA {
 
-// Zero weights for keys [from, to) of a tile.
-template <class T>
-void clear_keys(const Tile& tile, int64_t from, int64_t to, T* weights, T* grad_scores) {
-  for (int64_t j = from; j < to; ++j) {
-    std::fill_n(weights + j * tile.step, tile.lanes, T(0));
-    std::fill_n(grad_scores + j * tile.step, tile.lanes, T(0));
-  }
-}
-
 template <class T>
 struct BackwardTile {
   Tile tile;
   int64_t lane;  // its first column in the tiles of scores
 };
 
-// S, dP, P, dS and dQ of one tile of rows and keys [key, key + keys).
+// Scores, dP, P and dS of one tile of rows and keys [key, key + keys); `at` is
+// where the tile begins in the scratch tiles.
 template <class T>
-void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<T>& t, const T* key_rows,
-               const T* value_rows, int64_t key, int64_t keys, const BackwardScratch<T>& s) {
+void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<T>& t,
+                         int64_t key, int64_t keys, int64_t at, const BackwardScratch<T>& s) {
   const Strides& k = p.key.strides;
   const Strides& v = p.value.strides;
+  const T* key_rows = plane<T>(p, p.key, t.tile.batch, t.tile.kv_head) + key * k.row;
   const int64_t lanes = t.tile.lanes;
-  T* weights = s.weights + t.lane;
-  T* grad_scores = s.grad_scores + t.lane;
+  T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
   gemm<T>(keys, lanes,
           {p.head_dim, key_rows, k.row, k.col, s.query_t + t.lane * padded<T>(p.head_dim), lanes,
            weights, kGradRows, Beta::zero, nullptr});
-  apply_score_options(p, t.tile, key, keys, s.mask, weights);
-  gemm<T>(
-      keys, lanes,
-      {p.head_dim_v, value_rows, v.row, v.col, s.grad_output_t + t.lane * padded<T>(p.head_dim_v),
-       lanes, grad_scores, kGradRows, Beta::zero, nullptr});
-  (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, t.lane, keys, s);
-  if (a.grad_query.data)
-    gemm<T>(p.head_dim, lanes,
-            {keys, key_rows, k.col, k.row, grad_scores, kGradRows,
-             s.grad_query_t + t.lane * padded<T>(p.head_dim), lanes, Beta::one, nullptr});
+  apply_score_options(p, t.tile, key, keys, s.mask, weights,
+                      s.cap_slope ? s.cap_slope + at : nullptr);
+  gemm<T>(keys, lanes,
+          {a.grad_output.data ? p.head_dim_v : 0,
+           plane<T>(p, p.value, t.tile.batch, t.tile.kv_head) + key * v.row, v.row, v.col,
+           s.grad_output_t + t.lane * padded<T>(p.head_dim_v), lanes, grad_scores, kGradRows,
+           Beta::zero, nullptr});
+  if (a.grad_weights.data) {
+    load_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
+                 s.mask);
+    const T factor = T(dropout_scale(p.dropout_p));
+    for (int64_t j = 0; j < keys; ++j)
+      for (int l = 0; l < lanes; l += kLanes<T>)
+        store(grad_scores + j * kGradRows + l,
+              load(grad_scores + j * kGradRows + l) + load(s.mask.tile + j * lanes + l) * factor);
+  }
+  (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, t.lane, keys, weights,
+                                                                 grad_scores, s);
+  if (p.dropout_p > 0)
+    drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
+}
+
+// What is made of them beside dK and dV.
+template <class T>
+void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+               const BackwardTile<T>& t, int64_t key, int64_t keys, int64_t at,
+               const BackwardScratch<T>& s) {
+  const Tile& tile = t.tile;
+  T* grad_scores = s.grad_scores + at;
+  grad_scores_of_tile(p, a, t, key, keys, at, s);
+  if (a.weights.data)
+    add_tile<T, T>(p, a.weights, tile, key, keys, s.weights + at, T(dropout_scale(p.dropout_p)),
+                   s.mask);
+  if (a.grad_mask.data) add_grad_mask(p, a.grad_mask, tile, key, keys, grad_scores, s.mask);
+  if (a.grad_mask_keys.data)
+    add_key_sums(p, tile, keys, grad_scores,
+                 s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
+  if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
+  if (p.softcap > 0) softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
+  if (!a.grad_query.data) return;
+  const Strides& k = p.key.strides;
+  const T* key_rows = plane<T>(p, p.key, tile.batch, tile.kv_head) + key * k.row;
+  gemm<T>(p.head_dim, tile.lanes,
+          {keys, key_rows, k.col, k.row, grad_scores, kGradRows,
+           s.grad_query_t + t.lane * padded<T>(p.head_dim), tile.lanes, Beta::one, nullptr});
+}
+
+// A block of rows, packed, and its tiles.
+template <class T>
+struct RowBlock {
+  int64_t row, rows;
+  BackwardTile<T> tiles[kGradRows / kRowBlock<T>];
+  int count = 0;
+
+  RowBlock(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+           int64_t row_begin, int64_t row_count, const BackwardScratch<T>& s)
+      : row(row_begin), rows(row_count) {
+    const int64_t dim = padded<T>(p.head_dim), dim_v = padded<T>(p.head_dim_v);
+    pack_grad_rows(p, a, batch, kv_head, row, rows, s);
+    for (int64_t lane = 0; lane < rows; lane += kRowBlock<T>, ++count) {
+      tiles[count] = {make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane};
+      const int64_t lanes = tiles[count].tile.lanes;
+      transpose<T>(s.query + lane * dim, dim, s.query_t + lane * dim, lanes, lanes, dim,
+                   T(p.scale));
+      transpose<T>(s.grad_output + lane * dim_v, dim_v, s.grad_output_t + lane * dim_v, lanes,
+                   lanes, dim_v, T(1));
+    }
+  }
+
+  const Tile& first() const { return tiles[0].tile; }
+  const Tile& last() const { return tiles[count - 1].tile; }
+};
+
+// Zero weights for keys [from, to) of a tile.
+template <class T>
+void clear_keys(const BackwardTile<T>& t, int64_t from, int64_t to, const BackwardScratch<T>& s) {
+  for (int64_t j = from; j < to; ++j) {
+    std::fill_n(s.weights + j * kGradRows + t.lane, t.tile.lanes, T(0));
+    std::fill_n(s.grad_scores + j * kGradRows + t.lane, t.tile.lanes, T(0));
+  }
+}
+
+// One block of rows against keys [key, key + keys), at most a tile of them.
+template <class T>
+void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+                   const RowBlock<T>& rows, int64_t key, int64_t keys,
+                   const BackwardScratch<T>& s) {
+  // Tiles [first, last] see some of these keys, and those are [begin, end).
+  const auto begin_of = [&](int t) { return std::max(key, rows.tiles[t].tile.key_begin); };
+  const auto end_of = [&](int t) { return std::min(key + keys, rows.tiles[t].tile.key_end); };
+  int first = 0, last = rows.count - 1;
+  while (first <= last && begin_of(first) >= end_of(first)) ++first;
+  while (first <= last && begin_of(last) >= end_of(last)) --last;
+  if (first > last) return;
+  const int64_t begin = begin_of(first), end = end_of(last);
+  for (int t = first; t <= last; ++t) {
+    const BackwardTile<T>& tile = rows.tiles[t];
+    const int64_t from = begin_of(t), to = std::max(from, end_of(t));
+    if (from < to)
+      grad_tile(p, a, block, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
+    clear_keys(tile, 0, from - begin, s);
+    clear_keys(tile, to - begin, end - begin, s);
+  }
+  const int64_t lane = rows.tiles[first].lane, at = begin - block.key_begin;
+  const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
+  const int64_t dim = padded<T>(p.head_dim), dim_v = padded<T>(p.head_dim_v);
+  if (a.grad_value.data)
+    gemm<T>(end - begin, dim_v,
+            {depth, s.weights + lane, kGradRows, 1, s.grad_output + lane * dim_v, dim_v,
+             s.grad_value + at * dim_v, dim_v, Beta::one, nullptr});
+  if (a.grad_key.data)
+    gemm<T>(end - begin, dim,
+            {depth, s.grad_scores + lane, kGradRows, 1, s.query + lane * dim, dim,
+             s.grad_key + at * dim, dim, Beta::one, nullptr});
 }
 
 // One block of rows against all keys of the item.
 template <class T>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block, int64_t row,
-                   int64_t rows, const BackwardScratch<T>& s) {
-  const int64_t dim = padded<T>(p.head_dim), dim_v = padded<T>(p.head_dim_v);
-  const T* keys_of_head = plane<T>(p, p.key, block.batch, block.kv_head);
-  const T* values_of_head = plane<T>(p, p.value, block.batch, block.kv_head);
-  pack_grad_rows(p, a, block, row, rows, s);
+                   int64_t count, const Rows<T>& grad_query, const BackwardScratch<T>& s) {
+  const int64_t dim = padded<T>(p.head_dim);
+  const RowBlock<T> rows(p, a, block.batch, block.kv_head, row, count, s);
+  std::fill_n(s.grad_query_t, padded<T>(count) * dim, T(0));
 
-  BackwardTile<T> tiles[kGradRows / kRowBlock<T>];
-  int count = 0;
-  for (int64_t lane = 0; lane < rows; lane += kRowBlock<T>, ++count) {
-    tiles[count] = {make_tile<T>(p, block.batch, block.kv_head, row + lane, row + rows, kGradRows),
-                    lane};
-    const int64_t lanes = tiles[count].tile.lanes;
-    transpose<T>(s.query + lane * dim, dim, s.query_t + lane * dim, lanes, lanes, dim, T(p.scale));
-    transpose<T>(s.grad_output + lane * dim_v, dim_v, s.grad_output_t + lane * dim_v, lanes, lanes,
-                 dim_v, T(1));
-  }
-  std::fill_n(s.grad_query_t, padded<T>(rows) * dim, T(0));
-
-  const int64_t key_end = std::min(block.key_end, visible_keys(p, tiles[count - 1].tile.last));
+  const int64_t key_end = std::min(block.key_end, rows.last().key_end);
   const int64_t step = key_step(block.key_end - block.key_begin);
-  for (int64_t key = block.key_begin; key < key_end; key += step) {
-    const int64_t keys = std::min(step, key_end - key);
-    const T* key_rows = keys_of_head + key * p.key.strides.row;
-    const T* value_rows = values_of_head + key * p.value.strides.row;
-    int64_t first = rows;  // the first row that sees any of these keys
-    for (int t = count - 1; t >= 0; --t) {
-      const int64_t seen = std::min(keys, visible_keys(p, tiles[t].tile.last) - key);
-      if (seen <= 0) break;
-      first = tiles[t].lane;
-      grad_tile(p, a, tiles[t], key_rows, value_rows, key, seen, s);
-      clear_keys(tiles[t].tile, seen, keys, s.weights + first, s.grad_scores + first);
-    }
-    const int64_t at = key - block.key_begin, depth = rows - first;
-    if (a.grad_value.data)
-      gemm<T>(keys, dim_v,
-              {depth, s.weights + first, kGradRows, 1, s.grad_output + first * dim_v, dim_v,
-               s.grad_value + at * dim_v, dim_v, Beta::one, nullptr});
-    if (a.grad_key.data)
-      gemm<T>(keys, dim,
-              {depth, s.grad_scores + first, kGradRows, 1, s.query + first * dim, dim,
-               s.grad_key + at * dim, dim, Beta::one, nullptr});
-  }
-  if (!a.grad_query.data) return;
+  int64_t key = block.key_begin;
+  key += std::max<int64_t>(0, rows.first().key_begin - key) / step * step;
+  for (; key < key_end; key += step)
+    backward_keys(p, a, block, rows, key, std::min(step, key_end - key), s);
 
-  const Rows<T> grad_query =
-      block.partial_grad_query
-          ? Rows<T>{static_cast<T*>(block.partial_grad_query), 1, 0, p.head_dim, 1}
-          : rows_of<T>(p, a.grad_query, block.batch, block.kv_head);
-  for (int t = 0; t < count; ++t) {
-    const int64_t lane = tiles[t].lane, lanes = tiles[t].tile.lanes;
+  if (!grad_query.data) return;
+  for (int t = 0; t < rows.count; ++t) {
+    const int64_t lane = rows.tiles[t].lane, lanes = rows.tiles[t].tile.lanes;
     T* natural = s.query;  // free by now
     transpose<T>(s.grad_query_t + lane * dim, lanes, natural, dim, dim, lanes, T(p.scale));
-    for (int r = 0; r < tiles[t].tile.rows; ++r)
+    for (int r = 0; r < rows.tiles[t].tile.rows; ++r)
       scatter_row(natural + r * dim, block.accumulate, p.head_dim, grad_query[row + lane + r],
                   grad_query.col);
   }
@@ -129,6 +190,16 @@ void finish_grad_key_value(const Problem& p, const BackwardArgs& a, const Backwa
 }
 
 template <class T>
+void finish_grad_mask_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+                           const BackwardScratch<T>& s) {
+  const T* sums = s.key_sums;
+  for (int64_t key = block.key_begin; key < block.key_end; ++key)
+    for (int64_t g = 0; g < p.group(); ++g, sums += kLanes<T>)
+      plane<T>(p, a.grad_mask_keys, block.batch,
+               block.kv_head * p.group() + g)[key * a.grad_mask_keys.strides.col] = *sums;
+}
+
+template <class T>
 void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
               void* workspace) {
   Arena arena(workspace);
@@ -136,10 +207,23 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   const BackwardScratch<T> s(arena, p, keys);
   std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
-  const int64_t rows = p.group() * p.seqlen_q;
-  for (int64_t row = grad_row_begin(p, block.key_begin); row < rows; row += kGradRows)
-    backward_rows(p, a, block, row, std::min(kGradRows, rows - row), s);
+  if (a.grad_mask_keys.data) std::fill_n(s.key_sums, keys * p.group() * kLanes<T>, T(0));
+  if (block.grad_slopes) std::fill_n(block.grad_slopes, p.group(), 0.);
+
+  const Rows<T> grad_query =
+      block.partial_grad_query
+          ? Rows<T>{static_cast<T*>(block.partial_grad_query), 1, 0, p.head_dim, 1}
+          : rows_of<T>(p, a.grad_query, block.batch, block.kv_head);
+  const int64_t end = grad_row_end(p, block.key_end);
+  const int64_t begin = std::min(grad_row_begin(p, block.key_begin), end);
+  for (int64_t row = begin; row < end; row += kGradRows)
+    backward_rows(p, a, block, row, std::min(kGradRows, end - row), grad_query, s);
+  if (grad_query.data && !block.partial_grad_query && !block.accumulate) {
+    clear_rows(grad_query, 0, begin, p.head_dim);
+    clear_rows(grad_query, end, p.group() * p.seqlen_q, p.head_dim);
+  }
   if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, block, s);
+  if (a.grad_mask_keys.data) finish_grad_mask_keys(p, a, block, s);
 }
 
 template <class T>
@@ -150,7 +234,8 @@ void finish_grad_query(const Problem& p, const BackwardArgs& a, const GradQueryR
   for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
     T* to = grad_query[r];
     for (int64_t part = 0; part < rows.parts; ++part)
-      if (r >= grad_row_begin(p, (part + 1) * rows.split_keys))
+      if (r >= grad_row_begin(p, (part + 1) * rows.split_keys) &&
+          r < grad_row_end(p, std::min(p.seqlen_k, (part + 2) * rows.split_keys)))
         scatter_row(partial + (part * total + r) * p.head_dim, true, p.head_dim, to,
                     grad_query.col);
     if (!may_leak(p)) continue;

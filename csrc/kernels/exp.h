@@ -92,13 +92,13 @@ struct ShiftedExp {
       : magic(Exp2<T>::kMagic - shift), low((shift - T(Exp2<T>::kBias)) * T(kLn2)) {}
 };
 
-// x = exp(x) / 2^shift, vector i with shift i % NV; accuracy and range as exp2.
+// The fraction r of x * log2(e) = n + r, vector by vector, and n + magic in
+// `shifted`; |r| <= 1/2, as accurate relative to x where n is 0.
 template <class T, int N, int NV>
-QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
+QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
+                               Vec<T> (&shifted)[N]) {
   constexpr T kHigh = T(kLog2e), kLow = T(Exp2<T>::kLog2eTail);
-  Vec<T> shifted[N], r[N];
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
+  Vec<T> r[N];
   QKV_UNROLL
   for (int i = 0; i < N; ++i) shifted[i] = x[i] * kHigh + by[i % NV].magic;
   QKV_UNROLL
@@ -113,7 +113,50 @@ QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
       x[i] = (x[i] - r[i] * Exp2<T>::kLn2Low) * kHigh;
     }
   }
+}
+
+// x = exp(x) / 2^shift, vector i with shift i % NV; accuracy and range as exp2.
+template <class T, int N, int NV>
+QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
+  Vec<T> shifted[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
+  split_exponent<T>(x, by, shifted);
   finish_exp2<T>(x, shifted);
+}
+
+// x = tanh(x), to a few ulp, also where x is small: with e = exp(2|x|) - 1 it is
+// e / (e + 2), and e = 2^n (2^r - 1) + (2^n - 1) loses nothing for n = 0, as
+// the polynomial without its constant term is 2^r - 1.
+template <class T, int N>
+QKV_INLINE void tanh(Vec<T> (&x)[N]) {
+  using E = Exp2<T>;
+  constexpr int degree = sizeof(E::kCoefficients) / sizeof(T) - 1;
+  constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // 2|x| from which tanh rounds to 1
+  const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
+  const IntVec<T> sign_bit = (IntVec<T>)splat(T(-0.));
+  IntVec<T> sign[N];
+  Vec<T> r[N], shifted[N], p[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) {
+    sign[i] = (IntVec<T>)x[i] & sign_bit;
+    const Vec<T> twice = (Vec<T>)((IntVec<T>)x[i] ^ sign[i]) * 2;
+    r[i] = -max<T>(splat(-kOne), -twice);  // NaN stays NaN
+  }
+  split_exponent<T>(r, by, shifted);
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) p[i] = splat(E::kCoefficients[degree]);
+  QKV_UNROLL
+  for (int d = degree - 1; d >= 1; --d) {
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kCoefficients[d];
+  }
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const Vec<T> power = (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);  // 2^n
+    const Vec<T> e = p[i] * r[i] * power + (power - 1);
+    x[i] = (Vec<T>)((IntVec<T>)(e / (e + 2)) | sign[i]);
+  }
 }
 
 // x = log(x) for x >= 0, to 1 ulp or two; -inf for 0, and inf and NaN as they are.

@@ -15,13 +15,15 @@ template <class T>
 struct ForwardScratch {
   T *rows, *scores, *rescale;
   MaskScratch<T> mask;
+  Dropout<T> dropout;
   ForwardState<T>* tiles;
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
       : rows(arena.take<T>(kRowBlock<T> * padded<T>(std::max(p.head_dim, p.head_dim_v)))),
         scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
         rescale(arena.take<T>(kRowBlock<T>)),
-        mask(arena, p) {
+        mask(arena, p.mask_type != MaskType::none),
+        dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
     tiles = arena.take<ForwardState<T>>(count);
     // Padded rows of D and Dv: the transpositions work on whole vectors.
@@ -38,16 +40,30 @@ struct ForwardScratch {
   }
 };
 
+// The softmax's denominator begins with the sink, if there is one.
 template <class T>
-void begin_tile(const Problem& p, const Tile& tile, T* rows, ForwardState<T>& state) {
+void begin_softmax(const Problem& p, const ForwardState<T>& state, bool with_sink) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < state.tile.lanes / W; ++v) {
+    const Vec<T> sink = with_sink ? per_head<T>(p, state.tile, p.sinks, v) : splat(-kInfinity<T>);
+    const Reference<T> reference(sink);
+    Vec<T> weight[] = {sink - reference.base};
+    exp<T>(weight, {ShiftedExp<T>(reference.shift)});
+    store(state.max + v * W, sink);
+    store(state.sum + v * W, with_sink ? weight[0] : Vec<T>{});
+  }
+}
+
+template <class T>
+void begin_tile(const Problem& p, const Tile& tile, bool with_sink, T* rows,
+                ForwardState<T>& state) {
   state.tile = tile;
   gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
               p.head_dim, rows);
   transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
                padded<T>(p.head_dim), T(p.scale));
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
-  std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
-  std::fill(state.sum, state.sum + tile.lanes, T(0));
+  begin_softmax(p, state, with_sink);
 }
 
 // Keys [key, key + keys) for one tile of queries.
@@ -60,12 +76,13 @@ void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t ke
   gemm<T>(keys, lanes,
           {p.head_dim, key_rows + key * k.row, k.row, k.col, state.query, lanes, scratch.scores,
            lanes, Beta::zero, nullptr});
-  apply_score_options(p, state.tile, key, keys, scratch.mask, scratch.scores);
+  apply_score_options<T>(p, state.tile, key, keys, scratch.mask, scratch.scores, nullptr);
   if (lanes == kLanes<T>) {
     softmax_tile<T, 1>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
   } else {
     softmax_tile<T, 2>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
   }
+  if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scratch.scores);
   gemm<T>(p.head_dim_v, lanes,
           {keys, value_rows + key * v.row, v.col, v.row, scratch.scores, lanes, state.output, lanes,
            Beta::lanes, scratch.rescale});
@@ -99,7 +116,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   const int64_t step = padded<T>(p.head_dim_v);
   for (int v = 0; v < tile.lanes; v += W) {
     const Vec<T> sum = load(state.sum + v);
-    const Vec<T> inverse = sum == 0 ? Vec<T>{} : 1 / sum;
+    const Vec<T> inverse = sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
       store(state.output + d * tile.lanes + v, load(state.output + d * tile.lanes + v) * inverse);
   }
@@ -131,20 +148,23 @@ void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& 
   const T* key_rows = plane<T>(p, p.key, block.batch, block.kv_head);
   const T* value_rows = plane<T>(p, p.value, block.batch, block.kv_head);
 
-  int64_t tiles = 0, key_end = block.key_begin;
-  for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>, ++tiles) {
-    const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
-    begin_tile(p, tile, scratch.rows, scratch.tiles[tiles]);
-    key_end = std::max(key_end, std::min(block.key_end, visible_keys(p, tile.last)));
-  }
+  const bool with_sink = p.sinks.data && block.key_begin == 0;
+  int64_t tiles = 0;
+  for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>, ++tiles)
+    begin_tile(p, make_tile<T>(p, block.batch, block.kv_head, row, block.row_end), with_sink,
+               scratch.rows, scratch.tiles[tiles]);
   // Keys outside, tiles inside: a block of keys and values is read from afar
-  // once and serves every tile.
+  // once and serves every tile. Where blocks begin does not depend on the tiles.
   const int64_t step = key_step(block.key_end - block.key_begin);
-  for (int64_t key = block.key_begin; key < key_end; key += step) {
+  const int64_t last = std::min(block.key_end, scratch.tiles[tiles - 1].tile.key_end);
+  int64_t key = block.key_begin;
+  key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
+  for (; key < last; key += step) {
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t end = std::min(key_end, visible_keys(p, scratch.tiles[t].tile.last));
-      const int64_t keys = std::min(step, end - key);
-      if (keys > 0) attend(p, key_rows, value_rows, key, keys, scratch, scratch.tiles[t]);
+      const Tile& tile = scratch.tiles[t].tile;
+      const int64_t begin = std::max(key, tile.key_begin);
+      const int64_t keys = std::min({key + step, last, tile.key_end}) - begin;
+      if (keys > 0) attend(p, key_rows, value_rows, begin, keys, scratch, scratch.tiles[t]);
     }
   }
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, block, scratch.rows, scratch.tiles[t]);

@@ -4,16 +4,20 @@ namespace qkv::QKV_ISA {
 
 template <class T>
 struct BackwardScratch {
-  // One block of rows: natural [kGradRows, padded(D)] ...
+  // One block of rows: natural [kGradRows, padded(D)], grad_output times the
+  // factor of dropout ...
   T *query, *grad_output;
   // ... and tile by tile [padded(D), lanes].
   T *query_t, *grad_output_t, *grad_query_t;
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
-  // delta_i = <dO_i, O_i> - dlse_i. All [kGradRows].
+  // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
-  T *weights, *grad_scores;  // [kKeyBlock, kGradRows]
+  T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
+  T* cap_slope;              // likewise: the derivative of softcap, or null
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
+  T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
   MaskScratch<T> mask;
+  Dropout<T> dropout;
 
   BackwardScratch(Arena& arena, const Problem& p, int64_t keys)
       : query(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
@@ -25,11 +29,16 @@ struct BackwardScratch {
         shift(arena.take<T>(kGradRows)),
         factor(arena.take<T>(kGradRows)),
         delta(arena.take<T>(kGradRows)),
-        weights(arena.take<T>(kKeyBlock * kGradRows)),
-        grad_scores(arena.take<T>(kKeyBlock * kGradRows)),
+        weights(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
+        grad_scores(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
+        cap_slope(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
         grad_key(arena.take<T>(keys * padded<T>(p.head_dim))),
         grad_value(arena.take<T>(keys * padded<T>(p.head_dim_v))),
-        mask(arena, p) {}
+        key_sums(p.mask_type == MaskType::f32 || p.mask_type == MaskType::f64
+                     ? arena.take<T>(keys * p.group() * kLanes<T>)
+                     : nullptr),
+        mask(arena, true),
+        dropout(p) {}
 };
 
 template <class T>
@@ -81,9 +90,9 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
 
 // Packs rows [row, row + rows) and what each needs of the forward pass.
 template <class T>
-void pack_grad_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+void pack_grad_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
                     int64_t row, int64_t rows, const BackwardScratch<T>& s) {
-  const auto input = [&](const Input& t) { return rows_of<T>(p, t, block.batch, block.kv_head); };
+  const auto input = [&](const Input& t) { return rows_of<T>(p, t, batch, kv_head); };
   const int64_t lanes = padded<T>(rows);
   gather_rows(input(p.query), row, rows, lanes, p.head_dim, s.query);
   const int64_t step = padded<T>(p.head_dim_v);
@@ -94,12 +103,16 @@ void pack_grad_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock
   }
   split_lse(p, input(a.lse), row, rows, s);
   const Rows<const T> output = input(a.output), grad_lse = input(a.grad_lse);
+  const Rows<const T> weights_dot = input(a.grad_weights_dot);
   std::fill_n(s.delta, kGradRows, T(0));
   for (int64_t r = 0; r < rows; ++r) {
     if (a.grad_output.data)
       s.delta[r] = dot(s.grad_output + r * step, output[row + r], output.col, p.head_dim_v);
     if (grad_lse.data) s.delta[r] -= *grad_lse[row + r];
+    if (weights_dot.data) s.delta[r] += *weights_dot[row + r];
   }
+  if (p.dropout_p > 0 && a.grad_output.data)
+    for (int64_t i = 0; i < rows * step; ++i) s.grad_output[i] *= T(dropout_scale(p.dropout_p));
 }
 
 }  // namespace qkv::QKV_ISA

@@ -29,18 +29,19 @@ QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* we
 }
 
 // weights: scores in, weights out. grad_scores: dP in, dS out. `lane` is the
-// tile's first column.
+// tile's first row in the scratch.
 template <class T, bool masked>
-void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, const BackwardScratch<T>& s) {
-  for (int64_t at = lane; at < lane + tile.lanes; at += kLanes<T>) {
-    const Vec<T> shift = load(s.shift + at), factor = load(s.factor + at);
-    const Vec<T> delta = load(s.delta + at);
+void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* grad_scores,
+                  const BackwardScratch<T>& s) {
+  for (int64_t v = 0; v < tile.lanes; v += kLanes<T>) {
+    const Vec<T> shift = load(s.shift + lane + v), factor = load(s.factor + lane + v);
+    const Vec<T> delta = load(s.delta + lane + v);
     const GradLanes<T> lanes{
         {ShiftedExp<T>(shift)}, factor, delta, (factor - factor == 0) & (delta - delta == 0)};
-    subtract_base<T>(load(s.base + at), keys, tile.step, s.weights + at);
+    subtract_base<T>(load(s.base + lane + v), keys, tile.step, weights + v);
     const auto run = [&](auto rows, int64_t j) {
-      grad_softmax_rows<T, masked, rows>(lanes, tile.step, s.weights + at + j * tile.step,
-                                         s.grad_scores + at + j * tile.step);
+      grad_softmax_rows<T, masked, rows>(lanes, tile.step, weights + v + j * tile.step,
+                                         grad_scores + v + j * tile.step);
     };
     int64_t j = 0;
     for (; j + kVectorsInStep <= keys; j += kVectorsInStep)

@@ -20,6 +20,7 @@
 
 #include "attention.h"
 #include "isa/implementation.h"
+#include "philox.h"
 #include "repair.h"
 #include "strides.h"
 #include "workspace.h"

@@ -60,6 +60,12 @@ QKV_INLINE void scatter_row(const T* from, bool accumulate, int64_t dim, T* to, 
   for (; d < dim; ++d) to[d * col] = accumulate ? to[d * col] + from[d] : from[d];
 }
 
+template <class T>
+void clear_rows(const Rows<T>& rows, int64_t begin, int64_t end, int64_t dim) {
+  for (int64_t r = begin; r < end; ++r)
+    for (int64_t d = 0; d < dim; ++d) rows[r][d * rows.col] = 0;
+}
+
 // Whether a row holds an infinity or a NaN.
 template <class T>
 QKV_INLINE bool nonfinite(const T* row, int64_t dim) {

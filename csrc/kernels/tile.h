@@ -24,6 +24,8 @@ struct Tile {
   int64_t step;   // elements from one key to the next in a tile of scores
   int64_t first;  // query position of the first lane
   int64_t last;   // and of the last in use
+  // The keys that any of its rows may see: empty if they cross.
+  int64_t key_begin, key_end;
 };
 
 template <class T>
@@ -31,19 +33,37 @@ Tile make_tile(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, in
                int64_t step = 0) {
   const int rows = int(std::min<int64_t>(kRowBlock<T>, row_end - row));
   const int lanes = rows <= kLanes<T> ? kLanes<T> : 2 * kLanes<T>;
+  const int64_t first = row / p.group(), last = (row + rows - 1) / p.group();
   return {batch,
           kv_head,
           row,
           rows,
           lanes,
           step ? step : lanes,
-          row / p.group(),
-          (row + rows - 1) / p.group()};
+          first,
+          last,
+          key_begin(p, first),
+          key_end(p, last)};
 }
 
-// One past the last key that any row up to query position `last` may see.
-inline int64_t visible_keys(const Problem& p, int64_t last) {
-  return p.is_causal ? std::min(p.seqlen_k, last + 1) : p.seqlen_k;
+// The query position of each lane of a vector, counted from the tile's first.
+template <class T>
+Vec<T> positions(const Problem& p, const Tile& tile, int vector) {
+  Vec<T> v{};
+  for (int l = 0; l < kLanes<T>; ++l)
+    v[l] = T((tile.row + vector * kLanes<T> + l) / p.group() - tile.first);
+  return v;
+}
+
+// One number a row, from a [B..., H] tensor of doubles.
+template <class T>
+Vec<T> per_head(const Problem& p, const Tile& tile, const Input& input, int vector) {
+  Vec<T> v{};
+  for (int l = 0; l < kLanes<T>; ++l) {
+    const int64_t head = (tile.row + vector * kLanes<T> + l) % p.group();
+    v[l] = T(*plane<double>(p, input, tile.batch, tile.kv_head * p.group() + head));
+  }
+  return v;
 }
 
 }  // namespace qkv::QKV_ISA

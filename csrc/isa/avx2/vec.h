@@ -19,4 +19,11 @@ QKV_INLINE __m256d native_max(__m256d a, __m256d b) { return _mm256_max_pd(a, b)
 QKV_INLINE __m256 native_fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
 QKV_INLINE __m256d native_fma(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
 
+// The products of the low 32 bits of lanes of 64. (The compiler does not know
+// that the high bits do not matter.)
+template <class V>
+QKV_INLINE V native_mul_low(V a, V b) {
+  return (V)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}
+
 }  // namespace qkv::QKV_ISA

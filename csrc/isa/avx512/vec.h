@@ -19,4 +19,11 @@ QKV_INLINE __m512d native_max(__m512d a, __m512d b) { return _mm512_max_pd(a, b)
 QKV_INLINE __m512 native_fma(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 QKV_INLINE __m512d native_fma(__m512d a, __m512d b, __m512d c) { return _mm512_fmadd_pd(a, b, c); }
 
+// The products of the low 32 bits of lanes of 64. (The compiler does not know
+// that the high bits do not matter.)
+template <class V>
+QKV_INLINE V native_mul_low(V a, V b) {
+  return (V)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+}
+
 }  // namespace qkv::QKV_ISA

@@ -26,4 +26,14 @@ QKV_INLINE V native_fma(V a, V b, V c) {
   return a * b + c;
 }
 
+// The products of the low 32 bits of lanes of 64.
+template <class V>
+QKV_INLINE V native_mul_low(V a, V b) {
+#if defined(__SSE2__)
+  return (V)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+  return (a & 0xffffffff) * (b & 0xffffffff);
+#endif
+}
+
 }  // namespace qkv::QKV_ISA

@@ -1,0 +1,124 @@
+// Dropout: Philox4x32-10 (philox.h), one counter a lane and four keys, so that
+// each of the four words that come out is the decision of one key for a whole
+// vector of rows.
+namespace qkv::QKV_ISA {
+
+typedef uint64_t Counter __attribute__((vector_size(kVectorBytes)));
+
+QKV_INLINE Counter splat_counter(uint64_t x) { return x - Counter{}; }
+
+// Numbers of 32 bits in lanes of 64. What multiplies and adds up leaves in the
+// high halves is ignored by the next multiplication.
+struct Philox {
+  Counter keys[kPhiloxRounds][2];
+
+  explicit Philox(uint64_t seed) {
+    uint32_t low = uint32_t(seed), high = uint32_t(seed >> 32);
+    for (auto& key : keys) {
+      key[0] = splat_counter(low), key[1] = splat_counter(high);
+      low += kPhiloxWeyl[0], high += kPhiloxWeyl[1];
+    }
+  }
+
+  QKV_INLINE void operator()(Counter (&c)[4]) const {
+    const Counter m0 = splat_counter(kPhiloxMultiplier[0]);
+    const Counter m1 = splat_counter(kPhiloxMultiplier[1]);
+    QKV_UNROLL
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      const Counter p0 = native_mul_low(c[0], m0), p1 = native_mul_low(c[2], m1);
+      c[0] = (p1 >> 32) ^ c[1] ^ keys[round][0];
+      c[1] = p1;
+      c[2] = (p0 >> 32) ^ c[3] ^ keys[round][1];
+      c[3] = p0;
+    }
+  }
+};
+
+// Which weights of a tile are kept.
+template <class T>
+class Dropout {
+  static constexpr int W = kLanes<T>;
+  static constexpr int kStreams = 8 / sizeof(T);  // of Counters for W rows: even and odd lanes
+
+ public:
+  explicit Dropout(const Problem& p)
+      : philox_(p.dropout_seed), threshold_(dropout_threshold(p.dropout_p)) {}
+
+  // each(j, lane, kept) for keys key + j, j in [0, keys), and every vector of the
+  // tile, beginning at column `lane`; kept: all bits of a lane set, or none.
+  template <class Each>
+  QKV_INLINE void operator()(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
+                             const Each& each) const {
+    for (int lane = 0; lane < tile.lanes; lane += W) {
+      Counter row[kStreams][3] = {};
+      counters(p, tile, lane, row);
+      for (int64_t four = key / 4; four * 4 < key + keys; ++four) {
+        Counter words[kStreams][4];
+        QKV_UNROLL
+        for (int s = 0; s < kStreams; ++s) {
+          words[s][0] = splat_counter(uint64_t(four));
+          words[s][1] = row[s][0], words[s][2] = row[s][1], words[s][3] = row[s][2];
+          philox_(words[s]);
+        }
+        const int64_t first = four * 4 - key;
+        QKV_UNROLL
+        for (int w = 0; w < 4; ++w)
+          if (first + w >= 0 && first + w < keys) each(first + w, lane, kept(words, w));
+      }
+    }
+  }
+
+ private:
+  // query, and batch * H + head low and high, of lane stream + kStreams * i in element i.
+  static void counters(const Problem& p, const Tile& tile, int lane, Counter (&row)[kStreams][3]) {
+    const int64_t heads = (p.dropout_batch + tile.batch) * p.heads + tile.kv_head * p.group();
+    for (int l = 0; l < W; ++l) {
+      const int64_t r = tile.row + lane + l, plane = heads + r % p.group();
+      Counter(&of)[3] = row[l % kStreams];
+      of[0][l / kStreams] = uint64_t(r / p.group());
+      of[1][l / kStreams] = uint32_t(plane);
+      of[2][l / kStreams] = uint64_t(plane) >> 32;
+    }
+  }
+
+  QKV_INLINE IntVec<T> kept(const Counter (&words)[kStreams][4], int w) const {
+    const Counter low = words[0][w] & 0xffffffff;
+    if constexpr (kStreams == 1) {
+      return (IntVec<T>)((IntVec<T>)low >= int64_t(threshold_));
+    } else {
+      typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+      const Words both = (Words)(low | words[kStreams - 1][w] << 32);
+      return (IntVec<T>)(both >= threshold_);
+    }
+  }
+
+  Philox philox_;
+  uint32_t threshold_;
+};
+
+// weights [keys x lanes]: 0 for those dropped.
+template <class T>
+void drop_weights(const Problem& p, const Dropout<T>& dropout, const Tile& tile, int64_t key,
+                  int64_t keys, T* weights) {
+  dropout(p, tile, key, keys, [&](int64_t j, int lane, IntVec<T> kept) {
+    T* at = weights + j * tile.step + lane;
+    store(at, (Vec<T>)((IntVec<T>)load(at) & kept));
+  });
+}
+
+// The same after grad_softmax, which took all for kept: grad_score of a dropped
+// pair is -weight * delta.
+template <class T>
+void drop_weights_backward(const Problem& p, const Dropout<T>& dropout, const Tile& tile,
+                           int64_t key, int64_t keys, const T* delta, T* weights, T* grad_scores) {
+  dropout(p, tile, key, keys, [&](int64_t j, int lane, IntVec<T> kept) {
+    const int64_t at = j * tile.step + lane;
+    const Vec<T> weight = load(weights + at), grad = load(grad_scores + at);
+    // A weight of 0 is masked: its gradient stays what grad_softmax made of it.
+    const Vec<T> dropped = weight == 0 ? grad : -weight * load(delta + lane);
+    store(weights + at, (Vec<T>)((IntVec<T>)weight & kept));
+    store(grad_scores + at, kept ? grad : dropped);
+  });
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,76 @@
+// The best key of every row and its value.
+namespace qkv::QKV_ISA {
+
+template <class T>
+struct HardScratch {
+  T *rows, *query, *scores;
+  MaskScratch<T> mask;
+
+  HardScratch(Arena& arena, const Problem& p)
+      : rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
+        query(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
+        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
+        mask(arena, p.mask_type != MaskType::none) {}
+};
+
+// The first of the largest scores in each lane; NaN is larger than all others.
+template <class T>
+struct Best {
+  Vec<T> score;
+  IntVec<T> key;
+
+  QKV_INLINE Best() : score(splat(-kInfinity<T>)), key(IntVec<T>{} - 1) {}
+
+  QKV_INLINE void see(Vec<T> other, int64_t at) {
+    // !(other <= score) also for a NaN in other; one in score stays.
+    const IntVec<T> better = ~(IntVec<T>)(other <= score) & (IntVec<T>)(score == score);
+    score = better ? other : score;
+    key = better ? IntVec<T>{} + decltype(key[0] + 0)(at) : key;
+  }
+};
+
+template <class T>
+void write_best(const Problem& p, const HardResult& result, const Tile& tile,
+                const Best<T> (&best)[2]) {
+  const Rows<T> output = rows_of<T>(p, result.output, tile.batch, tile.kv_head);
+  const Rows<int64_t> index = rows_of<int64_t>(p, result.index, tile.batch, tile.kv_head);
+  const T* value = plane<T>(p, p.value, tile.batch, tile.kv_head);
+  const Strides& v = p.value.strides;
+  for (int l = 0; l < tile.rows; ++l) {
+    const int64_t key = best[l / kLanes<T>].key[l % kLanes<T>];
+    if (index.data) *index[tile.row + l] = key;
+    if (!output.data) continue;
+    for (int64_t d = 0; d < p.head_dim_v; ++d)
+      output[tile.row + l][d * output.col] = key < 0 ? T(0) : value[key * v.row + d * v.col];
+  }
+}
+
+template <class T>
+void hard(const Problem& p, const HardResult& result, const ForwardBlock& block, void* workspace) {
+  Arena arena(workspace);
+  const HardScratch<T> s(arena, p);
+  const Strides& k = p.key.strides;
+  const T* key_rows = plane<T>(p, p.key, block.batch, block.kv_head);
+  const int64_t step = key_step(p.seqlen_k);
+  for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
+    const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
+    gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), row, tile.rows, tile.lanes,
+                p.head_dim, s.rows);
+    transpose<T>(s.rows, padded<T>(p.head_dim), s.query, tile.lanes, tile.lanes,
+                 padded<T>(p.head_dim), T(p.scale));
+    Best<T> best[2];
+    for (int64_t key = tile.key_begin; key < tile.key_end; key += step) {
+      const int64_t keys = std::min(step, tile.key_end - key);
+      gemm<T>(keys, tile.lanes,
+              {p.head_dim, key_rows + key * k.row, k.row, k.col, s.query, tile.lanes, s.scores,
+               tile.lanes, Beta::zero, nullptr});
+      apply_score_options<T>(p, tile, key, keys, s.mask, s.scores, nullptr);
+      for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
+        for (int64_t j = 0; j < keys; ++j)
+          best[v].see(load(s.scores + j * tile.lanes + v * kLanes<T>), key + j);
+    }
+    write_best(p, result, tile, best);
+  }
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,39 @@
+// sum_j weight_ij * dweight_ij, which the gradient of the weights needs of every
+// row before it can begin.
+namespace qkv::QKV_ISA {
+
+// Through the same tiles as the backward pass: with delta = 0, dS is that product.
+template <class T>
+void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
+                 const ForwardBlock& block, void* workspace) {
+  Arena arena(workspace);
+  const BackwardScratch<T> s(arena, p, 0);
+  BackwardArgs a;
+  a.lse = args.lse;
+  a.grad_weights = args.grad_weights;
+  const Rows<T> out = rows_of<T>(p, dot, block.batch, block.kv_head);
+  const int64_t step = key_step(p.seqlen_k);
+  for (int64_t row = block.row_begin; row < block.row_end; row += kGradRows) {
+    const RowBlock<T> rows(p, a, block.batch, block.kv_head, row,
+                           std::min(kGradRows, block.row_end - row), s);
+    double sums[kGradRows] = {};
+    for (int64_t key = 0; key < rows.last().key_end; key += step) {
+      for (int t = 0; t < rows.count; ++t) {
+        const BackwardTile<T>& tile = rows.tiles[t];
+        const int64_t begin = std::max(key, tile.tile.key_begin);
+        const int64_t keys = std::min(key + step, tile.tile.key_end) - begin;
+        if (keys <= 0) continue;
+        grad_scores_of_tile(p, a, tile, begin, keys, tile.lane, s);
+        for (int l = 0; l < tile.tile.lanes; l += kLanes<T>) {
+          Vec<T> sum{};
+          for (int64_t j = 0; j < keys; ++j)
+            sum += load(s.grad_scores + j * kGradRows + tile.lane + l);
+          for (int i = 0; i < kLanes<T>; ++i) sums[tile.lane + l + i] += double(sum[i]);
+        }
+      }
+    }
+    for (int64_t r = 0; r < rows.rows; ++r) *out[row + r] = T(sums[r]);
+  }
+}
+
+}  // namespace qkv::QKV_ISA
