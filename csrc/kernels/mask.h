@@ -7,7 +7,7 @@ namespace qkv::QKV_ISA {
 template <class T>
 struct MaskScratch {
   T* rows;  // [lanes, padded(kKeyBlock)]
-  T* tile;  // [padded(kKeyBlock), lanes]
+  T* tile;  // [padded(kKeyBlock), lanes]; bytes: see load_bytes
 
   MaskScratch(Arena& arena, bool needed) : rows(nullptr), tile(nullptr) {
     if (!needed) return;
@@ -16,36 +16,10 @@ struct MaskScratch {
   }
 };
 
-template <class T>
-QKV_INLINE T bias_of(uint8_t may_attend) {
-  return may_attend ? T(0) : -kInfinity<T>;
-}
-template <class T>
-QKV_INLINE T bias_of(float mask) {
-  return mask;
-}
-template <class T>
-QKV_INLINE T bias_of(double mask) {
-  return T(mask);
-}
-
-// kLanes<T> neighbouring mask elements.
-template <class T, class M>
-QKV_INLINE Vec<T> bias_vector(const M* mask) {
-  typedef M Narrow __attribute__((vector_size(kLanes<T> * sizeof(M))));
-  Narrow m;
-  std::memcpy(&m, mask, sizeof(m));
-  if constexpr (std::is_same_v<M, uint8_t>) {
-    const IntVec<T> may_attend = __builtin_convertvector(m, IntVec<T>);
-    return may_attend != 0 ? Vec<T>{} : splat(-kInfinity<T>);
-  } else {
-    return __builtin_convertvector(m, Vec<T>);
-  }
-}
-
-template <class T>
-QKV_INLINE Vec<T> add_bias(Vec<T> score, Vec<T> bias) {
-  return bias == -kInfinity<T> ? bias : score + bias;
+// One broadcast a key will do.
+template <class M>
+bool same_for_all_rows(const Rows<const M>& rows) {
+  return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
 // scratch.tile [keys x lanes] = elements of a [B..., H, L, S] tensor.
@@ -53,46 +27,92 @@ template <class T, class M>
 void load_tile(const Rows<const M>& rows, const Tile& tile, int64_t key, int64_t keys,
                const MaskScratch<T>& scratch) {
   constexpr int W = kLanes<T>;
+  typedef M Narrow __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
   const int64_t columns = padded<T>(keys), col = rows.col;
   for (int r = 0; r < tile.lanes; ++r) {
     const M* from = rows[tile.row + std::min(r, tile.rows - 1)] + key * col;
     T* to = scratch.rows + r * columns;
     int64_t j = 0;
     if (col == 1)
-      for (; j + W <= keys; j += W) store(to + j, bias_vector<T>(from + j));
-    for (; j < keys; ++j) to[j] = bias_of<T>(from[j * col]);
+      for (; j + W <= keys; j += W)
+        store(to + j,
+              __builtin_convertvector(*reinterpret_cast<const Narrow*>(from + j), Vec<T>));
+    for (; j < keys; ++j) to[j] = T(from[j * col]);
     for (; j < columns; ++j) to[j] = 0;
   }
   transpose<T>(scratch.rows, columns, scratch.tile, tile.lanes, tile.lanes, columns, T(1));
 }
 
-// scores [keys x lanes, step apart] += the mask of `tile` and keys [key, key + keys).
+// Bytes of one key in a tile of a boolean mask.
+template <class T>
+constexpr int kByteLanes = kRowBlock<T> < 16 ? 16 : kRowBlock<T>;
+
+// The same for bytes: [keys x kByteLanes] in scratch.tile.
+template <class T>
+void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
+                const MaskScratch<T>& scratch) {
+  uint8_t* to = reinterpret_cast<uint8_t*>(scratch.tile);
+  for (int lane = 0; lane < tile.lanes; lane += 16) {
+    const uint8_t* from[16];
+    for (int r = 0; r < 16; ++r)
+      from[r] = rows[tile.row + std::min(lane + r, tile.rows - 1)] + key * rows.col;
+    int64_t j = 0;
+    if (rows.col == 1)
+      for (; j + 16 <= keys; j += 16) {
+        Bytes block[16];
+        QKV_UNROLL
+        for (int r = 0; r < 16; ++r) std::memcpy(&block[r], from[r] + j, 16);
+        transpose_bytes(block);
+        QKV_UNROLL
+        for (int i = 0; i < 16; ++i)
+          std::memcpy(to + (j + i) * kByteLanes<T> + lane, &block[i], 16);
+      }
+    for (; j < keys; ++j)
+      for (int r = 0; r < 16; ++r) to[j * kByteLanes<T> + lane + r] = from[r][j * rows.col];
+  }
+}
+
+// scores [keys x lanes, step apart] where a boolean mask says so, else -inf.
+template <class T>
+void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
+                        const MaskScratch<T>& scratch, T* scores) {
+  const Rows<const uint8_t> rows = rows_of<uint8_t>(p, p.mask, tile.batch, tile.kv_head);
+  const auto apply = [&](int64_t j, int v, IntVec<T> may_attend) {
+    T* at = scores + j * tile.step + v;
+    store(at, may_attend != 0 ? load(at) : splat(-kInfinity<T>));
+  };
+  if (same_for_all_rows(rows)) {
+    for (int64_t j = 0; j < keys; ++j)
+      if (!rows.data[(key + j) * rows.col])
+        for (int v = 0; v < tile.lanes; v += kLanes<T>) apply(j, v, IntVec<T>{});
+    return;
+  }
+  load_bytes(rows, tile, key, keys, scratch);
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(scratch.tile);
+  for (int64_t j = 0; j < keys; ++j)
+    for (int v = 0; v < tile.lanes; v += kLanes<T>)
+      apply(j, v, widen_bytes<T>(bytes + j * kByteLanes<T> + v));
+}
+
+// scores [keys x lanes, step apart] += a floating mask.
 template <class T, class M>
 void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
               const MaskScratch<T>& scratch, T* scores) {
-  constexpr int W = kLanes<T>;
   const Rows<const M> rows = rows_of<M>(p, p.mask, tile.batch, tile.kv_head);
-  const int64_t col = rows.col;
-
-  // The same for every row: one broadcast a key.
-  if (rows.row == 0 && (rows.head == 0 || rows.group == 1)) {
-    const M* mask = rows.data + key * col;
-    for (int64_t j = 0; j < keys; ++j) {
-      const T bias = bias_of<T>(mask[j * col]);
-      if (bias == 0) continue;
-      for (int v = 0; v < tile.lanes; v += W)
-        store(scores + j * tile.step + v,
-              add_bias<T>(load(scores + j * tile.step + v), splat(bias)));
-    }
+  const auto add = [&](int64_t j, int v, Vec<T> bias) {
+    T* at = scores + j * tile.step + v;
+    store(at, bias == -kInfinity<T> ? bias : load(at) + bias);
+  };
+  if (same_for_all_rows(rows)) {
+    for (int64_t j = 0; j < keys; ++j)
+      for (int v = 0; v < tile.lanes; v += kLanes<T>)
+        add(j, v, splat(T(rows.data[(key + j) * rows.col])));
     return;
   }
-
   load_tile(rows, tile, key, keys, scratch);
-  for (int64_t j = 0; j < keys; ++j) {
-    T* at = scores + j * tile.step;
-    for (int v = 0; v < tile.lanes; v += W)
-      store(at + v, add_bias<T>(load(at + v), load(scratch.tile + j * tile.lanes + v)));
-  }
+  for (int64_t j = 0; j < keys; ++j)
+    for (int v = 0; v < tile.lanes; v += kLanes<T>)
+      add(j, v, load(scratch.tile + j * tile.lanes + v));
 }
 
 // Hides keys on either side of what each row may see (visible.h). Both ends lie

@@ -12,7 +12,7 @@ void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_
     case MaskType::none:
       break;
     case MaskType::boolean:
-      add_mask<T, uint8_t>(p, tile, key, keys, scratch, scores);
+      apply_boolean_mask<T>(p, tile, key, keys, scratch, scores);
       break;
     case MaskType::f32:
       add_mask<T, float>(p, tile, key, keys, scratch, scores);

@@ -44,4 +44,22 @@ void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t row
   }
 }
 
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
+// 16 x 16 bytes in place: four perfect shuffles of the rows.
+QKV_INLINE void transpose_bytes(Bytes (&rows)[16]) {
+  const Bytes low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  QKV_UNROLL
+  for (int stage = 0; stage < 4; ++stage) {
+    Bytes next[16];
+    QKV_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      next[2 * i] = __builtin_shuffle(rows[i], rows[i + 8], low);
+      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + 8], low + 8);
+    }
+    QKV_UNROLL
+    for (int i = 0; i < 16; ++i) rows[i] = next[i];
+  }
+}
+
 }  // namespace qkv::QKV_ISA

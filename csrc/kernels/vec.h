@@ -54,6 +54,12 @@ QKV_INLINE IntVec<T> iota() {
   return v;
 }
 
+// kLanes<T> bytes as integers.
+template <class T>
+QKV_INLINE IntVec<T> widen_bytes(const uint8_t* p) {
+  return native_widen(p, IntVec<T>{});
+}
+
 // The larger lane by lane: b if either is NaN.
 template <class T>
 QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {

@@ -36,4 +36,12 @@ QKV_INLINE V native_mul_low(V a, V b) {
 #endif
 }
 
+// As many bytes as there are lanes, widened.
+template <class I>
+QKV_INLINE I native_widen(const uint8_t* p, I wide) {
+  QKV_UNROLL
+  for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); ++i) wide[i] = p[i];
+  return wide;
+}
+
 }  // namespace qkv::QKV_ISA
