@@ -1,14 +1,12 @@
-// Splits a forward pass into work items.
+// Splits forward passes into work items.
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <vector>
 
 #include "attention.h"
 #include "isa/implementation.h"
+#include "merge.h"
 #include "parallel.h"
-#include "reference/reference.h"
-#include "repair.h"
-#include "strides.h"
+#include "plan.h"
 #include "workspace.h"
 
 namespace qkv {
@@ -17,171 +15,181 @@ namespace {
 // Keys of one item when the keys are split: a few hundred microseconds of
 // reading from memory.
 constexpr int64_t kSplitKeys = 512;
-// Rows of one item: enough to use a block of keys several times while it is in
-// the second-level cache. Fewer where that leaves threads idle.
-constexpr int64_t kItemRows = 128;
-// Items a thread should have, so that the last one is a small part of the whole.
-constexpr int64_t kItemsPerThread = 6;
 
-struct Plan {
-  int64_t rows;    // G * L, of one batch item and kv head
-  int64_t planes;  // batch items times kv heads
-  int64_t item_rows, row_items;
-  int64_t split_keys, splits;
-  bool by_plane;  // an item is a whole plane, its splits one after the other
-  double flops;
-  int num_threads;
+// One problem and how it is split.
+struct Task {
+  const Problem& p;
+  const ForwardResult& result;
+  const Kernels& kernels;
+  Planes planes;
+  int64_t splits = 1, first_split;  // how many, and the end of the first
+  int64_t item_rows = 0, row_items = 0;
+  bool by_plane = false;  // an item is a whole plane, its splits one after the other
+  // What the splits make of one plane: outputs, then log-sum-exps, [splits, rows].
+  int64_t element, output_bytes = 0, parts_bytes = 0;
+  char* parts = nullptr;  // [planes, parts_bytes], unless by_plane
 
-  int64_t items() const { return by_plane ? planes : planes * row_items * splits; }
-};
+  Task(const Problem& problem, const ForwardResult& to)
+      : p(problem),
+        result(to),
+        kernels(active_implementation().kernels(p.dtype)),
+        planes(p, 1),
+        first_split(p.seqlen_k),
+        element(p.dtype == DType::f32 ? sizeof(float) : sizeof(double)) {
+    // Few queries and many keys: split the keys that any query sees. The order of
+    // summation follows from it, so it depends on the shape of one plane alone.
+    const int64_t begin = key_begin(p, 0), end = key_end(p, p.seqlen_q - 1);
+    if (planes.rows > 2 * kernels.row_block || end - begin <= kSplitKeys) return;
+    splits = ceil_div(end - begin, kSplitKeys);
+    first_split = begin + kSplitKeys;
+    output_bytes = splits * planes.rows * p.head_dim_v * element;
+    parts_bytes = output_bytes + splits * planes.rows * element;
+  }
 
-Plan make_plan(const Problem& p, const Kernels& kernels) {
-  Plan plan;
-  plan.rows = p.group() * p.seqlen_q;
-  plan.planes = p.batch() * p.kv_heads;
-  // Few queries and many keys: split the keys. The order of summation follows
-  // from it, so it depends on the shape of one plane alone.
-  const bool split = plan.rows <= 2 * kernels.row_block && p.seqlen_k > kSplitKeys;
-  plan.split_keys = split ? kSplitKeys : std::max<int64_t>(p.seqlen_k, 1);
-  plan.splits = std::max<int64_t>(1, ceil_div(p.seqlen_k, plan.split_keys));
+  // Rows are independent of each other: they are grouped as suits the threads.
+  void group_rows(const Team& team) {
+    const int64_t pieces = team.pieces(planes.flops);
+    item_rows = rows_of_item(planes.rows, kernels.row_block, ceil_div(pieces, splits));
+    row_items = ceil_div(planes.rows, item_rows);
+    // Partial results wait in memory, so as few as keep the threads busy.
+    by_plane = splits > 1 && pieces == 1;
+  }
 
-  plan.flops = 2.0 * plan.planes * plan.rows * p.seqlen_k * (p.head_dim + p.head_dim_v);
-  plan.num_threads = usable_threads(p.num_threads, plan.flops);
+  Items items() const {
+    const int64_t each = by_plane ? 1 : row_items * splits;
+    return {planes.count * each, planes.flops / double(each)};
+  }
+  Items rows_to_merge() const {
+    return {splits > 1 && !by_plane ? planes.count * planes.rows : 0,
+            double((p.head_dim_v + 1) * splits)};
+  }
 
-  // Rows are independent of each other: how they are grouped into items changes
-  // no result, and may follow the number of threads.
-  const int64_t wanted = ceil_div(kItemsPerThread * plan.num_threads, plan.planes * plan.splits);
-  plan.item_rows = std::min(kItemRows, ceil_div(plan.rows, wanted));
-  plan.item_rows =
-      std::max<int64_t>(1, ceil_div(plan.item_rows, kernels.row_block)) * kernels.row_block;
-  plan.row_items = ceil_div(plan.rows, plan.item_rows);
-  // Partial results wait in memory, so as few as keep the threads busy.
-  plan.by_plane = plan.splits > 1 && plan.planes >= kItemsPerThread * plan.num_threads;
-  plan.num_threads = int(std::clamp<int64_t>(plan.items(), 1, plan.num_threads));
-  return plan;
-}
+  // Rows [row, row + item_rows) of one plane against one split of the keys. The
+  // first split takes the keys that no query sees, too: they cost nothing.
+  void attend(int64_t plane, int64_t split, int64_t row, char* plane_parts, void* workspace) const {
+    ForwardBlock block{plane / p.kv_heads,
+                       plane % p.kv_heads,
+                       row,
+                       std::min(planes.rows, row + item_rows),
+                       split == 0 ? 0 : first_split + (split - 1) * kSplitKeys,
+                       std::min(p.seqlen_k, first_split + split * kSplitKeys),
+                       nullptr,
+                       nullptr};
+    if (splits > 1) {
+      const int64_t at = split * planes.rows + row;
+      block.partial_output = plane_parts + at * p.head_dim_v * element;
+      block.partial_lse = plane_parts + output_bytes + at * element;
+    }
+    kernels.forward(p, result, block, workspace);
+  }
 
-// Partial results of all splits: normalized rows and their log-sum-exp. A slot
-// is a plane or, if an item is a whole plane, a thread.
-template <class T>
-struct Partials {
-  T* output;  // [slots, splits, rows, Dv]
-  T* lse;     // [slots, splits, rows]
-
-  Partials(Arena& arena, const Problem& p, const Plan& plan) {
-    const int64_t slots = plan.splits == 1 ? 0 : plan.by_plane ? plan.num_threads : plan.planes;
-    output = arena.take<T>(slots * plan.splits * plan.rows * p.head_dim_v);
-    lse = arena.take<T>(slots * plan.splits * plan.rows);
+  void merge(int64_t plane, int64_t row, const char* plane_parts) const {
+    merge_row(p, result, plane / p.kv_heads, plane % p.kv_heads, row,
+              {plane_parts, plane_parts + output_bytes, splits, planes.rows});
   }
 };
 
-// One row's parts, weighted by their shares of the softmax's denominator. Parts
-// that saw no key (-inf) are left out; a part with a NaN makes the row NaN.
-template <class T>
-void merge_row(const Problem& p, const ForwardResult& result, const Plan& plan,
-               const Partials<T>& partials, int64_t plane_index, int64_t slot, int64_t row) {
-  const int64_t batch = plane_index / p.kv_heads, kv_head = plane_index % p.kv_heads;
-  const int64_t head = kv_head * p.group() + row % p.group(), query = row / p.group();
-  const int64_t first = slot * plan.splits * plan.rows + row, Dv = p.head_dim_v;
-  T* output = plane<T>(p, result.output, batch, head) + query * result.output.strides.row;
-  const int64_t col = result.output.strides.col;
-  constexpr T kInf = std::numeric_limits<T>::infinity();
+class ForwardPass {
+ public:
+  ForwardPass(size_t jobs, int num_threads) : threads_(num_threads) { tasks_.reserve(jobs); }
 
-  T max = -kInf;
-  for (int64_t s = 0; s < plan.splits; ++s)
-    max = std::max(max, partials.lse[first + s * plan.rows]);
-  for (int64_t d = 0; d < Dv; ++d) output[d * col] = 0;
-  T sum = 0;
-  for (int64_t s = 0; s < plan.splits; ++s) {
-    const int64_t at = first + s * plan.rows;
-    if (partials.lse[at] == -kInf) continue;
-    const T share = std::exp(partials.lse[at] - max);
-    sum += share;
-    for (int64_t d = 0; d < Dv; ++d) output[d * col] += share * partials.output[at * Dv + d];
+  void add(const Problem& p, const ForwardResult& result) {
+    if (p.batch() == 0 || p.heads == 0 || p.seqlen_q == 0) return;
+    tasks_.emplace_back(p, result);
   }
-  if (result.lse.data)
-    plane<T>(p, result.lse, batch, head)[query * result.lse.strides.row] =
-        T(double(max) + std::log(double(sum)));
-  if (sum == 0) return;  // nothing to attend to
-  T zero = 0;
-  for (int64_t d = 0; d < Dv; ++d) {
-    output[d * col] /= sum;
-    zero += output[d * col] * 0;
+
+  void run() {
+    plan();
+    const Buffer buffer(lay_out(nullptr));
+    lay_out(buffer.data());
+    parallel_phases(threads_, int64_t(tasks_.size()), 1,
+                    {{[this](int64_t job) { return tasks_[job].items(); },
+                      [this](const Item& item) {
+                        const Task& task = tasks_[item.job];
+                        task.by_plane ? run_plane(task, item) : run_block(task, item);
+                      }},
+                     {[this](int64_t job) { return tasks_[job].rows_to_merge(); },
+                      [this](const Item& item) {
+                        const Task& task = tasks_[item.job];
+                        const int64_t plane = item.index / task.planes.rows;
+                        task.merge(plane, item.index % task.planes.rows,
+                                   task.parts + plane * task.parts_bytes);
+                      }}});
   }
-  if (may_leak(p) && !(zero == 0)) repair_output(p, result, batch, kv_head, row, double(sum));
-}
 
-// The memory of one call.
-template <class T>
-struct Memory {
-  char* workspaces;  // [threads, each]
-  Partials<T> partials;
+ private:
+  void plan() {
+    Team team{1, 0};
+    for (const Task& task : tasks_) team.flops += double(task.planes.count) * task.planes.flops;
+    team.threads = usable_threads(threads_, team.flops);
+    int64_t items = 0;
+    for (Task& task : tasks_) {
+      task.group_rows(team);
+      items += task.items().count;
+    }
+    threads_ = int(std::clamp<int64_t>(items, 1, team.threads));
+  }
 
-  Memory(Arena& arena, const Problem& p, const Plan& plan, size_t each)
-      : workspaces(arena.take<char>(int64_t(each) * plan.num_threads)), partials(arena, p, plan) {}
-};
+  // Divides the memory of the call; returns its size.
+  size_t lay_out(void* memory) {
+    Arena arena(memory);
+    size_t workspace = 0;
+    int64_t parts = 0;
+    for (Task& task : tasks_) {
+      workspace = std::max(workspace, task.kernels.forward_workspace(
+                                          task.p, std::min(task.item_rows, task.planes.rows)));
+      if (task.by_plane)
+        parts = std::max(parts, task.parts_bytes);
+      else
+        task.parts = arena.take<char>(task.planes.count * task.parts_bytes);
+    }
+    Arena each(nullptr);
+    each.take<char>(int64_t(workspace));
+    parts_of_thread_ = each.used();
+    each.take<char>(parts);
+    thread_bytes_ = each.used();
+    threads_memory_ = arena.take<char>(int64_t(thread_bytes_) * threads_);
+    return arena.used();
+  }
 
-template <class T>
-void forward(const Problem& p, const ForwardResult& result, const Kernels& kernels) {
-  const Plan plan = make_plan(p, kernels);
-  const bool split = plan.splits > 1;
-  const size_t each = kernels.forward_workspace(p, std::min(plan.item_rows, plan.rows));
-  Arena counting(nullptr);
-  Memory<T>(counting, p, plan, each);
-  const Buffer buffer(counting.used());
-  Arena arena(buffer.data());
-  const Memory<T> memory(arena, p, plan, each);
+  char* workspace(int thread) const { return threads_memory_ + size_t(thread) * thread_bytes_; }
 
-  const auto attend = [&](int64_t plane_index, int64_t at, int64_t row, int64_t slot, int thread) {
-    const int64_t first = (slot * plan.splits + at) * plan.rows + row;
-    const ForwardBlock block{plane_index / p.kv_heads,
-                             plane_index % p.kv_heads,
-                             row,
-                             std::min(plan.rows, row + plan.item_rows),
-                             at * plan.split_keys,
-                             std::min(p.seqlen_k, (at + 1) * plan.split_keys),
-                             split ? memory.partials.output + first * p.head_dim_v : nullptr,
-                             split ? memory.partials.lse + first : nullptr};
-    kernels.forward(p, result, block, memory.workspaces + thread * each);
-  };
-  const auto run_item = [&](int64_t item, int thread) {
-    const int64_t at = item / plan.row_items % plan.splits;
-    const int64_t plane_index = item / (plan.row_items * plan.splits);
+  void run_block(const Task& task, const Item& item) const {
+    const int64_t split = item.index / task.row_items % task.splits;
+    const int64_t plane = item.index / (task.row_items * task.splits);
     // Causal: the last rows see the most keys, so they go first.
-    const int64_t row = (plan.row_items - 1 - item % plan.row_items) * plan.item_rows;
-    attend(plane_index, at, row, plane_index, thread);
-  };
-  const auto merge = [&](int64_t item, int) {
-    const int64_t plane_index = item / plan.rows;
-    merge_row(p, result, plan, memory.partials, plane_index, plane_index, item % plan.rows);
-  };
-  const auto run_plane = [&](int64_t plane_index, int thread) {
-    for (int64_t at = 0; at < plan.splits; ++at)
-      for (int64_t row = 0; row < plan.rows; row += plan.item_rows)
-        attend(plane_index, at, row, thread, thread);
-    for (int64_t row = 0; row < plan.rows; ++row)
-      merge_row(p, result, plan, memory.partials, plane_index, thread, row);
-  };
-  if (plan.by_plane) {
-    parallel_phases(plan.num_threads, {{plan.planes, plan.flops / plan.planes, run_plane}});
-  } else {
-    parallel_phases(plan.num_threads, {{plan.items(), plan.flops / plan.items(), run_item},
-                                       {split ? plan.planes * plan.rows : 0,
-                                        double(p.head_dim_v * plan.splits), merge}});
+    const int64_t row = (task.row_items - 1 - item.index % task.row_items) * task.item_rows;
+    task.attend(plane, split, row, task.parts + plane * task.parts_bytes, workspace(item.thread));
   }
-}
+
+  void run_plane(const Task& task, const Item& item) const {
+    char* const memory = workspace(item.thread);
+    char* const parts = memory + parts_of_thread_;
+    for (int64_t split = 0; split < task.splits; ++split)
+      for (int64_t row = 0; row < task.planes.rows; row += task.item_rows)
+        task.attend(item.index, split, row, parts, memory);
+    for (int64_t row = 0; row < task.planes.rows; ++row) task.merge(item.index, row, parts);
+  }
+
+  int threads_;
+  std::vector<Task> tasks_;
+  size_t parts_of_thread_ = 0, thread_bytes_ = 0;
+  char* threads_memory_ = nullptr;
+};
 
 }  // namespace
 
 void attention_forward(const Problem& problem, const ForwardResult& result) {
-  if (problem.batch() == 0 || problem.heads == 0 || problem.seqlen_q == 0) return;
-  if (reference::needs_reference(problem)) return reference::attention_forward(problem, result);
-  const Kernels& kernels = active_implementation().kernels(problem.dtype);
-  if (problem.dtype == DType::f32) {
-    forward<float>(problem, result, kernels);
-  } else {
-    forward<double>(problem, result, kernels);
-  }
+  ForwardPass pass(1, problem.num_threads);
+  pass.add(problem, result);
+  pass.run();
+}
+
+void attention_forward(const std::vector<ForwardJob>& jobs) {
+  if (jobs.empty()) return;
+  ForwardPass pass(jobs.size(), jobs.front().problem.num_threads);
+  for (const ForwardJob& job : jobs) pass.add(job.problem, job.result);
+  pass.run();
 }
 
 }  // namespace qkv

@@ -4,19 +4,50 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <vector>
 
 namespace qkv {
 namespace {
 
 // Some 20 microseconds of one thread; waking a team costs 5 to 20.
 constexpr double kSerialFlops = 1e6;
-// Some 5 microseconds: an item that takes as long as a few cache misses.
-constexpr double kCheapFlops = 2e5;
 
 std::atomic<bool> forked{false};
 
 // Before any fork that could follow a use of the library.
 const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+struct Deal {
+  const Phase* phase;
+  WorkList list;
+};
+
+std::vector<Deal> deal(int num_threads, int64_t jobs, std::initializer_list<Phase> phases) {
+  std::vector<Deal> deals;
+  std::vector<Items> items(jobs);
+  for (const Phase& phase : phases) {
+    for (int64_t job = 0; job < jobs; ++job) items[job] = phase.items(job);
+    WorkList list(items, num_threads);
+    if (list.runs() > 0) deals.push_back({&phase, std::move(list)});
+  }
+  return deals;
+}
+
+// One thread's part of a phase. Every thread of the team comes here.
+void take_part(const Deal& deal, int64_t round) {
+  const int thread = omp_get_thread_num();
+  const auto run = [&](int64_t at) {
+    deal.list.for_each_item(
+        at, [&](int64_t job, int64_t index) { deal.phase->run({job, index, round, thread}); });
+  };
+  if (deal.list.one_run_a_thread()) {
+    // The team may be smaller than asked for.
+    for (int64_t at = thread; at < deal.list.runs(); at += omp_get_num_threads()) run(at);
+  } else {
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t at = 0; at < deal.list.runs(); ++at) run(at);
+  }
+}
 
 }  // namespace
 
@@ -26,29 +57,26 @@ int usable_threads(int wanted, double flops) {
   return wanted;
 }
 
-void parallel_phases(int num_threads, std::initializer_list<Phase> phases) {
+void parallel_phases(int num_threads, int64_t jobs, int64_t rounds,
+                     std::initializer_list<Phase> phases) {
   if (num_threads <= 1) {
-    for (const Phase& phase : phases)
-      for (int64_t item = 0; item < phase.count; ++item) phase.run(item, 0);
+    for (int64_t round = 0; round < rounds; ++round)
+      for (const Phase& phase : phases)
+        for (int64_t job = 0; job < jobs; ++job)
+          for (int64_t at = 0, end = phase.items(job).count; at < end; ++at)
+            phase.run({job, at, round, 0});
     return;
   }
+  const std::vector<Deal> deals = deal(num_threads, jobs, phases);
 #pragma omp parallel num_threads(num_threads)
-  for (const Phase& phase : phases) {
-    if (phase.count == 0) continue;
-    const int thread = omp_get_thread_num();
-    // Waiting is dear when the machine is busy: only between phases, and at the
-    // end of the region.
-    if (&phase != phases.begin()) {
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (size_t d = 0; d < deals.size(); ++d) {
+      // Waiting is dear when the machine is busy: only between phases, and at the
+      // end of the region.
+      if (round + int64_t(d) > 0) {
 #pragma omp barrier
-    }
-    if (phase.flops < kCheapFlops) {
-      const int threads = omp_get_num_threads();  // may be fewer than asked for
-      const int64_t end = phase.count * (thread + 1) / threads;
-      for (int64_t item = phase.count * thread / threads; item < end; ++item)
-        phase.run(item, thread);
-    } else {
-#pragma omp for schedule(dynamic, 1) nowait
-      for (int64_t item = 0; item < phase.count; ++item) phase.run(item, thread);
+      }
+      take_part(deals[d], round);
     }
   }
 }

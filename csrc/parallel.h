@@ -1,20 +1,26 @@
-// The one place that opens an OpenMP region, and what it takes to split work.
+// The one place that opens an OpenMP region.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
 
+#include "worklist.h"
+
 namespace qkv {
 
-// `count` independent work items; run(item, thread) with thread < num_threads.
+// One work item, as its phase runs it.
+struct Item {
+  int64_t job;
+  int64_t index;  // < Items::count of the job
+  int64_t round;
+  int thread;  // < num_threads
+};
+
+// Work items that may run at the same time.
 struct Phase {
-  int64_t count;
-  // Of one item, about. Cheap items are dealt out in one run a thread, the same
-  // each time: handed out one by one they cost more to fetch than to do, and
-  // neighbours in memory end up on different cores. Others go to whoever is free.
-  double flops;
-  std::function<void(int64_t item, int thread)> run;
+  std::function<Items(int64_t job)> items;  // the same in every round
+  std::function<void(const Item&)> run;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -25,9 +31,10 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // pool does not survive fork, and waiting for it would hang), else `wanted`.
 int usable_threads(int wanted, double flops);
 
-// Runs the phases one after the other, the items of each in any order on
-// `num_threads` threads, in one parallel region (none for one thread).
-// Items must not throw.
-void parallel_phases(int num_threads, std::initializer_list<Phase> phases);
+// Runs the phases one after the other, all of them `rounds` times, the items of
+// each in any order on `num_threads` threads, in one parallel region (none for
+// one thread). Items must not throw.
+void parallel_phases(int num_threads, int64_t jobs, int64_t rounds,
+                     std::initializer_list<Phase> phases);
 
 }  // namespace qkv

@@ -15,12 +15,6 @@ void attention_backward(const Problem& problem, const BackwardArgs& args);
 void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot);
 void attention_hard(const Problem& problem, const HardResult& result);
 
-// Temporary: what the kernels cannot do yet.
-inline bool needs_reference(const Problem& p) {
-  return p.window_left >= 0 || p.window_right >= 0 || p.softcap > 0 || p.alibi_slopes.data ||
-         p.sinks.data || p.dropout_p > 0;
-}
-
 // Whether query i of head h may see key j: neither is_causal, nor the window, nor
 // the mask hides it.
 bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);

@@ -1,0 +1,16 @@
+#include "attention.h"
+#include "isa/implementation.h"
+#include "row_blocks.h"
+
+namespace qkv {
+
+void attention_hard(const Problem& p, const HardResult& result) {
+  const Kernels& kernels = active_implementation().kernels(p.dtype);
+  for_each_row_block(p, kernels,
+                     {[&](int64_t rows) { return kernels.forward_workspace(p, rows); },
+                      [&](const ForwardBlock& block, void* workspace) {
+                        kernels.hard(p, result, block, workspace);
+                      }});
+}
+
+}  // namespace qkv

@@ -1,0 +1,51 @@
+// Which planes of a backward pass add to the same elements of grad_mask or
+// weights: those that differ only in dimensions where one of these broadcasts.
+#pragma once
+
+#include "attention.h"
+
+namespace qkv {
+
+// Planes of one class share; the planes of one position do not, whatever their
+// classes. The planes of a class are in their order.
+class Sharing {
+ public:
+  Sharing(const Problem& p, const BackwardArgs& args) : p_(p) {
+    for (int d = 0; d < p.batch_rank; ++d) {
+      shared_[d] = broadcasts(args, [d](const Strides& s) { return s.batch[d] == 0; });
+      (shared_[d] ? positions_ : classes_) *= p.batch_sizes[d];
+    }
+    shared_heads_ = broadcasts(args, [](const Strides& s) { return s.head == 0; });
+    (shared_heads_ ? positions_ : classes_) *= p.kv_heads;
+  }
+
+  int64_t classes() const { return classes_; }
+  int64_t positions() const { return positions_; }
+
+  // The flat index, batch * kv_heads + kv_head, of a plane.
+  int64_t plane(int64_t its_class, int64_t position) const {
+    int64_t plane = 0, step = 1;
+    const auto digit = [&](int64_t size, bool shared) {
+      int64_t& from = shared ? position : its_class;
+      plane += from % size * step;
+      from /= size;
+      step *= size;
+    };
+    digit(p_.kv_heads, shared_heads_);
+    for (int d = p_.batch_rank - 1; d >= 0; --d) digit(p_.batch_sizes[d], shared_[d]);
+    return plane;
+  }
+
+ private:
+  template <class F>
+  static bool broadcasts(const BackwardArgs& args, F dimension_broadcasts) {
+    return (args.grad_mask.data && dimension_broadcasts(args.grad_mask.strides)) ||
+           (args.weights.data && dimension_broadcasts(args.weights.strides));
+  }
+
+  const Problem& p_;
+  bool shared_[kMaxBatchRank], shared_heads_ = false;
+  int64_t classes_ = 1, positions_ = 1;
+};
+
+}  // namespace qkv

@@ -1,0 +1,16 @@
+#include "attention.h"
+#include "isa/implementation.h"
+#include "row_blocks.h"
+
+namespace qkv {
+
+void attention_weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot) {
+  const Kernels& kernels = active_implementation().kernels(p.dtype);
+  for_each_row_block(p, kernels,
+                     {[&](int64_t) { return kernels.backward_workspace(p, 0); },
+                      [&](const ForwardBlock& block, void* workspace) {
+                        kernels.weights_dot(p, args, dot, block, workspace);
+                      }});
+}
+
+}  // namespace qkv
