@@ -12,28 +12,34 @@ namespace qkv {
 // The sizes of a valid call. T: int64_t, or SymInt in the Meta kernels.
 //
 // A tensor's dimensions are [batch..., head, row, column]; those that it lacks
-// on the left have size 1. Heads and batch dimensions are broadcast.
+// on the left have size 1. Heads and batch dimensions are broadcast. Packed:
+// [row, head, column], but logsumexp is [head, row].
 template <class T>
 struct Sizes {
-  c10::SmallVector<T, 4> batch;
+  using Shape = c10::SmallVector<T, 6>;
+
+  bool packed = false;
+  Shape batch;
   bool has_heads = false;  // false: query, key and value are all [row, column]
   T heads = 1;             // H
   T key_heads = 1;         // divide H
   T value_heads = 1;
-  T seqlen_q = 0;    // L
-  T seqlen_k = 0;    // S
+  T seqlen_q = 0;    // L, packed T
+  T seqlen_k = 0;    // S, packed Tk
   T head_dim = 0;    // D
   T head_dim_v = 0;  // Dv
+  T documents = 0;   // packed: N
 
-  c10::SmallVector<T, 6> output() const { return shape(seqlen_q, head_dim_v); }  // [..., H, L, Dv]
-  c10::SmallVector<T, 6> scores() const { return shape(seqlen_q, seqlen_k); }    // [..., H, L, S]
-  c10::SmallVector<T, 6> lse() const;                                            // [..., H, L]
-
- private:
-  c10::SmallVector<T, 6> shape(const T& rows, const T& columns) const;
+  Shape output() const { return tensor(heads, seqlen_q, head_dim_v); }  // [..., H, L, Dv]
+  Shape lse() const;                                                    // [..., H, L]
+  Shape scores() const;                                                 // [..., H, L, S]
+  Shape per_head() const;  // [..., H] or, packed, [N, H]: of alibi_slopes and sinks, broadcast
+  // Of a tensor like query, key or value.
+  Shape tensor(const T& heads, const T& rows, const T& columns) const;
 };
 
-// Both throw c10::Error for a call that cannot be computed.
+// Throw c10::Error for a call that cannot be computed. The values of cu_seq_q, cu_seq_k and
+// seqused_k are not looked at: see documents.h.
 template <class T>
 Sizes<T> check(const Forward& call);
 template <class T>
@@ -46,6 +52,9 @@ void check_tensors(const Backward& call);
 // That the device, dtypes and options are valid, and implemented. The Autograd kernel
 // checks this first, because FakeTensor swallows the text of a NotImplementedError.
 void check_supported(const Forward& call);
+
+// "float32"
+std::string_view name(at::ScalarType dtype);
 
 template <class T>
 c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {

@@ -1,34 +1,81 @@
-// Dispatch key CompositeImplicitAutograd: qkv::attention, which is
-// attention_with_lse on the CPU and torch's own attention elsewhere.
+// Dispatch key CompositeImplicitAutograd: the users' operators. On another device than the CPU,
+// qkv::attention is torch's own.
+#include "composite.h"
+
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/library.h>
 
 #include "check.h"
 
 namespace qkv {
+namespace composite {
 namespace {
 
 at::Tensor torch_attention(const Forward& call) {
-  const AttentionOptions& o = call.options;
-  TORCH_CHECK_NOT_IMPLEMENTED(!(o.attn_mask() && o.is_causal()), "attention: query is on ",
-                              call.query.device(),
-                              ", where torch's attention computes the result, "
-                              "and that cannot combine attn_mask with is_causal; pass one mask");
-  return at::scaled_dot_product_attention(call.query, call.key, call.value, o.attn_mask(),
-                                          o.dropout_p(), o.is_causal(), o.scale(), o.enable_gqa());
+  const Options& o = call.options;
+  const auto refuse = [&](bool wanted, const char* what) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call.query().device(),
+                                ", where torch's attention computes the result, and that cannot ",
+                                what);
+  };
+  const at::Tensor& mask = call.attn_mask();
+  refuse(mask.defined() && o.is_causal, "combine attn_mask with is_causal; pass one mask");
+  refuse(!(o.window_size[0] == -1 && o.window_size[1] == -1), "do window_size; pass an attn_mask");
+  refuse(o.softcap != 0, "do softcap");
+  refuse(call[kAlibiSlopes].defined(), "do alibi_slopes; pass an attn_mask");
+  refuse(call[kSinks].defined(), "do sinks");
+  return at::scaled_dot_product_attention(call.query(), call.key(), call.value(), optional(mask),
+                                          o.dropout_p, o.is_causal, o.scale, o.enable_gqa);
 }
 
-at::Tensor forward_composite(const Forward& call) {
+// What run(call with its seed) returns.
+template <class Run>
+auto with_seed(Forward call, const Run& run) {
+  if (!(call.options.dropout_p > 0)) return run(call);
+  const at::Tensor seed = ops::dropout_seed(call.query());
+  call.tensors[kDropoutSeed] = &seed;
+  return run(call);
+}
+
+OutputAndLse attend(const Forward& call) {
+  return with_seed(call, [](const Forward& seeded) { return ops::attention_forward(seeded); });
+}
+
+}  // namespace
+
+at::Tensor attention(const Forward& call) {
   check_tensors(call);
-  const at::Device device = call.query.device();
+  const at::Device device = call.query().device();
   if (!device.is_cpu() && !device.is_meta()) return torch_attention(call);
-  return std::get<0>(ops::attention_with_lse(call));
+  return std::get<0>(attend(call));
+}
+
+OutputAndLse attention_with_lse(const Forward& call) {
+  check_tensors(call);
+  return attend(call);
+}
+
+}  // namespace composite
+
+namespace {
+
+Forward attention_args(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const OptionalTensor& attn_mask, double dropout_p, bool is_causal,
+                       std::optional<double> scale, bool enable_gqa,
+                       at::OptionalSymIntArrayRef window_size, double softcap,
+                       const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
+  return {"attention",
+          {&query, &key, &value, &tensor_of(attn_mask), &tensor_of(alibi_slopes), &tensor_of(sinks),
+           &kNone, &kNone, &kNone, &kNone},
+          {dropout_p, is_causal, scale, enable_gqa, ops::window_of(window_size), softcap}};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) {
-  m.impl("attention", ops::forward<&forward_composite>);
+  using ops::Adapter;
+  m.impl("attention", Adapter<&attention_args, &composite::attention>::call);
+  m.impl("attention_with_lse", Adapter<&attention_args, &composite::attention_with_lse>::call);
 }
 
 }  // namespace qkv

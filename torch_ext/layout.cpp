@@ -68,9 +68,9 @@ Dims<T> contiguous_strides(c10::ArrayRef<T> sizes) {
 
 template <class T>
 OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes) {
-  const at::ScalarType dtype = call.query.scalar_type();
+  const at::ScalarType dtype = call.query().scalar_type();
   const Dims<T> output = sizes.output(), lse = sizes.lse();
-  return {empty(output, dense_strides<T>(output, call.query, 1), dtype),
+  return {empty(output, dense_strides<T>(output, call.query(), 1), dtype),
           empty(lse, contiguous_strides<T>(lse), dtype)};
 }
 

@@ -7,21 +7,26 @@
 namespace qkv {
 namespace {
 
-OutputAndLse forward_other(const Forward& call) {
+// The first check that fails says why; if none does, it is a kind of tensor that has no kernel.
+[[noreturn]] void refuse(const Forward& call) {
   check_tensors(call);
   check_supported(call);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "attention_with_lse: query is not a plain dense CPU tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, call.op, ": query is not a plain dense CPU tensor");
 }
 
-Gradients backward_other(const Backward& call) {
-  check_tensors(call);
-  check_supported(call.forward);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "attention_backward: query is not a plain dense CPU tensor");
+at::Tensor dropout_seed_other(const at::Tensor& query) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "dropout_seed: query is on ", query.device(),
+                              ", but a plain dense CPU tensor is expected");
 }
+
+OutputAndLse forward_other(const Forward& call) { refuse(call); }
+Gradients backward_other(const Backward& call) { refuse(call.forward); }
 
 void refuse_all(torch::Library& m) {
-  m.impl("attention_with_lse", ops::forward<&forward_other>);
-  m.impl("attention_backward", ops::backward<&backward_other>);
+  using ops::Adapter;
+  m.impl("dropout_seed", &dropout_seed_other);
+  m.impl("attention_forward", Adapter<&ops::forward_args, &forward_other>::call);
+  m.impl("attention_backward", Adapter<&ops::backward_args, &backward_other>::call);
 }
 
 }  // namespace

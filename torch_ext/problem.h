@@ -6,22 +6,43 @@
 
 namespace qkv {
 
-// A tensor and where its strides go. With lse's shape, it has no columns.
-struct Operand {
-  const at::Tensor* tensor;
-  Strides* strides;
-  bool has_columns = true;
+// Which dimensions a tensor has after those of the batch.
+enum class Dims {
+  head_row_column,  // packed: [row, head, column]
+  head_row,
+  head,  // packed: [document, head]; the document's stride is called row
 };
 
-// Everything but the strides.
-Problem problem_of(const Forward& call, const Sizes<int64_t>& sizes);
+// A Problem, and the tensors that it and its results point into. `call` and `sizes` must outlive
+// this. Everything is bound before set_strides().
+class KernelCall {
+ public:
+  // Binds the arguments of `call`.
+  KernelCall(const Forward& call, const Sizes<int64_t>& sizes);
 
-// Sets problem.batch_* and the strides of all operands. Adjacent batch
-// dimensions that all operands step through evenly become one; throws c10::Error if
-// more than kMaxBatchRank are left.
-void set_strides(Problem& problem, const Sizes<int64_t>& sizes, c10::ArrayRef<Operand> operands);
+  Problem problem;
 
-// Common to both directions: query, key, value and the mask.
-c10::SmallVector<Operand, 12> operands_of(const Forward& call, Problem& problem);
+  void bind(Input& input, const at::Tensor& tensor, Dims dims);
+  void bind(Output& output, const at::Tensor& tensor, Dims dims);
+
+  // Sets problem.batch_* and all strides. Adjacent batch dimensions that all tensors step through
+  // evenly become one; throws c10::Error if more than kMaxBatchRank are left.
+  void set_strides();
+
+ private:
+  struct Operand {
+    const at::Tensor* tensor;
+    Strides* strides;
+    int64_t batch;  // how many dimensions come after those of the batch
+  };
+  void add(const at::Tensor& tensor, Strides& strides, Dims dims);
+  void bind_mask();
+  void bind_per_head(Argument argument, at::Tensor& copy, Input& input);
+
+  const Forward& call_;
+  const Sizes<int64_t>& sizes_;
+  at::Tensor alibi_slopes_, sinks_;  // as the kernels take them: double
+  c10::SmallVector<Operand, 20> operands_;
+};
 
 }  // namespace qkv

@@ -1,28 +1,47 @@
-// Every operator, on one page. Their kernels: cpu.cpp, meta.cpp, autograd.cpp,
-// composite.cpp, other.cpp, isa.cpp; for torch.func.vmap: qkv/vmap.py.
+// Every operator, on one page. Their kernels: composite.cpp, autograd*.cpp, cpu_*.cpp, meta.cpp,
+// other.cpp, isa.cpp; for torch.func.vmap: qkv/vmap.py.
 #include <torch/library.h>
 
 #include <string>
 #include <vector>
 
 TORCH_LIBRARY(qkv, m) {
+  using std::string;
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  const auto def = [&](const string& schema) { m.def(schema.c_str(), tags); };
 
-  // scaled_dot_product_attention's, in its order and with its defaults.
-  const std::string arguments =
+  // For users: scaled_dot_product_attention's arguments, in its order and with its defaults,
+  // then ours.
+  const string options =
+      "float? scale=None, bool enable_gqa=False, SymInt[2]? window_size=None, float softcap=0.0, "
+      "Tensor? alibi_slopes=None, Tensor? sinks=None";
+  const string arguments =
       "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
-      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False)";
-  m.def(("attention" + arguments + " -> Tensor").c_str(), tags);
-  m.def(("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)").c_str(), tags);
+      "bool is_causal=False, *, " +
+      options + ")";
+  def("attention" + arguments + " -> Tensor");
+  def("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)");
 
-  // A gradient that output_mask does not ask for, or None for both incoming
-  // gradients, gives None.
-  m.def(
-      "attention_backward(Tensor? grad_output, Tensor? grad_logsumexp, Tensor query, Tensor key, "
-      "Tensor value, Tensor? attn_mask, Tensor output, Tensor logsumexp, float dropout_p, "
-      "bool is_causal, *, float? scale, bool enable_gqa, bool[3] output_mask) "
-      "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)",
-      tags);
+  // What they are made of. cu_seq_q [N + 1]: query [T, H, D], key and value [Tk, Hkv, D] are N
+  // documents one after the other, logsumexp is [H, T]. Which weights dropout keeps follows from
+  // dropout_seed, so that it is drawn when a compiled program runs, and is the same again in the
+  // backward pass.
+  const string tensors =
+      "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? alibi_slopes, "
+      "Tensor? sinks, Tensor? dropout_seed, Tensor? cu_seq_q, Tensor? cu_seq_k, "
+      "Tensor? seqused_k";
+  const string scores =
+      "float dropout_p, bool is_causal, float? scale, bool enable_gqa, SymInt[2]? window_size, "
+      "float softcap";
+  // A gradient that output_mask does not ask for is None.
+  const string gradients =
+      "bool[6] output_mask) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, "
+      "Tensor grad_attn_mask, Tensor grad_alibi_slopes, Tensor grad_sinks)";
+  m.def("dropout_seed(Tensor query) -> Tensor",
+        {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+  def("attention_forward(" + tensors + ", *, " + scores + ") -> (Tensor output, Tensor logsumexp)");
+  def("attention_backward(Tensor? grad_output, Tensor? grad_logsumexp, " + tensors +
+      ", Tensor output, Tensor logsumexp, *, " + scores + ", " + gradients);
 
   // Behind qkv.active_isa(), qkv.supported_isas() and qkv.set_isa().
   m.def("_active_isa() -> str");

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/api/include/torch/arg.h>
 
+#include <array>
 #include <optional>
 #include <tuple>
 
@@ -16,37 +17,53 @@
 
 namespace qkv {
 
-// What scaled_dot_product_attention takes beside query, key and value, with its defaults.
+// What scaled_dot_product_attention takes beside query, key and value, with its defaults, and more.
+// All of them combine. The score of query i and key j is made in this order: scale, softcap, ALiBi,
+// the floating mask; then is_causal, window_size, -inf or a boolean mask hide keys.
+//
+// With L queries and S keys:
 struct AttentionOptions {
   // Broadcastable to [..., H, L, S]. bool: true = may attend. float32, or the
-  // query's dtype: added to the scores. May not require grad yet.
+  // query's dtype: added to the scores; differentiable.
   TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
-  // Only 0 is implemented yet.
+  // The probability of dropping a weight, 0 to 1; the others are divided by 1 - dropout_p. The
+  // random numbers come from torch's default CPU generator: torch::manual_seed.
   TORCH_ARG(double, dropout_p) = 0.0;
-  // Query i sees keys j <= i, as well as what attn_mask says.
+  // Query i sees keys j <= i: top-left aligned.
   TORCH_ARG(bool, is_causal) = false;
   // Multiplies the scores; finite. 1 / sqrt(D) when not set.
   TORCH_ARG(std::optional<double>, scale) = std::nullopt;
   // Key and value may have fewer heads than query; their head counts divide H.
   TORCH_ARG(bool, enable_gqa) = false;
+  // {left, right}: query i sees keys i + S - L - left <= j <= i + S - L + right, which is
+  // bottom-right aligned; -1 leaves a side open.
+  using Window = std::array<int64_t, 2>;
+  TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
+  // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
+  TORCH_ARG(double, softcap) = 0.0;
+  // Floating, broadcastable to [..., H]: slope * |i + S - L - j| is taken off the score.
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  // Floating, broadcastable to [..., H]: the score of one more key, which every query of the head
+  // sees and whose value is 0.
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
 };
 
-// softmax(scale * query @ key^T + mask) @ value.
+// dropout(softmax(scale * query @ key^T + mask)) @ value.
 //
 //   query [..., H, L, D], key [..., H, S, D], value [..., H, S, Dv] -> [..., H, L, Dv]
 //
 // float32 or float64, all the same, on the CPU. At least two dimensions; the
 // leading ones broadcast. Any strides; nothing is copied. The output is laid
-// out in memory like query. A row with nothing to attend to is 0. Differentiable once with
-// respect to query, key and value. Throws c10::Error (c10::ValueError for scale
-// and dropout_p, c10::NotImplementedError for what is still to come), naming
-// the argument. Tensors on another device go to torch's own attention.
+// out in memory like query. A row with nothing to attend to is 0. Differentiable once with respect
+// to query, key, value and the floating tensors among the options. Throws c10::Error
+// (c10::ValueError for numbers out of range, c10::NotImplementedError for what is still to come),
+// naming the argument. Tensors on another device go to torch's own attention.
 QKV_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const AttentionOptions& options = {});
 
 // attention and, as the second result, the natural logarithm of each row's
-// softmax denominator: [..., H, L], contiguous, in query's dtype, -inf for a row
-// with nothing to attend to. Both are differentiable. CPU only.
+// softmax denominator: [..., H, L], contiguous, in query's dtype; for a row
+// with nothing to attend to the sink, or -inf. Both are differentiable. CPU only.
 QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& query,
                                                               const at::Tensor& key,
                                                               const at::Tensor& value,

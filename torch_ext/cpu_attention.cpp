@@ -1,0 +1,96 @@
+// Dispatch key CPU: the kernel library's forward and backward.
+#include <torch/library.h>
+
+#include <limits>
+
+#include "aligned.h"
+#include "documents.h"
+#include "gradients.h"
+#include "layout.h"
+
+namespace qkv {
+namespace {
+
+bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }
+
+void forward_documents(const Forward& call, const Sizes<int64_t>& sizes, const Problem& problem,
+                       const ForwardResult& result, const OutputAndLse& tensors) {
+  const Documents documents = documents_of(call, sizes);
+  std::vector<ForwardJob> jobs;
+  jobs.reserve(documents.all.size());
+  for (size_t i = 0; i < documents.all.size(); ++i)
+    if (documents.all[i].seqlen_q > 0)
+      jobs.push_back(cut(problem, result, documents.all[i], int64_t(i)));
+  const auto& [output, lse] = tensors;
+  output.slice(0, documents.query_end).zero_();
+  lse.slice(1, documents.query_end).fill_(-std::numeric_limits<double>::infinity());
+  if (sizes.heads > 0) attention_forward(jobs);
+}
+
+OutputAndLse forward_cpu(const Forward& call) {
+  const auto sizes = check<int64_t>(call);
+  if (!is_aligned(call)) return forward_cpu(*AlignedForward(call));
+  OutputAndLse results = empty_results(call, sizes);
+  KernelCall kernel(call, sizes);
+  ForwardResult result;
+  kernel.bind(result.output, std::get<0>(results), Dims::head_row_column);
+  kernel.bind(result.lse, std::get<1>(results), Dims::head_row);
+  kernel.set_strides();
+  if (call.is_packed()) {
+    forward_documents(call, sizes, kernel.problem, result, results);
+  } else if (has_queries(kernel.problem)) {
+    attention_forward(kernel.problem, result);
+  }
+  return results;
+}
+
+void backward_documents(const Forward& call, const Sizes<int64_t>& sizes, const Problem& problem,
+                        const BackwardArgs& args, const GradientTensors& gradients) {
+  const Documents documents = documents_of(call, sizes);
+  std::vector<BackwardJob> jobs;
+  jobs.reserve(documents.all.size());
+  for (size_t i = 0; i < documents.all.size(); ++i)
+    if (documents.all[i].seqlen_q > 0)
+      jobs.push_back(cut(problem, args, documents.all[i], int64_t(i)));
+  gradients.zero_gaps(documents.query_end, documents.covers_keys);
+  if (sizes.heads > 0) attention_backward(jobs);
+}
+
+Gradients backward_cpu(const Backward& call) {
+  const Forward& f = call.forward;
+  const auto sizes = check<int64_t>(call);
+  if (!call.grad_output.defined() && !call.grad_lse.defined()) return {};
+  if (!is_aligned(f) || !is_aligned(call.grad_output) || !is_aligned(call.grad_lse) ||
+      !is_aligned(call.output) || !is_aligned(call.lse)) {
+    return backward_cpu({aligned(call.grad_output), aligned(call.grad_lse), *AlignedForward(f),
+                         aligned(call.output), aligned(call.lse), call.output_mask});
+  }
+  const GradientTensors gradients(f, sizes, call.output_mask);
+  KernelCall kernel(f, sizes);
+  BackwardArgs args;
+  kernel.bind(args.output, call.output, Dims::head_row_column);
+  kernel.bind(args.lse, call.lse, Dims::head_row);
+  if (call.grad_output.defined())
+    kernel.bind(args.grad_output, call.grad_output, Dims::head_row_column);
+  if (call.grad_lse.defined()) kernel.bind(args.grad_lse, call.grad_lse, Dims::head_row);
+  gradients.bind(kernel, args);
+  kernel.set_strides();
+  if (call.forward.is_packed()) {
+    backward_documents(f, sizes, kernel.problem, args, gradients);
+  } else if (has_queries(kernel.problem)) {
+    attention_backward(kernel.problem, args);
+  } else {
+    gradients.zero();
+  }
+  return gradients.reduced();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(qkv, CPU, m) {
+  using ops::Adapter;
+  m.impl("attention_forward", Adapter<&ops::forward_args, &forward_cpu>::call);
+  m.impl("attention_backward", Adapter<&ops::backward_args, &backward_cpu>::call);
+}
+
+}  // namespace qkv

@@ -1,0 +1,97 @@
+#include "documents.h"
+
+namespace qkv {
+namespace {
+
+std::vector<int64_t> values_of(const at::Tensor& tensor) {
+  const at::Tensor copy = tensor.to(at::kLong).contiguous();
+  const int64_t* data = copy.const_data_ptr<int64_t>();
+  return {data, data + copy.numel()};
+}
+
+std::vector<int64_t> boundaries_of(const Forward& call, Argument argument, const char* tensor,
+                                   int64_t rows) {
+  const std::vector<int64_t> ends = values_of(call[argument]);
+  const char* name = kArgumentNames[argument];
+  TORCH_CHECK(ends.front() == 0, call.op, ": ", name, " begins with ", ends.front(),
+              ", but 0 is expected");
+  for (size_t i = 1; i < ends.size(); ++i)
+    TORCH_CHECK(ends[i - 1] <= ends[i], call.op, ": ", name, " falls from ", ends[i - 1], " to ",
+                ends[i], " at element ", i, ", but numbers that do not fall are expected");
+  TORCH_CHECK(ends.back() <= rows, call.op, ": ", name, " ends with ", ends.back(), ", but ",
+              tensor, " has only ", rows, " rows");
+  return ends;
+}
+
+// The rows of a view, in elements of `size` bytes, from `rows` on.
+template <class View>
+void skip_rows(View& view, int64_t rows, int64_t size) {
+  using Byte = std::conditional_t<std::is_same_v<View, Input>, const char, char>;
+  if (view.data) view.data = static_cast<Byte*>(view.data) + rows * view.strides.row * size;
+}
+
+int64_t size_of(DType dtype) { return dtype == DType::f32 ? sizeof(float) : sizeof(double); }
+
+Problem cut(const Problem& whole, const Document& document, int64_t index) {
+  const int64_t size = size_of(whole.dtype);
+  Problem p = whole;
+  p.seqlen_q = document.seqlen_q;
+  p.seqlen_k = document.seqlen_k;
+  p.dropout_batch = index;
+  skip_rows(p.query, document.query_begin, size);
+  skip_rows(p.key, document.key_begin, size);
+  skip_rows(p.value, document.key_begin, size);
+  skip_rows(p.alibi_slopes, index, sizeof(double));
+  skip_rows(p.sinks, index, sizeof(double));
+  return p;
+}
+
+}  // namespace
+
+Documents documents_of(const Forward& call, const Sizes<int64_t>& sizes) {
+  const Argument cu_seq_k = call[kCuSeqK].defined() ? kCuSeqK : kCuSeqQ;
+  const auto queries = boundaries_of(call, kCuSeqQ, "query", sizes.seqlen_q);
+  const auto keys = boundaries_of(call, cu_seq_k, "key", sizes.seqlen_k);
+  std::vector<int64_t> used;
+  if (call[kSequsedK].defined()) used = values_of(call[kSequsedK]);
+
+  Documents documents;
+  documents.query_end = queries.back();
+  documents.covers_keys = keys.back() == sizes.seqlen_k;
+  documents.all.reserve(sizes.documents);
+  for (int64_t i = 0; i < sizes.documents; ++i) {
+    const int64_t seqlen_q = queries[i + 1] - queries[i], length = keys[i + 1] - keys[i];
+    const int64_t seqlen_k = used.empty() ? length : used[i];
+    TORCH_CHECK(0 <= seqlen_k && seqlen_k <= length, call.op, ": seqused_k[", i, "] is ", seqlen_k,
+                ", but document ", i, " has ", length, " keys; expected 0 to ", length);
+    documents.covers_keys &= length == 0 || (seqlen_q > 0 && seqlen_k == length);
+    documents.all.push_back({queries[i], seqlen_q, keys[i], seqlen_k});
+  }
+  return documents;
+}
+
+ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,
+               int64_t index) {
+  const int64_t size = size_of(whole.dtype);
+  ForwardJob job{cut(whole, document, index), result};
+  skip_rows(job.result.output, document.query_begin, size);
+  skip_rows(job.result.lse, document.query_begin, size);
+  return job;
+}
+
+BackwardJob cut(const Problem& whole, const BackwardArgs& args, const Document& document,
+                int64_t index) {
+  const int64_t size = size_of(whole.dtype);
+  BackwardJob job{cut(whole, document, index), args};
+  BackwardArgs& a = job.args;
+  for (Input* input : {&a.output, &a.lse, &a.grad_output, &a.grad_lse})
+    skip_rows(*input, document.query_begin, size);
+  skip_rows(a.grad_query, document.query_begin, size);
+  skip_rows(a.grad_key, document.key_begin, size);
+  skip_rows(a.grad_value, document.key_begin, size);
+  skip_rows(a.grad_alibi_slopes, index, sizeof(double));
+  skip_rows(a.grad_sinks, index, sizeof(double));
+  return job;
+}
+
+}  // namespace qkv

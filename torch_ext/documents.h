@@ -1,0 +1,31 @@
+// Packed batches: every document is a Problem of its own, on rows of the same tensors.
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+#include "check.h"
+
+namespace qkv {
+
+struct Document {
+  int64_t query_begin, seqlen_q;
+  int64_t key_begin, seqlen_k;  // the keys that take part
+};
+
+struct Documents {
+  std::vector<Document> all;
+  int64_t query_end = 0;    // later queries are in no document
+  bool covers_keys = true;  // every key takes part in a document that has queries
+};
+
+// Throws c10::Error unless cu_seq_q, cu_seq_k and seqused_k describe documents.
+Documents documents_of(const Forward& call, const Sizes<int64_t>& sizes);
+
+// `whole` cut down to document number `index`.
+ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,
+               int64_t index);
+BackwardJob cut(const Problem& whole, const BackwardArgs& args, const Document& document,
+                int64_t index);
+
+}  // namespace qkv

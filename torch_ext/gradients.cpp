@@ -1,0 +1,117 @@
+#include "gradients.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+#include "layout.h"
+
+namespace qkv {
+namespace {
+
+int64_t size_from_right(const at::Tensor& tensor, int64_t i) {
+  return i < tensor.dim() ? tensor.size(-1 - i) : 1;
+}
+
+}  // namespace
+
+GradientTensors::GradientTensors(const Forward& call, const Sizes<int64_t>& sizes,
+                                 const OutputMask& wanted)
+    : call_(call), sizes_(sizes) {
+  const at::ScalarType dtype = call.query().scalar_type();
+  const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
+  const auto wants = [&](Argument argument) {
+    return wanted[argument] && call[argument].defined();
+  };
+  if (wants(kQuery))
+    allocate(kQuery, sizes.tensor(sizes.heads, sizes.seqlen_q, sizes.head_dim), dtype);
+  if (wants(kKey)) allocate(kKey, sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim), dtype);
+  if (wants(kValue))
+    allocate(kValue, sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim_v), dtype);
+  if (wants(kAttnMask)) allocate_mask();
+  if (wants(kAlibiSlopes)) allocate(kAlibiSlopes, sizes.per_head(), at::kDouble);
+  if (wants(kSinks)) allocate(kSinks, sizes.per_head(), at::kDouble);
+}
+
+void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype) {
+  const at::Tensor& tensor = call_[argument];
+  full_[argument] = tensor.sizes() == shape && tensor.scalar_type() == dtype
+                        ? empty_gradient<int64_t>(tensor)
+                        : at::empty(shape, tensor.options().dtype(dtype));
+}
+
+void GradientTensors::allocate_mask() {
+  const at::Tensor& mask = call_.attn_mask();
+  const at::ScalarType dtype = call_.query().scalar_type();
+  if (size_from_right(mask, 0) != sizes_.seqlen_k) {
+    mask_sum_ = MaskSum::queries;
+    full_[kAttnMask] = at::empty(sizes_.lse(), call_.query().options());
+  } else if (size_from_right(mask, 1) != sizes_.seqlen_q) {
+    mask_sum_ = MaskSum::keys;
+    auto shape = sizes_.lse();
+    shape.back() = sizes_.seqlen_k;
+    full_[kAttnMask] = at::empty(shape, mask.options().dtype(dtype));
+  } else {
+    full_[kAttnMask] = empty_gradient<int64_t>(mask).zero_();
+  }
+}
+
+void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
+  const auto bind = [&](Argument argument, Output& output, Dims dims) {
+    if (full_[argument].defined()) kernel.bind(output, full_[argument], dims);
+  };
+  bind(kQuery, args.grad_query, Dims::head_row_column);
+  bind(kKey, args.grad_key, Dims::head_row_column);
+  bind(kValue, args.grad_value, Dims::head_row_column);
+  bind(kAlibiSlopes, args.grad_alibi_slopes, Dims::head);
+  bind(kSinks, args.grad_sinks, Dims::head);
+  if (!full_[kAttnMask].defined()) return;
+  switch (mask_sum_) {
+    case MaskSum::none:
+      return bind(kAttnMask, args.grad_mask, Dims::head_row_column);
+    case MaskSum::queries:
+      return bind(kAttnMask, args.grad_mask_queries, Dims::head_row);
+    case MaskSum::keys:
+      bind(kAttnMask, args.grad_mask_keys, Dims::head_row);
+      std::swap(args.grad_mask_keys.strides.row, args.grad_mask_keys.strides.col);
+  }
+}
+
+void GradientTensors::zero() const {
+  for (const at::Tensor& full : full_)
+    if (full.defined()) full.zero_();
+}
+
+void GradientTensors::zero_gaps(int64_t query_end, bool covers_keys) const {
+  const auto zero = [](const at::Tensor& full) {
+    if (full.defined()) full.zero_();
+  };
+  zero(full_[kAlibiSlopes]);
+  zero(full_[kSinks]);
+  if (full_[kQuery].defined()) zero(full_[kQuery].slice(0, query_end));
+  if (covers_keys) return;
+  zero(full_[kKey]);
+  zero(full_[kValue]);
+}
+
+at::Tensor GradientTensors::reduced(Argument argument) const {
+  const at::Tensor& tensor = call_[argument];
+  at::Tensor sum = full_[argument];
+  if (!sum.defined()) return sum;
+  if (argument == kAttnMask && mask_sum_ != MaskSum::none)
+    sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
+  if (sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type()) return sum;
+  if (argument == kKey || argument == kValue) {
+    const int64_t head = sizes_.packed ? 1 : 2;
+    const int64_t own = size_from_right(tensor, head), heads = size_from_right(sum, head);
+    if (own != heads && own != 0) sum = sum.unflatten(-1 - head, {own, heads / own}).sum(-1 - head);
+  }
+  return empty_gradient<int64_t>(tensor).copy_(sum.sum_to_size(tensor.sizes()));
+}
+
+Gradients GradientTensors::reduced() const {
+  return {reduced(kQuery),    reduced(kKey),         reduced(kValue),
+          reduced(kAttnMask), reduced(kAlibiSlopes), reduced(kSinks)};
+}
+
+}  // namespace qkv

@@ -1,0 +1,33 @@
+// The gradients of one call: what the kernels write, and from that what the operator returns.
+#pragma once
+
+#include "problem.h"
+
+namespace qkv {
+
+// A gradient as the kernel writes it, for every head and batch item of the call; reduced to its
+// argument's own shape where that is broadcast.
+class GradientTensors {
+ public:
+  // Allocates what is wanted. `call` and `sizes` must outlive this.
+  GradientTensors(const Forward& call, const Sizes<int64_t>& sizes, const OutputMask& wanted);
+
+  void bind(KernelCall& kernel, BackwardArgs& args) const;
+  void zero() const;
+  // Zeroes what packed documents leave out or share.
+  void zero_gaps(int64_t query_end, bool covers_keys) const;
+  Gradients reduced() const;
+
+ private:
+  void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);
+  void allocate_mask();
+  at::Tensor reduced(Argument argument) const;
+
+  const Forward& call_;
+  const Sizes<int64_t>& sizes_;
+  std::array<at::Tensor, kDifferentiable> full_;  // undefined: not wanted
+  // How the mask's gradient is summed: see BackwardArgs.
+  enum class MaskSum { none, keys, queries } mask_sum_ = MaskSum::none;
+};
+
+}  // namespace qkv
