@@ -84,6 +84,7 @@ struct Kernels {
                const void* lanes_beta);
   void (*exp2)(const void* in, void* out, int64_t count);  // count: a multiple of lanes
   void (*exp)(const void* in, void* out, int64_t count);
+  void (*tanh)(const void* in, void* out, int64_t count);
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);  // rows, columns: multiples of lanes
 };

@@ -26,21 +26,19 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   gemm<T>(keys, lanes,
           {p.head_dim, key_rows, k.row, k.col, s.query_t + t.lane * padded<T>(p.head_dim), lanes,
            weights, kGradRows, Beta::zero, nullptr});
-  apply_score_options(p, t.tile, key, keys, s.mask, weights,
-                      s.cap_slope ? s.cap_slope + at : nullptr);
+  apply_score_options(p, t.tile, key, keys, weights, s.cap_slope ? s.cap_slope + at : nullptr);
   gemm<T>(keys, lanes,
           {a.grad_output.data ? p.head_dim_v : 0,
            plane<T>(p, p.value, t.tile.batch, t.tile.kv_head) + key * v.row, v.row, v.col,
            s.grad_output_t + t.lane * padded<T>(p.head_dim_v), lanes, grad_scores, kGradRows,
            Beta::zero, nullptr});
   if (a.grad_weights.data) {
-    load_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
-                 s.mask);
     const T factor = T(dropout_scale(p.dropout_p));
-    for (int64_t j = 0; j < keys; ++j)
-      for (int l = 0; l < lanes; l += kLanes<T>)
-        store(grad_scores + j * kGradRows + l,
-              load(grad_scores + j * kGradRows + l) + load(s.mask.tile + j * lanes + l) * factor);
+    read_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
+                 [&](int64_t j, int v, Vec<T> grad) {
+                   T* to = grad_scores + j * kGradRows + v;
+                   store(to, load(to) + grad * factor);
+                 });
   }
   (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, t.lane, keys, weights,
                                                                  grad_scores, s);
@@ -57,9 +55,9 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
   T* grad_scores = s.grad_scores + at;
   grad_scores_of_tile(p, a, t, key, keys, at, s);
   if (a.weights.data)
-    add_tile<T, T>(p, a.weights, tile, key, keys, s.weights + at, T(dropout_scale(p.dropout_p)),
-                   s.mask);
-  if (a.grad_mask.data) add_grad_mask(p, a.grad_mask, tile, key, keys, grad_scores, s.mask);
+    add_tile<T>(rows_of<T>(p, a.weights, tile.batch, tile.kv_head), tile, key, keys, s.weights + at,
+                T(dropout_scale(p.dropout_p)));
+  if (a.grad_mask.data) add_grad_mask(p, a.grad_mask, tile, key, keys, grad_scores);
   if (a.grad_mask_keys.data)
     add_key_sums(p, tile, keys, grad_scores,
                  s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);

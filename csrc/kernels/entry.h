@@ -30,6 +30,15 @@ void exp_entry(const void* in, void* out, int64_t count) {
 }
 
 template <class T>
+void tanh_entry(const void* in, void* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
+    tanh<T>(x);
+    store(static_cast<T*>(out) + i, x[0]);
+  }
+}
+
+template <class T>
 void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                      int64_t columns) {
   transpose<T>(static_cast<const T*>(in), in_row, static_cast<T*>(out), out_row, rows, columns,
@@ -51,6 +60,7 @@ constexpr Kernels kernels_of() {
           gemm_entry<T>,
           exp2_entry<T>,
           exp_entry<T>,
+          tanh_entry<T>,
           transpose_entry<T>};
 }
 

@@ -14,7 +14,6 @@ struct ForwardState {
 template <class T>
 struct ForwardScratch {
   T *rows, *scores, *rescale;
-  MaskScratch<T> mask;
   Dropout<T> dropout;
   ForwardState<T>* tiles;
 
@@ -22,7 +21,6 @@ struct ForwardScratch {
       : rows(arena.take<T>(kRowBlock<T> * padded<T>(std::max(p.head_dim, p.head_dim_v)))),
         scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
         rescale(arena.take<T>(kRowBlock<T>)),
-        mask(arena, p.mask_type != MaskType::none),
         dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
     tiles = arena.take<ForwardState<T>>(count);
@@ -76,7 +74,7 @@ void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t ke
   gemm<T>(keys, lanes,
           {p.head_dim, key_rows + key * k.row, k.row, k.col, state.query, lanes, scratch.scores,
            lanes, Beta::zero, nullptr});
-  apply_score_options<T>(p, state.tile, key, keys, scratch.mask, scratch.scores, nullptr);
+  apply_score_options<T>(p, state.tile, key, keys, scratch.scores, nullptr);
   if (lanes == kLanes<T>) {
     softmax_tile<T, 1>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
   } else {

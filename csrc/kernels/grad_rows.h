@@ -16,7 +16,6 @@ struct BackwardScratch {
   T* cap_slope;              // likewise: the derivative of softcap, or null
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
   T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
-  MaskScratch<T> mask;
   Dropout<T> dropout;
 
   BackwardScratch(Arena& arena, const Problem& p, int64_t keys)
@@ -37,7 +36,6 @@ struct BackwardScratch {
         key_sums(p.mask_type == MaskType::f32 || p.mask_type == MaskType::f64
                      ? arena.take<T>(keys * p.group() * kLanes<T>)
                      : nullptr),
-        mask(arena, true),
         dropout(p) {}
 };
 

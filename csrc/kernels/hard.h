@@ -4,13 +4,11 @@ namespace qkv::QKV_ISA {
 template <class T>
 struct HardScratch {
   T *rows, *query, *scores;
-  MaskScratch<T> mask;
 
   HardScratch(Arena& arena, const Problem& p)
       : rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
         query(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
-        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
-        mask(arena, p.mask_type != MaskType::none) {}
+        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)) {}
 };
 
 // The first of the largest scores in each lane; NaN is larger than all others.
@@ -64,7 +62,7 @@ void hard(const Problem& p, const HardResult& result, const ForwardBlock& block,
       gemm<T>(keys, tile.lanes,
               {p.head_dim, key_rows + key * k.row, k.row, k.col, s.query, tile.lanes, s.scores,
                tile.lanes, Beta::zero, nullptr});
-      apply_score_options<T>(p, tile, key, keys, s.mask, s.scores, nullptr);
+      apply_score_options<T>(p, tile, key, keys, s.scores, nullptr);
       for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
         for (int64_t j = 0; j < keys; ++j)
           best[v].see(load(s.scores + j * tile.lanes + v * kLanes<T>), key + j);

@@ -3,55 +3,22 @@
 // A masked score is -inf whatever was computed for it, NaN included.
 namespace qkv::QKV_ISA {
 
-// For bringing a [rows, keys] piece of a user's tensor to [keys x lanes] and back.
-template <class T>
-struct MaskScratch {
-  T* rows;  // [lanes, padded(kKeyBlock)]
-  T* tile;  // [padded(kKeyBlock), lanes]; bytes: see load_bytes
-
-  MaskScratch(Arena& arena, bool needed) : rows(nullptr), tile(nullptr) {
-    if (!needed) return;
-    rows = arena.take<T>(kRowBlock<T> * padded<T>(kKeyBlock));
-    tile = arena.take<T>(kRowBlock<T> * padded<T>(kKeyBlock));
-  }
-};
-
 // One broadcast a key will do.
 template <class M>
 bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
-// scratch.tile [keys x lanes] = elements of a [B..., H, L, S] tensor.
-template <class T, class M>
-void load_tile(const Rows<const M>& rows, const Tile& tile, int64_t key, int64_t keys,
-               const MaskScratch<T>& scratch) {
-  constexpr int W = kLanes<T>;
-  typedef M Narrow __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
-  const int64_t columns = padded<T>(keys), col = rows.col;
-  for (int r = 0; r < tile.lanes; ++r) {
-    const M* from = rows[tile.row + std::min(r, tile.rows - 1)] + key * col;
-    T* to = scratch.rows + r * columns;
-    int64_t j = 0;
-    if (col == 1)
-      for (; j + W <= keys; j += W)
-        store(to + j,
-              __builtin_convertvector(*reinterpret_cast<const Narrow*>(from + j), Vec<T>));
-    for (; j < keys; ++j) to[j] = T(from[j * col]);
-    for (; j < columns; ++j) to[j] = 0;
-  }
-  transpose<T>(scratch.rows, columns, scratch.tile, tile.lanes, tile.lanes, columns, T(1));
-}
-
-// Bytes of one key in a tile of a boolean mask.
+// Bytes of one key in a tile of a boolean mask, and of all its keys.
 template <class T>
 constexpr int kByteLanes = kRowBlock<T> < 16 ? 16 : kRowBlock<T>;
+template <class T>
+constexpr int kByteTile = kKeyBlock * kByteLanes<T>;
 
-// The same for bytes: [keys x kByteLanes] in scratch.tile.
+// to [keys x kByteLanes] = a piece of a boolean mask.
 template <class T>
 void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
-                const MaskScratch<T>& scratch) {
-  uint8_t* to = reinterpret_cast<uint8_t*>(scratch.tile);
+                uint8_t* to) {
   for (int lane = 0; lane < tile.lanes; lane += 16) {
     const uint8_t* from[16];
     for (int r = 0; r < 16; ++r)
@@ -74,8 +41,7 @@ void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, 
 
 // scores [keys x lanes, step apart] where a boolean mask says so, else -inf.
 template <class T>
-void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
-                        const MaskScratch<T>& scratch, T* scores) {
+void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   const Rows<const uint8_t> rows = rows_of<uint8_t>(p, p.mask, tile.batch, tile.kv_head);
   const auto apply = [&](int64_t j, int v, IntVec<T> may_attend) {
     T* at = scores + j * tile.step + v;
@@ -87,8 +53,8 @@ void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t
         for (int v = 0; v < tile.lanes; v += kLanes<T>) apply(j, v, IntVec<T>{});
     return;
   }
-  load_bytes(rows, tile, key, keys, scratch);
-  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(scratch.tile);
+  uint8_t bytes[kByteTile<T>];
+  load_bytes<T>(rows, tile, key, keys, bytes);
   for (int64_t j = 0; j < keys; ++j)
     for (int v = 0; v < tile.lanes; v += kLanes<T>)
       apply(j, v, widen_bytes<T>(bytes + j * kByteLanes<T> + v));
@@ -96,8 +62,7 @@ void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t
 
 // scores [keys x lanes, step apart] += a floating mask.
 template <class T, class M>
-void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
-              const MaskScratch<T>& scratch, T* scores) {
+void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   const Rows<const M> rows = rows_of<M>(p, p.mask, tile.batch, tile.kv_head);
   const auto add = [&](int64_t j, int v, Vec<T> bias) {
     T* at = scores + j * tile.step + v;
@@ -109,10 +74,7 @@ void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
         add(j, v, splat(T(rows.data[(key + j) * rows.col])));
     return;
   }
-  load_tile(rows, tile, key, keys, scratch);
-  for (int64_t j = 0; j < keys; ++j)
-    for (int v = 0; v < tile.lanes; v += kLanes<T>)
-      add(j, v, load(scratch.tile + j * tile.lanes + v));
+  read_tile<T>(rows, tile, key, keys, add);
 }
 
 // Hides keys on either side of what each row may see (visible.h). Both ends lie

@@ -4,21 +4,21 @@ namespace qkv::QKV_ISA {
 
 // scores: dot products times scale in, [keys x lanes]. `slope` as for softcap.
 template <class T>
-void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
-                         const MaskScratch<T>& scratch, T* scores, T* slope) {
+void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
+                         T* slope) {
   if (p.softcap > 0) softcap(p, tile, keys, scores, slope);
   if (p.alibi_slopes.data) add_alibi(p, tile, key, keys, scores);
   switch (p.mask_type) {
     case MaskType::none:
       break;
     case MaskType::boolean:
-      apply_boolean_mask<T>(p, tile, key, keys, scratch, scores);
+      apply_boolean_mask<T>(p, tile, key, keys, scores);
       break;
     case MaskType::f32:
-      add_mask<T, float>(p, tile, key, keys, scratch, scores);
+      add_mask<T, float>(p, tile, key, keys, scores);
       break;
     case MaskType::f64:
-      add_mask<T, double>(p, tile, key, keys, scratch, scores);
+      add_mask<T, double>(p, tile, key, keys, scores);
       break;
   }
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);

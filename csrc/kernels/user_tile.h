@@ -1,0 +1,72 @@
+// Between tiles [keys x lanes] and the [rows x keys] pieces of a user's
+// [B..., H, L, S] tensor that they cover: transposed in registers, W x W at a time.
+namespace qkv::QKV_ISA {
+
+// W elements of a row, those beyond `count` 0.
+template <class T, class M>
+QKV_INLINE Vec<T> read_run(const M* from, int64_t col, int64_t count) {
+  constexpr int W = kLanes<T>;
+  typedef M Run __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
+  if (col == 1 && count >= W)
+    return __builtin_convertvector(*reinterpret_cast<const Run*>(from), Vec<T>);
+  T run[W] = {};
+  for (int i = 0; i < std::min<int64_t>(W, count); ++i) run[i] = T(from[i * col]);
+  return load(run);
+}
+
+// Adds W elements, or `count`, to a row.
+template <class T, class M>
+QKV_INLINE void add_run(Vec<T> run, M* to, int64_t col, int64_t count) {
+  constexpr int W = kLanes<T>;
+  typedef M Run __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
+  if (col == 1 && count >= W) {
+    *reinterpret_cast<Run*>(to) += __builtin_convertvector(run, Run);
+  } else {
+    for (int i = 0; i < std::min<int64_t>(W, count); ++i) to[i * col] += M(run[i]);
+  }
+}
+
+// each(j, v, elements) for keys key + j, j in [0, keys), and lanes v, v + 1, ... of
+// the tile. Lanes without a row repeat the last one.
+template <class T, class M, class Each>
+QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t key, int64_t keys,
+                          const Each& each) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes; v += W) {
+    const M* from[W];
+    for (int r = 0; r < W; ++r)
+      from[r] = rows[tile.row + std::min(v + r, tile.rows - 1)] + key * rows.col;
+    for (int64_t j = 0; j < keys; j += W) {
+      Vec<T> block[W];
+      QKV_UNROLL
+      for (int r = 0; r < W; ++r)
+        block[r] = read_run<T>(from[r] + j * rows.col, rows.col, keys - j);
+      exchange<T, W / 2>(block);
+      QKV_UNROLL
+      for (int i = 0; i < W; ++i)
+        if (j + i < keys) each(j + i, v, block[i]);
+    }
+  }
+}
+
+// The user's piece += factor * tile. Rows that share memory are added in their order.
+template <class T, class M>
+void add_tile(const Rows<M>& rows, const Tile& tile, int64_t key, int64_t keys, const T* from,
+              T factor) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes; v += W) {
+    for (int64_t j = 0; j < keys; j += W) {
+      Vec<T> block[W];
+      QKV_UNROLL
+      for (int i = 0; i < W; ++i)
+        block[i] = load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
+      exchange<T, W / 2>(block);
+      QKV_UNROLL
+      for (int r = 0; r < W; ++r)
+        if (v + r < tile.rows)
+          add_run<T>(block[r], rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
+    }
+  }
+}
+
+}  // namespace qkv::QKV_ISA
