@@ -99,7 +99,7 @@ class GuardedMemory {
   size_t inner_;
 };
 
-enum class Type { f32, f64, byte };
+enum class Type { f32, f64, byte, int64 };
 
 inline Type type_of(DType dtype) { return dtype == DType::f32 ? Type::f32 : Type::f64; }
 
@@ -145,6 +145,7 @@ class Tensor {
   double get(int64_t offset) const {
     if (type_ == Type::f32) return static_cast<float*>(data())[offset];
     if (type_ == Type::f64) return static_cast<double*>(data())[offset];
+    if (type_ == Type::int64) return double(static_cast<int64_t*>(data())[offset]);
     return static_cast<uint8_t*>(data())[offset];
   }
   double get(std::initializer_list<int64_t> index) const { return get(offset(index)); }
@@ -153,6 +154,7 @@ class Tensor {
     if (type_ == Type::f32) static_cast<float*>(data())[offset] = float(x);
     if (type_ == Type::f64) static_cast<double*>(data())[offset] = x;
     if (type_ == Type::byte) static_cast<uint8_t*>(data())[offset] = uint8_t(x);
+    if (type_ == Type::int64) static_cast<int64_t*>(data())[offset] = int64_t(x);
   }
   void set(std::initializer_list<int64_t> index, double x) { set(offset(index), x); }
 
@@ -204,7 +206,7 @@ class Tensor {
     return (last + 1) * element();
   }
 
-  int64_t element() const { return type_ == Type::f32 ? 4 : type_ == Type::f64 ? 8 : 1; }
+  int64_t element() const { return type_ == Type::f32 ? 4 : type_ == Type::byte ? 1 : 8; }
 
   Type type_ = Type::f32;
   Sizes sizes_, strides_;

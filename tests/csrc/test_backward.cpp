@@ -121,7 +121,7 @@ TEST_P(BackwardTest, ExpandedGradients) {
     Workload w(c);
     for (Tensor* t : {&w.grad_output, &w.grad_lse}) {
       const int64_t cols = t == &w.grad_lse ? 1 : c.Dv;
-      *t = Tensor(type_of(dtype), w.sizes(w.heads(), c.L, cols), {0, 0, 0, 0});
+      *t = Tensor(type_of(dtype), w.sizes(w.c.heads(), c.L, cols), {0, 0, 0, 0});
       t->fill([] { return 1; });
     }
     expect_truth(w);

@@ -1,0 +1,84 @@
+// Which attention problem a test runs.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <ostream>
+
+#include "attention.h"
+#include "tensors.h"
+
+namespace qkv::test {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+struct Case {
+  DType dtype = DType::f32;
+  Sizes batch = {};
+  int64_t kv_heads = 1, group = 1;  // H = kv_heads * group
+  int64_t L = 4, S = 4, D = 8, Dv = 8;
+  double scale = kNaN;  // NaN: 1 / sqrt(D)
+  bool is_causal = false;
+  int64_t window_left = -1, window_right = -1;
+  double softcap = 0;
+  MaskType mask_type = MaskType::none;
+  Sizes mask_strides = {};  // empty: like the other inputs
+  bool alibi_slopes = false, sinks = false;
+  double dropout_p = 0;
+  int64_t dropout_batch = 0;
+  int64_t key_head_repeat = 1, value_head_repeat = 1;
+
+  // Given to the backward pass.
+  bool grad_output = true, grad_lse = true, grad_weights = false;
+  // Wanted.
+  bool lse = true;  // from run_forward
+  bool grad_query = true, grad_key = true, grad_value = true;
+  bool grad_mask = false, grad_mask_keys = false, grad_mask_queries = false;  // float masks
+  bool grad_alibi_slopes = false, grad_sinks = false;
+  bool weights = false;
+  bool share_batch = false, share_heads = false;  // grad_mask and weights are sums over these
+
+  bool strided = false;   // any strides, zero ones included; else dense
+  bool at_front = false;  // see GuardedMemory
+  int num_threads = 1;
+  uint64_t seed = 1;
+
+  int64_t heads() const { return kv_heads * group; }
+  double effective_scale() const { return std::isnan(scale) ? 1 / std::sqrt(double(D)) : scale; }
+  bool float_mask() const { return mask_type == MaskType::f32 || mask_type == MaskType::f64; }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Case& c) {
+  out << (c.dtype == DType::f32 ? "f32" : "f64") << " batch [";
+  for (int64_t b : c.batch) out << b << " ";
+  return out << "] kv_heads " << c.kv_heads << " group " << c.group << " L " << c.L << " S " << c.S
+             << " D " << c.D << " Dv " << c.Dv << " scale " << c.effective_scale() << " causal "
+             << c.is_causal << " window " << c.window_left << "," << c.window_right << " softcap "
+             << c.softcap << " mask " << int(c.mask_type) << " slopes " << c.alibi_slopes
+             << " sinks " << c.sinks << " dropout " << c.dropout_p << " at batch "
+             << c.dropout_batch << " head_repeat " << c.key_head_repeat << ","
+             << c.value_head_repeat << " given grad_output,lse,weights " << c.grad_output
+             << c.grad_lse << c.grad_weights << " wanted q,k,v " << c.grad_query << c.grad_key
+             << c.grad_value << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys
+             << c.grad_mask_queries << " slopes,sinks,weights " << c.grad_alibi_slopes
+             << c.grad_sinks << c.weights << " shared batch,heads " << c.share_batch
+             << c.share_heads << " strided " << c.strided << " at_front " << c.at_front
+             << " threads " << c.num_threads << " seed " << c.seed;
+}
+
+// A few of everything, in f64: for numbers worked out by hand.
+inline Case small_case() {
+  Case c;
+  c.dtype = DType::f64;
+  c.L = 3, c.S = 4, c.D = 2, c.Dv = 3;
+  return c;
+}
+
+// A case of any sizes, strides, heads and options, cheap enough for the reference.
+Case random_case(uint64_t seed);
+
+// The same sizes with options drawn anew: each alone and any of them together.
+void draw_options(Random& random, Case& c);
+
+}  // namespace qkv::test

@@ -1,0 +1,102 @@
+// How far results may be from the reference.
+#include <algorithm>
+#include <cmath>
+
+#include "cases.h"
+#include "philox.h"
+
+namespace qkv::test {
+namespace {
+
+double largest(const std::vector<double>& x) {
+  double max = 0;
+  for (double v : x)
+    if (std::isfinite(v)) max = std::max(max, std::abs(v));
+  return max;
+}
+
+bool same_kind(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  return (std::isfinite(a) && std::isfinite(b)) || a == b;
+}
+
+void expect_close(const char* name, const std::vector<double>& actual,
+                  const std::vector<double>& expected, double tolerance) {
+  ASSERT_EQ(actual.size(), expected.size()) << name;
+  int64_t wrong = 0, first = 0;
+  for (int64_t i = int64_t(actual.size()) - 1; i >= 0; --i) {
+    const bool ok =
+        same_kind(actual[i], expected[i]) && !(std::abs(actual[i] - expected[i]) > tolerance);
+    if (!ok) ++wrong, first = i;
+  }
+  if (wrong)
+    ADD_FAILURE() << name << ": " << wrong << " of " << actual.size() << " are off, first ["
+                  << first << "]: " << actual[first] << ", expected " << expected[first] << " +- "
+                  << tolerance;
+}
+
+// How many elements of [B, H, L, S] share one of grad_mask and weights.
+double sharers(const Case& c) {
+  double n = c.share_heads ? double(c.heads()) : 1;
+  if (c.share_batch)
+    for (int64_t b : c.batch) n *= double(b);
+  return n;
+}
+
+}  // namespace
+
+// Inputs are standard normal: a sum of n products of them is about sqrt(n), and
+// adding it up costs about n roundings of that last digit; more where strides of
+// 0 repeat one number. So a score errs by `score` below, a weight by as much,
+// relative to itself; the gradient of a score is a difference and errs by what
+// its two sides do. Six times these are allowed, and the f64 reference has its
+// share of it; a key of a thousand left out is off by thousands of roundings.
+void expect_close(const Results& actual, const Results& expected, const Case& c) {
+  const auto epsilon = [](bool f32) {
+    return f32 ? double(std::numeric_limits<float>::epsilon())
+               : std::numeric_limits<double>::epsilon();
+  };
+  const double eps = epsilon(c.dtype == DType::f32);
+  const auto size = [&](double n) { return c.strided ? n : std::sqrt(n); };
+  const auto error = [&](double n) { return eps * (4 + std::sqrt(n) * size(n)); };
+  const double L = double(c.L), rows = size(L * double(c.group)), dim_v = double(c.Dv);
+  const double scale = std::abs(c.effective_scale());
+  double score = 4 * eps + scale * error(double(c.D));
+  // tanh errs by a few roundings of the capped score, a slope of up to 1/4 by one
+  // of what it makes of the distance.
+  if (c.softcap > 0) score += 4 * eps * std::min(c.softcap, 4 * scale * size(double(c.D)));
+  if (c.alibi_slopes) score += eps / 4 * (L + double(c.S));
+  // Backward, weights are exp(score - lse), and lse is a number of the dtype.
+  const double weight = score + eps * largest(expected.lse);
+  const double keep = c.dropout_p > 0 ? std::max(1., dropout_scale(c.dropout_p)) : 1;
+  // The gradient of one score, before scale.
+  const double grad = keep * (weight * (1 + size(dim_v) + (c.grad_weights ? 2 : 0)) + error(dim_v));
+  // Adding up what shares an element, in the type that the sum has.
+  const double shared = std::sqrt(sharers(c)) * size(sharers(c));
+  const auto sum = [&](double type_eps, const std::vector<double>& all) {
+    return type_eps * shared * (1 + largest(all));
+  };
+  const double mask_eps = std::max(eps, epsilon(c.mask_type == MaskType::f32));
+  const double tolerances[] = {
+      6 * keep * score,                                         // output
+      6 * score + eps * largest(expected.lse),                  // lse
+      6 * scale * grad,                                         // grad_query
+      6 * scale * grad * rows,                                  // grad_key
+      6 * keep * weight * rows,                                 // grad_value
+      6 * grad * shared + sum(mask_eps, expected.grad_mask),    // grad_mask
+      6 * grad * size(L),                                       // grad_mask_keys
+      6 * grad,                                                 // grad_mask_queries
+      6 * grad * size(L) * (L + double(c.S)),                   // grad_alibi_slopes
+      6 * grad * size(L),                                       // grad_sinks
+      6 * keep * weight * shared + sum(eps, expected.weights),  // weights
+      6 * keep * weight,                                        // weights_dot
+      0,                                                        // hard_output
+      0,                                                        // hard_index
+  };
+  static_assert(std::size(tolerances) == std::size(kResults));
+  for (size_t r = 0; r < std::size(kResults); ++r)
+    expect_close(kResults[r].name, actual.*kResults[r].values, expected.*kResults[r].values,
+                 tolerances[r]);
+}
+
+}  // namespace qkv::test

@@ -1,0 +1,68 @@
+// What dropout keeps.
+#include "philox.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace qkv::test {
+namespace {
+
+using Words = std::array<uint32_t, 4>;
+
+// From kat_vectors of Random123, the authors' own library.
+TEST(Philox, KnownAnswers) {
+  const uint32_t ff = 0xffffffff;
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({ff, ff, ff, ff}, {ff, ff}),
+            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+// Changing the layout would change what every seed gives.
+TEST(Philox, CounterAndKey) {
+  const uint64_t seed = 0x299f31d0a4093822;
+  const int64_t plane = 0x0370734413198a2e, query = 0x85a308d3, key = int64_t{0x243f6a88} * 4;
+  const Words words = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
+  for (int w = 0; w < 4; ++w) {
+    EXPECT_TRUE(kept(seed, words[w], plane, query, key + w));
+    EXPECT_FALSE(kept(seed, words[w] + 1, plane, query, key + w));
+  }
+}
+
+TEST(Philox, Threshold) {
+  EXPECT_EQ(dropout_threshold(0), 0u);
+  EXPECT_EQ(dropout_threshold(std::ldexp(1, -32)), 1u);
+  EXPECT_EQ(dropout_threshold(0.25), uint32_t{1} << 30);
+  EXPECT_EQ(dropout_threshold(1), 0xffffffffu);
+  EXPECT_EQ(dropout_scale(0.75), 4);
+  EXPECT_EQ(dropout_scale(1), 0);
+}
+
+// The kept fraction, and of neighbours in every direction how often both are
+// kept, within five standard deviations.
+TEST(Philox, KeepsIndependently) {
+  constexpr int n = 48;  // queries and keys
+  for (double p : {0.1, 0.5}) {
+    const uint32_t threshold = dropout_threshold(p);
+    const auto keep = [&](int s, int b, int i, int j) { return kept(s, threshold, b, i, j); };
+    double total = 0, keeps = 0, both[4] = {};
+    for (int s = 0; s < 4; ++s)
+      for (int b = 0; b < n / 4; ++b)
+        for (int i = 0; i < n; ++i)
+          for (int j = 0; j < n; ++j) {
+            ++total;
+            if (!keep(s, b, i, j)) continue;
+            ++keeps;
+            both[0] += keep(s + 1, b, i, j), both[1] += keep(s, b + 1, i, j);
+            both[2] += keep(s, b, i + 1, j), both[3] += keep(s, b, i, j + 1);
+          }
+    const double q = 1 - p;
+    EXPECT_NEAR(keeps / total, q, 5 * std::sqrt(p * q / total));
+    for (double pairs : both) EXPECT_NEAR(pairs / keeps, q, 5 * std::sqrt(p * q / keeps));
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

@@ -1,0 +1,48 @@
+// The runs of visible.h are exactly the pairs that the reference attends to.
+#include "visible.h"
+
+#include <gtest/gtest.h>
+
+#include "reference/reference.h"
+#include "tensors.h"
+
+namespace qkv::test {
+namespace {
+
+TEST(Visible, RunsOfKeysAndQueries) {
+  const Sizes windows = {-1, 0, 1, 3, 20, int64_t{1} << 40};
+  for (int64_t L : {1, 2, 7}) {
+    for (int64_t S : {1, 2, 7, 12}) {
+      for (int64_t left : windows) {
+        for (int64_t right : windows) {
+          for (bool is_causal : {false, true}) {
+            Problem p;
+            p.seqlen_q = L, p.seqlen_k = S, p.is_causal = is_causal;
+            p.window_left = left, p.window_right = right;
+            SCOPED_TRACE(::testing::Message() << "L " << L << " S " << S << " window " << left
+                                              << "," << right << " causal " << is_causal);
+            bool hidden = false;
+            for (int64_t i = 0; i < L; ++i) {
+              for (int64_t j = 0; j < S; ++j) {
+                const bool sees = reference::attends(p, 0, 0, i, j);
+                hidden = hidden || !sees;
+                EXPECT_EQ(sees, key_begin(p, i) <= j && j < key_end(p, i)) << i << ", " << j;
+                if (!sees) continue;
+                EXPECT_LE(query_begin(p, j), i);
+                EXPECT_GT(query_end(p, j + 1), i);
+              }
+              EXPECT_LE(0, key_begin(p, i));
+              EXPECT_LE(key_begin(p, i), S);
+              EXPECT_LE(0, key_end(p, i));
+              EXPECT_LE(key_end(p, i), S);
+            }
+            EXPECT_LE(hidden, hides_positions(p));
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

@@ -1,0 +1,149 @@
+// The inputs of a Case: standard normal numbers; masks let about 4 of 5 keys
+// through, and now and then none at all.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "case.h"
+
+namespace qkv::test {
+
+struct Workload {
+  Case c;
+  Tensor query, key, value, mask, alibi_slopes, sinks, grad_output, grad_lse, grad_weights;
+
+  explicit Workload(const Case& which) : c(which) {
+    Random random(c.seed);
+    const int64_t H = c.heads();
+    query = input(random, type_of(c.dtype), H, c.L, c.D);
+    key = input(random, type_of(c.dtype), c.kv_heads / c.key_head_repeat, c.S, c.D);
+    value = input(random, type_of(c.dtype), c.kv_heads / c.value_head_repeat, c.S, c.Dv);
+    if (c.grad_output) grad_output = input(random, type_of(c.dtype), H, c.L, c.Dv);
+    if (c.grad_lse) grad_lse = input(random, type_of(c.dtype), H, c.L, 1);
+    if (c.mask_type != MaskType::none) mask = make_mask(random);
+    if (c.grad_weights) grad_weights = input(random, type_of(c.dtype), H, c.L, c.S);
+    // A sixteenth: scores of a few hundred keys away stay of the size of the others.
+    if (c.alibi_slopes) alibi_slopes = input(random, Type::f64, H, 1, 1, 1. / 16);
+    if (c.sinks) sinks = input(random, Type::f64, H, 1, 1);
+  }
+
+  std::vector<Tensor*> inputs() {
+    return {&query, &key,         &value,    &mask,        &alibi_slopes,
+            &sinks, &grad_output, &grad_lse, &grad_weights};
+  }
+  std::vector<const Tensor*> inputs() const {
+    const auto all = const_cast<Workload*>(this)->inputs();
+    return {all.begin(), all.end()};
+  }
+
+  Sizes sizes(int64_t heads, int64_t rows, int64_t cols) const {
+    Sizes s = c.batch;
+    s.insert(s.end(), {heads, rows, cols});
+    return s;
+  }
+
+  // An uninitialised output, with gaps between its elements if the case is strided.
+  Tensor make_output(Type type, int64_t heads, int64_t rows, int64_t cols) const {
+    const Sizes s = sizes(heads, rows, cols);
+    return {type, s, output_strides(s), c.at_front};
+  }
+  Tensor make_output(int64_t heads, int64_t rows, int64_t cols) const {
+    return make_output(type_of(c.dtype), heads, rows, cols);
+  }
+
+  // [B..., H, L, S] that is added to, shared as the case says. It holds eighths:
+  // the same numbers in every dtype.
+  Tensor make_sum(Type type) const {
+    const Sizes s = sizes(c.heads(), c.L, c.S);
+    Sizes strides = output_strides(s);
+    const size_t rank = c.batch.size();
+    if (c.share_batch) std::fill_n(strides.begin(), rank, 0);
+    if (c.share_heads) strides[rank] = 0;
+    Tensor t(type, s, strides, c.at_front);
+    Random random(c.seed + 2);
+    t.fill([&] { return double(draw(random, -8, 8)) / 8; });
+    return t;
+  }
+
+  Problem problem() const {
+    Problem p;
+    p.dtype = c.dtype;
+    p.batch_rank = int(c.batch.size());
+    std::copy(c.batch.begin(), c.batch.end(), p.batch_sizes.begin());
+    p.heads = c.heads(), p.kv_heads = c.kv_heads;
+    p.seqlen_q = c.L, p.seqlen_k = c.S, p.head_dim = c.D, p.head_dim_v = c.Dv;
+    p.scale = c.effective_scale();
+    p.is_causal = c.is_causal;
+    p.window_left = c.window_left, p.window_right = c.window_right;
+    p.softcap = c.softcap;
+    p.query = query.input(), p.key = key.input(), p.value = value.input();
+    p.key.strides.head_repeat = c.key_head_repeat;
+    p.value.strides.head_repeat = c.value_head_repeat;
+    p.mask_type = c.mask_type, p.mask = mask.input();
+    p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
+    p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
+    p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // both halves in use
+    p.num_threads = c.num_threads;
+    return p;
+  }
+
+  Type mask_element() const {
+    return c.mask_type == MaskType::boolean ? Type::byte
+           : c.mask_type == MaskType::f32   ? Type::f32
+                                            : Type::f64;
+  }
+
+  // The same numbers in f64, for the reference.
+  Workload in_f64() const {
+    Workload copy;
+    copy.c = c;
+    copy.c.dtype = DType::f64;
+    if (c.float_mask()) copy.c.mask_type = MaskType::f64;
+    copy.c.strided = copy.c.at_front = false;
+    const auto from = inputs();
+    const auto to = copy.inputs();
+    for (size_t n = 0; n < from.size(); ++n)
+      *to[n] = from[n]->dense(from[n] == &mask ? copy.mask_element() : Type::f64);
+    return copy;
+  }
+
+ private:
+  Workload() = default;
+
+  Sizes output_strides(const Sizes& s) const {
+    Random random(c.seed + 1);
+    return c.strided ? random_strides(random, s, false) : dense_strides(s);
+  }
+
+  Tensor input(Random& random, Type type, int64_t heads, int64_t rows, int64_t cols,
+               double size = 1) const {
+    const Sizes s = sizes(heads, rows, cols);
+    Tensor t(type, s, c.strided ? random_strides(random, s, true) : dense_strides(s), c.at_front);
+    std::normal_distribution<double> normal(0, size);
+    t.fill([&] { return normal(random); });
+    return t;
+  }
+
+  Tensor make_mask(Random& random) const {
+    const Sizes s = sizes(c.heads(), c.L, c.S);
+    Tensor t(mask_element(), s,
+             !c.mask_strides.empty() ? c.mask_strides
+             : c.strided             ? random_strides(random, s, true)
+                                     : dense_strides(s),
+             c.at_front);
+    std::normal_distribution<double> normal;
+    const bool is_bool = c.mask_type == MaskType::boolean;
+    int64_t column = 0;
+    bool row_masked = false;
+    t.fill([&]() -> double {
+      if (column++ % c.S == 0) row_masked = draw(random, 0, 15) == 0;
+      const bool masked = row_masked || draw(random, 0, 4) == 0;
+      if (is_bool) return masked ? 0 : draw(random, 1, 255);
+      return masked ? -kInf : normal(random);
+    });
+    return t;
+  }
+};
+
+}  // namespace qkv::test
