@@ -12,6 +12,7 @@ QKV_INLINE Counter splat_counter(uint64_t x) { return x - Counter{}; }
 struct Philox {
   Counter keys[kPhiloxRounds][2];
 
+  Philox() = default;
   explicit Philox(uint64_t seed) {
     uint32_t low = uint32_t(seed), high = uint32_t(seed >> 32);
     for (auto& key : keys) {
@@ -41,8 +42,9 @@ class Dropout {
   static constexpr int kStreams = 8 / sizeof(T);  // of Counters for W rows: even and odd lanes
 
  public:
-  explicit Dropout(const Problem& p)
-      : philox_(p.dropout_seed), threshold_(dropout_threshold(p.dropout_p)) {}
+  explicit Dropout(const Problem& p) : threshold_(dropout_threshold(p.dropout_p)) {
+    if (p.dropout_p > 0) philox_ = Philox(p.dropout_seed);
+  }
 
   // each(j, lane, kept) for keys key + j, j in [0, keys), and every vector of the
   // tile, beginning at column `lane`; kept: all bits of a lane set, or none.

@@ -18,6 +18,9 @@ struct Exp2<float> {
                                             9.61769297299e-3f,
                                             1.34066439024e-3f,
                                             1.55946781613e-4f};
+  // (2^x - 1) / x, likewise: 1.1e-8.
+  static constexpr float kLess1[] = {6.93147187927e-1f, 2.40226497950e-1f, 5.55035743364e-2f,
+                                     9.61823749491e-3f, 1.33907354776e-3f, 1.54035123674e-4f};
   static constexpr int kMantissaBits = 23, kBias = 127;
   static constexpr float kMagic = 12582912.f + kBias;  // 1.5 * 2^23
   // log(2) = high + low; high times an integer up to 2^15 is exact (Cody, Waite).
@@ -40,6 +43,11 @@ struct Exp2<double> {
                                              1.0180647659234138888e-7,
                                              7.0725704128144235096e-9,
                                              4.078071929588336665e-10};
+  static constexpr double kLess1[] = {
+      6.931471805599453112e-1,  2.4022650695910097888e-1, 5.5504108664821236534e-2,
+      9.6181291076070656693e-3, 1.3333558146531632859e-3, 1.5403530441480679921e-4,
+      1.5252733701214656492e-5, 1.321544272423112757e-6,  1.0178121299165704425e-7,
+      7.0725617019303205134e-9, 4.4455372281544427333e-10};
   static constexpr int kMantissaBits = 52, kBias = 1023;
   static constexpr double kMagic = 6755399441055744. + kBias;  // 1.5 * 2^52
   static constexpr double kLn2High = 6.93145751953125e-1, kLn2Low = 1.42860682030941723212e-6;
@@ -125,13 +133,12 @@ QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
   finish_exp2<T>(x, shifted);
 }
 
-// x = tanh(x), to a few ulp, also where x is small: with e = exp(2|x|) - 1 it is
-// e / (e + 2), and e = 2^n (2^r - 1) + (2^n - 1) loses nothing for n = 0, as
-// the polynomial without its constant term is 2^r - 1.
+// x = tanh(x), to 4 ulp, also where x is small: with e = exp(2|x|) - 1 it is
+// e / (e + 2), and e = 2^n (2^r - 1) + (2^n - 1) loses nothing for n = 0.
 template <class T, int N>
 QKV_INLINE void tanh(Vec<T> (&x)[N]) {
   using E = Exp2<T>;
-  constexpr int degree = sizeof(E::kCoefficients) / sizeof(T) - 1;
+  constexpr int degree = sizeof(E::kLess1) / sizeof(T) - 1;
   constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // 2|x| from which tanh rounds to 1
   const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
   const IntVec<T> sign_bit = (IntVec<T>)splat(T(-0.));
@@ -145,11 +152,11 @@ QKV_INLINE void tanh(Vec<T> (&x)[N]) {
   }
   split_exponent<T>(r, by, shifted);
   QKV_UNROLL
-  for (int i = 0; i < N; ++i) p[i] = splat(E::kCoefficients[degree]);
+  for (int i = 0; i < N; ++i) p[i] = splat(E::kLess1[degree]);
   QKV_UNROLL
-  for (int d = degree - 1; d >= 1; --d) {
+  for (int d = degree - 1; d >= 0; --d) {
     QKV_UNROLL
-    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kCoefficients[d];
+    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kLess1[d];
   }
   QKV_UNROLL
   for (int i = 0; i < N; ++i) {

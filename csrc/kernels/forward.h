@@ -38,17 +38,17 @@ struct ForwardScratch {
   }
 };
 
-// The softmax's denominator begins with the sink, if there is one.
+// The softmax's denominator begins with the sink.
 template <class T>
-void begin_softmax(const Problem& p, const ForwardState<T>& state, bool with_sink) {
+void add_sinks(const Problem& p, const ForwardState<T>& state) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < state.tile.lanes / W; ++v) {
-    const Vec<T> sink = with_sink ? per_head<T>(p, state.tile, p.sinks, v) : splat(-kInfinity<T>);
+    const Vec<T> sink = per_head<T>(p, state.tile, p.sinks, v);
     const Reference<T> reference(sink);
     Vec<T> weight[] = {sink - reference.base};
     exp<T>(weight, {ShiftedExp<T>(reference.shift)});
     store(state.max + v * W, sink);
-    store(state.sum + v * W, with_sink ? weight[0] : Vec<T>{});
+    store(state.sum + v * W, weight[0]);
   }
 }
 
@@ -61,7 +61,9 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, T* rows,
   transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
                padded<T>(p.head_dim), T(p.scale));
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
-  begin_softmax(p, state, with_sink);
+  std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
+  std::fill(state.sum, state.sum + tile.lanes, T(0));
+  if (with_sink) add_sinks(p, state);
 }
 
 // Keys [key, key + keys) for one tile of queries.
