@@ -1,0 +1,84 @@
+// The kernels keep exactly the weights that philox.h keeps, wherever tiles begin.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+#include "philox.h"
+#include "reference/reference.h"
+
+namespace qkv::test {
+namespace {
+
+class DropoutTest : public IsaTest {
+ protected:
+  // Without a mask no weight is 0 but for dropout and positions.
+  void expect_exactly_kept(const Case& c) {
+    SCOPED_TRACE(::testing::Message() << c);
+    const Workload w(c);
+    const Problem p = w.problem();
+    const Outputs outputs(w);
+    attention_forward(p, outputs.forward_result(true));
+    attention_backward(p, outputs.backward_args());
+    const std::vector<double> before = w.make_sum(type_of(c.dtype)).values();
+    const std::vector<double> weights = outputs.values().weights;
+    int64_t n = 0, wrong = 0;
+    for (int64_t b = 0; b < p.batch(); ++b)
+      for (int64_t h = 0; h < p.heads; ++h)
+        for (int64_t i = 0; i < c.L; ++i)
+          for (int64_t j = 0; j < c.S; ++j, ++n) {
+            const bool keep = reference::attends(p, b, h, i, j) &&
+                              kept(p.dropout_seed, dropout_threshold(c.dropout_p),
+                                   (c.dropout_batch + b) * p.heads + h, i, j);
+            wrong += keep != (weights[n] != before[n]);
+          }
+    EXPECT_EQ(wrong, 0);
+  }
+};
+
+QKV_FOR_EACH_ISA(DropoutTest);
+
+Case weights_case() {
+  Case c;
+  c.weights = true, c.dropout_p = 0.5, c.scale = 0.01;  // all weights about 1 / S
+  c.grad_output = c.grad_lse = c.grad_query = c.grad_key = c.grad_value = false;
+  return c;
+}
+
+TEST_P(DropoutTest, KeepsWhatPhiloxKeeps) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int64_t group : {1, 3, 16}) {
+      for (const auto& [L, S] : {std::pair<int64_t, int64_t>{1, 1}, {5, 7}, {70, 130}, {3, 800}}) {
+        Case c = weights_case();
+        c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = group, c.L = L, c.S = S;
+        c.num_threads = 2, c.seed = uint64_t(L * S);
+        expect_exactly_kept(c);
+      }
+    }
+  }
+}
+
+// A tile of keys may begin anywhere, within a counter's four too.
+TEST_P(DropoutTest, InWindows) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int64_t left = 0; left < 9; ++left) {
+      Case c = weights_case();
+      c.dtype = dtype, c.L = 90, c.S = 97 + left % 3, c.group = 2;
+      c.window_left = left, c.window_right = left % 4, c.is_causal = left % 2;
+      expect_exactly_kept(c);
+    }
+  }
+}
+
+// batch * H + head beyond 32 bits, and probabilities that keep all or nearly none.
+TEST_P(DropoutTest, FarPlanesAndExtremeProbabilities) {
+  for (int64_t batch : {int64_t{0}, int64_t{1} << 31, (int64_t{1} << 32) - 1, int64_t{1} << 50}) {
+    for (double p : {1e-12, 0.01, 0.5, 0.999}) {
+      Case c = weights_case();
+      c.batch = {3}, c.kv_heads = 2, c.L = 20, c.S = 40;
+      c.dropout_batch = batch, c.dropout_p = p;
+      expect_exactly_kept(c);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

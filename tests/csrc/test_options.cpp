@@ -1,0 +1,231 @@
+// The options of attention.h, one at a time, forward and backward, against the
+// f64 reference on every instruction set. Their combinations are drawn in
+// test_forward and test_backward.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+// Both dtypes, and one and several heads on a key/value head.
+std::vector<Case> variants(Case c) {
+  std::vector<Case> all;
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int64_t group : {1, 3}) {
+      c.dtype = dtype, c.group = group;
+      all.push_back(c);
+    }
+  }
+  return all;
+}
+
+class OptionsTest : public IsaTest {
+ protected:
+  Results expect_truth(const Workload& w) {
+    SCOPED_TRACE(::testing::Message() << w.c);
+    const Results r = run(w);
+    expect_close(r, truth(w), w.c);
+    return r;
+  }
+  void expect_truth(const Case& which) {
+    for (const Case& c : variants(which)) expect_truth(Workload(c));
+  }
+};
+
+QKV_FOR_EACH_ISA(OptionsTest);
+
+// Whole tiles skipped on either side, L and S apart in both directions.
+TEST_P(OptionsTest, Windows) {
+  const Sizes windows = {-1, 0, 1, 17, 100, int64_t{1} << 40};
+  for (const auto& [L, S] : {std::pair<int64_t, int64_t>{150, 150}, {70, 400}, {400, 70}}) {
+    for (int64_t left : windows) {
+      for (int64_t right : windows) {
+        Case c;
+        c.L = L, c.S = S, c.D = 3, c.Dv = 2;
+        c.window_left = left, c.window_right = right, c.num_threads = 2;
+        c.is_causal = (left + right) % 3 == 0;
+        expect_truth(c);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// The keys are split, and some of the parts hold none that a row sees.
+TEST_P(OptionsTest, WindowsOfADecodeStep) {
+  for (int64_t L : {1, 3}) {
+    for (int64_t left : {0, 5, 600, 1400}) {
+      Case c;
+      c.L = L, c.S = 1500, c.D = 8, c.num_threads = 2;
+      c.window_left = left, c.window_right = 0;
+      c.sinks = c.grad_sinks = left == 5;
+      expect_truth(c);
+    }
+  }
+}
+
+// With L > S + left the last rows stand beyond every key, with S < L - right the
+// first ones before them.
+TEST_P(OptionsTest, WindowsThatShowNothing) {
+  for (bool is_causal : {false, true}) {
+    Case c;
+    c.L = 300, c.S = 20, c.window_left = is_causal ? 3 : -1, c.window_right = is_causal ? -1 : 3;
+    c.is_causal = is_causal;
+    expect_truth(c);
+    for (const Case& each : variants(c)) {
+      const Results r = run(Workload(each));
+      for (int64_t d = 0; d < c.Dv; ++d) EXPECT_EQ(r.output[d] == 0, !is_causal);
+      EXPECT_EQ(r.lse.front() == -kInf, !is_causal);
+      EXPECT_EQ(r.grad_query.front() == 0, !is_causal);
+    }
+  }
+  Case c;  // causal sees keys up to i, the window those from i + 100
+  c.L = 50, c.S = 150, c.is_causal = true, c.window_left = 0;
+  for (const Case& each : variants(c)) {
+    const Results r = run(Workload(each));
+    for (double x : r.lse) EXPECT_EQ(x, -kInf);
+    for (const auto* zero : {&r.output, &r.grad_query, &r.grad_key, &r.grad_value})
+      for (double x : *zero) ASSERT_EQ(x, 0);
+  }
+}
+
+TEST_P(OptionsTest, Softcap) {
+  for (double softcap : {0.5, 5.0, 50.0, 1e6}) {
+    for (double scale : {0.01, 1.0, 30.0}) {
+      Case c;
+      c.L = 40, c.S = 70, c.softcap = softcap, c.scale = scale;
+      expect_truth(c);
+    }
+  }
+}
+
+TEST_P(OptionsTest, AlibiSlopes) {
+  for (const auto& [L, S] :
+       {std::pair<int64_t, int64_t>{70, 70}, {40, 300}, {300, 40}, {1, 1500}}) {
+    Case c;
+    c.batch = {2}, c.kv_heads = 2, c.L = L, c.S = S, c.num_threads = 2;
+    c.alibi_slopes = c.grad_alibi_slopes = true;
+    expect_truth(c);
+    c.grad_query = c.grad_key = c.grad_value = false;  // the slopes' alone
+    expect_truth(c);
+  }
+}
+
+TEST_P(OptionsTest, Sinks) {
+  for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 70}, {3, 1500}, {40, 0}}) {
+    for (MaskType mask : {MaskType::none, MaskType::boolean}) {
+      Case c;
+      c.batch = {2}, c.kv_heads = 2, c.L = L, c.S = S, c.mask_type = mask, c.num_threads = 2;
+      c.sinks = c.grad_sinks = true;
+      expect_truth(c);
+      c.grad_query = c.grad_key = c.grad_value = false;
+      expect_truth(c);
+    }
+  }
+}
+
+// -inf is none; +inf and NaN are what a softmax over scores and sink makes of them.
+TEST_P(OptionsTest, SinksOfAnySize) {
+  for (double sink : {-kInf, -1e5, -80.0, 80.0, 1e5, kInf, kNaN}) {
+    for (int64_t S : {5, 1500}) {
+      Case c;
+      c.L = 3, c.S = S, c.sinks = c.grad_sinks = true;
+      c.mask_type = MaskType::boolean;
+      for (Case each : variants(c)) {
+        Workload w(each);
+        w.sinks.fill([&] { return sink; });
+        for (int64_t j = 0; j < S; ++j) w.mask.set({0, 1, j}, 0);  // nothing but the sink
+        expect_truth(w);
+      }
+    }
+  }
+}
+
+TEST_P(OptionsTest, Dropout) {
+  for (double p : {1e-3, 0.1, 0.5, 0.99, 1.0}) {
+    for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 90}, {2, 1500}}) {
+      Case c;
+      c.batch = {2}, c.kv_heads = 2, c.L = L, c.S = S, c.num_threads = 2;
+      c.dropout_p = p;
+      expect_truth(c);
+    }
+  }
+}
+
+// Gradients of masks that broadcast along every set of dimensions: the sum over
+// batch and heads in place, over rows or columns as a vector for each head.
+TEST_P(OptionsTest, GradMask) {
+  for (MaskType type : {MaskType::f32, MaskType::f64}) {
+    for (int bits = 0; bits < 16; ++bits) {
+      Case c;
+      c.batch = {2, 2}, c.kv_heads = 2, c.L = 40, c.S = 70, c.mask_type = type;
+      c.num_threads = 2;
+      c.share_batch = bits & 1, c.share_heads = bits & 2, c.is_causal = bits & 4;
+      c.strided = bits & 8;
+      c.grad_mask = true;
+      c.grad_mask_keys = bits & 1, c.grad_mask_queries = bits & 2;
+      expect_truth(c);
+      c.grad_query = c.grad_key = c.grad_value = false;
+      expect_truth(c);
+    }
+  }
+}
+
+// Only the vectors: what key padding and per-query biases get.
+TEST_P(OptionsTest, GradMaskOfRowsAndColumns) {
+  for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 90}, {1, 700}, {300, 1}, {0, 5}}) {
+    for (bool keys : {false, true}) {
+      Case c;
+      c.kv_heads = 2, c.L = L, c.S = S, c.mask_type = MaskType::f32, c.num_threads = 2;
+      c.grad_mask_keys = keys, c.grad_mask_queries = !keys;
+      expect_truth(c);
+      c.grad_query = c.grad_key = c.grad_value = false;
+      expect_truth(c);
+    }
+  }
+}
+
+// One sum over more planes than there are threads, on keys that are split.
+TEST_P(OptionsTest, GradMaskSharedByAll) {
+  Case c;
+  c.batch = {3}, c.kv_heads = 2, c.L = 70, c.S = 600, c.D = 4, c.Dv = 4, c.num_threads = 3;
+  c.mask_type = MaskType::f32, c.grad_mask = c.weights = c.share_batch = c.share_heads = true;
+  expect_truth(c);
+}
+
+TEST_P(OptionsTest, Weights) {
+  for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 90}, {1, 1500}, {33, 3}}) {
+    for (int bits = 0; bits < 8; ++bits) {
+      Case c;
+      c.kv_heads = 2, c.L = L, c.S = S, c.num_threads = 2;
+      c.grad_output = c.grad_lse = c.grad_query = c.grad_key = c.grad_value = false;
+      c.weights = true, c.share_heads = bits & 1, c.is_causal = bits & 2;
+      c.dropout_p = bits & 4 ? 0.3 : 0;
+      expect_truth(c);
+    }
+  }
+}
+
+TEST_P(OptionsTest, GradWeights) {
+  for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 90}, {1, 1500}, {33, 3}, {40, 0}}) {
+    for (int bits = 0; bits < 8; ++bits) {
+      Case c;
+      c.kv_heads = 2, c.L = L, c.S = S, c.num_threads = 2;
+      c.grad_weights = true, c.grad_output = bits & 1, c.is_causal = bits & 2;
+      c.dropout_p = bits & 4 ? 0.3 : 0;
+      expect_truth(c);
+    }
+  }
+}
+
+// Nothing is wanted of a value: the weights' own passes have none.
+TEST_P(OptionsTest, WithoutValues) {
+  Case c;
+  c.L = 40, c.S = 70, c.Dv = 0;
+  c.weights = c.grad_weights = true, c.grad_output = false;
+  expect_truth(c);
+}
+
+}  // namespace
+}  // namespace qkv::test
