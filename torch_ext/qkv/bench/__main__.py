@@ -10,16 +10,24 @@ import torch
 
 import qkv
 
-from . import machine, report
+from . import machine, report, table
 from .case import Case
 from .check import WrongAnswer, check
-from .measure import measure
-from .shapes import SPELLING, Shape
-from .suites import SUITES
+from .measure import fastest, measure
+from .suites import SPELLING, SUITES, Entry
 
 DTYPES = ("float32", "float64")
 LATER = ("bfloat16", "float16")
 PICTURES = (".png", ".svg", ".pdf")
+DESCRIPTION = """\
+Times qkv's attention against torch's in one process, turn by turn, after checking both against
+float64.
+
+grid     shapes, against scaled_dot_product_attention: GFLOP/s, and the share of the machine's peak.
+options  what training adds to attention, each against the fastest of torch's ways to the same
+         numbers, and against our own time without it.
+
+A causal shape counts half of its FLOPs, backward 2.5 times forward's."""
 
 
 def main(argv=None):
@@ -30,18 +38,19 @@ def main(argv=None):
     confine(parser, args.isa, argv)
     try:
         suite = SUITES[args.suite]
-        shapes = choose_shapes(suite, args.shapes)
+        entries = choose_entries(suite, args.shapes)
         check_outputs(args)
     except ValueError as error:
         parser.error(str(error))
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
-        run = bench(suite, shapes, getattr(torch, args.dtype), args.seconds, args.repeats)
+        dtype = getattr(torch, args.dtype)
+        run = bench(entries, suite.directions, dtype, args.seconds, args.repeats)
     except WrongAnswer as error:
         print(f"refused to time a wrong answer: {error}", file=sys.stderr)
         return 1
-    print(report.markdown(run) if args.markdown else report.table(run))
+    print(table.markdown(run) if args.markdown else table.text(run))
     if args.json:
         args.json.write_text(json.dumps(run, indent=1, allow_nan=False) + "\n")
     if args.plot:
@@ -52,17 +61,15 @@ def main(argv=None):
 
 
 def make_parser():
+    names = "; ".join(f"{name}: {', '.join(known(suite))}" for name, suite in SUITES.items())
     parser = argparse.ArgumentParser(
         prog="python -m qkv.bench",
-        description="Times qkv.attention against torch's scaled_dot_product_attention in one "
-        "process, turn by turn, after checking both against float64. A causal shape counts half "
-        "of its FLOPs, backward 2.5 times forward's.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+        epilog=f"SHAPE is a name ({names}) or {SPELLING}",
     )
-    names = ", ".join(name for suite in SUITES.values() for name in (s.name for s in suite.shapes))
     parser.add_argument("--suite", choices=SUITES, default="grid", help="default: grid")
-    parser.add_argument(
-        "--shapes", metavar="SHAPE,...", help=f"some of {names}; or {SPELLING}; default: all"
-    )
+    parser.add_argument("--shapes", metavar="SHAPE,...", help="see below; default: the suite's")
     parser.add_argument("--dtype", type=dtype_name, default="float32", metavar="|".join(DTYPES))
     parser.add_argument("--threads", type=positive(int), help="default: torch.get_num_threads()")
     parser.add_argument(
@@ -104,15 +111,19 @@ def positive(kind):
     return parse
 
 
-def choose_shapes(suite, text):
-    """The shapes that --shapes names, or all. Raises ValueError."""
+def known(suite):
+    return {entry.name: entry for entry in suite.entries}
+
+
+def choose_entries(suite, text):
+    """What --shapes names, or all. Raises ValueError."""
     if text is None:
-        return suite.shapes
-    known = {shape.name: shape for shape in suite.shapes}
+        return suite.entries
+    entries = known(suite)
     try:
-        return tuple(known.get(part) or Shape.parse(part) for part in text.split(","))
+        return tuple(entries.get(part) or Entry.parse(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"--shapes: {error}; the names are {', '.join(known)}") from None
+        raise ValueError(f"--shapes: {error}; the names are {', '.join(entries)}") from None
 
 
 def check_outputs(args):
@@ -143,12 +154,13 @@ def confine(parser, isa, argv):
         os.execve(sys.executable, command, os.environ | wanted)
 
 
-def bench(suite, shapes, dtype, seconds, repeats):
-    """Measures the machine and every shape; returns the run as report.py describes it."""
+def bench(entries, directions, dtype, seconds, repeats):
+    """Measures the machine and every entry; returns the run as report.py describes it."""
     from tqdm import tqdm
 
     described = machine.describe(dtype)
-    with tqdm(total=3 * len(shapes) + 3, bar_format="{desc:<24}{bar} {elapsed}") as progress:
+    steps = 3 + (1 + len(directions)) * len(entries)
+    with tqdm(total=steps, bar_format="{desc:<24}{bar} {elapsed}") as progress:
 
         def step(text, function, *args):
             progress.set_description_str(text)
@@ -159,17 +171,16 @@ def bench(suite, shapes, dtype, seconds, repeats):
         before = step("FMA peak", machine.fma_peak, dtype)
         bandwidth = step("memory bandwidth", machine.read_bandwidth)
         measured = []
-        for shape in shapes:
-            case = Case(suite, shape, dtype)
-            errors = step(f"{shape.name} check", check, case)
-            timings = {}
-            for direction in report.DIRECTIONS:
-                calls = getattr(case, direction)
-                timings[direction] = step(
-                    f"{shape.name} {direction}",
-                    measure, calls["qkv"], calls["torch"], seconds, repeats,
-                )  # fmt: skip
-            measured.append((shape, errors, timings))
+        for entry in entries:
+            case = Case(entry, dtype)
+            errors = step(f"{entry.name} check", check, case)
+            timings = {
+                direction: step(
+                    f"{entry.name} {direction}", time, case, direction, seconds, repeats
+                )
+                for direction in directions
+            }
+            measured.append((entry, errors, timings))
         after = step("FMA peak again", machine.fma_peak, dtype)
     peak = {
         "gflops": max(before, after),
@@ -178,6 +189,17 @@ def bench(suite, shapes, dtype, seconds, repeats):
         "read_gbs": bandwidth,
     }
     return report.summarize(described, peak, measured, dtype)
+
+
+def time(case, direction, seconds, repeats):
+    """Ours, torch's fastest and our own without the option, in turn: what measure() returns and
+    {"way": the fastest, "tried_s": seconds of all}."""
+    calls = {name: call.timed(direction) for name, call in case.calls.items()}
+    tried = {name: call.timed(direction) for name, call in case.ways.items()}
+    way, tried_s = fastest(tried) if tried else (None, {})
+    if tried:
+        calls["torch"] = tried[way]
+    return measure(calls, seconds, repeats) | {"way": way, "tried_s": tried_s}
 
 
 if __name__ == "__main__":

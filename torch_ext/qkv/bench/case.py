@@ -1,40 +1,65 @@
-"""One shape made concrete: tensors, and the four calls that are checked and then timed."""
+"""One entry made concrete: tensors, our call, torch's calls, and what our time is compared with."""
+
+import functools
+import itertools
 
 import torch
 
+import qkv
+
+from .call import Call, leaves_of
+
 
 class Case:
-    """forward["qkv"]() and forward["torch"]() return the output, without recording gradients;
-    backward["qkv"]() and backward["torch"]() return (grad_query, grad_key, grad_value)."""
+    """inputs: {argument: value}; of `leaves` the gradients are wanted. calls: {"qkv": Call}, and
+    "base" where the entry has one. ways: torch's."""
 
-    def __init__(self, suite, shape, dtype):
-        self.shape = shape
+    def __init__(self, entry, dtype):
+        self.entry = entry
+        shape, how = entry.shape, entry.how
         random = torch.Generator().manual_seed(0)
 
+        def randn(*sizes):
+            return torch.randn(*sizes, dtype=dtype, generator=random)
+
         def tensor(heads, seqlen, head_dim):
-            return torch.randn(shape.batch, heads, seqlen, head_dim, dtype=dtype, generator=random)
+            if self.documents:
+                return randn(self.documents[-1][1], heads, head_dim)
+            return randn(shape.batch, heads, seqlen, head_dim)
 
-        self.inputs = (
-            tensor(shape.heads, shape.seqlen_q, shape.head_dim).requires_grad_(),
-            tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim).requires_grad_(),
-            tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v).requires_grad_(),
-        )
+        ends = list(itertools.accumulate(how.lengths(shape), initial=0)) if how.lengths else []
+        self.documents = list(itertools.pairwise(ends))  # (begin, end) of each; dense: none
+        self.inputs = {
+            "query": tensor(shape.heads, shape.seqlen_q, shape.head_dim).requires_grad_(),
+            "key": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim).requires_grad_(),
+            "value": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v).requires_grad_(),
+        }
         self.grad_output = tensor(shape.heads, shape.seqlen_q, shape.head_dim_v)
-        calls = {"qkv": suite.qkv, "torch": suite.torch}
-        self.forward = {name: self._forward(call) for name, call in calls.items()}
-        self.backward = {name: self._backward(call) for name, call in calls.items()}
+        self.inputs |= how.arguments(shape, randn)
+        self.inputs |= {"is_causal": shape.is_causal, "enable_gqa": shape.is_grouped}
+        if self.documents:
+            self.inputs["cu_seq_q"] = torch.tensor(ends, dtype=torch.int32)
+        self.leaves = tuple(leaves_of(self.inputs))
+        ours = packed if self.documents else attention
+        self.calls = {"qkv": Call(ours, self.inputs, self.grad_output)}
+        self.base = Case(entry.base, dtype) if entry.base else None
+        if self.base:
+            self.calls["base"] = self.base.calls["qkv"]
 
-    def _forward(self, call):
-        @torch.no_grad()
-        def forward():
-            return call(self.shape, *self.inputs)
+    @functools.cached_property
+    def ways(self):
+        """{name: Call}: torch's."""
+        ways = self.entry.how.ways
+        return {name: way(self.inputs, self.grad_output) for name, way in ways.items()}
 
-        return forward
 
-    def _backward(self, call):
-        output = call(self.shape, *self.inputs)
+def attention(**inputs):
+    return qkv.attention(**inputs)
 
-        def backward():
-            return torch.autograd.grad(output, self.inputs, self.grad_output, retain_graph=True)
 
-        return backward
+def packed(is_causal, cu_seq_q, **inputs):
+    longest = cu_seq_q.diff().max().item()
+    window = (-1, 0) if is_causal else (-1, -1)
+    return qkv.varlen_attn(
+        **inputs, cu_seq_q=cu_seq_q, cu_seq_k=None, max_q=longest, max_k=longest, window_size=window
+    )

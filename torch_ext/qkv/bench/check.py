@@ -1,14 +1,15 @@
 """No time is taken of a wrong answer."""
 
-import math
-
 import torch
 
-from .textbook import attention_f64, batches
+from . import textbook
 
-TENSORS = ("output", "grad_query", "grad_key", "grad_value")
 # The error that is always allowed, relative to the largest element.
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
+# An error this much larger is none of rounding: torch's way computes something else. Also where
+# the truth is 0, as a gradient may be.
+SOMETHING_ELSE = 1000
+SMALL = 0.01
 
 
 class WrongAnswer(Exception):
@@ -16,51 +17,73 @@ class WrongAnswer(Exception):
 
 
 def check(case):
-    """Compares output and gradients of both calls with attention in float64.
+    """Compares output and gradients of all calls, and of the base's, with attention in float64.
 
-    Returns {tensor name: {"error", "torch_error", "limit"}}, all absolute. Raises WrongAnswer
-    where our largest error exceeds twice torch's plus rounding, or is NaN.
+    Returns {tensor name: {"error", "torch_error", "limit"}}, all absolute; torch_error is the
+    largest of torch's ways, or that of the textbook in the case's dtype where torch has none or
+    drops other weights. Raises WrongAnswer where our largest error exceeds twice torch's plus
+    rounding, or is NaN; and where one of torch's ways does not compute the same at all.
     """
-    names = ("qkv", "torch")
-    outputs = {name: case.forward[name]() for name in names}
-    expect_like(case.shape, "output", outputs["qkv"], outputs["torch"])
-    answers = {name: (outputs[name], *case.backward[name]()) for name in names}
-    for tensor, answer, like in zip(TENSORS[1:], answers["qkv"][1:], case.inputs, strict=True):
-        expect_like(case.shape, tensor, answer, like)
-    tensors = (*case.inputs, case.grad_output)
-    errors = {tensor: {"error": 0.0, "torch_error": 0.0, "limit": 0.0} for tensor in TENSORS}
-    largest = dict.fromkeys(TENSORS, 0.0)
-    for items in batches(case.shape):
-        truth = attention_f64(*(t[items].detach() for t in tensors), case.shape.is_causal)
-        for i, tensor in enumerate(TENSORS):
-            error = errors[tensor]
-            for name, source in zip(("error", "torch_error"), names, strict=True):
-                error[name] = worse(error[name], distance(answers[source][i][items], truth[i]))
-            largest[tensor] = worse(largest[tensor], truth[i].abs().max().item())
-    for tensor, error in errors.items():
-        rounding = ROUNDING[case.grad_output.dtype] * largest[tensor]
-        error["limit"] = 2 * error["torch_error"] + rounding
-        if not error["error"] <= error["limit"]:
+    if case.base:
+        check(case.base)
+    drops = case.inputs.get("dropout_p")
+    seed = dropout_seed(case) if drops else None
+    truth = textbook.answers(case, seed=seed)
+    call = case.calls["qkv"]
+    ours = {"output": call.output()}
+    expect_like(case, "output", ours["output"], case.grad_output)
+    ours |= call.grads()
+    for name in case.leaves:
+        expect_like(case, f"grad_{name}", ours[f"grad_{name}"], case.inputs[name])
+    if case.ways and not drops:
+        torchs = {way: {"output": c.output()} | c.grads() for way, c in case.ways.items()}
+    else:
+        torchs = {"textbook": textbook.answers(case, case.grad_output.dtype, seed)}
+    return {
+        tensor: compare(case, tensor, ours[tensor], torchs, expected)
+        for tensor, expected in truth.items()
+    }
+
+
+def dropout_seed(case):
+    """What Call.output() and Call.grads() draw."""
+    torch.manual_seed(0)
+    return torch.ops.qkv.dropout_seed(case.inputs["query"]).item()
+
+
+def compare(case, tensor, ours, torchs, truth):
+    size = largest(truth)
+    rounding = ROUNDING[ours.dtype] * size
+    torch_error = 0.0
+    for way, answer in torchs.items():
+        error = largest(answer[tensor] - truth)
+        if not error <= SOMETHING_ELSE * ROUNDING[ours.dtype] * max(SMALL, size):
             raise WrongAnswer(
-                f"{case.shape.name} ({case.shape}): {tensor} is off by {error['error']:.1e} from "
-                f"float64, at most {error['limit']:.1e} is accepted (torch is off by "
-                f"{error['torch_error']:.1e})"
+                f"{where(case)}: torch's {tensor} ({way}) is off by {error:.1e} from float64, "
+                f"where the largest element is {size:.1e}"
             )
-    return errors
+        torch_error = max(torch_error, error)
+    error, limit = largest(ours - truth), 2 * torch_error + rounding
+    if not error <= limit:
+        raise WrongAnswer(
+            f"{where(case)}: {tensor} is off by {error:.1e} from float64, at most {limit:.1e} is "
+            f"accepted (torch is off by {torch_error:.1e})"
+        )
+    return {"error": error, "torch_error": torch_error, "limit": limit}
 
 
-def expect_like(shape, tensor, answer, like):
+def expect_like(case, tensor, answer, like):
     if answer.shape != like.shape or answer.dtype != like.dtype:
         raise WrongAnswer(
-            f"{shape.name} ({shape}): {tensor} is {answer.dtype} {list(answer.shape)}, "
+            f"{where(case)}: {tensor} is {answer.dtype} {list(answer.shape)}, "
             f"expected {like.dtype} {list(like.shape)}"
         )
 
 
-def distance(answer, truth):
-    return (answer - truth).abs().max().item()
+def where(case):
+    return f"{case.entry.name} ({case.entry})"
 
 
-def worse(a, b):
-    """The larger, NaN counting as largest."""
-    return b if math.isnan(b) or b > a else a
+def largest(x):
+    """NaN if there is one."""
+    return x.abs().max().item()

@@ -1,4 +1,4 @@
-"""Two calls timed against each other on a machine that others may use too."""
+"""Calls timed against each other on a machine that others may use too."""
 
 import math
 import statistics
@@ -9,21 +9,29 @@ MIN_REPEATS = 5
 MIN_SAMPLE_SECONDS = 2e-3  # many calls of a short one make a sample
 
 
-def measure(ours, theirs, seconds, repeats=None):
-    """Times both in turn, ours, theirs, ours, theirs ..., so that what disturbs one disturbs
-    the other: `repeats` times, or for about `seconds` but MIN_REPEATS times at least.
+def measure(calls, seconds, repeats=None):
+    """Times calls, {name: function}, in turn, ours, theirs, ours, theirs ..., so that what disturbs
+    one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times at least.
 
-    Returns {"calls_per_sample", "qkv_s", "torch_s"}: lists of seconds a call, in pairs.
+    Returns {"calls_per_sample", "samples_s": {name: seconds a call, turn by turn}}.
     """
-    ours, theirs = timeit.Timer(ours), timeit.Timer(theirs)
-    shortest = min(warm_up(ours), warm_up(theirs))
-    calls = max(1, math.ceil(MIN_SAMPLE_SECONDS / shortest))
-    qkv_s, torch_s = [], []
+    timers = {name: timeit.Timer(call) for name, call in calls.items()}
+    shortest = min(warm_up(timer) for timer in timers.values())
+    number = max(1, math.ceil(MIN_SAMPLE_SECONDS / shortest))
+    samples = {name: [] for name in calls}
     stop = time.perf_counter() + seconds
-    while len(qkv_s) < (repeats or MIN_REPEATS) or (not repeats and time.perf_counter() < stop):
-        qkv_s.append(ours.timeit(calls) / calls)
-        torch_s.append(theirs.timeit(calls) / calls)
-    return {"calls_per_sample": calls, "qkv_s": qkv_s, "torch_s": torch_s}
+    done = 0
+    while done < (repeats or MIN_REPEATS) or (not repeats and time.perf_counter() < stop):
+        for name, timer in timers.items():
+            samples[name].append(timer.timeit(number) / number)
+        done += 1
+    return {"calls_per_sample": number, "samples_s": samples}
+
+
+def fastest(calls):
+    """The name of the call that takes least, and {name: seconds}; each tried a few times."""
+    seconds = {name: warm_up(timeit.Timer(call)) for name, call in calls.items()}
+    return min(seconds, key=seconds.get), seconds
 
 
 def warm_up(timer):

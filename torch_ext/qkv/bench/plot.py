@@ -1,12 +1,12 @@
-"""The run as one picture: how many times torch's speed, and how much of the machine's peak."""
+"""The run as one picture: how many times torch's speed, and how much of the machine's peak or, for
+options, how many times our own time without them."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from .report import DIRECTIONS, machine_lines
+from .table import label, machine_lines
 
-COLORS = {"forward": "#1b6ca8", "backward": "#d1612a"}
-OFFSETS = {"forward": -0.19, "backward": 0.19}
+COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
 POWERS = [2.0**n for n in range(-6, 9)]
 BETWEEN = [0.75, 1.25, 1.5, 3, 6]  # more ticks, where the axis is short
 SMALL, SMALLER = 9, 8  # points
@@ -14,18 +14,21 @@ SMALL, SMALLER = 9, 8  # points
 
 def draw(run, path):
     """Writes the figure to path, in the format that its suffix names."""
-    results = run["results"]
+    results, directions = run["results"], run["directions"]
     height = 1.9 + 0.46 * len(results)
     figure = Figure(figsize=(10.5, height), layout="constrained")
-    ratios, shares = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
+    ratios, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
     draw_ratios(ratios, run)
-    draw_shares(shares, results)
+    if "both" in directions:
+        draw_own(right, results)
+    else:
+        draw_shares(right, results, directions)
     labels = [
         r["name"] if r["name"] == r["shape"] else f"{r['name']}\n{r['shape']}" for r in results
     ]
     ratios.set_yticks(range(len(results)), labels, fontsize=SMALLER)
     ratios.set_ylim(len(results) - 0.5, -0.5)
-    for axes in (ratios, shares):
+    for axes in (ratios, right):
         axes.grid(axis="x", color="0.9")
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
@@ -37,22 +40,30 @@ def draw(run, path):
     figure.savefig(path, dpi=150)
 
 
+def offsets(directions):
+    """{direction: where in its row}"""
+    step = 0.76 / len(directions)
+    return {d: step * (i - (len(directions) - 1) / 2) for i, d in enumerate(directions)}
+
+
 def draw_ratios(axes, run):
     """Dots: median ratio; bars: its interquartile range; dashes: geometric means."""
-    for direction in DIRECTIONS:
+    directions = run["directions"]
+    for direction, offset in offsets(directions).items():
         color = COLORS[direction]
-        found = [r[direction]["ratio"] for r in run["results"]]
-        medians = [ratio["median"] for ratio in found]
+        found = {i: r[direction].get("ratio") for i, r in enumerate(run["results"])}
+        found = {i + offset: ratio for i, ratio in found.items() if ratio}
+        medians = [ratio["median"] for ratio in found.values()]
         spread = [
-            [ratio["median"] - ratio["q1"] for ratio in found],
-            [ratio["q3"] - ratio["median"] for ratio in found],
+            [ratio["median"] - ratio["q1"] for ratio in found.values()],
+            [ratio["q3"] - ratio["median"] for ratio in found.values()],
         ]
-        rows = [row + OFFSETS[direction] for row in range(len(found))]
-        mean = run["geometric_mean"][direction]
-        label = f"{direction}, geometric mean {mean:.2f}"
-        axes.errorbar(medians, rows, xerr=spread, fmt="o", ms=5, color=color, label=label)
-        axes.axvline(mean, color=color, ls="--", lw=1, zorder=1)
-        for row, ratio in zip(rows, found, strict=True):
+        name, mean = label(direction), run["geometric_mean"][direction]
+        if mean and "both" not in directions:  # over options it would mean nothing
+            axes.axvline(mean, color=color, ls="--", lw=1, zorder=1)
+            name = f"{name}, geometric mean {mean:.2f}"
+        axes.errorbar(medians, list(found), xerr=spread, fmt="o", ms=5, color=color, label=name)
+        for row, ratio in found.items():
             at = (ratio["q3"], row)
             axes.annotate(
                 f"{ratio['median']:.2f}", at, (6, 0), textcoords="offset points", va="center",
@@ -69,25 +80,51 @@ def draw_ratios(axes, run):
     axes.set_title(
         "Speed relative to torch: median and interquartile range", fontsize=SMALL, loc="left"
     )
-    axes.legend(
-        fontsize=SMALLER, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=2
+    legend(axes, ncols=len(directions))
+
+
+def draw_own(axes, results):
+    """Bars: our time over that of the base; ticks: what is promised."""
+    rows = [i for i, r in enumerate(results) if "own_ratio" in r["both"]]
+    found = [results[i]["both"]["own_ratio"]["median"] for i in rows]
+    axes.barh(rows, found, height=0.5, color=COLORS["both"], label=f"{label('both')}, qkv")
+    for row, ratio in zip(rows, found, strict=True):
+        axes.annotate(
+            f"{ratio:.2f} × {results[row]['base']}", (0, row), (4, 0), textcoords="offset points",
+            va="center", fontsize=SMALLER, color="white",
+        )  # fmt: skip
+    promised = {i: results[i]["promised"]["at_most"] for i in rows}
+    promised = {i: bound for i, bound in promised.items() if bound}
+    axes.plot(
+        promised.values(), promised.keys(), "|", color="0.1", ms=14, mew=1.6, label="promised"
     )
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
+    axes.set_title("Our time relative to our own without the option", fontsize=SMALL, loc="left")
+    legend(axes, ncols=2)
 
 
-def draw_shares(axes, results):
+def draw_shares(axes, results, directions):
     """Bars: ours; ticks: torch's."""
     largest = 1.0
-    for direction in DIRECTIONS:
-        rows = [row + OFFSETS[direction] for row in range(len(results))]
+    for direction, offset in offsets(directions).items():
+        rows = [row + offset for row in range(len(results))]
         ours = [r[direction]["qkv"]["share_of_peak"] for r in results]
-        theirs = [r[direction]["torch"]["share_of_peak"] for r in results]
-        largest = max(largest, *ours, *theirs)
+        theirs = {
+            row: r[direction]["torch"]["share_of_peak"]
+            for row, r in zip(rows, results, strict=True)
+            if "torch" in r[direction]
+        }
+        largest = max(largest, *ours, *theirs.values())
         axes.barh(rows, ours, height=0.3, color=COLORS[direction], label=f"{direction}, qkv")
-        label = "torch" if direction == DIRECTIONS[-1] else None
-        axes.plot(theirs, rows, "|", color="0.1", ms=9, mew=1.6, label=label)
+        name = "torch" if direction == directions[-1] else None
+        axes.plot(theirs.values(), theirs.keys(), "|", color="0.1", ms=9, mew=1.6, label=name)
     axes.set_xlim(0, largest)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_title("Share of the FMA peak", fontsize=SMALL, loc="left")
+    legend(axes, ncols=3)
+
+
+def legend(axes, ncols):
     axes.legend(
-        fontsize=SMALLER, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=3
+        fontsize=SMALLER, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=ncols
     )

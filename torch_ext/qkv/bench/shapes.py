@@ -12,7 +12,6 @@ class Shape:
     """query [batch, heads, seqlen_q, head_dim], key [batch, kv_heads, seqlen_k, head_dim],
     value [batch, kv_heads, seqlen_k, head_dim_v]."""
 
-    name: str
     batch: int
     heads: int
     kv_heads: int
@@ -23,7 +22,7 @@ class Shape:
     is_causal: bool
 
     @classmethod
-    def parse(cls, text, name=None):
+    def parse(cls, text):
         """Raises ValueError for text that is not SPELLING."""
         match = PATTERN.fullmatch(text)
         if not match:
@@ -35,7 +34,7 @@ class Shape:
             raise ValueError(f"'{text}': every size must be at least 1")
         if H % Hkv:
             raise ValueError(f"'{text}': {Hkv} key/value heads do not divide {H} query heads")
-        return cls(name or text, B, H, Hkv, L, S, D, Dv, causal == "c")
+        return cls(B, H, Hkv, L, S, D, Dv, causal == "c")
 
     def __str__(self):
         heads = f"{self.heads}/{self.kv_heads}" if self.is_grouped else f"{self.heads}"
@@ -55,16 +54,10 @@ class Shape:
         return self.seqlen_q == 1
 
     @property
-    def forward_flops(self):
-        """By convention: the two products, a causal mask counted as half of them."""
+    def scores(self):
+        """By convention: a causal mask counted as half of them."""
         scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
-        flops = 2 * scores * (self.head_dim + self.head_dim_v)
-        return flops / 2 if self.is_causal else flops
-
-    @property
-    def backward_flops(self):
-        """By convention: five products where forward has two."""
-        return 2.5 * self.forward_flops
+        return scores / 2 if self.is_causal else scores
 
     def forward_bytes(self, itemsize):
         """What forward has to read and write at least: each tensor once."""

@@ -1,38 +1,60 @@
-"""What is measured: shapes, our call and torch's call. A new suite is a new entry of SUITES."""
+"""What is measured, by name. A new suite is a new entry of SUITES."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
-import qkv
-
+from .options import OPTIONS, Option
+from .shapes import SPELLING as SHAPE_SPELLING
 from .shapes import Shape
+
+SPELLING = f"[OPTION:]{SHAPE_SPELLING}; OPTION one of {', '.join(OPTIONS)}, plain if left out"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table: an option of the operator on a shape, and what is promised of forward
+    and backward together."""
+
+    name: str
+    option: str
+    shape: Shape
+    at_least: float | None = None  # times torch's speed
+    at_most: float | None = None  # times our own time for `base`
+
+    @classmethod
+    def parse(cls, text, name=None, at_least=None, at_most=None):
+        """Raises ValueError for text that is not SPELLING."""
+        option, _, spelling = text.rpartition(":")
+        option = option or "plain"
+        if option not in OPTIONS:
+            raise ValueError(f"'{option}' is no option; expected one of {', '.join(OPTIONS)}")
+        shape = Shape.parse(spelling)
+        if OPTIONS[option].is_square and shape.seqlen_q != shape.seqlen_k:
+            raise ValueError(f"'{text}': {option} needs as many keys as queries")
+        return cls(name or text, option, shape, at_least, at_most)
+
+    def __str__(self):
+        return str(self.shape) if self.option == "plain" else f"{self.option}:{self.shape}"
+
+    @property
+    def how(self) -> Option:
+        return OPTIONS[self.option]
+
+    @property
+    def base(self):
+        """What our own time is compared with, or None."""
+        return Entry(*self.how.base(self.shape)) if self.how.base else None
+
+    def flops(self, direction):
+        """By convention: two products forward, five backward, of the pairs that count."""
+        products = {"forward": 1, "backward": 2.5, "both": 3.5}[direction]
+        shape = self.shape
+        return products * 2 * self.how.scores(shape) * (shape.head_dim + shape.head_dim_v)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Both calls take (shape, query, key, value) and return the output
-    [batch, heads, seqlen_q, head_dim_v]."""
-
-    shapes: tuple[Shape, ...]
-    qkv: Callable[..., torch.Tensor]
-    torch: Callable[..., torch.Tensor]
-
-
-def attention(shape, query, key, value):
-    return qkv.attention(query, key, value, is_causal=shape.is_causal, enable_gqa=shape.is_grouped)
-
-
-def sdpa(shape, query, key, value):
-    return F.scaled_dot_product_attention(
-        query, key, value, is_causal=shape.is_causal, enable_gqa=shape.is_grouped
-    )
-
-
-def named(shapes):
-    return tuple(Shape.parse(spelling, name) for name, spelling in shapes.items())
+    entries: tuple[Entry, ...]
+    directions: tuple[str, ...]  # of forward, backward, both (a step of training)
 
 
 GRID = {
@@ -51,4 +73,32 @@ GRID = {
     "decode": "8x32/8x1x4096x128",
 }
 
-SUITES = {"grid": Suite(named(GRID), attention, sdpa)}
+# name: spelling, then what is promised: times torch's speed at least, times our own time at most.
+TRAINING = {
+    "plain": ("2x8x1024x1024x64",),
+    "dropout": ("dropout:2x8x1024x1024x64", 5, 1.35),
+    "bias": ("bias:2x8x1024x1024x64", 2.5),
+    "dv96": ("2x8x1024x1024x64x96", 2.5),
+    "dv96-padded": ("plain-padded:2x8x1024x1024x64x96",),
+    "mask": ("mask:2x8x1024x1024x64", None, 1.15),
+    "softcap": ("softcap:2x8x1024x1024x64", None, 1.3),
+    "alibi": ("alibi:2x8x1024x1024x64", None, 1.1),
+    "slopes": ("slopes:2x8x1024x1024x64",),
+    "sinks": ("sinks:2x8x1024x1024x64", None, 1.1),
+    "sinks-key": ("sinks-key:2x8x1024x1024x64",),
+    "window8k": ("window:1x8x8192x8192x64c", 8),
+    "window8k-cut": ("window-cut:1x8x8192x8192x64c",),
+    "window32k": ("growth:1x8x32768x32768x64c", None, 4.4),
+    "varlen": ("varlen:64x8x1024x1024x64", 2, 1.25),  # 1 / 0.8: the bound is on speed
+    "varlen-each": ("varlen-each:64x8x1024x1024x64",),
+}
+
+SUITES = {
+    "grid": Suite(
+        tuple(Entry.parse(text, name) for name, text in GRID.items()), ("forward", "backward")
+    ),
+    "options": Suite(
+        tuple(Entry.parse(text, name, *promise) for name, (text, *promise) in TRAINING.items()),
+        ("forward", "backward", "both"),
+    ),
+}

@@ -1,0 +1,146 @@
+"""What an option of the operator is, given a shape: the arguments, and torch's ways to the same
+numbers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from . import torch_ways as ways
+from .shapes import Shape
+
+DROPOUT = 0.1
+SOFTCAP = 50.0  # Gemma 2's
+WINDOW = (255, 0)  # the last 256 keys
+SHORTEST = 16  # of the documents drawn
+
+
+def no_arguments(shape, randn):
+    return {}
+
+
+@dataclass(frozen=True)
+class Option:
+    # (shape, randn) -> what the call takes besides query, key, value, is_causal and enable_gqa.
+    # randn(*sizes) draws a tensor of the case's dtype; what requires grad gets its gradient.
+    arguments: Callable[..., dict] = no_arguments
+    # torch's: way(inputs, grad_output) -> Call. The fastest is what we are compared with.
+    ways: dict[str, Callable] = field(default_factory=dict)
+    # shape -> (label, option, shape) of the call that our own time is compared with.
+    base: Callable[[Shape], tuple] | None = None
+    lengths: Callable[[Shape], list[int]] | None = None  # of packed documents
+    scores: Callable[[Shape], float] = lambda shape: shape.scores  # pairs that count
+    is_square: bool = False  # needs L == S
+
+
+def plain(shape):
+    return "plain", "plain", shape
+
+
+def quarter(shape):
+    length = max(1, shape.seqlen_q // 4)
+    return "L / 4", "window-alone", replace(shape, seqlen_q=length, seqlen_k=length)
+
+
+def equal_documents(shape):
+    """As many documents of one length, with the same number of scores but for rounding."""
+    mean_square = sum(n * n for n in drawn(shape)) / shape.batch
+    length = round(math.sqrt(mean_square))
+    return "equal lengths", "equal", replace(shape, seqlen_q=length, seqlen_k=length)
+
+
+def drawn(shape):
+    """Lengths of `batch` documents, from SHORTEST to seqlen_q."""
+    random = torch.Generator().manual_seed(0)
+    lowest = min(SHORTEST, shape.seqlen_q)
+    return torch.randint(lowest, shape.seqlen_q + 1, (shape.batch,), generator=random).tolist()
+
+
+def equal(shape):
+    return [shape.seqlen_q] * shape.batch
+
+
+def packed_scores(lengths):
+    def scores(shape):
+        pairs = shape.heads * sum(n * n for n in lengths(shape))
+        return pairs / 2 if shape.is_causal else pairs
+
+    return scores
+
+
+def window_scores(shape):
+    left, right = WINDOW
+    pairs = 0
+    for i in range(shape.seqlen_q):
+        pairs += min(shape.seqlen_k, i + right + 1) - max(0, i - left)
+    return shape.batch * shape.heads * pairs
+
+
+def dropout(shape, randn):
+    return {"dropout_p": DROPOUT}
+
+
+def bias(shape, randn):
+    return {"attn_mask": randn(1, shape.heads, shape.seqlen_q, shape.seqlen_k).requires_grad_()}
+
+
+def mask(shape, randn):
+    """A quarter is hidden, but never the first key."""
+    allowed = randn(shape.seqlen_q, shape.seqlen_k) > -0.67
+    allowed[:, 0] = True
+    return {"attn_mask": allowed}
+
+
+def softcap(shape, randn):
+    return {"softcap": SOFTCAP}
+
+
+def alibi(shape, randn):
+    heads = torch.arange(1, shape.heads + 1)
+    return {"alibi_slopes": (2.0 ** (-8 * heads / shape.heads)).to(randn(0).dtype)}
+
+
+def slopes(shape, randn):
+    return {name: x.requires_grad_() for name, x in alibi(shape, randn).items()}
+
+
+def sinks(shape, randn):
+    return {"sinks": randn(shape.heads).requires_grad_()}
+
+
+def window(shape, randn):
+    return {"window_size": WINDOW}
+
+
+SDPA = {"SDPA": ways.sdpa}
+BY_HAND = {"by hand": ways.by_hand}
+BOOL = {"SDPA, bool mask": ways.bool_mask}
+FLOAT = {"SDPA, float mask": ways.float_mask}
+PADDED = {
+    "padded SDPA, bool mask": ways.padded_bool,
+    "padded SDPA, float mask": ways.padded_float,
+}
+WINDOW_PAIRS = {"scores": window_scores, "is_square": True}
+DRAWN = {"lengths": drawn, "scores": packed_scores(drawn), "is_square": True}
+EQUAL = {"lengths": equal, "scores": packed_scores(equal), "is_square": True}
+
+OPTIONS = {
+    "plain": Option(ways=SDPA),
+    "plain-padded": Option(ways={"SDPA, q and k zero-padded": ways.zero_padded}),
+    "dropout": Option(dropout, SDPA | BY_HAND, plain),
+    "bias": Option(bias, {"SDPA": ways.bias} | BY_HAND, plain),
+    "mask": Option(mask, BOOL | FLOAT, plain),
+    "softcap": Option(softcap, BY_HAND, plain),
+    "alibi": Option(alibi, BY_HAND | FLOAT, plain),
+    "slopes": Option(slopes, BY_HAND, plain),
+    "sinks": Option(sinks, BY_HAND, plain),
+    "sinks-key": Option(sinks, {"SDPA, one more key": ways.one_more_key}, plain),
+    "window": Option(window, BOOL | FLOAT, **WINDOW_PAIRS),
+    "window-cut": Option(window, {"SDPA, cut by hand": ways.cut_window}, **WINDOW_PAIRS),
+    "window-alone": Option(window, **WINDOW_PAIRS),
+    "growth": Option(window, base=quarter, **WINDOW_PAIRS),
+    "varlen": Option(ways=PADDED, base=equal_documents, **DRAWN),
+    "varlen-each": Option(ways={"SDPA for each": ways.each_document}, **DRAWN),
+    "equal": Option(**EQUAL),
+}

@@ -1,0 +1,176 @@
+"""How torch gets the same numbers. Each way takes the inputs of our call and grad_output, and
+returns a Call; what a model would prepare once, a mask of positions or the padding, is prepared
+here and not timed."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .call import Call
+from .textbook import Block, attend
+
+
+def sdpa(inputs, grad_output):
+    return Call(F.scaled_dot_product_attention, inputs, grad_output)
+
+
+def bias(inputs, grad_output):
+    """torch refuses a mask together with is_causal."""
+    shown = whole(inputs).visible(inputs["is_causal"])
+    if shown is None:
+        return sdpa(inputs, grad_output)
+
+    def function(query, key, value, attn_mask, is_causal, enable_gqa):
+        attn_mask = attn_mask.masked_fill(~shown, -math.inf)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, enable_gqa=enable_gqa)
+
+    return Call(function, inputs, grad_output)
+
+
+def by_hand(inputs, grad_output):
+    return Call(attend, inputs, grad_output)
+
+
+def bool_mask(inputs, grad_output):
+    mask = visible(inputs)
+    return Call(F.scaled_dot_product_attention, masked(inputs, mask), grad_output)
+
+
+def float_mask(inputs, grad_output):
+    query = inputs["query"]
+    mask = torch.zeros(query.size(-2), inputs["key"].size(-2), dtype=query.dtype)
+    if "alibi_slopes" in inputs:
+        mask = mask - inputs["alibi_slopes"][..., None, None] * whole(inputs).distance()
+    shown = visible(inputs)
+    if shown is not None:
+        mask = mask.masked_fill(~shown, -math.inf)
+    return Call(F.scaled_dot_product_attention, masked(inputs, mask), grad_output)
+
+
+def whole(inputs):
+    L, S = inputs["query"].size(-2), inputs["key"].size(-2)
+    return Block(range(L), range(S), S - L)
+
+
+def visible(inputs):
+    """Everything that hides pairs, as one bool mask; None if nothing does."""
+    mask = inputs.get("attn_mask")
+    positions = whole(inputs).visible(inputs["is_causal"], inputs.get("window_size"))
+    return mask if positions is None else positions if mask is None else mask & positions
+
+
+def masked(inputs, mask):
+    kept = {name: inputs[name] for name in ("query", "key", "value", "enable_gqa")}
+    return kept | {"attn_mask": mask}
+
+
+def zero_padded(inputs, grad_output):
+    """torch's fused kernel wants d_v = d."""
+
+    def function(query, key, value, is_causal, enable_gqa):
+        scale = query.size(-1) ** -0.5
+        dim = max(query.size(-1), value.size(-1))
+        output = F.scaled_dot_product_attention(
+            *(F.pad(x, (0, dim - x.size(-1))) for x in (query, key, value)),
+            is_causal=is_causal, enable_gqa=enable_gqa, scale=scale,
+        )  # fmt: skip
+        return output[..., : value.size(-1)]
+
+    return Call(function, inputs, grad_output)
+
+
+def one_more_key(inputs, grad_output):
+    """The sink is the score of a key of its own, whose value is 0: through one more dimension, in
+    which all queries are 1 / scale, that key is the sink and all others are 0."""
+    mask = visible(inputs)
+    mask = mask if mask is None else F.pad(mask, (0, 1), value=True)
+
+    def function(query, key, value, sinks, is_causal, enable_gqa):
+        dim, group = query.size(-1), query.size(1) // key.size(1)
+        if enable_gqa:  # a sink belongs to a query head
+            key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+        query = F.pad(query, (0, 1), value=dim**0.5)
+        sink = F.pad(sinks[:, None, None], (dim, 0)).expand(key.size(0), -1, 1, -1)
+        key = torch.cat([F.pad(key, (0, 1)), sink], -2)
+        value = F.pad(value, (0, 1, 0, 1))
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=dim**-0.5)[
+            ..., :-1
+        ]
+
+    return Call(function, inputs, grad_output)
+
+
+def cut_window(inputs, grad_output):
+    """A window of W keys, cut: W queries at a time see 2 W keys."""
+    query = inputs["query"]
+    batch, heads, length, _ = query.shape
+    width = inputs["window_size"][0] + 1
+    pieces = -(-length // width)
+    mask = Block(range(width, 2 * width), range(2 * width)).visible(window_size=(width - 1, 0))
+    mask = mask.repeat(pieces, 1, 1)
+    mask[0, :, :width] = False  # before the first key
+    mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
+    mask = mask.repeat(batch, 1, 1)[:, None]
+
+    def cut(x, size):
+        """[B, H, L, D] -> [B * pieces, H, size, D], overlapping where size is larger than W"""
+        x = F.pad(x, (0, 0, size - width, pieces * width - length))
+        return x.unfold(-2, size, width).movedim(2, 1).flatten(0, 1).mT
+
+    def function(query, key, value, window_size, is_causal, enable_gqa):
+        output = F.scaled_dot_product_attention(
+            cut(query, width), cut(key, 2 * width), cut(value, 2 * width),
+            attn_mask=mask, enable_gqa=enable_gqa,
+        )  # fmt: skip
+        return output.unflatten(0, (batch, pieces)).movedim(1, 2).flatten(2, 3)[:, :, :length]
+
+    return Call(function, inputs, grad_output)
+
+
+def documents(inputs):
+    return inputs["cu_seq_q"].diff().tolist()
+
+
+def padded(inputs, grad_output, dtype):
+    """[documents, H, longest, D]; the mask hides the padding."""
+    lengths = documents(inputs)
+
+    def pad(x):
+        return torch.nn.utils.rnn.pad_sequence(x.detach().split(lengths), True).transpose(1, 2)
+
+    def ours(x):
+        return torch.cat([x[i, :, :n].transpose(0, 1) for i, n in enumerate(lengths)])
+
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
+    if inputs["is_causal"]:
+        mask = mask & torch.ones(max(lengths), max(lengths), dtype=torch.bool).tril()
+    if dtype != torch.bool:
+        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
+    tensors = {name: pad(inputs[name]).requires_grad_() for name in ("query", "key", "value")}
+    tensors |= {"attn_mask": mask, "enable_gqa": inputs["enable_gqa"]}
+    return Call(F.scaled_dot_product_attention, tensors, pad(grad_output), ours)
+
+
+def padded_bool(inputs, grad_output):
+    return padded(inputs, grad_output, torch.bool)
+
+
+def padded_float(inputs, grad_output):
+    return padded(inputs, grad_output, grad_output.dtype)
+
+
+def each_document(inputs, grad_output):
+    lengths = documents(inputs)
+
+    def function(query, key, value, is_causal, enable_gqa, **_):
+        outputs = [
+            F.scaled_dot_product_attention(
+                *(x.transpose(0, 1)[None] for x in document),
+                is_causal=is_causal, enable_gqa=enable_gqa,
+            )
+            for document in zip(*(x.split(lengths) for x in (query, key, value)), strict=True)
+        ]  # fmt: skip
+        return torch.cat([x[0].transpose(0, 1) for x in outputs])
+
+    return Call(function, inputs, grad_output)
