@@ -20,7 +20,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                          int64_t key, int64_t keys, int64_t at, const BackwardScratch<T>& s) {
   const Strides& k = p.key.strides;
   const Strides& v = p.value.strides;
-  const T* key_rows = plane<T>(p, p.key, t.tile.batch, t.tile.kv_head) + key * k.row;
+  const T* key_rows = s.keys + key * k.row;
   const int64_t lanes = t.tile.lanes;
   T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
   gemm<T>(keys, lanes,
@@ -28,8 +28,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
            weights, kGradRows, Beta::zero, nullptr});
   apply_score_options(p, t.tile, key, keys, weights, s.cap_slope ? s.cap_slope + at : nullptr);
   gemm<T>(keys, lanes,
-          {a.grad_output.data ? p.head_dim_v : 0,
-           plane<T>(p, p.value, t.tile.batch, t.tile.kv_head) + key * v.row, v.row, v.col,
+          {a.grad_output.data ? p.head_dim_v : 0, s.values + key * v.row, v.row, v.col,
            s.grad_output_t + t.lane * padded<T>(p.head_dim_v), lanes, grad_scores, kGradRows,
            Beta::zero, nullptr});
   if (a.grad_weights.data) {
@@ -65,7 +64,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
   if (p.softcap > 0) softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
   if (!a.grad_query.data) return;
   const Strides& k = p.key.strides;
-  const T* key_rows = plane<T>(p, p.key, tile.batch, tile.kv_head) + key * k.row;
+  const T* key_rows = s.keys + key * k.row;
   gemm<T>(p.head_dim, tile.lanes,
           {keys, key_rows, k.col, k.row, grad_scores, kGradRows,
            s.grad_query_t + t.lane * padded<T>(p.head_dim), tile.lanes, Beta::one, nullptr});
@@ -202,7 +201,7 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
               void* workspace) {
   Arena arena(workspace);
   const int64_t keys = block.key_end - block.key_begin;
-  const BackwardScratch<T> s(arena, p, keys);
+  const BackwardScratch<T> s(arena, p, block.batch, block.kv_head, keys);
   std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
   if (a.grad_mask_keys.data) std::fill_n(s.key_sums, keys * p.group() * kLanes<T>, T(0));
@@ -248,7 +247,7 @@ void finish_grad_query(const Problem& p, const BackwardArgs& a, const GradQueryR
 template <class T>
 size_t backward_workspace(const Problem& p, int64_t keys) {
   Arena arena(nullptr);
-  BackwardScratch<T>(arena, p, keys);
+  BackwardScratch<T>(arena, p, 0, 0, keys);
   return arena.used();
 }
 

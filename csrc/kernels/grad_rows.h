@@ -4,6 +4,7 @@ namespace qkv::QKV_ISA {
 
 template <class T>
 struct BackwardScratch {
+  const T *keys, *values;  // of the plane
   // One block of rows: natural [kGradRows, padded(D)], grad_output times the
   // factor of dropout ...
   T *query, *grad_output;
@@ -18,8 +19,10 @@ struct BackwardScratch {
   T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
   Dropout<T> dropout;
 
-  BackwardScratch(Arena& arena, const Problem& p, int64_t keys)
-      : query(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
+  BackwardScratch(Arena& arena, const Problem& p, int64_t batch, int64_t kv_head, int64_t key_count)
+      : keys(plane<T>(p, p.key, batch, kv_head)),
+        values(plane<T>(p, p.value, batch, kv_head)),
+        query(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
         grad_output(arena.take<T>(kGradRows * padded<T>(p.head_dim_v))),
         query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
         grad_output_t(arena.take<T>(kGradRows * padded<T>(p.head_dim_v))),
@@ -31,10 +34,10 @@ struct BackwardScratch {
         weights(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
         grad_scores(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
         cap_slope(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
-        grad_key(arena.take<T>(keys * padded<T>(p.head_dim))),
-        grad_value(arena.take<T>(keys * padded<T>(p.head_dim_v))),
+        grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
+        grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
         key_sums(p.mask_type == MaskType::f32 || p.mask_type == MaskType::f64
-                     ? arena.take<T>(keys * p.group() * kLanes<T>)
+                     ? arena.take<T>(key_count * p.group() * kLanes<T>)
                      : nullptr),
         dropout(p) {}
 };
@@ -103,12 +106,13 @@ void pack_grad_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int6
   const Rows<const T> output = input(a.output), grad_lse = input(a.grad_lse);
   const Rows<const T> weights_dot = input(a.grad_weights_dot);
   std::fill_n(s.delta, kGradRows, T(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    if (a.grad_output.data)
+  if (a.grad_output.data)
+    for (int64_t r = 0; r < rows; ++r)
       s.delta[r] = dot(s.grad_output + r * step, output[row + r], output.col, p.head_dim_v);
-    if (grad_lse.data) s.delta[r] -= *grad_lse[row + r];
-    if (weights_dot.data) s.delta[r] += *weights_dot[row + r];
-  }
+  if (grad_lse.data)
+    for (int64_t r = 0; r < rows; ++r) s.delta[r] -= *grad_lse[row + r];
+  if (weights_dot.data)
+    for (int64_t r = 0; r < rows; ++r) s.delta[r] += *weights_dot[row + r];
   if (p.dropout_p > 0 && a.grad_output.data)
     for (int64_t i = 0; i < rows * step; ++i) s.grad_output[i] *= T(dropout_scale(p.dropout_p));
 }

@@ -7,7 +7,7 @@ template <class T>
 void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
                  const ForwardBlock& block, void* workspace) {
   Arena arena(workspace);
-  const BackwardScratch<T> s(arena, p, 0);
+  const BackwardScratch<T> s(arena, p, block.batch, block.kv_head, 0);
   BackwardArgs a;
   a.lse = args.lse;
   a.grad_weights = args.grad_weights;
