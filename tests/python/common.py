@@ -1,4 +1,4 @@
-"""What the operator is held against: the textbook's attention, torch's, and bounds on errors."""
+"""What the operator is held against: the textbook's attention, torch's, and how far off each is."""
 
 import math
 import os
@@ -8,60 +8,161 @@ import sys
 import torch
 import torch.nn.functional as F
 
-import qkv
+from qkv.bench import philox
 
 INF = float("inf")
-FLOOR = 2
 
 
-def attend(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+def attend(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+    window_size=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    sinks=None,
+    dropout_seed=None,
+):
     """(output, lse) by the textbook, in the inputs' dtype; torch's autograd differentiates it.
 
     query [..., H, L, D], key [..., Hkv, S, D], value [..., Hkv, S, Dv]
     -> [..., H, L, Dv], [..., H, L].
     Follows the operator's semantics where torch's paths disagree: mask and is_causal both apply,
     -inf in a mask hides the key, a row that sees no key gets output 0, lse -inf, gradients 0.
-    Expects finite inputs; see attend_with_junk.
+    dropout_seed: what qkv::dropout_seed drew. Expects finite inputs; see attend_with_junk.
     """
     if enable_gqa:
         key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    scores = query @ key.mT * scale
-    allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    scores = bend(query @ key.mT * scale, softcap, alibi_slopes)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask.to(scores.dtype).masked_fill(attn_mask == -INF, 0)
+    allowed = visible(*scores.shape[-2:], attn_mask, is_causal, window_size)
+    scores = scores.masked_fill(~allowed, -INF)
+    if sinks is not None:  # one more key
+        scores = with_sinks(scores, sinks)
+    empty = (scores == -INF).all(-1, keepdim=True)
+    scores = scores.masked_fill(empty, 0)
+    weights = scores.softmax(-1).masked_fill(empty, 0)[..., : key.size(-2)]
+    lse = scores.logsumexp(-1).masked_fill(empty.squeeze(-1), -INF)
+    lead = torch.broadcast_shapes(scores.shape[:-2], value.shape[:-2])
+    if dropout_p > 0:
+        kept = keep_mask(int(dropout_seed), dropout_p, (*lead, *weights.shape[-2:]))
+        weights = weights * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0)
+    return weights @ value, lse.expand(*lead, -1)
+
+
+def fused(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+    window_size=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    sinks=None,
+    dropout_seed=None,
+):
+    """attend() by the operator, with the same arguments; dropout_seed instead of a drawn one."""
+    seed = None if dropout_seed is None else torch.tensor([dropout_seed])
+    return torch.ops.qkv.attention_forward(
+        query, key, value, attn_mask, alibi_slopes, sinks, seed, None, None, None,
+        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        window_size=window_size, softcap=softcap,
+    )  # fmt: skip
+
+
+def with_sinks(scores, sinks):
+    """[..., H, L, S + 1]: the sinks are one more column."""
+    lead = torch.broadcast_shapes(scores.shape[:-2], sinks.shape)
+    column = sinks.to(scores.dtype)[..., None, None].expand(*lead, scores.size(-2), 1)
+    return torch.cat([scores.expand(*lead, *scores.shape[-2:]), column], -1)
+
+
+def keep_mask(seed, dropout_p, shape):
+    """bool, of `shape` [batch..., H, L, S]: True where dropout keeps the weight."""
+    *lead, L, S = shape
+    kept = philox.kept(seed, dropout_p, range(math.prod(lead)), range(L), range(S))
+    return kept.reshape(shape)
+
+
+def bend(scores, softcap=0.0, alibi_slopes=None):
+    """Softcap and ALiBi, on [..., H, L, S]."""
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.to(scores.dtype)[..., None, None]
+        scores = scores - slopes * distance(*scores.shape[-2:])
+    return scores
+
+
+def distance(L, S):
+    """|i + S - L - j|: how far each key is from the query's own place, seen from the ends."""
+    return (torch.arange(L)[:, None] + (S - L) - torch.arange(S)).abs()
+
+
+def visible(L, S, attn_mask=None, is_causal=False, window_size=None):
+    """bool, broadcastable to [..., L, S]: which keys each query may attend to."""
+    allowed = torch.ones(L, S, dtype=torch.bool)
     if is_causal:
         allowed = allowed.tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        allowed = allowed & attn_mask
-    elif attn_mask is not None:
-        allowed = allowed & (attn_mask != -INF)
-        scores = scores + attn_mask.to(scores.dtype).masked_fill(attn_mask == -INF, 0)
-    empty = ~allowed.any(-1, keepdim=True)
-    scores = scores.masked_fill(~allowed, -INF).masked_fill(empty, 0)
-    output = scores.softmax(-1).masked_fill(empty, 0) @ value
-    lse = scores.logsumexp(-1).masked_fill(empty.squeeze(-1), -INF)
-    return output, lse.expand(output.shape[:-1])
+    if window_size is not None:
+        left, right = window_size
+        behind = torch.arange(L)[:, None] + (S - L) - torch.arange(S)
+        if left >= 0:
+            allowed = allowed & (behind <= left)
+        if right >= 0:
+            allowed = allowed & (-behind <= right)
+    if attn_mask is None:
+        return allowed
+    return allowed & (attn_mask if attn_mask.dtype == torch.bool else attn_mask != -INF)
 
 
-def attend_with_junk(query, key, value, attn_mask=None, is_causal=False, scale=None):
+def attend_with_junk(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    is_causal=False,
+    scale=None,
+    window_size=None,
+    softcap=0.0,
+    alibi_slopes=None,
+    sinks=None,
+):
     """attend() for H == Hkv with NaN and inf in the inputs: each row gets its own copy of the keys
     and values, with zeros where it may not look, so that what is masked cannot leak into the
     result or any gradient. What is not masked does what it does in torch's math path."""
     L, S = query.size(-2), key.size(-2)
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    allowed = torch.ones(L, S, dtype=torch.bool)
-    if is_causal:
-        allowed = allowed.tril()
-    bias = torch.zeros((), dtype=query.dtype)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        allowed = allowed & attn_mask
-    elif attn_mask is not None:
-        allowed, bias = allowed & (attn_mask != -INF), attn_mask.to(query.dtype)
+    allowed = visible(L, S, attn_mask, is_causal, window_size)
     blind = ~allowed.any(-1, keepdim=True)
     keys, values = (x[..., None, :, :].where(allowed[..., None], 0) for x in (key, value))
-    scores = (query.where(~blind, 0)[..., None, :] * keys).sum(-1) * scale + bias
-    scores = scores.where(allowed, -INF).where(~blind, 0)
+    scores = (query.where(~blind, 0)[..., None, :] * keys).sum(-1) * scale
+    scores = bend(scores, softcap, alibi_slopes)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask.to(query.dtype)
+    scores = scores.where(allowed, -INF)
+    if sinks is None:
+        scores = scores.where(~blind, 0)
+    else:
+        scores = with_sinks(scores, sinks)
     weights = torch._safe_softmax(scores, -1)  # 0 where all are -inf, as in torch's math path
+    weights = weights[..., :S]
     output = (weights[..., None] * values).sum(-2).where(~blind, 0)
+    if sinks is not None:
+        blind = torch.zeros_like(blind)  # they see the sink
     top = scores.detach().amax(-1, keepdim=True)
     nothing = blind | (top == -INF)
     sums = (scores - top.where(~nothing, 0)).exp().sum(-1, keepdim=True).where(~nothing, 1)
@@ -90,6 +191,23 @@ def sdpa(query, key, value, attn_mask=None, is_causal=False, **options):
     )
 
 
+def unfused(query, key, value, **options):
+    """(output, lse) as torch gives them: by its own attention if it can, else step by step."""
+    output, lse = attend(query, key, value, **options)
+    if options.keys() <= {"attn_mask", "is_causal", "scale", "enable_gqa"}:
+        output = sdpa(query, key, value, **options)
+    return output, lse
+
+
+def reference(query, key, value, **options):
+    """attend() in f64."""
+    wide = {
+        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in options.items()
+    }
+    return attend(query.double(), key.double(), value.double(), **wide)
+
+
 def max_error(x, truth):
     """Largest absolute difference; inf where one is NaN or infinite and the other is not."""
     if truth.numel() == 0:
@@ -104,76 +222,8 @@ def rms_error(x, truth):
     return ((x.detach().double() - truth).norm() / truth.norm()).item()
 
 
-def assert_no_less_accurate(ours, theirs, truth):
-    """At ratio 1 on the root mean square error. Over large tensors that is a steady number, but
-    two of one size still differ by a percent or so from draw to draw. Generic code is allowed
-    more: each of its products is rounded, while torch has fused multiply-adds on most CPUs."""
-    our_error, their_error = rms_error(ours, truth), rms_error(theirs, truth)
-    limit = 1.1 if qkv.active_isa() == "generic" else 1.02
-    assert our_error <= limit * their_error, f"{our_error / their_error:.3f} times torch's"
-
-
-def assert_within_rounding(ours, theirs, truth, size):
-    """f32: no element further off than torch's worst, but for FLOOR roundings of sums of `size`.
-    f64: to 1e-12 of `size`."""
-    assert ours.shape == truth.shape
-    error, limit = max_error(ours, truth), 1e-12 * size
-    if ours.dtype == torch.float32:
-        rounding, torchs = torch.finfo(torch.float32).eps * size, max_error(theirs, truth)
-        limit = torchs + FLOOR * rounding
-        assert error <= limit, f"off by {error:.3g}, torch {torchs:.3g}, a rounding {rounding:.3g}"
-    assert error <= limit
-
-
 def repeat_heads(x, heads):
     return x.repeat_interleave(heads // x.size(-3), -3)
-
-
-def fold_to(x, shape):
-    """Sums over the dimensions along which a tensor of `shape` was broadcast or had its heads
-    repeated to reach the shape of x: what autograd does with a gradient."""
-    if len(shape) >= 3 and shape[-3] not in (1, x.size(-3)):
-        x = x.unflatten(-3, (shape[-3], -1)).sum(-3)
-    return x.sum_to_size(shape)
-
-
-def magnitudes(tensors, grad_output=None, grad_lse=None, enable_gqa=False, **options):
-    """Size of the sums behind (output, lse, grad_query, grad_key, grad_value): each sum of products
-    again with every term positive, times 1 + the largest score and lse, which is how far rounding
-    those moves a weight; the largest element of each. One ulp of this is what one rounding costs,
-    also where sums cancel (a gradient that is exactly 0, say).
-    """
-    shapes = [x.shape for x in tensors]
-    query, key, value = (x.detach().double() for x in tensors)
-    if enable_gqa:
-        key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
-    weights, _ = attend(query, key, torch.eye(key.size(-2), dtype=torch.float64), **options)
-    weights = weights.expand(*(weights @ value).shape[:-1], -1)
-    query, key, value = query.abs(), key.abs(), value.abs()
-    scale = options.get("scale")
-    scale = abs(scale) if scale is not None else 1 / math.sqrt(query.size(-1))
-    scores = query @ key.mT * scale
-    mask = options.get("attn_mask")
-    if mask is not None and mask.dtype != torch.bool:
-        scores = scores + mask.double().masked_fill(mask == -INF, 0).abs()
-    top = 1 + largest(scores) + math.log(max(1, scores.size(-1)))  # no lse is larger
-    sizes = [top * largest(weights @ value), top]
-    if grad_output is None and grad_lse is None:
-        return sizes
-    if grad_output is None:
-        grad_output = torch.zeros(*weights.shape[:-1], value.size(-1))
-    grad_output = grad_output.double().abs()
-    grad_weights = grad_output @ value.mT
-    delta = (weights * grad_weights).sum(-1, keepdim=True)
-    if grad_lse is not None:
-        delta = delta + grad_lse.double().abs()[..., None]
-    grad_scores = weights * (grad_weights + delta) * scale
-    grads = (grad_scores @ key, grad_scores.mT @ query, weights.mT @ grad_output)
-    return [*sizes, *(top * largest(fold_to(g, s)) for g, s in zip(grads, shapes, strict=True))]
-
-
-def largest(x):
-    return x.abs().max().item() if x.numel() else 0.0
 
 
 def run_python(code, timeout=120, env=(), cwd=None):

@@ -35,15 +35,21 @@ def _junk(x):
 
 @dataclasses.dataclass
 class Case:
-    """shapes: of query, key, value and, unless None, the mask."""
+    """shapes: of query, key, value and, unless None, the mask. head_shapes: of alibi_slopes and
+    sinks, unless None, in head_dtype. The rest are the operator's arguments."""
 
     shapes: tuple
     layouts: tuple
     zero_stride_dims: tuple  # of each tensor: dimensions along which it repeats one slice
     mask_kind: str | None
+    head_shapes: tuple
+    head_dtype: torch.dtype
     is_causal: bool
     scale: float | None
     enable_gqa: bool
+    window_size: tuple | None
+    softcap: float
+    dropout_p: float
     spread: float  # standard deviation of query, key and a floating mask
     seed: int
 
@@ -69,13 +75,31 @@ class Case:
             "scale": self.scale,
             "enable_gqa": self.enable_gqa,
         }
-        return inputs, options
+        return inputs, options | self._more_options(generator)
 
     def _mask(self, x, dtype):
         if self.mask_kind == "bool":
             return x > -0.5
         mask = (x * self.spread).masked_fill(x < -1, -math.inf)
         return mask.to(dtype if self.mask_kind == "same" else torch.float32)
+
+    def _more_options(self, generator):
+        """What torch's own attention does not have: only what is in use."""
+        more = {}
+        if self.window_size is not None:
+            more["window_size"] = self.window_size
+        if self.softcap:
+            more["softcap"] = self.softcap
+        for name, shape in zip(("alibi_slopes", "sinks"), self.head_shapes, strict=True):
+            if shape is not None:
+                x = torch.randn(shape, generator=generator, dtype=torch.float64)
+                if name == "sinks":
+                    x = (2 * x).masked_fill(x < -1, -math.inf)
+                more[name] = lay_out(x.to(self.head_dtype), self.layouts[0])
+        if self.dropout_p > 0:
+            seed = self.seed * 0x9E3779B97F4A7C15 % 2**64 - 2**63  # any int64
+            more |= {"dropout_p": self.dropout_p, "dropout_seed": seed}
+        return more
 
 
 SIZES = st.one_of(
@@ -121,6 +145,7 @@ def cases(draw, max_work=1_500_000):
         mask_shape = draw(_broadcast_shape((*lead, L, S)))
         mask_shape = (1,) * (2 - len(mask_shape)) + mask_shape
     shapes = (*(a + b for a, b in zip(leads, [(L, D), (S, D), (S, Dv)], strict=True)), mask_shape)
+    sides = st.sampled_from([-1, 0, 1, 2, 5, S // 2, L // 2, L + S, 2**40])
     return Case(
         shapes=shapes,
         layouts=tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(4)),
@@ -128,9 +153,16 @@ def cases(draw, max_work=1_500_000):
             tuple(d for d in (-4, -3, -2, -1) if draw(st.integers(0, 7)) == 0) for _ in range(4)
         ),
         mask_kind=mask_kind,
+        head_shapes=tuple(
+            draw(_broadcast_shape(lead)) if draw(st.integers(0, 3)) == 0 else None for _ in range(2)
+        ),
+        head_dtype=draw(st.sampled_from([torch.float32, torch.float64])),
         is_causal=draw(st.booleans()),
         scale=draw(SCALES),
         enable_gqa=enable_gqa,
+        window_size=draw(st.one_of(st.none(), st.none(), st.tuples(sides, sides))),
+        softcap=draw(st.sampled_from([0.0, 0.0, 0.0, 0.0, 0.5, 3.0, 50.0])),
+        dropout_p=draw(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5, 1.0])),
         spread=draw(st.sampled_from([1.0, 1.0, 0.01, 6.0])),
         seed=draw(st.integers(0, 2**16)),
     )

@@ -4,50 +4,24 @@ import itertools
 
 import pytest
 import torch
-from common import (
-    assert_no_less_accurate,
-    assert_within_rounding,
-    attend,
-    magnitudes,
-    rms_error,
-    sdpa,
-)
+from common import attend, fused, rms_error, unfused
+from gradients import INPUTS, LEAVES, gradients, leaves_of, reference_gradients
 from grid import GRID, grid_inputs
 from hypothesis import given
 from hypothesis import strategies as st
+from rounding import assert_no_less_accurate, assert_within_rounding, magnitudes
 from strategies import LAYOUTS, cases, lay_out
 from torch.autograd import gradcheck
 
-NAMES = ["query", "key", "value"]
 
-
-def gradients(f, inputs, options, grads, wanted=(0, 1, 2)):
-    """d <f's outputs, grads> / d inputs[wanted]; None in grads leaves that output out."""
-    inputs = [x.detach().requires_grad_(n in wanted) for n, x in enumerate(inputs)]
-    used = [(y, g) for y, g in zip(f(*inputs, **options), grads, strict=True) if g is not None]
-    pairs = [(y, g) for y, g in used if y.requires_grad]
-    needed = [inputs[n] for n in wanted]
-    if not pairs:
-        return [torch.zeros_like(x) for x in needed]
-    outputs, seeds = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outputs, needed, seeds, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, needed, strict=True)]
-
-
-def reference_gradients(inputs, options, grads, wanted=(0, 1, 2)):
-    grads = [None if g is None else g.double() for g in grads]
-    return gradients(attend, [x.double() for x in inputs], options, grads, wanted)
-
-
-def torch_gradients(inputs, options, grads, wanted=(0, 1, 2)):
-    """Through scaled_dot_product_attention where it can give them."""
-    if grads[1] is not None:
-        return gradients(attend, inputs, options, grads, wanted)
-    return gradients(lambda *a, **o: (sdpa(*a, **o), None), inputs, options, grads, wanted)
-
-
-def our_gradients(inputs, options, grads, wanted=(0, 1, 2)):
-    return gradients(torch.ops.qkv.attention_with_lse, inputs, options, grads, wanted)
+def all_three(inputs, options, grads, wanted):
+    """The gradients by the operator, by torch and by the reference."""
+    torchs = unfused if grads[1] is None else attend
+    return (
+        gradients(fused, inputs, options, grads, wanted),
+        gradients(torchs, inputs, options, grads, wanted),
+        reference_gradients(attend, inputs, options, grads, wanted),
+    )
 
 
 @pytest.mark.usefixtures("isa")
@@ -56,25 +30,23 @@ class TestAgainstReference:
     @given(
         case=cases(max_work=600_000),
         through=st.sampled_from([(True, False), (True, False), (False, True), (True, True)]),
-        wanted=st.sampled_from([(0, 1, 2), (0, 1, 2), (0,), (1,), (2,), (0, 2), (1, 2), (0, 1)]),
+        wanted=st.one_of(st.just(LEAVES), st.sets(st.sampled_from(LEAVES), min_size=1)),
         grad_layout=st.sampled_from([*LAYOUTS, "scalar"]),
     )
     def test_drawn(self, dtype, case, through, wanted, grad_layout):
         inputs, options = case.tensors(dtype)
+        wanted = [name for name in leaves_of(options) if name in wanted] or INPUTS
         torch.manual_seed(case.seed)
         grads = []
         for used, x in zip(through, attend(*inputs, **options), strict=True):
             g = torch.randn(x.shape, dtype=dtype)
             g = g[:1].sum().expand(x.shape) if grad_layout == "scalar" else lay_out(g, grad_layout)
             grads.append(g if used else None)
-        sizes = magnitudes(inputs, *grads, **options)[2:]
-        ours, theirs, truths = (
-            f(inputs, options, grads, wanted)
-            for f in (our_gradients, torch_gradients, reference_gradients)
-        )
-        for n, x, y, truth in zip(wanted, ours, theirs, truths, strict=True):
-            assert x.dtype == dtype
-            assert_within_rounding(x, y, truth, sizes[n])
+        sizes = magnitudes(*inputs, **options, grads=tuple(grads))
+        ours, theirs, truths = all_three(inputs, options, grads, wanted)
+        for name, x in ours.items():
+            assert x.dtype == (options[name] if name in options else inputs[0]).dtype
+            assert_within_rounding(x, theirs[name], truths[name], sizes[name], dtype)
 
 
 @pytest.mark.usefixtures("isa")
@@ -84,29 +56,26 @@ class TestErrorIsNoLargerThanTorchs:
     def test_grid(self, shape, dtype):
         inputs, options = grid_inputs(shape, dtype)
         grads = [torch.randn_like(inputs[0]), None]
-        truths = reference_gradients(inputs, options, grads)
-        ours = our_gradients(inputs, options, grads)
         if dtype == torch.float64:
-            assert max(rms_error(x, y) for x, y in zip(ours, truths, strict=True)) <= 1e-13
+            ours = gradients(fused, inputs, options, grads)
+            truths = gradients(attend, inputs, options, grads)
+            assert max(rms_error(ours[n], truths[n]) for n in INPUTS) <= 1e-13
             return
-        theirs = torch_gradients(inputs, options, grads)
-        for x, y, truth in zip(ours, theirs, truths, strict=True):
-            assert_no_less_accurate(x, y, truth)
+        ours, theirs, truths = all_three(inputs, options, grads, INPUTS)
+        for n in INPUTS:
+            assert_no_less_accurate(ours[n], theirs[n], truths[n])
 
     @pytest.mark.parametrize("through", ["lse", "both", "masked"])
     def test_lse_and_mask(self, through):
         inputs = [torch.randn(2, 3, 500, 64) for _ in range(3)]
         mask = torch.rand(3, 500, 500) < 0.7 if through == "masked" else None
-        options = {"attn_mask": mask}
         grads = [torch.randn_like(inputs[0]), torch.randn(2, 3, 500)]
         if through != "both":
             grads[0 if through == "lse" else 1] = None
-        wanted = (0, 1) if through == "lse" else (0, 1, 2)
-        truths = reference_gradients(inputs, options, grads, wanted)
-        ours = our_gradients(inputs, options, grads, wanted)
-        theirs = torch_gradients(inputs, options, grads, wanted)
-        for x, y, truth in zip(ours, theirs, truths, strict=True):
-            assert_no_less_accurate(x, y, truth)
+        wanted = INPUTS[:2] if through == "lse" else INPUTS
+        ours, theirs, truths = all_three(inputs, {"attn_mask": mask}, grads, wanted)
+        for n in wanted:
+            assert_no_less_accurate(ours[n], theirs[n], truths[n])
 
 
 MASKS = {
@@ -175,12 +144,14 @@ class TestGradcheck:
 class TestWhatIsReturned:
     def test_only_what_is_asked_for(self):
         inputs = [torch.randn(1, 2, 19, 8) for _ in range(3)]
+        heads = {"alibi_slopes": torch.rand(2), "sinks": torch.randn(2)}
+        options = {"attn_mask": torch.randn(2, 19, 19), **heads}
         grads = [torch.randn(1, 2, 19, 8), torch.randn(1, 2, 19)]
-        whole = our_gradients(inputs, {}, grads)
-        for r in (1, 2):
-            for wanted in itertools.combinations(range(3), r):
-                for n, g in zip(wanted, our_gradients(inputs, {}, grads, wanted), strict=True):
-                    assert torch.equal(g, whole[n]), NAMES[n]
+        whole = gradients(fused, inputs, options, grads, LEAVES)
+        for r in range(1, len(LEAVES)):
+            for wanted in itertools.combinations(LEAVES, r):
+                for n, g in gradients(fused, inputs, options, grads, wanted).items():
+                    assert torch.equal(g, whole[n]), n
 
     def test_same_tensor_as_query_key_and_value(self):
         x = torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True)
@@ -190,7 +161,13 @@ class TestWhatIsReturned:
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
     def test_empty(self):
+        heads = {"alibi_slopes": torch.rand(3), "sinks": torch.randn(3)}
         for L, S in [(0, 4), (4, 0), (0, 0)]:
             inputs = [torch.randn(2, 3, n, 8) for n in (L, S, S)]
-            for g in our_gradients(inputs, {}, [torch.randn(2, 3, L, 8), torch.randn(2, 3, L)]):
+            options = {"attn_mask": torch.randn(L, S), **heads}
+            grads = [torch.randn(2, 3, L, 8), torch.randn(2, 3, L)]
+            found = gradients(fused, inputs, options, grads, LEAVES)
+            expected = torch.zeros(3) if L == 0 else grads[1].sum((0, 2))  # the lse is the sink
+            torch.testing.assert_close(found.pop("sinks"), expected)
+            for g in found.values():
                 assert torch.equal(g, torch.zeros_like(g))

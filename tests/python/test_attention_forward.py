@@ -2,25 +2,14 @@
 
 import pytest
 import torch
-from common import (
-    assert_no_less_accurate,
-    assert_within_rounding,
-    attend,
-    magnitudes,
-    max_error,
-    rms_error,
-    sdpa,
-)
+from common import attend, fused, max_error, reference, rms_error, sdpa, unfused
 from grid import GRID, grid_inputs
 from hypothesis import given
+from rounding import assert_no_less_accurate, assert_within_rounding, magnitudes
 from strategies import LAYOUTS, cases, lay_out
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
-
-
-def reference(inputs, options):
-    return attend(*(x.double() for x in inputs), **options)
 
 
 @pytest.mark.usefixtures("isa")
@@ -29,12 +18,12 @@ class TestAgainstReference:
     @given(case=cases())
     def test_drawn(self, dtype, case):
         inputs, options = case.tensors(dtype)
-        ours = torch.ops.qkv.attention_with_lse(*inputs, **options)
+        ours = fused(*inputs, **options)
         assert all(x.dtype == dtype for x in ours)
-        theirs = sdpa(*inputs, **options), attend(*inputs, **options)[1]
-        truths, sizes = reference(inputs, options), magnitudes(inputs, **options)
-        for x, y, truth, size in zip(ours, theirs, truths, sizes, strict=True):
-            assert_within_rounding(x, y, truth, size)
+        theirs, truths = (f(*inputs, **options) for f in (unfused, reference))
+        sizes = magnitudes(*inputs, **options)
+        for name, x, y, truth in zip(["output", "lse"], ours, theirs, truths, strict=True):
+            assert_within_rounding(x, y, truth, sizes[name], dtype)
 
 
 @pytest.mark.usefixtures("isa")
@@ -43,7 +32,7 @@ class TestErrorIsNoLargerThanTorchs:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
     def test_grid(self, shape, dtype):
         inputs, options = grid_inputs(shape, dtype)
-        truth, truth_lse = reference(inputs, options)
+        truth, truth_lse = reference(*inputs, **options)
         ours, lse = torch.ops.qkv.attention_with_lse(*inputs, **options)
         if dtype == torch.float64:
             assert rms_error(ours, truth) <= 1e-14 and rms_error(lse, truth_lse) <= 1e-14
@@ -56,7 +45,7 @@ class TestErrorIsNoLargerThanTorchs:
         inputs = [torch.randn(2, 3, 700, 64) for _ in range(3)]
         mask = torch.randn(2, 1, 700, 700)
         mask = mask > 0 if mask_dtype == torch.bool else mask
-        truth, _ = reference(inputs, {"attn_mask": mask})
+        truth, _ = reference(*inputs, attn_mask=mask)
         ours = torch.ops.qkv.attention(*inputs, mask)
         assert_no_less_accurate(ours, sdpa(*inputs, attn_mask=mask), truth)
 
@@ -64,7 +53,7 @@ class TestErrorIsNoLargerThanTorchs:
     def test_flat_and_peaked_weights(self, spread):
         query, key, value = (torch.randn(1, 4, 700, 64) for _ in range(3))
         query, key = query * spread, key * spread
-        truth, _ = reference([query, key, value], {})
+        truth, _ = reference(query, key, value)
         ours = torch.ops.qkv.attention(query, key, value)
         assert_no_less_accurate(ours, sdpa(query, key, value), truth)
 
@@ -88,7 +77,7 @@ class TestShapes:
     @pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
     def test_layout(self, layout, which):
         inputs = [torch.randn(2, 3, 37, 24) for _ in range(3)]
-        truth, _ = reference(inputs, {})
+        truth, _ = reference(*inputs)
         inputs[which] = lay_out(inputs[which], layout)
         assert max_error(torch.ops.qkv.attention(*inputs), truth) < 1e-6
 
@@ -97,7 +86,7 @@ class TestShapes:
         """Every remainder of every tile: of queries, keys and head_dim at once and apart."""
         for S, D in [(L, L), (35, L), (L, 8), (36 - L, 36 - L)]:
             inputs = [torch.randn(1, 2, n, D) for n in (L, S, S)]
-            truth, _ = reference(inputs, {})
+            truth, _ = reference(*inputs)
             assert max_error(torch.ops.qkv.attention(*inputs), truth) < 2e-6
 
     def test_empty(self):
@@ -138,7 +127,7 @@ class TestShapes:
     def test_many_batch_dimensions(self):
         q = torch.randn(2, 1, 2, 1, 2, 1, 2, 1, 2, 3, 4)  # none of them merge with the others
         k = torch.randn(1, 2, 1, 2, 1, 2, 1, 2, 2, 3, 4)
-        truth, _ = reference([q, k, k], {})
+        truth, _ = reference(q, k, k)
         assert max_error(torch.ops.qkv.attention(q, k, k), truth) < 1e-6
 
 

@@ -7,6 +7,7 @@ _load()  # before anything that calls torch.ops.qkv
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv.functional import attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
+from qkv.varlen import varlen_attn  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 from qkv.vmap import register as _register_vmap  # noqa: E402
 
@@ -19,4 +20,5 @@ __all__ = [
     "cmake_prefix_path",
     "set_isa",
     "supported_isas",
+    "varlen_attn",
 ]

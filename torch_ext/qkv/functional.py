@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from qkv.jagged import jagged_attention
+
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 
@@ -17,33 +19,62 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`softmax(scale * query @ key.mT + attn_mask) @ value`, without the L x S matrix.
+    """A soft lookup: every query gets the average of the values, weighted by how well their keys
+    match it. `softmax(scale * query @ key.mT + attn_mask) @ value`, without the L x S matrix.
 
-    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`.
+    The first arguments are those of `torch.nn.functional.scaled_dot_product_attention`. All of
+    them combine, and everything that is a float tensor gets its gradient.
+
+    The score of query i and key j is made in this order: `scale * query_i . key_j`; softcap; ALiBi;
+    the floating attn_mask is added; what is_causal, window_size or attn_mask hides is left out.
 
     Args:
         query: `[..., H, L, D]`, float32 or float64; at least 2-D. The leading dimensions of
-            query, key and value broadcast, and any strides will do.
+            query, key and value broadcast, and any strides will do. Or a jagged nested tensor
+            `[B, H, j, D]`, see below.
         key: `[..., H, S, D]`, of query's dtype.
         value: `[..., H, S, Dv]`, of query's dtype.
         attn_mask: broadcastable to `[..., H, L, S]`; bool (True = may attend), or float32 or
-            query's dtype, added to the scores. Its gradient is not implemented yet.
-        dropout_p: 0; dropout is not implemented yet.
-        is_causal: query i sees keys j <= i, as well as what attn_mask says.
+            query's dtype, added to the scores (-inf hides).
+        dropout_p: the probability of dropping a weight, 0 to 1; those that are kept are divided
+            by 1 - dropout_p. As in scaled_dot_product_attention it is up to the caller to pass 0
+            when not training. The random numbers come from torch's default CPU generator, one
+            draw per call; which weights are kept depends on it and on their batch, head, query and
+            key alone.
+        is_causal: query i sees keys j <= i: aligned top-left, which matters when L != S.
         scale: multiplies the scores; `1 / sqrt(D)` if None.
         enable_gqa: key and value may have fewer heads than query, as long as they divide H.
-        return_lse: also return the logarithm of each softmax's denominator.
+        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
+            `i + S - L + right`: aligned bottom-right, as in FlashAttention; -1 leaves a side open.
+            Time grows with L times the window, not with L * S.
+        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
+        alibi_slopes: floating, broadcastable to `[..., H]`: `slope * |i + S - L - j|` is taken off
+            the scores.
+        sinks: floating, broadcastable to `[..., H]`: the score of one more key that every query of
+            the head sees and whose value is 0. It counts in return_lse, too.
+        return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:
         `[..., H, L, Dv]`, laid out in memory like query; with return_lse also `[..., H, L]`.
-        A row with nothing to attend to is 0, its lse -inf. Both are differentiable, once.
+        A row with nothing to attend to is 0, its lse -inf (the sink, if there is one). Both are
+        differentiable, once, with respect to query, key, value, a floating attn_mask, alibi_slopes
+        and sinks.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, by the argument's name.
-        ValueError: a scale that is not finite, or dropout_p outside [0, 1].
+        ValueError: a number that is out of range: scale, dropout_p, window_size, softcap.
         NotImplementedError: what is still to come.
+
+    Jagged nested tensors (`torch.nested`, `layout=torch.jagged`): query, key and value are all
+    `[B, H, j, D]`, usually `.transpose(1, 2)` of `[B, j, H, D]`. Item b of key and value may have
+    another length than item b of query. alibi_slopes and sinks are `[H]` or `[B, H]`, attn_mask is
+    None. The results are jagged like query.
 
     Tensors on another device than the CPU go to torch's own attention.
     """
@@ -52,5 +83,18 @@ def attention(
         options["scale"] = scale
     if enable_gqa:
         options["enable_gqa"] = True
+    if window_size is not None:
+        options["window_size"] = window_size
+    if softcap:
+        options["softcap"] = softcap
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = alibi_slopes
+    if sinks is not None:
+        options["sinks"] = sinks
+    if query.is_nested or key.is_nested or value.is_nested:
+        output, lse = jagged_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
+        return (output, lse) if return_lse else output
     op = _attention_with_lse if return_lse else _attention
     return op(query, key, value, attn_mask, dropout_p, is_causal, **options)

@@ -4,13 +4,19 @@ torch's fallback would loop over the batch. In Python, because the C++ headers f
 library that torch does not ship; LibTorch has no vmap.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-
-def _rank(tensor: Tensor, dim: int | None) -> int:
-    """The number of dimensions that the function under vmap sees."""
-    return tensor.dim() - (dim is not None)
+_INPUTS = "query key value attn_mask alibi_slopes sinks dropout_seed cu_seq_q cu_seq_k seqused_k"
+# The low-level operators' tensors, which are all their positional arguments.
+_FORWARD = tuple(_INPUTS.split())
+_BACKWARD = ("grad_output", "grad_logsumexp", *_FORWARD, "output", "logsumexp")
+# How many dimensions fewer than query they have.
+_FEWER = {"grad_logsumexp": 1, "logsumexp": 1, "alibi_slopes": 2, "sinks": 2}
+# What all samples of a fused call have in common.
+_SHARED = ("dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k")
 
 
 def _batched(tensor: Tensor | None, dim: int | None, rank: int, size: int) -> Tensor | None:
@@ -30,54 +36,74 @@ def _unpadded(tensor: Tensor | None, rank: int) -> Tensor | None:
     return tensor
 
 
-def _forward(info, in_dims, query, key, value, attn_mask=None, *options, **more):
-    dims = (*in_dims[:3], in_dims[3] if attn_mask is not None else None)
-    user_rank = max(map(_rank, (query, key, value), dims))
+def _fused(op, call, dims, size, result_ranks, options):
+    # Of the dimensions that the function under vmap sees.
+    ranks = {n: t.dim() - (dims[n] is not None) for n, t in call.items() if t is not None}
+    user_rank = max(ranks.get(n, 0) for n in ("query", "key", "value"))
     rank = max(user_rank, 3)  # with a dimension of heads, so that the new one is not taken for it
-    query = _batched(query, dims[0], rank, info.batch_size)
-    key, value, attn_mask = (
-        tensor if dim is None else _batched(tensor, dim, rank, info.batch_size)
-        for tensor, dim in zip((key, value, attn_mask), dims[1:], strict=True)
-    )
-    op = torch.ops.qkv.attention_with_lse
-    output, lse = op(query, key, value, attn_mask, *options, **more)
-    return (_unpadded(output, user_rank), _unpadded(lse, user_rank - 1)), (0, 0)
-
-
-def _attention(*args, **options):
-    (output, _), (dim, _) = _forward(*args, **options)
-    return output, dim
-
-
-def _backward(
-    info,
-    in_dims,
-    grad_output,
-    grad_lse,
-    query,
-    key,
-    value,
-    attn_mask,
-    output,
-    lse,
-    *options,
-    **more,
-):
-    """Every sample has gradients of its own, also for what the samples share."""
-    ranks = [_rank(t, dim) for t, dim in zip((query, key, value), in_dims[2:5], strict=True)]
-    rank = max(*ranks, 3)
-    tensors = (grad_output, grad_lse, query, key, value, attn_mask, output, lse)
-    user_ranks = (rank, rank - 1, rank, rank, rank, rank, rank, rank - 1)
     tensors = (
-        _batched(t, dim, r, info.batch_size)
-        for t, dim, r in zip(tensors, in_dims[:8], user_ranks, strict=True)
+        t if n in _SHARED else _batched(t, dims[n], rank - _FEWER.get(n, 0), size)
+        for n, t in call.items()
     )
-    gradients = torch.ops.qkv.attention_backward(*tensors, *options, **more)
-    gradients = tuple(_unpadded(g, r) for g, r in zip(gradients, ranks, strict=True))
-    return gradients, tuple(None if g is None else 0 for g in gradients)
+    results = zip(op(*tensors, **options), result_ranks(ranks, user_rank), strict=True)
+    return tuple(_unpadded(x, r) for x, r in results)
+
+
+def _loop(op, call, dims, size, own_seeds, options):
+    """For what one call cannot do. own_seeds: every sample gets a seed of its own."""
+    results = []
+    for i in range(size):
+        sample = {n: t if dims[n] is None else t.select(dims[n], i) for n, t in call.items()}
+        if own_seeds:
+            sample["dropout_seed"] = sample["dropout_seed"] + i
+        results.append(op(*sample.values(), **options))
+    return tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
+
+
+def _refuse_randomness() -> None:
+    raise RuntimeError(
+        "vmap: attention with dropout was called in randomness error mode. Pass randomness='same' "
+        "or 'different' to vmap, or dropout_p=0"
+    )
+
+
+def _rule(op, names: tuple[str, ...], result_ranks: Callable) -> Callable:
+    """names: of op's tensors. result_ranks: from the ranks of its tensors by name, and of the
+    scores, as the function under vmap sees them."""
+
+    def rule(info, in_dims, *tensors, **options):
+        call, dims = (dict(zip(names, x, strict=True)) for x in (tensors, in_dims))
+        dropout = call.get("dropout_seed") is not None
+        is_forward = "logsumexp" not in names
+        if dropout and is_forward and info.randomness == "error":
+            _refuse_randomness()
+        # A backward pass alone under vmap must keep what its one forward pass has kept.
+        different = info.randomness == "different" and (is_forward or dims["logsumexp"] is not None)
+        shared = call.get("cu_seq_q") is None and all(dims.get(n) is None for n in _SHARED)
+        if shared and (different or not dropout):
+            results = _fused(op, call, dims, info.batch_size, result_ranks, options)
+        else:
+            results = _loop(op, call, dims, info.batch_size, dropout and different, options)
+        return results, tuple(None if x is None else 0 for x in results)
+
+    return rule
+
+
+def _dropout_seed(info, in_dims, query):
+    """One seed for all samples: see `_rule` for what becomes of it."""
+    if info.randomness == "error":
+        _refuse_randomness()
+    return torch.ops.qkv.dropout_seed(query), None
 
 
 def register() -> None:
-    torch.library.register_vmap("qkv::attention", _attention)
-    torch.library.register_vmap("qkv::attention_with_lse", _forward)
-    torch.library.register_vmap("qkv::attention_backward", _backward)
+    ops = torch.ops.qkv
+    forward = _rule(ops.attention_forward.default, _FORWARD, lambda ranks, rank: (rank, rank - 1))
+    backward = _rule(
+        ops.attention_backward.default,
+        _BACKWARD,
+        lambda ranks, rank: [ranks.get(n, 0) for n in _FORWARD[:6]],
+    )
+    torch.library.register_vmap("qkv::attention_forward", forward)
+    torch.library.register_vmap("qkv::attention_backward", backward)
+    torch.library.register_vmap("qkv::dropout_seed", _dropout_seed)

@@ -1,0 +1,105 @@
+"""Bounds on errors: no larger than torch's, or than what rounding the sums behind it costs."""
+
+import math
+
+import torch
+from common import INF, attend, distance, keep_mask, max_error, repeat_heads, rms_error
+
+import qkv
+
+FLOOR = 2
+
+
+def assert_no_less_accurate(ours, theirs, truth):
+    """At ratio 1 on the root mean square error. Over large tensors that is a steady number, but
+    two of one size still differ by a percent or so from draw to draw. Generic code is allowed
+    more: each of its products is rounded, while torch has fused multiply-adds on most CPUs."""
+    our_error, their_error = rms_error(ours, truth), rms_error(theirs, truth)
+    limit = 1.1 if qkv.active_isa() == "generic" else 1.02
+    assert our_error <= limit * their_error, f"{our_error / their_error:.3f} times torch's"
+
+
+def assert_within_rounding(ours, theirs, truth, size, dtype):
+    """`dtype` is what was computed in, query's; the result may be in another, a mask's say.
+    f32: no element further off than torch's worst, but for FLOOR roundings of sums of `size`.
+    f64: to 1e-12 of `size`."""
+    assert ours.shape == truth.shape
+    error, limit = max_error(ours, truth), 1e-12 * size
+    if torch.float32 in (ours.dtype, dtype):
+        rounding, torchs = torch.finfo(torch.float32).eps * size, max_error(theirs, truth)
+        limit = torchs + FLOOR * rounding
+        assert error <= limit, f"off by {error:.3g}, torch {torchs:.3g}, a rounding {rounding:.3g}"
+    assert error <= limit
+
+
+def fold_to(x, shape):
+    """Sums over the dimensions along which a tensor of `shape` was broadcast or had its heads
+    repeated to reach the shape of x: what autograd does with a gradient."""
+    if len(shape) >= 3 and shape[-3] not in (1, x.size(-3)):
+        x = x.unflatten(-3, (shape[-3], -1)).sum(-3)
+    return x.sum_to_size(shape)
+
+
+def largest(x):
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def magnitudes(query, key, value, *, grads=(None, None), **options):
+    """Size of the sums behind each result of attend(), by name (output, lse) and behind each
+    gradient, by its argument's: each sum of products again with every term positive, times 1 + the
+    largest score and lse, which is how far rounding those moves a weight; the largest element of
+    each. One ulp of this is what one rounding costs, also where sums cancel (a gradient that is
+    exactly 0, say). grads: of output and lse; None for either.
+    """
+    names = ("attn_mask", "alibi_slopes", "sinks")
+    mask, slopes, sinks = (options.get(name) for name in names)
+    dropout_p, seed = options.pop("dropout_p", 0.0), options.pop("dropout_seed", None)
+    shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
+    query, key, value = (x.detach().double() for x in (query, key, value))
+    if options.pop("enable_gqa", False):
+        key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
+    L, S = query.size(-2), key.size(-2)
+    weights, lse = attend(query, key, torch.eye(S, dtype=torch.float64), **options)
+    lead = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
+    weights, lse = weights.expand(*lead, L, S), lse.expand(*lead, L)
+    kept = torch.ones((), dtype=torch.float64)
+    if dropout_p > 0:
+        factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0
+        kept = keep_mask(seed, dropout_p, weights.shape) * factor
+
+    query, key, value = query.abs(), key.abs(), value.abs()
+    scale = options.get("scale")
+    scale = abs(scale) if scale is not None else 1 / math.sqrt(query.size(-1))
+    scores = query @ key.mT * scale
+    if slopes is not None:
+        scores = scores + slopes.double().abs()[..., None, None] * distance(L, S)
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask.double().masked_fill(mask == -INF, 0).abs()
+    top = 1 + largest(scores) + math.log(max(1, S))  # no lse is larger
+    if sinks is not None:
+        top += largest(sinks.masked_fill(sinks == -INF, 0))
+    sizes = {"output": top * largest((kept * weights) @ value), "lse": top}
+    if grads == (None, None):
+        return sizes
+
+    zero = torch.zeros(*lead, L, 1, dtype=torch.float64)
+    grad_output, grad_lse = (None if g is None else g.double().abs() for g in grads)
+    grad_output = zero.expand(*lead, L, value.size(-1)) if grad_output is None else grad_output
+    grad_weights = kept * (grad_output @ value.mT)
+    delta = (weights * grad_weights).sum(-1, keepdim=True)
+    delta = delta + (zero if grad_lse is None else grad_lse[..., None])
+    grad_scores = weights * (grad_weights + delta)
+    found = {
+        "query": fold_to(scale * grad_scores @ key, shapes["query"]),
+        "key": fold_to(scale * grad_scores.mT @ query, shapes["key"]),
+        "value": fold_to((kept * weights).mT @ grad_output, shapes["value"]),
+    }
+    if mask is not None:
+        found["attn_mask"] = grad_scores.sum_to_size(mask.shape)
+    if slopes is not None:
+        slope = (grad_scores * distance(L, S)).sum((-2, -1))
+        found["alibi_slopes"] = slope.sum_to_size(slopes.shape)
+    if sinks is not None:
+        sink = (sinks.double()[..., None] - lse).exp().masked_fill(lse == -INF, 0)
+        found["sinks"] = (sink * delta.squeeze(-1)).sum(-1).sum_to_size(sinks.shape)
+    return sizes | {name: top * largest(x) for name, x in found.items()}

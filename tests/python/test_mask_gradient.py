@@ -1,0 +1,193 @@
+"""The gradient of a floating attn_mask, for every way in which it may broadcast."""
+
+import pytest
+import torch
+from common import INF, attend, fused, run_python, unfused
+from gradients import gradients, reference_gradients
+from rounding import assert_within_rounding, magnitudes
+
+pytestmark = pytest.mark.usefixtures("isa")
+B, H, L, S = 2, 3, 37, 41
+MASKS = {
+    "full": (B, H, L, S),
+    "one for all": (L, S),
+    "one a head, for every query": (H, 1, S),
+    "one a batch item": (B, 1, L, S),
+    "one a head": (1, H, L, S),
+    "one a head, fewer dimensions": (H, L, S),
+    "key padding": (B, 1, 1, S),
+    "one a key": (S,),
+    "one a query": (L, 1),
+    "one a query and head": (1, H, L, 1),
+    "one a batch item and head": (B, H, 1, 1),
+    "scalar": (),
+    "one": (1, 1, 1, 1),
+}
+
+
+def make(dtype=torch.float32, heads=H):
+    return [torch.randn(B, h, n, 16, dtype=dtype) for h, n in [(H, L), (heads, S), (heads, S)]]
+
+
+def grads_of(dtype):
+    return torch.randn(B, H, L, 16, dtype=dtype), torch.randn(B, H, L, dtype=dtype)
+
+
+def check(inputs, options, grads):
+    wanted = ("attn_mask", "query", "value")
+    ours = gradients(fused, inputs, options, grads, wanted)
+    theirs = gradients(attend, inputs, options, grads, wanted)
+    truths = reference_gradients(attend, inputs, options, grads, wanted)
+    sizes = magnitudes(*inputs, **options, grads=tuple(grads))
+    for name, g in ours.items():
+        assert_within_rounding(g, theirs[name], truths[name], sizes[name], inputs[0].dtype)
+    assert ours["attn_mask"].dtype == options["attn_mask"].dtype
+    return ours["attn_mask"]
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("dtypes", [
+    (torch.float32, torch.float32), (torch.float64, torch.float64), (torch.float64, torch.float32),
+], ids=["f32", "f64", "f32 mask, f64 query"])  # fmt: skip
+class TestShapes:
+    def test_gradient(self, shape, dtypes):
+        dtype, mask_dtype = dtypes
+        mask = torch.randn(MASKS[shape], dtype=mask_dtype)
+        check(make(dtype), {"attn_mask": mask}, grads_of(dtype))
+
+    def test_with_hidden_entries(self, shape, dtypes):
+        """-inf hides: its gradient is 0, and so is a row's that sees nothing."""
+        dtype, mask_dtype = dtypes
+        mask = torch.randn(MASKS[shape], dtype=mask_dtype)
+        mask = mask.masked_fill(torch.rand(mask.shape) < 0.4, -INF)
+        g = check(make(dtype), {"attn_mask": mask, "is_causal": True}, grads_of(dtype))
+        assert (g[mask == -INF] == 0).all()
+
+    def test_grouped_heads_and_other_options(self, shape, dtypes):
+        dtype, mask_dtype = dtypes
+        options = {
+            "attn_mask": torch.randn(MASKS[shape], dtype=mask_dtype), "enable_gqa": True,
+            "window_size": (20, 9), "softcap": 4.0, "sinks": torch.randn(H),
+            "alibi_slopes": torch.rand(B, H), "dropout_p": 0.2, "dropout_seed": 4,
+        }  # fmt: skip
+        check(make(dtype, heads=1), options, grads_of(dtype))
+
+
+class TestStrides:
+    @pytest.mark.parametrize("make_mask", [
+        lambda: torch.randn(L, 1).expand(B, H, L, S),
+        lambda: torch.randn(1, 1, 1, S).expand(B, H, L, S),
+        lambda: torch.randn(B, 1, 1, S).expand(B, 1, L, S),
+        lambda: torch.randn(()).expand(L, S),
+        lambda: torch.randn(S, L).mT,
+        lambda: torch.randn(H, L, 2 * S)[..., ::2],
+        lambda: torch.randn(L, S, H).permute(2, 0, 1),
+        lambda: torch.randn(L, S + 7)[:, 3 : 3 + S],
+    ])  # fmt: skip
+    def test_any(self, make_mask):
+        mask = make_mask()
+        assert check(make(), {"attn_mask": mask}, grads_of(torch.float32)).shape == mask.shape
+
+    def test_expanded_from_a_leaf(self):
+        """The usual way: autograd sums what the operator gives for the expanded mask."""
+        leaf = torch.randn(1, H, 1, S, dtype=torch.float64, requires_grad=True)
+        inputs = make(torch.float64)
+        g = torch.randn(B, H, L, 16, dtype=torch.float64)
+        mask = leaf.expand(B, H, L, S)
+        ours, truth = (
+            torch.autograd.grad(f(*inputs, attn_mask=mask)[0], leaf, g)[0] for f in (fused, attend)
+        )
+        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-11)
+
+
+class TestReproducible:
+    @pytest.mark.parametrize("shape", MASKS)
+    def test_any_number_of_threads(self, shape, threads):
+        inputs, options = make(), {"attn_mask": torch.randn(MASKS[shape]), "is_causal": True}
+        grads = grads_of(torch.float32)
+        threads(1)
+        expected = gradients(fused, inputs, options, grads, ["attn_mask"])["attn_mask"]
+        for n in (2, 3, 4, 4):
+            threads(n)
+            found = gradients(fused, inputs, options, grads, ["attn_mask"])["attn_mask"]
+            assert torch.equal(found, expected)
+
+    def test_other_gradients_do_not_change(self):
+        """Bit for bit, whether the mask's is asked for or not."""
+        inputs, options = make(), {"attn_mask": torch.randn(H, L, S)}
+        grads = grads_of(torch.float32)
+        alone = gradients(fused, inputs, options, grads)
+        for name, g in alone.items():
+            both = gradients(fused, inputs, options, grads, [name, "attn_mask"])
+            assert torch.equal(both[name], g)
+
+
+def test_learned_bias_trains():
+    """A relative position bias, [H, L, S] picked from a table: the use this is for."""
+    table = torch.zeros(H, 2 * L, requires_grad=True)
+    place = torch.arange(L)[:, None] - torch.arange(L) + L
+    x = torch.randn(B, H, L, 16)
+    target = torch.roll(x, 1, -2)
+    optimizer = torch.optim.Adam([table], 0.5)
+    losses = []
+    for _ in range(60):
+        loss = (torch.ops.qkv.attention(x, x, x, table[:, place]) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+    table.detach()[:, 1] = -INF  # row 0 looks at the last
+    assert (table.argmax(-1) == L + 1).all()
+
+
+def test_frozen_mask():
+    """No gradient where none is asked for: not even computed for a mask without requires_grad."""
+    inputs = [x.requires_grad_() for x in make()]
+    mask = torch.randn(L, S)
+    torch.ops.qkv.attention(*inputs, mask).sum().backward()
+    assert mask.grad is None
+    mask.requires_grad_()
+    with torch.no_grad():
+        assert not torch.ops.qkv.attention(*inputs, mask).requires_grad
+    output = torch.ops.qkv.attention(*(x.detach() for x in inputs), mask)
+    assert torch.autograd.grad(output.sum(), mask)[0].shape == mask.shape
+
+
+def test_as_torch_gives_it():
+    inputs, options = make(), {"attn_mask": torch.randn(1, H, L, S)}
+    grads = (torch.randn(B, H, L, 16), None)
+    ours, theirs = (
+        gradients(f, inputs, options, grads, ["attn_mask"])["attn_mask"] for f in (fused, unfused)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["1, 1, n, n", "1, 8, n, n", "8, 1, 1, n", "8, n, 1", ""])
+def test_no_temporary_larger_than_the_gradient(shape):
+    """64 scores matrices of 4 MB: what the backward pass takes at most, beside the inputs."""
+    code = f"""
+import torch, qkv
+torch.set_num_threads(4)
+
+def peak():
+    for line in open("/proc/self/status"):
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+
+def growth(n, measured=True):
+    x = [torch.randn(8, 8, n, 16, requires_grad=True) for _ in range(3)]
+    mask = torch.zeros(({shape})).requires_grad_()
+    output = torch.ops.qkv.attention(*x, mask)
+    g = torch.ones_like(output)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak restarts from what is resident now
+    before = peak()
+    torch.autograd.grad(output, [*x, mask], g)
+    return peak() - before, mask.numel() * 4 / 2**20
+
+growth(64)  # libraries and thread stacks
+print(*growth(1024))
+"""
+    growth, gradient = map(float, run_python(code).split())
+    assert growth <= 2 * gradient + 3 * 4 + 16  # three more gradients; each thread's workspace

@@ -1,0 +1,305 @@
+"""Packed documents: each is what attention on it alone gives, forward and backward."""
+
+import inspect
+
+import pytest
+import torch
+from common import INF, attend, keep_mask
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.varlen import AuxRequest
+from torch.nn.attention.varlen import varlen_attn as torch_varlen_attn
+
+import qkv
+
+LSE = AuxRequest(lse=True)
+HEADS = ("alibi_slopes", "sinks")
+
+
+def cumulative(lengths, dtype=torch.int32, start=0):
+    return torch.tensor([start, *(start + torch.tensor(lengths).cumsum(0))], dtype=dtype)
+
+
+def pack(q_lengths, k_lengths=None, H=2, Hkv=None, D=8, Dv=None, dtype=torch.float64):
+    """query, key, value, cu_seq_q, cu_seq_k, max_q, max_k"""
+    k_lengths = q_lengths if k_lengths is None else k_lengths
+    Hkv, Dv = Hkv or H, Dv or D
+    shapes = [(sum(q_lengths), H, D), (sum(k_lengths), Hkv, D), (sum(k_lengths), Hkv, Dv)]
+    tensors = [torch.randn(s, dtype=dtype).requires_grad_() for s in shapes]
+    longest = max(q_lengths, default=0), max(k_lengths, default=0)
+    return *tensors, cumulative(q_lengths), cumulative(k_lengths), *longest
+
+
+def one_by_one(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, seqused_k=None, **options):
+    """(output, lse) by attend(), document by document."""
+    cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
+    outputs = [torch.zeros(query.size(0), query.size(1), value.size(2), dtype=query.dtype)]
+    lse = torch.full((query.size(1), query.size(0)), -INF, dtype=query.dtype)
+    output = outputs[0]
+    for n in range(len(cu_seq_q) - 1):
+        (q0, q1), (k0, k1) = (cu[n : n + 2].tolist() for cu in (cu_seq_q, cu_seq_k))
+        if seqused_k is not None:
+            k1 = k0 + int(seqused_k[n])
+        own = {name: x[n] if name in HEADS and x.dim() == 2 else x for name, x in options.items()}
+        parts = (query[q0:q1], key[k0:k1], value[k0:k1])
+        found = attend(*(x.transpose(0, 1) for x in parts), **own)
+        rows = torch.arange(q0, q1)
+        output = output.index_copy(0, rows, found[0].transpose(0, 1))
+        lse = lse.index_copy(1, rows, found[1])
+    return output, lse
+
+
+def compare(packed, **options):
+    """Output, lse and every gradient."""
+    leaves = [x for x in (*packed[:3], *(options.get(n) for n in HEADS)) if torch.is_tensor(x)]
+    leaves = [x for x in leaves if x.requires_grad]
+    ours = qkv.varlen_attn(*packed, return_aux=LSE, **options)
+    truths = one_by_one(*packed, **options)
+    seeds = [torch.randn_like(x) for x in ours]
+    truths = [x + 0 * leaves[0].sum() for x in truths]  # where there is no document
+    for x, truth in zip(ours, truths, strict=True):
+        torch.testing.assert_close(x, truth, rtol=1e-11, atol=1e-11)
+    grads = (torch.autograd.grad(x, leaves, seeds, allow_unused=True) for x in (ours, truths))
+    for x, truth in zip(*grads, strict=True):
+        truth = torch.zeros_like(x) if truth is None else truth
+        torch.testing.assert_close(x, truth, rtol=1e-10, atol=1e-10)
+
+
+def test_signature_is_torchs():
+    """The same arguments, in the same places and with the same defaults; ours after them."""
+    ours, torchs = (inspect.signature(f).parameters for f in (qkv.varlen_attn, torch_varlen_attn))
+    assert list(ours)[: len(torchs)] == list(torchs)
+    for name, parameter in torchs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default)
+    for name in list(ours)[len(torchs) :]:
+        assert ours[name].kind == inspect.Parameter.KEYWORD_ONLY
+
+
+@pytest.mark.usefixtures("isa")
+class TestAgainstOneByOne:
+    def test_self_attention(self):
+        packed = pack([5, 1, 70, 33, 200])
+        compare(packed)
+        compare((*packed[:4], None, *packed[5:]))
+
+    def test_cross_attention(self):
+        compare(pack([5, 40, 7], [64, 3, 90], Dv=12))
+
+    def test_empty_documents(self):
+        compare(pack([5, 0, 7, 0], [9, 4, 0, 0]))
+        compare(pack([0, 0], [0, 0]))
+        compare(pack([]))
+
+    @pytest.mark.parametrize("window_size", [(-1, 0), (3, 0), (0, 4), (70, 0), (5, 2)])
+    def test_window(self, window_size):
+        compare(pack([5, 1, 70, 33]), window_size=window_size)
+        compare(pack([5, 40, 7, 3], [64, 3, 90, 3]), window_size=window_size)
+
+    def test_grouped_heads(self):
+        compare(pack([5, 1, 70], H=6, Hkv=2), enable_gqa=True, window_size=(-1, 0))
+
+    def test_seqused_k(self):
+        packed = pack([5, 40, 7, 9], [64, 30, 90, 8])
+        compare(packed, seqused_k=torch.tensor([64, 11, 1, 0], dtype=torch.int32))
+        compare(packed, seqused_k=torch.tensor([3, 11, 1, 0]), window_size=(4, 1))
+
+    @pytest.mark.parametrize("lead", [(), (4,)])
+    def test_slopes_and_sinks(self, lead):
+        slopes, sinks = (f(*lead, 2, dtype=torch.float64) for f in (torch.rand, torch.randn))
+        options = {"alibi_slopes": slopes.requires_grad_(), "sinks": sinks.requires_grad_()}
+        compare(pack([5, 0, 70, 33], [9, 4, 0, 50]), **options)
+        compare(pack([5, 1, 70, 33]), **options, softcap=2.0, scale=0.7, window_size=(20, 0))
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+    def test_offsets_of_either_type_and_any_stride(self, dtype):
+        packed = list(pack([5, 1, 70]))
+        for n in (3, 4):
+            packed[n] = torch.stack([packed[n].to(dtype)] * 2, 1)[:, 0]
+        compare(packed)
+
+    def test_outside_every_document(self):
+        """Before the first and after the last: output 0, lse -inf, gradients 0."""
+        packed = list(pack([3, 5, 70, 2]))
+        packed[3] = packed[4] = cumulative([5, 70], start=3)
+        compare(packed)
+        output, lse = qkv.varlen_attn(*packed, return_aux=LSE)
+        outside = torch.ones(80, dtype=torch.bool)
+        outside[3:78] = False
+        assert (output[outside] == 0).all() and (lse[:, outside] == -INF).all()
+
+    @pytest.mark.parametrize("layout", ["heads first", "interleaved", "sliced"])
+    def test_strides(self, layout):
+        packed = list(pack([5, 1, 70], H=3))
+        for n in range(3):
+            x = packed[n].detach()
+            if layout == "heads first":
+                x = x.transpose(0, 1).contiguous().transpose(0, 1)
+            elif layout == "interleaved":
+                x = torch.stack([x, x], 2).select(2, 1)
+            else:
+                x = torch.cat([x, x], 2)[..., 3:11]
+            packed[n] = x.requires_grad_()
+        compare(packed)
+
+    @settings(max_examples=settings().max_examples // 4)
+    @given(
+        lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=9),
+        window=st.tuples(st.integers(-1, 20), st.integers(-1, 20)),
+        softcap=st.sampled_from([0.0, 0.0, 3.0]),
+        with_heads=st.booleans(),
+        groups=st.integers(1, 3),
+        used=st.booleans(),
+        seed=st.integers(0, 1000),
+    )
+    def test_drawn(self, lengths, window, softcap, with_heads, groups, used, seed):
+        torch.manual_seed(seed)
+        q_lengths, k_lengths = ([x[n] for x in lengths] for n in (0, 1))
+        options = {"window_size": window, "softcap": softcap, "enable_gqa": groups > 1}
+        if with_heads:
+            options["alibi_slopes"] = torch.rand(groups * 2, dtype=torch.float64)
+            options["sinks"] = torch.randn(len(lengths), groups * 2, dtype=torch.float64)
+            for name in HEADS:
+                options[name].requires_grad_()
+        if used:
+            options["seqused_k"] = (torch.rand(len(lengths)) * torch.tensor(k_lengths)).int()
+        compare(pack(q_lengths, k_lengths, H=2 * groups, Hkv=2), **options)
+
+
+@pytest.mark.usefixtures("isa")
+class TestSameBits:
+    def everything(self, packed, seeds):
+        results = qkv.varlen_attn(*packed, return_aux=LSE, window_size=(50, 0))
+        return [*results, *torch.autograd.grad(results, packed[:3], seeds)]
+
+    def test_any_number_of_threads(self, threads):
+        packed = pack([300, 5, 1, 70, 33, 20, 16, 16, 8], dtype=torch.float32)
+        T = packed[0].size(0)
+        seeds = [torch.randn(T, 2, 8), torch.randn(2, T)]
+        threads(1)
+        expected = self.everything(packed, seeds)
+        for n in (2, 3, 4):
+            threads(n)
+            for x, y in zip(self.everything(packed, seeds), expected, strict=True):
+                assert torch.equal(x, y)
+
+    def test_a_document_does_not_depend_on_the_others(self):
+        packed = pack([300, 5, 70], dtype=torch.float32)
+        seeds = [torch.randn(375, 2, 8), torch.randn(2, 375)]
+        output, lse, *grads = self.everything(packed, seeds)
+        alone = [x.detach()[305:].requires_grad_() for x in packed[:3]]
+        own = [seeds[0][305:], seeds[1][:, 305:]]
+        only = self.everything((*alone, cumulative([70]), None, 70, 70), own)
+        assert torch.equal(only[0], output[305:]) and torch.equal(only[1], lse[:, 305:])
+        for x, y in zip(only[2:], grads, strict=True):
+            assert torch.equal(x, y[305:])
+
+
+class TestDropout:
+    def test_kept_set_counts_documents_as_the_batch(self):
+        query, key, value, *rest = pack([30, 5, 41], dtype=torch.float32)
+        value = torch.cat([torch.eye(41)[:n] for n in (30, 5, 41)])[:, None].expand(-1, 2, -1)
+        torch.manual_seed(3)
+        output = qkv.varlen_attn(query, key, value, *rest, dropout_p=0.3)
+        torch.manual_seed(3)
+        seed = torch.ops.qkv.dropout_seed(query).item()
+        kept = keep_mask(seed, 0.3, (3, 2, 41, 41))
+        for n, (begin, end) in enumerate([(0, 30), (30, 35), (35, 76)]):
+            found = output[begin:end, :, : end - begin].transpose(0, 1) != 0
+            assert torch.equal(found, kept[n, :, : end - begin, : end - begin])
+
+    def test_as_padded(self):
+        """Documents of one length are a batch."""
+        packed = pack([20, 20, 20])
+        options = {"dropout_p": 0.3, "window_size": (-1, 0)}
+        batch = [x.unflatten(0, (3, 20)).transpose(1, 2) for x in packed[:3]]
+        results = []
+        for f in (
+            lambda: qkv.varlen_attn(*packed, **options),
+            lambda: qkv.attention(*batch, **options),
+        ):
+            torch.manual_seed(5)
+            output = f()
+            results.append([output, *torch.autograd.grad(output.sin().sum(), packed[:3])])
+        results[1][0] = results[1][0].transpose(1, 2).flatten(0, 1)
+        torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+
+    def test_gradcheck(self):
+        query, key, value, cu_seq_q, cu_seq_k, *_ = pack([3, 1, 5], [2, 4, 3], D=3)
+        seed = torch.tensor([9])
+
+        def f(*inputs):
+            output, lse = torch.ops.qkv.attention_forward(
+                *inputs, None, None, None, seed, cu_seq_q, cu_seq_k, None, dropout_p=0.4,
+                is_causal=False, scale=None, enable_gqa=False, window_size=(2, 1), softcap=1.5,
+            )  # fmt: skip
+            return output, lse.masked_fill(lse == -INF, 0)
+
+        assert torch.autograd.gradcheck(f, (query, key, value))
+
+
+def test_returns():
+    packed = pack([5, 1, 70], dtype=torch.float32)
+    output = qkv.varlen_attn(*packed)
+    assert isinstance(output, torch.Tensor) and output.shape == (76, 2, 8)
+    assert torch.equal(qkv.varlen_attn(*packed, return_aux=AuxRequest()), output)
+    both = qkv.varlen_attn(*packed, return_aux=LSE)
+    assert torch.equal(both[0], output) and both[1].shape == (2, 76)
+    assert torch.equal(qkv.varlen_attn(*packed, num_splits=1), output)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_compile():
+    torch.compiler.reset()
+    packed = pack([5, 1, 70], dtype=torch.float32)
+
+    def f(*packed):
+        return qkv.varlen_attn(*packed, window_size=(-1, 0), dropout_p=0.2).sin()
+
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    results = []
+    for g in (f, compiled):
+        torch.manual_seed(1)
+        output = g(*packed)
+        results.append([output, *torch.autograd.grad(output.sum(), packed[:3])])
+    torch.testing.assert_close(*results)
+
+
+GOOD = pack([5, 7], dtype=torch.float32)[:5]
+NAMES = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
+INT = torch.int32
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"cu_seq_q": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_q"),  # beyond the end
+    ({"cu_seq_q": torch.tensor([-1, 5, 12], dtype=INT)}, "cu_seq_q"),
+    ({"cu_seq_q": torch.tensor([0, 9, 5], dtype=INT)}, "cu_seq_q"),  # falls
+    ({"cu_seq_q": torch.tensor([0, 5, 12.0])}, "cu_seq_q"),
+    ({"cu_seq_q": torch.tensor([[0, 5, 12]], dtype=INT)}, "cu_seq_q"),
+    ({"cu_seq_q": torch.tensor([], dtype=INT)}, "cu_seq_q"),
+    ({"cu_seq_q": torch.tensor([0, 12], dtype=INT)}, "cu_seq"),  # another number of documents
+    ({"cu_seq_k": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_k"),
+    ({"cu_seq_k": torch.tensor([0, 5, 2**31 - 1], dtype=INT)}, "cu_seq_k"),
+    ({"cu_seq_k": torch.tensor([0, 2**62, 12])}, "cu_seq_k"),
+    ({"cu_seq_k": torch.tensor([0, 5, 12], device="meta")}, "cu_seq_k is on meta"),
+    ({"seqused_k": torch.tensor([5, 8], dtype=INT)}, "seqused_k"),  # more than there are
+    ({"seqused_k": torch.tensor([5, -1], dtype=INT)}, "seqused_k"),
+    ({"seqused_k": torch.tensor([5], dtype=INT)}, "seqused_k"),
+    ({"seqused_k": torch.tensor([5.0, 7.0])}, "seqused_k"),
+    ({"query": torch.zeros(12, 8)}, "query"),
+    ({"query": torch.zeros(1, 12, 2, 8)}, "query"),
+    ({"key": torch.zeros(12, 2, 7)}, "key"),
+    ({"key": torch.zeros(12, 3, 8)}, "key has 3 heads"),
+    ({"value": torch.zeros(11, 2, 8)}, "value"),
+    ({"alibi_slopes": torch.zeros(3, 2)}, "alibi_slopes"),
+    ({"sinks": torch.zeros(3)}, "sinks"),
+    ({"query": torch.zeros(12, 2, 8).half()}, "query is float16"),
+])  # fmt: skip
+def test_bad_call(change, message):
+    arguments = {**dict(zip(NAMES, GOOD, strict=True)), "max_q": 7, "max_k": 7, **change}
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        qkv.varlen_attn(**arguments)
+
+
+def test_pages_are_not_implemented():
+    with pytest.raises(NotImplementedError, match="block_table"):
+        qkv.varlen_attn(*GOOD, 7, 7, block_table=torch.zeros(2, 1, dtype=INT))

@@ -1,0 +1,92 @@
+"""Jagged nested tensors: their values are documents packed into one tensor already."""
+
+import torch
+from torch import Tensor
+from torch.nested import nested_tensor_from_jagged
+
+from qkv.varlen import packed_attention
+
+
+def jagged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options,
+) -> tuple[Tensor, Tensor]:
+    """(output, lse), jagged like query. query, key and value are `[B, H, j, D]`."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, tensor)
+    if attn_mask is not None:
+        raise RuntimeError(
+            "attention: attn_mask is given, but None is expected with jagged nested tensors; "
+            "see is_causal, window_size and alibi_slopes"
+        )
+    _check_items(query, key, value)
+    cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
+    if query.lengths() is not None:
+        for name in ("alibi_slopes", "sinks"):
+            if name in options and options[name].dim() == 2:
+                options[name] = options[name].repeat_interleave(2, 0)
+    output, lse = packed_attention(
+        *(x.values().transpose(0, 1) for x in (query, key, value)),
+        cu_seq_q, cu_seq_k, seqused_k, dropout_p=dropout_p, is_causal=is_causal, **options,
+    )  # fmt: skip
+    return tuple(
+        nested_tensor_from_jagged(x, query.offsets(), query.lengths(), jagged_dim=2)
+        for x in (output.transpose(0, 1), lse)
+    )
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if not tensor.is_nested:
+        found = f"dense, [{', '.join(map(str, tensor.shape))}]"
+    elif tensor.layout != torch.jagged:
+        found = "a nested tensor with the layout torch.strided"
+    elif tensor.dim() != 4 or tensor._ragged_idx != 2:
+        found = f"a jagged tensor of {tensor.dim()} dimensions, ragged in {tensor._ragged_idx}"
+    else:
+        return
+    raise RuntimeError(
+        f"attention: {name} is {found}, but where one of query, key and value is a nested tensor, "
+        "all must be [B, H, j, D] with the layout torch.jagged: ragged in dimension 2, as "
+        ".transpose(1, 2) makes it of [B, j, H, D]"
+    )
+
+
+def _check_items(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.size(0) == key.size(0) == value.size(0):
+        raise RuntimeError(
+            f"attention: query, key and value have {query.size(0)}, {key.size(0)} and "
+            f"{value.size(0)} items, but nested tensors must have equally many"
+        )
+    if key.size(2) == value.size(2):  # they share their offsets
+        return
+    if not torch.equal(key.offsets(), value.offsets()) or not torch.equal(
+        _lengths(key), _lengths(value)
+    ):
+        raise RuntimeError(
+            "attention: value's items lie elsewhere than key's, but the same offsets (and lengths) "
+            f"are expected; key's offsets are {key.offsets().tolist()}, value's "
+            f"{value.offsets().tolist()}"
+        )
+
+
+def _lengths(tensor: Tensor) -> Tensor:
+    return tensor.offsets().diff() if tensor.lengths() is None else tensor.lengths()
+
+
+def _documents(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """cu_seq_q, cu_seq_k and seqused_k. Unused room after the items of key is left out by
+    seqused_k. After those of query it becomes documents of its own, which see no keys: the end of
+    the queries is what window_size and alibi_slopes are aligned to."""
+    if query.lengths() is None:
+        return query.offsets(), key.offsets(), key.lengths()
+    cu_seq_q, cu_seq_k = (
+        torch.cat([torch.stack([begin, begin + _lengths(x)], 1).flatten(), x.offsets()[-1:]])
+        for x, begin in ((x, x.offsets()[:-1]) for x in (query, key))
+    )
+    used = _lengths(key)
+    return cu_seq_q, cu_seq_k, torch.stack([used, torch.zeros_like(used)], 1).flatten()

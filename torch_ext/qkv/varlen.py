@@ -1,0 +1,107 @@
+"""Attention over many sequences packed into one, as torch.nn.attention.varlen has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.varlen import AuxRequest
+
+_attention_forward = torch.ops.qkv.attention_forward.default
+_dropout_seed = torch.ops.qkv.dropout_seed.default
+
+
+def packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    seqused_k: Tensor | None = None,
+    *,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(output `[T, H, Dv]`, lse `[H, T]`) of documents packed into query, key and value."""
+    seed = _dropout_seed(query) if dropout_p > 0 else None
+    return _attention_forward(
+        query, key, value, None, alibi_slopes, sinks, seed, cu_seq_q, cu_seq_k, seqused_k,
+        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        window_size=window_size, softcap=softcap,
+    )  # fmt: skip
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: AuxRequest | None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`torch.nn.attention.varlen.varlen_attn` for the CPU, with more options and all gradients.
+
+    N documents lie one after the other, without padding; each attends to itself alone.
+
+    Args:
+        query: `[T, H, D]`, float32 or float64: the queries of all documents.
+        key: `[Tk, Hkv, D]`, of query's dtype. Any strides will do.
+        value: `[Tk, Hkv, Dv]`, of query's dtype.
+        cu_seq_q: `[N + 1]`, int32 or int64, never falling: document n has the queries from
+            `cu_seq_q[n]` up to `cu_seq_q[n + 1]`.
+        cu_seq_k: `[N + 1]`, likewise for key and value; cu_seq_q if None.
+        max_q, max_k: the longest document's lengths. Not needed here, and not looked at.
+        return_aux: `AuxRequest(lse=True)` also returns the lse.
+        scale: multiplies the scores; `1 / sqrt(D)` if None.
+        window_size: `(left, right)`, aligned to the end of each document's queries and keys; -1
+            leaves a side open, `(-1, 0)` is causal attention.
+        enable_gqa: key and value may have fewer heads than query, as long as they divide H.
+        seqused_k: `[N]`, int32 or int64: only document n's first `seqused_k[n]` keys take part.
+        block_table: must be None: keys and values in pages are not implemented yet.
+        num_splits: accepted and not needed: the result of a document never depends on the others.
+        dropout_p, softcap: as in `qkv.attention`.
+        alibi_slopes, sinks: as in `qkv.attention`, `[H]` or `[N, H]`.
+
+    Returns:
+        `[T, H, Dv]`; with `return_aux.lse` also the logarithm of each softmax's denominator,
+        `[H, T]`, which is what torch returns too, whatever its documentation says. Both are
+        differentiable with respect to query, key, value, alibi_slopes and sinks, also with
+        seqused_k. Queries outside every document get output 0 and lse -inf.
+
+    Raises:
+        RuntimeError, ValueError: as `qkv.attention` does.
+        NotImplementedError: block_table.
+    """
+    if block_table is not None:
+        raise NotImplementedError(
+            "varlen_attn: block_table is given, but keys and values in pages are not implemented "
+            "yet; pass them packed, [Tk, Hkv, D], with cu_seq_k"
+        )
+    output, lse = packed_attention(
+        query, key, value, cu_seq_q, cu_seq_k, seqused_k,
+        dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa, window_size=window_size,
+        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+    )  # fmt: skip
+    return (output, lse) if return_aux is not None and return_aux.lse else output
