@@ -36,6 +36,8 @@ struct BackwardBlock {
   bool accumulate;
   // [G], if grad_alibi_slopes is wanted: this block's share, overwritten.
   double* grad_slopes = nullptr;
+  // [G * L], if grad_mask_queries is wanted: likewise.
+  double* grad_mask_rows = nullptr;
 };
 
 // The end of grad_query for rows [row_begin, row_end) of one plane: adds the

@@ -60,6 +60,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
   if (a.grad_mask_keys.data)
     add_key_sums(p, tile, keys, grad_scores,
                  s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
+  if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
   if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
   if (p.softcap > 0) softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
   if (!a.grad_query.data) return;
@@ -206,6 +207,7 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
   if (a.grad_mask_keys.data) std::fill_n(s.key_sums, keys * p.group() * kLanes<T>, T(0));
   if (block.grad_slopes) std::fill_n(block.grad_slopes, p.group(), 0.);
+  if (block.grad_mask_rows) std::fill_n(block.grad_mask_rows, p.group() * p.seqlen_q, 0.);
 
   const Rows<T> grad_query =
       block.partial_grad_query

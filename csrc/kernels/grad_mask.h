@@ -9,6 +9,16 @@ void add_grad_mask(const Problem& p, const Output& to, const Tile& tile, int64_t
                                : add(rows_of<double>(p, to, tile.batch, tile.kv_head));
 }
 
+// sums [rows of the tile] += each row over the keys.
+template <class T>
+void add_row_sums(const Tile& tile, int64_t keys, const T* grad_scores, double* sums) {
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    Vec<T> sum{};
+    for (int64_t j = 0; j < keys; ++j) sum += load(grad_scores + j * tile.step + v);
+    for (int l = v; l < std::min(v + kLanes<T>, tile.rows); ++l) sums[l] += double(sum[l - v]);
+  }
+}
+
 // sums [keys, G, lanes of a vector, all alike] += the rows of each head of a tile:
 // products with a vector of ones. No head's NaN reaches another.
 template <class T>

@@ -24,12 +24,7 @@ void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
         const int64_t keys = std::min(key + step, tile.tile.key_end) - begin;
         if (keys <= 0) continue;
         grad_scores_of_tile(p, a, tile, begin, keys, tile.lane, s);
-        for (int l = 0; l < tile.tile.lanes; l += kLanes<T>) {
-          Vec<T> sum{};
-          for (int64_t j = 0; j < keys; ++j)
-            sum += load(s.grad_scores + j * kGradRows + tile.lane + l);
-          for (int i = 0; i < kLanes<T>; ++i) sums[tile.lane + l + i] += double(sum[i]);
-        }
+        add_row_sums(tile.tile, keys, s.grad_scores + tile.lane, sums + tile.lane);
       }
     }
     for (int64_t r = 0; r < rows.rows; ++r) *out[row + r] = T(sums[r]);
