@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include "reference/columns.h"
@@ -23,14 +22,14 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   const OutputMatrix lse(p, result.lse, type_of(p.dtype), b, h);
   const int64_t S = p.seqlen_k;
 
-  double max = head.sink();
-  for (int64_t j = 0; j < S; ++j)
-    if (head.attends(i, j)) max = std::max(max, head.score(i, j));
-
-  // sum = exp(sink) + sum_j exp(score_j), all over exp(max)
-  double sum = exp_below(max, head.sink());
-  for (int64_t j = 0; j < S; ++j)
-    if (head.attends(i, j)) sum += exp_below(max, head.score(i, j));
+  // The largest score, and sum = exp(sink) + sum_j exp(score_j) over its exponential.
+  double max = head.sink(), sum = exp_below(max, max);
+  for (int64_t j = 0; j < S; ++j) {
+    if (!head.attends(i, j)) continue;
+    const double score = head.score(i, j);
+    if (score > max) sum *= exp_below(score, max), max = score;
+    sum += exp_below(max, score);
+  }
 
   // output_d = sum_j weight_j * value_jd,  weight_j = keep_j * exp(score_j) / sum
   const auto add = [&](int64_t begin, int64_t end, double* sums) {
