@@ -4,7 +4,7 @@
 
 #include <ATen/ops/clone.h>
 
-#include "ops.h"
+#include "call.h"
 
 namespace qkv {
 

@@ -1,7 +1,8 @@
 // Dispatch key Autograd: attention and its gradients.
 #include <torch/library.h>
 
-#include "node.h"
+#include "derivatives.h"
+#include "ops.h"
 
 namespace qkv {
 namespace {
@@ -20,10 +21,7 @@ struct AttentionOp {
 };
 
 OutputAndLse forward_autograd(c10::DispatchKeySet keys, const Forward& call) {
-  check_tensors(call);
-  check_supported(call);
-  refuse_tangents("attention", call.tensors);
-  const auto node = node_for<AttentionOp>(call);
+  const auto node = prepare<AttentionOp>(call);
   OutputAndLse results = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;
     return ops::attention_forward(keys & c10::after_autograd_keyset, call);
@@ -39,12 +37,10 @@ OutputAndLse forward_autograd(c10::DispatchKeySet keys, const Forward& call) {
 }
 
 Gradients backward_autograd(c10::DispatchKeySet keys, const Backward& call) {
-  c10::SmallVector<const at::Tensor*, kArguments + 4> tensors(call.forward.tensors.begin(),
-                                                              call.forward.tensors.end());
-  tensors.append({&call.grad_output, &call.grad_lse, &call.output, &call.lse});
-  return refuse_second("attention_backward", tensors, [&] {
-    return ops::attention_backward(keys & c10::after_autograd_keyset, call);
-  });
+  return refuse_second("attention_backward", call.forward,
+                       {&call.grad_output, &call.grad_lse, &call.output, &call.lse}, [&] {
+                         return ops::attention_backward(keys & c10::after_autograd_keyset, call);
+                       });
 }
 
 }  // namespace

@@ -106,13 +106,10 @@ void check_tensors(const Forward& call) {
   }
 }
 
-void check_tensors(const Backward& call) {
-  const Forward& f = call.forward;
-  check_tensors(f);
-  check_tensor(f.op, "output", call.output, f.query());
-  check_tensor(f.op, "logsumexp", call.lse, f.query());
-  if (call.grad_output.defined()) check_tensor(f.op, "grad_output", call.grad_output, f.query());
-  if (call.grad_lse.defined()) check_tensor(f.op, "grad_logsumexp", call.grad_lse, f.query());
+void check_tensors(const Forward& call, TensorsByName more) {
+  check_tensors(call);
+  for (const auto& [argument, tensor] : more)
+    if (tensor->defined()) check_tensor(call.op, argument, *tensor, call.query());
 }
 
 void check_supported(const Forward& call) {

@@ -5,9 +5,14 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include "ops.h"
+#include <utility>
+
+#include "call.h"
 
 namespace qkv {
+
+// The operator's other tensors, for error messages; undefined: None.
+using TensorsByName = c10::ArrayRef<std::pair<const char*, const at::Tensor*>>;
 
 // The sizes of a valid call. T: int64_t, or SymInt in the Meta kernels.
 //
@@ -33,8 +38,9 @@ struct Sizes {
   Shape output() const { return tensor(heads, seqlen_q, head_dim_v); }  // [..., H, L, Dv]
   Shape lse() const;                                                    // [..., H, L]
   Shape scores() const;                                                 // [..., H, L, S]
+  Shape weights(Reduce reduce) const;  // of attention_weights' result
   Shape per_head() const;  // [..., H] or, packed, [N, H]: of alibi_slopes and sinks, broadcast
-  // Of a tensor like query, key or value.
+  // Of a tensor like query, key and value.
   Shape tensor(const T& heads, const T& rows, const T& columns) const;
 };
 
@@ -44,11 +50,15 @@ template <class T>
 Sizes<T> check(const Forward& call);
 template <class T>
 Sizes<T> check(const Backward& call);
+template <class T>
+Sizes<T> check(const WeightsBackward& call);
+template <class T>
+Sizes<T> check(const HardBackward& call);
 
 // The parts of it that need no sizes. That the tensors are dense and on one device, which is all
 // that torch's own attention needs to be checked for:
 void check_tensors(const Forward& call);
-void check_tensors(const Backward& call);
+void check_tensors(const Forward& call, TensorsByName more);
 // That the device, dtypes and options are valid, and implemented. The Autograd kernel
 // checks this first, because FakeTensor swallows the text of a NotImplementedError.
 void check_supported(const Forward& call);

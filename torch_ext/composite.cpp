@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "check.h"
+#include "ops.h"
 
 namespace qkv {
 namespace composite {
@@ -55,6 +56,24 @@ OutputAndLse attention_with_lse(const Forward& call) {
   return attend(call);
 }
 
+OutputAndLse varlen_attention(const Forward& call) {
+  check_tensors(call);
+  TORCH_CHECK(call.is_packed(), call.op, ": cu_seq_q is an undefined tensor");
+  return attend(call);
+}
+
+at::Tensor attention_weights(const Weights& call) {
+  check_tensors(call.forward);
+  return with_seed(call.forward, [&](const Forward& seeded) {
+    return std::get<0>(ops::weights_forward({seeded, call.reduce}));
+  });
+}
+
+OutputAndIndex hard_attention(const Hard& call) {
+  check_tensors(call.forward);
+  return ops::hard_forward(call);
+}
+
 }  // namespace composite
 
 namespace {
@@ -70,12 +89,53 @@ Forward attention_args(const at::Tensor& query, const at::Tensor& key, const at:
           {dropout_p, is_causal, scale, enable_gqa, ops::window_of(window_size), softcap}};
 }
 
+// The kernels read the lengths themselves: the largest ones are only checked, where known.
+OutputAndLse varlen_attention(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const at::Tensor& cu_seq_q,
+                              const OptionalTensor& cu_seq_k, c10::SymInt max_q, c10::SymInt max_k,
+                              double dropout_p, std::optional<double> scale,
+                              at::OptionalSymIntArrayRef window_size, bool enable_gqa,
+                              const OptionalTensor& seqused_k, double softcap,
+                              const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
+  const Forward call{"varlen_attention",
+                     {&query, &key, &value, &kNone, &tensor_of(alibi_slopes), &tensor_of(sinks),
+                      &kNone, &cu_seq_q, &tensor_of(cu_seq_k), &tensor_of(seqused_k)},
+                     {dropout_p, false, scale, enable_gqa, ops::window_of(window_size), softcap}};
+  for (const auto& [name, size] : {std::pair("max_q", &max_q), std::pair("max_k", &max_k)})
+    TORCH_CHECK_VALUE(size->maybe_as_int().value_or(0) >= 0, call.op, ": ", name, " is ", *size,
+                      ", but the largest number of rows of a document is expected");
+  return composite::varlen_attention(call);
+}
+
+Weights attention_weights_args(const at::Tensor& query, const at::Tensor& key,
+                               const OptionalTensor& attn_mask, double dropout_p, bool is_causal,
+                               std::optional<double> scale, bool enable_gqa,
+                               at::OptionalSymIntArrayRef window_size, double softcap,
+                               const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                               std::optional<std::string_view> reduce) {
+  return ops::weights_args(query, key, attn_mask, alibi_slopes, sinks, std::nullopt, dropout_p,
+                           is_causal, scale, enable_gqa, window_size, softcap, reduce);
+}
+
+Hard hard_attention_args(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const OptionalTensor& attn_mask, bool is_causal,
+                         std::optional<double> scale, bool enable_gqa,
+                         at::OptionalSymIntArrayRef window_size, double softcap,
+                         const OptionalTensor& alibi_slopes, bool straight_through) {
+  return ops::hard_args(query, key, value, attn_mask, alibi_slopes, is_causal, scale, enable_gqa,
+                        window_size, softcap, straight_through);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) {
   using ops::Adapter;
   m.impl("attention", Adapter<&attention_args, &composite::attention>::call);
   m.impl("attention_with_lse", Adapter<&attention_args, &composite::attention_with_lse>::call);
+  m.impl("varlen_attention", &varlen_attention);
+  m.impl("attention_weights",
+         Adapter<&attention_weights_args, &composite::attention_weights>::call);
+  m.impl("hard_attention", Adapter<&hard_attention_args, &composite::hard_attention>::call);
 }
 
 }  // namespace qkv

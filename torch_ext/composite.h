@@ -2,12 +2,15 @@
 // devices and options is decided here, so that torch.compile sees through them.
 #pragma once
 
-#include "ops.h"
+#include "call.h"
 
 namespace qkv::composite {
 
 // `call` without dropout_seed; each draws one if it needs one.
 at::Tensor attention(const Forward& call);
 OutputAndLse attention_with_lse(const Forward& call);
+OutputAndLse varlen_attention(const Forward& call);
+at::Tensor attention_weights(const Weights& call);
+OutputAndIndex hard_attention(const Hard& call);
 
 }  // namespace qkv::composite

@@ -7,11 +7,10 @@
 #include "documents.h"
 #include "gradients.h"
 #include "layout.h"
+#include "ops.h"
 
 namespace qkv {
 namespace {
-
-bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }
 
 void forward_documents(const Forward& call, const Sizes<int64_t>& sizes, const Problem& problem,
                        const ForwardResult& result, const OutputAndLse& tensors) {

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "layout.h"
+#include "ops.h"
 
 namespace qkv {
 namespace {
@@ -32,6 +33,29 @@ Gradients backward_meta(const Backward& call) {
   return gradients_meta(call.forward, call.output_mask);
 }
 
+OutputAndLse weights_meta(const Weights& call) {
+  const auto sizes = check<c10::SymInt>(call.forward);
+  const at::TensorOptions options = call.forward.query().options();
+  return {at::empty_symint(sizes.weights(call.reduce), options),
+          at::empty_symint(sizes.lse(), options)};
+}
+
+Gradients weights_backward_meta(const WeightsBackward& call) {
+  check<c10::SymInt>(call);
+  return gradients_meta(call.weights.forward, call.output_mask);
+}
+
+OutputAndIndex hard_meta(const Hard& call) {
+  const auto sizes = check<c10::SymInt>(call.forward);
+  return {std::get<0>(empty_results(call.forward, sizes)),
+          at::empty_symint(sizes.lse(), call.forward.query().options().dtype(at::kLong))};
+}
+
+Gradients hard_backward_meta(const HardBackward& call) {
+  check<c10::SymInt>(call);
+  return gradients_meta(call.hard.forward, wanted_of(call));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qkv, Meta, m) {
@@ -39,6 +63,10 @@ TORCH_LIBRARY_IMPL(qkv, Meta, m) {
   m.impl("dropout_seed", &dropout_seed_meta);
   m.impl("attention_forward", Adapter<&ops::forward_args, &forward_meta>::call);
   m.impl("attention_backward", Adapter<&ops::backward_args, &backward_meta>::call);
+  m.impl("weights_forward", Adapter<&ops::weights_args, &weights_meta>::call);
+  m.impl("weights_backward", Adapter<&ops::weights_backward_args, &weights_backward_meta>::call);
+  m.impl("hard_forward", Adapter<&ops::hard_args, &hard_meta>::call);
+  m.impl("hard_backward", Adapter<&ops::hard_backward_args, &hard_backward_meta>::call);
 }
 
 }  // namespace qkv

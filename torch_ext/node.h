@@ -3,12 +3,11 @@
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
-#include "check.h"
+#include "call.h"
 
 namespace qkv::autograd {
 
@@ -52,9 +51,18 @@ void for_each_option(Options& options, int64_t& variant, const Field& field) {
 
 using TensorList = c10::ArrayRef<const at::Tensor*>;  // undefined: None
 
-inline bool needs_node(TensorList tensors) {
-  if (!at::GradMode::is_enabled()) return false;
-  return std::any_of(tensors.begin(), tensors.end(), [](auto* t) { return t->requires_grad(); });
+// The first kDifferentiable arguments, or None for those that an operator has no gradient for.
+using DifferentiableTensors = std::array<const at::Tensor*, kDifferentiable>;
+
+inline DifferentiableTensors differentiable(const Forward& call) {
+  DifferentiableTensors tensors;
+  std::copy_n(call.tensors.begin(), kDifferentiable, tensors.begin());
+  return tensors;
+}
+
+inline variable_list list_of(Gradients&& gradients) {
+  return std::apply([](auto&&... g) { return variable_list{std::move(g)...}; },
+                    std::move(gradients));
 }
 
 inline torch::autograd::edge_list edges_of(TensorList tensors) {
@@ -71,8 +79,9 @@ inline torch::autograd::edge_list edges_of(TensorList tensors) {
 template <class Op>
 class OpNode : public torch::autograd::TraceableFunction {
  public:
-  OpNode(const Forward& call, int64_t variant) : options_(call.options), variant_(variant) {
-    set_next_edges(edges_of({call.tensors.data(), kDifferentiable}));
+  OpNode(const Forward& call, int64_t variant, const DifferentiableTensors& differentiable)
+      : options_(call.options), variant_(variant) {
+    set_next_edges(edges_of(differentiable));
     for (int i = 0; i < kArguments; ++i)
       if (call.tensors[i]->defined()) arguments_[i] = SavedVariable(*call.tensors[i], false);
   }
@@ -162,44 +171,5 @@ class OpNode : public torch::autograd::TraceableFunction {
   Options options_;
   int64_t variant_;
 };
-
-// The Node for a call, null if none of its arguments requires grad.
-template <class Op>
-c10::intrusive_ptr<OpNode<Op>> node_for(const Forward& call, int64_t variant = 0) {
-  if (!needs_node({call.tensors.data(), kDifferentiable})) return {};
-  return c10::make_intrusive<OpNode<Op>>(call, variant);
-}
-
-inline bool has_tangent(const at::Tensor& tensor) {
-  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
-}
-
-// Without this, forward-mode derivatives would come out as zero.
-inline void refuse_tangents(const char* op, TensorList tensors) {
-  for (const at::Tensor* tensor : tensors)
-    TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(*tensor), op,
-                                ": forward-mode derivatives (jvp) are not implemented yet");
-}
-
-// For the operator `op`, a first derivative: makes its results' derivatives an error. The error
-// comes when a second derivative is asked for, not before: torch.func.grad builds the graph for
-// one whether it is needed or not.
-inline Gradients refuse_second(const char* op, TensorList tensors,
-                               c10::function_ref<Gradients()> compute) {
-  refuse_tangents(op, tensors);
-  c10::intrusive_ptr<torch::autograd::Node> node;
-  if (needs_node(tensors)) {
-    node = c10::make_intrusive<torch::autograd::Error>(
-        std::string(op) + ": second derivatives are not implemented yet", edges_of(tensors));
-  }
-  Gradients gradients = [&] {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return compute();
-  }();
-  if (node)
-    std::apply([&](auto&... gradient) { (torch::autograd::set_history(gradient, node), ...); },
-               gradients);
-  return gradients;
-}
 
 }  // namespace qkv::autograd

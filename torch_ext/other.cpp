@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "check.h"
+#include "ops.h"
 
 namespace qkv {
 namespace {
@@ -21,12 +22,20 @@ at::Tensor dropout_seed_other(const at::Tensor& query) {
 
 OutputAndLse forward_other(const Forward& call) { refuse(call); }
 Gradients backward_other(const Backward& call) { refuse(call.forward); }
+OutputAndLse weights_other(const Weights& call) { refuse(call.forward); }
+Gradients weights_backward_other(const WeightsBackward& call) { refuse(call.weights.forward); }
+OutputAndIndex hard_other(const Hard& call) { refuse(call.forward); }
+Gradients hard_backward_other(const HardBackward& call) { refuse(call.hard.forward); }
 
 void refuse_all(torch::Library& m) {
   using ops::Adapter;
   m.impl("dropout_seed", &dropout_seed_other);
   m.impl("attention_forward", Adapter<&ops::forward_args, &forward_other>::call);
   m.impl("attention_backward", Adapter<&ops::backward_args, &backward_other>::call);
+  m.impl("weights_forward", Adapter<&ops::weights_args, &weights_other>::call);
+  m.impl("weights_backward", Adapter<&ops::weights_backward_args, &weights_backward_other>::call);
+  m.impl("hard_forward", Adapter<&ops::hard_args, &hard_other>::call);
+  m.impl("hard_backward", Adapter<&ops::hard_backward_args, &hard_backward_other>::call);
 }
 
 }  // namespace

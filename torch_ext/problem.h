@@ -45,4 +45,7 @@ class KernelCall {
   c10::SmallVector<Operand, 20> operands_;
 };
 
+// Without any, there is nothing for the kernels to do.
+inline bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }
+
 }  // namespace qkv

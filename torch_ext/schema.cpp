@@ -22,6 +22,20 @@ TORCH_LIBRARY(qkv, m) {
   def("attention" + arguments + " -> Tensor");
   def("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)");
 
+  // N documents one after the other: see attention_forward.
+  def("varlen_attention(Tensor query, Tensor key, Tensor value, Tensor cu_seq_q, Tensor? cu_seq_k, "
+      "SymInt max_q, SymInt max_k, *, float dropout_p=0.0, float? scale=None, "
+      "SymInt[2]? window_size=None, bool enable_gqa=False, Tensor? seqused_k=None, "
+      "float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) "
+      "-> (Tensor output, Tensor logsumexp)");
+  def("attention_weights(Tensor query, Tensor key, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, *, " +
+      options + ", str? reduce=None) -> Tensor");
+  def("hard_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
+      "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, "
+      "SymInt[2]? window_size=None, float softcap=0.0, Tensor? alibi_slopes=None, "
+      "bool straight_through=False) -> (Tensor output, Tensor index)");
+
   // What they are made of. cu_seq_q [N + 1]: query [T, H, D], key and value [Tk, Hkv, D] are N
   // documents one after the other, logsumexp is [H, T]. Which weights dropout keeps follows from
   // dropout_seed, so that it is drawn when a compiled program runs, and is the same again in the
@@ -33,7 +47,7 @@ TORCH_LIBRARY(qkv, m) {
   const string scores =
       "float dropout_p, bool is_causal, float? scale, bool enable_gqa, SymInt[2]? window_size, "
       "float softcap";
-  // A gradient that output_mask does not ask for is None.
+  // A gradient that output_mask does not ask for, or that has no argument, is None.
   const string gradients =
       "bool[6] output_mask) -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, "
       "Tensor grad_attn_mask, Tensor grad_alibi_slopes, Tensor grad_sinks)";
@@ -42,6 +56,23 @@ TORCH_LIBRARY(qkv, m) {
   def("attention_forward(" + tensors + ", *, " + scores + ") -> (Tensor output, Tensor logsumexp)");
   def("attention_backward(Tensor? grad_output, Tensor? grad_logsumexp, " + tensors +
       ", Tensor output, Tensor logsumexp, *, " + scores + ", " + gradients);
+
+  const string weights =
+      "Tensor query, Tensor key, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
+      "Tensor? dropout_seed";
+  def("weights_forward(" + weights + ", *, " + scores +
+      ", str? reduce) -> (Tensor weights, Tensor logsumexp)");
+  def("weights_backward(Tensor grad_weights, " + weights + ", Tensor logsumexp, *, " + scores +
+      ", str? reduce, " + gradients);
+
+  const string hard =
+      "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, Tensor? alibi_slopes";
+  const string hard_scores =
+      "bool is_causal, float? scale, bool enable_gqa, SymInt[2]? window_size, float softcap, "
+      "bool straight_through";
+  def("hard_forward(" + hard + ", *, " + hard_scores + ") -> (Tensor output, Tensor index)");
+  def("hard_backward(Tensor grad_output, " + hard + ", Tensor index, *, " + hard_scores + ", " +
+      gradients);
 
   // Behind qkv.active_isa(), qkv.supported_isas() and qkv.set_isa().
   m.def("_active_isa() -> str");

@@ -172,13 +172,13 @@ void check_overflow(const Forward& call, const Sizes<T>& sizes) {
               " and Dv = ", sizes.head_dim_v);
 }
 
+// Of what a backward operator gets: what the forward operator returned, and its gradient.
 template <class T>
-void check_same_shape(const Backward& call, const char* argument, const at::Tensor& tensor,
-                      c10::ArrayRef<T> expected) {
-  const at::ScalarType dtype = call.forward.query().scalar_type();
-  TORCH_CHECK(sizes_of<T>(tensor) == expected, "attention_backward: ", argument, " has the shape ",
+void check_same_shape(const Forward& call, const char* argument, const at::Tensor& tensor,
+                      c10::ArrayRef<T> expected, at::ScalarType dtype) {
+  TORCH_CHECK(sizes_of<T>(tensor) == expected, call.op, "_backward: ", argument, " has the shape ",
               sizes_of<T>(tensor), ", but ", expected, " is expected");
-  TORCH_CHECK(tensor.scalar_type() == dtype, "attention_backward: ", argument, " is ",
+  TORCH_CHECK(tensor.scalar_type() == dtype, call.op, "_backward: ", argument, " is ",
               name(tensor.scalar_type()), ", but ", name(dtype), " is expected");
 }
 
@@ -199,16 +199,40 @@ Sizes<T> check(const Forward& call) {
 }
 
 template <class T>
-Sizes<T> check(const Backward& call) {
-  check_tensors(call);
-  Sizes<T> sizes = check<T>(call.forward);
-  const auto output = sizes.output();
-  const auto lse = sizes.lse();
-  check_same_shape<T>(call, "output", call.output, output);
-  check_same_shape<T>(call, "logsumexp", call.lse, lse);
-  if (call.grad_output.defined())
-    check_same_shape<T>(call, "grad_output", call.grad_output, output);
-  if (call.grad_lse.defined()) check_same_shape<T>(call, "grad_logsumexp", call.grad_lse, lse);
+Sizes<T> check(const Backward& c) {
+  const Forward& f = c.forward;
+  check_tensors(f, {{{"output", &c.output},
+                     {"logsumexp", &c.lse},
+                     {"grad_output", &c.grad_output},
+                     {"grad_logsumexp", &c.grad_lse}}});
+  Sizes<T> sizes = check<T>(f);
+  const auto output = sizes.output(), lse = sizes.lse();
+  const at::ScalarType dtype = f.query().scalar_type();
+  check_same_shape<T>(f, "output", c.output, output, dtype);
+  check_same_shape<T>(f, "logsumexp", c.lse, lse, dtype);
+  if (c.grad_output.defined()) check_same_shape<T>(f, "grad_output", c.grad_output, output, dtype);
+  if (c.grad_lse.defined()) check_same_shape<T>(f, "grad_logsumexp", c.grad_lse, lse, dtype);
+  return sizes;
+}
+
+template <class T>
+Sizes<T> check(const WeightsBackward& c) {
+  const Forward& f = c.weights.forward;
+  check_tensors(f, {{{"grad_weights", &c.grad_weights}, {"logsumexp", &c.lse}}});
+  Sizes<T> sizes = check<T>(f);
+  const at::ScalarType dtype = f.query().scalar_type();
+  check_same_shape<T>(f, "grad_weights", c.grad_weights, sizes.weights(c.weights.reduce), dtype);
+  check_same_shape<T>(f, "logsumexp", c.lse, sizes.lse(), dtype);
+  return sizes;
+}
+
+template <class T>
+Sizes<T> check(const HardBackward& c) {
+  const Forward& f = c.hard.forward;
+  check_tensors(f, {{{"grad_output", &c.grad_output}, {"index", &c.index}}});
+  Sizes<T> sizes = check<T>(f);
+  check_same_shape<T>(f, "grad_output", c.grad_output, sizes.output(), f.query().scalar_type());
+  check_same_shape<T>(f, "index", c.index, sizes.lse(), at::kLong);
   return sizes;
 }
 
@@ -236,6 +260,16 @@ typename Sizes<T>::Shape Sizes<T>::lse() const {
 }
 
 template <class T>
+typename Sizes<T>::Shape Sizes<T>::weights(Reduce reduce) const {
+  if (reduce == Reduce::none) return scores();
+  Shape shape = batch;
+  if (has_heads && reduce == Reduce::queries) shape.push_back(heads);
+  if (reduce == Reduce::heads) shape.push_back(seqlen_q);
+  shape.push_back(seqlen_k);
+  return shape;
+}
+
+template <class T>
 typename Sizes<T>::Shape Sizes<T>::per_head() const {
   if (packed) return {documents, heads};
   Shape shape = batch;
@@ -249,5 +283,9 @@ template Sizes<int64_t> check(const Forward&);
 template Sizes<c10::SymInt> check(const Forward&);
 template Sizes<int64_t> check(const Backward&);
 template Sizes<c10::SymInt> check(const Backward&);
+template Sizes<int64_t> check(const WeightsBackward&);
+template Sizes<c10::SymInt> check(const WeightsBackward&);
+template Sizes<int64_t> check(const HardBackward&);
+template Sizes<c10::SymInt> check(const HardBackward&);
 
 }  // namespace qkv

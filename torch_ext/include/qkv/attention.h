@@ -7,46 +7,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/api/include/torch/arg.h>
 
-#include <array>
 #include <optional>
+#include <string_view>
 #include <tuple>
 
 #include "qkv/export.h"
+#include "qkv/options.h"
 
 namespace qkv {
-
-// What scaled_dot_product_attention takes beside query, key and value, with its defaults, and more.
-// All of them combine. The score of query i and key j is made in this order: scale, softcap, ALiBi,
-// the floating mask; then is_causal, window_size, -inf or a boolean mask hide keys.
-//
-// With L queries and S keys:
-struct AttentionOptions {
-  // Broadcastable to [..., H, L, S]. bool: true = may attend. float32, or the
-  // query's dtype: added to the scores; differentiable.
-  TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
-  // The probability of dropping a weight, 0 to 1; the others are divided by 1 - dropout_p. The
-  // random numbers come from torch's default CPU generator: torch::manual_seed.
-  TORCH_ARG(double, dropout_p) = 0.0;
-  // Query i sees keys j <= i: top-left aligned.
-  TORCH_ARG(bool, is_causal) = false;
-  // Multiplies the scores; finite. 1 / sqrt(D) when not set.
-  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
-  // Key and value may have fewer heads than query; their head counts divide H.
-  TORCH_ARG(bool, enable_gqa) = false;
-  // {left, right}: query i sees keys i + S - L - left <= j <= i + S - L + right, which is
-  // bottom-right aligned; -1 leaves a side open.
-  using Window = std::array<int64_t, 2>;
-  TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
-  // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
-  TORCH_ARG(double, softcap) = 0.0;
-  // Floating, broadcastable to [..., H]: slope * |i + S - L - j| is taken off the score.
-  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
-  // Floating, broadcastable to [..., H]: the score of one more key, which every query of the head
-  // sees and whose value is 0.
-  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
-};
 
 // dropout(softmax(scale * query @ key^T + mask)) @ value.
 //
@@ -68,5 +37,40 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& 
                                                               const at::Tensor& key,
                                                               const at::Tensor& value,
                                                               const AttentionOptions& options = {});
+
+// Attention over N documents of any lengths, one after the other without padding; each attends to
+// itself alone.
+//
+//   query [T, H, D], key [Tk, H, D], value [Tk, H, Dv] -> output [T, H, Dv], logsumexp [H, T]
+//
+// cu_seq_q [N + 1], int32 or int64, from 0 on, not falling: document n has queries cu_seq_q[n] up
+// to cu_seq_q[n + 1]. cu_seq_k, likewise for key and value; cu_seq_q when not set. seqused_k [N]:
+// only the first seqused_k[n] keys of document n take part. All positions, L and S are those of the
+// document; alibi_slopes and sinks are [H] or [N, H]; there is no attn_mask. Queries outside all
+// documents: output 0, logsumexp -inf. Differentiable as attention is.
+QKV_API std::tuple<at::Tensor, at::Tensor> varlen_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& cu_seq_q, const std::optional<at::Tensor>& cu_seq_k = std::nullopt,
+    const AttentionOptions& options = {},
+    const std::optional<at::Tensor>& seqused_k = std::nullopt);
+
+// The weights that attention gives to the values, after all options, dropout included:
+// [..., H, L, S]. reduce = "heads": their mean over heads, [..., L, S]; "queries": their sum over
+// queries, [..., H, S], how much each key was attended to. Those are made without the [..., H, L,
+// S] weights. Differentiable like attention's output.
+QKV_API at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
+                                     const AttentionOptions& options = {},
+                                     std::optional<std::string_view> reduce = std::nullopt);
+
+// The value at the key with the largest score, the first if several have it, instead of the
+// average: [..., H, L, Dv]; and which key that is: int64 [..., H, L]. A row with nothing to attend
+// to: output 0, index -1. There is no dropout and there are no sinks. The gradient goes to the
+// values that were chosen; with straight_through, query, key, attn_mask and alibi_slopes get the
+// gradients that attention would give them.
+QKV_API std::tuple<at::Tensor, at::Tensor> hard_attention(const at::Tensor& query,
+                                                          const at::Tensor& key,
+                                                          const at::Tensor& value,
+                                                          const AttentionOptions& options = {},
+                                                          bool straight_through = false);
 
 }  // namespace qkv

@@ -1,0 +1,43 @@
+// The options of qkv/attention.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/api/include/torch/arg.h>
+
+#include <array>
+#include <optional>
+
+namespace qkv {
+
+// What scaled_dot_product_attention takes beside query, key and value, with its defaults, and more.
+// All of them combine. The score of query i and key j is made in this order: scale, softcap, ALiBi,
+// the floating mask; then is_causal, window_size, -inf or a boolean mask hide keys.
+//
+// With L queries and S keys:
+struct AttentionOptions {
+  // Broadcastable to [..., H, L, S]. bool: true = may attend. float32, or the
+  // query's dtype: added to the scores; differentiable.
+  TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
+  // The probability of dropping a weight, 0 to 1; the others are divided by 1 - dropout_p. The
+  // random numbers come from torch's default CPU generator: torch::manual_seed.
+  TORCH_ARG(double, dropout_p) = 0.0;
+  // Query i sees keys j <= i: top-left aligned.
+  TORCH_ARG(bool, is_causal) = false;
+  // Multiplies the scores; finite. 1 / sqrt(D) when not set.
+  TORCH_ARG(std::optional<double>, scale) = std::nullopt;
+  // Key and value may have fewer heads than query; their head counts divide H.
+  TORCH_ARG(bool, enable_gqa) = false;
+  // {left, right}: query i sees keys i + S - L - left <= j <= i + S - L + right, which is
+  // bottom-right aligned; -1 leaves a side open.
+  using Window = std::array<int64_t, 2>;
+  TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
+  // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
+  TORCH_ARG(double, softcap) = 0.0;
+  // Floating, broadcastable to [..., H]: slope * |i + S - L - j| is taken off the score.
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  // Floating, broadcastable to [..., H]: the score of one more key, which every query of the head
+  // sees and whose value is 0.
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+};
+
+}  // namespace qkv
