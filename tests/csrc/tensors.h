@@ -74,17 +74,18 @@ class GuardedMemory {
   void* data() const { return data_; }
   void make_read_only() { protect(PROT_READ); }
 
-  // Whether every byte still is a canary but those marked in `used`, which counts from data().
-  bool canaries_alive(const std::vector<uint8_t>& used) const {
-    for (size_t i = 0; i < inner_; ++i) {
-      const size_t at = size_t(begin_ + i - data_);  // wraps around before data()
-      if (begin_[i] != kCanary && !(at < used.size() && used[at])) return false;
-    }
-    return true;
+  // Whether every byte still is a canary but those that clear(data) turns back
+  // into canaries in a copy of it all.
+  template <class Clear>
+  bool canaries_alive(Clear clear) const {
+    std::vector<uint8_t> copy(begin_, begin_ + inner_);
+    clear(copy.data() + (data_ - begin_));
+    return copy.front() == kCanary && !std::memcmp(copy.data(), copy.data() + 1, inner_ - 1);
   }
 
- private:
   static constexpr uint8_t kCanary = 0xA5;
+
+ private:
   struct Unmap {
     size_t bytes;
     void operator()(void* p) const { munmap(p, bytes); }
@@ -181,9 +182,14 @@ class Tensor {
   // Whether nothing but elements was written, gaps and surroundings included.
   bool canaries_alive() const {
     if (!*this) return true;
-    std::vector<uint8_t> used(bytes());
-    for_each([&](int64_t offset) { std::memset(&used[offset * element()], 1, element()); });
-    return memory_->canaries_alive(used);
+    return memory_->canaries_alive([this](uint8_t* data) {
+      if (strides_ == dense_strides(sizes_))
+        std::fill_n(data, bytes(), GuardedMemory::kCanary);
+      else
+        for_each([&](int64_t offset) {
+          std::fill_n(data + offset * element(), element(), GuardedMemory::kCanary);
+        });
+    });
   }
 
   Strides strides() const {

@@ -32,10 +32,18 @@ std::vector<Case> cases() {
   Case decode;
   decode.batch = {2}, decode.group = 4, decode.L = 1, decode.S = 3000;
   decode.D = 64, decode.Dv = 64;
-  std::vector<Case> all = {heads, one_head, causal, decode};
-  for (int i = 0; i < 4; ++i) {
-    all.push_back(all[i]);
-    all.back().dtype = DType::f64;
+  std::vector<Case> all;
+  for (Case c : {heads, one_head, causal, decode}) {
+    all.push_back(c);
+    c.dtype = DType::f64;
+    c.sinks = c.grad_sinks = c.alibi_slopes = c.grad_alibi_slopes = true;
+    c.window_left = 50, c.softcap = 2, c.dropout_p = 0.3;
+    c.weights = c.grad_weights = true;
+    c.mask_type = MaskType::f32, c.grad_mask = c.grad_mask_keys = c.grad_mask_queries = true;
+    all.push_back(c);
+    c.dtype = DType::f32;
+    c.window_left = -1, c.share_batch = c.share_heads = true, c.mask_type = MaskType::f64;
+    all.push_back(c);
   }
   return all;
 }
@@ -50,7 +58,7 @@ TEST_P(ThreadsTest, AnyNumberOfThreads) {
     SCOPED_TRACE(::testing::Message() << c);
     Workload w(c);
     const Results expected = run_with(1, w);
-    for (int num_threads : {2, 3, 4, 7}) expect_identical(run_with(num_threads, w), expected);
+    for (int num_threads : {2, 3, 7}) expect_identical(run_with(num_threads, w), expected);
   }
 }
 
@@ -59,7 +67,7 @@ TEST_P(ThreadsTest, RunToRun) {
     SCOPED_TRACE(::testing::Message() << c);
     Workload w(c);
     const Results expected = run_with(3, w);
-    for (int i = 0; i < 4; ++i) expect_identical(run_with(3, w), expected);
+    for (int i = 0; i < 2; ++i) expect_identical(run_with(3, w), expected);
   }
 }
 
@@ -88,15 +96,13 @@ Results eighth(const Results& all, int64_t b) {
 
 TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
   for (Case c : cases()) {
-    c.batch = {8};
+    c.batch = {8}, c.share_batch = false;  // a sum over the batch depends on it
     if (kQuick) c.L = (c.L + 3) / 4;
-    for (int num_threads : {1, 4}) {
-      c.num_threads = num_threads;
-      SCOPED_TRACE(::testing::Message() << c);
-      const Workload all(c);
-      const Results r = run(all);
-      for (int64_t b : {0, 5}) expect_identical(run(item(all, b)), eighth(r, b));
-    }
+    c.num_threads = 4;
+    SCOPED_TRACE(::testing::Message() << c);
+    const Workload all(c);
+    const Results r = run(all);
+    for (int64_t b : {0, 5}) expect_identical(run(item(all, b)), eighth(r, b));
   }
 }
 
