@@ -4,8 +4,11 @@ import torch
 
 from . import textbook
 
-# The error that is always allowed, relative to the largest element.
+# The error that is always allowed, relative to the largest element ...
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
+# ... and this many times that for the few numbers that each are a sum over all queries, of both
+# signs: by how much torch misses them is too much a matter of luck.
+SUMS = {"grad_alibi_slopes": 10, "grad_sinks": 10}
 # An error this much larger is none of rounding: torch's way computes something else. Also where
 # the truth is 0, as a gradient may be.
 SOMETHING_ELSE = 1000
@@ -53,7 +56,7 @@ def dropout_seed(case):
 
 def compare(case, tensor, ours, torchs, truth):
     size = largest(truth)
-    rounding = ROUNDING[ours.dtype] * size
+    rounding = SUMS.get(tensor, 1) * ROUNDING[ours.dtype] * size
     torch_error = 0.0
     for way, answer in torchs.items():
         error = largest(answer[tensor] - truth)

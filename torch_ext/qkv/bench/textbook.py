@@ -54,7 +54,8 @@ def attend(
 ):  # fmt: skip
     """qkv.attention by torch's operators, in the inputs' dtype. query [B, H, L, D],
     key [B, Hkv, S, D], value [B, Hkv, S, Dv], the rest as qkv.attention takes it; every query must
-    see a key. block: which part of a larger problem this is. seed: the one qkv drew; else torch drops."""
+    see a key. block: which part of a larger problem this is. seed: what qkv drew, or
+    None: torch draws."""
     L, S = query.size(-2), key.size(-2)
     block = block or Block(range(L), range(S), S - L)
     by_kv_head = (query.size(0), key.size(1), -1)  # the rows of a group of heads below each other
