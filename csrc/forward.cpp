@@ -102,12 +102,13 @@ class ForwardPass {
     plan();
     const Buffer buffer(lay_out(nullptr));
     lay_out(buffer.data());
-    parallel_phases(threads_, int64_t(tasks_.size()), 1,
+    parallel_phases(threads_, int64_t(tasks_.size()),
                     {{[this](int64_t job) { return tasks_[job].items(); },
                       [this](const Item& item) {
                         const Task& task = tasks_[item.job];
                         task.by_plane ? run_plane(task, item) : run_block(task, item);
-                      }},
+                      },
+                      true},
                      {[this](int64_t job) { return tasks_[job].rows_to_merge(); },
                       [this](const Item& item) {
                         const Task& task = tasks_[item.job];

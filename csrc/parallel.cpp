@@ -3,6 +3,7 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -38,7 +39,7 @@ void take_part(const Deal& deal, int64_t round) {
   const int thread = omp_get_thread_num();
   const auto run = [&](int64_t at) {
     deal.list.for_each_item(
-        at, [&](int64_t job, int64_t index) { deal.phase->run({job, index, round, thread}); });
+        at, round, [&](int64_t job, int64_t index) { deal.phase->run({job, index, round, thread}); });
   };
   if (deal.list.one_run_a_thread()) {
     // The team may be smaller than asked for.
@@ -46,6 +47,20 @@ void take_part(const Deal& deal, int64_t round) {
   } else {
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t at = 0; at < deal.list.runs(); ++at) run(at);
+  }
+}
+
+void run_here(int64_t jobs, std::initializer_list<Phase> phases) {
+  int64_t rounds = 1;
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (const Phase& phase : phases) {
+      for (int64_t job = 0; job < jobs; ++job) {
+        const Items items = phase.items(job);
+        if (round >= items.rounds) continue;
+        rounds = std::max(rounds, items.rounds);
+        for (int64_t at = 0; at < items.count; ++at) phase.run({job, at, round, 0});
+      }
+    }
   }
 }
 
@@ -57,26 +72,24 @@ int usable_threads(int wanted, double flops) {
   return wanted;
 }
 
-void parallel_phases(int num_threads, int64_t jobs, int64_t rounds,
-                     std::initializer_list<Phase> phases) {
-  if (num_threads <= 1) {
-    for (int64_t round = 0; round < rounds; ++round)
-      for (const Phase& phase : phases)
-        for (int64_t job = 0; job < jobs; ++job)
-          for (int64_t at = 0, end = phase.items(job).count; at < end; ++at)
-            phase.run({job, at, round, 0});
-    return;
-  }
+void parallel_phases(int num_threads, int64_t jobs, std::initializer_list<Phase> phases) {
+  if (num_threads <= 1) return run_here(jobs, phases);
   const std::vector<Deal> deals = deal(num_threads, jobs, phases);
+  int64_t rounds = 0;
+  for (const Deal& deal : deals) rounds = std::max(rounds, deal.list.rounds());
 #pragma omp parallel num_threads(num_threads)
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (size_t d = 0; d < deals.size(); ++d) {
-      // Waiting is dear when the machine is busy: only between phases, and at the
-      // end of the region.
-      if (round + int64_t(d) > 0) {
+  {
+    bool wait = false;
+    for (int64_t round = 0; round < rounds; ++round) {
+      for (const Deal& deal : deals) {
+        // Waiting is dear when the machine is busy: only where it must be, and
+        // at the end of the region.
+        if (wait) {
 #pragma omp barrier
+        }
+        take_part(deal, round);
+        wait = deal.phase->wait;
       }
-      take_part(deals[d], round);
     }
   }
 }

@@ -19,8 +19,10 @@ struct Item {
 
 // Work items that may run at the same time.
 struct Phase {
-  std::function<Items(int64_t job)> items;  // the same in every round
+  std::function<Items(int64_t job)> items;
   std::function<void(const Item&)> run;
+  // Whether all of it must be done before anything that follows begins.
+  bool wait = false;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -31,10 +33,9 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // pool does not survive fork, and waiting for it would hang), else `wanted`.
 int usable_threads(int wanted, double flops);
 
-// Runs the phases one after the other, all of them `rounds` times, the items of
-// each in any order on `num_threads` threads, in one parallel region (none for
-// one thread). Items must not throw.
-void parallel_phases(int num_threads, int64_t jobs, int64_t rounds,
-                     std::initializer_list<Phase> phases);
+// Takes up the phases one after the other, all of them again for every round, the
+// items of each in any order on `num_threads` threads, in one parallel region
+// (none for one thread). Items must not throw.
+void parallel_phases(int num_threads, int64_t jobs, std::initializer_list<Phase> phases);
 
 }  // namespace qkv

@@ -26,7 +26,7 @@ void for_each_row_block(const Problem& p, const Kernels& kernels, const RowPass&
               0, p.seqlen_k, nullptr, nullptr},
              static_cast<char*>(workspaces.data()) + size_t(item.thread) * bytes);
   };
-  parallel_phases(threads, 1, 1, {{[&](int64_t) { return items; }, run}});
+  parallel_phases(threads, 1, {{[&](int64_t) { return items; }, run}});
 }
 
 }  // namespace qkv

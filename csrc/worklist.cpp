@@ -12,7 +12,8 @@ constexpr double kCheapFlops = 2e5;
 
 WorkList::WorkList(const std::vector<Items>& jobs, int num_threads) {
   for (size_t job = 0; job < jobs.size(); ++job)
-    if (jobs[job].count > 0) shares_.push_back({int64_t(job), 0, 0, jobs[job].flops});
+    if (jobs[job].count > 0)
+      shares_.push_back({int64_t(job), 0, 0, jobs[job].rounds, jobs[job].flops});
   if (shares_.empty()) return;
   std::stable_sort(shares_.begin(), shares_.end(),
                    [](const Share& a, const Share& b) { return a.flops > b.flops; });
@@ -21,6 +22,7 @@ WorkList::WorkList(const std::vector<Items>& jobs, int num_threads) {
   for (Share& share : shares_) {
     share.begin = at;
     share.end = at += jobs[share.job].count;
+    rounds_ = std::max(rounds_, share.rounds);
     total += double(share.end - share.begin) * share.flops;
   }
   cut_into_runs(total, num_threads);

@@ -1,0 +1,201 @@
+#include "backward_task.h"
+
+#include <algorithm>
+
+#include "grad_sinks.h"
+#include "strides.h"
+
+namespace qkv {
+namespace {
+
+// The keys of one plane are split, so that one head alone can use every core.
+// Each split sums its own grad_query; the sums are added in order of keys.
+constexpr int64_t kSplitKeys = 256;  // about, at least: below, adding up the parts shows
+constexpr int64_t kMaxSplits = 8;
+// Parts cost memory; past this, half as many.
+constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
+// Where planes share grad_mask or weights, only one plane of a class runs at a
+// time. To have about so many items at a time there are more splits, but none
+// finer than this, nor so fine that the parts take more memory than grad_mask.
+constexpr int64_t kSharedItems = 16;
+constexpr int64_t kFineSplitKeys = 128;
+
+int64_t element_bytes(const Problem& p) {
+  return p.dtype == DType::f32 ? sizeof(float) : sizeof(double);
+}
+
+// Whether the keys have to be looked at.
+bool wants_keys(const BackwardArgs& a) {
+  return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_mask.data ||
+         a.grad_mask_keys.data || a.grad_mask_queries.data || a.grad_alibi_slopes.data ||
+         a.weights.data;
+}
+
+int64_t split_count(const Problem& p, const Sharing& sharing, int64_t part_bytes) {
+  int64_t splits = std::clamp<int64_t>(p.seqlen_k / kSplitKeys, 1, kMaxSplits);
+  if ((splits - 1) * part_bytes > kMaxPartBytes) splits = std::min(splits, kMaxSplits / 2);
+  if (sharing.positions() == 1) return splits;
+  const int64_t finest = std::max(kFineSplitKeys, 2 * p.group() * p.head_dim);
+  return std::max(splits, std::min(ceil_div(kSharedItems, sharing.classes()), p.seqlen_k / finest));
+}
+
+// to[batch, head, row] = x
+void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, int64_t row,
+               double x) {
+  const int64_t at = row * to.strides.row;
+  if (p.dtype == DType::f32) {
+    plane<float>(p, to, batch, head)[at] = float(x);
+  } else {
+    plane<double>(p, to, batch, head)[at] = x;
+  }
+}
+
+}  // namespace
+
+BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
+    : p_(problem),
+      args_(args),
+      kernels_(active_implementation().kernels(p_.dtype)),
+      sharing_(p_, args),
+      planes_(p_, 5),
+      groups_(p_, args, sharing_, kSharedItems) {
+  planes_.count = sharing_.classes();
+  if (!wants_keys(args)) return;
+  splits_ = split_count(p_, sharing_, part_bytes());
+  split_keys_ = std::max<int64_t>(1, ceil_div(p_.seqlen_k, splits_));
+  splits_ = std::max<int64_t>(1, ceil_div(p_.seqlen_k, split_keys_));
+}
+
+int64_t BackwardTask::part_bytes() const { return planes_.rows * p_.head_dim * element_bytes(p_); }
+
+void BackwardTask::plan(const Team& team) {
+  const int64_t chains = planes_.count * groups_.count();
+  const bool alone = flops() == team.flops;
+  // Whole classes when they fill the threads evenly, or nearly so.
+  by_class_ = splits_ > 0 && (team.threads == 1 || splits_ == 1 || groups_.count() > 1 ||
+                              team.pieces(flops() / double(chains), 4) == 1 ||
+                              (alone && chains % team.threads == 0));
+  parts_ = by_class_ || !args_.grad_query.data ? 0 : splits_ - 1;
+  Arena bytes(nullptr);
+  if (splits_)
+    bytes.take<char>(kernels_.backward_workspace(p_, std::min(split_keys_, p_.seqlen_k)));
+  kernel_bytes_ = int64_t(bytes.used());
+  take_parts(bytes);
+  parts_bytes_ = int64_t(bytes.used()) - kernel_bytes_;
+}
+
+BackwardTask::Parts BackwardTask::take_parts(Arena& arena) const {
+  return {arena.take<char>(parts_ * part_bytes()),
+          arena.take<double>(args_.grad_alibi_slopes.data ? splits_ * p_.group() : 0),
+          arena.take<double>(args_.grad_mask_queries.data ? splits_ * planes_.rows : 0)};
+}
+
+size_t BackwardTask::workspace_bytes() const {
+  return size_t(kernel_bytes_ + (by_class_ ? parts_bytes_ : 0));
+}
+
+void BackwardTask::take_memory(Arena& arena) {
+  const int64_t slots = planes_.count * std::min<int64_t>(2, sharing_.positions());
+  if (!by_class_) memory_ = arena.take<char>(slots * parts_bytes_);
+  if (groups_.count() > 1) groups_.take_memory(arena);
+}
+
+Items BackwardTask::items() const {
+  if (splits_ == 0) return {};
+  if (!by_class_)
+    return {planes_.count * splits_, planes_.flops / double(splits_), sharing_.positions()};
+  const int64_t chains = planes_.count * groups_.count();
+  return {chains, flops() / double(chains)};
+}
+
+Items BackwardTask::row_items() const {
+  if (by_class_ || !args_.grad_query.data) return {};
+  return {planes_.count * row_blocks(), double(kGradRows * p_.head_dim * parts_),
+          sharing_.positions()};
+}
+
+Items BackwardTask::head_items() const {
+  if (by_class_ || !wants_heads()) return {};
+  return {planes_.count, double(planes_.rows * p_.head_dim_v), sharing_.positions()};
+}
+
+Items BackwardTask::mask_items() const {
+  if (groups_.count() == 1) return {};
+  return {planes_.count, double(groups_.count() * p_.seqlen_q * p_.seqlen_k)};
+}
+
+void BackwardTask::run(int64_t index, int64_t round, void* workspace) const {
+  if (by_class_) return run_class(index, static_cast<char*>(workspace));
+  // Causal: the first keys are seen by the most rows, so they go first.
+  const int64_t its_class = p_.is_causal ? index % planes_.count : index / splits_;
+  const int64_t split = p_.is_causal ? index / planes_.count : index % splits_;
+  run_split(args_, sharing_.plane(its_class, round), parts_of(its_class, round), split, workspace);
+}
+
+void BackwardTask::run_class(int64_t index, char* workspace) const {
+  const int64_t groups = groups_.count(), its_class = index / groups, group = index % groups;
+  Arena arena(workspace + kernel_bytes_);
+  const Parts parts = take_parts(arena);
+  groups_.clear(group, its_class);
+  for (int64_t position = sharing_.positions() * group / groups;
+       position < sharing_.positions() * (group + 1) / groups; ++position) {
+    const int64_t plane = sharing_.plane(its_class, position);
+    for (int64_t split = 0; split < splits_; ++split)
+      run_split(groups_.args(group), plane, parts, split, workspace);
+    finish_plane_rows(plane, parts, 0, planes_.rows);
+    finish_plane_heads(plane, parts);
+  }
+}
+
+void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Parts& parts,
+                             int64_t split, void* workspace) const {
+  BackwardBlock block{plane / p_.kv_heads,
+                      plane % p_.kv_heads,
+                      split * split_keys_,
+                      std::min(p_.seqlen_k, (split + 1) * split_keys_),
+                      nullptr,
+                      split > 0 && parts_ == 0};
+  if (parts_ && split > 0) block.partial_grad_query = parts.grad_query + (split - 1) * part_bytes();
+  if (args.grad_alibi_slopes.data) block.grad_slopes = parts.slopes + split * p_.group();
+  if (args.grad_mask_queries.data) block.grad_mask_rows = parts.mask_rows + split * planes_.rows;
+  kernels_.backward(p_, args, block, workspace);
+}
+
+void BackwardTask::finish_rows(int64_t index, int64_t round) const {
+  const int64_t its_class = index / row_blocks(), row = index % row_blocks() * kGradRows;
+  finish_plane_rows(sharing_.plane(its_class, round), parts_of(its_class, round), row,
+                    std::min(planes_.rows, row + kGradRows));
+}
+
+void BackwardTask::finish_plane_rows(int64_t plane, const Parts& parts, int64_t begin,
+                                     int64_t end) const {
+  if (!args_.grad_query.data) return;
+  kernels_.finish_grad_query(p_, args_,
+                             {plane / p_.kv_heads, plane % p_.kv_heads, begin, end, split_keys_,
+                              parts_, parts.grad_query});
+}
+
+void BackwardTask::finish_heads(int64_t index, int64_t round) const {
+  finish_plane_heads(sharing_.plane(index, round), parts_of(index, round));
+}
+
+void BackwardTask::finish_plane_heads(int64_t plane, const Parts& parts) const {
+  if (!wants_heads()) return;
+  const int64_t batch = plane / p_.kv_heads, first = plane % p_.kv_heads * p_.group();
+  const auto add_splits = [&](const double* sums, int64_t step) {
+    double sum = 0;
+    for (int64_t s = 0; s < splits_; ++s) sum += sums[s * step];
+    return sum;
+  };
+  for (int64_t g = 0; g < p_.group(); ++g) {
+    if (args_.grad_alibi_slopes.data)
+      *qkv::plane<double>(p_, args_.grad_alibi_slopes, batch, first + g) =
+          add_splits(parts.slopes + g, p_.group());
+    for (int64_t i = 0; i < p_.seqlen_q && args_.grad_mask_queries.data; ++i)
+      store_row(p_, args_.grad_mask_queries, batch, first + g, i,
+                add_splits(parts.mask_rows + i * p_.group() + g, planes_.rows));
+    if (args_.grad_sinks.data) grad_sink(p_, args_, batch, first + g);
+  }
+}
+
+}  // namespace qkv

@@ -1,0 +1,11 @@
+// The gradient of the sinks, which needs a few numbers of each query row.
+#pragma once
+
+#include "attention.h"
+
+namespace qkv {
+
+// args.grad_sinks[batch, head].
+void grad_sink(const Problem& problem, const BackwardArgs& args, int64_t batch, int64_t head);
+
+}  // namespace qkv

@@ -1,0 +1,78 @@
+#include "mask_groups.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "parallel.h"
+#include "strides.h"
+
+namespace qkv {
+namespace {
+
+// Of all groups: no more than a thread's workspace may take anyway.
+constexpr int64_t kMaxBytes = int64_t(1) << 20;
+
+}  // namespace
+
+MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing& sharing,
+                       int64_t wanted)
+    : p_(p), args_(args), sharing_(sharing) {
+  if (!args.grad_mask.data || args.weights.data || sharing.positions() == 1) return;
+  element_ = p.mask_type == MaskType::f64 ? sizeof(double) : sizeof(float);
+  class_heads_ = args.grad_mask.strides.head ? p.group() : 1;
+  strides_.col = 1;
+  strides_.row = p.seqlen_k;
+  int64_t step = p.seqlen_q * p.seqlen_k;
+  const auto dense = [&](int64_t size, int64_t stride) {
+    const int64_t at = stride ? step : 0;
+    if (stride) step *= size;
+    return at;
+  };
+  strides_.head = dense(p.heads, args.grad_mask.strides.head);
+  for (int d = p.batch_rank - 1; d >= 0; --d)
+    strides_.batch[d] = dense(p.batch_sizes[d], args.grad_mask.strides.batch[d]);
+  group_elements_ = step;
+
+  const int64_t most = 1 + kMaxBytes / std::max<int64_t>(1, step * element_);
+  const int64_t useful = std::min(ceil_div(wanted, sharing.classes()), sharing.positions());
+  if (useful <= most) count_ = useful;
+}
+
+void MaskGroups::take_memory(Arena& arena) {
+  group_args_.assign(count_ - 1, args_);
+  for (BackwardArgs& args : group_args_)
+    args.grad_mask = {arena.take<char>(group_elements_ * element_), strides_};
+}
+
+int64_t MaskGroups::offset(int64_t its_class) const {
+  const int64_t plane = sharing_.plane(its_class, 0);
+  return plane_offset(p_, strides_, plane / p_.kv_heads, plane % p_.kv_heads * p_.group());
+}
+
+void MaskGroups::clear(int64_t group, int64_t its_class) const {
+  if (group == 0) return;
+  char* const sums = static_cast<char*>(group_args_[group - 1].grad_mask.data);
+  std::memset(sums + offset(its_class) * element_, 0,
+              size_t(class_heads_ * p_.seqlen_q * p_.seqlen_k * element_));
+}
+
+template <class T>
+void MaskGroups::add_as(int64_t its_class) const {
+  const int64_t plane_index = sharing_.plane(its_class, 0), from = offset(its_class);
+  const Strides& s = args_.grad_mask.strides;
+  for (int64_t h = 0; h < class_heads_; ++h) {
+    T* const to = plane<T>(p_, args_.grad_mask, plane_index / p_.kv_heads,
+                           plane_index % p_.kv_heads * p_.group() + h);
+    for (const BackwardArgs& group : group_args_) {
+      const T* sum = static_cast<const T*>(group.grad_mask.data) + from + h * strides_.head;
+      for (int64_t i = 0; i < p_.seqlen_q; ++i)
+        for (int64_t j = 0; j < p_.seqlen_k; ++j) to[i * s.row + j * s.col] += *sum++;
+    }
+  }
+}
+
+void MaskGroups::add(int64_t its_class) const {
+  p_.mask_type == MaskType::f64 ? add_as<double>(its_class) : add_as<float>(its_class);
+}
+
+}  // namespace qkv
