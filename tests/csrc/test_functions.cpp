@@ -1,5 +1,5 @@
-// The kernels' exp and exp2: at most 2 units in the last place off where the
-// result is a normal number, 0 far below, NaN for NaN.
+// The kernels' exp, exp2 and tanh: a few units in the last place off at most
+// where the result is a normal number, right or 0 below, NaN for NaN.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,18 +24,20 @@ struct Function {
   float range;       // |x| up to this in f32: 2^127 at most
   double range_f64;  // 2^1022 at most
   int stride;        // which floats are tried: every one of so many
+  double most_ulp;   // how far off
 };
 
 // exp is what every score goes through.
-const Function kExp = {"exp", &Kernels::exp, std::exp, std::exp, 88, 708, 1};
-const Function kExp2 = {"exp2", &Kernels::exp2, std::exp2, std::exp2, 127, 1022, 31};
+const Function kExp = {"exp", &Kernels::exp, std::exp, std::exp, 88, 708, 1, 2};
+const Function kExp2 = {"exp2", &Kernels::exp2, std::exp2, std::exp2, 127, 1022, 31, 2};
+const Function kTanh = {"tanh", &Kernels::tanh, std::tanh, std::tanh, 1e6, 25, 31, 4};
 
 const Kernels& kernels(const char* isa, DType dtype) {
   set_isa(isa);
   return active_implementation().kernels(dtype);
 }
 
-// The largest power of two not above y > 0, a normal number.
+// The largest power of two not above |y|, a normal number.
 double floor_power(double y) {
   uint64_t bits;
   std::memcpy(&bits, &y, 8);
@@ -51,7 +53,7 @@ double worst_ulp(const Kernels& kernels, Hook hook, const float* in, const doubl
   (kernels.*hook)(in, out, kBlock);
   double worst = 0;
   for (int64_t i = 0; i < kBlock; ++i) {
-    const bool flushed = exact[i] < 0x1p-126 && out[i] == 0;
+    const bool flushed = std::abs(exact[i]) < 0x1p-126 && out[i] == 0;
     const double ulp = std::max(floor_power(exact[i]), 0x1p-126) * 0x1p-23;
     const double error = flushed ? 0 : std::abs(out[i] - exact[i]) / ulp;
     if (!(error <= worst)) worst = error;
@@ -83,17 +85,17 @@ void try_floats(const Function& f, uint32_t begin, uint32_t end, uint32_t step,
   }
 }
 
-class ExpTest : public ::testing::TestWithParam<Function> {
+class FunctionTest : public ::testing::TestWithParam<Function> {
  protected:
   void TearDown() override { set_isa(supported_isas().front()); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Function, ExpTest, ::testing::Values(kExp, kExp2),
+INSTANTIATE_TEST_SUITE_P(All, FunctionTest, ::testing::Values(kExp, kExp2, kTanh),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Every float from 2^-26 up, of both signs; below that the result is 1, and one
-// float of 1009 is tried.
-TEST_P(ExpTest, EveryFloat) {
+// Every float from 2^-26 up, of both signs; below that the result is 1, or x
+// itself, and one float of 1009 is tried.
+TEST_P(FunctionTest, EveryFloat) {
   const Function& f = GetParam();
   std::vector<Kernels> all;
   for (const char* isa : supported_isas()) all.push_back(kernels(isa, DType::f32));
@@ -106,19 +108,19 @@ TEST_P(ExpTest, EveryFloat) {
     try_floats(f, sign + small, sign + range, step, all, worst);
   }
   for (size_t k = 0; k < all.size(); ++k) {
-    EXPECT_LE(worst[k], 2) << supported_isas()[k];
+    EXPECT_LE(worst[k], f.most_ulp) << supported_isas()[k];
     RecordProperty(std::string("worst_ulp_") + supported_isas()[k], std::to_string(worst[k]));
   }
 }
 
-TEST_P(ExpTest, SampledDoubles) {
+TEST_P(FunctionTest, SampledDoubles) {
   const Function& f = GetParam();
   for (const char* isa : supported_isas()) {
     const Kernels& k = kernels(isa, DType::f64);
     Random random(1);
     double worst = 0, in[kBlock], out[kBlock];
     for (int block = 0; block < (kQuick ? 50 : 500); ++block) {
-      const double range = block % 2 ? 1 : f.range_f64;
+      const double range = std::vector<double>{f.range_f64, 1, 1e-8}[block % 3];
       for (double& x : in) x = std::uniform_real_distribution<double>(-range, range)(random);
       (k.*f.hook)(in, out, kBlock);
       for (int64_t i = 0; i < kBlock; ++i) {
@@ -127,7 +129,7 @@ TEST_P(ExpTest, SampledDoubles) {
         worst = std::max(worst, double(std::abs(out[i] - exact)) / ulp);
       }
     }
-    EXPECT_LE(worst, 2) << isa;
+    EXPECT_LE(worst, f.most_ulp) << isa;
     RecordProperty(std::string("worst_ulp_") + isa, std::to_string(worst));
   }
 }
@@ -141,7 +143,7 @@ T result(const Kernels& kernels, Hook hook, T x) {
 }
 
 template <class T>
-void expect_edges(const Kernels& kernels, const Function& f, T below_normal) {
+void expect_exp_edges(const Kernels& kernels, const Function& f, T below_normal) {
   using Limits = std::numeric_limits<T>;
   EXPECT_EQ(result<T>(kernels, f.hook, 0), 1);
   EXPECT_EQ(result<T>(kernels, f.hook, -T(0)), 1);
@@ -151,14 +153,41 @@ void expect_edges(const Kernels& kernels, const Function& f, T below_normal) {
   EXPECT_TRUE(std::isnan(result<T>(kernels, f.hook, -Limits::quiet_NaN())));
 }
 
-TEST_P(ExpTest, Edges) {
-  const Function& f = GetParam();
-  const double unit = f.hook == kExp2.hook ? 1 : std::log(2.0);
+TEST(ExpTest, Edges) {
+  for (const char* isa : supported_isas()) {
+    for (const Function& f : {kExp, kExp2}) {
+      SCOPED_TRACE(::testing::Message() << f.name << " " << isa);
+      const double unit = f.hook == kExp2.hook ? 1 : std::log(2.0);
+      expect_exp_edges<float>(kernels(isa, DType::f32), f, float(-127.01 * unit));
+      expect_exp_edges<double>(kernels(isa, DType::f64), f, -1023.01 * unit);
+    }
+  }
+  set_isa(supported_isas().front());
+}
+
+template <class T>
+void expect_tanh_edges(const Kernels& kernels) {
+  using Limits = std::numeric_limits<T>;
+  for (T x : {T(0), Limits::min(), Limits::epsilon()}) {  // exact, signs of zero too
+    EXPECT_EQ(result<T>(kernels, kTanh.hook, x), x);
+    EXPECT_EQ(result<T>(kernels, kTanh.hook, -x), -x);
+    EXPECT_TRUE(std::signbit(result<T>(kernels, kTanh.hook, -x)));
+  }
+  for (T x : {T(30), T(1e6), Limits::max(), Limits::infinity()}) {
+    EXPECT_EQ(result<T>(kernels, kTanh.hook, x), 1) << x;
+    EXPECT_EQ(result<T>(kernels, kTanh.hook, -x), -1) << x;
+  }
+  EXPECT_TRUE(std::isnan(result<T>(kernels, kTanh.hook, Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(result<T>(kernels, kTanh.hook, -Limits::quiet_NaN())));
+}
+
+TEST(TanhTest, Edges) {
   for (const char* isa : supported_isas()) {
     SCOPED_TRACE(isa);
-    expect_edges<float>(kernels(isa, DType::f32), f, float(-127.01 * unit));
-    expect_edges<double>(kernels(isa, DType::f64), f, -1023.01 * unit);
+    expect_tanh_edges<float>(kernels(isa, DType::f32));
+    expect_tanh_edges<double>(kernels(isa, DType::f64));
   }
+  set_isa(supported_isas().front());
 }
 
 TEST(Exp2Test, ExactAtIntegers) {
