@@ -11,6 +11,8 @@ from strategies import LAYOUTS, lay_out
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
+import qkv
+
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Dynamo's own
@@ -64,6 +66,18 @@ class TestCompile:
             return (attention(heads_last(query), heads_last(key), value, mask).transpose(1, 2) + 1,)
 
         self.check(f, backend, [(9, 11), (17, 6)], dynamic=True)
+
+    def test_every_option(self, backend):
+        mask, slopes, sinks = torch.randn(5, 9), torch.rand(3), torch.randn(2, 3)
+
+        def f(query, key, value):
+            return qkv.attention(
+                query, key, value, mask * query.mean(), is_causal=True, window_size=(3, 2),
+                softcap=2.0, alibi_slopes=slopes + key.mean(), sinks=sinks * value.mean(),
+                return_lse=True,
+            )  # fmt: skip
+
+        self.check(f, backend, [(5, 9)], dynamic=False)
 
     def test_training_step_of_a_model(self, backend):
         class Block(torch.nn.Module):
@@ -133,6 +147,7 @@ def test_compiled_autograd_with_other_options():
                 torch.testing.assert_close([x.grad for x in wanted], list(expected))
 
 
+HEADS = {"alibi_slopes": torch.rand(3), "sinks": torch.randn(2, 3).double()}
 SAMPLES = {
     "plain": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {}),
     "causal, scale": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"is_causal": True, "scale": 0.3}),
@@ -144,7 +159,14 @@ SAMPLES = {
     "3-D": ((2, 5, 4), (2, 6, 4), (2, 6, 4), {}),
     "6-D": ((2, 1, 2, 2, 5, 4), (2, 1, 2, 2, 6, 4), (1, 2, 1, 2, 6, 4), {}),
     "empty": ((2, 3, 0, 4), (2, 3, 6, 4), (2, 3, 6, 4), {}),
-}
+    "window, softcap": (
+        (2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"window_size": (2, 1), "softcap": 1.5},
+    ),
+    "slopes, sinks": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), HEADS),
+    "mask of its own": (
+        (2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"attn_mask": torch.zeros(3, 6, 5).mT, **HEADS},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -153,17 +175,42 @@ SAMPLES = {
 def test_opcheck(sample, requires_grad, dtype):
     *shapes, options = SAMPLES[sample]
     inputs = [torch.randn(s, dtype=dtype, requires_grad=requires_grad) for s in shapes]
+    options = {
+        name: x.detach().requires_grad_(requires_grad and x.dtype != torch.bool)
+        if torch.is_tensor(x) else x
+        for name, x in options.items()
+    }  # fmt: skip
     for op in (attention, attention_with_lse):
         opcheck(op, inputs, options)
 
 
-def test_opcheck_of_the_gradient():
+ALL_OPTIONS = {
+    "dropout_p": 0.3, "is_causal": True, "scale": 0.4, "enable_gqa": False, "window_size": (3, 1),
+    "softcap": 2.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", [(5, 6), (2, 3, 5, 6), (3, 1, 6), (5, 1), ()])
+def test_opcheck_of_the_gradient(mask):
     query, key, value = (x.detach() for x in make(5, 6, 6))
-    output, lse = attention_with_lse(query, key, value)
+    heads = torch.rand(3), torch.randn(2, 1, dtype=torch.float64)
+    more = torch.randn(mask), *heads, torch.tensor([3]), None, None, None
+    tensors = (query, key, value, *more)
+    output, lse = torch.ops.qkv.attention_forward(*tensors, **ALL_OPTIONS)
     for seeds in itertools.product([torch.randn_like(output), None], [torch.randn_like(lse), None]):
-        arguments = (*seeds, query, key, value, None, output, lse, 0.0, False)
-        options = {"scale": None, "enable_gqa": False, "output_mask": [True, False, True]}
-        opcheck(torch.ops.qkv.attention_backward, arguments, options)
+        for wanted in ([True] * 6, [True, False] * 3):
+            options = {**ALL_OPTIONS, "output_mask": wanted}
+            arguments = (*seeds, *tensors, output, lse)
+            opcheck(torch.ops.qkv.attention_backward, arguments, options)
+
+
+def test_opcheck_of_packed_documents():
+    inputs = [torch.randn(9, 3, 4).requires_grad_() for _ in range(3)]
+    heads = torch.rand(3).requires_grad_(), torch.randn(2, 3).requires_grad_()
+    ends = torch.tensor([0, 2, 9], dtype=torch.int32), None, torch.tensor([2, 5])
+    tensors = *inputs, None, *heads, torch.tensor([3]), *ends
+    opcheck(torch.ops.qkv.attention_forward, tensors, ALL_OPTIONS)
+    opcheck(torch.ops.qkv.varlen_attention, (*inputs, ends[0], None, 7, 7))
 
 
 def describe(x):
@@ -196,12 +243,19 @@ class TestMeta:
         real = [lay_out(torch.randn(s), layout) for s in shapes]
 
         def gradients(inputs):
-            output, lse = attention_with_lse(*inputs, **options)
-            return torch.ops.qkv.attention_backward(
-                torch.ones_like(output), None, *inputs, options.get("attn_mask"), output, lse,
-                0.0, options.get("is_causal", False), scale=None,
-                enable_gqa=options.get("enable_gqa", False), output_mask=[True] * 3,
+            more = [options.get(name) for name in ("attn_mask", "alibi_slopes", "sinks")]
+            tensors = (*inputs, *more, None, None, None, None)
+            scores = {
+                "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
+                "window_size": None, "softcap": 0.0,
+            }  # fmt: skip
+            scores |= {name: x for name, x in options.items() if name in scores}
+            output, lse = torch.ops.qkv.attention_forward(*tensors, **scores)
+            found = torch.ops.qkv.attention_backward(
+                torch.ones_like(output), None, *tensors, output, lse, **scores,
+                output_mask=[True] * 6,
             )  # fmt: skip
+            return [x for x in found if x is not None]
 
         expected = [describe(x) for x in gradients(real)]
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:

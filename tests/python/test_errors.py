@@ -83,18 +83,39 @@ CASES = {
     "half mask": ({"attn_mask": zeros(5, 5).half()}, RuntimeError, "attn_mask is float16.*bool"),
     "f64 mask": ({"attn_mask": zeros(5, 5).double()}, RuntimeError, "attn_mask is float64"),
     "complex mask": ({"attn_mask": zeros(5, 5).cfloat()}, RuntimeError, "attn_mask is complex64"),
-    "mask that requires grad": (
-        {"attn_mask": zeros(5, 5, requires_grad=True)}, NotImplementedError,
-        "attn_mask requires grad.*not.*yet",
-    ),
     "nan scale": ({"scale": NAN}, ValueError, "scale is nan.*finite"),
     "infinite scale": ({"scale": INF}, ValueError, "scale is inf.*finite"),
     "-infinite scale": ({"scale": -INF}, ValueError, "scale is -inf.*finite"),
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1.*between 0 and 1"),
     "dropout above 1": ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5.*between 0 and 1"),
     "nan dropout": ({"dropout_p": NAN}, ValueError, "dropout_p is nan.*between 0 and 1"),
-    "dropout": ({"dropout_p": 0.1}, NotImplementedError, "dropout_p is 0.1.*not implemented yet"),
-    "dropout of 1": ({"dropout_p": 1.0}, NotImplementedError, "dropout_p is 1.*not implemented"),
+    "negative softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.*positive.*or 0"),
+    "nan softcap": ({"softcap": NAN}, ValueError, "softcap is nan"),
+    "infinite softcap": ({"softcap": INF}, ValueError, "softcap is inf"),
+    "window of -2": ({"window_size": (-2, 0)}, ValueError, r"window_size is \(-2, 0\).*-1"),
+    "window of least": ({"window_size": (0, -(2**63))}, ValueError, r"window_size is \(0, -9223"),
+    "slopes of other heads": (
+        {"alibi_slopes": zeros(3)}, RuntimeError, r"alibi_slopes has the shape \[3\].*\[2, 4\]",
+    ),
+    "slopes of other batches": (
+        {"alibi_slopes": zeros(3, 4)}, RuntimeError, r"alibi_slopes has the shape \[3, 4\]",
+    ),
+    "slopes with more dimensions": (
+        {"alibi_slopes": zeros(1, 2, 4)}, RuntimeError, r"alibi_slopes has the shape \[1, 2, 4\]",
+    ),
+    "int slopes": ({"alibi_slopes": zeros(4).int()}, RuntimeError, "alibi_slopes is int32.*float"),
+    "complex slopes": ({"alibi_slopes": zeros(4).cfloat()}, RuntimeError, "alibi_slopes is compl"),
+    "sparse slopes": (
+        {"alibi_slopes": zeros(4).to_sparse()}, RuntimeError, "alibi_slopes has the layout Sparse",
+    ),
+    "meta slopes": ({"alibi_slopes": zeros(4, device="meta")}, RuntimeError, "alibi_slopes is on"),
+    "sinks of other heads": (
+        {"sinks": zeros(5)}, RuntimeError, r"sinks has the shape \[5\].*\[2, 4\]",
+    ),
+    "bool sinks": ({"sinks": zeros(4).bool()}, RuntimeError, "sinks is bool.*float"),
+    "sinks a query": ({"sinks": zeros(4, 5)}, RuntimeError, r"sinks has the shape \[4, 5\]"),
+    "meta sinks": ({"sinks": zeros(4, device="meta")}, RuntimeError, "sinks is on meta, but query"),
+    "empty sinks": ({"sinks": zeros(0)}, RuntimeError, r"sinks has the shape \[0\]"),
     "meta key": ({"key": Q.to("meta")}, RuntimeError, "key is on meta, but query is on cpu"),
     "meta query": ({"query": Q.to("meta")}, RuntimeError, "key is on cpu, but query is on meta"),
     "meta value": ({"value": Q.to("meta")}, RuntimeError, "value is on meta, but query is on cpu"),
@@ -176,20 +197,53 @@ def test_memory_that_cannot_be_had():
         torch.ops.qkv.attention(x, x, x)
 
 
+LOW_LEVEL = {
+    **GOOD, "attn_mask": None, "alibi_slopes": None, "sinks": None, "dropout_seed": None,
+    "cu_seq_q": None, "cu_seq_k": None, "seqused_k": None, "dropout_p": 0.0, "is_causal": False,
+    "scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0,
+}  # fmt: skip
+
+
+class TestForward:
+    """The operator below, which takes the seed of dropout and packed documents."""
+
+    @pytest.mark.parametrize("change, message", [
+        ({"dropout_p": 0.1}, "dropout_seed is None, but dropout_p is 0.1"),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(1)}, "dropout_seed is float32"),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(2).long()}, "dropout_seed"),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(0).long()}, "dropout_seed"),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(1, device="meta").long()}, "dropout_seed is on"),
+        ({"cu_seq_k": torch.tensor([0, 5])}, "cu_seq_k is given, but cu_seq_q is None"),
+        ({"seqused_k": torch.tensor([5])}, "seqused_k is given, but cu_seq_q is None"),
+        (
+            {**dict.fromkeys(GOOD, zeros(5, 4, 8)), "cu_seq_q": torch.tensor([0, 5]),
+             "attn_mask": zeros(5, 5)},
+            "attn_mask is given, but packed documents .* take None",
+        ),
+    ])  # fmt: skip
+    def test_bad_call(self, change, message):
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.qkv.attention_forward(**{**LOW_LEVEL, **change})
+
+
 class TestBackward:
     """The gradient operator checks its own arguments too: anyone may call it."""
 
     def call(self, **change):
         output, lse = torch.ops.qkv.attention_with_lse(Q, Q, Q)
         arguments = {
-            "grad_output": output, "grad_logsumexp": None, **GOOD, "attn_mask": None,
-            "output": output, "logsumexp": lse, "dropout_p": 0.0, "is_causal": False,
-            "scale": None, "enable_gqa": False, "output_mask": [True] * 3,
+            "grad_output": output, "grad_logsumexp": None, **LOW_LEVEL, "output": output,
+            "logsumexp": lse, "output_mask": [True] * 6,
         }  # fmt: skip
         return torch.ops.qkv.attention_backward(**{**arguments, **change})
 
     def test_good_call(self):
-        assert [g.shape for g in self.call()] == [Q.shape] * 3
+        gradients = self.call()
+        assert [g.shape for g in gradients[:3]] == [Q.shape] * 3 and gradients[3:] == (None,) * 3
+
+    def test_bool_mask_has_no_gradient(self):
+        gradients = self.call(attn_mask=torch.ones(5, 5, dtype=torch.bool))
+        assert [g is None for g in gradients] == [False] * 3 + [True] * 3
 
     @pytest.mark.parametrize("change, message", [
         ({"grad_output": zeros(2, 4, 5, 7)}, r"grad_output has.*\[2, 4, 5, 7\].*\[2, 4, 5, 8\]"),
@@ -200,6 +254,8 @@ class TestBackward:
         ({"grad_output": Q.to_sparse()}, "grad_output has the layout Sparse"),
         ({"grad_output": Q.to("meta")}, "grad_output is on meta"),
         ({"key": zeros(2, 4, 5, 7)}, "key has the shape"),
+        ({"dropout_p": 0.1}, "dropout_seed is None, but dropout_p is 0.1"),
+        ({"sinks": zeros(3)}, "sinks has the shape"),
     ])  # fmt: skip
     def test_bad_call(self, change, message):
         with pytest.raises(RuntimeError, match=message):

@@ -6,10 +6,12 @@ _load()  # before anything that calls torch.ops.qkv
 
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv.functional import attention  # noqa: E402
+from qkv.hard import hard_attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
 from qkv.varlen import varlen_attn  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 from qkv.vmap import register as _register_vmap  # noqa: E402
+from qkv.weights import attention_weights  # noqa: E402
 
 _register_vmap()
 
@@ -17,7 +19,9 @@ __all__ = [
     "__version__",
     "active_isa",
     "attention",
+    "attention_weights",
     "cmake_prefix_path",
+    "hard_attention",
     "set_isa",
     "supported_isas",
     "varlen_attn",

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
-from qkv.varlen import packed_attention
+_attention_forward = torch.ops.qkv.attention_forward.default
+_dropout_seed = torch.ops.qkv.dropout_seed.default
 
 
 def jagged_attention(
@@ -14,7 +15,13 @@ def jagged_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **options,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(output, lse), jagged like query. query, key and value are `[B, H, j, D]`."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -25,14 +32,15 @@ def jagged_attention(
             "see is_causal, window_size and alibi_slopes"
         )
     _check_items(query, key, value)
-    cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
+    documents = _documents(query, key)
     if query.lengths() is not None:
-        for name in ("alibi_slopes", "sinks"):
-            if name in options and options[name].dim() == 2:
-                options[name] = options[name].repeat_interleave(2, 0)
-    output, lse = packed_attention(
+        alibi_slopes, sinks = _per_document(alibi_slopes), _per_document(sinks)
+    seed = _dropout_seed(query.values()) if dropout_p > 0 else None
+    output, lse = _attention_forward(
         *(x.values().transpose(0, 1) for x in (query, key, value)),
-        cu_seq_q, cu_seq_k, seqused_k, dropout_p=dropout_p, is_causal=is_causal, **options,
+        None, alibi_slopes, sinks, seed, *documents,
+        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        window_size=window_size, softcap=softcap,
     )  # fmt: skip
     return tuple(
         nested_tensor_from_jagged(x, query.offsets(), query.lengths(), jagged_dim=2)
@@ -90,3 +98,8 @@ def _documents(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor | Non
     )
     used = _lengths(key)
     return cu_seq_q, cu_seq_k, torch.stack([used, torch.zeros_like(used)], 1).flatten()
+
+
+def _per_document(heads: Tensor | None) -> Tensor | None:
+    """[B, H] for the twice as many documents that `_documents` makes of queries with holes."""
+    return heads.repeat_interleave(2, 0) if heads is not None and heads.dim() == 2 else heads

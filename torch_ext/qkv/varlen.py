@@ -10,34 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest
 
-_attention_forward = torch.ops.qkv.attention_forward.default
-_dropout_seed = torch.ops.qkv.dropout_seed.default
-
-
-def packed_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    seqused_k: Tensor | None = None,
-    *,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(output `[T, H, Dv]`, lse `[H, T]`) of documents packed into query, key and value."""
-    seed = _dropout_seed(query) if dropout_p > 0 else None
-    return _attention_forward(
-        query, key, value, None, alibi_slopes, sinks, seed, cu_seq_q, cu_seq_k, seqused_k,
-        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-        window_size=window_size, softcap=softcap,
-    )  # fmt: skip
+_varlen_attention = torch.ops.qkv.varlen_attention.default
 
 
 def varlen_attn(
@@ -99,9 +72,9 @@ def varlen_attn(
             "varlen_attn: block_table is given, but keys and values in pages are not implemented "
             "yet; pass them packed, [Tk, Hkv, D], with cu_seq_k"
         )
-    output, lse = packed_attention(
-        query, key, value, cu_seq_q, cu_seq_k, seqused_k,
-        dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa, window_size=window_size,
-        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+    output, lse = _varlen_attention(
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k,
+        dropout_p=dropout_p, scale=scale, window_size=window_size, enable_gqa=enable_gqa,
+        seqused_k=seqused_k, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
     )  # fmt: skip
     return (output, lse) if return_aux is not None and return_aux.lse else output

@@ -9,12 +9,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_INPUTS = "query key value attn_mask alibi_slopes sinks dropout_seed cu_seq_q cu_seq_k seqused_k"
 # The low-level operators' tensors, which are all their positional arguments.
-_FORWARD = tuple(_INPUTS.split())
+_SCORES = ("alibi_slopes", "sinks", "dropout_seed")
+_FORWARD = ("query", "key", "value", "attn_mask", *_SCORES, "cu_seq_q", "cu_seq_k", "seqused_k")
 _BACKWARD = ("grad_output", "grad_logsumexp", *_FORWARD, "output", "logsumexp")
+_WEIGHTS = ("query", "key", "attn_mask", *_SCORES)
+_WEIGHTS_BACKWARD = ("grad_weights", *_WEIGHTS, "logsumexp")
+_HARD = ("query", "key", "value", "attn_mask", "alibi_slopes")
+_HARD_BACKWARD = ("grad_output", *_HARD, "index")
+_LEAVES = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
 # How many dimensions fewer than query they have.
-_FEWER = {"grad_logsumexp": 1, "logsumexp": 1, "alibi_slopes": 2, "sinks": 2}
+_FEWER = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1, "alibi_slopes": 2, "sinks": 2}
 # What all samples of a fused call have in common.
 _SHARED = ("dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k")
 
@@ -41,11 +46,13 @@ def _fused(op, call, dims, size, result_ranks, options):
     ranks = {n: t.dim() - (dims[n] is not None) for n, t in call.items() if t is not None}
     user_rank = max(ranks.get(n, 0) for n in ("query", "key", "value"))
     rank = max(user_rank, 3)  # with a dimension of heads, so that the new one is not taken for it
+    reduced = options.get("reduce")
+    fewer = _FEWER | {"grad_weights": 0 if reduced is None else 1}
     tensors = (
-        t if n in _SHARED else _batched(t, dims[n], rank - _FEWER.get(n, 0), size)
+        t if n in _SHARED else _batched(t, dims[n], rank - fewer.get(n, 0), size)
         for n, t in call.items()
     )
-    results = zip(op(*tensors, **options), result_ranks(ranks, user_rank), strict=True)
+    results = zip(op(*tensors, **options), result_ranks(ranks, user_rank, reduced), strict=True)
     return tuple(_unpadded(x, r) for x, r in results)
 
 
@@ -68,8 +75,8 @@ def _refuse_randomness() -> None:
 
 
 def _rule(op, names: tuple[str, ...], result_ranks: Callable) -> Callable:
-    """names: of op's tensors. result_ranks: from the ranks of its tensors by name, and of the
-    scores, as the function under vmap sees them."""
+    """names: of op's tensors. result_ranks: from the ranks of its tensors by name, that of the
+    output and `reduce`, as the function under vmap sees them."""
 
     def rule(info, in_dims, *tensors, **options):
         call, dims = (dict(zip(names, x, strict=True)) for x in (tensors, in_dims))
@@ -96,14 +103,29 @@ def _dropout_seed(info, in_dims, query):
     return torch.ops.qkv.dropout_seed(query), None
 
 
+def _two(ranks, rank, reduced):
+    """Of the output, and of lse or index."""
+    return rank, rank - 1
+
+
+def _weights(ranks, rank, reduced):
+    full = {None: rank, "heads": max(rank, 3) - 1, "queries": rank - 1}
+    return full[reduced], rank - 1
+
+
+def _gradients(ranks, rank, reduced):
+    return [ranks.get(name, 0) for name in _LEAVES]
+
+
 def register() -> None:
-    ops = torch.ops.qkv
-    forward = _rule(ops.attention_forward.default, _FORWARD, lambda ranks, rank: (rank, rank - 1))
-    backward = _rule(
-        ops.attention_backward.default,
-        _BACKWARD,
-        lambda ranks, rank: [ranks.get(n, 0) for n in _FORWARD[:6]],
-    )
-    torch.library.register_vmap("qkv::attention_forward", forward)
-    torch.library.register_vmap("qkv::attention_backward", backward)
+    for name, tensors, result_ranks in (
+        ("attention_forward", _FORWARD, _two),
+        ("attention_backward", _BACKWARD, _gradients),
+        ("weights_forward", _WEIGHTS, _weights),
+        ("weights_backward", _WEIGHTS_BACKWARD, _gradients),
+        ("hard_forward", _HARD, _two),
+        ("hard_backward", _HARD_BACKWARD, _gradients),
+    ):
+        op = getattr(torch.ops.qkv, name).default
+        torch.library.register_vmap(f"qkv::{name}", _rule(op, tensors, result_ranks))
     torch.library.register_vmap("qkv::dropout_seed", _dropout_seed)

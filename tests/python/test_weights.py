@@ -1,0 +1,252 @@
+"""qkv.attention_weights: all weights, their mean over heads, their sum over queries; gradients."""
+
+import pytest
+import torch
+from common import attend, fused, repeat_heads, run_python
+from gradients import LEAVES, gradients, is_float, leaves_of, reference_gradients
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rounding import assert_within_rounding, magnitudes
+from strategies import cases
+
+import qkv
+
+reductions = pytest.mark.parametrize("reduce", [None, "heads", "queries"])
+
+
+def attend_weights(query, key, reduce=None, enable_gqa=False, **options):
+    """By the textbook: the output of attention for values that tell the keys apart."""
+    if enable_gqa:
+        key = repeat_heads(key, query.size(-3))
+    weights, _ = attend(query, key, torch.eye(key.size(-2), dtype=query.dtype), **options)
+    if reduce == "heads" and weights.dim() > 2:
+        return weights.mean(-3)
+    return weights.sum(-2) if reduce == "queries" else weights
+
+
+def seed_of(query):
+    """The dropout seed that a call after torch.manual_seed(3) draws."""
+    torch.manual_seed(3)
+    return torch.ops.qkv.dropout_seed(query).item()
+
+
+def call(query, key, reduce, dropout_seed=None, **options):
+    """attend_weights() by the operator; dropout_seed is seed_of(query)."""
+    torch.manual_seed(3)
+    return qkv.attention_weights(query, key, reduce=reduce, **options)
+
+
+def make(L=20, S=23, H=4, Hkv=4, dtype=torch.float64):
+    return [torch.randn(2, h, n, 8, dtype=dtype).requires_grad_() for h, n in [(H, L), (Hkv, S)]]
+
+
+def compare(query, key, reduce, **options):
+    """f64, and the gradients of whatever requires one."""
+    if options.get("dropout_p"):
+        options["dropout_seed"] = seed_of(query)
+    ours, truth = (f(query, key, reduce, **options) for f in (call, attend_weights))
+    torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+    assert ours.is_contiguous()
+    leaves = [x for x in (query, key, *options.values()) if is_float(x) and x.requires_grad]
+    g = torch.randn_like(truth)
+    found, expected = (torch.autograd.grad(x, leaves, g) for x in (ours, truth))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True, "scale": 0.3},
+    "bool mask": {"attn_mask": torch.arange(20)[:, None] % 7 < torch.arange(23) % 5},
+    "window": {"window_size": (3, 2)},
+    "softcap": {"softcap": 1.5},
+    "dropout": {"dropout_p": 0.4},
+    "all of it": {"dropout_p": 0.4, "softcap": 1.5, "window_size": (9, 3), "is_causal": True},
+}
+
+
+@pytest.mark.usefixtures("isa")
+@reductions
+class TestAgainstReference:
+    @pytest.mark.parametrize("options", OPTIONS)
+    def test_options(self, reduce, options):
+        compare(*make(), reduce, **OPTIONS[options])
+
+    @pytest.mark.parametrize("shape", [(20, 23), (4, 1, 23), (2, 1, 20, 23), (20, 1), ()])
+    def test_learned_options(self, reduce, shape):
+        """Gradients of the mask, the slopes and the sinks."""
+        options = {
+            "attn_mask": torch.randn(shape),
+            "alibi_slopes": torch.rand(4),
+            "sinks": torch.randn(2, 4),
+        }
+        options = {n: x.double().requires_grad_() for n, x in options.items()}
+        compare(*make(), reduce, **options, dropout_p=0.2)
+
+    def test_grouped_heads(self, reduce):
+        compare(*make(H=6, Hkv=2), reduce, enable_gqa=True, is_causal=True)
+
+    @pytest.mark.parametrize("shapes", [
+        ((5, 8), (6, 8)), ((3, 5, 8), (3, 6, 8)), ((3, 5, 8), (1, 6, 8)),
+        ((2, 1, 3, 5, 8), (1, 2, 3, 6, 8)), ((1, 3, 5, 8), (2, 1, 6, 8)),
+    ])  # fmt: skip
+    def test_ranks_and_broadcasting(self, reduce, shapes):
+        compare(*(torch.randn(s).double().requires_grad_() for s in shapes), reduce)
+
+    @pytest.mark.parametrize("L, S", [(0, 4), (4, 0), (0, 0), (1, 1), (1, 300), (300, 1)])
+    def test_sizes(self, reduce, L, S):
+        compare(*make(L, S), reduce)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+    @settings(max_examples=settings().max_examples // 8)
+    @given(case=cases(max_work=200_000), wanted=st.sets(st.sampled_from(LEAVES), min_size=1))
+    def test_drawn(self, reduce, dtype, case, wanted):
+        (query, key, value), options = case.tensors(dtype)
+        query = query.expand(*fused(query, key, value, **options)[1].shape, -1)
+        if options.get("dropout_p"):
+            options["dropout_seed"] = seed_of(query)
+        names = [n for n in leaves_of(options) if n in wanted and n != "value"] or ["key"]
+        eye = torch.eye(key.size(-2), dtype=dtype)
+        inputs = query, key, eye.expand(*key.shape[:-1], -1)
+
+        def one(f):
+            return lambda query, key, value, **more: (f(query, key, reduce, **more),)
+
+        wide = {n: x.double() if is_float(x) else x for n, x in options.items()}
+        truth = attend_weights(query.double(), key.double(), reduce, **wide)
+        g = torch.randn(truth.shape, dtype=dtype)
+        whole = {None: g, "queries": g[..., None, :]}.get(reduce)
+        if reduce == "heads":
+            whole = g / query.size(-3) if query.dim() > 2 else g
+            whole = whole[..., None, :, :] if query.dim() > 2 else whole
+        whole = whole.expand(*query.shape[:-1], key.size(-2))
+        sizes = magnitudes(*inputs, **options, grads=(whole, None))
+        terms = query.size(-2) if reduce == "queries" else 1
+        ours, theirs = (f(query, key, reduce, **options) for f in (call, attend_weights))
+        assert ours.dtype == dtype
+        assert_within_rounding(ours, theirs, truth, terms * sizes["output"], dtype)
+        ours, theirs = (gradients(one(f), inputs, options, [g], names)
+                        for f in (call, attend_weights))  # fmt: skip
+        truths = reference_gradients(one(attend_weights), inputs, options, [g], names)
+        for n, x in ours.items():
+            assert_within_rounding(x, theirs[n], truths[n], sizes[n], dtype)
+
+
+@pytest.mark.usefixtures("isa")
+@reductions
+@pytest.mark.parametrize("options", ["plain", "all of it"])
+def test_gradcheck(reduce, options):
+    inputs = [x.detach()[..., :6, :3].requires_grad_() for x in make()]
+
+    def f(*inputs):
+        torch.manual_seed(3)
+        return qkv.attention_weights(*inputs, reduce=reduce, **OPTIONS[options])
+
+    assert torch.autograd.gradcheck(f, inputs)
+
+
+@pytest.mark.usefixtures("isa")
+class TestMeaning:
+    def test_they_are_what_attention_uses(self):
+        query, key = make(dtype=torch.float32)
+        value = torch.randn(2, 4, 23, 9)
+        for options in OPTIONS.values():
+            torch.manual_seed(5)
+            weights = qkv.attention_weights(query, key, **options)
+            torch.manual_seed(5)
+            output = qkv.attention(query, key, value, **options)
+            torch.testing.assert_close(weights @ value, output, rtol=1e-5, atol=1e-6)
+
+    def test_rows_sum_to_one(self):
+        query, key = make(dtype=torch.float32)
+        mask = torch.ones(20, 23, dtype=torch.bool)
+        mask[3] = False
+        sums = qkv.attention_weights(query, key, mask).sum(-1)
+        expected = torch.ones(2, 4, 20).masked_fill(torch.arange(20) == 3, 0)
+        torch.testing.assert_close(sums, expected)
+
+    def test_what_is_hidden_is_exactly_zero(self):
+        query, key = make(dtype=torch.float32)
+        weights = qkv.attention_weights(query, key, window_size=(2, 0), is_causal=True)
+        seen = attend(query, key, torch.eye(23), window_size=(2, 0), is_causal=True)[0] != 0
+        assert torch.equal(weights != 0, seen)
+
+    def test_hidden_junk_does_not_leak(self):
+        query, key = (x.detach() for x in make(dtype=torch.float32))
+        key[..., 20:, :] = float("nan")
+        for reduce in (None, "heads", "queries"):
+            weights = qkv.attention_weights(query, key, torch.arange(23) < 20, reduce=reduce)
+            assert weights.isfinite().all() and (weights[..., 20:] == 0).all()
+
+
+@pytest.mark.usefixtures("isa")
+@reductions
+def test_any_number_of_threads(reduce, threads):
+    inputs = make(200, 300, dtype=torch.float32)
+    options = {"is_causal": True, "reduce": reduce}
+    threads(1)
+    weights = qkv.attention_weights(*inputs, **options)
+    g = torch.randn_like(weights)
+    expected = torch.autograd.grad(weights, inputs, g)
+    for n in (2, 3, 4):
+        threads(n)
+        again = qkv.attention_weights(*inputs, **options)
+        assert torch.equal(again, weights)
+        for x, y in zip(torch.autograd.grad(again, inputs, g), expected, strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("reduce", ["heads", "queries"])
+def test_the_reduced_ones_never_hold_all_weights(reduce):
+    """All of them would take 256 MB; what is asked for, 16 MB or less."""
+    code = f"""
+import torch, qkv
+torch.set_num_threads(4)
+
+def peak():
+    for line in open("/proc/self/status"):
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+
+def growth(n):
+    x = [torch.randn(1, 16, n, 16, requires_grad=True) for _ in range(2)]
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak restarts from what is resident now
+    before = peak()
+    weights = qkv.attention_weights(*x, reduce="{reduce}")
+    torch.autograd.grad(weights, x, torch.ones_like(weights))
+    return peak() - before
+
+growth(64)  # libraries and thread stacks
+print(growth(2048))
+"""
+    assert float(run_python(code)) < 80
+
+
+def test_compile():
+    torch.compiler.reset()
+    query, key = make()
+
+    def f(query, key):
+        weights = qkv.attention_weights(query * 2, key, dropout_p=0.3)
+        return weights.sin() + qkv.attention_weights(query, key, reduce="heads")[..., None, :, :]
+
+    results = []
+    for g in (f, torch.compile(f, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(1)
+        weights = g(query, key)
+        results.append([weights, *torch.autograd.grad(weights.sum(), (query, key))])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("change, exception, message", [
+    ({"reduce": "keys"}, ValueError, "reduce is .*keys.*heads.*queries"),
+    ({"key": torch.zeros(2, 4, 5, 7)}, RuntimeError, "key has the shape"),
+    ({"dropout_p": -1.0}, ValueError, "dropout_p is -1"),
+    ({"window_size": (-2, 0)}, ValueError, "window_size"),
+    ({"sinks": torch.zeros(3)}, RuntimeError, "sinks"),
+    ({"query": torch.zeros(2, 4, 5, 8).half()}, NotImplementedError, "query is float16"),
+])  # fmt: skip
+def test_bad_call(change, exception, message):
+    arguments = {"query": torch.zeros(2, 4, 5, 8), "key": torch.zeros(2, 4, 5, 8), **change}
+    with pytest.raises(exception, match=message):
+        qkv.attention_weights(**arguments)
