@@ -107,6 +107,12 @@ struct HardBackward {
   OutputMask output_mask;
 };
 
+// Whether there is a gradient to compute: not of None or a boolean mask.
+inline bool has_gradient(const Forward& call, const OutputMask& wanted, Argument argument) {
+  return wanted[argument] && call[argument].defined() &&
+         at::isFloatingType(call[argument].scalar_type());
+}
+
 // Of the gradients that are asked for, those that there are: only the value's, unless
 // straight_through.
 inline OutputMask wanted_of(const HardBackward& call) {

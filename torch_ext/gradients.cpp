@@ -20,9 +20,7 @@ GradientTensors::GradientTensors(const Forward& call, const Sizes<int64_t>& size
     : call_(call), sizes_(sizes) {
   const at::ScalarType dtype = call.query().scalar_type();
   const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
-  const auto wants = [&](Argument argument) {
-    return wanted[argument] && call[argument].defined();
-  };
+  const auto wants = [&](Argument argument) { return has_gradient(call, wanted, argument); };
   if (wants(kQuery))
     allocate(kQuery, sizes.tensor(sizes.heads, sizes.seqlen_q, sizes.head_dim), dtype);
   if (wants(kKey)) allocate(kKey, sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim), dtype);
@@ -52,7 +50,7 @@ void GradientTensors::allocate_mask() {
     shape.back() = sizes_.seqlen_k;
     full_[kAttnMask] = at::empty(shape, mask.options().dtype(dtype));
   } else {
-    full_[kAttnMask] = empty_gradient<int64_t>(mask).zero_();
+    full_[kAttnMask] = zero_gradient(mask);
   }
 }
 

@@ -20,8 +20,8 @@ OutputAndLse forward_meta(const Forward& call) {
 
 Gradients gradients_meta(const Forward& call, const OutputMask& wanted) {
   const auto gradient = [&](Argument argument) {
-    const bool has = wanted[argument] && call[argument].defined();
-    return has ? empty_gradient<c10::SymInt>(call[argument]) : at::Tensor();
+    return has_gradient(call, wanted, argument) ? empty_gradient<c10::SymInt>(call[argument])
+                                                : at::Tensor();
   };
   return {gradient(kQuery),    gradient(kKey),         gradient(kValue),
           gradient(kAttnMask), gradient(kAlibiSlopes), gradient(kSinks)};
