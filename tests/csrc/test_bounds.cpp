@@ -51,7 +51,7 @@ TEST_P(BoundsTest, EveryMask) {
   }
 }
 
-// Rows and columns apart, together, and broadcast.
+// Rows and columns apart, together, and broadcast, with any options.
 TEST_P(BoundsTest, AnyStrides) {
   for (int seed = 0; seed < (kQuick ? 30 : 150) && !HasFailure(); ++seed) {
     Random random(seed);
@@ -59,7 +59,7 @@ TEST_P(BoundsTest, AnyStrides) {
     c.seed = seed, c.strided = true, c.batch = {2}, c.kv_heads = 2;
     c.L = draw(random, 1, 40), c.S = draw(random, 1, 40);
     c.D = draw(random, 1, 40), c.Dv = draw(random, 1, 40);
-    c.mask_type = MaskType(seed % 4);
+    draw_options(random, c);
     expect_truth(c);
   }
 }

@@ -1,4 +1,4 @@
-// Workspace that cannot be had is an exception, not a crash.
+// Memory that cannot be had is an exception, not a crash.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -6,7 +6,9 @@
 #include <fstream>
 #include <new>
 
+#include "allocations.h"
 #include "cases.h"
+#include "repair.h"
 
 namespace qkv::test {
 namespace {
@@ -41,12 +43,47 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
   float sink = 0;
   const Output nowhere{&sink, Strides{}};
   const Input input = p.query;
+  BackwardArgs a;
+  a.output = a.lse = a.grad_output = a.grad_weights = a.grad_weights_dot = input;
+  a.grad_query = a.grad_key = a.grad_value = nowhere;
+  const std::vector<ForwardJob> forward = {{p, {nowhere, nowhere}}, {p, {nowhere, nowhere}}};
+  const std::vector<BackwardJob> backward = {{p, a}, {p, a}};
   const MemoryLimit limit(rlim_t{1} << 20);
   EXPECT_THROW(attention_forward(p, {nowhere, nowhere}), std::bad_alloc);
-  BackwardArgs a;
-  a.output = a.lse = a.grad_output = input;
-  a.grad_query = a.grad_key = a.grad_value = nowhere;
   EXPECT_THROW(attention_backward(p, a), std::bad_alloc);
+  EXPECT_THROW(attention_forward(forward), std::bad_alloc);
+  EXPECT_THROW(attention_backward(backward), std::bad_alloc);
+  EXPECT_THROW(attention_weights_dot(p, a, nowhere), std::bad_alloc);
+  EXPECT_THROW(attention_hard(p, {nowhere, {}}), std::bad_alloc);
+}
+
+// Threads put right the rows that something masked has spoilt, and could not
+// report that there is no memory for it.
+TEST(Memory, RepairsAllocateNothing) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    Case c;
+    c.dtype = dtype, c.L = 20, c.S = 300, c.D = c.Dv = 70, c.group = 2;
+    c.mask_type = MaskType::boolean, c.is_causal = true, c.window_left = 9, c.softcap = 2;
+    c.sinks = c.alibi_slopes = c.grad_weights = true, c.dropout_p = 0.2;
+    Workload w(c);
+    w.key.set({0, 3, 0}, kNaN), w.value.set({0, 5, 0}, kNaN);
+    const Problem p = w.problem();
+    const Outputs outputs(w);
+    const ForwardResult result = outputs.forward_result(true);
+    const BackwardArgs args = outputs.backward_args();
+    attention_forward(p, result);
+    attention_weights_dot(p, args, outputs.weights_dot());
+    attention_backward(p, args);
+    const Results expected = outputs.values();
+    const int64_t before = allocations();
+    for (int64_t row = 0; row < c.L * c.group; ++row) {
+      repair_output(p, result, 0, 0, row, 1);
+      repair_grad_query(p, args, 0, 0, row);
+    }
+    for (int64_t key = 0; key < c.S; ++key) repair_grad_key_value(p, args, 0, 0, key);
+    EXPECT_EQ(allocations(), before);
+    expect_close(outputs.values(), expected, c);  // they did their work
+  }
 }
 
 }  // namespace

@@ -125,6 +125,27 @@ TEST_P(OptionsTest, Sinks) {
   }
 }
 
+// Exactly, however large the gradient of its lse is.
+TEST_P(OptionsTest, RowsThatSeeTheSinkAlone) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int64_t group : {1, 3}) {
+      Case c;
+      c.dtype = dtype, c.group = group, c.L = 90, c.S = 70, c.window_right = 0;
+      c.sinks = c.grad_sinks = c.alibi_slopes = c.grad_alibi_slopes = true;
+      c.mask_type = MaskType::f32, c.grad_mask_queries = true;
+      const Workload w(c);
+      const Results r = expect_truth(w);
+      for (int64_t h = 0; h < group; ++h) {
+        for (int64_t i = 0; i < 20; ++i) {  // before every key
+          EXPECT_EQ(r.output[(h * c.L + i) * c.Dv], 0);
+          EXPECT_EQ(r.grad_query[(h * c.L + i) * c.D], 0);
+          EXPECT_EQ(r.grad_mask_queries[h * c.L + i], 0);
+        }
+      }
+    }
+  }
+}
+
 // -inf is none; +inf and NaN are what a softmax over scores and sink makes of them.
 TEST_P(OptionsTest, SinksOfAnySize) {
   for (double sink : {-kInf, -1e5, -80.0, 80.0, 1e5, kInf, kNaN}) {

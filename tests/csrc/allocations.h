@@ -1,0 +1,10 @@
+// Counts what the whole test program allocates with new.
+#pragma once
+
+#include <cstdint>
+
+namespace qkv::test {
+
+int64_t allocations();  // so far, in all threads
+
+}  // namespace qkv::test
