@@ -5,10 +5,18 @@ import torch
 from common import attend
 from torch.autograd import forward_ad
 
+import qkv
+
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
 CAUSAL = {"is_causal": True, "scale": 0.4}
-pytestmark = pytest.mark.filterwarnings("error:.*performance drop")  # vmap by a loop, that is
+
+
+@pytest.fixture(autouse=True)
+def never_by_a_loop(capfd):
+    """torch's fallback for vmap says so, not as a Python warning."""
+    yield
+    assert "performance drop" not in capfd.readouterr().err
 
 
 def close(x, y):
@@ -81,6 +89,205 @@ class TestFunc:
         close(gradient(attention), gradient(lambda *x: attend(*x)[0]))
 
 
+OPTIONS = {
+    "window, softcap": {"window_size": (2, 1), "softcap": 1.5, "is_causal": True},
+    "plain": {},
+}
+
+
+@pytest.fixture
+def call():
+    """For two heads: query, key, value, mask, slopes and sinks, for three samples."""
+    shapes = [(2, 5, 4), (2, 6, 4), (2, 6, 3), (5, 6), (2,), (2,)]
+    return [torch.randn(3, *s, dtype=torch.float64) for s in shapes]
+
+
+def positional(f, **options):
+    """f of a tuple of tensors, in the order of `call`."""
+
+    def g(query, key, value, mask, slopes, sinks):
+        return f(query, key, value, mask, alibi_slopes=slopes, sinks=sinks, **options)
+
+    return g
+
+
+class TestVmapOfOptions:
+    """Every sample with its own mask, slopes and sinks, or with shared ones."""
+
+    @pytest.mark.parametrize("options", OPTIONS)
+    @pytest.mark.parametrize("shared", [(), (3,), (4, 5), (0,), (1, 2), (0, 1, 2)])
+    def test_forward_and_gradients(self, call, options, shared):
+        in_dims = tuple(None if n in shared else 0 for n in range(6))
+        inputs = [x[0] if n in shared else x for n, x in enumerate(call)]
+
+        def gradients(f):
+            f = positional(f, **OPTIONS[options])
+            loss = lambda *x: sum(y.sin().sum() for y in f(*x))  # noqa: E731
+            of_all = torch.func.grad(loss, tuple(range(6)))
+            return [
+                torch.func.vmap(f, in_dims)(*inputs),
+                torch.func.vmap(of_all, in_dims)(*inputs),
+            ]
+
+        close(gradients(attention_with_lse), gradients(attend))
+
+    @pytest.mark.parametrize("mask", [(), (6,), (5, 1), (2, 1, 6), (1, 5, 6), (2, 5, 6)])
+    def test_masks_of_any_rank(self, call, mask):
+        call[3] = torch.randn(3, *mask, dtype=torch.float64)
+
+        def gradient(f):
+            loss = lambda *x: positional(f)(*x)[0].sin().sum()  # noqa: E731
+            return torch.func.vmap(torch.func.grad(loss, (0, 3)))(*call)
+
+        close(gradient(attention_with_lse), gradient(attend))
+
+    @pytest.mark.parametrize("heads", [(), (1,)])
+    def test_without_heads(self, heads):
+        shapes = [(5, 4), (6, 4), (6, 3), (5, 6), heads, heads]
+        inputs = [torch.randn(3, *s, dtype=torch.float64) for s in shapes]
+
+        def gradients(f):
+            loss = lambda *x: positional(f)(*x)[0].sin().sum()  # noqa: E731
+            return torch.func.vmap(torch.func.grad(loss, tuple(range(6))))(*inputs)
+
+        close(gradients(attention_with_lse), gradients(attend))
+
+    def test_nested(self, call):
+        inputs = [torch.stack([x, -x, 2 * x]) for x in call]
+
+        def twice(f):
+            f = positional(f)
+            return torch.func.vmap(torch.func.vmap(f), in_dims=1)(*inputs)
+
+        close(twice(attention_with_lse), twice(attend))
+
+    def test_jacrev(self, leaves):
+        """vmap over the backward pass alone."""
+        plain = [x.detach()[:1, :1] for x in leaves]
+        f = lambda g: torch.func.jacrev(lambda *x: g(*x, **CAUSAL)[0], (0, 1, 2))(*plain)  # noqa: E731
+        close(f(attention_with_lse), f(attend))
+
+    def test_packed_documents(self):
+        inputs = [torch.randn(3, 9, 2, 4, dtype=torch.float64) for _ in range(3)]
+        ends = torch.tensor([0, 2, 9])
+        f = lambda *x: qkv.varlen_attn(*x, ends, None, 7, 7, window_size=(3, 0))  # noqa: E731
+        close(torch.func.vmap(f)(*inputs), torch.stack([f(*x) for x in zip(*inputs, strict=True)]))
+
+    @pytest.mark.parametrize("reduce", [None, "heads", "queries"])
+    @pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4), (2, 2, 5, 4)])
+    def test_weights(self, reduce, shape):
+        inputs = [torch.randn(3, *shape, dtype=torch.float64) for _ in range(2)]
+        f = lambda *x: qkv.attention_weights(*x, reduce=reduce, is_causal=True)  # noqa: E731
+        gradient = torch.func.grad(lambda *x: f(*x).sin().sum(), (0, 1))
+        for g in (f, gradient):
+            one_by_one = [g(*x) for x in zip(*inputs, strict=True)]
+            ours = torch.func.vmap(g)(*inputs)
+            for n, x in enumerate(ours if isinstance(ours, tuple) else (ours,)):
+                close(x, torch.stack([y[n] if isinstance(y, tuple) else y for y in one_by_one]))
+
+    @pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4), (2, 2, 5, 4)])
+    def test_hard(self, shape):
+        inputs = [torch.randn(3, *shape, dtype=torch.float64) for _ in range(3)]
+        f = lambda *x: qkv.hard_attention(*x, straight_through=True)  # noqa: E731
+        gradient = torch.func.grad(lambda *x: f(*x).sin().sum(), (0, 1, 2))
+        close(torch.func.vmap(f)(*inputs), torch.stack([f(*x) for x in zip(*inputs, strict=True)]))
+        one_by_one = [gradient(*x) for x in zip(*inputs, strict=True)]
+        ours = torch.func.vmap(gradient)(*inputs)
+        close(ours, tuple(torch.stack(x) for x in zip(*one_by_one, strict=True)))
+        _, index = torch.func.vmap(lambda *x: qkv.hard_attention(*x, return_index=True))(*inputs)
+        assert torch.equal(index, qkv.hard_attention(*inputs, return_index=True)[1])
+
+
+class TestVmapOfDropout:
+    def kept(self, randomness, f=None, samples=4):
+        """Which weights each of several equal samples keeps."""
+        query, value = torch.ones(samples, 2, 16, 4), torch.eye(16).expand(samples, 2, 16, 16)
+        f = f or (lambda q, v: attention(q, q, v, dropout_p=0.5))
+        return torch.func.vmap(f, randomness=randomness)(query, value) != 0
+
+    def test_error(self):
+        with pytest.raises(RuntimeError, match="vmap: .*randomness"):
+            self.kept("error")
+
+    def test_error_where_only_the_value_differs(self):
+        query = torch.ones(2, 16, 4)
+        with pytest.raises(RuntimeError, match="vmap: .*randomness"):
+            self.kept("error", lambda _, v: attention(query, query, v, dropout_p=0.5))
+
+    def test_same(self):
+        kept = self.kept("same")
+        assert (kept == kept[:1]).all() and kept.any() and not kept.all()
+
+    def test_different(self):
+        kept = self.kept("different")
+        for n in range(1, 4):
+            assert not torch.equal(kept[n], kept[0])
+
+    @pytest.mark.parametrize("randomness", ["same", "different"])
+    def test_shared_query_and_key(self, randomness):
+        query = torch.ones(2, 16, 4)
+        kept = self.kept(randomness, lambda _, v: attention(query, query, v, dropout_p=0.5))
+        assert torch.equal(kept[0], kept[1]) == (randomness == "same")
+
+    @pytest.mark.parametrize("randomness", ["same", "different"])
+    def test_manual_seed(self, randomness):
+        both = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            both.append(self.kept(randomness))
+        assert torch.equal(*both)
+
+    @pytest.mark.parametrize("randomness", ["same", "different"])
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_gradients_keep_what_the_forward_pass_kept(self, randomness, packed):
+        """The gradient of the value is the sum of the weights, and so is the output for ones."""
+        query = torch.randn(4, 16, 2, 4, dtype=torch.float64)
+        ends = torch.tensor([0, 7, 16])
+
+        def f(query, value):
+            if packed:
+                return qkv.varlen_attn(query, query, value, ends, None, 9, 9, dropout_p=0.5)
+            inputs = (x.transpose(0, 1) for x in (query, query, value))
+            return attention(*inputs, dropout_p=0.5).transpose(0, 1)
+
+        def both(query, value):
+            output, pull = torch.func.vjp(lambda v: f(query, v), value)
+            return output, pull(torch.ones_like(output))[0]
+
+        value = torch.eye(16, dtype=torch.float64)[:, None].expand(4, 16, 2, 16)
+        weights, grad = torch.func.vmap(both, randomness=randomness)(query, value)
+        close(grad, weights.sum(1).movedim(-1, 1)[..., None].expand(4, 16, 2, 16))
+        equal = torch.equal(weights[0] != 0, weights[1] != 0)
+        assert equal == (randomness == "same")
+
+    def test_the_backward_pass_alone(self):
+        """Of one forward pass outside: the same weights for every sample, in any mode."""
+        query = torch.randn(2, 16, 4, dtype=torch.float64)
+        value = torch.randn(2, 16, 4, dtype=torch.float64)
+        torch.manual_seed(2)
+        output, pull = torch.func.vjp(lambda v: attention(query, query, v, dropout_p=0.5), value)
+        seeds = torch.randn(3, *output.shape, dtype=torch.float64)
+        expected = torch.stack([pull(g)[0] for g in seeds])
+        for randomness in ("error", "same", "different"):
+            close(torch.func.vmap(pull, randomness=randomness)(seeds)[0], expected)
+
+    def test_is_grads_batched(self):
+        query = torch.randn(2, 16, 4, dtype=torch.float64)
+        value = torch.randn(2, 16, 4, dtype=torch.float64, requires_grad=True)
+        output = attention(query, query, value, dropout_p=0.5)
+        seeds = torch.randn(3, *output.shape, dtype=torch.float64)
+        grad = lambda g, batched: torch.autograd.grad(  # noqa: E731
+            output, value, g, is_grads_batched=batched, retain_graph=True
+        )[0]
+        close(grad(seeds, True), torch.stack([grad(g, False) for g in seeds]))
+
+    @pytest.mark.parametrize("randomness", ["same", "different"])
+    def test_weights(self, randomness):
+        f = lambda q, _: qkv.attention_weights(q, q, dropout_p=0.5)  # noqa: E731
+        kept = self.kept(randomness, f)
+        assert torch.equal(kept[0], kept[1]) == (randomness == "same")
+
+
 class TestNotYet:
     """An error, never silent zeros."""
 
@@ -147,6 +354,41 @@ class TestNotYet:
             seed = forward_ad.make_dual(torch.ones_like(output), torch.ones_like(output))
             with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
                 torch.autograd.grad(output, leaves[0], seed)
+
+    @pytest.mark.parametrize("option", ["attn_mask", "alibi_slopes", "sinks"])
+    def test_jvp_of_options(self, leaves, option):
+        """Of whatever else may have a tangent."""
+        tensor = torch.zeros(6, 7).double() if option == "attn_mask" else torch.zeros(2).double()
+        plain = [x.detach() for x in leaves]
+        f = lambda x: attention(*plain, **{option: x})  # noqa: E731
+        with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
+            torch.func.jvp(f, (tensor,), (torch.ones_like(tensor),))
+
+    @pytest.mark.parametrize("f", [
+        lambda q, k, v: qkv.attention_weights(q, k),
+        lambda q, k, v: qkv.attention_weights(q, k, reduce="heads"),
+        lambda q, k, v: qkv.attention_weights(q, k, reduce="queries"),
+        lambda q, k, v: qkv.hard_attention(q, k, v, straight_through=True),
+        lambda q, k, v: qkv.varlen_attn(
+            *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 6]), torch.tensor([0, 7]),
+            6, 7,
+        ),
+    ])  # fmt: skip
+    def test_other_operators(self, leaves, f):
+        plain = [x.detach() for x in leaves]
+        with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
+            torch.func.jvp(lambda x: f(x, *plain[1:]), (plain[0],), (torch.ones_like(plain[0]),))
+        inputs = [x * 1 for x in leaves]
+        grads = torch.autograd.grad(f(*inputs).sin().sum(), leaves, create_graph=True,
+                                    allow_unused=True)  # fmt: skip
+        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+            sum(g.sum() for g in grads if g is not None).backward()
+
+    def test_second_derivative_through_options(self, leaves):
+        mask = torch.zeros(6, 7).double().requires_grad_()
+        (g,) = torch.autograd.grad(attention(*leaves, mask).sum(), mask, create_graph=True)
+        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+            g.sum().backward()
 
     def test_jacfwd_and_hessian(self, leaves):
         f = lambda q: attention(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731

@@ -117,6 +117,17 @@ def _gradients(ranks, rank, reduced):
     return [ranks.get(name, 0) for name in _LEAVES]
 
 
+# What is made of the low-level operators, and drops down to them.
+_COMPOSITES = (
+    "attention",
+    "attention_with_lse",
+    "varlen_attention",
+    "attention_weights",
+    "hard_attention",
+)
+_library = torch.library.Library("qkv", "IMPL")
+
+
 def register() -> None:
     for name, tensors, result_ranks in (
         ("attention_forward", _FORWARD, _two),
@@ -129,3 +140,5 @@ def register() -> None:
         op = getattr(torch.ops.qkv, name).default
         torch.library.register_vmap(f"qkv::{name}", _rule(op, tensors, result_ranks))
     torch.library.register_vmap("qkv::dropout_seed", _dropout_seed)
+    for name in _COMPOSITES:
+        _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")
