@@ -1,12 +1,13 @@
 // Dispatch key CPU: attention_weights. The kernels' backward pass goes over the weights anyway:
 // it hands them out, or sums them over the queries.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 #include <torch/library.h>
 
 #include "aligned.h"
 #include "gradients.h"
 #include "ops.h"
+#include "zeros.h"
 
 namespace qkv {
 namespace {
@@ -57,7 +58,8 @@ OutputAndLse weights_cpu(const Weights& call) {
   const auto sizes = check<int64_t>(f);
   if (!is_aligned(f)) return weights_cpu({*AlignedForward(f), call.reduce});
   at::Tensor lse = lse_of(f, sizes);
-  at::Tensor result = at::zeros(sizes.weights(call.reduce), f.query().options());
+  const auto shape = sizes.weights(call.reduce);
+  at::Tensor result = zeros(shape, c10::contiguous_strides(shape), f.query().scalar_type());
   if (call.reduce == Reduce::queries) {
     sum_over_queries(f, sizes, lse, result);
     return {std::move(result), std::move(lse)};

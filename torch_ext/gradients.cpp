@@ -80,14 +80,16 @@ void GradientTensors::zero() const {
     if (full.defined()) full.zero_();
 }
 
-void GradientTensors::zero_gaps(int64_t query_end, bool covers_keys) const {
+void GradientTensors::zero_gaps(const Documents& documents) const {
   const auto zero = [](const at::Tensor& full) {
     if (full.defined()) full.zero_();
   };
   zero(full_[kAlibiSlopes]);
   zero(full_[kSinks]);
-  if (full_[kQuery].defined()) zero(full_[kQuery].slice(0, query_end));
-  if (covers_keys) return;
+  if (full_[kQuery].defined())
+    for_each_gap(documents, sizes_.seqlen_q,
+                 [&](int64_t begin, int64_t end) { full_[kQuery].slice(0, begin, end).zero_(); });
+  if (documents.covers_keys) return;
   zero(full_[kKey]);
   zero(full_[kValue]);
 }

@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "zeros.h"
+
 namespace qkv {
 namespace {
 
@@ -78,6 +80,11 @@ template <class T>
 at::Tensor empty_gradient(const at::Tensor& tensor) {
   const auto sizes = sizes_of<T>(tensor);
   return empty(sizes, dense_strides<T>(sizes, tensor, 0), tensor.scalar_type());
+}
+
+at::Tensor zero_gradient(const at::Tensor& tensor) {
+  return zeros(tensor.sizes(), dense_strides<int64_t>(tensor.sizes(), tensor, 0),
+               tensor.scalar_type());
 }
 
 template OutputAndLse empty_results(const Forward&, const Sizes<int64_t>&);

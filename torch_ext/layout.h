@@ -16,4 +16,7 @@ OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes);
 template <class T>
 at::Tensor empty_gradient(const at::Tensor& tensor);
 
+// The same, zero.
+at::Tensor zero_gradient(const at::Tensor& tensor);
+
 }  // namespace qkv
