@@ -7,6 +7,7 @@ import timeit
 
 MIN_REPEATS = 5
 MIN_SAMPLE_SECONDS = 2e-3  # many calls of a short one make a sample
+MAX_WARM_UP_SECONDS = 1  # but for the call that exceeds it
 
 
 def measure(calls, seconds, repeats=None):
@@ -35,8 +36,11 @@ def fastest(calls):
 
 
 def warm_up(timer):
-    """Seconds a call, the best of a few."""
-    return min(timer.repeat(repeat=3, number=1))
+    """Seconds a call, the best of a few; of fewer where one takes long."""
+    samples = [timer.timeit(1)]
+    while len(samples) < 3 and sum(samples) < MAX_WARM_UP_SECONDS:
+        samples.append(timer.timeit(1))
+    return min(samples)
 
 
 def quartiles(samples):
