@@ -93,6 +93,14 @@ void check_packed(const Forward& call) {
               ": attn_mask is given, but packed documents (cu_seq_q) take None");
 }
 
+// The tensors that a backward operator has besides those of `call`; undefined: None.
+void check_more(const Forward& call,
+                std::initializer_list<std::pair<const char*, const at::Tensor*>> more) {
+  check_tensors(call);
+  for (const auto& [argument, tensor] : more)
+    if (tensor->defined()) check_tensor(call.op, argument, *tensor, call.query());
+}
+
 }  // namespace
 
 std::string_view name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
@@ -106,10 +114,19 @@ void check_tensors(const Forward& call) {
   }
 }
 
-void check_tensors(const Forward& call, TensorsByName more) {
-  check_tensors(call);
-  for (const auto& [argument, tensor] : more)
-    if (tensor->defined()) check_tensor(call.op, argument, *tensor, call.query());
+void check_tensors(const Backward& c) {
+  check_more(c.forward, {{"output", &c.output},
+                         {"logsumexp", &c.lse},
+                         {"grad_output", &c.grad_output},
+                         {"grad_logsumexp", &c.grad_lse}});
+}
+
+void check_tensors(const WeightsBackward& c) {
+  check_more(c.weights.forward, {{"grad_weights", &c.grad_weights}, {"logsumexp", &c.lse}});
+}
+
+void check_tensors(const HardBackward& c) {
+  check_more(c.hard.forward, {{"grad_output", &c.grad_output}, {"index", &c.index}});
 }
 
 void check_supported(const Forward& call) {

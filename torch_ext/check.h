@@ -5,14 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include <utility>
-
 #include "call.h"
 
 namespace qkv {
-
-// The operator's other tensors, for error messages; undefined: None.
-using TensorsByName = c10::ArrayRef<std::pair<const char*, const at::Tensor*>>;
 
 // The sizes of a valid call. T: int64_t, or SymInt in the Meta kernels.
 //
@@ -58,7 +53,9 @@ Sizes<T> check(const HardBackward& call);
 // The parts of it that need no sizes. That the tensors are dense and on one device, which is all
 // that torch's own attention needs to be checked for:
 void check_tensors(const Forward& call);
-void check_tensors(const Forward& call, TensorsByName more);
+void check_tensors(const Backward& call);
+void check_tensors(const WeightsBackward& call);
+void check_tensors(const HardBackward& call);
 // That the device, dtypes and options are valid, and implemented. The Autograd kernel
 // checks this first, because FakeTensor swallows the text of a NotImplementedError.
 void check_supported(const Forward& call);

@@ -21,8 +21,10 @@ void forward_documents(const Forward& call, const Sizes<int64_t>& sizes, const P
     if (documents.all[i].seqlen_q > 0)
       jobs.push_back(cut(problem, result, documents.all[i], int64_t(i)));
   const auto& [output, lse] = tensors;
-  output.slice(0, documents.query_end).zero_();
-  lse.slice(1, documents.query_end).fill_(-std::numeric_limits<double>::infinity());
+  for_each_gap(documents, sizes.seqlen_q, [&](int64_t begin, int64_t end) {
+    output.slice(0, begin, end).zero_();
+    lse.slice(1, begin, end).fill_(-std::numeric_limits<double>::infinity());
+  });
   if (sizes.heads > 0) attention_forward(jobs);
 }
 
@@ -51,7 +53,7 @@ void backward_documents(const Forward& call, const Sizes<int64_t>& sizes, const 
   for (size_t i = 0; i < documents.all.size(); ++i)
     if (documents.all[i].seqlen_q > 0)
       jobs.push_back(cut(problem, args, documents.all[i], int64_t(i)));
-  gradients.zero_gaps(documents.query_end, documents.covers_keys);
+  gradients.zero_gaps(documents);
   if (sizes.heads > 0) attention_backward(jobs);
 }
 

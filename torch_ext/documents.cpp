@@ -13,8 +13,8 @@ std::vector<int64_t> boundaries_of(const Forward& call, Argument argument, const
                                    int64_t rows) {
   const std::vector<int64_t> ends = values_of(call[argument]);
   const char* name = kArgumentNames[argument];
-  TORCH_CHECK(ends.front() == 0, call.op, ": ", name, " begins with ", ends.front(),
-              ", but 0 is expected");
+  TORCH_CHECK(ends.front() >= 0, call.op, ": ", name, " begins with ", ends.front(),
+              ", but 0 or more is expected");
   for (size_t i = 1; i < ends.size(); ++i)
     TORCH_CHECK(ends[i - 1] <= ends[i], call.op, ": ", name, " falls from ", ends[i - 1], " to ",
                 ends[i], " at element ", i, ", but numbers that do not fall are expected");
@@ -56,8 +56,9 @@ Documents documents_of(const Forward& call, const Sizes<int64_t>& sizes) {
   if (call[kSequsedK].defined()) used = values_of(call[kSequsedK]);
 
   Documents documents;
+  documents.query_begin = queries.front();
   documents.query_end = queries.back();
-  documents.covers_keys = keys.back() == sizes.seqlen_k;
+  documents.covers_keys = keys.front() == 0 && keys.back() == sizes.seqlen_k;
   documents.all.reserve(sizes.documents);
   for (int64_t i = 0; i < sizes.documents; ++i) {
     const int64_t seqlen_q = queries[i + 1] - queries[i], length = keys[i + 1] - keys[i];

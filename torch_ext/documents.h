@@ -15,12 +15,19 @@ struct Document {
 
 struct Documents {
   std::vector<Document> all;
-  int64_t query_end = 0;    // later queries are in no document
-  bool covers_keys = true;  // every key takes part in a document that has queries
+  int64_t query_begin = 0, query_end = 0;  // queries before and after are in no document
+  bool covers_keys = true;                 // every key takes part in a document that has queries
 };
 
 // Throws c10::Error unless cu_seq_q, cu_seq_k and seqused_k describe documents.
 Documents documents_of(const Forward& call, const Sizes<int64_t>& sizes);
+
+// gap(begin, end) for the queries that are in no document.
+template <class Gap>
+void for_each_gap(const Documents& documents, int64_t seqlen_q, const Gap& gap) {
+  if (documents.query_begin > 0) gap(0, documents.query_begin);
+  if (documents.query_end < seqlen_q) gap(documents.query_end, seqlen_q);
+}
 
 // `whole` cut down to document number `index`.
 ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,

@@ -1,6 +1,7 @@
 // The gradients of one call: what the kernels write, and from that what the operator returns.
 #pragma once
 
+#include "documents.h"
 #include "problem.h"
 
 namespace qkv {
@@ -15,7 +16,7 @@ class GradientTensors {
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
   // Zeroes what packed documents leave out or share.
-  void zero_gaps(int64_t query_end, bool covers_keys) const;
+  void zero_gaps(const Documents& documents) const;
   Gradients reduced() const;
 
  private:

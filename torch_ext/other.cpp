@@ -9,10 +9,11 @@ namespace qkv {
 namespace {
 
 // The first check that fails says why; if none does, it is a kind of tensor that has no kernel.
-[[noreturn]] void refuse(const Forward& call) {
+template <class Call>
+[[noreturn]] void refuse(const Call& call, const Forward& forward) {
   check_tensors(call);
-  check_supported(call);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, call.op, ": query is not a plain dense CPU tensor");
+  check_supported(forward);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, forward.op, ": query is not a plain dense CPU tensor");
 }
 
 at::Tensor dropout_seed_other(const at::Tensor& query) {
@@ -20,12 +21,14 @@ at::Tensor dropout_seed_other(const at::Tensor& query) {
                               ", but a plain dense CPU tensor is expected");
 }
 
-OutputAndLse forward_other(const Forward& call) { refuse(call); }
-Gradients backward_other(const Backward& call) { refuse(call.forward); }
-OutputAndLse weights_other(const Weights& call) { refuse(call.forward); }
-Gradients weights_backward_other(const WeightsBackward& call) { refuse(call.weights.forward); }
-OutputAndIndex hard_other(const Hard& call) { refuse(call.forward); }
-Gradients hard_backward_other(const HardBackward& call) { refuse(call.hard.forward); }
+OutputAndLse forward_other(const Forward& call) { refuse(call, call); }
+Gradients backward_other(const Backward& call) { refuse(call, call.forward); }
+OutputAndLse weights_other(const Weights& call) { refuse(call.forward, call.forward); }
+Gradients weights_backward_other(const WeightsBackward& call) {
+  refuse(call, call.weights.forward);
+}
+OutputAndIndex hard_other(const Hard& call) { refuse(call.forward, call.forward); }
+Gradients hard_backward_other(const HardBackward& call) { refuse(call, call.hard.forward); }
 
 void refuse_all(torch::Library& m) {
   using ops::Adapter;

@@ -201,10 +201,7 @@ Sizes<T> check(const Forward& call) {
 template <class T>
 Sizes<T> check(const Backward& c) {
   const Forward& f = c.forward;
-  check_tensors(f, {{{"output", &c.output},
-                     {"logsumexp", &c.lse},
-                     {"grad_output", &c.grad_output},
-                     {"grad_logsumexp", &c.grad_lse}}});
+  check_tensors(c);
   Sizes<T> sizes = check<T>(f);
   const auto output = sizes.output(), lse = sizes.lse();
   const at::ScalarType dtype = f.query().scalar_type();
@@ -218,7 +215,7 @@ Sizes<T> check(const Backward& c) {
 template <class T>
 Sizes<T> check(const WeightsBackward& c) {
   const Forward& f = c.weights.forward;
-  check_tensors(f, {{{"grad_weights", &c.grad_weights}, {"logsumexp", &c.lse}}});
+  check_tensors(c);
   Sizes<T> sizes = check<T>(f);
   const at::ScalarType dtype = f.query().scalar_type();
   check_same_shape<T>(f, "grad_weights", c.grad_weights, sizes.weights(c.weights.reduce), dtype);
@@ -229,7 +226,7 @@ Sizes<T> check(const WeightsBackward& c) {
 template <class T>
 Sizes<T> check(const HardBackward& c) {
   const Forward& f = c.hard.forward;
-  check_tensors(f, {{{"grad_output", &c.grad_output}, {"index", &c.index}}});
+  check_tensors(c);
   Sizes<T> sizes = check<T>(f);
   check_same_shape<T>(f, "grad_output", c.grad_output, sizes.output(), f.query().scalar_type());
   check_same_shape<T>(f, "index", c.index, sizes.lse(), at::kLong);
