@@ -18,6 +18,7 @@
 #include "kernels/forward.h"
 #include "kernels/grad_rows.h"
 #include "kernels/grad_softmax.h"
+#include "kernels/hidden.h"
 #include "kernels/backward.h"
 #include "kernels/weights_dot.h"
 #include "kernels/hard.h"

@@ -13,6 +13,16 @@ struct BackwardTile {
   int64_t lane;  // its first column in the tiles of scores
 };
 
+// Scores and dP to P and dS.
+template <class T>
+void weights_and_gradients(const Problem& p, const BackwardTile<T>& t, int64_t key, int64_t keys,
+                           T* weights, T* grad_scores, const BackwardScratch<T>& s) {
+  (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, t.lane, keys, weights,
+                                                                 grad_scores, s);
+  if (p.dropout_p > 0)
+    drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
+}
+
 // Scores, dP, P and dS of one tile of rows and keys [key, key + keys); `at` is
 // where the tile begins in the scratch tiles.
 template <class T>
@@ -39,10 +49,14 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                    store(to, load(to) + grad * factor);
                  });
   }
-  (may_leak(p) ? grad_softmax<T, true> : grad_softmax<T, false>)(t.tile, t.lane, keys, weights,
-                                                                 grad_scores, s);
-  if (p.dropout_p > 0)
-    drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
+  if (may_leak(p) && !s.rows_are_finite(t.lane, t.tile.rows)) {
+    const HiddenPairs<T> hidden(p, t.tile, key, keys, weights, s.factor + t.lane, s.delta + t.lane);
+    weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
+    hidden.clear(weights);
+    hidden.clear(grad_scores);
+  } else {
+    weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
+  }
 }
 
 // What is made of them beside dK and dV.

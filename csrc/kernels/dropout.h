@@ -98,28 +98,27 @@ class Dropout {
   uint32_t threshold_;
 };
 
-// weights [keys x lanes]: 0 for those dropped.
+// weights [keys x lanes]: 0 for those dropped, by multiplication: NaN stays NaN.
 template <class T>
 void drop_weights(const Problem& p, const Dropout<T>& dropout, const Tile& tile, int64_t key,
                   int64_t keys, T* weights) {
   dropout(p, tile, key, keys, [&](int64_t j, int lane, IntVec<T> kept) {
     T* at = weights + j * tile.step + lane;
-    store(at, (Vec<T>)((IntVec<T>)load(at) & kept));
+    const Vec<T> weight = load(at);
+    store(at, kept ? weight : weight * 0);
   });
 }
 
 // The same after grad_softmax, which took all for kept: grad_score of a dropped
-// pair is -weight * delta.
+// pair is weight * (0 * dP - delta).
 template <class T>
 void drop_weights_backward(const Problem& p, const Dropout<T>& dropout, const Tile& tile,
                            int64_t key, int64_t keys, const T* delta, T* weights, T* grad_scores) {
   dropout(p, tile, key, keys, [&](int64_t j, int lane, IntVec<T> kept) {
     const int64_t at = j * tile.step + lane;
     const Vec<T> weight = load(weights + at), grad = load(grad_scores + at);
-    // A weight of 0 is masked: its gradient stays what grad_softmax made of it.
-    const Vec<T> dropped = weight == 0 ? grad : -weight * load(delta + lane);
-    store(weights + at, (Vec<T>)((IntVec<T>)weight & kept));
-    store(grad_scores + at, kept ? grad : dropped);
+    store(weights + at, kept ? weight : weight * 0);
+    store(grad_scores + at, kept ? grad : grad * 0 - weight * load(delta + lane));
   });
 }
 

@@ -40,6 +40,13 @@ struct BackwardScratch {
                      ? arena.take<T>(key_count * p.group() * kLanes<T>)
                      : nullptr),
         dropout(p) {}
+
+  // Whether neither factor nor delta of these rows is NaN or infinite.
+  bool rows_are_finite(int64_t row, int rows) const {
+    T zero = 0;
+    for (int64_t r = row; r < row + rows; ++r) zero += (factor[r] + delta[r]) * 0;
+    return zero == 0;
+  }
 };
 
 template <class T>

@@ -21,6 +21,7 @@
 #include "attention.h"
 #include "isa/implementation.h"
 #include "philox.h"
+#include "reference/reference.h"
 #include "repair.h"
 #include "strides.h"
 #include "workspace.h"
