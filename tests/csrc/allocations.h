@@ -1,4 +1,4 @@
-// Counts what the whole test program allocates with new.
+// Counts what the whole test program allocates with new; not under AddressSanitizer.
 #pragma once
 
 #include <cstdint>
