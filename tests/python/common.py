@@ -53,8 +53,7 @@ def attend(
     lse = scores.logsumexp(-1).masked_fill(empty.squeeze(-1), -INF)
     lead = torch.broadcast_shapes(scores.shape[:-2], value.shape[:-2])
     if dropout_p > 0:
-        kept = keep_mask(int(dropout_seed), dropout_p, (*lead, *weights.shape[-2:]))
-        weights = weights * kept * (1 / (1 - dropout_p) if dropout_p < 1 else 0)
+        weights = dropped(weights.expand(*lead, -1, -1), dropout_p, dropout_seed)
     return weights @ value, lse.expand(*lead, -1)
 
 
@@ -97,6 +96,14 @@ def keep_mask(seed, dropout_p, shape):
     return kept.reshape(shape)
 
 
+def dropped(weights, dropout_p, dropout_seed):
+    """What dropout leaves of [batch..., H, L, S]."""
+    if dropout_p == 0:
+        return weights
+    factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0
+    return weights * keep_mask(dropout_seed, dropout_p, weights.shape) * factor
+
+
 def bend(scores, softcap=0.0, alibi_slopes=None):
     """Softcap and ALiBi, on [..., H, L, S]."""
     if softcap:
@@ -134,12 +141,15 @@ def attend_with_junk(
     key,
     value,
     attn_mask=None,
+    dropout_p=0.0,
     is_causal=False,
+    *,
     scale=None,
     window_size=None,
     softcap=0.0,
     alibi_slopes=None,
     sinks=None,
+    dropout_seed=None,
 ):
     """attend() for H == Hkv with NaN and inf in the inputs: each row gets its own copy of the keys
     and values, with zeros where it may not look, so that what is masked cannot leak into the
@@ -150,7 +160,7 @@ def attend_with_junk(
     blind = ~allowed.any(-1, keepdim=True)
     keys, values = (x[..., None, :, :].where(allowed[..., None], 0) for x in (key, value))
     scores = (query.where(~blind, 0)[..., None, :] * keys).sum(-1) * scale
-    scores = bend(scores, softcap, alibi_slopes)
+    scores = bend(scores.where(allowed, 0), softcap, alibi_slopes)  # 0 times inf is NaN
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores = scores + attn_mask.to(query.dtype)
     scores = scores.where(allowed, -INF)
@@ -159,7 +169,7 @@ def attend_with_junk(
     else:
         scores = with_sinks(scores, sinks)
     weights = torch._safe_softmax(scores, -1)  # 0 where all are -inf, as in torch's math path
-    weights = weights[..., :S]
+    weights = dropped(weights[..., :S], dropout_p, dropout_seed)
     output = (weights[..., None] * values).sum(-2).where(~blind, 0)
     if sinks is not None:
         blind = torch.zeros_like(blind)  # they see the sink

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from common import INF, attend, distance, keep_mask, max_error, repeat_heads, rms_error
+from common import INF, attend, distance, dropped, max_error, repeat_heads, rms_error
 
 import qkv
 
@@ -62,10 +62,7 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
     weights, lse = attend(query, key, torch.eye(S, dtype=torch.float64), **options)
     lead = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
     weights, lse = weights.expand(*lead, L, S), lse.expand(*lead, L)
-    kept = torch.ones((), dtype=torch.float64)
-    if dropout_p > 0:
-        factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0
-        kept = keep_mask(seed, dropout_p, weights.shape) * factor
+    kept = dropped(torch.ones_like(weights), dropout_p, seed)
 
     query, key, value = query.abs(), key.abs(), value.abs()
     scale = options.get("scale")

@@ -118,10 +118,11 @@ class TestBackward:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
 
-    def test_mask_modified_after_use(self, leaves):
-        mask = torch.ones(6, 7, dtype=torch.bool)
-        output = attention(*leaves, attn_mask=mask)
-        mask[0, 0] = False
+    @pytest.mark.parametrize("name", ["attn_mask", "alibi_slopes", "sinks"])
+    def test_option_modified_after_use(self, leaves, name):
+        tensor = torch.zeros(6, 7) > 0 if name == "attn_mask" else torch.zeros(2)
+        output = attention(*leaves, **{name: tensor})
+        tensor[0] = 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             output.sum().backward()
 
@@ -152,6 +153,37 @@ class TestBackward:
         output = checkpoint(f, *leaves, use_reentrant=use_reentrant)
         output.sum().backward()
         close([x.grad for x in leaves], list(by_textbook(leaves)))
+
+    def test_every_leaf_accumulates(self, leaves):
+        options = {"attn_mask": torch.randn(2, 1, 7), "alibi_slopes": torch.rand(2)}
+        options["sinks"] = torch.randn(2, 2)
+        options = {name: x.double().requires_grad_() for name, x in options.items()}
+        everything = [*leaves, *options.values()]
+        expected = torch.autograd.grad(attend(*leaves, **options)[0].sum(), everything)
+        for times in (1, 2):
+            attention(*leaves, **options).sum().backward()
+            for leaf, g in zip(everything, expected, strict=True):
+                close(leaf.grad, times * g)
+
+    @pytest.mark.parametrize("name", ["attn_mask", "alibi_slopes", "sinks"])
+    def test_one_option_alone_requires_grad(self, leaves, name):
+        shapes = {"attn_mask": (6, 7), "alibi_slopes": (2,), "sinks": (2,)}
+        leaf = torch.randn(shapes[name]).double().requires_grad_()
+        frozen = [x.detach() for x in leaves]
+        ours, truth = (
+            torch.autograd.grad(f(*frozen, **{name: leaf})[0].sin().sum(), leaf)
+            for f in (attention_with_lse, attend)
+        )
+        close(ours, truth)
+
+    def test_one_tensor_in_two_places(self, leaves):
+        """Slopes that are the sinks, too: their gradients add up."""
+        x = torch.rand(2, dtype=torch.float64, requires_grad=True)
+        ours, truth = (
+            torch.autograd.grad(f(*leaves, alibi_slopes=x, sinks=x)[0].sin().sum(), x)
+            for f in (attention_with_lse, attend)
+        )
+        close(ours, truth)
 
     def test_gradient_edges_and_graph_freeing(self, leaves):
         """The Node frees what it saved: no cycle keeps the output alive."""

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from common import INF, attend, attend_with_junk
+from common import INF, attend, attend_with_junk, fused
+from gradients import LEAVES, gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,7 +28,7 @@ def run(f, inputs, grads, options):
 def check(inputs, grads, **options):
     """Ours against attend_with_junk: equal where finite, the same NaN, the same infinities. In the
     gradients only as finite as that one: whether inf meets -inf depends on the order of sums."""
-    ours = run(torch.ops.qkv.attention_with_lse, inputs, grads, options)
+    ours = run(fused, inputs, grads, options)
     wide = [x.double() for x in inputs], [x.double() for x in grads]
     truths = run(attend_with_junk, *wide, options)
     names = ["output", "lse", "grad_query", "grad_key", "grad_value"]
@@ -136,9 +137,15 @@ class TestDrawn:
         ),
         is_causal=st.booleans(),
         mask=st.sampled_from([None, "bool", "float"]),
+        window=st.sampled_from([None, None, (2, 0), (-1, 3), (5, -1)]),
+        softcap=st.sampled_from([0.0, 0.0, 2.0]),
+        heads=st.sets(st.sampled_from(["alibi_slopes", "sinks"])),
+        dropout_p=st.sampled_from([0.0, 0.0, 0.4]),
         seed=st.integers(0, 1000),
     )
-    def test_junk_anywhere(self, dtype, size, junk, is_causal, mask, seed):
+    def test_junk_anywhere(
+        self, dtype, size, junk, is_causal, mask, window, softcap, heads, dropout_p, seed
+    ):
         torch.manual_seed(seed)
         L, S, D = size
         inputs, grads = make(L, S, D, dtype)
@@ -147,11 +154,60 @@ class TestDrawn:
             x.view(-1)[int(where * x.numel())] = value
         hidden = torch.rand(L, S) < 0.6
         masks = {None: None, "bool": ~hidden, "float": torch.randn(L, S).masked_fill(hidden, -INF)}
-        options = {"attn_mask": masks[mask], "is_causal": is_causal}
+        options = {"attn_mask": masks[mask], "is_causal": is_causal, "window_size": window}
+        options |= {"dropout_p": dropout_p, "dropout_seed": seed}
+        options |= {"softcap": softcap, **{name: torch.randn(2) for name in sorted(heads)}}
         blind = attend(*map(torch.zeros_like, inputs), **options)[1] == -INF
         _, lse = attend_with_junk(*inputs, **options)
         assume((lse == -INF).equal(blind))  # the rest is TestAsTorchsMath.test_all_scores_minus_inf
         check(inputs, grads, **options)
+
+
+@dtypes
+@sizes
+class TestGradientsOfOptions:
+    """Of a mask, slopes and sinks: what is masked does not reach them either."""
+
+    @pytest.mark.parametrize("junk", [NAN, INF])
+    def test_masked(self, L, S, D, dtype, junk):
+        inputs, grads = make(L, S, D, dtype)
+        hidden = torch.rand(S) < 0.5
+        hidden[0] = False
+        mask = torch.randn(L, S, dtype=dtype).masked_fill(hidden, -INF)
+        options = {"attn_mask": mask, "alibi_slopes": torch.rand(2), "sinks": torch.randn(2)}
+        expected = gradients(attend, inputs, options, grads, LEAVES)
+        for x in inputs[1:]:
+            x.masked_fill_(hidden[:, None], junk)
+        found = gradients(fused, inputs, options, grads, LEAVES)
+        for name in LEAVES[3:]:
+            torch.testing.assert_close(found[name], expected[name], rtol=3e-5, atol=3e-5)
+        assert (found["attn_mask"][:, hidden] == 0).all()
+
+    def test_attended(self, L, S, D, dtype):
+        """A row of NaN makes NaN of what it has a share in, and of nothing else."""
+        inputs, grads = make(L, S, D, dtype)
+        inputs[0][0, 1, -1, 0] = NAN
+        options = {"attn_mask": torch.randn(2, L, S), "sinks": torch.randn(2)}
+        found = gradients(fused, inputs, options, grads, ("attn_mask", "sinks"))
+        assert (
+            found["attn_mask"][0].isfinite().all() and found["attn_mask"][1, :-1].isfinite().all()
+        )
+        assert found["attn_mask"][1, -1].isnan().all()
+        assert found["sinks"][0].isfinite() and found["sinks"][1].isnan()
+
+    @pytest.mark.parametrize("junk", [NAN, INF, -INF])
+    def test_sink(self, L, S, D, dtype, junk):
+        """-inf is none, the others make NaN, as in a softmax. The other head does not care."""
+        inputs, _ = make(L, S, D, dtype)
+        sinks = torch.tensor([junk, 0.5], dtype=dtype)
+        output, lse = fused(*inputs, sinks=sinks)
+        expected, expected_lse = attend(*inputs, sinks=torch.tensor([-INF, 0.5], dtype=dtype))
+        torch.testing.assert_close(output[:, 1], expected[:, 1])
+        torch.testing.assert_close(lse[:, 1], expected_lse[:, 1])
+        if junk == -INF:
+            torch.testing.assert_close(output, expected)
+        else:
+            assert lse[:, 0].isnan().all() and output[:, 0].isnan().all()
 
 
 @dtypes

@@ -23,6 +23,11 @@ SHAPES = {
     "many heads": ((40, 40, 20, 33, 16), {}),
     "one long head": ((1, 1, 1500, 1500, 64), {}),
     "one long causal head": ((1, 1, 1201, 1201, 17), {"is_causal": True}),
+    "window": ((2, 2, 400, 500, 24), {"window_size": (70, 0)}),
+    "window on one side, softcap": (
+        (3, 1, 150, 90, 16),
+        {"window_size": (-1, 20), "softcap": 4.0, "enable_gqa": True},
+    ),
     "many queries, few keys": ((1, 1, 3000, 3, 64), {}),
 }
 
