@@ -462,9 +462,10 @@ def test_figures_of_options_follow_from_samples(finished_options):
             ours, base = (found[name]["samples_s"] for name in ("qkv", "base"))
             assert len(ours) == len(base) == found["repeats"] >= MIN_REPEATS
             assert found["own_ratio"] == quartiles([q / b for q, b in zip(ours, base, strict=True)])
-            assert ("torch" in found) == ("ratio" in found) == bool(found["tried_s"])
-            assert found["way"] == min(found["tried_s"], key=found["tried_s"].get, default=None)
-    assert growth["both"]["way"] is None
+            assert ("torch" in found) == ("ratio" in found) == bool(found["way"])
+            if tried := found["tried_s"]:
+                assert found["way"] == min(tried, key=tried.get)
+    assert (sinks["both"]["way"], growth["both"]["way"]) == ("by hand", None)
     assert set(varlen["both"]["tried_s"]) == {
         "padded SDPA, bool mask", "padded SDPA, float mask"
     }  # fmt: skip

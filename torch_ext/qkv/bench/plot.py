@@ -24,7 +24,8 @@ def draw(run, path):
     else:
         draw_shares(right, results, directions)
     labels = [
-        r["name"] if r["name"] == r["shape"] else f"{r['name']}\n{r['shape']}" for r in results
+        r["name"] if r["name"].endswith(r["shape"]) else f"{r['name']}\n{r['shape']}"
+        for r in results
     ]
     ratios.set_yticks(range(len(results)), labels, fontsize=SMALLER)
     ratios.set_ylim(len(results) - 0.5, -0.5)
@@ -70,6 +71,10 @@ def draw_ratios(axes, run):
                 fontsize=SMALLER, color=color,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
             )  # fmt: skip
+    if "both" in directions:
+        row = offsets(directions)["both"]
+        promised = {i + row: r["promised"]["at_least"] for i, r in enumerate(run["results"])}
+        draw_promised(axes, {row: bound for row, bound in promised.items() if bound})
     axes.axvline(1, color="0.2", lw=1.2, zorder=1)
     axes.set_xscale("log", base=2)
     axes.margins(x=0.12)
@@ -80,7 +85,13 @@ def draw_ratios(axes, run):
     axes.set_title(
         "Speed relative to torch: median and interquartile range", fontsize=SMALL, loc="left"
     )
-    legend(axes, ncols=len(directions))
+    legend(axes, ncols=len(directions) + 1)
+
+
+def draw_promised(axes, promised):
+    """promised: {row: bound}"""
+    rows, bounds = list(promised), list(promised.values())
+    axes.plot(bounds, rows, "|", color="0.1", ms=14, mew=1.6, label="promised", zorder=3)
 
 
 def draw_own(axes, results):
@@ -88,16 +99,16 @@ def draw_own(axes, results):
     rows = [i for i, r in enumerate(results) if "own_ratio" in r["both"]]
     found = [results[i]["both"]["own_ratio"]["median"] for i in rows]
     axes.barh(rows, found, height=0.5, color=COLORS["both"], label=f"{label('both')}, qkv")
-    for row, ratio in zip(rows, found, strict=True):
-        axes.annotate(
-            f"{ratio:.2f} × {results[row]['base']}", (0, row), (4, 0), textcoords="offset points",
-            va="center", fontsize=SMALLER, color="white",
-        )  # fmt: skip
     promised = {i: results[i]["promised"]["at_most"] for i in rows}
     promised = {i: bound for i, bound in promised.items() if bound}
-    axes.plot(
-        promised.values(), promised.keys(), "|", color="0.1", ms=14, mew=1.6, label="promised"
-    )
+    draw_promised(axes, promised)
+    for row, ratio in zip(rows, found, strict=True):
+        at = (max(ratio, promised.get(row, 0)), row)
+        axes.annotate(
+            f"{ratio:.2f} × {results[row]['base']}", at, (6, 0), textcoords="offset points",
+            va="center", fontsize=SMALLER, color=COLORS["both"],
+        )  # fmt: skip
+    axes.margins(x=0.25)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
     axes.set_title("Our time relative to our own without the option", fontsize=SMALL, loc="left")
     legend(axes, ncols=2)

@@ -8,11 +8,12 @@
               "check", "forward": D, "backward": D, "both": D}],
  "geometric_mean": {direction: of the ratios to torch}, "warnings": [...]}
 
-where D is {"calls_per_sample", "repeats", "way": torch's that was fastest, "tried_s": {way: s},
-"qkv": C, "torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by pair,
-"own_ratio": of our time over the base's} and C is {"seconds": quartiles of a call, "samples_s",
-"gflops", "share_of_peak"}, for decoding also "gbs" and "share_of_bandwidth". Where torch has no
-way, or nothing is the base, "torch" and "ratio", or "base" and "own_ratio", are missing.
+where D is {"calls_per_sample", "repeats", "way": torch's that was fastest, "tried_s": {way: s} of
+several, "qkv": C, "torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by
+pair, "own_ratio": of our time over the base's} and C is {"seconds": quartiles of a call,
+"samples_s", "gflops", "share_of_peak"}, for decoding also "gbs" and "share_of_bandwidth". Where
+torch has no way, or nothing is the base, "torch" and "ratio", or "base" and "own_ratio", are
+missing.
 """
 
 import dataclasses
