@@ -58,10 +58,10 @@ BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
       kernels_(active_implementation().kernels(p_.dtype)),
       sharing_(p_, args),
       planes_(p_, 5),
-      groups_(p_, args, sharing_, kSharedItems) {
+      splits_(wants_keys(args) ? split_count(p_, sharing_, part_bytes()) : 0),
+      groups_(p_, args, sharing_, splits_ > 1) {
   planes_.count = sharing_.classes();
-  if (!wants_keys(args)) return;
-  splits_ = split_count(p_, sharing_, part_bytes());
+  if (splits_ == 0) return;
   split_keys_ = std::max<int64_t>(1, ceil_div(p_.seqlen_k, splits_));
   splits_ = std::max<int64_t>(1, ceil_div(p_.seqlen_k, split_keys_));
 }

@@ -71,7 +71,7 @@ class BackwardTask {
   const Kernels& kernels_;
   Sharing sharing_;
   Planes planes_;  // of one round
-  int64_t splits_ = 0, split_keys_ = 0;
+  int64_t splits_, split_keys_ = 0;
   MaskGroups groups_;
   bool by_class_ = false;
   int64_t parts_ = 0;         // of grad_query

@@ -9,13 +9,16 @@
 namespace qkv {
 namespace {
 
-// Of all groups: no more than a thread's workspace may take anyway.
-constexpr int64_t kMaxBytes = int64_t(1) << 20;
+// Items of one group and class: enough for many threads, where memory permits,
+// but no fewer than a few threads need, if the keys can be split instead.
+constexpr int64_t kItems = 64, kFewestItems = 16;
+// For the sums of all groups. Larger masks have work enough in one plane.
+constexpr int64_t kMaxBytes = int64_t(2) << 20;
 
 }  // namespace
 
 MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing& sharing,
-                       int64_t wanted)
+                       bool splits_keys)
     : p_(p), args_(args), sharing_(sharing) {
   if (!args.grad_mask.data || args.weights.data || sharing.positions() == 1) return;
   element_ = p.mask_type == MaskType::f64 ? sizeof(double) : sizeof(float);
@@ -34,8 +37,8 @@ MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing
   group_elements_ = step;
 
   const int64_t most = 1 + kMaxBytes / std::max<int64_t>(1, step * element_);
-  const int64_t useful = std::min(ceil_div(wanted, sharing.classes()), sharing.positions());
-  if (useful <= most) count_ = useful;
+  const int64_t groups = std::min({most, ceil_div(kItems, sharing.classes()), sharing.positions()});
+  if (!splits_keys || groups * sharing.classes() >= kFewestItems) count_ = groups;
 }
 
 void MaskGroups::take_memory(Arena& arena) {

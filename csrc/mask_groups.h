@@ -13,10 +13,10 @@ namespace qkv {
 
 class MaskGroups {
  public:
-  // As many groups as make `wanted` items of one group and class; one where
-  // there is no use for more, or where their memory would matter.
+  // One group where there is no use for more, or where their memory would matter:
+  // it follows from the shape of the problem, and where it broadcasts.
   MaskGroups(const Problem& problem, const BackwardArgs& args, const Sharing& sharing,
-             int64_t wanted);
+             bool splits_keys);
 
   int64_t count() const { return count_; }
   void take_memory(Arena& arena);

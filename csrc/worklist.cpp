@@ -7,6 +7,9 @@ namespace {
 
 // Some 5 microseconds: an item that takes as long as a few cache misses.
 constexpr double kCheapFlops = 2e5;
+// Some 300 microseconds of one thread: what it reads may still be in its cache
+// from the last call, and no thread falls far behind.
+constexpr double kShortFlops = 2e7;
 
 }  // namespace
 
@@ -29,7 +32,7 @@ WorkList::WorkList(const std::vector<Items>& jobs, int num_threads) {
 }
 
 void WorkList::cut_into_runs(double total, int num_threads) {
-  one_run_a_thread_ = shares_.front().flops < kCheapFlops;
+  one_run_a_thread_ = shares_.front().flops < kCheapFlops && total < num_threads * kShortFlops;
   const double run_flops = one_run_a_thread_ ? total / num_threads : kCheapFlops;
   double left = run_flops;  // what the open run still lacks
   for (const Share& share : shares_) {

@@ -16,8 +16,8 @@ struct Items {
 
 // Items of many jobs, the dearest first, cut into runs. A dear item is a run of
 // its own; cheap ones, handed out one by one, would cost more to fetch than to
-// do. If all are cheap there is one run a thread, the same each time, so that
-// neighbours in memory stay on one core.
+// do. If all are cheap, and few, there is one run a thread, the same each time, so
+// that neighbours in memory stay on one core.
 class WorkList {
  public:
   // jobs[j]: what job j has to do.

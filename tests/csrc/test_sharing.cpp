@@ -1,0 +1,76 @@
+// Planes that add to the same elements of grad_mask: in their order, whoever
+// computes them, and with enough work for every way of dividing it.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class SharingTest : public IsaTest {
+ protected:
+  void expect_sums(Case c) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Workload w(c);
+    const Results one = run(w);
+    expect_close(one, truth(w), c);
+    for (int num_threads : {2, 4, 7}) {
+      w.c.num_threads = num_threads;
+      expect_identical(run(w), one);
+    }
+  }
+};
+
+QKV_FOR_EACH_ISA(SharingTest);
+
+Case masked(Sizes batch, int64_t kv_heads, int64_t group, int64_t L, int64_t S) {
+  Case c;
+  c.batch = batch, c.kv_heads = kv_heads, c.group = group;
+  c.L = L, c.S = S, c.D = 16, c.Dv = 8;
+  c.mask_type = MaskType::f32;
+  c.grad_mask = c.grad_mask_queries = true;
+  c.alibi_slopes = c.grad_alibi_slopes = true;
+  return c;
+}
+
+// Sums of several groups of planes, added at last.
+TEST_P(SharingTest, SmallMaskOfManyPlanes) {
+  for (bool share_heads : {false, true}) {
+    Case c = masked({kQuick ? 7 : 23}, 3, 1, 29, 31);
+    c.share_batch = true, c.share_heads = share_heads;
+    expect_sums(c);
+    c.mask_type = MaskType::f64;
+    expect_sums(c);
+  }
+}
+
+// One plane at a time, its keys split: rounds.
+TEST_P(SharingTest, LargeMaskOfFewPlanes) {
+  Case c = masked({2}, 1, 1, kQuick ? 20 : 90, 900);
+  c.share_batch = true;
+  for (bool is_causal : {false, true}) {
+    c.is_causal = is_causal;
+    expect_sums(c);
+    c.dtype = DType::f64;
+    expect_sums(c);
+  }
+}
+
+// Only the batch shares: one plane of each head at a time, heads of a group apart.
+TEST_P(SharingTest, HeadsApart) {
+  Case c = masked({2, 2}, 3, 2, kQuick ? 5 : 40, 600);
+  c.share_batch = true;
+  expect_sums(c);
+}
+
+// The weights summed over the heads, and nothing else.
+TEST_P(SharingTest, WeightsOverHeads) {
+  Case c = masked({2}, 4, 1, kQuick ? 20 : 60, 700);
+  c.grad_mask = c.grad_mask_queries = c.grad_alibi_slopes = false;
+  c.grad_query = c.grad_key = c.grad_value = c.grad_output = c.grad_lse = false;
+  c.weights = c.share_heads = true;
+  expect_sums(c);
+}
+
+}  // namespace
+}  // namespace qkv::test
