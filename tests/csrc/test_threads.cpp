@@ -97,7 +97,7 @@ Results eighth(const Results& all, int64_t b) {
 TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
   for (Case c : cases()) {
     c.batch = {8}, c.share_batch = false;  // a sum over the batch depends on it
-    if (kQuick) c.L = (c.L + 3) / 4;
+    c.L = (c.L + 3) / (kQuick ? 4 : 2);
     c.num_threads = 4;
     SCOPED_TRACE(::testing::Message() << c);
     const Workload all(c);
