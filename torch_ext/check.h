@@ -56,8 +56,7 @@ void check_tensors(const Forward& call);
 void check_tensors(const Backward& call);
 void check_tensors(const WeightsBackward& call);
 void check_tensors(const HardBackward& call);
-// That the device, dtypes and options are valid, and implemented. The Autograd kernel
-// checks this first, because FakeTensor swallows the text of a NotImplementedError.
+// That the device, dtypes and options are valid, and implemented.
 void check_supported(const Forward& call);
 
 // "float32"

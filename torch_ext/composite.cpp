@@ -12,7 +12,13 @@ namespace qkv {
 namespace composite {
 namespace {
 
+// The rest is checked by the operators that follow.
+void check_query(const Forward& call) {
+  TORCH_CHECK(call.query().defined(), call.op, ": query is an undefined tensor");
+}
+
 at::Tensor torch_attention(const Forward& call) {
+  check_tensors(call);
   const Options& o = call.options;
   const auto refuse = [&](bool wanted, const char* what) {
     TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call.query().device(),
@@ -45,32 +51,32 @@ OutputAndLse attend(const Forward& call) {
 }  // namespace
 
 at::Tensor attention(const Forward& call) {
-  check_tensors(call);
+  check_query(call);
   const at::Device device = call.query().device();
   if (!device.is_cpu() && !device.is_meta()) return torch_attention(call);
   return std::get<0>(attend(call));
 }
 
 OutputAndLse attention_with_lse(const Forward& call) {
-  check_tensors(call);
+  check_query(call);
   return attend(call);
 }
 
 OutputAndLse varlen_attention(const Forward& call) {
-  check_tensors(call);
+  check_query(call);
   TORCH_CHECK(call.is_packed(), call.op, ": cu_seq_q is an undefined tensor");
   return attend(call);
 }
 
 at::Tensor attention_weights(const Weights& call) {
-  check_tensors(call.forward);
+  check_query(call.forward);
   return with_seed(call.forward, [&](const Forward& seeded) {
     return std::get<0>(ops::weights_forward({seeded, call.reduce}));
   });
 }
 
 OutputAndIndex hard_attention(const Hard& call) {
-  check_tensors(call.forward);
+  check_query(call.forward);
   return ops::hard_forward(call);
 }
 
