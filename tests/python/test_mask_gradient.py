@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, attend, fused, run_python, unfused
+from common import INF, attend, fused, unfused
 from gradients import gradients, reference_gradients
 from rounding import assert_within_rounding, magnitudes
 
@@ -161,33 +161,3 @@ def test_as_torch_gives_it():
         gradients(f, inputs, options, grads, ["attn_mask"])["attn_mask"] for f in (fused, unfused)
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", ["1, 1, n, n", "1, 8, n, n", "8, 1, 1, n", "8, n, 1", ""])
-def test_no_temporary_larger_than_the_gradient(shape):
-    """64 scores matrices of 4 MB: what the backward pass takes at most, beside the inputs."""
-    code = f"""
-import torch, qkv
-torch.set_num_threads(4)
-
-def peak():
-    for line in open("/proc/self/status"):
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1024
-
-def growth(n, measured=True):
-    x = [torch.randn(8, 8, n, 16, requires_grad=True) for _ in range(3)]
-    mask = torch.zeros(({shape})).requires_grad_()
-    output = torch.ops.qkv.attention(*x, mask)
-    g = torch.ones_like(output)
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak restarts from what is resident now
-    before = peak()
-    torch.autograd.grad(output, [*x, mask], g)
-    return peak() - before, mask.numel() * 4 / 2**20
-
-growth(64)  # libraries and thread stacks
-print(*growth(1024))
-"""
-    growth, gradient = map(float, run_python(code).split())
-    assert growth <= 2 * gradient + 3 * 4 + 16  # three more gradients; each thread's workspace

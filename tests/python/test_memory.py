@@ -21,9 +21,9 @@ def growth(f):
     f()
     return peak() - before
 
-def train(L, D=64, is_causal=False):
+def train(L, D=64, **options):
     x = [torch.randn(1, 1, L, D, requires_grad=True) for _ in range(3)]
-    return growth(lambda: attention(*x, is_causal=is_causal).sum().backward())
+    return growth(lambda: attention(*x, **options).sum().backward())
 
 train(64)  # libraries and thread stacks
 """
@@ -50,6 +50,67 @@ def test_very_long_head():
 def test_growth_is_linear():
     small, large = megabytes("print(train(4096), train(16384))")
     assert large <= 4 * small + 16
+
+
+@pytest.mark.parametrize("options", [
+    "dropout_p=0.1", "softcap=30.0, window_size=(100, 100)",
+    "alibi_slopes=torch.rand(1, requires_grad=True), sinks=torch.rand(1, requires_grad=True)",
+    "attn_mask=torch.randn(L, requires_grad=True)",
+    "attn_mask=torch.randn(L, 1, requires_grad=True), dropout_p=0.1, softcap=30.0",
+])  # fmt: skip
+def test_growth_is_linear_with_options(options):
+    """The scores alone would take 256 MB."""
+    (ours,) = megabytes(f"L = 8192; print(train(L, {options}))")
+    assert ours <= 48
+
+
+@pytest.mark.parametrize("shape", ["1, 1, n, n", "1, 8, n, n", "8, 1, 1, n", "8, n, 1", ""])
+def test_mask_gradient_needs_no_temporary_larger_than_itself(shape):
+    """64 matrices of scores of 4 MB: what the backward pass takes at most."""
+    code = f"""
+def mask_gradient(n):
+    x = [torch.randn(8, 8, n, 16, requires_grad=True) for _ in range(3)]
+    mask = torch.zeros(({shape})).requires_grad_()
+    output = attention(*x, mask)
+    g = torch.ones_like(output)
+    return growth(lambda: torch.autograd.grad(output, [*x, mask], g)), mask.numel() * 4 / 2**20
+
+mask_gradient(64)
+print(*mask_gradient(1024))
+"""
+    ours, gradient = megabytes(code)
+    assert ours <= 2 * gradient + 3 * 4 + 16  # three more gradients; each thread's workspace
+
+
+@pytest.mark.parametrize("reduce", ["heads", "queries"])
+def test_reduced_weights_never_hold_all(reduce):
+    """All of them would take 256 MB; what is asked for 16, and its gradient as much."""
+    code = f"""
+def weights(n):
+    x = [torch.randn(1, 16, n, 16, requires_grad=True) for _ in range(2)]
+
+    def run():
+        weights = qkv.attention_weights(*x, reduce="{reduce}")
+        torch.autograd.grad(weights, x, torch.ones_like(weights))
+
+    return growth(run)
+
+weights(64)
+print(weights(2048))
+"""
+    (ours,) = megabytes(code)
+    assert ours < 80
+
+
+def test_packed_documents_are_not_padded():
+    """One long document and many short ones: padded, the values alone would take 256 MB."""
+    code = """
+ends = torch.tensor([0, 8192, *range(8200, 8200 + 8 * 127, 8), 8200 + 8 * 127])
+x = [torch.randn(int(ends[-1]), 1, 64, requires_grad=True) for _ in range(3)]
+print(growth(lambda: qkv.varlen_attn(*x, ends, None, 8192, 8192).sum().backward()))
+"""
+    (ours,) = megabytes(code)
+    assert ours <= 5 * 9216 * 64 * 4 / 2**20 + 32
 
 
 @pytest.mark.parametrize("layout", ["x", "x.mT.contiguous().mT", "x.repeat(1, 1, 1, 2)[..., ::2]"])
