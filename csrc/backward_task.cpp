@@ -15,8 +15,9 @@ constexpr int64_t kMaxSplits = 8;
 // Parts cost memory; past this, half as many.
 constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
 // Where planes share grad_mask or weights, only one plane of a class runs at a
-// time. To have about so many items at a time there are more splits, but none
-// finer than this, nor so fine that the parts take more memory than grad_mask.
+// time. One batch item should have about so many items at a time then, but no
+// splits finer than this, nor so fine that the parts take more memory than
+// grad_mask. Even where nothing is shared, since that depends on the batch size.
 constexpr int64_t kSharedItems = 16;
 constexpr int64_t kFineSplitKeys = 128;
 
@@ -31,12 +32,14 @@ bool wants_keys(const BackwardArgs& a) {
          a.weights.data;
 }
 
-int64_t split_count(const Problem& p, const Sharing& sharing, int64_t part_bytes) {
+int64_t split_count(const Problem& p, const BackwardArgs& args, const Sharing& sharing,
+                    int64_t part_bytes) {
   int64_t splits = std::clamp<int64_t>(p.seqlen_k / kSplitKeys, 1, kMaxSplits);
   if ((splits - 1) * part_bytes > kMaxPartBytes) splits = std::min(splits, kMaxSplits / 2);
-  if (sharing.positions() == 1) return splits;
+  if (!args.grad_mask.data && !args.weights.data) return splits;
   const int64_t finest = std::max(kFineSplitKeys, 2 * p.group() * p.head_dim);
-  return std::max(splits, std::min(ceil_div(kSharedItems, sharing.classes()), p.seqlen_k / finest));
+  return std::max(splits,
+                  std::min(ceil_div(kSharedItems, sharing.head_classes()), p.seqlen_k / finest));
 }
 
 // to[batch, head, row] = x
@@ -58,7 +61,7 @@ BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
       kernels_(active_implementation().kernels(p_.dtype)),
       sharing_(p_, args),
       planes_(p_, 5),
-      splits_(wants_keys(args) ? split_count(p_, sharing_, part_bytes()) : 0),
+      splits_(wants_keys(args) ? split_count(p_, args, sharing_, part_bytes()) : 0),
       groups_(p_, args, sharing_, splits_ > 1) {
   planes_.count = sharing_.classes();
   if (splits_ == 0) return;

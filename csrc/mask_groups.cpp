@@ -20,7 +20,7 @@ constexpr int64_t kMaxBytes = int64_t(2) << 20;
 MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing& sharing,
                        bool splits_keys)
     : p_(p), args_(args), sharing_(sharing) {
-  if (!args.grad_mask.data || args.weights.data || sharing.positions() == 1) return;
+  if (!args.grad_mask.data || args.weights.data || !sharing.sums_whole_batch()) return;
   element_ = p.mask_type == MaskType::f64 ? sizeof(double) : sizeof(float);
   class_heads_ = args.grad_mask.strides.head ? p.group() : 1;
   strides_.col = 1;

@@ -13,8 +13,9 @@ namespace qkv {
 
 class MaskGroups {
  public:
-  // One group where there is no use for more, or where their memory would matter:
-  // it follows from the shape of the problem, and where it broadcasts.
+  // One group where there is no use for more, or where their memory would matter,
+  // and where grad_mask is not a sum over the batch, so that no result but such
+  // sums depends on the batch size.
   MaskGroups(const Problem& problem, const BackwardArgs& args, const Sharing& sharing,
              bool splits_keys);
 

@@ -21,6 +21,12 @@ class Sharing {
 
   int64_t classes() const { return classes_; }
   int64_t positions() const { return positions_; }
+  // Classes of one batch item.
+  int64_t head_classes() const { return shared_heads_ ? 1 : p_.kv_heads; }
+  // Whether every element is a sum over the whole batch, and that of more than one item.
+  bool sums_whole_batch() const {
+    return classes_ == head_classes() && positions_ * head_classes() > p_.kv_heads;
+  }
 
   // The flat index, batch * kv_heads + kv_head, of a plane.
   int64_t plane(int64_t its_class, int64_t position) const {

@@ -2,6 +2,8 @@
 // computes them, and with enough work for every way of dividing it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cases.h"
 
 namespace qkv::test {
@@ -70,6 +72,41 @@ TEST_P(SharingTest, WeightsOverHeads) {
   c.grad_query = c.grad_key = c.grad_value = c.grad_output = c.grad_lse = false;
   c.weights = c.share_heads = true;
   expect_sums(c);
+}
+
+// The first item of a batch, as a batch of its own.
+Workload first_item(const Workload& batch) {
+  Case c = batch.c;
+  c.batch = {1};
+  Workload one(c);
+  const auto copy = [](Tensor& to, const Tensor& from) {
+    for (int64_t i = 0; to && i < to.numel(); ++i) to.set(i, from.get(i));
+  };
+  copy(one.query, batch.query), copy(one.key, batch.key), copy(one.value, batch.value);
+  copy(one.mask, batch.mask), copy(one.alibi_slopes, batch.alibi_slopes);
+  copy(one.grad_output, batch.grad_output), copy(one.grad_lse, batch.grad_lse);
+  return one;
+}
+
+// Of all results, only a sum over the batch depends on the batch size.
+TEST_P(SharingTest, ABatchOfOneAndTheSameItemAmongFour) {
+  for (int64_t S : {40, 300, 900}) {
+    for (bool share_batch : {false, true}) {
+      Case c = masked({4}, 2, 1, kQuick ? 5 : 40, S);
+      c.share_heads = true, c.share_batch = share_batch;
+      SCOPED_TRACE(::testing::Message() << c);
+      const Workload batch(c);
+      const Results all = run(batch);
+      Results one = run(first_item(batch));
+      if (share_batch) one.grad_mask.clear();
+      for (const NamedResult& r : kResults) {
+        const std::vector<double>& from = all.*r.values;
+        std::vector<double>& item = one.*r.values;
+        const auto n = std::ptrdiff_t(item.size());
+        EXPECT_TRUE(std::equal(item.begin(), item.end(), from.begin(), from.begin() + n)) << r.name;
+      }
+    }
+  }
 }
 
 }  // namespace
