@@ -48,14 +48,75 @@ TEST_F(Errors, Masks) {
   EXPECT_SAYS(error(with(at::zeros({5, 6}))), "attn_mask has the shape [5, 6]");
   EXPECT_SAYS(error(with(at::zeros({1, 1, 1, 5, 7}))), "does not broadcast");
   EXPECT_SAYS(error(with(at::zeros({5, 7}, at::kInt))), "attn_mask is int32");
-  EXPECT_SAYS(error<c10::NotImplementedError>(with(randn({5, 7}))), "attn_mask requires grad");
 }
 
 TEST_F(Errors, Options) {
   EXPECT_SAYS(error<c10::ValueError>(AttentionOptions().scale(std::nan(""))), "scale is nan");
   EXPECT_SAYS(error<c10::ValueError>(AttentionOptions().dropout_p(1.5)), "dropout_p is 1.5");
-  EXPECT_SAYS(error<c10::NotImplementedError>(AttentionOptions().dropout_p(0.5)),
-              "dropout is not implemented yet");
+  EXPECT_SAYS(error<c10::ValueError>(AttentionOptions().dropout_p(std::nan(""))),
+              "dropout_p is nan");
+  EXPECT_SAYS(error<c10::ValueError>(AttentionOptions().softcap(-1)), "softcap is -1");
+  EXPECT_SAYS(error<c10::ValueError>(AttentionOptions().softcap(HUGE_VAL)), "softcap is inf");
+  EXPECT_SAYS(error<c10::ValueError>(AttentionOptions().window_size({{3, -2}})),
+              "window_size is (3, -2)");
+}
+
+TEST_F(Errors, SlopesAndSinks) {
+  const auto slopes = [](const at::Tensor& t) { return AttentionOptions().alibi_slopes(t); };
+  const auto sinks = [](const at::Tensor& t) { return AttentionOptions().sinks(t); };
+  EXPECT_SAYS(error(slopes(at::ones({3}))),
+              "alibi_slopes has the shape [3], which does not broadcast to [..., H] = [2, 4]");
+  EXPECT_SAYS(error(sinks(at::ones({2, 1, 4}))), "sinks has the shape [2, 1, 4]");
+  EXPECT_SAYS(error(slopes(at::ones({4}, at::kInt))), "alibi_slopes is int32");
+  EXPECT_SAYS(error(sinks(at::ones({4}, at::kMeta))), "sinks is on meta");
+}
+
+TEST_F(Errors, Documents) {
+  const auto q = randn({6, 4, 8}), k = randn({9, 4, 8});
+  const auto cu_seq = [](std::vector<int64_t> ends, at::ScalarType type = at::kInt) {
+    return at::tensor(ends).to(type);
+  };
+  const auto error = [&](const at::Tensor& cu_seq_q, const at::Tensor& cu_seq_k,
+                         const AttentionOptions& options = {},
+                         std::optional<at::Tensor> used = std::nullopt) {
+    return message_of([&] { varlen_attention(q, k, k, cu_seq_q, cu_seq_k, options, used); });
+  };
+  const auto good_q = cu_seq({0, 2, 6}), good_k = cu_seq({0, 5, 9});
+  EXPECT_SAYS(error({}, good_k), "cu_seq_q is an undefined tensor");
+  EXPECT_SAYS(error(cu_seq({-1, 2, 6}), good_k), "cu_seq_q begins with -1");
+  EXPECT_SAYS(error(cu_seq({0, 4, 3}), good_k), "cu_seq_q falls from 4 to 3 at element 2");
+  EXPECT_SAYS(error(cu_seq({0, 2, 7}), good_k), "cu_seq_q ends with 7, but query has only 6");
+  EXPECT_SAYS(error(good_q, cu_seq({0, 5, 10})), "cu_seq_k ends with 10, but key has only 9");
+  EXPECT_SAYS(error(good_q, cu_seq({0, 5, 7, 9})), "cu_seq_k has the shape [4]");
+  EXPECT_SAYS(error(cu_seq({}), cu_seq({})), "cu_seq_q has the shape [0]");
+  EXPECT_SAYS(error(cu_seq({0, 6}, at::kDouble), good_k), "cu_seq_q is float64");
+  EXPECT_SAYS(error(good_q.unsqueeze(0), good_k), "cu_seq_q has 2 dimensions");
+  EXPECT_SAYS(error(good_q, good_k, {}, cu_seq({5, 5})), "seqused_k[1] is 5, but document 1 has 4");
+  EXPECT_SAYS(error(good_q, good_k, {}, cu_seq({-1, 4})), "seqused_k[0] is -1");
+  EXPECT_SAYS(error(good_q, good_k, {}, cu_seq({5})), "seqused_k has the shape [1]");
+  EXPECT_SAYS(error(good_q, good_k, AttentionOptions().attn_mask(at::zeros({6, 9}))),
+              "attn_mask is given, but packed documents");
+  EXPECT_SAYS(error(good_q, good_k, AttentionOptions().sinks(at::zeros({3, 4}))),
+              "sinks has the shape [3, 4], which does not broadcast to [N, H] = [2, 4]");
+  EXPECT_SAYS(message_of([&] { varlen_attention(q.unsqueeze(0), k, k, good_q); }),
+              "query has the shape [1, 6, 4, 8], but 3 dimensions are expected: [T, H, D]");
+}
+
+TEST_F(Errors, WeightsAndHardAttention) {
+  EXPECT_SAYS(message_of<c10::ValueError>([&] { attention_weights(query, key, {}, "rows"); }),
+              "reduce is 'rows', but None, 'heads' or 'queries' is expected");
+  EXPECT_SAYS(message_of([&] { attention_weights(query, key.slice(-1, 1)); }),
+              "attention_weights: key has the shape [2, 4, 7, 7]");
+  EXPECT_SAYS(message_of([&] { attention_weights({}, key); }), "query is an undefined tensor");
+  EXPECT_SAYS(message_of([&] { hard_attention(query, key, value.slice(-2, 1)); }),
+              "hard_attention: value has the shape [2, 4, 6, 8]");
+  EXPECT_SAYS(message_of<c10::ValueError>(
+                  [&] { hard_attention(query, key, value, AttentionOptions().dropout_p(0.1)); }),
+              "dropout_p is 0.1, but 0 is expected");
+  EXPECT_SAYS(message_of([&] {
+                hard_attention(query, key, value, AttentionOptions().sinks(at::ones({4})));
+              }),
+              "sinks is given");
 }
 
 TEST_F(Errors, OtherTensors) {

@@ -37,10 +37,101 @@ TEST(Meta, LayoutsAgreeForEveryOrderOfDimensions) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
+// run(tensors...) on the CPU and on meta: results and gradients.
+template <class Run>
+void expect_same_results(const std::vector<at::Tensor>& inputs, const Run& run) {
+  std::vector<at::Tensor> meta;
+  for (const at::Tensor& x : inputs) {
+    meta.push_back(like_meta(x));
+    if (x.requires_grad()) meta.back().requires_grad_();
+  }
+  const std::vector<at::Tensor> actual = run(meta), expected = run(inputs);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_same_layout(actual[i], expected[i]);
+  }
+  const auto gradients = [](const std::vector<at::Tensor>& results,
+                            const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> outputs, grads, wanted;
+    for (const at::Tensor& x : results)
+      if (x.requires_grad()) outputs.push_back(x), grads.push_back(at::ones_like(x));
+    for (const at::Tensor& x : tensors)
+      if (x.requires_grad()) wanted.push_back(x);
+    return torch::autograd::grad(outputs, wanted, grads);
+  };
+  const auto meta_gradients = gradients(actual, meta);
+  const auto cpu_gradients = gradients(expected, inputs);
+  for (size_t i = 0; i < cpu_gradients.size(); ++i) {
+    SCOPED_TRACE(i);
+    expect_same_layout(meta_gradients[i], cpu_gradients[i]);
+  }
+}
+
+TEST(Meta, AttentionWithEveryOption) {
+  const auto mask = at::randn({7, 6}).t().requires_grad_();
+  expect_same_results({randn({2, 4, 6, 8}), randn({2, 2, 7, 8}), randn({2, 2, 7, 5}),
+                       mask.to(at::kDouble), randn({4}, at::kHalf), randn({2, 1})},
+                      [](const std::vector<at::Tensor>& x) {
+                        const auto options = AttentionOptions()
+                                                 .attn_mask(x[3])
+                                                 .dropout_p(0.5)
+                                                 .enable_gqa(true)
+                                                 .window_size({{3, 1}})
+                                                 .softcap(2)
+                                                 .alibi_slopes(x[4])
+                                                 .sinks(x[5]);
+                        const auto [output, lse] = attention_with_lse(x[0], x[1], x[2], options);
+                        return std::vector<at::Tensor>{output, lse};
+                      });
+}
+
+TEST(Meta, VarlenAttention) {
+  expect_same_results({randn({6, 4, 8}), randn({9, 4, 8}), randn({9, 4, 5}), at::tensor({0, 2, 6}),
+                       at::tensor({0, 5, 9}), at::tensor({4, 4})},
+                      [](const std::vector<at::Tensor>& x) {
+                        const auto [output, lse] =
+                            varlen_attention(x[0], x[1], x[2], x[3], x[4], {}, x[5]);
+                        return std::vector<at::Tensor>{output, lse};
+                      });
+}
+
+TEST(Meta, AttentionWeights) {
+  for (const std::optional<std::string_view> reduce :
+       std::initializer_list<std::optional<std::string_view>>{std::nullopt, "heads", "queries"}) {
+    expect_same_results(
+        {randn({2, 4, 6, 8}), randn({2, 4, 7, 8}), randn({6, 7}), randn({4})},
+        [&](const std::vector<at::Tensor>& x) {
+          const auto options = AttentionOptions().attn_mask(x[2]).sinks(x[3]);
+          return std::vector<at::Tensor>{attention_weights(x[0], x[1], options, reduce)};
+        });
+  }
+}
+
+TEST(Meta, HardAttention) {
+  expect_same_results({randn({2, 6, 4, 8}).transpose(1, 2), randn({2, 4, 7, 8}),
+                       randn({2, 4, 7, 5}), randn({6, 7})},
+                      [](const std::vector<at::Tensor>& x) {
+                        const auto [output, index] = hard_attention(
+                            x[0], x[1], x[2], AttentionOptions().attn_mask(x[3]), true);
+                        return std::vector<at::Tensor>{output, index};
+                      });
+}
+
 TEST(Meta, ErrorsAgree) {
   const auto q = at::randn({2, 5, 4}), k = at::randn({2, 6, 3});
   EXPECT_EQ(message_of([&] { attention(like_meta(q), like_meta(k), like_meta(k)); }),
             message_of([&] { attention(q, k, k); }));
+  const auto sinks = [&](const at::Tensor& x, const at::Tensor& bad) {
+    return message_of([&] { attention(x, x, x, AttentionOptions().sinks(bad)); });
+  };
+  const auto bad = at::ones({3});
+  EXPECT_EQ(sinks(like_meta(q), like_meta(bad)), sinks(q, bad));
+  const auto packed = [&](const at::Tensor& x, const at::Tensor& ends, const at::Tensor& other) {
+    return message_of([&] { varlen_attention(x, x, x, ends, other); });
+  };
+  const auto ends = at::tensor({0, 2}), other = at::tensor({0, 1, 2});
+  EXPECT_EQ(packed(like_meta(q), like_meta(ends), like_meta(other)), packed(q, ends, other));
 }
 
 }  // namespace

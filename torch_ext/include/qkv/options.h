@@ -15,6 +15,8 @@ namespace qkv {
 //
 // With L queries and S keys:
 struct AttentionOptions {
+  using Window = std::array<int64_t, 2>;  // {left, right}
+
   // Broadcastable to [..., H, L, S]. bool: true = may attend. float32, or the
   // query's dtype: added to the scores; differentiable.
   TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
@@ -29,7 +31,6 @@ struct AttentionOptions {
   TORCH_ARG(bool, enable_gqa) = false;
   // {left, right}: query i sees keys i + S - L - left <= j <= i + S - L + right, which is
   // bottom-right aligned; -1 leaves a side open.
-  using Window = std::array<int64_t, 2>;
   TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
   // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
   TORCH_ARG(double, softcap) = 0.0;
