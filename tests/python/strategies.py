@@ -149,8 +149,10 @@ def cases(draw, max_work=1_500_000):
     return Case(
         shapes=shapes,
         layouts=tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(4)),
+        # Not along D for both query and key: in sums of one number repeated, roundings add up.
         zero_stride_dims=tuple(
-            tuple(d for d in (-4, -3, -2, -1) if draw(st.integers(0, 7)) == 0) for _ in range(4)
+            tuple(d for d in (-4, -3, -2, -1)[: 3 if n == 1 else 4] if draw(st.integers(0, 7)) == 0)
+            for n in range(4)
         ),
         mask_kind=mask_kind,
         head_shapes=tuple(
