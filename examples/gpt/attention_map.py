@@ -1,4 +1,4 @@
-"""What a trained model looks at: the softmax weights that the fused attention never stores."""
+"""What a trained model looks at: the softmax weights that attention itself never stores."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import qkv
 from gpt.data import Corpus
 from gpt.model import GPT, rotary_table
 
@@ -52,9 +53,7 @@ def attention_maps(model: GPT, text: bytes) -> Tensor:
 
     def record(module, args, _):
         query, key, _ = module.project(*args[:2])
-        scores = query @ key.mT * query.size(-1) ** -0.5
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        maps.append(scores.masked_fill(future, -torch.inf).softmax(-1)[0])
+        maps.append(qkv.attention_weights(query, key, is_causal=True)[0])
 
     hooks = [block.attention.register_forward_hook(record) for block in model.blocks]
     try:

@@ -79,7 +79,7 @@ def draw_ratios(axes, run):
     axes.set_xscale("log", base=2)
     axes.margins(x=0.12)
     left, right = axes.get_xlim()
-    axes.xaxis.set_major_locator(FixedLocator(POWERS + BETWEEN if right < 16 * left else POWERS))
+    axes.xaxis.set_major_locator(FixedLocator(POWERS + BETWEEN if right < 8 * left else POWERS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
     axes.set_title(
