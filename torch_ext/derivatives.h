@@ -24,12 +24,14 @@ inline void refuse_tangents(const char* op, TensorList tensors) {
                                 ": forward-mode derivatives (jvp) are not implemented yet");
 }
 
-// What comes before the forward pass: the Node, null if nothing requires grad. The kernels check the
-// call; but FakeTensor swallows the text of their NotImplementedErrors, so that those come from here.
+// What comes before the forward pass: the Node, null if nothing requires grad. The kernels check
+// the call; but tensors made in Python (FakeTensor, jagged) have errors of their own before that.
 template <class Op>
 c10::intrusive_ptr<OpNode<Op>> prepare(const Forward& call, int64_t variant,
                                        const DifferentiableTensors& tensors) {
-  if (!call.query().key_set().has(c10::DispatchKey::CPU)) {
+  c10::DispatchKeySet keys;
+  for (const at::Tensor* tensor : call.tensors) keys = keys | tensor->key_set();
+  if (keys.has(c10::DispatchKey::Python)) {
     check_tensors(call);
     check_supported(call);
   }
