@@ -191,6 +191,8 @@ class TestResult:
         torch.testing.assert_close(compiled(x), f(x))
         expected, found = (torch.autograd.grad(g(x).sum(), leaf)[0] for g in (f, compiled))
         torch.testing.assert_close(found.values(), expected.values())
+        x, _ = jagged([3, 50, 2, 9, 1])  # other lengths, and another number of them
+        torch.testing.assert_close(compiled(x), f(x))
 
 
 def strided(lengths):

@@ -285,6 +285,8 @@ INT = torch.int32
     ({"seqused_k": torch.tensor([5, -1], dtype=INT)}, "seqused_k"),
     ({"seqused_k": torch.tensor([5], dtype=INT)}, "seqused_k"),
     ({"seqused_k": torch.tensor([5.0, 7.0])}, "seqused_k"),
+    ({"max_q": -1}, "max_q is -1"),
+    ({"window_size": (-2, 0)}, r"window_size is \(-2, 0\)"),
     ({"query": torch.zeros(12, 8)}, "query"),
     ({"query": torch.zeros(1, 12, 2, 8)}, "query"),
     ({"key": torch.zeros(12, 2, 7)}, "key"),

@@ -45,7 +45,7 @@ def varlen_attn(
         cu_seq_q: `[N + 1]`, int32 or int64, never falling: document n has the queries from
             `cu_seq_q[n]` up to `cu_seq_q[n + 1]`.
         cu_seq_k: `[N + 1]`, likewise for key and value; cu_seq_q if None.
-        max_q, max_k: the longest document's lengths. Not needed here, and not looked at.
+        max_q, max_k: the longest document's lengths. Not needed here.
         return_aux: `AuxRequest(lse=True)` also returns the lse.
         scale: multiplies the scores; `1 / sqrt(D)` if None.
         window_size: `(left, right)`, aligned to the end of each document's queries and keys; -1
