@@ -78,23 +78,25 @@ def attention(
 
     Tensors on another device than the CPU go to torch's own attention.
     """
-    options = {}  # a keyword argument costs the dispatcher 0.5 us
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    args = (query, key, value)
+    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
+        args += (attn_mask, dropout_p, is_causal)
+    options = {}
     if scale is not None:
         options["scale"] = scale
     if enable_gqa:
         options["enable_gqa"] = True
     if window_size is not None:
         options["window_size"] = window_size
-    if softcap:
+    if softcap != 0.0:
         options["softcap"] = softcap
     if alibi_slopes is not None:
         options["alibi_slopes"] = alibi_slopes
     if sinks is not None:
         options["sinks"] = sinks
     if query.is_nested or key.is_nested or value.is_nested:
-        output, lse = jagged_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, **options
-        )
+        output, lse = jagged_attention(*args, **options)
         return (output, lse) if return_lse else output
     op = _attention_with_lse if return_lse else _attention
-    return op(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    return op(*args, **options)
