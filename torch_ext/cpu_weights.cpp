@@ -6,8 +6,8 @@
 
 #include "aligned.h"
 #include "gradients.h"
+#include "large_memory.h"
 #include "ops.h"
-#include "zeros.h"
 
 namespace qkv {
 namespace {

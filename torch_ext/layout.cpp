@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "zeros.h"
+#include "large_memory.h"
 
 namespace qkv {
 namespace {
@@ -15,7 +15,7 @@ using Dims = c10::SmallVector<T, 6>;
 
 at::Tensor empty(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> strides,
                  at::ScalarType dtype) {
-  return at::detail::empty_strided_cpu(sizes, strides, dtype);
+  return in_huge_pages(at::detail::empty_strided_cpu(sizes, strides, dtype));
 }
 
 at::Tensor empty(c10::ArrayRef<c10::SymInt> sizes, c10::ArrayRef<c10::SymInt> strides,
