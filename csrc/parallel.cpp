@@ -38,8 +38,9 @@ std::vector<Deal> deal(int num_threads, int64_t jobs, std::initializer_list<Phas
 void take_part(const Deal& deal, int64_t round) {
   const int thread = omp_get_thread_num();
   const auto run = [&](int64_t at) {
-    deal.list.for_each_item(
-        at, round, [&](int64_t job, int64_t index) { deal.phase->run({job, index, round, thread}); });
+    deal.list.for_each_item(at, round, [&](int64_t job, int64_t index) {
+      deal.phase->run({job, index, round, thread});
+    });
   };
   if (deal.list.one_run_a_thread()) {
     // The team may be smaller than asked for.
