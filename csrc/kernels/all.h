@@ -15,7 +15,6 @@
 #include "kernels/score.h"
 #include "kernels/softmax.h"
 #include "kernels/grad_mask.h"
-#include "kernels/few_rows.h"
 #include "kernels/forward.h"
 #include "kernels/grad_rows.h"
 #include "kernels/grad_softmax.h"

@@ -5,9 +5,8 @@ namespace qkv::QKV_ISA {
 template <class T>
 struct ForwardState {
   Tile tile;
-  bool few;   // few_rows.h
-  T* query;   // [D x lanes], times scale; few: [rows x D]
-  T* output;  // [Dv x lanes], not yet divided by sum; few: [rows x Dv]
+  T* query;   // [D x lanes], times scale
+  T* output;  // [Dv x lanes], not yet divided by sum
   T* max;     // [lanes]
   T* sum;     // [lanes]
 };
@@ -57,15 +56,10 @@ template <class T>
 void begin_tile(const Problem& p, const Tile& tile, bool with_sink, T* rows,
                 ForwardState<T>& state) {
   state.tile = tile;
-  state.few = runs_along_dimensions<T>(p, tile);
   gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
               p.head_dim, rows);
-  if (state.few) {
-    for (int64_t i = 0; i < tile.rows * p.head_dim; ++i) state.query[i] = rows[i] * T(p.scale);
-  } else {
-    transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
-                 padded<T>(p.head_dim), T(p.scale));
-  }
+  transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
+               padded<T>(p.head_dim), T(p.scale));
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));
@@ -79,13 +73,9 @@ void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t ke
   const int lanes = state.tile.lanes;
   const Strides& k = p.key.strides;
   const Strides& v = p.value.strides;
-  if (state.few) {
-    few_scores(p, state.tile, keys, key_rows + key * k.row, state.query, scratch.scores);
-  } else {
-    gemm<T>(keys, lanes,
-            {p.head_dim, key_rows + key * k.row, k.row, k.col, state.query, lanes, scratch.scores,
-             lanes, Beta::zero, nullptr});
-  }
+  gemm<T>(keys, lanes,
+          {p.head_dim, key_rows + key * k.row, k.row, k.col, state.query, lanes, scratch.scores,
+           lanes, Beta::zero, nullptr});
   apply_score_options<T>(p, state.tile, key, keys, scratch.scores, nullptr);
   if (lanes == kLanes<T>) {
     softmax_tile<T, 1>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
@@ -93,9 +83,6 @@ void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t ke
     softmax_tile<T, 2>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
   }
   if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scratch.scores);
-  if (state.few)
-    return few_outputs(p, state.tile, keys, value_rows + key * v.row, scratch.scores,
-                       scratch.rescale, state.output);
   gemm<T>(p.head_dim_v, lanes,
           {keys, value_rows + key * v.row, v.col, v.row, scratch.scores, lanes, state.output, lanes,
            Beta::lanes, scratch.rescale});
@@ -127,20 +114,13 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   constexpr int W = kLanes<T>;
   const Tile& tile = state.tile;
   const int64_t step = padded<T>(p.head_dim_v);
-  T inverse[kRowBlock<T>];
   for (int v = 0; v < tile.lanes; v += W) {
     const Vec<T> sum = load(state.sum + v);
-    store(inverse + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
-  }
-  if (state.few) {
-    for (int64_t i = 0; i < tile.rows * step; ++i) rows[i] = state.output[i] * inverse[i / step];
-  } else {
+    const Vec<T> inverse = sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
-      for (int v = 0; v < tile.lanes; v += W)
-        store(state.output + d * tile.lanes + v,
-              load(state.output + d * tile.lanes + v) * load(inverse + v));
-    transpose<T>(state.output, tile.lanes, rows, step, step, tile.lanes, T(1));
+      store(state.output + d * tile.lanes + v, load(state.output + d * tile.lanes + v) * inverse);
   }
+  transpose<T>(state.output, tile.lanes, rows, step, step, tile.lanes, T(1));
   double log_sum[kRowBlock<T>];
   log_sum_exp(state, log_sum);
 
