@@ -14,9 +14,8 @@ struct AttentionOp {
 
   static variable_list backward(const variable_list& grads, const Context& c) {
     if (!grads[0].defined() && !grads[1].defined()) return variable_list(kDifferentiable);
-    return std::apply([](auto&&... gradient) { return variable_list{std::move(gradient)...}; },
-                      ops::attention_backward({grads[0], grads[1], c.forward("attention"),
-                                               c.results[0], c.results[1], c.output_mask}));
+    return list_of(ops::attention_backward(
+        {grads[0], grads[1], c.forward("attention"), c.results[0], c.results[1], c.output_mask}));
   }
 };
 

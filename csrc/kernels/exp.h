@@ -54,22 +54,28 @@ struct Exp2<double> {
   static constexpr double kLog2eTail = 2.035527374093103e-17;
 };
 
-// The polynomial in r times 2^n, for N vectors in step: the chain is long, and
-// one after the other they would fill the CPU's scheduler with instructions that
-// wait. `shifted` is n + kMagic: adding the magic number rounded to an integer
-// and left n plus the exponent's bias in the low bits, ready to become 2^n.
+// p = c[0] + c[1] * r + c[2] * r^2 ... (Horner), for N vectors in step: the chain
+// is long, and one after the other they would fill the CPU's scheduler with
+// instructions that wait.
+template <class T, int N, int COUNT>
+QKV_INLINE void polynomial(const T (&c)[COUNT], const Vec<T> (&r)[N], Vec<T> (&p)[N]) {
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) p[i] = splat(c[COUNT - 1]);
+  QKV_UNROLL
+  for (int d = COUNT - 2; d >= 0; --d) {
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + c[d];
+  }
+}
+
+// The polynomial in r times 2^n. `shifted` is n + kMagic: adding the magic number
+// rounded to an integer and left n plus the exponent's bias in the low bits, ready
+// to become 2^n.
 template <class T, int N>
 QKV_INLINE void finish_exp2(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
   using E = Exp2<T>;
-  constexpr int degree = sizeof(E::kCoefficients) / sizeof(T) - 1;
   Vec<T> p[N];
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) p[i] = splat(E::kCoefficients[degree]);
-  QKV_UNROLL
-  for (int d = degree - 1; d >= 0; --d) {
-    QKV_UNROLL
-    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kCoefficients[d];
-  }
+  polynomial<T>(E::kCoefficients, r, p);
   QKV_UNROLL
   for (int i = 0; i < N; ++i) r[i] = p[i] * (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);
 }
@@ -138,7 +144,6 @@ QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
 template <class T, int N>
 QKV_INLINE void tanh(Vec<T> (&x)[N]) {
   using E = Exp2<T>;
-  constexpr int degree = sizeof(E::kLess1) / sizeof(T) - 1;
   constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // 2|x| from which tanh rounds to 1
   const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
   const IntVec<T> sign_bit = (IntVec<T>)splat(T(-0.));
@@ -151,13 +156,7 @@ QKV_INLINE void tanh(Vec<T> (&x)[N]) {
     r[i] = -max<T>(splat(-kOne), -twice);  // NaN stays NaN
   }
   split_exponent<T>(r, by, shifted);
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) p[i] = splat(E::kLess1[degree]);
-  QKV_UNROLL
-  for (int d = degree - 1; d >= 0; --d) {
-    QKV_UNROLL
-    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + E::kLess1[d];
-  }
+  polynomial<T>(E::kLess1, r, p);
   QKV_UNROLL
   for (int i = 0; i < N; ++i) {
     const Vec<T> power = (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);  // 2^n

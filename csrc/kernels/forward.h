@@ -56,10 +56,7 @@ template <class T>
 void begin_tile(const Problem& p, const Tile& tile, bool with_sink, T* rows,
                 ForwardState<T>& state) {
   state.tile = tile;
-  gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
-              p.head_dim, rows);
-  transpose<T>(rows, padded<T>(p.head_dim), state.query, tile.lanes, tile.lanes,
-               padded<T>(p.head_dim), T(p.scale));
+  pack_queries(p, tile, rows, state.query);
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));

@@ -52,10 +52,7 @@ void hard(const Problem& p, const HardResult& result, const ForwardBlock& block,
   const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
     const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
-    gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), row, tile.rows, tile.lanes,
-                p.head_dim, s.rows);
-    transpose<T>(s.rows, padded<T>(p.head_dim), s.query, tile.lanes, tile.lanes,
-                 padded<T>(p.head_dim), T(p.scale));
+    pack_queries(p, tile, s.rows, s.query);
     Best<T> best[2];
     for (int64_t key = tile.key_begin; key < tile.key_end; key += step) {
       const int64_t keys = std::min(step, tile.key_end - key);
