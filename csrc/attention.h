@@ -25,8 +25,15 @@ namespace qkv {
 // those that merge. torch's own kernels take 1.
 constexpr int kMaxBatchRank = 8;
 
-enum class DType : uint8_t { f32, f64 };
-enum class MaskType : uint8_t { none, boolean, f32, f64 };
+enum class DType : uint8_t { f32, f64, bf16, f16 };  // bf16, f16: see half.h
+enum class MaskType : uint8_t { none, boolean, f32, f64, bf16, f16 };
+
+// What is computed with, and what everything is in that is a sum over many
+// terms: f64 for f64, f32 for all others.
+constexpr DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+constexpr int64_t size_of(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+}
 
 // Strides of a view [batch..., head, row, col], in elements. Zero broadcasts.
 // Those that a tensor has no dimension for are not used.
@@ -50,9 +57,19 @@ struct Output {
   Strides strides;
 };
 
+// Key and value rows that lie in pages of equal size anywhere in two tensors
+// [pages, Hkv, size, D or Dv]: row j is row j % size of page table[j / size], which
+// begins `stride` elements times its number after the tensor. Null: they do not.
+// Forward only, and for Problems of one batch item.
+struct Pages {
+  const int32_t* table = nullptr;
+  int64_t size = 0;
+  int64_t key_stride = 0, value_stride = 0;
+};
+
 // What is to be computed. Every pointer must be aligned to its element type.
 struct Problem {
-  DType dtype = DType::f32;  // of query, key, value, output and every gradient
+  DType dtype = DType::f32;  // of query, key, value, output and their gradients
   int batch_rank = 0;        // 0: one batch item
   std::array<int64_t, kMaxBatchRank> batch_sizes{};
   int64_t heads = 1;     // H
@@ -71,7 +88,8 @@ struct Problem {
   Input query;
   Input key;
   Input value;
-  // boolean: nonzero byte = may attend. f32, f64: added to the score, -inf masks.
+  Pages pages;
+  // boolean: nonzero byte = may attend. Others: added to the score, -inf masks.
   MaskType mask_type = MaskType::none;
   Input mask;
   Input alibi_slopes;  // [B..., H], double; null: none
@@ -96,12 +114,14 @@ struct Problem {
 
 struct ForwardResult {
   Output output;  // [B..., H, L, Dv]
-  // Natural logarithm of the softmax's denominator, [B..., H, L] (col unused).
-  // f32 for f32, f64 for f64. Null data: not wanted.
+  // Natural logarithm of the softmax's denominator, [B..., H, L] (col unused), in
+  // the compute type. Null data: not wanted.
   Output lse;
 };
 
 // Null data in an output: not wanted. grad_* strides of 0 only where it says so.
+// output, grad_output and the gradients of query, key and value are in `dtype`, all
+// others in the compute type unless they say otherwise.
 struct BackwardArgs {
   Input output;       // what attention_forward returned
   Input lse;          // likewise
@@ -115,7 +135,7 @@ struct BackwardArgs {
   Output grad_query;
   Output grad_key;
   Output grad_value;
-  // Added to what is there, in the mask's type, [B..., H, L, S]. Batch and head
+  // Added to what is there, [B..., H, L, S], in f64 for a mask of f64, else f32. Batch and head
   // strides may be 0: the gradients of those that share an element are summed,
   // in their order.
   Output grad_mask;
@@ -125,8 +145,8 @@ struct BackwardArgs {
   Output grad_mask_queries;
   Output grad_alibi_slopes;  // [B..., H], double
   Output grad_sinks;         // [B..., H], double
-  // Not a gradient: the weights, added to what is there, in `dtype`,
-  // [B..., H, L, S]; strides as for grad_mask.
+  // Not a gradient: the weights, added to what is there, [B..., H, L, S]; strides
+  // as for grad_mask.
   Output weights;
 };
 

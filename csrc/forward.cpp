@@ -7,6 +7,7 @@
 #include "merge.h"
 #include "parallel.h"
 #include "plan.h"
+#include "reference/reference.h"
 #include "workspace.h"
 
 namespace qkv {
@@ -181,6 +182,8 @@ class ForwardPass {
 }  // namespace
 
 void attention_forward(const Problem& problem, const ForwardResult& result) {
+  if (size_of(problem.dtype) == 2 || problem.pages.table)
+    return reference::attention_forward(problem, result);
   ForwardPass pass(1, problem.num_threads);
   pass.add(problem, result);
   pass.run();
@@ -188,6 +191,10 @@ void attention_forward(const Problem& problem, const ForwardResult& result) {
 
 void attention_forward(const std::vector<ForwardJob>& jobs) {
   if (jobs.empty()) return;
+  if (size_of(jobs.front().problem.dtype) == 2 || jobs.front().problem.pages.table) {
+    for (const ForwardJob& job : jobs) reference::attention_forward(job.problem, job.result);
+    return;
+  }
   ForwardPass pass(jobs.size(), jobs.front().problem.num_threads);
   for (const ForwardJob& job : jobs) pass.add(job.problem, job.result);
   pass.run();

@@ -30,8 +30,6 @@ void skip_rows(View& view, int64_t rows, int64_t size) {
   if (view.data) view.data = static_cast<Byte*>(view.data) + rows * view.strides.row * size;
 }
 
-int64_t size_of(DType dtype) { return dtype == DType::f32 ? sizeof(float) : sizeof(double); }
-
 Problem cut(const Problem& whole, const Document& document, int64_t index) {
   const int64_t size = size_of(whole.dtype);
   Problem p = whole;
@@ -76,7 +74,7 @@ ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document
   const int64_t size = size_of(whole.dtype);
   ForwardJob job{cut(whole, document, index), result};
   skip_rows(job.result.output, document.query_begin, size);
-  skip_rows(job.result.lse, document.query_begin, size);
+  skip_rows(job.result.lse, document.query_begin, size_of(compute_type(whole.dtype)));
   return job;
 }
 
@@ -85,8 +83,9 @@ BackwardJob cut(const Problem& whole, const BackwardArgs& args, const Document& 
   const int64_t size = size_of(whole.dtype);
   BackwardJob job{cut(whole, document, index), args};
   BackwardArgs& a = job.args;
-  for (Input* input : {&a.output, &a.lse, &a.grad_output, &a.grad_lse})
-    skip_rows(*input, document.query_begin, size);
+  for (Input* input : {&a.output, &a.grad_output}) skip_rows(*input, document.query_begin, size);
+  for (Input* input : {&a.lse, &a.grad_lse})
+    skip_rows(*input, document.query_begin, size_of(compute_type(whole.dtype)));
   skip_rows(a.grad_query, document.query_begin, size);
   skip_rows(a.grad_key, document.key_begin, size);
   skip_rows(a.grad_value, document.key_begin, size);

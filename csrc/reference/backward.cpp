@@ -64,9 +64,10 @@ namespace {
 // Of everything that is added to the scores, and of the sink.
 void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
   const BackwardHead head(p, a, b, h);
-  const OutputMatrix grad_mask(p, a.grad_mask, type_of(p.mask_type), b, h);
-  const OutputMatrix grad_keys(p, a.grad_mask_keys, type_of(p.dtype), b, h);
-  const OutputMatrix grad_queries(p, a.grad_mask_queries, type_of(p.dtype), b, h);
+  const OutputMatrix grad_mask(p, a.grad_mask, p.mask_type == MaskType::f64 ? Type::f64 : Type::f32,
+                               b, h);
+  const OutputMatrix grad_keys(p, a.grad_mask_keys, type_of(compute_type(p.dtype)), b, h);
+  const OutputMatrix grad_queries(p, a.grad_mask_queries, type_of(compute_type(p.dtype)), b, h);
   const OutputMatrix grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
   const OutputMatrix grad_sink(p, a.grad_sinks, Type::f64, b, h);
   std::vector<double> keys(p.seqlen_k);

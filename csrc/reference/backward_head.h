@@ -16,11 +16,11 @@ struct BackwardHead : Head {
   BackwardHead(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h)
       : Head(p, b, h),
         output(p, a.output, type_of(p.dtype), b, h),
-        lse(p, a.lse, type_of(p.dtype), b, h),
+        lse(p, a.lse, type_of(compute_type(p.dtype)), b, h),
         grad_output(p, a.grad_output, type_of(p.dtype), b, h),
-        grad_lse(p, a.grad_lse, type_of(p.dtype), b, h),
-        grad_weights(p, a.grad_weights, type_of(p.dtype), b, h),
-        grad_weights_dot(p, a.grad_weights_dot, type_of(p.dtype), b, h) {}
+        grad_lse(p, a.grad_lse, type_of(compute_type(p.dtype)), b, h),
+        grad_weights(p, a.grad_weights, type_of(compute_type(p.dtype)), b, h),
+        grad_weights_dot(p, a.grad_weights_dot, type_of(compute_type(p.dtype)), b, h) {}
 
   // The forward pass again, before dropout: softmax_ij = exp(score_ij - lse_i).
   double softmax(int64_t i, int64_t j) const {

@@ -19,7 +19,7 @@ bool attends(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
 void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
   const Head head(p, b, h);
   const OutputMatrix output(p, result.output, type_of(p.dtype), b, h);
-  const OutputMatrix lse(p, result.lse, type_of(p.dtype), b, h);
+  const OutputMatrix lse(p, result.lse, type_of(compute_type(p.dtype)), b, h);
   const int64_t S = p.seqlen_k;
 
   // The largest score, and sum = exp(sink) + sum_j exp(score_j) over its exponential.

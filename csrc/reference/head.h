@@ -28,8 +28,8 @@ struct Head {
         b(b),
         h(h),
         query(p, p.query, type_of(p.dtype), b, h),
-        key(p, p.key, type_of(p.dtype), b, h / p.group()),
-        value(p, p.value, type_of(p.dtype), b, h / p.group()),
+        key(p, p.key, p.pages.key_stride, b, h / p.group()),
+        value(p, p.value, p.pages.value_stride, b, h / p.group()),
         mask(p, p.mask_type == MaskType::none ? Input{} : p.mask, type_of(p.mask_type), b, h),
         alibi_slopes(p, p.alibi_slopes, Type::f64, b, h),
         sinks(p, p.sinks, Type::f64, b, h) {}

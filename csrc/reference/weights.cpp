@@ -6,7 +6,7 @@ namespace qkv::reference {
 
 void add_weights(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
   const BackwardHead head(p, a, b, h);
-  const OutputMatrix weights(p, a.weights, type_of(p.dtype), b, h);
+  const OutputMatrix weights(p, a.weights, type_of(compute_type(p.dtype)), b, h);
   for (int64_t i = 0; i < p.seqlen_q; ++i)
     for (int64_t j = 0; j < p.seqlen_k; ++j)
       if (head.attends(i, j)) weights.add(i, j, head.weight(i, j));
@@ -18,7 +18,7 @@ void weights_dot_row(const Problem& p, const BackwardArgs& a, const Output& dot,
   double sum = 0;
   for (int64_t j = 0; j < p.seqlen_k; ++j)
     if (head.attends(i, j)) sum += head.weight(i, j) * head.grad_weights(i, j);
-  OutputMatrix(p, dot, type_of(p.dtype), b, h).set(i, 0, sum);
+  OutputMatrix(p, dot, type_of(compute_type(p.dtype)), b, h).set(i, 0, sum);
 }
 
 void attention_weights_dot(const Problem& p, const BackwardArgs& a, const Output& dot) {
