@@ -6,7 +6,6 @@
 #include "backward_task.h"
 #include "parallel.h"
 #include "plan.h"
-#include "reference/reference.h"
 #include "workspace.h"
 
 namespace qkv {
@@ -75,7 +74,6 @@ class BackwardPass {
 }  // namespace
 
 void attention_backward(const Problem& problem, const BackwardArgs& args) {
-  if (size_of(problem.dtype) == 2) return reference::attention_backward(problem, args);
   BackwardPass pass(1, problem.num_threads);
   pass.add(problem, args);
   pass.run();
@@ -83,10 +81,6 @@ void attention_backward(const Problem& problem, const BackwardArgs& args) {
 
 void attention_backward(const std::vector<BackwardJob>& jobs) {
   if (jobs.empty()) return;
-  if (size_of(jobs.front().problem.dtype) == 2) {
-    for (const BackwardJob& job : jobs) reference::attention_backward(job.problem, job.args);
-    return;
-  }
   BackwardPass pass(jobs.size(), jobs.front().problem.num_threads);
   for (const BackwardJob& job : jobs) pass.add(job.problem, job.args);
   pass.run();

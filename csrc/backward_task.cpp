@@ -21,10 +21,6 @@ constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
 constexpr int64_t kSharedItems = 16;
 constexpr int64_t kFineSplitKeys = 128;
 
-int64_t element_bytes(const Problem& p) {
-  return p.dtype == DType::f32 ? sizeof(float) : sizeof(double);
-}
-
 // Whether the keys have to be looked at.
 bool wants_keys(const BackwardArgs& a) {
   return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_mask.data ||
@@ -46,7 +42,7 @@ int64_t split_count(const Problem& p, const BackwardArgs& args, const Sharing& s
 void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, int64_t row,
                double x) {
   const int64_t at = row * to.strides.row;
-  if (p.dtype == DType::f32) {
+  if (compute_type(p.dtype) == DType::f32) {
     plane<float>(p, to, batch, head)[at] = float(x);
   } else {
     plane<double>(p, to, batch, head)[at] = x;
@@ -69,7 +65,9 @@ BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
   splits_ = std::max<int64_t>(1, ceil_div(p_.seqlen_k, split_keys_));
 }
 
-int64_t BackwardTask::part_bytes() const { return planes_.rows * p_.head_dim * element_bytes(p_); }
+int64_t BackwardTask::part_bytes() const {
+  return planes_.rows * p_.head_dim * size_of(compute_type(p_.dtype));
+}
 
 void BackwardTask::plan(const Team& team) {
   const int64_t chains = planes_.count * groups_.count();
@@ -88,7 +86,7 @@ void BackwardTask::plan(const Team& team) {
 }
 
 BackwardTask::Parts BackwardTask::take_parts(Arena& arena) const {
-  return {arena.take<char>(parts_ * part_bytes()),
+  return {arena.take<char>(has_sums() ? part_bytes() : 0), arena.take<char>(parts_ * part_bytes()),
           arena.take<double>(args_.grad_alibi_slopes.data ? splits_ * p_.group() : 0),
           arena.take<double>(args_.grad_mask_queries.data ? splits_ * planes_.rows : 0)};
 }
@@ -156,8 +154,9 @@ void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Part
                       plane % p_.kv_heads,
                       split * split_keys_,
                       std::min(p_.seqlen_k, (split + 1) * split_keys_),
-                      nullptr,
-                      split > 0 && parts_ == 0};
+                      has_sums() ? parts.sums : nullptr,
+                      split > 0 && parts_ == 0,
+                      split == 0};
   if (parts_ && split > 0) block.partial_grad_query = parts.grad_query + (split - 1) * part_bytes();
   if (args.grad_alibi_slopes.data) block.grad_slopes = parts.slopes + split * p_.group();
   if (args.grad_mask_queries.data) block.grad_mask_rows = parts.mask_rows + split * planes_.rows;
@@ -175,7 +174,7 @@ void BackwardTask::finish_plane_rows(int64_t plane, const Parts& parts, int64_t 
   if (!args_.grad_query.data) return;
   kernels_.finish_grad_query(p_, args_,
                              {plane / p_.kv_heads, plane % p_.kv_heads, begin, end, split_keys_,
-                              parts_, parts.grad_query});
+                              parts_, parts.grad_query, has_sums() ? parts.sums : nullptr});
 }
 
 void BackwardTask::finish_heads(int64_t index, int64_t round) const {

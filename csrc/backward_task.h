@@ -42,6 +42,7 @@ class BackwardTask {
  private:
   // What the splits of one plane leave to be added up.
   struct Parts {
+    char* sums;         // of grad_query, [G * L, D], if has_sums()
     char* grad_query;   // [parts, G * L, D]
     double* slopes;     // [splits, G]
     double* mask_rows;  // [splits, G * L]
@@ -62,6 +63,10 @@ class BackwardTask {
 
   bool wants_heads() const {
     return args_.grad_alibi_slopes.data || args_.grad_mask_queries.data || args_.grad_sinks.data;
+  }
+  // Whether grad_query is summed elsewhere, since its own type would round every sum.
+  bool has_sums() const {
+    return splits_ > 1 && args_.grad_query.data && p_.dtype != compute_type(p_.dtype);
   }
   int64_t row_blocks() const { return ceil_div(planes_.rows, kGradRows); }
   int64_t part_bytes() const;

@@ -7,7 +7,6 @@
 #include "merge.h"
 #include "parallel.h"
 #include "plan.h"
-#include "reference/reference.h"
 #include "workspace.h"
 
 namespace qkv {
@@ -36,7 +35,7 @@ struct Task {
         kernels(active_implementation().kernels(p.dtype)),
         planes(p, 1),
         first_split(p.seqlen_k),
-        element(p.dtype == DType::f32 ? sizeof(float) : sizeof(double)) {
+        element(size_of(compute_type(p.dtype))) {
     // Few queries and many keys: split the keys that any query sees. The order of
     // summation follows from it, so it depends on the shape of one plane alone.
     const int64_t begin = key_begin(p, 0), end = key_end(p, p.seqlen_q - 1);
@@ -84,7 +83,7 @@ struct Task {
     kernels.forward(p, result, block, workspace);
   }
 
-  void merge(int64_t plane, int64_t row, const char* plane_parts) const {
+  void merge(int64_t plane, int64_t row, char* plane_parts) const {
     merge_row(p, result, plane / p.kv_heads, plane % p.kv_heads, row,
               {plane_parts, plane_parts + output_bytes, splits, planes.rows});
   }
@@ -182,8 +181,6 @@ class ForwardPass {
 }  // namespace
 
 void attention_forward(const Problem& problem, const ForwardResult& result) {
-  if (size_of(problem.dtype) == 2 || problem.pages.table)
-    return reference::attention_forward(problem, result);
   ForwardPass pass(1, problem.num_threads);
   pass.add(problem, result);
   pass.run();
@@ -191,10 +188,6 @@ void attention_forward(const Problem& problem, const ForwardResult& result) {
 
 void attention_forward(const std::vector<ForwardJob>& jobs) {
   if (jobs.empty()) return;
-  if (size_of(jobs.front().problem.dtype) == 2 || jobs.front().problem.pages.table) {
-    for (const ForwardJob& job : jobs) reference::attention_forward(job.problem, job.result);
-    return;
-  }
   ForwardPass pass(jobs.size(), jobs.front().problem.num_threads);
   for (const ForwardJob& job : jobs) pass.add(job.problem, job.result);
   pass.run();

@@ -2,41 +2,43 @@
 
 #include <cmath>
 
+#include "half.h"
 #include "strides.h"
 
 namespace qkv {
 namespace {
 
-template <class T>
+template <class E>
 double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, int64_t query) {
-  return t.data ? double(plane<T>(p, t, batch, head)[query * t.strides.row]) : 0;
+  return t.data ? double(plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
 }
 
 // sum_j weight_ij * grad_weight_ij, whether that reaches the weights through the
 // output or directly.
-template <class T>
+template <class E>
 double weighted_grad(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
                      int64_t query) {
-  double sum = value_at<T>(p, a.grad_weights_dot, batch, head, query);
+  double sum = value_at<Compute<E>>(p, a.grad_weights_dot, batch, head, query);
   if (!a.grad_output.data) return sum;
   const Strides &g = a.grad_output.strides, &o = a.output.strides;
-  const T* grad_output = plane<T>(p, a.grad_output, batch, head) + query * g.row;
-  const T* output = plane<T>(p, a.output, batch, head) + query * o.row;
+  const E* grad_output = plane<E>(p, a.grad_output, batch, head) + query * g.row;
+  const E* output = plane<E>(p, a.output, batch, head) + query * o.row;
   for (int64_t d = 0; d < p.head_dim_v; ++d)
-    sum += double(grad_output[d * g.col]) * double(output[d * o.col]);
+    sum += double(widen(grad_output[d * g.col])) * double(widen(output[d * o.col]));
   return sum;
 }
 
 // With    p_i = exp(sink - lse_i)    the sink's share of row i:
 //   grad_sink = -sum_i p_i * (sum_j weight_ij * grad_weight_ij - grad_lse_i)
-template <class T>
+template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
+  using T = Compute<E>;
   const double* sink = plane<double>(p, p.sinks, batch, head);
   double grad = 0;
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
-    grad -= std::exp(*sink - lse) * (weighted_grad<T>(p, a, batch, head, query) -
+    grad -= std::exp(*sink - lse) * (weighted_grad<E>(p, a, batch, head, query) -
                                      value_at<T>(p, a.grad_lse, batch, head, query));
   }
   *plane<double>(p, a.grad_sinks, batch, head) = grad;
@@ -45,7 +47,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
 }  // namespace
 
 void grad_sink(const Problem& p, const BackwardArgs& args, int64_t batch, int64_t head) {
-  (p.dtype == DType::f32 ? grad_sink<float> : grad_sink<double>)(p, args, batch, head);
+  with_type(p.dtype, [&](auto e) { grad_sink<decltype(e)>(p, args, batch, head); });
 }
 
 }  // namespace qkv

@@ -1,9 +1,12 @@
 // bfloat16 (f32 without its lower 16 bits) and IEEE binary16, one number at a time:
-// for the reference and the edges of rows. Vectors: kernels/half.h.
+// for the reference and the edges of rows. Vectors: kernels/halves.h.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include "attention.h"
 
 namespace qkv {
 
@@ -14,6 +17,28 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+
+template <class E>
+constexpr bool kIsHalf = std::is_same_v<E, BFloat16> || std::is_same_v<E, Float16>;
+
+// compute_type() of attention.h.
+template <class E>
+using Compute = std::conditional_t<std::is_same_v<E, double>, double, float>;
+
+// f(E{}) for the type E that `dtype` stands for.
+template <class F>
+auto with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::bf16:
+      return f(BFloat16{});
+    default:
+      return f(Float16{});
+  }
+}
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;

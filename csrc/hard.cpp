@@ -1,12 +1,10 @@
 #include "attention.h"
 #include "isa/implementation.h"
-#include "reference/reference.h"
 #include "row_blocks.h"
 
 namespace qkv {
 
 void attention_hard(const Problem& p, const HardResult& result) {
-  if (size_of(p.dtype) == 2) return reference::attention_hard(p, result);
   const Kernels& kernels = active_implementation().kernels(p.dtype);
   for_each_row_block(p, kernels,
                      {[&](int64_t rows) { return kernels.forward_workspace(p, rows); },

@@ -6,10 +6,10 @@
 namespace qkv {
 
 // What each split made of the rows of one plane: normalized rows, with the
-// log-sum-exp that goes with them; both in Problem::dtype.
+// log-sum-exp that goes with them; both in the compute type.
 struct RowParts {
-  const void* output;  // [splits, rows, Dv]
-  const void* lse;     // [splits, rows]
+  void* output;     // [splits, rows, Dv], the first overwritten
+  const void* lse;  // [splits, rows]
   int64_t splits, rows;
 };
 

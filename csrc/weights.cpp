@@ -1,12 +1,10 @@
 #include "attention.h"
 #include "isa/implementation.h"
-#include "reference/reference.h"
 #include "row_blocks.h"
 
 namespace qkv {
 
 void attention_weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot) {
-  if (size_of(p.dtype) == 2) return reference::attention_weights_dot(p, args, dot);
   const Kernels& kernels = active_implementation().kernels(p.dtype);
   for_each_row_block(p, kernels,
                      {[&](int64_t) { return kernels.backward_workspace(p, 0); },

@@ -29,11 +29,12 @@ struct ForwardBlock {
 struct BackwardBlock {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
-  // Null: grad_query goes to BackwardArgs, and without `accumulate` the rows that
-  // see none of the keys are set to 0. Else to partial [G * L, D].
+  // Null: grad_query goes to BackwardArgs. Else to partial [G * L, D].
   void* partial_grad_query;
   // Add to what is there instead of overwriting it.
   bool accumulate;
+  // Set the rows of grad_query that see none of the keys to 0.
+  bool clear_others;
   // [G], if grad_alibi_slopes is wanted: this block's share, overwritten.
   double* grad_slopes = nullptr;
   // [G * L], if grad_mask_queries is wanted: likewise.
@@ -49,6 +50,9 @@ struct GradQueryRows {
   int64_t split_keys;
   int64_t parts;
   const void* partial_grad_query;  // [parts, G * L, D]
+  // [G * L, D]: the sums so far, overwritten, whose last is rounded to grad_query.
+  // Null: grad_query itself has them.
+  void* sums;
 };
 
 // Rows that go through the backward pass together.
@@ -63,7 +67,8 @@ inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
   return query_end(p, key_end) * p.group();
 }
 
-// The kernels for one dtype. Workspaces are in bytes, one for each thread.
+// The kernels for one dtype. Workspaces are in bytes, one for each thread. Partial
+// results and what the parts read and write are in the compute type.
 struct Kernels {
   int64_t row_block;  // rows of a tile; forward work is split at multiples
   size_t (*forward_workspace)(const Problem&, int64_t rows);
@@ -94,9 +99,20 @@ struct Kernels {
 struct Implementation {
   const char* name;
   bool (*supported)();
-  Kernels f32, f64;
+  Kernels f32, f64, bf16, f16;
 
-  const Kernels& kernels(DType dtype) const { return dtype == DType::f32 ? f32 : f64; }
+  const Kernels& kernels(DType dtype) const {
+    switch (dtype) {
+      case DType::f32:
+        return f32;
+      case DType::f64:
+        return f64;
+      case DType::bf16:
+        return bf16;
+      default:
+        return f16;
+    }
+  }
 };
 
 extern const Implementation kGeneric;

@@ -2,11 +2,13 @@
 // isa/<name>/kernels.cpp, inside its target region and after its vec.h.
 // clang-format off
 #include "kernels/vec.h"
+#include "kernels/halves.h"
 #include "kernels/exp.h"
 #include "kernels/transpose.h"
 #include "kernels/tile_gemm.h"
 #include "kernels/rows.h"
 #include "kernels/tile.h"
+#include "kernels/key_rows.h"
 #include "kernels/user_tile.h"
 #include "kernels/mask.h"
 #include "kernels/softcap.h"
@@ -15,7 +17,9 @@
 #include "kernels/score.h"
 #include "kernels/softmax.h"
 #include "kernels/grad_mask.h"
+#include "kernels/products.h"
 #include "kernels/forward.h"
+#include "kernels/grad_products.h"
 #include "kernels/grad_rows.h"
 #include "kernels/grad_softmax.h"
 #include "kernels/hidden.h"

@@ -45,16 +45,17 @@ void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row,
                T(1));
 }
 
-template <class T>
+template <class E>
 constexpr Kernels kernels_of() {
+  using T = Compute<E>;
   return {kRowBlock<T>,
-          forward_workspace<T>,
-          forward<T>,
-          backward_workspace<T>,
-          backward<T>,
-          finish_grad_query<T>,
-          weights_dot<T>,
-          hard<T>,
+          forward_workspace<E>,
+          forward<E>,
+          backward_workspace<E>,
+          backward<E>,
+          finish_grad_query<E>,
+          weights_dot<E>,
+          hard<E>,
           {kMaxRows[0], kMaxRows[1]},
           kLanes<T>,
           gemm_entry<T>,

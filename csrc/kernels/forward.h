@@ -2,36 +2,43 @@
 namespace qkv::QKV_ISA {
 
 // What a tile of queries carries from key block to key block.
-template <class T>
+template <class E, class T = Compute<E>>
 struct ForwardState {
   Tile tile;
-  T* query;   // [D x lanes], times scale
+  typename Products<E>::Query* query;
   T* output;  // [Dv x lanes], not yet divided by sum
   T* max;     // [lanes]
   T* sum;     // [lanes]
 };
 
-template <class T>
+template <class E>
 struct ForwardScratch {
+  using T = Compute<E>;
+  using Query = typename Products<E>::Query;
+
+  Products<E> products;
   T *rows, *scores, *rescale;
   Dropout<T> dropout;
-  ForwardState<T>* tiles;
+  ForwardState<E>* tiles;
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
-      : rows(arena.take<T>(kRowBlock<T> * padded<T>(std::max(p.head_dim, p.head_dim_v)))),
+      : products(arena, p),
+        rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim_v))),
         scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
         rescale(arena.take<T>(kRowBlock<T>)),
         dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
-    tiles = arena.take<ForwardState<T>>(count);
-    // Padded rows of D and Dv: the transpositions work on whole vectors.
-    T* query = arena.take<T>(count * kRowBlock<T> * padded<T>(p.head_dim));
-    T* output = arena.take<T>(count * kRowBlock<T> * padded<T>(p.head_dim_v));
+    const int64_t query_size = Products<E>::query_size(p);
+    // Padded rows of Dv: the transpositions work on whole vectors.
+    const int64_t output_size = kRowBlock<T> * padded<T>(p.head_dim_v);
+    tiles = arena.take<ForwardState<E>>(count);
+    Query* query = arena.take<Query>(count * query_size);
+    T* output = arena.take<T>(count * output_size);
     T* state = arena.take<T>(count * kRowBlock<T> * 2);
     if (arena.counting()) return;
     for (int64_t t = 0; t < count; ++t) {
-      tiles[t].query = query + t * kRowBlock<T> * padded<T>(p.head_dim);
-      tiles[t].output = output + t * kRowBlock<T> * padded<T>(p.head_dim_v);
+      tiles[t].query = query + t * query_size;
+      tiles[t].output = output + t * output_size;
       tiles[t].max = state + t * kRowBlock<T> * 2;
       tiles[t].sum = tiles[t].max + kRowBlock<T>;
     }
@@ -39,8 +46,8 @@ struct ForwardScratch {
 };
 
 // The softmax's denominator begins with the sink.
-template <class T>
-void add_sinks(const Problem& p, const ForwardState<T>& state) {
+template <class E, class T = Compute<E>>
+void add_sinks(const Problem& p, const ForwardState<E>& state) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < state.tile.lanes / W; ++v) {
     const Vec<T> sink = per_head<T>(p, state.tile, p.sinks, v);
@@ -52,11 +59,12 @@ void add_sinks(const Problem& p, const ForwardState<T>& state) {
   }
 }
 
-template <class T>
-void begin_tile(const Problem& p, const Tile& tile, bool with_sink, T* rows,
-                ForwardState<T>& state) {
+template <class E>
+void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const Products<E>& products,
+                ForwardState<E>& state) {
+  using T = Compute<E>;
   state.tile = tile;
-  pack_queries(p, tile, rows, state.query);
+  products.pack(tile, state.query);
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));
@@ -64,31 +72,24 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, T* rows,
 }
 
 // Keys [key, key + keys) for one tile of queries.
-template <class T>
-void attend(const Problem& p, const T* key_rows, const T* value_rows, int64_t key, int64_t keys,
-            const ForwardScratch<T>& scratch, ForwardState<T>& state) {
-  const int lanes = state.tile.lanes;
-  const Strides& k = p.key.strides;
-  const Strides& v = p.value.strides;
-  gemm<T>(keys, lanes,
-          {p.head_dim, key_rows + key * k.row, k.row, k.col, state.query, lanes, scratch.scores,
-           lanes, Beta::zero, nullptr});
-  apply_score_options<T>(p, state.tile, key, keys, scratch.scores, nullptr);
-  if (lanes == kLanes<T>) {
-    softmax_tile<T, 1>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
-  } else {
-    softmax_tile<T, 2>(keys, scratch.scores, state.max, state.sum, scratch.rescale);
-  }
-  if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scratch.scores);
-  gemm<T>(p.head_dim_v, lanes,
-          {keys, value_rows + key * v.row, v.col, v.row, scratch.scores, lanes, state.output, lanes,
-           Beta::lanes, scratch.rescale});
+template <class E>
+void attend(const Problem& p, int64_t key, int64_t keys, const ForwardScratch<E>& scratch,
+            ForwardState<E>& state) {
+  using T = Compute<E>;
+  T* scores = scratch.scores;
+  scratch.products.scores(state.tile, key, keys, state.query, scores);
+  apply_score_options<T>(p, state.tile, key, keys, scores, nullptr);
+  (state.tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, scores, state.max,
+                                                                            state.sum,
+                                                                            scratch.rescale);
+  if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
+  scratch.products.add_values(state.tile, key, keys, scores, scratch.rescale, state.output);
 }
 
 // The log-sum-exps of a tile, in double: a logarithm rounded twice would show in
 // the gradients. -inf for rows that have seen no key.
-template <class T>
-void log_sum_exp(const ForwardState<T>& state, double* out) {
+template <class E, class T = Compute<E>>
+void log_sum_exp(const ForwardState<E>& state, double* out) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < state.tile.lanes; v += W) {
     const Reference<T> reference(load(state.max + v));
@@ -104,12 +105,27 @@ void log_sum_exp(const ForwardState<T>& state, double* out) {
   }
 }
 
-// Normalizes a tile and writes its rows and log-sum-exps.
-template <class T>
-void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block, T* rows,
-                 ForwardState<T>& state) {
+// Writes the rows [lanes, padded(Dv)] and log-sum-exps of a tile, its first row
+// at `begin`.
+template <class E, class T>
+void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows,
+                const double* log_sum, const Rows<E>& output, const Rows<T>& lse) {
+  for (int l = 0; l < tile.rows; ++l) {
+    const int64_t r = begin + l;
+    if (output.data)
+      scatter_row(rows + l * padded<T>(p.head_dim_v), false, p.head_dim_v, output[r], output.col);
+    if (lse.data) *lse[r] = T(log_sum[l]);
+  }
+}
+
+// Normalizes a tile and writes it.
+template <class E>
+void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+                 const ForwardScratch<E>& scratch, const ForwardState<E>& state) {
+  using T = Compute<E>;
   constexpr int W = kLanes<T>;
   const Tile& tile = state.tile;
+  T* rows = scratch.rows;
   const int64_t step = padded<T>(p.head_dim_v);
   for (int v = 0; v < tile.lanes; v += W) {
     const Vec<T> sum = load(state.sum + v);
@@ -121,35 +137,30 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   double log_sum[kRowBlock<T>];
   log_sum_exp(state, log_sum);
 
-  const bool partial = block.partial_output != nullptr;
-  const Rows<T> output = partial
-                             ? Rows<T>{static_cast<T*>(block.partial_output), 1, 0, p.head_dim_v, 1}
-                             : rows_of<T>(p, result.output, tile.batch, tile.kv_head);
-  const Rows<T> lse = partial ? Rows<T>{static_cast<T*>(block.partial_lse), 1, 0, 1, 1}
-                              : rows_of<T>(p, result.lse, tile.batch, tile.kv_head);
-  for (int l = 0; l < tile.rows; ++l) {
-    const int64_t r = tile.row + l, to = partial ? r - block.row_begin : r;
-    const T* from = rows + l * step;
-    scatter_row(from, false, p.head_dim_v, output[to], output.col);
-    if (lse.data) *lse[to] = T(log_sum[l]);
-    if (!partial && may_leak(p) && nonfinite(from, p.head_dim_v))
-      repair_output(p, result, tile.batch, tile.kv_head, r, double(state.sum[l]));
-  }
+  if (block.partial_output)
+    return write_tile(p, tile, tile.row - block.row_begin, rows, log_sum,
+                      Rows<T>{static_cast<T*>(block.partial_output), 1, 0, p.head_dim_v, 1},
+                      Rows<T>{static_cast<T*>(block.partial_lse), 1, 0, 1, 1});
+  write_tile(p, tile, tile.row, rows, log_sum,
+             rows_of<E>(p, result.output, tile.batch, tile.kv_head),
+             rows_of<T>(p, result.lse, tile.batch, tile.kv_head));
+  for (int l = 0; l < tile.rows && may_leak(p); ++l)
+    if (nonfinite(rows + l * step, p.head_dim_v))
+      repair_output(p, result, tile.batch, tile.kv_head, tile.row + l, double(state.sum[l]));
 }
 
-template <class T>
+template <class E>
 void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
              void* workspace) {
+  using T = Compute<E>;
   Arena arena(workspace);
-  const ForwardScratch<T> scratch(arena, p, block.row_end - block.row_begin);
-  const T* key_rows = plane<T>(p, p.key, block.batch, block.kv_head);
-  const T* value_rows = plane<T>(p, p.value, block.batch, block.kv_head);
+  ForwardScratch<E> scratch(arena, p, block.row_end - block.row_begin);
 
   const bool with_sink = p.sinks.data && block.key_begin == 0;
   int64_t tiles = 0;
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>, ++tiles)
     begin_tile(p, make_tile<T>(p, block.batch, block.kv_head, row, block.row_end), with_sink,
-               scratch.rows, scratch.tiles[tiles]);
+               scratch.products, scratch.tiles[tiles]);
   // Keys outside, tiles inside: a block of keys and values is read from afar
   // once and serves every tile. Where blocks begin does not depend on the tiles.
   const int64_t step = key_step(block.key_end - block.key_begin);
@@ -157,20 +168,24 @@ void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& 
   int64_t key = block.key_begin;
   key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
   for (; key < last; key += step) {
+    const int64_t end = std::min(key + step, last);
+    scratch.products.load_keys(block.batch, block.kv_head, key, end - key);
+    scratch.products.load_values(block.batch, block.kv_head, key, end - key);
     for (int64_t t = 0; t < tiles; ++t) {
       const Tile& tile = scratch.tiles[t].tile;
-      const int64_t begin = std::max(key, tile.key_begin);
-      const int64_t keys = std::min({key + step, last, tile.key_end}) - begin;
-      if (keys > 0) attend(p, key_rows, value_rows, begin, keys, scratch, scratch.tiles[t]);
+      constexpr int64_t kMultiple = Products<E>::kKeyMultiple;
+      const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
+      const int64_t begin = key + skip, keys = std::min(end, tile.key_end) - begin;
+      if (keys > 0) attend(p, begin, keys, scratch, scratch.tiles[t]);
     }
   }
-  for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, block, scratch.rows, scratch.tiles[t]);
+  for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, block, scratch, scratch.tiles[t]);
 }
 
-template <class T>
+template <class E>
 size_t forward_workspace(const Problem& p, int64_t rows) {
   Arena arena(nullptr);
-  ForwardScratch<T>(arena, p, rows);
+  ForwardScratch<E>(arena, p, rows);
   return arena.used();
 }
 

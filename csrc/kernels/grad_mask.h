@@ -5,8 +5,8 @@ template <class T>
 void add_grad_mask(const Problem& p, const Output& to, const Tile& tile, int64_t key, int64_t keys,
                    const T* grad_scores) {
   const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, T(1)); };
-  p.mask_type == MaskType::f32 ? add(rows_of<float>(p, to, tile.batch, tile.kv_head))
-                               : add(rows_of<double>(p, to, tile.batch, tile.kv_head));
+  p.mask_type == MaskType::f64 ? add(rows_of<double>(p, to, tile.batch, tile.kv_head))
+                               : add(rows_of<float>(p, to, tile.batch, tile.kv_head));
 }
 
 // sums [rows of the tile] += each row over the keys.

@@ -1,15 +1,12 @@
-// A block of rows of the backward pass: its scratch memory, and what is packed
-// into it before the first key.
+// A block of rows of the backward pass: scratch memory, and what is known of the
+// rows before the first key.
 namespace qkv::QKV_ISA {
 
-template <class T>
+template <class E>
 struct BackwardScratch {
-  const T *keys, *values;  // of the plane
-  // One block of rows: natural [kGradRows, padded(D)], grad_output times the
-  // factor of dropout ...
-  T *query, *grad_output;
-  // ... and tile by tile [padded(D), lanes].
-  T *query_t, *grad_output_t, *grad_query_t;
+  using T = Compute<E>;
+
+  GradProducts<E> products;
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
@@ -19,14 +16,9 @@ struct BackwardScratch {
   T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
   Dropout<T> dropout;
 
-  BackwardScratch(Arena& arena, const Problem& p, int64_t batch, int64_t kv_head, int64_t key_count)
-      : keys(plane<T>(p, p.key, batch, kv_head)),
-        values(plane<T>(p, p.value, batch, kv_head)),
-        query(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
-        grad_output(arena.take<T>(kGradRows * padded<T>(p.head_dim_v))),
-        query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
-        grad_output_t(arena.take<T>(kGradRows * padded<T>(p.head_dim_v))),
-        grad_query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
+  // For an item of so many keys. 0: for blocks of kKeyBlock, without dK and dV.
+  BackwardScratch(Arena& arena, const Problem& p, int64_t key_count)
+      : products(arena, p, key_count ? key_count : kKeyBlock),
         base(arena.take<T>(kGradRows)),
         shift(arena.take<T>(kGradRows)),
         factor(arena.take<T>(kGradRows)),
@@ -36,9 +28,9 @@ struct BackwardScratch {
         cap_slope(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
         grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
         grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
-        key_sums(p.mask_type == MaskType::f32 || p.mask_type == MaskType::f64
-                     ? arena.take<T>(key_count * p.group() * kLanes<T>)
-                     : nullptr),
+        key_sums(p.mask_type == MaskType::none || p.mask_type == MaskType::boolean
+                     ? nullptr
+                     : arena.take<T>(key_count * p.group() * kLanes<T>)),
         dropout(p) {}
 
   // Whether neither factor nor delta of these rows is NaN or infinite.
@@ -49,14 +41,14 @@ struct BackwardScratch {
   }
 };
 
-template <class T>
-QKV_INLINE T dot(const T* a, const T* b, int64_t b_col, int64_t dim) {
+template <class E, class T = Compute<E>>
+QKV_INLINE T dot(const E* a, int64_t a_col, const E* b, int64_t b_col, int64_t dim) {
   Vec<T> sums{};
   int64_t d = 0;
-  if (b_col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) sums += load(a + d) * load(b + d);
+  if (a_col == 1 && b_col == 1)
+    for (; d + kLanes<T> <= dim; d += kLanes<T>) sums += load_wide(a + d) * load_wide(b + d);
   T sum = 0;
-  for (; d < dim; ++d) sum += a[d] * b[d * b_col];
+  for (; d < dim; ++d) sum += widen(a[d * a_col]) * widen(b[d * b_col]);
   QKV_UNROLL
   for (int i = 0; i < kLanes<T>; ++i) sum += sums[i];
   return sum;
@@ -65,9 +57,9 @@ QKV_INLINE T dot(const T* a, const T* b, int64_t b_col, int64_t dim) {
 // weight = exp(score - lse), split so that nothing is rounded before the
 // exponential (Reference) and the rest is computed in double. Lanes with nothing
 // to attend to, lse -inf, and those without a row get weights of exactly 0.
-template <class T>
+template <class E, class T = Compute<E>>
 void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t rows,
-               const BackwardScratch<T>& s) {
+               const BackwardScratch<E>& s) {
   double exponent[kGradRows];
   T center[kGradRows];
   const double spread = std::log(double(p.seqlen_k));
@@ -96,32 +88,25 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
   for (int64_t r = 0; r < kGradRows; ++r) s.factor[r] = T(exponent[r]);
 }
 
-// Packs rows [row, row + rows) and what each needs of the forward pass.
-template <class T>
-void pack_grad_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-                    int64_t row, int64_t rows, const BackwardScratch<T>& s) {
-  const auto input = [&](const Input& t) { return rows_of<T>(p, t, batch, kv_head); };
-  const int64_t lanes = padded<T>(rows);
-  gather_rows(input(p.query), row, rows, lanes, p.head_dim, s.query);
-  const int64_t step = padded<T>(p.head_dim_v);
-  if (a.grad_output.data) {
-    gather_rows(input(a.grad_output), row, rows, lanes, p.head_dim_v, s.grad_output);
-  } else {
-    std::fill_n(s.grad_output, lanes * step, T(0));
-  }
-  split_lse(p, input(a.lse), row, rows, s);
-  const Rows<const T> output = input(a.output), grad_lse = input(a.grad_lse);
-  const Rows<const T> weights_dot = input(a.grad_weights_dot);
+// What rows [row, row + rows) need of the forward pass.
+template <class E>
+void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+                     int64_t row, int64_t rows, const BackwardScratch<E>& s) {
+  using T = Compute<E>;
+  split_lse(p, rows_of<T>(p, a.lse, batch, kv_head), row, rows, s);
+  const Rows<const E> output = rows_of<E>(p, a.output, batch, kv_head);
+  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
+  const Rows<const T> grad_lse = rows_of<T>(p, a.grad_lse, batch, kv_head);
+  const Rows<const T> weights_dot = rows_of<T>(p, a.grad_weights_dot, batch, kv_head);
   std::fill_n(s.delta, kGradRows, T(0));
-  if (a.grad_output.data)
+  if (grad_output.data)
     for (int64_t r = 0; r < rows; ++r)
-      s.delta[r] = dot(s.grad_output + r * step, output[row + r], output.col, p.head_dim_v);
+      s.delta[r] =
+          dot(grad_output[row + r], grad_output.col, output[row + r], output.col, p.head_dim_v);
   if (grad_lse.data)
     for (int64_t r = 0; r < rows; ++r) s.delta[r] -= *grad_lse[row + r];
   if (weights_dot.data)
     for (int64_t r = 0; r < rows; ++r) s.delta[r] += *weights_dot[row + r];
-  if (p.dropout_p > 0 && a.grad_output.data)
-    for (int64_t i = 0; i < rows * step; ++i) s.grad_output[i] *= T(dropout_scale(p.dropout_p));
 }
 
 }  // namespace qkv::QKV_ISA

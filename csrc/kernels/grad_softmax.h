@@ -30,9 +30,9 @@ QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* we
 
 // weights: scores in, weights out. grad_scores: dP in, dS out. `lane` is the
 // tile's first row in the scratch.
-template <class T, bool masked>
+template <bool masked, class E, class T = Compute<E>>
 void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* grad_scores,
-                  const BackwardScratch<T>& s) {
+                  const BackwardScratch<E>& s) {
   for (int64_t v = 0; v < tile.lanes; v += kLanes<T>) {
     const Vec<T> shift = load(s.shift + lane + v), factor = load(s.factor + lane + v);
     const Vec<T> delta = load(s.delta + lane + v);

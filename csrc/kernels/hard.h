@@ -1,16 +1,6 @@
 // The best key of every row and its value.
 namespace qkv::QKV_ISA {
 
-template <class T>
-struct HardScratch {
-  T *rows, *query, *scores;
-
-  HardScratch(Arena& arena, const Problem& p)
-      : rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
-        query(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
-        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)) {}
-};
-
 // The first of the largest scores in each lane; NaN is larger than all others.
 template <class T>
 struct Best {
@@ -27,44 +17,42 @@ struct Best {
   }
 };
 
-template <class T>
+template <class E, class T = Compute<E>>
 void write_best(const Problem& p, const HardResult& result, const Tile& tile,
                 const Best<T> (&best)[2]) {
-  const Rows<T> output = rows_of<T>(p, result.output, tile.batch, tile.kv_head);
+  const Rows<E> output = rows_of<E>(p, result.output, tile.batch, tile.kv_head);
   const Rows<int64_t> index = rows_of<int64_t>(p, result.index, tile.batch, tile.kv_head);
-  const T* value = plane<T>(p, p.value, tile.batch, tile.kv_head);
+  const E* value = plane<E>(p, p.value, tile.batch, tile.kv_head);
   const Strides& v = p.value.strides;
   for (int l = 0; l < tile.rows; ++l) {
     const int64_t key = best[l / kLanes<T>].key[l % kLanes<T>];
     if (index.data) *index[tile.row + l] = key;
     if (!output.data) continue;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
-      output[tile.row + l][d * output.col] = key < 0 ? T(0) : value[key * v.row + d * v.col];
+      output[tile.row + l][d * output.col] = key < 0 ? E{} : value[key * v.row + d * v.col];
   }
 }
 
-template <class T>
+template <class E>
 void hard(const Problem& p, const HardResult& result, const ForwardBlock& block, void* workspace) {
+  using T = Compute<E>;
   Arena arena(workspace);
-  const HardScratch<T> s(arena, p);
-  const Strides& k = p.key.strides;
-  const T* key_rows = plane<T>(p, p.key, block.batch, block.kv_head);
+  ForwardScratch<E> s(arena, p, kRowBlock<T>);
   const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
     const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
-    pack_queries(p, tile, s.rows, s.query);
+    s.products.pack(tile, s.tiles->query);
     Best<T> best[2];
     for (int64_t key = tile.key_begin; key < tile.key_end; key += step) {
       const int64_t keys = std::min(step, tile.key_end - key);
-      gemm<T>(keys, tile.lanes,
-              {p.head_dim, key_rows + key * k.row, k.row, k.col, s.query, tile.lanes, s.scores,
-               tile.lanes, Beta::zero, nullptr});
+      s.products.load_keys(block.batch, block.kv_head, key, keys);
+      s.products.scores(tile, key, keys, s.tiles->query, s.scores);
       apply_score_options<T>(p, tile, key, keys, s.scores, nullptr);
       for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
         for (int64_t j = 0; j < keys; ++j)
           best[v].see(load(s.scores + j * tile.lanes + v * kLanes<T>), key + j);
     }
-    write_best(p, result, tile, best);
+    write_best<E>(p, result, tile, best);
   }
 }
 

@@ -71,7 +71,7 @@ void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* 
   if (same_for_all_rows(rows)) {
     for (int64_t j = 0; j < keys; ++j)
       for (int v = 0; v < tile.lanes; v += kLanes<T>)
-        add(j, v, splat(T(rows.data[(key + j) * rows.col])));
+        add(j, v, splat(T(widen(rows.data[(key + j) * rows.col]))));
     return;
   }
   read_tile<T>(rows, tile, key, keys, add);

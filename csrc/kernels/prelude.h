@@ -19,6 +19,7 @@
 #endif
 
 #include "attention.h"
+#include "half.h"
 #include "isa/implementation.h"
 #include "philox.h"
 #include "reference/reference.h"

@@ -30,18 +30,18 @@ Rows<T> rows_of(const Problem& p, const Output& t, int64_t batch, int64_t kv_hea
 }
 
 // to[0 .. padded(dim)) = from, zero beyond dim.
-template <class T>
-QKV_INLINE void gather_row(const T* from, int64_t col, int64_t dim, T* to) {
+template <class E, class T = Compute<E>>
+QKV_INLINE void gather_row(const E* from, int64_t col, int64_t dim, T* to) {
   int64_t d = 0;
   if (col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) store(to + d, load(from + d));
-  for (; d < dim; ++d) to[d] = from[d * col];
+    for (; d + kLanes<T> <= dim; d += kLanes<T>) store(to + d, load_wide(from + d));
+  for (; d < dim; ++d) to[d] = widen(from[d * col]);
   for (; d < padded<T>(dim); ++d) to[d] = 0;
 }
 
 // Rows [begin, begin + valid) and zeros up to `count` rows.
-template <class T>
-void gather_rows(const Rows<const T>& rows, int64_t begin, int64_t valid, int64_t count,
+template <class E, class T = Compute<E>>
+void gather_rows(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_t count,
                  int64_t dim, T* to) {
   const int64_t step = padded<T>(dim);
   for (int64_t r = 0; r < valid; ++r) gather_row(rows[begin + r], rows.col, dim, to + r * step);
@@ -50,20 +50,20 @@ void gather_rows(const Rows<const T>& rows, int64_t begin, int64_t valid, int64_
 
 // to = from, or to += from. Nothing is multiplied here, so that no fused
 // multiply-add can make a sum depend on where its terms were stored before.
-template <class T>
-QKV_INLINE void scatter_row(const T* from, bool accumulate, int64_t dim, T* to, int64_t col) {
+template <class E, class T = Compute<E>>
+QKV_INLINE void scatter_row(const T* from, bool accumulate, int64_t dim, E* to, int64_t col) {
   int64_t d = 0;
   if (col == 1) {
     for (; d + kLanes<T> <= dim; d += kLanes<T>)
-      store(to + d, accumulate ? load(to + d) + load(from + d) : load(from + d));
+      store_narrow(to + d, accumulate ? load_wide(to + d) + load(from + d) : load(from + d));
   }
-  for (; d < dim; ++d) to[d * col] = accumulate ? to[d * col] + from[d] : from[d];
+  for (; d < dim; ++d) to[d * col] = narrow<E>(accumulate ? widen(to[d * col]) + from[d] : from[d]);
 }
 
-template <class T>
-void clear_rows(const Rows<T>& rows, int64_t begin, int64_t end, int64_t dim) {
+template <class E>
+void clear_rows(const Rows<E>& rows, int64_t begin, int64_t end, int64_t dim) {
   for (int64_t r = begin; r < end; ++r)
-    for (int64_t d = 0; d < dim; ++d) rows[r][d * rows.col] = 0;
+    for (int64_t d = 0; d < dim; ++d) rows[r][d * rows.col] = E{};
 }
 
 // Whether a row holds an infinity or a NaN.

@@ -20,6 +20,12 @@ void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_
     case MaskType::f64:
       add_mask<T, double>(p, tile, key, keys, scores);
       break;
+    case MaskType::bf16:
+      add_mask<T, BFloat16>(p, tile, key, keys, scores);
+      break;
+    case MaskType::f16:
+      add_mask<T, Float16>(p, tile, key, keys, scores);
+      break;
   }
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }

@@ -67,10 +67,10 @@ Vec<T> per_head(const Problem& p, const Tile& tile, const Input& input, int vect
 }
 
 // query [D x lanes] = the tile's queries times scale; `rows` is scratch for them.
-template <class T>
+template <class E, class T = Compute<E>>
 void pack_queries(const Problem& p, const Tile& tile, T* rows, T* query) {
   const int64_t dim = padded<T>(p.head_dim);
-  gather_rows(rows_of<T>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
+  gather_rows(rows_of<E>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
               p.head_dim, rows);
   transpose<T>(rows, dim, query, tile.lanes, tile.lanes, dim, T(p.scale));
 }

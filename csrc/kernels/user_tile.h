@@ -6,11 +6,15 @@ namespace qkv::QKV_ISA {
 template <class T, class M>
 QKV_INLINE Vec<T> read_run(const M* from, int64_t col, int64_t count) {
   constexpr int W = kLanes<T>;
-  typedef M Run __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
-  if (col == 1 && count >= W)
-    return __builtin_convertvector(*reinterpret_cast<const Run*>(from), Vec<T>);
+  if constexpr (std::is_same_v<Compute<M>, T>) {
+    if (col == 1 && count >= W) return load_wide(from);
+  } else if constexpr (!kIsHalf<M>) {
+    typedef M Run __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
+    if (col == 1 && count >= W)
+      return __builtin_convertvector(*reinterpret_cast<const Run*>(from), Vec<T>);
+  }
   T run[W] = {};
-  for (int i = 0; i < std::min<int64_t>(W, count); ++i) run[i] = T(from[i * col]);
+  for (int i = 0; i < std::min<int64_t>(W, count); ++i) run[i] = T(widen(from[i * col]));
   return load(run);
 }
 

@@ -3,23 +3,26 @@
 namespace qkv::QKV_ISA {
 
 // Through the same tiles as the backward pass: with delta = 0, dS is that product.
-template <class T>
+template <class E>
 void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
                  const ForwardBlock& block, void* workspace) {
+  using T = Compute<E>;
   Arena arena(workspace);
-  const BackwardScratch<T> s(arena, p, block.batch, block.kv_head, 0);
+  BackwardScratch<E> s(arena, p, 0);
   BackwardArgs a;
   a.lse = args.lse;
   a.grad_weights = args.grad_weights;
   const Rows<T> out = rows_of<T>(p, dot, block.batch, block.kv_head);
   const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = block.row_begin; row < block.row_end; row += kGradRows) {
-    const RowBlock<T> rows(p, a, block.batch, block.kv_head, row,
+    const RowBlock<E> rows(p, a, block.batch, block.kv_head, row,
                            std::min(kGradRows, block.row_end - row), s);
     double sums[kGradRows] = {};
-    for (int64_t key = 0; key < rows.last().key_end; key += step) {
+    const int64_t end = rows.last().key_end;
+    for (int64_t key = 0; key < end; key += step) {
+      s.products.load_keys(block.batch, block.kv_head, key, std::min(step, end - key));
       for (int t = 0; t < rows.count; ++t) {
-        const BackwardTile<T>& tile = rows.tiles[t];
+        const BackwardTile& tile = rows.tiles[t];
         const int64_t begin = std::max(key, tile.tile.key_begin);
         const int64_t keys = std::min(key + step, tile.tile.key_end) - begin;
         if (keys <= 0) continue;

@@ -96,7 +96,8 @@ class Matrix {
  private:
   int64_t offset(int64_t r, int64_t c) const {
     if (!pages_.table) return first_ + r * row_ + c * col_;
-    return first_ + pages_.table[r / pages_.size] * page_stride_ + r % pages_.size * row_ + c * col_;
+    return first_ + pages_.table[r / pages_.size] * page_stride_ + r % pages_.size * row_ +
+           c * col_;
   }
 
   Type type_;

@@ -3,7 +3,7 @@
 #if defined(__x86_64__)
 
 #define QKV_ISA avx2
-QKV_TARGET_BEGIN("avx2,fma")
+QKV_TARGET_BEGIN("avx2,fma,f16c")
 
 #include "isa/avx2/vec.h"  // first
 
@@ -13,9 +13,16 @@ QKV_TARGET_END
 
 namespace qkv {
 
-const Implementation kAvx2 = {
-    "avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
-    avx2::kernels_of<float>(), avx2::kernels_of<double>()};
+const Implementation kAvx2 = {"avx2",
+                              [] {
+                                return __builtin_cpu_supports("avx2") &&
+                                       __builtin_cpu_supports("fma") &&
+                                       __builtin_cpu_supports("f16c");
+                              },
+                              avx2::kernels_of<float>(),
+                              avx2::kernels_of<double>(),
+                              avx2::kernels_of<BFloat16>(),
+                              avx2::kernels_of<Float16>()};
 
 }  // namespace qkv
 

@@ -1,4 +1,4 @@
-// AVX2 and FMA: 16 registers of 32 bytes.
+// AVX2, FMA and F16C: 16 registers of 32 bytes.
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
@@ -36,6 +36,13 @@ QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) {
   int32_t four;
   std::memcpy(&four, p, 4);
   return (Int64)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+}
+
+// IEEE binary16 and back, to the nearest.
+typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
+QKV_INLINE __m256 native_widen_f16(Half16 x) { return _mm256_cvtph_ps((__m128i)x); }
+QKV_INLINE Half16 native_narrow_f16(__m256 x) {
+  return (Half16)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -24,7 +24,10 @@ const Implementation kAvx512 = {"avx512",
                                          __builtin_cpu_supports("avx512dq") &&
                                          __builtin_cpu_supports("avx512vl");
                                 },
-                                avx512::kernels_of<float>(), avx512::kernels_of<double>()};
+                                avx512::kernels_of<float>(),
+                                avx512::kernels_of<double>(),
+                                avx512::kernels_of<BFloat16>(),
+                                avx512::kernels_of<Float16>()};
 
 }  // namespace qkv
 

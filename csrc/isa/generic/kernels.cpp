@@ -8,7 +8,11 @@
 
 namespace qkv {
 
-const Implementation kGeneric = {"generic", [] { return true; }, generic::kernels_of<float>(),
-                                 generic::kernels_of<double>()};
+const Implementation kGeneric = {"generic",
+                                 [] { return true; },
+                                 generic::kernels_of<float>(),
+                                 generic::kernels_of<double>(),
+                                 generic::kernels_of<BFloat16>(),
+                                 generic::kernels_of<Float16>()};
 
 }  // namespace qkv

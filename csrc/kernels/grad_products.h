@@ -1,0 +1,119 @@
+// The products of the backward pass, in the compute type:
+//
+//   S^T = K Q^T    dP^T = V dO^T    dQ^T += K^T dS^T    dV += P^T dO    dK += dS^T Q
+//
+// for a block of kGradRows rows against the keys of an item.
+namespace qkv::QKV_ISA {
+
+template <class E>
+class GradProducts {
+  using T = Compute<E>;
+
+ public:
+  static constexpr int64_t kKeyMultiple = 1;  // where a tile may begin in an item
+
+  GradProducts(Arena& arena, const Problem& p, int64_t key_count)
+      : p_(p),
+        dim_(padded<T>(p.head_dim)),
+        dim_v_(padded<T>(p.head_dim_v)),
+        query_(arena.take<T>(kGradRows * dim_)),
+        grad_output_(arena.take<T>(kGradRows * dim_v_)),
+        query_t_(arena.take<T>(kGradRows * dim_)),
+        grad_output_t_(arena.take<T>(kGradRows * dim_v_)),
+        grad_query_t_(arena.take<T>(kGradRows * dim_)),
+        key_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_) : nullptr),
+        value_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_v_) : nullptr) {}
+
+  void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    first_ = key;
+    keys_ = key_rows<E>(p_, batch, kv_head).read(key, keys, key_copy_);
+    values_ = value_rows<E>(p_, batch, kv_head).read(key, keys, value_copy_);
+  }
+
+  // Rows [row, row + rows) of query and grad_output, zeros after them.
+  void load_rows(const BackwardArgs& a, int64_t batch, int64_t kv_head, int64_t row, int64_t rows) {
+    has_grad_output_ = a.grad_output.data != nullptr;
+    gather_rows(rows_of<E>(p_, p_.query, batch, kv_head), row, rows, padded<T>(rows), p_.head_dim,
+                query_);
+    if (has_grad_output_) {
+      gather_rows(rows_of<E>(p_, a.grad_output, batch, kv_head), row, rows, padded<T>(rows),
+                  p_.head_dim_v, grad_output_);
+      if (p_.dropout_p > 0)
+        for (int64_t i = 0; i < rows * dim_v_; ++i)
+          grad_output_[i] *= T(dropout_scale(p_.dropout_p));
+    }
+    std::fill_n(grad_query_t_, padded<T>(rows) * dim_, T(0));
+  }
+
+  // The tile whose first row is `lane` of those.
+  void pack(const Tile& tile, int64_t lane) {
+    transpose<T>(query_ + lane * dim_, dim_, query_t_ + lane * dim_, tile.lanes, tile.lanes, dim_,
+                 T(p_.scale));
+    if (has_grad_output_)
+      transpose<T>(grad_output_ + lane * dim_v_, dim_v_, grad_output_t_ + lane * dim_v_, tile.lanes,
+                   tile.lanes, dim_v_, T(1));
+  }
+
+  // scores [keys x lanes] of keys [key, key + keys), which are loaded.
+  void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, T* scores) const {
+    const Matrix<T> k = keys_.from(key - first_);
+    gemm<T>(keys, tile.lanes,
+            {p_.head_dim, k.data, k.row, k.col, query_t_ + lane * dim_, tile.lanes, scores,
+             tile.step, Beta::zero, nullptr});
+  }
+
+  // grad_weights [keys x lanes] = dP^T, times the factor of dropout.
+  void grad_weights(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
+                    T* grad_weights) const {
+    const Matrix<T> v = values_.from(key - first_);
+    gemm<T>(
+        keys, tile.lanes,
+        {has_grad_output_ ? p_.head_dim_v : 0, v.data, v.row, v.col, grad_output_t_ + lane * dim_v_,
+         tile.lanes, grad_weights, tile.step, Beta::zero, nullptr});
+  }
+
+  void add_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
+                      const T* grad_scores) const {
+    const Matrix<T> k = keys_.from(key - first_);
+    gemm<T>(p_.head_dim, tile.lanes,
+            {keys, k.data, k.col, k.row, grad_scores, tile.step, grad_query_t_ + lane * dim_,
+             tile.lanes, Beta::one, nullptr});
+  }
+
+  // rows [tile.rows, padded(D)] of grad_query. Overwrites the tile's queries.
+  const T* grad_query(const Tile& tile, int64_t lane) const {
+    transpose<T>(grad_query_t_ + lane * dim_, tile.lanes, query_ + lane * dim_, dim_, dim_,
+                 tile.lanes, T(p_.scale));
+    return query_ + lane * dim_;
+  }
+
+  // Of `rows` rows from `lane` on. weights and grad_scores: [keys x kGradRows], from that lane on.
+  void add_grad_value(int64_t lane, int64_t rows, int64_t keys, const T* weights,
+                      T* grad_value) const {
+    if (has_grad_output_)
+      gemm<T>(keys, dim_v_,
+              {rows, weights, kGradRows, 1, grad_output_ + lane * dim_v_, dim_v_, grad_value,
+               dim_v_, Beta::one, nullptr});
+  }
+  void add_grad_key(int64_t lane, int64_t rows, int64_t keys, const T* grad_scores,
+                    T* grad_key) const {
+    gemm<T>(keys, dim_,
+            {rows, grad_scores, kGradRows, 1, query_ + lane * dim_, dim_, grad_key, dim_, Beta::one,
+             nullptr});
+  }
+
+ private:
+  const Problem& p_;
+  int64_t dim_, dim_v_;
+  // The block of rows: natural [kGradRows, padded(D)], grad_output times the
+  // factor of dropout ...
+  T *query_, *grad_output_;
+  // ... and tile by tile [padded(D), lanes].
+  T *query_t_, *grad_output_t_, *grad_query_t_;
+  T *key_copy_, *value_copy_;
+  bool has_grad_output_ = false;
+  int64_t first_ = 0;  // the first key that is loaded
+  Matrix<T> keys_{}, values_{};
+};
+
+}  // namespace qkv::QKV_ISA

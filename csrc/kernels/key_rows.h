@@ -1,0 +1,78 @@
+// The rows of key or value, as the matrices that products read.
+namespace qkv::QKV_ISA {
+
+template <class T>
+struct Matrix {
+  const T* data;
+  int64_t row, col;  // strides
+
+  Matrix from(int64_t r) const { return {data + r * row, row, col}; }
+};
+
+// Of one plane, which lie in memory as E, perhaps in pages.
+template <class E>
+class KeyRows {
+  using T = Compute<E>;
+
+ public:
+  KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
+          int64_t kv_head)
+      : first_(plane<E>(p, input, batch, kv_head)),
+        row_(input.strides.row),
+        col_(input.strides.col),
+        dim_(dim),
+        pages_(p.pages),
+        page_stride_(page_stride) {}
+
+  // Rows [key, key + keys): where they are, if that is one run of the compute type,
+  // else copied to scratch [keys, padded(dim)].
+  Matrix<T> read(int64_t key, int64_t keys, T* scratch) const {
+    if constexpr (!kIsHalf<E>)
+      if (run_end(key) >= key + keys) return {at(key), row_, col_};
+    const int64_t step = padded<T>(dim_);
+    T* to = scratch;
+    for (int64_t j = key; j < key + keys;) {
+      const E* from = at(j);
+      for (const int64_t end = std::min(key + keys, run_end(j)); j < end; ++j) {
+        gather_row(from, col_, dim_, to);
+        from += row_;
+        to += step;
+      }
+    }
+    return {scratch, step, 1};
+  }
+
+  const E* at(int64_t key) const {
+    if (!pages_.table) return first_ + key * row_;
+    return first_ + pages_.table[key / pages_.size] * page_stride_ + key % pages_.size * row_;
+  }
+  // Rows [key, run_end(key)) are row_ apart.
+  int64_t run_end(int64_t key) const {
+    if (!pages_.table) return std::numeric_limits<int64_t>::max();
+    return (key / pages_.size + 1) * pages_.size;
+  }
+  int64_t row() const { return row_; }
+
+ private:
+  const E* first_;
+  int64_t row_, col_, dim_;
+  Pages pages_;
+  int64_t page_stride_;
+};
+
+template <class E>
+KeyRows<E> key_rows(const Problem& p, int64_t batch, int64_t kv_head) {
+  return {p, p.key, p.pages.key_stride, p.head_dim, batch, kv_head};
+}
+template <class E>
+KeyRows<E> value_rows(const Problem& p, int64_t batch, int64_t kv_head) {
+  return {p, p.value, p.pages.value_stride, p.head_dim_v, batch, kv_head};
+}
+
+// Whether KeyRows::read may copy.
+template <class E>
+bool copies_keys(const Problem& p) {
+  return kIsHalf<E> || p.pages.table;
+}
+
+}  // namespace qkv::QKV_ISA

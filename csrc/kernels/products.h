@@ -1,0 +1,57 @@
+// The products of the forward pass: S^T = K Q^T and O^T += V^T P^T, in the compute type.
+namespace qkv::QKV_ISA {
+
+// Keys and values come a block at a time, and serve every tile of queries before
+// the next block is read.
+template <class E>
+class Products {
+  using T = Compute<E>;
+
+ public:
+  using Query = T;                            // what a tile of queries is packed as
+  static constexpr int64_t kKeyMultiple = 1;  // where a tile may begin in a block
+
+  Products(Arena& arena, const Problem& p)
+      : p_(p),
+        rows_(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
+        key_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim)) : nullptr),
+        value_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v))
+                                      : nullptr) {}
+
+  // Elements of a packed tile.
+  static int64_t query_size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim); }
+  void pack(const Tile& tile, Query* query) const { pack_queries<E>(p_, tile, rows_, query); }
+
+  void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    first_ = key;
+    keys_ = key_rows<E>(p_, batch, kv_head).read(key, keys, key_copy_);
+  }
+  void load_values(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    values_ = value_rows<E>(p_, batch, kv_head).read(key, keys, value_copy_);
+  }
+
+  // scores [keys x lanes] of keys [key, key + keys), which are loaded.
+  void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
+    const Matrix<T> k = keys_.from(key - first_);
+    gemm<T>(keys, tile.lanes,
+            {p_.head_dim, k.data, k.row, k.col, query, tile.lanes, scores, tile.step, Beta::zero,
+             nullptr});
+  }
+
+  // output [Dv x lanes] = rescale * output + V^T weights, weights [keys x lanes].
+  void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
+                  T* output) const {
+    const Matrix<T> v = values_.from(key - first_);
+    gemm<T>(
+        p_.head_dim_v, tile.lanes,
+        {keys, v.data, v.col, v.row, weights, tile.step, output, tile.lanes, Beta::lanes, rescale});
+  }
+
+ private:
+  const Problem& p_;
+  T *rows_, *key_copy_, *value_copy_;
+  int64_t first_ = 0;  // the first key that is loaded
+  Matrix<T> keys_{}, values_{};
+};
+
+}  // namespace qkv::QKV_ISA
