@@ -8,6 +8,8 @@
 namespace qkv {
 namespace {
 
+constexpr const char* kDtypes = "float32, float64, bfloat16 or float16";
+
 void check_tensor(const char* op, const char* argument, const at::Tensor& tensor,
                   const at::Tensor& query) {
   TORCH_CHECK(tensor.defined(), op, ": ", argument, " is an undefined tensor");
@@ -15,19 +17,17 @@ void check_tensor(const char* op, const char* argument, const at::Tensor& tensor
               " is a nested tensor, but dense tensors are expected; pad it and mask the padding");
   TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", argument, " has the layout ",
               tensor.layout(), ", but a dense (strided) tensor is expected");
-  TORCH_CHECK(!tensor.is_quantized(), op, ": ", argument,
-              " is quantized, but float32 or float64 is expected; dequantize() it");
+  TORCH_CHECK(!tensor.is_quantized(), op, ": ", argument, " is quantized, but ", kDtypes,
+              " is expected; dequantize() it");
   TORCH_CHECK(tensor.device() == query.device(), op, ": ", argument, " is on ", tensor.device(),
               ", but query is on ", query.device());
 }
 
 void check_dtypes(const Forward& call) {
   const at::ScalarType dtype = call.query().scalar_type();
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype != at::kHalf && dtype != at::kBFloat16, call.op, ": query is ",
-                              name(dtype),
-                              ", which is not supported yet; expected float32 or float64");
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble, call.op, ": query is ", name(dtype),
-              ", but float32 or float64 is expected");
+  TORCH_CHECK(
+      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
+      call.op, ": query is ", name(dtype), ", but ", kDtypes, " is expected");
   for (const Argument argument : {kKey, kValue}) {
     if (!call[argument].defined()) continue;
     TORCH_CHECK(call[argument].scalar_type() == dtype, call.op, ": ", kArgumentNames[argument],

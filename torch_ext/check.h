@@ -2,6 +2,7 @@
 // kernels raise the same errors.
 #pragma once
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
@@ -61,6 +62,9 @@ void check_supported(const Forward& call);
 
 // "float32"
 std::string_view name(at::ScalarType dtype);
+
+// What is computed with, summed up in and logsumexp is in: float64 for float64, else float32.
+inline at::ScalarType compute_type(at::ScalarType dtype) { return at::toOpMathType(dtype); }
 
 template <class T>
 c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {

@@ -42,11 +42,13 @@ at::Tensor grad_value_of(const HardBackward& call, const Sizes<int64_t>& sizes) 
   const auto with_heads = [&](const at::Tensor& t) { return sizes.has_heads ? t : t.unsqueeze(0); };
   const at::Tensor index = with_heads(call.index.unsqueeze(-1));
   // No key was chosen: adds 0 to the first.
+  const at::ScalarType type = compute_type(value.scalar_type());
   const at::Tensor grad =
-      grouped(with_heads(call.grad_output).masked_fill(index.lt(0), 0), sizes.value_heads);
+      grouped(with_heads(call.grad_output).to(type).masked_fill(index.lt(0), 0), sizes.value_heads);
   const at::Tensor rows = grouped(index.clamp_min(0), sizes.value_heads).expand_as(grad);
   const at::Tensor sum =
-      at::zeros(sizes.tensor(sizes.value_heads, sizes.seqlen_k, sizes.head_dim_v), value.options());
+      at::zeros(sizes.tensor(sizes.value_heads, sizes.seqlen_k, sizes.head_dim_v),
+                value.options().dtype(type));
   with_heads(sum).scatter_add_(-2, rows, grad);
   return result.copy_(sum.sum_to_size(value.sizes()));
 }

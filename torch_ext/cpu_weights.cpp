@@ -1,6 +1,8 @@
 // Dispatch key CPU: attention_weights. The kernels' backward pass goes over the weights anyway:
 // it hands them out, or sums them over the queries.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
@@ -20,16 +22,12 @@ Sizes<int64_t> with_column_of_values(Sizes<int64_t> sizes) {
   return sizes;
 }
 
-// A column of equal numbers, for any number of rows: its strides are 0.
-Input column(const Problem& p, double number) {
-  static const float f32[] = {0, 1};
-  static const double f64[] = {0, 1};
-  const int i = number == 1;
-  return {p.dtype == DType::f32 ? static_cast<const void*>(f32 + i) : f64 + i, {}};
+at::TensorOptions compute_options(const Forward& call) {
+  return call.query().options().dtype(compute_type(call.query().scalar_type()));
 }
 
 at::Tensor lse_of(const Forward& call, const Sizes<int64_t>& sizes) {
-  at::Tensor lse = at::empty(sizes.lse(), call.query().options());
+  at::Tensor lse = at::empty(sizes.lse(), compute_options(call));
   KernelCall kernel(call, sizes);
   ForwardResult result;
   kernel.bind(result.lse, lse, Dims::head_row);
@@ -38,19 +36,44 @@ at::Tensor lse_of(const Forward& call, const Sizes<int64_t>& sizes) {
   return lse;
 }
 
-// [..., H, S], zero at first.
-void sum_over_queries(const Forward& call, const Sizes<int64_t>& forward_sizes,
-                      const at::Tensor& lse, const at::Tensor& sums) {
+// What the weights are added to, in the compute type.
+at::Tensor zero_weights(const Forward& call, c10::IntArrayRef shape) {
+  return zeros(shape, c10::contiguous_strides(shape), compute_type(call.query().scalar_type()));
+}
+
+// [..., H, L, S], or their mean over heads.
+at::Tensor weights_of(const Forward& call, const Sizes<int64_t>& sizes, const at::Tensor& lse,
+                      Reduce reduce) {
+  const bool mean = reduce == Reduce::heads;
+  at::Tensor result = zero_weights(call, sizes.weights(reduce));
+  const at::Tensor weights = mean ? result.unsqueeze(-3) : result;  // one head for all: added up
+  KernelCall kernel(call, sizes);
+  BackwardArgs args;
+  kernel.bind(args.lse, lse, Dims::head_row);
+  kernel.bind(args.weights, weights, Dims::head_row_column);
+  kernel.set_strides();
+  if (has_queries(kernel.problem)) attention_backward(kernel.problem, args);
+  return mean ? result.div_(sizes.heads) : result;
+}
+
+// [..., H, S]
+at::Tensor sum_over_queries(const Forward& call, const Sizes<int64_t>& forward_sizes,
+                            const at::Tensor& lse) {
   const auto sizes = with_column_of_values(forward_sizes);
+  const at::TensorOptions options = call.query().options();
+  at::Tensor sums = at::zeros(sizes.weights(Reduce::queries), options);
   const at::Tensor columns = sums.unsqueeze(-1);
+  const at::Tensor zero = at::zeros({1, 1}, options), one = at::ones({1, 1}, options);
   KernelCall kernel(call, sizes);
   BackwardArgs args;
   kernel.bind(args.lse, lse, Dims::head_row);
   kernel.bind(args.grad_value, columns, Dims::head_row_column);
+  kernel.bind(kernel.problem.value, zero, Dims::head_row_column);
+  kernel.bind(args.output, zero, Dims::head_row_column);
+  kernel.bind(args.grad_output, one, Dims::head_row_column);
   kernel.set_strides();
-  kernel.problem.value = args.output = column(kernel.problem, 0);
-  args.grad_output = column(kernel.problem, 1);
   if (has_queries(kernel.problem)) attention_backward(kernel.problem, args);
+  return sums;
 }
 
 OutputAndLse weights_cpu(const Weights& call) {
@@ -58,30 +81,29 @@ OutputAndLse weights_cpu(const Weights& call) {
   const auto sizes = check<int64_t>(f);
   if (!is_aligned(f)) return weights_cpu({*AlignedForward(f), call.reduce});
   at::Tensor lse = lse_of(f, sizes);
-  const auto shape = sizes.weights(call.reduce);
-  at::Tensor result = zeros(shape, c10::contiguous_strides(shape), f.query().scalar_type());
-  if (call.reduce == Reduce::queries) {
-    sum_over_queries(f, sizes, lse, result);
-    return {std::move(result), std::move(lse)};
-  }
-  const bool mean = call.reduce == Reduce::heads;
-  const at::Tensor weights = mean ? result.unsqueeze(-3) : result;  // one head for all: added up
-  KernelCall kernel(f, sizes);
-  BackwardArgs args;
-  kernel.bind(args.lse, lse, Dims::head_row);
-  kernel.bind(args.weights, weights, Dims::head_row_column);
-  kernel.set_strides();
-  if (has_queries(kernel.problem)) attention_backward(kernel.problem, args);
-  if (mean) result.div_(sizes.heads);
-  return {std::move(result), std::move(lse)};
+  const at::Tensor result = call.reduce == Reduce::queries ? sum_over_queries(f, sizes, lse)
+                                                           : weights_of(f, sizes, lse, call.reduce);
+  return {result.to(f.query().scalar_type()), std::move(lse)};
 }
 
-Gradients weights_backward(const WeightsBackward& call, const Sizes<int64_t>& sizes) {
+// The gradient of every weight, [..., H or 1, L or 1, S] in the compute type.
+at::Tensor grad_of_each(const WeightsBackward& call, const Sizes<int64_t>& sizes) {
+  const at::Tensor grad = call.grad_weights.to(compute_type(call.grad_weights.scalar_type()));
+  if (call.weights.reduce == Reduce::queries) return grad.unsqueeze(-2);
+  return call.weights.reduce == Reduce::heads ? grad.div(sizes.heads).unsqueeze(-3) : grad;
+}
+
+Gradients weights_backward_cpu(const WeightsBackward& call) {
+  const auto sizes = check<int64_t>(call);
   const Forward& f = call.weights.forward;
-  const bool mean = call.weights.reduce == Reduce::heads;
-  const at::Tensor grad =
-      mean ? call.grad_weights.div(sizes.heads).unsqueeze(-3) : call.grad_weights;
-  const at::Tensor dot = at::empty(sizes.lse(), f.query().options());
+  if (!is_aligned(f) || !is_aligned(call.grad_weights) || !is_aligned(call.lse)) {
+    return weights_backward_cpu({aligned(call.grad_weights),
+                                 {*AlignedForward(f), call.weights.reduce},
+                                 aligned(call.lse),
+                                 call.output_mask});
+  }
+  const at::Tensor grad = grad_of_each(call, sizes);
+  const at::Tensor dot = at::empty(sizes.lse(), compute_options(f));
   const GradientTensors gradients(f, sizes, call.output_mask);
   KernelCall kernel(f, sizes);
   BackwardArgs args;
@@ -99,45 +121,6 @@ Gradients weights_backward(const WeightsBackward& call, const Sizes<int64_t>& si
     gradients.zero();
   }
   return gradients.reduced();
-}
-
-// With the incoming gradient as the value, and a grad_output of ones.
-Gradients queries_backward(const WeightsBackward& call, const Sizes<int64_t>& forward_sizes) {
-  const Forward& f = call.weights.forward;
-  const auto sizes = with_column_of_values(forward_sizes);
-  const at::Tensor value = call.grad_weights.unsqueeze(-1);
-  const at::Tensor output = at::empty(sizes.output(), f.query().options());
-  const GradientTensors gradients(f, sizes, call.output_mask);
-  KernelCall kernel(f, sizes);
-  ForwardResult result;
-  BackwardArgs args;
-  kernel.bind(kernel.problem.value, value, Dims::head_row_column);
-  kernel.bind(result.output, output, Dims::head_row_column);
-  kernel.bind(args.output, output, Dims::head_row_column);
-  kernel.bind(args.lse, call.lse, Dims::head_row);
-  gradients.bind(kernel, args);
-  kernel.set_strides();
-  args.grad_output = column(kernel.problem, 1);
-  if (has_queries(kernel.problem)) {
-    attention_forward(kernel.problem, result);
-    attention_backward(kernel.problem, args);
-  } else {
-    gradients.zero();
-  }
-  return gradients.reduced();
-}
-
-Gradients weights_backward_cpu(const WeightsBackward& call) {
-  const auto sizes = check<int64_t>(call);
-  const Forward& f = call.weights.forward;
-  if (!is_aligned(f) || !is_aligned(call.grad_weights) || !is_aligned(call.lse)) {
-    return weights_backward_cpu({aligned(call.grad_weights),
-                                 {*AlignedForward(f), call.weights.reduce},
-                                 aligned(call.lse),
-                                 call.output_mask});
-  }
-  return call.weights.reduce == Reduce::queries ? queries_backward(call, sizes)
-                                                : weights_backward(call, sizes);
 }
 
 }  // namespace

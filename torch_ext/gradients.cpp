@@ -40,15 +40,15 @@ void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::Sc
 
 void GradientTensors::allocate_mask() {
   const at::Tensor& mask = call_.attn_mask();
-  const at::ScalarType dtype = call_.query().scalar_type();
+  const auto options = mask.options().dtype(compute_type(call_.query().scalar_type()));
   if (size_from_right(mask, 0) != sizes_.seqlen_k) {
     mask_sum_ = MaskSum::queries;
-    full_[kAttnMask] = at::empty(sizes_.lse(), call_.query().options());
+    full_[kAttnMask] = at::empty(sizes_.lse(), options);
   } else if (size_from_right(mask, 1) != sizes_.seqlen_q) {
     mask_sum_ = MaskSum::keys;
     auto shape = sizes_.lse();
     shape.back() = sizes_.seqlen_k;
-    full_[kAttnMask] = at::empty(shape, mask.options().dtype(dtype));
+    full_[kAttnMask] = at::empty(shape, options);
   } else {
     full_[kAttnMask] = zero_gradient(mask);
   }
@@ -101,6 +101,7 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   if (argument == kAttnMask && mask_sum_ != MaskSum::none)
     sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
   if (sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type()) return sum;
+  sum = sum.to(compute_type(sum.scalar_type()));  // rounds once
   if (argument == kKey || argument == kValue) {
     const int64_t head = sizes_.packed ? 1 : 2;
     const int64_t own = size_from_right(tensor, head), heads = size_from_right(sum, head);

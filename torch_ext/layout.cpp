@@ -73,7 +73,7 @@ OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes) {
   const at::ScalarType dtype = call.query().scalar_type();
   const Dims<T> output = sizes.output(), lse = sizes.lse();
   return {empty(output, dense_strides<T>(output, call.query(), 1), dtype),
-          empty(lse, contiguous_strides<T>(lse), dtype)};
+          empty(lse, contiguous_strides<T>(lse), compute_type(dtype))};
 }
 
 template <class T>
@@ -84,7 +84,7 @@ at::Tensor empty_gradient(const at::Tensor& tensor) {
 
 at::Tensor zero_gradient(const at::Tensor& tensor) {
   return zeros(tensor.sizes(), dense_strides<int64_t>(tensor.sizes(), tensor, 0),
-               tensor.scalar_type());
+               compute_type(tensor.scalar_type()));
 }
 
 template OutputAndLse empty_results(const Forward&, const Sizes<int64_t>&);

@@ -7,7 +7,7 @@
 namespace qkv {
 
 // output: laid out in memory like query, but with the last dimension
-// innermost. lse: contiguous.
+// innermost. lse: contiguous, in the compute type.
 template <class T>
 OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes);
 
@@ -16,7 +16,7 @@ OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes);
 template <class T>
 at::Tensor empty_gradient(const at::Tensor& tensor);
 
-// The same, zero.
+// The same, zero, for a kernel that adds to it: in the compute type.
 at::Tensor zero_gradient(const at::Tensor& tensor);
 
 }  // namespace qkv

@@ -36,8 +36,9 @@ Gradients backward_meta(const Backward& call) {
 OutputAndLse weights_meta(const Weights& call) {
   const auto sizes = check<c10::SymInt>(call.forward);
   const at::TensorOptions options = call.forward.query().options();
+  const at::ScalarType lse_type = compute_type(call.forward.query().scalar_type());
   return {at::empty_symint(sizes.weights(call.reduce), options),
-          at::empty_symint(sizes.lse(), options)};
+          at::empty_symint(sizes.lse(), options.dtype(lse_type))};
 }
 
 Gradients weights_backward_meta(const WeightsBackward& call) {

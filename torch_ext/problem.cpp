@@ -15,6 +15,33 @@ int64_t stride_from_right(const at::Tensor& tensor, int64_t i) {
   return dim < 0 || tensor.sizes()[dim] == 1 ? 0 : tensor.strides()[dim];
 }
 
+DType dtype_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return DType::f64;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kHalf:
+      return DType::f16;
+    default:
+      return DType::f32;
+  }
+}
+
+MaskType mask_type_of(at::ScalarType dtype) {
+  if (dtype == at::kBool) return MaskType::boolean;
+  switch (dtype_of(dtype)) {
+    case DType::f64:
+      return MaskType::f64;
+    case DType::bf16:
+      return MaskType::bf16;
+    case DType::f16:
+      return MaskType::f16;
+    default:
+      return MaskType::f32;
+  }
+}
+
 int num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 // Key and value may have fewer heads than the Problem has kv_heads.
@@ -28,7 +55,7 @@ KernelCall::KernelCall(const Forward& call, const Sizes<int64_t>& sizes)
     : call_(call), sizes_(sizes) {
   const Options& options = call.options;
   Problem& p = problem;
-  p.dtype = call.query().scalar_type() == at::kFloat ? DType::f32 : DType::f64;
+  p.dtype = dtype_of(call.query().scalar_type());
   p.heads = sizes.heads;
   p.kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
   p.seqlen_q = sizes.seqlen_q;
@@ -63,10 +90,7 @@ KernelCall::KernelCall(const Forward& call, const Sizes<int64_t>& sizes)
 void KernelCall::bind_mask() {
   const at::Tensor& mask = call_.attn_mask();
   if (!mask.defined()) return;
-  const at::ScalarType dtype = mask.scalar_type();
-  problem.mask_type = dtype == at::kBool    ? MaskType::boolean
-                      : dtype == at::kFloat ? MaskType::f32
-                                            : MaskType::f64;
+  problem.mask_type = mask_type_of(mask.scalar_type());
   bind(problem.mask, mask, Dims::head_row_column);
 }
 

@@ -204,11 +204,11 @@ Sizes<T> check(const Backward& c) {
   check_tensors(c);
   Sizes<T> sizes = check<T>(f);
   const auto output = sizes.output(), lse = sizes.lse();
-  const at::ScalarType dtype = f.query().scalar_type();
+  const at::ScalarType dtype = f.query().scalar_type(), lse_type = compute_type(dtype);
   check_same_shape<T>(f, "output", c.output, output, dtype);
-  check_same_shape<T>(f, "logsumexp", c.lse, lse, dtype);
+  check_same_shape<T>(f, "logsumexp", c.lse, lse, lse_type);
   if (c.grad_output.defined()) check_same_shape<T>(f, "grad_output", c.grad_output, output, dtype);
-  if (c.grad_lse.defined()) check_same_shape<T>(f, "grad_logsumexp", c.grad_lse, lse, dtype);
+  if (c.grad_lse.defined()) check_same_shape<T>(f, "grad_logsumexp", c.grad_lse, lse, lse_type);
   return sizes;
 }
 
@@ -219,7 +219,7 @@ Sizes<T> check(const WeightsBackward& c) {
   Sizes<T> sizes = check<T>(f);
   const at::ScalarType dtype = f.query().scalar_type();
   check_same_shape<T>(f, "grad_weights", c.grad_weights, sizes.weights(c.weights.reduce), dtype);
-  check_same_shape<T>(f, "logsumexp", c.lse, sizes.lse(), dtype);
+  check_same_shape<T>(f, "logsumexp", c.lse, sizes.lse(), compute_type(dtype));
   return sizes;
 }
 

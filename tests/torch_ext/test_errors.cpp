@@ -37,10 +37,14 @@ TEST_F(Errors, Heads) {
 
 TEST_F(Errors, Dtypes) {
   EXPECT_SAYS(error(query, key.to(at::kFloat), value), "key is float32, but query is float64");
-  EXPECT_SAYS(error(query.to(at::kLong), key, value), "query is int64");
+  EXPECT_SAYS(error(query.to(at::kLong), key, value),
+              "query is int64, but float32, float64, bfloat16 or float16 is expected");
   EXPECT_SAYS(error(query.to(at::kComplexDouble), key, value), "query is complex128");
-  EXPECT_SAYS(error<c10::NotImplementedError>(query.to(at::kBFloat16), key, value),
-              "query is bfloat16, which is not supported yet");
+  const auto half = query.to(at::kHalf), bfloat = query.to(at::kBFloat16);
+  EXPECT_SAYS(error(bfloat, key, value), "key is float64, but query is bfloat16");
+  EXPECT_SAYS(error(half, half, half.to(at::kBFloat16)), "value is bfloat16, but query is float16");
+  EXPECT_SAYS(error(half, half.to(at::kFloat), half), "key is float32, but query is float16");
+  EXPECT_SAYS(error(query.to(at::kFloat8_e5m2), key, value), "query is float8_e5m2");
 }
 
 TEST_F(Errors, Masks) {
@@ -48,6 +52,12 @@ TEST_F(Errors, Masks) {
   EXPECT_SAYS(error(with(at::zeros({5, 6}))), "attn_mask has the shape [5, 6]");
   EXPECT_SAYS(error(with(at::zeros({1, 1, 1, 5, 7}))), "does not broadcast");
   EXPECT_SAYS(error(with(at::zeros({5, 7}, at::kInt))), "attn_mask is int32");
+  EXPECT_SAYS(error(with(at::zeros({5, 7}, at::kHalf))),
+              "attn_mask is float16, but bool, float32 or query's dtype (float64) is expected");
+  const auto half = query.to(at::kHalf), half_key = key.to(at::kHalf);
+  for (const auto dtype : {at::kBFloat16, at::kDouble})
+    EXPECT_SAYS(error(half, half_key, half_key, with(at::zeros({5, 7}, dtype))),
+                "but bool, float32 or query's dtype (float16) is expected");
 }
 
 TEST_F(Errors, Options) {

@@ -21,18 +21,19 @@ namespace qkv {
 //
 //   query [..., H, L, D], key [..., H, S, D], value [..., H, S, Dv] -> [..., H, L, Dv]
 //
-// float32 or float64, all the same, on the CPU. At least two dimensions; the
-// leading ones broadcast. Any strides; nothing is copied. The output is laid
-// out in memory like query. A row with nothing to attend to is 0. Differentiable once with respect
-// to query, key, value and the floating tensors among the options. Throws c10::Error
+// float32, float64, bfloat16 or float16, all the same, on the CPU. For bfloat16 and float16 scores,
+// softmax and sums are float32. At least two dimensions; the leading ones broadcast. Any strides;
+// nothing is copied. The output is laid out in memory like query. A row with nothing to attend to
+// is 0. Differentiable once with respect to query, key, value and the floating tensors among the
+// options. Throws c10::Error
 // (c10::ValueError for numbers out of range, c10::NotImplementedError for what is still to come),
 // naming the argument. Tensors on another device go to torch's own attention.
 QKV_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const AttentionOptions& options = {});
 
 // attention and, as the second result, the natural logarithm of each row's
-// softmax denominator: [..., H, L], contiguous, in query's dtype; for a row
-// with nothing to attend to the sink, or -inf. Both are differentiable. CPU only.
+// softmax denominator: [..., H, L], contiguous, float64 for float64 and float32 for all others; for
+// a row with nothing to attend to the sink, or -inf. Both are differentiable. CPU only.
 QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& query,
                                                               const at::Tensor& key,
                                                               const at::Tensor& value,
@@ -57,7 +58,8 @@ QKV_API std::tuple<at::Tensor, at::Tensor> varlen_attention(
 // The weights that attention gives to the values, after all options, dropout included:
 // [..., H, L, S]. reduce = "heads": their mean over heads, [..., L, S]; "queries": their sum over
 // queries, [..., H, S], how much each key was attended to. Those are made without the [..., H, L,
-// S] weights. Differentiable like attention's output.
+// S] weights. In query's dtype; bfloat16 and float16 are added up in float32. Differentiable like
+// attention's output.
 QKV_API at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
                                      const AttentionOptions& options = {},
                                      std::optional<std::string_view> reduce = std::nullopt);

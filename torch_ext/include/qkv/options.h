@@ -18,7 +18,7 @@ struct AttentionOptions {
   using Window = std::array<int64_t, 2>;  // {left, right}
 
   // Broadcastable to [..., H, L, S]. bool: true = may attend. float32, or the
-  // query's dtype: added to the scores; differentiable.
+  // query's dtype: added to the scores; differentiable, the gradient in the mask's dtype.
   TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
   // The probability of dropping a weight, 0 to 1; the others are divided by 1 - dropout_p. The
   // random numbers come from torch's default CPU generator: torch::manual_seed.
