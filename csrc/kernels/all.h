@@ -18,6 +18,7 @@
 #include "kernels/softmax.h"
 #include "kernels/grad_mask.h"
 #include "kernels/products.h"
+#include "kernels/few_rows.h"
 #include "kernels/forward.h"
 #include "kernels/grad_products.h"
 #include "kernels/grad_rows.h"

@@ -2,24 +2,24 @@
 namespace qkv::QKV_ISA {
 
 // What a tile of queries carries from key block to key block.
-template <class E, class T = Compute<E>>
+template <class P, class T = Compute<typename P::Element>>
 struct ForwardState {
   Tile tile;
-  typename Products<E>::Query* query;
-  T* output;  // [Dv x lanes], not yet divided by sum
+  typename P::Query* query;
+  T* output;  // [Dv x lanes], or as P has it; not yet divided by sum
   T* max;     // [lanes]
   T* sum;     // [lanes]
 };
 
-template <class E>
+template <class P>
 struct ForwardScratch {
-  using T = Compute<E>;
-  using Query = typename Products<E>::Query;
+  using T = Compute<typename P::Element>;
+  using Query = typename P::Query;
 
-  Products<E> products;
+  P products;
   T *rows, *scores, *rescale;
   Dropout<T> dropout;
-  ForwardState<E>* tiles;
+  ForwardState<P>* tiles;
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
       : products(arena, p),
@@ -28,10 +28,10 @@ struct ForwardScratch {
         rescale(arena.take<T>(kRowBlock<T>)),
         dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
-    const int64_t query_size = Products<E>::query_size(p);
+    const int64_t query_size = P::query_size(p);
     // Padded rows of Dv: the transpositions work on whole vectors.
     const int64_t output_size = kRowBlock<T> * padded<T>(p.head_dim_v);
-    tiles = arena.take<ForwardState<E>>(count);
+    tiles = arena.take<ForwardState<P>>(count);
     Query* query = arena.take<Query>(count * query_size);
     T* output = arena.take<T>(count * output_size);
     T* state = arena.take<T>(count * kRowBlock<T> * 2);
@@ -46,8 +46,8 @@ struct ForwardScratch {
 };
 
 // The softmax's denominator begins with the sink.
-template <class E, class T = Compute<E>>
-void add_sinks(const Problem& p, const ForwardState<E>& state) {
+template <class P, class T = Compute<typename P::Element>>
+void add_sinks(const Problem& p, const ForwardState<P>& state) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < state.tile.lanes / W; ++v) {
     const Vec<T> sink = per_head<T>(p, state.tile, p.sinks, v);
@@ -59,10 +59,10 @@ void add_sinks(const Problem& p, const ForwardState<E>& state) {
   }
 }
 
-template <class E>
-void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const Products<E>& products,
-                ForwardState<E>& state) {
-  using T = Compute<E>;
+template <class P>
+void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const P& products,
+                ForwardState<P>& state) {
+  using T = Compute<typename P::Element>;
   state.tile = tile;
   products.pack(tile, state.query);
   std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
@@ -72,10 +72,10 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const Produc
 }
 
 // Keys [key, key + keys) for one tile of queries.
-template <class E>
-void attend(const Problem& p, int64_t key, int64_t keys, const ForwardScratch<E>& scratch,
-            ForwardState<E>& state) {
-  using T = Compute<E>;
+template <class P>
+void attend(const Problem& p, int64_t key, int64_t keys, const ForwardScratch<P>& scratch,
+            ForwardState<P>& state) {
+  using T = Compute<typename P::Element>;
   T* scores = scratch.scores;
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   apply_score_options<T>(p, state.tile, key, keys, scores, nullptr);
@@ -88,8 +88,8 @@ void attend(const Problem& p, int64_t key, int64_t keys, const ForwardScratch<E>
 
 // The log-sum-exps of a tile, in double: a logarithm rounded twice would show in
 // the gradients. -inf for rows that have seen no key.
-template <class E, class T = Compute<E>>
-void log_sum_exp(const ForwardState<E>& state, double* out) {
+template <class P, class T = Compute<typename P::Element>>
+void log_sum_exp(const ForwardState<P>& state, double* out) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < state.tile.lanes; v += W) {
     const Reference<T> reference(load(state.max + v));
@@ -119,21 +119,18 @@ void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows
 }
 
 // Normalizes a tile and writes it.
-template <class E>
+template <class P>
 void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
-                 const ForwardScratch<E>& scratch, const ForwardState<E>& state) {
+                 const ForwardScratch<P>& scratch, const ForwardState<P>& state) {
+  using E = typename P::Element;
   using T = Compute<E>;
-  constexpr int W = kLanes<T>;
   const Tile& tile = state.tile;
-  T* rows = scratch.rows;
   const int64_t step = padded<T>(p.head_dim_v);
-  for (int v = 0; v < tile.lanes; v += W) {
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const Vec<T> sum = load(state.sum + v);
-    const Vec<T> inverse = sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum;
-    for (int64_t d = 0; d < p.head_dim_v; ++d)
-      store(state.output + d * tile.lanes + v, load(state.output + d * tile.lanes + v) * inverse);
+    store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
   }
-  transpose<T>(state.output, tile.lanes, rows, step, step, tile.lanes, T(1));
+  const T* rows = scratch.products.output_rows(tile, scratch.rescale, state.output, scratch.rows);
   double log_sum[kRowBlock<T>];
   log_sum_exp(state, log_sum);
 
@@ -149,12 +146,12 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
       repair_output(p, result, tile.batch, tile.kv_head, tile.row + l, double(state.sum[l]));
 }
 
-template <class E>
-void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
-             void* workspace) {
-  using T = Compute<E>;
+template <class P>
+void forward_by(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+                void* workspace) {
+  using T = Compute<typename P::Element>;
   Arena arena(workspace);
-  ForwardScratch<E> scratch(arena, p, block.row_end - block.row_begin);
+  ForwardScratch<P> scratch(arena, p, block.row_end - block.row_begin);
 
   const bool with_sink = p.sinks.data && block.key_begin == 0;
   int64_t tiles = 0;
@@ -163,7 +160,7 @@ void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& 
                scratch.products, scratch.tiles[tiles]);
   // Keys outside, tiles inside: a block of keys and values is read from afar
   // once and serves every tile. Where blocks begin does not depend on the tiles.
-  const int64_t step = key_step(block.key_end - block.key_begin);
+  const int64_t step = P::block_keys(block.key_end - block.key_begin);
   const int64_t last = std::min(block.key_end, scratch.tiles[tiles - 1].tile.key_end);
   int64_t key = block.key_begin;
   key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
@@ -173,7 +170,7 @@ void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& 
     scratch.products.load_values(block.batch, block.kv_head, key, end - key);
     for (int64_t t = 0; t < tiles; ++t) {
       const Tile& tile = scratch.tiles[t].tile;
-      constexpr int64_t kMultiple = Products<E>::kKeyMultiple;
+      constexpr int64_t kMultiple = P::kKeyMultiple;
       const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
       const int64_t begin = key + skip, keys = std::min(end, tile.key_end) - begin;
       if (keys > 0) attend(p, begin, keys, scratch, scratch.tiles[t]);
@@ -183,10 +180,18 @@ void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& 
 }
 
 template <class E>
+void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+             void* workspace) {
+  (has_few_rows<E>(p) ? forward_by<FewRowProducts<E>> : forward_by<Products<E>>)(p, result, block,
+                                                                                workspace);
+}
+
+template <class E>
 size_t forward_workspace(const Problem& p, int64_t rows) {
-  Arena arena(nullptr);
-  ForwardScratch<E>(arena, p, rows);
-  return arena.used();
+  Arena arena(nullptr), few(nullptr);
+  ForwardScratch<Products<E>>(arena, p, rows);
+  ForwardScratch<FewRowProducts<E>>(few, p, rows);
+  return std::max(arena.used(), few.used());
 }
 
 }  // namespace qkv::QKV_ISA

@@ -21,6 +21,8 @@ class GradProducts {
         query_t_(arena.take<T>(kGradRows * dim_)),
         grad_output_t_(arena.take<T>(kGradRows * dim_v_)),
         grad_query_t_(arena.take<T>(kGradRows * dim_)),
+        few_(has_few_rows<E>(p)),
+        few_query_(few_ ? arena.take<T>(kFewRows * dim_) : nullptr),
         key_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_) : nullptr),
         value_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_v_) : nullptr) {}
 
@@ -35,6 +37,7 @@ class GradProducts {
     has_grad_output_ = a.grad_output.data != nullptr;
     gather_rows(rows_of<E>(p_, p_.query, batch, kv_head), row, rows, padded<T>(rows), p_.head_dim,
                 query_);
+    for (int64_t i = 0; i < rows * dim_ && few_; ++i) few_query_[i] = query_[i] * T(p_.scale);
     if (has_grad_output_) {
       gather_rows(rows_of<E>(p_, a.grad_output, batch, kv_head), row, rows, padded<T>(rows),
                   p_.head_dim_v, grad_output_);
@@ -57,6 +60,8 @@ class GradProducts {
   // scores [keys x lanes] of keys [key, key + keys), which are loaded.
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, T* scores) const {
     const Matrix<T> k = keys_.from(key - first_);
+    if (few_)
+      return few_scores<T>(tile, dim_, keys, k.data, k.row, few_query_, scores, {});
     gemm<T>(keys, tile.lanes,
             {p_.head_dim, k.data, k.row, k.col, query_t_ + lane * dim_, tile.lanes, scores,
              tile.step, Beta::zero, nullptr});
@@ -110,6 +115,8 @@ class GradProducts {
   T *query_, *grad_output_;
   // ... and tile by tile [padded(D), lanes].
   T *query_t_, *grad_output_t_, *grad_query_t_;
+  bool few_;       // scores as FewRowProducts computes them ...
+  T* few_query_;   // ... of query times scale
   T *key_copy_, *value_copy_;
   bool has_grad_output_ = false;
   int64_t first_ = 0;  // the first key that is loaded

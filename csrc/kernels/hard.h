@@ -37,7 +37,7 @@ template <class E>
 void hard(const Problem& p, const HardResult& result, const ForwardBlock& block, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
-  ForwardScratch<E> s(arena, p, kRowBlock<T>);
+  ForwardScratch<Products<E>> s(arena, p, kRowBlock<T>);
   const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
     const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);

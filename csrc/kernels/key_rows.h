@@ -15,6 +15,7 @@ class KeyRows {
   using T = Compute<E>;
 
  public:
+  KeyRows() = default;
   KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
           int64_t kv_head)
       : first_(plane<E>(p, input, batch, kv_head)),
@@ -30,34 +31,41 @@ class KeyRows {
     if constexpr (!kIsHalf<E>)
       if (run_end(key) >= key + keys) return {at(key), row_, col_};
     const int64_t step = padded<T>(dim_);
-    T* to = scratch;
-    for (int64_t j = key; j < key + keys;) {
-      const E* from = at(j);
-      for (const int64_t end = std::min(key + keys, run_end(j)); j < end; ++j) {
-        gather_row(from, col_, dim_, to);
-        from += row_;
-        to += step;
-      }
-    }
+    for_each_run(key, keys, [&](int64_t first, int64_t count) {
+      const E* from = at(first);
+      for (int64_t j = 0; j < count; ++j)
+        gather_row(from + j * row_, col_, dim_, scratch + (first - key + j) * step);
+    });
     return {scratch, step, 1};
+  }
+
+  // f(first, count) for runs of rows that are row() apart.
+  template <class F>
+  QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
+    for (int64_t j = key; j < key + keys;) {
+      const int64_t end = std::min(key + keys, run_end(j));
+      f(j, end - j);
+      j = end;
+    }
   }
 
   const E* at(int64_t key) const {
     if (!pages_.table) return first_ + key * row_;
     return first_ + pages_.table[key / pages_.size] * page_stride_ + key % pages_.size * row_;
   }
+  int64_t row() const { return row_; }
+
+ private:
   // Rows [key, run_end(key)) are row_ apart.
   int64_t run_end(int64_t key) const {
     if (!pages_.table) return std::numeric_limits<int64_t>::max();
     return (key / pages_.size + 1) * pages_.size;
   }
-  int64_t row() const { return row_; }
 
- private:
-  const E* first_;
-  int64_t row_, col_, dim_;
+  const E* first_ = nullptr;
+  int64_t row_ = 0, col_ = 0, dim_ = 0;
   Pages pages_;
-  int64_t page_stride_;
+  int64_t page_stride_ = 0;
 };
 
 template <class E>

@@ -8,6 +8,7 @@ class Products {
   using T = Compute<E>;
 
  public:
+  using Element = E;
   using Query = T;                            // what a tile of queries is packed as
   static constexpr int64_t kKeyMultiple = 1;  // where a tile may begin in a block
 
@@ -18,6 +19,8 @@ class Products {
         value_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v))
                                       : nullptr) {}
 
+  // Keys of the blocks that `keys` keys are cut into.
+  static int64_t block_keys(int64_t keys) { return key_step(keys); }
   // Elements of a packed tile.
   static int64_t query_size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim); }
   void pack(const Tile& tile, Query* query) const { pack_queries<E>(p_, tile, rows_, query); }
@@ -45,6 +48,19 @@ class Products {
     gemm<T>(
         p_.head_dim_v, tile.lanes,
         {keys, v.data, v.col, v.row, weights, tile.step, output, tile.lanes, Beta::lanes, rescale});
+  }
+
+  // rows [tile.rows, padded(Dv)] of factors [lanes] * output, which is overwritten.
+  const T* output_rows(const Tile& tile, const T* factors, T* output, T* rows) const {
+    constexpr int W = kLanes<T>;
+    for (int v = 0; v < tile.lanes; v += W)
+      for (int64_t d = 0; d < p_.head_dim_v; ++d) {
+        T* at = output + d * tile.lanes + v;
+        store(at, load(at) * load(factors + v));
+      }
+    const int64_t step = padded<T>(p_.head_dim_v);
+    transpose<T>(output, tile.lanes, rows, step, step, tile.lanes, T(1));
+    return rows;
   }
 
  private:

@@ -1,0 +1,202 @@
+// Products for planes of few rows, as when decoding. Vectors run along the head
+// dimension, so that each element of a key and of a value is loaded once for all
+// rows; with rows in the lanes, most would be idle and every element a broadcast.
+//
+// What limits them is memory, so it is kept busy: while one block of keys is
+// multiplied, its values are asked for, and while those are, the next keys.
+namespace qkv::QKV_ISA {
+
+constexpr int64_t kFewRows = 8;
+// Keys of a block: its values, asked for, wait in the first-level cache.
+constexpr int64_t kFewKeys = 32;
+
+// Decided by the shape of a plane: forward and backward pass must round alike.
+template <class E>
+bool has_few_rows(const Problem& p) {
+  constexpr int64_t W = kLanes<Compute<E>>;
+  return p.group() * p.seqlen_q <= std::min<int64_t>(kFewRows, 2 * W) && p.key.strides.col == 1 &&
+         p.value.strides.col == 1 && p.head_dim % W == 0 && p.head_dim_v % W == 0;
+}
+
+// Rows of memory that will be needed: `from` may be null, and point anywhere.
+struct Ahead {
+  const void* from = nullptr;
+  int64_t row = 0;  // bytes
+
+  // The lines of `bytes` bytes at `at` of row j.
+  QKV_INLINE void ask(int64_t j, int64_t at, int64_t bytes) const {
+    if (!from) return;
+    for (int64_t line = at; line < at + bytes; line += int64_t(kCacheLine))
+      __builtin_prefetch(static_cast<const char*>(from) + j * row + line);
+  }
+};
+
+// scores[key * step + row] = dot products of ROWS rows of queries with as many keys
+// as make one vector of sums, or fewer.
+template <class E, int ROWS, class T = Compute<E>>
+QKV_INLINE void dot_block(int64_t dim, int64_t keys, const E* key, int64_t key_row, const T* query,
+                          T* scores, int64_t step) {
+  constexpr int W = kLanes<T>, KEYS = W / ROWS;
+  Vec<T> sum[W];
+  const E* row[KEYS];
+  QKV_UNROLL
+  for (int i = 0; i < W; ++i) sum[i] = Vec<T>{};
+  QKV_UNROLL
+  for (int j = 0; j < KEYS; ++j) row[j] = key + std::min<int64_t>(j, keys - 1) * key_row;
+  for (int64_t d = 0; d < dim; d += W) {
+    QKV_UNROLL
+    for (int j = 0; j < KEYS; ++j) {
+      const Vec<T> k = load_wide(row[j] + d);
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) sum[j * ROWS + r] += k * load(query + r * dim + d);
+    }
+  }
+  exchange<T, W / 2>(sum);
+  QKV_UNROLL
+  for (int h = W / 2; h > 0; h /= 2) {
+    QKV_UNROLL
+    for (int i = 0; i < h; ++i) sum[i] += sum[i + h];
+  }
+  QKV_UNROLL
+  for (int i = 0; i < W; ++i)
+    if (i / ROWS < keys) scores[i / ROWS * step + i % ROWS] = sum[0][i];
+}
+
+// f(row, rows) for rows in groups of 4, 2 and 1: of a size known when compiling.
+template <class F>
+QKV_INLINE void for_row_groups(int64_t rows, const F& f) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
+  for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>());
+  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
+}
+
+// scores [keys x lanes]; rows of `key` are key_row apart. query [rows, dim].
+template <class E, class T = Compute<E>>
+void few_scores(const Tile& tile, int64_t dim, int64_t keys, const E* key, int64_t key_row,
+                const T* query, T* scores, const Ahead& ahead) {
+  const int64_t step = tile.step;
+  for (int64_t j = 0; j < keys && tile.rows < tile.lanes; ++j)
+    std::fill(scores + j * step + tile.rows, scores + j * step + tile.lanes, T(0));
+  for_row_groups(tile.rows, [&](int64_t r, auto count) {
+    constexpr int kRows = count < kLanes<T> ? int(count) : kLanes<T>;
+    constexpr int64_t kKeys = kLanes<T> / kRows;
+    for (int64_t j = 0; j < keys; j += kKeys) {
+      for (int64_t i = 0; i < kKeys && r == 0; ++i) ahead.ask(j + i, 0, dim * int64_t(sizeof(E)));
+      for (int64_t g = r; g < r + count; g += kRows)
+        dot_block<E, kRows>(dim, keys - j, key + j * key_row, key_row, query + g * dim,
+                            scores + j * step + g, step);
+    }
+  });
+}
+
+// output [ROWS, dim] += weights^T values, for NV vectors of columns.
+template <class E, int ROWS, int NV, class T = Compute<E>>
+QKV_INLINE void add_columns(int64_t dim, int64_t keys, const E* value, int64_t value_row,
+                            const T* weights, int64_t step, T* output) {
+  constexpr int W = kLanes<T>;
+  Vec<T> sum[ROWS][NV];
+  QKV_UNROLL
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < NV; ++v) sum[r][v] = load(output + r * dim + v * W);
+  for (int64_t j = 0; j < keys; ++j) {
+    Vec<T> x[NV];
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) x[v] = load_wide(value + j * value_row + v * W);
+    QKV_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      const Vec<T> weight = splat(weights[j * step + r]);
+      QKV_UNROLL
+      for (int v = 0; v < NV; ++v) sum[r][v] += weight * x[v];
+    }
+  }
+  QKV_UNROLL
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < NV; ++v) store(output + r * dim + v * W, sum[r][v]);
+}
+
+// output [rows, dim] += weights^T values, weights [keys, step].
+template <class E, class T = Compute<E>>
+void add_few_values(int64_t rows, int64_t dim, int64_t keys, const E* value, int64_t value_row,
+                    const T* weights, int64_t step, T* output, const Ahead& ahead) {
+  constexpr int W = kLanes<T>;
+  // Rows to ask for while one panel of columns is summed, so that all are by the end.
+  const int64_t panels = (dim + 2 * W - 1) / (2 * W), share = (keys + panels - 1) / panels;
+  int64_t asked = 0;
+  for (int64_t d = 0; d < dim; d += 2 * W) {
+    for (const int64_t end = std::min(keys, asked + share); asked < end; ++asked)
+      ahead.ask(asked, 0, dim * int64_t(sizeof(E)));
+    for_row_groups(rows, [&](int64_t r, auto count) {
+      (d + 2 * W <= dim ? add_columns<E, count, 2> : add_columns<E, count, 1>)(
+          dim, keys, value + d, value_row, weights + r, step, output + r * dim + d);
+    });
+  }
+}
+
+// What Products is for other planes. output is [rows, Dv].
+template <class E>
+class FewRowProducts {
+  using T = Compute<E>;
+
+ public:
+  using Element = E;
+  using Query = T;
+  static constexpr int64_t kKeyMultiple = 1;
+
+  FewRowProducts(Arena&, const Problem& p) : p_(p) {}
+
+  static int64_t block_keys(int64_t) { return kFewKeys; }
+  static int64_t query_size(const Problem& p) { return kRowBlock<T> * p.head_dim; }
+
+  void pack(const Tile& tile, Query* query) const {
+    gather_rows(rows_of<E>(p_, p_.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.rows,
+                p_.head_dim, query);
+    for (int64_t i = 0; i < tile.rows * p_.head_dim; i += kLanes<T>)
+      store(query + i, load(query + i) * T(p_.scale));
+  }
+
+  // Nothing is copied: products read the user's memory.
+  void load_keys(int64_t batch, int64_t kv_head, int64_t, int64_t) {
+    keys_ = key_rows<E>(p_, batch, kv_head);
+  }
+  void load_values(int64_t batch, int64_t kv_head, int64_t, int64_t) {
+    values_ = value_rows<E>(p_, batch, kv_head);
+  }
+
+  void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
+    keys_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
+      few_scores<E>(tile, p_.head_dim, count, keys_.at(j), keys_.row(), query,
+                    scores + (j - key) * tile.step,
+                    Ahead{values_.at(j), values_.row() * int64_t(sizeof(E))});
+    });
+  }
+
+  void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
+                  T* output) const {
+    const int64_t dim = p_.head_dim_v;
+    for (int r = 0; r < tile.rows; ++r)
+      for (int64_t d = 0; d < dim; d += kLanes<T>)
+        store(output + r * dim + d, load(output + r * dim + d) * rescale[r]);
+    values_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
+      add_few_values<E>(tile.rows, dim, count, values_.at(j), values_.row(),
+                        weights + (j - key) * tile.step, tile.step, output,
+                        Ahead{j + keys < p_.seqlen_k ? keys_.at(j + keys) : nullptr,
+                              keys_.row() * int64_t(sizeof(E))});
+    });
+  }
+
+  const T* output_rows(const Tile& tile, const T* factors, T* output, T*) const {
+    for (int r = 0; r < tile.rows; ++r)
+      for (int64_t d = 0; d < p_.head_dim_v; d += kLanes<T>) {
+        T* at = output + r * p_.head_dim_v + d;
+        store(at, load(at) * factors[r]);
+      }
+    return output;
+  }
+
+ private:
+  const Problem& p_;
+  KeyRows<E> keys_, values_;
+};
+
+}  // namespace qkv::QKV_ISA
