@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <ostream>
+#include <vector>
 
 #include "attention.h"
 #include "tensors.h"
@@ -12,6 +13,41 @@ namespace qkv::test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+
+inline bool is_half(DType dtype) { return size_of(dtype) == 2; }
+
+inline double largest_number(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return std::numeric_limits<float>::max();
+    case DType::bf16:
+      return 0xFFp120;
+    case DType::f16:
+      return 65504;
+    default:
+      return std::numeric_limits<double>::max();
+  }
+}
+
+// The masks that are added to scores of this dtype.
+inline std::vector<MaskType> float_masks(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return {MaskType::f32, MaskType::bf16};
+    case DType::f16:
+      return {MaskType::f32, MaskType::f16};
+    default:
+      return {MaskType::f32, MaskType::f64};
+  }
+}
+
+inline std::vector<MaskType> all_masks(DType dtype) {
+  std::vector<MaskType> all = float_masks(dtype);
+  all.push_back(MaskType::boolean);
+  return all;
+}
 
 struct Case {
   DType dtype = DType::f32;
@@ -46,25 +82,33 @@ struct Case {
 
   int64_t heads() const { return kv_heads * group; }
   double effective_scale() const { return std::isnan(scale) ? 1 / std::sqrt(double(D)) : scale; }
-  bool float_mask() const { return mask_type == MaskType::f32 || mask_type == MaskType::f64; }
+  bool float_mask() const { return mask_type != MaskType::none && mask_type != MaskType::boolean; }
 };
 
+inline std::ostream& operator<<(std::ostream& out, DType dtype) {
+  constexpr const char* names[] = {"f32", "f64", "bf16", "f16"};
+  return out << names[int(dtype)];
+}
+inline std::ostream& operator<<(std::ostream& out, MaskType mask) {
+  constexpr const char* names[] = {"none", "boolean", "f32", "f64", "bf16", "f16"};
+  return out << names[int(mask)];
+}
+
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
-  out << (c.dtype == DType::f32 ? "f32" : "f64") << " batch [";
+  out << c.dtype << " batch [";
   for (int64_t b : c.batch) out << b << " ";
   return out << "] kv_heads " << c.kv_heads << " group " << c.group << " L " << c.L << " S " << c.S
              << " D " << c.D << " Dv " << c.Dv << " scale " << c.effective_scale() << " causal "
              << c.is_causal << " window " << c.window_left << "," << c.window_right << " softcap "
-             << c.softcap << " mask " << int(c.mask_type) << " slopes " << c.alibi_slopes
-             << " sinks " << c.sinks << " dropout " << c.dropout_p << " at batch "
-             << c.dropout_batch << " head_repeat " << c.key_head_repeat << ","
-             << c.value_head_repeat << " given grad_output,lse,weights " << c.grad_output
-             << c.grad_lse << c.grad_weights << " wanted q,k,v " << c.grad_query << c.grad_key
-             << c.grad_value << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys
-             << c.grad_mask_queries << " slopes,sinks,weights " << c.grad_alibi_slopes
-             << c.grad_sinks << c.weights << " shared batch,heads " << c.share_batch
-             << c.share_heads << " strided " << c.strided << " at_front " << c.at_front
-             << " threads " << c.num_threads << " seed " << c.seed;
+             << c.softcap << " mask " << c.mask_type << " slopes " << c.alibi_slopes << " sinks "
+             << c.sinks << " dropout " << c.dropout_p << " at batch " << c.dropout_batch
+             << " head_repeat " << c.key_head_repeat << "," << c.value_head_repeat
+             << " given grad_output,lse,weights " << c.grad_output << c.grad_lse << c.grad_weights
+             << " wanted q,k,v " << c.grad_query << c.grad_key << c.grad_value
+             << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys << c.grad_mask_queries
+             << " slopes,sinks,weights " << c.grad_alibi_slopes << c.grad_sinks << c.weights
+             << " shared batch,heads " << c.share_batch << c.share_heads << " strided " << c.strided
+             << " at_front " << c.at_front << " threads " << c.num_threads << " seed " << c.seed;
 }
 
 // A few of everything, in f64: for numbers worked out by hand.
@@ -80,5 +124,7 @@ Case random_case(uint64_t seed);
 
 // The same sizes with options drawn anew: each alone and any of them together.
 void draw_options(Random& random, Case& c);
+DType draw_dtype(Random& random);
+MaskType draw_mask(Random& random, DType dtype);  // none, too
 
 }  // namespace qkv::test

@@ -16,18 +16,19 @@ const Library kReference = {reference::attention_forward, reference::attention_b
 Outputs::Outputs(const Workload& w) : w_(w) {
   const Case& c = w.c;
   const int64_t H = c.heads();
-  output_ = w.make_output(H, c.L, c.Dv);
-  lse_ = w.make_output(H, c.L, 1);
-  if (c.grad_weights) weights_dot_ = w.make_output(H, c.L, 1);
-  if (c.grad_query) grad_query_ = w.make_output(H, c.L, c.D);
-  if (c.grad_key) grad_key_ = w.make_output(c.kv_heads, c.S, c.D);
-  if (c.grad_value) grad_value_ = w.make_output(c.kv_heads, c.S, c.Dv);
-  if (c.grad_mask) grad_mask_ = w.make_sum(w.mask_element());
-  if (c.grad_mask_keys) grad_mask_keys_ = w.make_output(H, 1, c.S);
-  if (c.grad_mask_queries) grad_mask_queries_ = w.make_output(H, c.L, 1);
+  const Type element = type_of(c.dtype), compute = w.compute_element();
+  output_ = w.make_output(element, H, c.L, c.Dv);
+  lse_ = w.make_output(compute, H, c.L, 1);
+  if (c.grad_weights) weights_dot_ = w.make_output(compute, H, c.L, 1);
+  if (c.grad_query) grad_query_ = w.make_output(element, H, c.L, c.D);
+  if (c.grad_key) grad_key_ = w.make_output(element, c.kv_heads, c.S, c.D);
+  if (c.grad_value) grad_value_ = w.make_output(element, c.kv_heads, c.S, c.Dv);
+  if (c.grad_mask) grad_mask_ = w.make_grad_mask();
+  if (c.grad_mask_keys) grad_mask_keys_ = w.make_output(compute, H, 1, c.S);
+  if (c.grad_mask_queries) grad_mask_queries_ = w.make_output(compute, H, c.L, 1);
   if (c.grad_alibi_slopes) grad_alibi_slopes_ = w.make_output(Type::f64, H, 1, 1);
   if (c.grad_sinks) grad_sinks_ = w.make_output(Type::f64, H, 1, 1);
-  if (c.weights) weights_ = w.make_sum(type_of(c.dtype));
+  if (c.weights) weights_ = w.make_weights();
 }
 
 ForwardResult Outputs::forward_result(bool want_lse) const {
@@ -52,6 +53,11 @@ std::vector<const Tensor*> Outputs::all() const {
   return {&output_,     &lse_,       &weights_dot_,    &grad_query_,        &grad_key_,
           &grad_value_, &grad_mask_, &grad_mask_keys_, &grad_mask_queries_, &grad_alibi_slopes_,
           &grad_sinks_, &weights_};
+}
+
+void Outputs::set_output(const std::vector<double>& values) {
+  size_t n = 0;
+  output_.fill([&] { return values[n++]; });
 }
 
 void Outputs::forward_is_done() const {
@@ -96,22 +102,30 @@ Results run_forward(const Workload& w, const Library& library) {
   return r;
 }
 
-Results run(const Workload& w, const Library& library) {
-  make_inputs_read_only(w);
-  const Outputs outputs(w);
-  library.forward(w.problem(), outputs.forward_result(true));
-  outputs.expect_nothing_else_written();
+namespace {
+
+void run_backward(const Workload& w, const Outputs& outputs, const Library& library) {
   outputs.forward_is_done();
   if (w.c.grad_weights)
     library.weights_dot(w.problem(), outputs.backward_args(), outputs.weights_dot());
   library.backward(w.problem(), outputs.backward_args());
   outputs.expect_nothing_else_written();
+}
+
+}  // namespace
+
+Results run(const Workload& w, const Library& library) {
+  make_inputs_read_only(w);
+  const Outputs outputs(w);
+  library.forward(w.problem(), outputs.forward_result(true));
+  outputs.expect_nothing_else_written();
+  run_backward(w, outputs, library);
   return outputs.values();
 }
 
 Results run_hard(const Workload& w, const Library& library) {
   make_inputs_read_only(w);
-  const Tensor output = w.make_output(w.c.heads(), w.c.L, w.c.Dv);
+  const Tensor output = w.make_output(type_of(w.c.dtype), w.c.heads(), w.c.L, w.c.Dv);
   const Tensor index = w.make_output(Type::int64, w.c.heads(), w.c.L, 1);
   library.hard(w.problem(), {output.output(), index.output()});
   EXPECT_TRUE(output.canaries_alive() && index.canaries_alive());
@@ -122,7 +136,32 @@ Results run_hard(const Workload& w, const Library& library) {
 
 Results forward_truth(const Workload& w) { return run_forward(w.in_f64(), kReference); }
 
-Results truth(const Workload& w) { return run(w.in_f64(), kReference); }
+Results truth(const Workload& w, const Results& actual) {
+  if (!is_half(w.c.dtype)) return run(w.in_f64(), kReference);
+  const Workload exact = w.in_f64();
+  Outputs outputs(exact);
+  kReference.forward(exact.problem(), outputs.forward_result(true));
+  const std::vector<double> output = outputs.values().output;
+  outputs.set_output(actual.output);
+  run_backward(exact, outputs, kReference);
+  Results all = outputs.values();
+  all.output = output;
+  return all;
+}
+
+Results expect_truth(const Workload& w) {
+  SCOPED_TRACE(::testing::Message() << w.c);
+  const Results actual = run(w);
+  expect_close(actual, truth(w, actual), w.c);
+  return actual;
+}
+
+Results expect_forward_truth(const Workload& w) {
+  SCOPED_TRACE(::testing::Message() << w.c);
+  const Results actual = run_forward(w);
+  expect_close(actual, forward_truth(w), w.c);
+  return actual;
+}
 
 double relative_rms_error(const std::vector<double>& actual, const std::vector<double>& expected) {
   double error = 0, size = 0;

@@ -33,12 +33,13 @@ struct Results {
 struct NamedResult {
   const char* name;
   std::vector<double> Results::* values;
+  bool in_dtype = false;  // of the Problem, else in the compute type, f64 or int64
 };
-constexpr NamedResult kResults[] = {{"output", &Results::output},
+constexpr NamedResult kResults[] = {{"output", &Results::output, true},
                                     {"lse", &Results::lse},
-                                    {"grad_query", &Results::grad_query},
-                                    {"grad_key", &Results::grad_key},
-                                    {"grad_value", &Results::grad_value},
+                                    {"grad_query", &Results::grad_query, true},
+                                    {"grad_key", &Results::grad_key, true},
+                                    {"grad_value", &Results::grad_value, true},
                                     {"grad_mask", &Results::grad_mask},
                                     {"grad_mask_keys", &Results::grad_mask_keys},
                                     {"grad_mask_queries", &Results::grad_mask_queries},
@@ -46,7 +47,7 @@ constexpr NamedResult kResults[] = {{"output", &Results::output},
                                     {"grad_sinks", &Results::grad_sinks},
                                     {"weights", &Results::weights},
                                     {"weights_dot", &Results::weights_dot},
-                                    {"hard_output", &Results::hard_output},
+                                    {"hard_output", &Results::hard_output, true},
                                     {"hard_index", &Results::hard_index}};
 
 // Memory for the results of a Workload, which must outlive it.
@@ -60,6 +61,8 @@ class Outputs {
   Output weights_dot() const { return weights_dot_.output(); }
   BackwardArgs backward_args() const;
 
+  // What the backward pass is to take for the forward pass's output, row-major.
+  void set_output(const std::vector<double>& values);
   // What the forward pass gave can no longer be written.
   void forward_is_done() const;
   // The test fails if anything but elements was written.
@@ -83,14 +86,20 @@ Results run(const Workload& w, const Library& library = kKernels);
 // attention_hard: hard_output, hard_index.
 Results run_hard(const Workload& w, const Library& library = kKernels);
 
-// What they should give: the reference, all in f64.
+// What they should give: the reference, all in f64. The backward pass of halves is
+// a function of the rounded output, so it is given that of `actual`.
 Results forward_truth(const Workload& w);
-Results truth(const Workload& w);
+Results truth(const Workload& w, const Results& actual);
 
 void expect_close(const Results& actual, const Results& expected, const Case& c);
+// run() is close to truth(), run_forward() to forward_truth(). They return the former.
+Results expect_truth(const Workload& w);
+Results expect_forward_truth(const Workload& w);
 void expect_identical(const Results& actual, const Results& expected);
 // Root mean square of the difference over that of `expected`.
 double relative_rms_error(const std::vector<double>& actual, const std::vector<double>& expected);
+// What it may be for numbers that were rounded once, to a half.
+double rms_of_rounding(DType half);
 
 // Each supported instruction set in turn.
 class IsaTest : public ::testing::TestWithParam<const char*> {

@@ -1,6 +1,7 @@
 // How far results may be from the reference.
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "cases.h"
 #include "philox.h"
@@ -23,19 +24,34 @@ bool same_kind(double actual, double expected, bool dropout) {
   return actual == expected || (dropout && std::isnan(actual));
 }
 
+// Half a unit in the last place that a half as large as x has.
+double rounding(DType half, double x) {
+  const int digits = half == DType::bf16 ? 8 : 11, least = half == DType::bf16 ? -126 : -14;
+  int exponent;
+  std::frexp(x, &exponent);
+  return std::ldexp(1., std::max(exponent - 1, least) - digits);
+}
+
+// Results are rounded once, when they are stored: halves to infinity, even.
+bool is_close(double actual, double expected, double tolerance, DType stored, bool dropout) {
+  if (stored == DType::f16 && std::abs(expected) + tolerance >= 65520 && std::isinf(actual))
+    return std::signbit(actual) == std::signbit(expected);
+  if (!same_kind(actual, expected, dropout)) return false;
+  if (is_half(stored)) tolerance += rounding(stored, std::abs(expected) + tolerance);
+  return !(std::abs(actual - expected) > tolerance);
+}
+
 void expect_close(const char* name, const std::vector<double>& actual,
-                  const std::vector<double>& expected, double tolerance, bool dropout) {
+                  const std::vector<double>& expected, double tolerance, DType stored,
+                  bool dropout) {
   ASSERT_EQ(actual.size(), expected.size()) << name;
   int64_t wrong = 0, first = 0;
-  for (int64_t i = int64_t(actual.size()) - 1; i >= 0; --i) {
-    const bool ok = same_kind(actual[i], expected[i], dropout) &&
-                    !(std::abs(actual[i] - expected[i]) > tolerance);
-    if (!ok) ++wrong, first = i;
-  }
+  for (int64_t i = int64_t(actual.size()) - 1; i >= 0; --i)
+    if (!is_close(actual[i], expected[i], tolerance, stored, dropout)) ++wrong, first = i;
   if (wrong)
     ADD_FAILURE() << name << ": " << wrong << " of " << actual.size() << " are off, first ["
                   << first << "]: " << actual[first] << ", expected " << expected[first] << " +- "
-                  << tolerance;
+                  << tolerance << (is_half(stored) ? " and the rounding of a half" : "");
 }
 
 // How many elements of [B, H, L, S] share one of grad_mask and weights.
@@ -46,7 +62,21 @@ double sharers(const Case& c) {
   return n;
 }
 
+// Where the products' instructions take both factors in bf16, weights and the
+// gradients of scores are rounded to it before they are multiplied.
+double factor_rounding(DType dtype) {
+  const std::string isa = active_isa();
+  const bool rounds = isa.find("bf16") != isa.npos || isa.find("amx") != isa.npos;
+  return dtype == DType::bf16 && rounds ? 0x1p-9 : 0;
+}
+
 }  // namespace
+
+// Rounding to p digits errs by up to half a unit in the last place, and by 0.21 * 2^(1 - p)
+// relative to normal numbers. Rounding the factors of a sum costs about as much again.
+double rms_of_rounding(DType half) {
+  return 0.22 * (half == DType::bf16 ? 0x1p-7 : 0x1p-10) + factor_rounding(half) / 2;
+}
 
 // Inputs are standard normal: a sum of n products of them is about sqrt(n), and
 // adding it up costs about n roundings of that last digit; more where strides of
@@ -54,12 +84,13 @@ double sharers(const Case& c) {
 // relative to itself; the gradient of a score is a difference and errs by what
 // its two sides do. Six times these are allowed, and the f64 reference has its
 // share of it; a key of a thousand left out is off by thousands of roundings.
+// Halves are computed with in f32, so they differ in the last rounding alone.
 void expect_close(const Results& actual, const Results& expected, const Case& c) {
   const auto epsilon = [](bool f32) {
     return f32 ? double(std::numeric_limits<float>::epsilon())
                : std::numeric_limits<double>::epsilon();
   };
-  const double eps = epsilon(c.dtype == DType::f32);
+  const double eps = epsilon(c.dtype != DType::f64);
   const auto size = [&](double n) { return c.strided ? n : std::sqrt(n); };
   const auto error = [&](double n) { return eps * (4 + std::sqrt(n) * size(n)); };
   const double L = double(c.L), rows = size(L * double(c.group)), dim_v = double(c.Dv);
@@ -72,20 +103,24 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   // Backward, weights are exp(score - lse), and lse is a number of the dtype.
   const double weight = score + eps * largest(expected.lse);
   const double keep = c.dropout_p > 0 ? std::max(1., dropout_scale(c.dropout_p)) : 1;
-  // The gradient of one score, before scale.
-  const double grad = keep * (weight * (1 + size(dim_v) + (c.grad_weights ? 2 : 0)) + error(dim_v));
+  const double factor = factor_rounding(c.dtype);
+  // The gradient of one score, before scale, and of a product with it.
+  const auto grad_error = [&](double weight) {
+    return keep * (weight * (1 + size(dim_v) + (c.grad_weights ? 2 : 0)) + error(dim_v));
+  };
+  const double grad = grad_error(weight), grad_factor = grad_error(weight + factor);
   // Adding up what shares an element, in the type that the sum has.
   const double shared = std::sqrt(sharers(c)) * size(sharers(c));
   const auto sum = [&](double type_eps, const std::vector<double>& all) {
     return type_eps * shared * (1 + largest(all));
   };
-  const double mask_eps = std::max(eps, epsilon(c.mask_type == MaskType::f32));
+  const double mask_eps = std::max(eps, epsilon(c.mask_type != MaskType::f64));
   const double tolerances[] = {
-      6 * keep * score,                                         // output
+      6 * keep * (score + factor),                              // output
       6 * score + eps * largest(expected.lse),                  // lse
-      6 * scale * grad,                                         // grad_query
-      6 * scale * grad * rows,                                  // grad_key
-      6 * keep * weight * rows,                                 // grad_value
+      6 * scale * grad_factor,                                  // grad_query
+      6 * scale * grad_factor * rows,                           // grad_key
+      6 * keep * (weight + factor) * rows,                      // grad_value
       6 * grad * shared + sum(mask_eps, expected.grad_mask),    // grad_mask
       6 * grad * size(L),                                       // grad_mask_keys
       6 * grad,                                                 // grad_mask_queries
@@ -97,9 +132,11 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
       0,                                                        // hard_index
   };
   static_assert(std::size(tolerances) == std::size(kResults));
-  for (size_t r = 0; r < std::size(kResults); ++r)
-    expect_close(kResults[r].name, actual.*kResults[r].values, expected.*kResults[r].values,
-                 tolerances[r], c.dropout_p > 0);
+  for (size_t r = 0; r < std::size(kResults); ++r) {
+    const NamedResult& result = kResults[r];
+    expect_close(result.name, actual.*result.values, expected.*result.values, tolerances[r],
+                 result.in_dtype ? c.dtype : compute_type(c.dtype), c.dropout_p > 0);
+  }
 }
 
 }  // namespace qkv::test

@@ -1,11 +1,9 @@
+#include <iterator>
+
 #include "case.h"
 
 namespace qkv::test {
 namespace {
-
-int64_t draw_from(Random& random, const Sizes& choices) {
-  return choices[draw(random, 0, int64_t(choices.size()) - 1)];
-}
 
 bool one_in(Random& random, int64_t n) { return draw(random, 0, n - 1) == 0; }
 
@@ -16,22 +14,32 @@ int64_t draw_size(Random& random, const Sizes& usual, int64_t most) {
 
 // Open, nothing but the query's own place, a few keys, any number, all keys and more.
 int64_t draw_window(Random& random, const Case& c) {
-  return draw_from(random,
-                   {-1, 0, draw(random, 1, 9), draw(random, 0, c.L + c.S), int64_t{1} << 40});
+  return draw_from<int64_t>(
+      random, {-1, 0, draw(random, 1, 9), draw(random, 0, c.L + c.S), int64_t{1} << 40});
 }
 
 }  // namespace
+
+DType draw_dtype(Random& random) {
+  return draw_from<DType>(random, {std::begin(kDTypes), std::end(kDTypes)});
+}
+
+MaskType draw_mask(Random& random, DType dtype) {
+  std::vector<MaskType> types = all_masks(dtype);
+  types.push_back(MaskType::none);
+  return draw_from(random, types);
+}
 
 void draw_options(Random& random, Case& c) {
   const bool any = !one_in(random, 3);
   const auto option = [&](int64_t n) { return any && one_in(random, n); };
   c.is_causal = draw(random, 0, 1);
-  c.mask_type = MaskType(draw(random, 0, 3));
+  c.mask_type = draw_mask(random, c.dtype);
   if (option(2)) c.window_left = draw_window(random, c), c.window_right = draw_window(random, c);
-  if (option(3)) c.softcap = double(draw_from(random, {1, 3, 50})) / 2;
+  if (option(3)) c.softcap = draw_from<double>(random, {1, 3, 50}) / 2;
   c.alibi_slopes = option(3);
   c.sinks = option(3);
-  if (option(2)) c.dropout_p = double(draw_from(random, {1, 5, 9, 10})) / 10;
+  if (option(2)) c.dropout_p = draw_from<double>(random, {1, 5, 9, 10}) / 10;
   c.dropout_batch = one_in(random, 2) ? 0 : int64_t{1} << draw(random, 0, 40);
   c.grad_weights = option(3);
   c.grad_mask = c.float_mask() && one_in(random, 2);
@@ -50,11 +58,11 @@ Case random_case(uint64_t seed) {
   for (;;) {
     Case c;
     c.seed = seed;
-    c.dtype = draw(random, 0, 2) ? DType::f32 : DType::f64;
+    c.dtype = draw_dtype(random);
     c.batch.resize(draw(random, 0, 3));
     for (int64_t& b : c.batch) b = draw(random, 0, 9) ? draw(random, 1, 3) : 0;
     c.kv_heads = draw(random, 1, 3);
-    c.group = draw_from(random, {1, 1, 2, 3, 8});
+    c.group = draw_from<int64_t>(random, {1, 1, 2, 3, 8});
     const Sizes lengths = {0, 1, 1, 2, 4, 8, 15, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 513};
     const Sizes dims = {1, 2, 8, 15, 16, 17, 32, 33, 40, 64, 65, 80, 128, 256, 257};
     c.L = draw_size(random, lengths, 300);
@@ -62,7 +70,7 @@ Case random_case(uint64_t seed) {
     c.D = draw_size(random, dims, 300);
     c.Dv = draw(random, 0, 1) ? c.D : draw_size(random, dims, 300);
     draw_options(random, c);
-    if (draw(random, 0, 3) == 0) c.scale = std::normal_distribution<double>()(random);
+    if (draw(random, 0, 3) == 0) c.scale = draw_normal(random);
     if (draw(random, 0, 3) == 0) c.key_head_repeat = c.kv_heads;
     if (draw(random, 0, 3) == 0) c.value_head_repeat = c.kv_heads;
     c.lse = draw(random, 0, 3);

@@ -1,36 +1,22 @@
 // Strided tensors in guarded memory.
 #pragma once
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <numeric>
-#include <random>
-#include <stdexcept>
 #include <vector>
 
 #include "attention.h"
+#include "guarded_memory.h"
+#include "random.h"
+#include "reference/element.h"
 
 namespace qkv::test {
 
-// Loops are cut down where each step is ten or more times slower: sanitizers, emulators.
-#if defined(__SANITIZE_ADDRESS__) || defined(QKV_QUICK_TESTS)
-constexpr bool kQuick = true;
-#else
-constexpr bool kQuick = false;
-#endif
-
+using reference::Type;
+using reference::type_of;
 using Sizes = std::vector<int64_t>;  // [batch..., head, row, col], or strides in that order
-using Random = std::mt19937_64;
-
-inline int64_t draw(Random& random, int64_t low, int64_t high) {  // low <= x <= high
-  return std::uniform_int_distribution<int64_t>(low, high)(random);
-}
 
 inline Sizes dense_strides(const Sizes& sizes) {
   Sizes strides(sizes.size());
@@ -53,56 +39,6 @@ inline Sizes random_strides(Random& random, const Sizes& sizes, bool may_repeat)
   }
   return strides;
 }
-
-// Memory between two pages that may not be touched. The data lie against the
-// page behind them, or with `at_front` against the one before: one byte too far
-// on that side crashes, sanitizer or not; on the other side there are canaries.
-class GuardedMemory {
- public:
-  GuardedMemory(size_t bytes, bool at_front) {
-    const size_t page = size_t(sysconf(_SC_PAGESIZE));
-    inner_ = std::max<size_t>((bytes + page - 1) / page, 1) * page;
-    void* all = mmap(nullptr, inner_ + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED) throw std::bad_alloc();
-    mapping_ = {all, Unmap{inner_ + 2 * page}};
-    begin_ = static_cast<uint8_t*>(all) + page;
-    protect(PROT_READ | PROT_WRITE);
-    std::memset(begin_, kCanary, inner_);
-    data_ = at_front ? begin_ : begin_ + inner_ - bytes;
-  }
-
-  void* data() const { return data_; }
-  void make_read_only() { protect(PROT_READ); }
-
-  // Whether every byte still is a canary but those that clear(data) turns back
-  // into canaries in a copy of it all.
-  template <class Clear>
-  bool canaries_alive(Clear clear) const {
-    std::vector<uint8_t> copy(begin_, begin_ + inner_);
-    clear(copy.data() + (data_ - begin_));
-    return copy.front() == kCanary && !std::memcmp(copy.data(), copy.data() + 1, inner_ - 1);
-  }
-
-  static constexpr uint8_t kCanary = 0xA5;
-
- private:
-  struct Unmap {
-    size_t bytes;
-    void operator()(void* p) const { munmap(p, bytes); }
-  };
-
-  void protect(int rights) {
-    if (mprotect(begin_, inner_, rights)) throw std::runtime_error("mprotect");
-  }
-
-  std::unique_ptr<void, Unmap> mapping_{nullptr, Unmap{0}};
-  uint8_t *begin_, *data_;
-  size_t inner_;
-};
-
-enum class Type { f32, f64, byte, int64 };
-
-inline Type type_of(DType dtype) { return dtype == DType::f32 ? Type::f32 : Type::f64; }
 
 // A tensor [batch..., head, row, col]. A default-constructed one is absent: null.
 class Tensor {
@@ -143,20 +79,10 @@ class Tensor {
     return std::inner_product(index.begin(), index.end(), strides_.begin(), int64_t{0});
   }
 
-  double get(int64_t offset) const {
-    if (type_ == Type::f32) return static_cast<float*>(data())[offset];
-    if (type_ == Type::f64) return static_cast<double*>(data())[offset];
-    if (type_ == Type::int64) return double(static_cast<int64_t*>(data())[offset]);
-    return static_cast<uint8_t*>(data())[offset];
-  }
+  double get(int64_t offset) const { return reference::read(type_, data(), offset); }
   double get(std::initializer_list<int64_t> index) const { return get(offset(index)); }
 
-  void set(int64_t offset, double x) {
-    if (type_ == Type::f32) static_cast<float*>(data())[offset] = float(x);
-    if (type_ == Type::f64) static_cast<double*>(data())[offset] = x;
-    if (type_ == Type::byte) static_cast<uint8_t*>(data())[offset] = uint8_t(x);
-    if (type_ == Type::int64) static_cast<int64_t*>(data())[offset] = int64_t(x);
-  }
+  void set(int64_t offset, double x) { reference::write(type_, data(), offset, x); }
   void set(std::initializer_list<int64_t> index, double x) { set(offset(index), x); }
 
   template <class F>
@@ -212,7 +138,7 @@ class Tensor {
     return (last + 1) * element();
   }
 
-  int64_t element() const { return type_ == Type::f32 ? 4 : type_ == Type::byte ? 1 : 8; }
+  int64_t element() const { return reference::size_of(type_); }
 
   Type type_ = Type::f32;
   Sizes sizes_, strides_;

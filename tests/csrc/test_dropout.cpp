@@ -18,7 +18,7 @@ class DropoutTest : public IsaTest {
     const Outputs outputs(w);
     attention_forward(p, outputs.forward_result(true));
     attention_backward(p, outputs.backward_args());
-    const std::vector<double> before = w.make_sum(type_of(c.dtype)).values();
+    const std::vector<double> before = w.make_weights().values();
     const std::vector<double> weights = outputs.values().weights;
     int64_t n = 0, wrong = 0;
     for (int64_t b = 0; b < p.batch(); ++b)
@@ -44,7 +44,7 @@ Case weights_case() {
 }
 
 TEST_P(DropoutTest, KeepsWhatPhiloxKeeps) {
-  for (DType dtype : {DType::f32, DType::f64}) {
+  for (DType dtype : kDTypes) {
     for (int64_t group : {1, 3, 16}) {
       for (const auto& [L, S] : {std::pair<int64_t, int64_t>{1, 1}, {5, 7}, {70, 130}, {3, 800}}) {
         Case c = weights_case();
@@ -58,7 +58,7 @@ TEST_P(DropoutTest, KeepsWhatPhiloxKeeps) {
 
 // A tile of keys may begin anywhere, within a counter's four too.
 TEST_P(DropoutTest, InWindows) {
-  for (DType dtype : {DType::f32, DType::f64}) {
+  for (DType dtype : kDTypes) {
     for (int64_t left = 0; left < 9; ++left) {
       Case c = weights_case();
       c.dtype = dtype, c.L = 90, c.S = 97 + left % 3, c.group = 2;

@@ -32,8 +32,7 @@ class MicroKernelTest : public IsaTest {
  protected:
   Tensor matrix(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     Tensor t(type_of(dtype), {1, rows, cols}, {0, row, col}, draw(random, 0, 1));
-    std::normal_distribution<double> normal;
-    t.fill([&] { return normal(random); });
+    t.fill([&] { return draw_normal(random); });
     return t;
   }
 

@@ -87,7 +87,7 @@ TEST(Reference, DropoutScalesWhatItKeeps) {
   const Workload w(c);
   const Results r = run(w, kReference);
   EXPECT_EQ(r.lse, all.lse);
-  const std::vector<double> before = w.make_sum(Type::f64).values();
+  const std::vector<double> before = w.make_weights().values();
   size_t n = 0;
   for (int b = 0; b < 2; ++b)
     for (int h = 0; h < 2; ++h)
@@ -112,7 +112,7 @@ TEST(Reference, SharedGradientsAndWeightsAreSums) {
   c.grad_mask = c.grad_mask_keys = c.grad_mask_queries = c.weights = true;
   const Workload w(c);
   const Results each = run(w, kReference);
-  const std::vector<double> before = w.make_sum(Type::f64).values();
+  const std::vector<double> before = w.make_weights().values();
   const auto at = [&](int b, int h, int i, int j) { return ((b * 3 + h) * 5 + i) * 6 + j; };
   for (int b = 0; b < 2; ++b)
     for (int h = 0; h < 3; ++h) {
@@ -130,7 +130,7 @@ TEST(Reference, SharedGradientsAndWeightsAreSums) {
   c.share_batch = c.share_heads = true;
   const Workload v(c);
   const Results shared = run(v, kReference);
-  const std::vector<double> start = v.make_sum(Type::f64).values();
+  const std::vector<double> start = v.make_weights().values();
   for (int i = 0; i < 5; ++i)
     for (int j = 0; j < 6; ++j) {
       double mask = start[at(0, 0, i, j)], weight = mask;

@@ -20,9 +20,9 @@ struct Workload {
     key = input(random, type_of(c.dtype), c.kv_heads / c.key_head_repeat, c.S, c.D);
     value = input(random, type_of(c.dtype), c.kv_heads / c.value_head_repeat, c.S, c.Dv);
     if (c.grad_output) grad_output = input(random, type_of(c.dtype), H, c.L, c.Dv);
-    if (c.grad_lse) grad_lse = input(random, type_of(c.dtype), H, c.L, 1);
+    if (c.grad_lse) grad_lse = input(random, compute_element(), H, c.L, 1);
     if (c.mask_type != MaskType::none) mask = make_mask(random);
-    if (c.grad_weights) grad_weights = input(random, type_of(c.dtype), H, c.L, c.S);
+    if (c.grad_weights) grad_weights = input(random, compute_element(), H, c.L, c.S);
     // A sixteenth: scores of a few hundred keys away stay of the size of the others.
     if (c.alibi_slopes) alibi_slopes = input(random, Type::f64, H, 1, 1, 1. / 16);
     if (c.sinks) sinks = input(random, Type::f64, H, 1, 1);
@@ -48,23 +48,12 @@ struct Workload {
     const Sizes s = sizes(heads, rows, cols);
     return {type, s, output_strides(s), c.at_front};
   }
-  Tensor make_output(int64_t heads, int64_t rows, int64_t cols) const {
-    return make_output(type_of(c.dtype), heads, rows, cols);
-  }
 
-  // [B..., H, L, S] that is added to, shared as the case says. It holds eighths,
+  // [B..., H, L, S] that is added to, shared as the case says. They hold eighths,
   // the same numbers in every dtype and for every batch item.
-  Tensor make_sum(Type type) const {
-    const Sizes s = sizes(c.heads(), c.L, c.S);
-    Sizes strides = output_strides(s);
-    const size_t rank = c.batch.size();
-    if (c.share_batch) std::fill_n(strides.begin(), rank, 0);
-    if (c.share_heads) strides[rank] = 0;
-    Tensor t(type, s, strides, c.at_front);
-    int64_t n = 0;
-    const int64_t item = c.heads() * c.L * c.S;
-    t.fill([&] { return double(n++ % item % 17 - 8) / 8; });
-    return t;
+  Tensor make_weights() const { return make_sum(compute_element()); }
+  Tensor make_grad_mask() const {
+    return make_sum(c.mask_type == MaskType::f64 ? Type::f64 : Type::f32);
   }
 
   Problem problem() const {
@@ -89,11 +78,7 @@ struct Workload {
     return p;
   }
 
-  Type mask_element() const {
-    return c.mask_type == MaskType::boolean ? Type::byte
-           : c.mask_type == MaskType::f32   ? Type::f32
-                                            : Type::f64;
-  }
+  Type compute_element() const { return type_of(compute_type(c.dtype)); }
 
   // The same numbers in f64, for the reference.
   Workload in_f64() const {
@@ -105,7 +90,7 @@ struct Workload {
     const auto from = inputs();
     const auto to = copy.inputs();
     for (size_t n = 0; n < from.size(); ++n)
-      *to[n] = from[n]->dense(from[n] == &mask ? copy.mask_element() : Type::f64);
+      *to[n] = from[n]->dense(from[n] == &mask ? type_of(copy.c.mask_type) : Type::f64);
     return copy;
   }
 
@@ -117,23 +102,34 @@ struct Workload {
     return c.strided ? random_strides(random, s, false) : dense_strides(s);
   }
 
+  Tensor make_sum(Type type) const {
+    const Sizes s = sizes(c.heads(), c.L, c.S);
+    Sizes strides = output_strides(s);
+    const size_t rank = c.batch.size();
+    if (c.share_batch) std::fill_n(strides.begin(), rank, 0);
+    if (c.share_heads) strides[rank] = 0;
+    Tensor t(type, s, strides, c.at_front);
+    int64_t n = 0;
+    const int64_t item = c.heads() * c.L * c.S;
+    t.fill([&] { return double(n++ % item % 17 - 8) / 8; });
+    return t;
+  }
+
   Tensor input(Random& random, Type type, int64_t heads, int64_t rows, int64_t cols,
                double size = 1) const {
     const Sizes s = sizes(heads, rows, cols);
     Tensor t(type, s, c.strided ? random_strides(random, s, true) : dense_strides(s), c.at_front);
-    std::normal_distribution<double> normal(0, size);
-    t.fill([&] { return normal(random); });
+    t.fill([&] { return size * draw_normal(random); });
     return t;
   }
 
   Tensor make_mask(Random& random) const {
     const Sizes s = sizes(c.heads(), c.L, c.S);
-    Tensor t(mask_element(), s,
+    Tensor t(type_of(c.mask_type), s,
              !c.mask_strides.empty() ? c.mask_strides
              : c.strided             ? random_strides(random, s, true)
                                      : dense_strides(s),
              c.at_front);
-    std::normal_distribution<double> normal;
     const bool is_bool = c.mask_type == MaskType::boolean;
     int64_t column = 0;
     bool row_masked = false;
@@ -141,7 +137,7 @@ struct Workload {
       if (column++ % c.S == 0) row_masked = draw(random, 0, 15) == 0;
       const bool masked = row_masked || draw(random, 0, 4) == 0;
       if (is_bool) return masked ? 0 : draw(random, 1, 255);
-      return masked ? -kInf : normal(random);
+      return masked ? -kInf : draw_normal(random);
     });
     return t;
   }
