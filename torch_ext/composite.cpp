@@ -1,10 +1,11 @@
-// Dispatch key CompositeImplicitAutograd: the users' operators. On another device than the CPU,
-// qkv::attention is torch's own.
+// Dispatch keys CompositeImplicitAutograd and AutocastCPU: the users' operators. On another device
+// than the CPU, qkv::attention is torch's own.
 #include "composite.h"
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/library.h>
 
+#include "autocast.h"
 #include "check.h"
 #include "ops.h"
 
@@ -45,7 +46,8 @@ auto with_seed(Forward call, const Run& run) {
 }
 
 OutputAndLse attend(const Forward& call) {
-  return with_seed(call, [](const Forward& seeded) { return ops::attention_forward(seeded); });
+  const Autocast autocast(call);
+  return with_seed(*autocast, [](const Forward& seeded) { return ops::attention_forward(seeded); });
 }
 
 }  // namespace
@@ -70,14 +72,16 @@ OutputAndLse varlen_attention(const Forward& call) {
 
 at::Tensor attention_weights(const Weights& call) {
   check_query(call.forward);
-  return with_seed(call.forward, [&](const Forward& seeded) {
+  const Autocast autocast(call.forward);
+  return with_seed(*autocast, [&](const Forward& seeded) {
     return std::get<0>(ops::weights_forward({seeded, call.reduce}));
   });
 }
 
 OutputAndIndex hard_attention(const Hard& call) {
   check_query(call.forward);
-  return ops::hard_forward(call);
+  const Autocast autocast(call.forward);
+  return ops::hard_forward({*autocast, call.straight_through});
 }
 
 }  // namespace composite
@@ -134,7 +138,7 @@ Hard hard_attention_args(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) {
+void implement_all(torch::Library& m) {
   using ops::Adapter;
   m.impl("attention", Adapter<&attention_args, &composite::attention>::call);
   m.impl("attention_with_lse", Adapter<&attention_args, &composite::attention_with_lse>::call);
@@ -143,5 +147,9 @@ TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) {
          Adapter<&attention_weights_args, &composite::attention_weights>::call);
   m.impl("hard_attention", Adapter<&hard_attention_args, &composite::hard_attention>::call);
 }
+
+TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) { implement_all(m); }
+// Above the keys of autograd and of Python's modes, as torch has it.
+TORCH_LIBRARY_IMPL(qkv, AutocastCPU, m) { implement_all(m); }
 
 }  // namespace qkv

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "aligned.h"
+#include "copies.h"
 #include "documents.h"
 #include "gradients.h"
 #include "layout.h"
@@ -30,7 +30,7 @@ void forward_documents(const Forward& call, const Sizes<int64_t>& sizes, const P
 
 OutputAndLse forward_cpu(const Forward& call) {
   const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return forward_cpu(*AlignedForward(call));
+  if (!is_aligned(call)) return forward_cpu(*CopiedForward(call, aligned));
   OutputAndLse results = empty_results(call, sizes);
   KernelCall kernel(call, sizes);
   ForwardResult result;
@@ -57,17 +57,9 @@ void backward_documents(const Forward& call, const Sizes<int64_t>& sizes, const 
   if (sizes.heads > 0) attention_backward(jobs);
 }
 
-Gradients backward_cpu(const Backward& call) {
-  const Forward& f = call.forward;
-  const auto sizes = check<int64_t>(call);
-  if (!call.grad_output.defined() && !call.grad_lse.defined()) return {};
-  if (!is_aligned(f) || !is_aligned(call.grad_output) || !is_aligned(call.grad_lse) ||
-      !is_aligned(call.output) || !is_aligned(call.lse)) {
-    return backward_cpu({aligned(call.grad_output), aligned(call.grad_lse), *AlignedForward(f),
-                         aligned(call.output), aligned(call.lse), call.output_mask});
-  }
-  const GradientTensors gradients(f, sizes, call.output_mask);
-  KernelCall kernel(f, sizes);
+void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
+                   const Backward& call) {
+  KernelCall kernel(call.forward, sizes);
   BackwardArgs args;
   kernel.bind(args.output, call.output, Dims::head_row_column);
   kernel.bind(args.lse, call.lse, Dims::head_row);
@@ -77,11 +69,31 @@ Gradients backward_cpu(const Backward& call) {
   gradients.bind(kernel, args);
   kernel.set_strides();
   if (call.forward.is_packed()) {
-    backward_documents(f, sizes, kernel.problem, args, gradients);
+    backward_documents(call.forward, sizes, kernel.problem, args, gradients);
   } else if (has_queries(kernel.problem)) {
     attention_backward(kernel.problem, args);
   } else {
     gradients.zero();
+  }
+}
+
+Gradients backward_cpu(const Backward& call) {
+  const Forward& f = call.forward;
+  const auto sizes = check<int64_t>(call);
+  if (!call.grad_output.defined() && !call.grad_lse.defined()) return {};
+  if (!is_aligned(f) || !is_aligned(call.grad_output) || !is_aligned(call.grad_lse) ||
+      !is_aligned(call.output) || !is_aligned(call.lse)) {
+    return backward_cpu({aligned(call.grad_output), aligned(call.grad_lse),
+                         *CopiedForward(f, aligned), aligned(call.output), aligned(call.lse),
+                         call.output_mask});
+  }
+  const GradientTensors gradients(f, sizes, call.output_mask);
+  if (gradients.are_wide()) {
+    backward_into(gradients, sizes,
+                  {widened(call.grad_output), call.grad_lse, *CopiedForward(f, widened),
+                   widened(call.output), call.lse, call.output_mask});
+  } else {
+    backward_into(gradients, sizes, call);
   }
   return gradients.reduced();
 }

@@ -3,7 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "aligned.h"
+#include "copies.h"
 #include "layout.h"
 #include "ops.h"
 #include "problem.h"
@@ -14,7 +14,7 @@ namespace {
 OutputAndIndex hard_cpu(const Hard& call) {
   const Forward& f = call.forward;
   const auto sizes = check<int64_t>(f);
-  if (!is_aligned(f)) return hard_cpu({*AlignedForward(f), call.straight_through});
+  if (!is_aligned(f)) return hard_cpu({*CopiedForward(f, aligned), call.straight_through});
   at::Tensor output = std::get<0>(empty_results(f, sizes));
   at::Tensor index = at::empty(sizes.lse(), f.query().options().dtype(at::kLong));
   KernelCall kernel(f, sizes);

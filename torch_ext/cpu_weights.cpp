@@ -6,7 +6,7 @@
 #include <c10/util/strides.h>
 #include <torch/library.h>
 
-#include "aligned.h"
+#include "copies.h"
 #include "gradients.h"
 #include "large_memory.h"
 #include "ops.h"
@@ -79,7 +79,7 @@ at::Tensor sum_over_queries(const Forward& call, const Sizes<int64_t>& forward_s
 OutputAndLse weights_cpu(const Weights& call) {
   const Forward& f = call.forward;
   const auto sizes = check<int64_t>(f);
-  if (!is_aligned(f)) return weights_cpu({*AlignedForward(f), call.reduce});
+  if (!is_aligned(f)) return weights_cpu({*CopiedForward(f, aligned), call.reduce});
   at::Tensor lse = lse_of(f, sizes);
   const at::Tensor result = call.reduce == Reduce::queries ? sum_over_queries(f, sizes, lse)
                                                            : weights_of(f, sizes, lse, call.reduce);
@@ -88,28 +88,19 @@ OutputAndLse weights_cpu(const Weights& call) {
 
 // The gradient of every weight, [..., H or 1, L or 1, S] in the compute type.
 at::Tensor grad_of_each(const WeightsBackward& call, const Sizes<int64_t>& sizes) {
-  const at::Tensor grad = call.grad_weights.to(compute_type(call.grad_weights.scalar_type()));
+  const at::Tensor grad = widened(call.grad_weights);
   if (call.weights.reduce == Reduce::queries) return grad.unsqueeze(-2);
   return call.weights.reduce == Reduce::heads ? grad.div(sizes.heads).unsqueeze(-3) : grad;
 }
 
-Gradients weights_backward_cpu(const WeightsBackward& call) {
-  const auto sizes = check<int64_t>(call);
-  const Forward& f = call.weights.forward;
-  if (!is_aligned(f) || !is_aligned(call.grad_weights) || !is_aligned(call.lse)) {
-    return weights_backward_cpu({aligned(call.grad_weights),
-                                 {*AlignedForward(f), call.weights.reduce},
-                                 aligned(call.lse),
-                                 call.output_mask});
-  }
-  const at::Tensor grad = grad_of_each(call, sizes);
-  const at::Tensor dot = at::empty(sizes.lse(), compute_options(f));
-  const GradientTensors gradients(f, sizes, call.output_mask);
-  KernelCall kernel(f, sizes);
+void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
+                   const Forward& call, const at::Tensor& lse, const at::Tensor& grad_weights) {
+  const at::Tensor dot = at::empty(sizes.lse(), compute_options(call));
+  KernelCall kernel(call, sizes);
   BackwardArgs args;
   Output dot_output;
-  kernel.bind(args.lse, call.lse, Dims::head_row);
-  kernel.bind(args.grad_weights, grad, Dims::head_row_column);
+  kernel.bind(args.lse, lse, Dims::head_row);
+  kernel.bind(args.grad_weights, grad_weights, Dims::head_row_column);
   kernel.bind(args.grad_weights_dot, dot, Dims::head_row);
   kernel.bind(dot_output, dot, Dims::head_row);
   gradients.bind(kernel, args);
@@ -119,6 +110,24 @@ Gradients weights_backward_cpu(const WeightsBackward& call) {
     attention_backward(kernel.problem, args);
   } else {
     gradients.zero();
+  }
+}
+
+Gradients weights_backward_cpu(const WeightsBackward& call) {
+  const auto sizes = check<int64_t>(call);
+  const Forward& f = call.weights.forward;
+  if (!is_aligned(f) || !is_aligned(call.grad_weights) || !is_aligned(call.lse)) {
+    return weights_backward_cpu({aligned(call.grad_weights),
+                                 {*CopiedForward(f, aligned), call.weights.reduce},
+                                 aligned(call.lse),
+                                 call.output_mask});
+  }
+  const at::Tensor grad = grad_of_each(call, sizes);
+  const GradientTensors gradients(f, sizes, call.output_mask);
+  if (gradients.are_wide()) {
+    backward_into(gradients, sizes, *CopiedForward(f, widened), call.lse, grad);
+  } else {
+    backward_into(gradients, sizes, f, call.lse, grad);
   }
   return gradients.reduced();
 }

@@ -18,14 +18,17 @@ int64_t size_from_right(const at::Tensor& tensor, int64_t i) {
 GradientTensors::GradientTensors(const Forward& call, const Sizes<int64_t>& sizes,
                                  const OutputMask& wanted)
     : call_(call), sizes_(sizes) {
-  const at::ScalarType dtype = call.query().scalar_type();
   const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
+  const std::array<Sizes<int64_t>::Shape, 3> shapes = {
+      sizes.tensor(sizes.heads, sizes.seqlen_q, sizes.head_dim),
+      sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim),
+      sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim_v)};
   const auto wants = [&](Argument argument) { return has_gradient(call, wanted, argument); };
-  if (wants(kQuery))
-    allocate(kQuery, sizes.tensor(sizes.heads, sizes.seqlen_q, sizes.head_dim), dtype);
-  if (wants(kKey)) allocate(kKey, sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim), dtype);
-  if (wants(kValue))
-    allocate(kValue, sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim_v), dtype);
+  const at::ScalarType own = call.query().scalar_type(), wide = compute_type(own);
+  for (const Argument a : {kQuery, kKey, kValue})
+    wide_ |= own != wide && wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
+  for (const Argument a : {kQuery, kKey, kValue})
+    if (wants(a)) allocate(a, shapes[a], wide_ ? wide : own);
   if (wants(kAttnMask)) allocate_mask();
   if (wants(kAlibiSlopes)) allocate(kAlibiSlopes, sizes.per_head(), at::kDouble);
   if (wants(kSinks)) allocate(kSinks, sizes.per_head(), at::kDouble);
@@ -101,7 +104,6 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   if (argument == kAttnMask && mask_sum_ != MaskSum::none)
     sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
   if (sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type()) return sum;
-  sum = sum.to(compute_type(sum.scalar_type()));  // rounds once
   if (argument == kKey || argument == kValue) {
     const int64_t head = sizes_.packed ? 1 : 2;
     const int64_t own = size_from_right(tensor, head), heads = size_from_right(sum, head);

@@ -13,6 +13,10 @@ class GradientTensors {
   // Allocates what is wanted. `call` and `sizes` must outlive this.
   GradientTensors(const Forward& call, const Sizes<int64_t>& sizes, const OutputMask& wanted);
 
+  // The gradients of query, key and value are float32, and those tensors must be given to the
+  // kernel in it, although the call's are not: one of them is added up here, and a sum of rounded
+  // terms would be less accurate than torch's.
+  bool are_wide() const { return wide_; }
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
   // Zeroes what packed documents leave out or share.
@@ -26,6 +30,7 @@ class GradientTensors {
 
   const Forward& call_;
   const Sizes<int64_t>& sizes_;
+  bool wide_ = false;
   std::array<at::Tensor, kDifferentiable> full_;  // undefined: not wanted
   // How the mask's gradient is summed: see BackwardArgs.
   enum class MaskSum { none, keys, queries } mask_sum_ = MaskSum::none;
