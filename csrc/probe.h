@@ -7,12 +7,17 @@
 
 namespace qkv {
 
-// The most multiply-adds that `num_threads` threads do together with the
-// vector instructions of `isa`, in GFLOP/s, a multiply-add counted as two:
-// fused in "avx512" and "avx2", a multiply and an add in baseline instructions
-// in "generic". Registers only, no memory. Takes about half a second.
-// Throws std::invalid_argument for an isa this CPU cannot run, num_threads < 1.
-double probe_fma_gflops(const char* isa, DType dtype, int num_threads);
+struct PeakRate {
+  const char* instruction;  // "FMA", "vdpbf16ps" (AVX512-BF16) or "tdpbf16ps" (AMX)
+  double gflops;
+};
+
+// The most multiply-adds of factors in `dtype` that `num_threads` threads do
+// together with the instructions of `isa`, a multiply-add counted as two. Half
+// precision where `isa` multiplies none: that of f32, to which it is widened; in
+// "generic" on x86 a multiply and an add. Registers only, no memory. Takes about half
+// a second. Throws std::invalid_argument for an isa this CPU cannot run, num_threads < 1.
+PeakRate probe_peak(const char* isa, DType dtype, int num_threads);
 
 // The rate at which `num_threads` threads read a buffer of `bytes` together,
 // each its own part of it, in GB/s (1e9). That of memory, not of a cache, when

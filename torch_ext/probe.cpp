@@ -7,11 +7,25 @@
 
 namespace {
 
-double probe_fma_gflops(std::string isa, c10::ScalarType dtype, int64_t threads) {
-  TORCH_CHECK(dtype == c10::kFloat || dtype == c10::kDouble,
-              "dtype: expected float32 or float64, got ", dtype);
-  const auto kind = dtype == c10::kFloat ? qkv::DType::f32 : qkv::DType::f64;
-  return qkv::probe_fma_gflops(isa.c_str(), kind, static_cast<int>(threads));
+qkv::DType dtype_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return qkv::DType::f32;
+    case c10::kDouble:
+      return qkv::DType::f64;
+    case c10::kBFloat16:
+      return qkv::DType::bf16;
+    case c10::kHalf:
+      return qkv::DType::f16;
+    default:
+      TORCH_CHECK(false, "dtype: expected float32, float64, bfloat16 or float16, got ", dtype);
+  }
+}
+
+std::tuple<std::string, double> probe_peak(std::string isa, c10::ScalarType dtype,
+                                           int64_t threads) {
+  const auto found = qkv::probe_peak(isa.c_str(), dtype_of(dtype), static_cast<int>(threads));
+  return {found.instruction, found.gflops};
 }
 
 double probe_read_bandwidth(int64_t threads) {
@@ -21,6 +35,8 @@ double probe_read_bandwidth(int64_t threads) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  m.def("_probe_fma_gflops(str isa, ScalarType dtype, int threads) -> float", probe_fma_gflops);
+  m.def("_probe_peak(str isa, ScalarType dtype, int threads) -> (str instruction, float gflops)",
+        probe_peak);
   m.def("_probe_read_bandwidth(int threads) -> float", probe_read_bandwidth);
+  m.def("_probe_uncached_bytes() -> int", [] { return static_cast<int64_t>(qkv::uncached_bytes()); });
 }

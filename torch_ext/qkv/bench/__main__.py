@@ -1,6 +1,7 @@
 """python -m qkv.bench: the command line."""
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -14,10 +15,10 @@ from . import machine, report, table
 from .case import Case
 from .check import WrongAnswer, check
 from .measure import fastest, measure
+from .progress import Progress
 from .suites import SPELLING, SUITES, Entry
 
-DTYPES = ("float32", "float64")
-LATER = ("bfloat16", "float16")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 PICTURES = (".png", ".svg", ".pdf")
 DESCRIPTION = """\
 Times qkv's attention against torch's in one process, turn by turn, after checking both against
@@ -26,8 +27,12 @@ float64.
 grid     shapes, against scaled_dot_product_attention: GFLOP/s, and the share of the machine's peak.
 options  what training adds to attention, each against the fastest of torch's ways to the same
          numbers, and against our own time without it.
+decode   few queries and a long cache of keys and values, none of it in a CPU's cache: GB/s, and
+         the share of the memory's bandwidth. In float32, bfloat16 and float16.
 
-A causal shape counts half of its FLOPs, backward 2.5 times forward's."""
+Shares are of what this run measures: of the fused multiply-adds (FMA) of the instruction set in
+use, or in bfloat16 of its vdpbf16ps (avx512_bf16) or tdpbf16ps (amx). A causal shape counts half of
+its FLOPs, backward 2.5 times forward's."""
 
 
 def main(argv=None):
@@ -45,8 +50,8 @@ def main(argv=None):
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
-        dtype = getattr(torch, args.dtype)
-        run = bench(entries, suite.directions, dtype, args.seconds, args.repeats)
+        dtypes = (getattr(torch, args.dtype),) if args.dtype else suite.dtypes
+        run = bench(args.suite, entries, dtypes, args.seconds, args.repeats)
     except WrongAnswer as error:
         print(f"refused to time a wrong answer: {error}", file=sys.stderr)
         return 1
@@ -70,7 +75,9 @@ def make_parser():
     )
     parser.add_argument("--suite", choices=SUITES, default="grid", help="default: grid")
     parser.add_argument("--shapes", metavar="SHAPE,...", help="see below; default: the suite's")
-    parser.add_argument("--dtype", type=dtype_name, default="float32", metavar="|".join(DTYPES))
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="default: float32, for --suite decode all but float64"
+    )
     parser.add_argument("--threads", type=positive(int), help="default: torch.get_num_threads()")
     parser.add_argument(
         "--isa",
@@ -86,16 +93,6 @@ def make_parser():
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
     return parser
-
-
-def dtype_name(text):
-    if text in LATER:
-        raise argparse.ArgumentTypeError(
-            f"qkv.attention does not support {text} yet, expected {' or '.join(DTYPES)}"
-        )
-    if text not in DTYPES:
-        raise argparse.ArgumentTypeError(f"'{text}', expected {' or '.join(DTYPES)}")
-    return text
 
 
 def positive(kind):
@@ -154,44 +151,31 @@ def confine(parser, isa, argv):
         os.execve(sys.executable, command, os.environ | wanted)
 
 
-def bench(entries, directions, dtype, seconds, repeats):
-    """Measures the machine and every entry; returns the run as report.py describes it."""
-    from tqdm import tqdm
-
-    described = machine.describe(dtype)
-    steps = 3 + (1 + len(directions)) * len(entries)
-    with tqdm(total=steps, bar_format="{desc:<24}{bar} {elapsed}") as progress:
-
-        def step(text, function, *args):
-            progress.set_description_str(text)
-            result = function(*args)
-            progress.update()
-            return result
-
-        before = step("FMA peak", machine.fma_peak, dtype)
-        bandwidth = step("memory bandwidth", machine.read_bandwidth)
-        measured = []
-        for entry in entries:
-            case = Case(entry, dtype)
-            errors = step(f"{entry.name} check", check, case)
+def bench(name, entries, dtypes, seconds, repeats):
+    """Measures the machine and every entry for the suite called `name`; returns the run as
+    report.py describes it."""
+    suite, described = SUITES[name], machine.describe(dtypes)
+    peak_of = None if suite.is_decode else dtypes[0]
+    measured = []
+    with Progress(2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)) as progress:
+        before = progress.step("this machine", machine.rates, peak_of)
+        for entry, dtype in itertools.product(entries, dtypes):
+            case = Case(entry, dtype, with_gradients="backward" in suite.directions)
+            label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
+            errors = progress.long_step(f"{label} check", check, case)
             timings = {
-                direction: step(
-                    f"{entry.name} {direction}", time, case, direction, seconds, repeats
+                direction: progress.long_step(
+                    f"{label} {direction}", time, case, direction, seconds, repeats
                 )
-                for direction in directions
+                for direction in suite.directions
             }
-            measured.append((entry, errors, timings))
-        after = step("FMA peak again", machine.fma_peak, dtype)
-    peak = {
-        "gflops": max(before, after),
-        "gflops_before": before,
-        "gflops_after": after,
-        "read_gbs": bandwidth,
-    }
-    return report.summarize(described, peak, measured, dtype)
+            measured.append(report.Measured(entry, dtype, errors, timings))
+            del case  # before there is another one
+        after = progress.step("this machine again", machine.rates, peak_of)
+    return report.summarize(name, described, machine.best(before, after), measured)
 
 
-def time(case, direction, seconds, repeats):
+def time(case, direction, seconds, repeats, tick):
     """Ours, torch's fastest and our own without the option, in turn: what measure() returns and
     {"way": the fastest, "tried_s": seconds of all, where there are several}."""
     calls = {name: call.timed(direction) for name, call in case.calls.items()}
@@ -199,7 +183,7 @@ def time(case, direction, seconds, repeats):
     way, tried_s = fastest(ways) if len(ways) > 1 else (next(iter(ways), None), {})
     if way:
         calls["torch"] = ways[way]
-    return measure(calls, seconds, repeats) | {"way": way, "tried_s": tried_s}
+    return measure(calls, seconds, repeats, tick) | {"way": way, "tried_s": tried_s}
 
 
 if __name__ == "__main__":

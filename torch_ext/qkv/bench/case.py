@@ -2,20 +2,22 @@
 
 import functools
 import itertools
+import math
 
 import torch
 
-import qkv
-
 from .call import Call, leaves_of
+from .machine import uncached_bytes
+
+MOST_COPIES = 64
 
 
 class Case:
     """inputs: {argument: value}; of `leaves` the gradients are wanted. calls: {"qkv": Call}, and
     "base" where the entry has one. ways: torch's."""
 
-    def __init__(self, entry, dtype):
-        self.entry = entry
+    def __init__(self, entry, dtype, with_gradients=True):
+        self.entry, self.dtype = entry, dtype
         shape, how = entry.shape, entry.how
         random = torch.Generator().manual_seed(0)
 
@@ -30,36 +32,38 @@ class Case:
         ends = list(itertools.accumulate(how.lengths(shape), initial=0)) if how.lengths else []
         self.documents = list(itertools.pairwise(ends))  # (begin, end) of each; dense: none
         self.inputs = {
-            "query": tensor(shape.heads, shape.seqlen_q, shape.head_dim).requires_grad_(),
-            "key": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim).requires_grad_(),
-            "value": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v).requires_grad_(),
+            "query": tensor(shape.heads, shape.seqlen_q, shape.head_dim),
+            "key": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim),
+            "value": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
         }
+        for x in self.inputs.values():
+            x.requires_grad_(with_gradients)
         self.grad_output = tensor(shape.heads, shape.seqlen_q, shape.head_dim_v)
         self.inputs |= how.arguments(shape, randn)
         self.inputs |= {"is_causal": shape.is_causal, "enable_gqa": shape.is_grouped}
         if self.documents:
             self.inputs["cu_seq_q"] = torch.tensor(ends, dtype=torch.int32)
         self.leaves = tuple(leaves_of(self.inputs))
-        ours = packed if self.documents else attention
-        self.calls = {"qkv": Call(ours, self.inputs, self.grad_output)}
-        self.base = Case(entry.base, dtype) if entry.base else None
+        self.turns = copies(how.prepare(self.inputs), how.is_cold)
+        self.calls = {"qkv": self._call(lambda *x: Call(how.call, *x))}
+        self.base = Case(entry.base, dtype, with_gradients) if entry.base else None
         if self.base:
             self.calls["base"] = self.base.calls["qkv"]
+
+    def _call(self, way):
+        return Call.in_turn([way(inputs, self.grad_output) for inputs in self.turns])
 
     @functools.cached_property
     def ways(self):
         """{name: Call}: torch's."""
-        ways = self.entry.how.ways
-        return {name: way(self.inputs, self.grad_output) for name, way in ways.items()}
+        return {name: self._call(way) for name, way in self.entry.how.ways.items()}
 
 
-def attention(**inputs):
-    return qkv.attention(**inputs)
-
-
-def packed(is_causal, cu_seq_q, **inputs):
-    longest = cu_seq_q.diff().max().item()
-    window = (-1, 0) if is_causal else (-1, -1)
-    return qkv.varlen_attn(
-        **inputs, cu_seq_q=cu_seq_q, cu_seq_k=None, max_q=longest, max_k=longest, window_size=window
-    )
+def copies(inputs, is_cold):
+    """[inputs]; if they shall not be found in a CPU's cache, as many copies of the keys and values
+    as no cache holds."""
+    caches = [name for name in ("key", "value") if is_cold]
+    size = sum(inputs[name].nbytes for name in caches)
+    number = min(MOST_COPIES, math.ceil(uncached_bytes() / size)) if caches else 1
+    more = [inputs | {name: inputs[name].clone() for name in caches} for _ in range(number - 1)]
+    return [inputs, *more]

@@ -10,9 +10,19 @@ import qkv
 
 # So that --isa compares like with like. Read when torch is loaded, not later.
 CONFINED = {
-    "avx512": {},
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "generic": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    "amx": {},
+    "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+    "generic": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+    },
 }
 
 
@@ -32,14 +42,18 @@ def cpu_model():
     return platform.processor() or platform.machine()
 
 
-def describe(dtype):
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(dtypes):
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "isa": qkv.active_isa(),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": ", ".join(map(name_of, dtypes)),
         "qkv": qkv.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -48,12 +62,30 @@ def describe(dtype):
     }
 
 
-def fma_peak(dtype):
-    """GFLOP/s of all threads together, registers only."""
+def rates(dtype):
+    """At best, of all threads together: {"read_gbs": GB/s (1e9) from memory}, and for a dtype also
+    {"gflops": in registers, "instruction": "FMA", "vdpbf16ps" or "tdpbf16ps", what our instruction
+    set multiplies it with}."""
     threads = torch.get_num_threads()
-    return torch.ops.qkv._probe_fma_gflops(qkv.active_isa(), dtype, threads)
+    found = {"read_gbs": torch.ops.qkv._probe_read_bandwidth(threads)}
+    if dtype:
+        instruction, gflops = torch.ops.qkv._probe_peak(qkv.active_isa(), dtype, threads)
+        found |= {"gflops": gflops, "instruction": instruction}
+    return found
 
 
-def read_bandwidth():
-    """GB/s (1e9) of all threads together, from memory."""
-    return torch.ops.qkv._probe_read_bandwidth(torch.get_num_threads())
+def best(before, after):
+    """Of two rates(): the larger, and both as "..._before" and "..._after"."""
+    found = {}
+    for key, value in before.items():
+        if isinstance(value, str):
+            found[key] = value
+        else:
+            found |= {key: max(value, after[key]), f"{key}_before": value}
+            found[f"{key}_after"] = after[key]
+    return found
+
+
+def uncached_bytes():
+    """So much that no cache of this machine holds a useful part of it."""
+    return torch.ops.qkv._probe_uncached_bytes()

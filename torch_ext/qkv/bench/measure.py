@@ -6,27 +6,50 @@ import time
 import timeit
 
 MIN_REPEATS = 5
-MIN_SAMPLE_SECONDS = 2e-3  # many calls of a short one make a sample
+# A call that is too slow for that many in PATIENCE times the time it was given gets fewer.
+FEWEST_REPEATS, PATIENCE = 2, 5
+# Many calls of a short one make a sample; beside a long one, a tenth as long a sample.
+MIN_SAMPLE_SECONDS, MAX_SAMPLE_SECONDS = 2e-3, 0.2
 MAX_WARM_UP_SECONDS = 1  # but for the call that exceeds it
 
 
-def measure(calls, seconds, repeats=None):
-    """Times calls, {name: function}, in turn, ours, theirs, ours, theirs ..., so that what disturbs
-    one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times at least.
+def no_tick(fraction):
+    pass
 
-    Returns {"calls_per_sample", "samples_s": {name: seconds a call, turn by turn}}.
+
+def measure(calls, seconds, repeats=None, tick=no_tick):
+    """Times calls, {name: function}, in turn, ours, theirs, ours, theirs ..., so that what disturbs
+    one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times if that
+    does not take much longer. tick(fraction): how much is done.
+
+    Returns {"calls_per_sample": {name: int}, "samples_s": {name: seconds a call, turn by turn}}.
     """
     timers = {name: timeit.Timer(call) for name, call in calls.items()}
-    shortest = min(warm_up(timer) for timer in timers.values())
-    number = max(1, math.ceil(MIN_SAMPLE_SECONDS / shortest))
+    number = sample_sizes({name: warm_up(timer) for name, timer in timers.items()})
     samples = {name: [] for name in calls}
-    stop = time.perf_counter() + seconds
-    done = 0
-    while done < (repeats or MIN_REPEATS) or (not repeats and time.perf_counter() < stop):
+    start, done, fraction = time.perf_counter(), 0, 0.0
+    while fraction < 1:
         for name, timer in timers.items():
-            samples[name].append(timer.timeit(number) / number)
+            samples[name].append(timer.timeit(number[name]) / number[name])
         done += 1
+        fraction = progress(done, time.perf_counter() - start, seconds, repeats)
+        tick(fraction)
     return {"calls_per_sample": number, "samples_s": samples}
+
+
+def sample_sizes(taken):
+    """How many calls make a sample, of {name: seconds a call}."""
+    shortest = max(MIN_SAMPLE_SECONDS, min(MAX_SAMPLE_SECONDS, max(taken.values()) / 10))
+    return {name: max(1, math.ceil(shortest / seconds)) for name, seconds in taken.items()}
+
+
+def progress(done, elapsed, seconds, repeats):
+    """1 or more when there are samples enough."""
+    if repeats:
+        return done / repeats
+    if done < FEWEST_REPEATS:
+        return done / (FEWEST_REPEATS + 1)
+    return min(elapsed / seconds, max(done / MIN_REPEATS, elapsed / (PATIENCE * seconds)))
 
 
 def fastest(calls):

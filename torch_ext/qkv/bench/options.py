@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from . import ours
 from . import torch_ways as ways
 from .shapes import Shape
 
@@ -32,6 +33,11 @@ class Option:
     lengths: Callable[[Shape], list[int]] | None = None  # of packed documents
     scores: Callable[[Shape], float] = lambda shape: shape.scores  # pairs that count
     is_square: bool = False  # needs L == S
+    # Ours, of what prepare makes of the case's inputs, as are torch's ways.
+    call: Callable[..., torch.Tensor] = ours.attention
+    prepare: Callable[[dict], dict] = lambda inputs: inputs
+    # Decoding: every query sees every key; keys and values come from memory; forward only.
+    is_cold: bool = False
 
 
 def plain(shape):
@@ -113,6 +119,10 @@ def window(shape, randn):
     return {"window_size": WINDOW}
 
 
+def filled(shape, randn):
+    return {"seqlen_k": shape.seqlen_k}
+
+
 SDPA = {"SDPA": ways.sdpa}
 BY_HAND = {"by hand": ways.by_hand}
 BOOL = {"SDPA, bool mask": ways.bool_mask}
@@ -122,8 +132,10 @@ PADDED = {
     "padded SDPA, float mask": ways.padded_float,
 }
 WINDOW_PAIRS = {"scores": window_scores, "is_square": True}
-DRAWN = {"lengths": drawn, "scores": packed_scores(drawn), "is_square": True}
-EQUAL = {"lengths": equal, "scores": packed_scores(equal), "is_square": True}
+PACKED = {"call": ours.packed, "is_square": True}
+DRAWN = {"lengths": drawn, "scores": packed_scores(drawn), **PACKED}
+EQUAL = {"lengths": equal, "scores": packed_scores(equal), **PACKED}
+CACHED = {"call": ours.cached, "is_cold": True}
 
 OPTIONS = {
     "plain": Option(ways=SDPA),
@@ -143,4 +155,6 @@ OPTIONS = {
     "varlen": Option(ways=PADDED, base=equal_documents, **DRAWN),
     "varlen-each": Option(ways={"SDPA for each": ways.each_document}, **DRAWN),
     "equal": Option(**EQUAL),
+    "cache": Option(filled, {"SDPA": ways.cached}, **CACHED),
+    "paged": Option(filled, {"SDPA, pages gathered": ways.gathered}, prepare=ours.pages, **CACHED),
 }

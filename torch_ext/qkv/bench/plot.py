@@ -4,6 +4,7 @@ options, how many times our own time without them."""
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
+from .report import label as result_label
 from .table import label, machine_lines
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
@@ -21,11 +22,15 @@ def draw(run, path):
     draw_ratios(ratios, run)
     if "both" in directions:
         draw_own(right, results)
+    elif "gflops" in run["peak"]:
+        title = f"Share of the {run['peak']['instruction']} peak"
+        draw_shares(right, results, directions, "share_of_peak", title)
     else:
-        draw_shares(right, results, directions)
+        title = "Reading keys and values: share of the memory's bandwidth"
+        draw_shares(right, results, directions, "share_of_bandwidth", title)
     labels = [
-        r["name"] if r["name"].endswith(r["shape"]) else f"{r['name']}\n{r['shape']}"
-        for r in results
+        name if r["name"].endswith(r["shape"]) else f"{name}\n{r['shape']}"
+        for r, name in ((r, result_label(run, r)) for r in results)
     ]
     ratios.set_yticks(range(len(results)), labels, fontsize=SMALLER)
     ratios.set_ylim(len(results) - 0.5, -0.5)
@@ -114,14 +119,14 @@ def draw_own(axes, results):
     legend(axes, ncols=2)
 
 
-def draw_shares(axes, results, directions):
+def draw_shares(axes, results, directions, key, title):
     """Bars: ours; ticks: torch's."""
     largest = 1.0
     for direction, offset in offsets(directions).items():
         rows = [row + offset for row in range(len(results))]
-        ours = [r[direction]["qkv"]["share_of_peak"] for r in results]
+        ours = [r[direction]["qkv"][key] for r in results]
         theirs = {
-            row: r[direction]["torch"]["share_of_peak"]
+            row: r[direction]["torch"][key]
             for row, r in zip(rows, results, strict=True)
             if "torch" in r[direction]
         }
@@ -131,7 +136,7 @@ def draw_shares(axes, results, directions):
         axes.plot(theirs.values(), theirs.keys(), "|", color="0.1", ms=9, mew=1.6, label=name)
     axes.set_xlim(0, largest)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_title("Share of the FMA peak", fontsize=SMALL, loc="left")
+    axes.set_title(title, fontsize=SMALL, loc="left")
     legend(axes, ncols=3)
 
 

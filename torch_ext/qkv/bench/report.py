@@ -1,58 +1,75 @@
 """From samples to figures. A run is a plain dict, as --json writes it:
 
-{"machine": {...}, "peak": {"gflops", "gflops_before", "gflops_after", "read_gbs"},
+{"suite": its name, "machine": {...},
+ "peak": {"read_gbs", "read_gbs_before", "read_gbs_after"}, and where arithmetic is the limit also
+         {"instruction", "gflops", "gflops_before", "gflops_after"},
  "directions": of "forward", "backward", "both",
- "results": [{"name", "shape", "option", "sizes", "base": whose time ours is compared with,
+ "results": [{"name", "shape", "option", "dtype", "sizes", "base": whose time ours is compared with,
               or None, "promised": of "both": {"at_least": times torch's speed, or None,
               "at_most": times our own time, or None},
               "check", "forward": D, "backward": D, "both": D}],
- "geometric_mean": {direction: of the ratios to torch}, "warnings": [...]}
+ "geometric_mean": {direction: of the ratios to torch; None for several dtypes}, "warnings": [...]}
 
-where D is {"calls_per_sample", "repeats", "way": torch's that was fastest, "tried_s": {way: s} of
-several, "qkv": C, "torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by
-pair, "own_ratio": of our time over the base's} and C is {"seconds": quartiles of a call,
-"samples_s", "gflops", "share_of_peak"}, for decoding also "gbs" and "share_of_bandwidth". Where
-torch has no way, or nothing is the base, "torch" and "ratio", or "base" and "own_ratio", are
-missing.
+where D is {"repeats", "way": torch's that was fastest, "tried_s": {way: s} of several, "qkv": C,
+"torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by pair, "own_ratio": of
+our time over the base's} and C is {"seconds": quartiles of a call, "samples_s",
+"calls_per_sample", "gflops", "share_of_peak"}, for decoding also "gbs", of keys and values, and
+"share_of_bandwidth". Where torch has no way, or nothing is the base, "torch" and "ratio", or "base"
+and "own_ratio", are missing.
 """
 
 import dataclasses
 import statistics
+from typing import NamedTuple
 
+import torch
+
+from .machine import name_of
 from .measure import quartiles
+from .suites import Entry
 
 NOISY = 0.1  # interquartile range of a ratio, relative to its median
 DRIFT = 0.1  # between the peak before and after the run
 
 
-def summarize(machine, peak, measured, dtype):
-    """measured: (entry, errors, {direction: what time() returned}) for each entry."""
+class Measured(NamedTuple):
+    entry: Entry
+    dtype: torch.dtype
+    errors: dict  # what check() returned
+    timings: dict  # {direction: what time() returned}
+
+
+def summarize(suite, machine, peak, measured):
+    """measured: list of Measured."""
     results = []
-    for entry, errors, timings in measured:
+    for entry, dtype, errors, timings in measured:
         result = {"name": entry.name, "shape": str(entry.shape), "option": entry.option}
+        result["dtype"] = name_of(dtype)
         result["sizes"] = dataclasses.asdict(entry.shape)
         result["base"] = entry.base and entry.base.name
         result["promised"] = {"at_least": entry.at_least, "at_most": entry.at_most}
         result["check"] = errors
         for direction, timing in timings.items():
-            result[direction] = figures(entry, direction, timing, peak, dtype)
+            result[direction] = figures(entry, dtype, direction, timing, peak)
         results.append(result)
-    directions = list(measured[0][2])
-    run = {"machine": machine, "peak": peak, "directions": directions, "results": results}
+    directions = list(measured[0].timings)
+    run = {"suite": suite, "machine": machine, "peak": peak}
+    run |= {"directions": directions, "results": results}
     run["geometric_mean"] = {direction: mean(results, direction) for direction in directions}
     run["warnings"] = warnings(run)
     return run
 
 
 def mean(results, direction):
+    if len({r["dtype"] for r in results}) > 1:
+        return None
     ratios = [r[direction]["ratio"]["median"] for r in results if "ratio" in r[direction]]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def figures(entry, direction, timing, peak, dtype):
+def figures(entry, dtype, direction, timing, peak):
     taken = timing["samples_s"]
-    result = {"calls_per_sample": timing["calls_per_sample"], "repeats": len(taken["qkv"])}
-    result |= {"way": timing["way"], "tried_s": timing["tried_s"]}
+    result = {"repeats": len(taken["qkv"]), "way": timing["way"], "tried_s": timing["tried_s"]}
     for name, samples in taken.items():
         computed = entry.base if name == "base" else entry
         seconds = quartiles(samples)
@@ -60,19 +77,32 @@ def figures(entry, direction, timing, peak, dtype):
         result[name] = {
             "seconds": seconds,
             "samples_s": samples,
+            "calls_per_sample": timing["calls_per_sample"][name],
             "gflops": gflops,
-            "share_of_peak": gflops / peak["gflops"],
         }
-        if entry.option == "plain" and entry.shape.is_decode and direction == "forward":
-            gbs = entry.shape.forward_bytes(dtype.itemsize) / seconds["median"] / 1e9
+        if "gflops" in peak:
+            result[name]["share_of_peak"] = gflops / peak["gflops"]
+        if reads_memory(entry) and direction == "forward":
+            gbs = entry.shape.cache_bytes(dtype.itemsize) / seconds["median"] / 1e9
             result[name] |= {"gbs": gbs, "share_of_bandwidth": gbs / peak["read_gbs"]}
     if "torch" in taken:
         pairs = zip(taken["torch"], taken["qkv"], strict=True)
-        result["ratio"] = quartiles([torch / ours for torch, ours in pairs])
+        result["ratio"] = quartiles([theirs / ours for theirs, ours in pairs])
     if "base" in taken:
         pairs = zip(taken["base"], taken["qkv"], strict=True)
         result["own_ratio"] = quartiles([ours / base for base, ours in pairs])
     return result
+
+
+def reads_memory(entry):
+    """Memory, not arithmetic, is the limit."""
+    return entry.how.is_cold or (entry.option == "plain" and entry.shape.is_decode)
+
+
+def label(run, result):
+    """Of one result among all."""
+    several = len({r["dtype"] for r in run["results"]}) > 1
+    return f"{result['name']} {result['dtype']}" if several else result["name"]
 
 
 def is_noisy(ratio):
@@ -88,18 +118,27 @@ def kept(result, bound):
     return found["median"] >= promised if bound == "at_least" else found["median"] <= promised
 
 
+PEAKS = (("gflops", "peak", "GFLOP/s"), ("read_gbs", "read bandwidth", "GB/s"))
+
+
+def drift(peak, key, what, unit):
+    """What to say if it was another after the run than before it, or None."""
+    before, after = peak[f"{key}_before"], peak[f"{key}_after"]
+    if abs(before - after) <= DRIFT * max(before, after):
+        return None
+    return (
+        f"the {what} was {before:.0f} {unit} before the run and {after:.0f} after it: "
+        "something else uses this machine, or its clock changes"
+    )
+
+
 def warnings(run):
-    found = []
-    before, after = run["peak"]["gflops_before"], run["peak"]["gflops_after"]
-    if abs(before - after) > DRIFT * max(before, after):
-        found.append(
-            f"the FMA peak was {before:.0f} GFLOP/s before the run and {after:.0f} after it: "
-            "something else uses this machine, or its clock changes"
-        )
+    found = [drift(run["peak"], *what) for what in PEAKS if what[0] in run["peak"]]
+    found = [text for text in found if text]
     if run["machine"]["load_average"] > 1:
         found.append(f"load average {run['machine']['load_average']:.1f} when the run began")
     noisy = [
-        f"{r['name']} {direction}"
+        f"{label(run, r)} {direction}"
         for r in run["results"]
         for direction in run["directions"]
         if any(is_noisy(r[direction][x]) for x in ("ratio", "own_ratio") if x in r[direction])

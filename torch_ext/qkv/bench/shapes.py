@@ -59,8 +59,7 @@ class Shape:
         scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
         return scores / 2 if self.is_causal else scores
 
-    def forward_bytes(self, itemsize):
-        """What forward has to read and write at least: each tensor once."""
-        queries = self.batch * self.heads * self.seqlen_q
+    def cache_bytes(self, itemsize):
+        """Of key and value: what decoding has to read."""
         keys = self.batch * self.kv_heads * self.seqlen_k
-        return (queries + keys) * (self.head_dim + self.head_dim_v) * itemsize
+        return keys * (self.head_dim + self.head_dim_v) * itemsize

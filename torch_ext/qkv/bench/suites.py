@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from .options import OPTIONS, Option
 from .shapes import SPELLING as SHAPE_SPELLING
 from .shapes import Shape
@@ -30,6 +32,8 @@ class Entry:
         shape = Shape.parse(spelling)
         if OPTIONS[option].is_square and shape.seqlen_q != shape.seqlen_k:
             raise ValueError(f"'{text}': {option} needs as many keys as queries")
+        if OPTIONS[option].is_cold and shape.is_causal:
+            raise ValueError(f"'{text}': with {option} every query sees all keys, expected no 'c'")
         return cls(name or text, option, shape, at_least, at_most)
 
     def __str__(self):
@@ -55,6 +59,8 @@ class Entry:
 class Suite:
     entries: tuple[Entry, ...]
     directions: tuple[str, ...]  # of forward, backward, both (a step of training)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)  # where --dtype does not say
+    is_decode: bool = False  # memory is the limit, not arithmetic
 
 
 GRID = {
@@ -93,6 +99,16 @@ TRAINING = {
     "varlen-each": ("varlen-each:64x8x1024x1024x64",),
 }
 
+DECODING = {
+    "decode": "cache:8x32/8x1x4096x128",
+    "decode-4": "cache:8x32/8x4x4096x128",
+    "decode-16": "cache:8x32/8x16x4096x128",
+    "decode1": "cache:1x32/8x1x4096x128",
+    "one-head": "cache:1x8/1x1x65536x128",
+    "ungrouped": "cache:4x8x1x4096x128",
+    "paged": "paged:8x32/8x1x4096x128",
+}
+
 SUITES = {
     "grid": Suite(
         tuple(Entry.parse(text, name) for name, text in GRID.items()), ("forward", "backward")
@@ -100,5 +116,11 @@ SUITES = {
     "options": Suite(
         tuple(Entry.parse(text, name, *promise) for name, (text, *promise) in TRAINING.items()),
         ("forward", "backward", "both"),
+    ),
+    "decode": Suite(
+        tuple(Entry.parse(text, name) for name, text in DECODING.items()),
+        ("forward",),
+        (torch.float32, torch.bfloat16, torch.float16),
+        is_decode=True,
     ),
 }

@@ -22,23 +22,50 @@ class Column:
 
 def columns(run):
     found = [
-        Column("", "shape", lambda r: r["name"], is_text=True, mean=lambda run: "geometric mean"),
+        Column("", "shape", lambda r: r["name"], is_text=True, mean=mean_title),
         Column("", "B×Hq/Hkv×L×S×D", sizes, is_text=True),
     ]
-    if "both" not in run["directions"]:
-        for direction in run["directions"]:
-            found += speeds(direction)
-        return found
-    found += [ratio(direction, "ratio", "× torch") for direction in ("forward", "backward")]
-    return found + [
-        milliseconds("qkv", "ms"),
-        milliseconds("torch", "torch's"),
+    return found + {"grid": grid_columns, "options": option_columns, "decode": decode_columns}[
+        run["suite"]
+    ](run)
+
+
+def mean_title(run):
+    return "geometric mean"
+
+
+def grid_columns(run):
+    return [column for direction in run["directions"] for column in speeds(direction)]
+
+
+def option_columns(run):
+    return [
+        *(ratio(direction, "ratio", "× torch") for direction in ("forward", "backward")),
+        milliseconds("both", "qkv", "ms"),
+        milliseconds("both", "torch", "torch's"),
         ratio("both", "ratio", "× torch (IQR)", is_bold=True, with_spread=True),
         promise("at_least", "≥"),
         ratio("both", "own_ratio", "× own time (IQR)", is_bold=True, with_spread=True),
         promise("at_most", "≤"),
         Column("", "own: that of", lambda r: r["base"] or "", is_text=True),
         Column("", "torch's way", lambda r: r["both"]["way"] or "", is_text=True),
+    ]
+
+
+def decode_columns(run):
+    def memory(name, key, form):
+        return lambda r: format(r["forward"][name][key], form) if name in r["forward"] else ""
+
+    return [
+        Column("", "dtype", lambda r: r["dtype"], is_text=True),
+        milliseconds("forward", "qkv", "ms"),
+        milliseconds("forward", "torch", "torch's"),
+        ratio("forward", "ratio", "× torch (IQR)", is_bold=True, with_spread=True),
+        Column("K and V read", "GB/s", memory("qkv", "gbs", ".1f")),
+        Column("K and V read", "of memory's", memory("qkv", "share_of_bandwidth", ".0%")),
+        Column("K and V read", "torch's", memory("torch", "gbs", ".1f")),
+        Column("", "threads", lambda r: str(run["machine"]["threads"])),
+        Column("", "torch's way", lambda r: r["forward"]["way"] or "", is_text=True),
     ]
 
 
@@ -78,12 +105,12 @@ def ratio(direction, key, title, with_spread=False, **options):
     return Column(label(direction), title, cell, **options)
 
 
-def milliseconds(name, title):
+def milliseconds(direction, name, title):
     def cell(result):
-        found = result["both"].get(name)
+        found = result[direction].get(name)
         return f"{1e3 * found['seconds']['median']:.3g}" if found else ""
 
-    return Column(label("both"), title, cell)
+    return Column(label(direction), title, cell)
 
 
 def promise(bound, sign):
@@ -102,18 +129,21 @@ def label(direction):
 
 def machine_lines(run):
     machine, peak = run["machine"], run["peak"]
+    read = f"memory read {peak['read_gbs']:.1f} GB/s"
+    if "gflops" in peak:
+        read = f"{peak['instruction']} peak {peak['gflops']:.0f} GFLOP/s, {read}"
     return [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
         f"{machine['dtype']}; qkv {machine['qkv']} ({machine['isa']}), "
         f"torch {machine['torch']} ({machine['torch_isa']})",
-        f"FMA peak {peak['gflops']:.0f} GFLOP/s, memory read {peak['read_gbs']:.1f} GB/s",
+        read,
     ]
 
 
 def decode_lines(run):
     """Memory is what limits a decode step, so its rate is what tells."""
     lines = []
-    for result in run["results"]:
+    for result in run["results"] if run["suite"] != "decode" else ():  # that has columns for it
         forward = result["forward"]
         if "gbs" not in forward["qkv"]:
             continue

@@ -85,14 +85,14 @@ def attend(
 
 def answers(case, dtype=torch.float64, seed=None):
     """{"output", "grad_query", "grad_key", ...}: what case's call returns, and the gradients of all
-    leaves, computed in `dtype`. seed: of dropout."""
+    leaves, computed in `dtype`, the blocks' added up in float64. seed: of dropout."""
     inputs = {
         name: x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
         for name, x in case.inputs.items()
     }
     grad_output = case.grad_output.to(dtype)
     output = torch.empty_like(grad_output)
-    grads = {name: torch.zeros_like(inputs[name]) for name in case.leaves}
+    grads = {name: torch.zeros_like(inputs[name], dtype=torch.float64) for name in case.leaves}
     fixed = {n: x for n, x in inputs.items() if n not in grads and n in attend.__kwdefaults__}
     for first_item, part in parts(case):
         for block in blocks(case, first_item, part(inputs["query"]), part(inputs["key"])):
@@ -104,10 +104,12 @@ def answers(case, dtype=torch.float64, seed=None):
             others = {name: view(name, x) for name, x in fixed.items()}
             found = attend(**leaves, **others, block=block, seed=seed)
             view("query", output).copy_(found.detach())
+            if not leaves:
+                continue
             found = torch.autograd.grad(found, leaves.values(), view("query", grad_output))
             for name, grad in zip(leaves, found, strict=True):
                 view(name, grads[name]).add_(grad)
-    return {"output": output} | {f"grad_{name}": grad for name, grad in grads.items()}
+    return {"output": output} | {f"grad_{name}": grad.to(dtype) for name, grad in grads.items()}
 
 
 def parts(case):

@@ -174,3 +174,26 @@ def each_document(inputs, grad_output):
         return torch.cat([x[0].transpose(0, 1) for x in outputs])
 
     return Call(function, inputs, grad_output)
+
+
+def cached(inputs, grad_output):
+    """torch has no cache; its caller keeps one."""
+
+    def function(query, key, value, seqlen_k, is_causal, enable_gqa):
+        return F.scaled_dot_product_attention(query, key, value, enable_gqa=enable_gqa)
+
+    return Call(function, inputs, grad_output)
+
+
+def gathered(inputs, grad_output):
+    """Pages put in order at every call: at each there is one key more."""
+
+    def function(query, key, value, block_table, seqlen_k, is_causal, enable_gqa):
+        def gather(x):
+            return x[block_table].transpose(1, 2).flatten(2, 3)[:, :, :seqlen_k]
+
+        return F.scaled_dot_product_attention(
+            query, gather(key), gather(value), enable_gqa=enable_gqa
+        )
+
+    return Call(function, inputs, grad_output)

@@ -1,0 +1,150 @@
+#include "probe_loops.h"
+
+#include <stdexcept>
+#include <string>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace qkv {
+namespace {
+
+// Two pipes times the longest latency of a fused multiply-add or vdpbf16ps (6
+// cycles), or of a multiply and an add on four pipes, and two constants still
+// fit into 16 registers.
+constexpr int kChains = 12;
+
+// What a loop leaves behind, so that the compiler cannot drop it.
+volatile double sink;
+
+// kChains independent chains a = a * x + y, which settle at 2: never denormal,
+// never infinite. x and y are read from volatiles: the compiler may not know them.
+// One body for every instruction set; a function of its own for each, because
+// a target attribute only reaches the code inside its function.
+#define QKV_DEFINE_MULTIPLY_ADD_LOOP(name, target_attribute, vector_bytes)                 \
+  template <typename T>                                                                    \
+  target_attribute void name(int64_t iterations) {                                         \
+    typedef T Vec __attribute__((vector_size(vector_bytes)));                              \
+    volatile T half = 0.5, one = 1;                                                        \
+    const Vec x = Vec{} + half, y = Vec{} + one;                                           \
+    Vec a0 = y, a1 = y, a2 = y, a3 = y, a4 = y, a5 = y;                                    \
+    Vec a6 = y, a7 = y, a8 = y, a9 = y, a10 = y, a11 = y;                                  \
+    for (int64_t i = 0; i < iterations; ++i) {                                             \
+      a0 = a0 * x + y, a1 = a1 * x + y, a2 = a2 * x + y, a3 = a3 * x + y;                  \
+      a4 = a4 * x + y, a5 = a5 * x + y, a6 = a6 * x + y, a7 = a7 * x + y;                  \
+      a8 = a8 * x + y, a9 = a9 * x + y, a10 = a10 * x + y, a11 = a11 * x + y;              \
+      /* Equal chains must not be merged into one. */                                      \
+      asm volatile(""                                                                      \
+                   : QKV_KEEP(a0), QKV_KEEP(a1), QKV_KEEP(a2), QKV_KEEP(a3), QKV_KEEP(a4), \
+                     QKV_KEEP(a5), QKV_KEEP(a6), QKV_KEEP(a7), QKV_KEEP(a8), QKV_KEEP(a9), \
+                     QKV_KEEP(a10), QKV_KEEP(a11));                                        \
+    }                                                                                      \
+    const Vec sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11;           \
+    sink = sum[0];                                                                         \
+  }
+
+#if defined(__x86_64__)
+#define QKV_KEEP(vec) "+v"(vec)  // any vector register
+QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_avx512, __attribute__((target("avx512f"))), 64)
+QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_avx2, __attribute__((target("avx2,fma"))), 32)
+
+// Chains a += x . y over pairs of bf16 ones: grows by 2 up to 2^25 and stays there.
+__attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterations) {
+  const __m512i x = _mm512_set1_epi16(0x3f80);
+  __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
+  __m512 a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
+#define QKV_PAIRS(a) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(x));
+  for (int64_t i = 0; i < iterations; ++i) {
+    QKV_PAIRS(a0) QKV_PAIRS(a1) QKV_PAIRS(a2) QKV_PAIRS(a3) QKV_PAIRS(a4) QKV_PAIRS(a5)
+    QKV_PAIRS(a6) QKV_PAIRS(a7) QKV_PAIRS(a8) QKV_PAIRS(a9) QKV_PAIRS(a10) QKV_PAIRS(a11)
+  }
+#undef QKV_PAIRS
+}
+
+constexpr int kTileRows = 16, kTileRowBytes = 64, kTilePairs = 16;
+constexpr int kTileFlops = kTileRows * 16 * kTilePairs * 2 * 2;
+
+// Four tiles of sums from two and two tiles of factors, as a product of
+// matrices has them. Needs the kernel's permission, which supported_isas() asks for.
+__attribute__((target("amx-tile,amx-bf16"))) void loop_tdpbf16ps(int64_t iterations) {
+  struct alignas(64) {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = kTileRowBytes;
+    config.rows[tile] = kTileRows;
+  }
+  alignas(64) uint16_t ones[kTileRows * kTileRowBytes / 2];
+  for (uint16_t& one : ones) one = 0x3f80;
+  // The compiler does not know that the intrinsics read all of these.
+  asm volatile("" : : "r"(&config), "r"(ones) : "memory");
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_loadd(4, ones, kTileRowBytes);
+  _tile_loadd(5, ones, kTileRowBytes);
+  _tile_loadd(6, ones, kTileRowBytes);
+  _tile_loadd(7, ones, kTileRowBytes);
+  for (int64_t i = 0; i < iterations; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+}
+#elif defined(__aarch64__)
+#define QKV_KEEP(vec) "+w"(vec)
+#else
+#error "name this architecture's vector register constraint"
+#endif
+QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_generic, , 16)
+
+constexpr int fma_flops(int vector_bytes, int itemsize) {
+  return kChains * (vector_bytes / itemsize) * 2;
+}
+
+// For each isa: its f32 and f64, and what it has for half precision.
+constexpr ProbeLoop kLoops[] = {
+#if defined(__x86_64__)
+    {"amx", DType::bf16, "tdpbf16ps", 4 * kTileFlops, loop_tdpbf16ps},
+    {"amx", DType::f32, "FMA", fma_flops(64, 4), loop_avx512<float>},
+    {"amx", DType::f64, "FMA", fma_flops(64, 8), loop_avx512<double>},
+    {"avx512_bf16", DType::bf16, "vdpbf16ps", kChains * 16 * 2 * 2, loop_vdpbf16ps},
+    {"avx512_bf16", DType::f32, "FMA", fma_flops(64, 4), loop_avx512<float>},
+    {"avx512_bf16", DType::f64, "FMA", fma_flops(64, 8), loop_avx512<double>},
+    {"avx512", DType::f32, "FMA", fma_flops(64, 4), loop_avx512<float>},
+    {"avx512", DType::f64, "FMA", fma_flops(64, 8), loop_avx512<double>},
+    {"avx2", DType::f32, "FMA", fma_flops(32, 4), loop_avx2<float>},
+    {"avx2", DType::f64, "FMA", fma_flops(32, 8), loop_avx2<double>},
+#endif
+    {"generic", DType::f32, "FMA", fma_flops(16, 4), loop_generic<float>},
+    {"generic", DType::f64, "FMA", fma_flops(16, 8), loop_generic<double>},
+};
+
+const ProbeLoop* find(const std::string& isa, DType dtype) {
+  for (const ProbeLoop& loop : kLoops) {
+    if (isa == loop.isa && dtype == loop.dtype) return &loop;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const ProbeLoop& find_probe_loop(const char* isa, DType dtype) {
+  const std::string wanted = isa;
+  for (const char* supported : supported_isas()) {
+    if (wanted != supported) continue;
+    const ProbeLoop* loop = find(wanted, dtype);
+    if (!loop) loop = find(wanted, compute_type(dtype));
+    if (loop) return *loop;
+  }
+  throw std::invalid_argument("isa: this CPU has no probe for '" + wanted + "'");
+}
+
+}  // namespace qkv
