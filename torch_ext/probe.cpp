@@ -38,5 +38,6 @@ TORCH_LIBRARY_FRAGMENT(qkv, m) {
   m.def("_probe_peak(str isa, ScalarType dtype, int threads) -> (str instruction, float gflops)",
         probe_peak);
   m.def("_probe_read_bandwidth(int threads) -> float", probe_read_bandwidth);
-  m.def("_probe_uncached_bytes() -> int", [] { return static_cast<int64_t>(qkv::uncached_bytes()); });
+  m.def("_probe_uncached_bytes() -> int",
+        [] { return static_cast<int64_t>(qkv::uncached_bytes()); });
 }

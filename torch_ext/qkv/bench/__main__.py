@@ -16,7 +16,7 @@ from .case import Case
 from .check import WrongAnswer, check
 from .measure import fastest, measure
 from .progress import Progress
-from .suites import SPELLING, SUITES, Entry
+from .suites import SPELLING, SUITES
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 PICTURES = (".png", ".svg", ".pdf")
@@ -118,7 +118,7 @@ def choose_entries(suite, text):
         return suite.entries
     entries = known(suite)
     try:
-        return tuple(entries.get(part) or Entry.parse(part) for part in text.split(","))
+        return tuple(entries.get(part) or suite.parse(part) for part in text.split(","))
     except ValueError as error:
         raise ValueError(f"--shapes: {error}; the names are {', '.join(entries)}") from None
 

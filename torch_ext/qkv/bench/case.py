@@ -37,7 +37,7 @@ class Case:
             "value": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
         }
         for x in self.inputs.values():
-            x.requires_grad_(with_gradients)
+            x.requires_grad_(with_gradients and not how.is_cold)
         self.grad_output = tensor(shape.heads, shape.seqlen_q, shape.head_dim_v)
         self.inputs |= how.arguments(shape, randn)
         self.inputs |= {"is_causal": shape.is_causal, "enable_gqa": shape.is_grouped}

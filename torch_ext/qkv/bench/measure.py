@@ -6,8 +6,8 @@ import time
 import timeit
 
 MIN_REPEATS = 5
-# A call that is too slow for that many in PATIENCE times the time it was given gets fewer.
-FEWEST_REPEATS, PATIENCE = 2, 5
+# Calls that are too slow for that many in so long get fewer.
+FEWEST_REPEATS, PATIENCE_SECONDS = 2, 10
 # Many calls of a short one make a sample; beside a long one, a tenth as long a sample.
 MIN_SAMPLE_SECONDS, MAX_SAMPLE_SECONDS = 2e-3, 0.2
 MAX_WARM_UP_SECONDS = 1  # but for the call that exceeds it
@@ -19,8 +19,8 @@ def no_tick(fraction):
 
 def measure(calls, seconds, repeats=None, tick=no_tick):
     """Times calls, {name: function}, in turn, ours, theirs, ours, theirs ..., so that what disturbs
-    one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times if that
-    does not take much longer. tick(fraction): how much is done.
+    one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times unless
+    that takes PATIENCE_SECONDS. tick(fraction): how much is done.
 
     Returns {"calls_per_sample": {name: int}, "samples_s": {name: seconds a call, turn by turn}}.
     """
@@ -47,9 +47,8 @@ def progress(done, elapsed, seconds, repeats):
     """1 or more when there are samples enough."""
     if repeats:
         return done / repeats
-    if done < FEWEST_REPEATS:
-        return done / (FEWEST_REPEATS + 1)
-    return min(elapsed / seconds, max(done / MIN_REPEATS, elapsed / (PATIENCE * seconds)))
+    at_least = max(done / MIN_REPEATS, elapsed / PATIENCE_SECONDS)
+    return min(elapsed / seconds, at_least, done / FEWEST_REPEATS)
 
 
 def fastest(calls):

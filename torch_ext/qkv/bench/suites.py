@@ -8,7 +8,10 @@ from .options import OPTIONS, Option
 from .shapes import SPELLING as SHAPE_SPELLING
 from .shapes import Shape
 
-SPELLING = f"[OPTION:]{SHAPE_SPELLING}; OPTION one of {', '.join(OPTIONS)}, plain if left out"
+SPELLING = (
+    f"[OPTION:]{SHAPE_SPELLING}; OPTION one of {', '.join(OPTIONS)}; plain, or for decode cache, "
+    "if left out"
+)
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class Entry:
     at_most: float | None = None  # times our own time for `base`
 
     @classmethod
-    def parse(cls, text, name=None, at_least=None, at_most=None):
-        """Raises ValueError for text that is not SPELLING."""
+    def parse(cls, text, name=None, at_least=None, at_most=None, default="plain"):
+        """Raises ValueError for text that is not SPELLING. default: the option if it has none."""
         option, _, spelling = text.rpartition(":")
-        option = option or "plain"
+        option = option or default
         if option not in OPTIONS:
             raise ValueError(f"'{option}' is no option; expected one of {', '.join(OPTIONS)}")
         shape = Shape.parse(spelling)
@@ -61,6 +64,14 @@ class Suite:
     directions: tuple[str, ...]  # of forward, backward, both (a step of training)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)  # where --dtype does not say
     is_decode: bool = False  # memory is the limit, not arithmetic
+
+    def parse(self, text):
+        """An entry that text spells. Raises ValueError for one that is none, or not for this."""
+        entry = Entry.parse(text, default="cache" if self.is_decode else "plain")
+        if entry.how.is_cold != self.is_decode:
+            suite = "another suite" if self.is_decode else "--suite decode"
+            raise ValueError(f"'{text}': {entry.option} is for {suite}")
+        return entry
 
 
 GRID = {

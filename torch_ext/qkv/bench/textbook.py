@@ -93,7 +93,8 @@ def answers(case, dtype=torch.float64, seed=None):
     grad_output = case.grad_output.to(dtype)
     output = torch.empty_like(grad_output)
     grads = {name: torch.zeros_like(inputs[name], dtype=torch.float64) for name in case.leaves}
-    fixed = {n: x for n, x in inputs.items() if n not in grads and n in attend.__kwdefaults__}
+    taken = {*SEQUENCES, *attend.__kwdefaults__}
+    fixed = {name: x for name, x in inputs.items() if name in taken.difference(grads)}
     for first_item, part in parts(case):
         for block in blocks(case, first_item, part(inputs["query"]), part(inputs["key"])):
 

@@ -1,0 +1,128 @@
+"""python -m qkv.bench --suite options."""
+
+import json
+
+import pytest
+from bench_runs import PNG, TENSORS, rows_of, run_bench
+
+from qkv.bench import options, report, table
+from qkv.bench.measure import MIN_REPEATS, quartiles
+from qkv.bench.options import drawn, equal_documents
+from qkv.bench.suites import SUITES, Entry
+
+
+def test_options_are_the_promised_ones():
+    entries = SUITES["options"].entries
+    assert [f"{e.name} {e} {e.at_least} {e.at_most}" for e in entries] == [
+        "plain 2x8x1024x1024x64 None None",
+        "dropout dropout:2x8x1024x1024x64 5 1.35",
+        "bias bias:2x8x1024x1024x64 2.5 None",
+        "dv96 2x8x1024x1024x64x96 2.5 None",
+        "dv96-padded plain-padded:2x8x1024x1024x64x96 None None",
+        "mask mask:2x8x1024x1024x64 None 1.15",
+        "softcap softcap:2x8x1024x1024x64 None 1.3",
+        "alibi alibi:2x8x1024x1024x64 None 1.1",
+        "slopes slopes:2x8x1024x1024x64 None None",
+        "sinks sinks:2x8x1024x1024x64 None 1.1",
+        "sinks-key sinks-key:2x8x1024x1024x64 None None",
+        "window8k window:1x8x8192x8192x64c 8 None",
+        "window8k-cut window-cut:1x8x8192x8192x64c None None",
+        "window32k growth:1x8x32768x32768x64c None 4.4",
+        "varlen varlen:64x8x1024x1024x64 2 1.25",
+        "varlen-each varlen-each:64x8x1024x1024x64 None None",
+    ]
+    base = {e.name: f"{e.base.name}, {e.base}" for e in entries if e.base}
+    assert base["dropout"] == "plain, 2x8x1024x1024x64"
+    assert base["window32k"] == "L / 4, window-alone:1x8x8192x8192x64c"
+    assert base["varlen"] == "equal lengths, equal:64x8x585x585x64"
+
+
+def test_cost_of_options(monkeypatch):
+    monkeypatch.setattr(options, "WINDOW", (3, 0))
+    pairs = 4 + 4 + 4 + 3 + 2 + 1  # 6 queries, the last 4 keys of each
+    assert Entry.parse("window:2x4x6x6x8").flops("forward") == 2 * 2 * 4 * pairs * (8 + 8)
+    entry = Entry.parse("varlen:64x8x1024x1024x64")
+    lengths = drawn(entry.shape)
+    assert len(lengths) == 64 and min(lengths) >= 16 and max(lengths) <= 1024
+    assert entry.flops("forward") == 2 * 8 * sum(n * n for n in lengths) * (64 + 64)
+    assert abs(entry.base.flops("both") / entry.flops("both") - 1) < 1 / 585
+    assert equal_documents(entry.shape)[2] == entry.base.shape
+
+
+@pytest.fixture(scope="module")
+def finished_options(tmp_path_factory):
+    """Like finished: one option that torch can and we have a base for, one without either."""
+    folder = tmp_path_factory.mktemp("bench")
+    done = run_bench(
+        "--suite", "options", "--shapes", "sinks:1x2x8x8x4,growth:1x2x8x8x4,varlen:3x2x8x8x4c",
+        "--seconds", 0.01, "--threads", 2,
+        "--json", folder / "run.json", "--plot", folder / "run.png",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = json.loads((folder / "run.json").read_text())
+    return done.stdout, run, (folder / "run.png").read_bytes()
+
+
+def test_figures_of_options_follow_from_samples(finished_options):
+    _, run, _ = finished_options
+    assert run["directions"] == ["forward", "backward", "both"]
+    sinks, growth, varlen = run["results"]
+    assert [(r["option"], r["base"]) for r in run["results"]] == [
+        ("sinks", "plain"), ("growth", "L / 4"), ("varlen", "equal lengths")
+    ]  # fmt: skip
+    assert set(sinks["check"]) == {*TENSORS, "grad_sinks"}
+    for result in run["results"]:
+        for direction in run["directions"]:
+            found = result[direction]
+            ours, base = (found[name]["samples_s"] for name in ("qkv", "base"))
+            assert len(ours) == len(base) == found["repeats"] >= MIN_REPEATS
+            assert found["own_ratio"] == quartiles([q / b for q, b in zip(ours, base, strict=True)])
+            assert ("torch" in found) == ("ratio" in found) == bool(found["way"])
+            if tried := found["tried_s"]:
+                assert found["way"] == min(tried, key=tried.get)
+    assert (sinks["both"]["way"], growth["both"]["way"]) == ("by hand", None)
+    assert set(varlen["both"]["tried_s"]) == {
+        "padded SDPA, bool mask", "padded SDPA, float mask"
+    }  # fmt: skip
+
+
+def test_table_of_options(finished_options):
+    stdout, run, _ = finished_options
+    titles, rows = rows_of(stdout)
+    assert titles.split()[:4] == ["shape", "B×Hq/Hkv×L×S×D", "×", "torch"] and len(rows) == 3
+    for row, result in zip(rows, run["results"], strict=True):
+        both, at = result["both"], titles.index("own: that of")
+        assert row[at:].startswith(result["base"])
+        assert row[at:].removeprefix(result["base"]).strip() == (both["way"] or "")
+        assert f" {both['own_ratio']['median']:.2f}" in row
+        if "ratio" in both:
+            assert f" {both['ratio']['median']:.2f}" in row
+    lines = [x for x in table.markdown(run).splitlines() if x.startswith("|")]
+    assert len(lines) == 2 + 3 and {line.count("|") for line in lines} == {13}
+
+
+def test_plot_of_options_is_a_picture(finished_options):
+    assert finished_options[2].startswith(PNG) and len(finished_options[2]) > 10_000
+
+
+def test_promises_that_do_not_hold_are_said():
+    def result(name, torchs, own, at_least, at_most):
+        both = {"ratio": quartiles([torchs]), "own_ratio": quartiles([own])}
+        promised = {"at_least": at_least, "at_most": at_most}
+        return {"name": name, "dtype": "float32", "promised": promised, "both": both}
+
+    run = {
+        "machine": {"load_average": 0.2},
+        "peak": {},
+        "directions": ["both"],
+        "results": [
+            result("kept", 5, 1.35, 5, 1.35),
+            result("slow", 4.9, 1.36, 5, 1.35),
+            result("free", 0.1, 9, None, None),
+        ],
+    }
+    assert report.warnings(run) == [
+        "slow: not at least 5 times torch's speed, as promised",
+        "slow: not at most 1.35 times our own time, as promised",
+    ]
+    assert [table.promise("at_least", "≥").cell(r) for r in run["results"]] == ["≥ 5", "≥ 5 !", ""]
