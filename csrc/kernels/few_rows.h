@@ -18,75 +18,76 @@ bool has_few_rows(const Problem& p) {
          p.value.strides.col == 1 && p.head_dim % W == 0 && p.head_dim_v % W == 0;
 }
 
-// Rows of memory that will be needed: `from` may be null, and point anywhere.
+// Rows of memory that will be needed; they need not exist.
 struct Ahead {
-  const void* from = nullptr;
-  int64_t row = 0;  // bytes
+  const void* rows = nullptr;  // null: nothing
+  int64_t step = 0, bytes = 0;
 
-  // The lines of `bytes` bytes at `at` of row j.
-  QKV_INLINE void ask(int64_t j, int64_t at, int64_t bytes) const {
-    if (!from) return;
-    for (int64_t line = at; line < at + bytes; line += int64_t(kCacheLine))
-      __builtin_prefetch(static_cast<const char*>(from) + j * row + line);
+  Ahead() = default;
+  template <class E>
+  Ahead(const E* rows, int64_t step, int64_t dim)
+      : rows(rows), step(step * int64_t(sizeof(E))), bytes(dim * int64_t(sizeof(E))) {}
+
+  QKV_INLINE void ask(int64_t row) const {
+    if (!rows) return;
+    for (int64_t at = 0; at < bytes; at += int64_t(kCacheLine))
+      __builtin_prefetch(static_cast<const char*>(rows) + row * step + at);
   }
 };
 
 // scores[key * step + row] = dot products of ROWS rows of queries with as many keys
-// as make one vector of sums, or fewer.
+// as make one vector of sums at a time. Rows of `key` are key_row apart.
 template <class E, int ROWS, class T = Compute<E>>
-QKV_INLINE void dot_block(int64_t dim, int64_t keys, const E* key, int64_t key_row, const T* query,
-                          T* scores, int64_t step) {
+__attribute__((noinline)) void dot_rows(int64_t dim, int64_t keys, const E* key, int64_t key_row,
+                                        const T* query, T* scores, int64_t step,
+                                        const Ahead& ahead) {
   constexpr int W = kLanes<T>, KEYS = W / ROWS;
-  Vec<T> sum[W];
-  const E* row[KEYS];
-  QKV_UNROLL
-  for (int i = 0; i < W; ++i) sum[i] = Vec<T>{};
-  QKV_UNROLL
-  for (int j = 0; j < KEYS; ++j) row[j] = key + std::min<int64_t>(j, keys - 1) * key_row;
-  for (int64_t d = 0; d < dim; d += W) {
+  for (int64_t begin = 0; begin < keys; begin += KEYS) {
+    const int64_t count = std::min<int64_t>(KEYS, keys - begin);
+    const E* row[KEYS];
     QKV_UNROLL
-    for (int j = 0; j < KEYS; ++j) {
-      const Vec<T> k = load_wide(row[j] + d);
+    for (int j = 0; j < KEYS; ++j)
+      row[j] = key + (begin + std::min<int64_t>(j, count - 1)) * key_row;
+    for (int64_t j = begin; j < begin + count; ++j) ahead.ask(j);
+    Vec<T> sum[W];
+    QKV_UNROLL
+    for (int i = 0; i < W; ++i) sum[i] = Vec<T>{};
+    for (int64_t d = 0; d < dim; d += W) {
+      Vec<T> q[ROWS];
       QKV_UNROLL
-      for (int r = 0; r < ROWS; ++r) sum[j * ROWS + r] += k * load(query + r * dim + d);
+      for (int r = 0; r < ROWS; ++r) q[r] = in_register(load(query + r * dim + d));
+      QKV_UNROLL
+      for (int j = 0; j < KEYS; ++j) {
+        const Vec<T> k = load_wide(row[j] + d);
+        QKV_UNROLL
+        for (int r = 0; r < ROWS; ++r) sum[j * ROWS + r] += k * q[r];
+      }
     }
+    T sums[W];
+    store(sums, sum_lanes<T>(sum));
+    for (int64_t j = 0; j < count; ++j)
+      std::memcpy(scores + (begin + j) * step, sums + j * ROWS, ROWS * sizeof(T));
   }
-  exchange<T, W / 2>(sum);
-  QKV_UNROLL
-  for (int h = W / 2; h > 0; h /= 2) {
-    QKV_UNROLL
-    for (int i = 0; i < h; ++i) sum[i] += sum[i + h];
-  }
-  QKV_UNROLL
-  for (int i = 0; i < W; ++i)
-    if (i / ROWS < keys) scores[i / ROWS * step + i % ROWS] = sum[0][i];
 }
 
-// f(row, rows) for rows in groups of 4, 2 and 1: of a size known when compiling.
-template <class F>
+// f(row, rows) for rows in groups of 4, 2 and 1, no more than MAX: of a size known
+// when compiling.
+template <int MAX, class F>
 QKV_INLINE void for_row_groups(int64_t rows, const F& f) {
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
+  if constexpr (MAX >= 4)
+    for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
   for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>());
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
 }
 
-// scores [keys x lanes]; rows of `key` are key_row apart. query [rows, dim].
+// scores [keys, step]. query [rows, dim].
 template <class E, class T = Compute<E>>
-void few_scores(const Tile& tile, int64_t dim, int64_t keys, const E* key, int64_t key_row,
-                const T* query, T* scores, const Ahead& ahead) {
-  const int64_t step = tile.step;
-  for (int64_t j = 0; j < keys && tile.rows < tile.lanes; ++j)
-    std::fill(scores + j * step + tile.rows, scores + j * step + tile.lanes, T(0));
-  for_row_groups(tile.rows, [&](int64_t r, auto count) {
-    constexpr int kRows = count < kLanes<T> ? int(count) : kLanes<T>;
-    constexpr int64_t kKeys = kLanes<T> / kRows;
-    for (int64_t j = 0; j < keys; j += kKeys) {
-      for (int64_t i = 0; i < kKeys && r == 0; ++i) ahead.ask(j + i, 0, dim * int64_t(sizeof(E)));
-      for (int64_t g = r; g < r + count; g += kRows)
-        dot_block<E, kRows>(dim, keys - j, key + j * key_row, key_row, query + g * dim,
-                            scores + j * step + g, step);
-    }
+void few_scores(int64_t rows, int64_t dim, int64_t keys, const E* key, int64_t key_row,
+                const T* query, T* scores, int64_t step, const Ahead& ahead) {
+  for_row_groups<kLanes<T>>(rows, [&](int64_t r, auto count) {
+    dot_rows<E, count>(dim, keys, key, key_row, query + r * dim, scores + r, step,
+                       r == 0 ? ahead : Ahead());
   });
 }
 
@@ -120,15 +121,15 @@ template <class E, class T = Compute<E>>
 void add_few_values(int64_t rows, int64_t dim, int64_t keys, const E* value, int64_t value_row,
                     const T* weights, int64_t step, T* output, const Ahead& ahead) {
   constexpr int W = kLanes<T>;
-  // Rows to ask for while one panel of columns is summed, so that all are by the end.
+  // What is asked for while one panel of columns is summed, so that all is by the end.
   const int64_t panels = (dim + 2 * W - 1) / (2 * W), share = (keys + panels - 1) / panels;
   int64_t asked = 0;
   for (int64_t d = 0; d < dim; d += 2 * W) {
-    for (const int64_t end = std::min(keys, asked + share); asked < end; ++asked)
-      ahead.ask(asked, 0, dim * int64_t(sizeof(E)));
-    for_row_groups(rows, [&](int64_t r, auto count) {
-      (d + 2 * W <= dim ? add_columns<E, count, 2> : add_columns<E, count, 1>)(
-          dim, keys, value + d, value_row, weights + r, step, output + r * dim + d);
+    for (const int64_t end = std::min(keys, asked + share); asked < end; ++asked) ahead.ask(asked);
+    for_row_groups<4>(rows, [&](int64_t r, auto count) {
+      (d + 2 * W <= dim ? add_columns<E, count, 2>
+                        : add_columns<E, count, 1>)(dim, keys, value + d, value_row, weights + r,
+                                                    step, output + r * dim + d);
     });
   }
 }
@@ -164,10 +165,11 @@ class FewRowProducts {
   }
 
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
+    std::fill_n(scores, keys * tile.step, T(0));  // of lanes without a row
     keys_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
-      few_scores<E>(tile, p_.head_dim, count, keys_.at(j), keys_.row(), query,
-                    scores + (j - key) * tile.step,
-                    Ahead{values_.at(j), values_.row() * int64_t(sizeof(E))});
+      few_scores<E>(tile.rows, p_.head_dim, count, keys_.at(j), keys_.row(), query,
+                    scores + (j - key) * tile.step, tile.step,
+                    Ahead(values_.at(j), values_.row(), p_.head_dim_v));
     });
   }
 
@@ -178,10 +180,10 @@ class FewRowProducts {
       for (int64_t d = 0; d < dim; d += kLanes<T>)
         store(output + r * dim + d, load(output + r * dim + d) * rescale[r]);
     values_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
-      add_few_values<E>(tile.rows, dim, count, values_.at(j), values_.row(),
-                        weights + (j - key) * tile.step, tile.step, output,
-                        Ahead{j + keys < p_.seqlen_k ? keys_.at(j + keys) : nullptr,
-                              keys_.row() * int64_t(sizeof(E))});
+      add_few_values<E>(
+          tile.rows, dim, count, values_.at(j), values_.row(), weights + (j - key) * tile.step,
+          tile.step, output,
+          j + keys < p_.seqlen_k ? Ahead(keys_.at(j + keys), keys_.row(), p_.head_dim) : Ahead());
     });
   }
 

@@ -183,7 +183,7 @@ template <class E>
 void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
              void* workspace) {
   (has_few_rows<E>(p) ? forward_by<FewRowProducts<E>> : forward_by<Products<E>>)(p, result, block,
-                                                                                workspace);
+                                                                                 workspace);
 }
 
 template <class E>

@@ -60,8 +60,10 @@ class GradProducts {
   // scores [keys x lanes] of keys [key, key + keys), which are loaded.
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, T* scores) const {
     const Matrix<T> k = keys_.from(key - first_);
-    if (few_)
-      return few_scores<T>(tile, dim_, keys, k.data, k.row, few_query_, scores, {});
+    if (few_) {
+      for (int64_t j = 0; j < keys; ++j) std::fill_n(scores + j * tile.step, tile.lanes, T(0));
+      return few_scores<T>(tile.rows, dim_, keys, k.data, k.row, few_query_, scores, tile.step, {});
+    }
     gemm<T>(keys, tile.lanes,
             {p_.head_dim, k.data, k.row, k.col, query_t_ + lane * dim_, tile.lanes, scores,
              tile.step, Beta::zero, nullptr});
@@ -115,8 +117,8 @@ class GradProducts {
   T *query_, *grad_output_;
   // ... and tile by tile [padded(D), lanes].
   T *query_t_, *grad_output_t_, *grad_query_t_;
-  bool few_;       // scores as FewRowProducts computes them ...
-  T* few_query_;   // ... of query times scale
+  bool few_;      // scores as FewRowProducts computes them ...
+  T* few_query_;  // ... of query times scale
   T *key_copy_, *value_copy_;
   bool has_grad_output_ = false;
   int64_t first_ = 0;  // the first key that is loaded

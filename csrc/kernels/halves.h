@@ -6,7 +6,7 @@ typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t HalfBits __attribute__((vector_size(kVectorBytes)));
 
 QKV_INLINE Vec<float> widen_halves(Halves x, BFloat16) {
-  return (Vec<float>)(__builtin_convertvector(x, HalfBits) << 16);
+  return (Vec<float>)(native_widen(x) << 16);
 }
 QKV_INLINE Vec<float> widen_halves(Halves x, Float16) { return native_widen_f16(x); }
 

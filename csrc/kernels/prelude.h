@@ -48,3 +48,10 @@
 #endif
 
 #define QKV_INLINE inline __attribute__((always_inline))
+
+// A vector register, for asm.
+#if defined(__x86_64__)
+#define QKV_VECTOR_REGISTER "+v"
+#else
+#define QKV_VECTOR_REGISTER "+w"
+#endif

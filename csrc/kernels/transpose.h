@@ -27,6 +27,19 @@ QKV_INLINE void exchange(Vec<T>* rows) {
   }
 }
 
+// The sum of all lanes of sums[i] in lane i of the result.
+template <class T, int h = kLanes<T> / 2>
+QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
+  if constexpr (h > 0) {
+    QKV_UNROLL
+    for (int i = 0; i < h; ++i)
+      sums[i] = __builtin_shuffle(sums[i], sums[i + h], exchange_lanes<T>(h, false)) +
+                __builtin_shuffle(sums[i], sums[i + h], exchange_lanes<T>(h, true));
+    return sum_lanes<T, h / 2>(sums);
+  }
+  return sums[0];
+}
+
 // out[c][r] = factor * in[r][c]; rows and columns are multiples of kLanes<T>.
 template <class T>
 void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t rows, int64_t columns,

@@ -45,6 +45,13 @@ QKV_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};  // not x + {}: -0.0 must stay
 }
 
+// x, loaded once: the compiler would read it from memory again for every use.
+template <class V>
+QKV_INLINE V in_register(V x) {
+  asm("" : QKV_VECTOR_REGISTER(x));
+  return x;
+}
+
 // 0, 1, 2, ...
 template <class T>
 QKV_INLINE IntVec<T> iota() {

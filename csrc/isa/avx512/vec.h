@@ -36,8 +36,11 @@ QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) {
   return (Int64)_mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
-// IEEE binary16 and back, to the nearest.
+// Zero-extended. (The compiler makes it of halves of the vector.)
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
+QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)_mm512_cvtepu16_epi32((__m256i)x); }
+
+// IEEE binary16 and back, to the nearest.
 QKV_INLINE __m512 native_widen_f16(Half16 x) { return _mm512_cvtph_ps((__m256i)x); }
 QKV_INLINE Half16 native_narrow_f16(__m512 x) {
   return (Half16)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);

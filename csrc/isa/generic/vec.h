@@ -48,6 +48,8 @@ QKV_INLINE I native_widen(const uint8_t* p, I wide) {
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
 typedef float Float32 __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
+QKV_INLINE Int32 native_widen(Half16 x) { return __builtin_convertvector(x, Int32); }
 QKV_INLINE Float32 native_widen_f16(Half16 x) {
   const Bits32 bits = __builtin_convertvector(x, Bits32), magnitude = bits & 0x7fff;
   const Bits32 special = 0x7f800000 | (magnitude & 0x3ff) << 13;
