@@ -1,18 +1,57 @@
 """What the operator is held against: the textbook's attention, torch's, and how far off each is."""
 
+import functools
 import math
 import os
 import subprocess
 import sys
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from qkv.bench import philox
 
 INF = float("inf")
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+
+# Of results of about 1, computed in other orders; halves are rounded at the end.
+TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
+def dtypes_of(*names):
+    """Parametrizes a test's `dtype`."""
+    return pytest.mark.parametrize("dtype", [DTYPES[n] for n in names], ids=names)
+
+
+def compute_type(dtype):
+    """What is computed in; the lse's dtype."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def is_half(x):
+    return isinstance(x, torch.Tensor) and x.dtype in HALVES
+
+
+def as_torchs_math_path(f):
+    """f for halves, too: in f32, its (first) result rounded at the end."""
+
+    @functools.wraps(f)
+    def g(*args, **options):
+        query = args[0] if args else options["query"]
+        if not is_half(query):
+            return f(*args, **options)
+        widen = lambda x: x.float() if is_half(x) else x  # noqa: E731
+        results = f(*map(widen, args), **{name: widen(x) for name, x in options.items()})
+        if isinstance(results, torch.Tensor):
+            return results.to(query.dtype)
+        return results[0].to(query.dtype), *results[1:]
+
+    return g
+
+
+@as_torchs_math_path
 def attend(
     query,
     key,
@@ -29,7 +68,8 @@ def attend(
     sinks=None,
     dropout_seed=None,
 ):
-    """(output, lse) by the textbook, in the inputs' dtype; torch's autograd differentiates it.
+    """(output, lse) by the textbook, in the inputs' dtype (halves: in f32, the output rounded at
+    the end, as torch's math path does); torch's autograd differentiates it.
 
     query [..., H, L, D], key [..., Hkv, S, D], value [..., Hkv, S, Dv]
     -> [..., H, L, Dv], [..., H, L].
@@ -136,6 +176,7 @@ def visible(L, S, attn_mask=None, is_causal=False, window_size=None):
     return allowed & (attn_mask if attn_mask.dtype == torch.bool else attn_mask != -INF)
 
 
+@as_torchs_math_path
 def attend_with_junk(
     query,
     key,

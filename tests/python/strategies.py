@@ -158,7 +158,7 @@ def cases(draw, max_work=1_500_000):
         head_shapes=tuple(
             draw(_broadcast_shape(lead)) if draw(st.integers(0, 3)) == 0 else None for _ in range(2)
         ),
-        head_dtype=draw(st.sampled_from([torch.float32, torch.float64])),
+        head_dtype=draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])),
         is_causal=draw(st.booleans()),
         scale=draw(SCALES),
         enable_gqa=enable_gqa,

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from common import attend, fused, rms_error, unfused
+from common import attend, dtypes_of, fused, rms_error, unfused
 from gradients import INPUTS, LEAVES, gradients, leaves_of, reference_gradients
 from grid import GRID, grid_inputs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import assert_no_less_accurate, assert_within_rounding, magnitudes
 from strategies import LAYOUTS, cases, lay_out
@@ -24,22 +24,22 @@ def all_three(inputs, options, grads, wanted):
     )
 
 
+DRAWN = {
+    "through": st.sampled_from([(True, False), (True, False), (False, True), (True, True)]),
+    "wanted": st.one_of(st.just(LEAVES), st.sets(st.sampled_from(LEAVES), min_size=1)),
+    "grad_layout": st.sampled_from([*LAYOUTS, "scalar"]),
+}
+
+
 @pytest.mark.usefixtures("isa")
 class TestAgainstReference:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
-    @given(
-        case=cases(max_work=600_000),
-        through=st.sampled_from([(True, False), (True, False), (False, True), (True, True)]),
-        wanted=st.one_of(st.just(LEAVES), st.sets(st.sampled_from(LEAVES), min_size=1)),
-        grad_layout=st.sampled_from([*LAYOUTS, "scalar"]),
-    )
-    def test_drawn(self, dtype, case, through, wanted, grad_layout):
+    def check(self, dtype, case, through, wanted, grad_layout):
         inputs, options = case.tensors(dtype)
         wanted = [name for name in leaves_of(options) if name in wanted] or INPUTS
         torch.manual_seed(case.seed)
         grads = []
         for used, x in zip(through, attend(*inputs, **options), strict=True):
-            g = torch.randn(x.shape, dtype=dtype)
+            g = torch.randn(x.shape, dtype=x.dtype)
             g = g[:1].sum().expand(x.shape) if grad_layout == "scalar" else lay_out(g, grad_layout)
             grads.append(g if used else None)
         sizes = magnitudes(*inputs, **options, grads=tuple(grads))
@@ -48,11 +48,22 @@ class TestAgainstReference:
             assert x.dtype == (options[name] if name in options else inputs[0]).dtype
             assert_within_rounding(x, theirs[name], truths[name], sizes[name], dtype)
 
+    @dtypes_of("f32", "f64")
+    @given(case=cases(max_work=600_000), **DRAWN)
+    def test_drawn(self, dtype, case, through, wanted, grad_layout):
+        self.check(dtype, case, through, wanted, grad_layout)
+
+    @dtypes_of("bf16", "f16")
+    @settings(max_examples=settings().max_examples // 3)
+    @given(case=cases(max_work=250_000), **DRAWN)
+    def test_drawn_halves(self, dtype, case, through, wanted, grad_layout):
+        self.check(dtype, case, through, wanted, grad_layout)
+
 
 @pytest.mark.usefixtures("isa")
 class TestErrorIsNoLargerThanTorchs:
     @pytest.mark.parametrize("shape", GRID)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+    @dtypes_of("f32", "f64", "bf16", "f16")
     def test_grid(self, shape, dtype):
         inputs, options = grid_inputs(shape, dtype)
         grads = [torch.randn_like(inputs[0]), None]
@@ -65,9 +76,10 @@ class TestErrorIsNoLargerThanTorchs:
         for n in INPUTS:
             assert_no_less_accurate(ours[n], theirs[n], truths[n])
 
+    @dtypes_of("f32", "bf16", "f16")
     @pytest.mark.parametrize("through", ["lse", "both", "masked"])
-    def test_lse_and_mask(self, through):
-        inputs = [torch.randn(2, 3, 500, 64) for _ in range(3)]
+    def test_lse_and_mask(self, through, dtype):
+        inputs = [torch.randn(2, 3, 500, 64, dtype=dtype) for _ in range(3)]
         mask = torch.rand(3, 500, 500) < 0.7 if through == "masked" else None
         grads = [torch.randn_like(inputs[0]), torch.randn(2, 3, 500)]
         if through != "both":

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from common import attend
+from common import attend, dtypes_of
 from strategies import LAYOUTS, lay_out
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -171,7 +171,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+@dtypes_of("f32", "f64", "bf16")
 def test_opcheck(sample, requires_grad, dtype):
     *shapes, options = SAMPLES[sample]
     inputs = [torch.randn(s, dtype=dtype, requires_grad=requires_grad) for s in shapes]
@@ -190,11 +190,12 @@ ALL_OPTIONS = {
 }  # fmt: skip
 
 
+@dtypes_of("f32", "f16")
 @pytest.mark.parametrize("mask", [(5, 6), (2, 3, 5, 6), (3, 1, 6), (5, 1), ()])
-def test_opcheck_of_the_gradient(mask):
-    query, key, value = (x.detach() for x in make(5, 6, 6))
+def test_opcheck_of_the_gradient(mask, dtype):
+    query, key, value = (x.detach() for x in make(5, 6, 6, dtype=dtype))
     heads = torch.rand(3), torch.randn(2, 1, dtype=torch.float64)
-    more = torch.randn(mask), *heads, torch.tensor([3]), None, None, None
+    more = torch.randn(mask, dtype=dtype), *heads, torch.tensor([3]), None, None, None
     tensors = (query, key, value, *more)
     output, lse = torch.ops.qkv.attention_forward(*tensors, **ALL_OPTIONS)
     for seeds in itertools.product([torch.randn_like(output), None], [torch.randn_like(lse), None]):
@@ -220,14 +221,17 @@ def describe(x):
 class TestMeta:
     """Meta and fake tensors: shapes, strides and dtypes as the real operator's."""
 
+    @dtypes_of("f32", "bf16")
     @pytest.mark.parametrize("sample", SAMPLES)
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_same_as_real(self, sample, layout):
+    def test_same_as_real(self, sample, layout, dtype):
         *shapes, options = SAMPLES[sample]
-        real = [lay_out(torch.randn(s), layout) for s in shapes]
+        real = [lay_out(torch.randn(s, dtype=dtype), layout) for s in shapes]
         expected = [describe(x) for x in attention_with_lse(*real, **options)]
         meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in options.items()}
-        on_meta = [torch.empty_strided(x.shape, x.stride(), device="meta") for x in real]
+        on_meta = [
+            torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta") for x in real
+        ]
         found = attention_with_lse(*on_meta, **meta)
         assert all(x.is_meta for x in found)
         assert [describe(x) for x in found] == expected
@@ -236,11 +240,12 @@ class TestMeta:
             fake = [mode.from_tensor(x) for x in real]
             assert [describe(x) for x in attention_with_lse(*fake, **options)] == expected
 
+    @dtypes_of("f32", "bf16")
     @pytest.mark.parametrize("sample", SAMPLES)
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_gradients_same_as_real(self, sample, layout):
+    def test_gradients_same_as_real(self, sample, layout, dtype):
         *shapes, options = SAMPLES[sample]
-        real = [lay_out(torch.randn(s), layout) for s in shapes]
+        real = [lay_out(torch.randn(s, dtype=dtype), layout) for s in shapes]
 
         def gradients(inputs):
             more = [options.get(name) for name in ("attn_mask", "alibi_slopes", "sinks")]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from common import attend, fused, keep_mask
+from common import attend, dtypes_of, fused, keep_mask
 from gradients import INPUTS, LEAVES, gradients
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
@@ -230,7 +230,7 @@ class TestCompile:
 
 @pytest.mark.usefixtures("isa")
 class TestEdges:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @dtypes_of("f32", "f64", "bf16", "f16")
     def test_none(self, dtype):
         inputs = make(33, 35, 35, dtype=dtype)
         output = attention(*inputs, dropout_p=0.0)
@@ -238,7 +238,7 @@ class TestEdges:
         almost, _ = fused(*inputs, dropout_p=1e-12, dropout_seed=1)
         torch.testing.assert_close(almost, output)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @dtypes_of("f32", "f64", "bf16", "f16")
     def test_all(self, dtype):
         """Output and its gradients are 0; the lse and its gradients are what they were."""
         inputs = make(33, 35, 35, dtype=dtype)

@@ -57,14 +57,22 @@ CASES = {
     "no key heads": (
         {"key": zeros(2, 0, 5, 8), "enable_gqa": True}, RuntimeError, "key has 0 heads and query 4",
     ),
-    "int64": (dict.fromkeys(GOOD, Q.long()), RuntimeError, "query is int64.*float32 or float64"),
-    "bool": (dict.fromkeys(GOOD, Q.bool()), RuntimeError, "query is bool.*float32 or float64"),
-    "complex": (dict.fromkeys(GOOD, Q.cfloat()), RuntimeError, "query is complex64.*float32 or"),
-    "half": (dict.fromkeys(GOOD, Q.half()), NotImplementedError, "query is float16.*not.*yet"),
-    "bfloat16": (dict.fromkeys(GOOD, Q.bfloat16()), NotImplementedError, "query is bfloat16.*yet"),
+    "int64": (dict.fromkeys(GOOD, Q.long()), RuntimeError, "query is int64.*float32, float64, bf"),
+    "bool": (dict.fromkeys(GOOD, Q.bool()), RuntimeError, "query is bool.*bfloat16 or float16"),
+    "complex": (dict.fromkeys(GOOD, Q.cfloat()), RuntimeError, "query is complex64.*float32, "),
+    "float8": (
+        dict.fromkeys(GOOD, Q.to(torch.float8_e4m3fn)), RuntimeError,
+        "query is float8_e4m3fn.*float32, float64, bfloat16 or float16",
+    ),
     "mixed key": ({"key": Q.double()}, RuntimeError, "key is float64, but query is float32"),
     "mixed value": ({"value": Q.double()}, RuntimeError, "value is float64, but query is float32"),
     "half key": ({"key": Q.half()}, RuntimeError, "key is float16, but query is float32"),
+    "half query": ({"query": Q.bfloat16()}, RuntimeError, "key is float32, but query is bfloat16"),
+    "half value": ({"value": Q.half()}, RuntimeError, "value is float16, but query is float32"),
+    "two halves": (
+        {"query": Q.half(), "key": Q.half(), "value": Q.bfloat16()}, RuntimeError,
+        "value is bfloat16, but query is float16",
+    ),
     "mask too long": (
         {"attn_mask": zeros(5, 6)}, RuntimeError,
         r"attn_mask has the shape \[5, 6\].*\[2, 4, 5, 5\]",
@@ -81,6 +89,14 @@ CASES = {
     "int mask": ({"attn_mask": zeros(5, 5).int()}, RuntimeError, "attn_mask is int32.*bool"),
     "uint8 mask": ({"attn_mask": zeros(5, 5).byte()}, RuntimeError, "attn_mask is uint8.*bool"),
     "half mask": ({"attn_mask": zeros(5, 5).half()}, RuntimeError, "attn_mask is float16.*bool"),
+    "other half mask": (
+        {**dict.fromkeys(GOOD, Q.half()), "attn_mask": zeros(5, 5).bfloat16()}, RuntimeError,
+        r"attn_mask is bfloat16.*bool, float32 or query's dtype \(float16\)",
+    ),
+    "f64 mask of halves": (
+        {**dict.fromkeys(GOOD, Q.bfloat16()), "attn_mask": zeros(5, 5).double()}, RuntimeError,
+        r"attn_mask is float64.*bool, float32 or query's dtype \(bfloat16\)",
+    ),
     "f64 mask": ({"attn_mask": zeros(5, 5).double()}, RuntimeError, "attn_mask is float64"),
     "complex mask": ({"attn_mask": zeros(5, 5).cfloat()}, RuntimeError, "attn_mask is complex64"),
     "nan scale": ({"scale": NAN}, ValueError, "scale is nan.*finite"),
@@ -241,6 +257,15 @@ class TestBackward:
         gradients = self.call()
         assert [g.shape for g in gradients[:3]] == [Q.shape] * 3 and gradients[3:] == (None,) * 3
 
+    def test_the_lse_of_halves_is_f32(self):
+        halves = dict.fromkeys([*GOOD, "grad_output", "output"], Q.half())
+        lse = zeros(2, 4, 5)
+        assert self.call(**halves, logsumexp=lse)[0].dtype == torch.float16
+        with pytest.raises(RuntimeError, match="logsumexp is float16, but float32 is expected"):
+            self.call(**halves, logsumexp=lse.half())
+        with pytest.raises(RuntimeError, match="grad_output is float32, but float16 is expected"):
+            self.call(**{**halves, "grad_output": Q}, logsumexp=lse)
+
     def test_bool_mask_has_no_gradient(self):
         gradients = self.call(attn_mask=torch.ones(5, 5, dtype=torch.bool))
         assert [g is None for g in gradients] == [False] * 3 + [True] * 3
@@ -251,6 +276,8 @@ class TestBackward:
         ({"grad_logsumexp": zeros(2, 4, 6)}, r"grad_logsumexp has.*\[2, 4, 6\].*\[2, 4, 5\]"),
         ({"output": zeros(2, 4, 5)}, r"output has the shape \[2, 4, 5\]"),
         ({"logsumexp": zeros(2, 4, 5).double()}, "logsumexp is float64"),
+        ({"logsumexp": zeros(2, 4, 5).half()}, "logsumexp is float16, but float32"),
+        ({"grad_logsumexp": zeros(2, 4, 5).half()}, "grad_logsumexp is float16, but float32"),
         ({"grad_output": Q.to_sparse()}, "grad_output has the layout Sparse"),
         ({"grad_output": Q.to("meta")}, "grad_output is on meta"),
         ({"key": zeros(2, 4, 5, 7)}, "key has the shape"),

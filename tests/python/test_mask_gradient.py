@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, attend, fused, unfused
+from common import DTYPES, INF, attend, compute_type, fused, unfused
 from gradients import gradients, reference_gradients
 from rounding import assert_within_rounding, magnitudes
 
@@ -30,7 +30,7 @@ def make(dtype=torch.float32, heads=H):
 
 
 def grads_of(dtype):
-    return torch.randn(B, H, L, 16, dtype=dtype), torch.randn(B, H, L, dtype=dtype)
+    return torch.randn(B, H, L, 16, dtype=dtype), torch.randn(B, H, L, dtype=compute_type(dtype))
 
 
 def check(inputs, options, grads):
@@ -47,24 +47,25 @@ def check(inputs, options, grads):
 
 @pytest.mark.parametrize("shape", MASKS)
 @pytest.mark.parametrize("dtypes", [
-    (torch.float32, torch.float32), (torch.float64, torch.float64), (torch.float64, torch.float32),
-], ids=["f32", "f64", "f32 mask, f64 query"])  # fmt: skip
+    ("f32", "f32"), ("f64", "f64"), ("f64", "f32"), ("bf16", "bf16"), ("bf16", "f32"),
+    ("f16", "f16"), ("f16", "f32"),
+], ids=", mask ".join)  # fmt: skip
 class TestShapes:
     def test_gradient(self, shape, dtypes):
-        dtype, mask_dtype = dtypes
+        dtype, mask_dtype = (DTYPES[name] for name in dtypes)
         mask = torch.randn(MASKS[shape], dtype=mask_dtype)
         check(make(dtype), {"attn_mask": mask}, grads_of(dtype))
 
     def test_with_hidden_entries(self, shape, dtypes):
         """-inf hides: its gradient is 0, and so is a row's that sees nothing."""
-        dtype, mask_dtype = dtypes
+        dtype, mask_dtype = (DTYPES[name] for name in dtypes)
         mask = torch.randn(MASKS[shape], dtype=mask_dtype)
         mask = mask.masked_fill(torch.rand(mask.shape) < 0.4, -INF)
         g = check(make(dtype), {"attn_mask": mask, "is_causal": True}, grads_of(dtype))
         assert (g[mask == -INF] == 0).all()
 
     def test_grouped_heads_and_other_options(self, shape, dtypes):
-        dtype, mask_dtype = dtypes
+        dtype, mask_dtype = (DTYPES[name] for name in dtypes)
         options = {
             "attn_mask": torch.randn(MASKS[shape], dtype=mask_dtype), "enable_gqa": True,
             "window_size": (20, 9), "softcap": 4.0, "sinks": torch.randn(H),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, attend, attend_with_junk, fused
+from common import DTYPES, INF, TOLERANCES, attend, attend_with_junk, compute_type, dtypes_of, fused
 from gradients import LEAVES, gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NAN = float("nan")
 pytestmark = pytest.mark.usefixtures("isa")
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+dtypes = dtypes_of("f32", "f64", "bf16", "f16")
 # (L, S, D): smaller than any tile, with tails, a decode step, many rows
 sizes = pytest.mark.parametrize("L, S, D", [(5, 7, 3), (1, 150, 16), (70, 33, 24)])
 
@@ -32,12 +32,13 @@ def check(inputs, grads, **options):
     wide = [x.double() for x in inputs], [x.double() for x in grads]
     truths = run(attend_with_junk, *wide, options)
     names = ["output", "lse", "grad_query", "grad_key", "grad_value"]
+    tolerance = 3 * max(TOLERANCES[inputs[0].dtype], 1e-5)
     for name, x, truth in zip(names, ours, truths, strict=True):
         x = x.double()
         if name.startswith("grad"):
             x, truth = (y.where(y.isfinite(), NAN) for y in (x, truth))
         torch.testing.assert_close(
-            x, truth, rtol=3e-5, atol=1e-5, equal_nan=True,
+            x, truth, rtol=tolerance, atol=tolerance, equal_nan=True,
             msg=lambda text, name=name: f"{name}: {text}",
         )  # fmt: skip
     return ours
@@ -45,7 +46,8 @@ def check(inputs, grads, **options):
 
 def make(L, S, D, dtype):
     inputs = [torch.randn(1, 2, n, d, dtype=dtype) for n, d in [(L, D), (S, D), (S, D + 2)]]
-    return inputs, [torch.randn(1, 2, L, D + 2, dtype=dtype), torch.randn(1, 2, L, dtype=dtype)]
+    grad_lse = torch.randn(1, 2, L, dtype=compute_type(dtype))
+    return inputs, [torch.randn(1, 2, L, D + 2, dtype=dtype), grad_lse]
 
 
 @dtypes
@@ -179,8 +181,11 @@ class TestGradientsOfOptions:
         for x in inputs[1:]:
             x.masked_fill_(hidden[:, None], junk)
         found = gradients(fused, inputs, options, grads, LEAVES)
+        tolerance = 3 * max(TOLERANCES[dtype], 1e-5)
         for name in LEAVES[3:]:
-            torch.testing.assert_close(found[name], expected[name], rtol=3e-5, atol=3e-5)
+            torch.testing.assert_close(
+                found[name], expected[name], rtol=tolerance, atol=tolerance * S
+            )
         assert (found["attn_mask"][:, hidden] == 0).all()
 
     def test_attended(self, L, S, D, dtype):
@@ -218,7 +223,8 @@ class TestGroupedHeads:
         ours = torch.ops.qkv.attention(query, key, value, is_causal=True, enable_gqa=True)
         repeated = (x.repeat_interleave(3, 1) for x in (key, value))
         truth, _ = attend_with_junk(query, *repeated, is_causal=True)
-        torch.testing.assert_close(ours, truth, equal_nan=True, rtol=1e-5, atol=1e-6)
+        tolerance = max(TOLERANCES[dtype], 1e-5)
+        torch.testing.assert_close(ours, truth, equal_nan=True, rtol=tolerance, atol=tolerance)
 
 
 @dtypes
@@ -237,7 +243,8 @@ class TestAsTorchsMath:
                 output = f(*leaves)
             results.append([output, *torch.autograd.grad(output, leaves, grad_output)])
         for x, y in zip(*results, strict=True):
-            torch.testing.assert_close(x, y, equal_nan=True, rtol=3e-5, atol=1e-5)
+            tolerance = 3 * max(TOLERANCES[dtype], 1e-5)
+            torch.testing.assert_close(x, y, equal_nan=True, rtol=tolerance, atol=tolerance)
 
     def test_all_scores_minus_inf(self, dtype):
         """A row that may attend, but whose every score is -inf, is one that sees nothing: torch's
@@ -255,32 +262,39 @@ class TestHugeScores:
     @pytest.mark.parametrize("power", [2, 5, 10, 17])
     def test_one_key_wins(self, dtype, power):
         """Scores so far apart that every weight is 0 or 1; up to 1e34 in size."""
-        query = torch.randn(2, 2, 21, 1, dtype=dtype).sign() * 10.0**power
-        key = torch.randperm(43).to(dtype).view(43, 1).expand(2, 2, 43, 1) * 10.0**power
+        size = min(10.0**power, torch.finfo(dtype).max / 64)
+        query = torch.randn(2, 2, 21, 1, dtype=dtype).sign() * size
+        key = torch.randperm(43).to(dtype).view(43, 1).expand(2, 2, 43, 1) * size
         inputs = [query, key, torch.randn(2, 2, 43, 5, dtype=dtype)]
         ours = torch.ops.qkv.attention_with_lse(*inputs, scale=1.0)
         for x, truth in zip(ours, attend(*inputs, scale=1.0), strict=True):
-            torch.testing.assert_close(x, truth, rtol=1e-5, atol=1e-6)
+            tolerance = max(TOLERANCES[dtype], 1e-5)
+            torch.testing.assert_close(x, truth, rtol=tolerance, atol=1e-6)
 
     def test_gradients_of_a_certain_choice(self, dtype):
         """Weights of 0 and 1: query and key get no gradient but the rounding of what cancels."""
         query, key, value = (torch.randn(1, 2, 17, 8, dtype=dtype) for _ in range(3))
-        leaves = [x.requires_grad_() for x in (query * 1e6, key * 1e6, value)]
+        size = min(1e6, torch.finfo(dtype).max / 64)
+        leaves = [x.requires_grad_() for x in (query * size, key * size, value)]
         output = torch.ops.qkv.attention(*leaves)
         grad = torch.randn_like(output)
         grads = torch.autograd.grad(output, leaves, grad)
-        rounding = torch.finfo(dtype).eps * (grad.abs() @ value.abs().mT).max() * 1e6
+        rounding = torch.finfo(dtype).eps * (grad.abs() @ value.abs().mT).max() * size
         assert grads[0].abs().max() < 4 * rounding and grads[1].abs().max() < 4 * rounding
         truth = torch.autograd.grad(attend(*leaves)[0], value, grad)[0]
         torch.testing.assert_close(grads[2], truth)
 
-    @pytest.mark.parametrize("least", [-1e4, -1e9, -1e30, torch.finfo(torch.float32).min])
+    @pytest.mark.parametrize("least", [-1e4, -1e9, -1e30, "f32", "bf16", "f16"])
     @pytest.mark.parametrize("where", ["some", "row", "all"])
     def test_finite_mask_values_that_stand_for_minus_inf(self, dtype, least, where):
         """They are numbers, though: a row of them attends to all its keys."""
         inputs, _ = make(19, 33, 8, dtype)
         mask = torch.zeros(19, 33)
+        if least in DTYPES:
+            mask = mask.to(dtype if dtype == DTYPES[least] else torch.float32)
+            least = torch.finfo(DTYPES[least]).min
         mask[{"some": (slice(None), slice(3, None)), "row": 4, "all": slice(None)}[where]] = least
+        assert mask.isfinite().all()
         self.compare(inputs, mask)
 
     def test_large_positive_mask(self, dtype):
@@ -291,8 +305,10 @@ class TestHugeScores:
         """Beside -1e4 an f32 score keeps three digits after the point, hence the tolerance; beside
         the others none, so that all weights are equal."""
         ours = torch.ops.qkv.attention_with_lse(*inputs, mask)
+        tolerance = max(TOLERANCES[inputs[0].dtype], 1e-5)
         for x, truth in zip(ours, attend(*inputs, mask), strict=True):
-            torch.testing.assert_close(x, truth, rtol=1e-5, atol=3e-3)
+            torch.testing.assert_close(x, truth, rtol=tolerance, atol=max(3e-3, tolerance))
+            assert (x.isfinite() == truth.isfinite()).all()
 
     def test_wide_range_of_scores(self, dtype):
         """Weights from 1 down through the subnormal numbers to 0."""
@@ -300,4 +316,6 @@ class TestHugeScores:
         value = torch.eye(301, dtype=dtype).view(1, 1, 301, 301)
         ours = torch.ops.qkv.attention(torch.ones(1, 1, 3, 1, dtype=dtype), key, value, scale=1.0)
         truth, _ = attend(torch.ones(1, 1, 3, 1).double(), key.double(), value.double(), scale=1.0)
-        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-36)
+        tolerance = max(TOLERANCES[dtype], 1e-5)
+        least = 1e-7 if dtype == torch.float16 else 1e-36
+        torch.testing.assert_close(ours.double(), truth, rtol=tolerance, atol=least)

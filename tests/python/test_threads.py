@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from common import run_python
+from common import dtypes_of, run_python
 
 attention_with_lse = torch.ops.qkv.attention_with_lse
 
@@ -56,7 +56,7 @@ def assert_same_bits(x, y):
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+@dtypes_of("f32", "f64", "bf16", "f16")
 class TestSameBits:
     def test_any_number_of_threads(self, shape, dtype, threads):
         sizes, options = SHAPES[shape]

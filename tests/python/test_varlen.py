@@ -294,7 +294,7 @@ INT = torch.int32
     ({"value": torch.zeros(11, 2, 8)}, "value"),
     ({"alibi_slopes": torch.zeros(3, 2)}, "alibi_slopes"),
     ({"sinks": torch.zeros(3)}, "sinks"),
-    ({"query": torch.zeros(12, 2, 8).half()}, "query is float16"),
+    ({"query": torch.zeros(12, 2, 8).half()}, "key is float32, but query is float16"),
 ])  # fmt: skip
 def test_bad_call(change, message):
     arguments = {**dict(zip(NAMES, GOOD, strict=True)), "max_q": 7, "max_k": 7, **change}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, attend, fused
+from common import INF, attend, dtypes_of, fused
 from gradients import gradients
 from torch.autograd import gradcheck
 
@@ -81,7 +81,7 @@ def test_rows_whose_window_is_empty():
     assert lse[..., 6:].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
+@dtypes_of("f32", "f64", "bf16", "f16")
 @pytest.mark.parametrize("junk", [float("nan"), INF])
 def test_nothing_outside_leaks(dtype, junk):
     """Keys and values that only the last query sees."""

@@ -35,13 +35,13 @@ def attention(
     the floating attn_mask is added; what is_causal, window_size or attn_mask hides is left out.
 
     Args:
-        query: `[..., H, L, D]`, float32 or float64; at least 2-D. The leading dimensions of
-            query, key and value broadcast, and any strides will do. Or a jagged nested tensor
-            `[B, H, j, D]`, see below.
+        query: `[..., H, L, D]`, float32, float64, bfloat16 or float16; at least 2-D. The leading
+            dimensions of query, key and value broadcast, and any strides will do. Or a jagged
+            nested tensor `[B, H, j, D]`, see below.
         key: `[..., H, S, D]`, of query's dtype.
         value: `[..., H, S, Dv]`, of query's dtype.
         attn_mask: broadcastable to `[..., H, L, S]`; bool (True = may attend), or float32 or
-            query's dtype, added to the scores (-inf hides).
+            query's dtype, added to the scores (-inf hides; the least finite number does not).
         dropout_p: the probability of dropping a weight, 0 to 1; those that are kept are divided
             by 1 - dropout_p. As in scaled_dot_product_attention it is up to the caller to pass 0
             when not training. The random numbers come from torch's default CPU generator, one
@@ -61,15 +61,19 @@ def attention(
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:
-        `[..., H, L, Dv]`, laid out in memory like query; with return_lse also `[..., H, L]`.
-        A row with nothing to attend to is 0, its lse -inf (the sink, if there is one). Both are
-        differentiable, once, with respect to query, key, value, a floating attn_mask, alibi_slopes
-        and sinks.
+        `[..., H, L, Dv]`, in query's dtype and laid out in memory like it; with return_lse also
+        `[..., H, L]`, float64 for float64, else float32. A row with nothing to attend to is 0, its
+        lse -inf (the sink, if there is one). Both are differentiable, once, with respect to query,
+        key, value, a floating attn_mask, alibi_slopes and sinks.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, by the argument's name.
         ValueError: a number that is out of range: scale, dropout_p, window_size, softcap.
         NotImplementedError: what is still to come.
+
+    bfloat16 and float16: scores, softmax and all sums are float32, what is returned is rounded
+    once. Gradients have the dtypes of their arguments. Under `torch.autocast("cpu")` query, key,
+    value and a floating attn_mask become the autocast dtype, as in scaled_dot_product_attention.
 
     Jagged nested tensors (`torch.nested`, `layout=torch.jagged`): query, key and value are all
     `[B, H, j, D]`, usually `.transpose(1, 2)` of `[B, j, H, D]`. Item b of key and value may have

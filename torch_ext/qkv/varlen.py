@@ -39,7 +39,7 @@ def varlen_attn(
     N documents lie one after the other, without padding; each attends to itself alone.
 
     Args:
-        query: `[T, H, D]`, float32 or float64: the queries of all documents.
+        query: `[T, H, D]`, float32, float64, bfloat16 or float16: the queries of all documents.
         key: `[Tk, Hkv, D]`, of query's dtype. Any strides will do.
         value: `[Tk, Hkv, Dv]`, of query's dtype.
         cu_seq_q: `[N + 1]`, int32 or int64, never falling: document n has the queries from
@@ -58,10 +58,11 @@ def varlen_attn(
         alibi_slopes, sinks: as in `qkv.attention`, `[H]` or `[N, H]`.
 
     Returns:
-        `[T, H, Dv]`; with `return_aux.lse` also the logarithm of each softmax's denominator,
-        `[H, T]`, which is what torch returns too, whatever its documentation says. Both are
-        differentiable with respect to query, key, value, alibi_slopes and sinks, also with
-        seqused_k. Queries outside every document get output 0 and lse -inf.
+        `[T, H, Dv]` in query's dtype; with `return_aux.lse` also the logarithm of each softmax's
+        denominator, `[H, T]`, which is what torch returns too, whatever its documentation says;
+        float64 for float64, else float32. Both are differentiable with respect to query, key,
+        value, alibi_slopes and sinks, also with seqused_k. Queries outside every document get
+        output 0 and lse -inf.
 
     Raises:
         RuntimeError, ValueError: as `qkv.attention` does.

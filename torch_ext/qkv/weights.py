@@ -37,8 +37,9 @@ def attention_weights(
         Everything else: as in `attention`.
 
     Returns:
-        The weights in query's dtype, contiguous; differentiable, once, with respect to query, key,
-        a floating attn_mask, alibi_slopes and sinks.
+        The weights in query's dtype, contiguous (their sums are float32 for bfloat16 and float16,
+        too, and rounded once); differentiable, once, with respect to query, key, a floating
+        attn_mask, alibi_slopes and sinks.
 
     Raises:
         As `attention` does; ValueError for another reduce.
