@@ -11,7 +11,7 @@ namespace qkv::reference {
 // out of memory could not be reported.
 template <class Add, class Store>
 void sum_columns(int64_t columns, Add add, Store store) {
-  constexpr int64_t kColumns = 64;
+  constexpr int64_t kColumns = 256;
   for (int64_t begin = 0; begin < columns; begin += kColumns) {
     const int64_t end = std::min(columns, begin + kColumns);
     double sums[kColumns] = {};

@@ -54,22 +54,6 @@ TEST_P(ForwardTest, Causal) {
   }
 }
 
-// A few queries on many keys: the keys are split.
-TEST_P(ForwardTest, Decode) {
-  for (int64_t L : {1, 2, 5}) {
-    for (int64_t S : {511, 512, 513, 1500, 4097}) {
-      for (MaskType mask : {MaskType::none, MaskType::boolean}) {
-        Case c;
-        c.group = 3, c.L = L, c.S = kQuick ? S / 4 : S, c.D = 64, c.Dv = 48;
-        c.mask_type = mask, c.num_threads = 2;
-        expect_truth(c);
-        c.dtype = DType::f64, c.strided = true;
-        expect_truth(c);
-      }
-    }
-  }
-}
-
 // Each set of dimensions of a mask broadcast.
 TEST_P(ForwardTest, BroadcastMasks) {
   for (DType dtype : kDTypes) {

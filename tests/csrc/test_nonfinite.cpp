@@ -57,14 +57,31 @@ Case small_random_case(Random& random, int64_t length, int64_t dim) {
   return c;
 }
 
+void expect_truth_of_poisoned(Case c, uint64_t seed, Random& random) {
+  c.seed = seed;
+  Workload w(c);
+  poison_one(random, w);
+  expect_truth(w);
+}
+
 TEST_P(NonfiniteTest, OnePoisonedElement) {
   for (int seed = 0; seed < (kQuick ? 300 : 1500) && !HasFailure(); ++seed) {
     Random random(seed);
-    Case c = small_random_case(random, 40, 20);
-    c.seed = seed;
-    Workload w(c);
-    poison_one(random, w);
-    expect_truth(w);
+    expect_truth_of_poisoned(small_random_case(random, 40, 20), seed, random);
+  }
+}
+
+// Head dimensions that are a whole number of vectors, and few rows: see DecodeTest.
+TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
+  for (int seed = 0; seed < (kQuick ? 60 : 400) && !HasFailure(); ++seed) {
+    Random random(seed);
+    Case c;
+    c.dtype = draw_dtype(random);
+    c.group = draw_from<int64_t>(random, {1, 2, 4, 8}), c.L = draw(random, 1, 16 / c.group);
+    c.S = draw(random, 1, 100), c.num_threads = 2;
+    c.D = draw_from<int64_t>(random, {8, 16, 64}), c.Dv = draw_from<int64_t>(random, {8, 32, 80});
+    draw_options(random, c);
+    expect_truth_of_poisoned(c, seed, random);
   }
 }
 
@@ -121,7 +138,8 @@ TEST_P(SplitKeysTest, OnePoisonedElement) {
     c.seed = seed;
     c.dtype = draw_dtype(random);
     c.mask_type = draw_mask(random, c.dtype);
-    c.D = 4, c.scale = 0.5;
+    c.D = draw_from<int64_t>(random, {4, 8, 16}), c.Dv = draw_from<int64_t>(random, {3, 8, 16});
+    c.scale = 0.5;
     Workload w(c);
     Tensor* const inputs[] = {&w.query, &w.key, &w.value, &w.grad_output, &w.grad_lse};
     Tensor& t = *inputs[draw(random, 0, 4)];

@@ -1,0 +1,73 @@
+// A few queries on many keys, as in a decoding step: the keys are split, and all
+// query heads of a key/value head go through them together.
+#include <gtest/gtest.h>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class DecodeTest : public IsaTest {};
+
+QKV_FOR_EACH_ISA(DecodeTest);
+
+TEST_P(DecodeTest, WhereKeysAreSplit) {
+  for (DType dtype : kDTypes) {
+    for (int64_t L : {1, 5}) {
+      for (int64_t S : {512, 513, 1500, 4097}) {
+        Case c;
+        c.dtype = dtype, c.group = 3, c.L = L, c.S = kQuick ? S / 4 : S, c.D = 64, c.Dv = 48;
+        c.mask_type = S % 2 ? MaskType::boolean : MaskType::none, c.num_threads = 2;
+        expect_forward_truth(Workload(c));
+      }
+    }
+  }
+}
+
+// 1 to 16 queries, 1 to 8 heads on a key/value head, head dimensions that are a
+// whole number of vectors or not.
+Case random_step(Random& random, int64_t most_keys) {
+  Case c;
+  c.dtype = draw_dtype(random);
+  c.batch = Sizes(draw(random, 0, 1), 2);
+  c.kv_heads = draw(random, 1, 2);
+  c.group = draw_from<int64_t>(random, {1, 2, 4, 8});
+  c.L = draw(random, 0, 1) ? draw(random, 1, 16) : draw(random, 1, 2);
+  c.S = draw(random, 1, most_keys);
+  c.D = draw_from<int64_t>(random, {8, 64, 80, 100, 128});
+  c.Dv = draw(random, 0, 2) ? c.D : draw_from<int64_t>(random, {16, 64, 80, 100, 128});
+  if (draw(random, 0, 1)) draw_options(random, c);
+  c.strided = draw(random, 0, 3) == 0;
+  c.at_front = draw(random, 0, 1);
+  c.num_threads = int(draw(random, 1, 3));
+  return c;
+}
+
+double work(const Case& c) {
+  return double(c.batch.empty() ? 1 : 2) * double(c.heads() * c.L * c.S * (c.D + c.Dv));
+}
+
+TEST_P(DecodeTest, Forward) {
+  Random random(1);
+  for (int n = 0; n < (kQuick ? 15 : 60) && !HasFailure(); ++n) {
+    Case c;
+    do c = random_step(random, 4000);
+    while (work(c) > (kQuick ? 2e6 : 4e6));
+    c.seed = uint64_t(n);
+    expect_forward_truth(Workload(c));
+  }
+}
+
+TEST_P(DecodeTest, Backward) {
+  Random random(2);
+  for (int n = 0; n < (kQuick ? 15 : 80) && !HasFailure(); ++n) {
+    Case c;
+    do c = random_step(random, 1500);
+    while (work(c) > (kQuick ? 5e5 : 1e6));
+    c.seed = uint64_t(n);
+    expect_truth(Workload(c));
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test
