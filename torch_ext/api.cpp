@@ -35,12 +35,13 @@ std::tuple<at::Tensor, at::Tensor> varlen_attention(const at::Tensor& query, con
                                                     const at::Tensor& cu_seq_q,
                                                     const std::optional<at::Tensor>& cu_seq_k,
                                                     const AttentionOptions& options,
-                                                    const std::optional<at::Tensor>& seqused_k) {
+                                                    const std::optional<at::Tensor>& seqused_k,
+                                                    const std::optional<at::Tensor>& block_table) {
   Forward call = call_of("varlen_attention", query, key, value, options);
   call.tensors[kCuSeqQ] = &cu_seq_q;
   call.tensors[kCuSeqK] = &tensor_of(cu_seq_k);
   call.tensors[kSequsedK] = &tensor_of(seqused_k);
-  return composite::varlen_attention(call);
+  return composite::varlen_attention(call, tensor_of(block_table));
 }
 
 at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,

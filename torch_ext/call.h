@@ -55,9 +55,11 @@ struct Forward {
   const char* op;                                     // for error messages
   std::array<const at::Tensor*, kArguments> tensors;  // never null; undefined: None
   Options options;
-  bool has_value = true;  // attention_weights takes no value
+  bool has_value = true;                      // attention_weights takes no value
+  const char* const* names = kArgumentNames;  // what the operator calls them
 
   const at::Tensor& operator[](Argument argument) const { return *tensors[argument]; }
+  const char* name_of(int argument) const { return names[argument]; }
   const at::Tensor& query() const { return *tensors[kQuery]; }
   const at::Tensor& key() const { return *tensors[kKey]; }
   const at::Tensor& value() const { return *tensors[kValue]; }

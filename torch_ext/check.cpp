@@ -10,19 +10,6 @@ namespace {
 
 constexpr const char* kDtypes = "float32, float64, bfloat16 or float16";
 
-void check_tensor(const char* op, const char* argument, const at::Tensor& tensor,
-                  const at::Tensor& query) {
-  TORCH_CHECK(tensor.defined(), op, ": ", argument, " is an undefined tensor");
-  TORCH_CHECK(!tensor.is_nested(), op, ": ", argument,
-              " is a nested tensor, but dense tensors are expected; pad it and mask the padding");
-  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", argument, " has the layout ",
-              tensor.layout(), ", but a dense (strided) tensor is expected");
-  TORCH_CHECK(!tensor.is_quantized(), op, ": ", argument, " is quantized, but ", kDtypes,
-              " is expected; dequantize() it");
-  TORCH_CHECK(tensor.device() == query.device(), op, ": ", argument, " is on ", tensor.device(),
-              ", but query is on ", query.device());
-}
-
 void check_dtypes(const Forward& call) {
   const at::ScalarType dtype = call.query().scalar_type();
   TORCH_CHECK(
@@ -30,7 +17,7 @@ void check_dtypes(const Forward& call) {
       call.op, ": query is ", name(dtype), ", but ", kDtypes, " is expected");
   for (const Argument argument : {kKey, kValue}) {
     if (!call[argument].defined()) continue;
-    TORCH_CHECK(call[argument].scalar_type() == dtype, call.op, ": ", kArgumentNames[argument],
+    TORCH_CHECK(call[argument].scalar_type() == dtype, call.op, ": ", call.name_of(argument),
                 " is ", name(call[argument].scalar_type()), ", but query is ", name(dtype));
   }
   if (call.attn_mask().defined()) {
@@ -42,7 +29,7 @@ void check_dtypes(const Forward& call) {
   for (const Argument argument : {kAlibiSlopes, kSinks}) {
     if (!call[argument].defined()) continue;
     TORCH_CHECK(at::isFloatingType(call[argument].scalar_type()), call.op, ": ",
-                kArgumentNames[argument], " is ", name(call[argument].scalar_type()),
+                call.name_of(argument), " is ", name(call[argument].scalar_type()),
                 ", but a floating dtype is expected");
   }
 }
@@ -63,10 +50,6 @@ void check_options(const char* op, const Options& options) {
   }
 }
 
-bool is_index(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong;
-}
-
 void check_seed(const Forward& call) {
   if (!(call.options.dropout_p > 0)) return;
   const at::Tensor& seed = call[kDropoutSeed];
@@ -81,11 +64,10 @@ void check_packed(const Forward& call) {
   for (const Argument argument : {kCuSeqQ, kCuSeqK, kSequsedK}) {
     const at::Tensor& tensor = call[argument];
     if (!tensor.defined()) continue;
-    const char* name_of = kArgumentNames[argument];
+    const char* name_of = call.name_of(argument);
     TORCH_CHECK(call.is_packed(), call.op, ": ", name_of,
                 " is given, but cu_seq_q is None; expected both or neither");
-    TORCH_CHECK(is_index(tensor), call.op, ": ", name_of, " is ", name(tensor.scalar_type()),
-                ", but int32 or int64 is expected");
+    check_index(call.op, name_of, tensor);
     TORCH_CHECK(tensor.dim() == 1, call.op, ": ", name_of, " has ", tensor.dim(),
                 " dimensions, but 1 is expected");
   }
@@ -103,14 +85,31 @@ void check_more(const Forward& call,
 
 }  // namespace
 
+void check_tensor(const char* op, const char* argument, const at::Tensor& tensor,
+                  const at::Tensor& query) {
+  TORCH_CHECK(tensor.defined(), op, ": ", argument, " is an undefined tensor");
+  TORCH_CHECK(!tensor.is_nested(), op, ": ", argument,
+              " is a nested tensor, but dense tensors are expected; pad it and mask the padding");
+  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", argument, " has the layout ",
+              tensor.layout(), ", but a dense (strided) tensor is expected");
+  TORCH_CHECK(!tensor.is_quantized(), op, ": ", argument, " is quantized, but ", kDtypes,
+              " is expected; dequantize() it");
+  TORCH_CHECK(tensor.device() == query.device(), op, ": ", argument, " is on ", tensor.device(),
+              ", but query is on ", query.device());
+}
+
+void check_index(const char* op, const char* argument, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong, op, ": ",
+              argument, " is ", name(tensor.scalar_type()), ", but int32 or int64 is expected");
+}
+
 std::string_view name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
 
 void check_tensors(const Forward& call) {
   for (int i = 0; i < kArguments; ++i) {
     const at::Tensor& tensor = *call.tensors[i];
     const bool required = i <= kKey || (i == kValue && call.has_value);
-    if (required || tensor.defined())
-      check_tensor(call.op, kArgumentNames[i], tensor, call.query());
+    if (required || tensor.defined()) check_tensor(call.op, call.name_of(i), tensor, call.query());
   }
 }
 

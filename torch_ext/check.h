@@ -51,12 +51,27 @@ Sizes<T> check(const WeightsBackward& call);
 template <class T>
 Sizes<T> check(const HardBackward& call);
 
+// Parts of it, for operators whose tensors have other shapes: attn_mask, alibi_slopes, sinks and
+// dropout_seed; cu_seq_q, cu_seq_k and seqused_k, which sets sizes.documents; that the kernels,
+// which count rows, keys, products and bytes in int64_t, can. Symbolic sizes are checked when
+// known.
+template <class T>
+void check_option_sizes(const Forward& call, const Sizes<T>& sizes);
+template <class T>
+void check_documents(const Forward& call, Sizes<T>& sizes);
+template <class T>
+void check_overflow(const Forward& call, const Sizes<T>& sizes);
+
 // The parts of it that need no sizes. That the tensors are dense and on one device, which is all
 // that torch's own attention needs to be checked for:
+void check_tensor(const char* op, const char* argument, const at::Tensor& tensor,
+                  const at::Tensor& query);
 void check_tensors(const Forward& call);
 void check_tensors(const Backward& call);
 void check_tensors(const WeightsBackward& call);
 void check_tensors(const HardBackward& call);
+// int32 or int64.
+void check_index(const char* op, const char* argument, const at::Tensor& tensor);
 // That the device, dtypes and options are valid, and implemented.
 void check_supported(const Forward& call);
 

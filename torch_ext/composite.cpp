@@ -7,6 +7,7 @@
 
 #include "autocast.h"
 #include "check.h"
+#include "kvcache.h"
 #include "ops.h"
 
 namespace qkv {
@@ -50,6 +51,16 @@ OutputAndLse attend(const Forward& call) {
   return with_seed(*autocast, [](const Forward& seeded) { return ops::attention_forward(seeded); });
 }
 
+OutputAndLse attend_to_pages(const Forward& call, const at::Tensor& block_table) {
+  TORCH_CHECK_VALUE(call.options.dropout_p == 0, call.op, ": dropout_p is ", call.options.dropout_p,
+                    ", but 0 is expected with block_table, which is for inference only");
+  TORCH_CHECK(call[kSequsedK].defined(), call.op,
+              ": block_table is given, but seqused_k is None; expected how many keys of its blocks "
+              "each document has");
+  const Autocast autocast(call);
+  return kvcache::varlen_attention_paged({*autocast, block_table});
+}
+
 }  // namespace
 
 at::Tensor attention(const Forward& call) {
@@ -64,9 +75,10 @@ OutputAndLse attention_with_lse(const Forward& call) {
   return attend(call);
 }
 
-OutputAndLse varlen_attention(const Forward& call) {
+OutputAndLse varlen_attention(const Forward& call, const at::Tensor& block_table) {
   check_query(call);
   TORCH_CHECK(call.is_packed(), call.op, ": cu_seq_q is an undefined tensor");
+  if (block_table.defined()) return attend_to_pages(call, block_table);
   return attend(call);
 }
 
@@ -105,8 +117,9 @@ OutputAndLse varlen_attention(const at::Tensor& query, const at::Tensor& key,
                               const OptionalTensor& cu_seq_k, c10::SymInt max_q, c10::SymInt max_k,
                               double dropout_p, std::optional<double> scale,
                               at::OptionalSymIntArrayRef window_size, bool enable_gqa,
-                              const OptionalTensor& seqused_k, double softcap,
-                              const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
+                              const OptionalTensor& seqused_k, const OptionalTensor& block_table,
+                              double softcap, const OptionalTensor& alibi_slopes,
+                              const OptionalTensor& sinks) {
   const Forward call{"varlen_attention",
                      {&query, &key, &value, &kNone, &tensor_of(alibi_slopes), &tensor_of(sinks),
                       &kNone, &cu_seq_q, &tensor_of(cu_seq_k), &tensor_of(seqused_k)},
@@ -114,7 +127,7 @@ OutputAndLse varlen_attention(const at::Tensor& query, const at::Tensor& key,
   for (const auto& [name, size] : {std::pair("max_q", &max_q), std::pair("max_k", &max_k)})
     TORCH_CHECK_VALUE(size->maybe_as_int().value_or(0) >= 0, call.op, ": ", name, " is ", *size,
                       ", but the largest number of rows of a document is expected");
-  return composite::varlen_attention(call);
+  return composite::varlen_attention(call, tensor_of(block_table));
 }
 
 Weights attention_weights_args(const at::Tensor& query, const at::Tensor& key,

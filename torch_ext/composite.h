@@ -9,7 +9,7 @@ namespace qkv::composite {
 // `call` without dropout_seed; each draws one if it needs one.
 at::Tensor attention(const Forward& call);
 OutputAndLse attention_with_lse(const Forward& call);
-OutputAndLse varlen_attention(const Forward& call);
+OutputAndLse varlen_attention(const Forward& call, const at::Tensor& block_table);  // or None
 at::Tensor attention_weights(const Weights& call);
 OutputAndIndex hard_attention(const Hard& call);
 

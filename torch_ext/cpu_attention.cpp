@@ -1,8 +1,6 @@
 // Dispatch key CPU: the kernel library's forward and backward.
 #include <torch/library.h>
 
-#include <limits>
-
 #include "copies.h"
 #include "documents.h"
 #include "gradients.h"
@@ -11,22 +9,6 @@
 
 namespace qkv {
 namespace {
-
-void forward_documents(const Forward& call, const Sizes<int64_t>& sizes, const Problem& problem,
-                       const ForwardResult& result, const OutputAndLse& tensors) {
-  const Documents documents = documents_of(call, sizes);
-  std::vector<ForwardJob> jobs;
-  jobs.reserve(documents.all.size());
-  for (size_t i = 0; i < documents.all.size(); ++i)
-    if (documents.all[i].seqlen_q > 0)
-      jobs.push_back(cut(problem, result, documents.all[i], int64_t(i)));
-  const auto& [output, lse] = tensors;
-  for_each_gap(documents, sizes.seqlen_q, [&](int64_t begin, int64_t end) {
-    output.slice(0, begin, end).zero_();
-    lse.slice(1, begin, end).fill_(-std::numeric_limits<double>::infinity());
-  });
-  if (sizes.heads > 0) attention_forward(jobs);
-}
 
 OutputAndLse forward_cpu(const Forward& call) {
   const auto sizes = check<int64_t>(call);
@@ -38,7 +20,7 @@ OutputAndLse forward_cpu(const Forward& call) {
   kernel.bind(result.lse, std::get<1>(results), Dims::head_row);
   kernel.set_strides();
   if (call.is_packed()) {
-    forward_documents(call, sizes, kernel.problem, result, results);
+    attention_forward(documents_of(call, sizes), kernel.problem, result, results);
   } else if (has_queries(kernel.problem)) {
     attention_forward(kernel.problem, result);
   }

@@ -24,17 +24,30 @@ inline void refuse_tangents(const char* op, TensorList tensors) {
                                 ": forward-mode derivatives (jvp) are not implemented yet");
 }
 
-// What comes before the forward pass: the Node, null if nothing requires grad. The kernels check
-// the call; but tensors made in Python (FakeTensor, jagged) have errors of their own before that.
+// The kernels check the call; but tensors made in Python (FakeTensor, jagged) have errors of their
+// own before that.
+inline void check_python_tensors(const Forward& call) {
+  c10::DispatchKeySet keys;
+  for (const at::Tensor* tensor : call.tensors) keys = keys | tensor->key_set();
+  if (!keys.has(c10::DispatchKey::Python)) return;
+  check_tensors(call);
+  check_supported(call);
+}
+
+// For what has no gradient. Without this, its results would look like constants.
+inline void refuse_gradients(const char* op, TensorList tensors, c10::ArrayRef<const char*> names,
+                             const char* instead) {
+  if (!at::GradMode::is_enabled()) return;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    TORCH_CHECK(!tensors[i]->defined() || !tensors[i]->requires_grad(), op, ": ", names[i],
+                " requires grad, but this is for inference only, it has no gradient; ", instead);
+}
+
+// What comes before the forward pass: the Node, null if nothing requires grad.
 template <class Op>
 c10::intrusive_ptr<OpNode<Op>> prepare(const Forward& call, int64_t variant,
                                        const DifferentiableTensors& tensors) {
-  c10::DispatchKeySet keys;
-  for (const at::Tensor* tensor : call.tensors) keys = keys | tensor->key_set();
-  if (keys.has(c10::DispatchKey::Python)) {
-    check_tensors(call);
-    check_supported(call);
-  }
+  check_python_tensors(call);
   refuse_tangents(call.op, call.tensors);
   if (!needs_node(tensors)) return {};
   return c10::make_intrusive<OpNode<Op>>(call, variant, tensors);

@@ -1,18 +1,24 @@
 #include "documents.h"
 
+#include <limits>
+
+#include "indices.h"
+#include "problem.h"
+
 namespace qkv {
 namespace {
 
 std::vector<int64_t> values_of(const at::Tensor& tensor) {
-  const at::Tensor copy = tensor.to(at::kLong).contiguous();
-  const int64_t* data = copy.const_data_ptr<int64_t>();
-  return {data, data + copy.numel()};
+  const Indices indices(tensor);
+  std::vector<int64_t> values(tensor.numel());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = indices[i];
+  return values;
 }
 
 std::vector<int64_t> boundaries_of(const Forward& call, Argument argument, const char* tensor,
                                    int64_t rows) {
   const std::vector<int64_t> ends = values_of(call[argument]);
-  const char* name = kArgumentNames[argument];
+  const char* name = call.name_of(argument);
   TORCH_CHECK(ends.front() >= 0, call.op, ": ", name, " begins with ", ends.front(),
               ", but 0 or more is expected");
   for (size_t i = 1; i < ends.size(); ++i)
@@ -26,8 +32,7 @@ std::vector<int64_t> boundaries_of(const Forward& call, Argument argument, const
 // The rows of a view, in elements of `size` bytes, from `rows` on.
 template <class View>
 void skip_rows(View& view, int64_t rows, int64_t size) {
-  using Byte = std::conditional_t<std::is_same_v<View, Input>, const char, char>;
-  if (view.data) view.data = static_cast<Byte*>(view.data) + rows * view.strides.row * size;
+  skip(view, rows, view.strides.row, size);
 }
 
 Problem cut(const Problem& whole, const Document& document, int64_t index) {
@@ -67,6 +72,39 @@ Documents documents_of(const Forward& call, const Sizes<int64_t>& sizes) {
     documents.all.push_back({queries[i], seqlen_q, keys[i], seqlen_k});
   }
   return documents;
+}
+
+Documents paged_documents_of(const Forward& call, const Sizes<int64_t>& sizes) {
+  const auto queries = boundaries_of(call, kCuSeqQ, "query", sizes.seqlen_q);
+  const auto used = values_of(call[kSequsedK]);
+  Documents documents;
+  documents.query_begin = queries.front();
+  documents.query_end = queries.back();
+  documents.all.reserve(sizes.documents);
+  for (int64_t i = 0; i < sizes.documents; ++i) {
+    TORCH_CHECK(used[i] >= 0, call.op, ": seqused_k[", i, "] is ", used[i],
+                ", but 0 or more is expected");
+    documents.all.push_back({queries[i], queries[i + 1] - queries[i], 0, used[i]});
+  }
+  return documents;
+}
+
+void attention_forward(const Documents& documents, const Problem& whole,
+                       const ForwardResult& result, const OutputAndLse& tensors,
+                       c10::ArrayRef<Pages> pages) {
+  std::vector<ForwardJob> jobs;
+  jobs.reserve(documents.all.size());
+  for (size_t i = 0; i < documents.all.size(); ++i) {
+    if (documents.all[i].seqlen_q == 0) continue;
+    jobs.push_back(cut(whole, result, documents.all[i], int64_t(i)));
+    if (!pages.empty()) jobs.back().problem.pages = pages[i];
+  }
+  const auto& [output, lse] = tensors;
+  for_each_gap(documents, whole.seqlen_q, [&](int64_t begin, int64_t end) {
+    output.slice(0, begin, end).zero_();
+    lse.slice(1, begin, end).fill_(-std::numeric_limits<double>::infinity());
+  });
+  if (whole.heads > 0) attention_forward(jobs);
 }
 
 ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,

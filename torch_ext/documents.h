@@ -21,6 +21,8 @@ struct Documents {
 
 // Throws c10::Error unless cu_seq_q, cu_seq_k and seqused_k describe documents.
 Documents documents_of(const Forward& call, const Sizes<int64_t>& sizes);
+// Likewise with keys in pages: of any number, seqused_k, from page 0 on.
+Documents paged_documents_of(const Forward& call, const Sizes<int64_t>& sizes);
 
 // gap(begin, end) for the queries that are in no document.
 template <class Gap>
@@ -28,6 +30,12 @@ void for_each_gap(const Documents& documents, int64_t seqlen_q, const Gap& gap) 
   if (documents.query_begin > 0) gap(0, documents.query_begin);
   if (documents.query_end < seqlen_q) gap(documents.query_end, seqlen_q);
 }
+
+// Every document by itself, with its `pages`, if any; queries in none get output 0, lse -inf.
+// `tensors` are what `result` points into.
+void attention_forward(const Documents& documents, const Problem& whole,
+                       const ForwardResult& result, const OutputAndLse& tensors,
+                       c10::ArrayRef<Pages> pages = {});
 
 // `whole` cut down to document number `index`.
 ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,

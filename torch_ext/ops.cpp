@@ -1,22 +1,9 @@
 #include "ops.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "operator.h"
 
 namespace qkv::ops {
 namespace {
-
-// The operator `name`, whose parameters are those of `pack`.
-template <class Result, auto pack>
-struct Operator;
-
-template <class Result, class Call, class... Args, Call (*pack)(Args...)>
-struct Operator<Result, pack> {
-  static const auto& find(const char* name) {
-    static const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Args...)>();
-    return op;
-  }
-};
 
 const auto& attention_forward_op() {
   return Operator<OutputAndLse, &forward_args>::find("qkv::attention_forward");
@@ -36,20 +23,6 @@ const auto& hard_forward_op() {
 const auto& hard_backward_op() {
   return Operator<Gradients, &hard_backward_args>::find("qkv::hard_backward");
 }
-
-// window_size as an argument: None where it is open.
-class Window {
- public:
-  explicit Window(const Options& options) : sizes_(options.window_size) {
-    if (sizes_[0].maybe_as_int() == -1 && sizes_[1].maybe_as_int() == -1) return;
-    argument_ = c10::SymIntArrayRef(sizes_);
-  }
-  operator at::OptionalSymIntArrayRef() const { return argument_; }
-
- private:
-  const std::array<c10::SymInt, 2>& sizes_;
-  at::OptionalSymIntArrayRef argument_;
-};
 
 std::optional<std::string_view> string_of(Reduce reduce) {
   if (reduce == Reduce::none) return std::nullopt;

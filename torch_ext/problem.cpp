@@ -42,14 +42,14 @@ MaskType mask_type_of(at::ScalarType dtype) {
   }
 }
 
-int num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
-
 // Key and value may have fewer heads than the Problem has kv_heads.
 int64_t head_repeat(int64_t kv_heads, int64_t heads) {
   return heads <= 1 ? 1 : kv_heads / heads;  // one head: its stride is 0
 }
 
 }  // namespace
+
+int num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 KernelCall::KernelCall(const Forward& call, const Sizes<int64_t>& sizes)
     : call_(call), sizes_(sizes) {
@@ -125,7 +125,7 @@ void KernelCall::add(const at::Tensor& tensor, Strides& strides, Dims dims) {
       break;
     case Dims::head:
       strides.head = stride_from_right(tensor, 0);
-      if (sizes_.packed) strides.row = stride_from_right(tensor, 1);
+      strides.row = stride_from_right(tensor, 1);
       operands_.push_back({&tensor, &strides, 1});
       break;
   }

@@ -10,7 +10,7 @@ namespace qkv {
 enum class Dims {
   head_row_column,  // packed: [row, head, column]
   head_row,
-  head,  // packed: [document, head]; the document's stride is called row
+  head,  // [document, head] or [batch, head]; the first one's stride is called row
 };
 
 // A Problem, and the tensors that it and its results point into. `call` and `sizes` must outlive
@@ -44,6 +44,16 @@ class KernelCall {
   at::Tensor alibi_slopes_, sinks_;  // as the kernels take them: double
   c10::SmallVector<Operand, 20> operands_;
 };
+
+// `view` from element n * stride on; the elements have `size` bytes. Null stays null.
+template <class View>
+void skip(View& view, int64_t n, int64_t stride, int64_t size) {
+  using Byte = std::conditional_t<std::is_same_v<View, Input>, const char, char>;
+  if (view.data) view.data = static_cast<Byte*>(view.data) + n * stride * size;
+}
+
+// As torch is set; 1 inside a parallel region of the caller's.
+int num_threads();
 
 // Without any, there is nothing for the kernels to do.
 inline bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }

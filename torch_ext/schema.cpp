@@ -22,11 +22,12 @@ TORCH_LIBRARY(qkv, m) {
   def("attention" + arguments + " -> Tensor");
   def("attention_with_lse" + arguments + " -> (Tensor output, Tensor logsumexp)");
 
-  // N documents one after the other: see attention_forward.
+  // N documents one after the other: see attention_forward. With block_table, see
+  // varlen_attention_paged.
   def("varlen_attention(Tensor query, Tensor key, Tensor value, Tensor cu_seq_q, Tensor? cu_seq_k, "
       "SymInt max_q, SymInt max_k, *, float dropout_p=0.0, float? scale=None, "
       "SymInt[2]? window_size=None, bool enable_gqa=False, Tensor? seqused_k=None, "
-      "float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) "
+      "Tensor? block_table=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) "
       "-> (Tensor output, Tensor logsumexp)");
   def("attention_weights(Tensor query, Tensor key, Tensor? attn_mask=None, float dropout_p=0.0, "
       "bool is_causal=False, *, " +
@@ -35,6 +36,24 @@ TORCH_LIBRARY(qkv, m) {
       "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, "
       "SymInt[2]? window_size=None, float softcap=0.0, Tensor? alibi_slopes=None, "
       "bool straight_through=False) -> (Tensor output, Tensor index)");
+
+  // For inference: appends key and value [B, Hkv, L_new, *] to the caches, in place, then attends
+  // to them. The caches are [rows, Hkv, S_max, *] or, with block_table [B, blocks of a sequence],
+  // [blocks, Hkv, block size, *].
+  const string paged_options =
+      "float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) "
+      "-> (Tensor output, Tensor softmax_lse)";
+  def("attention_with_kvcache(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+      "Tensor? key=None, Tensor? value=None, *, Tensor? cache_seqlens=None, "
+      "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None, Tensor? block_table=None, "
+      "float? softmax_scale=None, bool causal=False, SymInt[2]? window_size=None, " +
+      paged_options);
+  // varlen_attention with block_table [N, blocks of a document]: key and value are
+  // [blocks, block size, Hkv, *], document n has the first seqused_k[n] keys of its blocks.
+  def("varlen_attention_paged(Tensor query, Tensor key, Tensor value, Tensor cu_seq_q, "
+      "Tensor? cu_seq_k, Tensor seqused_k, Tensor block_table, *, float? scale=None, "
+      "SymInt[2]? window_size=None, bool enable_gqa=False, " +
+      paged_options);
 
   // What they are made of. cu_seq_q [N + 1]: query [T, H, D], key and value [Tk, Hkv, D] are N
   // documents one after the other, logsumexp is [H, T]. Which weights dropout keeps follows from

@@ -29,10 +29,10 @@ void check_rank(const Forward& call, Argument argument, const char* expected,
                 const char* expected_packed) {
   const at::Tensor& tensor = call[argument];
   if (call.is_packed()) {
-    TORCH_CHECK(tensor.dim() == 3, call.op, ": ", kArgumentNames[argument], " has the shape ",
+    TORCH_CHECK(tensor.dim() == 3, call.op, ": ", call.name_of(argument), " has the shape ",
                 sizes_of<T>(tensor), ", but 3 dimensions are expected: ", expected_packed);
   } else {
-    TORCH_CHECK(tensor.dim() >= 2, call.op, ": ", kArgumentNames[argument], " has the shape ",
+    TORCH_CHECK(tensor.dim() >= 2, call.op, ": ", call.name_of(argument), " has the shape ",
                 sizes_of<T>(tensor), ", but at least 2 dimensions are expected: ", expected);
   }
 }
@@ -109,8 +109,10 @@ void check_batch(const Forward& call, Sizes<T>& sizes) {
   }
 }
 
+}  // namespace
+
 template <class T>
-void check_options(const Forward& call, const Sizes<T>& sizes) {
+void check_option_sizes(const Forward& call, const Sizes<T>& sizes) {
   if (call.attn_mask().defined()) {
     const auto scores = sizes.scores();
     TORCH_CHECK(broadcasts<T>(call.attn_mask(), scores), call.op, ": attn_mask has the shape ",
@@ -120,7 +122,7 @@ void check_options(const Forward& call, const Sizes<T>& sizes) {
   for (const Argument argument : {kAlibiSlopes, kSinks}) {
     if (!call[argument].defined()) continue;
     const auto expected = sizes.per_head();
-    TORCH_CHECK(broadcasts<T>(call[argument], expected), call.op, ": ", kArgumentNames[argument],
+    TORCH_CHECK(broadcasts<T>(call[argument], expected), call.op, ": ", call.name_of(argument),
                 " has the shape ", sizes_of<T>(call[argument]), ", which does not broadcast to ",
                 sizes.packed ? "[N, H] = " : "[..., H] = ", c10::ArrayRef<T>(expected));
   }
@@ -150,8 +152,6 @@ void check_documents(const Forward& call, Sizes<T>& sizes) {
   }
 }
 
-// The kernels count rows, keys, products and bytes in int64_t. Symbolic sizes
-// are checked when they are known.
 template <class T>
 void check_overflow(const Forward& call, const Sizes<T>& sizes) {
   int64_t bytes = sizeof(double);
@@ -171,6 +171,8 @@ void check_overflow(const Forward& call, const Sizes<T>& sizes) {
               c10::ArrayRef<T>(sizes.scores()), ", D = ", sizes.head_dim,
               " and Dv = ", sizes.head_dim_v);
 }
+
+namespace {
 
 // Of what a backward operator gets: what the forward operator returned, and its gradient.
 template <class T>
@@ -193,7 +195,7 @@ Sizes<T> check(const Forward& call) {
   check_heads(call, sizes);
   check_batch(call, sizes);
   check_documents(call, sizes);
-  check_options(call, sizes);
+  check_option_sizes(call, sizes);
   check_overflow(call, sizes);
   return sizes;
 }
@@ -276,6 +278,12 @@ typename Sizes<T>::Shape Sizes<T>::per_head() const {
 
 template struct Sizes<int64_t>;
 template struct Sizes<c10::SymInt>;
+template void check_option_sizes(const Forward&, const Sizes<int64_t>&);
+template void check_option_sizes(const Forward&, const Sizes<c10::SymInt>&);
+template void check_documents(const Forward&, Sizes<int64_t>&);
+template void check_documents(const Forward&, Sizes<c10::SymInt>&);
+template void check_overflow(const Forward&, const Sizes<int64_t>&);
+template void check_overflow(const Forward&, const Sizes<c10::SymInt>&);
 template Sizes<int64_t> check(const Forward&);
 template Sizes<c10::SymInt> check(const Forward&);
 template Sizes<int64_t> check(const Backward&);

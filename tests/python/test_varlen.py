@@ -300,8 +300,3 @@ def test_bad_call(change, message):
     arguments = {**dict(zip(NAMES, GOOD, strict=True)), "max_q": 7, "max_k": 7, **change}
     with pytest.raises((RuntimeError, ValueError), match=message):
         qkv.varlen_attn(**arguments)
-
-
-def test_pages_are_not_implemented():
-    with pytest.raises(NotImplementedError, match="block_table"):
-        qkv.varlen_attn(*GOOD, 7, 7, block_table=torch.zeros(2, 1, dtype=INT))

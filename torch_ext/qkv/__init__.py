@@ -8,6 +8,7 @@ from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv.functional import attention  # noqa: E402
 from qkv.hard import hard_attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
+from qkv.kvcache import attention_with_kvcache  # noqa: E402
 from qkv.varlen import varlen_attn  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 from qkv.vmap import register as _register_vmap  # noqa: E402
@@ -20,6 +21,7 @@ __all__ = [
     "active_isa",
     "attention",
     "attention_weights",
+    "attention_with_kvcache",
     "cmake_prefix_path",
     "hard_attention",
     "set_isa",

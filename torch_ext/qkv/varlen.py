@@ -52,7 +52,10 @@ def varlen_attn(
             leaves a side open, `(-1, 0)` is causal attention.
         enable_gqa: key and value may have fewer heads than query, as long as they divide H.
         seqused_k: `[N]`, int32 or int64: only document n's first `seqused_k[n]` keys take part.
-        block_table: must be None: keys and values in pages are not implemented yet.
+        block_table: `[N, M]`, int32 or int64: key and value lie in blocks,
+            `[blocks, block_size, Hkv, D]` and `[blocks, block_size, Hkv, Dv]`; document n has the
+            first `seqused_k[n]` keys of the blocks `block_table[n]`. Needs seqused_k, and the
+            numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
         num_splits: accepted and not needed: the result of a document never depends on the others.
         dropout_p, softcap: as in `qkv.attention`.
         alibi_slopes, sinks: as in `qkv.attention`, `[H]` or `[N, H]`.
@@ -66,16 +69,11 @@ def varlen_attn(
 
     Raises:
         RuntimeError, ValueError: as `qkv.attention` does.
-        NotImplementedError: block_table.
     """
-    if block_table is not None:
-        raise NotImplementedError(
-            "varlen_attn: block_table is given, but keys and values in pages are not implemented "
-            "yet; pass them packed, [Tk, Hkv, D], with cu_seq_k"
-        )
     output, lse = _varlen_attention(
         query, key, value, cu_seq_q, cu_seq_k, max_q, max_k,
         dropout_p=dropout_p, scale=scale, window_size=window_size, enable_gqa=enable_gqa,
-        seqused_k=seqused_k, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+        seqused_k=seqused_k, block_table=block_table, softcap=softcap, alibi_slopes=alibi_slopes,
+        sinks=sinks,
     )  # fmt: skip
     return (output, lse) if return_aux is not None and return_aux.lse else output

@@ -49,11 +49,15 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& 
 // only the first seqused_k[n] keys of document n take part. All positions, L and S are those of the
 // document; alibi_slopes and sinks are [H] or [N, H]; there is no attn_mask. Queries outside all
 // documents: output 0, logsumexp -inf. Differentiable as attention is.
+//
+// block_table [N, M], int32 or int64: key [blocks, block size, Hkv, D] and value lie in blocks;
+// document n has the first seqused_k[n] keys of the blocks block_table[n]. Needs seqused_k;
+// the numbers in cu_seq_k are not used; no gradients, no dropout. See qkv/kvcache.h, too.
 QKV_API std::tuple<at::Tensor, at::Tensor> varlen_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& cu_seq_q, const std::optional<at::Tensor>& cu_seq_k = std::nullopt,
-    const AttentionOptions& options = {},
-    const std::optional<at::Tensor>& seqused_k = std::nullopt);
+    const AttentionOptions& options = {}, const std::optional<at::Tensor>& seqused_k = std::nullopt,
+    const std::optional<at::Tensor>& block_table = std::nullopt);
 
 // The weights that attention gives to the values, after all options, dropout included:
 // [..., H, L, S]. reduce = "heads": their mean over heads, [..., L, S]; "queries": their sum over

@@ -1,0 +1,66 @@
+// Decoding with a cache of keys and values, for LibTorch programs; no Python needed.
+//
+//   auto [output, lse] = qkv::attention_with_kvcache(
+//       query, k_cache, v_cache, key, value,
+//       qkv::KvCacheOptions().cache_seqlens(lengths).causal(true));
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/api/include/torch/arg.h>
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "qkv/export.h"
+
+namespace qkv {
+
+// Index tensors are int32 or int64.
+struct KvCacheOptions {
+  using Window = std::array<int64_t, 2>;  // {left, right}
+
+  // [B]: how many keys each row of the cache has, before key is appended. Not set: it is full.
+  TORCH_ARG(std::optional<at::Tensor>, cache_seqlens) = std::nullopt;
+  // [B]: the row of the cache that each batch item uses, b when not set. With key, all different.
+  TORCH_ARG(std::optional<at::Tensor>, cache_batch_idx) = std::nullopt;
+  // [B]: so many keys at the beginning of a row are not seen; no more than cache_seqlens.
+  TORCH_ARG(std::optional<at::Tensor>, cache_leftpad) = std::nullopt;
+  // [B, M]: the caches are [blocks, Hkv, block size, *], and row j of batch item b is row
+  // j % block size of block block_table[b][j / block size]. Not with the two above.
+  TORCH_ARG(std::optional<at::Tensor>, block_table) = std::nullopt;
+  // Multiplies the scores; finite. 1 / sqrt(D) when not set.
+  TORCH_ARG(std::optional<double>, softmax_scale) = std::nullopt;
+  // With S keys after appending, query i sees keys j <= i + S - L: bottom-right aligned.
+  TORCH_ARG(bool, causal) = false;
+  // {left, right}: query i sees keys i + S - L - left <= j <= i + S - L + right; -1 leaves a side
+  // open.
+  TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
+  // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
+  TORCH_ARG(double, softcap) = 0.0;
+  // Floating, broadcastable to [B, H]: slope * |i + S - L - j| is taken off the score.
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  // Floating, broadcastable to [B, H]: the score of one more key, whose value is 0.
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+};
+
+// Appends key and value to the caches, in place, at cache_seqlens; then attends to what each row of
+// the cache has, the new ones included.
+//
+//   query [B, H, L, D], k_cache [B, Hkv, S_max, D], v_cache [B, Hkv, S_max, Dv],
+//   key [B, Hkv, L_new, D], value [B, Hkv, L_new, Dv]
+//   -> output [B, H, L, Dv], laid out in memory like query, and softmax_lse [B, H, L]
+//
+// All of one floating dtype; Hkv divides H; any strides. With cache_batch_idx the caches have any
+// number of rows. A row that has nothing to attend to: output 0, softmax_lse -inf (the sink).
+//
+// For inference: throws c10::Error if a tensor requires grad while gradients are recorded, and,
+// before anything is written, for sizes, dtypes, lengths and tables that do not fit, for two
+// batch items that would write to the same place and for caches that share memory with themselves
+// or with another argument.
+QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(
+    const at::Tensor& query, const at::Tensor& k_cache, const at::Tensor& v_cache,
+    const std::optional<at::Tensor>& key = std::nullopt,
+    const std::optional<at::Tensor>& value = std::nullopt, const KvCacheOptions& options = {});
+
+}  // namespace qkv

@@ -1,0 +1,112 @@
+"""Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
+
+import torch
+from torch import Tensor
+
+_attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
+
+
+def attention_with_kvcache(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Appends key and value to the caches, in place, then attends to all that each row has.
+
+    For inference: there are no gradients. The tensors have this library's layout, heads before
+    rows; caches laid out as FlashAttention's, `[B, S, H, D]`, are passed as `.transpose(1, 2)`,
+    which copies nothing. All are of one dtype: float32, float64, bfloat16 or float16. Any strides
+    will do. Index tensors are int32 or int64.
+
+    Args:
+        query: `[B, H, L, D]`. L is 1 in most steps of decoding, but may be anything.
+        k_cache: `[B, Hkv, S_max, D]`, Hkv divides H. With cache_batch_idx any number of rows
+            instead of B; with block_table `[blocks, Hkv, block_size, D]`.
+        v_cache: as k_cache, with Dv instead of D.
+        key: `[B, Hkv, L_new, D]`, what row b of the cache gets from place `cache_seqlens[b]` on.
+            None: nothing, the cache stays as it is. L_new need not be L.
+        value: `[B, Hkv, L_new, Dv]`.
+        cache_seqlens: `[B]`, or one number for all: how many keys each row has before key is
+            appended. None: the cache is full, and key must be None.
+        cache_batch_idx: `[B]`: the row of the caches that each batch item uses; with key, all
+            different. None: row b. Not with block_table.
+        cache_leftpad: `[B]`: so many keys at the beginning of a row are not seen, up to
+            cache_seqlens. Not with block_table.
+        block_table: `[B, M]`: a paged cache. Row j of batch item b is row `j % block_size` of block
+            `block_table[b, j // block_size]`. Numbers beyond what `cache_seqlens[b] + L_new` rows
+            need are not looked at.
+        softmax_scale: multiplies the scores; `1 / sqrt(D)` if None.
+        causal: with S keys after appending, query i sees keys j <= i + S - L: bottom-right
+            aligned, as in FlashAttention, so that the last query sees all keys.
+        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
+            `i + S - L + right`; -1 leaves a side open, None both. With causal, right is 0.
+        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
+        alibi_slopes: floating, `[H]` or `[B, H]`: `slope * |i + S - L - j|` is taken off
+            the scores.
+        sinks: floating, `[H]` or `[B, H]`: the score of one more key whose value is 0.
+        num_splits: accepted and not needed: how the keys are split over the cores depends on the
+            shape of a row alone, so its result never depends on the others.
+        return_softmax_lse: also return the logarithm of each softmax's denominator.
+
+    Returns:
+        `[B, H, L, Dv]`, laid out in memory like query; with return_softmax_lse also `[B, H, L]`, in
+        float32 (float64 for float64). Where there is nothing to attend to, in an empty row for
+        example, the output is 0 and the lse -inf (the sink, if there is one).
+
+    Raises:
+        RuntimeError: shapes, dtypes, lengths, tables or strides that do not fit, by the argument's
+            name; two batch items that would write to the same place; caches that share memory
+            with themselves, each other, or what is appended; a tensor that requires grad while
+            gradients are recorded. The caches are then as they were.
+        ValueError: a number that is out of range: softmax_scale, window_size, softcap.
+        NotImplementedError: tensors that are not on the CPU.
+
+    Under `torch.autocast`, query, key and value are cast; the caches must have its dtype.
+
+    Example:
+        >>> k_cache, v_cache = torch.zeros(2, 1, 4, 128, 64)
+        >>> prompt, step = torch.randn(3, 1, 4, 10, 64), torch.randn(3, 1, 4, 1, 64)
+        >>> output = qkv.attention_with_kvcache(
+        ...     prompt[0], k_cache, v_cache, *prompt[1:], cache_seqlens=0, causal=True)
+        >>> output = qkv.attention_with_kvcache(
+        ...     step[0], k_cache, v_cache, *step[1:], cache_seqlens=10, causal=True)
+        >>> output.shape
+        torch.Size([1, 4, 1, 64])
+    """
+    if isinstance(cache_seqlens, (int, torch.SymInt)):
+        cache_seqlens = torch.full((query.size(0),), cache_seqlens, dtype=torch.int64)
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    options = {}
+    for name, option in (
+        ("cache_seqlens", cache_seqlens),
+        ("cache_batch_idx", cache_batch_idx),
+        ("cache_leftpad", cache_leftpad),
+        ("block_table", block_table),
+        ("softmax_scale", softmax_scale),
+        ("window_size", None if window_size == (-1, -1) else window_size),
+        ("alibi_slopes", alibi_slopes),
+        ("sinks", sinks),
+    ):
+        if option is not None:
+            options[name] = option
+    if causal:
+        options["causal"] = True
+    if softcap != 0.0:
+        options["softcap"] = softcap
+    output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **options)
+    return (output, lse) if return_softmax_lse else output
