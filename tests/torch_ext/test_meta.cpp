@@ -86,6 +86,21 @@ TEST(Meta, AttentionWithEveryOption) {
                       });
 }
 
+TEST(Meta, HalfPrecision) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const auto all = [&](const std::vector<at::Tensor>& x) {
+      const auto options = AttentionOptions().attn_mask(x[3]).sinks(x[4]);
+      const auto [output, lse] = attention_with_lse(x[0], x[1], x[2], options);
+      const auto weights = attention_weights(x[0], x[1], options, "heads");
+      return std::vector<at::Tensor>{output, lse, weights};
+    };
+    const auto half = [&](at::IntArrayRef shape) { return randn(shape, dtype); };
+    const auto query = half({2, 6, 4, 8}).transpose(1, 2), key = half({4, 7, 8});
+    for (const auto& mask : {half({6, 7}), half({4, 1, 7}), half({6, 1}), randn({7}, at::kFloat)})
+      expect_same_results({query, key, half({2, 1, 7, 5}), mask, half({4})}, all);
+  }
+}
+
 TEST(Meta, VarlenAttention) {
   expect_same_results({randn({6, 4, 8}), randn({9, 4, 8}), randn({9, 4, 5}), at::tensor({0, 2, 6}),
                        at::tensor({0, 5, 9}), at::tensor({4, 4})},
