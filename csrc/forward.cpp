@@ -15,6 +15,8 @@ namespace {
 // Keys of one item when the keys are split: a few hundred microseconds of
 // reading from memory.
 constexpr int64_t kSplitKeys = 512;
+// Queries of a decoding step, at most: all heads that share keys read them together.
+constexpr int64_t kFewQueries = 16;
 
 // One problem and how it is split.
 struct Task {
@@ -39,7 +41,9 @@ struct Task {
     // Few queries and many keys: split the keys that any query sees. The order of
     // summation follows from it, so it depends on the shape of one plane alone.
     const int64_t begin = key_begin(p, 0), end = key_end(p, p.seqlen_q - 1);
-    if (planes.rows > 2 * kernels.row_block || end - begin <= kSplitKeys) return;
+    const bool few = planes.rows <= 2 * kernels.row_block ||
+                     (p.seqlen_q <= kFewQueries && planes.rows <= kItemRows);
+    if (!few || end - begin <= kSplitKeys) return;
     splits = ceil_div(end - begin, kSplitKeys);
     first_split = begin + kSplitKeys;
     output_bytes = splits * planes.rows * p.head_dim_v * element;
