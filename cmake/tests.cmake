@@ -1,6 +1,11 @@
 # qkv_csrc_tests and qkv_torch_tests, run by ctest.
 find_package(GTest)
-if(NOT GTest_FOUND)
+if(NOT GTest_FOUND AND EXISTS /usr/src/googletest/CMakeLists.txt)
+  # Debian's sources: what there is for another architecture.
+  set(INSTALL_GTEST OFF)
+  set(BUILD_GMOCK OFF)
+  add_subdirectory(/usr/src/googletest googletest EXCLUDE_FROM_ALL)
+elseif(NOT GTest_FOUND)
   message(FATAL_ERROR "CMake cannot find GoogleTest, which the tests need: apt-get install libgtest-dev")
 endif()
 include(GoogleTest)
@@ -10,6 +15,8 @@ file(GLOB csrc_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/*.cpp)
 if(csrc_tests)
   add_executable(qkv_csrc_tests ${csrc_tests})
   target_compile_options(qkv_csrc_tests PRIVATE -fopenmp -Wall -Wextra)
+  list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # of those that start themselves again
+  target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
   target_link_libraries(qkv_csrc_tests PRIVATE qkv_kernels GTest::gtest_main -fopenmp)
   gtest_discover_tests(qkv_csrc_tests DISCOVERY_MODE PRE_TEST)
 endif()

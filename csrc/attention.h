@@ -185,7 +185,7 @@ void attention_weights_dot(const Problem& problem, const BackwardArgs& args, con
 // Dropout and sinks do not take part.
 void attention_hard(const Problem& problem, const HardResult& result);
 
-// The instruction sets this CPU can run, best first: "avx512", "avx2", "generic".
+// The instruction sets this CPU can run, best first: "avx512", "avx2", "neon", "generic".
 std::vector<const char*> supported_isas();
 
 // The one in use: the best, or what the environment variable QKV_ISA or

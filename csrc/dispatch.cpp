@@ -14,6 +14,8 @@ const Implementation* const kImplementations[] = {
 #if defined(__x86_64__)
     &kAvx512,
     &kAvx2,
+#elif defined(__aarch64__)
+    &kNeon,
 #endif
     &kGeneric,
 };

@@ -119,6 +119,8 @@ extern const Implementation kGeneric;
 #if defined(__x86_64__)
 extern const Implementation kAvx2;
 extern const Implementation kAvx512;
+#elif defined(__aarch64__)
+extern const Implementation kNeon;
 #endif
 
 const Implementation& active_implementation();

@@ -94,9 +94,12 @@ void log_sum_exp(const ForwardState<P>& state, double* out) {
   for (int v = 0; v < state.tile.lanes; v += W) {
     const Reference<T> reference(load(state.max + v));
     constexpr int N = W / kLanes<double>;
+    double sums[W];
+    QKV_UNROLL
+    for (int i = 0; i < W; ++i) sums[i] = state.sum[v + i];
     Vec<double> sum[N];
     QKV_UNROLL
-    for (int i = 0; i < W; ++i) sum[i / kLanes<double>][i % kLanes<double>] = state.sum[v + i];
+    for (int i = 0; i < N; ++i) sum[i] = load(sums + i * kLanes<double>);
     log<N>(sum);
     QKV_UNROLL
     for (int i = 0; i < W; ++i)

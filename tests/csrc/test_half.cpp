@@ -152,13 +152,20 @@ TYPED_TEST(HalfTest, NaNStaysNaN) {
 }
 
 // The compiler's own, where it has one.
-#if defined(__FLT16_MANT_DIG__)
+#if defined(__aarch64__)
+using CompilersHalf = __fp16;
+#define QKV_COMPILER_HAS_HALF
+#elif defined(__FLT16_MANT_DIG__)
+using CompilersHalf = _Float16;
+#define QKV_COMPILER_HAS_HALF
+#endif
+#if defined(QKV_COMPILER_HAS_HALF)
 TEST(Float16Test, AgreesWithTheCompiler) {
   constexpr uint32_t step = kQuick ? 100003 : 1009;  // prime
   for (uint64_t bits = 0; bits <= 0xFFFFFFFF; bits += step) {
     const float x = float_of_bits(uint32_t(bits));
     if (std::isnan(x)) continue;
-    const auto theirs = static_cast<_Float16>(x);
+    const auto theirs = static_cast<CompilersHalf>(x);
     uint16_t their_bits;
     std::memcpy(&their_bits, &theirs, 2);
     ASSERT_EQ(narrow<Float16>(x).bits, their_bits) << x;

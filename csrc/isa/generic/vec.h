@@ -1,5 +1,5 @@
-// Whatever the compiler makes of 16-byte vectors: SSE2 on any x86-64, NEON on
-// AArch64, scalar code elsewhere.
+// Whatever the compiler makes of 16-byte vectors: SSE2 on any x86-64, scalar
+// code where there are none.
 namespace qkv::QKV_ISA {
 
 #if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)

@@ -1,0 +1,22 @@
+#include "kernels/prelude.h"
+
+#if defined(__aarch64__)
+
+#define QKV_ISA neon
+
+#include "isa/neon/vec.h"  // first
+
+#include "kernels/all.h"
+
+namespace qkv {
+
+const Implementation kNeon = {"neon",
+                              [] { return true; },
+                              neon::kernels_of<float>(),
+                              neon::kernels_of<double>(),
+                              neon::kernels_of<BFloat16>(),
+                              neon::kernels_of<Float16>()};
+
+}  // namespace qkv
+
+#endif

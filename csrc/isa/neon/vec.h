@@ -1,0 +1,51 @@
+// NEON, part of every 64-bit Arm CPU: 32 registers of 16 bytes, with FMA.
+namespace qkv::QKV_ISA {
+
+constexpr bool kHasFma = true;
+constexpr int kVectorBytes = 16;
+// Rows of a tile that is one or two vectors wide. 10 x 2 accumulators, two vectors
+// of B and the elements of A that GCC loads ahead, as FMLA takes them one by one
+// from a register; with 11 rows accumulators go through the stack.
+constexpr int kMaxRows[2] = {10, 10};
+// Vectors whose exponentials are computed in step.
+constexpr int kVectorsInStep = 4;
+
+// The larger lane by lane: b if either is NaN. (FMAX would keep the NaN of a,
+// FMAXNM the number beside a NaN.)
+template <class V>
+QKV_INLINE V native_max(V a, V b) {
+  return a > b ? a : b;
+}
+
+// a * b + c, rounded once. Only for steps that must not be rounded twice; for the
+// rest the compiler contracts.
+QKV_INLINE float32x4_t native_fma(float32x4_t a, float32x4_t b, float32x4_t c) {
+  return vfmaq_f32(c, a, b);
+}
+QKV_INLINE float64x2_t native_fma(float64x2_t a, float64x2_t b, float64x2_t c) {
+  return vfmaq_f64(c, a, b);
+}
+
+// The products of the low 32 bits of lanes of 64. (NEON has no products of 64
+// bits: the compiler would take the lanes one by one.)
+template <class V>
+QKV_INLINE V native_mul_low(V a, V b) {
+  return (V)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
+}
+
+// As many bytes as there are lanes, widened. (The compiler takes them one by one.)
+typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
+typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
+QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  return (Int32)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) { return Int64{p[0], p[1]}; }
+
+// IEEE binary16 and back, to the nearest.
+typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
+QKV_INLINE float32x4_t native_widen_f16(Half16 x) { return vcvt_f32_f16((float16x4_t)x); }
+QKV_INLINE Half16 native_narrow_f16(float32x4_t x) { return (Half16)vcvt_f16_f32(x); }
+
+}  // namespace qkv::QKV_ISA

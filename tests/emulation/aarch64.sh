@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds the torch-free tests for 64-bit Arm, cut down for slow machines, and runs them under
+# qemu-user, on all cores. Arguments go to the tests.
+#
+#   tests/emulation/aarch64.sh [--gtest_filter=...]
+#
+# Needs Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev. MAX_JOBS limits compiling.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+build=build/aarch64
+logs=$build/logs
+shards=$(nproc)
+mkdir -p "$logs"
+
+cmake -S . -B "$build" -G Ninja --toolchain cmake/aarch64-linux-gnu.cmake -DQKV_TORCH=OFF \
+  -DQKV_TESTS=ON -DCMAKE_CXX_FLAGS=-DQKV_QUICK_TESTS >"$logs/configure" 2>&1 ||
+  { cat "$logs/configure"; exit 1; }
+cmake --build "$build" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv_csrc_tests
+
+# Left out: generic code, which the host's own tests cover, and what needs a limit on memory, which
+# qemu does not pass on.
+filter='-*/generic:Memory.WorkspaceThatCannotBeHad'
+export GTEST_TOTAL_SHARDS=$shards OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
+for ((i = 0; i < shards; ++i)); do
+  GTEST_SHARD_INDEX=$i qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/qkv_csrc_tests" \
+    --gtest_filter="$filter" "$@" >"$logs/$i" 2>&1 &
+  pids+=($!)
+done
+status=0
+for ((i = 0; i < shards; ++i)); do
+  wait "${pids[i]}" || status=1
+  grep -vE '^\[( RUN  |       OK |-{10})' "$logs/$i" || true
+done
+exit $status
