@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace qkv {
@@ -57,8 +59,9 @@ __attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterat
 #define QKV_PAIRS(a) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(x));
   for (int64_t i = 0; i < iterations; ++i) {
     QKV_PAIRS(a0)
-    QKV_PAIRS(a1) QKV_PAIRS(a2) QKV_PAIRS(a3) QKV_PAIRS(a4) QKV_PAIRS(a5) QKV_PAIRS(a6)
-        QKV_PAIRS(a7) QKV_PAIRS(a8) QKV_PAIRS(a9) QKV_PAIRS(a10) QKV_PAIRS(a11)
+    QKV_PAIRS(a1)
+    QKV_PAIRS(a2) QKV_PAIRS(a3) QKV_PAIRS(a4) QKV_PAIRS(a5) QKV_PAIRS(a6) QKV_PAIRS(a7)
+        QKV_PAIRS(a8) QKV_PAIRS(a9) QKV_PAIRS(a10) QKV_PAIRS(a11)
   }
 #undef QKV_PAIRS
 }
@@ -101,13 +104,39 @@ __attribute__((target("amx-tile,amx-bf16"))) void loop_tdpbf16ps(int64_t iterati
 }
 #elif defined(__aarch64__)
 #define QKV_KEEP(vec) "+w"(vec)
+
+// Four pipes times four cycles.
+constexpr int kNeonChains = 16;
+
+// Chains a += x * y: FMLA overwrites what it adds to, so that a * x + y would take a copy of y
+// each time. Grows by 1/2 until that no longer counts.
+template <typename T>
+void loop_neon(int64_t iterations) {
+  typedef T Vec __attribute__((vector_size(16)));
+  volatile T half = 0.5, one = 1;
+  const Vec x = Vec{} + half, y = Vec{} + one;
+  Vec chains[kNeonChains] = {};
+  for (int64_t i = 0; i < iterations; ++i) {
+#pragma GCC unroll 16
+    for (Vec& a : chains) {
+      if constexpr (sizeof(T) == 4) {
+        a = vfmaq_f32(a, x, y);
+      } else {
+        a = vfmaq_f64(a, x, y);
+      }
+      asm volatile("" : QKV_KEEP(a));  // equal chains must not be merged into one
+    }
+  }
+#pragma GCC unroll 16
+  for (const Vec& a : chains) sink = a[0];
+}
 #else
 #error "name this architecture's vector register constraint"
 #endif
 QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_generic, , 16)
 
-constexpr int fma_flops(int vector_bytes, int itemsize) {
-  return kChains * (vector_bytes / itemsize) * 2;
+constexpr int fma_flops(int vector_bytes, int itemsize, int chains = kChains) {
+  return chains * (vector_bytes / itemsize) * 2;
 }
 
 // For each isa: its f32 and f64, and what it has for half precision.
@@ -123,6 +152,9 @@ constexpr ProbeLoop kLoops[] = {
     {"avx512", DType::f64, "FMA", fma_flops(64, 8), loop_avx512<double>},
     {"avx2", DType::f32, "FMA", fma_flops(32, 4), loop_avx2<float>},
     {"avx2", DType::f64, "FMA", fma_flops(32, 8), loop_avx2<double>},
+#elif defined(__aarch64__)
+    {"neon", DType::f32, "FMA", fma_flops(16, 4, kNeonChains), loop_neon<float>},
+    {"neon", DType::f64, "FMA", fma_flops(16, 8, kNeonChains), loop_neon<double>},
 #endif
     {"generic", DType::f32, "FMA", fma_flops(16, 4), loop_generic<float>},
     {"generic", DType::f64, "FMA", fma_flops(16, 8), loop_generic<double>},

@@ -45,6 +45,7 @@ QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) { return Int64{p[0], p[1]
 
 // IEEE binary16 and back, to the nearest.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
+QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)vmovl_u16((uint16x4_t)x); }
 QKV_INLINE float32x4_t native_widen_f16(Half16 x) { return vcvt_f32_f16((float16x4_t)x); }
 QKV_INLINE Half16 native_narrow_f16(float32x4_t x) { return (Half16)vcvt_f16_f32(x); }
 
