@@ -1,159 +1,279 @@
-"""torch.autocast("cpu") covers the operators as it covers scaled_dot_product_attention."""
+"""Under torch.autocast every function does what scaled_dot_product_attention does there."""
+
+import shutil
 
 import pytest
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F
+from common import compute_type, dtypes_of
+from test_half import FUNCTIONS, assert_close, make
+from torch import autocast
+from torch.nested import nested_tensor_from_jagged
+from torch.utils.checkpoint import checkpoint
 
 import qkv
 
-HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+halves = dtypes_of("bf16", "f16")
+functions = pytest.mark.parametrize("name", FUNCTIONS)
+COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
+Q = torch.randn(2, 3, 9, 8)
 
 
-def make(requires_grad=True):
-    shapes = [(2, 4, 6, 8), (2, 4, 9, 8), (2, 4, 9, 8), (6, 9), (4,), (4,)]
-    return [torch.randn(s).requires_grad_(requires_grad) for s in shapes]
+def run(f, leaves, dtype=None):
+    """Results and gradients, the forward pass under autocast if there is a dtype."""
+    torch.manual_seed(2)
+    with autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        results = f(*leaves)
+    loss = sum(x.float().sin().sum() for x in results)
+    return results, torch.autograd.grad(loss, leaves, materialize_grads=True)
 
 
-def attention(query, key, value, mask, slopes, sinks):
-    return qkv.attention(query, key, value, mask, alibi_slopes=slopes, sinks=sinks)
+@functions
+@halves
+class TestEveryFunction:
+    def test_inputs_are_cast(self, name, dtype):
+        """The same bits as for inputs that have been; their gradients in the dtype they had."""
+        leaves = [x.requires_grad_() for x in make(torch.float32)]
+        results, grads = run(FUNCTIONS[name], leaves, dtype)
+        expected, truths = run(lambda *x: FUNCTIONS[name](*(y.to(dtype) for y in x)), leaves)
+        assert results[0].dtype == dtype
+        for x, y in zip((*results, *grads), (*expected, *truths), strict=True):
+            assert x.dtype == y.dtype and torch.equal(x, y)
+        assert all(g.dtype == torch.float32 for g in grads)
+
+    def test_other_half(self, name, dtype):
+        """Also from one half to the other."""
+        for given in (torch.bfloat16, torch.float16):
+            with autocast("cpu", dtype=dtype):
+                assert FUNCTIONS[name](*make(given))[0].dtype == dtype
+
+    def test_mixed_inputs(self, name, dtype):
+        """Of a linear layer's output and an f32 cache, say."""
+        query, key, value = make(torch.float32)
+        torch.manual_seed(2)
+        expected = FUNCTIONS[name](*(x.to(dtype) for x in (query, key, value)))
+        torch.manual_seed(2)
+        with autocast("cpu", dtype=dtype):
+            found = FUNCTIONS[name](query.to(dtype), key, value)
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x, y)
+
+    def test_disabled_inside(self, name, dtype):
+        inputs = make(torch.float32)
+        with autocast("cpu", dtype=dtype), autocast("cpu", enabled=False):
+            assert FUNCTIONS[name](*inputs)[0].dtype == torch.float32
+        assert FUNCTIONS[name](*inputs)[0].dtype == torch.float32
+
+    def test_nested(self, name, dtype):
+        inputs, other = (
+            make(torch.float32),
+            {torch.bfloat16: torch.float16}.get(dtype, torch.bfloat16),
+        )
+        with autocast("cpu", dtype=dtype):
+            with autocast("cpu", dtype=other):
+                assert FUNCTIONS[name](*inputs)[0].dtype == other
+            assert FUNCTIONS[name](*inputs)[0].dtype == dtype
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+    @pytest.mark.parametrize("where", ["inside", "outside"])
+    def test_compile(self, name, dtype, where):
+        torch.compiler.reset()
+
+        def inside(*x):
+            with autocast("cpu", dtype=dtype):
+                return tuple(y * 1 for y in FUNCTIONS[name](*x))
+
+        leaves = [x.requires_grad_() for x in make(torch.float32)]
+        f = inside if where == "inside" else FUNCTIONS[name]
+        own = None if where == "inside" else dtype
+        expected = run(f, leaves, own)
+        found = run(torch.compile(f, backend="aot_eager", fullgraph=True), leaves, own)
+        for x, y in zip(found, expected, strict=True):
+            assert [z.dtype for z in x] == [z.dtype for z in y]
+            assert_close(x, y, dtype)
+
+    def test_checkpoint(self, name, dtype):
+        """The second forward pass is under autocast, too."""
+        leaves, f = [x.requires_grad_() for x in make(torch.float32)], FUNCTIONS[name]
+        again = lambda *x: checkpoint(f, *x, use_reentrant=False)  # noqa: E731
+        for x, y in zip(run(again, leaves, dtype), run(f, leaves, dtype), strict=True):
+            assert all(torch.equal(*z) for z in zip(x, y, strict=True))
+
+    def test_vmap_and_functional_gradient(self, name, dtype):
+        inputs, f = make(torch.float32, (3,)), FUNCTIONS[name]
+        loss = lambda *x: f(*x)[0].float().sin().sum()  # noqa: E731
+        gradient = torch.func.grad(loss, (0, 1, 2))
+        with autocast("cpu", dtype=dtype):
+            torch.manual_seed(2)
+            results = torch.func.vmap(f, randomness="same")(*inputs)
+            torch.manual_seed(2)
+            grads = torch.func.vmap(gradient, randomness="same")(*inputs)
+        assert results[0].dtype == dtype and all(g.dtype == torch.float32 for g in grads)
+        for n, sample in enumerate(zip(*inputs, strict=True)):
+            leaves = [x.requires_grad_() for x in sample]
+            expected, _ = run(f, leaves, dtype)
+            assert_close([x[n] for x in results], expected, dtype)
+            _, expected = run(lambda *x: f(*x)[:1], leaves, dtype)
+            # Sums of rounded terms, in f32.
+            for x, y in zip(grads, expected, strict=True):
+                assert_close([x[n].to(dtype)], [y], dtype)
 
 
-def varlen(query, key, value, mask, slopes, sinks):
-    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
-    ends = torch.tensor([0, 2, 6]), torch.tensor([0, 4, 9])
-    return qkv.varlen_attn(*rows, *ends, 4, 5, alibi_slopes=slopes, sinks=sinks)
+@pytest.mark.parametrize("name", ["attention", "varlen", "hard", "weights"])  # no float mask
+@halves
+def test_f64_stays(name, dtype):
+    leaves = [x.requires_grad_() for x in make(torch.float64)]
+    results, grads = run(FUNCTIONS[name], leaves, dtype)
+    expected, truths = run(FUNCTIONS[name], leaves)
+    for x, y in zip((*results, *grads), (*expected, *truths), strict=True):
+        assert x.dtype == torch.float64 and torch.equal(x, y)
 
 
-def weights(query, key, value, mask, slopes, sinks):
-    return qkv.attention_weights(query, key, mask, alibi_slopes=slopes, sinks=sinks)
+def outcome(f, *args, **options):
+    """The result's dtype, or that there is none."""
+    try:
+        return f(*args, **options).dtype
+    except RuntimeError:
+        return "error"
 
 
-def hard(query, key, value, mask, slopes, sinks):
-    options = {"alibi_slopes": slopes, "straight_through": True}
-    return qkv.hard_attention(query, key, value, mask, **options)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-OPERATORS = pytest.mark.parametrize("operator", [attention, varlen, weights, hard])
+@halves
+@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize("mask", [None, torch.bool, *DTYPES])
+def test_same_dtypes_as_torchs(dtype, given, mask):
+    query = Q.to(given)
+    mask = None if mask is None else torch.ones(9, 9).to(mask)
+    with autocast("cpu", dtype=dtype):
+        expected = outcome(F.scaled_dot_product_attention, query, query, query, mask)
+        if given == torch.float64 and mask is not None and mask.dtype == torch.float32:
+            assert expected == "error"  # torch casts the mask alone
+            expected = given
+        assert outcome(torch.ops.qkv.attention, query, query, query, mask) == expected
+        assert outcome(qkv.attention, query, query, query, mask) == expected
 
 
-def cast(inputs, dtype):
-    """As autocast has it: query, key, value and mask; not slopes and sinks."""
-    return [x.to(dtype) for x in inputs[:4]] + inputs[4:]
-
-
-def gradients(result, inputs):
-    return torch.autograd.grad(result.float().sin().sum(), inputs, allow_unused=True)
-
-
-def check_same(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        assert (a is None) == (e is None)
-        assert a is None or (a.dtype == e.dtype and torch.equal(a, e))
-
-
-@HALVES
-@OPERATORS
-def test_results_and_gradients_are_those_of_tensors_cast_by_hand(operator, dtype):
-    inputs = make()
-    with torch.autocast("cpu", dtype=dtype):
-        actual = operator(*inputs)
-    expected = operator(*cast(inputs, dtype))
-    assert actual.dtype == dtype
-    assert torch.equal(actual, expected)
-    check_same(gradients(actual, inputs), gradients(expected, inputs))
-
-
-@OPERATORS
-def test_float64_and_what_comes_with_it_is_left_alone(operator):
-    inputs = [x.double() for x in make()[:3]] + make()[3:]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(operator(*inputs), operator(*inputs).double())
-
-
-def test_dtypes_are_those_of_torchs_attention():
-    query = torch.randn(2, 4, 6, 8)
-    calls = {
-        "float32": [query] * 3,
-        "float64": [query.double()] * 3,
-        "other half": [query.half()] * 3,
-        "mixed": [query, query.half(), query.bfloat16()],
-        "bool mask": [query, query, query, torch.ones(6, 6, dtype=torch.bool)],
-        "float mask": [query, query, query, torch.zeros(6, 6)],
-        "meta": [query.to("meta")] * 3,
-    }
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for name, call in calls.items():
+def test_meta_and_mixed_dtypes():
+    calls = [Q.to("meta")] * 3, [Q, Q.half(), Q.bfloat16()], [Q.half(), Q, Q]
+    with autocast("cpu", dtype=torch.bfloat16):
+        for call in calls:
             expected = F.scaled_dot_product_attention(*call)
-            assert qkv.attention(*call).dtype == expected.dtype, name
-
-
-def test_a_module_trains_under_autocast():
-    """Linear layers, whose weights autocast keeps cast, and a backward pass outside."""
-
-    class Layer(torch.nn.Module):
-        def __init__(self, attend):
-            super().__init__()
-            self.qkv, self.attend = torch.nn.Linear(16, 48), attend
-
-        def forward(self, x):
-            heads = self.qkv(x).unflatten(-1, (3, 2, 8)).movedim(-3, 0).transpose(-2, -3)
-            return self.attend(*heads, is_causal=True)
-
-    torch.manual_seed(0)
-    ours, theirs = Layer(qkv.attention), Layer(F.scaled_dot_product_attention)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(3, 10, 16)
-    for layer in (ours, theirs):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = layer(x) + layer(-x)
-        assert output.dtype == torch.bfloat16
-        output.float().square().mean().backward()
-    actual, expected = ours.qkv.weight.grad, theirs.qkv.weight.grad
-    assert actual.dtype == torch.float32
-    assert (actual - expected).norm() < 0.02 * expected.norm()  # bfloat16: 2**-8 a rounding
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_programs(backend):
-    inputs = make()
-    compiled = torch.compile(attention, backend=backend, fullgraph=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected, actual = attention(*inputs), compiled(*inputs)
-    assert actual.dtype == torch.bfloat16
-    assert torch.equal(actual, expected)
-    check_same(gradients(actual, inputs), gradients(expected, inputs))
-    assert compiled(*inputs).dtype == torch.float32  # outside: compiled again
-
-
-def test_function_transforms():
-    inputs = [x.detach() for x in make()[:3]]
-
-    def loss(*inputs):
-        output = qkv.attention(*inputs)
-        assert output.dtype == torch.bfloat16
-        return output.float().sin().sum()
-
-    per_sample = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = per_sample(*inputs)
-    leaves = [x.requires_grad_() for x in inputs]
-    output = qkv.attention(*(x.bfloat16() for x in leaves))
-    check_same(actual, torch.autograd.grad(output.float().sin().sum(), leaves))
-
-
-def test_reentrant_backward_passes_are_not_cast():
-    """Backward inside autocast, of a call outside it."""
-    inputs = make()
-    expected = gradients(hard(*inputs), inputs)
-    outside = hard(*inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        check_same(gradients(outside, inputs), expected)
+            assert qkv.attention(*call).dtype == expected.dtype
 
 
 def test_errors_name_the_argument():
-    query = torch.randn(2, 4, 6, 8)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with autocast("cpu", dtype=torch.bfloat16):
         with pytest.raises(RuntimeError, match="key is float64, but query is bfloat16"):
-            qkv.attention(query, query.double(), query)
+            qkv.attention(Q, Q.double(), Q)
         with pytest.raises(RuntimeError, match="attn_mask is float64, but bool, float32"):
-            qkv.attention(query, query, query, torch.zeros(6, 6, dtype=torch.float64))
+            qkv.attention(Q, Q, Q, torch.zeros(9, 9, dtype=torch.float64))
+
+
+@halves
+def test_lse_stays_f32(dtype):
+    with autocast("cpu", dtype=dtype):
+        output, lse = qkv.attention(Q, Q, Q, return_lse=True)
+    assert output.dtype == dtype and lse.dtype == compute_type(dtype) == torch.float32
+
+
+@halves
+def test_options_keep_their_dtypes(dtype):
+    """A mask is cast like query; slopes and sinks are numbers of f64 in the kernel anyway."""
+    mask, slopes, sinks = torch.randn(9, 9), torch.rand(3), torch.randn(3)
+    leaves = [x.requires_grad_() for x in (mask, slopes, sinks)]
+    with autocast("cpu", dtype=dtype):
+        output = qkv.attention(Q, Q, Q, mask, alibi_slopes=slopes, sinks=sinks)
+    q = Q.to(dtype)
+    expected = qkv.attention(q, q, q, mask.to(dtype), alibi_slopes=slopes, sinks=sinks)
+    assert torch.equal(output, expected)
+    g = torch.randn_like(output)
+    found, truth = (torch.autograd.grad(x, leaves, g) for x in (output, expected))
+    for x, y in zip(found, truth, strict=True):
+        assert x.dtype == torch.float32 and torch.equal(x, y)
+
+
+@halves
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*", "ignore:.torch.jit:DeprecationWarning")
+def test_jagged(dtype):
+    values = torch.randn(20, 2, 8, requires_grad=True)
+    offsets = torch.tensor([0, 5, 6, 20])
+
+    def f(values):
+        x = nested_tensor_from_jagged(values, offsets).transpose(1, 2)
+        return qkv.attention(x, x, x, is_causal=True).values()
+
+    torch.compiler.reset()
+    with autocast("cpu", dtype=dtype):
+        output = f(values)
+        compiled = torch.compile(f, backend="aot_eager", fullgraph=True)(values)
+    expected = f(values.to(dtype))
+    assert torch.equal(compiled, output)
+    assert output.dtype == dtype and torch.equal(output, expected)
+    g = torch.randn_like(output)
+    found, truth = (torch.autograd.grad(x, values, g)[0] for x in (output, expected))
+    assert found.dtype == torch.float32
+    assert_close([found.to(dtype)], [truth], dtype)  # of a sum of three halves
+
+
+class Block(torch.nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend, self.mix = attend, torch.nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.mix(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        return x + self.attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def train(attend, dtype, compiler=None):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Block(attend), Block(attend))
+    forward = torch.compile(model, backend=compiler, fullgraph=True) if compiler else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+    x, losses = torch.randn(2, 6, 16), []
+    for _ in range(4):
+        with autocast("cpu", dtype=dtype):
+            loss = forward(x).float().square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+@halves
+def test_training(dtype):
+    """As with torch's attention: f32 parameters, f16 with a scaled loss."""
+    ours = train(qkv.attention, dtype)
+    assert ours == pytest.approx(train(F.scaled_dot_product_attention, dtype), rel=3e-3)
+    assert ours[-1] < ours[0]
+
+
+@halves
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_compiled_training(dtype, compiler):
+    torch.compiler.reset()
+    compiled = train(qkv.attention, dtype, compiler)
+    assert compiled == pytest.approx(train(qkv.attention, dtype), rel=3e-3)
+
+
+@functions
+@halves
+@pytest.mark.parametrize("forward_inside", [False, True])
+def test_the_backward_pass_under_autocast(name, dtype, forward_inside):
+    """torch advises against it; it changes nothing."""
+    leaves = [x.requires_grad_() for x in make(torch.float32)]
+    expected = run(FUNCTIONS[name], leaves, dtype if forward_inside else None)[1]
+    torch.manual_seed(2)
+    with autocast("cpu", dtype=dtype, enabled=forward_inside):
+        loss = sum(x.float().sin().sum() for x in FUNCTIONS[name](*leaves))
+    with autocast("cpu", dtype=dtype):
+        found = torch.autograd.grad(loss, leaves, materialize_grads=True)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)

@@ -28,7 +28,8 @@ import qkv
 H, L, S, D, DV = 2, 20, 23, 8, 6
 SAMPLES = 3
 halves = dtypes_of("bf16", "f16")
-MASK = torch.randn(L, S, generator=torch.Generator().manual_seed(1))
+# The same numbers in any dtype.
+MASK = torch.randn(L, S, generator=torch.Generator().manual_seed(1)).bfloat16().float()
 SLOPES, SINKS = torch.tensor([0.5, 0.25]), torch.tensor([0.7, -1.0], dtype=torch.float64)
 ENDS = torch.tensor([0, 7, 20]), torch.tensor([0, 12, 23])
 
