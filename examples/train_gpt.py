@@ -3,7 +3,7 @@
 
 train_gpt.py                            train on qkv's attention; Ctrl-C saves and stops
 train_gpt.py --resume                   go on where it stopped, exactly
-train_gpt.py --generate "def parse("    let the trained model write
+train_gpt.py --generate "def parse("    let the trained model write, with and without a cache
 train_gpt.py --compare                  both attentions from one seed, in two minutes (make demo)
 """
 
@@ -20,13 +20,16 @@ import torch
 from tqdm import tqdm
 
 from gpt.data import load_corpus
-from gpt.generate import decode, generate
+from gpt.generate import decode, generate, timed
 from gpt.model import ModelConfig, load_attention
 from gpt.train import TrainConfig, Trainer, load_model
 
+REREADING_SECONDS = 10  # for showing what generating without a cache costs
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 1 where --compare finds the attentions to disagree."""
+    """Returns the exit status: 1 where --compare finds the attentions to disagree, or --generate
+    writes another text without a cache."""
     parser = make_parser()
     args = parser.parse_args(argv)
     try:
@@ -200,11 +203,24 @@ def describe(trainer: Trainer) -> str:
 
 
 def write(args: argparse.Namespace) -> int:
+    """The text goes to stdout, how fast it came to stderr."""
     model = load_model(args.checkpoint, load_attention(args.attention))
     seed = given(args, TrainConfig).get("seed", 0)
-    text = generate(model, args.generate.encode(), args.length, args.temperature, seed)
-    print(args.generate + decode(bytes(text)))
-    return 0
+    options = model, args.generate.encode(), args.length, args.temperature, seed
+    cached = args.attention == "qkv"  # torch has no attention for it
+    text, rate = timed(generate(*options, cached))
+    print(args.generate + decode(text))
+    if not cached:
+        print(f"{rate:.0f} tokens/s, without a cache of keys and values", file=sys.stderr)
+        return 0
+    again, slow = timed(generate(*options, cached=False), REREADING_SECONDS)
+    same = text.startswith(again)
+    print(
+        f"{rate:.0f} tokens/s with a cache of keys and values; without one {slow:.0f} tokens/s and "
+        f"{'the same' if same else 'ANOTHER'} text ({len(again)} bytes of {len(text)} compared)",
+        file=sys.stderr,
+    )
+    return 0 if same else 1
 
 
 def run_comparison(args: argparse.Namespace) -> int:

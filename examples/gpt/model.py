@@ -1,10 +1,13 @@
 """A byte-level GPT: pre-norm, rotary positions, and the attention function as an argument."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import qkv
 
 VOCAB_SIZE = 256  # one token a byte
 ROPE_BASE = 10_000.0
@@ -34,8 +37,6 @@ def load_attention(name: str):
     if name == "torch":
         return F.scaled_dot_product_attention
     if name == "qkv":
-        import qkv  # noqa: F401  registers torch.ops.qkv
-
         return torch.ops.qkv.attention
     raise ValueError(f"attention: expected 'qkv' or 'torch', got {name!r}")
 
@@ -56,16 +57,48 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 class KeyValueCache:
     """The keys and values of one layer's last `context` positions, for generating byte by byte."""
 
-    def __init__(self, context: int):
-        self.context = context
-        self.key = self.value = None
+    def __init__(self, config: ModelConfig):
+        self.context = config.context
+        self.keys, self.values = torch.empty(
+            2, 1, config.heads, 2 * config.context, config.head_dim
+        ).unbind()
+        self.length = 0
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self.key is not None:
-            key = torch.cat((self.key, key), dim=-2)
-            value = torch.cat((self.value, value), dim=-2)
-        self.key, self.value = key[..., -self.context :, :], value[..., -self.context :, :]
-        return self.key, self.value
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Appends keys and values [1, H, L, D], at most `context`, and attends to what is kept."""
+        added = key.size(-2)
+        if self.length + added > self.keys.size(-2):
+            self._forget()
+        output = qkv.attention_with_kvcache(
+            query, self.keys, self.values, key, value,
+            cache_seqlens=self.length, causal=True, window_size=(self.context - 1, 0),
+        )  # fmt: skip
+        self.length += added
+        return output
+
+    def _forget(self) -> None:
+        """All but what the next position looks back to, once in `context` positions."""
+        kept = slice(self.length - self.context + 1, self.length)
+        for x in (self.keys, self.values):
+            x[..., : self.context - 1, :] = x[..., kept, :].clone()
+        self.length = self.context - 1
+
+
+def attend_to_last(context: int, attention):
+    """`attention` of each position to itself and the `context - 1` before it."""
+
+    @functools.lru_cache(maxsize=1)  # for all layers
+    def visible(length: int) -> Tensor:
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+        return (distance >= 0) & (distance < context)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        length = query.size(-2)
+        if length <= context:
+            return attention(query, key, value, is_causal=True)
+        return attention(query, key, value, visible(length))
+
+    return attend
 
 
 class SelfAttention(nn.Module):
@@ -83,12 +116,13 @@ class SelfAttention(nn.Module):
         query, key = rotate(query_key, table).chunk(2, dim=-2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def forward(self, x: Tensor, table: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, table: Tensor, attend=None) -> Tensor:
+        """attend(query, key, value): instead of causal attention within x."""
         query, key, value = self.project(x, table)
-        if cache is not None:
-            key, value = cache.append(key, value)
-        # A single query is the newest position: every key lies in its past.
-        output = self.attention(query, key, value, is_causal=query.size(-2) > 1)
+        if attend is None:
+            output = self.attention(query, key, value, is_causal=True)
+        else:
+            output = attend(query, key, value)
         return self.to_out(output.transpose(1, 2).flatten(-2))
 
 
@@ -104,8 +138,8 @@ class Block(nn.Module):
             nn.Linear(4 * config.width, config.width, bias=False),
         )
 
-    def forward(self, x: Tensor, table: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), table, cache)
+    def forward(self, x: Tensor, table: Tensor, attend=None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), table, attend)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -137,7 +171,8 @@ class GPT(nn.Module):
             nn.init.zeros_(module.attention.to_out.weight)
             nn.init.zeros_(module.mlp[-1].weight)
 
-    def forward(self, tokens: Tensor, table: Tensor | None = None, caches=None) -> Tensor:
+    def forward(self, tokens: Tensor, table: Tensor | None = None, attends=None) -> Tensor:
+        """attends: for each layer what SelfAttention calls attend."""
         if table is None:
             if tokens.size(1) > self.config.context:
                 raise ValueError(
@@ -145,22 +180,40 @@ class GPT(nn.Module):
                 )
             table = self.rotary[: tokens.size(1)]
         x = self.embedding(tokens)
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, table, cache)
+        for block, attend in zip(self.blocks, attends or [None] * len(self.blocks), strict=True):
+            x = block(x, table, attend)
         return self.to_logits(self.norm(x))
 
     def stepper(self):
         """A function that takes the next byte, [1, 1], or at first several, [1, L], and returns the
-        logits, [256], of the byte after. It remembers the last `context` bytes of earlier calls."""
-        caches = [KeyValueCache(self.config.context) for _ in self.blocks]
+        logits, [256], of the byte after. Each layer remembers its last `context` positions."""
+        attends = [KeyValueCache(self.config).attend for _ in self.blocks]
         position = 0
 
+        @torch.no_grad()
         def step(tokens: Tensor) -> Tensor:
             nonlocal position
             if position and tokens.size(1) != 1:
                 raise ValueError(f"tokens: expected 1 after the first call, got {tokens.size(1)}")
             table = rotary_table(position, tokens.size(1), self.config.head_dim)
             position += tokens.size(1)
-            return self(tokens, table, caches)[0, -1]
+            return self(tokens, table, attends)[0, -1]
+
+        return step
+
+    def rereader(self):
+        """The same function without a cache: it reads again, for each byte, all that counts."""
+        config, attention = self.config, self.blocks[0].attention.attention
+        attends = [attend_to_last(config.context, attention)] * config.layers
+        furthest = config.layers * (config.context - 1) + 1  # each layer looks further back
+        text, position = torch.empty(1, 0, dtype=torch.long), 0
+
+        @torch.no_grad()
+        def step(tokens: Tensor) -> Tensor:
+            nonlocal text, position
+            position += tokens.size(1)
+            text = torch.cat((text, tokens), dim=1)[:, -furthest:]
+            table = rotary_table(position - text.size(1), text.size(1), config.head_dim)
+            return self(text, table, attends)[0, -1]
 
         return step

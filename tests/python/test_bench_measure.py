@@ -59,7 +59,7 @@ def test_fastest_of_torchs_ways_is_kept():
     assert name == "fast" and seconds["fast"] < seconds["slow"]
 
 
-INSTRUCTIONS = {"avx512_bf16": "vdpbf16ps", "amx": "tdpbf16ps"}  # for bfloat16; else FMA
+INSTRUCTIONS = {"avx512bf16": "vdpbf16ps", "amx": "tdpbf16ps"}  # for bfloat16; else FMA
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -13,7 +13,7 @@ import train_gpt
 from gpt import compare, timer
 from gpt.attention_map import Mentions, attention_maps, telling_line
 from gpt.data import SKIPPED_FOLDERS, load_corpus, sample_batch
-from gpt.generate import decode, generate
+from gpt.generate import decode, generate, timed
 from gpt.model import GPT, ModelConfig, load_attention, rotary_table, rotate
 from gpt.timer import TimedAttention
 from gpt.train import TrainConfig, Trainer
@@ -117,10 +117,26 @@ def test_rotation_leaves_only_distance():
 def test_writing_byte_by_byte_is_the_same_model(corpus, trained):
     tokens, _ = sample_batch(corpus.validation, 1, MODEL.context, seed=2)
     expected = trained.model(tokens)[0]
-    step = trained.model.stepper()
-    torch.testing.assert_close(step(tokens[:, :10]), expected[9], rtol=1e-4, atol=1e-4)
-    for i in range(10, MODEL.context):
-        torch.testing.assert_close(step(tokens[:, i : i + 1]), expected[i], rtol=1e-4, atol=1e-4)
+    for step in (trained.model.stepper(), trained.model.rereader()):
+        torch.testing.assert_close(step(tokens[:, :10]), expected[9], rtol=1e-4, atol=1e-4)
+        for i in range(10, MODEL.context):
+            found = step(tokens[:, i : i + 1])
+            torch.testing.assert_close(found, expected[i], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["qkv", "torch"])
+def test_a_cache_remembers_what_rereading_sees(corpus, attention):
+    """Far beyond the context, where the cache has dropped its first half more than once."""
+    torch.manual_seed(1)
+    model = GPT(MODEL, load_attention(attention))
+    for block in model.blocks:
+        torch.nn.init.normal_(block.attention.to_out.weight)  # else attention has no say
+    tokens, _ = sample_batch(corpus.validation, 1, 5 * MODEL.context, seed=2)
+    cached, rereading = model.stepper(), model.rereader()
+    first = tokens[:, : MODEL.context]
+    torch.testing.assert_close(cached(first), rereading(first), rtol=1e-3, atol=1e-3)
+    for token in tokens[:, MODEL.context :].split(1, dim=1):
+        torch.testing.assert_close(cached(token), rereading(token), rtol=1e-3, atol=1e-3)
 
 
 def test_one_layer_remembers_exactly_its_context(corpus):
@@ -334,14 +350,49 @@ def test_a_comparison_from_the_command_line(tmp_path, capsys):
 # The command line
 
 
+def test_the_same_text_without_a_cache(trained):
+    for temperature in (0, 0.8):
+        options = trained.model, b"def ", 3 * MODEL.context, temperature, 1
+        assert list(generate(*options)) == list(generate(*options, cached=False))
+
+
+def test_timed_stops_at_its_limit(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("gpt.generate.perf_counter", lambda: next(clock))
+    assert timed(iter(b"abcdef")) == (b"abcdef", 1.0)
+    assert timed(iter(b"abcdef"), 2.5) == (b"abc", 1.0)
+
+
 def test_writing_from_a_checkpoint(tmp_path, capsys, trained):
     trained.save(tmp_path / "gpt.pt")
     arguments = ["--generate", "def f(", "--length", "30", "--checkpoint", str(tmp_path / "gpt.pt")]
-    texts = []
+    found = {}
     for attention in ("qkv", "torch"):
         assert train_gpt.main([*arguments, "--temperature", "0", "--attention", attention]) == 0
-        texts.append(capsys.readouterr().out)
+        found[attention] = capsys.readouterr()
+    texts = [printed.out for printed in found.values()]
     assert texts[0] == texts[1] and texts[0].startswith("def f(") and len(texts[0]) > 30
+    assert re.search(
+        r"^\d+ tokens/s with a cache .*; without one \d+ tokens/s and the same text "
+        r"\(\d+ bytes of 30 compared\)$", found["qkv"].err, re.M,
+    )  # fmt: skip
+    assert re.search(
+        r"^\d+ tokens/s, without a cache of keys and values$", found["torch"].err, re.M
+    )
+
+
+def test_another_text_without_a_cache_is_said(tmp_path, capsys, trained, monkeypatch):
+    trained.save(tmp_path / "gpt.pt")
+    rereader = GPT.rereader
+
+    def backwards(model):
+        step = rereader(model)
+        return lambda tokens: step(tokens).flip(0)
+
+    monkeypatch.setattr(GPT, "rereader", backwards)
+    arguments = ["--generate", "def f(", "--length", "30", "--checkpoint", str(tmp_path / "gpt.pt")]
+    assert train_gpt.main(arguments) == 1
+    assert "ANOTHER text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ decode   few queries and a long cache of keys and values, none of it in a CPU's 
          the share of the memory's bandwidth. In float32, bfloat16 and float16.
 
 Shares are of what this run measures: of the fused multiply-adds (FMA) of the instruction set in
-use, or in bfloat16 of its vdpbf16ps (avx512_bf16) or tdpbf16ps (amx). A causal shape counts half of
+use, or in bfloat16 of its vdpbf16ps (avx512bf16) or tdpbf16ps (amx). A causal shape counts half of
 its FLOPs, backward 2.5 times forward's."""
 
 
@@ -82,7 +82,7 @@ def make_parser():
     parser.add_argument(
         "--isa",
         default=os.environ.get("QKV_ISA") or None,
-        help="hold qkv and torch to this instruction set: avx512, avx2 or generic",
+        help="hold qkv and torch to this instruction set: avx512, avx2, generic ...",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(

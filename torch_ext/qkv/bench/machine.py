@@ -11,7 +11,7 @@ import qkv
 # So that --isa compares like with like. Read when torch is loaded, not later.
 CONFINED = {
     "amx": {},
-    "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx512bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
     "avx2": {
         "ATEN_CPU_CAPABILITY": "avx2",
