@@ -19,6 +19,7 @@
 #include "kernels/grad_mask.h"
 #include "kernels/products.h"
 #include "kernels/few_rows.h"
+#include "kernels/few_row_products.h"
 #include "kernels/forward.h"
 #include "kernels/grad_products.h"
 #include "kernels/grad_rows.h"
