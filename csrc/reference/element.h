@@ -6,7 +6,7 @@
 
 namespace qkv::reference {
 
-enum class Type { f32, f64, bf16, f16, byte, int64 };
+enum class Type { f32, f64, bf16, f16, byte, int32, int64 };
 
 inline Type type_of(DType dtype) {
   switch (dtype) {
@@ -45,6 +45,7 @@ inline int64_t size_of(Type type) {
     case Type::f16:
       return 2;
     case Type::f32:
+    case Type::int32:
       return 4;
     default:
       return 8;
@@ -63,6 +64,8 @@ inline double read(Type type, const void* data, int64_t at) {
       return widen(static_cast<const Float16*>(data)[at]);
     case Type::byte:
       return static_cast<const uint8_t*>(data)[at];
+    case Type::int32:
+      return static_cast<const int32_t*>(data)[at];
     case Type::int64:
       break;
   }
@@ -86,6 +89,9 @@ inline void write(Type type, void* data, int64_t at, double x) {
       break;
     case Type::byte:
       static_cast<uint8_t*>(data)[at] = uint8_t(x);
+      break;
+    case Type::int32:
+      static_cast<int32_t*>(data)[at] = int32_t(x);
       break;
     case Type::int64:
       static_cast<int64_t*>(data)[at] = int64_t(x);

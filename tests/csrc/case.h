@@ -9,6 +9,19 @@
 #include "attention.h"
 #include "tensors.h"
 
+namespace qkv {
+
+inline std::ostream& operator<<(std::ostream& out, DType dtype) {
+  constexpr const char* names[] = {"f32", "f64", "bf16", "f16"};
+  return out << names[int(dtype)];
+}
+inline std::ostream& operator<<(std::ostream& out, MaskType mask) {
+  constexpr const char* names[] = {"none", "boolean", "f32", "f64", "bf16", "f16"};
+  return out << names[int(mask)];
+}
+
+}  // namespace qkv
+
 namespace qkv::test {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -84,15 +97,6 @@ struct Case {
   double effective_scale() const { return std::isnan(scale) ? 1 / std::sqrt(double(D)) : scale; }
   bool float_mask() const { return mask_type != MaskType::none && mask_type != MaskType::boolean; }
 };
-
-inline std::ostream& operator<<(std::ostream& out, DType dtype) {
-  constexpr const char* names[] = {"f32", "f64", "bf16", "f16"};
-  return out << names[int(dtype)];
-}
-inline std::ostream& operator<<(std::ostream& out, MaskType mask) {
-  constexpr const char* names[] = {"none", "boolean", "f32", "f64", "bf16", "f16"};
-  return out << names[int(mask)];
-}
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << c.dtype << " batch [";

@@ -34,27 +34,29 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
   GTEST_SKIP() << "AddressSanitizer needs terabytes of address space";
 #endif
   // Inputs are one number each, expanded: only the workspace is large.
-  Case c;
-  c.L = 4, c.S = 4, c.D = 4, c.Dv = 4;
-  const Workload small(c);
-  Problem p = small.problem();
-  p.seqlen_q = 1 << 20, p.seqlen_k = 1 << 20, p.head_dim = p.head_dim_v = 1 << 14;
-  p.query.strides = p.key.strides = p.value.strides = Strides{};
-  float sink = 0;
-  const Output nowhere{&sink, Strides{}};
-  const Input input = p.query;
-  BackwardArgs a;
-  a.output = a.lse = a.grad_output = a.grad_weights = a.grad_weights_dot = input;
-  a.grad_query = a.grad_key = a.grad_value = nowhere;
-  const std::vector<ForwardJob> forward = {{p, {nowhere, nowhere}}, {p, {nowhere, nowhere}}};
-  const std::vector<BackwardJob> backward = {{p, a}, {p, a}};
-  const MemoryLimit limit(rlim_t{1} << 20);
-  EXPECT_THROW(attention_forward(p, {nowhere, nowhere}), std::bad_alloc);
-  EXPECT_THROW(attention_backward(p, a), std::bad_alloc);
-  EXPECT_THROW(attention_forward(forward), std::bad_alloc);
-  EXPECT_THROW(attention_backward(backward), std::bad_alloc);
-  EXPECT_THROW(attention_weights_dot(p, a, nowhere), std::bad_alloc);
-  EXPECT_THROW(attention_hard(p, {nowhere, {}}), std::bad_alloc);
+  for (DType dtype : kDTypes) {
+    Case c;
+    c.dtype = dtype, c.L = 4, c.S = 4, c.D = 4, c.Dv = 4;
+    const Workload small(c);
+    Problem p = small.problem();
+    p.seqlen_q = 1 << 20, p.seqlen_k = 1 << 20, p.head_dim = p.head_dim_v = 1 << 14;
+    p.query.strides = p.key.strides = p.value.strides = Strides{};
+    double sink = 0;
+    const Output nowhere{&sink, Strides{}};
+    const Input input = p.query;
+    BackwardArgs a;
+    a.output = a.lse = a.grad_output = a.grad_weights = a.grad_weights_dot = input;
+    a.grad_query = a.grad_key = a.grad_value = nowhere;
+    const std::vector<ForwardJob> forward = {{p, {nowhere, nowhere}}, {p, {nowhere, nowhere}}};
+    const std::vector<BackwardJob> backward = {{p, a}, {p, a}};
+    const MemoryLimit limit(rlim_t{1} << 20);
+    EXPECT_THROW(attention_forward(p, {nowhere, nowhere}), std::bad_alloc);
+    EXPECT_THROW(attention_backward(p, a), std::bad_alloc);
+    EXPECT_THROW(attention_forward(forward), std::bad_alloc);
+    EXPECT_THROW(attention_backward(backward), std::bad_alloc);
+    EXPECT_THROW(attention_weights_dot(p, a, nowhere), std::bad_alloc);
+    EXPECT_THROW(attention_hard(p, {nowhere, {}}), std::bad_alloc);
+  }
 }
 
 // Threads put right the rows that something masked has spoilt, and could not
@@ -63,7 +65,7 @@ TEST(Memory, RepairsAllocateNothing) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "AddressSanitizer allocates on its own";
 #endif
-  for (DType dtype : {DType::f32, DType::f64}) {
+  for (DType dtype : kDTypes) {
     Case c;
     c.dtype = dtype, c.L = 20, c.S = 300, c.D = c.Dv = 70, c.group = 2;
     c.mask_type = MaskType::boolean, c.is_causal = true, c.window_left = 9, c.softcap = 2;
@@ -77,7 +79,7 @@ TEST(Memory, RepairsAllocateNothing) {
     attention_forward(p, result);
     attention_weights_dot(p, args, outputs.weights_dot());
     attention_backward(p, args);
-    const Results expected = outputs.values();
+    const Results expected = truth(w, outputs.values());
     const int64_t before = allocations();
     for (int64_t row = 0; row < c.L * c.group; ++row) {
       repair_output(p, result, 0, 0, row, 1);

@@ -1,0 +1,88 @@
+// The kernels' own conversions of halves, each number of them: what they read,
+// add up and store again is known to the bit.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cases.h"
+
+namespace qkv::test {
+namespace {
+
+class ConversionsTest : public IsaTest {};
+
+QKV_FOR_EACH_ISA(ConversionsTest);
+
+// Every finite number from the lowest to the largest, -0 left out.
+std::vector<double> all_numbers(DType half) {
+  std::vector<double> all;
+  for (int n = 0; n < 0x10000; ++n) {
+    const auto bits = uint16_t(n);
+    const double x = reference::read(type_of(half), &bits, 0);
+    if (std::isfinite(x) && n != 0x8000) all.push_back(x);
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+double rounded(DType half, double x) {
+  uint16_t bits;
+  reference::write(type_of(half), &bits, 0, x);
+  return reference::read(type_of(half), &bits, 0);
+}
+
+// Queries of 0, so that each key weighs 1 / keys; value(n, j) of element n and key j.
+template <class Value>
+std::vector<double> means(DType half, int64_t n, int64_t keys, int64_t dim, const Value& value) {
+  Case c;
+  c.dtype = half, c.batch = {(n + dim - 1) / dim}, c.S = keys, c.L = 1, c.D = 8, c.Dv = dim;
+  Workload w(c);
+  w.query.fill([] { return 0; });
+  for (int64_t j = 0; j < keys; ++j)
+    for (int64_t i = 0; i < c.batch[0] * dim; ++i)
+      w.value.set({i / dim, 0, j, i % dim}, value(std::min(i, n - 1), j));
+  std::vector<double> output = run_forward(w).output;
+  output.resize(size_t(n));
+  return output;
+}
+
+// Whole vectors and their remainders.
+const Sizes kDims = {64, 61};
+
+TEST_P(ConversionsTest, EveryNumberComesBack) {
+  for (DType half : {DType::bf16, DType::f16}) {
+    const std::vector<double> all = all_numbers(half);
+    for (int64_t dim : kDims) {
+      const auto value = [&](int64_t n, int64_t) { return all[size_t(n)]; };
+      const std::vector<double> r = means(half, int64_t(all.size()), 1, dim, value);
+      for (size_t n = 0; n < all.size(); ++n) ASSERT_EQ(r[n], all[n]) << half;
+    }
+  }
+}
+
+// The middle and the quarters between each number and the next: to the nearest,
+// and to the even one of two. Sums of four of bf16's largest are infinite, and
+// its smallest are where f32 has no more digits.
+TEST_P(ConversionsTest, WhatLiesBetweenIsRoundedToTheNearest) {
+  for (DType half : {DType::bf16, DType::f16}) {
+    std::vector<double> all = all_numbers(half);
+    const auto far = [&](double x) {
+      return half == DType::bf16 && (std::abs(x) > 0x1p125 || std::abs(x) < 0x1p-110);
+    };
+    all.erase(std::remove_if(all.begin(), all.end(), far), all.end());
+    for (int64_t dim : kDims) {
+      for (int64_t above = 1; above < 4; ++above) {  // of four keys
+        const auto value = [&](int64_t n, int64_t j) { return all[size_t(n + (j < above))]; };
+        const std::vector<double> r = means(half, int64_t(all.size()) - 1, 4, dim, value);
+        for (size_t n = 0; n + 1 < all.size(); ++n) {
+          const double mean = (double(4 - above) * all[n] + double(above) * all[n + 1]) / 4;
+          ASSERT_EQ(r[n], rounded(half, mean))
+              << half << " between " << all[n] << " and " << all[n + 1];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test

@@ -1,0 +1,138 @@
+// Keys and values in pages: the same results as without, and nothing read beside
+// the pages of the table.
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "cases.h"
+#include "paged.h"
+
+namespace qkv::test {
+namespace {
+
+class PagesTest : public IsaTest {};
+
+QKV_FOR_EACH_ISA(PagesTest);
+
+Results forward_values(const Outputs& outputs) {
+  outputs.expect_nothing_else_written();
+  const Results all = outputs.values();
+  Results r;
+  r.output = all.output, r.lse = all.lse;
+  return r;
+}
+
+Results run_forward(const Workload& w, const Problem& problem) {
+  const Outputs outputs(w);
+  attention_forward(problem, outputs.forward_result(true));
+  return forward_values(outputs);
+}
+
+// The Workload, and the same in pages laid out as `seed` says.
+void expect_truth_of_pages(Workload& w, int64_t size, uint64_t seed, bool repeat = true) {
+  SCOPED_TRACE(::testing::Message() << "pages of " << size << ", " << w.c);
+  const Paged paged(w, size, seed, repeat);
+  const Results actual = run_forward(w, paged.problem());
+  expect_close(actual, forward_truth(w), w.c);
+}
+
+Case random_step(Random& random) {
+  Case c;
+  do {
+    c.dtype = draw_dtype(random);
+    c.kv_heads = draw(random, 1, 3), c.group = draw_from<int64_t>(random, {1, 2, 4, 8});
+    c.L = draw(random, 0, 2) ? draw(random, 1, 16) : draw(random, 1, 2);
+    if (draw(random, 0, 9) == 0) c.L = 70;
+    c.S = draw(random, 0, 4) ? draw(random, 1, 400) : draw(random, 1, 2500);
+    c.D = draw_from<int64_t>(random, {3, 8, 64, 80, 100, 128});
+    c.Dv = draw(random, 0, 2) ? c.D : draw_from<int64_t>(random, {5, 16, 64, 80, 128});
+  } while (c.heads() * c.L * c.S * (c.D + c.Dv) > (kQuick ? 1 << 18 : 1 << 21));
+  c.mask_type = MaskType::none;
+  if (draw(random, 0, 1)) draw_options(random, c);
+  if (draw(random, 0, 3) == 0) c.key_head_repeat = c.kv_heads;
+  if (draw(random, 0, 3) == 0) c.value_head_repeat = c.kv_heads;
+  c.at_front = draw(random, 0, 1);
+  c.num_threads = int(draw(random, 1, 3));
+  c.seed = random();
+  return c;
+}
+
+TEST_P(PagesTest, RandomCases) {
+  Random random(1);
+  for (int n = 0; n < (kQuick ? 30 : 150) && !HasFailure(); ++n) {
+    Workload w(random_step(random));
+    expect_truth_of_pages(w, draw_from<int64_t>(random, {1, 3, 16, 64, 256}), random());
+  }
+}
+
+// A last page of any number of rows, and none at all.
+TEST_P(PagesTest, EveryLength) {
+  for (DType dtype : kDTypes) {
+    for (int64_t S = 0; S <= 70 && !HasFailure(); S += kQuick ? 9 : 1) {
+      Case c;
+      c.dtype = dtype, c.group = 2, c.L = S % 3 ? 1 : 5, c.S = S, c.D = 16, c.Dv = 8;
+      Workload w(c);
+      expect_truth_of_pages(w, S % 2 ? 16 : 7, uint64_t(S));
+    }
+  }
+}
+
+// Where pages lie changes no bit, nor does the number of threads.
+TEST_P(PagesTest, AnyOrderAndAnyNumberOfThreads) {
+  for (DType dtype : kDTypes) {
+    for (int64_t L : {1, 3, 40}) {
+      Case c;
+      c.dtype = dtype, c.kv_heads = 2, c.group = 2, c.L = L, c.S = kQuick ? 300 : 1700;
+      c.D = c.Dv = 16;
+      Workload w(c);
+      const Paged first(w, 16, 1), second(w, 16, 2, false);
+      const Results expected = run_forward(w, first.problem());
+      for (int num_threads : {1, 2, 5}) {
+        w.c.num_threads = num_threads;
+        expect_identical(run_forward(w, second.problem()), expected);
+      }
+    }
+  }
+}
+
+// NaN in keys and values that nobody sees.
+TEST_P(PagesTest, HiddenKeysDoNotLeak) {
+  for (DType dtype : kDTypes) {
+    for (int64_t L : {1, 9}) {
+      Case c;
+      c.dtype = dtype, c.group = 4, c.L = L, c.S = 600, c.D = 64, c.Dv = 32;
+      c.window_left = 100, c.window_right = 0;
+      Workload w(c);
+      for (int64_t j = 0; j < c.S - c.L - 100; ++j) {
+        for (int64_t d = 0; d < c.D; ++d) w.key.set({0, j, d}, kNaN);
+        for (int64_t d = 0; d < c.Dv; ++d) w.value.set({0, j, d}, kNaN);
+      }
+      expect_truth_of_pages(w, 16, 1, false);
+    }
+  }
+}
+
+// Sequences of one batch, which are Jobs: some in pages, some not.
+TEST_P(PagesTest, Jobs) {
+  Random random(2);
+  std::deque<Workload> workloads;  // which neither moves nor copies
+  std::deque<Paged> paged;
+  std::deque<Outputs> outputs;
+  std::vector<ForwardJob> jobs;
+  for (int n = 0; n < 12; ++n) {
+    Workload& w = workloads.emplace_back(random_step(random));
+    const bool in_pages = n % 3 > 0;
+    if (in_pages) paged.emplace_back(w, 16, random());
+    w.c.num_threads = 3;
+    jobs.push_back({in_pages ? paged.back().problem() : w.problem(),
+                    outputs.emplace_back(w).forward_result(true)});
+  }
+  attention_forward(jobs);
+  for (size_t n = 0; n < jobs.size(); ++n) {
+    SCOPED_TRACE(::testing::Message() << "job " << n << ": " << workloads[n].c);
+    expect_identical(forward_values(outputs[n]), run_forward(workloads[n], jobs[n].problem));
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test
