@@ -28,6 +28,10 @@ struct PagedVarlen {
   const at::Tensor& block_table;
 };
 
+// That the tensors are dense and on one device.
+void check_tensors(const KvCache& call);
+void check_tensors(const PagedVarlen& call);
+
 // Throw c10::Error for shapes, dtypes and options that do not fit. seqlen_k is the most keys that a
 // sequence can have. The numbers in index tensors are not looked at.
 template <class T>

@@ -51,7 +51,6 @@ void check_pool(const Forward& f, Sizes<T>& sizes, int64_t head, const char* key
 template <class T>
 void check_block_table(const Forward& f, const at::Tensor& table, const char* dims, Sizes<T>& sizes,
                        const T& sequences, const T& block_size) {
-  check_tensor(f.op, "block_table", table, f.query());
   check_index(f.op, "block_table", table);
   check_rank(f.op, "block_table", table, 2, dims);
   const T columns = sizes_of<T>(table)[1];
@@ -72,7 +71,6 @@ void check_lengths(const KvCache& call, const char* argument, const at::Tensor& 
                    const T& batch) {
   if (!tensor.defined()) return;
   const Forward& f = call.forward;
-  check_tensor(f.op, argument, tensor, f.query());
   check_index(f.op, argument, tensor);
   check_shape<T>(f.op, argument, tensor, "[B]", {batch});
 }
@@ -99,7 +97,6 @@ void check_new_rows(const KvCache& call, const Sizes<T>& sizes) {
   if (!call.appends()) return;
   const Forward& f = call.forward;
   for (const auto& [argument, tensor] : {std::pair("key", &call.key), {"value", &call.value}}) {
-    check_tensor(f.op, argument, *tensor, f.query());
     TORCH_CHECK(tensor->scalar_type() == f.query().scalar_type(), f.op, ": ", argument, " is ",
                 name(tensor->scalar_type()), ", but query is ", name(f.query().scalar_type()));
   }
@@ -113,10 +110,27 @@ void check_new_rows(const KvCache& call, const Sizes<T>& sizes) {
 
 }  // namespace
 
+void check_tensors(const KvCache& call) {
+  const Forward& f = call.forward;
+  check_tensors(f);
+  for (const auto& [argument, tensor] : {std::pair("key", &call.key),
+                                         {"value", &call.value},
+                                         {"cache_seqlens", &call.cache_seqlens},
+                                         {"cache_batch_idx", &call.cache_batch_idx},
+                                         {"cache_leftpad", &call.cache_leftpad},
+                                         {"block_table", &call.block_table}})
+    if (tensor->defined()) check_tensor(f.op, argument, *tensor, f.query());
+}
+
+void check_tensors(const PagedVarlen& call) {
+  check_tensors(call.forward);
+  check_tensor(call.forward.op, "block_table", call.block_table, call.forward.query());
+}
+
 template <class T>
 Sizes<T> check(const KvCache& call) {
   const Forward& f = call.forward;
-  check_tensors(f);
+  check_tensors(call);
   TORCH_CHECK_VALUE(!f.options.scale || std::isfinite(*f.options.scale), f.op,
                     ": softmax_scale is ", f.options.scale.value_or(0),
                     ", but a finite number is expected");
@@ -153,7 +167,7 @@ Sizes<T> check(const KvCache& call) {
 template <class T>
 Sizes<T> check(const PagedVarlen& call) {
   const Forward& f = call.forward;
-  check_tensors(f);
+  check_tensors(call);
   check_supported(f);
   check_rank(f.op, "query", f.query(), 3, "[T, H, D]");
   const auto query = sizes_of<T>(f.query());

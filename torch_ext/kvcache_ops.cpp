@@ -91,7 +91,7 @@ OutputAndLse kvcache_autocast(const KvCache& call) {
 
 template <class Call>
 OutputAndLse refuse(const Call& call) {
-  check_tensors(call.forward);
+  check_tensors(call);
   check_supported(call.forward);
   TORCH_CHECK_NOT_IMPLEMENTED(false, call.forward.op, ": query is not a plain dense CPU tensor");
 }

@@ -13,6 +13,7 @@ from torch.nn.attention.varlen import varlen_attn as torch_varlen_attn
 import qkv
 
 LSE = AuxRequest(lse=True)
+NAN = float("nan")
 HEADS = ("alibi_slopes", "sinks")
 
 
@@ -298,5 +299,106 @@ INT = torch.int32
 ])  # fmt: skip
 def test_bad_call(change, message):
     arguments = {**dict(zip(NAMES, GOOD, strict=True)), "max_q": 7, "max_k": 7, **change}
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        qkv.varlen_attn(**arguments)
+
+
+def in_blocks(packed, block_size):
+    """The same documents with their keys and values in blocks, in no order, unused rows NaN:
+    (query, key, value, cu_seq_q, None, max_q, max_k), {seqused_k, block_table}"""
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k = packed
+    lengths = cu_seq_k.diff()
+    blocks = -(-lengths // block_size)
+    columns = -(-max_k // block_size) + 1
+    order = torch.randperm(int(blocks.sum()) + 2)
+    table = torch.full((len(lengths), columns), -1, dtype=torch.int32)  # not looked at
+    pools = [x.new_full((len(order), block_size, *x.shape[1:]), NAN) for x in (key, value)]
+    for n, used in enumerate(blocks):
+        table[n, :used], order = order[:used], order[used:]
+        rows = torch.arange(int(lengths[n]))
+        place = table[n, rows // block_size].long(), rows % block_size
+        for pool, x in zip(pools, (key, value), strict=True):
+            pool[place] = x.detach()[cu_seq_k[n] : cu_seq_k[n + 1]]
+    options = {"seqused_k": lengths, "block_table": table}
+    return (query.detach(), *pools, cu_seq_q, None, max_q, max_k), options
+
+
+def compare_blocks(packed, block_size, **options):
+    paged, where = in_blocks(packed, block_size)
+    ours = qkv.varlen_attn(*paged, return_aux=LSE, **where, **options)
+    truths = one_by_one(*(x.detach() if torch.is_tensor(x) else x for x in packed), **options)
+    for x, truth in zip(ours, truths, strict=True):
+        torch.testing.assert_close(x, truth, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("isa")
+class TestBlockTable:
+    @pytest.mark.parametrize("block_size", [1, 3, 16, 128])
+    def test_as_packed(self, block_size):
+        compare_blocks(pack([5, 1, 0, 70], [30, 7, 20, 90]), block_size)
+        compare_blocks(pack([5, 1, 2], [30, 0, 20], Dv=3), block_size, window_size=(-1, 0))
+        compare_blocks(pack([1, 1], [700, 1300], D=16), block_size, window_size=(-1, 0))
+
+    def test_options(self):
+        packed = pack([5, 1, 70], [30, 7, 90], H=6, Hkv=2)
+        heads = {"alibi_slopes": torch.rand(3, 6).double(), "sinks": torch.randn(6).double()}
+        compare_blocks(
+            packed, 4, enable_gqa=True, window_size=(20, 3), softcap=2.0, scale=0.7, **heads
+        )
+
+    def test_heads_before_rows(self):
+        """A pool [blocks, Hkv, block_size, D], as attention_with_kvcache has it."""
+        paged, where = in_blocks(pack([5, 1, 70], [30, 7, 90]), 4)
+        expected = qkv.varlen_attn(*paged, **where)
+        other = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in paged[1:3]]
+        assert torch.equal(qkv.varlen_attn(paged[0], *other, *paged[3:], **where), expected)
+
+    def test_outside_every_document(self):
+        paged, where = in_blocks(pack([3, 5, 70, 2]), 4)
+        where = {n: x[1:3] for n, x in where.items()}
+        output, lse = qkv.varlen_attn(
+            *paged[:3], paged[3][1:4], *paged[4:], return_aux=LSE, **where
+        )
+        assert (output[[0, 2, -1]] == 0).all() and (lse[:, [0, 2, -1]] == -INF).all()
+        assert lse[:, 3:78].isfinite().all()
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+    def test_compile(self):
+        torch.compiler.reset()
+        paged, where = in_blocks(pack([5, 1, 70], [30, 7, 90]), 4)
+        compiled = torch.compile(qkv.varlen_attn, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*paged, **where), qkv.varlen_attn(*paged, **where))
+
+    def test_inference_only(self):
+        paged, where = in_blocks(pack([5, 7]), 4)
+        paged[1].requires_grad_()
+        with pytest.raises(RuntimeError, match="key requires grad.*block_table.*no_grad"):
+            qkv.varlen_attn(*paged, **where)
+        with torch.no_grad():
+            qkv.varlen_attn(*paged, **where)
+            with pytest.raises(ValueError, match="dropout_p is 0.1.*block_table"):
+                qkv.varlen_attn(*paged, **where, dropout_p=0.1)
+
+
+PAGED, WHERE = in_blocks(pack([5, 7], dtype=torch.float32), 4)
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"seqused_k": None}, "seqused_k is None"),
+    ({"seqused_k": torch.tensor([5, -1])}, r"seqused_k\[1\] is -1"),
+    ({"seqused_k": torch.tensor([5, 13])}, "block_table has 3 columns.*4 blocks of 4 rows"),
+    ({"seqused_k": torch.tensor([5, 12])}, r"block_table\[1, 2\] is -1, but key has 6 blocks"),
+    ({"block_table": torch.tensor([[0, 1], [2, 6]])}, r"block_table\[1, 1\] is 6, but key has 6"),
+    ({"block_table": torch.tensor([[0, 1]])}, r"block_table has the shape \[1, 2\].*\[2, 2\]"),
+    ({"block_table": torch.tensor([0, 1])}, r"block_table has the shape \[2\].*2 dim"),
+    ({"block_table": torch.zeros(2, 2)}, "block_table is float32"),
+    ({"key": torch.zeros(6, 4, 2, 7)}, r"key has the shape \[6, 4, 2, 7\].*\[6, 4, 2, 8\]"),
+    ({"key": torch.zeros(24, 2, 8)}, r"key has the shape \[24, 2, 8\].*4 dim"),
+    ({"value": torch.zeros(5, 4, 2, 8)}, r"value has the shape \[5, 4, 2, 8\]"),
+    ({"key": torch.zeros(6, 4, 1, 8), "value": torch.zeros(6, 4, 1, 8)}, "key has 1 heads and que"),
+    ({"cu_seq_q": torch.tensor([0, 5, 13])}, "cu_seq_q ends with 13"),
+])  # fmt: skip
+def test_bad_block_table(change, message):
+    arguments = dict(zip((*NAMES, "max_q", "max_k"), PAGED, strict=True)) | WHERE | change
     with pytest.raises((RuntimeError, ValueError), match=message):
         qkv.varlen_attn(**arguments)
