@@ -1,5 +1,7 @@
 """The forward pass against the f64 reference and against torch's own attention."""
 
+import itertools
+
 import pytest
 import torch
 from common import (
@@ -23,7 +25,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import qkv
 
 # Of the results for inputs of about 1: a rounding or two.
-ABOUT_ONE_ULP = {torch.float32: 2e-6, **{x: 4 * torch.finfo(x).eps for x in HALVES}}
+ABOUT_ONE_ULP = {torch.float64: 1e-13, torch.float32: 2e-6}
+ABOUT_ONE_ULP |= {x: 4 * torch.finfo(x).eps for x in HALVES}
 
 
 @pytest.mark.usefixtures("isa")
@@ -117,6 +120,24 @@ class TestShapes:
             inputs = [torch.randn(1, 2, n, D, dtype=dtype) for n in (L, S, S)]
             truth, _ = reference(*inputs)
             assert max_error(torch.ops.qkv.attention(*inputs), truth) < ABOUT_ONE_ULP[dtype]
+
+    @dtypes_of("f32", "f64", "bf16", "f16")
+    @pytest.mark.parametrize("heads, D", [((4, 1), 64), ((8, 2), 80), ((2, 2), 24), ((6, 1), 128)])
+    def test_few_queries_on_many_keys(self, heads, D, dtype):
+        """A step of decoding: the keys are split, and the parts merged."""
+        H, Hkv = heads
+        hidden = torch.arange(901) % 300 < 250  # some parts have nothing to attend to
+        variants = (
+            {}, {"window_size": (400, 0), "sinks": torch.randn(H), "softcap": 2.0},
+            {"attn_mask": ~hidden, "alibi_slopes": torch.rand(H) / 100},
+        )  # fmt: skip
+        tolerances = ABOUT_ONE_ULP[dtype], ABOUT_ONE_ULP[compute_type(dtype)] * 5
+        for L, options in itertools.product([*range(1, 18), 32], variants):
+            sizes = [(H, L), (Hkv, 901), (Hkv, 901)]
+            inputs = [torch.randn(1, h, n, D, dtype=dtype) for h, n in sizes]
+            found, truths = (f(*inputs, **options, enable_gqa=True) for f in (fused, reference))
+            for x, truth, tolerance in zip(found, truths, tolerances, strict=True):
+                assert max_error(x, truth) < tolerance
 
     def test_empty(self):
         attention = torch.ops.qkv.attention_with_lse

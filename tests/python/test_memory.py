@@ -21,8 +21,8 @@ def growth(f):
     f()
     return peak() - before
 
-def train(L, D=64, **options):
-    x = [torch.randn(1, 1, L, D, requires_grad=True) for _ in range(3)]
+def train(L, D=64, dtype=torch.float32, **options):
+    x = [torch.randn(1, 1, L, D, dtype=dtype, requires_grad=True) for _ in range(3)]
     return growth(lambda: attention(*x, **options).sum().backward())
 
 train(64)  # libraries and thread stacks
@@ -33,18 +33,25 @@ def megabytes(code, attention="torch.ops.qkv.attention"):
     return [float(x) for x in run_python(MEASURE.format(attention=attention) + code, 300).split()]
 
 
-def test_no_more_than_torch():
-    code = "print(train(4096, is_causal=True))"
+def dtypes(*names):
+    return pytest.mark.parametrize("dtype", names)
+
+
+@dtypes("float32", "bfloat16")
+def test_no_more_than_torch(dtype):
+    code = f"print(train(4096, is_causal=True, dtype=torch.{dtype}))"
     (ours,) = megabytes(code)
     (theirs,) = megabytes(code, "scaled_dot_product_attention")
     assert ours <= theirs + 32  # the scores alone would take 64
 
 
-def test_very_long_head():
+@dtypes("float32", "float16")
+def test_very_long_head(dtype):
     """Against what torch cannot do without either, where torch itself takes minutes: the output
     and the three gradients."""
-    (ours,) = megabytes("print(train(32768, is_causal=True))")
-    assert ours <= 4 * 32768 * 64 * 4 / 2**20 + 64
+    (ours,) = megabytes(f"print(train(32768, is_causal=True, dtype=torch.{dtype}))")
+    size = 4 if dtype == "float32" else 2
+    assert ours <= 4 * 32768 * 64 * size / 2**20 + 64
 
 
 def test_growth_is_linear():
@@ -57,6 +64,7 @@ def test_growth_is_linear():
     "alibi_slopes=torch.rand(1, requires_grad=True), sinks=torch.rand(1, requires_grad=True)",
     "attn_mask=torch.randn(L, requires_grad=True)",
     "attn_mask=torch.randn(L, 1, requires_grad=True), dropout_p=0.1, softcap=30.0",
+    "attn_mask=torch.randn(L, requires_grad=True), dropout_p=0.1, dtype=torch.bfloat16",
 ])  # fmt: skip
 def test_growth_is_linear_with_options(options):
     """The scores alone would take 256 MB."""
@@ -114,14 +122,36 @@ print(growth(lambda: qkv.varlen_attn(*x, ends, None, 8192, 8192).sum().backward(
 
 
 @pytest.mark.parametrize("layout", ["x", "x.mT.contiguous().mT", "x.repeat(1, 1, 1, 2)[..., ::2]"])
-def test_keys_and_values_are_not_copied(layout):
-    """A few queries on 64 MB each of keys and values, dense or strided."""
+@dtypes("float32", "bfloat16")
+def test_keys_and_values_are_not_copied(layout, dtype):
+    """A few queries on 64 MB each of keys and values, dense or strided: nor widened to f32, but in
+    blocks that stay in the cache."""
+    length = 16384 if dtype == "float32" else 32768
     code = f"""
-x = torch.randn(1, 8, 16384, 128)
+x = torch.randn(1, 8, {length}, 128).to(torch.{dtype})
 x = {layout}
-q = torch.randn(1, 8, 4, 128)
-with torch.no_grad():
-    print(growth(lambda: attention(q, x, x)))
+for L in (4, 64):
+    q = torch.randn(1, 8, L, 128, dtype=x.dtype)
+    with torch.no_grad():
+        print(growth(lambda: attention(q, x, x)))
+"""
+    few, more = megabytes(code)
+    assert few < 16 and more < 16
+
+
+@dtypes("float32", "bfloat16", "float16")
+def test_gradients_of_keys_and_values_are_not_copied(dtype):
+    """64 MB each: their gradients take as much, and no sums of all of them in f32 beside it."""
+    length = 16384 if dtype == "float32" else 32768
+    code = f"""
+x = [torch.randn(1, 8, n, 128).to(torch.{dtype}).requires_grad_() for n in (64, {length})]
+output = attention(x[0], x[1], x[1])
+g = torch.ones_like(output)
+print(growth(lambda: torch.ops.qkv.attention_backward(
+    g, None, x[0], x[1], x[1], *[None] * 7, output, torch.zeros(1, 8, 64), dropout_p=0.0,
+    is_causal=False, scale=None, enable_gqa=False, window_size=None, softcap=0.0,
+    output_mask=[True] * 3 + [False] * 3,
+)))
 """
     (ours,) = megabytes(code)
-    assert ours < 16
+    assert ours < 2 * 64 + 48
