@@ -88,7 +88,7 @@ TEST(Dispatch, SetIsaRefusesWhatThisCpuCannotRun) {
 std::string child_output(const std::string& environment) {
   char self[4096] = {};
   EXPECT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
-  const std::string command = "env -u GTEST_TOTAL_SHARDS " + environment +
+  const std::string command = "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX " + environment +
                               " " QKV_TEST_EMULATOR " '" + self +
                               "' --gtest_filter=Dispatch.DISABLED_Child"
                               " --gtest_also_run_disabled_tests 2>&1";

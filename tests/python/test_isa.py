@@ -59,6 +59,6 @@ def test_set_unsupported():
 
 
 def test_best_first():
-    order = ["avx512", "avx2", "generic"]
+    order = ["avx512", "avx2", "neon", "generic"]
     isas = qkv.supported_isas()
     assert isas == sorted(isas, key=order.index) and isas[-1] == "generic"

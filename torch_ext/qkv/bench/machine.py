@@ -18,6 +18,7 @@ CONFINED = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
     },
+    "neon": {"ATEN_CPU_CAPABILITY": "default"},
     "generic": {
         "ATEN_CPU_CAPABILITY": "default",
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
