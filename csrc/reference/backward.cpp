@@ -10,10 +10,11 @@ void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t 
   const BackwardHead head(p, a, b, h);
   const OutputMatrix grad_query(p, a.grad_query, type_of(p.dtype), b, h);
   // score_ij depends on sum_d query_id * key_jd
+  const double delta = head.delta(i);
   const auto add = [&](int64_t begin, int64_t end, double* sums) {
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
       if (!head.attends(i, j)) continue;
-      const double grad = head.grad_score(i, j) * head.grad_dot(i, j);
+      const double grad = head.grad_score(i, j, delta) * head.grad_dot(i, j);
       for (int64_t d = begin; d < end; ++d) sums[d - begin] += grad * head.key(j, d);
     }
   };
@@ -41,7 +42,7 @@ void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int6
   // score_ij depends on sum_d query_id * key_jd
   const auto add_key = [&](int64_t begin, int64_t end, double* sums) {
     for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
-      const double grad = head.grad_score(i, j) * head.grad_dot(i, j);
+      const double grad = head.grad_score(i, j, head.delta(i)) * head.grad_dot(i, j);
       for (int64_t d = begin; d < end; ++d) sums[d - begin] += grad * head.query(i, d);
     });
   };
@@ -73,11 +74,12 @@ void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
   std::vector<double> keys(p.seqlen_k);
   double slope = 0, sink = 0;
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
+    const double delta = head.delta(i);
     double query = 0;
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
       if (!head.attends(i, j)) continue;
       // score_ij = ... - slope * |i + S - L - j| + mask_ij
-      const double grad = head.grad_score(i, j);
+      const double grad = head.grad_score(i, j, delta);
       grad_mask.add(i, j, grad);
       keys[j] += grad;
       query += grad;
@@ -85,7 +87,7 @@ void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
     }
     grad_queries.set(i, 0, query);
     // lse_i = log(exp(sink) + sum_j exp(score_ij))
-    if (head.lse(i, 0) != -kInf) sink -= head.softmax_of_sink(i) * head.delta(i);
+    if (head.lse(i, 0) != -kInf) sink -= head.softmax_of_sink(i) * delta;
   }
   for (int64_t j = 0; j < p.seqlen_k; ++j) grad_keys.set(0, j, keys[j]);
   grad_slope.set(0, 0, slope);

@@ -52,8 +52,8 @@ struct BackwardHead : Head {
 
   // Through    weight_ij = keep_ij * exp(score_ij - lse_i)
   // and        lse_i = log(exp(sink) + sum_j exp(score_ij))
-  double grad_score(int64_t i, int64_t j) const {
-    return softmax(i, j) * (keep(i, j) * grad_weight(i, j) - delta(i));
+  double grad_score(int64_t i, int64_t j, double delta_i) const {
+    return softmax(i, j) * (keep(i, j) * grad_weight(i, j) - delta_i);
   }
 };
 

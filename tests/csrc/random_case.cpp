@@ -54,7 +54,7 @@ void draw_options(Random& random, Case& c) {
 
 Case random_case(uint64_t seed) {
   Random random(seed);
-  const int64_t most_work = (kQuick ? 1 : 4) << 18;
+  const int64_t most_work = (kQuick ? 1 : 3) << 18;
   for (;;) {
     Case c;
     c.seed = seed;

@@ -92,6 +92,7 @@ class Tensor {
 
   std::vector<double> values() const {
     std::vector<double> all;
+    all.reserve(*this ? size_t(numel()) : 0);
     if (*this) for_each([&](int64_t offset) { all.push_back(get(offset)); });
     return all;
   }

@@ -49,7 +49,7 @@ double work(const Case& c) {
 
 TEST_P(DecodeTest, Forward) {
   Random random(1);
-  for (int n = 0; n < (kQuick ? 15 : 60) && !HasFailure(); ++n) {
+  for (int n = 0; n < (kQuick ? 10 : 40) && !HasFailure(); ++n) {
     Case c;
     do c = random_step(random, 4000);
     while (work(c) > (kQuick ? 2e6 : 4e6));
@@ -60,7 +60,7 @@ TEST_P(DecodeTest, Forward) {
 
 TEST_P(DecodeTest, Backward) {
   Random random(2);
-  for (int n = 0; n < (kQuick ? 15 : 80) && !HasFailure(); ++n) {
+  for (int n = 0; n < (kQuick ? 10 : 40) && !HasFailure(); ++n) {
     Case c;
     do c = random_step(random, 1500);
     while (work(c) > (kQuick ? 5e5 : 1e6));

@@ -118,7 +118,7 @@ Case random_step(Random& random) {
 
 TEST_P(HugeScoresTest, OneKeyWins) {
   Random random(1);
-  for (int n = 0; n < (kQuick ? 30 : 120) && !HasFailure();) {
+  for (int n = 0; n < (kQuick ? 20 : 100) && !HasFailure();) {
     const Workload w(random_step(random));
     const std::optional<Winners> expected = winners(w);
     if (!expected) continue;

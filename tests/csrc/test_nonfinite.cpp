@@ -65,7 +65,7 @@ void expect_truth_of_poisoned(Case c, uint64_t seed, Random& random) {
 }
 
 TEST_P(NonfiniteTest, OnePoisonedElement) {
-  for (int seed = 0; seed < (kQuick ? 300 : 1500) && !HasFailure(); ++seed) {
+  for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
     Random random(seed);
     expect_truth_of_poisoned(small_random_case(random, 40, 20), seed, random);
   }
@@ -88,7 +88,7 @@ TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
 // Several at once, so that one may hide another. Not in grad_weights: where a
 // score is -inf without a mask, 0 * NaN would have to be NaN, and is 0.
 TEST_P(NonfiniteTest, SeveralPoisonedElements) {
-  for (int seed = 0; seed < (kQuick ? 300 : 1500) && !HasFailure(); ++seed) {
+  for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
     Random random(seed);
     Case c = small_random_case(random, 20, 5);
     c.seed = seed;
@@ -133,7 +133,7 @@ TEST_P(SplitKeysTest, NaNWithATinyWeight) {
 }
 
 TEST_P(SplitKeysTest, OnePoisonedElement) {
-  for (int seed = 0; seed < (kQuick ? 50 : 300) && !HasFailure(); ++seed) {
+  for (int seed = 0; seed < (kQuick ? 30 : 150) && !HasFailure(); ++seed) {
     Random random(seed);
     c.seed = seed;
     c.dtype = draw_dtype(random);

@@ -37,7 +37,9 @@ TEST_P(OptionsTest, Windows) {
         c.L = L, c.S = S, c.D = 3, c.Dv = 2;
         c.window_left = left, c.window_right = right, c.num_threads = 2;
         c.is_causal = (left + right) % 3 == 0;
-        expect_truth(c);
+        const std::vector<Case> all = variants(c);
+        for (size_t n = size_t(left + right + 2) % 2; n < all.size(); n += 2)
+          test::expect_truth(Workload(all[n]));
         if (HasFailure()) return;
       }
     }
@@ -94,7 +96,7 @@ TEST_P(OptionsTest, Softcap) {
 
 TEST_P(OptionsTest, AlibiSlopes) {
   for (const auto& [L, S] :
-       {std::pair<int64_t, int64_t>{70, 70}, {40, 300}, {300, 40}, {1, 1500}}) {
+       {std::pair<int64_t, int64_t>{70, 70}, {40, 160}, {160, 40}, {1, 1500}}) {
     Case c;
     c.batch = {2}, c.kv_heads = 2, c.L = L, c.S = S, c.num_threads = 2;
     c.alibi_slopes = c.grad_alibi_slopes = true;

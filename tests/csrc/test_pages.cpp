@@ -59,7 +59,7 @@ Case random_step(Random& random) {
 
 TEST_P(PagesTest, RandomCases) {
   Random random(1);
-  for (int n = 0; n < (kQuick ? 30 : 150) && !HasFailure(); ++n) {
+  for (int n = 0; n < (kQuick ? 20 : 100) && !HasFailure(); ++n) {
     Workload w(random_step(random));
     expect_truth_of_pages(w, draw_from<int64_t>(random, {1, 3, 16, 64, 256}), random());
   }
