@@ -251,6 +251,27 @@ def test_reading_alone_takes_caches_that_share_memory():
     compare(call)
 
 
+@pytest.mark.parametrize("names", [["k_cache"], ["v_cache", "key"], ["query", "value"]])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_foreign_memory_between_elements(names, dtype):
+    """Tensors from frombuffer may begin at any byte; the cache in that memory is written to."""
+    call = make(2, L=3, L_new=2, dtype=dtype)
+    for name in names:
+        x = call[name]
+        memory = bytearray(x.numel() * x.element_size() + 1)
+        call[name] = torch.frombuffer(memory, dtype=dtype, offset=1).view(x.shape).copy_(x)
+        assert call[name].data_ptr() % 2 == 1
+    compare(call)
+
+
+def test_lazy_clones_part():
+    """torch's copy-on-write: one memory until someone writes."""
+    call = make(2)
+    call["v_cache"] = call["k_cache"]._lazy_clone()
+    compare(call)
+    assert not torch.equal(call["k_cache"], call["v_cache"])
+
+
 def test_a_block_may_be_read_by_many():
     """A common prompt."""
     call = make(2, S=12, lengths=[9, 10], block_size=4)

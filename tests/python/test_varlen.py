@@ -369,6 +369,13 @@ class TestBlockTable:
         compiled = torch.compile(qkv.varlen_attn, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(*paged, **where), qkv.varlen_attn(*paged, **where))
 
+    def test_autocast(self):
+        paged, where = in_blocks(pack([5, 7], dtype=torch.float32), 4)
+        half = [x.bfloat16() for x in paged[:3]]
+        expected = qkv.varlen_attn(*half, *paged[3:], **where)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(qkv.varlen_attn(*paged, **where), expected)
+
     def test_inference_only(self):
         paged, where = in_blocks(pack([5, 7]), 4)
         paged[1].requires_grad_()
