@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "cases.h"
 
@@ -13,12 +14,19 @@ class ConversionsTest : public IsaTest {};
 
 QKV_FOR_EACH_ISA(ConversionsTest);
 
+// Room for a number of any type, since the compiler does not see which one it is.
+struct alignas(8) Any {
+  unsigned char bytes[8] = {};
+};
+
 // Every finite number from the lowest to the largest, -0 left out.
 std::vector<double> all_numbers(DType half) {
   std::vector<double> all;
   for (int n = 0; n < 0x10000; ++n) {
     const auto bits = uint16_t(n);
-    const double x = reference::read(type_of(half), &bits, 0);
+    Any memory;
+    std::memcpy(memory.bytes, &bits, sizeof bits);
+    const double x = reference::read(type_of(half), memory.bytes, 0);
     if (std::isfinite(x) && n != 0x8000) all.push_back(x);
   }
   std::sort(all.begin(), all.end());
@@ -26,9 +34,9 @@ std::vector<double> all_numbers(DType half) {
 }
 
 double rounded(DType half, double x) {
-  uint16_t bits;
-  reference::write(type_of(half), &bits, 0, x);
-  return reference::read(type_of(half), &bits, 0);
+  Any memory;
+  reference::write(type_of(half), memory.bytes, 0, x);
+  return reference::read(type_of(half), memory.bytes, 0);
 }
 
 // Queries of 0, so that each key weighs 1 / keys; value(n, j) of element n and key j.
