@@ -108,7 +108,10 @@ def ratio(direction, key, title, with_spread=False, **options):
 def milliseconds(direction, name, title):
     def cell(result):
         found = result[direction].get(name)
-        return f"{1e3 * found['seconds']['median']:.3g}" if found else ""
+        if not found:
+            return ""
+        ms = 1e3 * found["seconds"]["median"]
+        return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
 
     return Column(label(direction), title, cell)
 
