@@ -28,6 +28,9 @@ namespace qkv {
 // options. Throws c10::Error
 // (c10::ValueError for numbers out of range, c10::NotImplementedError for what is still to come),
 // naming the argument. Tensors on another device go to torch's own attention.
+//
+// Under autocast for the CPU, all functions here cast query, key, value and attn_mask as torch does
+// for its own attention, and nothing else.
 QKV_API at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
                              const at::Tensor& value, const AttentionOptions& options = {});
 
