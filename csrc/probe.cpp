@@ -46,6 +46,26 @@ double loop_rate(void (*loop)(int64_t), int64_t iterations, int num_threads) {
   return static_cast<double>(threads) * static_cast<double>(iterations) / (seconds_now() - start);
 }
 
+typedef uint64_t Vec __attribute__((vector_size(16)));
+
+// Reads `count` vectors, but for a few at the end, in as many places at a time:
+// CPUs differ in how many keep their memory busiest. Returns how many it read.
+template <size_t STREAMS>
+size_t read_streams(const Vec* data, size_t count, uint64_t* total) {
+  constexpr size_t kLine = 64 / sizeof(Vec);
+  const size_t stream = count / STREAMS / kLine * kLine;
+  Vec sum[kLine] = {};
+  for (size_t i = 0; i < stream; i += kLine) {
+#pragma GCC unroll 4
+    for (size_t s = 0; s < STREAMS; ++s) {
+#pragma GCC unroll 4
+      for (size_t u = 0; u < kLine; ++u) sum[u] += data[s * stream + i + u];
+    }
+  }
+  for (const Vec& s : sum) *total += s[0] + s[1];
+  return stream * STREAMS;
+}
+
 }  // namespace
 
 PeakRate probe_peak(const char* isa, DType dtype, int num_threads) {
@@ -63,8 +83,6 @@ PeakRate probe_peak(const char* isa, DType dtype, int num_threads) {
 
 double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
   check_threads(num_threads);
-  typedef uint64_t Vec __attribute__((vector_size(16)));
-  constexpr size_t kUnroll = 8;
   const size_t count = bytes / sizeof(Vec);
   if (count / static_cast<size_t>(num_threads) < 256) {
     throw std::invalid_argument("bytes: expected at least 4096 a thread, got " +
@@ -72,25 +90,19 @@ double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
   }
   const std::unique_ptr<Vec[]> buffer(new Vec[count]);  // not touched yet
   double best = 0;
-  for (int sample = -1; sample < kSamples; ++sample) {
+  for (int sample = -1; sample < 2 * kSamples; ++sample) {
     uint64_t total = 0;
     size_t vectors_read = 0;
     const double start = seconds_now();
 #pragma omp parallel num_threads(num_threads) reduction(+ : total, vectors_read)
     {
-      const auto threads = static_cast<size_t>(omp_get_num_threads());
-      const size_t share = count / threads / kUnroll * kUnroll;
+      const size_t share = count / static_cast<size_t>(omp_get_num_threads());
       Vec* part = buffer.get() + share * static_cast<size_t>(omp_get_thread_num());
       if (sample < 0) {
         std::fill(part, part + share, Vec{1, 1});  // pages come to the thread that reads them
       } else {
-        Vec sum[kUnroll] = {};
-        for (size_t i = 0; i < share; i += kUnroll) {
-#pragma GCC unroll 8
-          for (size_t u = 0; u < kUnroll; ++u) sum[u] += part[i + u];
-        }
-        for (const Vec& s : sum) total += s[0] + s[1];
-        vectors_read = share;
+        vectors_read = sample % 2 ? read_streams<4>(part, share, &total)
+                                  : read_streams<1>(part, share, &total);
       }
     }
     const double gigabytes = static_cast<double>(vectors_read * sizeof(Vec)) / 1e9;

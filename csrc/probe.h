@@ -20,10 +20,10 @@ struct PeakRate {
 PeakRate probe_peak(const char* isa, DType dtype, int num_threads);
 
 // The rate at which `num_threads` threads read a buffer of `bytes` together,
-// each its own part of it, in GB/s (1e9). That of memory, not of a cache, when
-// `bytes` is uncached_bytes() or more. Throws std::invalid_argument for
-// num_threads < 1 or less than 4096 bytes a thread, std::bad_alloc when the
-// buffer cannot be had.
+// each its own part of it, in one place or four at a time, whichever is faster; in
+// GB/s (1e9). That of memory, not of a cache, when `bytes` is uncached_bytes() or
+// more. Throws std::invalid_argument for num_threads < 1 or less than 4096 bytes a
+// thread, std::bad_alloc when the buffer cannot be had.
 double probe_read_bandwidth_gbs(int num_threads, size_t bytes);
 
 // A buffer size that no cache of this machine holds a useful part of.
