@@ -71,9 +71,10 @@ Gradients backward_cpu(const Backward& call) {
   }
   const GradientTensors gradients(f, sizes, call.output_mask);
   if (gradients.are_wide()) {
+    const CopiedForward wide(f, widened);
+    const auto [output, lse] = forward_cpu(*wide);  // call.output is rounded
     backward_into(gradients, sizes,
-                  {widened(call.grad_output), call.grad_lse, *CopiedForward(f, widened),
-                   widened(call.output), call.lse, call.output_mask});
+                  {widened(call.grad_output), call.grad_lse, *wide, output, lse, call.output_mask});
   } else {
     backward_into(gradients, sizes, call);
   }

@@ -13,9 +13,9 @@ class GradientTensors {
   // Allocates what is wanted. `call` and `sizes` must outlive this.
   GradientTensors(const Forward& call, const Sizes<int64_t>& sizes, const OutputMask& wanted);
 
-  // The gradients of query, key and value are float32, and those tensors must be given to the
-  // kernel in it, although the call's are not: one of them is added up here, and a sum of rounded
-  // terms would be less accurate than torch's.
+  // The gradients of query, key and value are float32, and the kernel must be given all tensors in
+  // it, although the call's are not: one of them is added up here, and a sum of rounded terms would
+  // be less accurate than torch's.
   bool are_wide() const { return wide_; }
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
