@@ -32,6 +32,6 @@ done
 status=0
 for ((i = 0; i < shards; ++i)); do
   wait "${pids[i]}" || status=1
-  grep -vE '^\[( RUN  |       OK |-{10})' "$logs/$i" || true
+  grep -vE '^($|Note|\[( RUN  |       OK | DISABLED |-{10}))' "$logs/$i" || true
 done
 exit $status
