@@ -32,6 +32,7 @@ std::vector<Case> cases() {
   Case decode;
   decode.batch = {2}, decode.group = 4, decode.L = 1, decode.S = 3000;
   decode.D = 64, decode.Dv = 64;
+  if (kQuick) one_head.L = 130, one_head.S = 600, causal.L = 150, decode.S = 1100;
   std::vector<Case> all;
   for (Case c : {heads, one_head, causal, decode}) {
     all.push_back(c);
