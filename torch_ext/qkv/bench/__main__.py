@@ -163,13 +163,18 @@ def bench(name, entries, dtypes, seconds, repeats):
             case = Case(entry, dtype, with_gradients="backward" in suite.directions)
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
             errors = progress.long_step(f"{label} check", check, case)
+            reads = [machine.read_rate()] if report.reads_memory(entry) else []
             timings = {
                 direction: progress.long_step(
                     f"{label} {direction}", time, case, direction, seconds, repeats
                 )
                 for direction in suite.directions
             }
-            measured.append(report.Measured(entry, dtype, errors, timings))
+            if reads:
+                reads.append(machine.read_rate())
+            measured.append(
+                report.Measured(entry, dtype, errors, timings, max(reads, default=None))
+            )
             del case  # before there is another one
         after = progress.step("this machine again", machine.rates, peak_of)
     return report.summarize(name, described, machine.best(before, after), measured)

@@ -4,7 +4,8 @@
  "peak": {"read_gbs", "read_gbs_before", "read_gbs_after"}, and where arithmetic is the limit also
          {"instruction", "gflops", "gflops_before", "gflops_after"},
  "directions": of "forward", "backward", "both",
- "results": [{"name", "shape", "option", "dtype", "sizes", "base": whose time ours is compared with,
+ "results": [{"name", "shape", "option", "dtype", "sizes", "read_gbs": what the memory gave just
+              before or after, where it is the limit, "base": whose time ours is compared with,
               or None, "promised": of "both": {"at_least": times torch's speed, or None,
               "at_most": times our own time, or None},
               "check", "forward": D, "backward": D, "both": D}],
@@ -14,7 +15,7 @@ where D is {"repeats", "way": torch's that was fastest, "tried_s": {way: s} of s
 "torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by pair, "own_ratio": of
 our time over the base's} and C is {"seconds": quartiles of a call, "samples_s",
 "calls_per_sample", "gflops", "share_of_peak"}, for decoding also "gbs", of keys and values, and
-"share_of_bandwidth". Where torch has no way, or nothing is the base, "torch" and "ratio", or "base"
+"share_of_bandwidth", of read_gbs. Where torch has no way, or nothing is the base, "torch" and "ratio", or "base"
 and "own_ratio", are missing.
 """
 
@@ -37,20 +38,23 @@ class Measured(NamedTuple):
     dtype: torch.dtype
     errors: dict  # what check() returned
     timings: dict  # {direction: what time() returned}
+    read_gbs: float | None = None  # from memory, where that is the limit: just before or just after
 
 
 def summarize(suite, machine, peak, measured):
     """measured: list of Measured."""
     results = []
-    for entry, dtype, errors, timings in measured:
+    for entry, dtype, errors, timings, read_gbs in measured:
         result = {"name": entry.name, "shape": str(entry.shape), "option": entry.option}
         result["dtype"] = name_of(dtype)
         result["sizes"] = dataclasses.asdict(entry.shape)
         result["base"] = entry.base and entry.base.name
         result["promised"] = {"at_least": entry.at_least, "at_most": entry.at_most}
         result["check"] = errors
+        if read_gbs:
+            result["read_gbs"] = read_gbs
         for direction, timing in timings.items():
-            result[direction] = figures(entry, dtype, direction, timing, peak)
+            result[direction] = figures(entry, dtype, direction, timing, peak, read_gbs)
         results.append(result)
     directions = list(measured[0].timings)
     run = {"suite": suite, "machine": machine, "peak": peak}
@@ -67,7 +71,7 @@ def mean(results, direction):
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def figures(entry, dtype, direction, timing, peak):
+def figures(entry, dtype, direction, timing, peak, read_gbs):
     taken = timing["samples_s"]
     result = {"repeats": len(taken["qkv"]), "way": timing["way"], "tried_s": timing["tried_s"]}
     for name, samples in taken.items():
@@ -82,9 +86,9 @@ def figures(entry, dtype, direction, timing, peak):
         }
         if "gflops" in peak:
             result[name]["share_of_peak"] = gflops / peak["gflops"]
-        if reads_memory(entry) and direction == "forward":
+        if read_gbs and direction == "forward":
             gbs = entry.shape.cache_bytes(dtype.itemsize) / seconds["median"] / 1e9
-            result[name] |= {"gbs": gbs, "share_of_bandwidth": gbs / peak["read_gbs"]}
+            result[name] |= {"gbs": gbs, "share_of_bandwidth": gbs / read_gbs}
     if "torch" in taken:
         pairs = zip(taken["torch"], taken["qkv"], strict=True)
         result["ratio"] = quartiles([theirs / ours for theirs, ours in pairs])

@@ -64,6 +64,7 @@ def decode_columns(run):
         Column("K and V read", "GB/s", memory("qkv", "gbs", ".1f")),
         Column("K and V read", "of memory's", memory("qkv", "share_of_bandwidth", ".0%")),
         Column("K and V read", "torch's", memory("torch", "gbs", ".1f")),
+        Column("", "memory, GB/s", lambda r: f"{r['read_gbs']:.1f}"),
         Column("", "threads", lambda r: str(run["machine"]["threads"])),
         Column("", "torch's way", lambda r: r["forward"]["way"] or "", is_text=True),
     ]
@@ -156,7 +157,7 @@ def decode_lines(run):
         ]
         lines.append(
             f"{result['name']} forward reads keys and values at: {', '.join(parts)} "
-            f"of {run['peak']['read_gbs']:.1f} GB/s from memory"
+            f"of {result['read_gbs']:.1f} GB/s from memory"
         )
     return lines
 
