@@ -60,8 +60,10 @@ __attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterat
   for (int64_t i = 0; i < iterations; ++i) {
     QKV_PAIRS(a0)
     QKV_PAIRS(a1)
-    QKV_PAIRS(a2) QKV_PAIRS(a3) QKV_PAIRS(a4) QKV_PAIRS(a5) QKV_PAIRS(a6) QKV_PAIRS(a7)
-        QKV_PAIRS(a8) QKV_PAIRS(a9) QKV_PAIRS(a10) QKV_PAIRS(a11)
+    QKV_PAIRS(a2)
+    QKV_PAIRS(a3)
+    QKV_PAIRS(a4) QKV_PAIRS(a5) QKV_PAIRS(a6) QKV_PAIRS(a7) QKV_PAIRS(a8) QKV_PAIRS(a9)
+        QKV_PAIRS(a10) QKV_PAIRS(a11)
   }
 #undef QKV_PAIRS
 }

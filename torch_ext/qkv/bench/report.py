@@ -15,8 +15,8 @@ where D is {"repeats", "way": torch's that was fastest, "tried_s": {way: s} of s
 "torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by pair, "own_ratio": of
 our time over the base's} and C is {"seconds": quartiles of a call, "samples_s",
 "calls_per_sample", "gflops", "share_of_peak"}, for decoding also "gbs", of keys and values, and
-"share_of_bandwidth", of read_gbs. Where torch has no way, or nothing is the base, "torch" and "ratio", or "base"
-and "own_ratio", are missing.
+"share_of_bandwidth", of read_gbs. Where torch has no way, or nothing is the base, "torch" and
+"ratio", or "base" and "own_ratio", are missing.
 """
 
 import dataclasses
