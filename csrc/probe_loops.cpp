@@ -56,14 +56,20 @@ __attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterat
   const __m512i x = _mm512_set1_epi16(0x3f80);
   __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
   __m512 a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
-#define QKV_PAIRS(a) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(x));
+#define QKV_PAIRS(a) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(x))
   for (int64_t i = 0; i < iterations; ++i) {
-    QKV_PAIRS(a0)
-    QKV_PAIRS(a1)
-    QKV_PAIRS(a2)
-    QKV_PAIRS(a3)
-    QKV_PAIRS(a4) QKV_PAIRS(a5) QKV_PAIRS(a6) QKV_PAIRS(a7) QKV_PAIRS(a8) QKV_PAIRS(a9)
-        QKV_PAIRS(a10) QKV_PAIRS(a11)
+    QKV_PAIRS(a0);
+    QKV_PAIRS(a1);
+    QKV_PAIRS(a2);
+    QKV_PAIRS(a3);
+    QKV_PAIRS(a4);
+    QKV_PAIRS(a5);
+    QKV_PAIRS(a6);
+    QKV_PAIRS(a7);
+    QKV_PAIRS(a8);
+    QKV_PAIRS(a9);
+    QKV_PAIRS(a10);
+    QKV_PAIRS(a11);
   }
 #undef QKV_PAIRS
 }
