@@ -72,6 +72,7 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
     mask, slopes, sinks = (options.get(name) for name in names)
     dropout_p, seed = options.pop("dropout_p", 0.0), options.pop("dropout_seed", None)
     shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
+    least = torch.finfo(query.dtype).smallest_normal
     query, key, value = (x.detach().double() for x in (query, key, value))
     if options.pop("enable_gqa", False):
         key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
@@ -101,6 +102,8 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
     grad_output = zero.expand(*lead, L, value.size(-1)) if grad_output is None else grad_output
     grad_weights = kept * (grad_output @ value.mT)
     delta = (weights * grad_weights).sum(-1, keepdim=True)
+    # An output below the normal numbers of f16 is rounded like the least of them.
+    delta = delta + least * grad_output.sum(-1, keepdim=True)
     delta = delta + (zero if grad_lse is None else grad_lse[..., None])
     grad_scores = weights * (grad_weights + delta)
     found = {
