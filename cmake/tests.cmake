@@ -13,7 +13,14 @@ enable_testing()
 
 file(GLOB csrc_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/*.cpp)
 if(csrc_tests)
-  add_executable(qkv_csrc_tests ${csrc_tests})
+  # Kernels for instructions that few CPUs have, with those instructions in C++.
+  file(GLOB emulated CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/emulated/*.cpp)
+  add_library(qkv_emulated OBJECT ${emulated})
+  target_include_directories(qkv_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc)
+  target_link_libraries(qkv_emulated PRIVATE qkv_kernels)
+  target_compile_options(qkv_emulated PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
+
+  add_executable(qkv_csrc_tests ${csrc_tests} $<TARGET_OBJECTS:qkv_emulated>)
   target_compile_options(qkv_csrc_tests PRIVATE -fopenmp -Wall -Wextra)
   list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # of those that start themselves again
   target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")

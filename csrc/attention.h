@@ -185,7 +185,8 @@ void attention_weights_dot(const Problem& problem, const BackwardArgs& args, con
 // Dropout and sinks do not take part.
 void attention_hard(const Problem& problem, const HardResult& result);
 
-// The instruction sets this CPU can run, best first: "avx512", "avx2", "neon", "generic".
+// The instruction sets this CPU can run, best first: "avx512bf16", "amx", "avx512", "avx2",
+// "neon", "generic". "amx" has not run on hardware yet, so it is not the first.
 std::vector<const char*> supported_isas();
 
 // The one in use: the best, or what the environment variable QKV_ISA or

@@ -9,11 +9,10 @@
 namespace qkv {
 namespace {
 
-// Best first.
+// Best first; amx behind what every CPU that has it has too, until it has been measured on one.
 const Implementation* const kImplementations[] = {
 #if defined(__x86_64__)
-    &kAvx512,
-    &kAvx2,
+    &kAvx512Bf16, &kAmx, &kAvx512, &kAvx2,
 #elif defined(__aarch64__)
     &kNeon,
 #endif
@@ -27,7 +26,14 @@ std::string names_of_supported() {
   return names;
 }
 
+std::vector<const Implementation*>& added() {
+  static std::vector<const Implementation*> implementations;
+  return implementations;
+}
+
 const Implementation& find(const std::string& name, const char* asked_by) {
+  for (const Implementation* implementation : added())
+    if (name == implementation->name) return *implementation;
   for (const Implementation* implementation : kImplementations) {
     if (name != implementation->name) continue;
     if (implementation->supported()) return *implementation;
@@ -41,6 +47,10 @@ const Implementation& find(const std::string& name, const char* asked_by) {
 std::atomic<const Implementation*> active{nullptr};
 
 }  // namespace
+
+void add_implementation(const Implementation& implementation) {
+  added().push_back(&implementation);
+}
 
 std::vector<const char*> supported_isas() {
   std::vector<const char*> names;

@@ -18,6 +18,11 @@ struct Float16 {
   uint16_t bits;
 };
 
+// Two neighbours, as some instructions want them. kernels/pairs.h.
+struct Pair {
+  BFloat16 first, second;
+};
+
 template <class E>
 constexpr bool kIsHalf = std::is_same_v<E, BFloat16> || std::is_same_v<E, Float16>;
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "half.h"
 #include "visible.h"
 
 namespace qkv {
@@ -94,24 +95,32 @@ struct Kernels {
   void (*tanh)(const void* in, void* out, int64_t count);
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);  // rows, columns: multiples of lanes
+  // Those of pairs.h, for bf16 where pairs are multiplied; else null.
+  struct {
+    bool tiles;  // gemm wants a_col = 1
+    // As above on pairs, and the product times alpha.
+    void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const Pair* a, int64_t a_row,
+                 int64_t a_col, const Pair* b, int64_t b_row, float* c, int64_t c_row, int beta,
+                 const float* lanes_beta, float alpha);
+    void (*pair_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out);
+    void (*narrow_rows)(const float* in, int64_t in_row, int64_t rows, int64_t columns,
+                        BFloat16* out, int64_t out_row);
+  } pairs = {};
 };
 
 struct Implementation {
   const char* name;
   bool (*supported)();
   Kernels f32, f64, bf16, f16;
+  // Whose kernels it uses for types that it has none of its own for.
+  const Implementation* others = nullptr;
 
   const Kernels& kernels(DType dtype) const {
-    switch (dtype) {
-      case DType::f32:
-        return f32;
-      case DType::f64:
-        return f64;
-      case DType::bf16:
-        return bf16;
-      default:
-        return f16;
-    }
+    const Kernels& own = dtype == DType::f32    ? f32
+                         : dtype == DType::f64  ? f64
+                         : dtype == DType::bf16 ? bf16
+                                                : f16;
+    return own.forward ? own : others->kernels(dtype);
   }
 };
 
@@ -119,9 +128,15 @@ extern const Implementation kGeneric;
 #if defined(__x86_64__)
 extern const Implementation kAvx2;
 extern const Implementation kAvx512;
+extern const Implementation kAvx512Bf16;
+extern const Implementation kAmx;
 #elif defined(__aarch64__)
 extern const Implementation kNeon;
 #endif
+
+// From now on set_isa() and QKV_ISA know its name; supported_isas() does not list it, and it is
+// never the default. For tests.
+void add_implementation(const Implementation& implementation);
 
 const Implementation& active_implementation();
 

@@ -53,15 +53,15 @@ class KeyRows {
     if (!pages_.table) return first_ + key * row_;
     return first_ + pages_.table[key / pages_.size] * page_stride_ + key % pages_.size * row_;
   }
-  int64_t row() const { return row_; }
-
- private:
-  // Rows [key, run_end(key)) are row_ apart.
+  // Rows [key, run_end(key)) are row() apart.
   int64_t run_end(int64_t key) const {
     if (!pages_.table) return std::numeric_limits<int64_t>::max();
     return (key / pages_.size + 1) * pages_.size;
   }
+  int64_t row() const { return row_; }
+  int64_t col() const { return col_; }
 
+ private:
   const E* first_ = nullptr;
   int64_t row_ = 0, col_ = 0, dim_ = 0;
   Pages pages_;

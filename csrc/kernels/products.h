@@ -1,6 +1,20 @@
 // The products of the forward pass: S^T = K Q^T and O^T += V^T P^T, in the compute type.
 namespace qkv::QKV_ISA {
 
+// to [tile.rows, padded(dim)] = the columns of output [dim x lanes] times factors
+// [lanes]. Overwrites output.
+template <class T>
+const T* transposed_rows(const Tile& tile, int64_t dim, const T* factors, T* output, T* to) {
+  for (int v = 0; v < tile.lanes; v += kLanes<T>)
+    for (int64_t d = 0; d < dim; ++d) {
+      T* at = output + d * tile.lanes + v;
+      store(at, load(at) * load(factors + v));
+    }
+  const int64_t step = padded<T>(dim);
+  transpose(output, tile.lanes, to, step, step, tile.lanes);
+  return to;
+}
+
 // Keys and values come a block at a time, and serve every tile of queries before
 // the next block is read.
 template <class E>
@@ -52,15 +66,7 @@ class Products {
 
   // rows [tile.rows, padded(Dv)] of factors [lanes] * output, which is overwritten.
   const T* output_rows(const Tile& tile, const T* factors, T* output, T* rows) const {
-    constexpr int W = kLanes<T>;
-    for (int v = 0; v < tile.lanes; v += W)
-      for (int64_t d = 0; d < p_.head_dim_v; ++d) {
-        T* at = output + d * tile.lanes + v;
-        store(at, load(at) * load(factors + v));
-      }
-    const int64_t step = padded<T>(p_.head_dim_v);
-    transpose<T>(output, tile.lanes, rows, step, step, tile.lanes, T(1));
-    return rows;
+    return transposed_rows(tile, p_.head_dim_v, factors, output, rows);
   }
 
  private:

@@ -5,7 +5,8 @@
 // A is read by broadcast, element by element, from any strides. B and C are
 // rows of whole vectors. The sum over K starts from zero and is added to
 // beta * C at the end, and a long K is cut into blocks: the rounding error of a
-// sum grows with the length of its longest chain of additions.
+// sum grows with the length of its longest chain of additions. An element E is a
+// number of the compute type or a Pair (pairs.h).
 namespace qkv::QKV_ISA {
 
 enum class Beta { zero, one, lanes };  // lanes: one factor a column
@@ -14,47 +15,59 @@ enum class Beta { zero, one, lanes };  // lanes: one factor a column
 // load instruction.
 enum Access { kRowMajor, kColumnMajor, kAnyStrides, kAccessCount };
 
-template <class T>
+template <class E, class T = Compute<E>>
 struct MicroArgs {
   int64_t depth;  // K
-  const T* a;
+  const E* a;
   int64_t a_row, a_col;
-  const T* b;
+  const E* b;
   int64_t b_row;
   T* c;
   int64_t c_row;
   Beta beta;
   const T* lanes;  // [N], Beta::lanes only
+  T alpha = 1;     // Pair only: C = beta * C + alpha * A * B
 };
 
+template <class T>
+QKV_INLINE Vec<T> broadcast(const T* p) {
+  return splat(*p);
+}
+
+template <class T>
+QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
+  return sum + a * b;
+}
+
 // `tiles` tiles of M rows, one below the other.
-template <class T, Access access, int M, int NV>
-void micro_kernel(const MicroArgs<T>& args, int64_t tiles) {
+template <class E, Access access, int M, int NV>
+void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
+  using T = Compute<E>;
   constexpr int W = kLanes<T>;
   const int64_t a_row = access == kColumnMajor ? 1 : args.a_row;
   const int64_t a_col = access == kRowMajor ? 1 : args.a_col;
   const int64_t b_row = args.b_row, c_row = args.c_row, depth = args.depth;
-  const T* first = args.a;
+  const E* first = args.a;
   T* c = args.c;
   for (; tiles > 0; --tiles, first += M * a_row) {
-    const T* a[M];
+    const E* a[M];
     QKV_UNROLL
     for (int i = 0; i < M; ++i) a[i] = first + i * a_row;
-    const T* b = args.b;
+    const E* b = args.b;
     Vec<T> sum[M][NV];
     QKV_UNROLL
     for (int i = 0; i < M; ++i)
       for (int v = 0; v < NV; ++v) sum[i][v] = Vec<T>{};
 
     for (int64_t k = 0; k < depth; ++k) {
-      Vec<T> bv[NV];
+      Vec<E> bv[NV];
       QKV_UNROLL
       for (int v = 0; v < NV; ++v) bv[v] = load(b + v * W);
       QKV_UNROLL
       for (int i = 0; i < M; ++i) {
-        const Vec<T> av = splat(a[i][k * a_col]);
+        const Vec<E> av = broadcast(a[i] + k * a_col);
         QKV_UNROLL
-        for (int v = 0; v < NV; ++v) sum[i][v] += av * bv[v];
+        for (int v = 0; v < NV; ++v) sum[i][v] = add_product(av, bv[v], sum[i][v], E{});
       }
       b += b_row;
     }
@@ -63,6 +76,7 @@ void micro_kernel(const MicroArgs<T>& args, int64_t tiles) {
     for (int i = 0; i < M; ++i, c += c_row) {
       QKV_UNROLL
       for (int v = 0; v < NV; ++v) {
+        if (std::is_same_v<E, Pair> && args.alpha != 1) sum[i][v] *= args.alpha;
         if (args.beta == Beta::one) sum[i][v] += load(c + v * W);
         if (args.beta == Beta::lanes) sum[i][v] += load(args.lanes + v * W) * load(c + v * W);
         store(c + v * W, sum[i][v]);
@@ -71,28 +85,28 @@ void micro_kernel(const MicroArgs<T>& args, int64_t tiles) {
   }
 }
 
-template <class T>
-using MicroKernel = void (*)(const MicroArgs<T>&, int64_t tiles);
+template <class E>
+using MicroKernel = void (*)(const MicroArgs<E>&, int64_t tiles);
 
-template <class T, Access access, int NV, int... M>
+template <class E, Access access, int NV, int... M>
 constexpr auto micro_kernels(std::integer_sequence<int, M...>) {
-  return std::array<MicroKernel<T>, sizeof...(M)>{micro_kernel<T, access, M + 1, NV>...};
+  return std::array<MicroKernel<E>, sizeof...(M)>{micro_kernel<E, access, M + 1, NV>...};
 }
 
 // By rows - 1.
-template <class T, Access access, int NV>
+template <class E, Access access, int NV>
 constexpr auto kMicroKernels =
-    micro_kernels<T, access, NV>(std::make_integer_sequence<int, kMaxRows[NV - 1]>());
+    micro_kernels<E, access, NV>(std::make_integer_sequence<int, kMaxRows[NV - 1]>());
 
 // The longest chain of additions. Sums over head_dim up to this, and over the
 // keys of a tile, are one chain.
 constexpr int64_t kDepthBlock = 126;
 
 // Tiles of the same height, their depth cut into equal blocks.
-template <class T>
-void gemm_tiles(MicroKernel<T> kernel, MicroArgs<T>& args, int64_t tiles) {
+template <class E>
+void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
   if (args.depth <= kDepthBlock) return kernel(args, tiles);
-  MicroArgs<T> block = args;
+  MicroArgs<E> block = args;
   int64_t depth = args.depth;
   for (int64_t blocks = (depth + kDepthBlock - 1) / kDepthBlock; blocks > 0; --blocks) {
     block.depth = (depth + blocks - 1) / blocks;
@@ -106,25 +120,25 @@ void gemm_tiles(MicroKernel<T> kernel, MicroArgs<T>& args, int64_t tiles) {
 
 // All rows of C for one or two vectors of columns: tiles of equal height, and
 // some of one row less, rather than full ones and a remainder.
-template <class T, Access access, int NV>
-void gemm_panel(int64_t rows, MicroArgs<T> args) {
+template <class E, Access access, int NV>
+void gemm_panel(int64_t rows, MicroArgs<E> args) {
   if (rows == 0) return;
   const int64_t tiles = (rows + kMaxRows[NV - 1] - 1) / kMaxRows[NV - 1];
   const int64_t low = rows / tiles, high_tiles = rows % tiles;
   if (high_tiles > 0) {
-    gemm_tiles(kMicroKernels<T, access, NV>[low], args, high_tiles);
+    gemm_tiles(kMicroKernels<E, access, NV>[low], args, high_tiles);
     args.a += high_tiles * (low + 1) * args.a_row;
     args.c += high_tiles * (low + 1) * args.c_row;
   }
-  gemm_tiles(kMicroKernels<T, access, NV>[low - 1], args, tiles - high_tiles);
+  gemm_tiles(kMicroKernels<E, access, NV>[low - 1], args, tiles - high_tiles);
 }
 
-template <class T, Access access>
-void gemm_access(int64_t rows, int64_t columns, MicroArgs<T> args) {
-  constexpr int W = kLanes<T>;
+template <class E, Access access>
+void gemm_access(int64_t rows, int64_t columns, MicroArgs<E> args) {
+  constexpr int W = kLanes<E>;
   while (columns > 0) {
     const int step = columns >= 2 * W ? 2 * W : W;
-    step == W ? gemm_panel<T, access, 1>(rows, args) : gemm_panel<T, access, 2>(rows, args);
+    step == W ? gemm_panel<E, access, 1>(rows, args) : gemm_panel<E, access, 2>(rows, args);
     args.b += step;
     args.c += step;
     args.lanes += step;
@@ -132,12 +146,12 @@ void gemm_access(int64_t rows, int64_t columns, MicroArgs<T> args) {
   }
 }
 
-// `columns` is a multiple of kLanes<T>.
-template <class T>
-void gemm(int64_t rows, int64_t columns, const MicroArgs<T>& args) {
-  if (args.a_col == 1) return gemm_access<T, kRowMajor>(rows, columns, args);
-  if (args.a_row == 1) return gemm_access<T, kColumnMajor>(rows, columns, args);
-  gemm_access<T, kAnyStrides>(rows, columns, args);
+// `columns` is a multiple of kLanes<E>.
+template <class E>
+void gemm(int64_t rows, int64_t columns, const MicroArgs<E>& args) {
+  if (args.a_col == 1) return gemm_access<E, kRowMajor>(rows, columns, args);
+  if (args.a_row == 1) return gemm_access<E, kColumnMajor>(rows, columns, args);
+  gemm_access<E, kAnyStrides>(rows, columns, args);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -40,21 +40,35 @@ QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   return sums[0];
 }
 
-// out[c][r] = factor * in[r][c]; rows and columns are multiples of kLanes<T>.
-template <class T>
-void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t rows, int64_t columns,
-               T factor) {
+// out[c][r] = in[r][c]; rows and columns are multiples of kLanes<T>.
+template <class T, class Load>
+QKV_INLINE void transpose_with(Load load, T* out, int64_t out_row, int64_t rows, int64_t columns) {
   constexpr int W = kLanes<T>;
   for (int64_t r = 0; r < rows; r += W) {
     for (int64_t c = 0; c < columns; c += W) {
       Vec<T> block[W];
       QKV_UNROLL
-      for (int i = 0; i < W; ++i) block[i] = factor * load(in + (r + i) * in_row + c);
+      for (int i = 0; i < W; ++i) block[i] = load(r + i, c);
       exchange<T, W / 2>(block);
       QKV_UNROLL
       for (int i = 0; i < W; ++i) store(out + (c + i) * out_row + r, block[i]);
     }
   }
+}
+
+template <class T>
+void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t rows,
+               int64_t columns) {
+  transpose_with([&](int64_t r, int64_t c) { return load(in + r * in_row + c); }, out, out_row,
+                 rows, columns);
+}
+
+// The same, times a factor.
+template <class T>
+void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t rows, int64_t columns,
+               T factor) {
+  transpose_with([&](int64_t r, int64_t c) { return factor * load(in + r * in_row + c); }, out,
+                 out_row, rows, columns);
 }
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));

@@ -101,15 +101,27 @@ double relative_rms_error(const std::vector<double>& actual, const std::vector<d
 // What it may be for numbers that were rounded once, to a half.
 double rms_of_rounding(DType half);
 
-// Each supported instruction set in turn.
+// The supported instruction sets, and those of emulated/.
+inline std::vector<const char*> tested_isas() {
+  std::vector<const char*> isas = supported_isas();
+  isas.insert(isas.end(), {"emulated_avx512bf16", "emulated_amx"});
+  return isas;
+}
+
+// Whether its products take both factors in bf16, in pairs.
+inline bool multiplies_pairs(const std::string& isa) {
+  return isa.find("bf16") != isa.npos || isa.find("amx") != isa.npos;
+}
+
+// Each of them in turn.
 class IsaTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { set_isa(GetParam()); }
   void TearDown() override { set_isa(supported_isas().front()); }
 };
 
-#define QKV_FOR_EACH_ISA(suite)                                               \
-  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(supported_isas()), \
+#define QKV_FOR_EACH_ISA(suite)                                            \
+  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(tested_isas()), \
                            [](const auto& info) { return std::string(info.param); })
 
 }  // namespace qkv::test

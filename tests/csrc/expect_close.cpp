@@ -64,9 +64,7 @@ double sharers(const Case& c) {
 // Where the products' instructions take both factors in bf16, weights and the
 // gradients of scores are rounded to it before they are multiplied.
 double factor_rounding(DType dtype) {
-  const std::string isa = active_isa();
-  const bool rounds = isa.find("bf16") != isa.npos || isa.find("amx") != isa.npos;
-  return dtype == DType::bf16 && rounds ? 0x1p-9 : 0;
+  return dtype == DType::bf16 && multiplies_pairs(active_isa()) ? 0x1p-9 : 0;
 }
 
 }  // namespace

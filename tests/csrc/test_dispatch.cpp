@@ -28,7 +28,8 @@ std::string set_isa_error(const char* name) {
 }
 
 TEST(Dispatch, SupportedAreListedBestFirst) {
-  const std::vector<std::string> best_first = {"avx512", "avx2", "neon", "generic"};
+  const std::vector<std::string> best_first = {"avx512bf16", "amx",  "avx512",
+                                               "avx2",       "neon", "generic"};
   const auto names = supported();
   ASSERT_FALSE(names.empty());
   EXPECT_EQ(names.back(), "generic");  // any CPU
@@ -48,6 +49,8 @@ TEST(Dispatch, FollowsTheCpu) {
   };
   EXPECT_EQ(has("avx2"), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
   EXPECT_LE(has("avx512"), __builtin_cpu_supports("avx512f") != 0);
+  EXPECT_EQ(has("avx512bf16"), has("avx512") && __builtin_cpu_supports("avx512bf16"));
+  EXPECT_LE(has("amx"), has("avx512bf16") && __builtin_cpu_supports("amx-bf16"));
 #elif defined(__aarch64__)
   EXPECT_EQ(supported().front(), "neon");
 #endif
@@ -75,7 +78,7 @@ TEST(Dispatch, SetIsaRefusesWhatIsUnknownAndChangesNothing) {
 #if defined(__x86_64__)  // elsewhere these names are unknown
 TEST(Dispatch, SetIsaRefusesWhatThisCpuCannotRun) {
   const auto names = supported();
-  for (const char* name : {"avx512", "avx2"}) {
+  for (const char* name : {"avx512bf16", "amx", "avx512", "avx2"}) {
     if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     const std::string error = set_isa_error(name);
     EXPECT_NE(error.find(name), std::string::npos) << error;

@@ -51,7 +51,7 @@ def test_set_unknown():
 
 
 def test_set_unsupported():
-    missing = [x for x in ("avx512", "avx2") if x not in qkv.supported_isas()]
+    missing = [x for x in ("amx", "avx512bf16", "avx512", "avx2") if x not in qkv.supported_isas()]
     if not missing:
         pytest.skip("this CPU runs every instruction set there is")
     with pytest.raises(ValueError, match=f"this CPU cannot run '{missing[0]}'.*generic"):
@@ -59,6 +59,6 @@ def test_set_unsupported():
 
 
 def test_best_first():
-    order = ["avx512", "avx2", "neon", "generic"]
+    order = ["avx512bf16", "amx", "avx512", "avx2", "neon", "generic"]
     isas = qkv.supported_isas()
     assert isas == sorted(isas, key=order.index) and isas[-1] == "generic"

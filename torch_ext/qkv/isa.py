@@ -4,7 +4,7 @@ import torch
 
 
 def active_isa() -> str:
-    """The instruction set in use: "avx512", "avx2", "neon" or "generic".
+    """The instruction set in use: "avx512bf16", "amx", "avx512", "avx2", "neon" or "generic".
 
     Raises:
         ValueError: QKV_ISA names one that is unknown or that this CPU cannot run.

@@ -1,0 +1,54 @@
+#include "kernels/prelude.h"
+
+#if defined(__x86_64__)
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// GCC 12 takes the undefined operand inside its own intrinsics for ours.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#define QKV_ISA amx
+#define QKV_PAIR_GEMM "kernels/amx_gemm.h"
+QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+
+#include "isa/amx/tiles.h"          // second
+#include "isa/avx512/vec.h"         // first
+#include "isa/avx512bf16/leaves.h"  // third
+
+#include "kernels/all.h"
+
+QKV_TARGET_END
+
+namespace qkv {
+namespace {
+
+// Linux gives the tile registers to processes that ask.
+bool permitted() {
+#if defined(__linux__)
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+const Implementation kAmx = {"amx",
+                             [] {
+                               static const bool supported =
+                                   kAvx512Bf16.supported() && __builtin_cpu_supports("amx-tile") &&
+                                   __builtin_cpu_supports("amx-bf16") && permitted();
+                               return supported;
+                             },
+                             {},
+                             {},
+                             amx::pair_kernels(),
+                             {},
+                             &kAvx512};
+
+}  // namespace qkv
+
+#endif

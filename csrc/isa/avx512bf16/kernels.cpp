@@ -1,0 +1,33 @@
+#include "kernels/prelude.h"
+
+#if defined(__x86_64__)
+
+// GCC 12 takes the undefined operand inside its own intrinsics for ours.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#define QKV_ISA avx512bf16
+#define QKV_PAIR_GEMM "kernels/pair_gemm.h"
+QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+
+#include "isa/avx512/vec.h"         // first
+#include "isa/avx512bf16/leaves.h"  // second
+
+#include "kernels/all.h"
+
+QKV_TARGET_END
+
+namespace qkv {
+
+const Implementation kAvx512Bf16 = {
+    "avx512bf16",
+    [] { return kAvx512.supported() && __builtin_cpu_supports("avx512bf16"); },
+    {},
+    {},
+    avx512bf16::pair_kernels(),
+    {},
+    &kAvx512};
+
+}  // namespace qkv
+
+#endif

@@ -1,0 +1,109 @@
+// Products of pairs by AMX: C[M x N] = beta * C + alpha * A[M x K] * B[K x N] as in
+// tile_gemm.h, a_col = 1, in steps of 16 x 16 sums and 16 pairs of depth.
+//
+// Eight registers of 16 rows of 64 bytes: 2 x 2 sums, two tiles of A, two of B. The
+// instructions are in isa/amx/tiles.h.
+namespace qkv::QKV_ISA {
+
+constexpr bool kTiles = true;
+constexpr int kTile = 16;
+static_assert(kLanes<float> == kTile);
+
+// For as long as it lives, this thread's tile registers are configured.
+class PairUnit {
+ public:
+  explicit PairUnit(bool in_use) : in_use_(in_use) {
+    if (in_use_) Tiles::configure();
+  }
+  ~PairUnit() {
+    if (in_use_) Tiles::release();
+  }
+  PairUnit(const PairUnit&) = delete;
+  PairUnit& operator=(const PairUnit&) = delete;
+
+ private:
+  bool in_use_;
+};
+
+// Rows `row` apart; where there are fewer than 16 of them, or of pairs in them, zeros.
+template <int tile>
+QKV_INLINE void load_operand(const Pair* from, int64_t row, int64_t rows, int64_t pairs) {
+  if (rows >= kTile && pairs >= kTile) return Tiles::load<tile>(from, row * sizeof(Pair));
+  alignas(64) Pair copy[kTile][kTile] = {};
+  for (int64_t r = 0; r < std::min<int64_t>(rows, kTile); ++r)
+    std::memcpy(copy[r], from + r * row, std::min<int64_t>(pairs, kTile) * sizeof(Pair));
+  Tiles::load<tile>(copy, sizeof copy[0]);
+}
+
+// Sums that begin with C, and become C as they are.
+QKV_INLINE bool in_place(const MicroArgs<Pair>& args, int64_t rows) {
+  return rows >= kTile && args.alpha == 1 && args.beta != Beta::lanes;
+}
+
+template <int tile>
+QKV_INLINE void begin_sum(const MicroArgs<Pair>& args, const float* c, int64_t rows) {
+  if (in_place(args, rows) && args.beta == Beta::one) {
+    Tiles::load<tile>(c, args.c_row * sizeof(float));
+  } else {
+    Tiles::zero<tile>();
+  }
+}
+
+template <int tile>
+QKV_INLINE void finish_sum(const MicroArgs<Pair>& args, float* c, const float* lanes,
+                           int64_t rows) {
+  if (in_place(args, rows)) return Tiles::store<tile>(c, args.c_row * sizeof(float));
+  alignas(64) float sums[kTile][kTile];
+  Tiles::store<tile>(sums, sizeof sums[0]);
+  for (int64_t r = 0; r < std::min<int64_t>(rows, kTile); ++r, c += args.c_row) {
+    Vec<float> sum = load(sums[r]) * args.alpha;
+    if (args.beta == Beta::one) sum += load(c);
+    if (args.beta == Beta::lanes) sum += load(lanes) * load(c);
+    store(c, sum);
+  }
+}
+
+// Up to MT x NT tiles of C; the last row of tiles may have fewer rows.
+template <int MT, int NT>
+void tile_block(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
+  const int64_t below = rows - kTile;
+  const Pair *a = args.a, *b = args.b + column;
+  float *c = args.c + column, *c_below = c + kTile * args.c_row;
+  const float* lanes = args.lanes + column;
+  begin_sum<0>(args, c, rows);
+  if (NT == 2) begin_sum<1>(args, c + kTile, rows);
+  if (MT == 2) begin_sum<2>(args, c_below, below);
+  if (MT == 2 && NT == 2) begin_sum<3>(args, c_below + kTile, below);
+  for (int64_t pairs = args.depth; pairs > 0; pairs -= kTile) {
+    load_operand<6>(b, args.b_row, pairs, kTile);
+    if (NT == 2) load_operand<7>(b + kTile, args.b_row, pairs, kTile);
+    load_operand<4>(a, args.a_row, rows, pairs);
+    Tiles::dot<0, 4, 6>();
+    if (NT == 2) Tiles::dot<1, 4, 7>();
+    if (MT == 2) load_operand<5>(a + kTile * args.a_row, args.a_row, below, pairs);
+    if (MT == 2) Tiles::dot<2, 5, 6>();
+    if (MT == 2 && NT == 2) Tiles::dot<3, 5, 7>();
+    a += kTile;
+    b += kTile * args.b_row;
+  }
+  finish_sum<0>(args, c, lanes, rows);
+  if (NT == 2) finish_sum<1>(args, c + kTile, lanes + kTile, rows);
+  if (MT == 2) finish_sum<2>(args, c_below, lanes, below);
+  if (MT == 2 && NT == 2) finish_sum<3>(args, c_below + kTile, lanes + kTile, below);
+}
+
+// `columns` is a multiple of 16.
+inline void gemm_pairs(int64_t rows, int64_t columns, MicroArgs<Pair> args) {
+  for (; rows > 0; rows -= 2 * kTile) {
+    for (int64_t n = 0; n < columns; n += 2 * kTile) {
+      const bool wide = columns - n > kTile, tall = rows > kTile;
+      (tall   ? wide ? tile_block<2, 2> : tile_block<2, 1>
+       : wide ? tile_block<1, 2>
+              : tile_block<1, 1>)(args, rows, n);
+    }
+    args.a += 2 * kTile * args.a_row;
+    args.c += 2 * kTile * args.c_row;
+  }
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,143 @@
+// The products of the backward pass of bf16 where pairs are multiplied. Weights and
+// dS are rounded to bf16 as operands, and nowhere else.
+namespace qkv::QKV_ISA {
+
+template <>
+class GradProducts<BFloat16> {
+ public:
+  static constexpr int64_t kKeyMultiple = 2;  // for dQ, keys lie in pairs
+
+  GradProducts(Arena& arena, const Problem& p, int64_t key_count)
+      : p_(p),
+        unit_(!arena.counting()),
+        dim_(padded<float>(p.head_dim)),
+        query_(arena, kGradRows, p.head_dim),
+        grad_output_(arena, kGradRows, p.head_dim_v),
+        query_t_(arena.take<Pair>(kGradRows * padded_halves(p.head_dim) / 2)),
+        grad_output_t_(arena.take<Pair>(kGradRows * padded_halves(p.head_dim_v) / 2)),
+        grad_query_t_(arena.take<float>(kGradRows * dim_)),
+        grad_query_(arena.take<float>(kRowBlock<float> * dim_)),
+        few_(has_few_rows<BFloat16>(p)),
+        few_query_(few_ ? arena.take<float>(kFewRows * dim_) : nullptr),
+        key_copy_(arena.take<BFloat16>(key_count * padded_halves(p.head_dim))),
+        value_copy_(arena.take<BFloat16>(key_count * padded_halves(p.head_dim_v))),
+        key_pairs_(arena, key_count, p.head_dim),
+        narrow_(arena.take<BFloat16>(kKeyBlock * kGradRows)),
+        zipped_(arena.take<Pair>(pairs_in(kKeyBlock) * kRowBlock<float>)) {}
+
+  void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    first_ = key;
+    const KeyRows<BFloat16> rows = key_rows<BFloat16>(p_, batch, kv_head);
+    keys_ = read_pairs(rows, p_.head_dim, key, keys, key_copy_);
+    key_pairs_.read(rows, key, keys);
+    values_ =
+        read_pairs(value_rows<BFloat16>(p_, batch, kv_head), p_.head_dim_v, key, keys, value_copy_);
+  }
+
+  void load_rows(const BackwardArgs& a, int64_t batch, int64_t kv_head, int64_t row, int64_t rows) {
+    has_grad_output_ = a.grad_output.data != nullptr;
+    const int64_t count = padded<float>(rows);
+    const auto read = [&](const Input& input, RowPairs& to) {
+      to.read(rows_of<BFloat16>(p_, input, batch, kv_head), row, rows, count);
+      to.zip(count);
+    };
+    read(p_.query, query_);
+    if (has_grad_output_) read(a.grad_output, grad_output_);
+    if (few_) pack_few_queries(batch, kv_head, row, rows);
+    std::fill_n(grad_query_t_, count * dim_, 0.f);
+  }
+
+  void pack(const Tile& tile, int64_t lane) {
+    query_.transpose_to(lane, tile.lanes, tile_query(lane));
+    if (has_grad_output_) grad_output_.transpose_to(lane, tile.lanes, tile_grad_output(lane));
+  }
+
+  void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, float* scores) const {
+    const Matrix<Pair> k = keys_.from(key - first_);
+    if (few_) {
+      for (int64_t j = 0; j < keys; ++j) std::fill_n(scores + j * tile.step, tile.lanes, 0.f);
+      return few_scores(tile.rows, dim_, keys, reinterpret_cast<const BFloat16*>(k.data), 2 * k.row,
+                        few_query_, scores, tile.step, {});
+    }
+    gemm_pairs(keys, tile.lanes,
+               {pairs_in(p_.head_dim), k.data, k.row, k.col, tile_query(lane), tile.lanes, scores,
+                tile.step, Beta::zero, nullptr, float(p_.scale)});
+  }
+
+  void grad_weights(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
+                    float* grad_weights) const {
+    const Matrix<Pair> v = values_.from(key - first_);
+    gemm_pairs(keys, tile.lanes,
+               {has_grad_output_ ? pairs_in(p_.head_dim_v) : 0, v.data, v.row, v.col,
+                tile_grad_output(lane), tile.lanes, grad_weights, tile.step, Beta::zero, nullptr,
+                dropout_factor()});
+  }
+
+  void add_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
+                      const float* grad_scores) const {
+    pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);
+    const Matrix<Pair> k = key_pairs_.from(key - first_);
+    gemm_pairs(p_.head_dim, tile.lanes,
+               {pairs_in(keys), k.data, k.row, k.col, zipped_, tile.lanes,
+                grad_query_t_ + lane * dim_, tile.lanes, Beta::one, nullptr});
+  }
+
+  const float* grad_query(const Tile& tile, int64_t lane) const {
+    transpose(grad_query_t_ + lane * dim_, tile.lanes, grad_query_, dim_, dim_, tile.lanes,
+              float(p_.scale));
+    return grad_query_;
+  }
+
+  void add_grad_value(int64_t lane, int64_t rows, int64_t keys, const float* weights,
+                      float* grad_value) const {
+    if (has_grad_output_)
+      add_rows(grad_output_, p_.head_dim_v, lane, rows, keys, weights, grad_value,
+               dropout_factor());
+  }
+  void add_grad_key(int64_t lane, int64_t rows, int64_t keys, const float* grad_scores,
+                    float* grad_key) const {
+    add_rows(query_, p_.head_dim, lane, rows, keys, grad_scores, grad_key, 1);
+  }
+
+ private:
+  void pack_few_queries(int64_t batch, int64_t kv_head, int64_t row, int64_t rows) const {
+    gather_rows(rows_of<BFloat16>(p_, p_.query, batch, kv_head), row, rows, rows, p_.head_dim,
+                few_query_);
+    for (int64_t i = 0; i < rows * dim_; ++i) few_query_[i] *= float(p_.scale);
+  }
+
+  // to [keys, padded(dim)] += factor * tile [keys x kGradRows] * rows of `from`.
+  void add_rows(const RowPairs& from, int64_t dim, int64_t lane, int64_t rows, int64_t keys,
+                const float* tile, float* to, float factor) const {
+    narrow_rows(tile, kGradRows, keys, rows, narrow_, kGradRows);
+    gemm_pairs(keys, padded<float>(dim),
+               {pairs_in(rows), reinterpret_cast<const Pair*>(narrow_), kGradRows / 2, 1,
+                from.zipped(lane), padded_halves(dim), to, padded<float>(dim), Beta::one, nullptr,
+                factor});
+  }
+
+  Pair* tile_query(int64_t lane) const { return query_t_ + lane * padded_halves(p_.head_dim) / 2; }
+  Pair* tile_grad_output(int64_t lane) const {
+    return grad_output_t_ + lane * padded_halves(p_.head_dim_v) / 2;
+  }
+  // In f32, after the product: not in what is rounded to bf16.
+  float dropout_factor() const { return float(dropout_scale(p_.dropout_p)); }
+
+  const Problem& p_;
+  PairUnit unit_;
+  int64_t dim_;
+  RowPairs query_, grad_output_;
+  Pair *query_t_, *grad_output_t_;
+  float *grad_query_t_, *grad_query_;
+  bool few_;          // scores as FewRowProducts computes them ...
+  float* few_query_;  // ... of query times scale
+  BFloat16 *key_copy_, *value_copy_;
+  KeyPairs key_pairs_;
+  BFloat16* narrow_;  // scratch
+  Pair* zipped_;      // scratch
+  bool has_grad_output_ = false;
+  int64_t first_ = 0;
+  Matrix<Pair> keys_{}, values_{};
+};
+
+}  // namespace qkv::QKV_ISA

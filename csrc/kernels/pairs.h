@@ -1,0 +1,109 @@
+// Pairs of bf16, neighbours along the depth of a product, as instructions want them
+// that multiply two numbers and add both products to an f32. Subnormal bf16 may count
+// as 0.
+//
+// Only where isa/<name>/vec.h has
+//   native_dot_pairs(sum, a, b): sum + a.first * b.first + a.second * b.second
+//   native_narrow(low, high): f32 to bf16, to the nearest: those of low, then of high
+namespace qkv::QKV_ISA {
+
+template <>
+struct VecTraits<Pair> {
+  typedef uint32_t Vec __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t Unaligned __attribute__((vector_size(kVectorBytes), aligned(2), may_alias));
+  typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
+};
+
+// As many bf16 as there are in kLanes<Pair> pairs.
+constexpr int kPairHalves = 2 * kLanes<Pair>;
+typedef uint16_t PairHalves __attribute__((vector_size(kVectorBytes)));
+
+constexpr int64_t pairs_in(int64_t halves) { return (halves + 1) / 2; }
+// Elements of a row of bf16 that is worked on in whole vectors.
+constexpr int64_t padded_halves(int64_t dim) {
+  return (dim + kPairHalves - 1) / kPairHalves * kPairHalves;
+}
+
+QKV_INLINE Vec<Pair> broadcast(const Pair* p) {
+  uint32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return bits - Vec<Pair>{};
+}
+
+QKV_INLINE Vec<float> add_product(Vec<Pair> a, Vec<Pair> b, Vec<float> sum, Pair) {
+  return native_dot_pairs(sum, a, b);
+}
+
+// Pairs of element i of a and element i of b; those of the first or second half.
+QKV_INLINE Vec<Pair> zip(PairHalves a, PairHalves b, bool second_half) {
+  PairHalves index{};
+  QKV_UNROLL
+  for (int i = 0; i < kPairHalves; ++i)
+    index[i] = (i & 1 ? kPairHalves : 0) + i / 2 + (second_half ? kPairHalves / 2 : 0);
+  return (Vec<Pair>)__builtin_shuffle(a, b, index);
+}
+
+QKV_INLINE PairHalves load_halves(const BFloat16* p) {
+  PairHalves x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// to[lane] = in[0][lane], in[1][lane]: one row of the right-hand operand of a product.
+QKV_INLINE void pair_row(const float* first, const float* second, int64_t lanes, Pair* to) {
+  for (int64_t l = 0; l < lanes; l += kLanes<float>) {
+    const Vec<float> low = load(first + l), high = second ? load(second + l) : Vec<float>{};
+    const PairHalves halves = (PairHalves)native_narrow(low, high);
+    PairHalves index{};
+    QKV_UNROLL
+    for (int i = 0; i < kPairHalves; ++i) index[i] = (i & 1 ? kLanes<float> : 0) + i / 2;
+    store(to + l, (Vec<Pair>)__builtin_shuffle(halves, index));
+  }
+}
+
+// Rows of f32 [rows x lanes] to pairs of two rows [pairs_in(rows) x lanes]. `lanes` is
+// a multiple of kLanes<float>; what an odd row is paired with is 0.
+inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out) {
+  for (int64_t r = 0; r < rows; r += 2)
+    pair_row(in + r * in_row, r + 1 < rows ? in + (r + 1) * in_row : nullptr, lanes,
+             out + r / 2 * lanes);
+}
+
+// Rows of f32 to bf16: `columns` of each, and up to kPairHalves - 1 more that mean
+// nothing, but for what an odd column is paired with: 0.
+inline void narrow_rows(const float* in, int64_t in_row, int64_t rows, int64_t columns,
+                        BFloat16* out, int64_t out_row) {
+  for (int64_t r = 0; r < rows; ++r, in += in_row, out += out_row) {
+    for (int64_t c = 0; c < columns; c += kPairHalves) {
+      const auto halves = native_narrow(load(in + c), load(in + c + kLanes<float>));
+      std::memcpy(out + c, &halves, sizeof halves);
+    }
+    if (columns % 2) out[columns] = {};
+  }
+}
+
+// to[0 .. padded_halves(dim)) = a row, zero beyond dim.
+QKV_INLINE void copy_row(const BFloat16* from, int64_t col, int64_t dim, BFloat16* to) {
+  if (col == 1)
+    std::memcpy(to, from, size_t(dim) * sizeof *to);
+  else
+    for (int64_t d = 0; d < dim; ++d) to[d] = from[d * col];
+  std::fill(to + dim, to + padded_halves(dim), BFloat16{});
+}
+
+// to[0 .. padded_halves(dim)) = pairs of two rows of bf16, zero beyond dim; a null row is 0.
+QKV_INLINE void zip_rows(const BFloat16* first, const BFloat16* second, int64_t col, int64_t dim,
+                         Pair* to) {
+  int64_t d = 0;
+  if (col == 1)
+    for (; d + kPairHalves <= dim; d += kPairHalves) {
+      const PairHalves a = load_halves(first + d);
+      const PairHalves b = second ? load_halves(second + d) : PairHalves{};
+      store(to + d, zip(a, b, false));
+      store(to + d + kLanes<Pair>, zip(a, b, true));
+    }
+  for (; d < dim; ++d) to[d] = {first[d * col], second ? second[d * col] : BFloat16{}};
+  std::fill(to + d, to + padded_halves(dim), Pair{});
+}
+
+}  // namespace qkv::QKV_ISA

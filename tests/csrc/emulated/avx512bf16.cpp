@@ -1,0 +1,27 @@
+#include "kernels/prelude.h"
+
+// These vectors stay inside this file.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+#define QKV_ISA emulated_avx512bf16
+#define QKV_PAIR_GEMM "kernels/pair_gemm.h"
+
+#include "emulated/vec.h"  // first
+
+#include "kernels/all.h"
+
+namespace qkv {
+namespace {
+
+const Implementation kEmulated = {"emulated_avx512bf16",
+                                  [] { return true; },
+                                  {},
+                                  {},
+                                  emulated_avx512bf16::pair_kernels(),
+                                  {},
+                                  &kGeneric};
+
+const bool added = (add_implementation(kEmulated), true);
+
+}  // namespace
+}  // namespace qkv

@@ -1,0 +1,189 @@
+// The parts of kernels that multiply pairs of bf16 (kernels/pairs.h), against plain loops.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cases.h"
+#include "isa/implementation.h"
+#include "random.h"
+
+namespace qkv::test {
+namespace {
+
+// Those of the tested instruction sets that have such kernels.
+std::vector<const char*> pair_isas() {
+  std::vector<const char*> isas;
+  for (const char* isa : tested_isas())
+    if (multiplies_pairs(isa)) isas.push_back(isa);
+  return isas;
+}
+
+// Elements of a guarded array: the first one too many that is touched crashes.
+template <class T>
+class Array {
+ public:
+  explicit Array(int64_t count, bool at_front = false)
+      : count_(count), memory_(size_t(count) * sizeof(T), at_front) {}
+  T* data() const { return static_cast<T*>(memory_.data()); }
+  T& operator[](int64_t i) const { return data()[i]; }
+  int64_t size() const { return count_; }
+
+ private:
+  int64_t count_;
+  GuardedMemory memory_;
+};
+
+class PairsTest : public IsaTest {
+ protected:
+  void fill(const Array<float>& x) {
+    for (int64_t i = 0; i < x.size(); ++i) x[i] = float(draw_normal(random));
+  }
+  void fill(const Array<Pair>& x) {
+    for (int64_t i = 0; i < x.size(); ++i)
+      x[i] = {narrow<BFloat16>(float(draw_normal(random))),
+              narrow<BFloat16>(float(draw_normal(random)))};
+  }
+
+  void check_gemm(int64_t rows, int64_t cols, int64_t depth, bool row_major, int beta,
+                  float alpha) {
+    SCOPED_TRACE(::testing::Message()
+                 << rows << " x " << cols << ", depth " << depth << ", beta " << beta << ", alpha "
+                 << alpha << (row_major ? ", row-major" : ", column-major"));
+    const int64_t gap = draw(random, 0, 1) * 3;
+    const int64_t a_row = row_major ? depth + gap : 1, a_col = row_major ? 1 : rows + gap;
+    const int64_t b_row = cols + gap, c_row = cols + draw(random, 0, 1) * 5;
+    const auto extent = [](int64_t n, int64_t row, int64_t m, int64_t col) {
+      return n && m ? (n - 1) * row + (m - 1) * col + 1 : 0;
+    };
+    const Array<Pair> a(extent(rows, a_row, depth, a_col)), b(extent(depth, b_row, cols, 1));
+    const Array<float> c(extent(rows, c_row, cols, 1)), factors(cols);
+    fill(a), fill(b), fill(factors);
+    if (beta)
+      fill(c);
+    else
+      std::fill_n(c.data(), c.size(), std::numeric_limits<float>::quiet_NaN());  // not read
+    const std::vector<float> before(c.data(), c.data() + c.size());
+    active_implementation().bf16.pairs.gemm(rows, cols, depth, a.data(), a_row, a_col, b.data(),
+                                            b_row, c.data(), c_row, beta, factors.data(), alpha);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t n = 0; n < cols; ++n) {
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < depth; ++k) {
+          const Pair x = a[i * a_row + k * a_col], y = b[k * b_row + n];
+          for (double product :
+               {double(widen(x.first)) * widen(y.first), double(widen(x.second)) * widen(y.second)})
+            sum += product, size += std::abs(product);
+        }
+        const float old = before[i * c_row + n];
+        const double rest = beta == 0 ? 0 : beta == 1 ? old : double(factors[n]) * old;
+        const double bound =
+            (2 * double(depth) + 4) * 0x1p-24 * (std::abs(alpha) * size + std::abs(rest));
+        ASSERT_LE(std::abs(c[i * c_row + n] - (alpha * sum + rest)), bound) << i << ", " << n;
+      }
+    for (int64_t i = 0; i + 1 < rows; ++i)
+      for (int64_t n = cols; n < c_row; ++n)
+        ASSERT_TRUE(c[i * c_row + n] == before[i * c_row + n] || beta == 0) << "written beside C";
+  }
+
+  Random random{1};
+};
+
+INSTANTIATE_TEST_SUITE_P(Isa, PairsTest, ::testing::ValuesIn(pair_isas()),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(PairsTest, AreThere) { ASSERT_TRUE(active_implementation().bf16.pairs.gemm); }
+
+TEST_P(PairsTest, Gemm) {
+  const Kernels& kernels = active_implementation().bf16;
+  for (int64_t rows = 1; rows <= 50; rows += kQuick ? 5 : 1)
+    for (int64_t vectors : {1, 2, 3})
+      for (int64_t depth : {0, 1, 2, 15, 16, 17, 32, 40})
+        for (bool row_major : {true, false}) {
+          if (!row_major && kernels.pairs.tiles) continue;
+          const int beta = int(draw(random, 0, 2));
+          check_gemm(rows, vectors * kernels.lanes, depth, row_major, beta,
+                     draw_from<float>(random, {1, 0.3f}));
+          if (HasFailure()) return;
+        }
+  for (int beta : {0, 1, 2})
+    for (float alpha : {1.f, -2.5f})
+      for (int64_t rows : {16, 33}) check_gemm(rows, 2 * kernels.lanes, 500, true, beta, alpha);
+}
+
+// What multiplies zeros at the edges must not be what happens to lie there.
+TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
+  const Kernels& kernels = active_implementation().bf16;
+  const int64_t rows = 5, cols = kernels.lanes, depth = 3;
+  const Array<Pair> a(16 * 16), b(16 * cols);
+  const Array<float> c(16 * cols);
+  const Pair nan = {{0x7FC0}, {0x7FC0}}, one = {{0x3F80}, {0x3F80}};
+  std::fill_n(a.data(), a.size(), nan), std::fill_n(b.data(), b.size(), nan);
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t i = 0; i < rows; ++i) a[i * 16 + k] = one;
+    std::fill_n(b.data() + k * cols, cols, one);
+  }
+  kernels.pairs.gemm(rows, cols, depth, a.data(), 16, 1, b.data(), cols, c.data(), cols, 0, nullptr,
+                     1);
+  for (int64_t i = 0; i < rows * cols; ++i) ASSERT_EQ(c[i], float(2 * depth)) << i;
+}
+
+// Ties, the largest number, infinity, zeros and numbers of any size; not subnormal
+// ones, which some CPUs take for 0.
+TEST_P(PairsTest, Rounding) {
+  const Kernels& kernels = active_implementation().bf16;
+  const int64_t lanes = 2 * kernels.lanes;
+  std::vector<float> numbers = {0.f,      -0.f,        INFINITY,    -INFINITY, 3.4e38f,
+                                -3.4e38f, 1.00390625f, 1.01171875f, 1e-37f};
+  while (int64_t(numbers.size()) < 40 * lanes) {
+    const float x = float_of_bits(uint32_t(random()));
+    if (std::isnormal(x)) numbers.push_back(x);
+  }
+  for (int64_t rows : {1, 2, 39, 40}) {
+    const Array<float> in(rows * lanes);
+    std::copy_n(numbers.begin(), in.size(), in.data());
+    const Array<Pair> pairs((rows + 1) / 2 * lanes);
+    const Array<BFloat16> narrow_rows(rows * lanes);
+    kernels.pairs.pair_rows(in.data(), lanes, rows, lanes, pairs.data());
+    kernels.pairs.narrow_rows(in.data(), lanes, rows, lanes, narrow_rows.data(), lanes);
+    for (int64_t r = 0; r < rows + rows % 2; ++r)
+      for (int64_t l = 0; l < lanes; ++l) {
+        const Pair pair = pairs[r / 2 * lanes + l];
+        const uint16_t actual = (r % 2 ? pair.second : pair.first).bits;
+        if (r == rows) {
+          ASSERT_EQ(actual, 0) << "beside an odd row";
+          continue;
+        }
+        const float x = in[r * lanes + l];
+        ASSERT_EQ(actual, narrow<BFloat16>(x).bits) << x;
+        ASSERT_EQ(narrow_rows[r * lanes + l].bits, actual) << x;
+      }
+  }
+}
+
+// A row that there is not may hold anything; its partner must not see it.
+TEST_P(PairsTest, AnOddColumnIsPairedWithZero) {
+  const Kernels& kernels = active_implementation().bf16;
+  const int64_t lanes = 2 * kernels.lanes;
+  const Array<float> in(2 * lanes);
+  std::fill_n(in.data(), in.size(), std::numeric_limits<float>::quiet_NaN());
+  const Array<BFloat16> out(2 * lanes);
+  for (int64_t columns = 1; columns < lanes; columns += 2) {
+    kernels.pairs.narrow_rows(in.data(), lanes, 2, columns, out.data(), lanes);
+    for (int64_t r : {0, 1}) ASSERT_EQ(out[r * lanes + columns].bits, 0) << columns;
+  }
+}
+
+TEST_P(PairsTest, NanStaysNan) {
+  const Kernels& kernels = active_implementation().bf16;
+  const int64_t lanes = 2 * kernels.lanes;
+  const Array<float> in(lanes);
+  std::fill_n(in.data(), lanes, float_of_bits(0x7F800001));
+  const Array<Pair> pairs(lanes);
+  kernels.pairs.pair_rows(in.data(), lanes, 1, lanes, pairs.data());
+  for (int64_t l = 0; l < lanes; ++l) ASSERT_TRUE(std::isnan(widen(pairs[l].first)));
+}
+
+}  // namespace
+}  // namespace qkv::test
