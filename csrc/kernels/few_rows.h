@@ -115,6 +115,7 @@ QKV_INLINE void add_columns(int64_t dim, int64_t keys, const E* value, int64_t v
 template <class E, class T = Compute<E>>
 void add_few_values(int64_t rows, int64_t dim, int64_t keys, const E* value, int64_t value_row,
                     const T* weights, int64_t step, T* output, const Ahead& ahead) {
+  if (dim == 0) return;
   constexpr int W = kLanes<T>;
   // What is asked for while one panel of columns is summed, so that all is by the end.
   const int64_t panels = (dim + 2 * W - 1) / (2 * W), share = (keys + panels - 1) / panels;

@@ -154,17 +154,27 @@ class TestShapes:
             output, lse = attention(x, x, x)
             assert output.shape == shape and lse.shape == shape[:-1]
 
-    def test_no_value_columns(self):
-        q = torch.randn(2, 3, 4, 8)
-        output, lse = torch.ops.qkv.attention_with_lse(q, q, q[..., :0])
-        assert output.shape == (2, 3, 4, 0)
-        torch.testing.assert_close(lse, attend(q, q, q)[1])
+    @dtypes_of("f32", "f64", "bf16", "f16")
+    @pytest.mark.parametrize("L", [1, 4, 70])
+    def test_no_value_columns(self, L, dtype):
+        q, k = (torch.randn(2, 3, n, 8, dtype=dtype).requires_grad_() for n in (L, 9))
+        output, lse = torch.ops.qkv.attention_with_lse(q, k, k[..., :0])
+        assert output.shape == (2, 3, L, 0)
+        expected = attend(q, k, k)[1]
+        torch.testing.assert_close(lse, expected)
+        grads = (torch.autograd.grad(x.sum(), (q, k)) for x in (lse, expected))
+        torch.testing.assert_close(*grads)
 
-    def test_head_dim_zero(self):
+    @dtypes_of("f32", "f64", "bf16", "f16")
+    @pytest.mark.parametrize("L", [1, 4, 70])
+    def test_head_dim_zero(self, L, dtype):
         """Every score is 0: the mean of the values, whatever the scale."""
-        q, value = torch.randn(2, 3, 4, 0), torch.randn(2, 3, 5, 7)
-        output = torch.ops.qkv.attention(q, torch.randn(2, 3, 5, 0), value, scale=1.0)
-        torch.testing.assert_close(output, value.mean(-2, keepdim=True).expand(2, 3, 4, 7))
+        q, k, value = (torch.randn(2, 3, *n, dtype=dtype) for n in [(L, 0), (5, 0), (5, 7)])
+        output = torch.ops.qkv.attention(q, k, value.requires_grad_(), scale=1.0)
+        expected = value.float().mean(-2, keepdim=True).expand(2, 3, L, 7)
+        torch.testing.assert_close(output, expected.to(dtype))
+        (grad,) = torch.autograd.grad(output.sum(), value)
+        torch.testing.assert_close(grad, torch.full_like(grad, L / 5))
 
     def test_causal_is_top_left(self):
         for L, S in [(3, 5), (5, 3)]:
