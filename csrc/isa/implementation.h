@@ -103,6 +103,8 @@ struct Kernels {
                  int64_t a_col, const Pair* b, int64_t b_row, float* c, int64_t c_row, int beta,
                  const float* lanes_beta, float alpha);
     void (*pair_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out);
+    void (*pair_scaled_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes,
+                             const float* factors, Pair* out, float* errors);
     void (*narrow_rows)(const float* in, int64_t in_row, int64_t rows, int64_t columns,
                         BFloat16* out, int64_t out_row);
   } pairs = {};

@@ -22,6 +22,7 @@ class FewRowProducts {
 
   static int64_t block_keys(int64_t) { return kFewKeys; }
   static int64_t query_size(const Problem& p) { return kRowBlock<T> * p.head_dim; }
+  static int64_t output_size(const Problem& p) { return kRowBlock<T> * p.head_dim_v; }
 
   void pack(const Tile& tile, Query* query) const {
     gather_rows(rows_of<E>(p_, p_.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.rows,

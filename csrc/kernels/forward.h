@@ -28,9 +28,7 @@ struct ForwardScratch {
         rescale(arena.take<T>(kRowBlock<T>)),
         dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
-    const int64_t query_size = P::query_size(p);
-    // Padded rows of Dv: the transpositions work on whole vectors.
-    const int64_t output_size = kRowBlock<T> * padded<T>(p.head_dim_v);
+    const int64_t query_size = P::query_size(p), output_size = P::output_size(p);
     tiles = arena.take<ForwardState<P>>(count);
     Query* query = arena.take<Query>(count * query_size);
     T* output = arena.take<T>(count * output_size);
@@ -65,7 +63,7 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const P& pro
   using T = Compute<typename P::Element>;
   state.tile = tile;
   products.pack(tile, state.query);
-  std::fill(state.output, state.output + tile.lanes * padded<T>(p.head_dim_v), T(0));
+  std::fill_n(state.output, P::output_size(p), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));
   if (with_sink) add_sinks(p, state);

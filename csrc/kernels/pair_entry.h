@@ -11,7 +11,7 @@ inline void pair_gemm_entry(int64_t rows, int64_t columns, int64_t depth, const 
 
 constexpr Kernels pair_kernels() {
   Kernels kernels = kernels_of<BFloat16>();
-  kernels.pairs = {kTiles, pair_gemm_entry, pair_rows, narrow_rows};
+  kernels.pairs = {kTiles, pair_gemm_entry, pair_rows, pair_rows, narrow_rows};
   return kernels;
 }
 

@@ -36,6 +36,8 @@ class GradProducts<BFloat16> {
 
   void load_rows(const BackwardArgs& a, int64_t batch, int64_t kv_head, int64_t row, int64_t rows) {
     has_grad_output_ = a.grad_output.data != nullptr;
+    const int64_t first = row / p_.group(), last = (row + rows - 1) / p_.group();
+    sees_few_ = 8 * (key_end(p_, last) - key_begin(p_, first)) <= p_.seqlen_k;
     const int64_t count = padded<float>(rows);
     const auto read = [&](const Input& input, RowPairs& to) {
       to.read(rows_of<BFloat16>(p_, input, batch, kv_head), row, rows, count);
@@ -75,11 +77,17 @@ class GradProducts<BFloat16> {
 
   void add_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
                       const float* grad_scores) const {
-    pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);
     const Matrix<Pair> k = key_pairs_.from(key - first_);
-    gemm_pairs(p_.head_dim, tile.lanes,
-               {pairs_in(keys), k.data, k.row, k.col, zipped_, tile.lanes,
-                grad_query_t_ + lane * dim_, tile.lanes, Beta::one, nullptr});
+    const auto add_zipped = [&] {
+      gemm_pairs(p_.head_dim, tile.lanes,
+                 {pairs_in(keys), k.data, k.row, k.col, zipped_, tile.lanes,
+                  grad_query_t_ + lane * dim_, tile.lanes, Beta::one, nullptr});
+    };
+    pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);
+    add_zipped();
+    if (!sees_few_) return;
+    pair_rest(grad_scores, tile.step, keys, tile.lanes, zipped_);
+    add_zipped();
   }
 
   const float* grad_query(const Tile& tile, int64_t lane) const {
@@ -110,6 +118,13 @@ class GradProducts<BFloat16> {
   void add_rows(const RowPairs& from, int64_t dim, int64_t lane, int64_t rows, int64_t keys,
                 const float* tile, float* to, float factor) const {
     narrow_rows(tile, kGradRows, keys, rows, narrow_, kGradRows);
+    add_narrow(from, dim, lane, rows, keys, to, factor);
+    if (!sees_few_) return;
+    narrow_rest(tile, kGradRows, keys, rows, narrow_, kGradRows);
+    add_narrow(from, dim, lane, rows, keys, to, factor);
+  }
+  void add_narrow(const RowPairs& from, int64_t dim, int64_t lane, int64_t rows, int64_t keys,
+                  float* to, float factor) const {
     gemm_pairs(keys, padded<float>(dim),
                {pairs_in(rows), reinterpret_cast<const Pair*>(narrow_), kGradRows / 2, 1,
                 from.zipped(lane), padded_halves(dim), to, padded<float>(dim), Beta::one, nullptr,
@@ -136,6 +151,9 @@ class GradProducts<BFloat16> {
   BFloat16* narrow_;  // scratch
   Pair* zipped_;      // scratch
   bool has_grad_output_ = false;
+  // Rows that see few of the keys have the largest weights, which decide how accurate
+  // gradients are, and cost little: what rounding leaves of a tile is multiplied, too.
+  bool sees_few_ = false;
   int64_t first_ = 0;
   Matrix<Pair> keys_{}, values_{};
 };

@@ -1,5 +1,7 @@
 // The products of bf16 where pairs are multiplied. Weights are rounded to bf16 as an
-// operand of their product, and nowhere else: their sum has them as they were.
+// operand of their product, relative to the largest of their row so far, which so becomes
+// 1; and the output is divided by the sum of what was multiplied. The log-sum-exp has the
+// sum of the weights as they were.
 namespace qkv::QKV_ISA {
 
 template <>
@@ -20,6 +22,11 @@ class Products<BFloat16> {
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
   static int64_t query_size(const Problem& p) {
     return kRowBlock<float> * padded_halves(p.head_dim) / 2;
+  }
+  // The last two rows: the largest weight, in whose units output is, and what rounding has
+  // added to the sum of weights, in the same units.
+  static int64_t output_size(const Problem& p) {
+    return kRowBlock<float> * (padded<float>(p.head_dim_v) + 2);
   }
   void pack(const Tile& tile, Query* query) const {
     queries_.read(rows_of<BFloat16>(p_, p_.query, tile.batch, tile.kv_head), tile.row, tile.rows,
@@ -45,19 +52,41 @@ class Products<BFloat16> {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
                   const float* rescale, float* output) const {
-    pair_rows(weights, tile.step, keys, tile.lanes, weights_);
+    float inverse[kRowBlock<float>], keep[kRowBlock<float>], errors[kRowBlock<float>];
+    float *largest = largest_weights(tile, output), *error = largest + tile.lanes;
+    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
+      const Vec<float> before = load(largest + v) * load(rescale + v);
+      Vec<float> top = max<float>(before, splat(1e-30f));  // nothing seen yet: not 0 / 0
+      for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
+      store(largest + v, top);
+      store(inverse + v, 1 / top);
+      store(keep + v, before / top);
+    }
+    pair_rows(weights, tile.step, keys, tile.lanes, inverse, weights_, errors);
+    for (int v = 0; v < tile.lanes; v += kLanes<float>)
+      store(error + v, load(error + v) * load(keep + v) + load(errors + v));
     const Matrix<Pair> v = values_.from(key - first_);
     gemm_pairs(p_.head_dim_v, tile.lanes,
                {pairs_in(keys), v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes,
-                Beta::lanes, rescale});
+                Beta::lanes, keep});
   }
 
-  const float* output_rows(const Tile& tile, const float* factors, float* output,
-                           float* rows) const {
+  const float* output_rows(const Tile& tile, float* factors, float* output, float* rows) const {
+    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
+      const float* largest = largest_weights(tile, output) + v;
+      const Vec<float> factor = load(factors + v) * load(largest);
+      // Dropped weights are part of the sum, and not of what was multiplied.
+      const Vec<float> error = p_.dropout_p > 0 ? Vec<float>{} : load(largest + tile.lanes);
+      store(factors + v, factor / (1 + error * factor));
+    }
     return transposed_rows(tile, p_.head_dim_v, factors, output, rows);
   }
 
  private:
+  float* largest_weights(const Tile& tile, float* output) const {
+    return output + tile.lanes * padded<float>(p_.head_dim_v);
+  }
+
   const Problem& p_;
   PairUnit unit_;
   RowPairs queries_;  // scratch

@@ -49,24 +49,39 @@ QKV_INLINE PairHalves load_halves(const BFloat16* p) {
   return x;
 }
 
-// to[lane] = in[0][lane], in[1][lane]: one row of the right-hand operand of a product.
-QKV_INLINE void pair_row(const float* first, const float* second, int64_t lanes, Pair* to) {
-  for (int64_t l = 0; l < lanes; l += kLanes<float>) {
-    const Vec<float> low = load(first + l), high = second ? load(second + l) : Vec<float>{};
-    const PairHalves halves = (PairHalves)native_narrow(low, high);
-    PairHalves index{};
-    QKV_UNROLL
-    for (int i = 0; i < kPairHalves; ++i) index[i] = (i & 1 ? kLanes<float> : 0) + i / 2;
-    store(to + l, (Vec<Pair>)__builtin_shuffle(halves, index));
-  }
+QKV_INLINE Vec<Pair> pair_up(Vec<float> first, Vec<float> second) {
+  const PairHalves halves = (PairHalves)native_narrow(first, second);
+  PairHalves index{};
+  QKV_UNROLL
+  for (int i = 0; i < kPairHalves; ++i) index[i] = (i & 1 ? kLanes<float> : 0) + i / 2;
+  return (Vec<Pair>)__builtin_shuffle(halves, index);
 }
 
 // Rows of f32 [rows x lanes] to pairs of two rows [pairs_in(rows) x lanes]. `lanes` is
 // a multiple of kLanes<float>; what an odd row is paired with is 0.
 inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out) {
-  for (int64_t r = 0; r < rows; r += 2)
-    pair_row(in + r * in_row, r + 1 < rows ? in + (r + 1) * in_row : nullptr, lanes,
-             out + r / 2 * lanes);
+  for (int64_t r = 0; r < rows; r += 2, in += 2 * in_row, out += lanes)
+    for (int64_t l = 0; l < lanes; l += kLanes<float>)
+      store(out + l, pair_up(load(in + l), r + 1 < rows ? load(in + in_row + l) : Vec<float>{}));
+}
+
+// The same of rows times factors [lanes]. errors [lanes] = what rounding has added to
+// their sum.
+inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lanes,
+                      const float* factors, Pair* out, float* errors) {
+  for (int64_t l = 0; l < lanes; l += kLanes<float>) {
+    const Vec<float> factor = load(factors + l);
+    Vec<float> error{};
+    for (int64_t r = 0; r < rows; r += 2) {
+      const Vec<float> first = load(in + r * in_row + l) * factor;
+      const Vec<float> second =
+          r + 1 < rows ? load(in + (r + 1) * in_row + l) * factor : Vec<float>{};
+      const Vec<Pair> pairs = pair_up(first, second);
+      error += (Vec<float>)(pairs << 16) - first + ((Vec<float>)(pairs & 0xffff0000) - second);
+      store(out + r / 2 * lanes + l, pairs);
+    }
+    store(errors + l, error);
+  }
 }
 
 // Rows of f32 to bf16: `columns` of each, and up to kPairHalves - 1 more that mean
@@ -79,6 +94,33 @@ inline void narrow_rows(const float* in, int64_t in_row, int64_t rows, int64_t c
       std::memcpy(out + c, &halves, sizeof halves);
     }
     if (columns % 2) out[columns] = {};
+  }
+}
+
+// x - rounded, which is small; 0 where x is infinite.
+QKV_INLINE Vec<float> rest_of(Vec<float> x, Vec<float> rounded) {
+  const Vec<float> rest = x - rounded;
+  return rest == rest ? rest : Vec<float>{};
+}
+
+// What pair_rows made of `in` becomes what that left of it.
+inline void pair_rest(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* pairs) {
+  for (int64_t r = 0; r < rows; r += 2, in += 2 * in_row, pairs += lanes)
+    for (int64_t l = 0; l < lanes; l += kLanes<float>) {
+      const Vec<Pair> rounded = load(pairs + l);
+      const Vec<float> second = r + 1 < rows ? load(in + in_row + l) : Vec<float>{};
+      store(pairs + l, pair_up(rest_of(load(in + l), (Vec<float>)(rounded << 16)),
+                               rest_of(second, (Vec<float>)(rounded & 0xffff0000))));
+    }
+}
+
+// And the same of narrow_rows.
+inline void narrow_rest(const float* in, int64_t in_row, int64_t rows, int64_t columns,
+                        BFloat16* narrow, int64_t narrow_row) {
+  for (int64_t r = 0; r < rows; ++r, in += in_row, narrow += narrow_row) {
+    for (int64_t c = 0; c < columns; c += kLanes<float>)
+      store_narrow(narrow + c, rest_of(load(in + c), load_wide(narrow + c)));
+    if (columns % 2) narrow[columns] = {};
   }
 }
 

@@ -35,8 +35,9 @@ class Products {
 
   // Keys of the blocks that `keys` keys are cut into.
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
-  // Elements of a packed tile.
+  // Elements of a packed tile, and of its output.
   static int64_t query_size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim); }
+  static int64_t output_size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim_v); }
   void pack(const Tile& tile, Query* query) const { pack_queries<E>(p_, tile, rows_, query); }
 
   void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {

@@ -162,6 +162,29 @@ TEST_P(PairsTest, Rounding) {
   }
 }
 
+TEST_P(PairsTest, ScaledRowsAndTheErrorsOfTheirSums) {
+  const Kernels& kernels = active_implementation().bf16;
+  const int64_t lanes = 2 * kernels.lanes;
+  for (int64_t rows : {1, 2, 40, 41}) {
+    const Array<float> in(rows * lanes), factors(lanes), errors(lanes);
+    fill(in), fill(factors);
+    const Array<Pair> pairs((rows + 1) / 2 * lanes);
+    kernels.pairs.pair_scaled_rows(in.data(), lanes, rows, lanes, factors.data(), pairs.data(),
+                                   errors.data());
+    for (int64_t l = 0; l < lanes; ++l) {
+      double error = 0;
+      for (int64_t r = 0; r < rows; ++r) {
+        const float x = in[r * lanes + l] * factors[l];
+        const Pair pair = pairs[r / 2 * lanes + l];
+        const BFloat16 rounded = r % 2 ? pair.second : pair.first;
+        ASSERT_EQ(rounded.bits, narrow<BFloat16>(x).bits) << r << ", " << l;
+        error += widen(rounded) - x;
+      }
+      ASSERT_NEAR(errors[l], error, 1e-5) << rows;
+    }
+  }
+}
+
 // A row that there is not may hold anything; its partner must not see it.
 TEST_P(PairsTest, AnOddColumnIsPairedWithZero) {
   const Kernels& kernels = active_implementation().bf16;
