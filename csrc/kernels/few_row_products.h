@@ -25,10 +25,7 @@ class FewRowProducts {
   static int64_t output_size(const Problem& p) { return kRowBlock<T> * p.head_dim_v; }
 
   void pack(const Tile& tile, Query* query) const {
-    gather_rows(rows_of<E>(p_, p_.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.rows,
-                p_.head_dim, query);
-    for (int64_t i = 0; i < tile.rows * p_.head_dim; i += kLanes<T>)
-      store(query + i, load(query + i) * T(p_.scale));
+    pack_few_queries<E>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, query);
   }
 
   // Nothing is copied: products read the user's memory.
@@ -40,10 +37,9 @@ class FewRowProducts {
   }
 
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
-    std::fill_n(scores, keys * tile.step, T(0));  // of lanes without a row
     keys_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
-      few_scores<E>(tile.rows, p_.head_dim, count, keys_.at(j), keys_.row(), query,
-                    scores + (j - key) * tile.step, tile.step,
+      few_scores<E>(tile, p_.head_dim, count, keys_.at(j), keys_.row(), query,
+                    scores + (j - key) * tile.step,
                     Ahead(values_.at(j), values_.row(), p_.head_dim_v));
     });
   }

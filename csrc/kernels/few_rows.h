@@ -76,12 +76,23 @@ QKV_INLINE void for_row_groups(int64_t rows, const F& f) {
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
 }
 
-// scores [keys, step]. query [rows, dim].
+// query [rows, D] = rows [row, row + rows) of a plane, times scale.
 template <class E, class T = Compute<E>>
-void few_scores(int64_t rows, int64_t dim, int64_t keys, const E* key, int64_t key_row,
-                const T* query, T* scores, int64_t step, const Ahead& ahead) {
-  for_row_groups<kLanes<T>>(rows, [&](int64_t r, auto count) {
-    dot_rows<E, count>(dim, keys, key, key_row, query + r * dim, scores + r, step,
+void pack_few_queries(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t rows,
+                      T* query) {
+  gather_rows(rows_of<E>(p, p.query, batch, kv_head), row, rows, rows, p.head_dim, query);
+  for (int64_t i = 0; i < rows * p.head_dim; i += kLanes<T>)
+    store(query + i, load(query + i) * T(p.scale));
+}
+
+// scores [keys x lanes], 0 in lanes without a row. query [rows, dim].
+template <class E, class T = Compute<E>>
+void few_scores(const Tile& tile, int64_t dim, int64_t keys, const E* key, int64_t key_row,
+                const T* query, T* scores, const Ahead& ahead) {
+  for (int64_t j = 0; j < keys; ++j)
+    for (int v = 0; v < tile.lanes; v += kLanes<T>) store(scores + j * tile.step + v, Vec<T>{});
+  for_row_groups<kLanes<T>>(tile.rows, [&](int64_t r, auto count) {
+    dot_rows<E, count>(dim, keys, key, key_row, query + r * dim, scores + r, tile.step,
                        r == 0 ? ahead : Ahead());
   });
 }

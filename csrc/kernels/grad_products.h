@@ -37,7 +37,7 @@ class GradProducts {
     has_grad_output_ = a.grad_output.data != nullptr;
     gather_rows(rows_of<E>(p_, p_.query, batch, kv_head), row, rows, padded<T>(rows), p_.head_dim,
                 query_);
-    for (int64_t i = 0; i < rows * dim_ && few_; ++i) few_query_[i] = query_[i] * T(p_.scale);
+    if (few_) pack_few_queries<E>(p_, batch, kv_head, row, rows, few_query_);
     if (has_grad_output_) {
       gather_rows(rows_of<E>(p_, a.grad_output, batch, kv_head), row, rows, padded<T>(rows),
                   p_.head_dim_v, grad_output_);
@@ -60,10 +60,7 @@ class GradProducts {
   // scores [keys x lanes] of keys [key, key + keys), which are loaded.
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, T* scores) const {
     const Matrix<T> k = keys_.from(key - first_);
-    if (few_) {
-      for (int64_t j = 0; j < keys; ++j) std::fill_n(scores + j * tile.step, tile.lanes, T(0));
-      return few_scores<T>(tile.rows, dim_, keys, k.data, k.row, few_query_, scores, tile.step, {});
-    }
+    if (few_) return few_scores<T>(tile, dim_, keys, k.data, k.row, few_query_, scores, {});
     gemm<T>(keys, tile.lanes,
             {p_.head_dim, k.data, k.row, k.col, query_t_ + lane * dim_, tile.lanes, scores,
              tile.step, Beta::zero, nullptr});

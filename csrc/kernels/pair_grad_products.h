@@ -45,7 +45,7 @@ class GradProducts<BFloat16> {
     };
     read(p_.query, query_);
     if (has_grad_output_) read(a.grad_output, grad_output_);
-    if (few_) pack_few_queries(batch, kv_head, row, rows);
+    if (few_) pack_few_queries<BFloat16>(p_, batch, kv_head, row, rows, few_query_);
     std::fill_n(grad_query_t_, count * dim_, 0.f);
   }
 
@@ -56,11 +56,9 @@ class GradProducts<BFloat16> {
 
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, float* scores) const {
     const Matrix<Pair> k = keys_.from(key - first_);
-    if (few_) {
-      for (int64_t j = 0; j < keys; ++j) std::fill_n(scores + j * tile.step, tile.lanes, 0.f);
-      return few_scores(tile.rows, dim_, keys, reinterpret_cast<const BFloat16*>(k.data), 2 * k.row,
-                        few_query_, scores, tile.step, {});
-    }
+    if (few_)
+      return few_scores(tile, dim_, keys, reinterpret_cast<const BFloat16*>(k.data), 2 * k.row,
+                        few_query_, scores, {});
     gemm_pairs(keys, tile.lanes,
                {pairs_in(p_.head_dim), k.data, k.row, k.col, tile_query(lane), tile.lanes, scores,
                 tile.step, Beta::zero, nullptr, float(p_.scale)});
@@ -108,12 +106,6 @@ class GradProducts<BFloat16> {
   }
 
  private:
-  void pack_few_queries(int64_t batch, int64_t kv_head, int64_t row, int64_t rows) const {
-    gather_rows(rows_of<BFloat16>(p_, p_.query, batch, kv_head), row, rows, rows, p_.head_dim,
-                few_query_);
-    for (int64_t i = 0; i < rows * dim_; ++i) few_query_[i] *= float(p_.scale);
-  }
-
   // to [keys, padded(dim)] += factor * tile [keys x kGradRows] * rows of `from`.
   void add_rows(const RowPairs& from, int64_t dim, int64_t lane, int64_t rows, int64_t keys,
                 const float* tile, float* to, float factor) const {
