@@ -29,6 +29,15 @@ if(csrc_tests)
 endif()
 
 if(QKV_TORCH)
+  # The library with the emulated instruction sets: QKV_LIBRARY=<build>/emulated/libqkv.so lets
+  # Python's tests run on them (tests/emulation/twins.sh).
+  add_library(qkv_with_emulated SHARED EXCLUDE_FROM_ALL $<TARGET_OBJECTS:qkv> $<TARGET_OBJECTS:qkv_emulated>)
+  set_target_properties(qkv_with_emulated PROPERTIES
+    OUTPUT_NAME qkv
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/emulated
+    BUILD_RPATH "${torch_lib_dir}")
+  target_link_libraries(qkv_with_emulated PRIVATE torch qkv_kernels ${torch_openmp})
+
   file(GLOB torch_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/torch_ext/*.cpp)
   if(torch_tests)
     add_executable(qkv_torch_tests ${torch_tests})

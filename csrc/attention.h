@@ -185,8 +185,8 @@ void attention_weights_dot(const Problem& problem, const BackwardArgs& args, con
 // Dropout and sinks do not take part.
 void attention_hard(const Problem& problem, const HardResult& result);
 
-// The instruction sets this CPU can run, best first: "avx512bf16", "amx", "avx512", "avx2",
-// "neon", "generic". "amx" has not run on hardware yet, so it is not the first.
+// The instruction sets this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
+// "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX (dispatch.cpp).
 std::vector<const char*> supported_isas();
 
 // The one in use: the best, or what the environment variable QKV_ISA or
@@ -194,5 +194,15 @@ std::vector<const char*> supported_isas();
 // unknown or that this CPU cannot run.
 const char* active_isa();
 void set_isa(const char* name);
+
+// What the factors of a product are when query, key and value are in half precision. "native":
+// their own type where the instruction set in use multiplies it, which is bf16 with avx512bf16 and
+// amx; weights and gradients of scores are rounded to it as factors. "float32": every factor is
+// widened, and nothing but results is rounded. The setting is the one that the environment variable
+// QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both throw
+// std::invalid_argument for any other name. A forward pass and its backward pass belong under one
+// setting: each has its own order of summation, and so its own last digits of a score.
+const char* half_products();
+void set_half_products(const char* name);
 
 }  // namespace qkv

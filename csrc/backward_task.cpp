@@ -54,7 +54,7 @@ void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, 
 BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
     : p_(problem),
       args_(args),
-      kernels_(active_implementation().kernels(p_.dtype)),
+      kernels_(active_kernels(p_.dtype)),
       sharing_(p_, args),
       planes_(p_, 5),
       splits_(wants_keys(args) ? split_count(p_, args, sharing_, part_bytes()) : 0),

@@ -34,7 +34,7 @@ struct Task {
   Task(const Problem& problem, const ForwardResult& to)
       : p(problem),
         result(to),
-        kernels(active_implementation().kernels(p.dtype)),
+        kernels(active_kernels(p.dtype)),
         planes(p, 1),
         first_split(p.seqlen_k),
         element(size_of(compute_type(p.dtype))) {

@@ -5,7 +5,7 @@
 namespace qkv {
 
 void attention_hard(const Problem& p, const HardResult& result) {
-  const Kernels& kernels = active_implementation().kernels(p.dtype);
+  const Kernels& kernels = active_kernels(p.dtype);
   for_each_row_block(p, kernels,
                      {[&](int64_t rows) { return kernels.forward_workspace(p, rows); },
                       [&](const ForwardBlock& block, void* workspace) {

@@ -5,7 +5,7 @@
 namespace qkv {
 
 void attention_weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot) {
-  const Kernels& kernels = active_implementation().kernels(p.dtype);
+  const Kernels& kernels = active_kernels(p.dtype);
   for_each_row_block(p, kernels,
                      {[&](int64_t) { return kernels.backward_workspace(p, 0); },
                       [&](const ForwardBlock& block, void* workspace) {

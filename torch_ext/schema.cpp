@@ -97,4 +97,7 @@ TORCH_LIBRARY(qkv, m) {
   m.def("_active_isa() -> str");
   m.def("_supported_isas() -> str[]");
   m.def("_set_isa(str name) -> ()");
+  // Behind qkv.half_products() and qkv.set_half_products().
+  m.def("_half_products() -> str");
+  m.def("_set_half_products(str name) -> ()");
 }

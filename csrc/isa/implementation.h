@@ -141,5 +141,7 @@ extern const Implementation kNeon;
 void add_implementation(const Implementation& implementation);
 
 const Implementation& active_implementation();
+// Those of the active implementation, or, if half_products() is "float32", those that widen.
+const Kernels& active_kernels(DType dtype);
 
 }  // namespace qkv

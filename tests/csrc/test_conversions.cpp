@@ -63,7 +63,11 @@ TEST_P(ConversionsTest, EveryNumberComesBack) {
     for (int64_t dim : kDims) {
       const auto value = [&](int64_t n, int64_t) { return all[size_t(n)]; };
       const std::vector<double> r = means(half, int64_t(all.size()), 1, dim, value);
-      for (size_t n = 0; n < all.size(); ++n) ASSERT_EQ(r[n], all[n]) << half;
+      // A value is multiplied by its weight: instructions that multiply bf16 take the subnormal
+      // ones, those below 2^-126, for 0.
+      const double smallest = half == DType::bf16 && multiplies_pairs(GetParam()) ? 0x1p-126 : 0;
+      for (size_t n = 0; n < all.size(); ++n)
+        ASSERT_EQ(r[n], std::abs(all[n]) < smallest ? 0 : all[n]) << half << " " << all[n];
     }
   }
 }

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "cases.h"
@@ -112,6 +114,90 @@ TEST_P(PairsTest, Gemm) {
       for (int64_t rows : {16, 33}) check_gemm(rows, 2 * kernels.lanes, 500, true, beta, alpha);
 }
 
+// x, or a zero of its sign in place of a subnormal number.
+float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.f, x) : x; }
+
+// Numbers with any bits: subnormal, infinite, NaN, and near the smallest and largest ones.
+template <class T>
+void fill_with_bits(const Array<T>& x, Random& random) {
+  for (int64_t i = 0; i < x.size(); ++i) {
+    auto bits = uint32_t(random());
+    // Most products of any bits overflow or vanish: half of the pairs have middling exponents.
+    if (random() % 2) bits = (bits & 0xc0ffc0ff) | 0x1f001f00;
+    if (random() % 4 == 0) bits &= 0x80ff80ff;
+    std::memcpy(&x[i], &bits, sizeof bits);
+  }
+}
+
+// One multiply-add of either instruction: rounded once, subnormal factors, terms and results 0.
+float add_flushed(float a, float b, float sum) {
+  return flushed(std::fma(flushed(a), flushed(b), flushed(sum)));
+}
+
+// The sum that the instructions make of `depth` pairs, at most 16, from zero.
+float sum_of_pairs(const Pair* a, const Pair* b, int64_t b_step, int64_t depth, bool tiles) {
+  float firsts = 0, seconds = 0;
+  for (int64_t k = 0; k < depth; ++k) {
+    const Pair x = a[k], y = b[k * b_step];
+    // vdpbf16ps has one sum; AMX has two, which it adds up.
+    float& second = tiles ? seconds : firsts;
+    second = add_flushed(widen(x.second), widen(y.second), second);
+    firsts = add_flushed(widen(x.first), widen(y.first), firsts);
+  }
+  const float sum = flushed(firsts + seconds);
+  return tiles ? flushed(0.f + sum) : sum;  // AMX adds it to what was in the tile, which is 0
+}
+
+bool same_bits(float x, float y) {
+  return bits_of(x) == bits_of(y) || (std::isnan(x) && std::isnan(y));
+}
+
+TEST_P(PairsTest, EveryBitIsThatOfTheManual) {
+  const Kernels& kernels = active_implementation().bf16;
+  const int64_t rows = 7, cols = 2 * kernels.lanes;
+  for (int round = 0; round < (kQuick ? 20 : 200); ++round)
+    for (int64_t depth : {1, 3, 16}) {
+      const Array<Pair> a(rows * depth), b(depth * cols);
+      const Array<float> c(rows * cols);
+      fill_with_bits(a, random), fill_with_bits(b, random);
+      kernels.pairs.gemm(rows, cols, depth, a.data(), depth, 1, b.data(), cols, c.data(), cols, 0,
+                         nullptr, 1);
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t n = 0; n < cols; ++n) {
+          const float expected = sum_of_pairs(a.data() + i * depth, b.data() + n, cols, depth,
+                                              kernels.pairs.tiles);
+          ASSERT_TRUE(same_bits(c[i * cols + n], expected))
+              << c[i * cols + n] << " instead of " << expected << ", depth " << depth;
+        }
+    }
+}
+
+// Where the CPU has the instructions, they and their twin make the same bits of the same call. (Not
+// with other factors: those multiply by FMA on one side, and without on the other.)
+TEST_P(PairsTest, TwinAndHardwareAgree) {
+  const std::string twin = std::string("emulated_") + GetParam();
+  if (std::string(GetParam()).find("emulated_") == 0) GTEST_SKIP() << "the twin itself";
+  const Kernels& kernels = active_implementation().bf16;
+  set_isa(twin.c_str());
+  const Kernels& twins = active_implementation().bf16;
+  for (int beta : {0, 1})
+    for (int64_t rows : {1, 16, 33})
+      for (int64_t depth : {1, 16, 45, 300}) {
+        const int64_t cols = 3 * kernels.lanes;
+        const Array<Pair> a(rows * depth), b(depth * cols);
+        const Array<float> c(rows * cols), other(rows * cols);
+        fill_with_bits(a, random), fill_with_bits(b, random), fill_with_bits(c, random);
+        std::copy_n(c.data(), c.size(), other.data());
+        const auto call = [&](const Kernels& k, const Array<float>& to) {
+          k.pairs.gemm(rows, cols, depth, a.data(), depth, 1, b.data(), cols, to.data(), cols, beta,
+                       nullptr, 1);
+        };
+        call(kernels, c), call(twins, other);
+        for (int64_t i = 0; i < c.size(); ++i)
+          ASSERT_TRUE(same_bits(c[i], other[i])) << c[i] << " and, by the twin, " << other[i];
+      }
+}
+
 // What multiplies zeros at the edges must not be what happens to lie there.
 TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
   const Kernels& kernels = active_implementation().bf16;
@@ -129,16 +215,17 @@ TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
   for (int64_t i = 0; i < rows * cols; ++i) ASSERT_EQ(c[i], float(2 * depth)) << i;
 }
 
-// Ties, the largest number, infinity, zeros and numbers of any size; not subnormal
-// ones, which some CPUs take for 0.
+// Ties, the largest number, infinity, zeros, and numbers of any size, subnormal ones among them:
+// they become zeros.
 TEST_P(PairsTest, Rounding) {
   const Kernels& kernels = active_implementation().bf16;
   const int64_t lanes = 2 * kernels.lanes;
   std::vector<float> numbers = {0.f,      -0.f,        INFINITY,    -INFINITY, 3.4e38f,
-                                -3.4e38f, 1.00390625f, 1.01171875f, 1e-37f};
+                                -3.4e38f, 1.00390625f, 1.01171875f, 1e-37f,    1e-39f,
+                                -1e-40f,  0x1p-126f};
   while (int64_t(numbers.size()) < 40 * lanes) {
     const float x = float_of_bits(uint32_t(random()));
-    if (std::isnormal(x)) numbers.push_back(x);
+    if (std::isfinite(x)) numbers.push_back(x);
   }
   for (int64_t rows : {1, 2, 39, 40}) {
     const Array<float> in(rows * lanes);
@@ -156,7 +243,7 @@ TEST_P(PairsTest, Rounding) {
           continue;
         }
         const float x = in[r * lanes + l];
-        ASSERT_EQ(actual, narrow<BFloat16>(x).bits) << x;
+        ASSERT_EQ(actual, narrow<BFloat16>(flushed(x)).bits) << x;
         ASSERT_EQ(narrow_rows[r * lanes + l].bits, actual) << x;
       }
   }

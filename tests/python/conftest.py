@@ -1,4 +1,7 @@
-"""Fixtures for every test; hypothesis' settings. QKV_TEST_EXAMPLES=<n> draws n, at random."""
+"""Fixtures for every test; hypothesis' settings. QKV_TEST_EXAMPLES=<n> draws n, at random.
+
+QKV_TEST_ISAS=<name>,<name> runs on those instruction sets instead of all that this CPU has: on the
+emulated ones, say, of the library that QKV_LIBRARY names (tests/emulation/twins.sh)."""
 
 import os
 
@@ -27,7 +30,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("qkv")
 
 
-@pytest.fixture(scope="module", params=qkv.supported_isas())
+ISAS = os.environ["QKV_TEST_ISAS"].split(",") if "QKV_TEST_ISAS" in os.environ else None
+
+
+@pytest.fixture(scope="module", params=ISAS or qkv.supported_isas())
 def isa(request):
     """Runs the test on every instruction set of this host."""
     before = qkv.active_isa()

@@ -59,6 +59,8 @@ def test_set_unsupported():
 
 
 def test_best_first():
-    order = ["avx512bf16", "amx", "avx512", "avx2", "neon", "generic"]
+    order = ["amx", "avx512bf16", "avx512", "avx2", "neon", "generic"]
     isas = qkv.supported_isas()
+    if "amx" in isas:  # then vectors multiply bf16 at half the rate of f32
+        order[1:3] = ["avx512", "avx512bf16"]
     assert isas == sorted(isas, key=order.index) and isas[-1] == "generic"

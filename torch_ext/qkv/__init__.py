@@ -6,6 +6,7 @@ _load()  # before anything that calls torch.ops.qkv
 
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv.functional import attention  # noqa: E402
+from qkv.half_products import half_products, set_half_products  # noqa: E402
 from qkv.hard import hard_attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
 from qkv.kvcache import attention_with_kvcache  # noqa: E402
@@ -23,7 +24,9 @@ __all__ = [
     "attention_weights",
     "attention_with_kvcache",
     "cmake_prefix_path",
+    "half_products",
     "hard_attention",
+    "set_half_products",
     "set_isa",
     "supported_isas",
     "varlen_attn",

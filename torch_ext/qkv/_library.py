@@ -1,5 +1,6 @@
 """Finds and loads libqkv.so, which holds the operators."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +30,11 @@ cmake_prefix_path = str(PACKAGE_DIR / "share" / "cmake")
 
 
 def load() -> None:
+    """Loads the package's library, or the build of it that QKV_LIBRARY names: for tests of builds
+    that nobody installs, with sanitizers or emulated instruction sets, say."""
+    if other := os.environ.get("QKV_LIBRARY"):
+        torch.ops.load_library(Path(other).resolve())
+        return
     built = (PACKAGE_DIR / "lib" / "torch_version.txt").read_text().strip()
     if _minor(built) != _minor(torch.__version__):
         raise ImportError(

@@ -13,9 +13,12 @@
 #define QKV_PAIR_GEMM "kernels/amx_gemm.h"
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
-#include "isa/amx/tiles.h"          // second
-#include "isa/avx512/vec.h"         // first
-#include "isa/avx512bf16/leaves.h"  // third
+// vec.h defines the vector types that the next two headers use. One block each, so that
+// clang-format keeps the order.
+#include "isa/avx512/vec.h"
+
+#include "isa/amx/tiles.h"
+#include "isa/avx512bf16/leaves.h"
 
 #include "kernels/all.h"
 

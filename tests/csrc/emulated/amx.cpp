@@ -6,8 +6,11 @@
 #define QKV_ISA emulated_amx
 #define QKV_PAIR_GEMM "kernels/amx_gemm.h"
 
-#include "emulated/tiles.h"  // second
-#include "emulated/vec.h"    // first
+// vec.h defines the vectors that tiles.h works on. One block each, so that clang-format keeps the
+// order.
+#include "emulated/vec.h"
+
+#include "emulated/tiles.h"
 
 #include "kernels/all.h"
 

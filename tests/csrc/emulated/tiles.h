@@ -26,17 +26,24 @@ struct Tiles {
     for (int i = 0; i < 16; ++i)
       std::memcpy(static_cast<char*>(p) + i * row_bytes, at(tile)[i], 64);
   }
+  // tdpbf16ps: the first numbers of the pairs and the second ones have a sum of their own, which
+  // begins with zero; the two sums are added up, and then to the tile.
   template <int sum, int a, int b>
   static void dot() {
     static_assert(sum != a && sum != b && a != b);
-    for (int i = 0; i < 16; ++i)
-      for (int j = 0; j < 16; ++j) {
-        float total = float_of_bits(at(sum)[i][j]);
-        for (int k = 0; k < 16; ++k)
-          total +=
-              first(at(a)[i][k]) * first(at(b)[k][j]) + second(at(a)[i][k]) * second(at(b)[k][j]);
-        at(sum)[i][j] = bits_of(total);
+    for (int i = 0; i < 16; ++i) {
+      Floats firsts{}, seconds{}, total;
+      for (int k = 0; k < 16; ++k) {
+        FloatBits row;
+        std::memcpy(&row, at(b)[k], sizeof row);
+        const FloatBits pair = at(a)[i][k] - FloatBits{};
+        firsts = add_product_flushed(first_of(pair), first_of(row), firsts);
+        seconds = add_product_flushed(second_of(pair), second_of(row), seconds);
       }
+      std::memcpy(&total, at(sum)[i], sizeof total);
+      total = flush(flush(total) + flush(firsts + seconds));
+      std::memcpy(at(sum)[i], &total, sizeof total);
+    }
   }
 
  private:
@@ -44,8 +51,6 @@ struct Tiles {
     if (!tile_file.configured) __builtin_trap();
     return tile_file.tile[tile];
   }
-  static float first(uint32_t pair) { return float_of_bits(pair << 16); }
-  static float second(uint32_t pair) { return float_of_bits(pair & 0xffff0000); }
 };
 
 }  // namespace qkv::QKV_ISA

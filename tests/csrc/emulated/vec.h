@@ -3,6 +3,8 @@
 #undef QKV_VECTOR_REGISTER
 #define QKV_VECTOR_REGISTER "+m"
 
+#include "emulated/flushed.h"
+
 namespace qkv::QKV_ISA {
 
 #if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
@@ -14,21 +16,23 @@ constexpr int kVectorBytes = 64;
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 8;
 
-// A bf16 in the upper half of 32 bits is an f32.
+// vdpbf16ps: the second numbers of the pairs first, then the first ones.
 template <class V, class Pairs>
 QKV_INLINE V native_dot_pairs(V sum, Pairs a, Pairs b) {
-  sum += (V)(a & 0xffff0000) * (V)(b & 0xffff0000);
-  return sum + (V)(a << 16) * (V)(b << 16);
+  const Floats seconds = add_product_flushed(second_of(a), second_of(b), (Floats)sum);
+  return (V)add_product_flushed(first_of(a), first_of(b), seconds);
 }
 
+// vcvtne2ps2bf16, which takes subnormal numbers for zeros, too.
 typedef uint16_t Narrow __attribute__((vector_size(kVectorBytes)));
 template <class V>
 QKV_INLINE Narrow native_narrow(V low, V high) {
   constexpr int kHalf = kVectorBytes / 4;
+  const Floats flushed_low = flush((Floats)low), flushed_high = flush((Floats)high);
   Narrow narrow{};
   for (int i = 0; i < kHalf; ++i) {
-    narrow[i] = qkv::narrow<BFloat16>(low[i]).bits;
-    narrow[kHalf + i] = qkv::narrow<BFloat16>(high[i]).bits;
+    narrow[i] = qkv::narrow<BFloat16>(flushed_low[i]).bits;
+    narrow[kHalf + i] = qkv::narrow<BFloat16>(flushed_high[i]).bits;
   }
   return narrow;
 }
