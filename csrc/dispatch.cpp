@@ -66,8 +66,9 @@ enum HalfProducts { kUnset = -1, kNative, kFloat32 };
 HalfProducts half_products_called(const std::string& name, const char* asked_by) {
   for (HalfProducts products : {kNative, kFloat32})
     if (name == kHalfProducts[products]) return products;
-  throw std::invalid_argument(std::string(asked_by) + ": no products of half precision are called '" +
-                              name + "', expected one of: native, float32");
+  throw std::invalid_argument(std::string(asked_by) +
+                              ": no products of half precision are called '" + name +
+                              "', expected one of: native, float32");
 }
 
 std::atomic<HalfProducts> products_in_use{kUnset};

@@ -164,8 +164,8 @@ TEST_P(PairsTest, EveryBitIsThatOfTheManual) {
                          nullptr, 1);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t n = 0; n < cols; ++n) {
-          const float expected = sum_of_pairs(a.data() + i * depth, b.data() + n, cols, depth,
-                                              kernels.pairs.tiles);
+          const float expected =
+              sum_of_pairs(a.data() + i * depth, b.data() + n, cols, depth, kernels.pairs.tiles);
           ASSERT_TRUE(same_bits(c[i * cols + n], expected))
               << c[i * cols + n] << " instead of " << expected << ", depth " << depth;
         }
@@ -220,9 +220,8 @@ TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
 TEST_P(PairsTest, Rounding) {
   const Kernels& kernels = active_implementation().bf16;
   const int64_t lanes = 2 * kernels.lanes;
-  std::vector<float> numbers = {0.f,      -0.f,        INFINITY,    -INFINITY, 3.4e38f,
-                                -3.4e38f, 1.00390625f, 1.01171875f, 1e-37f,    1e-39f,
-                                -1e-40f,  0x1p-126f};
+  std::vector<float> numbers = {0.f,         -0.f,        INFINITY, -INFINITY, 3.4e38f, -3.4e38f,
+                                1.00390625f, 1.01171875f, 1e-37f,   1e-39f,    -1e-40f, 0x1p-126f};
   while (int64_t(numbers.size()) < 40 * lanes) {
     const float x = float_of_bits(uint32_t(random()));
     if (std::isfinite(x)) numbers.push_back(x);

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import qkv
 from qkv.bench import philox
 
 INF = float("inf")
@@ -242,12 +243,38 @@ def sdpa(query, key, value, attn_mask=None, is_causal=False, **options):
     )
 
 
+SDPA_OPTIONS = {"attn_mask", "is_causal", "scale", "enable_gqa"}
+
+
 def unfused(query, key, value, **options):
     """(output, lse) as torch gives them: by its own attention if it can, else step by step."""
     output, lse = attend(query, key, value, **options)
-    if options.keys() <= {"attn_mask", "is_causal", "scale", "enable_gqa"}:
+    if options.keys() <= SDPA_OPTIONS:
         output = sdpa(query, key, value, **options)
     return output, lse
+
+
+def in_own_dtype(query, key, value, **options):
+    """(output, lse) of 4-D inputs as torch gives them without widening halves: the output by its
+    fused kernel, which takes a mask of four dimensions only; what that has no argument for, step by
+    step, every step rounded to the inputs' dtype."""
+    output, lse = attend.__wrapped__(query, key, value, **options)
+    if options.keys() <= SDPA_OPTIONS:
+        if (mask := options.get("attn_mask")) is not None:
+            options["attn_mask"] = mask.expand(*query.shape[:-1], key.size(-2))
+        output = sdpa(query, key, value, **options)
+    return output, lse
+
+
+def rounds_factors(dtype):
+    """Whether the operator multiplies this dtype as it is: weights are rounded to it, too."""
+    pairs = "bf16" in qkv.active_isa() or "amx" in qkv.active_isa()
+    return dtype == torch.bfloat16 and pairs and qkv.half_products() == "native"
+
+
+def as_torch(dtype):
+    """What the operator must be as accurate as: torch with the same factors. (output, lse)."""
+    return in_own_dtype if rounds_factors(dtype) else unfused
 
 
 def reference(query, key, value, **options):

@@ -42,6 +42,14 @@ def isa(request):
     qkv.set_isa(before)
 
 
+@pytest.fixture
+def half_products():
+    """Lets a test call qkv.set_half_products."""
+    before = qkv.half_products()
+    yield qkv.set_half_products
+    qkv.set_half_products(before)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

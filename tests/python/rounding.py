@@ -1,4 +1,11 @@
-"""Bounds on errors: no larger than torch's, or than what rounding the sums behind it costs."""
+"""Bounds on errors: no larger than torch's, or than what rounding the sums behind it costs.
+
+The one rule for half precision: of the same numbers, with factors of the same dtype (as_torch), the
+error is no larger than torch's own. It is the root mean square that is compared
+(assert_no_less_accurate); or, of tensors that are too small for that to be a steady number, the
+maximum, but for half an ulp of the largest result (assert_as_close); or, where sums may cancel,
+so that torch's error is a matter of luck, but for an ulp of the terms (assert_within_rounding).
+"""
 
 import math
 from typing import NamedTuple
@@ -19,6 +26,17 @@ def assert_no_less_accurate(ours, theirs, truth, limit=1.02):
     our_error, their_error = rms_error(ours, truth), rms_error(theirs, truth)
     limit = max(limit, 1.1 if qkv.active_isa() == "generic" else 1)
     assert our_error <= limit * their_error, f"{our_error / their_error:.3f} times torch's"
+
+
+def assert_as_close(ours, theirs, truth):
+    """No element further off than torch's worst, but for half an ulp of the largest result; in f32,
+    where sums are taken in another order, for eight, and in f64, which the truth itself was computed
+    in, for 64."""
+    assert ours.shape == truth.shape
+    error, torchs = max_error(ours, truth), max_error(theirs, truth)
+    ulps = 0.5 if ours.dtype in HALVES else {torch.float32: 8, torch.float64: 64}[ours.dtype]
+    slack = ulps * torch.finfo(ours.dtype).eps * largest(truth)
+    assert error <= torchs + slack, f"off by {error:.3g}, torch {torchs:.3g}, slack {slack:.3g}"
 
 
 class Magnitude(NamedTuple):

@@ -8,16 +8,16 @@ import shutil
 import pytest
 import torch
 import torch._dynamo.testing
-from common import INF, attend, reference, run_python
+from common import INF, as_torch, attend, compute_type, reference, rounds_factors, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import assert_as_close
 from strategies import LAYOUTS, lay_out
 from torch.library import opcheck
 
 import qkv
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-TOLERANCE = dict(zip(DTYPES, (2e-5, 1e-11, 1e-2, 2e-3), strict=True))
 COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 INT = torch.int32
 
@@ -34,11 +34,11 @@ def slots(call, b):
     return torch.full((cache.size(2),), row), torch.arange(cache.size(2))
 
 
-def compose(call):
-    """(output, lse, k_cache, v_cache) in f64, without writing to any of them."""
+def compose(call, dtype=torch.float64, attend=attend):
+    """(output, lse, k_cache, v_cache) in `dtype`, without writing to any of them."""
     call = dict(call)
     query, key, value = (call.get(n) for n in ("query", "key", "value"))
-    caches = [call[n].double().clone() for n in ("k_cache", "v_cache")]
+    caches = [call[n].to(dtype, copy=True) for n in ("k_cache", "v_cache")]
     L_new = 0 if key is None else key.size(2)
     window = call.get("window_size")
     if call.get("causal"):
@@ -52,39 +52,37 @@ def compose(call):
         for cache, new in zip(caches, (key, value), strict=True):
             if new is not None:
                 new_slots = slice(length, length + L_new)
-                cache[place[new_slots], :, at[new_slots]] = new[b].double().transpose(0, 1)
+                cache[place[new_slots], :, at[new_slots]] = new[b].to(dtype).transpose(0, 1)
     for b in range(query.size(0)):
         place, at = slots(call, b)
         leftpad = call.get("cache_leftpad")
         seen = slice(0 if leftpad is None else int(leftpad[b]), ends[b])
         rows = [cache[place[seen], :, at[seen]].transpose(0, 1) for cache in caches]
         own = {
-            n: call[n].double().expand(query.shape[:2])[b]
+            n: call[n].to(compute_type(dtype)).expand(query.shape[:2])[b]
             for n in ("alibi_slopes", "sinks")
             if call.get(n) is not None
         }
         pieces.append(
             attend(
-                query[b].double(), *rows, enable_gqa=True, window_size=window,
+                query[b].to(dtype), *rows, enable_gqa=True, window_size=window,
                 scale=call.get("softmax_scale"), softcap=call.get("softcap", 0.0), **own,
             )
         )  # fmt: skip
     if not pieces:
         shape = (*query.shape[:3], caches[1].size(3))
-        return torch.zeros(shape).double(), torch.zeros(shape[:3]).double(), *caches
+        return torch.zeros(shape).to(dtype), torch.zeros(shape[:3]).to(dtype), *caches
     return *(torch.stack(x) for x in zip(*pieces, strict=True)), *caches
 
 
 def compare(call):
-    expected = compose(call)
-    dtype = call["query"].dtype
+    expected, dtype = compose(call), call["query"].dtype
     output, lse = qkv.attention_with_kvcache(**call, return_softmax_lse=True)
     assert output.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(output.double(), expected[0], rtol=tolerance, atol=tolerance)
-    tolerance = max(TOLERANCE[lse.dtype], 1e-11)
-    torch.testing.assert_close(lse.double(), expected[1], rtol=tolerance, atol=tolerance)
+    theirs = compose(call, dtype, attend.__wrapped__ if rounds_factors(dtype) else attend)
+    assert_as_close(output, theirs[0], expected[0])
+    assert_as_close(lse, expected[1], expected[1])
     for cache, truth in zip((call["k_cache"], call["v_cache"]), expected[2:], strict=True):
         assert torch.equal(cache.double(), truth)  # new rows where they belong, nothing else
     return output
@@ -203,11 +201,9 @@ class TestAgainstComposition:
             step = {"query": query[:, :, n : n + 1]}
             step |= {"key": key[:, :, n : n + 1], "value": value[:, :, n : n + 1]}
             outputs.append(qkv.attention_with_kvcache(**call | step, cache_seqlens=n, causal=True))
-        truth = reference(query, key, value, is_causal=True, enable_gqa=True)[0]
-        tolerance = TOLERANCE[dtype]
-        torch.testing.assert_close(
-            torch.cat(outputs, 2).double(), truth, rtol=tolerance, atol=tolerance
-        )
+        options = {"is_causal": True, "enable_gqa": True}
+        theirs, truth = (f(query, key, value, **options)[0] for f in (as_torch(dtype), reference))
+        assert_as_close(torch.cat(outputs, 2), theirs, truth)
 
 
 def test_flash_attention_layout():

@@ -19,9 +19,9 @@ QKV_INLINE Floats flush(Floats x) {
 // of 24 and 16 bits that is rounded to double's 53 bits, and then to f32's 24, is what rounding it
 // once would make it.
 QKV_INLINE Floats add_product_flushed(Floats a, Floats b, Floats sum) {
-  const Doubles exact = __builtin_convertvector(flush(a), Doubles) *
-                            __builtin_convertvector(flush(b), Doubles) +
-                        __builtin_convertvector(flush(sum), Doubles);
+  const Doubles exact =
+      __builtin_convertvector(flush(a), Doubles) * __builtin_convertvector(flush(b), Doubles) +
+      __builtin_convertvector(flush(sum), Doubles);
   return flush(__builtin_convertvector(exact, Floats));
 }
 
