@@ -13,7 +13,7 @@ namespace {
 
 class BackwardPass {
  public:
-  BackwardPass(size_t jobs, int num_threads) : threads_(num_threads) { tasks_.reserve(jobs); }
+  BackwardPass(size_t jobs, int num_threads) : threads_{num_threads, 1} { tasks_.reserve(jobs); }
 
   void add(const Problem& p, const BackwardArgs& args) {
     if (p.batch() > 0 && p.heads > 0) tasks_.emplace_back(p, args);
@@ -42,13 +42,13 @@ class BackwardPass {
   void plan() {
     Team team{1, 0};
     for (const BackwardTask& task : tasks_) team.flops += task.flops();
-    team.threads = usable_threads(threads_, team.flops);
+    team.threads = threads_.team = usable_threads(threads_.team, team.flops);
     int64_t items = 0;
     for (BackwardTask& task : tasks_) {
       task.plan(team);
       items += std::max(task.items().count, task.head_items().count);
     }
-    threads_ = int(std::clamp<int64_t>(items, 1, team.threads));
+    threads_.working = int(std::clamp<int64_t>(items, 1, team.threads));
   }
 
   // Divides the memory of the call; returns its size.
@@ -59,13 +59,13 @@ class BackwardPass {
       workspace_bytes_ = std::max(workspace_bytes_, task.workspace_bytes());
       task.take_memory(arena);
     }
-    workspaces_ = arena.take<char>(int64_t(workspace_bytes_) * threads_);
+    workspaces_ = arena.take<char>(int64_t(workspace_bytes_) * threads_.working);
     return arena.used();
   }
 
   void* workspace(int thread) const { return workspaces_ + size_t(thread) * workspace_bytes_; }
 
-  int threads_;
+  Threads threads_;
   std::vector<BackwardTask> tasks_;
   size_t workspace_bytes_ = 0;
   char* workspaces_ = nullptr;
