@@ -118,24 +118,26 @@ TEST_P(FarKeys, DropoutCountsThemAll) {
 // Keys enough for the index to be counted in several pieces.
 TEST_P(FarKeys, HardAttentionOverManyKeys) {
   constexpr int64_t kKeys = 50000;
-  for (DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+  const auto best_of = [](DType dtype, auto score) {
     Case c;
     c.dtype = dtype, c.L = 5, c.S = kKeys, c.D = 1, c.Dv = 1, c.scale = 1;
     Workload w(c);
     w.query.fill([] { return 1; });
-    std::vector<int64_t> best = {0, 16379, 16380, 16383, 16384, 16385, 32759, 40000, kKeys - 1};
-    for (int64_t first : best) {
-      w.key.fill([] { return -1; });
-      for (int64_t j = first; j < kKeys; j += 7) w.key.set({0, j, 0}, 3);
-      w.value.set({0, first, 0}, 0.5);
-      const Results r = run_hard(w);
+    for (int64_t j = 0; j < kKeys; ++j) w.key.set({0, j, 0}, score(j));
+    w.value.fill([at = 0]() mutable { return at++ % 101; });
+    return run_hard(w);
+  };
+  for (DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    for (int64_t first : {0, 16379, 16380, 16383, 16384, 16385, 32759, 40000, 49999}) {
+      const Results r = best_of(
+          dtype, [&](int64_t j) { return j >= first && (j - first) % 7 == 0 ? 3. : -1.; });
       EXPECT_EQ(r.hard_index, std::vector<double>(5, double(first))) << dtype;
-      EXPECT_EQ(r.hard_output, std::vector<double>(5, 0.5)) << dtype;
+      EXPECT_EQ(r.hard_output, std::vector<double>(5, double(first % 101))) << dtype;
     }
-    w.key.set({0, 20000, 0}, kNaN);
-    EXPECT_EQ(run_hard(w).hard_index, std::vector<double>(5, 20000)) << dtype;
-    w.key.fill([] { return -kInf; });
-    EXPECT_EQ(run_hard(w).hard_index, std::vector<double>(5, -1)) << dtype;
+    const Results nan = best_of(dtype, [](int64_t j) { return j == 20000 ? kNaN : j % 3; });
+    EXPECT_EQ(nan.hard_index, std::vector<double>(5, 20000)) << dtype;
+    const Results none = best_of(dtype, [](int64_t) { return -kInf; });
+    EXPECT_EQ(none.hard_index, std::vector<double>(5, -1)) << dtype;
   }
 }
 
