@@ -23,8 +23,12 @@ endif()
 target_compile_options(qkv_kernels PRIVATE -fopenmp)
 
 if(QKV_SANITIZE)
+  set(sanitizers address,undefined)
+  if(QKV_SANITIZE STREQUAL "thread")
+    set(sanitizers thread)
+  endif()
   # With more than -O1 and -g1 a minute's compilation takes seven.
   target_compile_options(qkv_kernels PUBLIC
-    -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
-  target_link_options(qkv_kernels PUBLIC -fsanitize=address,undefined)
+    -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
+  target_link_options(qkv_kernels PUBLIC -fsanitize=${sanitizers})
 endif()

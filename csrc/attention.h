@@ -95,7 +95,9 @@ struct Problem {
   Input alibi_slopes;  // [B..., H], double; null: none
   Input sinks;         // [B..., H], double; null: none
 
-  double dropout_p = 0;  // probability of dropping a weight, 0 ... 1
+  // Probability of dropping a weight, 0 ... 1. If not 0, L and S are limited: kMaxDropout...
+  // in philox.h.
+  double dropout_p = 0;
   uint64_t dropout_seed = 0;
   // What dropout calls the first batch item: the documents of a packed batch
   // are Problems of their own.

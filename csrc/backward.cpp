@@ -11,9 +11,16 @@
 namespace qkv {
 namespace {
 
+// Bytes of the parts (Waves) that wait in memory at a time, of all planes and jobs: four times what
+// one plane may have.
+constexpr int64_t kMaxWaveBytes = int64_t(128) << 20;
+// More, where waves would have fewer items for each thread than this: all threads wait for the last
+// item of a wave.
+constexpr int64_t kWaveItems = 4;
+
 class BackwardPass {
  public:
-  BackwardPass(size_t jobs, int num_threads) : threads_(num_threads) { tasks_.reserve(jobs); }
+  BackwardPass(size_t jobs, int num_threads) : threads_{num_threads, 1} { tasks_.reserve(jobs); }
 
   void add(const Problem& p, const BackwardArgs& args) {
     if (p.batch() > 0 && p.heads > 0) tasks_.emplace_back(p, args);
@@ -31,9 +38,11 @@ class BackwardPass {
           },
           true},
          {[this](int64_t job) { return tasks_[job].row_items(); },
-          [this](const Item& item) { tasks_[item.job].finish_rows(item.index, item.round); }},
+          [this](const Item& item) { tasks_[item.job].finish_rows(item.index, item.round); },
+          waves_.count > 1},
          {[this](int64_t job) { return tasks_[job].head_items(); },
-          [this](const Item& item) { tasks_[item.job].finish_heads(item.index, item.round); }},
+          [this](const Item& item) { tasks_[item.job].finish_heads(item.index, item.round); },
+          waves_.count > 1},
          {[this](int64_t job) { return tasks_[job].mask_items(); },
           [this](const Item& item) { tasks_[item.job].finish_mask(item.index); }}});
   }
@@ -42,30 +51,51 @@ class BackwardPass {
   void plan() {
     Team team{1, 0};
     for (const BackwardTask& task : tasks_) team.flops += task.flops();
-    team.threads = usable_threads(threads_, team.flops);
+    team.threads = threads_.team = usable_threads(threads_.team, team.flops);
+    for (BackwardTask& task : tasks_) task.plan(team);
+    plan_waves();
     int64_t items = 0;
-    for (BackwardTask& task : tasks_) {
-      task.plan(team);
+    for (const BackwardTask& task : tasks_) {
       items += std::max(task.items().count, task.head_items().count);
     }
-    threads_ = int(std::clamp<int64_t>(items, 1, team.threads));
+    threads_.working = int(std::clamp<int64_t>(items, 1, team.threads));
+  }
+
+  void plan_waves() {
+    int64_t bytes = 0, items = 0;
+    for (BackwardTask& task : tasks_) {
+      task.join(waves_, bytes);
+      bytes += task.waiting_bytes();
+      items += task.waiting_items();
+      waves_.positions = std::max(waves_.positions, task.positions());
+    }
+    waves_.slots = waves_.positions > 1 ? 2 : 1;
+    const int64_t most = std::max<int64_t>(1, items / (kWaveItems * threads_.team));
+    waves_.count = std::clamp<int64_t>(ceil_div(waves_.slots * bytes, kMaxWaveBytes), 1, most);
+    if (waves_.count > 1) waves_.slots = 1;
+    constexpr int64_t kLine = int64_t(kCacheLine);
+    waves_.bytes = std::max(kLine, ceil_div(ceil_div(bytes, waves_.count), kLine) * kLine);
   }
 
   // Divides the memory of the call; returns its size.
   size_t lay_out(void* memory) {
     Arena arena(memory);
     workspace_bytes_ = 0;
+    int64_t overhang = 0;  // of the last parts of a wave
     for (BackwardTask& task : tasks_) {
+      if (waves_.count > 1) overhang = std::max(overhang, task.class_bytes());
       workspace_bytes_ = std::max(workspace_bytes_, task.workspace_bytes());
       task.take_memory(arena);
     }
-    workspaces_ = arena.take<char>(int64_t(workspace_bytes_) * threads_);
+    waves_.memory = arena.take<char>(waves_.slots * waves_.bytes + overhang);
+    workspaces_ = arena.take<char>(int64_t(workspace_bytes_) * threads_.working);
     return arena.used();
   }
 
   void* workspace(int thread) const { return workspaces_ + size_t(thread) * workspace_bytes_; }
 
-  int threads_;
+  Threads threads_;
+  Waves waves_;
   std::vector<BackwardTask> tasks_;
   size_t workspace_bytes_ = 0;
   char* workspaces_ = nullptr;

@@ -12,7 +12,8 @@ namespace {
 // Each split sums its own grad_query; the sums are added in order of keys.
 constexpr int64_t kSplitKeys = 256;  // about, at least: below, adding up the parts shows
 constexpr int64_t kMaxSplits = 8;
-// Parts cost memory; past this, half as many.
+// The parts of one plane cost memory; past so many bytes, half as many. (Those of all planes:
+// kMaxWaveBytes in backward.cpp.)
 constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
 // Where planes share grad_mask or weights, only one plane of a class runs at a
 // time. One batch item should have about so many items at a time then, but no
@@ -82,7 +83,23 @@ void BackwardTask::plan(const Team& team) {
     bytes.take<char>(kernels_.backward_workspace(p_, std::min(split_keys_, p_.seqlen_k)));
   kernel_bytes_ = int64_t(bytes.used());
   take_parts(bytes);
+  bytes.take<char>(1);  // so that every class has a place of its own among the waves
   parts_bytes_ = int64_t(bytes.used()) - kernel_bytes_;
+}
+
+// The first class whose parts begin in this wave or a later one.
+int64_t BackwardTask::first_class(int64_t wave) const {
+  const int64_t bytes = std::max<int64_t>(0, wave * waves_->bytes - first_byte_);
+  return std::min(planes_.count, ceil_div(bytes, parts_bytes_));
+}
+
+BackwardTask::Turn BackwardTask::turn(int64_t index, int64_t round) const {
+  const int64_t wave = round / waves_->positions, position = round % waves_->positions;
+  const int64_t its_class = first_class(wave) + index;
+  if (position >= sharing_.positions() || its_class >= first_class(wave + 1)) return {-1, {}};
+  const int64_t at = (first_byte_ + its_class * parts_bytes_) % waves_->bytes;
+  Arena arena(waves_->memory + round % waves_->slots * waves_->bytes + at);
+  return {sharing_.plane(its_class, position), take_parts(arena)};
 }
 
 BackwardTask::Parts BackwardTask::take_parts(Arena& arena) const {
@@ -96,28 +113,24 @@ size_t BackwardTask::workspace_bytes() const {
 }
 
 void BackwardTask::take_memory(Arena& arena) {
-  const int64_t slots = planes_.count * std::min<int64_t>(2, sharing_.positions());
-  if (!by_class_) memory_ = arena.take<char>(slots * parts_bytes_);
   if (groups_.count() > 1) groups_.take_memory(arena);
 }
 
 Items BackwardTask::items() const {
   if (splits_ == 0) return {};
-  if (!by_class_)
-    return {planes_.count * splits_, planes_.flops / double(splits_), sharing_.positions()};
+  if (!by_class_) return {wave_classes() * splits_, planes_.flops / double(splits_), rounds()};
   const int64_t chains = planes_.count * groups_.count();
   return {chains, flops() / double(chains)};
 }
 
 Items BackwardTask::row_items() const {
   if (by_class_ || !args_.grad_query.data) return {};
-  return {planes_.count * row_blocks(), double(kGradRows * p_.head_dim * parts_),
-          sharing_.positions()};
+  return {wave_classes() * row_blocks(), double(kGradRows * p_.head_dim * parts_), rounds()};
 }
 
 Items BackwardTask::head_items() const {
   if (by_class_ || !wants_heads()) return {};
-  return {planes_.count, double(planes_.rows * p_.head_dim_v), sharing_.positions()};
+  return {wave_classes(), double(planes_.rows * p_.head_dim_v), rounds()};
 }
 
 Items BackwardTask::mask_items() const {
@@ -128,9 +141,10 @@ Items BackwardTask::mask_items() const {
 void BackwardTask::run(int64_t index, int64_t round, void* workspace) const {
   if (by_class_) return run_class(index, static_cast<char*>(workspace));
   // Causal: the first keys are seen by the most rows, so they go first.
-  const int64_t its_class = p_.is_causal ? index % planes_.count : index / splits_;
-  const int64_t split = p_.is_causal ? index / planes_.count : index % splits_;
-  run_split(args_, sharing_.plane(its_class, round), parts_of(its_class, round), split, workspace);
+  const int64_t classes = wave_classes();
+  const Turn its_turn = turn(p_.is_causal ? index % classes : index / splits_, round);
+  const int64_t split = p_.is_causal ? index / classes : index % splits_;
+  if (its_turn.plane >= 0) run_split(args_, its_turn.plane, its_turn.parts, split, workspace);
 }
 
 void BackwardTask::run_class(int64_t index, char* workspace) const {
@@ -164,9 +178,10 @@ void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Part
 }
 
 void BackwardTask::finish_rows(int64_t index, int64_t round) const {
-  const int64_t its_class = index / row_blocks(), row = index % row_blocks() * kGradRows;
-  finish_plane_rows(sharing_.plane(its_class, round), parts_of(its_class, round), row,
-                    std::min(planes_.rows, row + kGradRows));
+  const Turn its_turn = turn(index / row_blocks(), round);
+  const int64_t row = index % row_blocks() * kGradRows;
+  if (its_turn.plane >= 0)
+    finish_plane_rows(its_turn.plane, its_turn.parts, row, std::min(planes_.rows, row + kGradRows));
 }
 
 void BackwardTask::finish_plane_rows(int64_t plane, const Parts& parts, int64_t begin,
@@ -178,7 +193,8 @@ void BackwardTask::finish_plane_rows(int64_t plane, const Parts& parts, int64_t 
 }
 
 void BackwardTask::finish_heads(int64_t index, int64_t round) const {
-  finish_plane_heads(sharing_.plane(index, round), parts_of(index, round));
+  const Turn its_turn = turn(index, round);
+  if (its_turn.plane >= 0) finish_plane_heads(its_turn.plane, its_turn.parts);
 }
 
 void BackwardTask::finish_plane_heads(int64_t plane, const Parts& parts) const {

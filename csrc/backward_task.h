@@ -12,12 +12,24 @@
 
 namespace qkv {
 
+// Where the parts of planes are, of all tasks that leave any: what the splits of a plane make of
+// grad_query and of sums over keys, until it is added up. The parts of all classes (sharing.h), task
+// after task, would be a long array. It is cut into waves of as many bytes; a class belongs to the
+// wave in which its parts begin. One wave runs after the other, in the same memory.
+struct Waves {
+  int64_t count = 1;
+  int64_t bytes = 1;      // from one to the next
+  int64_t positions = 1;  // rounds of each: as many as the task with the most positions has
+  int64_t slots = 1;      // 2: rounds use them in turn, and need not wait for each other's end
+  char* memory = nullptr;
+};
+
 // Two ways, with the same results. Either an item is a class: its planes one
 // after the other, the splits of each likewise (of all classes, the planes of one
-// group, see MaskGroups). Or there is a round for each position, an item is one
-// split of one plane, and the sums of grad_query for each split but the first
+// group, see MaskGroups). Or there is a round for each position and wave, an item is
+// one split of one plane, and the sums of grad_query for each split but the first
 // wait in memory until all are there. Most problems share nothing: then a class
-// is a plane, and there is one round.
+// is a plane, and a wave is one round.
 class BackwardTask {
  public:
   BackwardTask(const Problem& problem, const BackwardArgs& args);
@@ -26,6 +38,13 @@ class BackwardTask {
   double flops() const { return double(planes_.count * sharing_.positions()) * planes_.flops; }
   // Chooses the way.
   void plan(const Team& team);
+  // Of all classes, if parts wait in memory; and the rounds that one class takes.
+  int64_t waiting_bytes() const { return by_class_ ? 0 : planes_.count * parts_bytes_; }
+  int64_t waiting_items() const { return by_class_ ? 0 : planes_.count * splits_; }
+  int64_t class_bytes() const { return by_class_ ? 0 : parts_bytes_; }
+  int64_t positions() const { return by_class_ ? 1 : sharing_.positions(); }
+  // Its parts begin at `first_byte` of all tasks'. `waves` stays the caller's.
+  void join(const Waves& waves, int64_t first_byte) { waves_ = &waves, first_byte_ = first_byte; }
   size_t workspace_bytes() const;  // of a thread
   void take_memory(Arena& arena);
 
@@ -48,12 +67,18 @@ class BackwardTask {
     double* mask_rows;  // [splits, G * L]
   };
   Parts take_parts(Arena& arena) const;
-  // Of the plane that a class has in a round. There are two for each class, used
-  // in turn: one round may begin before all rows of the last are finished.
-  Parts parts_of(int64_t its_class, int64_t round) const {
-    Arena arena(memory_ + (round % 2 * planes_.count + its_class) * parts_bytes_);
-    return take_parts(arena);
+  // What one class does in one round.
+  struct Turn {
+    int64_t plane;  // -1: nothing
+    Parts parts;
+  };
+  // `index` counts the classes of the round's wave.
+  Turn turn(int64_t index, int64_t round) const;
+  int64_t first_class(int64_t wave) const;
+  int64_t wave_classes() const {  // at most
+    return std::min(planes_.count, ceil_div(waves_->bytes, parts_bytes_));
   }
+  int64_t rounds() const { return (waves_->count - 1) * waves_->positions + sharing_.positions(); }
 
   void run_class(int64_t index, char* workspace) const;
   void run_split(const BackwardArgs& args, int64_t plane, const Parts& parts, int64_t split,
@@ -81,8 +106,11 @@ class BackwardTask {
   bool by_class_ = false;
   int64_t parts_ = 0;         // of grad_query
   int64_t kernel_bytes_ = 0;  // of the workspace, for the kernel
-  int64_t parts_bytes_ = 0;   // of all Parts of a plane
-  char* memory_ = nullptr;    // unless by_class_: then they are in the thread's workspace
+  // Of all Parts of a plane. They are in the thread's workspace if by_class_, else where the waves
+  // have them.
+  int64_t parts_bytes_ = 0;
+  const Waves* waves_ = nullptr;
+  int64_t first_byte_ = 0;
 };
 
 }  // namespace qkv

@@ -99,7 +99,7 @@ struct Task {
 
 class ForwardPass {
  public:
-  ForwardPass(size_t jobs, int num_threads) : threads_(num_threads) { tasks_.reserve(jobs); }
+  ForwardPass(size_t jobs, int num_threads) : threads_{num_threads, 1} { tasks_.reserve(jobs); }
 
   void add(const Problem& p, const ForwardResult& result) {
     if (p.batch() == 0 || p.heads == 0 || p.seqlen_q == 0) return;
@@ -130,13 +130,13 @@ class ForwardPass {
   void plan() {
     Team team{1, 0};
     for (const Task& task : tasks_) team.flops += double(task.planes.count) * task.planes.flops;
-    team.threads = usable_threads(threads_, team.flops);
+    team.threads = threads_.team = usable_threads(threads_.team, team.flops);
     int64_t items = 0;
     for (Task& task : tasks_) {
       task.group_rows(team);
       items += task.items().count;
     }
-    threads_ = int(std::clamp<int64_t>(items, 1, team.threads));
+    threads_.working = int(std::clamp<int64_t>(items, 1, team.threads));
   }
 
   // Divides the memory of the call; returns its size.
@@ -157,7 +157,7 @@ class ForwardPass {
     parts_of_thread_ = each.used();
     each.take<char>(parts);
     thread_bytes_ = each.used();
-    threads_memory_ = arena.take<char>(int64_t(thread_bytes_) * threads_);
+    threads_memory_ = arena.take<char>(int64_t(thread_bytes_) * threads_.working);
     return arena.used();
   }
 
@@ -180,7 +180,7 @@ class ForwardPass {
     for (int64_t row = 0; row < task.planes.rows; ++row) task.merge(item.index, row, parts);
   }
 
-  int threads_;
+  Threads threads_;
   std::vector<Task> tasks_;
   size_t parts_of_thread_ = 0, thread_bytes_ = 0;
   char* threads_memory_ = nullptr;

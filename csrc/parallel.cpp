@@ -18,37 +18,49 @@ std::atomic<bool> forked{false};
 // Before any fork that could follow a use of the library.
 const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
-struct Deal {
-  const Phase* phase;
-  WorkList list;
+// A phase, dealt out.
+class Deal {
+ public:
+  Deal(const Phase& phase, WorkList list)
+      : phase_(&phase), list_(std::move(list)), next_run_(size_t(list_.rounds())) {}
+
+  int64_t rounds() const { return list_.rounds(); }
+  bool wait() const { return phase_->wait; }
+
+  // What one of the working threads does in a round. All of them come here.
+  void take_part(int thread, int working, int64_t round) {
+    if (round >= rounds()) return;
+    if (list_.one_run_a_thread()) {
+      // The team may be smaller than asked for.
+      for (int64_t at = thread; at < list_.runs(); at += working) run(at, round, thread);
+    } else {
+      // Not `omp for`: threads without work would have to come there, and would be given some.
+      std::atomic<int64_t>& next = next_run_[size_t(round)];
+      for (int64_t at; (at = next.fetch_add(1, std::memory_order_relaxed)) < list_.runs();)
+        run(at, round, thread);
+    }
+  }
+
+ private:
+  void run(int64_t at, int64_t round, int thread) const {
+    list_.for_each_item(
+        at, round, [&](int64_t job, int64_t index) { phase_->run({job, index, round, thread}); });
+  }
+
+  const Phase* phase_;
+  WorkList list_;
+  std::vector<std::atomic<int64_t>> next_run_;  // that nobody has taken, of each round
 };
 
-std::vector<Deal> deal(int num_threads, int64_t jobs, std::initializer_list<Phase> phases) {
+std::vector<Deal> deal(int threads, int64_t jobs, std::initializer_list<Phase> phases) {
   std::vector<Deal> deals;
   std::vector<Items> items(jobs);
   for (const Phase& phase : phases) {
     for (int64_t job = 0; job < jobs; ++job) items[job] = phase.items(job);
-    WorkList list(items, num_threads);
-    if (list.runs() > 0) deals.push_back({&phase, std::move(list)});
+    WorkList list(items, threads);
+    if (list.runs() > 0) deals.emplace_back(phase, std::move(list));
   }
   return deals;
-}
-
-// One thread's part of a phase. Every thread of the team comes here.
-void take_part(const Deal& deal, int64_t round) {
-  const int thread = omp_get_thread_num();
-  const auto run = [&](int64_t at) {
-    deal.list.for_each_item(at, round, [&](int64_t job, int64_t index) {
-      deal.phase->run({job, index, round, thread});
-    });
-  };
-  if (deal.list.one_run_a_thread()) {
-    // The team may be smaller than asked for.
-    for (int64_t at = thread; at < deal.list.runs(); at += omp_get_num_threads()) run(at);
-  } else {
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t at = 0; at < deal.list.runs(); ++at) run(at);
-  }
 }
 
 void run_here(int64_t jobs, std::initializer_list<Phase> phases) {
@@ -73,23 +85,25 @@ int usable_threads(int wanted, double flops) {
   return wanted;
 }
 
-void parallel_phases(int num_threads, int64_t jobs, std::initializer_list<Phase> phases) {
-  if (num_threads <= 1) return run_here(jobs, phases);
-  const std::vector<Deal> deals = deal(num_threads, jobs, phases);
+void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list<Phase> phases) {
+  if (threads.working <= 1) return run_here(jobs, phases);
+  std::vector<Deal> deals = deal(threads.working, jobs, phases);
   int64_t rounds = 0;
-  for (const Deal& deal : deals) rounds = std::max(rounds, deal.list.rounds());
-#pragma omp parallel num_threads(num_threads)
+  for (const Deal& deal : deals) rounds = std::max(rounds, deal.rounds());
+#pragma omp parallel num_threads(threads.team)
   {
+    const int thread = omp_get_thread_num();
+    const int working = std::min(threads.working, omp_get_num_threads());
     bool wait = false;
     for (int64_t round = 0; round < rounds; ++round) {
-      for (const Deal& deal : deals) {
+      for (Deal& deal : deals) {
         // Waiting is dear when the machine is busy: only where it must be, and
         // at the end of the region.
         if (wait) {
 #pragma omp barrier
         }
-        take_part(deal, round);
-        wait = deal.phase->wait;
+        if (thread < working) deal.take_part(thread, working, round);
+        wait = deal.wait();
       }
     }
   }

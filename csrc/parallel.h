@@ -14,7 +14,7 @@ struct Item {
   int64_t job;
   int64_t index;  // < Items::count of the job
   int64_t round;
-  int thread;  // < num_threads
+  int thread;  // < Threads::working
 };
 
 // Work items that may run at the same time.
@@ -23,6 +23,16 @@ struct Phase {
   std::function<void(const Item&)> run;
   // Whether all of it must be done before anything that follows begins.
   bool wait = false;
+};
+
+// The threads of a call.
+struct Threads {
+  // How many the region is opened with: as many as the caller may use, and as torch opens its own
+  // with. libgomp ends the threads that a smaller team leaves out, and the next full team would
+  // have to start them anew.
+  int team = 1;
+  // How many of them get items, and with them memory to work in; the others wait for the end.
+  int working = 1;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -34,8 +44,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int usable_threads(int wanted, double flops);
 
 // Takes up the phases one after the other, all of them again for every round, the
-// items of each in any order on `num_threads` threads, in one parallel region
-// (none for one thread). Items must not throw.
-void parallel_phases(int num_threads, int64_t jobs, std::initializer_list<Phase> phases);
+// items of each in any order on the working threads, in one parallel region
+// (none for one of them). Items must not throw.
+void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list<Phase> phases);
 
 }  // namespace qkv

@@ -37,7 +37,11 @@ inline uint32_t dropout_threshold(double p) {
 // What kept weights are multiplied by.
 inline double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
-// plane: batch * H + query head. One counter serves four neighbouring keys.
+// A counter has 32 bits for the query, and as many for four neighbouring keys that it serves. In a
+// problem of more than this, some queries or keys would share their numbers: it has to be refused.
+constexpr int64_t kMaxDropoutQueries = int64_t{1} << 32, kMaxDropoutKeys = int64_t{1} << 34;
+
+// plane: batch * H + query head.
 inline bool kept(uint64_t seed, uint32_t threshold, int64_t plane, int64_t query, int64_t key) {
   const auto words =
       philox({uint32_t(key / 4), uint32_t(query), uint32_t(plane), uint32_t(plane >> 32)},

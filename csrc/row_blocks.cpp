@@ -16,9 +16,9 @@ void for_each_row_block(const Problem& p, const Kernels& kernels, const RowPass&
   const int64_t item_rows = rows_of_item(planes.rows, kernels.row_block, team.pieces(planes.flops));
   const int64_t row_items = ceil_div(planes.rows, item_rows);
   const Items items{planes.count * row_items, planes.flops / double(row_items)};
-  const int threads = int(std::min<int64_t>(team.threads, items.count));
+  const Threads threads{team.threads, int(std::min<int64_t>(team.threads, items.count))};
   const size_t bytes = pass.workspace(std::min(item_rows, planes.rows));
-  const Buffer workspaces(bytes * size_t(threads));
+  const Buffer workspaces(bytes * size_t(threads.working));
 
   const auto run = [&](const Item& item) {
     const int64_t plane = item.index / row_items, row = item.index % row_items * item_rows;

@@ -123,7 +123,8 @@ void append(const KvCache& call, const CacheRows& rows, int num_threads) {
   for (const Appending& one : both) flops += one.items().count * one.items().flops;
   const Phase copy = {[&](int64_t job) { return both[job].items(); },
                       [&](const Item& item) { both[item.job].run(item.index); }};
-  parallel_phases(usable_threads(num_threads, flops), 2, {copy});
+  const int threads = usable_threads(num_threads, flops);
+  parallel_phases({threads, threads}, 2, {copy});
 }
 
 }  // namespace qkv

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "philox.h"
+
 namespace qkv {
 namespace {
 
@@ -72,7 +74,13 @@ KernelCall::KernelCall(const Forward& call, const Sizes<int64_t>& sizes)
   p.window_right = window(1);
   p.softcap = options.softcap;
   p.dropout_p = options.dropout_p;
-  if (p.dropout_p > 0) p.dropout_seed = uint64_t(*call[kDropoutSeed].const_data_ptr<int64_t>());
+  if (p.dropout_p > 0) {
+    TORCH_CHECK_VALUE(p.seqlen_q <= kMaxDropoutQueries && p.seqlen_k <= kMaxDropoutKeys, call.op,
+                      ": dropout_p is ", p.dropout_p, " with ", p.seqlen_q, " queries and ",
+                      p.seqlen_k, " keys, but at most ", kMaxDropoutQueries, " and ",
+                      kMaxDropoutKeys, " have random numbers of their own");
+    p.dropout_seed = uint64_t(*call[kDropoutSeed].const_data_ptr<int64_t>());
+  }
   p.num_threads = num_threads();
 
   bind(p.query, call.query(), Dims::head_row_column);

@@ -2,25 +2,32 @@
 // FlashAttention does it: score -= slope * |i + S - L - j|.
 namespace qkv::QKV_ISA {
 
-// i + S - L of each lane minus `key`: exact while it is less than 2^24 (f32).
+// |i + S - L - j| of each lane's query i and the keys j = key, key + 1, ... one after the other.
 template <class T>
-QKV_INLINE Vec<T> distances(const Problem& p, const Tile& tile, int vector, int64_t key) {
-  return positions<T>(p, tile, vector) + T(tile.first + p.seqlen_k - p.seqlen_q - key);
-}
+class Distances {
+ public:
+  // In f32, numbers below 2^24 are exact and those beyond are rounded.
+  QKV_INLINE Distances(const Problem& p, const Tile& tile, int vector, int64_t key)
+      : first_(positions<T>(p, tile, vector) + T(tile.first + p.seqlen_k - p.seqlen_q - key)) {}
 
-template <class T>
-QKV_INLINE Vec<T> absolute(Vec<T> x) {
-  return max<T>(x, -x);
-}
+  QKV_INLINE Vec<T> next() {
+    const Vec<T> distance = first_ - passed_;
+    passed_ += 1;  // a distance beyond 2^24, less 1, could stay the same for ever
+    return max<T>(distance, -distance);
+  }
+
+ private:
+  Vec<T> first_, passed_{};
+};
 
 template <class T>
 void add_alibi(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   for (int v = 0; v < tile.lanes / kLanes<T>; ++v) {
     const Vec<T> slope = per_head<T>(p, tile, p.alibi_slopes, v);
-    Vec<T> distance = distances<T>(p, tile, v, key);
-    for (int64_t j = 0; j < keys; ++j, distance -= 1) {
+    Distances<T> distances(p, tile, v, key);
+    for (int64_t j = 0; j < keys; ++j) {
       T* at = scores + j * tile.step + v * kLanes<T>;
-      store(at, load(at) - slope * absolute<T>(distance));
+      store(at, load(at) - slope * distances.next());
     }
   }
 }
@@ -30,9 +37,10 @@ template <class T>
 void add_grad_slopes(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
                      const T* grad_scores, double* sums) {
   for (int v = 0; v < tile.lanes / kLanes<T>; ++v) {
-    Vec<T> distance = distances<T>(p, tile, v, key), sum{};
-    for (int64_t j = 0; j < keys; ++j, distance -= 1)
-      sum += load(grad_scores + j * tile.step + v * kLanes<T>) * absolute<T>(distance);
+    Distances<T> distances(p, tile, v, key);
+    Vec<T> sum{};
+    for (int64_t j = 0; j < keys; ++j)
+      sum += load(grad_scores + j * tile.step + v * kLanes<T>) * distances.next();
     for (int l = 0; l < kLanes<T>; ++l) {
       const int lane = v * kLanes<T> + l;
       if (lane < tile.rows) sums[(tile.row + lane) % p.group()] -= double(sum[l]);

@@ -15,6 +15,7 @@
 #endif
 #include "kernels/rows.h"
 #include "kernels/tile.h"
+#include "kernels/contract.h"
 #include "kernels/key_rows.h"
 #include "kernels/user_tile.h"
 #include "kernels/mask.h"

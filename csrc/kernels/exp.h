@@ -188,7 +188,7 @@ QKV_INLINE void log(Vec<double> (&x)[N]) {
     series = z + z * w * series;
     const Vec<double> e = __builtin_convertvector(exponent, Vec<double>);
     const Vec<double> special = x[i] == 0 ? splat(-kInfinity<double>) : x[i];
-    x[i] = (x[i] > 0) & (x[i] < kInfinity<double>) ? e * kLn2 + (series + series) : special;
+    x[i] = ((x[i] > 0) & (x[i] < kInfinity<double>)) ? e * kLn2 + (series + series) : special;
   }
 }
 

@@ -1,19 +1,35 @@
 // The best key of every row and its value.
 namespace qkv::QKV_ISA {
 
+// About how many keys are counted in the lanes of a vector, which hold 32 bits for scores of f32,
+// before what they have found is added to the first key's number in 64. Small, so that every test
+// of a few ten thousand keys goes through it; adding up costs nothing beside that many keys.
+constexpr int64_t kCountedKeys = 1 << 14;
+
 // The first of the largest scores in each lane; NaN is larger than all others.
 template <class T>
 struct Best {
   Vec<T> score;
-  IntVec<T> key;
+  IntVec<T> counted;          // where it was, from the first of the keys that are being counted; -1:
+                              // before them
+  int64_t index[kLanes<T>];  // of its key, as of keys before those; -1: none
 
-  QKV_INLINE Best() : score(splat(-kInfinity<T>)), key(IntVec<T>{} - 1) {}
+  QKV_INLINE Best() : score(splat(-kInfinity<T>)), counted(IntVec<T>{} - 1) {
+    std::fill_n(index, kLanes<T>, -1);
+  }
 
   QKV_INLINE void see(Vec<T> other, int64_t at) {
     // !(other <= score) also for a NaN in other; one in score stays.
     const IntVec<T> better = ~(IntVec<T>)(other <= score) & (IntVec<T>)(score == score);
     score = better ? other : score;
-    key = better ? IntVec<T>{} + decltype(key[0] + 0)(at) : key;
+    counted = better ? IntVec<T>{} + decltype(counted[0] + 0)(at) : counted;
+  }
+
+  // All keys from `first` on have been counted.
+  void add_up(int64_t first) {
+    for (int l = 0; l < kLanes<T>; ++l)
+      if (counted[l] >= 0) index[l] = first + counted[l];
+    counted = IntVec<T>{} - 1;
   }
 };
 
@@ -25,7 +41,7 @@ void write_best(const Problem& p, const HardResult& result, const Tile& tile,
   const E* value = plane<E>(p, p.value, tile.batch, tile.kv_head);
   const Strides& v = p.value.strides;
   for (int l = 0; l < tile.rows; ++l) {
-    const int64_t key = best[l / kLanes<T>].key[l % kLanes<T>];
+    const int64_t key = best[l / kLanes<T>].index[l % kLanes<T>];
     if (index.data) *index[tile.row + l] = key;
     if (!output.data) continue;
     for (int64_t d = 0; d < p.head_dim_v; ++d)
@@ -33,24 +49,33 @@ void write_best(const Problem& p, const HardResult& result, const Tile& tile,
   }
 }
 
+// Keys [key, key + keys), the first of which counts as `at`.
+template <class E, class T = Compute<E>>
+void see_keys(const Problem& p, const Tile& tile, int64_t key, int64_t keys, int64_t at,
+              ForwardScratch<Products<E>>& s, Best<T> (&best)[2]) {
+  s.products.load_keys(tile.batch, tile.kv_head, key, keys);
+  s.products.scores(tile, key, keys, s.tiles->query, s.scores);
+  apply_score_options<T>(p, tile, key, keys, s.scores, nullptr);
+  for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
+    for (int64_t j = 0; j < keys; ++j)
+      best[v].see(load(s.scores + j * tile.lanes + v * kLanes<T>), at + j);
+}
+
 template <class E>
 void hard(const Problem& p, const HardResult& result, const ForwardBlock& block, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
   ForwardScratch<Products<E>> s(arena, p, kRowBlock<T>);
-  const int64_t step = key_step(p.seqlen_k);
+  const int64_t step = key_step(p.seqlen_k), counted = kCountedKeys / step * step;
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
     const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
     s.products.pack(tile, s.tiles->query);
     Best<T> best[2];
-    for (int64_t key = tile.key_begin; key < tile.key_end; key += step) {
-      const int64_t keys = std::min(step, tile.key_end - key);
-      s.products.load_keys(block.batch, block.kv_head, key, keys);
-      s.products.scores(tile, key, keys, s.tiles->query, s.scores);
-      apply_score_options<T>(p, tile, key, keys, s.scores, nullptr);
-      for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
-        for (int64_t j = 0; j < keys; ++j)
-          best[v].see(load(s.scores + j * tile.lanes + v * kLanes<T>), key + j);
+    for (int64_t first = tile.key_begin; first < tile.key_end; first += counted) {
+      const int64_t end = std::min(first + counted, tile.key_end);
+      for (int64_t key = first; key < end; key += step)
+        see_keys(p, tile, key, std::min(step, end - key), key - first, s, best);
+      for (Best<T>& of_vector : best) of_vector.add_up(first);
     }
     write_best<E>(p, result, tile, best);
   }

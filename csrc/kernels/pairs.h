@@ -35,12 +35,11 @@ QKV_INLINE Vec<float> add_product(Vec<Pair> a, Vec<Pair> b, Vec<float> sum, Pair
 }
 
 // Pairs of element i of a and element i of b; those of the first or second half.
-QKV_INLINE Vec<Pair> zip(PairHalves a, PairHalves b, bool second_half) {
-  PairHalves index{};
-  QKV_UNROLL
-  for (int i = 0; i < kPairHalves; ++i)
-    index[i] = (i & 1 ? kPairHalves : 0) + i / 2 + (second_half ? kPairHalves / 2 : 0);
-  return (Vec<Pair>)__builtin_shuffle(a, b, index);
+template <bool second_half>
+QKV_INLINE Vec<Pair> zip(PairHalves a, PairHalves b) {
+  return (Vec<Pair>)shuffle(a, b, [](int i) {
+    return (i & 1 ? kPairHalves : 0) + i / 2 + (second_half ? kPairHalves / 2 : 0);
+  });
 }
 
 QKV_INLINE PairHalves load_halves(const BFloat16* p) {
@@ -51,10 +50,8 @@ QKV_INLINE PairHalves load_halves(const BFloat16* p) {
 
 QKV_INLINE Vec<Pair> pair_up(Vec<float> first, Vec<float> second) {
   const PairHalves halves = (PairHalves)native_narrow(first, second);
-  PairHalves index{};
-  QKV_UNROLL
-  for (int i = 0; i < kPairHalves; ++i) index[i] = (i & 1 ? kLanes<float> : 0) + i / 2;
-  return (Vec<Pair>)__builtin_shuffle(halves, index);
+  return (Vec<Pair>)shuffle(halves, halves,
+                            [](int i) { return (i & 1 ? kLanes<float> : 0) + i / 2; });
 }
 
 // Rows of f32 [rows x lanes] to pairs of two rows [pairs_in(rows) x lanes]. `lanes` is
@@ -141,8 +138,8 @@ QKV_INLINE void zip_rows(const BFloat16* first, const BFloat16* second, int64_t 
     for (; d + kPairHalves <= dim; d += kPairHalves) {
       const PairHalves a = load_halves(first + d);
       const PairHalves b = second ? load_halves(second + d) : PairHalves{};
-      store(to + d, zip(a, b, false));
-      store(to + d + kLanes<Pair>, zip(a, b, true));
+      store(to + d, zip<false>(a, b));
+      store(to + d + kLanes<Pair>, zip<true>(a, b));
     }
   for (; d < dim; ++d) to[d] = {first[d * col], second ? second[d * col] : BFloat16{}};
   std::fill(to + d, to + padded_halves(dim), Pair{});

@@ -1,16 +1,15 @@
 // In-cache transposition of whole vectors.
 namespace qkv::QKV_ISA {
 
-// Lanes of stage `h` of a W x W transposition: exchange the off-diagonal h x h
-// blocks of every 2h x 2h block. `high` picks the second of the two results.
-template <class T>
-QKV_INLINE IntVec<T> exchange_lanes(int h, bool high) {
-  constexpr int W = kLanes<T>;
-  IntVec<T> index{};
-  QKV_UNROLL
-  for (int l = 0; l < W; ++l)
-    index[l] = high ? ((l & h) ? W + l : l + h) : ((l & h) ? W + l - h : l);
-  return index;
+// Stage h of a W x W transposition exchanges the off-diagonal h x h blocks of every 2h x 2h block:
+// of two rows h apart, the first of the results, and the second.
+template <class T, int h>
+QKV_INLINE Vec<T> exchange_first(Vec<T> a, Vec<T> b) {
+  return shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l - h : l; });
+}
+template <class T, int h>
+QKV_INLINE Vec<T> exchange_second(Vec<T> a, Vec<T> b) {
+  return shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l : l + h; });
 }
 
 template <class T, int h>
@@ -20,8 +19,8 @@ QKV_INLINE void exchange(Vec<T>* rows) {
     for (int i = 0; i < kLanes<T>; ++i) {
       if (i & h) continue;
       const Vec<T> a = rows[i], b = rows[i + h];
-      rows[i] = __builtin_shuffle(a, b, exchange_lanes<T>(h, false));
-      rows[i + h] = __builtin_shuffle(a, b, exchange_lanes<T>(h, true));
+      rows[i] = exchange_first<T, h>(a, b);
+      rows[i + h] = exchange_second<T, h>(a, b);
     }
     exchange<T, h / 2>(rows);
   }
@@ -33,8 +32,8 @@ QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   if constexpr (h > 0) {
     QKV_UNROLL
     for (int i = 0; i < h; ++i)
-      sums[i] = __builtin_shuffle(sums[i], sums[i + h], exchange_lanes<T>(h, false)) +
-                __builtin_shuffle(sums[i], sums[i + h], exchange_lanes<T>(h, true));
+      sums[i] =
+          exchange_first<T, h>(sums[i], sums[i + h]) + exchange_second<T, h>(sums[i], sums[i + h]);
     return sum_lanes<T, h / 2>(sums);
   }
   return sums[0];
@@ -75,14 +74,14 @@ typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 // 16 x 16 bytes in place: four perfect shuffles of the rows.
 QKV_INLINE void transpose_bytes(Bytes (&rows)[16]) {
-  const Bytes low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
   QKV_UNROLL
   for (int stage = 0; stage < 4; ++stage) {
     Bytes next[16];
     QKV_UNROLL
     for (int i = 0; i < 8; ++i) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + 8], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + 8], low + 8);
+      next[2 * i] = shuffle(rows[i], rows[i + 8], [](int l) { return (l & 1) * 16 + l / 2; });
+      next[2 * i + 1] =
+          shuffle(rows[i], rows[i + 8], [](int l) { return (l & 1) * 16 + 8 + l / 2; });
     }
     QKV_UNROLL
     for (int i = 0; i < 16; ++i) rows[i] = next[i];

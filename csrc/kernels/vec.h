@@ -61,6 +61,17 @@ QKV_INLINE IntVec<T> iota() {
   return v;
 }
 
+// Lane l of the result is lane from(l) of a followed by b. `from` is a lambda without captures, so
+// that every call of it is a constant.
+template <class V, class From, int... lane>
+QKV_INLINE V shuffle_lanes(V a, V b, From from, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(a, b, from(lane)...);
+}
+template <class V, class From>
+QKV_INLINE V shuffle(V a, V b, From from) {
+  return shuffle_lanes(a, b, from, std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
+}
+
 // kLanes<T> bytes as integers.
 template <class T>
 QKV_INLINE IntVec<T> widen_bytes(const uint8_t* p) {

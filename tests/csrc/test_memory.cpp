@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 #include <new>
 
@@ -30,8 +31,8 @@ class MemoryLimit {
 };
 
 TEST(Memory, WorkspaceThatCannotBeHad) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "AddressSanitizer needs terabytes of address space";
+#if defined(QKV_SANITIZER_ALLOCATES)
+  GTEST_SKIP() << "a sanitizer needs terabytes of address space";
 #endif
   // Inputs are one number each, expanded: only the workspace is large.
   for (DType dtype : kDTypes) {
@@ -62,8 +63,8 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
 // Threads put right the rows that something masked has spoilt, and could not
 // report that there is no memory for it.
 TEST(Memory, RepairsAllocateNothing) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "AddressSanitizer allocates on its own";
+#if defined(QKV_SANITIZER_ALLOCATES)
+  GTEST_SKIP() << "a sanitizer allocates on its own";
 #endif
   for (DType dtype : kDTypes) {
     Case c;
@@ -88,6 +89,60 @@ TEST(Memory, RepairsAllocateNothing) {
     for (int64_t key = 0; key < c.S; ++key) repair_grad_key_value(p, args, 0, 0, key);
     EXPECT_EQ(allocations(), before);
     expect_close(outputs.values(), expected, c);  // they did their work
+  }
+}
+
+// Each split of the keys makes a part of grad_query, and parts wait until all splits are done: not
+// those of all planes, however many threads there are to make them.
+TEST(Memory, PartsOfGradQueryAreBounded) {
+#if defined(QKV_SANITIZER_ALLOCATES)
+  GTEST_SKIP() << "a sanitizer allocates on its own";
+#endif
+  constexpr int64_t kMiB = 1 << 20, kHeads = 30, kThreads = 8;
+  Case c;
+  c.L = c.S = 2048, c.D = 128, c.Dv = 8, c.window_left = 20;
+  c.grad_key = c.grad_value = c.grad_lse = false;
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    c.dtype = dtype;
+    const Workload w(c);
+    const Outputs outputs(w);
+    Problem p = w.problem();
+    BackwardArgs args = outputs.backward_args();
+    attention_forward(p, outputs.forward_result(true));
+    // The same head, many times.
+    const int64_t numel = c.L * c.D;
+    const Tensor to(type_of(dtype), {kHeads, c.L, c.D}, {numel, c.D, 1});
+    p.heads = p.kv_heads = kHeads;
+    for (Input* of_head : {&p.query, &p.key, &p.value}) of_head->strides.head = 0;
+    for (Input* of_head : {&args.output, &args.lse, &args.grad_output})
+      of_head->strides.head = 0;
+    args.grad_query = to.output();
+    const auto run = [&](int threads, const std::vector<BackwardJob>& jobs) {
+      std::vector<BackwardJob> on_threads = jobs;
+      on_threads.front().problem.num_threads = threads;
+      largest_workspace();
+      attention_backward(on_threads);
+      return largest_workspace();
+    };
+    const std::vector<BackwardJob> one = {{p, args}};
+    std::vector<BackwardJob> jobs(kHeads, {p, args});  // as many problems of one head
+    for (int64_t h = 0; h < kHeads; ++h) {
+      jobs[size_t(h)].problem.heads = jobs[size_t(h)].problem.kv_heads = 1;
+      auto* const first = static_cast<char*>(args.grad_query.data);
+      jobs[size_t(h)].args.grad_query.data = first + h * numel * size_of(dtype);
+    }
+
+    const int64_t of_thread = run(1, one);  // no part waits
+    EXPECT_LT(of_thread, 4 * kMiB);
+    const std::vector<double> expected = to.values();
+    // kMaxWaveBytes, and the parts of one plane: 7 of 1 MiB, and of a half the sum.
+    const int64_t most = (128 + 8) * kMiB + kThreads * of_thread;
+    EXPECT_LT(most, 7 * kHeads * kMiB);
+    for (const auto& all : {one, jobs}) {
+      std::memset(args.grad_query.data, 0, size_t(kHeads * numel * size_of(dtype)));
+      EXPECT_LT(run(kThreads, all), most) << dtype << " " << all.size();
+      EXPECT_EQ(to.values(), expected) << dtype << " " << all.size();
+    }
   }
 }
 

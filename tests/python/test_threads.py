@@ -165,6 +165,40 @@ def test_set_num_threads(n):
     assert both == forward or both == forward + 1  # the autograd engine may have one for itself
 
 
+def test_calls_start_no_threads():
+    """A call with fewer items than threads must not end threads that torch then starts anew."""
+    code = """
+torch.set_num_threads(8)
+def started(call, known):
+    call()
+    torch_op()
+    new = ids() - known
+    known |= new
+    return len(new)
+def ids():
+    return set(os.listdir("/proc/self/task"))
+def torch_op():
+    return (torch.ones(2000, 2000) * 2).sum()
+q = torch.randn(1, 3, 300, 32, requires_grad=True)
+rows = torch.randn(900, 3, 32, requires_grad=True)
+ends = torch.tensor([0, 200, 500, 900], dtype=torch.int32)
+calls = {
+    "forward": lambda: torch.ops.qkv.attention(q, q, q),
+    "backward": lambda: torch.ops.qkv.attention(q, q, q).sum().backward(),
+    "weights": lambda: qkv.attention_weights(q, q).square().sum().backward(),
+    "hard": lambda: qkv.hard_attention(q, q, q),
+    "varlen": lambda: qkv.varlen_attn(rows, rows, rows, ends, ends, 400, 400).sum().backward(),
+}
+for call in calls.values():  # torch's own, and that of the autograd engine
+    started(call, ids())
+known = ids()
+for name, call in calls.items():
+    print(name, len(known) >= 8, sum(started(call, known) for _ in range(5)))
+"""
+    names = ["forward", "backward", "weights", "hard", "varlen"]
+    assert run_python(SETUP + code).splitlines() == [f"{name} True 0" for name in names]
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_omp_num_threads(n):
     code = "before = threads(); forward(); print(threads() - before)"

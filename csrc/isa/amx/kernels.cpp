@@ -5,9 +5,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "isa/cpuid.h"
+
 // GCC 12 takes the undefined operand inside its own intrinsics for ours.
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #define QKV_ISA amx
 #define QKV_PAIR_GEMM "kernels/amx_gemm.h"
@@ -42,8 +46,7 @@ bool permitted() {
 const Implementation kAmx = {"amx",
                              [] {
                                static const bool supported =
-                                   kAvx512Bf16.supported() && __builtin_cpu_supports("amx-tile") &&
-                                   __builtin_cpu_supports("amx-bf16") && permitted();
+                                   kAvx512Bf16.supported() && cpu_has_amx_bf16() && permitted();
                                return supported;
                              },
                              {},

@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__)
 
+#include "isa/cpuid.h"
+
 #define QKV_ISA avx2
 QKV_TARGET_BEGIN("avx2,fma,f16c")
 
@@ -17,7 +19,7 @@ const Implementation kAvx2 = {"avx2",
                               [] {
                                 return __builtin_cpu_supports("avx2") &&
                                        __builtin_cpu_supports("fma") &&
-                                       __builtin_cpu_supports("f16c");
+                                       cpu_has_f16c();  // AVX2's registers are saved: so are these
                               },
                               avx2::kernels_of<float>(),
                               avx2::kernels_of<double>(),

@@ -3,8 +3,10 @@
 #if defined(__x86_64__)
 
 // GCC 12 takes the undefined operand inside its own intrinsics for ours.
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #define QKV_ISA avx512
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")

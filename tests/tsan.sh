@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Looks for data races in the drivers: builds the torch-free tests with Clang's ThreadSanitizer and
+# runs those that have several threads. Arguments go to the tests; --gtest_filter replaces ours.
+#
+#   tests/tsan.sh [--gtest_filter=...]
+#
+# Needs Debian's clang, libomp-dev (with Archer, which tells ThreadSanitizer of OpenMP's barriers)
+# and libgtest-dev. MAX_JOBS limits compiling.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=build/tsan
+mkdir -p "$build"
+cmake -S . -B "$build" -G Ninja -DQKV_TORCH=OFF -DQKV_TESTS=ON -DQKV_SANITIZE=thread \
+  -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_CXX_FLAGS=-DQKV_QUICK_TESTS \
+  >"$build/configure.log" 2>&1 || { cat "$build/configure.log"; exit 1; }
+cmake --build "$build" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv_csrc_tests
+
+OMP_TOOL_LIBRARIES=$(clang++ -print-file-name=libarcher.so)
+[ -f "$OMP_TOOL_LIBRARIES" ] || { echo "No libarcher.so beside clang++: install libomp-dev" >&2; exit 1; }
+export OMP_TOOL_LIBRARIES
+# libomp itself is not instrumented, and is not what we look for races in. A forked child of several
+# threads is what AfterFork is about.
+export TSAN_OPTIONS="ignore_noninstrumented_modules=1 die_after_fork=0 halt_on_error=1 ${TSAN_OPTIONS:-}"
+# One instruction set has all there is to know of the drivers, the pairs' drivers are the same.
+filter='*ThreadsTest*/generic:*ThreadsTest*/avx2:Nested*:Team*:WorkList*:*Jobs*/generic:*Jobs*/avx2'
+filter+=':*Sharing*/generic:*Sharing*/avx2:*Options*/generic'
+"$build/qkv_csrc_tests" --gtest_brief=1 --gtest_filter="$filter" "$@"
