@@ -1,4 +1,4 @@
-"""In which type half precision is multiplied; the environment variable QKV_HALF_PRODUCTS sets it."""
+"""What half precision is multiplied as; the environment variable QKV_HALF_PRODUCTS sets it."""
 
 import torch
 
