@@ -7,6 +7,7 @@ namespace qkv::QKV_ISA {
 
 constexpr bool kTiles = true;
 constexpr int kTile = 16;
+constexpr int kPairRows = 2 * kTile;  // of A that are multiplied at once
 static_assert(kLanes<float> == kTile);
 
 // For as long as it lives, this thread's tile registers are configured.

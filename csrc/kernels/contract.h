@@ -26,12 +26,12 @@ static_assert(kMaxRows[0] >= 1 && kMaxRows[1] >= 1 && kMaxRows[0] <= 32 && kMaxR
               "A micro-kernel has as many rows as its loops are unrolled times at most "
               "(QKV_UNROLL): more accumulators would be spilled, and of none there is no kernel");
 
-static_assert(kMaxRows[1] % 2 == 0,
-              "Blocks of keys are multiples of kMaxRows[1] (key_step). Where bf16 is multiplied in "
+static_assert(kKeyStep % 2 == 0,
+              "Blocks of keys are multiples of kKeyStep (key_step). Where bf16 is multiplied in "
               "pairs, a block must begin with a pair (KeyPairs::from), at an even key");
 
-static_assert(kKeyBlock <= kDepthBlock,
+static_assert(kKeyBlock <= kDepthBlock || kKeyStep != kMaxRows[1],
               "The keys of a tile are the depth of the second product, which is one chain of "
-              "additions: of more keys, gemm would cut it and round otherwise");
+              "additions: of more keys, gemm would cut it and round otherwise. Tiles of AMX end a chain every 32");
 
 }  // namespace qkv::QKV_ISA

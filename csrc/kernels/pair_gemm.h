@@ -4,6 +4,9 @@ namespace qkv::QKV_ISA {
 // Whether A has to have neighbours along the depth next to each other, a_col = 1.
 constexpr bool kTiles = false;
 
+// Rows of A that are multiplied at once.
+constexpr int kPairRows = kMaxRows[1];
+
 struct PairUnit {
   explicit PairUnit(bool) {}
 };

@@ -4,16 +4,25 @@ namespace qkv::QKV_ISA {
 template <class T>
 constexpr int kRowBlock = 2 * kLanes<T>;
 
+// Keys that a product takes at once: full micro-kernels, or full tiles of AMX. A block of keys is a
+// multiple of it, since what is left over costs as much as a whole step.
+#ifdef QKV_PAIR_GEMM
+constexpr int kKeyStep = kPairRows;
+#else
+constexpr int kKeyStep = kMaxRows[1];
+#endif
+
 // Keys of a tile, at most: enough that reading and writing the output tile once
 // a block is cheap, few enough that the tile of scores stays in the first-level
-// cache beside the operands.
-constexpr int kKeyBlock = 126 / kMaxRows[1] * kMaxRows[1];
+// cache beside the operands, and, but for tiles, no more than one chain of additions takes.
+constexpr int kKeyBlock = kKeyStep == kMaxRows[1] ? kDepthBlock / kKeyStep * kKeyStep
+                                                  : 128 / kKeyStep * kKeyStep;
 
-// Keys of the tiles that `keys` keys are cut into: equal, and full micro-kernels.
+// Keys of the tiles that `keys` keys are cut into: equal, and full steps.
 inline int64_t key_step(int64_t keys) {
   const int64_t blocks = std::max<int64_t>(1, (keys + kKeyBlock - 1) / kKeyBlock);
-  const int64_t tiles = (keys + blocks * kMaxRows[1] - 1) / (blocks * kMaxRows[1]);
-  return std::max<int64_t>(1, tiles) * kMaxRows[1];
+  const int64_t steps = (keys + blocks * kKeyStep - 1) / (blocks * kKeyStep);
+  return std::max<int64_t>(1, steps) * kKeyStep;
 }
 
 struct Tile {
