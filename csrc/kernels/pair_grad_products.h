@@ -23,7 +23,7 @@ class GradProducts<BFloat16> {
         value_copy_(arena.take<BFloat16>(key_count * padded_halves(p.head_dim_v))),
         key_pairs_(arena, key_count, p.head_dim),
         narrow_(arena.take<BFloat16>(kKeyBlock * kGradRows)),
-        zipped_(arena.take<Pair>(pairs_in(kKeyBlock) * kRowBlock<float>)) {}
+        zipped_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)) {}
 
   void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
     first_ = key;
@@ -60,7 +60,7 @@ class GradProducts<BFloat16> {
       return few_scores(tile, dim_, keys, reinterpret_cast<const BFloat16*>(k.data), 2 * k.row,
                         few_query_, scores, {});
     gemm_pairs(keys, tile.lanes,
-               {pairs_in(p_.head_dim), k.data, k.row, k.col, tile_query(lane), tile.lanes, scores,
+               {depth_pairs(p_.head_dim), k.data, k.row, k.col, tile_query(lane), tile.lanes, scores,
                 tile.step, Beta::zero, nullptr, float(p_.scale)});
   }
 
@@ -68,7 +68,7 @@ class GradProducts<BFloat16> {
                     float* grad_weights) const {
     const Matrix<Pair> v = values_.from(key - first_);
     gemm_pairs(keys, tile.lanes,
-               {has_grad_output_ ? pairs_in(p_.head_dim_v) : 0, v.data, v.row, v.col,
+               {has_grad_output_ ? depth_pairs(p_.head_dim_v) : 0, v.data, v.row, v.col,
                 tile_grad_output(lane), tile.lanes, grad_weights, tile.step, Beta::zero, nullptr,
                 dropout_factor()});
   }
@@ -76,9 +76,11 @@ class GradProducts<BFloat16> {
   void add_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
                       const float* grad_scores) const {
     const Matrix<Pair> k = key_pairs_.from(key - first_);
+    const int64_t depth = key_pairs_.depth(key - first_, keys);
+    pad_pairs(zipped_, tile.lanes, keys, depth);
     const auto add_zipped = [&] {
-      gemm_pairs(p_.head_dim, tile.lanes,
-                 {pairs_in(keys), k.data, k.row, k.col, zipped_, tile.lanes,
+      gemm_pairs(product_rows(p_.head_dim), tile.lanes,
+                 {depth, k.data, k.row, k.col, zipped_, tile.lanes,
                   grad_query_t_ + lane * dim_, tile.lanes, Beta::one, nullptr});
     };
     pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);

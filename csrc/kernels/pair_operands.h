@@ -1,14 +1,21 @@
 // Keys, values and rows in bf16, as the operands of products of pairs.
 namespace qkv::QKV_ISA {
 
-// Rows as pairs along their columns: where they lie, if that is possible, else
-// copied to scratch [keys, padded_halves(dim)].
+// Pairs of a row of bf16 that a product along it multiplies. Tiles take pairs 16 at a time, and
+// what is left over would cost them a copy of both operands: they are given rows with zeros behind.
+constexpr int64_t depth_pairs(int64_t dim) {
+  return kTiles ? padded_halves(dim) / 2 : pairs_in(dim);
+}
+
+// Rows as pairs along their columns, depth_pairs(dim) of each: where they lie, if that is
+// possible, else copied to scratch [keys, padded_halves(dim)].
 inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64_t key,
                                int64_t keys, BFloat16* scratch) {
   const auto as_pairs = [](const BFloat16* data, int64_t row) -> Matrix<Pair> {
     return {reinterpret_cast<const Pair*>(data), row / 2, 1};
   };
-  if (rows.col() == 1 && rows.row() % 2 == 0 && dim % 2 == 0 && rows.run_end(key) >= key + keys)
+  const bool ends_with_a_pair = dim == 2 * depth_pairs(dim);
+  if (rows.col() == 1 && rows.row() % 2 == 0 && ends_with_a_pair && rows.run_end(key) >= key + keys)
     return as_pairs(rows.at(key), rows.row());
   const int64_t step = padded_halves(dim);
   for (int64_t j = 0; j < keys; ++j)
@@ -26,6 +33,7 @@ class KeyPairs {
 
   void read(const KeyRows<BFloat16>& rows, int64_t key, int64_t keys) {
     const int64_t step = padded_halves(dim_), pairs = pairs_in(keys);
+    keys_ = keys;
     const auto zip_pair = [&](int64_t pair, Pair* to) {
       const int64_t j = key + 2 * pair;
       const BFloat16* second = j + 1 < key + keys ? rows.at(j + 1) : nullptr;
@@ -51,11 +59,28 @@ class KeyPairs {
     return {matrix_.data + key / 2 * matrix_.col, matrix_.row, matrix_.col};
   }
 
+  // Pairs that a product of `keys` keys from row `key` on multiplies: for tiles, whole steps, where
+  // there is nothing but zeros behind the last key.
+  int64_t depth(int64_t key, int64_t keys) const {
+    const int64_t pairs = pairs_in(keys), whole = padded<Pair>(pairs);
+    const bool zeros = kTiles && key + keys == keys_ && key / 2 + whole <= matrix_.row;
+    return zeros ? whole : pairs;
+  }
+
  private:
   int64_t dim_;
   Pair *pairs_, *rows_;
+  int64_t keys_ = 0;
   Matrix<Pair> matrix_{};
 };
+
+// The other operand, pairs of weights [pairs_in(keys) x lanes]: zeros behind them, `depth` in all.
+QKV_INLINE void pad_pairs(Pair* pairs, int64_t lanes, int64_t keys, int64_t depth) {
+  std::fill(pairs + pairs_in(keys) * lanes, pairs + depth * lanes, Pair{});
+}
+
+// Columns of V^T, or of K^T, that are multiplied: for tiles whole ones, of zeros behind the last.
+constexpr int64_t product_rows(int64_t dim) { return kTiles ? padded<float>(dim) : dim; }
 
 // A block of rows of query or grad_output.
 class RowPairs {

@@ -17,7 +17,7 @@ class Products<BFloat16> {
         queries_(arena, kRowBlock<float>, p.head_dim),
         key_copy_(arena.take<BFloat16>(kKeyBlock * padded_halves(p.head_dim))),
         values_(arena, kKeyBlock, p.head_dim_v),
-        weights_(arena.take<Pair>(pairs_in(kKeyBlock) * kRowBlock<float>)) {}
+        weights_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)) {}
 
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
   static int64_t query_size(const Problem& p) {
@@ -46,7 +46,7 @@ class Products<BFloat16> {
               float* scores) const {
     const Matrix<Pair> k = keys_.from(key - first_);
     gemm_pairs(keys, tile.lanes,
-               {pairs_in(p_.head_dim), k.data, k.row, k.col, query, tile.lanes, scores, tile.step,
+               {depth_pairs(p_.head_dim), k.data, k.row, k.col, query, tile.lanes, scores, tile.step,
                 Beta::zero, nullptr, float(p_.scale)});
   }
 
@@ -66,8 +66,10 @@ class Products<BFloat16> {
     for (int v = 0; v < tile.lanes; v += kLanes<float>)
       store(error + v, load(error + v) * load(keep + v) + load(errors + v));
     const Matrix<Pair> v = values_.from(key - first_);
-    gemm_pairs(p_.head_dim_v, tile.lanes,
-               {pairs_in(keys), v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes,
+    const int64_t depth = values_.depth(key - first_, keys);
+    pad_pairs(weights_, tile.lanes, keys, depth);
+    gemm_pairs(product_rows(p_.head_dim_v), tile.lanes,
+               {depth, v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes,
                 Beta::lanes, keep});
   }
 
