@@ -13,9 +13,9 @@
 namespace qkv {
 
 // Where the parts of planes are, of all tasks that leave any: what the splits of a plane make of
-// grad_query and of sums over keys, until it is added up. The parts of all classes (sharing.h), task
-// after task, would be a long array. It is cut into waves of as many bytes; a class belongs to the
-// wave in which its parts begin. One wave runs after the other, in the same memory.
+// grad_query and of sums over keys, until it is added up. The parts of all classes (sharing.h),
+// task after task, would be a long array. It is cut into waves of as many bytes; a class belongs to
+// the wave in which its parts begin. One wave runs after the other, in the same memory.
 struct Waves {
   int64_t count = 1;
   int64_t bytes = 1;      // from one to the next

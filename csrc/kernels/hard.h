@@ -10,8 +10,8 @@ constexpr int64_t kCountedKeys = 1 << 14;
 template <class T>
 struct Best {
   Vec<T> score;
-  IntVec<T> counted;          // where it was, from the first of the keys that are being counted; -1:
-                              // before them
+  IntVec<T> counted;         // where it was, from the first of the keys that are being counted; -1:
+                             // before them
   int64_t index[kLanes<T>];  // of its key, as of keys before those; -1: none
 
   QKV_INLINE Best() : score(splat(-kInfinity<T>)), counted(IntVec<T>{} - 1) {

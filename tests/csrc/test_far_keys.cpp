@@ -1,6 +1,6 @@
-// Keys so far out that 32 bits, or an f32, do not hold their numbers. They are all one row of memory,
-// stride 0, and a window or is_causal lets few of them be seen, so there is neither memory nor time
-// in them.
+// Keys so far out that 32 bits, or an f32, do not hold their numbers. They are all one row of
+// memory, stride 0, and a window or is_causal lets few of them be seen, so there is neither memory
+// nor time in them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -108,8 +108,7 @@ TEST_P(FarKeys, DropoutCountsThemAll) {
         double of_four = 0;
         for (int64_t j = i + keys - kRows - kLeft; j <= i + keys - kRows; ++j)
           of_four += kept(p.dropout_seed, threshold, 0, i, j);
-        EXPECT_NEAR(to.get({0, i, 0}), of_four / 4 / (1 - p.dropout_p), 1e-6)
-            << dtype << " " << i;
+        EXPECT_NEAR(to.get({0, i, 0}), of_four / 4 / (1 - p.dropout_p), 1e-6) << dtype << " " << i;
       }
     }
   }
@@ -129,8 +128,8 @@ TEST_P(FarKeys, HardAttentionOverManyKeys) {
   };
   for (DType dtype : {DType::f32, DType::f64, DType::bf16}) {
     for (int64_t first : {0, 16379, 16380, 16383, 16384, 16385, 32759, 40000, 49999}) {
-      const Results r = best_of(
-          dtype, [&](int64_t j) { return j >= first && (j - first) % 7 == 0 ? 3. : -1.; });
+      const Results r =
+          best_of(dtype, [&](int64_t j) { return j >= first && (j - first) % 7 == 0 ? 3. : -1.; });
       EXPECT_EQ(r.hard_index, std::vector<double>(5, double(first))) << dtype;
       EXPECT_EQ(r.hard_output, std::vector<double>(5, double(first % 101))) << dtype;
     }

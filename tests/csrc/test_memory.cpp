@@ -114,8 +114,7 @@ TEST(Memory, PartsOfGradQueryAreBounded) {
     const Tensor to(type_of(dtype), {kHeads, c.L, c.D}, {numel, c.D, 1});
     p.heads = p.kv_heads = kHeads;
     for (Input* of_head : {&p.query, &p.key, &p.value}) of_head->strides.head = 0;
-    for (Input* of_head : {&args.output, &args.lse, &args.grad_output})
-      of_head->strides.head = 0;
+    for (Input* of_head : {&args.output, &args.lse, &args.grad_output}) of_head->strides.head = 0;
     args.grad_query = to.output();
     const auto run = [&](int threads, const std::vector<BackwardJob>& jobs) {
       std::vector<BackwardJob> on_threads = jobs;

@@ -62,7 +62,9 @@ class TestKeptSet:
         if not refused:
             assert torch.isfinite(attention(query, key, key, **options)).all()
             return
-        message = rf"dropout_p is 0.5 with {L} queries and {S} keys, but at most {2**32} and {2**34}"
+        message = (
+            rf"dropout_p is 0.5 with {L} queries and {S} keys, but at most {2**32} and {2**34}"
+        )
         with pytest.raises(ValueError, match=message):
             attention(query, key, key, **options)
 
