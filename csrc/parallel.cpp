@@ -73,6 +73,8 @@ int usable_threads(int wanted, double flops) {
   return wanted;
 }
 
+bool in_forked_child() { return forked; }
+
 void parallel_phases(int num_threads, int64_t jobs, std::initializer_list<Phase> phases) {
   if (num_threads <= 1) return run_here(jobs, phases);
   const std::vector<Deal> deals = deal(num_threads, jobs, phases);

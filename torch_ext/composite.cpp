@@ -151,6 +151,11 @@ Hard hard_attention_args(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 
+OutputAndLse forward_autocast(const Forward& call) {
+  const Autocast autocast(call);
+  return ops::attention_forward(*autocast);
+}
+
 void implement_all(torch::Library& m) {
   using ops::Adapter;
   m.impl("attention", Adapter<&attention_args, &composite::attention>::call);
@@ -163,6 +168,10 @@ void implement_all(torch::Library& m) {
 
 TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) { implement_all(m); }
 // Above the keys of autograd and of Python's modes, as torch has it.
-TORCH_LIBRARY_IMPL(qkv, AutocastCPU, m) { implement_all(m); }
+TORCH_LIBRARY_IMPL(qkv, AutocastCPU, m) {
+  implement_all(m);
+  // For those who call it themselves: jagged.py.
+  m.impl("attention_forward", ops::Adapter<&ops::forward_args, &forward_autocast>::call);
+}
 
 }  // namespace qkv
