@@ -9,8 +9,9 @@
 
 namespace qkv::ops {
 
+// Without wants_lse, logsumexp may be undefined.
 at::Tensor dropout_seed(const at::Tensor& query);
-OutputAndLse attention_forward(const Forward& call);
+OutputAndLse attention_forward(const Forward& call, bool wants_lse = true);
 Gradients attention_backward(const Backward& call);
 OutputAndLse weights_forward(const Weights& call);
 Gradients weights_backward(const WeightsBackward& call);
