@@ -71,7 +71,7 @@ class TestWhoWatches:
 
     def test_dispatch_mode_without_gradients(self):
         x = make()
-        with torch.inference_mode(), Watching() as mode:
+        with torch.no_grad(), Watching() as mode:
             qkv.attention(*x)
         assert mode.seen == [FORWARD]
 
