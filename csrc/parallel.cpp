@@ -85,6 +85,8 @@ int usable_threads(int wanted, double flops) {
   return wanted;
 }
 
+bool in_forked_child() { return forked; }
+
 void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list<Phase> phases) {
   if (threads.working <= 1) return run_here(jobs, phases);
   std::vector<Deal> deals = deal(threads.working, jobs, phases);

@@ -43,6 +43,9 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // pool does not survive fork, and waiting for it would hang), else `wanted`.
 int usable_threads(int wanted, double flops);
 
+// Whether this process is the child of a fork() since the library was loaded.
+bool in_forked_child();
+
 // Takes up the phases one after the other, all of them again for every round, the
 // items of each in any order on the working threads, in one parallel region
 // (none for one of them). Items must not throw.

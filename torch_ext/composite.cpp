@@ -19,14 +19,22 @@ void check_query(const Forward& call) {
   TORCH_CHECK(call.query().defined(), call.op, ": query is an undefined tensor");
 }
 
+bool is_elsewhere(const Forward& call) {
+  const at::Device device = call.query().device();
+  return !device.is_cpu() && !device.is_meta();
+}
+
+// What torch's attention, which computes what is_elsewhere, has no words for.
+void refuse_elsewhere(const Forward& call, bool wanted, const char* what) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call.query().device(),
+                              ", where torch's attention computes the result, and that cannot ",
+                              what);
+}
+
 at::Tensor torch_attention(const Forward& call) {
   check_tensors(call);
   const Options& o = call.options;
-  const auto refuse = [&](bool wanted, const char* what) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call.query().device(),
-                                ", where torch's attention computes the result, and that cannot ",
-                                what);
-  };
+  const auto refuse = [&](bool wanted, const char* what) { refuse_elsewhere(call, wanted, what); };
   const at::Tensor& mask = call.attn_mask();
   refuse(mask.defined() && o.is_causal, "combine attn_mask with is_causal; pass one mask");
   refuse(!(o.window_size[0] == -1 && o.window_size[1] == -1), "do window_size; pass an attn_mask");
@@ -46,9 +54,10 @@ auto with_seed(Forward call, const Run& run) {
   return run(call);
 }
 
-OutputAndLse attend(const Forward& call) {
+OutputAndLse attend(const Forward& call, bool wants_lse) {
   const Autocast autocast(call);
-  return with_seed(*autocast, [](const Forward& seeded) { return ops::attention_forward(seeded); });
+  return with_seed(
+      *autocast, [&](const Forward& seeded) { return ops::attention_forward(seeded, wants_lse); });
 }
 
 OutputAndLse attend_to_pages(const Forward& call, const at::Tensor& block_table) {
@@ -65,21 +74,21 @@ OutputAndLse attend_to_pages(const Forward& call, const at::Tensor& block_table)
 
 at::Tensor attention(const Forward& call) {
   check_query(call);
-  const at::Device device = call.query().device();
-  if (!device.is_cpu() && !device.is_meta()) return torch_attention(call);
-  return std::get<0>(attend(call));
+  if (is_elsewhere(call)) return torch_attention(call);
+  return std::get<0>(attend(call, /*wants_lse=*/false));
 }
 
 OutputAndLse attention_with_lse(const Forward& call) {
   check_query(call);
-  return attend(call);
+  refuse_elsewhere(call, is_elsewhere(call), "return the log-sum-exp");
+  return attend(call, /*wants_lse=*/true);
 }
 
 OutputAndLse varlen_attention(const Forward& call, const at::Tensor& block_table) {
   check_query(call);
   TORCH_CHECK(call.is_packed(), call.op, ": cu_seq_q is an undefined tensor");
   if (block_table.defined()) return attend_to_pages(call, block_table);
-  return attend(call);
+  return attend(call, /*wants_lse=*/true);
 }
 
 at::Tensor attention_weights(const Weights& call) {
@@ -151,6 +160,11 @@ Hard hard_attention_args(const at::Tensor& query, const at::Tensor& key, const a
 
 }  // namespace
 
+OutputAndLse forward_autocast(const Forward& call) {
+  const Autocast autocast(call);
+  return ops::attention_forward(*autocast);
+}
+
 void implement_all(torch::Library& m) {
   using ops::Adapter;
   m.impl("attention", Adapter<&attention_args, &composite::attention>::call);
@@ -163,6 +177,10 @@ void implement_all(torch::Library& m) {
 
 TORCH_LIBRARY_IMPL(qkv, CompositeImplicitAutograd, m) { implement_all(m); }
 // Above the keys of autograd and of Python's modes, as torch has it.
-TORCH_LIBRARY_IMPL(qkv, AutocastCPU, m) { implement_all(m); }
+TORCH_LIBRARY_IMPL(qkv, AutocastCPU, m) {
+  implement_all(m);
+  // For those who call it themselves: jagged.py.
+  m.impl("attention_forward", ops::Adapter<&ops::forward_args, &forward_autocast>::call);
+}
 
 }  // namespace qkv

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "copies.h"
+#include "cpu.h"
 #include "layout.h"
 #include "ops.h"
 #include "problem.h"
@@ -59,8 +60,8 @@ Gradients soft_gradients(const HardBackward& call) {
   OutputMask wanted = call.output_mask;
   wanted[kValue] = false;
   if (std::none_of(wanted.begin(), wanted.end(), [](bool w) { return w; })) return {};
-  const auto [output, lse] = ops::attention_forward(f);
-  return ops::attention_backward({call.grad_output, kNone, f, output, lse, wanted});
+  const auto [output, lse] = cpu::attention_forward(f, /*wants_lse=*/true);
+  return cpu::attention_backward({call.grad_output, kNone, f, output, lse, wanted});
 }
 
 Gradients hard_backward_cpu(const HardBackward& call) {

@@ -123,10 +123,13 @@ OutputAndLse pass(const PagedVarlen& c, const Invoke& invoke) {
 }
 
 const auto& kvcache_op() {
-  return ops::Operator<OutputAndLse, &args>::find("qkv::attention_with_kvcache");
+  static const auto op = ops::find_operator<OutputAndLse>("qkv::attention_with_kvcache", &args);
+  return op;
 }
 const auto& paged_varlen_op() {
-  return ops::Operator<OutputAndLse, &paged_varlen_args>::find("qkv::varlen_attention_paged");
+  static const auto op =
+      ops::find_operator<OutputAndLse>("qkv::varlen_attention_paged", &paged_varlen_args);
+  return op;
 }
 
 }  // namespace

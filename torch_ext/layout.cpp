@@ -69,11 +69,15 @@ Dims<T> contiguous_strides(c10::ArrayRef<T> sizes) {
 }  // namespace
 
 template <class T>
-OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes) {
+OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes, bool wants_lse) {
   const at::ScalarType dtype = call.query().scalar_type();
-  const Dims<T> output = sizes.output(), lse = sizes.lse();
-  return {empty(output, dense_strides<T>(output, call.query(), 1), dtype),
-          empty(lse, contiguous_strides<T>(lse), compute_type(dtype))};
+  const Dims<T> shape = sizes.output();
+  OutputAndLse results = {empty(shape, dense_strides<T>(shape, call.query(), 1), dtype), {}};
+  if (wants_lse) {
+    const Dims<T> lse = sizes.lse();
+    std::get<1>(results) = empty(lse, contiguous_strides<T>(lse), compute_type(dtype));
+  }
+  return results;
 }
 
 template <class T>
@@ -87,8 +91,8 @@ at::Tensor zero_gradient(const at::Tensor& tensor) {
                compute_type(tensor.scalar_type()));
 }
 
-template OutputAndLse empty_results(const Forward&, const Sizes<int64_t>&);
-template OutputAndLse empty_results(const Forward&, const Sizes<c10::SymInt>&);
+template OutputAndLse empty_results(const Forward&, const Sizes<int64_t>&, bool);
+template OutputAndLse empty_results(const Forward&, const Sizes<c10::SymInt>&, bool);
 template at::Tensor empty_gradient<int64_t>(const at::Tensor&);
 template at::Tensor empty_gradient<c10::SymInt>(const at::Tensor&);
 

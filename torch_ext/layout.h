@@ -7,9 +7,9 @@
 namespace qkv {
 
 // output: laid out in memory like query, but with the last dimension
-// innermost. lse: contiguous, in the compute type.
+// innermost. lse: contiguous, in the compute type; undefined without wants_lse.
 template <class T>
-OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes);
+OutputAndLse empty_results(const Forward& call, const Sizes<T>& sizes, bool wants_lse = true);
 
 // A gradient, laid out like its tensor: with the same strides if that has no gaps
 // and no overlap, else dense in the same order.

@@ -7,18 +7,13 @@
 
 namespace qkv::ops {
 
-// The operator `name`, whose parameters are those of `pack`.
-template <class Result, auto pack>
-struct Operator;
-
-template <class Result, class Call, class... Args, Call (*pack)(Args...)>
-struct Operator<Result, pack> {
-  static const auto& find(const char* name) {
-    static const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Args...)>();
-    return op;
-  }
-};
+// Looks the operator `name` up, whose parameters are those of `pack`. Nothing is kept here: a
+// caller that keeps the handle does so in a `static` beside the name, so that two operators with
+// the same parameters never share one.
+template <class Result, class Call, class... Args>
+c10::TypedOperatorHandle<Result(Args...)> find_operator(const char* name, Call (*)(Args...)) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Args...)>();
+}
 
 // window_size as an argument: None where it is open.
 class Window {

@@ -1,27 +1,34 @@
 #include "ops.h"
 
+#include "direct.h"
 #include "operator.h"
 
 namespace qkv::ops {
 namespace {
 
 const auto& attention_forward_op() {
-  return Operator<OutputAndLse, &forward_args>::find("qkv::attention_forward");
+  static const auto op = find_operator<OutputAndLse>("qkv::attention_forward", &forward_args);
+  return op;
 }
 const auto& attention_backward_op() {
-  return Operator<Gradients, &backward_args>::find("qkv::attention_backward");
+  static const auto op = find_operator<Gradients>("qkv::attention_backward", &backward_args);
+  return op;
 }
 const auto& weights_forward_op() {
-  return Operator<OutputAndLse, &weights_args>::find("qkv::weights_forward");
+  static const auto op = find_operator<OutputAndLse>("qkv::weights_forward", &weights_args);
+  return op;
 }
 const auto& weights_backward_op() {
-  return Operator<Gradients, &weights_backward_args>::find("qkv::weights_backward");
+  static const auto op = find_operator<Gradients>("qkv::weights_backward", &weights_backward_args);
+  return op;
 }
 const auto& hard_forward_op() {
-  return Operator<OutputAndIndex, &hard_args>::find("qkv::hard_forward");
+  static const auto op = find_operator<OutputAndIndex>("qkv::hard_forward", &hard_args);
+  return op;
 }
 const auto& hard_backward_op() {
-  return Operator<Gradients, &hard_backward_args>::find("qkv::hard_backward");
+  static const auto op = find_operator<Gradients>("qkv::hard_backward", &hard_backward_args);
+  return op;
 }
 
 std::optional<std::string_view> string_of(Reduce reduce) {
@@ -95,7 +102,8 @@ at::Tensor dropout_seed(const at::Tensor& query) {
   return op.call(query);
 }
 
-OutputAndLse attention_forward(const Forward& call) {
+OutputAndLse attention_forward(const Forward& call, bool wants_lse) {
+  if (direct::is_possible(call.tensors)) return direct::attention_forward(call, wants_lse);
   return pass(call, [](auto&&... args) { return attention_forward_op().call(args...); });
 }
 OutputAndLse attention_forward(c10::DispatchKeySet keys, const Forward& call) {
@@ -104,6 +112,10 @@ OutputAndLse attention_forward(c10::DispatchKeySet keys, const Forward& call) {
 }
 
 Gradients attention_backward(const Backward& call) {
+  const Forward& f = call.forward;
+  if (direct::is_possible(f.tensors) &&
+      direct::is_possible({&call.grad_output, &call.grad_lse, &call.output, &call.lse}))
+    return direct::attention_backward(call);
   return pass(call, [](auto&&... args) { return attention_backward_op().call(args...); });
 }
 Gradients attention_backward(c10::DispatchKeySet keys, const Backward& call) {

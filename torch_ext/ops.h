@@ -4,12 +4,14 @@
 
 #include <c10/core/DispatchKeySet.h>
 
+#include "after_fork.h"
 #include "call.h"
 
 namespace qkv::ops {
 
+// Without wants_lse, logsumexp may be undefined.
 at::Tensor dropout_seed(const at::Tensor& query);
-OutputAndLse attention_forward(const Forward& call);
+OutputAndLse attention_forward(const Forward& call, bool wants_lse = true);
 Gradients attention_backward(const Backward& call);
 OutputAndLse weights_forward(const Weights& call);
 Gradients weights_backward(const WeightsBackward& call);
@@ -78,14 +80,18 @@ HardBackward hard_backward_args(const at::Tensor& grad_output, const at::Tensor&
                                 at::OptionalSymIntArrayRef window_size, double softcap,
                                 bool straight_through, OutputMask output_mask);
 
-// Adapter<&forward_args, &kernel>::call is kernel(Forward) with the dispatcher's signature;
-// with_keys is kernel(keys, Forward), for kernels that redispatch.
+// Adapter<&forward_args, &kernel>::call is kernel(Forward) with the dispatcher's signature, in
+// which torch's operators do not hang after fork(); with_keys is kernel(keys, Forward), for kernels
+// that redispatch.
 template <auto pack, auto kernel>
 struct Adapter;
 
 template <class Call, class... Args, Call (*pack)(Args...), auto kernel>
 struct Adapter<pack, kernel> {
-  static auto call(Args... args) { return kernel(pack(args...)); }
+  static auto call(Args... args) {
+    const OneThreadAfterFork one_thread;
+    return kernel(pack(args...));
+  }
   static auto with_keys(c10::DispatchKeySet keys, Args... args) {
     return kernel(keys, pack(args...));
   }

@@ -123,7 +123,8 @@ def test_isa_holds_torch_likewise(isa, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     run = json.loads((tmp_path / "run.json").read_text())["machine"]
-    expected = {"avx2": "AVX2", "generic": "DEFAULT"}.get(isa, "AVX512")
+    confined = {"avx2": "AVX2", "generic": "DEFAULT", "neon": "DEFAULT"}
+    expected = confined.get(isa, "AVX512")
     assert (run["isa"], run["torch_isa"]) == (isa, expected)
 
 

@@ -12,15 +12,33 @@ import qkv
 pytestmark = pytest.mark.usefixtures("isa")
 
 
+def scores_of(query, key, attn_mask, scale, softcap, alibi_slopes):
+    """Of all keys, hidden or not."""
+    scale = query.size(-1) ** -0.5 if scale is None else scale
+    scores = bend(query @ key.mT * scale, softcap, alibi_slopes)
+    if is_float(attn_mask):
+        scores = scores + attn_mask.masked_fill(attn_mask == -torch.inf, 0)
+    return scores
+
+
+def rounding_of(query, key, attn_mask, scale, softcap, alibi_slopes, dtype):
+    """How far each score may be from that in f64: as many roundings as there are products, and a
+    few, of the sum of what is added up, each taken for positive."""
+    scale = query.size(-1) ** -0.5 if scale is None else abs(scale)
+    size = query.abs() @ key.abs().mT * scale + softcap
+    if alibi_slopes is not None:
+        size = bend(size, 0.0, -alibi_slopes.abs())
+    if is_float(attn_mask):
+        size = size + attn_mask.abs().nan_to_num(posinf=0)
+    return (query.size(-1) + 16) * torch.finfo(compute_type(dtype)).eps * size
+
+
 def look_up(query, key, value, attn_mask=None, is_causal=False, *, scale=None, enable_gqa=False,
             window_size=None, softcap=0.0, alibi_slopes=None):  # fmt: skip
     """(output, index) by the textbook: argmax takes the first of several."""
     if enable_gqa:
         key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
-    scale = query.size(-1) ** -0.5 if scale is None else scale
-    scores = bend(query @ key.mT * scale, softcap, alibi_slopes)
-    if is_float(attn_mask):
-        scores = scores + attn_mask.masked_fill(attn_mask == -torch.inf, 0)
+    scores = scores_of(query, key, attn_mask, scale, softcap, alibi_slopes)
     allowed = visible(*scores.shape[-2:], attn_mask, is_causal, window_size)
     scores = scores.masked_fill(~allowed, -torch.inf)
     lead = torch.broadcast_shapes(scores.shape[:-2], value.shape[:-2])
@@ -113,8 +131,9 @@ class TestShapes:
     @settings(max_examples=settings().max_examples // 4)
     @given(case=cases(max_work=300_000))
     def test_drawn(self, dtype, case):
-        """Rounding may decide between keys that are almost equally good: the score of the one that
-        was chosen is the largest, but for that."""
+        """Rounding may decide between keys that are almost equally good: the key that was chosen is
+        one that the query sees, and its score is the largest, but for what rounding may do to the
+        two."""
         inputs, options = case.tensors(dtype)
         for name in ("dropout_p", "dropout_seed", "sinks"):
             options.pop(name, None)
@@ -132,18 +151,23 @@ class TestShapes:
         )
         assert torch.equal(output, chosen.masked_fill(index[..., None] < 0, 0))
         wide = {n: x.double() if is_float(x) else x for n, x in options.items()}
-        weights, _ = attend(
-            inputs[0].double(), key.double(), torch.eye(key.size(-2)).double(),
-            **{**wide, "enable_gqa": False},
+        how = {n: wide.get(n) for n in ("attn_mask", "scale", "alibi_slopes")}
+        how["softcap"] = wide.get("softcap", 0.0)
+        allowed = visible(
+            *(x.size(-2) for x in inputs[:2]), options["attn_mask"], options["is_causal"],
+            options.get("window_size"),
         )  # fmt: skip
-        weights = weights.expand(*index.shape, -1)
-        found, most = (weights.gather(-1, i.clamp(min=0)[..., None]) for i in (index, best))
-        largest = (inputs[0].double().abs().amax() * key.double().abs().amax() if key.numel() and
-                   inputs[0].numel() else torch.zeros(()))  # fmt: skip
-        scale = abs(options["scale"]) if options["scale"] is not None else 1.0
-        eps = torch.finfo(compute_type(dtype)).eps
-        slack = 64 * eps * (1 + largest * scale * inputs[0].size(-1) + 300)
-        assert (found >= most * (1 - slack)).all()
+
+        def of(scores, which):
+            scores = scores.expand(*index.shape, key.size(-2))
+            return scores.gather(-1, which.clamp(min=0)[..., None])[..., 0]
+
+        scores = scores_of(inputs[0].double(), key.double(), **how)
+        room = rounding_of(inputs[0].double(), key.double(), **how, dtype=dtype)
+        sees = index >= 0
+        assert of(allowed, index)[sees].all()
+        behind = of(scores, best) - of(scores, index)
+        assert (behind <= of(room, best) + of(room, index))[sees].all()
 
 
 class TestMeaning:

@@ -29,6 +29,39 @@ def test_import_from_the_sources_folder():
         assert run_python(code, cwd=folder) == "qkv.attention.default\n"
 
 
+@pytest.fixture
+def decoy(tmp_path):
+    """A folder with files that are named like the library, and are none."""
+    folder = tmp_path / "anywhere"
+    for name in ("libqkv.so", "lib/libqkv.so", "qkv/libqkv.so", "qkv/lib/libqkv.so"):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("decoy")
+    return folder
+
+
+def test_the_library_is_the_packages_own(decoy):
+    code = "import torch, qkv; print(*torch.ops.loaded_libraries)"
+    found = run_python(code, cwd=decoy).strip()
+    assert found == str((Path(qkv.__file__).parent / "lib" / "libqkv.so").resolve())
+
+
+def test_no_other_library_is_loaded(decoy, tmp_path):
+    """Sources that were never built, imported where the current folder has what they lack."""
+    package = Path(qkv.__file__).parent
+    built = shutil.ignore_patterns("lib", "include", "share", "__pycache__")
+    shutil.copytree(package, tmp_path / "sources" / "qkv", ignore=built)
+    code = """
+try:
+    import qkv
+except ImportError as error:
+    print(error)
+"""
+    message = run_python(code, cwd=decoy, env={"PYTHONPATH": str(tmp_path / "sources")})
+    library = tmp_path / "sources" / "qkv" / "lib" / "libqkv.so"
+    assert message.startswith(f"qkv is not built: there is no {library}. Run `pip install")
+
+
 def test_import_before_torch_and_twice():
     code = "import qkv, torch, importlib; importlib.reload(qkv); print(qkv.active_isa())"
     assert run_python(code).strip() in qkv.supported_isas()

@@ -115,6 +115,7 @@ class TestCallers:
             thread.start()
             thread.join(timeout=60)
             assert not thread.is_alive()
+        assert len(results) == 20
         for result in results:
             assert_same_bits(result, expected)
 

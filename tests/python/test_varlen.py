@@ -271,30 +271,39 @@ INT = torch.int32
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"cu_seq_q": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_q"),  # beyond the end
-    ({"cu_seq_q": torch.tensor([-1, 5, 12], dtype=INT)}, "cu_seq_q"),
-    ({"cu_seq_q": torch.tensor([0, 9, 5], dtype=INT)}, "cu_seq_q"),  # falls
-    ({"cu_seq_q": torch.tensor([0, 5, 12.0])}, "cu_seq_q"),
-    ({"cu_seq_q": torch.tensor([[0, 5, 12]], dtype=INT)}, "cu_seq_q"),
-    ({"cu_seq_q": torch.tensor([], dtype=INT)}, "cu_seq_q"),
-    ({"cu_seq_q": torch.tensor([0, 12], dtype=INT)}, "cu_seq"),  # another number of documents
-    ({"cu_seq_k": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_k"),
-    ({"cu_seq_k": torch.tensor([0, 5, 2**31 - 1], dtype=INT)}, "cu_seq_k"),
-    ({"cu_seq_k": torch.tensor([0, 2**62, 12])}, "cu_seq_k"),
+    ({"cu_seq_q": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_q ends with 13.*query has only 12"),
+    ({"cu_seq_q": torch.tensor([-1, 5, 12], dtype=INT)}, "cu_seq_q begins with -1, but 0"),
+    ({"cu_seq_q": torch.tensor([0, 9, 5], dtype=INT)}, "cu_seq_q falls from 9 to 5 at element 2"),
+    ({"cu_seq_q": torch.tensor([0, 5, 12.0])}, "cu_seq_q is float32, but int32 or int64"),
+    ({"cu_seq_q": torch.tensor([[0, 5, 12]], dtype=INT)}, "cu_seq_q has 2 dimensions, but 1"),
+    (
+        {"cu_seq_q": torch.tensor([], dtype=INT)},
+        r"cu_seq_q has the shape \[0\], but \[N \+ 1\]",
+    ),
+    (
+        {"cu_seq_q": torch.tensor([0, 12], dtype=INT)},
+        r"cu_seq_k has the shape \[3\], but cu_seq_q's is expected, \[2\]",
+    ),
+    ({"cu_seq_k": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_k ends with 13, but key has only 12"),
+    ({"cu_seq_k": torch.tensor([0, 5, 2**31 - 1], dtype=INT)}, "cu_seq_k ends with 2147483647"),
+    ({"cu_seq_k": torch.tensor([0, 2**62, 12])}, "cu_seq_k falls from 4611686018427387904 to 12"),
     ({"cu_seq_k": torch.tensor([0, 5, 12], device="meta")}, "cu_seq_k is on meta"),
-    ({"seqused_k": torch.tensor([5, 8], dtype=INT)}, "seqused_k"),  # more than there are
-    ({"seqused_k": torch.tensor([5, -1], dtype=INT)}, "seqused_k"),
-    ({"seqused_k": torch.tensor([5], dtype=INT)}, "seqused_k"),
-    ({"seqused_k": torch.tensor([5.0, 7.0])}, "seqused_k"),
+    (
+        {"seqused_k": torch.tensor([5, 8], dtype=INT)},
+        r"seqused_k\[1\] is 8, but document 1 has 7 keys; expected 0 to 7",
+    ),
+    ({"seqused_k": torch.tensor([5, -1], dtype=INT)}, r"seqused_k\[1\] is -1.*expected 0 to 7"),
+    ({"seqused_k": torch.tensor([5], dtype=INT)}, r"seqused_k has the shape \[1\].*\[2\]"),
+    ({"seqused_k": torch.tensor([5.0, 7.0])}, "seqused_k is float32, but int32 or int64"),
     ({"max_q": -1}, "max_q is -1"),
     ({"window_size": (-2, 0)}, r"window_size is \(-2, 0\)"),
-    ({"query": torch.zeros(12, 8)}, "query"),
-    ({"query": torch.zeros(1, 12, 2, 8)}, "query"),
-    ({"key": torch.zeros(12, 2, 7)}, "key"),
+    ({"query": torch.zeros(12, 8)}, r"query has the shape \[12, 8\], but 3 dimensions"),
+    ({"query": torch.zeros(1, 12, 2, 8)}, r"query has the shape \[1, 12, 2, 8\], but 3 dim"),
+    ({"key": torch.zeros(12, 2, 7)}, r"key has the shape \[12, 2, 7\].* query's, 8"),
     ({"key": torch.zeros(12, 3, 8)}, "key has 3 heads"),
-    ({"value": torch.zeros(11, 2, 8)}, "value"),
-    ({"alibi_slopes": torch.zeros(3, 2)}, "alibi_slopes"),
-    ({"sinks": torch.zeros(3)}, "sinks"),
+    ({"value": torch.zeros(11, 2, 8)}, r"value has the shape \[11, 2, 8\].* key's, 12"),
+    ({"alibi_slopes": torch.zeros(3, 2)}, r"alibi_slopes has the shape \[3, 2\].*\[2, 2\]"),
+    ({"sinks": torch.zeros(3)}, r"sinks has the shape \[3\].*\[2, 2\]"),
     ({"query": torch.zeros(12, 2, 8).half()}, "key is float32, but query is float16"),
 ])  # fmt: skip
 def test_bad_call(change, message):

@@ -32,7 +32,6 @@ def jagged_attention(
             "see is_causal, window_size and alibi_slopes"
         )
     _check_items(query, key, value)
-    query, key, value = _autocast(query, key, value)
     documents = _documents(query, key)
     if query.lengths() is not None:
         alibi_slopes, sinks = _per_document(alibi_slopes), _per_document(sinks)
@@ -81,17 +80,6 @@ def _check_items(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"are expected; key's offsets are {key.offsets().tolist()}, value's "
             f"{value.offsets().tolist()}"
         )
-
-
-def _autocast(query: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """What the operators for dense tensors do themselves."""
-    if not torch.is_autocast_enabled("cpu") or query.dtype == torch.float64:
-        return query, *others
-    dtype = torch.get_autocast_dtype("cpu")
-    return tuple(
-        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in (query, *others)
-    )
 
 
 def _lengths(tensor: Tensor) -> Tensor:
