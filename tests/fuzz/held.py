@@ -43,6 +43,10 @@ def plain(call):
         options.pop("dropout_seed", None)
     if inputs[0].size(-1) == 0 and "scale" not in options:
         raise NotJudged("1 / sqrt(0) is no scale")
+    if options.get("enable_gqa") and min(x.dim() for x in inputs) < 3:
+        if any(x.dim() > 2 and x.size(-3) > 1 for x in inputs[1:]):
+            raise NotJudged("some tensors have heads and some have none")
+        options["enable_gqa"] = False  # one head for all
     return inputs, options
 
 
@@ -108,8 +112,19 @@ def attention(call, results):
         close(f"the gradient of {name}", x, expected[name], sizes[name], dtype)
 
 
+def forward_again(operator, call, names):
+    """Its results must be what the gradient operator was given under these names: nobody can say
+    what it should make of others."""
+    arguments = {a.name for a in operator.default._schema.arguments}
+    again = operator(**{n: x for n, x in call.items() if n in arguments})
+    for name, x in zip(names, again, strict=True):
+        if name is not None and not torch.equal(call[name], x):
+            raise NotJudged(f"{name} is not what the forward operator returns")
+
+
 def attention_backward(call, results):
     inputs, options = plain(call)
+    forward_again(torch.ops.qkv.attention_forward, call, ("output", "logsumexp"))
     grads = call["grad_output"], call["grad_logsumexp"]
     wanted = dict(zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), results, strict=True))
     wanted = {n: x for n, x in wanted.items() if x is not None}
@@ -180,6 +195,7 @@ def true_weights_gradients(whole, key, eye, options, g, reduce, names):
 
 def weights_backward(call, results):
     query, key, options, whole, eye = weights_parts(call)
+    forward_again(torch.ops.qkv.weights_forward, call, (None, "logsumexp"))
     names = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
     wanted = {n: x for n, x in zip(names, results, strict=True) if x is not None}
     g, reduce = call["grad_weights"], call["reduce"]

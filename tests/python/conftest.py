@@ -1,4 +1,4 @@
-"""Fixtures for every test; hypothesis' settings. QKV_TEST_EXAMPLES=<n> draws n, at random."""
+"""Fixtures for every test; what the quick layer leaves to the long one; hypothesis' settings."""
 
 import os
 
@@ -14,17 +14,62 @@ import torch
 
 import qkv
 
-EXAMPLES = os.environ.get("QKV_TEST_EXAMPLES")
-hypothesis.settings.register_profile(
-    "qkv",
-    deadline=None,
-    derandomize=EXAMPLES is None,
-    database=None,
-    max_examples=int(EXAMPLES or 200),
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
-)
-hypothesis.settings.load_profile("qkv")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="the long layer: see CONTRIBUTING.md")
+
+
+def pytest_configure(config):
+    """The quick layer draws the same few examples each time, so that a change is judged by the
+    change; the long one draws many new ones. QKV_TEST_EXAMPLES=<n> draws n new ones in either."""
+    config.addinivalue_line("markers", "bf16: runs in bf16, though no parameter says so")
+    config.addinivalue_line("markers", "long: in the long layer only")
+    long, examples = config.getoption("--long"), os.environ.get("QKV_TEST_EXAMPLES")
+    hypothesis.settings.register_profile(
+        "qkv",
+        deadline=None,
+        derandomize=not (long or examples),
+        database=None,
+        max_examples=int(examples or (200 if long else 50)),
+        print_blob=True,
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.data_too_large,
+        ],
+    )
+    hypothesis.settings.load_profile("qkv")
+
+
+def multiplies_pairs(isa):
+    """Instruction sets with kernels for bf16 alone: for the other types they call those of the
+    instruction set below (csrc/isa/implementation.h, `others`)."""
+    return "bf16" in isa or "amx" in isa
+
+
+def is_bf16(parameter):
+    if isinstance(parameter, tuple):
+        return any(map(is_bf16, parameter))
+    return parameter is torch.bfloat16 or parameter == "bf16"
+
+
+def repeats_another(item):
+    """Whether the test runs once more what another instruction set's kernels have just done."""
+    parameters = getattr(item, "callspec", None) and item.callspec.params or {}
+    directly = any("isa" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    if directly or not multiplies_pairs(parameters.get("isa", "")):
+        return False
+    return not (any(map(is_bf16, parameters.values())) or item.get_closest_marker("bf16"))
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    left_out = [x for x in items if x.get_closest_marker("long") or repeats_another(x)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(left_out)
+        items[:] = [x for x in items if x not in dropped]
 
 
 @pytest.fixture(scope="module", params=qkv.supported_isas())

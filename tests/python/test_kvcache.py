@@ -3,12 +3,11 @@
 import doctest
 import math
 import os
-import shutil
 
 import pytest
 import torch
 import torch._dynamo.testing
-from common import INF, attend, reference, run_python
+from common import COMPILERS, INF, attend, reference, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import LAYOUTS, lay_out
@@ -18,7 +17,6 @@ import qkv
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 TOLERANCE = dict(zip(DTYPES, (2e-5, 1e-11, 1e-2, 2e-3), strict=True))
-COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 INT = torch.int32
 
 
@@ -166,6 +164,7 @@ def calls(draw):
 
 @pytest.mark.usefixtures("isa")
 class TestAgainstComposition:
+    @pytest.mark.bf16
     @settings(max_examples=settings().max_examples // 2)
     @given(calls())
     def test_drawn(self, call):

@@ -369,6 +369,7 @@ class TestBlockTable:
         compiled = torch.compile(qkv.varlen_attn, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(*paged, **where), qkv.varlen_attn(*paged, **where))
 
+    @pytest.mark.bf16
     def test_autocast(self):
         paged, where = in_blocks(pack([5, 7], dtype=torch.float32), 4)
         half = [x.bfloat16() for x in paged[:3]]
