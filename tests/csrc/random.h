@@ -9,8 +9,8 @@
 
 namespace qkv::test {
 
-// Loops are cut down where each step is ten or more times slower (sanitizers, emulators), and in the
-// quick layer: with the environment variable QKV_QUICK_TESTS.
+// Loops are cut down where each step is ten or more times slower (sanitizers, emulators), and in
+// the quick layer: with the environment variable QKV_QUICK_TESTS.
 #if defined(__SANITIZE_ADDRESS__) || defined(QKV_QUICK_TESTS)
 constexpr bool kQuick = true;
 #else

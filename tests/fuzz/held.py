@@ -4,7 +4,6 @@ The bounds are looser than those of tests/python, which judge accuracy: here a w
 wrong stride or a wrong option has to stand out, in any dtype, at any number of calls.
 """
 
-
 import torch
 from common import attend, compute_type, reference, repeat_heads
 from gradients import gradients, is_float
@@ -276,9 +275,7 @@ def hard_backward(call, results):
         return
     inputs, options = plain(call)
     names = ("query", "key", None, "attn_mask", "alibi_slopes", None)
-    wanted = {
-        n: x for n, x in zip(names, results, strict=True) if n is not None and x is not None
-    }
+    wanted = {n: x for n, x in zip(names, results, strict=True) if n is not None and x is not None}
     grads = call["grad_output"], None
     sizes = magnitudes(*inputs, **options, grads=grads)
     expected = true_gradients(attend, inputs, options, grads, list(wanted))

@@ -15,7 +15,6 @@ import torch
 import qkv
 
 
-
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="the long layer: see CONTRIBUTING.md")
 

@@ -1,6 +1,5 @@
 """Under torch.autocast every function does what scaled_dot_product_attention does there."""
 
-
 import pytest
 import torch
 import torch.nn.functional as F

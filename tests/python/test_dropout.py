@@ -1,6 +1,5 @@
 """Dropout: reproducible, independent, exactly the Philox that csrc/philox.h describes."""
 
-
 import pytest
 import torch
 from common import COMPILERS, attend, dtypes_of, fused, keep_mask

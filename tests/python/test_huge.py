@@ -124,9 +124,7 @@ class TestManyKeys:
         """Its number has more than 32 bits."""
         query, key, value = self.make(dtype, D=8)
         key[..., -1, :] = 100 * query[0, 0, -1]
-        output, index = qkv.hard_attention(
-            query, key, value, window_size=(3, 0), return_index=True
-        )
+        output, index = qkv.hard_attention(query, key, value, window_size=(3, 0), return_index=True)
         assert index[0, 0, -1] == HUGE - 1
         assert ((index >= HUGE - 7) & (index < HUGE)).all()
         assert torch.equal(output[0, 0, -1], value[0, 0, -1])
@@ -165,7 +163,7 @@ class TestManyWeights:
 
 
 def test_a_mask_hides_far_keys():
-    """A boolean mask of 2^31 + 256 columns, expanded along the queries, that shows the last five."""
+    """A boolean mask of 2^31 + 256 columns, one row for all queries, that shows the last five."""
     key = untouched(HUGE, torch.float16).view(1, 1, HUGE, 1)
     key[..., -8:, :] = 1
     mask = untouched(HUGE, torch.uint8).view(torch.bool)

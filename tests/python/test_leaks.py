@@ -60,10 +60,11 @@ wrong(lambda: qkv.attention_weights(q, k, reduce="keys", **gqa))
 """,
     "hard_attention": """
 for through in (False, True):
-    step(lambda: [qkv.hard_attention(q, k, v, mask, straight_through=through, **gqa)], q, k, v, mask)
+    step(lambda: [qkv.hard_attention(q, k, v, mask, straight_through=through, **gqa)], q, k, v)
 wrong(lambda: qkv.hard_attention(q, k, v[..., 1:, :], **gqa))
 """,
-    "varlen_attn": LSE + """
+    "varlen_attn": LSE
+    + """
 step(lambda: qkv.varlen_attn(*rows, *ends, 11, 11, return_aux=lse, **gqa, **heads), *rows)
 wrong(lambda: qkv.varlen_attn(*rows, ends[0], ends[1] + 1, 11, 11, **gqa))
 """,
