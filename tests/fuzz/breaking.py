@@ -14,7 +14,7 @@ DTYPES = [
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
     torch.bool, torch.uint8, torch.complex64, torch.float8_e4m3fn,
 ]  # fmt: skip
-FLOATS = [0.0, -0.0, 1.0, -1.0, 0.3, 1.5, -1e-300, 1e300, NAN, INF, -INF]
+FLOATS = [0.0, -0.0, 1.0, -1.0, 0.3, 1.5, 1e-300, 1e300, NAN, INF, -INF]
 INTEGERS = [0, 1, -1, 5, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63), -2]
 WINDOWS = [
     None, (0, 0), (-1, -1), (-2, 0), (0, -(2**63)), (2**63 - 1, 2**63 - 1), (2**62, 0), (3,),
