@@ -53,6 +53,7 @@ def names_of(operator):
 
 
 def names_an_argument(text, names):
+    text = re.sub(r"(missing|a) value", "", text)  # torch's words, which mean no argument
     return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)
 
 
@@ -83,6 +84,7 @@ class Hunt:
             assert all(x is None or x.is_meta for x in results), "meta in, something else out"
             self.counts["not judged"] += 1
             return
+        hold_meta(self.operator.function, before, results)
         try:
             self.operator.hold(before, results)
             self.counts["held"] += 1
@@ -125,6 +127,22 @@ class Hunt:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             every_call()
+
+
+def hold_meta(function, call, results):
+    """The Meta kernel, which torch.compile asks, says what the CPU kernel has just returned."""
+
+    def as_meta(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+    said = held.as_tuple(function(**{n: as_meta(x) for n, x in call.items()}))
+    for n, (x, y) in enumerate(zip(said, results, strict=False)):
+        assert (x is None) == (y is None), f"Meta and CPU disagree on result {n}: {x}, {y}"
+        if y is not None:
+            assert (x.shape, x.dtype) == (y.shape, y.dtype), f"Meta's result {n}: {describe(x)}"
+            assert not y.numel() or x.stride() == y.stride(), f"Meta's result {n}: {describe(x)}"
 
 
 def is_jagged(x):
