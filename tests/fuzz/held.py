@@ -311,7 +311,10 @@ def unpaged(call):
         for name, parts in rows.items():
             parts.append(call[name][where])
     cu = torch.cat([torch.zeros(1, dtype=torch.int64), used.long().cumsum(0)])
-    return {n: torch.cat(x) if x else call[n][:0, 0] for n, x in rows.items()} | {"cu_seq_k": cu}
+    packed = {n: torch.cat(x) if x else call[n][:0, 0] for n, x in rows.items()}
+    if any(x.isnan().any() for x in packed.values()):
+        raise NotJudged("another block: what is in no document is NaN")
+    return packed | {"cu_seq_k": cu}
 
 
 def packed(call, results):
@@ -326,7 +329,8 @@ def packed(call, results):
     wide = {n: call[n].detach().double() for n in names if call.get(n) is not None}
     leaves = [n for n in wide if call[n].requires_grad]
     wide |= {n: wide[n].requires_grad_() for n in leaves}
-    options = {n: call[n] for n in ("window_size", "softcap", "enable_gqa", "scale") if n in call}
+    names = ("window_size", "softcap", "enable_gqa", "scale", "is_causal")
+    options = {n: call[n] for n in names if n in call}
     options |= {n: wide[n] for n in HEADS if n in wide}
     if call["query"].size(-1) == 0 and options.get("scale") is None:
         options["scale"] = 1.0
