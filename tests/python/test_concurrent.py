@@ -24,11 +24,11 @@ def leaf(generator, dtype, *shape):
 def soft(generator, dtype):
     q, k, v = (leaf(generator, dtype, 2, h, n, 24) for h, n in [(4, 70), (2, 90), (2, 90)])
     mask, sinks = leaf(generator, dtype, 4, 70, 90), leaf(generator, torch.float32, 4)
-    call = (
-        lambda *x: qkv.attention(  # noqa: E731
-            *x[:4], is_causal=True, enable_gqa=True, sinks=x[4], return_lse=True
-        )
-    )
+
+    def call(query, key, value, mask, sinks):
+        options = {"is_causal": True, "enable_gqa": True, "sinks": sinks, "return_lse": True}
+        return qkv.attention(query, key, value, mask, **options)
+
     return call, (q, k, v, mask, sinks)
 
 
