@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "python")]
-ROUND = 100  # calls: few enough to make a round again in seconds
+ROUND = 100  # calls at most: few enough to make a round again in seconds
 
 
 def arguments():
@@ -63,8 +63,9 @@ def rounds(options, operators):
     """(seed, operator, calls) until there are enough calls, or the time is over."""
     end = time.monotonic() + 60 * options.minutes if options.minutes else None
     left, n = options.calls, 0
+    size = ROUND if end else max(1, min(ROUND, left // len(operators)))
     while time.monotonic() < end if end else left > 0:
-        calls = ROUND if end else min(ROUND, left)
+        calls = size if end else min(size, left)
         yield options.seed + n // len(operators), operators[n % len(operators)], calls
         left, n = left - calls, n + 1
 
