@@ -6,7 +6,7 @@ wrong stride or a wrong option has to stand out, in any dtype, at any number of 
 
 import torch
 from common import attend, compute_type, reference, repeat_heads
-from gradients import gradients, is_float
+from gradients import LEAVES, gradients, is_float
 from rounding import magnitudes
 from test_hard import look_up
 from test_varlen import HEADS, one_by_one
@@ -69,7 +69,7 @@ def close(name, x, truth, size, dtype):
 
 def found_gradients(call, results, grads):
     """{name: gradient} of every argument that requires one, through whatever requires grad."""
-    leaves = {n: x for n, x in call.items() if isinstance(x, torch.Tensor) and x.requires_grad}
+    leaves = {n: call[n] for n in LEAVES if is_float(call.get(n)) and call[n].requires_grad}
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y.requires_grad]
     if not leaves or not pairs:
         return {}
