@@ -17,8 +17,8 @@ import qkv
 SECONDS_A_CALL = 120  # then it hangs; under sanitizers calls take a hundred times longer than bare
 
 # What may be said of a call without naming an argument, all of it by torch: there is not the memory
-# for it; output_mask has not six elements. And one that is not settled: of a cache with the bit
-# that negates it (Tensor.is_neg) torch writes to a copy, and complains; the other cache is written to.
+# for it; output_mask has not six elements. And one that is not settled: a cache with the bit that
+# negates it (Tensor.is_neg), of which torch hands on a copy; the other cache is written to.
 NAMELESS = re.compile(
     "can't allocate memory|not enough memory|Storage size calculation overflowed"
     "|to a fixed-size array of size 6|MathBitsFallback"

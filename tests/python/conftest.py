@@ -1,6 +1,7 @@
 """Fixtures for every test; what the quick layer leaves to the long one; hypothesis' settings."""
 
 import os
+import zlib
 
 # Before torch is imported: threads that sleep, not spin, between the thousands of short parallel
 # regions here. Spinning makes the tests many times slower where something else wants the cores.
@@ -24,6 +25,7 @@ def pytest_configure(config):
     change; the long one draws many new ones. QKV_TEST_EXAMPLES=<n> draws n new ones in either."""
     config.addinivalue_line("markers", "bf16: runs in bf16, though no parameter says so")
     config.addinivalue_line("markers", "long: in the long layer only")
+    config.addinivalue_line("markers", "one_in(n): in the quick layer one in n of its parameters")
     long, examples = config.getoption("--long"), os.environ.get("QKV_TEST_EXAMPLES")
     hypothesis.settings.register_profile(
         "qkv",
@@ -61,10 +63,19 @@ def repeats_another(item):
     return not (any(map(is_bf16, parameters.values())) or item.get_closest_marker("bf16"))
 
 
+def is_thinned_out(item):
+    """Whether the test is not among those that one_in keeps: by its name, so that which ones they
+    are has nothing to do with the order of dtypes, shapes and instruction sets."""
+    mark = item.get_closest_marker("one_in")
+    return mark is not None and zlib.crc32(item.name.encode()) % mark.args[0] != 0
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--long"):
         return
-    left_out = [x for x in items if x.get_closest_marker("long") or repeats_another(x)]
+    left_out = [
+        x for x in items if x.get_closest_marker("long") or repeats_another(x) or is_thinned_out(x)
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         dropped = set(left_out)

@@ -167,6 +167,7 @@ SAMPLES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @dtypes_of("f32", "f64", "bf16")

@@ -190,6 +190,7 @@ def test_the_gradients_of_options_have_their_dtypes(dtype):
 
 @pytest.mark.usefixtures("isa")
 class TestAccuracy:
+    @pytest.mark.one_in(2)
     @halves
     @pytest.mark.parametrize("is_causal", [True, False])
     def test_long_sequence(self, dtype, is_causal):
