@@ -63,23 +63,26 @@ def repeats_another(item):
     return not (any(map(is_bf16, parameters.values())) or item.get_closest_marker("bf16"))
 
 
-def is_thinned_out(item):
-    """Whether the test is not among those that one_in keeps: by its name, so that which ones they
-    are has nothing to do with the order of dtypes, shapes and instruction sets."""
-    mark = item.get_closest_marker("one_in")
-    return mark is not None and zlib.crc32(item.name.encode()) % mark.args[0] != 0
+def thinned_out(items):
+    """The tests that one_in does not keep. A test is kept by its name, so that which ones are has
+    nothing to do with the order of dtypes, shapes and instruction sets; and of each function one."""
+    functions = {}
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            functions.setdefault(item.nodeid.split("[")[0], []).append((item, mark.args[0]))
+    for parametrized in functions.values():
+        found = [item for item, n in parametrized if zlib.crc32(item.name.encode()) % n]
+        yield from found if len(found) < len(parametrized) else found[1:]
 
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--long"):
         return
-    left_out = [
-        x for x in items if x.get_closest_marker("long") or repeats_another(x) or is_thinned_out(x)
-    ]
+    left_out = {x for x in items if x.get_closest_marker("long") or repeats_another(x)}
+    left_out |= set(thinned_out([x for x in items if x not in left_out]))
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        dropped = set(left_out)
-        items[:] = [x for x in items if x not in dropped]
+        config.hook.pytest_deselected(items=[x for x in items if x in left_out])
+        items[:] = [x for x in items if x not in left_out]
 
 
 # QKV_TEST_ISAS=avx2,generic: these, which may be ones that only a test build has.
