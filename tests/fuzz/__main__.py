@@ -98,9 +98,9 @@ def work(options):
 # --- the process that starts it -----------------------------------------------------------------
 
 
-def start(options, isa, record):
+def start(options, isa, seed, record):
     command = [sys.executable, str(HERE), "--worker", str(record), "--isa", isa]
-    command += ["--seed", str(options.seed), "--calls", str(options.calls)]
+    command += ["--seed", str(seed), "--calls", str(options.calls)]
     command += ["--minutes", str(options.minutes)] if options.minutes else []
     for name in options.operator or []:
         command += ["--operator", name]
@@ -138,7 +138,9 @@ def main(options):
         while waiting and len(running) < max(1, os.cpu_count() or 1):
             isa = waiting.pop(0)
             record = folder / f"{isa}.{os.getpid()}"
-            running.append((isa, start(options, isa, record), record))
+            # Other calls on each: no two of them share a round.
+            seed = options.seed + 1_000_000 * isas.index(isa)
+            running.append((isa, start(options, isa, seed, record), record))
         isa, process, record = running.pop(0)
         good &= report(isa, process, record)
         record.unlink(missing_ok=True)

@@ -64,8 +64,8 @@ def repeats_another(item):
 
 
 def thinned_out(items):
-    """The tests that one_in does not keep. A test is kept by its name, so that which ones are has
-    nothing to do with the order of dtypes, shapes and instruction sets; and of each function one."""
+    """The tests that one_in does not keep. A test is kept by its name, so that it has nothing to do
+    with the order of dtypes, shapes and instruction sets; of each function at least one is."""
     functions = {}
     for item in items:
         if mark := item.get_closest_marker("one_in"):
