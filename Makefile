@@ -6,11 +6,12 @@ SOURCES := CMakeLists.txt setup.py pyproject.toml torch_ext/qkv/version.py \
   $(shell find csrc cmake torch_ext -path torch_ext/qkv -prune -o -type f -print)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint format clean
+.PHONY: help demo test test-long bench lint format clean
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures in demo/'
-	@echo 'make test     build and run every test suite'
+	@echo 'make test     build and run every test suite: what every change has to pass'
+	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'
 	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"'
 	@echo 'make lint     the formatters and linters over all tracked files'
 	@echo 'make format   the same, until nothing is left to format'
@@ -35,6 +36,10 @@ demo: .venv/installed
 test: .venv/installed
 	@.ci/packages googletest
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
+
+test-long: .venv/installed
+	@.ci/packages googletest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run-long $(ARGS)
 
 bench: .venv/installed
 	$(BIN)/python -m qkv.bench $(ARGS)

@@ -27,7 +27,9 @@ if(QKV_SANITIZE)
   if(QKV_SANITIZE STREQUAL "thread")
     set(sanitizers thread)
   endif()
-  # With more than -O1 and -g1 a minute's compilation takes seven.
+  # PUBLIC: whoever uses the kernels is sanitized too. With more than -O1 and -g1 a minute's
+  # compilation takes seven. Python is not sanitized: programs that load libqkv.so need libasan in
+  # LD_PRELOAD, see tests/run-long.
   target_compile_options(qkv_kernels PUBLIC
     -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
   target_link_options(qkv_kernels PUBLIC -fsanitize=${sanitizers})

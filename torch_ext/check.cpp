@@ -34,14 +34,17 @@ void check_dtypes(const Forward& call) {
   }
 }
 
-void check_options(const char* op, const Options& options) {
+void check_options(const char* op, const Options& options, at::ScalarType query) {
   const double p = options.dropout_p;
   TORCH_CHECK_VALUE(p >= 0 && p <= 1, op, ": dropout_p is ", p,
                     ", but a probability between 0 and 1 is expected");
-  TORCH_CHECK_VALUE(!options.scale || std::isfinite(*options.scale), op, ": scale is ",
-                    options.scale.value_or(0), ", but a finite number is expected");
-  TORCH_CHECK_VALUE(std::isfinite(options.softcap) && options.softcap >= 0, op, ": softcap is ",
-                    options.softcap, ", but a positive number, or 0 for none, is expected");
+  TORCH_CHECK_VALUE(!options.scale || is_finite_for(query, *options.scale), op, ": scale is ",
+                    options.scale.value_or(0), ", but ", finite_for(query), " is expected");
+  // Its reciprocal too: scores are divided by it.
+  const double cap = options.softcap;
+  TORCH_CHECK_VALUE(
+      cap == 0 || (cap > 0 && is_finite_for(query, cap) && is_finite_for(query, 1 / cap)), op,
+      ": softcap is ", cap, ", but ", finite_for(query), " above 0, or 0 for none, is expected");
   for (const c10::SymInt& size : options.window_size) {
     const std::optional<int64_t> n = size.maybe_as_int();  // CPU kernels see all of them
     TORCH_CHECK_VALUE(!n || *n >= -1, op, ": window_size is (", options.window_size[0], ", ",
@@ -103,6 +106,13 @@ void check_index(const char* op, const char* argument, const at::Tensor& tensor)
               argument, " is ", name(tensor.scalar_type()), ", but int32 or int64 is expected");
 }
 
+bool is_finite_for(at::ScalarType query, double x) {
+  return std::isfinite(query == at::kDouble ? x : double(float(x)));
+}
+const char* finite_for(at::ScalarType query) {
+  return query == at::kDouble ? "a finite number" : "a finite number of float32's range";
+}
+
 std::string_view name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
 
 void check_tensors(const Forward& call) {
@@ -133,7 +143,7 @@ void check_supported(const Forward& call) {
   TORCH_CHECK_NOT_IMPLEMENTED(device.is_cpu() || device.is_meta(), call.op, ": query is on ",
                               device, ", but it is computed on the CPU only");
   check_dtypes(call);
-  check_options(call.op, call.options);
+  check_options(call.op, call.options, call.query().scalar_type());
   check_seed(call);
   check_packed(call);
 }

@@ -75,6 +75,10 @@ void check_index(const char* op, const char* argument, const at::Tensor& tensor)
 // That the device, dtypes and options are valid, and implemented.
 void check_supported(const Forward& call);
 
+// Whether x is finite in the kernels, which have options in float32 unless query is float64.
+bool is_finite_for(at::ScalarType query, double x);
+const char* finite_for(at::ScalarType query);  // how to say so
+
 // "float32"
 std::string_view name(at::ScalarType dtype);
 

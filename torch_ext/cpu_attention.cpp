@@ -32,6 +32,7 @@ namespace {
 
 void backward_documents(const Forward& call, const Sizes<int64_t>& sizes, const Problem& problem,
                         const BackwardArgs& args, const GradientTensors& gradients) {
+  if (sizes.heads == 0) return gradients.zero();
   const Documents documents = documents_of(call, sizes);
   std::vector<BackwardJob> jobs;
   jobs.reserve(documents.all.size());
@@ -39,7 +40,7 @@ void backward_documents(const Forward& call, const Sizes<int64_t>& sizes, const 
     if (documents.all[i].seqlen_q > 0)
       jobs.push_back(cut(problem, args, documents.all[i], int64_t(i)));
   gradients.zero_gaps(documents);
-  if (sizes.heads > 0) attention_backward(jobs);
+  attention_backward(jobs);
 }
 
 void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes,

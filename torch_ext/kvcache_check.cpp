@@ -131,9 +131,10 @@ template <class T>
 Sizes<T> check(const KvCache& call) {
   const Forward& f = call.forward;
   check_tensors(call);
-  TORCH_CHECK_VALUE(!f.options.scale || std::isfinite(*f.options.scale), f.op,
-                    ": softmax_scale is ", f.options.scale.value_or(0),
-                    ", but a finite number is expected");
+  const at::ScalarType query_dtype = f.query().scalar_type();
+  TORCH_CHECK_VALUE(!f.options.scale || is_finite_for(query_dtype, *f.options.scale), f.op,
+                    ": softmax_scale is ", f.options.scale.value_or(0), ", but ",
+                    finite_for(query_dtype), " is expected");
   check_supported(f);
   check_combination(call);
   check_rank(f.op, "query", f.query(), 4, "[B, H, L, D]");

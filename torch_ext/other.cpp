@@ -17,6 +17,7 @@ template <class Call>
 }
 
 at::Tensor dropout_seed_other(const at::Tensor& query) {
+  TORCH_CHECK(query.defined(), "dropout_seed: query is an undefined tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(false, "dropout_seed: query is on ", query.device(),
                               ", but a plain dense CPU tensor is expected");
 }

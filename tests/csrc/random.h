@@ -3,16 +3,18 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
 namespace qkv::test {
 
-// Loops are cut down where each step is ten or more times slower: sanitizers, emulators.
+// Loops are cut down where each step is ten or more times slower (sanitizers, emulators), and in
+// the quick layer: with the environment variable QKV_QUICK_TESTS.
 #if defined(__SANITIZE_ADDRESS__) || defined(QKV_QUICK_TESTS)
 constexpr bool kQuick = true;
 #else
-constexpr bool kQuick = false;
+inline const bool kQuick = std::getenv("QKV_QUICK_TESTS") != nullptr;
 #endif
 
 using Random = std::mt19937_64;

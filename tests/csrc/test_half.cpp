@@ -123,7 +123,7 @@ TYPED_TEST(HalfTest, RoundsToTheNearest) {
 }
 
 TYPED_TEST(HalfTest, RoundsFloatsOfAnySize) {
-  constexpr uint32_t step = kQuick ? 99991 : 997;  // prime
+  const uint32_t step = kQuick ? 99991 : 997;  // prime
   for (uint64_t bits = 0; bits <= 0xFFFFFFFF && !this->HasFailure(); bits += step) {
     const float x = float_of_bits(uint32_t(bits));
     if (std::isnan(x))
@@ -161,7 +161,7 @@ using CompilersHalf = _Float16;
 #endif
 #if defined(QKV_COMPILER_HAS_HALF)
 TEST(Float16Test, AgreesWithTheCompiler) {
-  constexpr uint32_t step = kQuick ? 100003 : 1009;  // prime
+  const uint32_t step = kQuick ? 100003 : 1009;  // prime
   for (uint64_t bits = 0; bits <= 0xFFFFFFFF; bits += step) {
     const float x = float_of_bits(uint32_t(bits));
     if (std::isnan(x)) continue;

@@ -9,29 +9,15 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 build=build/aarch64
-logs=$build/logs
-shards=$(nproc)
-mkdir -p "$logs"
+mkdir -p "$build"
 
 cmake -S . -B "$build" -G Ninja --toolchain cmake/aarch64-linux-gnu.cmake -DQKV_TORCH=OFF \
-  -DQKV_TESTS=ON -DCMAKE_CXX_FLAGS=-DQKV_QUICK_TESTS >"$logs/configure" 2>&1 ||
-  { cat "$logs/configure"; exit 1; }
+  -DQKV_TESTS=ON -DQKV_EMULATED=OFF -DCMAKE_CXX_FLAGS=-DQKV_QUICK_TESTS >"$build/configure.log" 2>&1 ||
+  { cat "$build/configure.log"; exit 1; }
 cmake --build "$build" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv_csrc_tests
 
 # Left out: generic code and emulated instructions, which the host's own tests cover, and what needs
 # a limit on memory, which qemu does not pass on.
 filter='-*/generic:*/emulated_*:Memory.WorkspaceThatCannotBeHad'
-export GTEST_TOTAL_SHARDS=$shards OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
-pids=()
-trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
-for ((i = 0; i < shards; ++i)); do
-  GTEST_SHARD_INDEX=$i qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/qkv_csrc_tests" \
-    --gtest_filter="$filter" "$@" >"$logs/$i" 2>&1 &
-  pids+=($!)
-done
-status=0
-for ((i = 0; i < shards; ++i)); do
-  wait "${pids[i]}" || status=1
-  grep -vE '^($|Note|\[( RUN  |       OK | DISABLED |-{10}))' "$logs/$i" || true
-done
-exit $status
+OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 tests/in_shards.sh \
+  qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/qkv_csrc_tests" --gtest_filter="$filter" "$@"

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,12 @@ from qkv.bench import philox
 INF = float("inf")
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
+
+# torch.compile's; inductor compiles C++.
+COMPILERS = [
+    "aot_eager",
+    pytest.param("inductor", marks=pytest.mark.skipif(not shutil.which("g++"), reason="no g++")),
+]
 
 # Of results of about 1, computed in other orders; halves are rounded at the end.
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -1,9 +1,7 @@
-"""Fixtures for every test; hypothesis' settings. QKV_TEST_EXAMPLES=<n> draws n, at random.
-
-QKV_TEST_ISAS=<name>,<name> runs on those instruction sets instead of all that this CPU has: on the
-emulated ones, say, of the library that QKV_LIBRARY names (tests/emulation/twins.sh)."""
+"""Fixtures for every test; what the quick layer leaves to the long one; hypothesis' settings."""
 
 import os
+import zlib
 
 # Before torch is imported: threads that sleep, not spin, between the thousands of short parallel
 # regions here. Spinning makes the tests many times slower where something else wants the cores.
@@ -17,23 +15,93 @@ import torch
 
 import qkv
 
-EXAMPLES = os.environ.get("QKV_TEST_EXAMPLES")
-hypothesis.settings.register_profile(
-    "qkv",
-    deadline=None,
-    derandomize=EXAMPLES is None,
-    database=None,
-    max_examples=int(EXAMPLES or 200),
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
-)
-hypothesis.settings.load_profile("qkv")
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="the long layer: see CONTRIBUTING.md")
+    parser.addoption("--only-bf16", action="store_true", help="tests that run in bf16, no others")
 
 
-ISAS = os.environ["QKV_TEST_ISAS"].split(",") if "QKV_TEST_ISAS" in os.environ else None
+def pytest_configure(config):
+    """The quick layer draws the same few examples each time, so that a change is judged by the
+    change; the long one draws many new ones. QKV_TEST_EXAMPLES=<n> draws n new ones in either."""
+    config.addinivalue_line("markers", "bf16: runs in bf16, though no parameter says so")
+    config.addinivalue_line("markers", "long: in the long layer only")
+    config.addinivalue_line("markers", "one_in(n): in the quick layer one in n of its parameters")
+    long, examples = config.getoption("--long"), os.environ.get("QKV_TEST_EXAMPLES")
+    hypothesis.settings.register_profile(
+        "qkv",
+        deadline=None,
+        derandomize=not (long or examples),
+        database=None,
+        max_examples=int(examples or (200 if long else 50)),
+        print_blob=True,
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.data_too_large,
+        ],
+    )
+    hypothesis.settings.load_profile("qkv")
 
 
-@pytest.fixture(scope="module", params=ISAS or qkv.supported_isas())
+def multiplies_pairs(isa):
+    """Instruction sets with kernels for bf16 alone: for the other types they call those of the
+    instruction set below (csrc/isa/implementation.h, `others`)."""
+    return "bf16" in isa or "amx" in isa
+
+
+def is_bf16(parameter):
+    if isinstance(parameter, tuple):
+        return any(map(is_bf16, parameter))
+    return parameter is torch.bfloat16 or parameter == "bf16"
+
+
+def parameters_of(item):
+    return getattr(item, "callspec", None) and item.callspec.params or {}
+
+
+def runs_in_bf16(item):
+    return any(map(is_bf16, parameters_of(item).values())) or item.get_closest_marker("bf16")
+
+
+def repeats_another(item):
+    """Whether the test runs once more what another instruction set's kernels have just done."""
+    parameters = parameters_of(item)
+    directly = any("isa" in mark.args[0] for mark in item.iter_markers("parametrize"))
+    if directly or not multiplies_pairs(parameters.get("isa", "")):
+        return False
+    return not runs_in_bf16(item)
+
+
+def thinned_out(items):
+    """The tests that one_in does not keep. A test is kept by its name, so that it has nothing to do
+    with the order of dtypes, shapes and instruction sets; of each function at least one is."""
+    functions = {}
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            functions.setdefault(item.nodeid.split("[")[0], []).append((item, mark.args[0]))
+    for parametrized in functions.values():
+        found = [item for item, n in parametrized if zlib.crc32(item.name.encode()) % n]
+        yield from found if len(found) < len(parametrized) else found[1:]
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = set()
+    if config.getoption("--only-bf16"):
+        left_out |= {x for x in items if not runs_in_bf16(x)}
+    if not config.getoption("--long"):
+        left_out |= {x for x in items if x.get_closest_marker("long") or repeats_another(x)}
+        left_out |= set(thinned_out([x for x in items if x not in left_out]))
+    if left_out:
+        config.hook.pytest_deselected(items=[x for x in items if x in left_out])
+        items[:] = [x for x in items if x not in left_out]
+
+
+# QKV_TEST_ISAS=avx2,generic: on these. They may be emulated ones, of the library that QKV_LIBRARY
+# names (tests/emulation/twins.sh).
+ISAS = [x for x in os.environ.get("QKV_TEST_ISAS", "").split(",") if x] or qkv.supported_isas()
+
+
+@pytest.fixture(scope="module", params=ISAS)
 def isa(request):
     """Runs the test on every instruction set of this host."""
     before = qkv.active_isa()

@@ -57,6 +57,7 @@ class TestAgainstReference:
 
 @pytest.mark.usefixtures("isa")
 class TestErrorIsNoLargerThanTorchs:
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("shape", GRID)
     @dtypes_of("f32", "f64", "bf16", "f16")
     def test_grid(self, shape, dtype):
@@ -125,6 +126,7 @@ class TestShapes:
             theirs, truth = (f(*inputs)[0] for f in (as_torch(dtype), reference))
             assert_as_close(torch.ops.qkv.attention(*inputs), theirs, truth)
 
+    @pytest.mark.one_in(3)
     @dtypes_of("f32", "f64", "bf16", "f16")
     @pytest.mark.parametrize("heads, D", [((4, 1), 64), ((8, 2), 80), ((2, 2), 24), ((6, 1), 128)])
     def test_few_queries_on_many_keys(self, heads, D, dtype):

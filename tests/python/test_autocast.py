@@ -1,11 +1,9 @@
 """Under torch.autocast every function does what scaled_dot_product_attention does there."""
 
-import shutil
-
 import pytest
 import torch
 import torch.nn.functional as F
-from common import compute_type, dtypes_of
+from common import COMPILERS, compute_type, dtypes_of
 from test_half import FUNCTIONS, assert_close, make
 from torch import autocast
 from torch.nested import nested_tensor_from_jagged
@@ -15,7 +13,6 @@ import qkv
 
 halves = dtypes_of("bf16", "f16")
 functions = pytest.mark.parametrize("name", FUNCTIONS)
-COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 Q = torch.randn(2, 3, 9, 8)
 
 

@@ -1,10 +1,8 @@
 """Dropout: reproducible, independent, exactly the Philox that csrc/philox.h describes."""
 
-import shutil
-
 import pytest
 import torch
-from common import attend, dtypes_of, fused, keep_mask
+from common import COMPILERS, attend, dtypes_of, fused, keep_mask
 from gradients import INPUTS, LEAVES, gradients
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
@@ -13,7 +11,6 @@ import qkv
 
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
-COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 
 
 def make(*sizes, batch=(2, 3), D=8, dtype=torch.float32):

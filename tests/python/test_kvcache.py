@@ -3,12 +3,20 @@
 import doctest
 import math
 import os
-import shutil
 
 import pytest
 import torch
 import torch._dynamo.testing
-from common import INF, as_torch, attend, compute_type, reference, rounds_factors, run_python
+from common import (
+    COMPILERS,
+    INF,
+    as_torch,
+    attend,
+    compute_type,
+    reference,
+    rounds_factors,
+    run_python,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import assert_as_close
@@ -18,7 +26,6 @@ from torch.library import opcheck
 import qkv
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-COMPILERS = ["aot_eager"] + (["inductor"] if shutil.which("g++") else [])
 INT = torch.int32
 
 
@@ -164,6 +171,7 @@ def calls(draw):
 
 @pytest.mark.usefixtures("isa")
 class TestAgainstComposition:
+    @pytest.mark.bf16
     @settings(max_examples=settings().max_examples // 2)
     @given(calls())
     def test_drawn(self, call):

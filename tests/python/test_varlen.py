@@ -91,6 +91,15 @@ class TestAgainstOneByOne:
         compare(pack([0, 0], [0, 0]))
         compare(pack([]))
 
+    def test_no_query_heads(self):
+        """The gradients of key and value are 0, not what was in memory."""
+        query, key, value, *rest = pack([5, 9], [7, 8], H=2)
+        junk = [torch.full_like(key, NAN) for _ in range(50)]
+        del junk
+        output = qkv.varlen_attn(query[:, :0], key, value, *rest, enable_gqa=True)
+        for g in torch.autograd.grad(output.sum(), (key, value)):
+            assert not g.any()
+
     @pytest.mark.parametrize("window_size", [(-1, 0), (3, 0), (0, 4), (70, 0), (5, 2)])
     def test_window(self, window_size):
         compare(pack([5, 1, 70, 33]), window_size=window_size)
@@ -378,6 +387,7 @@ class TestBlockTable:
         compiled = torch.compile(qkv.varlen_attn, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(*paged, **where), qkv.varlen_attn(*paged, **where))
 
+    @pytest.mark.bf16
     def test_autocast(self):
         paged, where = in_blocks(pack([5, 7], dtype=torch.float32), 4)
         half = [x.bfloat16() for x in paged[:3]]

@@ -133,6 +133,7 @@ class TestAgainstReference:
             assert_within_rounding(x, theirs[n], truths[n], sizes[n], dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("isa")
 @reductions
 @pytest.mark.parametrize("options", ["plain", "all of it"])

@@ -99,7 +99,11 @@ def attention(
         options["alibi_slopes"] = alibi_slopes
     if sinks is not None:
         options["sinks"] = sinks
-    if query.is_nested or key.is_nested or value.is_nested:
+    try:
+        nested = query.is_nested or key.is_nested or value.is_nested
+    except AttributeError:  # not tensors: the operator says which
+        nested = False
+    if nested:
         output, lse = jagged_attention(*args, **options)
         return (output, lse) if return_lse else output
     op = _attention_with_lse if return_lse else _attention

@@ -1,0 +1,362 @@
+"""What a call has returned, and the gradients that autograd finds, held against the f64 reference.
+
+The bounds are looser than those of tests/python, which judge accuracy: here a wrong element, a
+wrong stride or a wrong option has to stand out, in any dtype, at any number of calls.
+"""
+
+import torch
+from common import attend, compute_type, reference, repeat_heads
+from gradients import LEAVES, gradients, is_float
+from rounding import magnitudes
+from test_hard import look_up
+from test_varlen import HEADS, one_by_one
+from test_weights import attend_weights
+
+INF = float("inf")
+SOFT = (
+    "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "window_size", "softcap",
+    "alibi_slopes", "sinks", "dropout_seed",
+)  # fmt: skip
+INPUTS = ("query", "key", "value")
+
+
+class NotJudged(Exception):
+    """There is no reference for this call: its shapes and dtypes are all that was checked."""
+
+
+def as_tuple(results):
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def plain(call):
+    """(query, key, value), options: what attend() takes, detached and with the seed as a number."""
+    inputs = [call[n].detach() for n in INPUTS if n in call]
+    options = {n: call[n] for n in SOFT if call.get(n) is not None}
+    options = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    if call.get("dropout_p", 0) > 0:
+        from operators import drawn_seed
+
+        seed = call.get("dropout_seed")
+        options["dropout_seed"] = drawn_seed() if seed is None else int(seed)
+    else:
+        options.pop("dropout_seed", None)
+    if inputs[0].size(-1) == 0 and "scale" not in options:
+        options["scale"] = 1.0
+    if options.get("enable_gqa") and min(x.dim() for x in inputs) < 3:
+        if any(x.dim() > 2 and x.size(-3) > 1 for x in inputs[1:]):
+            raise NotJudged("some tensors have heads and some have none")
+        options["enable_gqa"] = False  # one head for all
+    return inputs, options
+
+
+def widen(options):
+    return {n: x.double() if is_float(x) else x for n, x in options.items()}
+
+
+def close(name, x, truth, size, dtype):
+    """Within a few roundings of `size`: the sums behind x, and how far rounding moves a weight.
+    dtype: query's; x may be in another."""
+    assert x.shape == truth.shape, f"{name} has the shape {[*x.shape]}, not {[*truth.shape]}"
+    if not truth.numel():
+        return
+    coarsest = max((x.dtype, dtype), key=lambda t: torch.finfo(t).eps)
+    x, truth = x.detach().double(), truth.detach().double()
+    eps, fine = torch.finfo(coarsest).eps, torch.finfo(compute_type(dtype)).eps
+    bound = (8 * eps + 32 * fine * size.top) * size.terms + torch.finfo(coarsest).smallest_normal
+    error = (x - truth).abs().nan_to_num(nan=INF).masked_fill(x == truth, 0).max().item()
+    assert error <= bound, f"{name} is off by {error:.3g}, where {bound:.3g} is allowed"
+
+
+def found_gradients(call, results, grads):
+    """{name: gradient} of every argument that requires one, through whatever requires grad."""
+    leaves = {n: call[n] for n in LEAVES if is_float(call.get(n)) and call[n].requires_grad}
+    pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y.requires_grad]
+    if not leaves or not pairs:
+        return {}
+    outputs, seeds = zip(*pairs, strict=True)
+    found = torch.autograd.grad(outputs, leaves.values(), seeds, allow_unused=True)
+    for (name, x), g in zip(leaves.items(), found, strict=True):
+        assert g is None or (g.shape, g.dtype) == (x.shape, x.dtype), f"gradient of {name}"
+    return {
+        n: torch.zeros_like(x) if g is None else g
+        for (n, x), g in zip(leaves.items(), found, strict=True)
+    }
+
+
+def random_like(results):
+    torch.manual_seed(0)
+    return [torch.randn(x.shape).to(x.dtype) for x in results]
+
+
+def true_gradients(f, inputs, options, grads, names):
+    """In f64. A gradient of -inf at a row's lse is none: nothing depends on it."""
+    grads = [None if g is None else g.double() for g in grads]
+    return gradients(f, [x.double() for x in inputs], widen(options), grads, names)
+
+
+def attention(call, results):
+    """output, or output and lse."""
+    inputs, options = plain(call)
+    dtype, results = inputs[0].dtype, as_tuple(results)
+    grads = random_like(results)
+    truths = reference(*inputs, **options)
+    found = found_gradients(call, results, grads)
+    grads = tuple([*grads, None][:2])
+    sizes = magnitudes(*inputs, **options, grads=grads)
+    for name, x, truth in zip(("output", "lse"), results, truths, strict=False):
+        assert x.dtype == (dtype if name == "output" else compute_type(dtype)), name
+        close(name, x, truth, sizes[name], dtype)
+    expected = true_gradients(attend, inputs, options, grads, list(found))
+    for name, x in found.items():
+        close(f"the gradient of {name}", x, expected[name], sizes[name], dtype)
+
+
+def forward_again(operator, call, names):
+    """Its results must be what the gradient operator was given under these names: nobody can say
+    what it should make of others."""
+    arguments = {a.name for a in operator.default._schema.arguments}
+    again = operator(**{n: x for n, x in call.items() if n in arguments})
+    for name, x in zip(names, again, strict=True):
+        if name is not None and not torch.equal(call[name], x):
+            raise NotJudged(f"{name} is not what the forward operator returns")
+
+
+def attention_backward(call, results):
+    inputs, options = plain(call)
+    forward_again(torch.ops.qkv.attention_forward, call, ("output", "logsumexp"))
+    grads = call["grad_output"], call["grad_logsumexp"]
+    wanted = dict(zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), results, strict=True))
+    wanted = {n: x for n, x in wanted.items() if x is not None}
+    for n, asked in zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), call["output_mask"],
+                        strict=True):  # fmt: skip
+        assert (n in wanted) == (asked and is_float(call[n])), f"output_mask and {n}"
+    if grads == (None, None):
+        return
+    sizes = magnitudes(*inputs, **options, grads=grads)
+    expected = true_gradients(attend, inputs, options, grads, list(wanted))
+    for name, x in wanted.items():
+        close(f"the gradient of {name}", x, expected[name], sizes[name], inputs[0].dtype)
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def whole_weights(x, query, S, reduce):
+    """The gradient of all weights from that of the reduced ones."""
+    if reduce == "heads" and query.dim() > 2:
+        x = (x / query.size(-3))[..., None, :, :]
+    elif reduce == "queries":
+        x = x[..., None, :]
+    return x.expand(*query.shape[:-1], S)
+
+
+def weights_parts(call):
+    """attend_weights' arguments; those of attention that gives the same: query in full, values
+    that tell the keys apart."""
+    (query, key), options = plain(call)
+    lead = torch.broadcast_shapes(
+        query.shape[:-2],
+        (repeat_heads(key, query.size(-3)) if options.get("enable_gqa") else key).shape[:-2],
+        *(options[n].shape[:-2] for n in ("attn_mask",) if n in options),
+    )
+    eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
+    return query, key, options, query.expand(*lead, *query.shape[-2:]), eye
+
+
+def weights(call, results):
+    query, key, options, whole, eye = weights_parts(call)
+    reduce, (x, *_) = call.get("reduce"), as_tuple(results)
+    truth = attend_weights(whole.double(), key.double(), reduce, **widen(options))
+    g = random_like([x])[0]
+    found = found_gradients(call, (x,), (g,))
+    grad = whole_weights(g, whole, key.size(-2), reduce)
+    sizes = magnitudes(whole, key, eye, **options, grads=(grad, None))
+    terms = sizes["output"].terms * (query.size(-2) if reduce == "queries" else 1)
+    close("the weights", x, truth, sizes["output"]._replace(terms=terms), query.dtype)
+
+    expected = true_weights_gradients(whole, key, eye, options, g, reduce, list(found))
+    for name, y in found.items():
+        truth = expected[name].sum_to_size(y.shape) if name == "query" else expected[name]
+        size = times(sizes[name], whole.numel() / max(1, query.numel()) if name == "query" else 1)
+        close(f"the gradient of {name}", y, truth, size, query.dtype)
+
+
+def times(size, factor):
+    return size._replace(terms=size.terms * factor)
+
+
+def true_weights_gradients(whole, key, eye, options, g, reduce, names):
+    def f(query, key, value, **more):
+        return (attend_weights(query, key, reduce, **more),)
+
+    return true_gradients(f, (whole, key, eye), options, [g], names)
+
+
+def weights_backward(call, results):
+    query, key, options, whole, eye = weights_parts(call)
+    forward_again(torch.ops.qkv.weights_forward, call, (None, "logsumexp"))
+    names = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
+    wanted = {n: x for n, x in zip(names, results, strict=True) if x is not None}
+    g, reduce = call["grad_weights"], call["reduce"]
+    grad = whole_weights(g, whole, key.size(-2), reduce)
+    sizes = magnitudes(whole, key, eye, **options, grads=(grad, None))
+    expected = true_weights_gradients(whole, key, eye, options, g, reduce, list(wanted))
+    for name, y in wanted.items():
+        truth = expected[name].sum_to_size(y.shape) if name == "query" else expected[name]
+        size = times(sizes[name], whole.numel() / max(1, query.numel()) if name == "query" else 1)
+        close(f"the gradient of {name}", y, truth, size, query.dtype)
+
+
+# --- the best key -------------------------------------------------------------------------------
+
+
+def chosen(value, index):
+    rows = value.expand(*index.shape[:-1], *value.shape[-2:])
+    places = index.clamp(min=0)[..., None].expand(*index.shape, value.size(-1))
+    return rows.gather(-2, places).masked_fill(index[..., None] < 0, 0)
+
+
+def hard(call, results):
+    """The index is that of the largest score but for rounding, the output is that key's value."""
+    inputs, options = plain(call)
+    output, index = results
+    truth, best = look_up(*(x.double() for x in inputs), **widen(options))
+    assert output.shape == truth.shape and output.dtype == inputs[0].dtype
+    assert index.shape == best.shape and index.dtype == torch.int64
+    assert torch.equal(index < 0, best < 0), "rows with nothing to attend to"
+    query, key, value = inputs
+    S = key.size(-2)
+    if S == 0 or not index.numel():
+        assert not output.any()
+        return
+    assert int(index.max()) < S
+    repeated = value
+    if options.pop("enable_gqa", False):
+        key, repeated = (repeat_heads(x, query.size(-3)) for x in (key, value))
+    assert torch.equal(output, chosen(repeated, index)), "the output is not the value at the index"
+    eye = torch.eye(S, dtype=torch.float64)
+    weights, lse = attend(query.double(), key.double(), eye, **widen(options))
+    weights = weights.expand(*index.shape, S)
+    found, most = (weights.gather(-1, i.clamp(min=0)[..., None]) for i in (index, best))
+    top = magnitudes(query, key, eye.to(query.dtype), **options)["lse"].top
+    slack = 64 * torch.finfo(compute_type(query.dtype)).eps * top
+    assert (found >= most * (1 - slack)).all(), "a better key than the one that was chosen"
+    if not call["straight_through"]:
+        hold_hard_gradients(call, results, repeated)
+
+
+def hold_hard_gradients(call, results, repeated):
+    """That of the value: sums of the rows that chose it."""
+    output, index = results
+    g = random_like([output])[0]
+    found = found_gradients(call, (output,), (g,))
+    for name, x in found.items():
+        if name != "value":
+            assert not x.any(), f"{name} has a gradient"
+            continue
+        hold_chosen_gradient(x, call, index, g)
+
+
+def hold_chosen_gradient(x, call, index, g):
+    leaf = call["value"].detach().double().requires_grad_()
+    heads = repeat_heads(leaf, call["query"].size(-3)) if call.get("enable_gqa") else leaf
+    (truth,) = torch.autograd.grad(chosen(heads, index), leaf, g.double())
+    (size,) = torch.autograd.grad(chosen(heads, index), leaf, g.double().abs())
+    eps = torch.finfo(x.dtype).eps
+    assert ((x.double() - truth).abs() <= 8 * eps * (size + 1)).all(), "the gradient of value"
+
+
+def hard_backward(call, results):
+    value = results[2]
+    assert (value is not None) == call["output_mask"][2]
+    if value is not None and call["key"].size(-2) and call["index"].numel():
+        hold_chosen_gradient(value, call, call["index"], call["grad_output"])
+    if not call["straight_through"]:
+        return
+    inputs, options = plain(call)
+    names = ("query", "key", None, "attn_mask", "alibi_slopes", None)
+    wanted = {n: x for n, x in zip(names, results, strict=True) if n is not None and x is not None}
+    grads = call["grad_output"], None
+    sizes = magnitudes(*inputs, **options, grads=grads)
+    expected = true_gradients(attend, inputs, options, grads, list(wanted))
+    for name, x in wanted.items():
+        close(f"the gradient of {name}", x, expected[name], sizes[name], inputs[0].dtype)
+
+
+# --- packed documents, caches -------------------------------------------------------------------
+
+
+def roughly(name, x, truth, dtype):
+    """Where nobody has counted the sums: relative to the largest element, which is one of them."""
+    assert x.shape == truth.shape, f"{name} has the shape {[*x.shape]}, not {[*truth.shape]}"
+    if not truth.numel():
+        return
+    coarsest = max((x.dtype, dtype), key=lambda t: torch.finfo(t).eps)
+    x, truth = x.detach().double(), truth.detach().double()
+    finite = truth.masked_fill(truth.isinf(), 0)
+    bound = 16 * torch.finfo(coarsest).eps + 1024 * torch.finfo(compute_type(dtype)).eps
+    bound *= 1 + finite.abs().max().item()
+    error = (x - truth).abs().nan_to_num(nan=INF).masked_fill(x == truth, 0).max().item()
+    assert error <= bound, f"{name} is off by {error:.3g}, where {bound:.3g} is allowed"
+
+
+def unpaged(call):
+    """The documents' keys and values one after the other."""
+    table, used = call["block_table"], call["seqused_k"]
+    size = call["key"].size(1)
+    rows = {"key": [], "value": []}
+    for n, length in enumerate(used.tolist()):
+        place = torch.arange(length)
+        where = table[n].long()[place // size], place % size
+        for name, parts in rows.items():
+            parts.append(call[name][where])
+    cu = torch.cat([torch.zeros(1, dtype=torch.int64), used.long().cumsum(0)])
+    packed = {n: torch.cat(x) if x else call[n][:0, 0] for n, x in rows.items()}
+    if any(x.isnan().any() for x in packed.values()):
+        raise NotJudged("another block: what is in no document is NaN")
+    return packed | {"cu_seq_k": cu}
+
+
+def packed(call, results):
+    """Dropout is not held here: tests/python/test_varlen.py knows what is kept."""
+    results = as_tuple(results)
+    if call.get("dropout_p", 0) > 0:
+        raise NotJudged("dropout of packed documents")
+    if call.get("block_table") is not None:
+        call = call | unpaged(call) | {"seqused_k": None}
+    dtype = call["query"].dtype
+    names = ("query", "key", "value", *HEADS)
+    wide = {n: call[n].detach().double() for n in names if call.get(n) is not None}
+    leaves = [n for n in wide if call[n].requires_grad]
+    wide |= {n: wide[n].requires_grad_() for n in leaves}
+    names = ("window_size", "softcap", "enable_gqa", "scale", "is_causal")
+    options = {n: call[n] for n in names if n in call}
+    options |= {n: wide[n] for n in HEADS if n in wide}
+    if call["query"].size(-1) == 0 and options.get("scale") is None:
+        options["scale"] = 1.0
+    truths = one_by_one(
+        wide["query"], wide["key"], wide["value"], call["cu_seq_q"], call["cu_seq_k"], 0, 0,
+        seqused_k=call.get("seqused_k"), **options,
+    )  # fmt: skip
+    for name, x, truth in zip(("output", "lse"), results, truths, strict=True):
+        roughly(name, x, truth, dtype)
+    grads = random_like(results)
+    found = found_gradients(call, results, grads)
+    pairs = [(y, g.double()) for y, g in zip(truths, grads, strict=True) if y.requires_grad]
+    if not pairs or not found:
+        assert all(not x.any() for x in found.values())
+        return
+    outputs, seeds = zip(*pairs, strict=True)
+    expected = torch.autograd.grad(outputs, [wide[n] for n in found], seeds, allow_unused=True)
+    for (name, x), truth in zip(found.items(), expected, strict=True):
+        truth = torch.zeros_like(wide[name]) if truth is None else truth
+        roughly(f"the gradient of {name}", x, truth, dtype)
+
+
+def dense_results(call, results, truths):
+    """attention_with_kvcache's output and lse; `truths` has them and the caches after the call."""
+    dtype = call["query"].dtype
+    for name, x, truth in zip(("output", "lse"), results, truths, strict=False):
+        roughly(name, x, truth, dtype)
+    for name, x, truth in zip(("k_cache", "v_cache"), results[2:], truths[2:], strict=True):
+        assert torch.equal(x.double(), truth), f"{name} after the call"

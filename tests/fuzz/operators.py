@@ -1,0 +1,256 @@
+"""The operators, as the fuzzer sees them: how a good call is drawn, and what it must give.
+
+A call is a dict of arguments by name. `hold` compares what a call has returned, and the gradients
+that autograd finds, with the f64 reference of tests/python; it raises AssertionError, or whatever
+the reference raises at arguments that make no sense.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import held
+import torch
+from hypothesis import strategies as st
+from strategies import cases
+from test_kvcache import calls as kvcache_calls
+from test_kvcache import compose
+from test_varlen import cumulative, in_blocks
+
+import qkv
+
+ops = torch.ops.qkv
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+MANUAL_SEED = 3  # torch.manual_seed before each call, so that the reference knows what is dropped
+
+
+@dataclasses.dataclass
+class Operator:
+    function: Callable
+    arguments: st.SearchStrategy  # of a good call
+    hold: Callable  # (arguments, results)
+    in_place: tuple = ()  # arguments that the call writes to
+
+
+def drawn_seed():
+    """What qkv::dropout_seed draws after torch.manual_seed(MANUAL_SEED)."""
+    torch.manual_seed(MANUAL_SEED)
+    return int(ops.dropout_seed(torch.zeros(1)))
+
+
+# --- good calls ---------------------------------------------------------------------------------
+
+
+@st.composite
+def dense(draw, names, without=()):
+    """Arguments of attention and its kin: shapes, strides and options as in tests/python. Scores
+    stay small enough for a bound on rounding that holds whatever else happens."""
+    case = draw(cases(max_work=20_000))
+    scale = case.scale if case.scale is None or abs(case.scale) < 1 else None
+    case = dataclasses.replace(case, spread=min(case.spread, 1.0), scale=scale)
+    inputs, options = case.tensors(draw(st.sampled_from(DTYPES)))
+    call = dict(zip(("query", "key", "value"), inputs, strict=True)) | options
+    call = {name: x for name, x in call.items() if name in names and name not in without}
+    wanted = draw(st.sets(st.sampled_from(("query", "key", "value", "attn_mask", "sinks"))))
+    for name in ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks"):
+        x = call.get(name)
+        if name in wanted | {"alibi_slopes"} and x is not None and x.is_floating_point():
+            call[name] = x.requires_grad_()
+    return call
+
+
+def python_attention(return_lse=False, **call):
+    return qkv.attention(**call, return_lse=return_lse)
+
+
+SOFT = (
+    "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
+    "window_size", "softcap", "alibi_slopes", "sinks",
+)  # fmt: skip
+LOW_LEVEL = dict.fromkeys(
+    ("attn_mask", "alibi_slopes", "sinks", "dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k",
+     "scale", "window_size")
+) | {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "softcap": 0.0}  # fmt: skip
+PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
+
+
+def low_level(names):
+    return {name: x for name, x in LOW_LEVEL.items() if name in names}
+
+
+def seeded(call):
+    """With the dropout_seed that the user's operator would have drawn."""
+    if call.get("dropout_p", 0) > 0:
+        call["dropout_seed"] = torch.tensor([drawn_seed()])
+    return call
+
+
+@st.composite
+def weights_calls(draw):
+    """The value is left out, and with it the dimensions that only it has."""
+    call = draw(dense(SOFT))
+    output = python_attention(**{n: x for n, x in call.items() if n != "dropout_p"})
+    del call["value"]
+    grad = call["query"].requires_grad
+    query = call["query"].detach().expand(*output.shape[:-1], -1)
+    reduce = draw(st.sampled_from(["heads", "queries", None]))
+    return call | {"query": query.requires_grad_(grad), "reduce": reduce}
+
+
+@st.composite
+def hard_calls(draw):
+    call = draw(dense(SOFT, ("dropout_p", "sinks")))
+    return call | {"straight_through": draw(st.booleans())}
+
+
+@st.composite
+def packed_calls(draw, paged=False):
+    """varlen_attention's: documents of any lengths, the last rows sometimes outside of all."""
+    dtype = draw(st.sampled_from(DTYPES))
+    lengths = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5))
+    Hkv, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    D, Dv, outside = draw(st.integers(1, 20)), draw(st.integers(1, 20)), draw(st.integers(0, 3))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    sums = [sum(x[n] for x in lengths) + (0 if paged else outside) for n in (0, 1)]
+    shapes = [(sums[0], Hkv * group, D), (sums[1], Hkv, D), (sums[1], Hkv, Dv)]
+    query, key, value = (torch.randn(s).to(dtype) for s in shapes)
+    index = draw(st.sampled_from([torch.int32, torch.int64]))
+    cu = [cumulative([x[n] for x in lengths], index) for n in (0, 1)]
+    longest = [max((x[n] for x in lengths), default=0) for n in (0, 1)]
+    call = {"query": query, "key": key, "value": value, "cu_seq_q": cu[0], "cu_seq_k": cu[1]}
+    call |= {"max_q": longest[0], "max_k": longest[1], "enable_gqa": group > 1}
+    if paged:
+        blocks, where = in_blocks((query, key, value, *cu, *longest), draw(st.integers(1, 8)))
+        call |= dict(zip(("query", "key", "value"), blocks, strict=False)) | where
+        call["cu_seq_k"] = None
+    else:
+        for name in draw(st.sets(st.sampled_from(("query", "key", "value")))):
+            call[name].requires_grad_()
+        if draw(st.booleans()):
+            call["seqused_k"] = torch.tensor([draw(st.integers(0, x[1])) for x in lengths]).long()
+        call["dropout_p"] = draw(st.sampled_from([0.0, 0.0, 0.3]))
+    for name in ("alibi_slopes", "sinks"):
+        lead = draw(st.sampled_from([None, (), (len(lengths),)]))
+        if lead is not None:
+            call[name] = torch.rand(*lead, Hkv * group, requires_grad=not paged)
+    sides = st.sampled_from([-1, -1, 0, 3, 2**40])
+    call["window_size"] = draw(st.tuples(sides, sides))
+    call["softcap"] = draw(st.sampled_from([0.0, 0.0, 2.0]))
+    return call
+
+
+# --- the gradient operators: given what the forward operator returned --------------------------
+
+
+def masks(count=6):
+    return st.lists(st.booleans(), min_size=count, max_size=count)
+
+
+def without_grad(call):
+    return {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in call.items()}
+
+
+@st.composite
+def attention_backward_calls(draw):
+    call = low_level(LOW_LEVEL) | seeded(without_grad(draw(dense(SOFT))))
+    output, lse = ops.attention_forward(**call)
+    call |= {"output": output, "logsumexp": lse, "output_mask": draw(masks())}
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    grads = torch.randn_like(output), torch.randn_like(lse)
+    used = draw(st.sampled_from([(1, 0), (0, 1), (1, 1)]))
+    call["grad_output"], call["grad_logsumexp"] = (
+        g if u else None for g, u in zip(grads, used, strict=True)
+    )
+    return call
+
+
+@st.composite
+def weights_backward_calls(draw):
+    call = low_level([n for n in LOW_LEVEL if n not in PACKED])
+    call |= seeded(without_grad(draw(weights_calls())))
+    weights, lse = ops.weights_forward(**call)
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    return call | {
+        "grad_weights": torch.randn_like(weights), "logsumexp": lse, "output_mask": draw(masks())
+    }  # fmt: skip
+
+
+HARD = ("attn_mask", "alibi_slopes", "scale", "enable_gqa", "window_size", "softcap", "is_causal")
+
+
+@st.composite
+def hard_backward_calls(draw):
+    call = low_level(HARD) | without_grad(draw(hard_calls()))
+    output, index = ops.hard_forward(**call)
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    return call | {
+        "grad_output": torch.randn_like(output), "index": index, "output_mask": draw(masks())
+    }  # fmt: skip
+
+
+@st.composite
+def through_low_level(draw, calls, names):
+    return low_level(names) | seeded(draw(calls))
+
+
+def drop_lengths(call):
+    return {n: x for n, x in call.items() if n not in ("max_q", "max_k")}
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+
+def kvcache(**call):
+    return qkv.attention_with_kvcache(**call, return_softmax_lse=True)
+
+
+def hold_kvcache(call, results):
+    """The caches of `call` are copies from before the call; see fuzz.one_call."""
+    held.dense_results(call, results, compose(call))
+
+
+def seed_only(call, results):
+    assert results[0].dtype == torch.int64 and results[0].shape == (1,)
+    assert results[0].item() == drawn_seed()
+
+
+WEIGHTS = tuple(n for n in LOW_LEVEL if n not in PACKED)
+OPERATORS = {
+    "attention": Operator(ops.attention, dense(SOFT), held.attention),
+    "attention_with_lse": Operator(ops.attention_with_lse, dense(SOFT), held.attention),
+    "qkv.attention": Operator(
+        python_attention,
+        st.builds(lambda c, lse: c | {"return_lse": lse}, dense(SOFT), st.booleans()),
+        held.attention,
+    ),
+    "attention_weights": Operator(ops.attention_weights, weights_calls(), held.weights),
+    "hard_attention": Operator(ops.hard_attention, hard_calls(), held.hard),
+    "varlen_attention": Operator(ops.varlen_attention, packed_calls(), held.packed),
+    "varlen_attention, paged": Operator(
+        ops.varlen_attention, packed_calls(paged=True), held.packed
+    ),
+    "attention_with_kvcache": Operator(
+        kvcache, kvcache_calls(), hold_kvcache, ("k_cache", "v_cache")
+    ),
+    "dropout_seed": Operator(
+        ops.dropout_seed, st.builds(lambda c: {"query": c["query"]}, dense(SOFT)), seed_only
+    ),
+    "attention_forward": Operator(
+        ops.attention_forward, through_low_level(dense(SOFT), LOW_LEVEL), held.attention
+    ),
+    "attention_forward, packed": Operator(
+        ops.attention_forward,
+        through_low_level(packed_calls().map(drop_lengths), LOW_LEVEL),
+        held.packed,
+    ),
+    "weights_forward": Operator(
+        ops.weights_forward, through_low_level(weights_calls(), WEIGHTS), held.weights
+    ),
+    "hard_forward": Operator(ops.hard_forward, through_low_level(hard_calls(), HARD), held.hard),
+    "attention_backward": Operator(
+        ops.attention_backward, attention_backward_calls(), held.attention_backward
+    ),
+    "weights_backward": Operator(
+        ops.weights_backward, weights_backward_calls(), held.weights_backward
+    ),
+    "hard_backward": Operator(ops.hard_backward, hard_backward_calls(), held.hard_backward),
+}
