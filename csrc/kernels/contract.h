@@ -32,6 +32,7 @@ static_assert(kKeyStep % 2 == 0,
 
 static_assert(kKeyBlock <= kDepthBlock || kKeyStep != kMaxRows[1],
               "The keys of a tile are the depth of the second product, which is one chain of "
-              "additions: of more keys, gemm would cut it and round otherwise. Tiles of AMX end a chain every 32");
+              "additions: of more keys, gemm would cut it and round otherwise. Tiles of AMX end a "
+              "chain every 32");
 
 }  // namespace qkv::QKV_ISA

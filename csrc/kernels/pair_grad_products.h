@@ -60,8 +60,8 @@ class GradProducts<BFloat16> {
       return few_scores(tile, dim_, keys, reinterpret_cast<const BFloat16*>(k.data), 2 * k.row,
                         few_query_, scores, {});
     gemm_pairs(keys, tile.lanes,
-               {depth_pairs(p_.head_dim), k.data, k.row, k.col, tile_query(lane), tile.lanes, scores,
-                tile.step, Beta::zero, nullptr, float(p_.scale)});
+               {depth_pairs(p_.head_dim), k.data, k.row, k.col, tile_query(lane), tile.lanes,
+                scores, tile.step, Beta::zero, nullptr, float(p_.scale)});
   }
 
   void grad_weights(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
@@ -80,8 +80,8 @@ class GradProducts<BFloat16> {
     pad_pairs(zipped_, tile.lanes, keys, depth);
     const auto add_zipped = [&] {
       gemm_pairs(product_rows(p_.head_dim), tile.lanes,
-                 {depth, k.data, k.row, k.col, zipped_, tile.lanes,
-                  grad_query_t_ + lane * dim_, tile.lanes, Beta::one, nullptr});
+                 {depth, k.data, k.row, k.col, zipped_, tile.lanes, grad_query_t_ + lane * dim_,
+                  tile.lanes, Beta::one, nullptr});
     };
     pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);
     add_zipped();

@@ -46,8 +46,8 @@ class Products<BFloat16> {
               float* scores) const {
     const Matrix<Pair> k = keys_.from(key - first_);
     gemm_pairs(keys, tile.lanes,
-               {depth_pairs(p_.head_dim), k.data, k.row, k.col, query, tile.lanes, scores, tile.step,
-                Beta::zero, nullptr, float(p_.scale)});
+               {depth_pairs(p_.head_dim), k.data, k.row, k.col, query, tile.lanes, scores,
+                tile.step, Beta::zero, nullptr, float(p_.scale)});
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
@@ -68,9 +68,9 @@ class Products<BFloat16> {
     const Matrix<Pair> v = values_.from(key - first_);
     const int64_t depth = values_.depth(key - first_, keys);
     pad_pairs(weights_, tile.lanes, keys, depth);
-    gemm_pairs(product_rows(p_.head_dim_v), tile.lanes,
-               {depth, v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes,
-                Beta::lanes, keep});
+    gemm_pairs(
+        product_rows(p_.head_dim_v), tile.lanes,
+        {depth, v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes, Beta::lanes, keep});
   }
 
   const float* output_rows(const Tile& tile, float* factors, float* output, float* rows) const {

@@ -15,8 +15,8 @@ constexpr int kKeyStep = kMaxRows[1];
 // Keys of a tile, at most: enough that reading and writing the output tile once
 // a block is cheap, few enough that the tile of scores stays in the first-level
 // cache beside the operands, and, but for tiles, no more than one chain of additions takes.
-constexpr int kKeyBlock = kKeyStep == kMaxRows[1] ? kDepthBlock / kKeyStep * kKeyStep
-                                                  : 128 / kKeyStep * kKeyStep;
+constexpr int kKeyBlock =
+    kKeyStep == kMaxRows[1] ? kDepthBlock / kKeyStep * kKeyStep : 128 / kKeyStep * kKeyStep;
 
 // Keys of the tiles that `keys` keys are cut into: equal, and full steps.
 inline int64_t key_step(int64_t keys) {
