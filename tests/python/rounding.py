@@ -29,10 +29,10 @@ def assert_no_less_accurate(ours, theirs, truth, limit=1.02):
 
 
 def assert_as_close(ours, theirs, truth):
-    """No element further off than torch's worst, but for half an ulp of the largest result; in f32,
-    """No element further off than torch's worst, but for half an ulp of the largest result; for eight
-    in f32, where sums are taken in another order, and for 64 in f64, which the truth itself was
-    computed in."""
+    """No element further off than torch's worst, but for half an ulp of the largest result; for
+    eight in f32, where sums are taken in another order, and for 64 in f64, in which the truth
+    itself was computed."""
+    assert ours.shape == truth.shape
     error, torchs = max_error(ours, truth), max_error(theirs, truth)
     ulps = 0.5 if ours.dtype in HALVES else {torch.float32: 8, torch.float64: 64}[ours.dtype]
     slack = ulps * torch.finfo(ours.dtype).eps * largest(truth)
