@@ -33,11 +33,11 @@ class Arena {
   size_t used_ = 0;
 };
 
-// What a thread keeps from call to call, once it has made a small one: a few rows in one thread take
-// 5 to 480 KiB of workspace, by instruction set, type and pass, for head dimensions up to 128 (f64
-// is the most). malloc serves such blocks by merging and splitting free ones: malloc_consolidate
-// and _int_free had 5 % of the samples of a call on 1x1x1x8 (Intel with AVX-512), and have 3 % now.
-// A larger workspace is allocated for its call, and freed.
+// What a thread keeps from call to call, once it has made a small one: a few rows in one thread
+// take 5 to 480 KiB of workspace, by instruction set, type and pass, for head dimensions up to 128
+// (f64 is the most). malloc serves such blocks by merging and splitting free ones:
+// malloc_consolidate and _int_free had 5 % of the samples of a call on 1x1x1x8 (Intel with
+// AVX-512), and have 3 % now. A larger workspace is allocated for its call, and freed.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kKeptBytes = 0;  // so that it sees what is written beyond the end
 #else
