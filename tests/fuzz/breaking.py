@@ -46,7 +46,7 @@ def _with(shape, dim, n):
 
 def other_rank(draw, x):
     ways = [lambda: x[None], lambda: x[None, None], lambda: x[..., None], lambda: x.flatten()]
-    if x.dim() and x.size(0):
+    if x.dim() and x.numel():
         ways += [lambda: x[0], lambda: x.flatten()[0]]
     if x.dim() > 1:
         ways += [lambda: x.transpose(0, -1), lambda: x.flatten(0, 1)]
