@@ -331,7 +331,8 @@ def packed(call, results):
     wide |= {n: wide[n].requires_grad_() for n in leaves}
     names = ("window_size", "softcap", "enable_gqa", "scale", "is_causal")
     options = {n: call[n] for n in names if n in call}
-    options |= {n: wide[n] for n in HEADS if n in wide}
+    per_document = (len(call["cu_seq_q"]) - 1, call["query"].size(1))
+    options |= {n: wide[n].expand(per_document) for n in HEADS if n in wide}
     if call["query"].size(-1) == 0 and options.get("scale") is None:
         options["scale"] = 1.0
     truths = one_by_one(
