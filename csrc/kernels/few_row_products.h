@@ -45,11 +45,9 @@ class FewRowProducts {
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
-                  T* output) const {
+                  const T* before, T* output) const {
     const int64_t dim = p_.head_dim_v;
-    for (int r = 0; r < tile.rows; ++r)
-      for (int64_t d = 0; d < dim; d += kLanes<T>)
-        store(output + r * dim + d, load(output + r * dim + d) * rescale[r]);
+    rescale_rows(tile, rescale, before, output);
     values_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
       add_few_values<E>(
           tile.rows, dim, count, values_.at(j), values_.row(), weights + (j - key) * tile.step,
@@ -57,6 +55,32 @@ class FewRowProducts {
           j + keys < p_.seqlen_k ? Ahead(keys_.at(j + keys), keys_.row(), p_.head_dim) : Ahead());
     });
   }
+
+  // The same without the hidden pairs, key by key.
+  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
+                          const T* marks, const T* rescale, const T* before, T* output) const {
+    const int64_t dim = p_.head_dim_v;
+    rescale_rows(tile, rescale, before, output);
+    const auto sees = [&](int64_t j, int r) { return marks[(j - key) * tile.step + r] != 0; };
+    values_.for_each_run(key, keys, [&](int64_t first, int64_t count) {
+      for (int r = 0; r < tile.rows; ++r)
+        for (int64_t j = first, end; j < first + count; j = end) {
+          for (end = j; end < first + count && sees(end, r);) ++end;
+          add_few_values<E>(1, dim, end - j, values_.at(j), values_.row(),
+                            weights + (j - key) * tile.step + r, tile.step, output + r * dim, {});
+          while (end < first + count && !sees(end, r)) ++end;
+        }
+    });
+  }
+
+  // Values are read where they are, so they are not parted: once some were not finite,
+  // hidden pairs are left out to the end.
+  bool part_values() {
+    leaves_out_hidden_ = true;
+    return false;
+  }
+  bool values_are_parted() const { return leaves_out_hidden_; }
+  bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
   const T* output_rows(const Tile& tile, const T* factors, T* output, T*) const {
     for (int r = 0; r < tile.rows; ++r)
@@ -68,8 +92,16 @@ class FewRowProducts {
   }
 
  private:
+  void rescale_rows(const Tile& tile, const T* rescale, const T* before, T* output) const {
+    const int64_t dim = p_.head_dim_v;
+    for (int r = 0; r < tile.rows; ++r)
+      for (int64_t d = 0; d < dim; d += kLanes<T>)
+        store(output + r * dim + d, load(before + r * dim + d) * rescale[r]);
+  }
+
   const Problem& p_;
   KeyRows<E> keys_, values_;
+  bool leaves_out_hidden_ = false;
 };
 
 }  // namespace qkv::QKV_ISA
