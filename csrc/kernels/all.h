@@ -23,7 +23,10 @@
 #include "kernels/dropout.h"
 #include "kernels/score.h"
 #include "repair/counts.h"
-#include "repair/visible_pairs.h"
+#ifdef QKV_PAIR_GEMM
+#include "repair/pair_counts.h"
+#endif
+#include "repair/marks.h"
 #include "repair/nonfinite_keys.h"
 #include "repair/nonfinite_rows.h"
 #include "kernels/softmax.h"

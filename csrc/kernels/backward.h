@@ -41,10 +41,9 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   }
   weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
   if (!s.needs_marks) return;
-  mark_visible(p, t.tile, key, keys, s.marks + at);
+  mark_pairs(p, t.tile, key, keys, weights, s.marks + at);
   clear_hidden(t.tile, keys, s.marks + at, weights);
   clear_hidden(t.tile, keys, s.marks + at, grad_scores);
-  if (s.cap_slope) clear_hidden(t.tile, keys, s.marks + at, s.cap_slope + at);
 }
 
 // What is made of them beside dK and dV.
@@ -65,12 +64,17 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
                  s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
   if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
   if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
-  if (p.softcap > 0) softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
+  const bool finite = !s.hides_pairs || s.products.keys_are_finite(key, keys);
+  if (!finite && !s.needs_marks) mark_pairs(p, tile, key, keys, s.weights + at, s.marks + at);
+  if (p.softcap > 0) {
+    softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
+    if (!finite || s.needs_marks) clear_hidden(tile, keys, s.marks + at, grad_scores);
+  }
   if (!a.grad_query.data) return;
-  if (s.needs_marks && !s.products.keys_are_finite())
-    s.products.add_visible_grad_query(tile, t.lane, key, keys, grad_scores, s.marks + at);
-  else
+  if (finite)
     s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
+  else
+    s.products.add_visible_grad_query(tile, t.lane, key, keys, grad_scores, s.marks + at);
 }
 
 // A block of rows, packed, and its tiles.
@@ -115,11 +119,9 @@ void add_grad_key_value(const BackwardArgs& a, int64_t lane, int64_t depth, int6
   if (a.grad_key.data)
     s.products.add_grad_key(lane, depth, keys, s.grad_scores + lane, grad_key);
   if (!s.needs_marks) return;
-  T* marks = s.marks + lane;
+  const T* marks = s.marks + lane;
+  if (a.grad_value.data) s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);
   if (a.grad_key.data) s.products.add_nonfinite_grad_key(lane, depth, keys, marks, grad_key);
-  if (!a.grad_value.data) return;
-  mark_positive(padded<T>(depth), kGradRows, keys, weights, marks);
-  s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);
 }
 
 // One block of rows against keys [key, key + keys), at most a tile of them.
@@ -153,8 +155,8 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
                      s.grad_value + at * padded<T>(p.head_dim_v), s);
 }
 
-// Whether pairs of these rows are hidden among keys [key, key_end), and look for what
-// could leak from them.
+// Whether pairs of these rows are hidden among keys [key, key_end), and whether something in
+// the rows could leak through them. Keys are looked at tile by tile.
 template <class E>
 void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, int64_t key_end,
                         BackwardScratch<E>& s) {
@@ -163,8 +165,7 @@ void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, 
   s.needs_marks = false;
   if (!s.hides_pairs) return;
   const bool rows_are_finite = s.products.part_rows(rows.rows);
-  s.needs_marks =
-      !rows_are_finite || !s.products.keys_are_finite() || !s.statistics_are_finite(rows.rows);
+  s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
 }
 
 // One block of rows against all keys of the item. `sums`: where grad_query goes, E, or

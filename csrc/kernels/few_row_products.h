@@ -56,20 +56,33 @@ class FewRowProducts {
     });
   }
 
-  // The same without the hidden pairs, key by key.
+  // The same without the hidden pairs: keys that all rows see together, others row by row.
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
                           const T* marks, const T* rescale, const T* before, T* output) const {
-    const int64_t dim = p_.head_dim_v;
     rescale_rows(tile, rescale, before, output);
-    const auto sees = [&](int64_t j, int r) { return marks[(j - key) * tile.step + r] != 0; };
+    const auto all_see = [&](int64_t j, int64_t row, int64_t rows) {
+      bool all = true;
+      for (int64_t r = row; r < row + rows; ++r) all &= marks[(j - key) * tile.step + r] != 0;
+      return all;
+    };
+    // add(begin, end) for runs in [first, last) that these rows see, others for the rest.
+    const auto part = [&](int64_t first, int64_t last, int64_t row, int64_t rows, const auto& add,
+                          const auto& others) {
+      for (int64_t j = first, end; j < last; j = end) {
+        const bool seen = all_see(j, row, rows);
+        for (end = j + 1; end < last && all_see(end, row, rows) == seen;) ++end;
+        seen ? add(row, rows, j, end) : others(j, end);
+      }
+    };
+    const auto add = [&](int64_t row, int64_t rows, int64_t j, int64_t end) {
+      add_few_values<E>(rows, p_.head_dim_v, end - j, values_.at(j), values_.row(),
+                        weights + (j - key) * tile.step + row, tile.step,
+                        output + row * p_.head_dim_v, {});
+    };
     values_.for_each_run(key, keys, [&](int64_t first, int64_t count) {
-      for (int r = 0; r < tile.rows; ++r)
-        for (int64_t j = first, end; j < first + count; j = end) {
-          for (end = j; end < first + count && sees(end, r);) ++end;
-          add_few_values<E>(1, dim, end - j, values_.at(j), values_.row(),
-                            weights + (j - key) * tile.step + r, tile.step, output + r * dim, {});
-          while (end < first + count && !sees(end, r)) ++end;
-        }
+      part(first, first + count, 0, tile.rows, add, [&](int64_t begin, int64_t end) {
+        for (int r = 0; r < tile.rows; ++r) part(begin, end, r, 1, add, [](int64_t, int64_t) {});
+      });
     });
   }
 

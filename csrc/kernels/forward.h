@@ -79,24 +79,24 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const P& pro
 template <class P>
 void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& s,
                 ForwardState<P>& state) {
+  using T = Compute<typename P::Element>;
   constexpr int64_t kMultiple = P::kKeyMultiple;
   const Tile& tile = state.tile;
   // An odd key's neighbour is hidden, too: its value is multiplied by 0.
   const int64_t touched = (keys + kMultiple - 1) / kMultiple * kMultiple;
-  const bool hides = hides_any(p) && hides_pairs(p, tile, key, touched);
-  if (hides && s.saw_nonfinite) s.products.part_values();
+  if (!hides_any(p) || !hides_pairs(p, tile, key, touched))
+    return s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output, state.output);
+  T* const before = state.output;
+  state.output = s.spare, s.spare = before;
+  if (s.saw_nonfinite && !s.products.values_are_parted()) s.products.part_values();
   if (!s.products.values_are_parted()) {
-    s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output,
-                          hides ? s.spare : state.output);
-    if (!hides) return;
-    if (!s.products.is_spoilt(tile, s.spare) || s.products.part_values())
-      return std::swap(state.output, s.spare);
+    s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
+    if (!s.products.is_spoilt(tile, state.output) || s.products.part_values()) return;
     s.saw_nonfinite = true;
   }
-  mark_visible(p, tile, key, keys, s.marks);
-  s.products.add_visible_values(tile, key, keys, s.scores, s.marks, s.rescale, state.output,
-                                s.spare);
-  std::swap(state.output, s.spare);
+  mark_pairs(p, tile, key, keys, s.scores, s.marks);
+  s.products.add_visible_values(tile, key, keys, s.scores, s.marks, s.rescale, before,
+                                state.output);
 }
 
 // Keys [key, key + keys) for one tile of queries.

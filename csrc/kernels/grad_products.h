@@ -34,7 +34,7 @@ class GradProducts {
     first_ = key;
     key_rows_ = key_rows<E>(p_, batch, kv_head);
     keys_ = key_rows_.read(key, keys, key_copy_);
-    keys_are_finite_ = !hides_any(p_) || all_finite(keys_, keys, p_.head_dim);
+    loaded_keys_.load(keys_, key, keys, p_.head_dim);
     values_ = value_rows<E>(p_, batch, kv_head).read(key, keys, value_copy_);
   }
 
@@ -63,7 +63,8 @@ class GradProducts {
                    tile.lanes, dim_v_, T(1));
   }
 
-  bool keys_are_finite() const { return keys_are_finite_; }
+  // Of keys [key, key + keys), which are loaded. May be false for them because of others.
+  bool keys_are_finite(int64_t key, int64_t keys) { return loaded_keys_.are_finite(key, key + keys); }
   // Whether all rows are finite. If not, what is not is no longer in the rows that dK and dV
   // are products of, and left to add_nonfinite_grad_key and _value. Called when all are packed.
   bool part_rows(int64_t rows) {
@@ -94,7 +95,7 @@ class GradProducts {
                       const T* grad_scores) const {
     add_keys(tile, lane, keys_.from(key - first_), keys, grad_scores);
   }
-  // The same for keys that may not be finite. marks: those of mark_visible.
+  // The same for keys that may not be finite.
   void add_visible_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
                               const T* grad_scores, const T* marks) {
     parted_keys_.part(key_rows_, key, keys);
@@ -157,10 +158,11 @@ class GradProducts {
   int64_t first_ = 0;  // the first key that is loaded
   Matrix<T> keys_{}, values_{};
   KeyRows<E> key_rows_;
-  bool keys_are_finite_ = true;
+  LoadedKeys<T> loaded_keys_;
   T* parted_copy_;
-  NonfiniteKeys<E> parted_keys_;
-  NonfiniteRows<E> parted_query_, parted_grad_output_;
+  NonfiniteKeys<E, Infinities::as_nan> parted_keys_;
+  NonfiniteRows<E, Infinities::as_nan> parted_query_;
+  NonfiniteRows<E, Infinities::kept> parted_grad_output_;
 };
 
 }  // namespace qkv::QKV_ISA

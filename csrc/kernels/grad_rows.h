@@ -17,7 +17,7 @@ struct BackwardScratch {
   T* marks;                  // likewise (repair/), where pairs can be hidden
   Dropout<T> dropout;
   bool hides_pairs = false;  // from the block of rows among the keys of the item
-  // ... and something in them is not finite, so that tiles need their marks.
+  // ... and something in it is not finite, so that every tile needs its marks.
   bool needs_marks = false;
 
   // For an item of so many keys. 0: for blocks of kKeyBlock, without dK and dV.

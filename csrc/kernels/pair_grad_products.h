@@ -34,10 +34,8 @@ class GradProducts<BFloat16> {
     key_rows_ = key_rows<BFloat16>(p_, batch, kv_head);
     keys_ = read_pairs(key_rows_, p_.head_dim, key, keys, key_copy_);
     key_pairs_.read(key_rows_, key, keys);
-    keys_are_finite_ =
-        !hides_any(p_) ||
-        all_finite(Matrix<BFloat16>{key_rows_.at(key), key_rows_.row(), key_rows_.col()}, keys,
-                   p_.head_dim);
+    loaded_keys_.load({key_rows_.at(key), key_rows_.row(), key_rows_.col()}, key, keys,
+                      p_.head_dim);
     values_ =
         read_pairs(value_rows<BFloat16>(p_, batch, kv_head), p_.head_dim_v, key, keys, value_copy_);
   }
@@ -62,7 +60,10 @@ class GradProducts<BFloat16> {
     if (has_grad_output_) grad_output_.transpose_to(lane, tile.lanes, tile_grad_output(lane));
   }
 
-  bool keys_are_finite() const { return keys_are_finite_; }
+  // And their last one's neighbour, which is multiplied by 0.
+  bool keys_are_finite(int64_t key, int64_t keys) {
+    return loaded_keys_.are_finite(key, key + 2 * pairs_in(keys));
+  }
   bool part_rows(int64_t rows) {
     const int64_t count = padded<float>(rows);
     const bool query_is_finite = parted_query_.part(query_, count);
@@ -185,10 +186,11 @@ class GradProducts<BFloat16> {
   int64_t first_ = 0;
   Matrix<Pair> keys_{}, values_{};
   KeyRows<BFloat16> key_rows_;
-  bool keys_are_finite_ = true;
+  LoadedKeys<BFloat16> loaded_keys_;
   KeyPairs parted_pairs_;
-  NonfiniteKeys<BFloat16> parted_keys_;
-  NonfiniteRows<BFloat16> parted_query_, parted_grad_output_;
+  NonfiniteKeys<BFloat16, Infinities::as_nan> parted_keys_;
+  NonfiniteRows<BFloat16, Infinities::as_nan> parted_query_;
+  NonfiniteRows<BFloat16, Infinities::kept> parted_grad_output_;
 };
 
 }  // namespace qkv::QKV_ISA

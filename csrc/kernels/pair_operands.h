@@ -86,15 +86,7 @@ class RowPairs {
     for (int64_t r = 0; r < count; r += 2)
       zip_rows(natural_ + r * step, natural_ + (r + 1) * step, 1, step, zipped_ + r / 2 * step);
   }
-  // Parts the first `count` of them, which are zipped anew, from their codes (repair/).
-  Range part(int64_t count, const RowPairs& codes) const {
-    const int64_t step = padded_halves(dim_);
-    if (all_finite(natural_, count * step)) return {};
-    const Range rows = part_rows(natural_, step, count, codes.natural_);
-    zip(count);
-    codes.zip(count);
-    return rows;
-  }
+  BFloat16* natural() const { return natural_; }  // [rows, padded_halves(dim)]
   const Pair* zipped(int64_t row) const { return zipped_ + row / 2 * padded_halves(dim_); }
 
  private:

@@ -18,7 +18,8 @@ class Products<BFloat16> {
         key_copy_(arena.take<BFloat16>(kKeyBlock * padded_halves(p.head_dim))),
         values_(arena, kKeyBlock, p.head_dim_v),
         weights_(arena.take<Pair>(pairs_in(kKeyBlock) * kRowBlock<float>)),
-        parted_values_(arena, p, p.head_dim_v) {}
+        parted_values_(arena, p, p.head_dim_v),
+        finite_values_(arena, hides_any(p) ? kKeyBlock : 0, p.head_dim_v) {}
 
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
   static int64_t query_size(const Problem& p) {
@@ -47,7 +48,7 @@ class Products<BFloat16> {
 
   bool part_values() {
     if (parted_values_.part(value_rows_, first_, value_count_)) return true;
-    values_.read(parted_values_.finite(), first_, value_count_);
+    finite_values_.read(parted_values_.finite(), first_, value_count_);
     return false;
   }
   bool values_are_parted() const { return parted_values_.hold(first_, value_count_); }
@@ -62,32 +63,13 @@ class Products<BFloat16> {
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
                   const float* rescale, const float* before, float* output) const {
-    float inverse[kRowBlock<float>], keep[kRowBlock<float>], errors[kRowBlock<float>];
-    const float* largest = largest_weights(tile, before);
-    float* now_largest = largest_weights(tile, output);
-    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
-      const Vec<float> rescaled = load(largest + v) * load(rescale + v);
-      Vec<float> top = max<float>(rescaled, splat(1e-30f));  // nothing seen yet: not 0 / 0
-      for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
-      store(now_largest + v, top);
-      store(inverse + v, 1 / top);
-      store(keep + v, rescaled / top);
-    }
-    pair_rows(weights, tile.step, keys, tile.lanes, inverse, weights_, errors);
-    for (int v = 0; v < tile.lanes; v += kLanes<float>)
-      store(now_largest + tile.lanes + v,
-            load(largest + tile.lanes + v) * load(keep + v) + load(errors + v));
-    const Matrix<Pair> v = values_.from(key - first_);
-    gemm_pairs(p_.head_dim_v, tile.lanes,
-               {pairs_in(keys), v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes,
-                Beta::lanes, keep, 1, before - output});
+    multiply(tile, values_.from(key - first_), keys, weights, rescale, before, output);
   }
 
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
-                          float* marks, const float* rescale, const float* before,
+                          const float* marks, const float* rescale, const float* before,
                           float* output) const {
-    add_values(tile, key, keys, weights, rescale, before, output);
-    mark_positive(tile.lanes, tile.step, keys, weights, marks);
+    multiply(tile, finite_values_.from(key - first_), keys, weights, rescale, before, output);
     parted_values_.add(tile, key, keys, marks, output);
   }
   bool is_spoilt(const Tile& tile, const float* output) const {
@@ -106,6 +88,28 @@ class Products<BFloat16> {
   }
 
  private:
+  void multiply(const Tile& tile, const Matrix<Pair>& v, int64_t keys, const float* weights,
+                const float* rescale, const float* before, float* output) const {
+    float inverse[kRowBlock<float>], keep[kRowBlock<float>], errors[kRowBlock<float>];
+    const float* largest = largest_weights(tile, before);
+    float* now_largest = largest_weights(tile, output);
+    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
+      const Vec<float> rescaled = load(largest + v) * load(rescale + v);
+      Vec<float> top = max<float>(rescaled, splat(1e-30f));  // nothing seen yet: not 0 / 0
+      for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
+      store(now_largest + v, top);
+      store(inverse + v, 1 / top);
+      store(keep + v, rescaled / top);
+    }
+    pair_rows(weights, tile.step, keys, tile.lanes, inverse, weights_, errors);
+    for (int v = 0; v < tile.lanes; v += kLanes<float>)
+      store(now_largest + tile.lanes + v,
+            load(largest + tile.lanes + v) * load(keep + v) + load(errors + v));
+    gemm_pairs(p_.head_dim_v, tile.lanes,
+               {pairs_in(keys), v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes,
+                Beta::lanes, keep, 1, before - output});
+  }
+
   template <class F>  // float or const float
   F* largest_weights(const Tile& tile, F* output) const {
     return output + tile.lanes * padded<float>(p_.head_dim_v);
@@ -120,7 +124,8 @@ class Products<BFloat16> {
   int64_t first_ = 0, value_count_ = 0;
   Matrix<Pair> keys_{};
   KeyRows<BFloat16> value_rows_;
-  NonfiniteKeys<BFloat16> parted_values_;
+  NonfiniteKeys<BFloat16, Infinities::kept> parted_values_;
+  KeyPairs finite_values_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -47,6 +47,9 @@ class Products {
         key_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim)) : nullptr),
         value_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v))
                                       : nullptr),
+        finite_copy_(copies_keys<E>(p) && hides_any(p)
+                         ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v))
+                         : nullptr),
         parted_values_(arena, p, p.head_dim_v) {}
 
   // Keys of the blocks that `keys` keys are cut into.
@@ -66,11 +69,11 @@ class Products {
     values_ = value_rows_.read(key, keys, value_copy_);
   }
 
-  // Whether all of the loaded values are finite. If not, they are parted: from now on
-  // add_values takes 0 for the others, which only add_visible_values adds.
+  // Whether all of the loaded values are finite. If not, they are parted for
+  // add_visible_values.
   bool part_values() {
     if (parted_values_.part(value_rows_, first_, value_count_)) return true;
-    values_ = parted_values_.finite().read(first_, value_count_, value_copy_);
+    finite_values_ = parted_values_.finite().read(first_, value_count_, finite_copy_);
     return false;
   }
   bool values_are_parted() const { return parted_values_.hold(first_, value_count_); }
@@ -87,17 +90,13 @@ class Products {
   // one workspace, and may be the same.
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) const {
-    const Matrix<T> v = values_.from(key - first_);
-    gemm<T>(p_.head_dim_v, tile.lanes,
-            {keys, v.data, v.col, v.row, weights, tile.step, output, tile.lanes, Beta::lanes,
-             rescale, 1, before - output});
+    multiply(tile, values_.from(key - first_), keys, weights, rescale, before, output);
   }
 
-  // The same for values that may be parted. marks: those of mark_visible; scratch.
-  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, T* marks,
-                          const T* rescale, const T* before, T* output) const {
-    add_values(tile, key, keys, weights, rescale, before, output);
-    mark_positive(tile.lanes, tile.step, keys, weights, marks);
+  // The same without the hidden pairs, of values that are parted.
+  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
+                          const T* marks, const T* rescale, const T* before, T* output) const {
+    multiply(tile, finite_values_.from(key - first_), keys, weights, rescale, before, output);
     parted_values_.add(tile, key, keys, marks, output);
   }
 
@@ -112,12 +111,19 @@ class Products {
   }
 
  private:
+  void multiply(const Tile& tile, const Matrix<T>& v, int64_t keys, const T* weights,
+                const T* rescale, const T* before, T* output) const {
+    gemm<T>(p_.head_dim_v, tile.lanes,
+            {keys, v.data, v.col, v.row, weights, tile.step, output, tile.lanes, Beta::lanes,
+             rescale, 1, before - output});
+  }
+
   const Problem& p_;
-  T *rows_, *key_copy_, *value_copy_;
+  T *rows_, *key_copy_, *value_copy_, *finite_copy_;
   int64_t first_ = 0, value_count_ = 0;  // the first key that is loaded, and how many values
-  Matrix<T> keys_{}, values_{};
+  Matrix<T> keys_{}, values_{}, finite_values_{};
   KeyRows<E> value_rows_;
-  NonfiniteKeys<E> parted_values_;
+  NonfiniteKeys<E, Infinities::kept> parted_values_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -1,25 +1,18 @@
 // A block of rows of query or grad_output, parted in the same way.
 namespace qkv::QKV_ISA {
 
-// At most kGradRows rows [rows, step]; the codes are kept as C.
-template <class X, class T = Compute<X>, class C>
-Range part_rows(X* rows, int64_t step, int64_t count, C* codes) {
-  Range with_codes;
-  for (int64_t r = 0; r < count; ++r) {
-    Vec<T> used{};
-    for (int64_t d = r * step; d < (r + 1) * step; d += kLanes<T>) {
-      const Vec<T> x = load_wide(rows + d), code = code_of<T>(x);
-      store_narrow(rows + d, code == 0 ? x : Vec<T>{});
-      store_narrow(codes + d, code);
-      used += code;
-    }
-    if (any_nonzero<T>(used)) with_codes.include(r);
-  }
-  return with_codes;
+// Rows [count, step].
+template <Infinities infinities, class E, class C>
+Range part_rows(int64_t count, int64_t step, E* rows, C* codes) {
+  Range nonfinite;
+  if (all_finite(rows, count * step)) return nonfinite;
+  for (int64_t r = 0; r < count; ++r)
+    if (part_numbers<infinities>(step, rows + r * step, codes + r * step)) nonfinite.include(r);
+  return nonfinite;
 }
 
 // What the products dV += P^T dO and dK += dS^T Q take instead of rows that are not finite.
-template <class E>
+template <class E, Infinities infinities>
 class NonfiniteRows {
   using T = Compute<E>;
 
@@ -31,12 +24,9 @@ class NonfiniteRows {
 
   // Leaves the finite part in rows [count, padded(dim)]; whether that is all.
   bool part(T* rows, int64_t count) {
-    rows_ = {};
-    if (all_finite(rows, count * step_)) return true;
-    rows_ = part_rows(rows, step_, count, codes_);
-    return false;
+    rows_ = part_rows<infinities>(count, step_, rows, codes_);
+    return rows_.empty();
   }
-  bool empty() const { return rows_.empty(); }
 
   // sums [keys, padded(dim)] += the others, of `rows` rows from `lane` on. marks [keys x
   // kGradRows], from that lane on.
@@ -46,7 +36,7 @@ class NonfiniteRows {
     gemm<T>(keys, step_,
             {end - begin, marks + begin - lane, kGradRows, 1, codes_ + begin * step_, step_,
              counts_, step_, Beta::zero, nullptr});
-    add_counted(keys, step_, counts_, sums, step_);
+    add_counted(keys * step_, counts_, sums);
   }
 
  private:
