@@ -116,8 +116,7 @@ void add_grad_key_value(const BackwardArgs& a, int64_t lane, int64_t depth, int6
                         T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
   const T* weights = s.weights + lane;
   if (a.grad_value.data) s.products.add_grad_value(lane, depth, keys, weights, grad_value);
-  if (a.grad_key.data)
-    s.products.add_grad_key(lane, depth, keys, s.grad_scores + lane, grad_key);
+  if (a.grad_key.data) s.products.add_grad_key(lane, depth, keys, s.grad_scores + lane, grad_key);
   if (!s.needs_marks) return;
   const T* marks = s.marks + lane;
   if (a.grad_value.data) s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);

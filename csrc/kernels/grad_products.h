@@ -64,7 +64,9 @@ class GradProducts {
   }
 
   // Of keys [key, key + keys), which are loaded. May be false for them because of others.
-  bool keys_are_finite(int64_t key, int64_t keys) { return loaded_keys_.are_finite(key, key + keys); }
+  bool keys_are_finite(int64_t key, int64_t keys) {
+    return loaded_keys_.are_finite(key, key + keys);
+  }
   // Whether all rows are finite. If not, what is not is no longer in the rows that dK and dV
   // are products of, and left to add_nonfinite_grad_key and _value. Called when all are packed.
   bool part_rows(int64_t rows) {
@@ -138,7 +140,7 @@ class GradProducts {
  private:
   // grad_query += K^T dS^T of these keys.
   void add_keys(const Tile& tile, int64_t lane, const Matrix<T>& k, int64_t keys,
-                   const T* grad_scores) const {
+                const T* grad_scores) const {
     gemm<T>(p_.head_dim, tile.lanes,
             {keys, k.data, k.col, k.row, grad_scores, tile.step, grad_query_t_ + lane * dim_,
              tile.lanes, Beta::one, nullptr});

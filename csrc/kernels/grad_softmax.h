@@ -40,7 +40,7 @@ void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* g
     subtract_base<T>(load(s.base + lane + v), keys, tile.step, weights + v);
     const auto run = [&](auto rows, int64_t j) {
       grad_softmax_rows<T, hides, rows>(lanes, tile.step, weights + v + j * tile.step,
-                                         grad_scores + v + j * tile.step);
+                                        grad_scores + v + j * tile.step);
     };
     int64_t j = 0;
     for (; j + kVectorsInStep <= keys; j += kVectorsInStep)

@@ -130,7 +130,7 @@ class GradProducts<BFloat16> {
  private:
   // grad_query += K^T dS^T of these keys.
   void add_keys(const Tile& tile, int64_t lane, const Matrix<Pair>& k, int64_t keys,
-                   const float* grad_scores) const {
+                const float* grad_scores) const {
     const auto add_zipped = [&] {
       gemm_pairs(p_.head_dim, tile.lanes,
                  {pairs_in(keys), k.data, k.row, k.col, zipped_, tile.lanes,

@@ -33,8 +33,7 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
     const double weight = head.keep(i, j) * exp_below(max, head.score(i, j));
     for (int64_t d = 0; d < p.head_dim_v; ++d) sums[d] += weight * head.value(j, d);
   }
-  for (int64_t d = 0; d < p.head_dim_v; ++d)
-    output.set(i, d, sum == 0 ? sums[d] : sums[d] / sum);
+  for (int64_t d = 0; d < p.head_dim_v; ++d) output.set(i, d, sum == 0 ? sums[d] : sums[d] / sum);
 
   // lse = log(sum): -inf if there was nothing to attend to
   lse.set(i, 0, max + std::log(sum));

@@ -105,10 +105,10 @@ class NonfiniteKeys {
     const int64_t begin = std::max(key, parted_.keys().begin);
     const int64_t end = std::min(key + keys, parted_.keys().end);
     if (begin >= end) return;
-    gemm<T>(dim_, tile.lanes,
-            {end - begin, parted_.codes(begin), 1, parted_.step(),
-             marks + (begin - key) * tile.step, tile.step, counts_, tile.lanes, Beta::zero,
-             nullptr});
+    gemm<T>(
+        dim_, tile.lanes,
+        {end - begin, parted_.codes(begin), 1, parted_.step(), marks + (begin - key) * tile.step,
+         tile.step, counts_, tile.lanes, Beta::zero, nullptr});
     add_counted(dim_ * tile.lanes, counts_, output);
   }
 

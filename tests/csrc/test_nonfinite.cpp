@@ -127,7 +127,8 @@ Case blocks_of_everything(Random& random) {
   c.group = draw(random, 1, 3), c.kv_heads = 2;
   c.L = draw_from<int64_t>(random, {1, 2, 5, 16, 33, 64, 90, 150});
   c.S = draw_from<int64_t>(random, {1, 9, 40, 127, 200, 290});
-  c.D = draw_from<int64_t>(random, {1, 7, 16, 33}), c.Dv = draw_from<int64_t>(random, {1, 6, 32, 35});
+  c.D = draw_from<int64_t>(random, {1, 7, 16, 33}),
+  c.Dv = draw_from<int64_t>(random, {1, 6, 32, 35});
   draw_options(random, c);
   c.grad_weights = false;  // see SeveralPoisonedElements
   c.num_threads = int(draw(random, 1, 3));
