@@ -2,8 +2,7 @@
 # target with pragmas, so there are no -m flags here.
 file(GLOB kernel_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/csrc/*.cpp
-     ${PROJECT_SOURCE_DIR}/csrc/isa/*/*.cpp
-     ${PROJECT_SOURCE_DIR}/csrc/reference/*.cpp)
+     ${PROJECT_SOURCE_DIR}/csrc/isa/*/*.cpp)
 
 add_library(qkv_kernels STATIC ${kernel_sources})
 target_include_directories(qkv_kernels PUBLIC ${PROJECT_SOURCE_DIR}/csrc)

@@ -13,6 +13,13 @@ enable_testing()
 
 file(GLOB csrc_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/*.cpp)
 if(csrc_tests)
+  # What kernels are held against: no part of them.
+  file(GLOB reference CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/reference/*.cpp)
+  add_library(qkv_reference STATIC ${reference})
+  target_include_directories(qkv_reference PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
+  target_compile_features(qkv_reference PUBLIC cxx_std_17)
+  target_compile_options(qkv_reference PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
+
   # Kernels for instructions that few CPUs have, with those instructions in C++. Without them (a
   # cross build, whose host tests them) their tests have to be left out: --gtest_filter=-*/emulated_*
   option(QKV_EMULATED "Emulated instruction sets in the tests" ON)
@@ -32,7 +39,7 @@ if(csrc_tests)
   target_compile_options(qkv_csrc_tests PRIVATE -O1 -fopenmp -Wall -Wextra)
   list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # of those that start themselves again
   target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
-  target_link_libraries(qkv_csrc_tests PRIVATE qkv_kernels GTest::gtest_main -fopenmp)
+  target_link_libraries(qkv_csrc_tests PRIVATE qkv_reference qkv_kernels GTest::gtest_main -fopenmp)
   gtest_discover_tests(qkv_csrc_tests DISCOVERY_MODE PRE_TEST)
 endif()
 

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "half.h"
-#include "repair.h"
 #include "strides.h"
 
 namespace qkv {
@@ -44,13 +43,8 @@ void merge_row(const Problem& p, const ForwardResult& result, int64_t batch, int
   E* const output =
       Dv ? plane<E>(p, result.output, batch, head) + query * result.output.strides.row : nullptr;
   const T divisor = sum == 0 ? 1 : sum;  // 0: nothing to attend to
-  T zero = 0;
-  for (int64_t d = 0; d < Dv; ++d) {
-    const T quotient = total[d] / divisor;
-    output[d * result.output.strides.col] = narrow<E>(quotient);
-    zero += quotient * 0;
-  }
-  if (may_leak(p) && !(zero == 0)) repair_output(p, result, batch, kv_head, row, double(sum));
+  for (int64_t d = 0; d < Dv; ++d)
+    output[d * result.output.strides.col] = narrow<E>(total[d] / divisor);
 }
 
 }  // namespace

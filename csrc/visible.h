@@ -37,6 +37,17 @@ inline int64_t query_end(const Problem& p, int64_t end) {
   return std::clamp<int64_t>(end - (p.seqlen_k - p.seqlen_q) + p.window_left, 0, p.seqlen_q);
 }
 
+// Whether some of queries [first, last] do not see all of keys [begin, end).
+inline bool hides_positions(const Problem& p, int64_t first, int64_t last, int64_t begin,
+                            int64_t end) {
+  return key_end(p, first) < end || key_begin(p, last) > begin;
+}
+
+// Whether a pair can be hidden at all.
+inline bool hides_any(const Problem& p) {
+  return hides_positions(p) || p.mask_type != MaskType::none;
+}
+
 // About how many keys a query sees: for planning.
 inline int64_t visible_keys(const Problem& p) {
   int64_t keys = p.seqlen_k;

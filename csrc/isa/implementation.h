@@ -44,7 +44,7 @@ struct BackwardBlock {
 
 // The end of grad_query for rows [row_begin, row_end) of one plane: adds the
 // parts of keys [split_keys, 2 * split_keys), [2 * split_keys, ...) ..., each
-// [G * L, D], in this order, and repairs what leaked (repair.h).
+// [G * L, D], in this order.
 struct GradQueryRows {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;

@@ -23,6 +23,13 @@
 #include "kernels/alibi.h"
 #include "kernels/dropout.h"
 #include "kernels/score.h"
+#include "repair/counts.h"
+#ifdef QKV_PAIR_GEMM
+#include "repair/pair_counts.h"
+#endif
+#include "repair/marks.h"
+#include "repair/nonfinite_keys.h"
+#include "repair/nonfinite_rows.h"
 #include "kernels/softmax.h"
 #include "kernels/grad_mask.h"
 #include "kernels/products.h"
@@ -31,13 +38,13 @@
 #include "kernels/grad_products.h"
 #ifdef QKV_PAIR_GEMM
 #include "kernels/pair_operands.h"
+#include "repair/nonfinite_pairs.h"
 #include "kernels/pair_products.h"
 #include "kernels/pair_grad_products.h"
 #endif
 #include "kernels/forward.h"
 #include "kernels/grad_rows.h"
 #include "kernels/grad_softmax.h"
-#include "kernels/hidden.h"
 #include "kernels/backward.h"
 #include "kernels/weights_dot.h"
 #include "kernels/hard.h"

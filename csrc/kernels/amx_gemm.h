@@ -44,7 +44,7 @@ QKV_INLINE bool in_place(const MicroArgs<Pair>& args, int64_t rows) {
 template <int tile>
 QKV_INLINE void begin_sum(const MicroArgs<Pair>& args, const float* c, int64_t rows) {
   if (in_place(args, rows) && args.beta == Beta::one) {
-    Tiles::load<tile>(c, args.c_row * sizeof(float));
+    Tiles::load<tile>(c + args.before, args.c_row * sizeof(float));
   } else {
     Tiles::zero<tile>();
   }
@@ -58,8 +58,8 @@ QKV_INLINE void finish_sum(const MicroArgs<Pair>& args, float* c, const float* l
   Tiles::store<tile>(sums, sizeof sums[0]);
   for (int64_t r = 0; r < std::min<int64_t>(rows, kTile); ++r, c += args.c_row) {
     Vec<float> sum = load(sums[r]) * args.alpha;
-    if (args.beta == Beta::one) sum += load(c);
-    if (args.beta == Beta::lanes) sum += load(lanes) * load(c);
+    if (args.beta == Beta::one) sum += load(c + args.before);
+    if (args.beta == Beta::lanes) sum += load(lanes) * load(c + args.before);
     store(c, sum);
   }
 }

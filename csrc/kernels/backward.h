@@ -14,8 +14,9 @@ struct BackwardTile {
 template <class E, class T = Compute<E>>
 void weights_and_gradients(const Problem& p, const BackwardTile& t, int64_t key, int64_t keys,
                            T* weights, T* grad_scores, const BackwardScratch<E>& s) {
-  (may_leak(p) ? grad_softmax<true, E> : grad_softmax<false, E>)(t.tile, t.lane, keys, weights,
-                                                                 grad_scores, s);
+  const bool hides = s.hides_pairs && !s.needs_marks;
+  (hides ? grad_softmax<true, E> : grad_softmax<false, E>)(t.tile, t.lane, keys, weights,
+                                                           grad_scores, s);
   if (p.dropout_p > 0)
     drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
 }
@@ -38,21 +39,18 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                    store(to, load(to) + grad * factor);
                  });
   }
-  if (may_leak(p) && !s.rows_are_finite(t.lane, t.tile.rows)) {
-    const HiddenPairs<T> hidden(p, t.tile, key, keys, weights, s.factor + t.lane, s.delta + t.lane);
-    weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
-    hidden.clear(weights);
-    hidden.clear(grad_scores);
-  } else {
-    weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
-  }
+  weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
+  if (!s.needs_marks) return;
+  mark_pairs(p, t.tile, key, keys, weights, s.marks + at);
+  clear_hidden(t.tile, keys, s.marks + at, weights);
+  clear_hidden(t.tile, keys, s.marks + at, grad_scores);
 }
 
 // What is made of them beside dK and dV.
 template <class E>
 void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
                const BackwardTile& t, int64_t key, int64_t keys, int64_t at,
-               const BackwardScratch<E>& s) {
+               BackwardScratch<E>& s) {
   using T = Compute<E>;
   const Tile& tile = t.tile;
   T* grad_scores = s.grad_scores + at;
@@ -66,8 +64,17 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
                  s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
   if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
   if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
-  if (p.softcap > 0) softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
-  if (a.grad_query.data) s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
+  const bool finite = !s.hides_pairs || s.products.keys_are_finite(key, keys);
+  if (!finite && !s.needs_marks) mark_pairs(p, tile, key, keys, s.weights + at, s.marks + at);
+  if (p.softcap > 0) {
+    softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
+    if (!finite || s.needs_marks) clear_hidden(tile, keys, s.marks + at, grad_scores);
+  }
+  if (!a.grad_query.data) return;
+  if (finite)
+    s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
+  else
+    s.products.add_visible_grad_query(tile, t.lane, key, keys, grad_scores, s.marks + at);
 }
 
 // A block of rows, packed, and its tiles.
@@ -99,14 +106,27 @@ void clear_keys(const BackwardTile& t, int64_t from, int64_t to, const BackwardS
   for (int64_t j = from; j < to; ++j) {
     std::fill_n(s.weights + j * kGradRows + t.lane, t.tile.lanes, T(0));
     std::fill_n(s.grad_scores + j * kGradRows + t.lane, t.tile.lanes, T(0));
+    if (s.needs_marks) std::fill_n(s.marks + j * kGradRows + t.lane, t.tile.lanes, T(0));
   }
+}
+
+// dK and dV [keys, ...] of `depth` rows from `lane` on, of the tiles in the scratch.
+template <class E, class T = Compute<E>>
+void add_grad_key_value(const BackwardArgs& a, int64_t lane, int64_t depth, int64_t keys,
+                        T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
+  const T* weights = s.weights + lane;
+  if (a.grad_value.data) s.products.add_grad_value(lane, depth, keys, weights, grad_value);
+  if (a.grad_key.data) s.products.add_grad_key(lane, depth, keys, s.grad_scores + lane, grad_key);
+  if (!s.needs_marks) return;
+  const T* marks = s.marks + lane;
+  if (a.grad_value.data) s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);
+  if (a.grad_key.data) s.products.add_nonfinite_grad_key(lane, depth, keys, marks, grad_key);
 }
 
 // One block of rows against keys [key, key + keys), at most a tile of them.
 template <class E>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                   const RowBlock<E>& rows, int64_t key, int64_t keys,
-                   const BackwardScratch<E>& s) {
+                   const RowBlock<E>& rows, int64_t key, int64_t keys, BackwardScratch<E>& s) {
   using T = Compute<E>;
   // Tiles [first, last] see some of these keys, and those are [begin, end).
   const auto begin_of = [&](int t) {
@@ -130,12 +150,21 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
   }
   const int64_t lane = rows.tiles[first].lane, at = begin - block.key_begin;
   const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
-  const int64_t dim = padded<T>(p.head_dim), dim_v = padded<T>(p.head_dim_v);
-  if (a.grad_value.data)
-    s.products.add_grad_value(lane, depth, end - begin, s.weights + lane,
-                              s.grad_value + at * dim_v);
-  if (a.grad_key.data)
-    s.products.add_grad_key(lane, depth, end - begin, s.grad_scores + lane, s.grad_key + at * dim);
+  add_grad_key_value(a, lane, depth, end - begin, s.grad_key + at * padded<T>(p.head_dim),
+                     s.grad_value + at * padded<T>(p.head_dim_v), s);
+}
+
+// Whether pairs of these rows are hidden among keys [key, key_end), and whether something in
+// the rows could leak through them. Keys are looked at tile by tile.
+template <class E>
+void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, int64_t key_end,
+                        BackwardScratch<E>& s) {
+  s.hides_pairs = p.mask_type != MaskType::none ||
+                  hides_positions(p, rows.first().first, rows.last().last, key, key_end);
+  s.needs_marks = false;
+  if (!s.hides_pairs) return;
+  const bool rows_are_finite = s.products.part_rows(rows.rows);
+  s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
 }
 
 // One block of rows against all keys of the item. `sums`: where grad_query goes, E, or
@@ -144,6 +173,7 @@ template <class E, class G>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block, int64_t row,
                    int64_t count, const Rows<G>& grad_query, BackwardScratch<E>& s) {
   const RowBlock<E> rows(p, a, block.batch, block.kv_head, row, count, s);
+  look_for_nonfinite(p, rows, block.key_begin, block.key_end, s);
   const int64_t key_end = std::min(block.key_end, rows.last().key_end);
   const int64_t step = key_step(block.key_end - block.key_begin);
   int64_t key = block.key_begin;
@@ -178,8 +208,6 @@ void finish_grad_key_value(const Problem& p, const BackwardArgs& a, const Backwa
       store(from_key + d, load(from_key + d) * T(p.scale));
     if (grad_key) scatter_row(from_key, false, p.head_dim, grad_key + key * k.row, k.col);
     if (grad_value) scatter_row(from_value, false, p.head_dim_v, grad_value + key * v.row, v.col);
-    if (may_leak(p) && (nonfinite(from_key, p.head_dim) || nonfinite(from_value, p.head_dim_v)))
-      repair_grad_key_value(p, a, block.batch, block.kv_head, key);
   }
 }
 
@@ -230,20 +258,15 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   if (a.grad_mask_keys.data) finish_grad_mask_keys(p, a, block, s);
 }
 
-// Adds the parts of row r to `sum`; returns whether it is finite.
+// Adds the parts of row r to `sum`.
 template <class T>
-bool add_parts(const Problem& p, const GradQueryRows& rows, int64_t r, T* sum, int64_t col) {
+void add_parts(const Problem& p, const GradQueryRows& rows, int64_t r, T* sum, int64_t col) {
   const T* partial = static_cast<const T*>(rows.partial_grad_query);
   const int64_t total = p.group() * p.seqlen_q;
   for (int64_t part = 0; part < rows.parts; ++part)
     if (r >= grad_row_begin(p, (part + 1) * rows.split_keys) &&
         r < grad_row_end(p, std::min(p.seqlen_k, (part + 2) * rows.split_keys)))
       scatter_row(partial + (part * total + r) * p.head_dim, true, p.head_dim, sum, col);
-  if (!may_leak(p)) return true;
-  if (col == 1) return !nonfinite(sum, p.head_dim);
-  T zero = 0;
-  for (int64_t d = 0; d < p.head_dim; ++d) zero += sum[d * col] * T(0);
-  return zero == 0;
 }
 
 template <class E>
@@ -251,18 +274,13 @@ void finish_grad_query(const Problem& p, const BackwardArgs& a, const GradQueryR
   using T = Compute<E>;
   const Rows<E> grad_query = rows_of<E>(p, a.grad_query, rows.batch, rows.kv_head);
   for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
-    bool finite = true;
     if (rows.sums) {
       T* sum = static_cast<T*>(rows.sums) + r * p.head_dim;
-      finite = add_parts(p, rows, r, sum, 1);
+      add_parts(p, rows, r, sum, 1);
       scatter_row(sum, false, p.head_dim, grad_query[r], grad_query.col);
-    } else if constexpr (kIsHalf<E>) {  // one split: there are no parts
-      for (int64_t d = 0; d < p.head_dim && may_leak(p); ++d)
-        finite &= widen(grad_query[r][d * grad_query.col]) * 0 == 0;
-    } else {
-      finite = add_parts(p, rows, r, grad_query[r], grad_query.col);
+    } else if constexpr (!kIsHalf<E>) {  // halves without sums have one split, and no parts
+      add_parts(p, rows, r, grad_query[r], grad_query.col);
     }
-    if (!finite) repair_grad_query(p, a, rows.batch, rows.kv_head, r);
   }
 }
 

@@ -45,11 +45,9 @@ class FewRowProducts {
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
-                  T* output) const {
+                  const T* before, T* output) const {
     const int64_t dim = p_.head_dim_v;
-    for (int r = 0; r < tile.rows; ++r)
-      for (int64_t d = 0; d < dim; d += kLanes<T>)
-        store(output + r * dim + d, load(output + r * dim + d) * rescale[r]);
+    rescale_rows(tile, rescale, before, output);
     values_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
       add_few_values<E>(
           tile.rows, dim, count, values_.at(j), values_.row(), weights + (j - key) * tile.step,
@@ -57,6 +55,45 @@ class FewRowProducts {
           j + keys < p_.seqlen_k ? Ahead(keys_.at(j + keys), keys_.row(), p_.head_dim) : Ahead());
     });
   }
+
+  // The same without the hidden pairs: keys that all rows see together, others row by row.
+  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
+                          const T* marks, const T* rescale, const T* before, T* output) const {
+    rescale_rows(tile, rescale, before, output);
+    const auto all_see = [&](int64_t j, int64_t row, int64_t rows) {
+      bool all = true;
+      for (int64_t r = row; r < row + rows; ++r) all &= marks[(j - key) * tile.step + r] != 0;
+      return all;
+    };
+    // add(begin, end) for runs in [first, last) that these rows see, others for the rest.
+    const auto part = [&](int64_t first, int64_t last, int64_t row, int64_t rows, const auto& add,
+                          const auto& others) {
+      for (int64_t j = first, end; j < last; j = end) {
+        const bool seen = all_see(j, row, rows);
+        for (end = j + 1; end < last && all_see(end, row, rows) == seen;) ++end;
+        seen ? add(row, rows, j, end) : others(j, end);
+      }
+    };
+    const auto add = [&](int64_t row, int64_t rows, int64_t j, int64_t end) {
+      add_few_values<E>(rows, p_.head_dim_v, end - j, values_.at(j), values_.row(),
+                        weights + (j - key) * tile.step + row, tile.step,
+                        output + row * p_.head_dim_v, {});
+    };
+    values_.for_each_run(key, keys, [&](int64_t first, int64_t count) {
+      part(first, first + count, 0, tile.rows, add, [&](int64_t begin, int64_t end) {
+        for (int r = 0; r < tile.rows; ++r) part(begin, end, r, 1, add, [](int64_t, int64_t) {});
+      });
+    });
+  }
+
+  // Values are read where they are, so they are not parted: once some were not finite,
+  // hidden pairs are left out to the end.
+  bool part_values() {
+    leaves_out_hidden_ = true;
+    return false;
+  }
+  bool values_are_parted() const { return leaves_out_hidden_; }
+  bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
   const T* output_rows(const Tile& tile, const T* factors, T* output, T*) const {
     for (int r = 0; r < tile.rows; ++r)
@@ -68,8 +105,16 @@ class FewRowProducts {
   }
 
  private:
+  void rescale_rows(const Tile& tile, const T* rescale, const T* before, T* output) const {
+    const int64_t dim = p_.head_dim_v;
+    for (int r = 0; r < tile.rows; ++r)
+      for (int64_t d = 0; d < dim; d += kLanes<T>)
+        store(output + r * dim + d, load(before + r * dim + d) * rescale[r]);
+  }
+
   const Problem& p_;
   KeyRows<E> keys_, values_;
+  bool leaves_out_hidden_ = false;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -18,14 +18,18 @@ struct ForwardScratch {
 
   P products;
   T *rows, *scores, *rescale;
+  T *marks, *spare;  // of scores (repair/), and an output, where pairs can be hidden
   Dropout<T> dropout;
   ForwardState<P>* tiles;
+  bool saw_nonfinite = false;  // in a block of values
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
       : products(arena, p),
         rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim_v))),
         scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
         rescale(arena.take<T>(kRowBlock<T>)),
+        marks(hides_any(p) ? arena.take<T>(kRowBlock<T> * kKeyBlock) : nullptr),
+        spare(hides_any(p) ? arena.take<T>(P::output_size(p)) : nullptr),
         dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
     const int64_t query_size = P::query_size(p), output_size = P::output_size(p);
@@ -69,9 +73,35 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const P& pro
   if (with_sink) add_sinks(p, state);
 }
 
+// The output of a tile goes on with keys whose weights are in scratch.scores. Where pairs are
+// hidden it is summed beside the old one: if a value that is not finite spoils it, it is
+// summed again without the hidden pairs.
+template <class P>
+void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& s,
+                ForwardState<P>& state) {
+  using T = Compute<typename P::Element>;
+  constexpr int64_t kMultiple = P::kKeyMultiple;
+  const Tile& tile = state.tile;
+  // An odd key's neighbour is hidden, too: its value is multiplied by 0.
+  const int64_t touched = (keys + kMultiple - 1) / kMultiple * kMultiple;
+  if (!hides_any(p) || !hides_pairs(p, tile, key, touched))
+    return s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output, state.output);
+  T* const before = state.output;
+  state.output = s.spare, s.spare = before;
+  if (s.saw_nonfinite && !s.products.values_are_parted()) s.products.part_values();
+  if (!s.products.values_are_parted()) {
+    s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
+    if (!s.products.is_spoilt(tile, state.output) || s.products.part_values()) return;
+    s.saw_nonfinite = true;
+  }
+  mark_pairs(p, tile, key, keys, s.scores, s.marks);
+  s.products.add_visible_values(tile, key, keys, s.scores, s.marks, s.rescale, before,
+                                state.output);
+}
+
 // Keys [key, key + keys) for one tile of queries.
 template <class P>
-void attend(const Problem& p, int64_t key, int64_t keys, const ForwardScratch<P>& scratch,
+void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scratch,
             ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   T* scores = scratch.scores;
@@ -81,7 +111,7 @@ void attend(const Problem& p, int64_t key, int64_t keys, const ForwardScratch<P>
                                                                             state.sum,
                                                                             scratch.rescale);
   if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
-  scratch.products.add_values(state.tile, key, keys, scores, scratch.rescale, state.output);
+  add_values(p, key, keys, scratch, state);
 }
 
 // The log-sum-exps of a tile, in double: a logarithm rounded twice would show in
@@ -126,7 +156,6 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   using E = typename P::Element;
   using T = Compute<E>;
   const Tile& tile = state.tile;
-  const int64_t step = padded<T>(p.head_dim_v);
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const Vec<T> sum = load(state.sum + v);
     store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
@@ -142,9 +171,6 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
   write_tile(p, tile, tile.row, rows, log_sum,
              rows_of<E>(p, result.output, tile.batch, tile.kv_head),
              rows_of<T>(p, result.lse, tile.batch, tile.kv_head));
-  for (int l = 0; l < tile.rows && may_leak(p); ++l)
-    if (nonfinite(rows + l * step, p.head_dim_v))
-      repair_output(p, result, tile.batch, tile.kv_head, tile.row + l, double(state.sum[l]));
 }
 
 template <class P>

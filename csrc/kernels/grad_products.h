@@ -24,11 +24,17 @@ class GradProducts {
         few_(has_few_rows<E>(p)),
         few_query_(few_ ? arena.take<T>(kFewRows * dim_) : nullptr),
         key_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_) : nullptr),
-        value_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_v_) : nullptr) {}
+        value_copy_(copies_keys<E>(p) ? arena.take<T>(key_count * dim_v_) : nullptr),
+        parted_copy_(copies_keys<E>(p) && hides_any(p) ? arena.take<T>(kKeyBlock * dim_) : nullptr),
+        parted_keys_(arena, p, p.head_dim),
+        parted_query_(arena, p, p.head_dim),
+        parted_grad_output_(arena, p, p.head_dim_v) {}
 
   void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
     first_ = key;
-    keys_ = key_rows<E>(p_, batch, kv_head).read(key, keys, key_copy_);
+    key_rows_ = key_rows<E>(p_, batch, kv_head);
+    keys_ = key_rows_.read(key, keys, key_copy_);
+    loaded_keys_.load(keys_, key, keys, p_.head_dim);
     values_ = value_rows<E>(p_, batch, kv_head).read(key, keys, value_copy_);
   }
 
@@ -57,6 +63,17 @@ class GradProducts {
                    tile.lanes, dim_v_, T(1));
   }
 
+  // Of keys [key, key + keys), which are loaded. May be false for them because of others.
+  bool keys_are_finite(int64_t key, int64_t keys) {
+    return loaded_keys_.are_finite(key, key + keys);
+  }
+  // Whether all rows are finite. If not, what is not is no longer in the rows that dK and dV
+  // are products of, and left to add_nonfinite_grad_key and _value. Called when all are packed.
+  bool part_rows(int64_t rows) {
+    const bool query_is_finite = parted_query_.part(query_, rows);
+    return (!has_grad_output_ || parted_grad_output_.part(grad_output_, rows)) && query_is_finite;
+  }
+
   // scores [keys x lanes] of keys [key, key + keys), which are loaded.
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, T* scores) const {
     const Matrix<T> k = keys_.from(key - first_);
@@ -78,10 +95,14 @@ class GradProducts {
 
   void add_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
                       const T* grad_scores) const {
-    const Matrix<T> k = keys_.from(key - first_);
-    gemm<T>(p_.head_dim, tile.lanes,
-            {keys, k.data, k.col, k.row, grad_scores, tile.step, grad_query_t_ + lane * dim_,
-             tile.lanes, Beta::one, nullptr});
+    add_keys(tile, lane, keys_.from(key - first_), keys, grad_scores);
+  }
+  // The same for keys that may not be finite.
+  void add_visible_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
+                              const T* grad_scores, const T* marks) {
+    parted_keys_.part(key_rows_, key, keys);
+    add_keys(tile, lane, parted_keys_.finite().read(key, keys, parted_copy_), keys, grad_scores);
+    parted_keys_.add(tile, key, keys, marks, grad_query_t_ + lane * dim_);
   }
 
   // rows [tile.rows, padded(D)] of grad_query. Overwrites the tile's queries.
@@ -106,7 +127,25 @@ class GradProducts {
              nullptr});
   }
 
+  // What part_rows has left to them. marks [keys x kGradRows], from that lane on.
+  void add_nonfinite_grad_value(int64_t lane, int64_t rows, int64_t keys, const T* marks,
+                                T* grad_value) const {
+    if (has_grad_output_) parted_grad_output_.add(lane, rows, keys, marks, grad_value);
+  }
+  void add_nonfinite_grad_key(int64_t lane, int64_t rows, int64_t keys, const T* marks,
+                              T* grad_key) const {
+    parted_query_.add(lane, rows, keys, marks, grad_key);
+  }
+
  private:
+  // grad_query += K^T dS^T of these keys.
+  void add_keys(const Tile& tile, int64_t lane, const Matrix<T>& k, int64_t keys,
+                const T* grad_scores) const {
+    gemm<T>(p_.head_dim, tile.lanes,
+            {keys, k.data, k.col, k.row, grad_scores, tile.step, grad_query_t_ + lane * dim_,
+             tile.lanes, Beta::one, nullptr});
+  }
+
   const Problem& p_;
   int64_t dim_, dim_v_;
   // The block of rows: natural [kGradRows, padded(D)], grad_output times the
@@ -120,6 +159,12 @@ class GradProducts {
   bool has_grad_output_ = false;
   int64_t first_ = 0;  // the first key that is loaded
   Matrix<T> keys_{}, values_{};
+  KeyRows<E> key_rows_;
+  LoadedKeys<T> loaded_keys_;
+  T* parted_copy_;
+  NonfiniteKeys<E, Infinities::as_nan> parted_keys_;
+  NonfiniteRows<E, Infinities::as_nan> parted_query_;
+  NonfiniteRows<E, Infinities::kept> parted_grad_output_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -14,7 +14,11 @@ struct BackwardScratch {
   T* cap_slope;              // likewise: the derivative of softcap, or null
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
   T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
+  T* marks;                  // likewise (repair/), where pairs can be hidden
   Dropout<T> dropout;
+  bool hides_pairs = false;  // from the block of rows among the keys of the item
+  // ... and something in it is not finite, so that every tile needs its marks.
+  bool needs_marks = false;
 
   // For an item of so many keys. 0: for blocks of kKeyBlock, without dK and dV.
   BackwardScratch(Arena& arena, const Problem& p, int64_t key_count)
@@ -31,12 +35,13 @@ struct BackwardScratch {
         key_sums(p.mask_type == MaskType::none || p.mask_type == MaskType::boolean
                      ? nullptr
                      : arena.take<T>(key_count * p.group() * kLanes<T>)),
+        marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
         dropout(p) {}
 
-  // Whether neither factor nor delta of these rows is NaN or infinite.
-  bool rows_are_finite(int64_t row, int rows) const {
+  // Whether neither factor nor delta of the first rows is NaN or infinite.
+  bool statistics_are_finite(int64_t rows) const {
     T zero = 0;
-    for (int64_t r = row; r < row + rows; ++r) zero += (factor[r] + delta[r]) * 0;
+    for (int64_t r = 0; r < rows; ++r) zero += (factor[r] + delta[r]) * 0;
     return zero == 0;
   }
 };

@@ -6,11 +6,10 @@ template <class T>
 struct GradLanes {
   ShiftedExp<T> by[1];
   Vec<T> factor, delta;
-  IntVec<T> finite;  // all bits set, or none where the row's gradients are not finite by right
 };
 
 // One vector of lanes, ROWS keys, `step` elements apart.
-template <class T, bool masked, int ROWS>
+template <class T, bool hides, int ROWS>
 QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* weights,
                                   T* grad_scores) {
   Vec<T> score[ROWS], weight[ROWS];
@@ -21,27 +20,27 @@ QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* we
   for (int i = 0; i < ROWS; ++i) {
     weight[i] *= lanes.factor;
     Vec<T> grad = weight[i] * (load(grad_scores + i * step) - lanes.delta);
-    // What is masked must not be 0 * NaN.
-    if (masked) grad = (score[i] == -kInfinity<T>)&lanes.finite ? Vec<T>{} : grad;
+    // dP of a hidden pair may be anything.
+    if (hides) grad = score[i] == -kInfinity<T> ? Vec<T>{} : grad;
     store(weights + i * step, weight[i]);
     store(grad_scores + i * step, grad);
   }
 }
 
 // weights: scores in, weights out. grad_scores: dP in, dS out. `lane` is the
-// tile's first row in the scratch.
-template <bool masked, class E, class T = Compute<E>>
+// tile's first row in the scratch. hides: a score of -inf has gradient 0, as is right for all
+// rows whose factor and delta are finite.
+template <bool hides, class E, class T = Compute<E>>
 void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* grad_scores,
                   const BackwardScratch<E>& s) {
   for (int64_t v = 0; v < tile.lanes; v += kLanes<T>) {
     const Vec<T> shift = load(s.shift + lane + v), factor = load(s.factor + lane + v);
     const Vec<T> delta = load(s.delta + lane + v);
-    const GradLanes<T> lanes{
-        {ShiftedExp<T>(shift)}, factor, delta, (factor - factor == 0) & (delta - delta == 0)};
+    const GradLanes<T> lanes{{ShiftedExp<T>(shift)}, factor, delta};
     subtract_base<T>(load(s.base + lane + v), keys, tile.step, weights + v);
     const auto run = [&](auto rows, int64_t j) {
-      grad_softmax_rows<T, masked, rows>(lanes, tile.step, weights + v + j * tile.step,
-                                         grad_scores + v + j * tile.step);
+      grad_softmax_rows<T, hides, rows>(lanes, tile.step, weights + v + j * tile.step,
+                                        grad_scores + v + j * tile.step);
     };
     int64_t j = 0;
     for (; j + kVectorsInStep <= keys; j += kVectorsInStep)

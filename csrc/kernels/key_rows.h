@@ -25,6 +25,10 @@ class KeyRows {
         pages_(p.pages),
         page_stride_(page_stride) {}
 
+  // Dense ones, the first of which is row `key`.
+  KeyRows(const E* rows, int64_t key, int64_t row, int64_t dim)
+      : first_(rows - key * row), row_(row), col_(1), dim_(dim) {}
+
   // Rows [key, key + keys): where they are, if that is one run of the compute type,
   // else copied to scratch [keys, padded(dim)].
   Matrix<T> read(int64_t key, int64_t keys, T* scratch) const {

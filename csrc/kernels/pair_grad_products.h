@@ -23,13 +23,19 @@ class GradProducts<BFloat16> {
         value_copy_(arena.take<BFloat16>(key_count * padded_halves(p.head_dim_v))),
         key_pairs_(arena, key_count, p.head_dim),
         narrow_(arena.take<BFloat16>(kKeyBlock * kGradRows)),
-        zipped_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)) {}
+        zipped_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)),
+        parted_pairs_(arena, hides_any(p) ? kKeyBlock : 0, p.head_dim),
+        parted_keys_(arena, p, p.head_dim),
+        parted_query_(arena, p, p.head_dim),
+        parted_grad_output_(arena, p, p.head_dim_v) {}
 
   void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
     first_ = key;
-    const KeyRows<BFloat16> rows = key_rows<BFloat16>(p_, batch, kv_head);
-    keys_ = read_pairs(rows, p_.head_dim, key, keys, key_copy_);
-    key_pairs_.read(rows, key, keys);
+    key_rows_ = key_rows<BFloat16>(p_, batch, kv_head);
+    keys_ = read_pairs(key_rows_, p_.head_dim, key, keys, key_copy_);
+    key_pairs_.read(key_rows_, key, keys);
+    loaded_keys_.load({key_rows_.at(key), key_rows_.row(), key_rows_.col()}, key, keys,
+                      p_.head_dim);
     values_ =
         read_pairs(value_rows<BFloat16>(p_, batch, kv_head), p_.head_dim_v, key, keys, value_copy_);
   }
@@ -54,6 +60,16 @@ class GradProducts<BFloat16> {
     if (has_grad_output_) grad_output_.transpose_to(lane, tile.lanes, tile_grad_output(lane));
   }
 
+  // And their last one's neighbour, which is multiplied by 0.
+  bool keys_are_finite(int64_t key, int64_t keys) {
+    return loaded_keys_.are_finite(key, key + 2 * pairs_in(keys));
+  }
+  bool part_rows(int64_t rows) {
+    const int64_t count = padded<float>(rows);
+    const bool query_is_finite = parted_query_.part(query_, count);
+    return (!has_grad_output_ || parted_grad_output_.part(grad_output_, count)) && query_is_finite;
+  }
+
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, float* scores) const {
     const Matrix<Pair> k = keys_.from(key - first_);
     if (few_)
@@ -75,19 +91,14 @@ class GradProducts<BFloat16> {
 
   void add_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
                       const float* grad_scores) const {
-    const Matrix<Pair> k = key_pairs_.from(key - first_);
-    const int64_t depth = key_pairs_.depth(key - first_, keys);
-    pad_pairs(zipped_, tile.lanes, keys, depth);
-    const auto add_zipped = [&] {
-      gemm_pairs(product_rows(p_.head_dim), tile.lanes,
-                 {depth, k.data, k.row, k.col, zipped_, tile.lanes, grad_query_t_ + lane * dim_,
-                  tile.lanes, Beta::one, nullptr});
-    };
-    pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);
-    add_zipped();
-    if (!sees_few_) return;
-    pair_rest(grad_scores, tile.step, keys, tile.lanes, zipped_);
-    add_zipped();
+    add_keys(tile, lane, key_pairs_, key - first_, keys, grad_scores);
+  }
+  void add_visible_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
+                              const float* grad_scores, const float* marks) {
+    parted_keys_.part(key_rows_, key, keys);
+    parted_pairs_.read(parted_keys_.finite(), key, keys);
+    add_keys(tile, lane, parted_pairs_, 0, keys, grad_scores);
+    parted_keys_.add(tile, key, keys, marks, grad_query_t_ + lane * dim_);
   }
 
   const float* grad_query(const Tile& tile, int64_t lane) const {
@@ -107,7 +118,34 @@ class GradProducts<BFloat16> {
     add_rows(query_, p_.head_dim, lane, rows, keys, grad_scores, grad_key, 1);
   }
 
+  void add_nonfinite_grad_value(int64_t lane, int64_t rows, int64_t keys, const float* marks,
+                                float* grad_value) const {
+    if (has_grad_output_) parted_grad_output_.add(lane, rows, keys, marks, grad_value);
+  }
+  void add_nonfinite_grad_key(int64_t lane, int64_t rows, int64_t keys, const float* marks,
+                              float* grad_key) const {
+    parted_query_.add(lane, rows, keys, marks, grad_key);
+  }
+
  private:
+  // grad_query += K^T dS^T of `keys` keys from `first` on.
+  void add_keys(const Tile& tile, int64_t lane, const KeyPairs& pairs, int64_t first, int64_t keys,
+                const float* grad_scores) const {
+    const Matrix<Pair> k = pairs.from(first);
+    const int64_t depth = pairs.depth(first, keys);
+    pad_pairs(zipped_, tile.lanes, keys, depth);
+    const auto add_zipped = [&] {
+      gemm_pairs(product_rows(p_.head_dim), tile.lanes,
+                 {depth, k.data, k.row, k.col, zipped_, tile.lanes, grad_query_t_ + lane * dim_,
+                  tile.lanes, Beta::one, nullptr});
+    };
+    pair_rows(grad_scores, tile.step, keys, tile.lanes, zipped_);
+    add_zipped();
+    if (!sees_few_) return;
+    pair_rest(grad_scores, tile.step, keys, tile.lanes, zipped_);
+    add_zipped();
+  }
+
   // to [keys, padded(dim)] += factor * tile [keys x kGradRows] * rows of `from`.
   void add_rows(const RowPairs& from, int64_t dim, int64_t lane, int64_t rows, int64_t keys,
                 const float* tile, float* to, float factor) const {
@@ -150,6 +188,12 @@ class GradProducts<BFloat16> {
   bool sees_few_ = false;
   int64_t first_ = 0;
   Matrix<Pair> keys_{}, values_{};
+  KeyRows<BFloat16> key_rows_;
+  LoadedKeys<BFloat16> loaded_keys_;
+  KeyPairs parted_pairs_;
+  NonfiniteKeys<BFloat16, Infinities::as_nan> parted_keys_;
+  NonfiniteRows<BFloat16, Infinities::as_nan> parted_query_;
+  NonfiniteRows<BFloat16, Infinities::kept> parted_grad_output_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -111,6 +111,7 @@ class RowPairs {
     for (int64_t r = 0; r < count; r += 2)
       zip_rows(natural_ + r * step, natural_ + (r + 1) * step, 1, step, zipped_ + r / 2 * step);
   }
+  BFloat16* natural() const { return natural_; }  // [rows, padded_halves(dim)]
   const Pair* zipped(int64_t row) const { return zipped_ + row / 2 * padded_halves(dim_); }
 
  private:

@@ -17,7 +17,9 @@ class Products<BFloat16> {
         queries_(arena, kRowBlock<float>, p.head_dim),
         key_copy_(arena.take<BFloat16>(kKeyBlock * padded_halves(p.head_dim))),
         values_(arena, kKeyBlock, p.head_dim_v),
-        weights_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)) {}
+        weights_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)),
+        parted_values_(arena, p, p.head_dim_v),
+        finite_values_(arena, hides_any(p) ? kKeyBlock : 0, p.head_dim_v) {}
 
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
   static int64_t query_size(const Problem& p) {
@@ -39,8 +41,17 @@ class Products<BFloat16> {
     keys_ = read_pairs(key_rows<BFloat16>(p_, batch, kv_head), p_.head_dim, key, keys, key_copy_);
   }
   void load_values(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
-    values_.read(value_rows<BFloat16>(p_, batch, kv_head), key, keys);
+    value_count_ = keys;
+    value_rows_ = value_rows<BFloat16>(p_, batch, kv_head);
+    values_.read(value_rows_, key, keys);
   }
+
+  bool part_values() {
+    if (parted_values_.part(value_rows_, first_, value_count_)) return true;
+    finite_values_.read(parted_values_.finite(), first_, value_count_);
+    return false;
+  }
+  bool values_are_parted() const { return parted_values_.hold(first_, value_count_); }
 
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query,
               float* scores) const {
@@ -51,26 +62,18 @@ class Products<BFloat16> {
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
-                  const float* rescale, float* output) const {
-    float inverse[kRowBlock<float>], keep[kRowBlock<float>], errors[kRowBlock<float>];
-    float *largest = largest_weights(tile, output), *error = largest + tile.lanes;
-    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
-      const Vec<float> before = load(largest + v) * load(rescale + v);
-      Vec<float> top = max<float>(before, splat(1e-30f));  // nothing seen yet: not 0 / 0
-      for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
-      store(largest + v, top);
-      store(inverse + v, 1 / top);
-      store(keep + v, before / top);
-    }
-    pair_rows(weights, tile.step, keys, tile.lanes, inverse, weights_, errors);
-    for (int v = 0; v < tile.lanes; v += kLanes<float>)
-      store(error + v, load(error + v) * load(keep + v) + load(errors + v));
-    const Matrix<Pair> v = values_.from(key - first_);
-    const int64_t depth = values_.depth(key - first_, keys);
-    pad_pairs(weights_, tile.lanes, keys, depth);
-    gemm_pairs(
-        product_rows(p_.head_dim_v), tile.lanes,
-        {depth, v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes, Beta::lanes, keep});
+                  const float* rescale, const float* before, float* output) const {
+    multiply(tile, values_, key - first_, keys, weights, rescale, before, output);
+  }
+
+  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
+                          const float* marks, const float* rescale, const float* before,
+                          float* output) const {
+    multiply(tile, finite_values_, key - first_, keys, weights, rescale, before, output);
+    parted_values_.add(tile, key, keys, marks, output);
+  }
+  bool is_spoilt(const Tile& tile, const float* output) const {
+    return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);
   }
 
   const float* output_rows(const Tile& tile, float* factors, float* output, float* rows) const {
@@ -85,7 +88,34 @@ class Products<BFloat16> {
   }
 
  private:
-  float* largest_weights(const Tile& tile, float* output) const {
+  void multiply(const Tile& tile, const KeyPairs& pairs, int64_t first, int64_t keys,
+                const float* weights, const float* rescale, const float* before,
+                float* output) const {
+    float inverse[kRowBlock<float>], keep[kRowBlock<float>], errors[kRowBlock<float>];
+    const float* largest = largest_weights(tile, before);
+    float* now_largest = largest_weights(tile, output);
+    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
+      const Vec<float> rescaled = load(largest + v) * load(rescale + v);
+      Vec<float> top = max<float>(rescaled, splat(1e-30f));  // nothing seen yet: not 0 / 0
+      for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
+      store(now_largest + v, top);
+      store(inverse + v, 1 / top);
+      store(keep + v, rescaled / top);
+    }
+    pair_rows(weights, tile.step, keys, tile.lanes, inverse, weights_, errors);
+    for (int v = 0; v < tile.lanes; v += kLanes<float>)
+      store(now_largest + tile.lanes + v,
+            load(largest + tile.lanes + v) * load(keep + v) + load(errors + v));
+    const Matrix<Pair> v = pairs.from(first);
+    const int64_t depth = pairs.depth(first, keys);
+    pad_pairs(weights_, tile.lanes, keys, depth);
+    gemm_pairs(product_rows(p_.head_dim_v), tile.lanes,
+               {depth, v.data, v.row, v.col, weights_, tile.lanes, output, tile.lanes, Beta::lanes,
+                keep, 1, before - output});
+  }
+
+  template <class F>  // float or const float
+  F* largest_weights(const Tile& tile, F* output) const {
     return output + tile.lanes * padded<float>(p_.head_dim_v);
   }
 
@@ -95,8 +125,11 @@ class Products<BFloat16> {
   BFloat16* key_copy_;
   KeyPairs values_;
   Pair* weights_;  // scratch
-  int64_t first_ = 0;
+  int64_t first_ = 0, value_count_ = 0;
   Matrix<Pair> keys_{};
+  KeyRows<BFloat16> value_rows_;
+  NonfiniteKeys<BFloat16, Infinities::kept> parted_values_;
+  KeyPairs finite_values_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -24,9 +24,8 @@
 #include "half.h"
 #include "isa/implementation.h"
 #include "philox.h"
-#include "reference/reference.h"
-#include "repair.h"
 #include "strides.h"
+#include "visible.h"
 #include "workspace.h"
 
 #define QKV_PRAGMA(text) _Pragma(#text)

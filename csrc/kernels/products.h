@@ -17,6 +17,21 @@ const T* transposed_rows(const Tile& tile, int64_t dim, const T* factors, T* out
 
 // Keys and values come a block at a time, and serve every tile of queries before
 // the next block is read.
+// Whether a row of output [dim x lanes] is not finite. An infinity or a NaN in a value
+// spoils all lanes alike, so those of one vector tell.
+template <class T>
+bool is_spoilt(const Tile& tile, int64_t dim, const T* output) {
+  constexpr int kSums = 4;  // an addition's latency
+  Vec<T> zero[kSums] = {};
+  int64_t d = 0;
+  for (; d + kSums <= dim; d += kSums) {
+    QKV_UNROLL
+    for (int s = 0; s < kSums; ++s) zero[s] += load(output + (d + s) * tile.lanes) * T(0);
+  }
+  for (; d < dim; ++d) zero[0] += load(output + d * tile.lanes) * T(0);
+  return any_nonzero<T>(zero[0] + zero[1] + (zero[2] + zero[3]));
+}
+
 template <class E>
 class Products {
   using T = Compute<E>;
@@ -31,7 +46,11 @@ class Products {
         rows_(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
         key_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim)) : nullptr),
         value_copy_(copies_keys<E>(p) ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v))
-                                      : nullptr) {}
+                                      : nullptr),
+        finite_copy_(copies_keys<E>(p) && hides_any(p)
+                         ? arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v))
+                         : nullptr),
+        parted_values_(arena, p, p.head_dim_v) {}
 
   // Keys of the blocks that `keys` keys are cut into.
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
@@ -45,8 +64,19 @@ class Products {
     keys_ = key_rows<E>(p_, batch, kv_head).read(key, keys, key_copy_);
   }
   void load_values(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
-    values_ = value_rows<E>(p_, batch, kv_head).read(key, keys, value_copy_);
+    value_count_ = keys;
+    value_rows_ = value_rows<E>(p_, batch, kv_head);
+    values_ = value_rows_.read(key, keys, value_copy_);
   }
+
+  // Whether all of the loaded values are finite. If not, they are parted for
+  // add_visible_values.
+  bool part_values() {
+    if (parted_values_.part(value_rows_, first_, value_count_)) return true;
+    finite_values_ = parted_values_.finite().read(first_, value_count_, finite_copy_);
+    return false;
+  }
+  bool values_are_parted() const { return parted_values_.hold(first_, value_count_); }
 
   // scores [keys x lanes] of keys [key, key + keys), which are loaded.
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
@@ -56,13 +86,23 @@ class Products {
              nullptr});
   }
 
-  // output [Dv x lanes] = rescale * output + V^T weights, weights [keys x lanes].
+  // output [Dv x lanes] = rescale * before + V^T weights, weights [keys x lanes]. Both are of
+  // one workspace, and may be the same.
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
-                  T* output) const {
-    const Matrix<T> v = values_.from(key - first_);
-    gemm<T>(
-        p_.head_dim_v, tile.lanes,
-        {keys, v.data, v.col, v.row, weights, tile.step, output, tile.lanes, Beta::lanes, rescale});
+                  const T* before, T* output) const {
+    multiply(tile, values_.from(key - first_), keys, weights, rescale, before, output);
+  }
+
+  // The same without the hidden pairs, of values that are parted.
+  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
+                          const T* marks, const T* rescale, const T* before, T* output) const {
+    multiply(tile, finite_values_.from(key - first_), keys, weights, rescale, before, output);
+    parted_values_.add(tile, key, keys, marks, output);
+  }
+
+  // Whether values may have left something in output that is not finite.
+  bool is_spoilt(const Tile& tile, const T* output) const {
+    return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);
   }
 
   // rows [tile.rows, padded(Dv)] of factors [lanes] * output, which is overwritten.
@@ -71,10 +111,19 @@ class Products {
   }
 
  private:
+  void multiply(const Tile& tile, const Matrix<T>& v, int64_t keys, const T* weights,
+                const T* rescale, const T* before, T* output) const {
+    gemm<T>(p_.head_dim_v, tile.lanes,
+            {keys, v.data, v.col, v.row, weights, tile.step, output, tile.lanes, Beta::lanes,
+             rescale, 1, before - output});
+  }
+
   const Problem& p_;
-  T *rows_, *key_copy_, *value_copy_;
-  int64_t first_ = 0;  // the first key that is loaded
-  Matrix<T> keys_{}, values_{};
+  T *rows_, *key_copy_, *value_copy_, *finite_copy_;
+  int64_t first_ = 0, value_count_ = 0;  // the first key that is loaded, and how many values
+  Matrix<T> keys_{}, values_{}, finite_values_{};
+  KeyRows<E> value_rows_;
+  NonfiniteKeys<E, Infinities::kept> parted_values_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -66,17 +66,4 @@ void clear_rows(const Rows<E>& rows, int64_t begin, int64_t end, int64_t dim) {
     for (int64_t d = 0; d < dim; ++d) rows[r][d * rows.col] = E{};
 }
 
-// Whether a row holds an infinity or a NaN.
-template <class T>
-QKV_INLINE bool nonfinite(const T* row, int64_t dim) {
-  Vec<T> zero{};
-  int64_t d = 0;
-  for (; d + kLanes<T> <= dim; d += kLanes<T>) zero += load(row + d) * T(0);
-  T sum = 0;
-  for (; d < dim; ++d) sum += row[d] * T(0);
-  QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
-  return !(sum == 0);
-}
-
 }  // namespace qkv::QKV_ISA

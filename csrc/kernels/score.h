@@ -2,12 +2,9 @@
 // positions.
 namespace qkv::QKV_ISA {
 
-// scores: dot products times scale in, [keys x lanes]. `slope` as for softcap.
+// The mask is added to scores [keys x lanes], and what it or positions hide is -inf.
 template <class T>
-void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
-                         T* slope) {
-  if (p.softcap > 0) softcap(p, tile, keys, scores, slope);
-  if (p.alibi_slopes.data) add_alibi(p, tile, key, keys, scores);
+void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   switch (p.mask_type) {
     case MaskType::none:
       break;
@@ -28,6 +25,15 @@ void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_
       break;
   }
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
+}
+
+// scores: dot products times scale in, [keys x lanes]. `slope` as for softcap.
+template <class T>
+void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
+                         T* slope) {
+  if (p.softcap > 0) softcap(p, tile, keys, scores, slope);
+  if (p.alibi_slopes.data) add_alibi(p, tile, key, keys, scores);
+  hide_pairs(p, tile, key, keys, scores);
 }
 
 }  // namespace qkv::QKV_ISA

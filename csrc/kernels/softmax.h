@@ -26,14 +26,6 @@ struct Reference {
   }
 };
 
-template <class T>
-QKV_INLINE bool any_nonzero(Vec<T> v) {
-  bool any = false;
-  QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) any |= v[i] != 0;
-  return any;
-}
-
 // `keys` vectors of scores, `step` elements apart.
 template <class T>
 void subtract_base(Vec<T> base, int64_t keys, int64_t step, T* scores) {

@@ -27,6 +27,8 @@ struct MicroArgs {
   Beta beta;
   const T* lanes;  // [N], Beta::lanes only
   T alpha = 1;     // Pair only: C = beta * C + alpha * A * B
+  // From C to what beta multiplies, if that is not C itself.
+  int64_t before = 0;
 };
 
 template <class T>
@@ -77,8 +79,9 @@ void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
       QKV_UNROLL
       for (int v = 0; v < NV; ++v) {
         if (std::is_same_v<E, Pair> && args.alpha != 1) sum[i][v] *= args.alpha;
-        if (args.beta == Beta::one) sum[i][v] += load(c + v * W);
-        if (args.beta == Beta::lanes) sum[i][v] += load(args.lanes + v * W) * load(c + v * W);
+        const T* before = c + args.before + v * W;
+        if (args.beta == Beta::one) sum[i][v] += load(before);
+        if (args.beta == Beta::lanes) sum[i][v] += load(args.lanes + v * W) * load(before);
         store(c + v * W, sum[i][v]);
       }
     }
@@ -114,6 +117,7 @@ void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
     block.a += block.depth * block.a_col;
     block.b += block.depth * block.b_row;
     block.beta = Beta::one;
+    block.before = 0;
     depth -= block.depth;
   }
 }

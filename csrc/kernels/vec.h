@@ -84,4 +84,12 @@ QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
   return native_max(a, b);
 }
 
+template <class T>
+QKV_INLINE bool any_nonzero(Vec<T> v) {
+  bool any = false;
+  QKV_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) any |= v[i] != 0;
+  return any;
+}
+
 }  // namespace qkv::QKV_ISA

@@ -17,6 +17,8 @@ void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
   for (int64_t row = block.row_begin; row < block.row_end; row += kGradRows) {
     const RowBlock<E> rows(p, a, block.batch, block.kv_head, row,
                            std::min(kGradRows, block.row_end - row), s);
+    s.hides_pairs = hides_any(p);
+    s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
     double sums[kGradRows] = {};
     const int64_t end = rows.last().key_end;
     for (int64_t key = 0; key < end; key += step) {

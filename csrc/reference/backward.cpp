@@ -1,27 +1,25 @@
 #include <vector>
 
 #include "reference/backward_head.h"
-#include "reference/columns.h"
 #include "reference/reference.h"
 
 namespace qkv::reference {
+namespace {
 
+// grad_query[b, h, i, :]. Time S * (D + Dv).
 void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, int64_t i) {
   const BackwardHead head(p, a, b, h);
   const OutputMatrix grad_query(p, a.grad_query, type_of(p.dtype), b, h);
   // score_ij depends on sum_d query_id * key_jd
   const double delta = head.delta(i);
-  const auto add = [&](int64_t begin, int64_t end, double* sums) {
-    for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      if (!head.attends(i, j)) continue;
-      const double grad = head.grad_score(i, j, delta) * head.grad_dot(i, j);
-      for (int64_t d = begin; d < end; ++d) sums[d - begin] += grad * head.key(j, d);
-    }
-  };
-  sum_columns(p.head_dim, add, [&](int64_t d, double x) { grad_query.set(i, d, x); });
+  std::vector<double> sums(p.head_dim);
+  for (int64_t j = 0; j < p.seqlen_k; ++j) {
+    if (!head.attends(i, j)) continue;
+    const double grad = head.grad_score(i, j, delta) * head.grad_dot(i, j);
+    for (int64_t d = 0; d < p.head_dim; ++d) sums[d] += grad * head.key(j, d);
+  }
+  for (int64_t d = 0; d < p.head_dim; ++d) grad_query.set(i, d, sums[d]);
 }
-
-namespace {
 
 // f(head, i) for every query that sees key j of key/value head hk.
 template <class F>
@@ -34,33 +32,26 @@ void for_each_query(const Problem& p, const BackwardArgs& a, int64_t b, int64_t 
   }
 }
 
-}  // namespace
-
+// grad_key[b, hk, j, :] and grad_value[b, hk, j, :]. Time H / Hkv * L * (D + Dv).
 void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t hk, int64_t j) {
   const OutputMatrix grad_key(p, a.grad_key, type_of(p.dtype), b, hk);
   const OutputMatrix grad_value(p, a.grad_value, type_of(p.dtype), b, hk);
   // score_ij depends on sum_d query_id * key_jd
-  const auto add_key = [&](int64_t begin, int64_t end, double* sums) {
-    for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
-      const double grad = head.grad_score(i, j, head.delta(i)) * head.grad_dot(i, j);
-      for (int64_t d = begin; d < end; ++d) sums[d - begin] += grad * head.query(i, d);
-    });
-  };
+  std::vector<double> keys(grad_key ? p.head_dim : 0);
+  for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
+    const double grad = head.grad_score(i, j, head.delta(i)) * head.grad_dot(i, j);
+    for (size_t d = 0; d < keys.size(); ++d) keys[d] += grad * head.query(i, d);
+  });
+  for (size_t d = 0; d < keys.size(); ++d) grad_key.set(j, d, keys[d]);
   // output_id = sum_j weight_ij * value_jd
-  const auto add_value = [&](int64_t begin, int64_t end, double* sums) {
-    for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
-      if (!head.grad_output) return;
-      const double weight = head.weight(i, j);
-      for (int64_t d = begin; d < end; ++d) sums[d - begin] += weight * head.grad_output(i, d);
-    });
-  };
-  if (grad_key)
-    sum_columns(p.head_dim, add_key, [&](int64_t d, double x) { grad_key.set(j, d, x); });
-  if (grad_value)
-    sum_columns(p.head_dim_v, add_value, [&](int64_t d, double x) { grad_value.set(j, d, x); });
+  std::vector<double> values(grad_value ? p.head_dim_v : 0);
+  for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
+    const double weight = head.weight(i, j);
+    for (size_t d = 0; d < values.size() && head.grad_output; ++d)
+      values[d] += weight * head.grad_output(i, d);
+  });
+  for (size_t d = 0; d < values.size(); ++d) grad_value.set(j, d, values[d]);
 }
-
-namespace {
 
 // Of everything that is added to the scores, and of the sink.
 void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {

@@ -1,6 +1,6 @@
 #include <cmath>
+#include <vector>
 
-#include "reference/columns.h"
 #include "reference/head.h"
 #include "reference/reference.h"
 
@@ -10,12 +10,7 @@ namespace {
 // exp(score - max), 0 also where everything is -inf.
 double exp_below(double max, double score) { return score == -kInf ? 0 : std::exp(score - max); }
 
-}  // namespace
-
-bool attends(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
-  return Head(p, b, h).attends(i, j);
-}
-
+// output[b, h, i, :] and lse[b, h, i]. Time S * (D + Dv).
 void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
   const Head head(p, b, h);
   const OutputMatrix output(p, result.output, type_of(p.dtype), b, h);
@@ -32,18 +27,22 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   }
 
   // output_d = sum_j weight_j * value_jd,  weight_j = keep_j * exp(score_j) / sum
-  const auto add = [&](int64_t begin, int64_t end, double* sums) {
-    for (int64_t j = 0; j < S; ++j) {
-      if (!head.attends(i, j)) continue;  // its value may be NaN
-      const double weight = head.keep(i, j) * exp_below(max, head.score(i, j));
-      for (int64_t d = begin; d < end; ++d) sums[d - begin] += weight * head.value(j, d);
-    }
-  };
-  sum_columns(p.head_dim_v, add,
-              [&](int64_t d, double x) { output.set(i, d, sum == 0 ? x : x / sum); });
+  std::vector<double> sums(p.head_dim_v);
+  for (int64_t j = 0; j < S; ++j) {
+    if (!head.attends(i, j)) continue;  // its value may be NaN
+    const double weight = head.keep(i, j) * exp_below(max, head.score(i, j));
+    for (int64_t d = 0; d < p.head_dim_v; ++d) sums[d] += weight * head.value(j, d);
+  }
+  for (int64_t d = 0; d < p.head_dim_v; ++d) output.set(i, d, sum == 0 ? sums[d] : sums[d] / sum);
 
   // lse = log(sum): -inf if there was nothing to attend to
   lse.set(i, 0, max + std::log(sum));
+}
+
+}  // namespace
+
+bool attends(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return Head(p, b, h).attends(i, j);
 }
 
 void attention_forward(const Problem& p, const ForwardResult& result) {

@@ -12,6 +12,9 @@ void add_weights(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) 
       if (head.attends(i, j)) weights.add(i, j, head.weight(i, j));
 }
 
+namespace {
+
+// dot[b, h, i] = sum_j weight_ij * args.grad_weights_ij. Time S * D.
 void weights_dot_row(const Problem& p, const BackwardArgs& a, const Output& dot, int64_t b,
                      int64_t h, int64_t i) {
   const BackwardHead head(p, a, b, h);
@@ -20,6 +23,8 @@ void weights_dot_row(const Problem& p, const BackwardArgs& a, const Output& dot,
     if (head.attends(i, j)) sum += head.weight(i, j) * head.grad_weights(i, j);
   OutputMatrix(p, dot, type_of(compute_type(p.dtype)), b, h).set(i, 0, sum);
 }
+
+}  // namespace
 
 void attention_weights_dot(const Problem& p, const BackwardArgs& a, const Output& dot) {
   for (int64_t b = 0; b < p.batch(); ++b)

@@ -55,6 +55,7 @@ class Tensor {
     if (memory_) memory_->make_read_only();
   }
 
+  const Sizes& sizes() const { return sizes_; }
   int64_t numel() const {
     return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
   }

@@ -31,6 +31,7 @@ TEST_P(NonfiniteTest, MaskedKeysDoNotLeak) {
           SCOPED_TRACE(::testing::Message() << c << " poison " << poison);
           const Results actual = run(dirty);
           expect_close(actual, truth(clean, actual), c);
+          expect_identical(actual, run(clean));
           if (HasFailure()) return;
         }
       }
@@ -95,6 +96,71 @@ TEST_P(NonfiniteTest, SeveralPoisonedElements) {
     Workload w(c);
     for (int64_t n = draw(random, 1, 8); n > 0; --n) poison_one(random, w, &w.grad_weights);
     expect_truth(w);
+  }
+}
+
+// A column, a row, a share, or all of a tensor: what training looks like that diverges.
+void poison_many(Random& random, Workload& w) {
+  std::vector<Tensor*> inputs;
+  for (Tensor* t : {&w.query, &w.key, &w.value, &w.grad_output, &w.mask})
+    if (*t && (t != &w.mask || w.c.float_mask())) inputs.push_back(t);
+  Tensor& t = *draw_from(random, inputs);
+  const int64_t columns = t.sizes().back(), rows = t.numel() / columns;
+  const int64_t column = draw(random, 0, columns - 1);
+  const int64_t row = draw_from(random, Sizes{0, rows - 1, draw(random, 0, rows - 1)});
+  const int64_t pattern = draw(random, 0, 4), share = draw_from(random, Sizes{2, 20, 200});
+  std::vector<double> poisons = {kNaN, kInf, -kInf};
+  if (draw(random, 0, 1)) poisons = {draw_from(random, poisons)};
+  int64_t n = 0;
+  t.for_each([&](int64_t offset) {
+    const bool hit[] = {n % columns == column, n / columns == row, n / columns >= row,
+                        draw(random, 1, share) == 1, true};
+    if (hit[pattern]) t.set(offset, draw_from(random, poisons));
+    ++n;
+  });
+}
+
+// Several blocks of keys and of rows: some see all of their keys, some a part, some none.
+Case blocks_of_everything(Random& random) {
+  Case c;
+  c.dtype = draw_dtype(random);
+  c.group = draw(random, 1, 3), c.kv_heads = 2;
+  c.L = draw_from<int64_t>(random, {1, 2, 5, 16, 33, 64, 90, 150});
+  c.S = draw_from<int64_t>(random, {1, 9, 40, 127, 200, 290});
+  c.D = draw_from<int64_t>(random, {1, 7, 16, 33}),
+  c.Dv = draw_from<int64_t>(random, {1, 6, 32, 35});
+  draw_options(random, c);
+  c.grad_weights = false;  // see SeveralPoisonedElements
+  c.num_threads = int(draw(random, 1, 3));
+  c.strided = draw(random, 0, 3) == 0;
+  return c;
+}
+
+TEST_P(NonfiniteTest, ManyPoisonedElements) {
+  for (int seed = 0; seed < (kQuick ? 20 : 100) && !HasFailure(); ++seed) {
+    Random random(seed);
+    Case c = blocks_of_everything(random);
+    c.seed = seed;
+    Workload w(c);
+    for (int64_t n = draw(random, 1, 3); n > 0; --n) poison_many(random, w);
+    expect_truth(w);
+  }
+}
+
+// What no query sees changes no bit, and neither do threads, which group rows differently,
+// whatever is NaN by right.
+TEST_P(NonfiniteTest, SameBits) {
+  for (int seed = 0; seed < (kQuick ? 20 : 60) && !HasFailure(); ++seed) {
+    Random random(seed);
+    Case c = blocks_of_everything(random);
+    c.seed = seed;
+    Workload w(c);
+    poison_many(random, w);
+    SCOPED_TRACE(::testing::Message() << c);
+    w.c.num_threads = 1;
+    const Results one = run(w);
+    w.c.num_threads = 16;
+    expect_identical(run(w), one);
   }
 }
 

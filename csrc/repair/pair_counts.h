@@ -1,0 +1,33 @@
+// Codes (counts.h) in bf16, for products of pairs: codes and marks are powers of two.
+namespace qkv::QKV_ISA {
+
+QKV_INLINE PairHalves code_in_halves(int code) {
+  return PairHalves{} + narrow<BFloat16>(float(code)).bits;
+}
+
+// Numbers [count], a multiple of kPairHalves.
+template <Infinities infinities>
+bool part_numbers(int64_t count, BFloat16* x, BFloat16* codes) {
+  const PairHalves exponent = PairHalves{} + 0x7f80;
+  PairHalves any{};
+  for (int64_t i = 0; i < count; i += kPairHalves) {
+    const PairHalves bits = load_halves(x + i);
+    const PairHalves special = (PairHalves)((bits & exponent) == exponent);
+    PairHalves code = code_in_halves(kNaNCode);
+    if constexpr (infinities == Infinities::kept) {
+      const PairHalves infinite =
+          (bits & 0x8000) != 0 ? code_in_halves(kMinusInfinityCode) : code_in_halves(kInfinityCode);
+      code = (bits & 0x7f) != 0 ? code : infinite;
+    }
+    const PairHalves finite = bits & ~special, coded = code & special;
+    std::memcpy(x + i, &finite, sizeof finite);
+    std::memcpy(codes + i, &coded, sizeof coded);
+    any |= special;
+  }
+  uint64_t words[sizeof any / sizeof(uint64_t)], some = 0;
+  std::memcpy(words, &any, sizeof any);
+  for (uint64_t word : words) some |= word;
+  return some != 0;
+}
+
+}  // namespace qkv::QKV_ISA
