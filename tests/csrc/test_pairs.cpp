@@ -144,8 +144,8 @@ float sum_of_pairs(const Pair* a, const Pair* b, int64_t b_step, int64_t depth, 
     second = add_flushed(widen(x.second), widen(y.second), second);
     firsts = add_flushed(widen(x.first), widen(y.first), firsts);
   }
-  const float sum = flushed(firsts + seconds);
-  return tiles ? flushed(0.f + sum) : sum;  // AMX adds it to what was in the tile, which is 0
+  // AMX adds the two to what was in the tile, which is 0.
+  return tiles ? flushed(0.f + flushed(firsts + seconds)) : firsts;
 }
 
 bool same_bits(float x, float y) {

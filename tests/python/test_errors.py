@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import qkv
-
 NAN, INF = float("nan"), float("inf")
 
 
@@ -107,12 +105,9 @@ CASES = {
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1.*between 0 and 1"),
     "dropout above 1": ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5.*between 0 and 1"),
     "nan dropout": ({"dropout_p": NAN}, ValueError, "dropout_p is nan.*between 0 and 1"),
-    "negative softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.*above 0.*or 0"),
+    "negative softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.*positive.*or 0"),
     "nan softcap": ({"softcap": NAN}, ValueError, "softcap is nan"),
     "infinite softcap": ({"softcap": INF}, ValueError, "softcap is inf"),
-    "scale beyond f32": ({"scale": 1e300}, ValueError, "scale is 1e.300.*finite.*float32"),
-    "softcap beyond f32": ({"softcap": 1e300}, ValueError, "softcap is 1e.300.*float32"),
-    "softcap too small for f32": ({"softcap": 1e-300}, ValueError, "softcap is 1e-300.*float32"),
     "window of -2": ({"window_size": (-2, 0)}, ValueError, r"window_size is \(-2, 0\).*-1"),
     "window of least": ({"window_size": (0, -(2**63))}, ValueError, r"window_size is \(0, -9223"),
     "slopes of other heads": (
@@ -231,8 +226,8 @@ class TestForward:
     @pytest.mark.parametrize("change, message", [
         ({"dropout_p": 0.1}, "dropout_seed is None, but dropout_p is 0.1"),
         ({"dropout_p": 0.1, "dropout_seed": zeros(1)}, "dropout_seed is float32"),
-        ({"dropout_p": 0.1, "dropout_seed": zeros(2).long()}, r"dropout_seed has.*\[2\], but \["),
-        ({"dropout_p": 0.1, "dropout_seed": zeros(0).long()}, r"dropout_seed has.*\[0\], but \["),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(2).long()}, r"dropout_seed has.*\[2\], but \[1"),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(0).long()}, r"dropout_seed has.*\[0\], but \[1"),
         ({"dropout_p": 0.1, "dropout_seed": zeros(1, device="meta").long()}, "dropout_seed is on"),
         ({"cu_seq_k": torch.tensor([0, 5])}, "cu_seq_k is given, but cu_seq_q is None"),
         ({"seqused_k": torch.tensor([5])}, "seqused_k is given, but cu_seq_q is None"),
@@ -297,16 +292,3 @@ class TestBackward:
 def test_largest_finite_scale_is_fine():
     output = torch.ops.qkv.attention(Q, Q, Q, scale=-math.ldexp(1, 100))
     assert output.isfinite().all()
-
-
-def test_double_has_room_for_what_float_has_not():
-    x = Q.double()
-    for options in ({"scale": 1e300}, {"softcap": 1e300}, {"softcap": 1e-300}):
-        assert torch.ops.qkv.attention(x, x, x, **options).isfinite().all()
-
-
-@pytest.mark.parametrize("query", [None, 2.5, "query"])
-def test_what_is_no_tensor(query):
-    """The Python function looks at its tensors before the operator does."""
-    with pytest.raises(RuntimeError, match="argument 'query'|query is an undefined"):
-        qkv.attention(query, Q, Q)

@@ -293,7 +293,7 @@ INT = torch.int32
         {"cu_seq_q": torch.tensor([0, 12], dtype=INT)},
         r"cu_seq_k has the shape \[3\], but cu_seq_q's is expected, \[2\]",
     ),
-    ({"cu_seq_k": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_k ends with 13, but key has only 12"),
+    ({"cu_seq_k": torch.tensor([0, 5, 13], dtype=INT)}, "cu_seq_k ends with 13.*key has only 12"),
     ({"cu_seq_k": torch.tensor([0, 5, 2**31 - 1], dtype=INT)}, "cu_seq_k ends with 2147483647"),
     ({"cu_seq_k": torch.tensor([0, 2**62, 12])}, "cu_seq_k falls from 4611686018427387904 to 12"),
     ({"cu_seq_k": torch.tensor([0, 5, 12], device="meta")}, "cu_seq_k is on meta"),
