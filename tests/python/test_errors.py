@@ -105,7 +105,7 @@ CASES = {
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1.*between 0 and 1"),
     "dropout above 1": ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5.*between 0 and 1"),
     "nan dropout": ({"dropout_p": NAN}, ValueError, "dropout_p is nan.*between 0 and 1"),
-    "negative softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.*positive.*or 0"),
+    "negative softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.*above 0, or 0 for none"),
     "nan softcap": ({"softcap": NAN}, ValueError, "softcap is nan"),
     "infinite softcap": ({"softcap": INF}, ValueError, "softcap is inf"),
     "window of -2": ({"window_size": (-2, 0)}, ValueError, r"window_size is \(-2, 0\).*-1"),
