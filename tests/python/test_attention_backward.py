@@ -105,6 +105,22 @@ class TestErrorIsNoLargerThanTorchs:
             assert_no_less_accurate(ours[n], theirs[n], truths[n])
 
 
+    @dtypes_of("bf16", "f16")
+    def test_slopes_and_sinks(self, dtype):
+        """One number a head, a sum over all its pairs: of one head its error is a matter of luck,
+        over 48 it is steady. It comes from the output, which is rounded before its product with
+        grad_output tells the gradients the sum of a row."""
+        L, S, H = 197, 128, 48
+        inputs = [torch.randn(1, H, n, 40, dtype=dtype) for n in (L, S, S)]
+        options = {"alibi_slopes": torch.rand(H), "sinks": torch.randn(H)}
+        options |= {"is_causal": True, "window_size": (60, 10)}
+        grads = [torch.randn(1, H, L, 40, dtype=dtype), None]
+        wanted = ("alibi_slopes", "sinks")
+        ours, theirs, truths = all_three(inputs, options, grads, wanted, in_own_dtype)
+        for n in wanted:
+            assert_no_less_accurate(ours[n], theirs[n], truths[n])
+
+
 MASKS = {
     "none": lambda L, S: None,
     "bool": lambda L, S: torch.rand(L, S) > 0.3,
