@@ -5,6 +5,9 @@
 #include <string>
 
 #include "isa/implementation.h"
+#if defined(__x86_64__)
+#include "isa/cpuid.h"
+#endif
 
 namespace qkv {
 namespace {
@@ -13,7 +16,7 @@ namespace {
 // vdpbf16ps takes bf16 at twice the rate of f32's FMA on AMD's Zen 4. Intel's CPUs that have AMX
 // run it at half that rate (Xeon of family 6, model 207: 87 and 175 GFLOP/s on one core, tdpbf16ps
 // 2250), so that widening to f32 is the faster way where the system does not permit AMX.
-bool vdpbf16ps_pays() { return !__builtin_cpu_supports("amx-bf16"); }
+bool vdpbf16ps_pays() { return !cpu_has_amx_bf16(); }
 #endif
 
 // Best first.

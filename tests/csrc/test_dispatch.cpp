@@ -9,6 +9,9 @@
 #include <string>
 
 #include "attention.h"
+#if defined(__x86_64__)
+#include "isa/cpuid.h"
+#endif
 
 namespace qkv {
 namespace {
@@ -32,7 +35,7 @@ TEST(Dispatch, SupportedAreListedBestFirst) {
   std::vector<std::string> best_first = {"amx", "avx512bf16", "avx512", "avx2", "neon", "generic"};
 #if defined(__x86_64__)
   // CPUs with AMX multiply bf16 at half the rate of f32 in vectors (dispatch.cpp).
-  if (__builtin_cpu_supports("amx-bf16")) std::swap(best_first[1], best_first[2]);
+  if (cpu_has_amx_bf16()) std::swap(best_first[1], best_first[2]);
 #endif
   const auto names = supported();
   ASSERT_FALSE(names.empty());

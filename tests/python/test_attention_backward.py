@@ -104,7 +104,6 @@ class TestErrorIsNoLargerThanTorchs:
         for n in wanted:
             assert_no_less_accurate(ours[n], theirs[n], truths[n])
 
-
     @dtypes_of("bf16", "f16")
     def test_slopes_and_sinks(self, dtype):
         """One number a head, a sum over all its pairs: of one head its error is a matter of luck,
