@@ -57,9 +57,7 @@ TEST(Dispatch, FollowsTheCpu) {
   EXPECT_EQ(has("avx2"), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
   EXPECT_LE(has("avx512"), __builtin_cpu_supports("avx512f") != 0);
   EXPECT_EQ(has("avx512bf16"), has("avx512") && __builtin_cpu_supports("avx512bf16"));
-#if !defined(__clang__)  // version 14 has no name for it
-  EXPECT_LE(has("amx"), has("avx512bf16") && __builtin_cpu_supports("amx-bf16"));
-#endif
+  EXPECT_LE(has("amx"), has("avx512bf16") && cpu_has_amx_bf16());
 #elif defined(__aarch64__)
   EXPECT_EQ(supported().front(), "neon");
 #endif
