@@ -16,9 +16,10 @@ constexpr int kVectorBytes = 64;
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 8;
 
-// vdpbf16ps: the second numbers of the pairs first, then the first ones.
+// vdpbf16ps: the second numbers of the pairs first, then the first ones. Inlined into each
+// micro-kernel, which unrolls it up to 28 times, it would take minutes to compile.
 template <class V, class Pairs>
-QKV_INLINE V native_dot_pairs(V sum, Pairs a, Pairs b) {
+__attribute__((noinline)) V native_dot_pairs(V sum, Pairs a, Pairs b) {
   const Floats seconds = add_product_flushed(second_of(a), second_of(b), (Floats)sum);
   return (V)add_product_flushed(first_of(a), first_of(b), seconds);
 }
