@@ -16,7 +16,8 @@ cmake -S . -B "$build" -G Ninja -DQKV_TORCH=OFF -DQKV_TESTS=ON -DQKV_SANITIZE=th
   >"$build/configure.log" 2>&1 || { cat "$build/configure.log"; exit 1; }
 cmake --build "$build" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv_csrc_tests
 
-OMP_TOOL_LIBRARIES=$(clang++ -print-file-name=libarcher.so)
+# The resource folder is lib/clang/<version> of the LLVM that Archer is a part of.
+OMP_TOOL_LIBRARIES=$(realpath "$(clang++ -print-resource-dir)/../../libarcher.so")
 [ -f "$OMP_TOOL_LIBRARIES" ] || { echo "No libarcher.so beside clang++: install libomp-dev" >&2; exit 1; }
 export OMP_TOOL_LIBRARIES
 # libomp itself is not instrumented, and is not what we look for races in. A forked child of several

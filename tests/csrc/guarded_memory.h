@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -55,8 +56,8 @@ class Mapping {
   uint8_t* begin() const { return begin_; }
   size_t bytes() const { return bytes_; }
   void make_read_only() {
-    if (!read_only_) protect(begin_, bytes_, PROT_READ);
-    read_only_ = true;
+    // Several threads may call with the same inputs.
+    if (!read_only_.exchange(true)) protect(begin_, bytes_, PROT_READ);
   }
 
  private:
@@ -73,7 +74,7 @@ class Mapping {
 
   size_t bytes_;
   uint8_t* begin_;
-  bool read_only_ = false;
+  std::atomic<bool> read_only_{false};
 };
 
 // The data lie against the page behind them, or with `at_front` against the one
