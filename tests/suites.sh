@@ -34,6 +34,16 @@ suite() {
   closing+=("$name: $ended in $((SECONDS - began)) s" "$(said_last "$logs/$name.log")")
 }
 
+# on_every_isa COMMAND...: once by each instruction set of this CPU, for what only ever takes the
+# default. A CPU without some of them must not be the first to see that default.
+on_every_isa() {
+  local isa
+  for isa in $(python -c 'import qkv; print(*qkv.supported_isas())'); do
+    echo "--- $isa"
+    QKV_ISA=$isa "$@" || return
+  done
+}
+
 # The lines of GoogleTest, pytest and the fuzzer that count: each once.
 said_last() {
   local counts='^\[ *(PASSED|FAILED|ISA) *\].* test' pytest='^=+ .* in [0-9.]+s.*=+$|^(FAILED|ERROR) '

@@ -24,6 +24,11 @@ inline at::Tensor visible(int64_t L, int64_t S, const AttentionOptions& options)
   return keep;
 }
 
+// [L, S]: how far each key is from each query, the last of both side by side.
+inline at::Tensor distance(int64_t L, int64_t S) {
+  return (at::arange(L).unsqueeze(1) + (S - L) - at::arange(S)).abs();
+}
+
 // [..., H, L, S] before the softmax, in query's dtype; -inf: not seen.
 inline at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key,
                             const AttentionOptions& options) {
@@ -31,10 +36,8 @@ inline at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key,
   const double scale = options.scale().value_or(1 / std::sqrt(double(query.size(-1))));
   at::Tensor scores = at::matmul(query, key.mT()) * scale;
   if (options.softcap() > 0) scores = (scores / options.softcap()).tanh() * options.softcap();
-  if (const auto& slopes = options.alibi_slopes()) {
-    const auto distance = (at::arange(L).unsqueeze(1) + (S - L) - at::arange(S)).abs();
-    scores = scores - slopes->to(scores.scalar_type()).unsqueeze(-1).unsqueeze(-1) * distance;
-  }
+  if (const auto& slopes = options.alibi_slopes())
+    scores = scores - slopes->to(scores.scalar_type()).unsqueeze(-1).unsqueeze(-1) * distance(L, S);
   at::Tensor keep = visible(L, S, options);
   if (const auto& mask = options.attn_mask()) {
     if (mask->scalar_type() == at::kBool) {

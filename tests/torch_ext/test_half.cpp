@@ -17,13 +17,14 @@ void expect_rounded_once(const at::Tensor& actual, const at::Tensor& truth) {
   EXPECT_TRUE(error.le(bound).all().item<bool>()) << "worst " << (error / bound).max();
 }
 
-// Within `units` roundings of the largest element, or of 1/2: what cancels to nothing comes from
+// Within `units` roundings of the largest element, or of `size`: what cancels to nothing comes from
 // numbers of that order.
-void expect_near(const at::Tensor& actual, const at::Tensor& truth, double units) {
+void expect_near(const at::Tensor& actual, const at::Tensor& truth, double units,
+                 double size = 0.5) {
   ASSERT_EQ(actual.sizes(), truth.sizes());
   const auto exact = truth.detach().to(at::kDouble);
   const double error = (actual.detach().to(at::kDouble) - exact).abs().max().item<double>();
-  const double largest = std::max(exact.abs().max().item<double>(), 0.5);
+  const double largest = std::max(exact.abs().max().item<double>(), size);
   const double unit = epsilon(actual.scalar_type()) / 2 * largest;
   EXPECT_LE(error, units * unit) << error / unit << " roundings";
 }
@@ -116,10 +117,41 @@ class Half : public testing::TestWithParam<Case> {
     for (size_t i = 0; i < actual.size(); ++i) {
       SCOPED_TRACE(i);
       EXPECT_EQ(actual[i].scalar_type(), inputs[i].scalar_type());
-      // Even in float32 they are sums of terms that were rounded: of those of a whole head for
-      // alibi_slopes and sinks.
-      expect_near(actual[i].to(c.dtype), truth[i], inputs[i].numel() <= 8 ? 24 : 6);
+      // Even in float32 they are sums of terms that were rounded. One ulp of all the terms is two
+      // roundings.
+      const double terms = cancelling_terms(inputs[i], inputs, truth);
+      expect_near(actual[i].to(c.dtype), truth[i], terms > 0 ? 2 : 6, std::max(terms, 0.5));
     }
+  }
+
+ private:
+  // The sizes of all terms of which an element of the gradient of `input` is the sum, where most of
+  // that cancels; 0 elsewhere.
+  double cancelling_terms(const at::Tensor& input, const std::vector<at::Tensor>& inputs,
+                          const std::vector<at::Tensor>& truth) const {
+    const auto is = [](const at::Tensor& tensor, const std::optional<at::Tensor>& option) {
+      return option && tensor.is_same(*option);
+    };
+    if (is(input, c.options.alibi_slopes()) || is(input, c.options.sinks())) {
+      const auto mask = std::find_if(inputs.begin(), inputs.end(), [&](const at::Tensor& tensor) {
+        return is(tensor, c.options.attn_mask());
+      });
+      TORCH_CHECK(mask != inputs.end(), "no mask to read the gradient of the scores from");
+      return terms_of_scores(truth[mask - inputs.begin()], is(input, c.options.alibi_slopes()));
+    }
+    // What all scores of a row get is a sum of weights times numbers of order 1, and exactly 0.
+    // Each plane has such a row.
+    const bool of_rows = is(input, c.options.attn_mask()) && input.size(-1) == 1;
+    return of_rows ? double(query.numel() / (query.size(-1) * query.size(-2))) : 0;
+  }
+
+  // Slopes and sinks have a term for every score of a head: the score's gradient, which is that of
+  // the mask's element, times the distance of its key for slopes. For sinks it is the gradient
+  // alone, with the other sign: a sink's weight is what the others leave to 1.
+  static double terms_of_scores(const at::Tensor& grad_mask, bool slopes) {
+    const int64_t L = grad_mask.size(-2), S = grad_mask.size(-1);
+    const auto terms = slopes ? grad_mask * distance(L, S) : grad_mask;
+    return terms.abs().sum({-2, -1}).max().item<double>();
   }
 };
 
@@ -202,10 +234,10 @@ TEST_P(HalfSums, OfBroadcastTensors) {
                                            {grad.to(at::kDouble)});
   for (size_t i = 0; i < inputs.size(); ++i) {
     SCOPED_TRACE(i);
-    const auto distance = [&](const at::Tensor& t) {
+    const auto error = [&](const at::Tensor& t) {
       return (t.to(at::kDouble) - truth[i]).norm().item<double>();
     };
-    EXPECT_LE(distance(actual[i]), 1.25 * distance(truth[i].to(dtype)));
+    EXPECT_LE(error(actual[i]), 1.25 * error(truth[i].to(dtype)));
   }
 }
 
