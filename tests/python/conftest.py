@@ -111,6 +111,12 @@ def isa(request):
 
 
 @pytest.fixture
+def no_isa_asked_for(monkeypatch):
+    """For what starts its process anew where QKV_ISA asks for an instruction set: the test's."""
+    monkeypatch.delenv("QKV_ISA", raising=False)
+
+
+@pytest.fixture
 def half_products():
     """Lets a test call qkv.set_half_products."""
     before = qkv.half_products()

@@ -6,6 +6,8 @@ import pytest
 
 from qkv.bench import __main__ as bench
 
+pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
+
 
 @pytest.mark.parametrize(
     "arguments, message",

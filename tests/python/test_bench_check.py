@@ -12,6 +12,8 @@ from qkv.bench.check import ROUNDING, WrongAnswer, check
 from qkv.bench.options import OPTIONS
 from qkv.bench.suites import Entry
 
+pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
+
 
 def scaled(query, key, value, **options):
     return sdpa(query, key, value, **options) * 1.001
