@@ -41,9 +41,8 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   }
   weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
   if (!s.needs_marks) return;
-  mark_pairs(p, t.tile, key, keys, weights, s.marks + at);
-  clear_hidden(t.tile, keys, s.marks + at, weights);
-  clear_hidden(t.tile, keys, s.marks + at, grad_scores);
+  mark_pairs<T, 2>(p, t.tile, key, keys, weights, t.tile.step, s.marks + at,
+                   {weights, grad_scores});
 }
 
 // What is made of them beside dK and dV.
@@ -64,17 +63,21 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
                  s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
   if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
   if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
-  const bool finite = !s.hides_pairs || s.products.keys_are_finite(key, keys);
-  if (!finite && !s.needs_marks) mark_pairs(p, tile, key, keys, s.weights + at, s.marks + at);
+  // Once it is NaN all over, nothing changes it; likewise dK and dV below.
+  const bool grads_query =
+      a.grad_query.data && !(s.needs_marks && s.products.grad_query_is_nan(tile, t.lane));
+  const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
+                               s.products.hides_nonfinite(tile, key, keys, s.weights + at);
   if (p.softcap > 0) {
     softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
-    if (!finite || s.needs_marks) clear_hidden(tile, keys, s.marks + at, grad_scores);
+    if (hides_nonfinite || s.needs_marks)
+      mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
   }
-  if (!a.grad_query.data) return;
-  if (finite)
-    s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
+  if (!grads_query) return;
+  if (hides_nonfinite)
+    s.products.add_visible_grad_query(tile, t.lane, key, keys, grad_scores);
   else
-    s.products.add_visible_grad_query(tile, t.lane, key, keys, grad_scores, s.marks + at);
+    s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
 }
 
 // A block of rows, packed, and its tiles.
@@ -112,15 +115,20 @@ void clear_keys(const BackwardTile& t, int64_t from, int64_t to, const BackwardS
 
 // dK and dV [keys, ...] of `depth` rows from `lane` on, of the tiles in the scratch.
 template <class E, class T = Compute<E>>
-void add_grad_key_value(const BackwardArgs& a, int64_t lane, int64_t depth, int64_t keys,
-                        T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
-  const T* weights = s.weights + lane;
-  if (a.grad_value.data) s.products.add_grad_value(lane, depth, keys, weights, grad_value);
-  if (a.grad_key.data) s.products.add_grad_key(lane, depth, keys, s.grad_scores + lane, grad_key);
-  if (!s.needs_marks) return;
-  const T* marks = s.marks + lane;
-  if (a.grad_value.data) s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);
-  if (a.grad_key.data) s.products.add_nonfinite_grad_key(lane, depth, keys, marks, grad_key);
+void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
+                        int64_t keys, T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
+  const T *weights = s.weights + lane, *grad_scores = s.grad_scores + lane, *marks = s.marks + lane;
+  const auto goes_on = [&](const Output& grad, const T* sums, int64_t dim) {
+    return grad.data && !(s.needs_marks && all_nan(sums, keys * padded<T>(dim)));
+  };
+  if (goes_on(a.grad_value, grad_value, p.head_dim_v)) {
+    s.products.add_grad_value(lane, depth, keys, weights, grad_value);
+    if (s.needs_marks) s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);
+  }
+  if (goes_on(a.grad_key, grad_key, p.head_dim)) {
+    s.products.add_grad_key(lane, depth, keys, grad_scores, grad_key);
+    if (s.needs_marks) s.products.add_nonfinite_grad_key(lane, depth, keys, marks, grad_key);
+  }
 }
 
 // One block of rows against keys [key, key + keys), at most a tile of them.
@@ -150,7 +158,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
   }
   const int64_t lane = rows.tiles[first].lane, at = begin - block.key_begin;
   const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
-  add_grad_key_value(a, lane, depth, end - begin, s.grad_key + at * padded<T>(p.head_dim),
+  add_grad_key_value(p, a, lane, depth, end - begin, s.grad_key + at * padded<T>(p.head_dim),
                      s.grad_value + at * padded<T>(p.head_dim_v), s);
 }
 

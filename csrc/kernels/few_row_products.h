@@ -18,7 +18,8 @@ class FewRowProducts {
   using Query = T;
   static constexpr int64_t kKeyMultiple = 1;
 
-  FewRowProducts(Arena&, const Problem& p) : p_(p) {}
+  FewRowProducts(Arena& arena, const Problem& p)
+      : p_(p), marks_(hides_any(p) ? arena.take<T>(kFewKeys * kRowBlock<T>) : nullptr) {}
 
   static int64_t block_keys(int64_t) { return kFewKeys; }
   static int64_t query_size(const Problem& p) { return kRowBlock<T> * p.head_dim; }
@@ -57,12 +58,15 @@ class FewRowProducts {
   }
 
   // The same without the hidden pairs: keys that all rows see together, others row by row.
+  bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
+    return mark_pairs(p_, tile, key, keys, weights, tile.step, marks_);
+  }
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
-                          const T* marks, const T* rescale, const T* before, T* output) const {
+                          const T* rescale, const T* before, T* output) const {
     rescale_rows(tile, rescale, before, output);
     const auto all_see = [&](int64_t j, int64_t row, int64_t rows) {
       bool all = true;
-      for (int64_t r = row; r < row + rows; ++r) all &= marks[(j - key) * tile.step + r] != 0;
+      for (int64_t r = row; r < row + rows; ++r) all &= marks_[(j - key) * tile.step + r] != 0;
       return all;
     };
     // add(begin, end) for runs in [first, last) that these rows see, others for the rest.
@@ -113,6 +117,7 @@ class FewRowProducts {
   }
 
   const Problem& p_;
+  T* marks_;  // of scores (repair/)
   KeyRows<E> keys_, values_;
   bool leaves_out_hidden_ = false;
 };

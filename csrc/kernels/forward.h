@@ -18,7 +18,7 @@ struct ForwardScratch {
 
   P products;
   T *rows, *scores, *rescale;
-  T *marks, *spare;  // of scores (repair/), and an output, where pairs can be hidden
+  T* spare;  // an output, where pairs can be hidden
   Dropout<T> dropout;
   ForwardState<P>* tiles;
   bool saw_nonfinite = false;  // in a block of values
@@ -28,7 +28,6 @@ struct ForwardScratch {
         rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim_v))),
         scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
         rescale(arena.take<T>(kRowBlock<T>)),
-        marks(hides_any(p) ? arena.take<T>(kRowBlock<T> * kKeyBlock) : nullptr),
         spare(hides_any(p) ? arena.take<T>(P::output_size(p)) : nullptr),
         dropout(p) {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
@@ -89,14 +88,16 @@ void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& 
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
   if (s.saw_nonfinite && !s.products.values_are_parted()) s.products.part_values();
-  if (!s.products.values_are_parted()) {
+  const bool expects_none = !s.products.values_are_parted();
+  if (expects_none) {
     s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
     if (!s.products.is_spoilt(tile, state.output) || s.products.part_values()) return;
     s.saw_nonfinite = true;
   }
-  mark_pairs(p, tile, key, keys, s.scores, s.marks);
-  s.products.add_visible_values(tile, key, keys, s.scores, s.marks, s.rescale, before,
-                                state.output);
+  if (s.products.hides_nonfinite(tile, key, keys, s.scores))
+    s.products.add_visible_values(tile, key, keys, s.scores, s.rescale, before, state.output);
+  else if (!expects_none)
+    s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
 }
 
 // Keys [key, key + keys) for one tile of queries.

@@ -63,9 +63,10 @@ class GradProducts {
                    tile.lanes, dim_v_, T(1));
   }
 
-  // Of keys [key, key + keys), which are loaded. May be false for them because of others.
-  bool keys_are_finite(int64_t key, int64_t keys) {
-    return loaded_keys_.are_finite(key, key + keys);
+  // Whether one of keys [key, key + keys), which are loaded, is not finite and hidden from a row.
+  bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
+    return !loaded_keys_.are_finite(key, key + keys) && !parted_keys_.part(key_rows_, key, keys) &&
+           parted_keys_.hide(p_, tile, key, keys, weights);
   }
   // Whether all rows are finite. If not, what is not is no longer in the rows that dK and dV
   // are products of, and left to add_nonfinite_grad_key and _value. Called when all are packed.
@@ -97,12 +98,15 @@ class GradProducts {
                       const T* grad_scores) const {
     add_keys(tile, lane, keys_.from(key - first_), keys, grad_scores);
   }
-  // The same for keys that may not be finite.
+  // The same without the hidden pairs; hides_nonfinite has been asked of the same ones.
   void add_visible_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
-                              const T* grad_scores, const T* marks) {
-    parted_keys_.part(key_rows_, key, keys);
+                              const T* grad_scores) const {
     add_keys(tile, lane, parted_keys_.finite().read(key, keys, parted_copy_), keys, grad_scores);
-    parted_keys_.add(tile, key, keys, marks, grad_query_t_ + lane * dim_);
+    parted_keys_.add(tile, grad_query_t_ + lane * dim_);
+  }
+
+  bool grad_query_is_nan(const Tile& tile, int64_t lane) const {
+    return all_nan(grad_query_t_ + lane * dim_, p_.head_dim * tile.lanes);
   }
 
   // rows [tile.rows, padded(D)] of grad_query. Overwrites the tile's queries.

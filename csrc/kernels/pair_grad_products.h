@@ -60,9 +60,11 @@ class GradProducts<BFloat16> {
     if (has_grad_output_) grad_output_.transpose_to(lane, tile.lanes, tile_grad_output(lane));
   }
 
-  // And their last one's neighbour, which is multiplied by 0.
-  bool keys_are_finite(int64_t key, int64_t keys) {
-    return loaded_keys_.are_finite(key, key + 2 * pairs_in(keys));
+  // An odd key's neighbour is hidden, too: it is multiplied by 0.
+  bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const float* weights) {
+    if (loaded_keys_.are_finite(key, key + 2 * pairs_in(keys))) return false;
+    parted_keys_.part(key_rows_, key, keys);
+    return parted_keys_.hide(p_, tile, key, keys, weights) || keys % 2 != 0;
   }
   bool part_rows(int64_t rows) {
     const int64_t count = padded<float>(rows);
@@ -94,13 +96,15 @@ class GradProducts<BFloat16> {
     add_keys(tile, lane, key_pairs_, key - first_, keys, grad_scores);
   }
   void add_visible_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
-                              const float* grad_scores, const float* marks) {
-    parted_keys_.part(key_rows_, key, keys);
+                              const float* grad_scores) {
     parted_pairs_.read(parted_keys_.finite(), key, keys);
     add_keys(tile, lane, parted_pairs_, 0, keys, grad_scores);
-    parted_keys_.add(tile, key, keys, marks, grad_query_t_ + lane * dim_);
+    parted_keys_.add(tile, grad_query_t_ + lane * dim_);
   }
 
+  bool grad_query_is_nan(const Tile& tile, int64_t lane) const {
+    return all_nan(grad_query_t_ + lane * dim_, p_.head_dim * tile.lanes);
+  }
   const float* grad_query(const Tile& tile, int64_t lane) const {
     transpose(grad_query_t_ + lane * dim_, tile.lanes, grad_query_, dim_, dim_, tile.lanes,
               float(p_.scale));

@@ -66,11 +66,13 @@ class Products<BFloat16> {
     multiply(tile, values_, key - first_, keys, weights, rescale, before, output);
   }
 
+  bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const float* weights) {
+    return parted_values_.hide(p_, tile, key, keys, weights);
+  }
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const float* weights,
-                          const float* marks, const float* rescale, const float* before,
-                          float* output) const {
+                          const float* rescale, const float* before, float* output) const {
     multiply(tile, finite_values_, key - first_, keys, weights, rescale, before, output);
-    parted_values_.add(tile, key, keys, marks, output);
+    parted_values_.add(tile, output);
   }
   bool is_spoilt(const Tile& tile, const float* output) const {
     return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);

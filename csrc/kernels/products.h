@@ -93,11 +93,15 @@ class Products {
     multiply(tile, values_.from(key - first_), keys, weights, rescale, before, output);
   }
 
-  // The same without the hidden pairs, of values that are parted.
+  // Whether one of these values, which are parted, is not finite and hidden from a row.
+  bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
+    return parted_values_.hide(p_, tile, key, keys, weights);
+  }
+  // add_values without the hidden pairs; hides_nonfinite has been asked of the same ones.
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
-                          const T* marks, const T* rescale, const T* before, T* output) const {
+                          const T* rescale, const T* before, T* output) const {
     multiply(tile, finite_values_.from(key - first_), keys, weights, rescale, before, output);
-    parted_values_.add(tile, key, keys, marks, output);
+    parted_values_.add(tile, output);
   }
 
   // Whether values may have left something in output that is not finite.

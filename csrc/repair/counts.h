@@ -35,20 +35,34 @@ QKV_INLINE Vec<T> code_of(Vec<T> x) {
 }
 
 // What a sum of mark * code stands for; -0 for 0, which changes no number that it is added to.
-template <class T>
+template <Infinities infinities, class T>
 QKV_INLINE Vec<T> meaning_of(Vec<T> sum) {
+  const Vec<T> nan = splat(std::numeric_limits<T>::quiet_NaN());
+  if (infinities == Infinities::as_nan) return sum > 0 ? nan : splat(T(-0.));
   const IntVec<T> count = __builtin_convertvector(-max<T>(splat(T(-kNaNCode)), -sum), IntVec<T>);
   const IntVec<T> positive = count & (kMinusInfinityCode - 1);
   Vec<T> x = positive != 0 ? splat(kInfinity<T>) : splat(T(-0.));
   x -= count != positive ? splat(kInfinity<T>) : Vec<T>{};  // inf - inf is NaN
-  return count >= kNaNCode ? splat(std::numeric_limits<T>::quiet_NaN()) : x;
+  return count >= kNaNCode ? nan : x;
 }
 
 // to [count] += what sums stand for; count: a multiple of kLanes<T>.
-template <class T>
+template <Infinities infinities, class T>
 void add_counted(int64_t count, const T* sums, T* to) {
   for (int64_t i = 0; i < count; i += kLanes<T>)
-    store(to + i, load(to + i) + meaning_of<T>(load(sums + i)));
+    store(to + i, load(to + i) + meaning_of<infinities, T>(load(sums + i)));
+}
+
+// Whether sums [count], a multiple of kLanes<T>, are all NaN: nothing that is added changes them.
+template <class T>
+bool all_nan(const T* sums, int64_t count) {
+  if (count > 0 && sums[0] == sums[0]) return false;  // most often
+  Vec<T> numbers{};
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    const Vec<T> x = load(sums + i);
+    numbers += x == x ? splat(T(1)) : Vec<T>{};
+  }
+  return !any_nonzero<T>(numbers);
 }
 
 // Numbers [count], a multiple of kLanes<T>, get their codes, and those that are not finite

@@ -1,7 +1,8 @@
 // Rows of key or value, parted into finite numbers and the codes of the others (counts.h).
 namespace qkv::QKV_ISA {
 
-// At most kKeyBlock rows [rows, dim] of E, the codes in C, both `step` apart.
+// At most kKeyBlock rows of E, [keys, step], and the codes in C of those that are not all finite,
+// one after the other: the n-th of them has slot n.
 template <class E, class C>
 class PartedKeys {
  public:
@@ -16,24 +17,27 @@ class PartedKeys {
   template <Infinities infinities>
   void part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
     if (first_ == key && count_ == keys) return;
-    first_ = key, count_ = keys;
-    keys_ = {};
+    first_ = key, count_ = keys, slots_ = 0;
     for (int64_t j = 0; j < keys; ++j) {
       E* row = finite_ + j * step_;
       copy_row(rows.at(key + j), rows.col(), row);
-      if (part_numbers<infinities>(step_, row, codes_ + j * step_)) keys_.include(key + j);
+      if (part_numbers<infinities>(step_, row, codes_ + slots_ * step_)) key_[slots_++] = key + j;
     }
   }
 
-  int64_t first() const { return first_; }
-  int64_t step() const { return step_; }
-  Range keys() const { return keys_; }  // those with a number that is not finite
-  // Whether these have been parted, and there are some.
+  // Whether these have been parted, and there are some that are not finite.
   bool hold(int64_t key, int64_t keys) const {
-    return first_ == key && count_ == keys && !keys_.empty();
+    return first_ == key && count_ == keys && slots_ > 0;
   }
+  int64_t step() const { return step_; }
   KeyRows<E> finite() const { return {finite_, first_, step_, dim_}; }
-  const C* codes(int64_t key) const { return codes_ + (key - first_) * step_; }
+  KeyRows<C> codes() const { return {codes_, 0, step_, dim_}; }
+  int64_t slots() const { return slots_; }
+  int64_t key(int64_t slot) const { return key_[slot]; }
+  // Of the first key from this one on.
+  int64_t slot(int64_t key) const {
+    return std::lower_bound(key_.begin(), key_.begin() + slots_, key) - key_.begin();
+  }
 
  private:
   // Zeros beyond dim.
@@ -48,8 +52,8 @@ class PartedKeys {
   int64_t dim_, step_;
   E* finite_;
   C* codes_;
-  int64_t first_ = 0, count_ = 0;
-  Range keys_;
+  int64_t first_ = 0, count_ = 0, slots_ = 0;
+  std::array<int64_t, kKeyBlock> key_;
 };
 
 // The keys of an item of the backward pass, looked at when they are in the cache.
@@ -88,33 +92,36 @@ class NonfiniteKeys {
   NonfiniteKeys(Arena& arena, const Problem& p, int64_t dim)
       : dim_(dim),
         parted_(arena, p, dim, padded<T>(dim)),
+        marks_(arena, p),
         counts_(arena.take<T>(hides_any(p) ? dim * kRowBlock<T> : 0)) {}
 
   // Parts keys [key, key + keys), the same numbers at every call; whether all are finite.
   bool part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
     parted_.template part<infinities>(rows, key, keys);
-    return parted_.keys().empty();
+    return parted_.slots() == 0;
   }
   // Whether these were parted, and not all are finite.
   bool hold(int64_t key, int64_t keys) const { return parted_.hold(key, keys); }
   // The finite part.
   KeyRows<E> finite() const { return parted_.finite(); }
 
-  // output [dim x lanes] += the others, of keys [key, key + keys) of those.
-  void add(const Tile& tile, int64_t key, int64_t keys, const T* marks, T* output) const {
-    const int64_t begin = std::max(key, parted_.keys().begin);
-    const int64_t end = std::min(key + keys, parted_.keys().end);
-    if (begin >= end) return;
-    gemm<T>(
-        dim_, tile.lanes,
-        {end - begin, parted_.codes(begin), 1, parted_.step(), marks + (begin - key) * tile.step,
-         tile.step, counts_, tile.lanes, Beta::zero, nullptr});
-    add_counted(dim_ * tile.lanes, counts_, output);
+  // Looks at the others among keys [key, key + keys) of those: whether one is hidden from a row.
+  bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights) {
+    return marks_.mark(p, parted_, tile, key, keys, key + keys, weights);
+  }
+  // output [dim x lanes] += what the visible ones of them add.
+  void add(const Tile& tile, T* output) const {
+    if (marks_.count() == 0) return;
+    gemm<T>(dim_, tile.lanes,
+            {marks_.count(), parted_.codes().at(marks_.begin()), 1, parted_.step(), marks_.data(),
+             tile.lanes, counts_, tile.lanes, Beta::zero, nullptr});
+    add_counted<infinities>(dim_ * tile.lanes, counts_, output);
   }
 
  private:
   int64_t dim_;
   PartedKeys<E, T> parted_;
+  SlotMarks<T> marks_;
   T* counts_;  // scratch
 };
 

@@ -8,37 +8,44 @@ class NonfiniteKeys<BFloat16, infinities> {
       : dim_(dim),
         parted_(arena, p, dim, padded_halves(dim)),
         codes_(arena, hides_any(p) ? kKeyBlock : 0, dim),
-        marks_(arena.take<Pair>(hides_any(p) ? pairs_in(kKeyBlock) * kRowBlock<float> : 0)),
-        counts_(arena.take<float>(hides_any(p) ? dim * kRowBlock<float> : 0)) {}
+        marks_(arena, p),
+        zipped_(arena.take<Pair>(hides_any(p) ? padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>
+                                              : 0)),
+        counts_(arena.take<float>(hides_any(p) ? padded<float>(dim) * kRowBlock<float> : 0)) {}
 
   bool part(const KeyRows<BFloat16>& rows, int64_t key, int64_t keys) {
     if (hold(key, keys)) return false;
     parted_.template part<infinities>(rows, key, keys);
-    if (parted_.keys().empty()) return true;
-    codes_.read({parted_.codes(key), key, parted_.step(), dim_}, key, keys);
+    if (parted_.slots() == 0) return true;
+    codes_.read(parted_.codes(), 0, parted_.slots());
     return false;
   }
   bool hold(int64_t key, int64_t keys) const { return parted_.hold(key, keys); }
   KeyRows<BFloat16> finite() const { return parted_.finite(); }
 
-  // `key` is an even number of keys after the first.
-  void add(const Tile& tile, int64_t key, int64_t keys, const float* marks, float* output) const {
-    const int64_t skipped = std::max<int64_t>(0, parted_.keys().begin - key) / 2 * 2;
-    const int64_t begin = key + skipped, end = std::min(key + keys, parted_.keys().end);
-    if (begin >= end) return;
-    const Matrix<Pair> codes = codes_.from(begin - parted_.first());
-    pair_rows(marks + skipped * tile.step, tile.step, end - begin, tile.lanes, marks_);
-    gemm_pairs(dim_, tile.lanes,
-               {pairs_in(end - begin), codes.data, codes.row, codes.col, marks_, tile.lanes,
-                counts_, tile.lanes, Beta::zero, nullptr});
-    add_counted(dim_ * tile.lanes, counts_, output);
+  // An odd key's neighbour is hidden, too: it is multiplied by 0.
+  bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const float* weights) {
+    return marks_.mark(p, parted_, tile, key, keys, key + 2 * pairs_in(keys), weights);
+  }
+  void add(const Tile& tile, float* output) const {
+    const int64_t begin = marks_.begin(), count = marks_.count();
+    if (count == 0) return;
+    const Matrix<Pair> codes = codes_.from(begin);
+    const int64_t depth = codes_.depth(begin, count);
+    pair_rows(marks_.data(), tile.lanes, count, tile.lanes, zipped_);
+    pad_pairs(zipped_, tile.lanes, count, depth);
+    gemm_pairs(product_rows(dim_), tile.lanes,
+               {depth, codes.data, codes.row, codes.col, zipped_, tile.lanes, counts_, tile.lanes,
+                Beta::zero, nullptr});
+    add_counted<infinities>(dim_ * tile.lanes, counts_, output);
   }
 
  private:
   int64_t dim_;
   PartedKeys<BFloat16, BFloat16> parted_;
   KeyPairs codes_;
-  Pair* marks_;    // scratch
+  SlotMarks<float> marks_;
+  Pair* zipped_;   // scratch: the marks
   float* counts_;  // scratch
 };
 
@@ -70,7 +77,7 @@ class NonfiniteRows<BFloat16, infinities> {
     gemm_pairs(keys, columns,
                {pairs_in(end - begin), reinterpret_cast<const Pair*>(marks_), kGradRows / 2, 1,
                 codes_.zipped(begin), padded_halves(dim_), counts_, columns, Beta::zero, nullptr});
-    add_counted(keys * columns, counts_, sums);
+    add_counted<infinities>(keys * columns, counts_, sums);
   }
 
  private:

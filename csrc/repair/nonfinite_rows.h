@@ -36,7 +36,7 @@ class NonfiniteRows {
     gemm<T>(keys, step_,
             {end - begin, marks + begin - lane, kGradRows, 1, codes_ + begin * step_, step_,
              counts_, step_, Beta::zero, nullptr});
-    add_counted(keys * step_, counts_, sums);
+    add_counted<infinities>(keys * step_, counts_, sums);
   }
 
  private:
