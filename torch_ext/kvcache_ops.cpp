@@ -69,6 +69,29 @@ OutputAndLse kvcache_inplace(c10::DispatchKeySet keys, const KvCache& call) {
   return results;
 }
 
+// Tensor.is_neg(): a view, as x.imag of a conjugate is, that says of memory that it is to be read
+// with the other sign. torch hands copies on, which is right for what is only read.
+OutputAndLse kvcache_negative(c10::DispatchKeySet keys, const KvCache& call) {
+  constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Negative);
+  std::array<at::Tensor, kArguments> plain;
+  Forward forward = call.forward;
+  for (size_t i = 0; i < kArguments; ++i) {
+    plain[i] = *forward.tensors[i];
+    forward.tensors[i] = &plain[i];
+    if (!plain[i].defined() || !plain[i].is_neg()) continue;
+    TORCH_CHECK(!call.appends() || (i != kKey && i != kValue), forward.op, ": ", kNames[i],
+                " is a view that negates its memory (is_neg()), but a tensor that can be written "
+                "to is expected: ",
+                kNames[i], ".resolve_neg()");
+    plain[i] = plain[i].resolve_neg();
+  }
+  const auto resolved = [](const at::Tensor& t) { return t.defined() ? t.resolve_neg() : t; };
+  const at::Tensor key = resolved(call.key), value = resolved(call.value);
+  const at::Tensor lengths = resolved(call.cache_seqlens), items = resolved(call.cache_batch_idx);
+  const at::Tensor pad = resolved(call.cache_leftpad), table = resolved(call.block_table);
+  return attention_with_kvcache(keys & kBelow, {forward, key, value, lengths, items, pad, table});
+}
+
 // query, key and value are cast; the caches are written to, so they must have that dtype.
 OutputAndLse kvcache_autocast(const KvCache& call) {
   Forward tensors = call.forward;
@@ -197,6 +220,11 @@ TORCH_LIBRARY_IMPL(qkv, Autograd, m) {
 TORCH_LIBRARY_IMPL(qkv, ADInplaceOrView, m) {
   using ops::Adapter;
   m.impl("attention_with_kvcache", Adapter<&args, &kvcache_inplace>::with_keys);
+}
+
+TORCH_LIBRARY_IMPL(qkv, Negative, m) {
+  using ops::Adapter;
+  m.impl("attention_with_kvcache", Adapter<&args, &kvcache_negative>::with_keys);
 }
 
 TORCH_LIBRARY_IMPL(qkv, AutocastCPU, m) {

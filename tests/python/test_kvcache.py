@@ -405,6 +405,8 @@ BAD = {
     "query in v_cache": (
         Q, {"v_cache": BOTH, "query": BOTH.view(2, 4, 10, 8)}, "query shares memory with v_cache",
     ),
+    "negated k_cache": (Q, {"k_cache": torch._neg_view(Q["k_cache"])}, "k_cache .*is_neg.*resolve"),
+    "negated v_cache": (Q, {"v_cache": torch._neg_view(Q["v_cache"])}, "v_cache .*is_neg.*resolve"),
     "scale": (Q, {"softmax_scale": math.nan}, "softmax_scale is nan"),
     "window": (Q, {"window_size": (-2, 0)}, r"window_size is \(-2, 0\)"),
     "softcap": (Q, {"softcap": -1.0}, "softcap is -1"),
@@ -426,6 +428,21 @@ def test_bad_call(name):
     with pytest.raises((RuntimeError, ValueError), match=message):
         qkv.attention_with_kvcache(**call)
     assert all(torch.equal(x, y) for x, y in zip(caches, before, strict=True))
+
+
+NEGATED = ["query", "key", "value", "sinks", "cache_seqlens"]
+
+
+@pytest.mark.parametrize("names", [*[[n] for n in NEGATED], NEGATED], ids="+".join)
+def test_what_is_read_may_be_negated(names):
+    """Tensor.is_neg(): memory that is to be read with the other sign."""
+    call = make(2) | {"sinks": torch.randn(4)}
+    compare(call | {n: torch._neg_view(-call[n]) for n in names})
+
+
+def test_caches_that_are_only_read_may_be_negated():
+    call = make(2) | {"key": None, "value": None}
+    compare(call | {n: torch._neg_view(-call[n]) for n in ("k_cache", "v_cache")})
 
 
 class TestInferenceOnly:
