@@ -101,9 +101,11 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   const at::Tensor& tensor = call_[argument];
   at::Tensor sum = full_[argument];
   if (!sum.defined()) return sum;
-  if (argument == kAttnMask && mask_sum_ != MaskSum::none)
-    sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
-  if (sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type()) return sum;
+  // The sums of a mask that one dimension shares are laid out as the log-sum-exp is.
+  const bool own_layout = argument != kAttnMask || mask_sum_ == MaskSum::none;
+  if (!own_layout) sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
+  if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())
+    return sum;
   if (argument == kKey || argument == kValue) {
     const int64_t head = sizes_.packed ? 1 : 2;
     const int64_t own = size_from_right(tensor, head), heads = size_from_right(sum, head);

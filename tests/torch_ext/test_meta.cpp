@@ -101,6 +101,19 @@ TEST(Meta, HalfPrecision) {
   }
 }
 
+// Their gradients are sums that need no more reducing, but lie in another order.
+TEST(Meta, TransposedMasksOfOneRowOrColumn) {
+  const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> masks = {
+      {{6, 4, 1}, {1, 0, 2}}, {{7, 1, 4}, {2, 1, 0}}};
+  for (const auto& [shape, order] : masks)
+    expect_same_results(
+        {randn({4, 6, 8}), randn({4, 7, 8}), randn(shape).detach().permute(order).requires_grad_()},
+        [](const std::vector<at::Tensor>& x) {
+          return std::vector<at::Tensor>{
+              attention(x[0], x[1], x[1], AttentionOptions().attn_mask(x[2]))};
+        });
+}
+
 TEST(Meta, VarlenAttention) {
   expect_same_results({randn({6, 4, 8}), randn({9, 4, 8}), randn({9, 4, 5}), at::tensor({0, 2, 6}),
                        at::tensor({0, 5, 9}), at::tensor({4, 4})},
