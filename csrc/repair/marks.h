@@ -32,8 +32,8 @@ bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, c
   return any_nonzero<T>(count);
 }
 
-// The marks of a tile's pairs with keys that are not finite, [slots x lanes]: such keys lie one after
-// the other, the n-th of them in slot n (PartedKeys in nonfinite_keys.h, which `Keys` is).
+// The marks of a tile's pairs with keys that are not finite, [slots x lanes]: such keys lie one
+// after the other, the n-th of them in slot n (PartedKeys in nonfinite_keys.h, which `Keys` is).
 template <class T>
 class SlotMarks {
  public:
