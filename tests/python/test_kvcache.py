@@ -604,9 +604,11 @@ class TestCompile:
 
     def test_meta(self):
         call = {n: x.to("meta") for n, x in make(2, L=3, Dv=5, dtype=torch.bfloat16).items()}
-        output, lse = qkv.attention_with_kvcache(**call, return_softmax_lse=True)
-        assert (output.shape, output.dtype) == ((2, 4, 3, 5), torch.bfloat16)
-        assert (lse.shape, lse.dtype) == ((2, 4, 3), torch.float32)
+        for lengths in (call["cache_seqlens"], 4):
+            call["cache_seqlens"] = lengths
+            output, lse = qkv.attention_with_kvcache(**call, return_softmax_lse=True)
+            assert (output.shape, output.dtype) == ((2, 4, 3, 5), torch.bfloat16)
+            assert (lse.shape, lse.dtype) == ((2, 4, 3), torch.float32)
 
 
 def test_overlap_by_brute_force():

@@ -89,7 +89,9 @@ def attention_with_kvcache(
         torch.Size([1, 4, 1, 64])
     """
     if isinstance(cache_seqlens, (int, torch.SymInt)):
-        cache_seqlens = torch.full((query.size(0),), cache_seqlens, dtype=torch.int64)
+        cache_seqlens = torch.full(
+            (query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device
+        )
     # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
     options = {}
     for name, option in (
