@@ -33,6 +33,8 @@ def plain(call):
     inputs = [call[n].detach() for n in INPUTS if n in call]
     options = {n: call[n] for n in SOFT if call.get(n) is not None}
     options = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    if not options.get("alibi_slopes", torch.zeros(())).isfinite().all():
+        raise NotJudged("an infinite slope times a distance of 0")
     if call.get("dropout_p", 0) > 0:
         from operators import drawn_seed
 
@@ -128,6 +130,9 @@ def attention_backward(call, results):
     inputs, options = plain(call)
     forward_again(torch.ops.qkv.attention_forward, call, ("output", "logsumexp"))
     grads = call["grad_output"], call["grad_logsumexp"]
+    if grads == (None, None):
+        assert all(x is None for x in results), "a gradient of nothing"
+        return
     wanted = dict(zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), results, strict=True))
     wanted = {n: x for n, x in wanted.items() if x is not None}
     for n, asked in zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), call["output_mask"],
@@ -262,7 +267,8 @@ def hold_hard_gradients(call, results, repeated):
 
 def hold_chosen_gradient(x, call, index, g):
     leaf = call["value"].detach().double().requires_grad_()
-    heads = repeat_heads(leaf, call["query"].size(-3)) if call.get("enable_gqa") else leaf
+    grouped = call.get("enable_gqa") and call["query"].dim() > 2
+    heads = repeat_heads(leaf, call["query"].size(-3)) if grouped else leaf
     (truth,) = torch.autograd.grad(chosen(heads, index), leaf, g.double())
     (size,) = torch.autograd.grad(chosen(heads, index), leaf, g.double().abs())
     eps = torch.finfo(x.dtype).eps
@@ -327,6 +333,8 @@ def packed(call, results):
         raise NotJudged("dropout of packed documents")
     if call.get("block_table") is not None:
         call = call | unpaged(call) | {"seqused_k": None}
+    if not call.get("enable_gqa") and call["query"].size(1) != call["key"].size(1):
+        raise NotJudged("one query head for all, which the formula by documents does not broadcast")
     dtype = call["query"].dtype
     names = ("query", "key", "value", *HEADS)
     wide = {n: call[n].detach().double() for n in names if call.get(n) is not None}
