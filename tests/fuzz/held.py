@@ -33,7 +33,7 @@ def plain(call):
     inputs = [call[n].detach() for n in INPUTS if n in call]
     options = {n: call[n] for n in SOFT if call.get(n) is not None}
     options = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
-    if not options.get("alibi_slopes", torch.zeros(())).isfinite().all():
+    if not options.get("alibi_slopes", torch.zeros(())).double().isfinite().all():
         raise NotJudged("an infinite slope times a distance of 0")
     if call.get("dropout_p", 0) > 0:
         from operators import drawn_seed
@@ -333,6 +333,8 @@ def packed(call, results):
         raise NotJudged("dropout of packed documents")
     if call.get("block_table") is not None:
         call = call | unpaged(call) | {"seqused_k": None}
+    if call["cu_seq_q"] is None:
+        raise NotJudged("no documents any more: another operator's call")
     if not call.get("enable_gqa") and call["query"].size(1) != call["key"].size(1):
         raise NotJudged("one query head for all, which the formula by documents does not broadcast")
     dtype = call["query"].dtype
