@@ -1,7 +1,11 @@
-# `make help` says what there is. All of it lives in .venv and build; nothing else is touched.
-# PYTHON=python3.12 picks another Python, ARGS="..." passes arguments on, MAX_JOBS=2 limits compiling.
+# `make help` says what there is. All of it lives in .venv* and build; nothing else is touched.
+# PYTHON=python3.12 picks another Python, TORCH=2.15.0 another torch, which gets an environment of its
+# own, ARGS="..." passes arguments on, MAX_JOBS=2 limits compiling.
 PYTHON ?= python3
-BIN := .venv/bin
+DEFAULT_TORCH := 2.13.0
+TORCH ?= $(DEFAULT_TORCH)
+VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-$(TORCH))
+BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt setup.py pyproject.toml torch_ext/qkv/version.py \
   $(shell find csrc cmake torch_ext -path torch_ext/qkv -prune -o -type f -print)
 
@@ -16,41 +20,42 @@ help:
 	@echo 'make lint     the formatters and linters over all tracked files'
 	@echo 'make format   the same, until nothing is left to format'
 	@echo 'make clean    remove what these made'
+	@echo 'TORCH=2.15.0 after any of them: with that version of torch, of the index that pip is set to'
 
 # What pip does not have: see .ci/packages. Then the environment, then qkv itself; each only once,
 # and again when what it was made from changes. CMake compiles only what changed.
-.venv/ready: requirements-dev.txt
+$(VENV)/ready: requirements-dev.txt
 	@PYTHON='$(PYTHON)' .ci/packages compiler python
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) -r requirements-dev.txt
 	@touch $@
 
-.venv/installed: .venv/ready $(SOURCES)
+$(VENV)/installed: $(VENV)/ready $(SOURCES)
 	@echo 'Building qkv: minutes the first time, seconds after that'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e .
 	@touch $@
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py --compare $(ARGS)
 
-test: .venv/installed
+test: $(VENV)/installed
 	@.ci/packages googletest
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
 
-test-long: .venv/installed
+test-long: $(VENV)/installed
 	@.ci/packages googletest
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run-long $(ARGS)
 
-bench: .venv/installed
+bench: $(VENV)/installed
 	$(BIN)/python -m qkv.bench $(ARGS)
 
-lint: .venv/ready
+lint: $(VENV)/ready
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 
-format: .venv/ready
+format: $(VENV)/ready
 	$(BIN)/pre-commit run --all-files || $(BIN)/pre-commit run --all-files
 
 clean:
-	rm -rf .venv build dist demo torch_ext/qkv.egg-info torch_ext/qkv/lib torch_ext/qkv/include torch_ext/qkv/share
+	rm -rf .venv .venv-* build dist demo torch_ext/qkv.egg-info torch_ext/qkv/lib torch_ext/qkv/include torch_ext/qkv/share
 	rm -rf .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +

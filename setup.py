@@ -1,8 +1,9 @@
 """Drives CMake, which knows how to build; see CMakeLists.txt. MAX_JOBS limits the compile jobs."""
 
-import importlib.metadata
 import importlib.util
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,17 +16,44 @@ from setuptools.command.build import build
 ROOT = Path(__file__).parent.resolve()
 PRODUCTS = ("lib", "include", "share")  # what CMake installs inside the Python package
 
-spec = importlib.util.find_spec("torch")
-if spec is None or spec.origin is None:
-    sys.exit(
-        f"\nqkv is built against the torch of your environment, and {sys.executable} has none.\n"
-        "  pip install torch\n"
-        "  pip install setuptools cmake ninja\n"
-        "  pip install --no-build-isolation .\n"
-        "(without --no-build-isolation pip builds in an empty environment)\n"
-    )
-TORCH = Path(spec.origin).parent
-TORCH_MINOR = ".".join(importlib.metadata.version("torch").split(".")[:2])
+# Read, not imported: qkv imports torch, and needs the library that is about to be built.
+version = runpy.run_path(str(ROOT / "torch_ext" / "qkv" / "version.py"))
+KNOWN = version["TORCH_VERSIONS"]
+
+
+def torch_folders():
+    """The torches to build for: those that QKV_TORCHES names, each the folder of a Python package
+    or of LibTorch, with ":" between them; else the one of this environment."""
+    if named := os.environ.get("QKV_TORCHES"):
+        return [Path(folder).resolve() for folder in named.split(os.pathsep)]
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        sys.exit(
+            f"\nqkv is built against the torch of your environment, and {sys.executable} has none."
+            "\n  pip install torch\n"
+            "  pip install setuptools cmake ninja\n"
+            "  pip install --no-build-isolation .\n"
+            "(without --no-build-isolation pip builds in an empty environment)\n"
+        )
+    return [Path(spec.origin).parent]
+
+
+def minor_version(torch):
+    """As torch's headers have it: torch need not be one that this Python can import."""
+    header = torch / "include" / "torch" / "headeronly" / "version.h"
+    if not header.is_file():
+        sys.exit(f"\nqkv: {torch} is no torch that has C++ headers: there is no {header}\n")
+    found = dict(re.findall(r"define TORCH_VERSION_(MAJOR|MINOR) (\d+)", header.read_text()))
+    minor = f"{found['MAJOR']}.{found['MINOR']}"
+    if minor not in KNOWN:
+        sys.exit(
+            f"\nqkv {version['__version__']} is written for torch {', '.join(KNOWN)}, and {torch} "
+            f"is torch {minor}.\n  pip install 'torch=={KNOWN[-1]}.*'\n"
+        )
+    return minor
+
+
+TORCHES = {minor_version(folder): folder for folder in torch_folders()}
 
 
 def tool(name):
@@ -45,10 +73,15 @@ class build_cmake(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self):
+        for minor, torch in TORCHES.items():
+            self.build(minor, torch)
+
+    def build(self, minor, torch):
         cmake = tool("cmake") or sys.exit("cmake is missing: pip install cmake ninja")
-        where = ROOT / "build" / f"torch-{TORCH_MINOR}"  # tests/run builds there too
-        configure = [cmake, "-S", ROOT, "-B", where, "-DQKV_TORCH=ON"]
-        configure += [f"-DTorch_DIR={TORCH / 'share' / 'cmake' / 'Torch'}"]
+        where = ROOT / "build" / f"torch-{minor}"  # tests/run builds there too
+        relocatable = "OFF" if self.editable_mode else "ON"
+        configure = [cmake, "-S", ROOT, "-B", where, "-DQKV_TORCH=ON", f"-DTorch_ROOT={torch}"]
+        configure += [f"-DQKV_RELOCATABLE={relocatable}"]
         if ninja := tool("ninja"):
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         jobs = ["--parallel", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
@@ -90,8 +123,17 @@ class BinaryDistribution(Distribution):
         return True
 
 
+def requirement():
+    """torch's C++ interface changes with the minor version: those that were built for."""
+    if len(TORCHES) == 1:
+        return f"torch=={next(iter(TORCHES))}.*"
+    minors = sorted(tuple(map(int, minor.split("."))) for minor in TORCHES)
+    (first, low), (last, high) = minors[0], minors[-1]
+    return f"torch>={first}.{low},<{last}.{high + 1}"
+
+
 setup(
-    install_requires=[f"torch=={TORCH_MINOR}.*"],  # the C++ autograd ABI changes with the minor
+    install_requires=[requirement()],
     cmdclass={"build": build_all, "build_cmake": build_cmake, "bdist_wheel": wheel},
     distclass=BinaryDistribution,
 )

@@ -51,7 +51,7 @@ if(QKV_TORCH)
     OUTPUT_NAME qkv
     LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/emulated
     BUILD_RPATH "${torch_lib_dir}")
-  target_link_libraries(qkv_with_emulated PRIVATE torch qkv_kernels ${torch_openmp})
+  target_link_libraries(qkv_with_emulated PRIVATE qkv::torch qkv_kernels ${torch_openmp})
 
   file(GLOB torch_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/torch_ext/*.cpp)
   if(torch_tests)

@@ -1,23 +1,15 @@
-// The instruction set in use, and how it multiplies half precision: no tensors, so any backend.
+// The version, the instruction set in use, and how it multiplies half precision: no tensors, so any
+// backend.
 #include <torch/library.h>
 
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "attention.h"
+#include "value_error.h"
 
 namespace qkv {
 namespace {
-
-template <class Call>
-auto with_value_error(const Call& call) {
-  try {
-    return call();
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
-}
 
 std::string active() {
   return with_value_error([] { return std::string(active_isa()); });
@@ -40,9 +32,12 @@ void set_products(std::string name) {
   with_value_error([&] { set_half_products(name.c_str()); });
 }
 
+std::string version() { return QKV_VERSION; }
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(qkv, CompositeExplicitAutograd, m) {
+  m.impl("_version", &version);
   m.impl("_active_isa", &active);
   m.impl("_supported_isas", &supported);
   m.impl("_set_isa", &set);

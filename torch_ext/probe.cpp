@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "value_error.h"
+
 namespace {
 
 qkv::DType dtype_of(c10::ScalarType dtype) {
@@ -24,12 +26,15 @@ qkv::DType dtype_of(c10::ScalarType dtype) {
 
 std::tuple<std::string, double> probe_peak(std::string isa, c10::ScalarType dtype,
                                            int64_t threads) {
-  const auto found = qkv::probe_peak(isa.c_str(), dtype_of(dtype), static_cast<int>(threads));
+  const auto found = qkv::with_value_error(
+      [&] { return qkv::probe_peak(isa.c_str(), dtype_of(dtype), static_cast<int>(threads)); });
   return {found.instruction, found.gflops};
 }
 
 double probe_read_bandwidth(int64_t threads) {
-  return qkv::probe_read_bandwidth_gbs(static_cast<int>(threads), qkv::uncached_bytes());
+  return qkv::with_value_error([&] {
+    return qkv::probe_read_bandwidth_gbs(static_cast<int>(threads), qkv::uncached_bytes());
+  });
 }
 
 }  // namespace

@@ -94,6 +94,7 @@ TORCH_LIBRARY(qkv, m) {
       gradients);
 
   // Behind qkv.active_isa(), qkv.supported_isas() and qkv.set_isa().
+  m.def("_version() -> str");
   m.def("_active_isa() -> str");
   m.def("_supported_isas() -> str[]");
   m.def("_set_isa(str name) -> ()");

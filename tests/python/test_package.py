@@ -15,6 +15,8 @@ from common import run_python
 import qkv
 
 ROOT = Path(__file__).resolve().parents[2]
+MINOR = ".".join(torch.__version__.split(".")[:2])
+LIBRARY = Path(qkv.__file__).parent / "lib" / f"torch-{MINOR}" / "libqkv.so"
 
 
 def test_import_from_another_folder(tmp_path):
@@ -33,8 +35,8 @@ def test_import_from_the_sources_folder():
 def decoy(tmp_path):
     """A folder with files that are named like the library, and are none."""
     folder = tmp_path / "anywhere"
-    for name in ("libqkv.so", "lib/libqkv.so", "qkv/libqkv.so", "qkv/lib/libqkv.so"):
-        path = folder / name
+    for name in ("", "lib", "qkv", "qkv/lib", f"qkv/lib/{LIBRARY.parent.name}"):
+        path = folder / name / "libqkv.so"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("decoy")
     return folder
@@ -43,23 +45,55 @@ def decoy(tmp_path):
 def test_the_library_is_the_packages_own(decoy):
     code = "import torch, qkv; print(*torch.ops.loaded_libraries)"
     found = run_python(code, cwd=decoy).strip()
-    assert found == str((Path(qkv.__file__).parent / "lib" / "libqkv.so").resolve())
+    assert found == str(LIBRARY.resolve())
 
 
-def test_no_other_library_is_loaded(decoy, tmp_path):
-    """Sources that were never built, imported where the current folder has what they lack."""
-    package = Path(qkv.__file__).parent
+@pytest.fixture
+def sources(tmp_path):
+    """A copy of the package that was never built."""
     built = shutil.ignore_patterns("lib", "include", "share", "__pycache__")
-    shutil.copytree(package, tmp_path / "sources" / "qkv", ignore=built)
+    shutil.copytree(Path(qkv.__file__).parent, tmp_path / "sources" / "qkv", ignore=built)
+    return tmp_path / "sources"
+
+
+def import_error(sources, cwd):
     code = """
 try:
     import qkv
 except ImportError as error:
     print(error)
 """
-    message = run_python(code, cwd=decoy, env={"PYTHONPATH": str(tmp_path / "sources")})
-    library = tmp_path / "sources" / "qkv" / "lib" / "libqkv.so"
+    return run_python(code, cwd=cwd, env={"PYTHONPATH": str(sources)})
+
+
+def test_no_other_library_is_loaded(decoy, sources, tmp_path):
+    """Where the current folder has what the sources lack."""
+    message = import_error(sources, decoy)
+    library = tmp_path / "sources" / "qkv" / "lib" / LIBRARY.parent.name / "libqkv.so"
     assert message.startswith(f"qkv is not built: there is no {library}. Run `pip install")
+
+
+def test_a_torch_that_no_library_fits(sources, tmp_path):
+    for minor in ("2.10", "2.8", "2.9"):
+        other = sources / "qkv" / "lib" / f"torch-{minor}" / "libqkv.so"
+        other.parent.mkdir(parents=True)
+        other.write_text("for another torch")
+    assert import_error(sources, tmp_path).startswith(
+        f"qkv was built for torch 2.8, 2.9 and 2.10, but torch {torch.__version__} is installed. "
+        "Install a torch that fits, or build qkv for this one: `pip install"
+    )
+
+
+def test_a_library_of_another_version(sources, tmp_path):
+    own = sources / "qkv" / "lib" / LIBRARY.parent.name
+    own.mkdir(parents=True)
+    shutil.copy(LIBRARY, own)
+    version = sources / "qkv" / "version.py"
+    version.write_text(version.read_text().replace(f'"{qkv.__version__}"', '"9.8.7"'))
+    assert import_error(sources, tmp_path).startswith(
+        f"{own / 'libqkv.so'} is of qkv {qkv.__version__}, but the Python package around it is "
+        "qkv 9.8.7. Install"
+    )
 
 
 def test_import_before_torch_and_twice():
@@ -75,9 +109,8 @@ def test_version():
 def test_metadata():
     meta = importlib.metadata.metadata("qkv")
     assert meta["License-Expression"] == "Apache-2.0"
-    minor = ".".join(torch.__version__.split(".")[:2])
     requirements = importlib.metadata.requires("qkv")
-    assert any(r.replace(" ", "").startswith(f"torch=={minor}") for r in requirements)
+    assert any(r.replace(" ", "").startswith(f"torch=={MINOR}") for r in requirements)
 
 
 def test_public_names():
@@ -91,10 +124,9 @@ def test_cmake_files():
 
 
 def test_library_does_not_link_python():
-    library = Path(qkv.__file__).parent / "lib" / "libqkv.so"
     if not (readelf := shutil.which("readelf")):
         pytest.skip("readelf is not installed")
-    listing = subprocess.run([readelf, "-d", library], capture_output=True, text=True, check=True)
+    listing = subprocess.run([readelf, "-d", LIBRARY], capture_output=True, text=True, check=True)
     needed = re.findall(r"NEEDED.*\[(.*)\]", listing.stdout)
     assert "libgomp.so.1" in needed
     assert not [n for n in needed if "python" in n]
@@ -113,9 +145,8 @@ def run(*command, **options):
 def cpp_example(tmp_path_factory):
     """examples/cpp, built with plain CMake against the installed package."""
     build = tmp_path_factory.mktemp("cpp")
-    prefixes = f"{torch.utils.cmake_prefix_path};{qkv.cmake_prefix_path}"
     source = ROOT / "examples" / "cpp"
-    run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefixes}")
+    run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}")
     run("cmake", "--build", build)
     programs = [p for p in build.iterdir() if p.is_file() and os.access(p, os.X_OK)]
     assert len(programs) == 1
@@ -131,3 +162,67 @@ def test_cpp_example_converges(cpp_example, tmp_path):
 
 def test_cpp_example_has_no_python(cpp_example):
     assert "libpython" not in run("ldd", cpp_example)
+
+
+def configure(folder, commands, *options):
+    """CMake's status and what it says of a project with these commands."""
+    project = "cmake_minimum_required(VERSION 3.22)\nproject(user LANGUAGES CXX)\n"
+    (folder / "CMakeLists.txt").write_text(project + commands)
+    done = subprocess.run(
+        [shutil.which("cmake", path=Path(sys.executable).parent) or "cmake", "-S", folder, "-B",
+         folder / "build", f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}", *options],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def fake_torch(folder, minor):
+    """As much of a torch as says its version."""
+    header = folder / "include" / "torch" / "headeronly" / "version.h"
+    header.parent.mkdir(parents=True)
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), [*minor.split("."), "1"], strict=True)
+    header.write_text("".join(f"#define TORCH_VERSION_{name} {n}\n" for name, n in numbers))
+    return folder
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is not None, reason="find_package(Torch) needs CUDA's toolkit"
+)
+@pytest.mark.parametrize("packages", [("Torch", "qkv"), ("qkv", "Torch")], ids="+".join)
+def test_beside_find_package_torch(packages, tmp_path):
+    (tmp_path / "main.cpp").write_text("int main() {}")
+    commands = "".join(f"find_package({name} REQUIRED)\n" for name in packages)
+    commands += "add_executable(user main.cpp)\n"
+    commands += "target_link_libraries(user qkv::qkv ${TORCH_LIBRARIES})\n"
+    commands += "message(STATUS at=${QKV_TORCH_FOLDER}=)"
+    where = f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch"
+    status, said = configure(tmp_path, commands, where)
+    assert status == 0, said
+    assert f"at={Path(torch.__file__).parent}=" in said
+
+
+def test_cmake_refuses_a_torch_that_does_not_fit(tmp_path):
+    other = fake_torch(tmp_path / "other", "2.9")
+    status, said = configure(tmp_path, "find_package(qkv REQUIRED)", f"-DTorch_ROOT={other}")
+    assert status != 0
+    assert re.search(f"built for torch [0-9., ]*{MINOR}[0-9., ]*, and torch 2.9.1 was", said)
+    assert f"found in {other}" in said
+
+
+def setup_py(torches):
+    """What setup.py says of these torches, and its status."""
+    env = {**os.environ, "QKV_TORCHES": os.pathsep.join(map(str, torches))}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_setup_refuses_a_torch_it_does_not_know(tmp_path):
+    other = fake_torch(tmp_path / "other", "2.9")
+    status, said = setup_py([other])
+    assert status != 0
+    assert f"is written for torch 2.13, 2.14, 2.15, and {other} is torch 2.9" in said
+    status, said = setup_py([tmp_path])
+    assert status != 0
+    assert f"{tmp_path} is no torch that has C++ headers" in said

@@ -5,35 +5,55 @@ from pathlib import Path
 
 import torch
 
+from qkv.version import __version__
+
 # Absolute, and nowhere else: a folder that happens to be in sys.path, such as the current one, may
 # hold anything by the name of qkv/lib/libqkv.so.
 PACKAGE_DIR = Path(__file__).resolve().parent
 
-# Where find_package(qkv) looks: pass it in CMAKE_PREFIX_PATH, beside torch.utils.cmake_prefix_path.
+# Where find_package(qkv) looks: pass it in CMAKE_PREFIX_PATH.
 cmake_prefix_path = str(PACKAGE_DIR / "share" / "cmake")
+
+BUILD = "`pip install --no-build-isolation .` in qkv's repository, in this environment"
 
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def _listed(versions: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(versions[:-1]), versions[-1]]))
+
+
+def _fitting() -> Path:
+    """The library for this torch: the C++ interface of torch changes with every minor version."""
+    folder = PACKAGE_DIR / "lib"
+    library = folder / f"torch-{_minor(torch.__version__)}" / "libqkv.so"
+    if library.is_file():
+        return library
+    built = sorted(
+        (found.parent.name.removeprefix("torch-") for found in folder.glob("torch-*/libqkv.so")),
+        key=lambda minor: [int(number) for number in minor.split(".")],
+    )
+    if built:
+        raise ImportError(
+            f"qkv was built for torch {_listed(built)}, but torch {torch.__version__} is "
+            f"installed. Install a torch that fits, or build qkv for this one: {BUILD}."
+        )
+    raise ImportError(
+        f"qkv is not built: there is no {library}. Run {BUILD}, and import it from a folder whose "
+        "sources do not hide what is installed; or add -e, which builds beside the sources."
+    )
+
+
 def load() -> None:
     """Loads the package's library, or the build of it that QKV_LIBRARY names: for tests of builds
     that nobody installs, with sanitizers or emulated instruction sets, say."""
-    if other := os.environ.get("QKV_LIBRARY"):
-        torch.ops.load_library(Path(other).resolve())
-        return
-    library = PACKAGE_DIR / "lib" / "libqkv.so"
-    if not library.is_file():
-        raise ImportError(
-            f"qkv is not built: there is no {library}. Run `pip install --no-build-isolation .` in "
-            "its repository, in this environment, and import it from a folder whose sources do not "
-            "hide what is installed; or add -e, which builds beside the sources."
-        )
-    built = (PACKAGE_DIR / "lib" / "torch_version.txt").read_text().strip()
-    if _minor(built) != _minor(torch.__version__):
-        raise ImportError(
-            f"qkv was built for torch {_minor(built)}, but torch {torch.__version__} is installed. "
-            "Run `pip install --no-build-isolation .` in its repository again, in this environment."
-        )
+    other = os.environ.get("QKV_LIBRARY")
+    library = Path(other).resolve() if other else _fitting()
     torch.ops.load_library(library)
+    if (version := torch.ops.qkv._version()) != __version__:
+        raise ImportError(
+            f"{library} is of qkv {version}, but the Python package around it is qkv "
+            f"{__version__}. Install one of them anew: {BUILD}."
+        )

@@ -1,0 +1,54 @@
+# qkv_find_torch(): the target qkv::torch, which is torch's headers and the two of its libraries that
+# qkv needs, libtorch_cpu and libc10. In place of find_package(Torch), which stops without a CUDA
+# toolkit if torch was built with CUDA, as pip's is, though nothing here needs one.
+#
+# Also used by find_package(qkv), where it is installed beside qkvConfig.cmake.
+
+# The folder of torch that `folder` stands for, or "": a Python package or LibTorch itself, or what
+# torch.utils.cmake_prefix_path names, or the folder of TorchConfig.cmake.
+function(_qkv_torch_at folder result)
+  set(${result} "" PARENT_SCOPE)
+  foreach(up "" "/../.." "/../../..")
+    if(folder AND EXISTS "${folder}${up}/include/torch/headeronly/version.h")
+      get_filename_component(found "${folder}${up}" ABSOLUTE)
+      set(${result} "${found}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+# TORCH_VERSION of torch's headers: major.minor.patch.
+function(_qkv_torch_version torch result)
+  file(STRINGS "${torch}/include/torch/headeronly/version.h" lines
+       REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+  string(REGEX MATCHALL "[0-9]+" numbers "${lines}")
+  list(JOIN numbers "." version)
+  set(${result} "${version}" PARENT_SCOPE)
+endfunction()
+
+# The first torch of: what find_package(Torch) has found, the folders that the user has named
+# (-DTorch_DIR, -DTorch_ROOT, CMAKE_PREFIX_PATH, the last two also in the environment), and the
+# arguments. Sets QKV_TORCH_FOLDER, and QKV_TORCH_VERSION; both are empty where there is none.
+macro(qkv_find_torch)
+  set(QKV_TORCH_FOLDER "")
+  set(QKV_TORCH_VERSION "")
+  string(REPLACE ":" ";" _qkv_prefixes "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(_qkv_folder "${TORCH_INSTALL_PREFIX}" "${Torch_DIR}" "${Torch_ROOT}" "$ENV{Torch_ROOT}"
+          ${CMAKE_PREFIX_PATH} ${_qkv_prefixes} ${ARGN})
+    _qkv_torch_at("${_qkv_folder}" QKV_TORCH_FOLDER)
+    if(QKV_TORCH_FOLDER)
+      break()
+    endif()
+  endforeach()
+  if(QKV_TORCH_FOLDER)
+    _qkv_torch_version("${QKV_TORCH_FOLDER}" QKV_TORCH_VERSION)
+    if(NOT TARGET qkv::torch)
+      add_library(qkv::torch INTERFACE IMPORTED)
+      target_include_directories(qkv::torch INTERFACE
+        "${QKV_TORCH_FOLDER}/include" "${QKV_TORCH_FOLDER}/include/torch/csrc/api/include")
+      target_link_libraries(qkv::torch INTERFACE
+        "${QKV_TORCH_FOLDER}/lib/libtorch_cpu.so" "${QKV_TORCH_FOLDER}/lib/libc10.so")
+      target_compile_features(qkv::torch INTERFACE cxx_std_20)  # torch's headers
+    endif()
+  endif()
+endmacro()
