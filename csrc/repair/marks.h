@@ -40,8 +40,8 @@ class SlotMarks {
   SlotMarks(Arena& arena, const Problem& p)
       : marks_(arena.take<T>(hides_any(p) ? kKeyBlock * kRowBlock<T> : 0)) {}
 
-  // Of keys [key, end) of those, of which the tile has weights up to key + keys: the others are
-  // hidden. Whether a pair is.
+  // Marks the pairs with those among keys [key, end). The tile has weights of the first `keys` of
+  // these; pairs with the rest are hidden. Returns whether any pair is.
   template <class Keys>
   bool mark(const Problem& p, const Keys& parted, Tile tile, int64_t key, int64_t keys, int64_t end,
             const T* weights) {
@@ -66,12 +66,14 @@ class SlotMarks {
   int64_t count() const { return end_ - begin_; }
 
  private:
-  // Keys that are marked in one go, though finite ones lie between: a call costs as much as some.
+  // Keys this close to each other are marked by one call, together with the finite ones between
+  // them: a call costs as much as a few keys. The number is a guess, not tuned.
   static constexpr int64_t kNear = 8;
 
   T* row(int64_t slot, const Tile& tile) const { return marks_ + (slot - begin_) * tile.lanes; }
 
-  // Of the marks of consecutive keys those of slots [slot, end); whether a pair is hidden.
+  // Keeps, of the marks of consecutive keys, those of slots [slot, end). Returns whether a pair of
+  // these is hidden.
   template <class Keys>
   bool keep_slots(const Keys& parted, const Tile& tile, int64_t slot, int64_t end) const {
     const T* const marks = row(slot, tile);

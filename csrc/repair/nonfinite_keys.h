@@ -105,11 +105,12 @@ class NonfiniteKeys {
   // The finite part.
   KeyRows<E> finite() const { return parted_.finite(); }
 
-  // Looks at the others among keys [key, key + keys) of those: whether one is hidden from a row.
+  // Marks the pairs with those among keys [key, key + keys) that are not finite. Returns whether
+  // one of them is hidden from a row of the tile.
   bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights) {
     return marks_.mark(p, parted_, tile, key, keys, key + keys, weights);
   }
-  // output [dim x lanes] += what the visible ones of them add.
+  // output [dim x lanes] += what the visible pairs that hide() marked add.
   void add(const Tile& tile, T* output) const {
     if (marks_.count() == 0) return;
     gemm<T>(dim_, tile.lanes,

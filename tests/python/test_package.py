@@ -132,11 +132,16 @@ def test_library_does_not_link_python():
     assert not [n for n in needed if "python" in n]
 
 
-def run(*command, **options):
-    """stdout. Programs that pip installed next to this Python come first: cmake, for one."""
+def attempt(*command, **options):
+    """How it ended. Programs that pip installed next to this Python come first: cmake, for one."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     options["env"] = {**os.environ, "PATH": path, **options.get("env", {})}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+
+
+def run(*command, **options):
+    """stdout."""
+    done = attempt(*command, **options)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -168,11 +173,8 @@ def configure(folder, commands, *options):
     """CMake's status and what it says of a project with these commands."""
     project = "cmake_minimum_required(VERSION 3.22)\nproject(user LANGUAGES CXX)\n"
     (folder / "CMakeLists.txt").write_text(project + commands)
-    done = subprocess.run(
-        [shutil.which("cmake", path=Path(sys.executable).parent) or "cmake", "-S", folder, "-B",
-         folder / "build", f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}", *options],
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    prefix = f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}"
+    done = attempt("cmake", "-S", folder, "-B", folder / "build", prefix, *options)
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
@@ -211,10 +213,8 @@ def test_cmake_refuses_a_torch_that_does_not_fit(tmp_path):
 
 def setup_py(torches):
     """What setup.py says of these torches, and its status."""
-    env = {**os.environ, "QKV_TORCHES": os.pathsep.join(map(str, torches))}
-    done = subprocess.run(
-        [sys.executable, "setup.py", "--version"], cwd=ROOT, env=env, capture_output=True, text=True
-    )
+    env = {"QKV_TORCHES": os.pathsep.join(map(str, torches))}
+    done = attempt(sys.executable, "setup.py", "--version", cwd=ROOT, env=env)
     return done.returncode, done.stdout + done.stderr
 
 
