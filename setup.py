@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Command, Distribution, setup
@@ -23,19 +24,11 @@ KNOWN = version["TORCH_VERSIONS"]
 
 def torch_folders():
     """The torches to build for: those that QKV_TORCHES names, each the folder of a Python package
-    or of LibTorch, with ":" between them; else the one of this environment."""
+    or of LibTorch, with ":" between them; else the one of this environment, if it has one."""
     if named := os.environ.get("QKV_TORCHES"):
         return [Path(folder).resolve() for folder in named.split(os.pathsep)]
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        sys.exit(
-            f"\nqkv is built against the torch of your environment, and {sys.executable} has none."
-            "\n  pip install torch\n"
-            "  pip install setuptools cmake ninja\n"
-            "  pip install --no-build-isolation .\n"
-            "(without --no-build-isolation pip builds in an empty environment)\n"
-        )
-    return [Path(spec.origin).parent]
+    return [] if spec is None or spec.origin is None else [Path(spec.origin).parent]
 
 
 def minor_version(torch):
@@ -61,6 +54,14 @@ def tool(name):
     return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
 
 
+def tree():
+    """Where CMake builds for these torches: tests/run builds there too. Another kind of machine,
+    which _PYTHON_HOST_PLATFORM names as it does to Python's own build, has a tree of its own."""
+    name = "torch-" + "-".join(TORCHES)
+    machine = sysconfig.get_platform().rpartition("-")[2]
+    return ROOT / "build" / (name if machine == os.uname().machine else f"{name}-{machine}")
+
+
 class build_cmake(Command):
     """Configure, build and install libqkv.so into the package."""
 
@@ -73,21 +74,26 @@ class build_cmake(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self):
-        for minor, torch in TORCHES.items():
-            self.build(minor, torch)
-
-    def build(self, minor, torch):
+        if not TORCHES:  # an sdist needs none
+            sys.exit(
+                "\nqkv is built against the torch of your environment, and "
+                f"{sys.executable} has none.\n"
+                "  pip install torch\n"
+                "  pip install setuptools cmake ninja\n"
+                "  pip install --no-build-isolation .\n"
+                "(without --no-build-isolation pip builds in an empty environment)\n"
+            )
         cmake = tool("cmake") or sys.exit("cmake is missing: pip install cmake ninja")
-        where = ROOT / "build" / f"torch-{minor}"  # tests/run builds there too
-        relocatable = "OFF" if self.editable_mode else "ON"
-        configure = [cmake, "-S", ROOT, "-B", where, "-DQKV_TORCH=ON", f"-DTorch_ROOT={torch}"]
-        configure += [f"-DQKV_RELOCATABLE={relocatable}"]
+        where = tree()
+        configure = [cmake, "-S", ROOT, "-B", where, "-DQKV_TORCH=ON"]
+        configure += ["-DQKV_TORCHES=" + ";".join(map(str, TORCHES.values()))]
+        configure += [f"-DQKV_RELOCATABLE={'OFF' if self.editable_mode else 'ON'}"]
         if ninja := tool("ninja"):
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         jobs = ["--parallel", os.environ["MAX_JOBS"]] if os.environ.get("MAX_JOBS") else []
         where.mkdir(parents=True, exist_ok=True)
         subprocess.check_call(configure, cwd=where)  # ninja leaves a log in the current folder
-        subprocess.check_call([cmake, "--build", where, "--target", "qkv", *jobs])
+        subprocess.check_call([cmake, "--build", where, "--target", "operators", *jobs])
         subprocess.check_call([cmake, "--install", where, "--prefix", self.package_dir()])
 
     def package_dir(self):
@@ -124,10 +130,11 @@ class BinaryDistribution(Distribution):
 
 
 def requirement():
-    """torch's C++ interface changes with the minor version: those that were built for."""
+    """torch's C++ interface changes with the minor version: those that were built for. An sdist
+    can be built for any that it knows."""
     if len(TORCHES) == 1:
         return f"torch=={next(iter(TORCHES))}.*"
-    minors = sorted(tuple(map(int, minor.split("."))) for minor in TORCHES)
+    minors = sorted(tuple(map(int, minor.split("."))) for minor in TORCHES or KNOWN)
     (first, low), (last, high) = minors[0], minors[-1]
     return f"torch>={first}.{low},<{last}.{high + 1}"
 

@@ -26,6 +26,18 @@ function(_qkv_torch_version torch result)
   set(${result} "${version}" PARENT_SCOPE)
 endfunction()
 
+# The imported target `name` for the torch in `folder`, unless there is one of that name.
+function(_qkv_add_torch name folder)
+  if(TARGET ${name})
+    return()
+  endif()
+  add_library(${name} INTERFACE IMPORTED)
+  target_include_directories(${name} INTERFACE
+    "${folder}/include" "${folder}/include/torch/csrc/api/include")
+  target_link_libraries(${name} INTERFACE "${folder}/lib/libtorch_cpu.so" "${folder}/lib/libc10.so")
+  target_compile_features(${name} INTERFACE cxx_std_20)  # torch's headers
+endfunction()
+
 # The first torch of: what find_package(Torch) has found, the folders that the user has named
 # (-DTorch_DIR, -DTorch_ROOT, CMAKE_PREFIX_PATH, the last two also in the environment), and the
 # arguments. Sets QKV_TORCH_FOLDER, and QKV_TORCH_VERSION; both are empty where there is none.
@@ -42,13 +54,6 @@ macro(qkv_find_torch)
   endforeach()
   if(QKV_TORCH_FOLDER)
     _qkv_torch_version("${QKV_TORCH_FOLDER}" QKV_TORCH_VERSION)
-    if(NOT TARGET qkv::torch)
-      add_library(qkv::torch INTERFACE IMPORTED)
-      target_include_directories(qkv::torch INTERFACE
-        "${QKV_TORCH_FOLDER}/include" "${QKV_TORCH_FOLDER}/include/torch/csrc/api/include")
-      target_link_libraries(qkv::torch INTERFACE
-        "${QKV_TORCH_FOLDER}/lib/libtorch_cpu.so" "${QKV_TORCH_FOLDER}/lib/libc10.so")
-      target_compile_features(qkv::torch INTERFACE cxx_std_20)  # torch's headers
-    endif()
+    _qkv_add_torch(qkv::torch "${QKV_TORCH_FOLDER}")
   endif()
 endmacro()

@@ -49,9 +49,8 @@ if(QKV_TORCH)
   add_library(qkv_with_emulated SHARED EXCLUDE_FROM_ALL $<TARGET_OBJECTS:qkv> $<TARGET_OBJECTS:qkv_emulated>)
   set_target_properties(qkv_with_emulated PROPERTIES
     OUTPUT_NAME qkv
-    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/emulated
-    BUILD_RPATH "${torch_lib_dir}")
-  target_link_libraries(qkv_with_emulated PRIVATE qkv::torch qkv_kernels ${torch_openmp})
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/emulated)
+  target_link_libraries(qkv_with_emulated PRIVATE qkv_kernels $<TARGET_PROPERTY:qkv,QKV_RUNTIME>)
 
   file(GLOB torch_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/torch_ext/*.cpp)
   if(torch_tests)

@@ -1,64 +1,122 @@
-# qkv: the operators, one shared library for Python and C++.
+# The operators, for one torch or for several. Per minor version of torch, whose C++ interface changes
+# with it, one libqkv.so; once for all of them libqkv_core.so, the kernels, which know no torch:
+#
+#   one torch         lib/torch-2.13/libqkv.so  lib/torch-2.13/libqkv_core.so
+#   several           lib/torch-2.13/libqkv.so  lib/torch-2.14/libqkv.so  ...  lib/libqkv_core.so
+#
+# Builds for one torch each, installed into the same folder, keep cores of their own: they may be of
+# different states of the sources.
 include(cmake/qkvTorch.cmake)
-qkv_find_torch()
-if(NOT QKV_TORCH_FOLDER)
-  message(FATAL_ERROR "CMake cannot find torch. Install it (pip install torch) and configure with\n"
-    "  -DCMAKE_PREFIX_PATH=\"$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')\"\n"
-    "or build only the torch-free kernels with -DQKV_TORCH=OFF")
+set(QKV_TORCHES "" CACHE STRING "Folders of the torches to build for; empty: the one that CMake finds")
+if(NOT QKV_TORCHES)
+  qkv_find_torch()
+  if(NOT QKV_TORCH_FOLDER)
+    message(FATAL_ERROR "CMake cannot find torch. Install it (pip install torch) and configure with\n"
+      "  -DCMAKE_PREFIX_PATH=\"$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')\"\n"
+      "or build only the torch-free kernels with -DQKV_TORCH=OFF")
+  endif()
+  set(torches "${QKV_TORCH_FOLDER}")
+else()
+  set(torches ${QKV_TORCHES})
 endif()
-message(STATUS "torch ${QKV_TORCH_VERSION} in ${QKV_TORCH_FOLDER}")
 if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   message(FATAL_ERROR "libqkv.so must share torch's OpenMP runtime, libgomp: build it with g++ "
     "(CXX=g++), not ${CMAKE_CXX_COMPILER_ID}")
 endif()
-string(REGEX MATCH "^[0-9]+\\.[0-9]+" QKV_TORCH_MINOR "${QKV_TORCH_VERSION}")
+
+# An editable install, or one whose torch is in another site-packages, finds torch where it was at
+# build time. That means nothing on the machine of someone who gets a wheel.
+option(QKV_RELOCATABLE "Leave no path of this machine in what is installed" OFF)
+
+list(LENGTH torches torch_count)
+if(torch_count EQUAL 1)
+  set(core_beside_torch TRUE)
+endif()
+
+# No OpenMP runtime is named: symbols of one come from the libraries that are loaded with the core,
+# which is the one that torch brings, whatever its name.
+add_library(qkv_core SHARED)
+target_link_libraries(qkv_core PUBLIC $<BUILD_INTERFACE:qkv_kernels>)
+set_target_properties(qkv_core PROPERTIES EXPORT_NAME core)
 
 file(GLOB operator_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/torch_ext/*.cpp)
-add_library(qkv SHARED ${operator_sources})
-target_compile_definitions(qkv PRIVATE QKV_VERSION="${PROJECT_VERSION}")
-target_compile_options(qkv PRIVATE -Wall -Wextra -Wno-maybe-uninitialized)
-target_include_directories(qkv
-  PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/torch_ext/include>
-         $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-  PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
-target_link_libraries(qkv PUBLIC qkv::torch PRIVATE $<BUILD_INTERFACE:qkv_kernels>)
-target_precompile_headers(qkv PRIVATE <torch/library.h>)  # most of the build's time
 
-# One OpenMP runtime in the process: the copy that torch brings, whatever its
-# name, or failing that the system's, which torch then uses too.
-set(torch_lib_dir "${QKV_TORCH_FOLDER}/lib")
-file(GLOB torch_openmp "${torch_lib_dir}/libgomp*.so*" "${torch_lib_dir}/libiomp5.so")
-if(torch_openmp)
-  list(GET torch_openmp 0 torch_openmp)
-else()
-  set(torch_openmp -fopenmp)
-endif()
-target_link_libraries(qkv PRIVATE $<BUILD_INTERFACE:${torch_openmp}>)
+# qkv_add_operators(TARGET FOLDER): libqkv.so for the torch in FOLDER, and how it is installed.
+function(qkv_add_operators target folder)
+  _qkv_torch_at("${folder}" folder)
+  if(NOT folder)
+    message(FATAL_ERROR "QKV_TORCHES: there is no torch with C++ headers in ${ARGV1}")
+  endif()
+  _qkv_torch_version("${folder}" version)
+  message(STATUS "torch ${version} in ${folder}")
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+  set(torch torch-${minor})
+  _qkv_add_torch(${torch} "${folder}")
 
-# Libraries for several torches lie side by side in one package. Each finds torch beside the package
-# in site-packages, else where it was at build time (an editable install, or torch in another
-# site-packages), which means nothing on the machine of someone who gets a wheel.
-option(QKV_RELOCATABLE "Leave no path of this machine in what is installed" OFF)
-if(QKV_RELOCATABLE)
-  set(torch_at_build_time "")
-else()
-  set(torch_at_build_time "${QKV_TORCH_FOLDER}")
-  set(torch_lib_at_build_time ";${torch_lib_dir}")
-endif()
-set(lib_dir lib/torch-${QKV_TORCH_MINOR})
-set_target_properties(qkv PROPERTIES
-  BUILD_RPATH "${torch_lib_dir}"
-  INSTALL_RPATH "$ORIGIN/../../../torch/lib${torch_lib_at_build_time}")
+  add_library(${target} SHARED ${operator_sources})
+  target_compile_definitions(${target} PRIVATE QKV_VERSION="${PROJECT_VERSION}")
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-maybe-uninitialized
+    "-ffile-prefix-map=${folder}/=")  # torch's messages name its headers by their paths
+  target_include_directories(${target}
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/torch_ext/include>
+           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
+  target_link_libraries(${target}
+    PUBLIC $<BUILD_INTERFACE:${torch}> $<INSTALL_INTERFACE:qkv::torch> PRIVATE qkv_core)
+  target_precompile_headers(${target} PRIVATE <torch/library.h>)  # most of the build's time
+
+  # One OpenMP runtime in the process: the copy that torch brings, whatever its
+  # name, or failing that the system's, which torch then uses too.
+  file(GLOB openmp "${folder}/lib/libgomp*.so*" "${folder}/lib/libiomp5.so")
+  if(openmp)
+    list(GET openmp 0 openmp)
+  else()
+    set(openmp -fopenmp)
+  endif()
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${openmp}>)
+  set_property(TARGET ${target} PROPERTY QKV_RUNTIME ${torch} ${openmp})
+
+  set(rpath "$ORIGIN/../../../torch/lib")  # beside qkv in site-packages
+  if(core_beside_torch)
+    list(PREPEND rpath "$ORIGIN")
+    install(TARGETS qkv_core EXPORT qkv-${torch} LIBRARY DESTINATION lib/${torch})
+  else()
+    list(PREPEND rpath "$ORIGIN/..")
+    install(TARGETS qkv_core EXPORT qkv-${torch} LIBRARY DESTINATION lib)
+  endif()
+  if(NOT QKV_RELOCATABLE)
+    list(APPEND rpath "${folder}/lib")
+    set(torch_at_build_time "${folder}" PARENT_SCOPE)
+  endif()
+  set_target_properties(${target} PROPERTIES
+    OUTPUT_NAME qkv
+    EXPORT_NAME qkv
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib/${torch}
+    BUILD_RPATH "${folder}/lib"
+    INSTALL_RPATH "${rpath}")
+  install(TARGETS ${target} EXPORT qkv-${torch} LIBRARY DESTINATION lib/${torch})
+  install(EXPORT qkv-${torch} NAMESPACE qkv:: FILE qkvTargets-${torch}.cmake
+          DESTINATION share/cmake/qkv)
+endfunction()
+
+# The first is called qkv, which is what the tests are linked with.
+set(operators)
+foreach(folder IN LISTS torches)
+  list(LENGTH operators number)
+  set(target qkv)
+  if(number GREATER 0)
+    set(target qkv_${number})
+  endif()
+  qkv_add_operators(${target} "${folder}")
+  list(APPEND operators ${target})
+endforeach()
+add_custom_target(operators DEPENDS ${operators})
 
 include(CMakePackageConfigHelpers)
-set(QKV_CMAKE_DIR share/cmake/qkv)
-install(TARGETS qkv EXPORT qkvTargets LIBRARY DESTINATION ${lib_dir})
 install(DIRECTORY torch_ext/include/ DESTINATION include)
-install(EXPORT qkvTargets NAMESPACE qkv:: FILE qkvTargets-torch-${QKV_TORCH_MINOR}.cmake
-        DESTINATION ${QKV_CMAKE_DIR})
 configure_package_config_file(cmake/qkvConfig.cmake.in qkvConfig.cmake
-  INSTALL_DESTINATION ${QKV_CMAKE_DIR} NO_SET_AND_CHECK_MACRO)
+  INSTALL_DESTINATION share/cmake/qkv NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(qkvConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/qkvConfig.cmake ${PROJECT_BINARY_DIR}/qkvConfigVersion.cmake
               cmake/qkvTorch.cmake
-        DESTINATION ${QKV_CMAKE_DIR})
+        DESTINATION share/cmake/qkv)

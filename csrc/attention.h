@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "export.h"
+
 namespace qkv {
 
 // Leading batch dimensions a Problem can hold after the caller has merged
@@ -176,26 +178,28 @@ struct BackwardJob {
 // the batch size and of what else is solved together; sums over a batch
 // (grad_mask, weights) of course depend on the batch.
 // Throws std::bad_alloc when the workspace cannot be had.
-void attention_forward(const Problem& problem, const ForwardResult& result);
-void attention_forward(const std::vector<ForwardJob>& jobs);
-void attention_backward(const Problem& problem, const BackwardArgs& args);
-void attention_backward(const std::vector<BackwardJob>& jobs);  // no job shares an output
+QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
+QKV_CORE_API void attention_forward(const std::vector<ForwardJob>& jobs);
+QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);
+QKV_CORE_API void attention_backward(
+    const std::vector<BackwardJob>& jobs);  // no job shares an output
 
 // [B..., H, L]: BackwardArgs::grad_weights_dot, from `args` with output, lse and grad_weights.
-void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot);
+QKV_CORE_API void attention_weights_dot(const Problem& problem, const BackwardArgs& args,
+                                        const Output& dot);
 
 // Dropout and sinks do not take part.
-void attention_hard(const Problem& problem, const HardResult& result);
+QKV_CORE_API void attention_hard(const Problem& problem, const HardResult& result);
 
 // The instruction sets this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
 // "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX (dispatch.cpp).
-std::vector<const char*> supported_isas();
+QKV_CORE_API std::vector<const char*> supported_isas();
 
 // The one in use: the best, or what the environment variable QKV_ISA or
 // set_isa() asked for. Both throw std::invalid_argument for a name that is
 // unknown or that this CPU cannot run.
-const char* active_isa();
-void set_isa(const char* name);
+QKV_CORE_API const char* active_isa();
+QKV_CORE_API void set_isa(const char* name);
 
 // What the factors of a product are when query, key and value are in half precision. "native":
 // their own type where the instruction set in use multiplies it, which is bf16 with avx512bf16 and
@@ -204,7 +208,7 @@ void set_isa(const char* name);
 // QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both throw
 // std::invalid_argument for any other name. A forward pass and its backward pass belong under one
 // setting: each has its own order of summation, and so its own last digits of a score.
-const char* half_products();
-void set_half_products(const char* name);
+QKV_CORE_API const char* half_products();
+QKV_CORE_API void set_half_products(const char* name);
 
 }  // namespace qkv

@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 
+#include "export.h"
 #include "worklist.h"
 
 namespace qkv {
@@ -41,14 +42,15 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // is done before other threads have woken up, 1 inside a parallel region of the
 // caller's (those threads are busy already) and in a forked child (libgomp's
 // pool does not survive fork, and waiting for it would hang), else `wanted`.
-int usable_threads(int wanted, double flops);
+QKV_CORE_API int usable_threads(int wanted, double flops);
 
 // Whether this process is the child of a fork() since the library was loaded.
-bool in_forked_child();
+QKV_CORE_API bool in_forked_child();
 
 // Takes up the phases one after the other, all of them again for every round, the
 // items of each in any order on the working threads, in one parallel region
 // (none for one of them). Items must not throw.
-void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list<Phase> phases);
+QKV_CORE_API void parallel_phases(const Threads& threads, int64_t jobs,
+                                  std::initializer_list<Phase> phases);
 
 }  // namespace qkv
