@@ -4,19 +4,28 @@
 PYTHON ?= python3
 DEFAULT_TORCH := 2.13.0
 TORCH ?= $(DEFAULT_TORCH)
-VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-$(TORCH))
+FIRST_TORCH := $(firstword $(TORCH))
+VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(FIRST_TORCH)),-$(FIRST_TORCH))
 BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt setup.py pyproject.toml torch_ext/qkv/version.py \
   $(shell find csrc cmake torch_ext -path torch_ext/qkv -prune -o -type f -print)
 
+ifneq ($(words $(TORCH)),1)
+ifneq ($(MAKECMDGOALS),wheel)
+$(error TORCH names several versions of torch, which only `make wheel` takes: $(TORCH))
+endif
+endif
+
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long bench lint format clean
+.PHONY: help demo test test-long bench wheel sdist lint format clean
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures in demo/'
 	@echo 'make test     build and run every test suite: what every change has to pass'
 	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'
 	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"'
+	@echo 'make wheel    one wheel, in dist/, for all the versions of torch in TORCH="2.13.0 2.15.0"'
+	@echo 'make sdist    the source distribution, in dist/'
 	@echo 'make lint     the formatters and linters over all tracked files'
 	@echo 'make format   the same, until nothing is left to format'
 	@echo 'make clean    remove what these made'
@@ -27,7 +36,7 @@ help:
 $(VENV)/ready: requirements-dev.txt
 	@PYTHON='$(PYTHON)' .ci/packages compiler python
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(FIRST_TORCH) -r requirements-dev.txt
 	@touch $@
 
 $(VENV)/installed: $(VENV)/ready $(SOURCES)
@@ -48,6 +57,12 @@ test-long: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m qkv.bench $(ARGS)
+
+wheel: $(VENV)/ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" release/wheel.sh $(TORCH)
+
+sdist: $(VENV)/ready
+	$(BIN)/python -m build --no-isolation --sdist .
 
 lint: $(VENV)/ready
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import run_python
+from packaging.requirements import Requirement
 
 import qkv
 
@@ -18,14 +19,18 @@ ROOT = Path(__file__).resolve().parents[2]
 MINOR = ".".join(torch.__version__.split(".")[:2])
 LIBRARY = Path(qkv.__file__).parent / "lib" / f"torch-{MINOR}" / "libqkv.so"
 
+# Of the tests, a copy without the sources is run on wheels (tests/package.sh).
+needs_sources = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="no sources here")
+
 
 def test_import_from_another_folder(tmp_path):
     code = "import torch, qkv; x = torch.ones(1, 1, 2, 2); print(qkv.attention(x, x, x).sum())"
     assert run_python(code, cwd=tmp_path) == "tensor(4.)\n"
 
 
+@needs_sources
 def test_import_from_the_sources_folder():
-    """Where torch_ext/qkv lies next to, and may hide, what is installed."""
+    """Where torch_ext/qkv lies next to, and may hide, what is installed: an editable install."""
     code = "import torch, qkv; print(torch.ops.qkv.attention.default)"
     for folder in (ROOT, ROOT / "torch_ext"):
         assert run_python(code, cwd=folder) == "qkv.attention.default\n"
@@ -85,9 +90,8 @@ def test_a_torch_that_no_library_fits(sources, tmp_path):
 
 
 def test_a_library_of_another_version(sources, tmp_path):
+    shutil.copytree(LIBRARY.parents[1], sources / "qkv" / "lib")
     own = sources / "qkv" / "lib" / LIBRARY.parent.name
-    own.mkdir(parents=True)
-    shutil.copy(LIBRARY, own)
     version = sources / "qkv" / "version.py"
     version.write_text(version.read_text().replace(f'"{qkv.__version__}"', '"9.8.7"'))
     assert import_error(sources, tmp_path).startswith(
@@ -109,8 +113,15 @@ def test_version():
 def test_metadata():
     meta = importlib.metadata.metadata("qkv")
     assert meta["License-Expression"] == "Apache-2.0"
-    requirements = importlib.metadata.requires("qkv")
-    assert any(r.replace(" ", "").startswith(f"torch=={MINOR}") for r in requirements)
+    (needed,) = [
+        requirement
+        for requirement in map(Requirement, importlib.metadata.requires("qkv"))
+        if requirement.name == "torch"
+    ]
+    assert needed.specifier.contains(torch.__version__)
+    for minor in ("2.12", "2.16", "3.0", *qkv.version.TORCH_VERSIONS):
+        built = (LIBRARY.parents[1] / f"torch-{minor}" / LIBRARY.name).exists()
+        assert built or not needed.specifier.contains(f"{minor}.1")
 
 
 def test_public_names():
@@ -123,13 +134,28 @@ def test_cmake_files():
     assert list(Path(qkv.cmake_prefix_path).rglob("qkvConfig.cmake"))
 
 
-def test_library_does_not_link_python():
+def needed_libraries(library):
+    """What the dynamic loader looks for when it loads this one."""
     if not (readelf := shutil.which("readelf")):
         pytest.skip("readelf is not installed")
-    listing = subprocess.run([readelf, "-d", LIBRARY], capture_output=True, text=True, check=True)
-    needed = re.findall(r"NEEDED.*\[(.*)\]", listing.stdout)
-    assert "libgomp.so.1" in needed
+    listing = subprocess.run([readelf, "-d", library], capture_output=True, text=True, check=True)
+    return set(re.findall(r"NEEDED.*\[(.*)\]", listing.stdout))
+
+
+def test_library_does_not_link_python():
+    needed = needed_libraries(LIBRARY)
+    assert {"libgomp.so.1", "libqkv_core.so"} <= needed
     assert not [n for n in needed if "python" in n]
+
+
+def test_the_kernels_know_no_torch():
+    """One libqkv_core.so serves every torch and whichever OpenMP runtime torch has brought."""
+    (core,) = [
+        found
+        for found in LIBRARY.parents[1].rglob("libqkv_core.so")
+        if found.parent in (LIBRARY.parent, LIBRARY.parents[1])
+    ]
+    assert not [n for n in needed_libraries(core) if re.search("torch|c10|omp|qkv", n)]
 
 
 def attempt(*command, **options):
@@ -218,6 +244,7 @@ def setup_py(torches):
     return done.returncode, done.stdout + done.stderr
 
 
+@needs_sources
 def test_setup_refuses_a_torch_it_does_not_know(tmp_path):
     other = fake_torch(tmp_path / "other", "2.9")
     status, said = setup_py([other])

@@ -1,0 +1,65 @@
+"""Prints the folder of a torch to build against: headers and the libraries that are linked.
+
+    python release/fetch_torch.py 2.15.0                                       for this machine
+    python release/fetch_torch.py 2.15.0 --platform manylinux_2_28_aarch64     for another
+
+That of this environment, if it has the version. Else of torch's wheel, from the index that pip is
+set to, unpacked into build/torches: it need not be one that this machine can run, and nothing that
+torch depends on is fetched. A wheel with CUDA has 540 MB, with what it depends on gigabytes."""
+
+import argparse
+import importlib.metadata
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+TORCHES = Path(__file__).resolve().parents[1] / "build" / "torches"
+NEEDED = ("torch/include/", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp")
+# Wheels are for one Python each, headers are not: any that all torches we build for have wheels of.
+SOME_PYTHON = "3.12"
+
+
+def of_this_environment(version):
+    try:
+        found = importlib.metadata.version("torch").split("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return Path(sysconfig.get_path("platlib")) / "torch" if found == version else None
+
+
+def download(version, platform, folder):
+    """The wheel."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--python-version", SOME_PYTHON]
+    command += ["--platform", platform] if platform else []
+    subprocess.check_call([*command, "--dest", folder, f"torch=={version}"], stdout=sys.stderr)
+    (wheel,) = folder.glob("torch-*.whl")
+    return wheel
+
+
+def of_wheel(version, platform):
+    folder = TORCHES / "-".join(filter(None, [version, platform]))
+    complete = folder / "complete"
+    if not complete.exists():
+        wheel = download(version, platform, folder)
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(NEEDED)]
+            archive.extractall(folder, names)
+        wheel.unlink()
+        complete.touch()
+    return folder / "torch"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("version")
+    parser.add_argument("--platform", help="as in the wheel's name; this machine's if not given")
+    options = parser.parse_args()
+    torch = None if options.platform else of_this_environment(options.version)
+    print(torch or of_wheel(options.version, options.platform))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# What people get: the source distribution and the wheel, built for the torch of this environment and
+# installed into a clean environment outside of the checkout.
+#
+#   tests/package.sh quick              the sdist has every file; the wheel, built in the tree that is there
+#                                       already, is imported, and the C++ example and the tests of the
+#                                       package run on it
+#   tests/package.sh long               the wheel is built from the sdist; all of the quick Python suite
+#   tests/package.sh wheel FILE TORCH   all of the quick Python suite on this wheel and this torch (2.15.0),
+#                                       with the Python that PYTHON names
+#
+# The virtual environment is first in PATH.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+checkout=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+torch_here=$(python -c 'import importlib.metadata as m; print(m.version("torch"))')
+tests_of_the_package=(tests/python/test_package.py tests/python/test_docs.py tests/python/test_isa.py)
+
+# build_sdist: every tracked file is in it but those of CI and git. Unpacked into $work/sdist.
+build_sdist() {
+  python -m build --no-isolation --sdist --outdir "$work" . >"$work/sdist.log" 2>&1 ||
+    { cat "$work/sdist.log"; return 1; }
+  mkdir "$work/sdist"
+  tar -xzf "$work"/qkv-*.tar.gz -C "$work/sdist" --strip-components=1
+  missing=$(git ls-files | grep -v '^\.' | while read -r file; do
+    cmp -s "$file" "$work/sdist/$file" || echo "$file"
+  done)
+  if [ -n "$missing" ]; then
+    echo "not in the source distribution, or not the same: $missing"
+    return 1
+  fi
+  twine check "$work"/qkv-*.tar.gz
+}
+
+# build_wheel SOURCES: for the torch of this environment. Sets `wheel`.
+build_wheel() {
+  "$1/release/wheel.sh" "${torch_here%+*}" >"$work/wheel.log" 2>&1 || { cat "$work/wheel.log"; return 1; }
+  wheel=$1/$(tail -n 1 "$work/wheel.log")
+}
+
+# check_wheel: tags, contents, and no path of this machine in any file.
+check_wheel() {
+  check-wheel-contents "$wheel"
+  twine check "$wheel"
+  python -m zipfile --extract "$wheel" "$work/unpacked"
+  local place
+  for place in "$checkout" "$work" "$(python -c 'import sys; print(sys.prefix)')"; do
+    if grep -rlF -- "$place" "$work/unpacked"; then
+      echo "these files of the wheel name $place"
+      return 1
+    fi
+  done
+}
+
+# run_tests TORCH PYTEST_ARGUMENT...: in a new environment with that torch and the wheel, on a copy of
+# the tests beside which there are no sources.
+run_tests() {
+  local torch=$1 env=$work/env
+  shift
+  "${PYTHON:-python}" -m venv "$env"
+  "$env/bin/python" -m pip install --quiet --disable-pip-version-check \
+    "torch==$torch" "$wheel[bench]" numpy pytest pytest-xdist hypothesis cmake ninja
+  mkdir "$work/outside"
+  cp -r tests examples docs *.md pyproject.toml "$work/outside"
+  (cd "$work/outside" && PATH=$env/bin:$PATH "$env/bin/python" -m pytest -rs \
+    --numprocesses=auto --maxprocesses=8 "$@")
+}
+
+quick() {
+  build_sdist
+  build_wheel .
+  check_wheel
+  run_tests "$torch_here" "${tests_of_the_package[@]}"
+}
+
+long() {
+  build_sdist
+  build_wheel "$work/sdist"
+  check_wheel
+  run_tests "$torch_here" tests/python
+}
+
+wheel() {
+  wheel=$1
+  check_wheel
+  run_tests "$2" tests/python
+}
+
+"$@"
