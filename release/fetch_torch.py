@@ -16,7 +16,8 @@ import zipfile
 from pathlib import Path
 
 TORCHES = Path(__file__).resolve().parents[1] / "build" / "torches"
-NEEDED = ("torch/include/", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp")
+LINKED = ("torch/include/", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp")
+NOT_FOR_CPUS = ("cuda", "nvshmem")
 # Wheels are for one Python each, headers are not: any that all torches we build for have wheels of.
 SOME_PYTHON = "3.12"
 
@@ -39,14 +40,18 @@ def download(version, platform, folder):
     return wheel
 
 
-def of_wheel(version, platform):
-    folder = TORCHES / "-".join(filter(None, [version, platform]))
+def of_wheel(version, platform, all_libraries):
+    def wanted(name):
+        if all_libraries and name.startswith("torch/lib/"):
+            return not any(word in name for word in NOT_FOR_CPUS)
+        return name.startswith(LINKED)
+
+    folder = TORCHES / "-".join(filter(None, [version, platform, "all" if all_libraries else ""]))
     complete = folder / "complete"
     if not complete.exists():
         wheel = download(version, platform, folder)
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith(NEEDED)]
-            archive.extractall(folder, names)
+            archive.extractall(folder, filter(wanted, archive.namelist()))
         wheel.unlink()
         complete.touch()
     return folder / "torch"
@@ -56,9 +61,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("version")
     parser.add_argument("--platform", help="as in the wheel's name; this machine's if not given")
+    parser.add_argument(
+        "--all-libraries", action="store_true", help="also those that programs need to run"
+    )
     options = parser.parse_args()
     torch = None if options.platform else of_this_environment(options.version)
-    print(torch or of_wheel(options.version, options.platform))
+    print(torch or of_wheel(options.version, options.platform, options.all_libraries))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
 #                                       already, is imported, and the C++ example and the tests of the
 #                                       package run on it
 #   tests/package.sh long               the wheel is built from the sdist; all of the quick Python suite
-#   tests/package.sh wheel FILE TORCH   all of the quick Python suite on this wheel and this torch (2.15.0),
-#                                       with the Python that PYTHON names
+#   tests/package.sh wheel FILE TORCH [TEST...]
+#                                       the quick Python suite, or these tests, on this wheel and this torch
+#                                       (2.15.0), with the Python that PYTHON names
 #
 # The virtual environment is first in PATH.
 set -euo pipefail
@@ -25,12 +26,13 @@ build_sdist() {
     { cat "$work/sdist.log"; return 1; }
   mkdir "$work/sdist"
   tar -xzf "$work"/qkv-*.tar.gz -C "$work/sdist" --strip-components=1
-  missing=$(git ls-files | grep -v '^\.' | while read -r file; do
-    cmp -s "$file" "$work/sdist/$file" || echo "$file"
-  done)
-  if [ -n "$missing" ]; then
-    echo "not in the source distribution, or not the same: $missing"
-    return 1
+  if git -c safe.directory="$PWD" ls-files >"$work/tracked"; then
+    local file
+    grep -v '^\.' "$work/tracked" | while read -r file; do
+      cmp "$file" "$work/sdist/$file" || return 1
+    done
+  else
+    echo "SKIPPED: without git nobody knows what the source distribution should hold"
   fi
   twine check "$work"/qkv-*.tar.gz
 }
@@ -84,9 +86,11 @@ long() {
 }
 
 wheel() {
+  local torch=$2
   wheel=$1
+  shift 2
   check_wheel
-  run_tests "$2" tests/python
+  run_tests "$torch" "${@:-tests/python}"
 }
 
 "$@"

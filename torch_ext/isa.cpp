@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "value_error.h"
+#include "torch_versions.h"
 
 namespace qkv {
 namespace {

@@ -5,7 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include "value_error.h"
+#include "torch_versions.h"
 
 namespace {
 
