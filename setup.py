@@ -46,7 +46,17 @@ def minor_version(torch):
     return minor
 
 
-TORCHES = {minor_version(folder): folder for folder in torch_folders()}
+def by_minor_version(folders):
+    torches = {}
+    for folder in folders:
+        minor = minor_version(folder)
+        if minor in torches:
+            sys.exit(f"\nqkv: {torches[minor]} and {folder} are both torch {minor}: name one\n")
+        torches[minor] = folder
+    return torches
+
+
+TORCHES = by_minor_version(torch_folders())
 
 
 def tool(name):

@@ -253,3 +253,11 @@ def test_setup_refuses_a_torch_it_does_not_know(tmp_path):
     status, said = setup_py([tmp_path])
     assert status != 0
     assert f"{tmp_path} is no torch that has C++ headers" in said
+
+
+@needs_sources
+def test_setup_refuses_two_of_one_minor_version(tmp_path):
+    one, two = (fake_torch(tmp_path / name, MINOR) for name in ("one", "two"))
+    status, said = setup_py([one, two])
+    assert status != 0
+    assert f"{one} and {two} are both torch {MINOR}: name one" in said
