@@ -1,8 +1,11 @@
 # qkv_kernels: the torch-free kernels, of which cmake/torch_ext.cmake makes libqkv_core.so. Vector
 # code chooses its own target with pragmas, so there are no -m flags here.
 file(GLOB kernel_sources CONFIGURE_DEPENDS
-     ${PROJECT_SOURCE_DIR}/csrc/*.cpp
-     ${PROJECT_SOURCE_DIR}/csrc/isa/*/*.cpp)
+     ${PROJECT_SOURCE_DIR}/csrc/dispatch/*.cpp
+     ${PROJECT_SOURCE_DIR}/csrc/drivers/*.cpp
+     ${PROJECT_SOURCE_DIR}/csrc/isa/*/*.cpp
+     ${PROJECT_SOURCE_DIR}/csrc/probe/*.cpp
+     ${PROJECT_SOURCE_DIR}/csrc/threads/*.cpp)
 
 add_library(qkv_kernels OBJECT ${kernel_sources})
 target_include_directories(qkv_kernels PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
@@ -11,7 +14,7 @@ target_compile_features(qkv_kernels PUBLIC cxx_std_17)
 # Not -ffast-math: NaN and infinity must come out as torch's.
 target_compile_options(qkv_kernels PRIVATE
   $<$<NOT:$<CONFIG:Debug>>:-O2> -ffp-contract=fast -fno-math-errno -fno-trapping-math
-  -Wall -Wextra "SHELL:-include ${PROJECT_SOURCE_DIR}/csrc/old_glibc.h")
+  -Wall -Wextra "SHELL:-include ${PROJECT_SOURCE_DIR}/csrc/common/old_glibc.h")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # A pragma that does not take, or a vector passed in memory, is 40 times slower.
   target_compile_options(qkv_kernels PRIVATE -Werror=pragmas -Werror=psabi)

@@ -32,7 +32,7 @@ python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --n
 auditwheel repair --wheel-dir "$built/tagged" \
   --exclude libtorch_cpu.so --exclude libc10.so --exclude libgomp.so.1 "$built"/qkv-*.whl
 
-# torch's own wheels run on glibc 2.28. For what keeps this one from asking for more: csrc/old_glibc.h.
+# torch's own wheels run on glibc 2.28. For what keeps this one from asking for more: csrc/common/old_glibc.h.
 wheel=$(echo "$built"/tagged/qkv-*.whl)
 glibc=$(sed -E 's/.*manylinux_2_([0-9]+)_.*/\1/' <<<"$wheel")
 if ! [ "$glibc" -le 28 ]; then

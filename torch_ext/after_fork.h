@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <omp.h>
 
-#include "parallel.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 

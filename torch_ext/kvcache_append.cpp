@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "overlap.h"
-#include "parallel.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 namespace {

@@ -1,5 +1,5 @@
 // Private operators: what this machine can do at best, for `python -m qkv.bench`.
-#include "probe.h"
+#include "probe/probe.h"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>

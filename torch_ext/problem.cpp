@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "philox.h"
+#include "common/philox.h"
 
 namespace qkv {
 namespace {

@@ -21,12 +21,12 @@
 #endif
 
 #include "attention.h"
-#include "half.h"
-#include "isa/implementation.h"
-#include "philox.h"
-#include "strides.h"
-#include "visible.h"
-#include "workspace.h"
+#include "common/half.h"
+#include "common/philox.h"
+#include "common/strides.h"
+#include "common/visible.h"
+#include "common/workspace.h"
+#include "dispatch/kernel_table.h"
 
 #define QKV_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)

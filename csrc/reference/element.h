@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.h"
-#include "half.h"
+#include "common/half.h"
 
 namespace qkv::reference {
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "philox.h"
+#include "common/philox.h"
 #include "reference/matrix.h"
 
 namespace qkv::reference {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention.h"
+#include "common/strides.h"
 #include "reference/element.h"
-#include "strides.h"
 
 namespace qkv::reference {
 

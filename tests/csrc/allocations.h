@@ -21,7 +21,7 @@ namespace qkv::test {
 
 int64_t allocations();  // so far, in all threads
 // Bytes of the largest block of memory since the last call that was allocated with an alignment
-// of its own, as the workspace of a call is (csrc/workspace.h).
+// of its own, as the workspace of a call is (csrc/common/workspace.h).
 int64_t largest_workspace();
 
 }  // namespace qkv::test

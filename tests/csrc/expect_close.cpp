@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cases.h"
-#include "philox.h"
+#include "common/philox.h"
 
 namespace qkv::test {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "attention.h"
 #if defined(__x86_64__)
-#include "isa/cpuid.h"
+#include "dispatch/cpuid.h"
 #endif
 
 namespace qkv {

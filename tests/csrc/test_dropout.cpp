@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cases.h"
-#include "philox.h"
+#include "common/philox.h"
 #include "reference/reference.h"
 
 namespace qkv::test {

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "cases.h"
-#include "philox.h"
+#include "common/philox.h"
 
 namespace qkv::test {
 namespace {

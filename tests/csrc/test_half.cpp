@@ -1,5 +1,5 @@
 // half.h: bf16 and f16 to f32 and back, against their definitions.
-#include "half.h"
+#include "common/half.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "cases.h"
-#include "isa/implementation.h"
+#include "dispatch/kernel_table.h"
 
 namespace qkv::test {
 namespace {

@@ -1,4 +1,4 @@
-// The parts of kernels that multiply pairs of bf16 (kernels/pairs.h), against plain loops.
+// The parts of kernels that multiply pairs of bf16 (kernels/gemm/pairs.h), against plain loops.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cases.h"
-#include "isa/implementation.h"
+#include "dispatch/kernel_table.h"
 #include "random.h"
 
 namespace qkv::test {

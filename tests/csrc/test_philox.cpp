@@ -1,5 +1,5 @@
 // What dropout keeps.
-#include "philox.h"
+#include "common/philox.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "cases.h"
-#include "philox.h"
+#include "common/philox.h"
 
 namespace qkv::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cases.h"
-#include "parallel.h"
+#include "threads/parallel.h"
 
 namespace qkv::test {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cases.h"
-#include "isa/implementation.h"
+#include "dispatch/kernel_table.h"
 
 namespace qkv::test {
 namespace {

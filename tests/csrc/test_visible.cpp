@@ -1,5 +1,5 @@
 // The runs of visible.h are exactly the pairs that the reference attends to.
-#include "visible.h"
+#include "common/visible.h"
 
 #include <gtest/gtest.h>
 

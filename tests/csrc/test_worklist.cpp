@@ -1,5 +1,5 @@
 // Every item once, the dear ones alone and first, cheap ones in runs of equal work.
-#include "worklist.h"
+#include "threads/worklist.h"
 
 #include <gtest/gtest.h>
 

@@ -45,7 +45,7 @@ def pytest_configure(config):
 
 def multiplies_pairs(isa):
     """Instruction sets with kernels for bf16 alone: for the other types they call those of the
-    instruction set below (csrc/isa/implementation.h, `others`)."""
+    instruction set below (csrc/dispatch/kernel_table.h, `others`)."""
     return "bf16" in isa or "amx" in isa
 
 

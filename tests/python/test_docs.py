@@ -1,4 +1,4 @@
-"""The Python in README.md and docs/ runs as it is written."""
+"""The Python of our pages runs as it is written; files that prose and comments name exist."""
 
 import re
 from pathlib import Path
@@ -23,3 +23,30 @@ def test_every_page_is_tested():
     found = [p for p in ("README.md", "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))]
     with_python = [p for p in found if "```python" in (ROOT / p).read_text()]
     assert [str((ROOT / p).relative_to(ROOT)) for p in with_python] == PAGES
+
+
+ROOMS = ("cmake", "csrc", "docs", "examples", "release", "tests", "torch_ext")
+FILE_NAME = r"(?<![\w./*<>{}-])((?:[\w.-]+/)*[\w-]+\.(?:cpp|h|py|sh|md|cmake))(?![\w/*.])"
+
+
+def prose():
+    """Each page, and what the comments of each C++ file say, with where it stands."""
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        yield page, page.read_text()
+    for room in ("csrc", "torch_ext", "tests"):
+        for file in (*(ROOT / room).rglob("*.cpp"), *(ROOT / room).rglob("*.h")):
+            yield file, "\n".join(re.findall(r"^(?!#).*//(.*)", file.read_text(), re.M))
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="no sources here")
+def test_named_files_exist():
+    """By their path, or the end of it: `score.h`, `kernels/score/score.h`."""
+    files = [f for room in ROOMS for f in (ROOT / room).rglob("*.*")] + [*ROOT.glob("*.*")]
+    paths = ["/" + str(f.relative_to(ROOT)) for f in files]
+    gone = [
+        f"{where.relative_to(ROOT)}: {name}"
+        for where, text in prose()
+        for name in re.findall(FILE_NAME, text)
+        if not any(path.endswith("/" + name.removeprefix("../")) for path in paths)
+    ]
+    assert not gone

@@ -1,4 +1,4 @@
-"""Dropout: reproducible, independent, exactly the Philox that csrc/philox.h describes."""
+"""Dropout: reproducible, independent, exactly the Philox that csrc/common/philox.h describes."""
 
 import pytest
 import torch

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "isa/cpuid.h"
+#include "dispatch/cpuid.h"
 
 // GCC 12 takes the undefined operand inside its own intrinsics for ours.
 #if !defined(__clang__)
@@ -14,7 +14,7 @@
 #endif
 
 #define QKV_ISA amx
-#define QKV_PAIR_GEMM "kernels/amx_gemm.h"
+#define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
 // vec.h defines the vector types that the next two headers use. One block each, so that

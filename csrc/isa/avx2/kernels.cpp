@@ -2,7 +2,7 @@
 
 #if defined(__x86_64__)
 
-#include "isa/cpuid.h"
+#include "dispatch/cpuid.h"
 
 #define QKV_ISA avx2
 QKV_TARGET_BEGIN("avx2,fma,f16c")

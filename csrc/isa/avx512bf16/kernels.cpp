@@ -9,7 +9,7 @@
 #endif
 
 #define QKV_ISA avx512bf16
-#define QKV_PAIR_GEMM "kernels/pair_gemm.h"
+#define QKV_PAIR_GEMM "kernels/gemm/pair_gemm.h"
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
 #include "isa/avx512/vec.h"         // first

@@ -4,7 +4,7 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define QKV_ISA emulated_amx
-#define QKV_PAIR_GEMM "kernels/amx_gemm.h"
+#define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
 
 // vec.h defines the vectors that tiles.h works on. One block each, so that clang-format keeps the
 // order.

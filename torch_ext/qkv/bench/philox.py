@@ -1,4 +1,4 @@
-"""Which weights dropout keeps, once more and in torch: see csrc/philox.h."""
+"""Which weights dropout keeps, once more and in torch: see csrc/common/philox.h."""
 
 import torch
 

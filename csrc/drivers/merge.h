@@ -13,7 +13,7 @@ struct RowParts {
   int64_t splits, rows;
 };
 
-// Writes row `row` of the plane (isa/implementation.h) to the result.
+// Writes row `row` of the plane (dispatch/kernel_table.h) to the result.
 void merge_row(const Problem& problem, const ForwardResult& result, int64_t batch, int64_t kv_head,
                int64_t row, const RowParts& parts);
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 
 #include "attention.h"
-#include "isa/implementation.h"
+#include "common/workspace.h"
+#include "dispatch/kernel_table.h"
 #include "mask_groups.h"
 #include "plan.h"
 #include "sharing.h"
-#include "workspace.h"
 
 namespace qkv {
 

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "half.h"
-#include "strides.h"
+#include "common/half.h"
+#include "common/strides.h"
 
 namespace qkv {
 namespace {

@@ -1,5 +1,5 @@
 #include "attention.h"
-#include "isa/implementation.h"
+#include "dispatch/kernel_table.h"
 #include "row_blocks.h"
 
 namespace qkv {

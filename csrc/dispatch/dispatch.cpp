@@ -4,9 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "isa/implementation.h"
+#include "dispatch/kernel_table.h"
 #if defined(__x86_64__)
-#include "isa/cpuid.h"
+#include "dispatch/cpuid.h"
 #endif
 
 namespace qkv {

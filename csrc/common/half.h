@@ -1,5 +1,5 @@
 // bfloat16 (f32 without its lower 16 bits) and IEEE binary16, one number at a time:
-// for the reference and the edges of rows. Vectors: kernels/halves.h.
+// for the reference and the edges of rows. Vectors: kernels/simd/halves.h.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Two neighbours, as some instructions want them. kernels/pairs.h.
+// Two neighbours, as some instructions want them. kernels/gemm/pairs.h.
 struct Pair {
   BFloat16 first, second;
 };

@@ -1,7 +1,7 @@
 // What the drivers have in common when they split problems into work items.
 //
 // A plane is a batch item and a key/value head, with the rows of all query heads
-// that share it (isa/implementation.h). How its keys are split, and so every
+// that share it (dispatch/kernel_table.h). How its keys are split, and so every
 // result, follows from the shape of one plane alone. Which planes and rows make
 // an item changes no result: that follows the number of threads and whatever
 // else is computed in the same call.
@@ -11,8 +11,8 @@
 #include <cmath>
 
 #include "attention.h"
-#include "parallel.h"
-#include "visible.h"
+#include "common/visible.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "parallel.h"
-#include "strides.h"
+#include "common/strides.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "parallel.h"
+#include "common/workspace.h"
 #include "plan.h"
-#include "workspace.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 

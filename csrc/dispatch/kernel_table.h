@@ -7,8 +7,8 @@
 #pragma once
 
 #include "attention.h"
-#include "half.h"
-#include "visible.h"
+#include "common/half.h"
+#include "common/visible.h"
 
 namespace qkv {
 

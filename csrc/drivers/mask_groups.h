@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "attention.h"
+#include "common/workspace.h"
 #include "sharing.h"
-#include "workspace.h"
 
 namespace qkv {
 

@@ -4,9 +4,9 @@
 
 #include "attention.h"
 #include "backward_task.h"
-#include "parallel.h"
+#include "common/workspace.h"
 #include "plan.h"
-#include "workspace.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 namespace {

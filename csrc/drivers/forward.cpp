@@ -3,11 +3,11 @@
 #include <vector>
 
 #include "attention.h"
-#include "isa/implementation.h"
+#include "common/workspace.h"
+#include "dispatch/kernel_table.h"
 #include "merge.h"
-#include "parallel.h"
 #include "plan.h"
-#include "workspace.h"
+#include "threads/parallel.h"
 
 namespace qkv {
 namespace {

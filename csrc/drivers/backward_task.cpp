@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "common/strides.h"
 #include "grad_sinks.h"
-#include "strides.h"
 
 namespace qkv {
 namespace {

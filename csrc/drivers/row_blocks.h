@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "attention.h"
-#include "isa/implementation.h"
+#include "dispatch/kernel_table.h"
 
 namespace qkv {
 

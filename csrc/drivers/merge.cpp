@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "half.h"
-#include "strides.h"
+#include "common/half.h"
+#include "common/strides.h"
 
 namespace qkv {
 namespace {
