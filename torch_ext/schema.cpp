@@ -1,5 +1,5 @@
-// Every operator, on one page. Their kernels: composite.cpp, autograd*.cpp, cpu_*.cpp, meta.cpp,
-// other.cpp, isa.cpp; for torch.func.vmap: qkv/vmap.py.
+// Every operator, on one page. Their kernels: composite.cpp, merge.cpp, autograd*.cpp, cpu_*.cpp,
+// meta.cpp, other.cpp, isa.cpp; for torch.func.vmap: qkv/vmap.py.
 #include <torch/library.h>
 
 #include <string>
@@ -36,6 +36,9 @@ TORCH_LIBRARY(qkv, m) {
       "bool is_causal=False, *, float? scale=None, bool enable_gqa=False, "
       "SymInt[2]? window_size=None, float softcap=0.0, Tensor? alibi_slopes=None, "
       "bool straight_through=False) -> (Tensor output, Tensor index)");
+
+  // Attention over parts of the keys, put together: [..., H, L, Dv] and [..., H, L] of each.
+  def("merge(Tensor[] outputs, Tensor[] lses) -> (Tensor output, Tensor logsumexp)");
 
   // For inference: appends key and value [B, Hkv, L_new, *] to the caches, in place, then attends
   // to them. The caches are [rows, Hkv, S_max, *] or, with block_table [B, blocks of a sequence],

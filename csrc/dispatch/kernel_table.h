@@ -1,9 +1,9 @@
-// What an instruction set offers: one object for each isa/<name>/kernels.cpp.
+// The table of kernels that an instruction set fills: one object for each isa/<name>/kernels.cpp.
 //
-// Rows: the queries of all heads that share a key/value head are one list of
-// G * L rows (G = H / Hkv), row r being query r / G of the group's head r % G.
-// Neighbouring rows have neighbouring positions, so a tile of rows reads the
-// same keys, whichever heads it covers.
+// Kernels work on one plane: one batch item and one key/value head. The queries of all heads that
+// share this key/value head are one list of G * L rows (G = H / Hkv), where row r is query r / G of
+// the group's head r % G. So neighbouring rows have neighbouring positions, and a tile of rows
+// reads the same keys, whichever heads it covers.
 #pragma once
 
 #include "attention.h"
@@ -12,55 +12,55 @@
 
 namespace qkv {
 
-// Rows [row_begin, row_end) against keys [key_begin, key_end). row_begin is a
-// multiple of Kernels::row_block.
+// An item of the forward pass: rows [row_begin, row_end) of a plane against keys [key_begin,
+// key_end). row_begin is a multiple of Kernels::row_block.
 struct ForwardBlock {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
-  // Null: rows go to the ForwardResult. Else the keys are only a part of all:
-  // normalized rows go to partial_output [rows, Dv] and their log-sum-exp to
-  // partial_lse [rows], both starting at row_begin.
+  // If null, the keys are all keys, and rows go to the ForwardResult. Else they are one split of
+  // them: the output over these keys goes to partial_output [rows, Dv] and its log-sum-exp to
+  // partial_lse [rows], both of which start at row_begin.
   void* partial_output;
   void* partial_lse;
 };
 
-// Keys [key_begin, key_end) against every row that may see one. Blocks that run
-// at the same time share no element of grad_mask or weights.
+// An item of the backward pass: keys [key_begin, key_end) of a plane against every row that may see
+// one of them. Blocks that run at the same time share no element of grad_mask or weights.
 struct BackwardBlock {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
-  // Null: grad_query goes to BackwardArgs. Else to partial [G * L, D].
+  // [G * L, D], where this block's part of grad_query goes; if null, it goes to BackwardArgs.
   void* partial_grad_query;
-  // Add to what is there instead of overwriting it.
+  // Whether grad_query is added to what is there, instead of overwriting it.
   bool accumulate;
-  // Set the rows of grad_query that see none of the keys to 0.
+  // Whether the rows of grad_query that see none of the keys are set to 0.
   bool clear_others;
-  // [G], if grad_alibi_slopes is wanted: this block's share, overwritten.
+  // [G], if grad_alibi_slopes is wanted: this block's part of it, overwritten.
   double* grad_slopes = nullptr;
-  // [G * L], if grad_mask_queries is wanted: likewise.
+  // [G * L], if grad_mask_queries is wanted: this block's part of it, overwritten.
   double* grad_mask_rows = nullptr;
 };
 
-// The end of grad_query for rows [row_begin, row_end) of one plane: adds the
-// parts of keys [split_keys, 2 * split_keys), [2 * split_keys, ...) ..., each
-// [G * L, D], in this order.
+// An item of the phase that completes grad_query: to rows [row_begin, row_end) of one plane it adds
+// the parts of keys [split_keys, 2 * split_keys), [2 * split_keys, 3 * split_keys) and so on, in
+// this order. The part of the first split is there already.
 struct GradQueryRows {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;
   int64_t split_keys;
   int64_t parts;
   const void* partial_grad_query;  // [parts, G * L, D]
-  // [G * L, D]: the sums so far, overwritten, whose last is rounded to grad_query.
-  // Null: grad_query itself has them.
+  // [G * L, D]: the sums so far, overwritten; the final ones are rounded to grad_query. If null,
+  // grad_query itself holds the sums.
   void* sums;
 };
 
-// Rows that go through the backward pass together.
+// How many rows go through the backward pass together, as one block of lanes.
 constexpr int64_t kGradRows = 64;
 
-// The rows that a backward pass over keys [key_begin, key_end) looks at:
-// multiples of kGradRows to begin with.
+// The rows that a backward pass over keys [key_begin, key_end) looks at. The first is a multiple of
+// kGradRows.
 inline int64_t grad_row_begin(const Problem& p, int64_t key_begin) {
   return query_begin(p, key_begin) * p.group() / kGradRows * kGradRows;
 }
@@ -68,23 +68,23 @@ inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
   return query_end(p, key_end) * p.group();
 }
 
-// The kernels for one dtype. Workspaces are in bytes, one for each thread. Partial
-// results and what the parts read and write are in the compute type.
+// The kernels for one dtype. Workspaces are in bytes, one for each thread. Partial results, and
+// what the building blocks at the end read and write, are in the compute type.
 struct Kernels {
-  int64_t row_block;  // rows of a tile; forward work is split at multiples
+  int64_t row_block;  // rows of a tile; forward items begin at multiples of it
   size_t (*forward_workspace)(const Problem&, int64_t rows);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardBlock&, void* workspace);
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardBlock&, void* workspace);
   void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryRows&);
-  // All keys, no partials. Workspace: backward_workspace for 0 keys.
+  // A block of all keys, without partial results. Its workspace is backward_workspace for 0 keys.
   void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardBlock&,
                       void* workspace);
-  // Likewise. Workspace: forward_workspace.
+  // A block of all keys, without partial results. Its workspace is forward_workspace.
   void (*hard)(const Problem&, const HardResult&, const ForwardBlock&, void* workspace);
 
-  // The parts, for tests.
-  int max_rows[2];  // of a micro-kernel one and two vectors wide
+  // The building blocks, for tests.
+  int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and two
   int lanes;        // elements in a vector
   // C[rows x columns] = beta * C + A * B; beta: 0, 1, or 2 for `lanes_beta`.
   void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
@@ -95,10 +95,10 @@ struct Kernels {
   void (*tanh)(const void* in, void* out, int64_t count);
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);  // rows, columns: multiples of lanes
-  // Those of pairs.h, for bf16 where pairs are multiplied; else null.
+  // The building blocks of pairs.h, for bf16 where pairs are multiplied; else null.
   struct {
     bool tiles;  // gemm wants a_col = 1
-    // As above on pairs, and the product times alpha.
+    // C = beta * C + alpha * A * B, where A and B hold pairs.
     void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const Pair* a, int64_t a_row,
                  int64_t a_col, const Pair* b, int64_t b_row, float* c, int64_t c_row, int beta,
                  const float* lanes_beta, float alpha);
@@ -114,7 +114,7 @@ struct Implementation {
   const char* name;
   bool (*supported)();
   Kernels f32, f64, bf16, f16;
-  // Whose kernels it uses for types that it has none of its own for.
+  // The instruction set whose kernels serve the dtypes for which this one has none of its own.
   const Implementation* others = nullptr;
 
   const Kernels& kernels(DType dtype) const {
@@ -136,12 +136,13 @@ extern const Implementation kAmx;
 extern const Implementation kNeon;
 #endif
 
-// From now on set_isa() and QKV_ISA know its name; supported_isas() does not list it, and it is
-// never the default. For tests.
+// Makes an implementation known to set_isa() and QKV_ISA by its name. supported_isas() does not
+// list it, and it is never the default. For tests.
 void add_implementation(const Implementation& implementation);
 
 const Implementation& active_implementation();
-// Those of the active implementation, or, if half_products() is "float32", those that widen.
+// The kernels of the active implementation; if half_products() is "float32", of one that widens
+// half precision instead of multiplying it.
 const Kernels& active_kernels(DType dtype);
 
 }  // namespace qkv

@@ -1,4 +1,18 @@
-// One problem of a backward pass: how it is split, and what its pieces do.
+// The backward pass of one problem: how it is cut into work items, and what each item does.
+//
+// A plane is one batch item and one key/value head. Planes that add to the same elements of a
+// mask's gradient form a class (sharing.h); where nothing is shared, every plane is a class of its
+// own. The keys of a plane are cut into splits. The sum that one split makes for grad_query, and
+// for sums over the keys, is a part, which is added up once all splits of the plane are done.
+//
+// The work can be ordered in two ways. Both give the same bits; plan() takes the faster one.
+//   by class:  an item is a class (of a problem with mask groups, mask_groups.h, the planes of one
+//              group in a class). It takes plane after plane and split after split, and its parts
+//              are in its thread's workspace.
+//   by round:  an item is one split of one plane. A round runs one plane of every class, so that no
+//              two items write the same element at the same time. All splits but the first leave
+//              their parts in memory, and later phases add them up in the order of the keys.
+// Most problems share nothing. Then a class is a plane, and there is one round.
 #pragma once
 
 #include <algorithm>
@@ -12,43 +26,42 @@
 
 namespace qkv {
 
-// Where the parts of planes are, of all tasks that leave any: what the splits of a plane make of
-// grad_query and of sums over keys, until it is added up. The parts of all classes (sharing.h),
-// task after task, would be a long array. It is cut into waves of as many bytes; a class belongs to
-// the wave in which its parts begin. One wave runs after the other, in the same memory.
+// Where the parts of all planes wait in memory, of all tasks that work by round. Laid out class
+// after class and task after task, the parts would be one long array. It is cut into waves of equal
+// size, and a class belongs to the wave in which its parts begin. One wave runs after the other, in
+// the same memory, so that a large batch needs no more of it than one wave does.
 struct Waves {
   int64_t count = 1;
-  int64_t bytes = 1;      // from one to the next
-  int64_t positions = 1;  // rounds of each: as many as the task with the most positions has
-  int64_t slots = 1;      // 2: rounds use them in turn, and need not wait for each other's end
+  int64_t bytes = 1;      // of one wave
+  int64_t positions = 1;  // rounds of one wave: the most positions (sharing.h) that a task has
+  int64_t slots = 1;      // 2: rounds take turns between two, so none waits for another's last item
   char* memory = nullptr;
 };
 
-// Two ways, with the same results. Either an item is a class: its planes one
-// after the other, the splits of each likewise (of all classes, the planes of one
-// group, see MaskGroups). Or there is a round for each position and wave, an item is
-// one split of one plane, and the sums of grad_query for each split but the first
-// wait in memory until all are there. Most problems share nothing: then a class
-// is a plane, and a wave is one round.
+// One problem: first plan() with all the work of the call, then, if it works by round, join() with
+// the waves of all tasks, then the items of four phases: run, finish_rows, finish_heads,
+// finish_mask.
 class BackwardTask {
  public:
   BackwardTask(const Problem& problem, const BackwardArgs& args);
 
-  // All planes, about.
+  // About how many floating-point operations all planes take.
   double flops() const { return double(planes_.count * sharing_.positions()) * planes_.flops; }
-  // Chooses the way.
+  // Chooses between "by class" and "by round".
   void plan(const Team& team);
-  // Of all classes, if parts wait in memory; and the rounds that one class takes.
+  // Of all classes together: the bytes of parts that wait in memory and the items that leave them,
+  // 0 by class. Of one class: the bytes of its parts, 0 by class, and the rounds it takes.
   int64_t waiting_bytes() const { return by_class_ ? 0 : planes_.count * parts_bytes_; }
   int64_t waiting_items() const { return by_class_ ? 0 : planes_.count * splits_; }
   int64_t class_bytes() const { return by_class_ ? 0 : parts_bytes_; }
   int64_t positions() const { return by_class_ ? 1 : sharing_.positions(); }
-  // Its parts begin at `first_byte` of all tasks'. `waves` stays the caller's.
+  // The parts of this task begin at `first_byte` of those of all tasks. `waves` stays the caller's.
   void join(const Waves& waves, int64_t first_byte) { waves_ = &waves, first_byte_ = first_byte; }
   size_t workspace_bytes() const;  // of a thread
   void take_memory(Arena& arena);
 
-  // What runs first, and what waits for it. `index` counts the items.
+  // The phases, in their order; `index` counts the items of one. The first runs the kernel, the
+  // others add up what it left.
   Items items() const;
   void run(int64_t index, int64_t round, void* workspace) const;
   Items row_items() const;  // grad_query of some rows
@@ -59,7 +72,7 @@ class BackwardTask {
   void finish_mask(int64_t index) const { groups_.add(index); }
 
  private:
-  // What the splits of one plane leave to be added up.
+  // What the splits of one plane leave to be added up: its parts.
   struct Parts {
     char* sums;         // of grad_query, [G * L, D], if has_sums()
     char* grad_query;   // [parts, G * L, D]
@@ -67,9 +80,9 @@ class BackwardTask {
     double* mask_rows;  // [splits, G * L]
   };
   Parts take_parts(Arena& arena) const;
-  // What one class does in one round.
+  // What one class does in one round: which of its planes runs, and where its parts are.
   struct Turn {
-    int64_t plane;  // -1: nothing
+    int64_t plane;  // -1: the class has no turn in this round
     Parts parts;
   };
   // `index` counts the classes of the round's wave.
@@ -89,7 +102,7 @@ class BackwardTask {
   bool wants_heads() const {
     return args_.grad_alibi_slopes.data || args_.grad_mask_queries.data || args_.grad_sinks.data;
   }
-  // Whether grad_query is summed elsewhere, since its own type would round every sum.
+  // Whether grad_query is summed in memory of its own, because its own dtype would round every sum.
   bool has_sums() const {
     return splits_ > 1 && args_.grad_query.data && p_.dtype != compute_type(p_.dtype);
   }
@@ -100,15 +113,13 @@ class BackwardTask {
   const BackwardArgs& args_;
   const Kernels& kernels_;
   Sharing sharing_;
-  Planes planes_;  // of one round
+  Planes planes_;  // those of one round: one for each class
   int64_t splits_, split_keys_ = 0;
   MaskGroups groups_;
   bool by_class_ = false;
-  int64_t parts_ = 0;         // of grad_query
-  int64_t kernel_bytes_ = 0;  // of the workspace, for the kernel
-  // Of all Parts of a plane. They are in the thread's workspace if by_class_, else where the waves
-  // have them.
-  int64_t parts_bytes_ = 0;
+  int64_t parts_ = 0;         // parts of grad_query that one plane leaves
+  int64_t kernel_bytes_ = 0;  // what the kernel needs of a thread's workspace
+  int64_t parts_bytes_ = 0;   // all Parts of a plane: in the workspace by class, else in a wave
   const Waves* waves_ = nullptr;
   int64_t first_byte_ = 0;
 };

@@ -1,6 +1,7 @@
-// Small masks shared by many planes: the planes are divided into groups, each
-// sums a grad_mask of its own, and these are added in order, so that no plane has
-// to wait for another group's.
+// The gradient of a small mask to which many planes add. Planes of one class (sharing.h) must take
+// turns. So the planes are divided into groups, each with a grad_mask of its own: planes of
+// different groups run at the same time, and at the end the sums of the groups are added in their
+// order.
 #pragma once
 
 #include <vector>
@@ -13,36 +14,37 @@ namespace qkv {
 
 class MaskGroups {
  public:
-  // One group where there is no use for more, or where their memory would matter,
-  // and where grad_mask is not a sum over the batch, so that no result but such
-  // sums depends on the batch size.
+  // There is one group only where more are of no use, where their memory would matter, and where
+  // grad_mask is not a sum over the batch: the number of groups follows the number of planes, and
+  // no result but a sum over the batch may depend on the batch size.
   MaskGroups(const Problem& problem, const BackwardArgs& args, const Sharing& sharing,
              bool splits_keys);
 
   int64_t count() const { return count_; }
   void take_memory(Arena& arena);
 
-  // The arguments for planes of a group, whose sums must be cleared before the
-  // first plane of a class.
+  // The arguments for the planes of one group. clear() sets the group's sums to 0, and must be
+  // called before the first plane of a class runs.
   const BackwardArgs& args(int64_t group) const { return group ? group_args_[group - 1] : args_; }
   void clear(int64_t group, int64_t its_class) const;
-  // Adds the groups' sums of one class to grad_mask.
+  // Adds the sums of all groups, of one class, to grad_mask.
   void add(int64_t its_class) const;
 
  private:
   template <class T>
   void add_as(int64_t its_class) const;
-  // Where the sums of one class begin in a group's, in elements.
+  // Where the sums of one class begin among those of a group, in elements.
   int64_t offset(int64_t its_class) const;
 
   const Problem& p_;
   const BackwardArgs& args_;
   const Sharing sharing_;
   int64_t count_ = 1;
-  int64_t element_ = 0, class_heads_ = 0;  // heads of a plane that do not share
-  Strides strides_;                        // of a group's sums: dense
-  int64_t group_elements_ = 0;             // of all classes
-  std::vector<BackwardArgs> group_args_;   // of all groups but the first
+  int64_t element_ = 0;                   // bytes of an element of grad_mask
+  int64_t class_heads_ = 0;               // how many heads of a plane have sums of their own
+  Strides strides_;                       // of the sums of a group, which are dense
+  int64_t group_elements_ = 0;            // elements of the sums of a group, all classes
+  std::vector<BackwardArgs> group_args_;  // of all groups but the first, which adds to grad_mask
 };
 
 }  // namespace qkv

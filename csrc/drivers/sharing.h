@@ -6,8 +6,10 @@
 
 namespace qkv {
 
-// Planes of one class share; the planes of one position do not, whatever their
-// classes. The planes of a class are in their order.
+// Two planes are in the same class if they add to the same elements of a mask's gradient: they
+// differ only in dimensions over which the mask broadcasts. The position of a plane is its place
+// within its class. So planes of one class must not run at the same time, and planes at the same
+// position of different classes always may. Positions ascend with the flat index of the plane.
 class Sharing {
  public:
   Sharing(const Problem& p, const BackwardArgs& args) : p_(p) {
@@ -21,9 +23,9 @@ class Sharing {
 
   int64_t classes() const { return classes_; }
   int64_t positions() const { return positions_; }
-  // Classes of one batch item.
+  // How many classes the heads of one batch item belong to.
   int64_t head_classes() const { return shared_heads_ ? 1 : p_.kv_heads; }
-  // Whether every element is a sum over the whole batch, and that of more than one item.
+  // Whether every element of the gradient is a sum over the whole batch, of more than one plane.
   bool sums_whole_batch() const {
     return classes_ == head_classes() && positions_ * head_classes() > p_.kv_heads;
   }

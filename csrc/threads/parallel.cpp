@@ -10,15 +10,17 @@
 namespace qkv {
 namespace {
 
-// Some 20 microseconds of one thread; waking a team costs 5 to 20.
+// A call with fewer flops than this stays on the caller's thread: a million flops take one core
+// about 20 us (Zen 3, 3.5 GHz, f32), and waking a team of four cost 5 to 20 us there. Too low a
+// value slows small calls down, too high a value leaves cores idle for at most these 20 us.
 constexpr double kSerialFlops = 1e6;
 
 std::atomic<bool> forked{false};
 
-// Before any fork that could follow a use of the library.
+// Set when the library is loaded, so that no fork after a use of it goes unnoticed.
 const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
-// A phase, dealt out.
+// One phase while it is worked off: its items, in runs that threads fetch.
 class Deal {
  public:
   Deal(const Phase& phase, WorkList list)

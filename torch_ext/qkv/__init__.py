@@ -10,6 +10,7 @@ from qkv.half_products import half_products, set_half_products  # noqa: E402
 from qkv.hard import hard_attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
 from qkv.kvcache import attention_with_kvcache  # noqa: E402
+from qkv.merge import merge  # noqa: E402
 from qkv.varlen import varlen_attn  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 from qkv.vmap import register as _register_vmap  # noqa: E402
@@ -26,6 +27,7 @@ __all__ = [
     "cmake_prefix_path",
     "half_products",
     "hard_attention",
+    "merge",
     "set_half_products",
     "set_isa",
     "supported_isas",

@@ -70,7 +70,9 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
   const double spread = std::log(double(p.seqlen_k));
   for (int64_t r = 0; r < kGradRows; ++r) {
     exponent[r] = r < rows ? *lse[row + r] : -HUGE_VAL;
-    // All scores alike would be here; none is more than `spread` above.
+    // lse = log(sum of exp(score)) over S keys. If all scores of the row were equal, each would be
+    // lse - log(S), and no score is ever larger than lse. The weights' exponent is taken relative
+    // to that point, so that it stays small.
     center[r] = T(exponent[r] - spread);
   }
   for (int64_t r = 0; r < kGradRows; r += kLanes<T>) {

@@ -1,0 +1,32 @@
+"""Attention over parts of the keys, put together."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_merge = torch.ops.qkv.merge.default
+
+
+def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The attention of the same queries to the keys of all parts.
+
+    With `parts = [qkv.attention(query, k, v, return_lse=True) for k, v in ...]`, each over some of
+    the keys, `merge(*zip(*parts))` is `qkv.attention(query, key, value, return_lse=True)` over
+    all of them: for keys that come in pieces, lie on several machines, or are shared by a prefix.
+
+    Args:
+        outputs: of each part, `[..., H, L, Dv]`, of one shape and one floating dtype.
+        lses: of each part, `[..., H, L]`: the second result of `attention`; of `varlen_attn`, whose
+            logarithms are `[H, T]` beside outputs `[T, H, Dv]`, transposed.
+
+    Returns:
+        output `[..., H, L, Dv]` in the dtype of outputs and lse `[..., H, L]` in that of lses, in
+        which the sums are computed. A row to which no part has anything to attend (lse -inf in all)
+        is 0, with lse -inf and gradients 0. Differentiable any number of times, also in forward
+        mode. On any device.
+
+    Raises:
+        ValueError for shapes or numbers of tensors that differ, TypeError for dtypes.
+    """
+    return _merge(list(outputs), list(lses))
