@@ -1,10 +1,11 @@
-// Products of pairs by vector instructions: the micro-kernel of tile_gemm.h.
+// Products of pairs by vector instructions: the micro-kernel of tile_gemm.h with E = Pair. The
+// other way to the same functions is amx_gemm.h.
 namespace qkv::QKV_ISA {
 
-// Whether A has to have neighbours along the depth next to each other, a_col = 1.
+// Whether A is read in tiles, and so must have a_col = 1: neighbours along the depth side by side.
 constexpr bool kTiles = false;
 
-// Rows of A that are multiplied at once.
+// How many rows of A are multiplied at once.
 constexpr int kPairRows = kMaxRows[1];
 
 struct PairUnit {

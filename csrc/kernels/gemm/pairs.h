@@ -1,10 +1,10 @@
-// Pairs of bf16, neighbours along the depth of a product, as instructions want them
-// that multiply two numbers and add both products to an f32. Subnormal bf16 may count
-// as 0.
+// Pairs of bf16 that are neighbours along the depth of a product. Some instructions multiply two
+// such pairs, number by number, and add both products to an f32. They may take subnormal bf16 for
+// 0.
 //
-// Only where isa/<name>/vec.h has
+// Included only where isa/<name>/vec.h has these two functions:
 //   native_dot_pairs(sum, a, b): sum + a.first * b.first + a.second * b.second
-//   native_narrow(low, high): f32 to bf16, to the nearest: those of low, then of high
+//   native_narrow(low, high): f32 to the nearest bf16, those of low, then those of high
 namespace qkv::QKV_ISA {
 
 template <>
@@ -19,7 +19,7 @@ constexpr int kPairHalves = 2 * kLanes<Pair>;
 typedef uint16_t PairHalves __attribute__((vector_size(kVectorBytes)));
 
 constexpr int64_t pairs_in(int64_t halves) { return (halves + 1) / 2; }
-// Elements of a row of bf16 that is worked on in whole vectors.
+// The length of a row of `dim` bf16 that is padded to whole vectors.
 constexpr int64_t padded_halves(int64_t dim) {
   return (dim + kPairHalves - 1) / kPairHalves * kPairHalves;
 }
@@ -34,7 +34,7 @@ QKV_INLINE Vec<float> add_product(Vec<Pair> a, Vec<Pair> b, Vec<float> sum, Pair
   return native_dot_pairs(sum, a, b);
 }
 
-// Pairs of element i of a and element i of b; those of the first or second half.
+// The pairs (a[i], b[i]) for the first or the second half of all i.
 template <bool second_half>
 QKV_INLINE Vec<Pair> zip(PairHalves a, PairHalves b) {
   return (Vec<Pair>)shuffle(a, b, [](int i) {
@@ -54,16 +54,16 @@ QKV_INLINE Vec<Pair> pair_up(Vec<float> first, Vec<float> second) {
                             [](int i) { return (i & 1 ? kLanes<float> : 0) + i / 2; });
 }
 
-// Rows of f32 [rows x lanes] to pairs of two rows [pairs_in(rows) x lanes]. `lanes` is
-// a multiple of kLanes<float>; what an odd row is paired with is 0.
+// out [pairs_in(rows) x lanes] = pairs of two consecutive rows of `in` [rows x lanes], rounded to
+// bf16. The last of an odd number of rows is paired with 0. `lanes` is a multiple of kLanes<float>.
 inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out) {
   for (int64_t r = 0; r < rows; r += 2, in += 2 * in_row, out += lanes)
     for (int64_t l = 0; l < lanes; l += kLanes<float>)
       store(out + l, pair_up(load(in + l), r + 1 < rows ? load(in + in_row + l) : Vec<float>{}));
 }
 
-// The same of rows times factors [lanes]. errors [lanes] = what rounding has added to
-// their sum.
+// The same for rows that are first multiplied by factors [lanes]. errors [lanes] = the sum of the
+// rounded rows minus the sum of the exact ones.
 inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lanes,
                       const float* factors, Pair* out, float* errors) {
   for (int64_t l = 0; l < lanes; l += kLanes<float>) {
@@ -81,8 +81,8 @@ inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lan
   }
 }
 
-// Rows of f32 to bf16: `columns` of each, and up to kPairHalves - 1 more that mean
-// nothing, but for what an odd column is paired with: 0.
+// Rounds `columns` elements of each row from f32 to bf16. Up to kPairHalves - 1 more are written,
+// which mean nothing; but the one that the last of an odd number of columns is paired with is 0.
 inline void narrow_rows(const float* in, int64_t in_row, int64_t rows, int64_t columns,
                         BFloat16* out, int64_t out_row) {
   for (int64_t r = 0; r < rows; ++r, in += in_row, out += out_row) {
@@ -94,13 +94,13 @@ inline void narrow_rows(const float* in, int64_t in_row, int64_t rows, int64_t c
   }
 }
 
-// x - rounded, which is small; 0 where x is infinite.
+// What rounding took off x: x - rounded; 0 where x is infinite or NaN.
 QKV_INLINE Vec<float> rest_of(Vec<float> x, Vec<float> rounded) {
   const Vec<float> rest = x - rounded;
   return rest == rest ? rest : Vec<float>{};
 }
 
-// What pair_rows made of `in` becomes what that left of it.
+// pairs, what pair_rows made of `in`, become the pairs of what rounding took off `in`.
 inline void pair_rest(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* pairs) {
   for (int64_t r = 0; r < rows; r += 2, in += 2 * in_row, pairs += lanes)
     for (int64_t l = 0; l < lanes; l += kLanes<float>) {
@@ -111,7 +111,7 @@ inline void pair_rest(const float* in, int64_t in_row, int64_t rows, int64_t lan
     }
 }
 
-// And the same of narrow_rows.
+// `narrow`, what narrow_rows made of `in`, becomes what rounding took off `in`.
 inline void narrow_rest(const float* in, int64_t in_row, int64_t rows, int64_t columns,
                         BFloat16* narrow, int64_t narrow_row) {
   for (int64_t r = 0; r < rows; ++r, in += in_row, narrow += narrow_row) {
@@ -121,7 +121,7 @@ inline void narrow_rest(const float* in, int64_t in_row, int64_t rows, int64_t c
   }
 }
 
-// to[0 .. padded_halves(dim)) = a row, zero beyond dim.
+// to[0 .. padded_halves(dim)) = the `dim` elements of one row, `col` apart, and zeros.
 QKV_INLINE void copy_row(const BFloat16* from, int64_t col, int64_t dim, BFloat16* to) {
   if (col == 1)
     std::memcpy(to, from, size_t(dim) * sizeof *to);
@@ -130,7 +130,8 @@ QKV_INLINE void copy_row(const BFloat16* from, int64_t col, int64_t dim, BFloat1
   std::fill(to + dim, to + padded_halves(dim), BFloat16{});
 }
 
-// to[0 .. padded_halves(dim)) = pairs of two rows of bf16, zero beyond dim; a null row is 0.
+// to[0 .. padded_halves(dim)) = pairs of the elements of two rows, and zeros beyond dim. `second`
+// may be null, and then counts as a row of zeros.
 QKV_INLINE void zip_rows(const BFloat16* first, const BFloat16* second, int64_t col, int64_t dim,
                          Pair* to) {
   int64_t d = 0;

@@ -2,16 +2,16 @@
 //
 //   C[M x N] = beta * C + A[M x K] * B[K x N]
 //
-// A is read by broadcast, element by element, from any strides. B and C are
-// rows of whole vectors. The sum over K starts from zero and is added to
-// beta * C at the end, and a long K is cut into blocks: the rounding error of a
-// sum grows with the length of its longest chain of additions. An element E is a
-// number of the compute type or a Pair (pairs.h).
+// A has any strides and is read element by element, each broadcast to a vector. B and C are rows of
+// whole vectors. The sum over K starts from zero and is added to beta * C at the end, and a long K
+// is cut into blocks, because the rounding error of a sum grows with the length of its longest
+// chain of additions. An element E of A and B is a number of the compute type or a Pair (pairs.h);
+// C has the compute type.
 namespace qkv::QKV_ISA {
 
-enum class Beta { zero, one, lanes };  // lanes: one factor a column
+enum class Beta { zero, one, lanes };  // lanes: each column of C has a factor of its own
 
-// How A is laid out; the first two let the compiler fold an index into the
+// How A is laid out. A stride of 1, as in the first two, lets the compiler fold the index into the
 // load instruction.
 enum Access { kRowMajor, kColumnMajor, kAnyStrides, kAccessCount };
 
@@ -41,7 +41,7 @@ QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
   return sum + a * b;
 }
 
-// `tiles` tiles of M rows, one below the other.
+// Computes M * tiles rows of C, NV vectors wide: `tiles` times M rows, whose sums are in registers.
 template <class E, Access access, int M, int NV>
 void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
   using T = Compute<E>;
@@ -96,16 +96,17 @@ constexpr auto micro_kernels(std::integer_sequence<int, M...>) {
   return std::array<MicroKernel<E>, sizeof...(M)>{micro_kernel<E, access, M + 1, NV>...};
 }
 
-// By rows - 1.
+// kMicroKernels[rows - 1] computes so many rows at a time.
 template <class E, Access access, int NV>
 constexpr auto kMicroKernels =
     micro_kernels<E, access, NV>(std::make_integer_sequence<int, kMaxRows[NV - 1]>());
 
-// The longest chain of additions. Sums over head_dim up to this, and over the
-// keys of a tile, are one chain.
+// The longest chain of additions. Sums over a head_dim up to this, and over the keys of a tile, are
+// one chain.
 constexpr int64_t kDepthBlock = 126;
 
-// Tiles of the same height, their depth cut into equal blocks.
+// Computes `tiles` tiles of the same height; a depth of more than kDepthBlock is cut into equal
+// blocks.
 template <class E>
 void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
   if (args.depth <= kDepthBlock) return kernel(args, tiles);
@@ -122,8 +123,8 @@ void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
   }
 }
 
-// All rows of C for one or two vectors of columns: tiles of equal height, and
-// some of one row less, rather than full ones and a remainder.
+// Computes all rows of C for one or two vectors of columns. The rows are cut into tiles of equal
+// height, and some of one row less: that is faster than full tiles and a low one for the remainder.
 template <class E, Access access, int NV>
 void gemm_panel(int64_t rows, MicroArgs<E> args) {
   if (rows == 0) return;
@@ -150,7 +151,7 @@ void gemm_access(int64_t rows, int64_t columns, MicroArgs<E> args) {
   }
 }
 
-// `columns` is a multiple of kLanes<E>.
+// The product above for C [rows x columns]; `columns` is a multiple of kLanes<E>.
 template <class E>
 void gemm(int64_t rows, int64_t columns, const MicroArgs<E>& args) {
   if (args.a_col == 1) return gemm_access<E, kRowMajor>(rows, columns, args);

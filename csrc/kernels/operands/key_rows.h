@@ -1,15 +1,18 @@
 // The rows of key or value, as the matrices that products read.
 namespace qkv::QKV_ISA {
 
+// A matrix of any strides, in elements: the left-hand operand A of a product (gemm/tile_gemm.h).
 template <class T>
 struct Matrix {
   const T* data;
-  int64_t row, col;  // strides
+  int64_t row, col;
 
+  // The matrix without its first r rows.
   Matrix from(int64_t r) const { return {data + r * row, row, col}; }
 };
 
-// Of one plane, which lie in memory as E, perhaps in pages.
+// The rows of key or value of one plane: S rows of `dim` elements of type E, in one tensor or in
+// pages (attention.h).
 template <class E>
 class KeyRows {
   using T = Compute<E>;
@@ -25,12 +28,13 @@ class KeyRows {
         pages_(p.pages),
         page_stride_(page_stride) {}
 
-  // Dense ones, the first of which is row `key`.
+  // Rows that lie in dense memory, `row` elements apart, of which the first counts as row `key`.
   KeyRows(const E* rows, int64_t key, int64_t row, int64_t dim)
       : first_(rows - key * row), row_(row), col_(1), dim_(dim) {}
 
-  // Rows [key, key + keys): where they are, if that is one run of the compute type,
-  // else copied to scratch [keys, padded(dim)].
+  // Rows [key, key + keys) as an operand. They are read where they are if they have the compute
+  // type and lie in one run, that is, in one page; else they are copied to scratch [keys,
+  // padded(dim)].
   Matrix<T> read(int64_t key, int64_t keys, T* scratch) const {
     if constexpr (!kIsHalf<E>)
       if (run_end(key) >= key + keys) return {at(key), row_, col_};
@@ -43,7 +47,7 @@ class KeyRows {
     return {scratch, step, 1};
   }
 
-  // f(first, count) for runs of rows that are row() apart.
+  // Calls f(first, count) for each run of rows [first, first + count) that are row() apart.
   template <class F>
   QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
     for (int64_t j = key; j < key + keys;) {
@@ -81,7 +85,7 @@ KeyRows<E> value_rows(const Problem& p, int64_t batch, int64_t kv_head) {
   return {p, p.value, p.pages.value_stride, p.head_dim_v, batch, kv_head};
 }
 
-// Whether KeyRows::read may copy.
+// Whether KeyRows::read may copy, and so needs scratch memory.
 template <class E>
 bool copies_keys(const Problem& p) {
   return kIsHalf<E> || p.pages.table;

@@ -1,14 +1,15 @@
 // Keys, values and rows in bf16, as the operands of products of pairs.
 namespace qkv::QKV_ISA {
 
-// Pairs of a row of bf16 that a product along it multiplies. Tiles take pairs 16 at a time, and
-// what is left over would cost them a copy of both operands: they are given rows with zeros behind.
+// How many pairs of a row of `dim` bf16 a product along the row multiplies. AMX tiles take 16 pairs
+// at a time, and would have to copy both operands where fewer are left over; so they are given rows
+// that are padded with zeros.
 constexpr int64_t depth_pairs(int64_t dim) {
   return kTiles ? padded_halves(dim) / 2 : pairs_in(dim);
 }
 
-// Rows as pairs along their columns, depth_pairs(dim) of each: where they lie, if that is
-// possible, else copied to scratch [keys, padded_halves(dim)].
+// Rows [key, key + keys) as depth_pairs(dim) pairs of neighbouring columns. They are read where
+// they lie if their layout permits, else copied to scratch [keys, padded_halves(dim)].
 inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64_t key,
                                int64_t keys, BFloat16* scratch) {
   const auto as_pairs = [](const BFloat16* data, int64_t row) -> Matrix<Pair> {
@@ -23,7 +24,8 @@ inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64
   return as_pairs(scratch, step);
 }
 
-// The transposed matrix, [dim x keys], as pairs of consecutive keys.
+// Rows of key or value as the transposed matrix [dim x keys], in pairs of consecutive keys: for
+// products whose depth is the keys.
 class KeyPairs {
  public:
   KeyPairs(Arena& arena, int64_t max_keys, int64_t dim)
@@ -54,13 +56,13 @@ class KeyPairs {
     matrix_ = {pairs_, padded<Pair>(pairs), 1};
   }
 
-  // From row `key`, an even number, of those that were read.
+  // The matrix without the first `key` of the keys that were read; `key` is even.
   Matrix<Pair> from(int64_t key) const {
     return {matrix_.data + key / 2 * matrix_.col, matrix_.row, matrix_.col};
   }
 
-  // Pairs that a product of `keys` keys from row `key` on multiplies: for tiles, whole steps, where
-  // there is nothing but zeros behind the last key.
+  // How many pairs a product over keys [key, key + keys) multiplies. AMX tiles multiply whole steps
+  // where nothing but zeros follows the last key.
   int64_t depth(int64_t key, int64_t keys) const {
     const int64_t pairs = pairs_in(keys), whole = padded<Pair>(pairs);
     const bool zeros = kTiles && key + keys == keys_ && key / 2 + whole <= matrix_.row;
@@ -74,15 +76,17 @@ class KeyPairs {
   Matrix<Pair> matrix_{};
 };
 
-// The other operand, pairs of weights [pairs_in(keys) x lanes]: zeros behind them, `depth` in all.
+// Pads the right-hand operand of such a product, pairs of weights [pairs_in(keys) x lanes], with
+// rows of zeros to `depth` rows.
 QKV_INLINE void pad_pairs(Pair* pairs, int64_t lanes, int64_t keys, int64_t depth) {
   std::fill(pairs + pairs_in(keys) * lanes, pairs + depth * lanes, Pair{});
 }
 
-// Columns of V^T, or of K^T, that are multiplied: for tiles whole ones, of zeros behind the last.
+// How many rows of V^T, or of K^T, are multiplied: dim, and with AMX rows of zeros up to whole
+// tiles.
 constexpr int64_t product_rows(int64_t dim) { return kTiles ? padded<float>(dim) : dim; }
 
-// A block of rows of query or grad_output.
+// A block of rows of query or grad_output in bf16: as they are, and as pairs of consecutive rows.
 class RowPairs {
  public:
   RowPairs(Arena& arena, int64_t max_rows, int64_t dim)
@@ -90,7 +94,8 @@ class RowPairs {
         natural_(arena.take<BFloat16>(max_rows * padded_halves(dim))),
         zipped_(arena.take<Pair>(pairs_in(max_rows) * padded_halves(dim))) {}
 
-  // Rows [begin, begin + valid), and zeros up to `count`, a multiple of kLanes<Pair>.
+  // Reads rows [begin, begin + valid), and adds rows of zeros up to `count`, a multiple of
+  // kLanes<Pair>.
   void read(const Rows<const BFloat16>& rows, int64_t begin, int64_t valid, int64_t count) const {
     const int64_t step = padded_halves(dim_);
     for (int64_t r = 0; r < valid; ++r)
@@ -98,14 +103,14 @@ class RowPairs {
     std::fill(natural_ + valid * step, natural_ + count * step, BFloat16{});
   }
 
-  // to [pairs along dim x lanes] = rows from `lane` on.
+  // to [pairs along dim x lanes] = the transpose of `lanes` rows, from row `lane` of the block on.
   void transpose_to(int64_t lane, int64_t lanes, Pair* to) const {
     const int64_t step = padded_halves(dim_);
     transpose(reinterpret_cast<const Pair*>(natural_ + lane * step), step / 2, to, lanes, lanes,
               step / 2);
   }
 
-  // Pairs of consecutive rows, [rows / 2 x padded_halves(dim)], of the first `count`.
+  // Makes pairs of consecutive rows, [count / 2 x padded_halves(dim)], of the first `count` rows.
   void zip(int64_t count) const {
     const int64_t step = padded_halves(dim_);
     for (int64_t r = 0; r < count; r += 2)

@@ -1,4 +1,5 @@
-// Between the user's strided rows and dense, padded scratch rows.
+// Copies between the user's rows, which have any strides, and rows in scratch memory, which are
+// dense and padded with zeros to whole vectors.
 namespace qkv::QKV_ISA {
 
 template <class T>
@@ -6,7 +7,8 @@ constexpr int64_t padded(int64_t dim) {
   return (dim + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
-// The rows of one batch item's group of heads in a [B..., H, L, dim] tensor.
+// The rows of one plane (dispatch/kernel_table.h) in a [B..., H, L, dim] tensor. rows[r] points to
+// the first element of row r; its elements are `col` apart.
 template <class T>
 struct Rows {
   T* data;
@@ -29,7 +31,7 @@ Rows<T> rows_of(const Problem& p, const Output& t, int64_t batch, int64_t kv_hea
           t.strides.col};
 }
 
-// to[0 .. padded(dim)) = from, zero beyond dim.
+// to[0 .. padded(dim)) = the `dim` elements of one row, widened to the compute type, and zeros.
 template <class E, class T = Compute<E>>
 QKV_INLINE void gather_row(const E* from, int64_t col, int64_t dim, T* to) {
   int64_t d = 0;
@@ -39,7 +41,7 @@ QKV_INLINE void gather_row(const E* from, int64_t col, int64_t dim, T* to) {
   for (; d < padded<T>(dim); ++d) to[d] = 0;
 }
 
-// Rows [begin, begin + valid) and zeros up to `count` rows.
+// to [count, padded(dim)] = rows [begin, begin + valid), widened, and below them rows of zeros.
 template <class E, class T = Compute<E>>
 void gather_rows(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_t count,
                  int64_t dim, T* to) {
@@ -48,8 +50,9 @@ void gather_rows(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_
   std::fill(to + valid * step, to + count * step, T(0));
 }
 
-// to = from, or to += from. Nothing is multiplied here, so that no fused
-// multiply-add can make a sum depend on where its terms were stored before.
+// Writes one row of `dim` elements to the user's memory: to = from, or, with accumulate, to +=
+// from. Nothing is multiplied here, so that no fused multiply-add can make a sum depend on where
+// its terms were stored before.
 template <class E, class T = Compute<E>>
 QKV_INLINE void scatter_row(const T* from, bool accumulate, int64_t dim, E* to, int64_t col) {
   int64_t d = 0;

@@ -1,24 +1,24 @@
-// A tile: up to kRowBlock<T> rows, one a lane, against a run of keys.
+// A tile: up to kRowBlock<T> rows of a plane, one in each lane, against some of its keys.
 namespace qkv::QKV_ISA {
 
 template <class T>
 constexpr int kRowBlock = 2 * kLanes<T>;
 
-// Keys that a product takes at once: full micro-kernels, or full tiles of AMX. A block of keys is a
-// multiple of it, since what is left over costs as much as a whole step.
+// How many keys a product takes at once: those of a full micro-kernel, or of a full tile of AMX. A
+// block of keys is a multiple of this, since a remainder costs as much as a whole step.
 #ifdef QKV_PAIR_GEMM
 constexpr int kKeyStep = kPairRows;
 #else
 constexpr int kKeyStep = kMaxRows[1];
 #endif
 
-// Keys of a tile, at most: enough that reading and writing the output tile once
-// a block is cheap, few enough that the tile of scores stays in the first-level
-// cache beside the operands, and, but for tiles, no more than one chain of additions takes.
+// The most keys of a tile. They are so many that reading and writing the output once for each tile
+// is cheap, and so few that the tile's scores stay in the first-level cache beside the operands.
+// Without AMX they are also no more than one chain of additions takes (kDepthBlock).
 constexpr int kKeyBlock =
     kKeyStep == kMaxRows[1] ? kDepthBlock / kKeyStep * kKeyStep : 128 / kKeyStep * kKeyStep;
 
-// Keys of the tiles that `keys` keys are cut into: equal, and full steps.
+// `keys` keys are cut into tiles of equal size: this many keys each, a multiple of kKeyStep.
 inline int64_t key_step(int64_t keys) {
   const int64_t blocks = std::max<int64_t>(1, (keys + kKeyBlock - 1) / kKeyBlock);
   const int64_t steps = (keys + blocks * kKeyStep - 1) / (blocks * kKeyStep);
@@ -27,13 +27,13 @@ inline int64_t key_step(int64_t keys) {
 
 struct Tile {
   int64_t batch, kv_head;
-  int64_t row;    // of the first lane
-  int rows;       // lanes in use
-  int lanes;      // one or two vectors
-  int64_t step;   // elements from one key to the next in a tile of scores
-  int64_t first;  // query position of the first lane
-  int64_t last;   // and of the last in use
-  // The keys that any of its rows may see: empty if they cross.
+  int64_t row;    // the row in the first lane
+  int rows;       // how many lanes have a row
+  int lanes;      // how many lanes there are: those of one or two vectors
+  int64_t step;   // elements from one key to the next in the matrix of scores
+  int64_t first;  // the query position of the first lane
+  int64_t last;   // the query position of the last lane that has a row
+  // Keys [key_begin, key_end) are those that any of the rows may see; none if begin >= end.
   int64_t key_begin, key_end;
 };
 
@@ -64,7 +64,7 @@ Vec<T> positions(const Problem& p, const Tile& tile, int vector) {
   return v;
 }
 
-// One number a row, from a [B..., H] tensor of doubles.
+// For each lane the number that its head has in a [B..., H] tensor of doubles.
 template <class T>
 Vec<T> per_head(const Problem& p, const Tile& tile, const Input& input, int vector) {
   Vec<T> v{};
@@ -75,7 +75,8 @@ Vec<T> per_head(const Problem& p, const Tile& tile, const Input& input, int vect
   return v;
 }
 
-// query [D x lanes] = the tile's queries times scale; `rows` is scratch for them.
+// query [D x lanes] = the transposed queries of the tile times scale. `rows` [lanes x padded(D)] is
+// scratch.
 template <class E, class T = Compute<E>>
 void pack_queries(const Problem& p, const Tile& tile, T* rows, T* query) {
   const int64_t dim = padded<T>(p.head_dim);

@@ -1,8 +1,9 @@
-// Between tiles [keys x lanes] and the [rows x keys] pieces of a user's
-// [B..., H, L, S] tensor that they cover: transposed in registers, W x W at a time.
+// Reads and writes the piece of a user's [B..., H, L, S] tensor that a tile covers. The tile is
+// [keys x lanes] and the user's piece [rows x keys], so it is transposed on the way, in registers,
+// W x W elements at a time (W: lanes of a vector).
 namespace qkv::QKV_ISA {
 
-// W elements of a row, those beyond `count` 0.
+// Reads W consecutive elements of a user's row; those beyond the first `count` are not read, and 0.
 template <class T, class M>
 QKV_INLINE Vec<T> read_run(const M* from, int64_t col, int64_t count) {
   constexpr int W = kLanes<T>;
@@ -18,7 +19,7 @@ QKV_INLINE Vec<T> read_run(const M* from, int64_t col, int64_t count) {
   return load(run);
 }
 
-// Adds W elements, or `count`, to a row.
+// Adds the first min(W, count) elements of `run` to a user's row.
 template <class T, class M>
 QKV_INLINE void add_run(Vec<T> run, M* to, int64_t col, int64_t count) {
   constexpr int W = kLanes<T>;
@@ -30,8 +31,8 @@ QKV_INLINE void add_run(Vec<T> run, M* to, int64_t col, int64_t count) {
   }
 }
 
-// each(j, v, elements) for keys key + j, j in [0, keys), and lanes v, v + 1, ... of
-// the tile. Lanes without a row repeat the last one.
+// Calls each(j, v, elements) for every j in [0, keys) and every vector of lanes v, v + 1, ... of
+// the tile: `elements` are those of key + j in these rows. Lanes without a row repeat the last row.
 template <class T, class M, class Each>
 QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t key, int64_t keys,
                           const Each& each) {
@@ -53,7 +54,8 @@ QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t k
   }
 }
 
-// The user's piece += factor * tile. Rows that share memory are added in their order.
+// The user's piece += factor * tile. Rows that share memory, because the tensor broadcasts, are
+// added in their order.
 template <class T, class M>
 void add_tile(const Rows<M>& rows, const Tile& tile, int64_t key, int64_t keys, const T* from,
               T factor) {
