@@ -1,8 +1,9 @@
-// The backward pass over one BackwardBlock. With P the weights and
-// dP = dO V^T, dS = P * (dP - delta); the products: grad_products.h.
+// The backward pass over one BackwardBlock: a range of keys of one plane against all rows that may
+// see one. With P the weights, dP = dO V^T and delta as in grad_rows.h, the gradient of the scores
+// is dS = P * (dP - delta). The five products are those of products/grad_products.h.
 //
-// Rows outside, keys inside: a block of rows is packed once and finished in one
-// go, while dK and dV of the item's keys accumulate in the second-level cache.
+// The loop over rows is outside and the loop over keys inside: a block of rows is packed once and
+// finished in one go, while dK and dV of the item's keys are summed in the second-level cache.
 namespace qkv::QKV_ISA {
 
 struct BackwardTile {
@@ -10,7 +11,7 @@ struct BackwardTile {
   int64_t lane;  // its first column in the tiles of scores
 };
 
-// Scores and dP to P and dS.
+// Turns scores and dP [keys x lanes] into P and dS, in place.
 template <class E, class T = Compute<E>>
 void weights_and_gradients(const Problem& p, const BackwardTile& t, int64_t key, int64_t keys,
                            T* weights, T* grad_scores, const BackwardScratch<E>& s) {
@@ -21,8 +22,8 @@ void weights_and_gradients(const Problem& p, const BackwardTile& t, int64_t key,
     drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
 }
 
-// Scores, dP, P and dS of one tile of rows and keys [key, key + keys); `at` is
-// where the tile begins in the scratch tiles.
+// Computes P and dS of one tile of rows and keys [key, key + keys) into s.weights and
+// s.grad_scores, where the tile begins at element `at`.
 template <class E>
 void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const BackwardTile& t,
                          int64_t key, int64_t keys, int64_t at, const BackwardScratch<E>& s) {
@@ -45,7 +46,8 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                    {weights, grad_scores});
 }
 
-// What is made of them beside dK and dV.
+// Computes P and dS of one tile and everything that is made of them but dK and dV: the weights, the
+// gradients of masks and slopes, and dQ.
 template <class E>
 void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
                const BackwardTile& t, int64_t key, int64_t keys, int64_t at,
@@ -63,7 +65,8 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
                  s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
   if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
   if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
-  // Once it is NaN all over, nothing changes it; likewise dK and dV below.
+  // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
+  // dK and dV in add_grad_key_value.
   const bool grads_query =
       a.grad_query.data && !(s.needs_marks && s.products.grad_query_is_nan(tile, t.lane));
   const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
@@ -80,7 +83,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
     s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
 }
 
-// A block of rows, packed, and its tiles.
+// A block of up to kGradRows rows, packed, and the tiles it consists of.
 template <class E, class T = Compute<E>>
 struct RowBlock {
   int64_t row, rows;
@@ -102,7 +105,7 @@ struct RowBlock {
   const Tile& last() const { return tiles[count - 1].tile; }
 };
 
-// Zero weights for keys [from, to) of a tile.
+// Sets P and dS of keys [from, to) of a tile to 0.
 template <class E>
 void clear_keys(const BackwardTile& t, int64_t from, int64_t to, const BackwardScratch<E>& s) {
   using T = Compute<E>;
@@ -113,7 +116,8 @@ void clear_keys(const BackwardTile& t, int64_t from, int64_t to, const BackwardS
   }
 }
 
-// dK and dV [keys, ...] of `depth` rows from `lane` on, of the tiles in the scratch.
+// Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what rows [lane, lane + depth) of the
+// block contribute, from P and dS in the scratch memory.
 template <class E, class T = Compute<E>>
 void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
                         int64_t keys, T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
@@ -131,12 +135,12 @@ void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, i
   }
 }
 
-// One block of rows against keys [key, key + keys), at most a tile of them.
+// One block of rows against keys [key, key + keys), which are no more than a tile has.
 template <class E>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
                    const RowBlock<E>& rows, int64_t key, int64_t keys, BackwardScratch<E>& s) {
   using T = Compute<E>;
-  // Tiles [first, last] see some of these keys, and those are [begin, end).
+  // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
   const auto begin_of = [&](int t) {
     constexpr int64_t kMultiple = GradProducts<E>::kKeyMultiple;
     const int64_t skip = std::max<int64_t>(0, rows.tiles[t].tile.key_begin - key);
@@ -162,8 +166,9 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
                      s.grad_value + at * padded<T>(p.head_dim_v), s);
 }
 
-// Whether pairs of these rows are hidden among keys [key, key_end), and whether something in
-// the rows could leak through them. Keys are looked at tile by tile.
+// Sets s.hides_pairs, whether pairs of these rows and keys [key, key_end) are hidden, and
+// s.needs_marks, whether something in the rows is not finite and could leak through such pairs.
+// Whether keys are finite is looked at tile by tile, in grad_tile.
 template <class E>
 void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, int64_t key_end,
                         BackwardScratch<E>& s) {
@@ -175,8 +180,8 @@ void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, 
   s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
 }
 
-// One block of rows against all keys of the item. `sums`: where grad_query goes, E, or
-// in the compute type where it is only a part.
+// One block of rows against all keys of the item. grad_query goes to the user's tensor, with G = E,
+// or is a part of one split, with G the compute type.
 template <class E, class G>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block, int64_t row,
                    int64_t count, const Rows<G>& grad_query, BackwardScratch<E>& s) {
@@ -229,7 +234,7 @@ void finish_grad_mask_keys(const Problem& p, const BackwardArgs& a, const Backwa
                block.kv_head * p.group() + g)[key * a.grad_mask_keys.strides.col] = *sums;
 }
 
-// All rows that may see the item's keys.
+// All rows of the plane that may see one of the item's keys, block after block.
 template <class E, class G>
 void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
                     const Rows<G>& grad_query, BackwardScratch<E>& s) {
@@ -266,7 +271,7 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   if (a.grad_mask_keys.data) finish_grad_mask_keys(p, a, block, s);
 }
 
-// Adds the parts of row r to `sum`.
+// Adds the parts of row r that the splits after the first have left to `sum`.
 template <class T>
 void add_parts(const Problem& p, const GradQueryRows& rows, int64_t r, T* sum, int64_t col) {
   const T* partial = static_cast<const T*>(rows.partial_grad_query);

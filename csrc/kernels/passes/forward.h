@@ -1,12 +1,13 @@
-// The forward pass over one ForwardBlock.
+// The forward pass over one ForwardBlock: a range of rows against a range of keys of one plane.
 namespace qkv::QKV_ISA {
 
-// What a tile of queries carries from key block to key block.
+// What a tile of queries carries from one block of keys to the next: the state of the online
+// softmax. P is one of the classes of products/, which multiply.
 template <class P, class T = Compute<typename P::Element>>
 struct ForwardState {
   Tile tile;
   typename P::Query* query;
-  T* output;  // [Dv x lanes], or as P has it; not yet divided by sum
+  T* output;  // [Dv x lanes], or laid out as P does; not yet divided by sum
   T* max;     // [lanes]
   T* sum;     // [lanes]
 };
@@ -18,10 +19,10 @@ struct ForwardScratch {
 
   P products;
   T *rows, *scores, *rescale;
-  T* spare;  // an output, where pairs can be hidden
+  T* spare;  // a second output, for add_values, where pairs can be hidden
   Dropout<T> dropout;
   ForwardState<P>* tiles;
-  bool saw_nonfinite = false;  // in a block of values
+  bool saw_nonfinite = false;  // whether a block of values held NaN or an infinity
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
       : products(arena, p),
@@ -46,7 +47,7 @@ struct ForwardScratch {
   }
 };
 
-// The softmax's denominator begins with the sink.
+// A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
 template <class P, class T = Compute<typename P::Element>>
 void add_sinks(const Problem& p, const ForwardState<P>& state) {
   constexpr int W = kLanes<T>;
@@ -72,9 +73,9 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const P& pro
   if (with_sink) add_sinks(p, state);
 }
 
-// The output of a tile goes on with keys whose weights are in scratch.scores. Where pairs are
-// hidden it is summed beside the old one: if a value that is not finite spoils it, it is
-// summed again without the hidden pairs.
+// Adds the values of keys [key, key + keys), whose weights are in scratch.scores, to the output of
+// a tile. Where pairs are hidden, the new output is summed beside the old one: if a value that is
+// not finite spoils it, it is summed again without the hidden pairs.
 template <class P>
 void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& s,
                 ForwardState<P>& state) {
@@ -100,7 +101,7 @@ void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& 
     s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
 }
 
-// Keys [key, key + keys) for one tile of queries.
+// Scores, weights and output of one tile of queries for keys [key, key + keys).
 template <class P>
 void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scratch,
             ForwardState<P>& state) {
@@ -115,8 +116,8 @@ void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scra
   add_values(p, key, keys, scratch, state);
 }
 
-// The log-sum-exps of a tile, in double: a logarithm rounded twice would show in
-// the gradients. -inf for rows that have seen no key.
+// out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key. They are computed
+// in double, because a logarithm that is rounded twice would show in the gradients.
 template <class P, class T = Compute<typename P::Element>>
 void log_sum_exp(const ForwardState<P>& state, double* out) {
   constexpr int W = kLanes<T>;
@@ -137,8 +138,7 @@ void log_sum_exp(const ForwardState<P>& state, double* out) {
   }
 }
 
-// Writes the rows [lanes, padded(Dv)] and log-sum-exps of a tile, its first row
-// at `begin`.
+// Writes the rows [lanes, padded(Dv)] and the log-sum-exps of a tile, its first row to row `begin`.
 template <class E, class T>
 void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows,
                 const double* log_sum, const Rows<E>& output, const Rows<T>& lse) {
@@ -150,7 +150,7 @@ void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows
   }
 }
 
-// Normalizes a tile and writes it.
+// Divides the output of a tile by the sum of its weights and writes it.
 template <class P>
 void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
                  const ForwardScratch<P>& scratch, const ForwardState<P>& state) {
@@ -186,8 +186,9 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardBloc
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>, ++tiles)
     begin_tile(p, make_tile<T>(p, block.batch, block.kv_head, row, block.row_end), with_sink,
                scratch.products, scratch.tiles[tiles]);
-  // Keys outside, tiles inside: a block of keys and values is read from afar
-  // once and serves every tile. Where blocks begin does not depend on the tiles.
+  // The loop over keys is outside and the loop over tiles inside, so that a block of keys and
+  // values is read from memory once and serves every tile. Where blocks begin does not depend on
+  // the tiles.
   const int64_t step = P::block_keys(block.key_end - block.key_begin);
   const int64_t last = std::min(block.key_end, scratch.tiles[tiles - 1].tile.key_end);
   int64_t key = block.key_begin;

@@ -1,5 +1,5 @@
-// A block of rows of the backward pass: scratch memory, and what is known of the
-// rows before the first key.
+// What the backward pass knows of a block of rows before it looks at the first key, and its scratch
+// memory.
 namespace qkv::QKV_ISA {
 
 template <class E>
@@ -11,16 +11,15 @@ struct BackwardScratch {
   // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
-  T* cap_slope;              // likewise: the derivative of softcap, or null
+  T* cap_slope;              // [kKeyBlock, kGradRows], the derivative of softcap; or null
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
   T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
-  T* marks;                  // likewise (repair/), where pairs can be hidden
+  T* marks;                  // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
-  bool hides_pairs = false;  // from the block of rows among the keys of the item
-  // ... and something in it is not finite, so that every tile needs its marks.
-  bool needs_marks = false;
+  bool hides_pairs = false;  // whether pairs of the block of rows and the item's keys are hidden
+  bool needs_marks = false;  // whether, besides, something in these rows is not finite
 
-  // For an item of so many keys. 0: for blocks of kKeyBlock, without dK and dV.
+  // For an item of `key_count` keys; if 0, for one tile of keys at a time, without dK and dV.
   BackwardScratch(Arena& arena, const Problem& p, int64_t key_count)
       : products(arena, p, key_count ? key_count : kKeyBlock),
         base(arena.take<T>(kGradRows)),
@@ -38,7 +37,7 @@ struct BackwardScratch {
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
         dropout(p) {}
 
-  // Whether neither factor nor delta of the first rows is NaN or infinite.
+  // Whether factor and delta of the first `rows` rows are finite.
   bool statistics_are_finite(int64_t rows) const {
     T zero = 0;
     for (int64_t r = 0; r < rows; ++r) zero += (factor[r] + delta[r]) * 0;
@@ -59,9 +58,10 @@ QKV_INLINE T dot(const E* a, int64_t a_col, const E* b, int64_t b_col, int64_t d
   return sum;
 }
 
-// weight = exp(score - lse), split so that nothing is rounded before the
-// exponential (Reference) and the rest is computed in double. Lanes with nothing
-// to attend to, lse -inf, and those without a row get weights of exactly 0.
+// Computes base, shift and factor of `rows` rows, so that weight = exp(score - lse) is factor *
+// exp(score - base) / 2^shift: nothing is rounded before the exponential (Reference in softmax.h),
+// and the factor is computed in double. Rows with nothing to attend to, whose lse is -inf, and
+// lanes without a row get a factor of 0, and so weights of exactly 0.
 template <class E, class T = Compute<E>>
 void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t rows,
                const BackwardScratch<E>& s) {
@@ -95,7 +95,7 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
   for (int64_t r = 0; r < kGradRows; ++r) s.factor[r] = T(exponent[r]);
 }
 
-// What rows [row, row + rows) need of the forward pass.
+// Computes what rows [row, row + rows) need of the forward pass: base, shift, factor and delta.
 template <class E>
 void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
                      int64_t row, int64_t rows, const BackwardScratch<E>& s) {

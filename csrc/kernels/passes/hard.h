@@ -1,18 +1,19 @@
-// The best key of every row and its value.
+// Hard attention: the key with the largest score of every row, and the value of that key.
 namespace qkv::QKV_ISA {
 
 // About how many keys are counted in the lanes of a vector, which hold 32 bits for scores of f32,
-// before what they have found is added to the first key's number in 64. Small, so that every test
-// of a few ten thousand keys goes through it; adding up costs nothing beside that many keys.
+// before the number found is added to that of the first key, in 64 bits. The value is small so that
+// every test with a few ten thousand keys goes through the addition, which costs nothing beside
+// that many keys.
 constexpr int64_t kCountedKeys = 1 << 14;
 
 // The first of the largest scores in each lane; NaN is larger than all others.
 template <class T>
 struct Best {
   Vec<T> score;
-  IntVec<T> counted;         // where it was, from the first of the keys that are being counted; -1:
-                             // before them
-  int64_t index[kLanes<T>];  // of its key, as of keys before those; -1: none
+  // The place of that score among the keys that are being counted; -1 if it was before them.
+  IntVec<T> counted;
+  int64_t index[kLanes<T>];  // the key of that score, if it was before them; -1 if there is none
 
   QKV_INLINE Best() : score(splat(-kInfinity<T>)), counted(IntVec<T>{} - 1) {
     std::fill_n(index, kLanes<T>, -1);
@@ -25,7 +26,7 @@ struct Best {
     counted = better ? IntVec<T>{} + decltype(counted[0] + 0)(at) : counted;
   }
 
-  // All keys from `first` on have been counted.
+  // Ends the count of the keys that began with key `first`.
   void add_up(int64_t first) {
     for (int l = 0; l < kLanes<T>; ++l)
       if (counted[l] >= 0) index[l] = first + counted[l];
@@ -49,7 +50,7 @@ void write_best(const Problem& p, const HardResult& result, const Tile& tile,
   }
 }
 
-// Keys [key, key + keys), the first of which counts as `at`.
+// Looks at keys [key, key + keys), whose places in the count begin with `at`.
 template <class E, class T = Compute<E>>
 void see_keys(const Problem& p, const Tile& tile, int64_t key, int64_t keys, int64_t at,
               ForwardScratch<Products<E>>& s, Best<T> (&best)[2]) {

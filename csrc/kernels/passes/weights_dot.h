@@ -1,8 +1,8 @@
-// sum_j weight_ij * dweight_ij, which the gradient of the weights needs of every
-// row before it can begin.
+// sum_j weight_ij * dweight_ij for every row i. The backward pass of the weights needs this number
+// of a row before it can begin with it, as delta.
 namespace qkv::QKV_ISA {
 
-// Through the same tiles as the backward pass: with delta = 0, dS is that product.
+// Uses the tiles of the backward pass: with delta = 0, its dS is weight * dweight.
 template <class E>
 void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
                  const ForwardBlock& block, void* workspace) {

@@ -1,11 +1,12 @@
-// Products of few rows, as when decoding. Vectors run along the head dimension, so
-// that each element of a key and of a value is loaded once for all rows; with rows
-// in the lanes, most would be idle and every element a broadcast.
+// Products for planes of few rows, as in decoding. Here a vector runs along the head dimension, so
+// that each element of a key and of a value is loaded once for all rows. With a row in each lane,
+// as elsewhere, most lanes would be idle, and every element would have to be broadcast.
 namespace qkv::QKV_ISA {
 
 constexpr int64_t kFewRows = 8;
 
-// Decided by the shape of a plane: forward and backward pass must round alike.
+// Whether a problem is computed in this way. The shape of a plane alone decides, since the forward
+// and the backward pass must round alike.
 template <class E>
 bool has_few_rows(const Problem& p) {
   constexpr int64_t W = kLanes<Compute<E>>;
@@ -13,7 +14,7 @@ bool has_few_rows(const Problem& p) {
          p.value.strides.col == 1 && p.head_dim % W == 0 && p.head_dim_v % W == 0;
 }
 
-// Rows of memory that will be needed; they need not exist.
+// Rows of memory that will be needed soon, to be fetched into the cache. They need not exist.
 struct Ahead {
   const void* rows = nullptr;  // null: nothing
   int64_t step = 0, bytes = 0;
@@ -30,8 +31,8 @@ struct Ahead {
   }
 };
 
-// scores[key * step + row] = dot products of ROWS rows of queries with as many keys
-// as make one vector of sums at a time. Rows of `key` are key_row apart.
+// scores[j * step + r] = the dot product of key j with query r, for `keys` keys and ROWS queries. W
+// / ROWS keys are taken at a time, whose sums make one vector. Rows of `key` are key_row apart.
 template <class E, int ROWS, class T = Compute<E>>
 __attribute__((noinline)) void dot_rows(int64_t dim, int64_t keys, const E* key, int64_t key_row,
                                         const T* query, T* scores, int64_t step,
@@ -65,8 +66,8 @@ __attribute__((noinline)) void dot_rows(int64_t dim, int64_t keys, const E* key,
   }
 }
 
-// f(row, rows) for rows in groups of 4, 2 and 1, no more than MAX: of a size known
-// when compiling.
+// Calls f(row, rows) for `rows` rows in groups of 4, 2 and 1, no larger than MAX: the size of each
+// group is known when compiling.
 template <int MAX, class F>
 QKV_INLINE void for_row_groups(int64_t rows, const F& f) {
   int64_t r = 0;
@@ -76,7 +77,7 @@ QKV_INLINE void for_row_groups(int64_t rows, const F& f) {
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
 }
 
-// query [rows, D] = rows [row, row + rows) of a plane, times scale.
+// query [rows, D] = rows [row, row + rows) of the queries of a plane, times scale.
 template <class E, class T = Compute<E>>
 void pack_few_queries(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t rows,
                       T* query) {
@@ -85,7 +86,7 @@ void pack_few_queries(const Problem& p, int64_t batch, int64_t kv_head, int64_t 
     store(query + i, load(query + i) * T(p.scale));
 }
 
-// scores [keys x lanes], 0 in lanes without a row. query [rows, dim].
+// scores [keys x lanes] = the scores of query [rows, dim], 0 in lanes without a row.
 template <class E, class T = Compute<E>>
 void few_scores(const Tile& tile, int64_t dim, int64_t keys, const E* key, int64_t key_row,
                 const T* query, T* scores, const Ahead& ahead) {

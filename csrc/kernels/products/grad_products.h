@@ -10,7 +10,7 @@ class GradProducts {
   using T = Compute<E>;
 
  public:
-  static constexpr int64_t kKeyMultiple = 1;  // where a tile may begin in an item
+  static constexpr int64_t kKeyMultiple = 1;  // a tile may begin at multiples of it in an item
 
   GradProducts(Arena& arena, const Problem& p, int64_t key_count)
       : p_(p),
@@ -38,7 +38,8 @@ class GradProducts {
     values_ = value_rows<E>(p_, batch, kv_head).read(key, keys, value_copy_);
   }
 
-  // Rows [row, row + rows) of query and grad_output, zeros after them.
+  // Reads rows [row, row + rows) of query and grad_output, adds rows of zeros, and sets grad_query
+  // to 0.
   void load_rows(const BackwardArgs& a, int64_t batch, int64_t kv_head, int64_t row, int64_t rows) {
     has_grad_output_ = a.grad_output.data != nullptr;
     gather_rows(rows_of<E>(p_, p_.query, batch, kv_head), row, rows, padded<T>(rows), p_.head_dim,
@@ -54,7 +55,7 @@ class GradProducts {
     std::fill_n(grad_query_t_, padded<T>(rows) * dim_, T(0));
   }
 
-  // The tile whose first row is `lane` of those.
+  // Transposes the rows of one tile, the first of which is row `lane` of those that were read.
   void pack(const Tile& tile, int64_t lane) {
     transpose<T>(query_ + lane * dim_, dim_, query_t_ + lane * dim_, tile.lanes, tile.lanes, dim_,
                  T(p_.scale));
@@ -68,14 +69,16 @@ class GradProducts {
     return !loaded_keys_.are_finite(key, key + keys) && !parted_keys_.part(key_rows_, key, keys) &&
            parted_keys_.hide(p_, tile, key, keys, weights);
   }
-  // Whether all rows are finite. If not, what is not is no longer in the rows that dK and dV
-  // are products of, and left to add_nonfinite_grad_key and _value. Called when all are packed.
+  // Returns whether all rows are finite. If not, it takes what is not finite out of the rows that
+  // dK and dV are products of, and leaves it to add_nonfinite_grad_key and
+  // add_nonfinite_grad_value. Must be called after all tiles are packed.
   bool part_rows(int64_t rows) {
     const bool query_is_finite = parted_query_.part(query_, rows);
     return (!has_grad_output_ || parted_grad_output_.part(grad_output_, rows)) && query_is_finite;
   }
 
-  // scores [keys x lanes] of keys [key, key + keys), which are loaded.
+  // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
+  // option.
   void scores(const Tile& tile, int64_t lane, int64_t key, int64_t keys, T* scores) const {
     const Matrix<T> k = keys_.from(key - first_);
     if (few_) return few_scores<T>(tile, dim_, keys, k.data, k.row, few_query_, scores, {});
@@ -98,7 +101,8 @@ class GradProducts {
                       const T* grad_scores) const {
     add_keys(tile, lane, keys_.from(key - first_), keys, grad_scores);
   }
-  // The same without the hidden pairs; hides_nonfinite has been asked of the same ones.
+  // add_grad_query without the hidden pairs. hides_nonfinite must have been called for the same
+  // keys before.
   void add_visible_grad_query(const Tile& tile, int64_t lane, int64_t key, int64_t keys,
                               const T* grad_scores) const {
     add_keys(tile, lane, parted_keys_.finite().read(key, keys, parted_copy_), keys, grad_scores);
@@ -109,14 +113,15 @@ class GradProducts {
     return all_nan(grad_query_t_ + lane * dim_, p_.head_dim * tile.lanes);
   }
 
-  // rows [tile.rows, padded(D)] of grad_query. Overwrites the tile's queries.
+  // Returns the rows [tile.rows, padded(D)] of grad_query. Overwrites the tile's queries.
   const T* grad_query(const Tile& tile, int64_t lane) const {
     transpose<T>(grad_query_t_ + lane * dim_, tile.lanes, query_ + lane * dim_, dim_, dim_,
                  tile.lanes, T(p_.scale));
     return query_ + lane * dim_;
   }
 
-  // Of `rows` rows from `lane` on. weights and grad_scores: [keys x kGradRows], from that lane on.
+  // Add what rows [lane, lane + rows) contribute to dV and dK of the keys. weights and grad_scores
+  // [keys x kGradRows] point to column `lane`.
   void add_grad_value(int64_t lane, int64_t rows, int64_t keys, const T* weights,
                       T* grad_value) const {
     if (has_grad_output_)
@@ -131,7 +136,7 @@ class GradProducts {
              nullptr});
   }
 
-  // What part_rows has left to them. marks [keys x kGradRows], from that lane on.
+  // Add what part_rows has taken out. marks [keys x kGradRows] point to column `lane`.
   void add_nonfinite_grad_value(int64_t lane, int64_t rows, int64_t keys, const T* marks,
                                 T* grad_value) const {
     if (has_grad_output_) parted_grad_output_.add(lane, rows, keys, marks, grad_value);

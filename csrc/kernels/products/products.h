@@ -15,13 +15,11 @@ const T* transposed_rows(const Tile& tile, int64_t dim, const T* factors, T* out
   return to;
 }
 
-// Keys and values come a block at a time, and serve every tile of queries before
-// the next block is read.
-// Whether a row of output [dim x lanes] is not finite. An infinity or a NaN in a value
-// spoils all lanes alike, so those of one vector tell.
+// Whether a row of output [dim x lanes] holds NaN or an infinity. One in a value spoils all lanes
+// of its row alike, so it is enough to look at one vector of lanes.
 template <class T>
 bool is_spoilt(const Tile& tile, int64_t dim, const T* output) {
-  constexpr int kSums = 4;  // an addition's latency
+  constexpr int kSums = 4;  // independent sums, which hide the latency of an addition
   Vec<T> zero[kSums] = {};
   int64_t d = 0;
   for (; d + kSums <= dim; d += kSums) {
@@ -32,14 +30,16 @@ bool is_spoilt(const Tile& tile, int64_t dim, const T* output) {
   return any_nonzero<T>(zero[0] + zero[1] + (zero[2] + zero[3]));
 }
 
+// The products of tiles of queries with one block of keys and values. load_keys and load_values
+// read a block, which serves every tile before the next block is read.
 template <class E>
 class Products {
   using T = Compute<E>;
 
  public:
   using Element = E;
-  using Query = T;                            // what a tile of queries is packed as
-  static constexpr int64_t kKeyMultiple = 1;  // where a tile may begin in a block
+  using Query = T;                            // the elements of a packed tile of queries
+  static constexpr int64_t kKeyMultiple = 1;  // a tile may begin at multiples of it in a block
 
   Products(Arena& arena, const Problem& p)
       : p_(p),
@@ -52,9 +52,9 @@ class Products {
                          : nullptr),
         parted_values_(arena, p, p.head_dim_v) {}
 
-  // Keys of the blocks that `keys` keys are cut into.
+  // How many keys each block has that `keys` keys are cut into.
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
-  // Elements of a packed tile, and of its output.
+  // How many elements a packed tile of queries has, and its output.
   static int64_t query_size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim); }
   static int64_t output_size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim_v); }
   void pack(const Tile& tile, Query* query) const { pack_queries<E>(p_, tile, rows_, query); }
@@ -69,8 +69,8 @@ class Products {
     values_ = value_rows_.read(key, keys, value_copy_);
   }
 
-  // Whether all of the loaded values are finite. If not, they are parted for
-  // add_visible_values.
+  // Returns whether all of the loaded values are finite. If not, it sets those that are not apart
+  // from the others (repair/nonfinite_keys.h), for add_visible_values.
   bool part_values() {
     if (parted_values_.part(value_rows_, first_, value_count_)) return true;
     finite_values_ = parted_values_.finite().read(first_, value_count_, finite_copy_);
@@ -78,7 +78,8 @@ class Products {
   }
   bool values_are_parted() const { return parted_values_.hold(first_, value_count_); }
 
-  // scores [keys x lanes] of keys [key, key + keys), which are loaded.
+  // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
+  // option.
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
     const Matrix<T> k = keys_.from(key - first_);
     gemm<T>(keys, tile.lanes,
@@ -86,30 +87,32 @@ class Products {
              nullptr});
   }
 
-  // output [Dv x lanes] = rescale * before + V^T weights, weights [keys x lanes]. Both are of
-  // one workspace, and may be the same.
+  // output [Dv x lanes] = rescale [lanes] * before + V^T weights [keys x lanes]. `before` and
+  // `output` lie in one workspace, and may be the same.
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) const {
     multiply(tile, values_.from(key - first_), keys, weights, rescale, before, output);
   }
 
-  // Whether one of these values, which are parted, is not finite and hidden from a row.
+  // Whether one of these values, which part_values has set apart, is not finite and hidden from a
+  // row.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
     return parted_values_.hide(p_, tile, key, keys, weights);
   }
-  // add_values without the hidden pairs; hides_nonfinite has been asked of the same ones.
+  // add_values without the hidden pairs. hides_nonfinite must have been called for the same keys
+  // before.
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
                           const T* rescale, const T* before, T* output) const {
     multiply(tile, finite_values_.from(key - first_), keys, weights, rescale, before, output);
     parted_values_.add(tile, output);
   }
 
-  // Whether values may have left something in output that is not finite.
+  // Whether values that are not finite may have got into output.
   bool is_spoilt(const Tile& tile, const T* output) const {
     return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);
   }
 
-  // rows [tile.rows, padded(Dv)] of factors [lanes] * output, which is overwritten.
+  // Returns the rows [tile.rows, padded(Dv)] of factors [lanes] * output; `output` is overwritten.
   const T* output_rows(const Tile& tile, const T* factors, T* output, T* rows) const {
     return transposed_rows(tile, p_.head_dim_v, factors, output, rows);
   }
