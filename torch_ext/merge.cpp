@@ -2,11 +2,8 @@
 // torch's operators, each of which brings its derivatives along.
 #include "qkv/merge.h"
 
-#include <ATen/ops/amax.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/log.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include <limits>

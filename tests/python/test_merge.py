@@ -4,6 +4,7 @@ import pytest
 import torch
 from common import COMPILERS, INF, TOLERANCES, dtypes_of
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.attention.varlen import AuxRequest
 
 import qkv
 
@@ -132,7 +133,7 @@ def test_packed_documents():
     packed = torch.randn(7, H, D)
     cu_seq = torch.tensor([0, 3, 7])
     call = (packed, packed, packed, cu_seq, None, 4, 4)
-    output, lse = qkv.varlen_attn(*call, return_aux=torch.nn.attention.varlen.AuxRequest(lse=True))
+    output, lse = qkv.varlen_attn(*call, return_aux=AuxRequest(lse=True))
     merged, merged_lse = qkv.merge([output, output], [lse.T, lse.T])
     torch.testing.assert_close(merged, output)
     torch.testing.assert_close(merged_lse, lse.T + torch.tensor(2.0).log())

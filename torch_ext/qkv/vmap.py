@@ -124,6 +124,7 @@ _COMPOSITES = (
     "varlen_attention",
     "attention_weights",
     "hard_attention",
+    "merge",
 )
 _library = torch.library.Library("qkv", "IMPL")
 
