@@ -1,16 +1,16 @@
-// Products of pairs by AMX: C[M x N] = beta * C + alpha * A[M x K] * B[K x N] as in
-// tile_gemm.h, a_col = 1, in steps of 16 x 16 sums and 16 pairs of depth.
+// Products of pairs by AMX: C[M x N] = beta * C + alpha * A[M x K] * B[K x N] as in tile_gemm.h,
+// with a_col = 1. One instruction adds 16 x 16 sums over a depth of 16 pairs.
 //
-// Eight registers of 16 rows of 64 bytes: 2 x 2 sums, two tiles of A, two of B. The
-// instructions are in isa/amx/tiles.h.
+// AMX has eight registers, called tiles, of 16 rows of 64 bytes: here 2 x 2 of sums, two of A and
+// two of B. The instructions are in isa/amx/tiles.h.
 namespace qkv::QKV_ISA {
 
 constexpr bool kTiles = true;
 constexpr int kTile = 16;
-constexpr int kPairRows = 2 * kTile;  // of A that are multiplied at once
+constexpr int kPairRows = 2 * kTile;  // how many rows of A are multiplied at once
 static_assert(kLanes<float> == kTile);
 
-// For as long as it lives, this thread's tile registers are configured.
+// Configures the tile registers of this thread for as long as it lives.
 class PairUnit {
  public:
   explicit PairUnit(bool in_use) : in_use_(in_use) {

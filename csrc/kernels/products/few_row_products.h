@@ -1,14 +1,15 @@
 // The products of the forward pass for planes of few rows (few_rows.h).
 //
-// What limits them is memory, so it is kept busy: while one block of keys is
-// multiplied, its values are asked for, and while those are, the next keys.
+// Their speed is that of memory, so it is kept busy: while one block of keys is multiplied, its
+// values are prefetched, and while the values are multiplied, the next keys are.
 namespace qkv::QKV_ISA {
 
-// Keys of a block: its values, asked for, wait in the first-level cache. (16 and
-// 64 were slower; so was a hint for the second level.)
+// How many keys a block has. Its values are prefetched into the first-level cache, so they have to
+// fit. 16 and 64 keys were slower, and so was prefetching into the second level.
 constexpr int64_t kFewKeys = 32;
 
-// What Products is for other planes. output is [rows, Dv].
+// The counterpart of Products (products.h), whose functions are described there; output is [rows,
+// Dv].
 template <class E>
 class FewRowProducts {
   using T = Compute<E>;
@@ -57,7 +58,8 @@ class FewRowProducts {
     });
   }
 
-  // The same without the hidden pairs: keys that all rows see together, others row by row.
+  // Hidden pairs are left out of the sums: runs of keys that all rows see are multiplied for all
+  // rows together, other keys row by row.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
     return mark_pairs(p_, tile, key, keys, weights, tile.step, marks_);
   }
@@ -69,7 +71,8 @@ class FewRowProducts {
       for (int64_t r = row; r < row + rows; ++r) all &= marks_[(j - key) * tile.step + r] != 0;
       return all;
     };
-    // add(begin, end) for runs in [first, last) that these rows see, others for the rest.
+    // Calls add for the runs of keys in [first, last) that all of these rows see, and others for
+    // the runs between them.
     const auto part = [&](int64_t first, int64_t last, int64_t row, int64_t rows, const auto& add,
                           const auto& others) {
       for (int64_t j = first, end; j < last; j = end) {
@@ -90,8 +93,8 @@ class FewRowProducts {
     });
   }
 
-  // Values are read where they are, so they are not parted: once some were not finite,
-  // hidden pairs are left out to the end.
+  // Values are read where they are, so those that are not finite cannot be set apart. Instead, once
+  // there were some, hidden pairs are left out of all products that follow.
   bool part_values() {
     leaves_out_hidden_ = true;
     return false;

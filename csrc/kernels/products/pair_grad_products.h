@@ -1,11 +1,12 @@
-// The products of the backward pass of bf16 where pairs are multiplied. Weights and
-// dS are rounded to bf16 as operands, and nowhere else.
+// The products of the backward pass in bf16, where an instruction set multiplies pairs
+// (gemm/pairs.h). They are those of grad_products.h, whose functions are described there. The
+// weights and dS are rounded to bf16 as operands, and nowhere else.
 namespace qkv::QKV_ISA {
 
 template <>
 class GradProducts<BFloat16> {
  public:
-  static constexpr int64_t kKeyMultiple = 2;  // for dQ, keys lie in pairs
+  static constexpr int64_t kKeyMultiple = 2;  // a tile begins with a pair of keys, for dQ
 
   GradProducts(Arena& arena, const Problem& p, int64_t key_count)
       : p_(p),
@@ -60,7 +61,8 @@ class GradProducts<BFloat16> {
     if (has_grad_output_) grad_output_.transpose_to(lane, tile.lanes, tile_grad_output(lane));
   }
 
-  // An odd key's neighbour is hidden, too: it is multiplied by 0.
+  // Where the number of keys is odd, the last one is paired with a key that the tile does not see,
+  // and that is multiplied by 0: it counts as hidden.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const float* weights) {
     if (loaded_keys_.are_finite(key, key + 2 * pairs_in(keys))) return false;
     parted_keys_.part(key_rows_, key, keys);
@@ -171,7 +173,7 @@ class GradProducts<BFloat16> {
   Pair* tile_grad_output(int64_t lane) const {
     return grad_output_t_ + lane * padded_halves(p_.head_dim_v) / 2;
   }
-  // In f32, after the product: not in what is rounded to bf16.
+  // Applied to the product, in f32, and not to an operand, which would be rounded to bf16 again.
   float dropout_factor() const { return float(dropout_scale(p_.dropout_p)); }
 
   const Problem& p_;
@@ -187,8 +189,9 @@ class GradProducts<BFloat16> {
   BFloat16* narrow_;  // scratch
   Pair* zipped_;      // scratch
   bool has_grad_output_ = false;
-  // Rows that see few of the keys have the largest weights, which decide how accurate
-  // gradients are, and cost little: what rounding leaves of a tile is multiplied, too.
+  // Whether the rows see at most an eighth of the keys. Such rows have the largest weights, which
+  // decide how accurate gradients are, and they cost little. So what rounding took off an operand
+  // is multiplied, too.
   bool sees_few_ = false;
   int64_t first_ = 0;
   Matrix<Pair> keys_{}, values_{};

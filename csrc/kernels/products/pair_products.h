@@ -1,7 +1,9 @@
-// The products of bf16 where pairs are multiplied. Weights are rounded to bf16 as an
-// operand of their product, relative to the largest of their row so far, which so becomes
-// 1; and the output is divided by the sum of what was multiplied. The log-sum-exp has the
-// sum of the weights as they were.
+// The products of the forward pass in bf16, where an instruction set multiplies pairs
+// (gemm/pairs.h).
+//
+// The weights are an operand, so they are rounded to bf16. To keep their error small they are first
+// divided by the largest weight of their row so far, which so becomes 1, and at the end the output
+// is divided by the sum of the rounded weights. The log-sum-exp has the sum of the exact ones.
 namespace qkv::QKV_ISA {
 
 template <>
@@ -9,7 +11,7 @@ class Products<BFloat16> {
  public:
   using Element = BFloat16;
   using Query = Pair;
-  static constexpr int64_t kKeyMultiple = 2;  // values lie in pairs
+  static constexpr int64_t kKeyMultiple = 2;  // a tile begins with a pair of values
 
   Products(Arena& arena, const Problem& p)
       : p_(p),
@@ -25,8 +27,9 @@ class Products<BFloat16> {
   static int64_t query_size(const Problem& p) {
     return kRowBlock<float> * padded_halves(p.head_dim) / 2;
   }
-  // The last two rows: the largest weight, in whose units output is, and what rounding has
-  // added to the sum of weights, in the same units.
+  // Below the output [padded(Dv) x lanes] lie two rows more: the largest weight, by which the
+  // output is divided, and what rounding has added to the sum of the weights, divided by it as
+  // well.
   static int64_t output_size(const Problem& p) {
     return kRowBlock<float> * (padded<float>(p.head_dim_v) + 2);
   }
@@ -82,7 +85,8 @@ class Products<BFloat16> {
     for (int v = 0; v < tile.lanes; v += kLanes<float>) {
       const float* largest = largest_weights(tile, output) + v;
       const Vec<float> factor = load(factors + v) * load(largest);
-      // Dropped weights are part of the sum, and not of what was multiplied.
+      // With dropout the sum is that of all weights, and those that were multiplied are only the
+      // kept ones, so what rounding added to these says nothing about the sum.
       const Vec<float> error = p_.dropout_p > 0 ? Vec<float>{} : load(largest + tile.lanes);
       store(factors + v, factor / (1 + error * factor));
     }
@@ -98,7 +102,7 @@ class Products<BFloat16> {
     float* now_largest = largest_weights(tile, output);
     for (int v = 0; v < tile.lanes; v += kLanes<float>) {
       const Vec<float> rescaled = load(largest + v) * load(rescale + v);
-      Vec<float> top = max<float>(rescaled, splat(1e-30f));  // nothing seen yet: not 0 / 0
+      Vec<float> top = max<float>(rescaled, splat(1e-30f));  // not 0, which would give 0 / 0
       for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
       store(now_largest + v, top);
       store(inverse + v, 1 / top);

@@ -2,17 +2,18 @@
 // FlashAttention does it: score -= slope * |i + S - L - j|.
 namespace qkv::QKV_ISA {
 
-// |i + S - L - j| of each lane's query i and the keys j = key, key + 1, ... one after the other.
+// The distance |i + S - L - j| of the query i of each lane to the keys j = key, key + 1, ... Each
+// call of next() returns that to the next key.
 template <class T>
 class Distances {
  public:
-  // In f32, numbers below 2^24 are exact and those beyond are rounded.
+  // In f32, distances below 2^24 are exact, and larger ones are rounded.
   QKV_INLINE Distances(const Problem& p, const Tile& tile, int vector, int64_t key)
       : first_(positions<T>(p, tile, vector) + T(tile.first + p.seqlen_k - p.seqlen_q - key)) {}
 
   QKV_INLINE Vec<T> next() {
     const Vec<T> distance = first_ - passed_;
-    passed_ += 1;  // a distance beyond 2^24, less 1, could stay the same for ever
+    passed_ += 1;  // counted apart: in f32 a distance beyond 2^24, minus 1, could stay the same
     return max<T>(distance, -distance);
   }
 
@@ -32,7 +33,8 @@ void add_alibi(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T*
   }
 }
 
-// sums [G] -= sum over the tile of grad_score * |i + S - L - j|, head by head.
+// sums [G] -= the sum of grad_score * |i + S - L - j| over the rows of each head in the tile and
+// its keys.
 template <class T>
 void add_grad_slopes(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
                      const T* grad_scores, double* sums) {

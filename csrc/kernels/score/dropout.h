@@ -1,14 +1,14 @@
-// Dropout: Philox4x32-10 (philox.h), one counter a lane and four keys, so that
-// each of the four words that come out is the decision of one key for a whole
-// vector of rows.
+// Dropout by Philox4x32-10 (philox.h). There is one counter for each lane and four consecutive
+// keys, so that each of the four words that come out decides on one of the keys for a whole vector
+// of rows.
 namespace qkv::QKV_ISA {
 
 typedef uint64_t Counter __attribute__((vector_size(kVectorBytes)));
 
 QKV_INLINE Counter splat_counter(uint64_t x) { return x - Counter{}; }
 
-// Numbers of 32 bits in lanes of 64. What multiplies and adds up leaves in the
-// high halves is ignored by the next multiplication.
+// Philox on vectors whose lanes of 64 bits hold numbers of 32. The high half of a lane may hold
+// anything between rounds, because the multiplications read only the low half.
 struct Philox {
   Counter keys[kPhiloxRounds][2];
 
@@ -35,19 +35,21 @@ struct Philox {
   }
 };
 
-// Which weights of a tile are kept.
+// Decides which weights of a tile are kept.
 template <class T>
 class Dropout {
   static constexpr int W = kLanes<T>;
-  static constexpr int kStreams = 8 / sizeof(T);  // of Counters for W rows: even and odd lanes
+  // How many vectors of counters W rows need: for f32 two, those of even and those of odd lanes.
+  static constexpr int kStreams = 8 / sizeof(T);
 
  public:
   explicit Dropout(const Problem& p) : threshold_(dropout_threshold(p.dropout_p)) {
     if (p.dropout_p > 0) philox_ = Philox(p.dropout_seed);
   }
 
-  // each(j, lane, kept) for keys key + j, j in [0, keys), and every vector of the
-  // tile, beginning at column `lane`; kept: all bits of a lane set, or none.
+  // Calls each(j, lane, kept) for every j in [0, keys) and every vector of the tile: `kept` says
+  // for key key + j and the lanes from `lane` on whether the weight is kept, by all bits of a lane
+  // set or none.
   template <class Each>
   QKV_INLINE void operator()(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
                              const Each& each) const {
@@ -71,7 +73,8 @@ class Dropout {
   }
 
  private:
-  // query, and batch * H + head low and high, of lane stream + kStreams * i in element i.
+  // The three words of the counters that depend on the row: the query, and the low and the high
+  // half of batch * H + head. Element i of row[stream] belongs to lane stream + kStreams * i.
   static void counters(const Problem& p, const Tile& tile, int lane, Counter (&row)[kStreams][3]) {
     const int64_t heads = (p.dropout_batch + tile.batch) * p.heads + tile.kv_head * p.group();
     for (int l = 0; l < W; ++l) {
@@ -98,7 +101,7 @@ class Dropout {
   uint32_t threshold_;
 };
 
-// weights [keys x lanes]: 0 for those dropped, by multiplication: NaN stays NaN.
+// Sets dropped weights [keys x lanes] to 0. They are multiplied by 0, so that NaN stays NaN.
 template <class T>
 void drop_weights(const Problem& p, const Dropout<T>& dropout, const Tile& tile, int64_t key,
                   int64_t keys, T* weights) {
@@ -109,8 +112,8 @@ void drop_weights(const Problem& p, const Dropout<T>& dropout, const Tile& tile,
   });
 }
 
-// The same after grad_softmax, which took all for kept: grad_score of a dropped
-// pair is weight * (0 * dP - delta).
+// Drops weights after grad_softmax, which took all of them for kept, and corrects grad_scores: that
+// of a dropped pair is weight * (0 * dP - delta).
 template <class T>
 void drop_weights_backward(const Problem& p, const Dropout<T>& dropout, const Tile& tile,
                            int64_t key, int64_t keys, const T* delta, T* weights, T* grad_scores) {

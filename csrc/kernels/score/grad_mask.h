@@ -1,6 +1,7 @@
-// The gradients of masks.
+// The gradients of masks: dS itself, or its sums over rows or keys where the mask broadcasts.
 namespace qkv::QKV_ISA {
 
+// Adds dS of a tile to the gradient of a mask [B..., H, L, S].
 template <class T>
 void add_grad_mask(const Problem& p, const Output& to, const Tile& tile, int64_t key, int64_t keys,
                    const T* grad_scores) {
@@ -9,7 +10,8 @@ void add_grad_mask(const Problem& p, const Output& to, const Tile& tile, int64_t
                                : add(rows_of<float>(p, to, tile.batch, tile.kv_head));
 }
 
-// sums [rows of the tile] += each row over the keys.
+// sums [tile.rows] += the sum of grad_scores [keys x lanes] over the keys, for each row of the
+// tile.
 template <class T>
 void add_row_sums(const Tile& tile, int64_t keys, const T* grad_scores, double* sums) {
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
@@ -19,8 +21,9 @@ void add_row_sums(const Tile& tile, int64_t keys, const T* grad_scores, double* 
   }
 }
 
-// sums [keys, G, lanes of a vector, all alike] += the rows of each head of a tile:
-// products with a vector of ones. No head's NaN reaches another.
+// sums [keys, G, lanes of a vector] += the sum of grad_scores over the rows of each head, for each
+// key; all lanes of a vector get the same sum. Each head is a product with a vector of ones, so
+// that a NaN of one head does not reach another.
 template <class T>
 void add_key_sums(const Problem& p, const Tile& tile, int64_t keys, const T* grad_scores, T* sums) {
   constexpr int W = kLanes<T>;

@@ -1,14 +1,14 @@
-// Through the softmax: from scores and dP to weights and dS, in place.
+// The derivative of the softmax: turns scores and dP into weights and dS, in place.
 namespace qkv::QKV_ISA {
 
-// What grad_softmax knows of one vector of lanes.
+// The statistics of one vector of lanes (BackwardScratch in grad_rows.h).
 template <class T>
 struct GradLanes {
   ShiftedExp<T> by[1];
   Vec<T> factor, delta;
 };
 
-// One vector of lanes, ROWS keys, `step` elements apart.
+// The same for one vector of lanes and ROWS keys, which are `step` elements apart.
 template <class T, bool hides, int ROWS>
 QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* weights,
                                   T* grad_scores) {
@@ -20,16 +20,16 @@ QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* we
   for (int i = 0; i < ROWS; ++i) {
     weight[i] *= lanes.factor;
     Vec<T> grad = weight[i] * (load(grad_scores + i * step) - lanes.delta);
-    // dP of a hidden pair may be anything.
+    // dP of a hidden pair may be anything, NaN included.
     if (hides) grad = score[i] == -kInfinity<T> ? Vec<T>{} : grad;
     store(weights + i * step, weight[i]);
     store(grad_scores + i * step, grad);
   }
 }
 
-// weights: scores in, weights out. grad_scores: dP in, dS out. `lane` is the
-// tile's first row in the scratch. hides: a score of -inf has gradient 0, as is right for all
-// rows whose factor and delta are finite.
+// weights [keys x lanes]: scores before, weights after. grad_scores [keys x lanes]: dP before, dS
+// after. `lane` is the tile's first row in the block of rows. With hides, a score of -inf gets a
+// gradient of 0, which is right for all rows whose factor and delta are finite.
 template <bool hides, class E, class T = Compute<E>>
 void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* grad_scores,
                   const BackwardScratch<E>& s) {

@@ -1,21 +1,22 @@
-// What is added to the scores from memory, and what positions hide.
-//
-// A masked score is -inf whatever was computed for it, NaN included.
+// Masks: what is added to the scores from memory, and what a boolean mask or positions hide. The
+// score of a hidden pair is set to -inf, whatever was computed for it, NaN included.
 namespace qkv::QKV_ISA {
 
-// One broadcast a key will do.
+// Whether the mask is the same for all rows of a plane, so that one element for each key will do.
 template <class M>
 bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
-// Bytes of one key in a tile of a boolean mask, and of all its keys.
+// A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in
+// all.
 template <class T>
 constexpr int kByteLanes = kRowBlock<T> < 16 ? 16 : kRowBlock<T>;
 template <class T>
 constexpr int kByteTile = kKeyBlock * kByteLanes<T>;
 
-// to [keys x kByteLanes] = a piece of a boolean mask.
+// to [keys x kByteLanes] = the piece of a boolean mask that a tile covers, transposed 16 x 16 at a
+// time.
 template <class T>
 void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
                 uint8_t* to) {
@@ -39,7 +40,8 @@ void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, 
   }
 }
 
-// scores [keys x lanes, step apart] where a boolean mask says so, else -inf.
+// Sets scores [keys x lanes] to -inf where the boolean mask is 0. Keys are tile.step elements
+// apart.
 template <class T>
 void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   const Rows<const uint8_t> rows = rows_of<uint8_t>(p, p.mask, tile.batch, tile.kv_head);
@@ -60,7 +62,7 @@ void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t
       apply(j, v, widen_bytes<T>(bytes + j * kByteLanes<T> + v));
 }
 
-// scores [keys x lanes, step apart] += a floating mask.
+// scores [keys x lanes] += the floating mask. Keys are tile.step elements apart.
 template <class T, class M>
 void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   const Rows<const M> rows = rows_of<M>(p, p.mask, tile.batch, tile.kv_head);
@@ -77,8 +79,8 @@ void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* 
   read_tile<T>(rows, tile, key, keys, add);
 }
 
-// Hides keys on either side of what each row may see (visible.h). Both ends lie
-// at a fixed distance from the row's own position.
+// Hides the keys before and after those that each row may see by its position (visible.h). Both
+// ends of what a row sees lie at a fixed distance from the row's own position.
 template <class T>
 void hide_positions(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   constexpr int W = kLanes<T>;
@@ -89,7 +91,7 @@ void hide_positions(const Problem& p, const Tile& tile, int64_t key, int64_t key
   const int64_t left = std::min(key + keys, key_begin(p, tile.last));
   if (right >= key + keys && left <= key) return;
   for (int v = 0; v < tile.lanes / W; ++v) {
-    // Relative to the tile's first query: small numbers, so exact where it matters.
+    // Positions count from the tile's first query: small numbers, which are exact in f32.
     const Vec<T> position = positions<T>(p, tile, v);
     const auto at = [&](int64_t j) { return scores + (j - key) * tile.step + v * W; };
     for (int64_t j = right; j < key + keys; ++j)

@@ -1,8 +1,8 @@
-// From dot products to scores, in the order of attention.h: softcap, ALiBi, mask,
+// All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi, mask,
 // positions.
 namespace qkv::QKV_ISA {
 
-// The mask is added to scores [keys x lanes], and what it or positions hide is -inf.
+// Adds the mask to scores [keys x lanes], and sets those that it or positions hide to -inf.
 template <class T>
 void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   switch (p.mask_type) {
@@ -27,7 +27,8 @@ void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }
 
-// scores: dot products times scale in, [keys x lanes]. `slope` as for softcap.
+// scores [keys x lanes]: dot products times scale before, scores after. slope [keys x lanes], if
+// not null, gets the derivative of softcap.
 template <class T>
 void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
                          T* slope) {

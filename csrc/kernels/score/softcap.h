@@ -1,7 +1,8 @@
-// softcap(x) = c * tanh(x / c).
+// The soft cap on scores: softcap(x) = c * tanh(x / c), c = Problem::softcap.
 namespace qkv::QKV_ISA {
 
-// One vector of lanes, ROWS keys.
+// Caps the scores of ROWS keys, which are `step` elements apart, for one vector of lanes. cap = c,
+// inverse = 1 / c.
 template <class T, int ROWS>
 QKV_INLINE void softcap_rows(T cap, T inverse, int64_t step, T* scores, T* slope) {
   Vec<T> t[ROWS];
@@ -15,8 +16,8 @@ QKV_INLINE void softcap_rows(T cap, T inverse, int64_t step, T* scores, T* slope
   }
 }
 
-// Caps scores [keys x lanes]; `slope`, laid out like them, gets the derivative
-// unless it is null.
+// Caps scores [keys x lanes] in place. slope [keys x lanes], if not null, gets the derivative of
+// softcap.
 template <class T>
 void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* slope) {
   const T cap = T(p.softcap), inverse = T(1 / p.softcap);
@@ -32,7 +33,7 @@ void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* slo
   }
 }
 
-// grad_scores *= slope.
+// grad_scores [keys x lanes] *= slope [keys x lanes].
 template <class T>
 void softcap_backward(const Tile& tile, int64_t keys, const T* slope, T* grad_scores) {
   for (int64_t j = 0; j < keys; ++j)

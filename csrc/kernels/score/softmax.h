@@ -2,15 +2,15 @@
 // down a tile of scores: no horizontal operation anywhere.
 namespace qkv::QKV_ISA {
 
-// What is taken off the scores of a lane so that their exponentials neither
-// overflow nor vanish: base + shift * log(2), about the largest score.
+// The number that is subtracted from the scores of a lane so that their exponentials neither
+// overflow nor vanish: base + shift * log(2), which is about the largest score.
 //
-// Not exactly the largest: `shift` is a multiple of 16, most often 0. Applying
-// it rounds nothing, unlike a subtraction, and it rarely changes from one block
-// of keys to the next. `base` is for scores so large that the integers of
-// ShiftedExp cannot hold the shift; it has to be subtracted (subtract_base).
-// Both are 0 for -inf, a lane that has seen nothing but masked keys: -inf - -inf
-// would be NaN, and so its weights come out as exactly 0.
+// It is not exactly the largest score: `shift` is a multiple of 16, and most often 0. Applying it
+// rounds nothing, unlike a subtraction, and it rarely changes from one block of keys to the next.
+// `base` is for scores so large that the integers of ShiftedExp cannot hold the shift; it has to be
+// subtracted (subtract_base). Both are 0 where the largest score is -inf, in a lane that has seen
+// nothing but hidden keys: -inf - -inf would be NaN, while with 0 its weights come out as exactly
+// 0.
 template <class T>
 struct Reference {
   Vec<T> base, shift;
@@ -26,14 +26,14 @@ struct Reference {
   }
 };
 
-// `keys` vectors of scores, `step` elements apart.
+// Subtracts base from `keys` vectors of scores, which are `step` elements apart.
 template <class T>
 void subtract_base(Vec<T> base, int64_t keys, int64_t step, T* scores) {
   if (!any_nonzero<T>(base)) return;
   for (int64_t j = 0; j < keys; ++j) store(scores + j * step, load(scores + j * step) - base);
 }
 
-// Weights of `ROWS` keys: exp(score) / 2^shift, stored, and added to `sum`.
+// Turns the scores of ROWS keys into weights, exp(score) / 2^shift, and adds them to `sum`.
 template <class T, int NV, int ROWS>
 QKV_INLINE void softmax_rows(T* scores, const ShiftedExp<T> (&by)[NV], Vec<T> (&sum)[NV]) {
   constexpr int W = kLanes<T>;
@@ -48,11 +48,11 @@ QKV_INLINE void softmax_rows(T* scores, const ShiftedExp<T> (&by)[NV], Vec<T> (&
   }
 }
 
-// The largest of `top` and of scores [keys x NV vectors].
+// top = the maximum of `top` and of scores [keys x NV vectors], lane by lane.
 template <class T, int NV>
 QKV_INLINE void max_of_tile(int64_t keys, const T* scores, Vec<T> (&top)[NV]) {
   constexpr int W = kLanes<T>;
-  // Two chains a vector hide the latency of max.
+  // Two chains of maxima for each vector hide the latency of the instruction.
   Vec<T> other[NV];
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) other[v] = top[v];
@@ -71,8 +71,10 @@ QKV_INLINE void max_of_tile(int64_t keys, const T* scores, Vec<T> (&top)[NV]) {
   }
 }
 
-// scores [keys x lanes] become weights, exp(score) relative to Reference(max).
-// `rescale` is what everything summed before must be multiplied by.
+// Turns scores [keys x lanes] into weights, exp(score - Reference(max)), and updates the largest
+// score max_state [lanes] and the sum of the weights sum_state [lanes]. rescale [lanes] is the
+// factor by which everything that was summed before, relative to the former maximum, must be
+// multiplied.
 template <class T, int NV>
 void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescale) {
   constexpr int W = kLanes<T>;
@@ -86,7 +88,7 @@ void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescal
     const Reference<T> before(load(max_state + v * W)), now(top[v]);
     by[v] = ShiftedExp<T>(now.shift);
     factor[v] = (before.base - now.base) * T(kLog2e) + (before.shift - now.shift);
-    // Nothing was summed before: whatever the references, 0 and not 0 * inf.
+    // Where nothing was summed before, the factor is 0, whatever the references: not 0 * inf.
     factor[v] = load(max_state + v * W) == -kInfinity<T> ? splat(-kInfinity<T>) : factor[v];
     subtract_base<T>(now.base, keys, NV * W, scores + v * W);
     store(max_state + v * W, top[v]);
@@ -94,7 +96,7 @@ void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescal
   }
   exp2<T>(factor);
   constexpr int kRows = kVectorsInStep / NV;
-  // The sum is common to a whole row, so it is kept exact with short chains.
+  // An error of the sum is an error of the whole row, so the sum is kept exact with short chains.
   constexpr int kChain = 16;
   for (int64_t begin = 0; begin < keys; begin += kChain) {
     const int64_t end = std::min(keys, begin + kChain);

@@ -1,7 +1,8 @@
-// Vectors of the compute type (attention.h) from and to memory of any type.
+// Loads and stores that convert between memory of any element type and vectors of its compute type
+// (attention.h): f32 for bf16 and f16, else the type itself.
 namespace qkv::QKV_ISA {
 
-// As many halves as there are lanes of f32.
+// As many numbers of 16 bits as a vector has lanes of f32.
 typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t HalfBits __attribute__((vector_size(kVectorBytes)));
 
@@ -10,7 +11,7 @@ QKV_INLINE Vec<float> widen_halves(Halves x, BFloat16) {
 }
 QKV_INLINE Vec<float> widen_halves(Halves x, Float16) { return native_widen_f16(x); }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to the nearest bf16, ties to even; NaN stays NaN.
 QKV_INLINE Halves narrow_halves(Vec<float> x, BFloat16) {
   const HalfBits bits = (HalfBits)x;
   const HalfBits rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

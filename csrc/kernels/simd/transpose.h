@@ -1,8 +1,9 @@
-// In-cache transposition of whole vectors.
+// Transposition of blocks of W x W elements in registers (W: lanes of a vector).
 namespace qkv::QKV_ISA {
 
-// Stage h of a W x W transposition exchanges the off-diagonal h x h blocks of every 2h x 2h block:
-// of two rows h apart, the first of the results, and the second.
+// A W x W transposition has stages h = W / 2, W / 4, ... 1. Stage h exchanges the two off-diagonal
+// h x h blocks of every 2h x 2h block. These two functions take two rows that are h apart, and
+// return the first and the second of them after the stage.
 template <class T, int h>
 QKV_INLINE Vec<T> exchange_first(Vec<T> a, Vec<T> b) {
   return shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l - h : l; });
@@ -12,6 +13,7 @@ QKV_INLINE Vec<T> exchange_second(Vec<T> a, Vec<T> b) {
   return shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l : l + h; });
 }
 
+// Stages h, h / 2, ... 1 on W rows; exchange<T, W / 2> transposes them.
 template <class T, int h>
 QKV_INLINE void exchange(Vec<T>* rows) {
   if constexpr (h > 0) {
@@ -26,7 +28,7 @@ QKV_INLINE void exchange(Vec<T>* rows) {
   }
 }
 
-// The sum of all lanes of sums[i] in lane i of the result.
+// Returns the vector whose lane i is the sum of all lanes of sums[i]. Overwrites sums [W].
 template <class T, int h = kLanes<T> / 2>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   if constexpr (h > 0) {
@@ -39,7 +41,8 @@ QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   return sums[0];
 }
 
-// out[c][r] = in[r][c]; rows and columns are multiples of kLanes<T>.
+// out[c][r] = in[r][c], where load(r, c) returns the W elements of row r from column c on. rows and
+// columns are multiples of W.
 template <class T, class Load>
 QKV_INLINE void transpose_with(Load load, T* out, int64_t out_row, int64_t rows, int64_t columns) {
   constexpr int W = kLanes<T>;
@@ -62,7 +65,7 @@ void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t row
                  rows, columns);
 }
 
-// The same, times a factor.
+// out[c][r] = factor * in[r][c].
 template <class T>
 void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t rows, int64_t columns,
                T factor) {
@@ -72,7 +75,7 @@ void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t row
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-// 16 x 16 bytes in place: four perfect shuffles of the rows.
+// Transposes 16 x 16 bytes in place, by four perfect shuffles of the rows.
 QKV_INLINE void transpose_bytes(Bytes (&rows)[16]) {
   QKV_UNROLL
   for (int stage = 0; stage < 4; ++stage) {

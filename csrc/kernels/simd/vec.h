@@ -1,5 +1,5 @@
-// Vectors of kVectorBytes (isa/<name>/vec.h) through compiler extensions:
-// + - * < and friends are the language's own operators.
+// Vectors of kVectorBytes (isa/<name>/vec.h), by the compiler's vector extension: +, -, *, < and
+// their like are operators of the language, and work lane by lane.
 namespace qkv::QKV_ISA {
 
 template <class T>
@@ -42,17 +42,17 @@ QKV_INLINE void store(T* p, Vec<T> v) {
 
 template <class T>
 QKV_INLINE Vec<T> splat(T x) {
-  return x - Vec<T>{};  // not x + {}: -0.0 must stay
+  return x - Vec<T>{};  // not x + 0, which would turn -0.0 into 0.0
 }
 
-// x, loaded once: the compiler would read it from memory again for every use.
+// Returns x, kept in a register: without this the compiler would load it again for every use.
 template <class V>
 QKV_INLINE V in_register(V x) {
   asm("" : QKV_VECTOR_REGISTER(x));
   return x;
 }
 
-// 0, 1, 2, ...
+// The vector 0, 1, 2, ...
 template <class T>
 QKV_INLINE IntVec<T> iota() {
   IntVec<T> v{};
@@ -78,7 +78,7 @@ QKV_INLINE IntVec<T> widen_bytes(const uint8_t* p) {
   return native_widen(p, IntVec<T>{});
 }
 
-// The larger lane by lane: b if either is NaN.
+// The larger of each lane of a and b; that of b if either is NaN.
 template <class T>
 QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
   return native_max(a, b);
