@@ -5,8 +5,8 @@
 //   lse_i     = log(exp(sink) + sum_j exp(score_ij))
 //   output_i  = sum_j weight_ij * value_j
 //
-// for every batch item b and head h, j over the keys that query i may see;
-// softcap(x) = c * tanh(x / c). kept_ij: see philox.h.
+// for every batch item and head, where j runs over the keys that query i may see, softcap(x) is
+// c * tanh(x / c), and kept_ij is 0 for a weight that dropout drops, else 1 (common/philox.h).
 //
 // Shapes, with L = seqlen_q, S = seqlen_k, D = head_dim, Dv = head_dim_v:
 //   query [B..., H, L, D]   key [B..., Hkv, S, D]   value [B..., Hkv, S, Dv]
@@ -23,29 +23,29 @@
 
 namespace qkv {
 
-// Leading batch dimensions a Problem can hold after the caller has merged
-// those that merge. torch's own kernels take 1.
+// The most batch dimensions of a Problem. The caller may merge those whose strides permit it;
+// torch's own kernels take 1.
 constexpr int kMaxBatchRank = 8;
 
-enum class DType : uint8_t { f32, f64, bf16, f16 };  // bf16, f16: see half.h
+enum class DType : uint8_t { f32, f64, bf16, f16 };  // bf16 and f16: common/half.h
 enum class MaskType : uint8_t { none, boolean, f32, f64, bf16, f16 };
 
-// What is computed with, and what everything is in that is a sum over many
-// terms: f64 for f64, f32 for all others.
+// The type in which scores, weights and all sums are computed: f64 for f64, f32 for all others.
 constexpr DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+// The bytes of an element.
 constexpr int64_t size_of(DType dtype) {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
 }
 
-// Strides of a view [batch..., head, row, col], in elements. Zero broadcasts.
-// Those that a tensor has no dimension for are not used.
+// Strides of a view [batch..., head, row, col], in elements. A stride of 0 broadcasts. Strides of
+// dimensions that a tensor lacks are not used.
 struct Strides {
   std::array<int64_t, kMaxBatchRank> batch{};
   int64_t head = 0;
   int64_t row = 0;
   int64_t col = 0;
-  // The tensor has one head for every `head_repeat` heads of the Problem, so
-  // that key and value may have different head counts. kv heads only.
+  // The tensor has one head for every `head_repeat` key/value heads of the Problem, so that key and
+  // value may have different numbers of heads. For key and value only.
   int64_t head_repeat = 1;
 };
 
@@ -59,50 +59,51 @@ struct Output {
   Strides strides;
 };
 
-// Key and value rows that lie in pages of equal size anywhere in two tensors
-// [pages, Hkv, size, D or Dv]: row j is row j % size of page table[j / size], which
-// begins `stride` elements times its number after the tensor. Null: they do not.
-// Forward only, and for Problems of one batch item.
+// Pages of `size` rows each in two tensors, key [pages, Hkv, size, D] and value [pages, Hkv, size,
+// Dv]. Key j is row j % size of page table[j / size], and page n begins n * key_stride elements
+// (n * value_stride, of value) after the beginning of its tensor. If `table` is null, keys and
+// values do not lie in pages. For the forward pass only, and for Problems of one batch item.
 struct Pages {
   const int32_t* table = nullptr;
   int64_t size = 0;
   int64_t key_stride = 0, value_stride = 0;
 };
 
-// What is to be computed. Every pointer must be aligned to its element type.
+// A call's inputs and options. Every pointer must be aligned to its element type.
 struct Problem {
   DType dtype = DType::f32;  // of query, key, value, output and their gradients
   int batch_rank = 0;        // 0: one batch item
   std::array<int64_t, kMaxBatchRank> batch_sizes{};
-  int64_t heads = 1;     // H
-  int64_t kv_heads = 1;  // Hkv, divides H
-  int64_t seqlen_q = 0;  // L
-  int64_t seqlen_k = 0;  // S
-  int64_t head_dim = 0;  // D
-  int64_t head_dim_v = 0;
+  int64_t heads = 1;       // H
+  int64_t kv_heads = 1;    // Hkv, divides H
+  int64_t seqlen_q = 0;    // L
+  int64_t seqlen_k = 0;    // S
+  int64_t head_dim = 0;    // D
+  int64_t head_dim_v = 0;  // Dv
   double scale = 1.0;
   bool is_causal = false;  // top-left aligned: query i sees keys j <= i
   // Bottom-right aligned: query i sees keys
-  // i + S - L - window_left <= j <= i + S - L + window_right. Negative: open.
+  // i + S - L - window_left <= j <= i + S - L + window_right. A negative side is open.
   int64_t window_left = -1, window_right = -1;
-  double softcap = 0;  // c > 0; 0: none
+  double softcap = 0;  // c > 0; if 0, scores are not capped
 
   Input query;
   Input key;
   Input value;
   Pages pages;
-  // boolean: nonzero byte = may attend. Others: added to the score, -inf masks.
+  // A boolean mask has bytes, and a query may attend to a key where the byte is not 0. A mask of
+  // any other type is added to the score, so that -inf masks.
   MaskType mask_type = MaskType::none;
   Input mask;
-  Input alibi_slopes;  // [B..., H], double; null: none
-  Input sinks;         // [B..., H], double; null: none
+  Input alibi_slopes;  // [B..., H], double, or null
+  Input sinks;         // [B..., H], double, or null
 
-  // Probability of dropping a weight, 0 ... 1. If not 0, L and S are limited: kMaxDropout...
-  // in philox.h.
+  // The probability of dropping a weight, 0 to 1. If it is not 0, L and S are limited to
+  // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).
   double dropout_p = 0;
   uint64_t dropout_seed = 0;
-  // What dropout calls the first batch item: the documents of a packed batch
-  // are Problems of their own.
+  // The number by which dropout knows the first batch item. The documents of a packed batch are
+  // Problems of their own, and each must drop other weights than the documents before it.
   int64_t dropout_batch = 0;
 
   int num_threads = 1;
@@ -118,52 +119,54 @@ struct Problem {
 
 struct ForwardResult {
   Output output;  // [B..., H, L, Dv]
-  // Natural logarithm of the softmax's denominator, [B..., H, L] (col unused), in
-  // the compute type. Null data: not wanted.
+  // [B..., H, L] (col unused), in the compute type: the natural logarithm of the softmax's
+  // denominator. Null data: not wanted.
   Output lse;
 };
 
-// Null data in an output: not wanted. grad_* strides of 0 only where it says so.
+// Outputs with null data are not wanted. An output may have strides of 0 only where it says so.
 // output, grad_output and the gradients of query, key and value are in `dtype`, all
 // others in the compute type unless they say otherwise.
 struct BackwardArgs {
-  Input output;       // what attention_forward returned
-  Input lse;          // likewise
-  Input grad_output;  // null data: zero
-  Input grad_lse;     // null data: zero
-  // The gradient of the weights themselves, [B..., H, L, S], and
-  // sum_j weight_ij * grad_weights_ij, [B..., H, L]: both or neither.
+  Input output;       // ForwardResult::output, as attention_forward left it
+  Input lse;          // ForwardResult::lse, as attention_forward left it
+  Input grad_output;  // null data stands for zeros
+  Input grad_lse;     // null data stands for zeros
+  // [B..., H, L, S], the gradient of the weights themselves, and [B..., H, L],
+  // sum_j weight_ij * grad_weights_ij: both or neither.
   Input grad_weights;
   Input grad_weights_dot;
 
   Output grad_query;
   Output grad_key;
   Output grad_value;
-  // Added to what is there, [B..., H, L, S], in f64 for a mask of f64, else f32. Batch and head
-  // strides may be 0: the gradients of those that share an element are summed,
-  // in their order.
+  // [B..., H, L, S], added to what is there, in f64 for a mask of f64, else in f32. Batch and head
+  // strides may be 0: then the gradients of all heads, or batch items, that share an element are
+  // added up, in ascending order.
   Output grad_mask;
-  // Summed over the queries, [B..., H, S] (row unused), and over the keys,
-  // [B..., H, L] (col unused): for masks that broadcast along those.
+  // The gradients of masks that broadcast over queries or over keys: grad_mask_keys [B..., H, S]
+  // (row unused) is summed over the queries, grad_mask_queries [B..., H, L] (col unused) over the
+  // keys.
   Output grad_mask_keys;
   Output grad_mask_queries;
   Output grad_alibi_slopes;  // [B..., H], double
   Output grad_sinks;         // [B..., H], double
-  // Not a gradient: the weights, added to what is there, [B..., H, L, S]; strides
-  // as for grad_mask.
+  // [B..., H, L, S], added to what is there: the weights, which are no gradient. Batch and head
+  // strides may be 0, as for grad_mask.
   Output weights;
 };
 
-// The best key instead of the average.
+// Hard attention: the value of the best key instead of the average of all.
 struct HardResult {
-  Output output;  // value at the key with the largest score, the first if several have it
-  // That key, int64, [B..., H, L] (col unused); -1, and output 0, where a row
-  // has nothing to attend to. A NaN score counts as the largest.
+  // [B..., H, L, Dv]: the value of the key with the largest score, of the first if several have it.
+  Output output;
+  // [B..., H, L] (col unused), int64: the number of that key. Where a row has nothing to attend to,
+  // it is -1 and the output 0. A NaN score counts as the largest.
   Output index;
 };
 
-// One of several problems that are solved together, of any sizes, on
-// problem.num_threads of the first.
+// A job is one of several problems that are solved together. Their sizes may differ; num_threads of
+// the first one's problem holds for all.
 struct ForwardJob {
   Problem problem;
   ForwardResult result;
@@ -173,31 +176,31 @@ struct BackwardJob {
   BackwardArgs args;
 };
 
-// A row with nothing to attend to gets output 0, lse -inf (the sink, if there is
-// one) and gradients 0. The results are bitwise independent of num_threads, of
-// the batch size and of what else is solved together; sums over a batch
-// (grad_mask, weights) of course depend on the batch.
-// Throws std::bad_alloc when the workspace cannot be had.
+// A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
+// 0. The results have the same bits whatever num_threads is, however large the batch is, and
+// whatever other jobs there are; only sums over a batch (grad_mask, weights) depend on the batch.
+// No two jobs of a backward pass may share an output.
+// All throw std::bad_alloc if there is no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
 QKV_CORE_API void attention_forward(const std::vector<ForwardJob>& jobs);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);
-QKV_CORE_API void attention_backward(
-    const std::vector<BackwardJob>& jobs);  // no job shares an output
+QKV_CORE_API void attention_backward(const std::vector<BackwardJob>& jobs);
 
-// [B..., H, L]: BackwardArgs::grad_weights_dot, from `args` with output, lse and grad_weights.
+// dot [B..., H, L] = BackwardArgs::grad_weights_dot, from output, lse and grad_weights of `args`.
 QKV_CORE_API void attention_weights_dot(const Problem& problem, const BackwardArgs& args,
                                         const Output& dot);
 
-// Dropout and sinks do not take part.
+// Dropout and sinks of the problem are ignored.
 QKV_CORE_API void attention_hard(const Problem& problem, const HardResult& result);
 
-// The instruction sets this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
-// "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX (dispatch.cpp).
+// The instruction sets that this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
+// "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX
+// (dispatch/dispatch.cpp).
 QKV_CORE_API std::vector<const char*> supported_isas();
 
-// The one in use: the best, or what the environment variable QKV_ISA or
-// set_isa() asked for. Both throw std::invalid_argument for a name that is
-// unknown or that this CPU cannot run.
+// The instruction set in use is the best one, or that which set_isa() or the environment variable
+// QKV_ISA asked for. Both functions throw std::invalid_argument for a name that is unknown or that
+// this CPU cannot run.
 QKV_CORE_API const char* active_isa();
 QKV_CORE_API void set_isa(const char* name);
 
@@ -205,7 +208,7 @@ QKV_CORE_API void set_isa(const char* name);
 // their own type where the instruction set in use multiplies it, which is bf16 with avx512bf16 and
 // amx; weights and gradients of scores are rounded to it as factors. "float32": every factor is
 // widened, and nothing but results is rounded. The setting is the one that the environment variable
-// QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both throw
+// QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both functions throw
 // std::invalid_argument for any other name. A forward pass and its backward pass belong under one
 // setting: each has its own order of summation, and so its own last digits of a score.
 QKV_CORE_API const char* half_products();

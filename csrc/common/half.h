@@ -1,5 +1,6 @@
-// bfloat16 (f32 without its lower 16 bits) and IEEE binary16, one number at a time:
-// for the reference and the edges of rows. Vectors: kernels/simd/halves.h.
+// bfloat16 (f32 without its lower 16 bits) and IEEE binary16, one number at a time: for the
+// drivers, the ends of rows that fill no vector, and the reference. kernels/simd/halves.h does the
+// same with vectors.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Two neighbours, as some instructions want them. kernels/gemm/pairs.h.
+// Two bf16 that are neighbours along the depth of a product (kernels/gemm/pairs.h): some
+// instructions multiply both at once.
 struct Pair {
   BFloat16 first, second;
 };
@@ -26,11 +28,11 @@ struct Pair {
 template <class E>
 constexpr bool kIsHalf = std::is_same_v<E, BFloat16> || std::is_same_v<E, Float16>;
 
-// compute_type() of attention.h.
+// The C++ type of compute_type() in attention.h.
 template <class E>
 using Compute = std::conditional_t<std::is_same_v<E, double>, double, float>;
 
-// f(E{}) for the type E that `dtype` stands for.
+// Returns f(E{}) for the C++ type E that `dtype` stands for.
 template <class F>
 auto with_type(DType dtype, F f) {
   switch (dtype) {
@@ -63,13 +65,13 @@ inline float widen(BFloat16 x) { return float_of_bits(uint32_t(x.bits) << 16); }
 inline float widen(Float16 x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, magnitude = x.bits & 0x7fff;
   if (magnitude >= 0x7c00) return float_of_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-  // Exponent and fraction in their places; the product corrects the bias, of
-  // subnormal numbers too.
+  // Exponent and fraction are shifted to their places in f32. The exponent's bias is 127 in f32 and
+  // 15 in f16, and the product by 2^112 makes up for that, for subnormal numbers too.
   const float value = float_of_bits(magnitude << 13) * 0x1p112f;
   return float_of_bits(sign | bits_of(value));
 }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Rounds to the nearest, ties to even; NaN stays NaN.
 template <class E>
 E narrow(float x);
 template <class E>
@@ -95,7 +97,7 @@ inline Float16 narrow<Float16>(float x) {
   const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
   if (magnitude > 0x7f800000) return {uint16_t(sign | 0x7e00)};
   if (magnitude >= 0x477ff000) return {uint16_t(sign | 0x7c00)};  // 65520 rounds to infinity
-  if (magnitude < 0x38800000) {  // subnormal: a sum with 1/2 rounds at their last place
+  if (magnitude < 0x38800000) {  // subnormal in f16: a sum with 1/2 is rounded at their last place
     const uint32_t sum = bits_of(float_of_bits(magnitude) + 0.5f);
     return {uint16_t(sign | (sum - 0x3f000000))};
   }

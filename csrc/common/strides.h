@@ -1,11 +1,12 @@
-// Where an element of a strided view lives.
+// Finds one head of one batch item in a strided tensor.
 #pragma once
 
 #include "attention.h"
 
 namespace qkv {
 
-// Offset of [batch, head, 0, 0], in elements; `batch` is the flat index.
+// The offset of element [batch, head, 0, 0], in elements; `batch` is the flat index of all batch
+// dimensions.
 inline int64_t plane_offset(const Problem& problem, const Strides& strides, int64_t batch,
                             int64_t head) {
   int64_t offset = (head / strides.head_repeat) * strides.head;
@@ -16,6 +17,7 @@ inline int64_t plane_offset(const Problem& problem, const Strides& strides, int6
   return offset;
 }
 
+// The element [batch, head, 0, 0] of a tensor; null if the tensor is.
 template <class T>
 const T* plane(const Problem& problem, const Input& input, int64_t batch, int64_t head) {
   if (!input.data) return nullptr;

@@ -1,5 +1,6 @@
-// Which keys a query may see, as far as positions decide it: is_causal and the
-// window. Both ends grow with the query, so a tile of rows sees one run of keys.
+// Which keys a query may see, as far as the positions i of the query and j of the key decide it:
+// is_causal and the window do. A query sees one range of keys, and neither end of it falls from one
+// query to the next, so neighbouring queries together see one range, too.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +9,12 @@
 
 namespace qkv {
 
-// Whether positions hide any pair.
+// Whether positions can hide any key from any query.
 inline bool hides_positions(const Problem& p) {
   return p.is_causal || p.window_left >= 0 || p.window_right >= 0;
 }
 
-// Query i sees keys [key_begin(p, i), key_end(p, i)); empty if they cross.
+// Query i sees keys [key_begin(p, i), key_end(p, i)); none, if the beginning is not before the end.
 inline int64_t key_begin(const Problem& p, int64_t i) {
   if (p.window_left < 0) return 0;
   return std::clamp<int64_t>(i + p.seqlen_k - p.seqlen_q - p.window_left, 0, p.seqlen_k);
@@ -43,12 +44,13 @@ inline bool hides_positions(const Problem& p, int64_t first, int64_t last, int64
   return key_end(p, first) < end || key_begin(p, last) > begin;
 }
 
-// Whether a pair can be hidden at all.
+// Whether positions or the mask can hide any key from any query.
 inline bool hides_any(const Problem& p) {
   return hides_positions(p) || p.mask_type != MaskType::none;
 }
 
-// About how many keys a query sees: for planning.
+// About how many keys a query sees, for the drivers' estimates of work. Only a window that is
+// closed on both sides makes them fewer; is_causal closes the right side, but alone does not count.
 inline int64_t visible_keys(const Problem& p) {
   int64_t keys = p.seqlen_k;
   if (p.window_left >= 0 && (p.window_right >= 0 || p.is_causal))

@@ -11,8 +11,8 @@ namespace qkv {
 
 constexpr size_t kCacheLine = 64;
 
-// Hands out cache-line aligned arrays from the front of a buffer. One built on
-// nullptr only counts: run the same code on it to learn the size needed.
+// Hands out arrays from the front of a buffer, each aligned to a cache line. An arena built on
+// nullptr only counts: whoever runs the same code on it first learns how large the buffer must be.
 class Arena {
  public:
   explicit Arena(void* base) : base_(reinterpret_cast<uintptr_t>(base)) {}
@@ -33,13 +33,14 @@ class Arena {
   size_t used_ = 0;
 };
 
-// What a thread keeps from call to call, once it has made a small one: a few rows in one thread
-// take 5 to 480 KiB of workspace, by instruction set, type and pass, for head dimensions up to 128
-// (f64 is the most). malloc serves such blocks by merging and splitting free ones:
+// The bytes of workspace that a thread keeps from call to call, once it has made a small call: a
+// few rows in one thread take 5 to 480 KiB, by instruction set, type and pass, for head dimensions
+// up to 128 (f64 takes the most). malloc serves such sizes by merging and splitting free memory:
 // malloc_consolidate and _int_free had 5 % of the samples of a call on 1x1x1x8 (Intel with
-// AVX-512), and have 3 % now. A larger workspace is allocated for its call, and freed.
+// AVX-512), and have 3 % since the workspace is kept. A larger workspace is allocated for its call,
+// and freed.
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kKeptBytes = 0;  // so that it sees what is written beyond the end
+constexpr size_t kKeptBytes = 0;  // so that AddressSanitizer sees what is written beyond the end
 #else
 constexpr size_t kKeptBytes = size_t(512) << 10;
 #endif
@@ -49,7 +50,7 @@ class Buffer {
  public:
   explicit Buffer(size_t bytes) : is_small_(bytes <= kKeptBytes) {
     if (is_small_)
-      data_ = std::move(kept());  // null in a thread's first call, and within another's
+      data_ = std::move(kept());  // null in a thread's first call, and while another call has it
     if (!data_) data_.reset(allocate(is_small_ ? kKeptBytes : bytes));
   }
   ~Buffer() {

@@ -1,4 +1,5 @@
-// Which implementation runs: the only place that asks the CPU what it can do.
+// Chooses the instruction set whose kernels run. Together with supported() of each instruction set
+// this is the only place that asks what the CPU can do.
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -13,13 +14,14 @@ namespace qkv {
 namespace {
 
 #if defined(__x86_64__)
-// vdpbf16ps takes bf16 at twice the rate of f32's FMA on AMD's Zen 4. Intel's CPUs that have AMX
-// run it at half that rate (Xeon of family 6, model 207: 87 and 175 GFLOP/s on one core, tdpbf16ps
-// 2250), so that widening to f32 is the faster way where the system does not permit AMX.
+// On AMD's Zen 4, vdpbf16ps makes twice as many GFLOP/s of bf16 as FMA does of f32. On Intel's CPUs
+// with AMX it makes half as many (Xeon of family 6, model 207, one core: 87 by vdpbf16ps, 175 by
+// FMA and 2250 by AMX's tdpbf16ps), so that there, where the system does not permit AMX, widening
+// to f32 is faster.
 bool vdpbf16ps_pays() { return !cpu_has_amx_bf16(); }
 #endif
 
-// Best first.
+// The instruction sets of this architecture, best first, whether or not this CPU can run them.
 const std::vector<const Implementation*>& implementations() {
   static const std::vector<const Implementation*> all = {
 #if defined(__x86_64__)
@@ -42,6 +44,7 @@ std::string names_of_supported() {
   return names;
 }
 
+// Those that add_implementation() was given.
 std::vector<const Implementation*>& added() {
   static std::vector<const Implementation*> implementations;
   return implementations;
@@ -60,9 +63,11 @@ const Implementation& find(const std::string& name, const char* asked_by) {
                               "', expected one of: " + names_of_supported());
 }
 
+// Null until somebody asks: the environment is read then, not when the library is loaded.
 std::atomic<const Implementation*> active{nullptr};
 
-// The names of half_products(), in the order of the numbers that stand for them.
+// The names of half_products(), by their numbers in HalfProducts. kUnset has none: it says that the
+// environment has not been read yet.
 constexpr const char* kHalfProducts[] = {"native", "float32"};
 enum HalfProducts { kUnset = -1, kNative, kFloat32 };
 

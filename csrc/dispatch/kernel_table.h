@@ -13,7 +13,7 @@
 namespace qkv {
 
 // An item of the forward pass: rows [row_begin, row_end) of a plane against keys [key_begin,
-// key_end). row_begin is a multiple of Kernels::row_block.
+// key_end). row_begin is a multiple of Kernels::tile_rows.
 struct ForwardBlock {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;
@@ -25,20 +25,21 @@ struct ForwardBlock {
   void* partial_lse;
 };
 
-// An item of the backward pass: keys [key_begin, key_end) of a plane against every row that may see
-// one of them. Blocks that run at the same time share no element of grad_mask or weights.
+// An item of the backward pass: keys [key_begin, key_end) of a plane, one split of them, against
+// every row that may see one of these keys. Items that run at the same time share no element of
+// grad_mask or weights.
 struct BackwardBlock {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
-  // [G * L, D], where this block's part of grad_query goes; if null, it goes to BackwardArgs.
+  // [G * L, D]: where this split's part of grad_query goes; if null, it goes to BackwardArgs.
   void* partial_grad_query;
   // Whether grad_query is added to what is there, instead of overwriting it.
   bool accumulate;
   // Whether the rows of grad_query that see none of the keys are set to 0.
   bool clear_others;
-  // [G], if grad_alibi_slopes is wanted: this block's part of it, overwritten.
+  // [G], if grad_alibi_slopes is wanted: this split's part of it, overwritten.
   double* grad_slopes = nullptr;
-  // [G * L], if grad_mask_queries is wanted: this block's part of it, overwritten.
+  // [G * L], if grad_mask_queries is wanted: this split's part of it, overwritten.
   double* grad_mask_rows = nullptr;
 };
 
@@ -56,11 +57,13 @@ struct GradQueryRows {
   void* sums;
 };
 
-// How many rows go through the backward pass together, as one block of lanes.
+// A block of rows: this many neighbouring rows of a plane go through the backward pass together.
+// They are packed once for all keys of an item, and are the depth of the products that make the
+// gradients of key and value.
 constexpr int64_t kGradRows = 64;
 
-// The rows that a backward pass over keys [key_begin, key_end) looks at. The first is a multiple of
-// kGradRows.
+// A backward pass over keys [key_begin, key_end) looks at rows [grad_row_begin, grad_row_end), of
+// which the first is a multiple of kGradRows.
 inline int64_t grad_row_begin(const Problem& p, int64_t key_begin) {
   return query_begin(p, key_begin) * p.group() / kGradRows * kGradRows;
 }
@@ -68,37 +71,40 @@ inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
   return query_end(p, key_end) * p.group();
 }
 
-// The kernels for one dtype. Workspaces are in bytes, one for each thread. Partial results, and
-// what the building blocks at the end read and write, are in the compute type.
+// The kernels for one dtype. Workspaces are in bytes, one for each thread. The parts that items
+// leave, and the operands and results of the functions for tests, are in the compute type.
 struct Kernels {
-  int64_t row_block;  // rows of a tile; forward items begin at multiples of it
+  int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
   size_t (*forward_workspace)(const Problem&, int64_t rows);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardBlock&, void* workspace);
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardBlock&, void* workspace);
   void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryRows&);
-  // A block of all keys, without partial results. Its workspace is backward_workspace for 0 keys.
+  // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
   void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardBlock&,
                       void* workspace);
-  // A block of all keys, without partial results. Its workspace is forward_workspace.
+  // The item has all keys, and no part. Its workspace is forward_workspace.
   void (*hard)(const Problem&, const HardResult&, const ForwardBlock&, void* workspace);
 
-  // The building blocks, for tests.
-  int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and two
+  // What the kernels above are made of, for tests.
+  int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
   int lanes;        // elements in a vector
-  // C[rows x columns] = beta * C + A * B; beta: 0, 1, or 2 for `lanes_beta`.
+  // C[rows x columns] = beta * C + A[rows x depth] * B[depth x columns]. `beta` is 0 or 1, or 2 for
+  // lanes_beta [columns], which row after row of C is multiplied by.
   void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
                int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
                const void* lanes_beta);
-  void (*exp2)(const void* in, void* out, int64_t count);  // count: a multiple of lanes
+  // out [count] = f(in [count]); `count` is a multiple of `lanes`.
+  void (*exp2)(const void* in, void* out, int64_t count);
   void (*exp)(const void* in, void* out, int64_t count);
   void (*tanh)(const void* in, void* out, int64_t count);
+  // out [columns x rows] = the transposed in [rows x columns]; both are multiples of `lanes`.
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
-                    int64_t columns);  // rows, columns: multiples of lanes
-  // The building blocks of pairs.h, for bf16 where pairs are multiplied; else null.
+                    int64_t columns);
+  // The functions of kernels/gemm/pairs.h, for bf16 where pairs are multiplied; else null.
   struct {
-    bool tiles;  // gemm wants a_col = 1
-    // C = beta * C + alpha * A * B, where A and B hold pairs.
+    bool tiles;  // whether gemm multiplies AMX's tiles, and so takes only an A whose a_col is 1
+    // C = beta * C + alpha * A * B, where A and B hold pairs; `depth` counts pairs.
     void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const Pair* a, int64_t a_row,
                  int64_t a_col, const Pair* b, int64_t b_row, float* c, int64_t c_row, int beta,
                  const float* lanes_beta, float alpha);
@@ -110,6 +116,7 @@ struct Kernels {
   } pairs = {};
 };
 
+// One instruction set: its name, and its kernels for each dtype.
 struct Implementation {
   const char* name;
   bool (*supported)();
@@ -141,8 +148,8 @@ extern const Implementation kNeon;
 void add_implementation(const Implementation& implementation);
 
 const Implementation& active_implementation();
-// The kernels of the active implementation; if half_products() is "float32", of one that widens
-// half precision instead of multiplying it.
+// The kernels of the active implementation. If half_products() is "float32", and that one would
+// multiply half precision, they are those of Implementation::others, which widen it.
 const Kernels& active_kernels(DType dtype);
 
 }  // namespace qkv

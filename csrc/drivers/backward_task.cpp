@@ -8,21 +8,23 @@
 namespace qkv {
 namespace {
 
-// The keys of one plane are split, so that one head alone can use every core.
-// Each split sums its own grad_query; the sums are added in order of keys.
-constexpr int64_t kSplitKeys = 256;  // about, at least: below, adding up the parts shows
+// The keys of one plane are split, so that a problem of one head can use every core: into as many
+// splits as can have kSplitKeys keys each, but no more than kMaxSplits. With fewer keys in a split,
+// the time to add up the parts shows.
+constexpr int64_t kSplitKeys = 256;
 constexpr int64_t kMaxSplits = 8;
-// The parts of one plane cost memory; past so many bytes, half as many. (Those of all planes:
-// kMaxWaveBytes in backward.cpp.)
+// The bytes of all parts of grad_query of one plane, beyond which there are half as many splits.
+// kMaxWaveBytes (backward.cpp) limits the parts of all planes.
 constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
-// Where planes share grad_mask or weights, only one plane of a class runs at a
-// time. One batch item should have about so many items at a time then, but no
-// splits finer than this, nor so fine that the parts take more memory than
-// grad_mask. Even where nothing is shared, since that depends on the batch size.
+// Where planes share grad_mask or weights, only one plane of a class runs at a time, and splits of
+// its keys keep the threads busy. So one batch item should have about kSharedItems items at a time;
+// but no split has fewer keys than kFineSplitKeys, nor so few that the parts of grad_query take
+// more memory than grad_mask. This holds for every problem with one of these outputs, even where
+// nothing is shared: whether planes share depends on the batch size, which must not change a bit.
 constexpr int64_t kSharedItems = 16;
 constexpr int64_t kFineSplitKeys = 128;
 
-// Whether the keys have to be looked at.
+// Whether the kernels have to run. Only the gradient of the sinks can do without them.
 bool wants_keys(const BackwardArgs& a) {
   return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_mask.data ||
          a.grad_mask_keys.data || a.grad_mask_queries.data || a.grad_alibi_slopes.data ||
@@ -39,7 +41,7 @@ int64_t split_count(const Problem& p, const BackwardArgs& args, const Sharing& s
                   std::min(ceil_div(kSharedItems, sharing.head_classes()), p.seqlen_k / finest));
 }
 
-// to[batch, head, row] = x
+// to[batch, head, row] = x, rounded to the compute type.
 void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, int64_t row,
                double x) {
   const int64_t at = row * to.strides.row;
@@ -73,7 +75,8 @@ int64_t BackwardTask::part_bytes() const {
 void BackwardTask::plan(const Team& team) {
   const int64_t chains = planes_.count * groups_.count();
   const bool alone = flops() == team.flops;
-  // Whole classes when they fill the threads evenly, or nearly so.
+  // Whole classes are taken where they fill the threads evenly, or nearly so: then no part has to
+  // wait in memory.
   by_class_ = splits_ > 0 && (team.threads == 1 || splits_ == 1 || groups_.count() > 1 ||
                               team.pieces(flops() / double(chains), 4) == 1 ||
                               (alone && chains % team.threads == 0));
@@ -87,7 +90,7 @@ void BackwardTask::plan(const Team& team) {
   parts_bytes_ = int64_t(bytes.used()) - kernel_bytes_;
 }
 
-// The first class whose parts begin in this wave or a later one.
+// The first class whose parts begin in wave `wave` or a later one.
 int64_t BackwardTask::first_class(int64_t wave) const {
   const int64_t bytes = std::max<int64_t>(0, wave * waves_->bytes - first_byte_);
   return std::min(planes_.count, ceil_div(bytes, parts_bytes_));
@@ -125,7 +128,7 @@ Items BackwardTask::items() const {
 
 Items BackwardTask::row_items() const {
   if (by_class_ || !args_.grad_query.data) return {};
-  return {wave_classes() * row_blocks(), double(kGradRows * p_.head_dim * parts_), rounds()};
+  return {wave_classes() * plane_row_items(), double(kGradRows * p_.head_dim * parts_), rounds()};
 }
 
 Items BackwardTask::head_items() const {
@@ -140,7 +143,8 @@ Items BackwardTask::mask_items() const {
 
 void BackwardTask::run(int64_t index, int64_t round, void* workspace) const {
   if (by_class_) return run_class(index, static_cast<char*>(workspace));
-  // Causal: the first keys are seen by the most rows, so they go first.
+  // Under is_causal the first keys are seen by the most rows, so the first splits of all classes go
+  // first.
   const int64_t classes = wave_classes();
   const Turn its_turn = turn(p_.is_causal ? index % classes : index / splits_, round);
   const int64_t split = p_.is_causal ? index / classes : index % splits_;
@@ -164,22 +168,22 @@ void BackwardTask::run_class(int64_t index, char* workspace) const {
 
 void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Parts& parts,
                              int64_t split, void* workspace) const {
-  BackwardBlock block{plane / p_.kv_heads,
-                      plane % p_.kv_heads,
-                      split * split_keys_,
-                      std::min(p_.seqlen_k, (split + 1) * split_keys_),
-                      has_sums() ? parts.sums : nullptr,
-                      split > 0 && parts_ == 0,
-                      split == 0};
-  if (parts_ && split > 0) block.partial_grad_query = parts.grad_query + (split - 1) * part_bytes();
-  if (args.grad_alibi_slopes.data) block.grad_slopes = parts.slopes + split * p_.group();
-  if (args.grad_mask_queries.data) block.grad_mask_rows = parts.mask_rows + split * planes_.rows;
-  kernels_.backward(p_, args, block, workspace);
+  BackwardBlock item{plane / p_.kv_heads,
+                     plane % p_.kv_heads,
+                     split * split_keys_,
+                     std::min(p_.seqlen_k, (split + 1) * split_keys_),
+                     has_sums() ? parts.sums : nullptr,
+                     split > 0 && parts_ == 0,
+                     split == 0};
+  if (parts_ && split > 0) item.partial_grad_query = parts.grad_query + (split - 1) * part_bytes();
+  if (args.grad_alibi_slopes.data) item.grad_slopes = parts.slopes + split * p_.group();
+  if (args.grad_mask_queries.data) item.grad_mask_rows = parts.mask_rows + split * planes_.rows;
+  kernels_.backward(p_, args, item, workspace);
 }
 
 void BackwardTask::finish_rows(int64_t index, int64_t round) const {
-  const Turn its_turn = turn(index / row_blocks(), round);
-  const int64_t row = index % row_blocks() * kGradRows;
+  const Turn its_turn = turn(index / plane_row_items(), round);
+  const int64_t row = index % plane_row_items() * kGradRows;
   if (its_turn.plane >= 0)
     finish_plane_rows(its_turn.plane, its_turn.parts, row, std::min(planes_.rows, row + kGradRows));
 }

@@ -26,7 +26,7 @@
 
 namespace qkv {
 
-// Where the parts of all planes wait in memory, of all tasks that work by round. Laid out class
+// The memory in which the parts wait, of all planes of all tasks that work by round. Laid out class
 // after class and task after task, the parts would be one long array. It is cut into waves of equal
 // size, and a class belongs to the wave in which its parts begin. One wave runs after the other, in
 // the same memory, so that a large batch needs no more of it than one wave does.
@@ -34,20 +34,22 @@ struct Waves {
   int64_t count = 1;
   int64_t bytes = 1;      // of one wave
   int64_t positions = 1;  // rounds of one wave: the most positions (sharing.h) that a task has
-  int64_t slots = 1;      // 2: rounds take turns between two, so none waits for another's last item
-  char* memory = nullptr;
+  // How often the memory of a wave is there. With 2, rounds take turns between them, so that no
+  // round waits until the last parts of the one before have been added up.
+  int64_t slots = 1;
+  char* memory = nullptr;  // [slots, bytes], and what the parts of the last class take beyond that
 };
 
-// One problem: first plan() with all the work of the call, then, if it works by round, join() with
-// the waves of all tasks, then the items of four phases: run, finish_rows, finish_heads,
-// finish_mask.
+// A task is the backward pass of one job. Whoever runs it calls plan() with all the work of the
+// call, then, if the task works by round, join() with the waves of all tasks, and then the items of
+// its four phases: run, finish_rows, finish_heads, finish_mask.
 class BackwardTask {
  public:
   BackwardTask(const Problem& problem, const BackwardArgs& args);
 
   // About how many floating-point operations all planes take.
   double flops() const { return double(planes_.count * sharing_.positions()) * planes_.flops; }
-  // Chooses between "by class" and "by round".
+  // Chooses between the two orders of work, by class and by round.
   void plan(const Team& team);
   // Of all classes together: the bytes of parts that wait in memory and the items that leave them,
   // 0 by class. Of one class: the bytes of its parts, 0 by class, and the rounds it takes.
@@ -64,20 +66,20 @@ class BackwardTask {
   // others add up what it left.
   Items items() const;
   void run(int64_t index, int64_t round, void* workspace) const;
-  Items row_items() const;  // grad_query of some rows
+  Items row_items() const;  // an item completes grad_query of kGradRows rows of a plane
   void finish_rows(int64_t index, int64_t round) const;
-  Items head_items() const;  // what there is one of for each head, or each of its queries
+  Items head_items() const;  // an item completes what wants_heads() names, for one plane
   void finish_heads(int64_t index, int64_t round) const;
-  Items mask_items() const;  // grad_mask of a class
+  Items mask_items() const;  // an item adds up grad_mask of one class, over its groups
   void finish_mask(int64_t index) const { groups_.add(index); }
 
  private:
-  // What the splits of one plane leave to be added up: its parts.
+  // The parts of one plane, and the memory in which its grad_query is summed.
   struct Parts {
-    char* sums;         // of grad_query, [G * L, D], if has_sums()
-    char* grad_query;   // [parts, G * L, D]
-    double* slopes;     // [splits, G]
-    double* mask_rows;  // [splits, G * L]
+    char* sums;         // [G * L, D], the sum for grad_query so far, if has_sums()
+    char* grad_query;   // [parts, G * L, D], of all splits but the first
+    double* slopes;     // [splits, G], for grad_alibi_slopes
+    double* mask_rows;  // [splits, G * L], for grad_mask_queries
   };
   Parts take_parts(Arena& arena) const;
   // What one class does in one round: which of its planes runs, and where its parts are.
@@ -88,7 +90,8 @@ class BackwardTask {
   // `index` counts the classes of the round's wave.
   Turn turn(int64_t index, int64_t round) const;
   int64_t first_class(int64_t wave) const;
-  int64_t wave_classes() const {  // at most
+  // The most classes that a wave has.
+  int64_t wave_classes() const {
     return std::min(planes_.count, ceil_div(waves_->bytes, parts_bytes_));
   }
   int64_t rounds() const { return (waves_->count - 1) * waves_->positions + sharing_.positions(); }
@@ -106,20 +109,21 @@ class BackwardTask {
   bool has_sums() const {
     return splits_ > 1 && args_.grad_query.data && p_.dtype != compute_type(p_.dtype);
   }
-  int64_t row_blocks() const { return ceil_div(planes_.rows, kGradRows); }
+  // The items of finish_rows() for one plane.
+  int64_t plane_row_items() const { return ceil_div(planes_.rows, kGradRows); }
   int64_t part_bytes() const;
 
   const Problem& p_;
   const BackwardArgs& args_;
   const Kernels& kernels_;
   Sharing sharing_;
-  Planes planes_;  // those of one round: one for each class
+  Planes planes_;  // the planes of one round: one for each class
   int64_t splits_, split_keys_ = 0;
   MaskGroups groups_;
   bool by_class_ = false;
-  int64_t parts_ = 0;         // parts of grad_query that one plane leaves
-  int64_t kernel_bytes_ = 0;  // what the kernel needs of a thread's workspace
-  int64_t parts_bytes_ = 0;   // all Parts of a plane: in the workspace by class, else in a wave
+  int64_t parts_ = 0;         // how many parts of grad_query wait for each plane; none by class
+  int64_t kernel_bytes_ = 0;  // of a thread's workspace, for the kernel
+  int64_t parts_bytes_ = 0;   // of the Parts of a plane: in the workspace by class, else in a wave
   const Waves* waves_ = nullptr;
   int64_t first_byte_ = 0;
 };

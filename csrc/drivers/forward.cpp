@@ -1,4 +1,5 @@
-// Splits forward passes into work items.
+// The forward passes of all jobs of a call, in one parallel region of two phases: the kernels, and
+// the merging of parts where keys were split.
 #include <algorithm>
 #include <vector>
 
@@ -12,25 +13,35 @@
 namespace qkv {
 namespace {
 
-// Keys of one item when the keys are split, for up to kSplitRows rows: a few hundred microseconds
-// of reading from memory. A split leaves a row of output for each of its rows, so that more rows
-// have larger splits: what waits to be merged is then at most a quarter of a byte for each element
-// of the values, an eighth of their size in half precision.
+// The keys of one split, where the keys are split, for planes of up to kSplitRows rows: a few
+// hundred microseconds of reading from memory. A split leaves a row of output for each of its rows,
+// so planes of more rows have proportionally larger splits: the parts that wait to be merged then
+// take at most a quarter of a byte for each element of the values, which is an eighth of their size
+// in half precision.
 constexpr int64_t kSplitKeys = 512;
 constexpr int64_t kSplitRows = 32;
-// Queries of a decoding step, at most: all heads that share keys read them together.
+// The most queries of a plane whose keys are split although its rows are more than two tiles: a
+// decoding step has few queries, and all heads that share keys read them together.
 constexpr int64_t kFewQueries = 16;
 
-// One problem and how it is split.
+// One job, and how it is cut into items.
+//
+// An item is some rows of one plane against one split of its keys. Where keys are split, each split
+// leaves a part of each row's output in memory, and a second phase merges them. If there are
+// planes enough for all threads, an item is a whole plane instead (by_plane): it takes split after
+// split and merges at the end, and its parts are in its thread's memory. Both give the same bits.
 struct Task {
   const Problem& p;
   const ForwardResult& result;
   const Kernels& kernels;
   Planes planes;
-  int64_t splits = 1, split_keys, first_split;  // how many, keys of each, and the end of the first
-  int64_t item_rows = 0, row_items = 0;
-  bool by_plane = false;  // an item is a whole plane, its splits one after the other
-  // What the splits make of one plane: outputs, then log-sum-exps, [splits, rows].
+  int64_t splits = 1;                    // of a plane
+  int64_t split_keys;                    // the keys of a split
+  int64_t first_split;                   // the end of the first split
+  int64_t item_rows = 0, row_items = 0;  // the rows of an item, and how many such items a plane has
+  bool by_plane = false;
+  // The parts of one plane: outputs [splits, rows, Dv], which take output_bytes, then log-sum-exps
+  // [splits, rows]. `element` is the size of one number.
   int64_t element, output_bytes = 0, parts_bytes = 0;
   char* parts = nullptr;  // [planes, parts_bytes], unless by_plane
 
@@ -42,10 +53,10 @@ struct Task {
         split_keys(kSplitKeys * ceil_div(planes.rows, kSplitRows)),
         first_split(p.seqlen_k),
         element(size_of(compute_type(p.dtype))) {
-    // Few queries and many keys: split the keys that any query sees. The order of
-    // summation follows from it, so it depends on the shape of one plane alone.
+    // With few queries and many keys, the keys that any query sees are split. The order of
+    // summation follows from the splits, so they follow from the shape of one plane alone.
     const int64_t begin = key_begin(p, 0), end = key_end(p, p.seqlen_q - 1);
-    const bool few = planes.rows <= 2 * kernels.row_block ||
+    const bool few = planes.rows <= 2 * kernels.tile_rows ||
                      (p.seqlen_q <= kFewQueries && planes.rows <= kItemRows);
     if (!few || end - begin <= split_keys) return;
     splits = ceil_div(end - begin, split_keys);
@@ -54,12 +65,13 @@ struct Task {
     parts_bytes = output_bytes + splits * planes.rows * element;
   }
 
-  // Rows are independent of each other: they are grouped as suits the threads.
-  void group_rows(const Team& team) {
+  // Decides how many rows an item has. No row's result depends on the other rows of its item, so
+  // this may follow the number of threads.
+  void cut_rows(const Team& team) {
     const int64_t pieces = team.pieces(planes.flops);
-    item_rows = rows_of_item(planes.rows, kernels.row_block, ceil_div(pieces, splits));
+    item_rows = rows_of_item(planes.rows, kernels.tile_rows, ceil_div(pieces, splits));
     row_items = ceil_div(planes.rows, item_rows);
-    // Partial results wait in memory, so as few as keep the threads busy.
+    // Parts of several items wait in memory, so only where that is needed to keep threads busy.
     by_plane = splits > 1 && pieces == 1;
   }
 
@@ -72,23 +84,23 @@ struct Task {
             double((p.head_dim_v + 1) * splits)};
   }
 
-  // Rows [row, row + item_rows) of one plane against one split of the keys. The
-  // first split takes the keys that no query sees, too: they cost nothing.
+  // Runs rows [row, row + item_rows) of one plane against one split of the keys. The first split
+  // begins at key 0, and the kernels skip the keys before those that a query sees.
   void attend(int64_t plane, int64_t split, int64_t row, char* plane_parts, void* workspace) const {
-    ForwardBlock block{plane / p.kv_heads,
-                       plane % p.kv_heads,
-                       row,
-                       std::min(planes.rows, row + item_rows),
-                       split == 0 ? 0 : first_split + (split - 1) * split_keys,
-                       std::min(p.seqlen_k, first_split + split * split_keys),
-                       nullptr,
-                       nullptr};
+    ForwardBlock item{plane / p.kv_heads,
+                      plane % p.kv_heads,
+                      row,
+                      std::min(planes.rows, row + item_rows),
+                      split == 0 ? 0 : first_split + (split - 1) * split_keys,
+                      std::min(p.seqlen_k, first_split + split * split_keys),
+                      nullptr,
+                      nullptr};
     if (splits > 1) {
       const int64_t at = split * planes.rows + row;
-      block.partial_output = plane_parts + at * p.head_dim_v * element;
-      block.partial_lse = plane_parts + output_bytes + at * element;
+      item.partial_output = plane_parts + at * p.head_dim_v * element;
+      item.partial_lse = plane_parts + output_bytes + at * element;
     }
-    kernels.forward(p, result, block, workspace);
+    kernels.forward(p, result, item, workspace);
   }
 
   void merge(int64_t plane, int64_t row, char* plane_parts) const {
@@ -114,7 +126,7 @@ class ForwardPass {
                     {{[this](int64_t job) { return tasks_[job].items(); },
                       [this](const Item& item) {
                         const Task& task = tasks_[item.job];
-                        task.by_plane ? run_plane(task, item) : run_block(task, item);
+                        task.by_plane ? run_plane(task, item) : run_rows(task, item);
                       },
                       true},
                      {[this](int64_t job) { return tasks_[job].rows_to_merge(); },
@@ -133,13 +145,15 @@ class ForwardPass {
     team.threads = threads_.team = usable_threads(threads_.team, team.flops);
     int64_t items = 0;
     for (Task& task : tasks_) {
-      task.group_rows(team);
+      task.cut_rows(team);
       items += task.items().count;
     }
     threads_.working = int(std::clamp<int64_t>(items, 1, team.threads));
   }
 
-  // Divides the memory of the call; returns its size.
+  // Divides `memory` among the parts that wait and the threads; returns how many bytes that takes.
+  // A thread has a workspace for the kernels, and behind it the parts of the plane that it works
+  // on.
   size_t lay_out(void* memory) {
     Arena arena(memory);
     size_t workspace = 0;
@@ -163,10 +177,10 @@ class ForwardPass {
 
   char* workspace(int thread) const { return threads_memory_ + size_t(thread) * thread_bytes_; }
 
-  void run_block(const Task& task, const Item& item) const {
+  void run_rows(const Task& task, const Item& item) const {
     const int64_t split = item.index / task.row_items % task.splits;
     const int64_t plane = item.index / (task.row_items * task.splits);
-    // Causal: the last rows see the most keys, so they go first.
+    // Under is_causal the last rows see the most keys, so they go first.
     const int64_t row = (task.row_items - 1 - item.index % task.row_items) * task.item_rows;
     task.attend(plane, split, row, task.parts + plane * task.parts_bytes, workspace(item.thread));
   }
@@ -182,8 +196,9 @@ class ForwardPass {
 
   Threads threads_;
   std::vector<Task> tasks_;
-  size_t parts_of_thread_ = 0, thread_bytes_ = 0;
-  char* threads_memory_ = nullptr;
+  size_t parts_of_thread_ = 0;      // the offset of the parts in a thread's memory
+  size_t thread_bytes_ = 0;         // a thread's memory
+  char* threads_memory_ = nullptr;  // [threads, thread_bytes_]
 };
 
 }  // namespace

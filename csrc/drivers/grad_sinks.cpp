@@ -8,13 +8,14 @@
 namespace qkv {
 namespace {
 
+// The number of one row in a tensor [B..., H, L]; 0 if there is no such tensor.
 template <class E>
 double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, int64_t query) {
   return t.data ? double(plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
 }
 
-// sum_j weight_ij * grad_weight_ij, whether that reaches the weights through the
-// output or directly.
+// sum_j weight_ij * grad_weight_ij of one row i, where grad_weight is all that reaches the weights:
+// through the output, and directly (BackwardArgs::grad_weights).
 template <class E>
 double weighted_grad(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
                      int64_t query) {
@@ -28,8 +29,8 @@ double weighted_grad(const Problem& p, const BackwardArgs& a, int64_t batch, int
   return sum;
 }
 
-// With    p_i = exp(sink - lse_i)    the sink's share of row i:
 //   grad_sink = -sum_i p_i * (sum_j weight_ij * grad_weight_ij - grad_lse_i)
+// where p_i = exp(sink - lse_i) is the share of the sink in the softmax of row i.
 template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
   using T = Compute<E>;

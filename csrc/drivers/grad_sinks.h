@@ -1,4 +1,4 @@
-// The gradient of the sinks, which needs a few numbers of each query row.
+// The gradient of the sinks. It needs no key: what the backward pass has of each row is enough.
 #pragma once
 
 #include "attention.h"

@@ -1,16 +1,17 @@
+// Hard attention, row by row.
 #include "attention.h"
 #include "dispatch/kernel_table.h"
-#include "row_blocks.h"
+#include "row_items.h"
 
 namespace qkv {
 
 void attention_hard(const Problem& p, const HardResult& result) {
   const Kernels& kernels = active_kernels(p.dtype);
-  for_each_row_block(p, kernels,
-                     {[&](int64_t rows) { return kernels.forward_workspace(p, rows); },
-                      [&](const ForwardBlock& block, void* workspace) {
-                        kernels.hard(p, result, block, workspace);
-                      }});
+  for_each_row_item(p, kernels,
+                    {[&](int64_t rows) { return kernels.forward_workspace(p, rows); },
+                     [&](const ForwardBlock& item, void* workspace) {
+                       kernels.hard(p, result, item, workspace);
+                     }});
 }
 
 }  // namespace qkv

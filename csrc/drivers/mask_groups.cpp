@@ -9,10 +9,12 @@
 namespace qkv {
 namespace {
 
-// Items of one group and class: enough for many threads, where memory permits,
-// but no fewer than a few threads need, if the keys can be split instead.
+// An item is one group of one class. As many groups are made as give kItems items, where memory
+// permits. If they would give fewer than kFewestItems and the keys of a plane can be split, there
+// is one group, and the splits are the items.
 constexpr int64_t kItems = 64, kFewestItems = 16;
-// For the sums of all groups. Larger masks have work enough in one plane.
+// The most bytes that the sums of all groups but the first take. Where a mask is larger, one plane
+// alone has work enough for the threads.
 constexpr int64_t kMaxBytes = int64_t(2) << 20;
 
 }  // namespace

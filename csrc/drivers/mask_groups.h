@@ -1,7 +1,7 @@
 // The gradient of a small mask to which many planes add. Planes of one class (sharing.h) must take
-// turns. So the planes are divided into groups, each with a grad_mask of its own: planes of
-// different groups run at the same time, and at the end the sums of the groups are added in their
-// order.
+// turns, and such a mask would keep most threads waiting. So the positions of every class are
+// divided into groups, each with a grad_mask of its own: planes of different groups run at the same
+// time, and at the end the sums of the groups are added in their order.
 #pragma once
 
 #include <vector>
@@ -14,6 +14,7 @@ namespace qkv {
 
 class MaskGroups {
  public:
+  // Decides how many groups there are; `splits_keys` says whether the keys of a plane are split.
   // There is one group only where more are of no use, where their memory would matter, and where
   // grad_mask is not a sum over the batch: the number of groups follows the number of planes, and
   // no result but a sum over the batch may depend on the batch size.

@@ -10,8 +10,8 @@
 namespace qkv {
 namespace {
 
-// The parts are weighted by their shares of the softmax's denominator. Parts that
-// saw nothing (-inf) are left out; a part with a NaN makes the row NaN.
+// Each part is weighted by its share of the softmax's denominator. A part whose split the row sees
+// nothing of (its log-sum-exp is -inf) is left out, and a part with a NaN makes the row NaN.
 template <class E>
 void merge_row(const Problem& p, const ForwardResult& result, int64_t batch, int64_t kv_head,
                int64_t row, const RowParts& parts) {
@@ -42,7 +42,7 @@ void merge_row(const Problem& p, const ForwardResult& result, int64_t batch, int
         T(double(max) + std::log(double(sum)));
   E* const output =
       Dv ? plane<E>(p, result.output, batch, head) + query * result.output.strides.row : nullptr;
-  const T divisor = sum == 0 ? 1 : sum;  // 0: nothing to attend to
+  const T divisor = sum == 0 ? 1 : sum;  // 0 where the row has nothing to attend to
   for (int64_t d = 0; d < Dv; ++d)
     output[d * result.output.strides.col] = narrow<E>(total[d] / divisor);
 }

@@ -1,12 +1,12 @@
-// The forward pass of rows whose keys were split: puts the parts of a row together.
+// Puts the parts of a row together after a forward pass that has split the keys.
 #pragma once
 
 #include "attention.h"
 
 namespace qkv {
 
-// What the splits made of the rows of one plane, in the compute type: the output of each row over
-// the keys of one split, and the log-sum-exp of the scores in that split.
+// The parts of all rows of one plane, in the compute type: for each split of the keys, the output
+// of each row over the keys of that split, and the log-sum-exp of its scores there.
 struct RowParts {
   void* output;     // [splits, rows, Dv]; that of the first split is overwritten
   const void* lse;  // [splits, rows]

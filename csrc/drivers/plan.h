@@ -15,11 +15,11 @@
 
 namespace qkv {
 
-// The planes of a problem, all of one size.
+// The planes of a problem. All are of one size.
 struct Planes {
   int64_t count;
   int64_t rows;  // of one plane: G * L
-  double flops;  // of one plane, about
+  double flops;  // about what one plane takes
 
   // The flops counted are those of `products` matrix products of rows x keys x D, and of as many of
   // rows x keys x Dv.
@@ -30,7 +30,8 @@ struct Planes {
 };
 
 // Into how many items each thread's share of the work is cut. While the last item of a call runs,
-// the other threads wait: with 6 items each, for a sixth of the time at most.
+// the other threads wait: with 6 items each, for a sixth of the time at most. More items than that
+// would have fewer rows each, and a block of keys would serve fewer tiles.
 constexpr int kItemsPerThread = 6;
 
 // The threads of a call, and all the work that they share.
@@ -38,22 +39,24 @@ struct Team {
   int threads;
   double flops;
 
-  // How many pieces to cut `part`, flops out of all, into. The division is exact where all parts
-  // are equal, since flops are whole numbers below 2^53; so the last digit does not decide.
-  int64_t pieces(double part, int items_per_thread = kItemsPerThread) const {
-    return part > 0 ? int64_t(std::ceil(items_per_thread * threads * part / flops)) : 1;
+  // Into how many pieces to cut a piece of work that takes `share` of all flops, so that every
+  // thread gets `items_per_thread` of them. Where all shares are equal the division is exact, since
+  // flops are whole numbers below 2^53; so rounding never decides how many pieces there are.
+  int64_t pieces(double share, int items_per_thread = kItemsPerThread) const {
+    return share > 0 ? int64_t(std::ceil(items_per_thread * threads * share / flops)) : 1;
   }
 };
 
 // The most rows of one item: enough to use a block of keys several times while it is in the
-// second-level cache.
+// second-level cache. No result depends on it.
 constexpr int64_t kItemRows = 128;
 
-// How many of the `rows` of a plane an item gets if there are to be `pieces` items: a multiple of
-// row_block, fewer than kItemRows where threads would be idle otherwise.
-inline int64_t rows_of_item(int64_t rows, int64_t row_block, int64_t pieces) {
+// How many of the `rows` of a plane an item gets if there are to be `pieces` items: whole tiles of
+// `tile_rows` rows, and no more rows than kItemRows fill tiles. The items may be more than
+// `pieces`.
+inline int64_t rows_of_item(int64_t rows, int64_t tile_rows, int64_t pieces) {
   const int64_t wanted = std::min(kItemRows, ceil_div(rows, pieces));
-  return std::max<int64_t>(1, ceil_div(wanted, row_block)) * row_block;
+  return std::max<int64_t>(1, ceil_div(wanted, tile_rows)) * tile_rows;
 }
 
 }  // namespace qkv

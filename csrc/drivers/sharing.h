@@ -1,15 +1,15 @@
-// Which planes of a backward pass add to the same elements of grad_mask or
-// weights: those that differ only in dimensions where one of these broadcasts.
+// Which planes of a backward pass add to the same elements of grad_mask or weights.
 #pragma once
 
 #include "attention.h"
 
 namespace qkv {
 
-// Two planes are in the same class if they add to the same elements of a mask's gradient: they
-// differ only in dimensions over which the mask broadcasts. The position of a plane is its place
-// within its class. So planes of one class must not run at the same time, and planes at the same
-// position of different classes always may. Positions ascend with the flat index of the plane.
+// A plane is one batch item and one key/value head. Two planes are in the same class if they add to
+// the same elements of grad_mask or weights, which are those that differ only in dimensions over
+// which one of these outputs broadcasts. The position of a plane is its place within its class. So
+// planes of one class must not run at the same time, and planes at the same position of different
+// classes always may. Positions ascend with the flat index of the plane.
 class Sharing {
  public:
   Sharing(const Problem& p, const BackwardArgs& args) : p_(p) {
@@ -25,7 +25,8 @@ class Sharing {
   int64_t positions() const { return positions_; }
   // How many classes the heads of one batch item belong to.
   int64_t head_classes() const { return shared_heads_ ? 1 : p_.kv_heads; }
-  // Whether every element of the gradient is a sum over the whole batch, of more than one plane.
+  // Whether every element of the gradient is a sum over all batch items, and over more than one
+  // plane.
   bool sums_whole_batch() const {
     return classes_ == head_classes() && positions_ * head_classes() > p_.kv_heads;
   }

@@ -1,4 +1,4 @@
-#include "row_blocks.h"
+#include "row_items.h"
 
 #include <algorithm>
 
@@ -8,12 +8,12 @@
 
 namespace qkv {
 
-void for_each_row_block(const Problem& p, const Kernels& kernels, const RowPass& pass) {
+void for_each_row_item(const Problem& p, const Kernels& kernels, const RowPass& pass) {
   const Planes planes(p, 1);
   if (planes.count == 0 || planes.rows == 0) return;
   const double flops = double(planes.count) * planes.flops;
   const Team team{usable_threads(p.num_threads, flops), flops};
-  const int64_t item_rows = rows_of_item(planes.rows, kernels.row_block, team.pieces(planes.flops));
+  const int64_t item_rows = rows_of_item(planes.rows, kernels.tile_rows, team.pieces(planes.flops));
   const int64_t row_items = ceil_div(planes.rows, item_rows);
   const Items items{planes.count * row_items, planes.flops / double(row_items)};
   const Threads threads{team.threads, int(std::min<int64_t>(team.threads, items.count))};
