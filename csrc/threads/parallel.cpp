@@ -17,10 +17,11 @@ constexpr double kSerialFlops = 1e6;
 
 std::atomic<bool> forked{false};
 
-// Set when the library is loaded, so that no fork after a use of it goes unnoticed.
+// The handler is registered when the library is loaded, so that no fork after a use of the library
+// goes unnoticed. 0 means that it is.
 const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
-// One phase while it is worked off: its items, in runs that threads fetch.
+// One phase while it is worked off: its items, cut into the runs that threads fetch.
 class Deal {
  public:
   Deal(const Phase& phase, WorkList list)
@@ -29,14 +30,15 @@ class Deal {
   int64_t rounds() const { return list_.rounds(); }
   bool wait() const { return phase_->wait; }
 
-  // What one of the working threads does in a round. All of them come here.
-  void take_part(int thread, int working, int64_t round) {
+  // Works off runs of a round, as one of the `working` threads, all of which call this.
+  void work(int thread, int working, int64_t round) {
     if (round >= rounds()) return;
     if (list_.one_run_a_thread()) {
-      // The team may be smaller than asked for.
+      // OpenMP may give fewer threads than were asked for; then some take several runs.
       for (int64_t at = thread; at < list_.runs(); at += working) run(at, round, thread);
     } else {
-      // Not `omp for`: threads without work would have to come there, and would be given some.
+      // This is no `omp for`: threads beyond `working` would have to come here too, and would be
+      // given items although they have no memory to work in.
       std::atomic<int64_t>& next = next_run_[size_t(round)];
       for (int64_t at; (at = next.fetch_add(1, std::memory_order_relaxed)) < list_.runs();)
         run(at, round, thread);
@@ -51,7 +53,7 @@ class Deal {
 
   const Phase* phase_;
   WorkList list_;
-  std::vector<std::atomic<int64_t>> next_run_;  // that nobody has taken, of each round
+  std::vector<std::atomic<int64_t>> next_run_;  // [rounds]: the first run that nobody has taken
 };
 
 std::vector<Deal> deal(int threads, int64_t jobs, std::initializer_list<Phase> phases) {
@@ -101,12 +103,12 @@ void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list
     bool wait = false;
     for (int64_t round = 0; round < rounds; ++round) {
       for (Deal& deal : deals) {
-        // Waiting is dear when the machine is busy: only where it must be, and
-        // at the end of the region.
+        // Waiting takes long when the machine is busy, so threads wait only where a phase demands
+        // it, and at the end of the region.
         if (wait) {
 #pragma omp barrier
         }
-        if (thread < working) deal.take_part(thread, working, round);
+        if (thread < working) deal.work(thread, working, round);
         wait = deal.wait();
       }
     }

@@ -1,4 +1,4 @@
-// The one place that opens an OpenMP region.
+// The only place of the library that opens an OpenMP region (but for probe/, which measures).
 #pragma once
 
 #include <cstdint>
@@ -10,46 +10,46 @@
 
 namespace qkv {
 
-// One work item, as its phase runs it.
+// One work item, and the thread that runs it.
 struct Item {
-  int64_t job;
-  int64_t index;  // < Items::count of the job
-  int64_t round;
-  int thread;  // < Threads::working
+  int64_t job;    // the number of the problem among those of the call
+  int64_t index;  // 0 ... Items::count of the job - 1
+  int64_t round;  // 0 ... Items::rounds of the job - 1
+  int thread;     // 0 ... Threads::working - 1
 };
 
-// Work items that may run at the same time.
+// Work items that may all run at the same time.
 struct Phase {
   std::function<Items(int64_t job)> items;
   std::function<void(const Item&)> run;
-  // Whether all of it must be done before anything that follows begins.
+  // Whether all items of a round must be done before any item that follows begins.
   bool wait = false;
 };
 
 // The threads of a call.
 struct Threads {
-  // How many the region is opened with: as many as the caller may use, and as torch opens its own
-  // with. libgomp ends the threads that a smaller team leaves out, and the next full team would
-  // have to start them anew.
+  // The number of threads that the region is opened with: as many as the caller may use, which is
+  // also the number that torch opens its regions with. libgomp ends the threads that a smaller team
+  // leaves out, and the next full team would have to start them anew.
   int team = 1;
-  // How many of them get items, and with them memory to work in; the others wait for the end.
+  // How many of them get items, and memory to work in. The others wait for the end of the region.
   int working = 1;
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How many threads a call of so many floating-point operations may use: 1 if it
-// is done before other threads have woken up, 1 inside a parallel region of the
-// caller's (those threads are busy already) and in a forked child (libgomp's
-// pool does not survive fork, and waiting for it would hang), else `wanted`.
+// How many threads a call of `flops` floating-point operations may use: `wanted`, but
+//   1 if the call is done before other threads have woken up,
+//   1 inside a parallel region of the caller's, whose threads are busy already,
+//   1 in a forked child: libgomp's pool does not survive fork, and waiting for it would hang.
 QKV_CORE_API int usable_threads(int wanted, double flops);
 
 // Whether this process is the child of a fork() since the library was loaded.
 QKV_CORE_API bool in_forked_child();
 
-// Takes up the phases one after the other, all of them again for every round, the
-// items of each in any order on the working threads, in one parallel region
-// (none for one of them). Items must not throw.
+// Runs the phases one after the other, and all of them again for every round. The items of a phase
+// run in any order on the working threads, in one parallel region; if only one thread works, on the
+// caller's thread without a region. Items must not throw.
 QKV_CORE_API void parallel_phases(const Threads& threads, int64_t jobs,
                                   std::initializer_list<Phase> phases);
 

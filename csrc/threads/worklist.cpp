@@ -5,10 +5,14 @@
 namespace qkv {
 namespace {
 
-// Some 5 microseconds: an item that takes as long as a few cache misses.
+// Items of fewer flops than this are put together into runs of about so many: some 5 us of one
+// thread. To fetch an item from the other threads costs a few cache misses, and an item of fewer
+// flops is done as fast as that.
 constexpr double kCheapFlops = 2e5;
-// Some 300 microseconds of one thread: what it reads may still be in its cache
-// from the last call, and no thread falls far behind.
+// A phase of such items is dealt out in one run for each thread if no thread gets more flops than
+// this: some 300 us. What a thread reads may still be in its cache from the last call then, and no
+// thread falls far behind the others. One run for each thread took a third off a call of 256 small
+// heads on four cores. A longer phase is fetched run by run, by whoever is free.
 constexpr double kShortFlops = 2e7;
 
 }  // namespace
@@ -34,10 +38,10 @@ WorkList::WorkList(const std::vector<Items>& jobs, int num_threads) {
 void WorkList::cut_into_runs(double total, int num_threads) {
   one_run_a_thread_ = shares_.front().flops < kCheapFlops && total < num_threads * kShortFlops;
   const double run_flops = one_run_a_thread_ ? total / num_threads : kCheapFlops;
-  double left = run_flops;  // what the open run still lacks
+  double left = run_flops;  // how many flops the open run still lacks
   for (const Share& share : shares_) {
     for (int64_t at = share.begin; at < share.end;) {
-      // As many as come closest to what is left, at least one.
+      // The open run gets the number of items that comes closest to `left`, and at least one.
       const double wanted = share.flops > 0 ? std::round(left / share.flops) : HUGE_VAL;
       const int64_t most = share.end - at;
       const int64_t items = wanted < double(most) ? std::max<int64_t>(1, int64_t(wanted)) : most;
@@ -45,7 +49,8 @@ void WorkList::cut_into_runs(double total, int num_threads) {
       left -= double(items) * share.flops;
       if (left >= 0.5 * share.flops) continue;
       run_ends_.push_back(at);
-      // Equal parts of the whole: what one run has too much the next has less.
+      // With one run for each thread the runs are equal shares of the whole: what one run has too
+      // much, the next has less.
       left = one_run_a_thread_ ? left + run_flops : run_flops;
     }
   }

@@ -7,29 +7,29 @@
 
 namespace qkv {
 
-// The items of one job (one problem of a call) in one phase. All take about the same time, and they
-// are the same in each of the first `rounds` rounds.
+// The items of one job (one problem of a call) in one phase. All items take about the same time.
+// Each of the first `rounds` rounds has `count` items, and later rounds have none.
 struct Items {
   int64_t count = 0;
-  double flops = 0;  // of one item, about
+  double flops = 0;  // about what one item takes
   int64_t rounds = 1;
 };
 
-// The items of all jobs of a phase, those with the most flops first, cut into runs. A run is what a
-// thread fetches at once: a large item is a run of its own, but small ones would take longer to
-// fetch one by one than to do. If all items are small, and few, there is one run for each thread,
-// the same in each call, so that neighbours in memory stay on one core.
+// The items of all jobs of a phase, those with the most flops first, cut into runs. A run is the
+// items that a thread fetches at once: a large item is a run of its own, but small ones would take
+// longer to fetch one by one than to do. If all items are small, and few, there is one run for each
+// thread, the same in each call, so that neighbours in memory stay on one core.
 class WorkList {
  public:
   // jobs[j]: the items of job j.
   WorkList(const std::vector<Items>& jobs, int num_threads);
 
-  int64_t rounds() const { return rounds_; }  // those of the job with the most
+  int64_t rounds() const { return rounds_; }  // of the job with the most rounds
   int64_t runs() const { return int64_t(run_ends_.size()); }
   // Whether run r is meant for thread r; else any thread that is free fetches it.
   bool one_run_a_thread() const { return one_run_a_thread_; }
 
-  // Calls do_item(job, index) for every item of a run that takes part in the round.
+  // Calls do_item(job, index) for every item of the run whose job has this round.
   template <class F>
   void for_each_item(int64_t run, int64_t round, const F& do_item) const {
     int64_t at = run == 0 ? 0 : run_ends_[run - 1];
@@ -42,16 +42,17 @@ class WorkList {
   }
 
  private:
-  // One job's items, in the list of all.
+  // One job's items: [begin, end) in the list of all items.
   struct Share {
     int64_t job, begin, end, rounds;
     double flops;  // of one item
   };
 
+  // `total`: the flops of all items of a round.
   void cut_into_runs(double total, int num_threads);
 
   std::vector<Share> shares_;      // those with the largest items first
-  std::vector<int64_t> run_ends_;  // ascending
+  std::vector<int64_t> run_ends_;  // in the list of all items, ascending
   bool one_run_a_thread_ = false;
   int64_t rounds_ = 0;
 };
