@@ -15,6 +15,7 @@
 namespace qkv {
 namespace {
 
+// The best of kSamples measurements counts, each of about kSampleSeconds: together half a second.
 constexpr int kSamples = 8;
 constexpr double kSampleSeconds = 0.06;
 
@@ -23,7 +24,7 @@ double seconds_now() {
   return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// What a loop leaves behind, so that the compiler cannot drop it.
+// The result of a loop is stored here, so that the compiler cannot drop the loop.
 volatile double sink;
 
 void check_threads(int num_threads) {
@@ -33,9 +34,9 @@ void check_threads(int num_threads) {
   }
 }
 
-// Iterations per second, all threads' together.
+// The iterations per second of all threads together.
 double loop_rate(void (*loop)(int64_t), int64_t iterations, int num_threads) {
-  int threads = 1;  // as many as OpenMP really gave
+  int threads = 1;  // the number that OpenMP gave, which may be fewer than asked for
   const double start = seconds_now();
 #pragma omp parallel num_threads(num_threads)
   {
@@ -48,8 +49,8 @@ double loop_rate(void (*loop)(int64_t), int64_t iterations, int num_threads) {
 
 typedef uint64_t Vec __attribute__((vector_size(16)));
 
-// Reads `count` vectors, but for a few at the end, in as many places at a time:
-// CPUs differ in how many keep their memory busiest. Returns how many it read.
+// Reads `count` vectors, but for a few at the end, in STREAMS places at a time: CPUs differ in how
+// many places keep their memory busiest. Returns how many vectors it read.
 template <size_t STREAMS>
 size_t read_streams(const Vec* data, size_t count, uint64_t* total) {
   constexpr size_t kLine = 64 / sizeof(Vec);
@@ -71,7 +72,7 @@ size_t read_streams(const Vec* data, size_t count, uint64_t* total) {
 PeakRate probe_peak(const char* isa, DType dtype, int num_threads) {
   check_threads(num_threads);
   const ProbeLoop& loop = find_probe_loop(isa, dtype);
-  loop_rate(loop.run, 1 << 20, num_threads);  // threads up, clocks up
+  loop_rate(loop.run, 1 << 20, num_threads);  // starts the threads, and lets the clock rise
   const double rate = loop_rate(loop.run, 1 << 20, num_threads);
   const auto iterations = static_cast<int64_t>(rate * kSampleSeconds / num_threads) + 1;
   double best = 0;
@@ -88,7 +89,7 @@ double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
     throw std::invalid_argument("bytes: expected at least 4096 a thread, got " +
                                 std::to_string(bytes));
   }
-  const std::unique_ptr<Vec[]> buffer(new Vec[count]);  // not touched yet
+  const std::unique_ptr<Vec[]> buffer(new Vec[count]);  // has no pages until it is written
   double best = 0;
   for (int sample = -1; sample < 2 * kSamples; ++sample) {
     uint64_t total = 0;
@@ -97,12 +98,12 @@ double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
 #pragma omp parallel num_threads(num_threads) reduction(+ : total, vectors_read)
     {
       const size_t share = count / static_cast<size_t>(omp_get_num_threads());
-      Vec* part = buffer.get() + share * static_cast<size_t>(omp_get_thread_num());
+      Vec* own = buffer.get() + share * static_cast<size_t>(omp_get_thread_num());
       if (sample < 0) {
-        std::fill(part, part + share, Vec{1, 1});  // pages come to the thread that reads them
+        std::fill(own, own + share, Vec{1, 1});  // so pages lie near the thread that reads them
       } else {
-        vectors_read = sample % 2 ? read_streams<4>(part, share, &total)
-                                  : read_streams<1>(part, share, &total);
+        vectors_read =
+            sample % 2 ? read_streams<4>(own, share, &total) : read_streams<1>(own, share, &total);
       }
     }
     const double gigabytes = static_cast<double>(vectors_read * sizeof(Vec)) / 1e9;
@@ -115,7 +116,7 @@ double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
 size_t uncached_bytes() {
   long cache = 0;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
-  cache = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or -1: not known
+  cache = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or -1 if it is not known
 #endif
   return std::max(size_t{512} << 20, static_cast<size_t>(std::max(cache, 0L)) * 4);
 }

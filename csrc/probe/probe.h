@@ -1,4 +1,4 @@
-// What this machine can do at best: the figures a kernel's speed is held against.
+// Measures what this machine can do at best: the figures that a kernel's speed is held against.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,23 @@ struct PeakRate {
   double gflops;
 };
 
-// The most multiply-adds of factors in `dtype` that `num_threads` threads do
-// together with the instructions of `isa`, a multiply-add counted as two. Half
-// precision where `isa` multiplies none: that of f32, to which it is widened; in
-// "generic" on x86 a multiply and an add. Registers only, no memory. Takes about half
-// a second. Throws std::invalid_argument for an isa this CPU cannot run, num_threads < 1.
+// The most multiply-adds of factors in `dtype` that `num_threads` threads together do in a second,
+// in 1e9 operations, of which a multiply-add is two. The loops work on registers and never read
+// memory. Where `isa` has no products of half precision, the rate is that of f32, to which the
+// kernels widen it. "generic" on x86 has a multiply and an add in place of FMA. Takes about half a
+// second. Throws std::invalid_argument for an isa that this CPU cannot run, and for num_threads <
+// 1.
 QKV_CORE_API PeakRate probe_peak(const char* isa, DType dtype, int num_threads);
 
-// The rate at which `num_threads` threads read a buffer of `bytes` together,
-// each its own part of it, in one place or four at a time, whichever is faster; in
-// GB/s (1e9). That of memory, not of a cache, when `bytes` is uncached_bytes() or
-// more. Throws std::invalid_argument for num_threads < 1 or less than 4096 bytes a
-// thread, std::bad_alloc when the buffer cannot be had.
+// The rate in GB/s (1e9 bytes) at which `num_threads` threads together read a buffer of `bytes`,
+// each its own share of it: in one place, or in four places at a time, whichever is faster. It is
+// the rate of memory, and not of a cache, if `bytes` is at least uncached_bytes(). Throws
+// std::invalid_argument for num_threads < 1 or less than 4096 bytes a thread, and std::bad_alloc if
+// there is no memory for the buffer.
 QKV_CORE_API double probe_read_bandwidth_gbs(int num_threads, size_t bytes);
 
-// A buffer size that no cache of this machine holds a useful part of.
+// The bytes of a buffer that is too large for a cache of this machine to help: four times the
+// third-level cache, and at least 512 MiB.
 QKV_CORE_API size_t uncached_bytes();
 
 }  // namespace qkv

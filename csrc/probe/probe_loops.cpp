@@ -12,18 +12,19 @@
 namespace qkv {
 namespace {
 
-// Two pipes times the longest latency of a fused multiply-add or vdpbf16ps (6
-// cycles), or of a multiply and an add on four pipes, and two constants still
-// fit into 16 registers.
+// How many chains of dependent multiply-adds run side by side, so that no pipe waits: two pipes
+// times the longest latency of a fused multiply-add or of vdpbf16ps (6 cycles). It is also enough
+// for a multiply and an add on four pipes, and leaves registers for two constants where there are
+// 16.
 constexpr int kChains = 12;
 
-// What a loop leaves behind, so that the compiler cannot drop it.
+// The result of a loop is stored here, so that the compiler cannot drop the loop.
 volatile double sink;
 
-// kChains independent chains a = a * x + y, which settle at 2: never denormal,
-// never infinite. x and y are read from volatiles: the compiler may not know them.
-// One body for every instruction set; a function of its own for each, because
-// a target attribute only reaches the code inside its function.
+// Defines a loop of kChains independent chains a = a * x + y, which settle at 2 and so are never
+// subnormal or infinite. x and y are read from volatiles, so that the compiler does not know them.
+// Every instruction set has the same body, but a function of its own, because a target attribute
+// only reaches the code inside its function.
 #define QKV_DEFINE_MULTIPLY_ADD_LOOP(name, target_attribute, vector_bytes)                 \
   template <typename T>                                                                    \
   target_attribute void name(int64_t iterations) {                                         \
@@ -51,7 +52,8 @@ volatile double sink;
 QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_avx512, __attribute__((target("avx512f"))), 64)
 QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_avx2, __attribute__((target("avx2,fma"))), 32)
 
-// Chains a += x . y over pairs of bf16 ones: grows by 2 up to 2^25 and stays there.
+// kChains chains a += x.first * x.first + x.second * x.second, where x is a pair of bf16 ones: a
+// grows by 2 up to 2^25, and stays there.
 __attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterations) {
   const __m512i x = _mm512_set1_epi16(0x3f80);
   __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
@@ -77,8 +79,9 @@ __attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterat
 constexpr int kTileRows = 16, kTileRowBytes = 64, kTilePairs = 16;
 constexpr int kTileFlops = kTileRows * 16 * kTilePairs * 2 * 2;
 
-// Four tiles of sums from two and two tiles of factors, as a product of
-// matrices has them. Needs the kernel's permission, which supported_isas() asks for.
+// Four of AMX's tiles are sums, and each adds the product of one of two tiles on the left and one
+// of two on the right, as in a product of matrices. Linux must have permitted tiles to the process,
+// which supported_isas() asks for.
 __attribute__((target("amx-tile,amx-bf16"))) void loop_tdpbf16ps(int64_t iterations) {
   struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -113,11 +116,11 @@ __attribute__((target("amx-tile,amx-bf16"))) void loop_tdpbf16ps(int64_t iterati
 #elif defined(__aarch64__)
 #define QKV_KEEP(vec) "+w"(vec)
 
-// Four pipes times four cycles.
+// The chains that keep four pipes busy if an FMLA takes four cycles.
 constexpr int kNeonChains = 16;
 
-// Chains a += x * y: FMLA overwrites what it adds to, so that a * x + y would take a copy of y
-// each time. Grows by 1/2 until that no longer counts.
+// kNeonChains chains a += x * y: FMLA overwrites the number it adds to, so that a * x + y would
+// take a copy of y each time. a grows by 1/2 until it is so large that 1/2 is rounded away.
 template <typename T>
 void loop_neon(int64_t iterations) {
   typedef T Vec __attribute__((vector_size(16)));
@@ -147,7 +150,8 @@ constexpr int fma_flops(int vector_bytes, int itemsize, int chains = kChains) {
   return chains * (vector_bytes / itemsize) * 2;
 }
 
-// For each isa: its f32 and f64, and what it has for half precision.
+// The loops of every instruction set: for f32, for f64, and for half precision if it has products
+// of it.
 constexpr ProbeLoop kLoops[] = {
 #if defined(__x86_64__)
     {"amx", DType::bf16, "tdpbf16ps", 4 * kTileFlops, loop_tdpbf16ps},

@@ -15,8 +15,9 @@ struct ProbeLoop {
   void (*run)(int64_t iterations);
 };
 
-// What `isa` computes products of `dtype` with; half precision is widened to f32
-// where there is nothing better. Throws std::invalid_argument for an isa this CPU cannot run.
+// The loop for products of `dtype` in `isa`; for half precision that `isa` does not multiply, that
+// of f32, to which the kernels widen it. Throws std::invalid_argument for an isa that this CPU
+// cannot run.
 const ProbeLoop& find_probe_loop(const char* isa, DType dtype);
 
 }  // namespace qkv

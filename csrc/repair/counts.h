@@ -1,29 +1,33 @@
-// How products leave out hidden pairs where a factor is NaN or infinite.
+// How products leave out hidden pairs where a factor is NaN or infinite. A pair here, and in all of
+// repair/, is one row and one key; it is hidden if the row may not see the key.
 //
-// The weight of a hidden pair is exactly 0, but 0 * NaN and 0 * inf are NaN. So a product
-// with numbers that are not finite is parted into two. The first has 0 in their place. The
-// second counts them: each number has one of the codes below, each pair one of the marks,
-// and the sum of mark * code says what the numbers would have added to an element.
+// The weight of a hidden pair is exactly 0, but 0 * NaN and 0 * inf are NaN. So a product with
+// numbers that are not finite is separated into two. The first has 0 in their place. The second
+// counts them: each number has one of the codes below, each pair one of the marks, and the sum of
+// mark * code says what the numbers would have added to an element of the result.
 //
-// Such a sum has at most kKeyBlock or kGradRows terms, and every term is 0 or a power of
-// two: it is exact while it is less than kNaNCode, and from there on it only grows.
+// Such a sum has at most kKeyBlock or kGradRows terms, and every term is 0 or a power of two. So it
+// is exact while it is less than kNaNCode, and from there on it only grows.
 namespace qkv::QKV_ISA {
 
-// A number: 0 if it is finite, else one of
+// The code of a number is 0 if it is finite, else one of these.
 constexpr int kInfinityCode = 1, kMinusInfinityCode = 1 << 8, kNaNCode = 1 << 16;
 
-// A pair: 0 if it is hidden; kPositive if its weight is more than 0, which keeps an infinity
-// what it is; kMakesNaN if not, since 0 and NaN make NaN of it.
+// The mark of a pair is 0 if it is hidden; kPositive if its weight is more than 0, so that an
+// infinity stays what it is; and kMakesNaN if its weight is 0 or NaN, which make NaN of an
+// infinity.
 constexpr int kPositive = 1, kMakesNaN = 1 << 16;
 
 static_assert(kKeyBlock < kMinusInfinityCode && kGradRows < kMinusInfinityCode);
 static_assert(kMinusInfinityCode * kMinusInfinityCode <= kNaNCode);
 
-// Which infinities are told from NaN: of values and grad_output, which weights multiply. Keys
-// and queries that are not finite make NaN or nothing of the weights, and always NaN of the
-// gradients of scores or of their products.
+// Whether infinities are told from NaN. They are kept as what they are in values and grad_output,
+// which are multiplied by weights. They count as NaN in keys and queries: there a number that is
+// not finite makes the weights 0 or NaN, and makes NaN of the gradients of scores, or of what is
+// multiplied by them.
 enum class Infinities { kept, as_nan };
 
+// The code of each lane of x.
 template <Infinities infinities, class T>
 QKV_INLINE Vec<T> code_of(Vec<T> x) {
   Vec<T> code = splat(T(kNaNCode));
@@ -34,7 +38,8 @@ QKV_INLINE Vec<T> code_of(Vec<T> x) {
   return x - x == 0 ? Vec<T>{} : code;
 }
 
-// What a sum of mark * code stands for; -0 for 0, which changes no number that it is added to.
+// The number that a sum of mark * code stands for: NaN, an infinity, or -0 for a sum of 0, since -0
+// changes no number that it is added to.
 template <Infinities infinities, class T>
 QKV_INLINE Vec<T> meaning_of(Vec<T> sum) {
   const Vec<T> nan = splat(std::numeric_limits<T>::quiet_NaN());
@@ -46,17 +51,18 @@ QKV_INLINE Vec<T> meaning_of(Vec<T> sum) {
   return count >= kNaNCode ? nan : x;
 }
 
-// to [count] += what sums stand for; count: a multiple of kLanes<T>.
+// to [count] += the numbers that sums [count] stand for. `count` is a multiple of kLanes<T>.
 template <Infinities infinities, class T>
 void add_counted(int64_t count, const T* sums, T* to) {
   for (int64_t i = 0; i < count; i += kLanes<T>)
     store(to + i, load(to + i) + meaning_of<infinities, T>(load(sums + i)));
 }
 
-// Whether sums [count], a multiple of kLanes<T>, are all NaN: nothing that is added changes them.
+// Whether sums [count] are all NaN, so that nothing that is added changes them. `count` is a
+// multiple of kLanes<T>.
 template <class T>
 bool all_nan(const T* sums, int64_t count) {
-  if (count > 0 && sums[0] == sums[0]) return false;  // most often
+  if (count > 0 && sums[0] == sums[0]) return false;  // as most often, without a loop
   Vec<T> numbers{};
   for (int64_t i = 0; i < count; i += kLanes<T>) {
     const Vec<T> x = load(sums + i);
@@ -65,8 +71,8 @@ bool all_nan(const T* sums, int64_t count) {
   return !any_nonzero<T>(numbers);
 }
 
-// Numbers [count], a multiple of kLanes<T>, get their codes, and those that are not finite
-// become 0. Whether there are some.
+// Separates numbers [count]: codes [count] become their codes, and of x [count] those that are not
+// finite become 0. Returns whether there are any. `count` is a multiple of kLanes<T>.
 template <Infinities infinities, class E, class T = Compute<E>>
 bool part_numbers(int64_t count, E* x, T* codes) {
   Vec<T> all{};
@@ -79,10 +85,11 @@ bool part_numbers(int64_t count, E* x, T* codes) {
   return any_nonzero<T>(all);
 }
 
-// Whether numbers [count], a multiple of kLanes<T>, are all finite.
+// Whether numbers [count] are all finite: 0 times a finite number is 0, and 0 times any other is
+// NaN. `count` is a multiple of kLanes<T>.
 template <class E, class T = Compute<E>>
 bool all_finite(const E* x, int64_t count) {
-  constexpr int kSums = 4;  // an addition's latency
+  constexpr int kSums = 4;  // independent sums, so that no addition waits for the one before
   Vec<T> zero[kSums] = {};
   int64_t i = 0;
   for (; i + kSums * kLanes<T> <= count; i += kSums * kLanes<T>) {
@@ -93,7 +100,7 @@ bool all_finite(const E* x, int64_t count) {
   return !any_nonzero<T>(zero[0] + zero[1] + (zero[2] + zero[3]));
 }
 
-// The same of rows [rows, dim] of any strides.
+// Whether rows [rows, dim] of any strides are all finite.
 template <class E, class T = Compute<E>>
 bool all_finite(Matrix<E> m, int64_t rows, int64_t dim) {
   if (m.col != 1 && m.row == 1) return all_finite(Matrix<E>{m.data, m.col, 1}, dim, rows);
@@ -106,14 +113,14 @@ bool all_finite(Matrix<E> m, int64_t rows, int64_t dim) {
   return zero == 0;
 }
 
-// A run of rows that holds all that are not finite.
+// The smallest range of rows that has all rows that are not finite.
 struct Range {
   int64_t begin = 0, end = 0;
 
   bool empty() const { return begin == end; }
   void include(int64_t i) {
     if (empty()) begin = i;
-    end = i + 1;  // they come in order
+    end = i + 1;  // rows are included in ascending order
   }
 };
 

@@ -1,4 +1,4 @@
-// The marks of a tile's pairs (counts.h), [keys x lanes, tile.step apart].
+// The marks of a tile's pairs (counts.h): [keys x lanes], a key tile.step elements after the last.
 namespace qkv::QKV_ISA {
 
 // Whether the mask or positions can hide one of these keys from one of the tile's rows.
@@ -7,8 +7,9 @@ inline bool hides_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t
          hides_positions(p, tile.first, tile.last, key, key + keys);
 }
 
-// Marks of keys [key, key + keys), whose weights are `step` elements apart; whether a pair is
-// hidden. What is in `cleared`, laid out like the weights, becomes 0 where one is.
+// marks [keys x lanes] = those of keys [key, key + keys), whose weights [keys x lanes] lie `step`
+// elements apart. Matrices in `cleared`, laid out like the weights, become 0 where a pair is
+// hidden. Returns whether any pair is.
 template <class T, size_t N = 0>
 bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights,
                 int64_t step, T* marks, const std::array<T*, N>& cleared = {}) {
@@ -32,16 +33,18 @@ bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, c
   return any_nonzero<T>(count);
 }
 
-// The marks of a tile's pairs with keys that are not finite, [slots x lanes]: such keys lie one
-// after the other, the n-th of them in slot n (PartedKeys in nonfinite_keys.h, which `Keys` is).
+// The marks of a tile's pairs with keys that are not finite, [slots x lanes]. Such keys lie one
+// after the other, the n-th of them in slot n (PartedKeys in nonfinite_keys.h; the template
+// parameter Keys below is that class).
 template <class T>
 class SlotMarks {
  public:
   SlotMarks(Arena& arena, const Problem& p)
       : marks_(arena.take<T>(hides_any(p) ? kKeyBlock * kRowBlock<T> : 0)) {}
 
-  // Marks the pairs with those among keys [key, end). The tile has weights of the first `keys` of
-  // these; pairs with the rest are hidden. Returns whether any pair is.
+  // Marks the pairs with the keys among [key, end) that are not finite. `weights` has the weights
+  // of the first `keys` of these keys; pairs with the keys after them are hidden. Returns whether
+  // any pair is.
   template <class Keys>
   bool mark(const Problem& p, const Keys& parted, Tile tile, int64_t key, int64_t keys, int64_t end,
             const T* weights) {
@@ -62,7 +65,9 @@ class SlotMarks {
   }
 
   const T* data() const { return marks_; }
-  int64_t begin() const { return begin_; }  // an even slot; that of a key before has marks of 0
+  // The slot of the first mark. It is even; if it is that of a key before [key, end), its marks are
+  // 0.
+  int64_t begin() const { return begin_; }
   int64_t count() const { return end_ - begin_; }
 
  private:
@@ -72,8 +77,9 @@ class SlotMarks {
 
   T* row(int64_t slot, const Tile& tile) const { return marks_ + (slot - begin_) * tile.lanes; }
 
-  // Keeps, of the marks of consecutive keys, those of slots [slot, end). Returns whether a pair of
-  // these is hidden.
+  // At row(slot) are the marks of consecutive keys, from that of `slot` to that of end - 1. Moves
+  // those of the keys that have slots to the rows of these slots. Returns whether a pair of these
+  // keys is hidden.
   template <class Keys>
   bool keep_slots(const Keys& parted, const Tile& tile, int64_t slot, int64_t end) const {
     const T* const marks = row(slot, tile);

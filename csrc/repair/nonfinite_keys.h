@@ -1,19 +1,20 @@
-// Rows of key or value, parted into finite numbers and the codes of the others (counts.h).
+// Rows of key or value, separated into finite numbers and the codes of the others (counts.h).
 namespace qkv::QKV_ISA {
 
-// At most kKeyBlock rows of E, [keys, step], and the codes in C of those that are not all finite,
-// one after the other: the n-th of them has slot n.
+// A block of keys, [keys, step] in E, with 0 in place of every number that is not finite; and
+// [slots, step] in C, the codes of the keys that have such numbers, one after the other: the n-th
+// of these keys has slot n. `step` is dim, padded.
 template <class E, class C>
 class PartedKeys {
  public:
-  // Memory only where pairs can be hidden.
+  // Takes memory only where pairs can be hidden.
   PartedKeys(Arena& arena, const Problem& p, int64_t dim, int64_t step)
       : dim_(dim),
         step_(step),
         finite_(arena.take<E>(hides_any(p) ? kKeyBlock * step_ : 0)),
         codes_(arena.take<C>(hides_any(p) ? kKeyBlock * step_ : 0)) {}
 
-  // Rows [key, key + keys), unless they are those of the last call.
+  // Separates rows [key, key + keys), unless they are those of the last call.
   template <Infinities infinities>
   void part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
     if (first_ == key && count_ == keys) return;
@@ -25,7 +26,7 @@ class PartedKeys {
     }
   }
 
-  // Whether these have been parted, and there are some that are not finite.
+  // Whether these keys are those of the last call, and some of them are not finite.
   bool hold(int64_t key, int64_t keys) const {
     return first_ == key && count_ == keys && slots_ > 0;
   }
@@ -34,13 +35,13 @@ class PartedKeys {
   KeyRows<C> codes() const { return {codes_, 0, step_, dim_}; }
   int64_t slots() const { return slots_; }
   int64_t key(int64_t slot) const { return key_[slot]; }
-  // Of the first key from this one on.
+  // The slot of the first key that has one, from this key on; slots() if none has.
   int64_t slot(int64_t key) const {
     return std::lower_bound(key_.begin(), key_.begin() + slots_, key) - key_.begin();
   }
 
  private:
-  // Zeros beyond dim.
+  // to [step] = from [dim], and zeros beyond.
   void copy_row(const E* from, int64_t col, E* to) const {
     if (col == 1)
       std::memcpy(to, from, size_t(dim_) * sizeof *to);
@@ -56,7 +57,8 @@ class PartedKeys {
   std::array<int64_t, kKeyBlock> key_;
 };
 
-// The keys of an item of the backward pass, looked at when they are in the cache.
+// The keys of an item of the backward pass. Whether they are finite is asked block by block, when a
+// block is in the cache, and looked up only once.
 template <class E>
 class LoadedKeys {
  public:
@@ -65,7 +67,7 @@ class LoadedKeys {
     matrix_ = keys, dim_ = dim, first_ = begin_ = end_ = first, last_ = first + count;
   }
 
-  // Whether keys [key, end) are finite; false of all once some were not.
+  // Whether keys [key, end) are finite. Once some were not, the answer is false for all keys.
   bool are_finite(int64_t key, int64_t end) {
     end = std::min(end, last_);
     if (key < begin_ || key > end_) begin_ = end_ = key;
@@ -79,11 +81,13 @@ class LoadedKeys {
  private:
   Matrix<E> matrix_{};
   int64_t dim_ = 0, first_ = 0, last_ = 0;
-  int64_t begin_ = 0, end_ = 0;  // those that were looked at
+  int64_t begin_ = 0, end_ = 0;  // the keys that were looked at
   bool finite_ = true;
 };
 
-// What products with keys or values take instead of rows that are not finite.
+// Keys or values for products that leave out hidden pairs. A product multiplies finite() instead of
+// the rows themselves; hide() then marks the pairs of one tile, and add() adds what the numbers
+// that are not finite make of the visible ones.
 template <class E, Infinities infinities>
 class NonfiniteKeys {
   using T = Compute<E>;
@@ -95,22 +99,23 @@ class NonfiniteKeys {
         marks_(arena, p),
         counts_(arena.take<T>(hides_any(p) ? dim * kRowBlock<T> : 0)) {}
 
-  // Parts keys [key, key + keys), the same numbers at every call; whether all are finite.
+  // Separates keys [key, key + keys), which must have the same numbers at every call. Returns
+  // whether all are finite.
   bool part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
     parted_.template part<infinities>(rows, key, keys);
     return parted_.slots() == 0;
   }
-  // Whether these were parted, and not all are finite.
+  // Whether these keys were separated last, and not all are finite.
   bool hold(int64_t key, int64_t keys) const { return parted_.hold(key, keys); }
-  // The finite part.
+  // The keys with 0 in place of what is not finite.
   KeyRows<E> finite() const { return parted_.finite(); }
 
-  // Marks the pairs with those among keys [key, key + keys) that are not finite. Returns whether
-  // one of them is hidden from a row of the tile.
+  // Marks the pairs with the keys among [key, key + keys) that are not finite; weights [keys x
+  // lanes]. Returns whether one of these keys is hidden from a row of the tile.
   bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights) {
     return marks_.mark(p, parted_, tile, key, keys, key + keys, weights);
   }
-  // output [dim x lanes] += what the visible pairs that hide() marked add.
+  // output [dim x lanes] += what the visible pairs of the last hide() add.
   void add(const Tile& tile, T* output) const {
     if (marks_.count() == 0) return;
     gemm<T>(dim_, tile.lanes,
@@ -123,7 +128,7 @@ class NonfiniteKeys {
   int64_t dim_;
   PartedKeys<E, T> parted_;
   SlotMarks<T> marks_;
-  T* counts_;  // scratch
+  T* counts_;  // [dim x lanes], scratch: sums of mark * code
 };
 
 }  // namespace qkv::QKV_ISA

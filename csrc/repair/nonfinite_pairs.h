@@ -1,4 +1,5 @@
-// What is in nonfinite_keys.h and nonfinite_rows.h, for products of pairs.
+// The classes of nonfinite_keys.h and nonfinite_rows.h for products of pairs of bf16
+// (kernels/gemm/pairs.h). Their functions do the same, but for what is said here.
 namespace qkv::QKV_ISA {
 
 template <Infinities infinities>
@@ -23,7 +24,8 @@ class NonfiniteKeys<BFloat16, infinities> {
   bool hold(int64_t key, int64_t keys) const { return parted_.hold(key, keys); }
   KeyRows<BFloat16> finite() const { return parted_.finite(); }
 
-  // An odd key's neighbour is hidden, too: it is multiplied by 0.
+  // If the number of keys is odd, the key behind the last one is in the same pair of bf16, and is
+  // hidden, so that it is multiplied by 0.
   bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const float* weights) {
     return marks_.mark(p, parted_, tile, key, keys, key + 2 * pairs_in(keys), weights);
   }
@@ -45,8 +47,8 @@ class NonfiniteKeys<BFloat16, infinities> {
   PartedKeys<BFloat16, BFloat16> parted_;
   KeyPairs codes_;
   SlotMarks<float> marks_;
-  Pair* zipped_;   // scratch: the marks
-  float* counts_;  // scratch
+  Pair* zipped_;   // [pairs of slots x lanes], scratch: the marks
+  float* counts_;  // [dim x lanes], scratch: sums of mark * code
 };
 
 template <Infinities infinities>
@@ -58,7 +60,7 @@ class NonfiniteRows<BFloat16, infinities> {
         marks_(arena.take<BFloat16>(hides_any(p) ? kKeyBlock * kGradRows : 0)),
         counts_(arena.take<float>(hides_any(p) ? kKeyBlock * padded<float>(dim) : 0)) {}
 
-  // Leaves the finite part in the first `count` rows, and zips them again.
+  // Also zips the rows again if they were not finite.
   bool part(const RowPairs& rows, int64_t count) {
     rows_ = part_rows<infinities>(count, padded_halves(dim_), rows.natural(), codes_.natural());
     if (rows_.empty()) return true;
@@ -83,8 +85,8 @@ class NonfiniteRows<BFloat16, infinities> {
  private:
   int64_t dim_;
   RowPairs codes_;
-  BFloat16* marks_;  // scratch
-  float* counts_;    // scratch
+  BFloat16* marks_;  // [keys x kGradRows], scratch
+  float* counts_;    // [keys, padded(dim)], scratch: sums of mark * code
   Range rows_;
 };
 

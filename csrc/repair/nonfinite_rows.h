@@ -1,7 +1,9 @@
-// A block of rows of query or grad_output, parted in the same way.
+// A block of rows (kGradRows) of query or grad_output, separated into finite numbers and the codes
+// of the others (counts.h), as nonfinite_keys.h does with keys.
 namespace qkv::QKV_ISA {
 
-// Rows [count, step].
+// Separates rows [count, step] and their codes [count, step]. If all rows are finite, no code is
+// written. Returns the range of rows that are not finite.
 template <Infinities infinities, class E, class C>
 Range part_rows(int64_t count, int64_t step, E* rows, C* codes) {
   Range nonfinite;
@@ -11,7 +13,8 @@ Range part_rows(int64_t count, int64_t step, E* rows, C* codes) {
   return nonfinite;
 }
 
-// What the products dV += P^T dO and dK += dS^T Q take instead of rows that are not finite.
+// The rows of grad_output or query for the products dV += P^T dO and dK += dS^T Q. A product
+// multiplies rows that part() has made finite, and add() adds what the other numbers make of it.
 template <class E, Infinities infinities>
 class NonfiniteRows {
   using T = Compute<E>;
@@ -22,14 +25,15 @@ class NonfiniteRows {
         codes_(arena.take<T>(hides_any(p) ? kGradRows * step_ : 0)),
         counts_(arena.take<T>(hides_any(p) ? kKeyBlock * step_ : 0)) {}
 
-  // Leaves the finite part in rows [count, padded(dim)]; whether that is all.
+  // Writes 0 in place of the numbers in rows [count, padded(dim)] that are not finite. Returns
+  // whether there were none.
   bool part(T* rows, int64_t count) {
     rows_ = part_rows<infinities>(count, step_, rows, codes_);
     return rows_.empty();
   }
 
-  // sums [keys, padded(dim)] += the others, of `rows` rows from `lane` on. marks [keys x
-  // kGradRows], from that lane on.
+  // sums [keys, padded(dim)] += what the numbers that are not finite add, in rows [lane, lane +
+  // rows) of the block. marks [keys x kGradRows] begin with that lane.
   void add(int64_t lane, int64_t rows, int64_t keys, const T* marks, T* sums) const {
     const int64_t begin = std::max(lane, rows_.begin), end = std::min(lane + rows, rows_.end);
     if (begin >= end) return;
@@ -41,8 +45,9 @@ class NonfiniteRows {
 
  private:
   int64_t step_;
-  T *codes_, *counts_;  // [kGradRows, padded(dim)]; scratch
-  Range rows_;          // those with a number that is not finite
+  T* codes_;    // [kGradRows, padded(dim)]
+  T* counts_;   // [keys, padded(dim)], scratch: sums of mark * code
+  Range rows_;  // the rows with a number that is not finite
 };
 
 }  // namespace qkv::QKV_ISA

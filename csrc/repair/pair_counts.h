@@ -1,11 +1,12 @@
-// Codes (counts.h) in bf16, for products of pairs: codes and marks are powers of two.
+// Codes (counts.h) in bf16, for products of pairs of bf16. Codes and marks are powers of two, so
+// bf16 holds them exactly, and f32 their sums.
 namespace qkv::QKV_ISA {
 
 QKV_INLINE PairHalves code_in_halves(int code) {
   return PairHalves{} + narrow<BFloat16>(float(code)).bits;
 }
 
-// Numbers [count], a multiple of kPairHalves.
+// part_numbers() of counts.h for bf16; `count` is a multiple of kPairHalves.
 template <Infinities infinities>
 bool part_numbers(int64_t count, BFloat16* x, BFloat16* codes) {
   const PairHalves exponent = PairHalves{} + 0x7f80;
