@@ -7,7 +7,7 @@
 
 #include "dispatch/cpuid.h"
 
-// GCC 12 takes the undefined operand inside its own intrinsics for ours.
+// GCC 12 warns of the undefined operand inside its own intrinsics.
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -17,8 +17,8 @@
 #define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
-// vec.h defines the vector types that the next two headers use. One block each, so that
-// clang-format keeps the order.
+// vec.h defines the vector types that the headers below use. The empty lines keep clang-format from
+// sorting it behind them.
 #include "isa/avx512/vec.h"
 
 #include "isa/amx/tiles.h"
@@ -31,7 +31,7 @@ QKV_TARGET_END
 namespace qkv {
 namespace {
 
-// Linux gives the tile registers to processes that ask.
+// Asks Linux for the tile registers, which it gives to no process that has not asked.
 bool permitted() {
 #if defined(__linux__)
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

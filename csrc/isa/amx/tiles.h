@@ -1,9 +1,11 @@
-// AMX: eight registers of 16 rows of 64 bytes. Not the compiler's macros: those take
-// nothing but literal numbers, and do not say that a load reads memory.
+// AMX: eight registers of 16 rows of 64 bytes, which are called tiles here and in
+// kernels/gemm/amx_gemm.h. These functions stand in for the compiler's macros, which take nothing
+// but literal numbers, and do not say that a load reads memory.
 namespace qkv::QKV_ISA {
 
 struct Tiles {
-  // All eight at full size, zeros. Until release() this thread's state is 8 KiB larger.
+  // Sets all eight registers to their full size and to zeros. Until release() the state that the
+  // system saves for this thread is 8 KiB larger.
   static QKV_INLINE void configure() {
     struct {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};

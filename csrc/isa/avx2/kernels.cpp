@@ -7,7 +7,9 @@
 #define QKV_ISA avx2
 QKV_TARGET_BEGIN("avx2,fma,f16c")
 
-#include "isa/avx2/vec.h"  // first
+// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
+// sorting it behind them.
+#include "isa/avx2/vec.h"
 
 #include "kernels/all.h"
 
@@ -19,7 +21,7 @@ const Implementation kAvx2 = {"avx2",
                               [] {
                                 return __builtin_cpu_supports("avx2") &&
                                        __builtin_cpu_supports("fma") &&
-                                       cpu_has_f16c();  // AVX2's registers are saved: so are these
+                                       cpu_has_f16c();  // its registers are AVX2's
                               },
                               avx2::kernels_of<float>(),
                               avx2::kernels_of<double>(),

@@ -3,30 +3,31 @@ namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
 constexpr int kVectorBytes = 32;
-// Rows of a tile that is one or two vectors wide. 6 x 2 = 12 accumulators, two
-// vectors of B and one broadcast of A fill 15 of 16 registers.
+// The most rows of a micro-kernel that is one vector wide, and of one of two. 6 x 2 = 12
+// accumulators, two vectors of B and one broadcast of A fill 15 of 16 registers.
 constexpr int kMaxRows[2] = {12, 6};
-// Vectors whose exponentials are computed in step.
+// How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 4;
 
-// The larger lane by lane: b if either is NaN. (The compiler makes a compare
-// and a blend of a > b ? a : b.)
+// The larger number, lane by lane; that of b if either is NaN. (The compiler makes a compare and a
+// blend of a > b ? a : b.)
 QKV_INLINE __m256 native_max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 QKV_INLINE __m256d native_max(__m256d a, __m256d b) { return _mm256_max_pd(a, b); }
 
-// a * b + c, rounded once. Only for steps that must not be rounded twice; for the
-// rest the compiler contracts.
+// a * b + c, rounded once. For steps that must not be rounded twice; elsewhere it is left to the
+// compiler to contract a * b + c.
 QKV_INLINE __m256 native_fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
 QKV_INLINE __m256d native_fma(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
 
-// The products of the low 32 bits of lanes of 64. (The compiler does not know
-// that the high bits do not matter.)
+// For lanes of 64 bits: the products of their low 32 bits. (The compiler does not know that the
+// high bits do not matter.)
 template <class V>
 QKV_INLINE V native_mul_low(V a, V b) {
   return (V)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 }
 
-// As many bytes as there are lanes, widened. (The compiler takes them one by one.)
+// As many bytes from p as there are lanes, each widened to a lane. (The compiler takes them one by
+// one.)
 typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
 QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
@@ -38,11 +39,11 @@ QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) {
   return (Int64)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
 }
 
-// Zero-extended. (The compiler makes it of halves of the vector.)
+// Every lane zero-extended. (The compiler makes it of halves of the vector.)
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)_mm256_cvtepu16_epi32((__m128i)x); }
 
-// IEEE binary16 and back, to the nearest.
+// IEEE binary16 to f32, and back to the nearest.
 QKV_INLINE __m256 native_widen_f16(Half16 x) { return _mm256_cvtph_ps((__m128i)x); }
 QKV_INLINE Half16 native_narrow_f16(__m256 x) {
   return (Half16)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);

@@ -2,7 +2,7 @@
 
 #if defined(__x86_64__)
 
-// GCC 12 takes the undefined operand inside its own intrinsics for ours.
+// GCC 12 warns of the undefined operand inside its own intrinsics.
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -11,7 +11,9 @@
 #define QKV_ISA avx512
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 
-#include "isa/avx512/vec.h"  // first
+// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
+// sorting it behind them.
+#include "isa/avx512/vec.h"
 
 #include "kernels/all.h"
 

@@ -1,4 +1,4 @@
-// AVX512-BF16: products of pairs, and f32 to bf16.
+// AVX512-BF16: products of pairs of bf16, and f32 rounded to bf16.
 namespace qkv::QKV_ISA {
 
 // sum + a.first * b.first + a.second * b.second, lane by lane.
@@ -7,7 +7,7 @@ QKV_INLINE __m512 native_dot_pairs(__m512 sum, V a, V b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// To the nearest bf16: those of low, then those of high.
+// The nearest bf16 of the lanes of low, then of those of high.
 QKV_INLINE __m512i native_narrow(__m512 low, __m512 high) {
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }

@@ -1,20 +1,21 @@
-// What vec.h says of an instruction set, with nothing but vector extensions: for vectors
-// of any size.
+// The native_ functions that an instruction set's vec.h must have, made of nothing but the
+// compiler's vector extensions, for vectors of any size.
 namespace qkv::QKV_ISA {
 
-// The larger lane by lane: b if either is NaN.
+// The larger number, lane by lane; that of b if either is NaN.
 template <class V>
 QKV_INLINE V native_max(V a, V b) {
   return a > b ? a : b;
 }
 
-// a * b + c, where kHasFma: contracted by the compiler.
+// a * b + c. It is rounded once where kHasFma, since the compiler contracts it; the kernels call it
+// nowhere else.
 template <class V>
 QKV_INLINE V native_fma(V a, V b, V c) {
   return a * b + c;
 }
 
-// The products of the low 32 bits of lanes of 64.
+// For lanes of 64 bits: the products of their low 32 bits.
 template <class V>
 QKV_INLINE V native_mul_low(V a, V b) {
 #if defined(__SSE2__)
@@ -23,7 +24,7 @@ QKV_INLINE V native_mul_low(V a, V b) {
   return (a & 0xffffffff) * (b & 0xffffffff);
 }
 
-// As many bytes as there are lanes, widened.
+// As many bytes from p as `wide` has lanes, each widened to a lane.
 template <class I>
 QKV_INLINE I native_widen(const uint8_t* p, I wide) {
   QKV_UNROLL
@@ -31,7 +32,7 @@ QKV_INLINE I native_widen(const uint8_t* p, I wide) {
   return wide;
 }
 
-// IEEE binary16 and back, to the nearest: half.h's way, lane by lane.
+// IEEE binary16 to f32, and back to the nearest, as common/half.h does it, in every lane.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
 typedef float Float32 __attribute__((vector_size(kVectorBytes)));

@@ -2,7 +2,9 @@
 
 #define QKV_ISA generic
 
-#include "isa/generic/vec.h"  // first
+// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
+// sorting it behind them.
+#include "isa/generic/vec.h"
 
 #include "kernels/all.h"
 

@@ -1,5 +1,5 @@
-// Whatever the compiler makes of 16-byte vectors: SSE2 on any x86-64, scalar
-// code where there are none.
+// Vectors of 16 bytes without a single instruction of ours: the compiler makes SSE2 of them on any
+// x86-64, and scalar code where there are no vectors.
 namespace qkv::QKV_ISA {
 
 #if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
@@ -8,10 +8,11 @@ constexpr bool kHasFma = true;
 constexpr bool kHasFma = false;
 #endif
 constexpr int kVectorBytes = 16;
-// Without FMA a product needs a register of its own: 4 x 2 accumulators, two of
-// B, a broadcast of A and products in flight, of 16 registers.
+// The most rows of a micro-kernel that is one vector wide, and of one of two. Without FMA a product
+// needs a register of its own: of 16 registers, 4 x 2 are accumulators, two are vectors of B, one
+// is a broadcast of A, and the others hold products.
 constexpr int kMaxRows[2] = {8, 4};
-// Vectors whose exponentials are computed in step.
+// How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 2;
 
 }  // namespace qkv::QKV_ISA

@@ -4,7 +4,9 @@
 
 #define QKV_ISA neon
 
-#include "isa/neon/vec.h"  // first
+// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
+// sorting it behind them.
+#include "isa/neon/vec.h"
 
 #include "kernels/all.h"
 

@@ -1,14 +1,27 @@
-// Exponentials and logarithms of vectors.
+// Exponentials and logarithms of vectors: 2^x = 2^n * 2^r with an integer n and |r| <= 1/2, where a
+// polynomial gives 2^r.
+//
+// Functions take N vectors in step, one operation for all before the next operation: the chain of
+// one vector is some 40 cycles long, and one chain after the other would fill the CPU's scheduler
+// with instructions that wait (kVectorsInStep in isa/<name>/vec.h).
 namespace qkv::QKV_ISA {
 
 constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
 
+// The constants for f32 and f64, by name:
+//   kCoefficients  the polynomial for 2^r
+//   kLess1         the polynomial for (2^r - 1) / r
+//   kMagic         adding it rounds a number to an integer n, and leaves n + kBias, the exponent of
+//                  2^n, in the lowest bits
+//   kLn2High, Low  their sum is log(2), and the first has so few bits that its product with n (in
+//                  f32 up to 2^15) is exact (Cody and Waite); for CPUs without FMA
+//   kLog2eTail     log2(e) minus its nearest f32 or f64
 template <class T>
 struct Exp2;
 
-// Minimax in relative error on [-1/2, 1/2] with c0 = 1, so that integers come
-// out exact (Remez): 2.6e-9.
+// The polynomials are minimax in relative error on [-1/2, 1/2] (Remez), kCoefficients with a first
+// coefficient of 1, so that integers come out exact. They are off by 2.6e-9 and 1.1e-8.
 template <>
 struct Exp2<float> {
   static constexpr float kCoefficients[] = {1.f,
@@ -18,17 +31,15 @@ struct Exp2<float> {
                                             9.61769297299e-3f,
                                             1.34066439024e-3f,
                                             1.55946781613e-4f};
-  // (2^x - 1) / x, likewise: 1.1e-8.
   static constexpr float kLess1[] = {6.93147187927e-1f, 2.40226497950e-1f, 5.55035743364e-2f,
                                      9.61823749491e-3f, 1.33907354776e-3f, 1.54035123674e-4f};
   static constexpr int kMantissaBits = 23, kBias = 127;
   static constexpr float kMagic = 12582912.f + kBias;  // 1.5 * 2^23
-  // log(2) = high + low; high times an integer up to 2^15 is exact (Cody, Waite).
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440055e-4f;
-  static constexpr float kLog2eTail = 1.92596299113e-8f;  // log2(e) - float(log2(e))
+  static constexpr float kLog2eTail = 1.92596299113e-8f;
 };
 
-// The same: 1.8e-17.
+// Polynomials of the same kind. kCoefficients are off by 1.8e-17.
 template <>
 struct Exp2<double> {
   static constexpr double kCoefficients[] = {1.,
@@ -54,9 +65,7 @@ struct Exp2<double> {
   static constexpr double kLog2eTail = 2.035527374093103e-17;
 };
 
-// p = c[0] + c[1] * r + c[2] * r^2 ... (Horner), for N vectors in step: the chain
-// is long, and one after the other they would fill the CPU's scheduler with
-// instructions that wait.
+// p = c[0] + c[1] * r + c[2] * r^2 ..., by Horner's scheme.
 template <class T, int N, int COUNT>
 QKV_INLINE void polynomial(const T (&c)[COUNT], const Vec<T> (&r)[N], Vec<T> (&p)[N]) {
   QKV_UNROLL
@@ -68,9 +77,8 @@ QKV_INLINE void polynomial(const T (&c)[COUNT], const Vec<T> (&r)[N], Vec<T> (&p
   }
 }
 
-// The polynomial in r times 2^n. `shifted` is n + kMagic: adding the magic number
-// rounded to an integer and left n plus the exponent's bias in the low bits, ready
-// to become 2^n.
+// r = 2^r * 2^n, where `shifted` is n + kMagic: a shift of its lowest bits to the place of the
+// exponent makes 2^n.
 template <class T, int N>
 QKV_INLINE void finish_exp2(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
   using E = Exp2<T>;
@@ -80,8 +88,8 @@ QKV_INLINE void finish_exp2(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
   for (int i = 0; i < N; ++i) r[i] = p[i] * (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);
 }
 
-// t = 2^t for t <= 127 (f64: 1023), at most 2 ulp off; 0 below the normal
-// range, NaN for NaN.
+// t = 2^t for t <= 127 (f64: 1023), at most 2 ulp off; 0 where 2^t would be subnormal, and NaN for
+// NaN.
 template <class T, int N>
 QKV_INLINE void exp2(Vec<T> (&t)[N]) {
   using E = Exp2<T>;
@@ -95,8 +103,8 @@ QKV_INLINE void exp2(Vec<T> (&t)[N]) {
   finish_exp2<T>(t, shifted);
 }
 
-// Turns x into exp(x) / 2^shift. The shift, an integer, costs nothing and rounds
-// nothing: it is part of the magic number.
+// The constants that make exp(x) / 2^shift of x, for an integer shift in each lane. The shift takes
+// no time and rounds nothing, since it is taken off the magic number; x below `low` gives 0.
 template <class T>
 struct ShiftedExp {
   Vec<T> magic, low;
@@ -106,8 +114,8 @@ struct ShiftedExp {
       : magic(Exp2<T>::kMagic - shift), low((shift - T(Exp2<T>::kBias)) * T(kLn2)) {}
 };
 
-// The fraction r of x * log2(e) = n + r, vector by vector, and n + magic in
-// `shifted`; |r| <= 1/2, as accurate relative to x where n is 0.
+// x = r and shifted = n + magic for x * log2(e) = n + r, with an integer n and |r| <= 1/2. Vector i
+// has the magic of by[i % NV]. Where n is 0, the error of r is relative to x.
 template <class T, int N, int NV>
 QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
                                Vec<T> (&shifted)[N]) {
@@ -129,7 +137,8 @@ QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
   }
 }
 
-// x = exp(x) / 2^shift, vector i with shift i % NV; accuracy and range as exp2.
+// x = exp(x) / 2^shift, vector i with the shift of by[i % NV]. Accuracy and range are those of
+// exp2().
 template <class T, int N, int NV>
 QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
   Vec<T> shifted[N];
@@ -139,12 +148,12 @@ QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
   finish_exp2<T>(x, shifted);
 }
 
-// x = tanh(x), to 4 ulp, also where x is small: with e = exp(2|x|) - 1 it is
-// e / (e + 2), and e = 2^n (2^r - 1) + (2^n - 1) loses nothing for n = 0.
+// x = tanh(x), at most 4 ulp off, also where x is small. With e = exp(2|x|) - 1 it is e / (e + 2),
+// and for small x, where n is 0, e = 2^n (2^r - 1) + (2^n - 1) cancels nothing.
 template <class T, int N>
 QKV_INLINE void tanh(Vec<T> (&x)[N]) {
   using E = Exp2<T>;
-  constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // 2|x| from which tanh rounds to 1
+  constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // the 2|x| from which on tanh rounds to 1
   const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
   const IntVec<T> sign_bit = (IntVec<T>)splat(T(-0.));
   IntVec<T> sign[N];
@@ -165,9 +174,9 @@ QKV_INLINE void tanh(Vec<T> (&x)[N]) {
   }
 }
 
-// x = log(x) for x >= 0, to 1 ulp or two; -inf for 0, and inf and NaN as they are.
-// x = 2^e * m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 atanh(z), z = (m-1)/(m+1),
-// |z| <= 0.172, by its series: the first term left out is z^21 / 21 < 5e-18 * z.
+// x = log(x) for x >= 0, off by 1 ulp or two; -inf for 0, while inf and NaN stay what they are.
+// With x = 2^e * m and m in [sqrt(1/2), sqrt(2)), log(m) = 2 atanh(z) for z = (m-1)/(m+1), and
+// |z| <= 0.172. Of the series of atanh the first term that is left out is z^21 / 21 < 5e-18 * z.
 template <int N>
 QKV_INLINE void log(Vec<double> (&x)[N]) {
   using Bits = IntVec<double>;
