@@ -1,5 +1,5 @@
-// Counts what the whole test program allocates with new; not under the sanitizers that have
-// operators of their own.
+// Counts the allocations of the whole test program by operator new. Under sanitizers that have such
+// operators of their own, it counts nothing.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@
 namespace qkv::test {
 
 int64_t allocations();  // so far, in all threads
-// Bytes of the largest block of memory since the last call that was allocated with an alignment
-// of its own, as the workspace of a call is (csrc/common/workspace.h).
+// The bytes of the largest allocation since the last call of this function, among those with an
+// alignment of their own, as the workspace of a call is (csrc/common/workspace.h).
 int64_t largest_workspace();
 
 }  // namespace qkv::test

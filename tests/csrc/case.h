@@ -1,4 +1,5 @@
-// Which attention problem a test runs.
+// A Case: the sizes and options of the attention problem that a test runs, and the results it
+// wants.
 #pragma once
 
 #include <cmath>
@@ -44,7 +45,7 @@ inline double largest_number(DType dtype) {
   }
 }
 
-// The masks that are added to scores of this dtype.
+// The types of floating masks that tests give to problems of this dtype.
 inline std::vector<MaskType> float_masks(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -67,29 +68,30 @@ struct Case {
   Sizes batch = {};
   int64_t kv_heads = 1, group = 1;  // H = kv_heads * group
   int64_t L = 4, S = 4, D = 8, Dv = 8;
-  double scale = kNaN;  // NaN: 1 / sqrt(D)
+  double scale = kNaN;  // NaN stands for 1 / sqrt(D)
   bool is_causal = false;
   int64_t window_left = -1, window_right = -1;
   double softcap = 0;
   MaskType mask_type = MaskType::none;
-  Sizes mask_strides = {};  // empty: like the other inputs
+  Sizes mask_strides = {};  // if empty, they are drawn as those of the other inputs are
   bool alibi_slopes = false, sinks = false;
   double dropout_p = 0;
   int64_t dropout_batch = 0;
   int64_t key_head_repeat = 1, value_head_repeat = 1;
 
-  // Given to the backward pass.
+  // Which gradients the backward pass is given.
   bool grad_output = true, grad_lse = true, grad_weights = false;
-  // Wanted.
-  bool lse = true;  // from run_forward
+  // Which results are wanted: lse of run_forward(), all others of run().
+  bool lse = true;
   bool grad_query = true, grad_key = true, grad_value = true;
   bool grad_mask = false, grad_mask_keys = false, grad_mask_queries = false;  // float masks
   bool grad_alibi_slopes = false, grad_sinks = false;
   bool weights = false;
-  bool share_batch = false, share_heads = false;  // grad_mask and weights are sums over these
+  // Whether grad_mask and weights are sums over the batch, and over the heads.
+  bool share_batch = false, share_heads = false;
 
-  bool strided = false;   // any strides, zero ones included; else dense
-  bool at_front = false;  // see GuardedMemory
+  bool strided = false;   // tensors have any strides, zeros among them; else they are dense
+  bool at_front = false;  // where tensors lie in their GuardedMemory
   int num_threads = 1;
   uint64_t seed = 1;
 
@@ -115,7 +117,7 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
              << " at_front " << c.at_front << " threads " << c.num_threads << " seed " << c.seed;
 }
 
-// A few of everything, in f64: for numbers worked out by hand.
+// Three queries and four keys in f64, for numbers that are worked out by hand.
 inline Case small_case() {
   Case c;
   c.dtype = DType::f64;
@@ -126,9 +128,10 @@ inline Case small_case() {
 // A case of any sizes, strides, heads and options, cheap enough for the reference.
 Case random_case(uint64_t seed);
 
-// The same sizes with options drawn anew: each alone and any of them together.
+// Draws the options of a case anew, and leaves its sizes. In a third of the cases is_causal and the
+// mask are the only options; in the others any come together.
 void draw_options(Random& random, Case& c);
 DType draw_dtype(Random& random);
-MaskType draw_mask(Random& random, DType dtype);  // none, too
+MaskType draw_mask(Random& random, DType dtype);  // MaskType::none is among them
 
 }  // namespace qkv::test

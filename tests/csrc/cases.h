@@ -21,7 +21,7 @@ struct Library {
 };
 extern const Library kKernels, kReference;
 
-// Every element, row-major; empty where not wanted.
+// Every element of every result, row-major. A vector is empty where the result was not wanted.
 struct Results {
   std::vector<double> output, lse;
   std::vector<double> grad_query, grad_key, grad_value;
@@ -33,7 +33,7 @@ struct Results {
 struct NamedResult {
   const char* name;
   std::vector<double> Results::* values;
-  bool in_dtype = false;  // of the Problem, else in the compute type, f64 or int64
+  bool in_dtype = false;  // in the Problem's dtype; else in its compute type, in f64 or in int64
 };
 constexpr NamedResult kResults[] = {{"output", &Results::output, true},
                                     {"lse", &Results::lse},
@@ -55,17 +55,17 @@ class Outputs {
  public:
   explicit Outputs(const Workload& w);
 
-  // Each takes what the one before has computed; before backward_args, that is
-  // weights_dot if the case has grad_weights.
+  // The arguments of forward, weights_dot and backward, called in this order: each call reads what
+  // the one before has written. weights_dot is called only if the case has grad_weights.
   ForwardResult forward_result(bool want_lse) const;
   Output weights_dot() const { return weights_dot_.output(); }
   BackwardArgs backward_args() const;
 
-  // What the backward pass is to take for the forward pass's output, row-major.
+  // Replaces the output of the forward pass, row-major, before the backward pass reads it.
   void set_output(const std::vector<double>& values);
-  // What the forward pass gave can no longer be written.
+  // Makes the results of the forward pass read-only.
   void forward_is_done() const;
-  // The test fails if anything but elements was written.
+  // Fails the test if anything but elements was written.
   void expect_nothing_else_written() const;
   Results values() const;
 
@@ -79,41 +79,43 @@ class Outputs {
   Tensor weights_;
 };
 
-// Forward alone, or both passes. The inputs are read-only meanwhile; the test
-// fails if anything but the outputs' own elements is written.
+// run_forward() runs the forward pass alone, run() both passes. The inputs are read-only meanwhile,
+// and the test fails if anything but the outputs' own elements is written.
 Results run_forward(const Workload& w, const Library& library = kKernels);
 Results run(const Workload& w, const Library& library = kKernels);
-// attention_hard: hard_output, hard_index.
+// Runs attention_hard, which gives hard_output and hard_index.
 Results run_hard(const Workload& w, const Library& library = kKernels);
 
-// What they should give: the reference, all in f64. The backward pass of halves is
-// a function of the rounded output, so it is given that of `actual`.
+// The results that run_forward() and run() should give: those of the reference, all in f64. The
+// backward pass of half precision is a function of the rounded output, so the reference is given
+// the output of `actual`.
 Results forward_truth(const Workload& w);
 Results truth(const Workload& w, const Results& actual);
 
 void expect_close(const Results& actual, const Results& expected, const Case& c);
-// run() is close to truth(), run_forward() to forward_truth(). They return the former.
+// Expect that run() is close to truth(), and run_forward() to forward_truth(). They return what was
+// run.
 Results expect_truth(const Workload& w);
 Results expect_forward_truth(const Workload& w);
 void expect_identical(const Results& actual, const Results& expected);
-// Root mean square of the difference over that of `expected`.
+// The root mean square of the difference, divided by that of `expected`.
 double relative_rms_error(const std::vector<double>& actual, const std::vector<double>& expected);
-// What it may be for numbers that were rounded once, to a half.
+// The largest relative_rms_error() of numbers that were rounded once, to half precision.
 double rms_of_rounding(DType half);
 
-// The supported instruction sets, and those of emulated/.
+// The instruction sets that tests run on: the supported ones, and the twins of emulated/.
 inline std::vector<const char*> tested_isas() {
   std::vector<const char*> isas = supported_isas();
   isas.insert(isas.end(), {"emulated_avx512bf16", "emulated_amx"});
   return isas;
 }
 
-// Whether its products take both factors in bf16, in pairs.
+// Whether the products of an instruction set take both factors in bf16, in pairs.
 inline bool multiplies_pairs(const std::string& isa) {
   return isa.find("bf16") != isa.npos || isa.find("amx") != isa.npos;
 }
 
-// Each of them in turn.
+// A test that runs on each of tested_isas().
 class IsaTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { set_isa(GetParam()); }

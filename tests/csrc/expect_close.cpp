@@ -16,15 +16,16 @@ double largest(const std::vector<double>& x) {
   return max;
 }
 
-// Dropped pairs multiply infinities by 0, sooner or later, and so does the
-// derivative of a tanh that is rounded to 1: then NaN may stand for an infinity.
+// Whether both numbers are finite, both NaN, or the same infinity. With `zeros`, NaN may stand for
+// an infinity: dropout multiplies infinities by 0, sooner or later, and so does the derivative of a
+// tanh that is rounded to 1.
 bool same_kind(double actual, double expected, bool zeros) {
   if (std::isfinite(expected)) return std::isfinite(actual);
   if (std::isnan(expected)) return std::isnan(actual);
   return actual == expected || (zeros && std::isnan(actual));
 }
 
-// Half a unit in the last place that a half as large as x has.
+// Half a unit in the last place of x in half precision.
 double rounding(DType half, double x) {
   const int digits = half == DType::bf16 ? 8 : 11, least = half == DType::bf16 ? -126 : -14;
   int exponent;
@@ -32,7 +33,8 @@ double rounding(DType half, double x) {
   return std::ldexp(1., std::max(exponent - 1, least) - digits);
 }
 
-// Results are rounded once, when they are stored: halves to infinity, even.
+// Whether `actual` is within `tolerance` of `expected`, and the rounding to `stored`, the type in
+// which results are stored. f16 may be rounded to infinity.
 bool is_close(double actual, double expected, double tolerance, DType stored, bool zeros) {
   if (stored == DType::f16 && std::abs(expected) + tolerance >= 65520 && std::isinf(actual))
     return std::signbit(actual) == std::signbit(expected);
@@ -53,7 +55,7 @@ void expect_close(const char* name, const std::vector<double>& actual,
                   << tolerance << (is_half(stored) ? " and the rounding of a half" : "");
 }
 
-// How many elements of [B, H, L, S] share one of grad_mask and weights.
+// How many elements of [B, H, L, S] are added up in one element of grad_mask or weights.
 double sharers(const Case& c) {
   double n = c.share_heads ? double(c.heads()) : 1;
   if (c.share_batch)
@@ -61,8 +63,8 @@ double sharers(const Case& c) {
   return n;
 }
 
-// Where the products' instructions take both factors in bf16, weights and the
-// gradients of scores are rounded to it before they are multiplied.
+// The relative error of the factors of a product. Where instructions take both factors in bf16,
+// weights and the gradients of scores are rounded to it before they are multiplied.
 double factor_rounding(DType dtype) {
   return dtype == DType::bf16 && multiplies_pairs(active_isa()) ? 0x1p-9 : 0;
 }
@@ -75,13 +77,13 @@ double rms_of_rounding(DType half) {
   return 0.22 * (half == DType::bf16 ? 0x1p-7 : 0x1p-10) + factor_rounding(half) / 2;
 }
 
-// Inputs are standard normal: a sum of n products of them is about sqrt(n), and
-// adding it up costs about n roundings of that last digit; more where strides of
-// 0 repeat one number. So a score errs by `score` below, a weight by as much,
-// relative to itself; the gradient of a score is a difference and errs by what
-// its two sides do. Six times these are allowed, and the f64 reference has its
-// share of it; a key of a thousand left out is off by thousands of roundings.
-// Halves are computed with in f32, so they differ in the last rounding alone.
+// Inputs are standard normal: a sum of n products of them is about sqrt(n), and adding it up costs
+// about n roundings of the last digit of sqrt(n); more where strides of 0 repeat one number. So a
+// score errs by `score` below, and a weight by as much, relative to itself. The gradient of a score
+// is a difference, and errs by as much as its two sides do. Six times these errors are allowed, of
+// which the f64 reference has its share; a result with one key of a thousand left out is off by
+// thousands of roundings. Half precision is computed in f32, so that only its last rounding is
+// added.
 void expect_close(const Results& actual, const Results& expected, const Case& c) {
   const auto epsilon = [](bool f32) {
     return f32 ? double(std::numeric_limits<float>::epsilon())
@@ -93,20 +95,20 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   const double L = double(c.L), rows = size(L * double(c.group)), dim_v = double(c.Dv);
   const double scale = std::abs(c.effective_scale());
   double score = 4 * eps + scale * error(double(c.D));
-  // tanh errs by a few roundings of the capped score, a slope of up to 1/4 by one
-  // of what it makes of the distance.
+  // tanh errs by a few roundings of the capped score, and ALiBi, with slopes of up to 1/4, by one
+  // rounding of slope times distance.
   if (c.softcap > 0) score += 4 * eps * std::min(c.softcap, 4 * scale * size(double(c.D)));
   if (c.alibi_slopes) score += eps / 4 * (L + double(c.S));
-  // Backward, weights are exp(score - lse), and lse is a number of the dtype.
+  // In the backward pass weights are exp(score - lse), and lse is rounded to the compute type.
   const double weight = score + eps * largest(expected.lse);
   const double keep = c.dropout_p > 0 ? std::max(1., dropout_scale(c.dropout_p)) : 1;
   const double factor = factor_rounding(c.dtype);
-  // The gradient of one score, before scale, and of a product with it.
+  // The error of the gradient of one score, before the scale, if weights err by `weight`.
   const auto grad_error = [&](double weight) {
     return keep * (weight * (1 + size(dim_v) + (c.grad_weights ? 2 : 0)) + error(dim_v));
   };
   const double grad = grad_error(weight), grad_factor = grad_error(weight + factor);
-  // Adding up what shares an element, in the type that the sum has.
+  // The error of adding up all that share an element, in the type that the sum has.
   const double shared = std::sqrt(sharers(c)) * size(sharers(c));
   const auto sum = [&](double type_eps, const std::vector<double>& all) {
     return type_eps * shared * (1 + largest(all));

@@ -1,4 +1,4 @@
-// Memory that no kernel leaves unnoticed.
+// Memory around which every read or write is noticed.
 #pragma once
 
 #include <sys/mman.h>
@@ -25,8 +25,8 @@ inline void protect(uint8_t* at, size_t bytes, int rights) {
   if (mprotect(at, bytes, rights)) throw std::runtime_error("mprotect");
 }
 
-// Whole pages that may be read and written, between two that may not be touched.
-// Kept for the next one of the same size: a test makes thousands.
+// Whole pages of the operating system that may be read and written, between two that may not be
+// touched. A mapping is kept for the next one of the same size, since a test makes thousands.
 class Mapping {
  public:
   explicit Mapping(size_t bytes) : bytes_(bytes) {
@@ -56,12 +56,12 @@ class Mapping {
   uint8_t* begin() const { return begin_; }
   size_t bytes() const { return bytes_; }
   void make_read_only() {
-    // Several threads may call with the same inputs.
+    // Several threads may call a kernel with the same inputs, and all of them come here.
     if (!read_only_.exchange(true)) protect(begin_, bytes_, PROT_READ);
   }
 
  private:
-  static constexpr size_t kMostKept = size_t{1} << 16;
+  static constexpr size_t kMostKept = size_t{1} << 16;  // bytes; larger mappings are given back
 
   static std::map<size_t, std::vector<uint8_t*>>& unused() {
     static auto* all = new std::map<size_t, std::vector<uint8_t*>>;
@@ -77,9 +77,9 @@ class Mapping {
   std::atomic<bool> read_only_{false};
 };
 
-// The data lie against the page behind them, or with `at_front` against the one
-// before: one byte too far on that side crashes, sanitizer or not; on the other
-// side there are canaries.
+// Memory for one tensor. Its data lie against the page behind them, or with `at_front` against the
+// page before them: one byte too far on that side crashes, sanitizer or not. On the other side
+// there are canaries, bytes of a fixed value.
 class GuardedMemory {
  public:
   GuardedMemory(size_t bytes, bool at_front)
@@ -91,8 +91,8 @@ class GuardedMemory {
   void* data() const { return data_; }
   void make_read_only() { mapping_.make_read_only(); }
 
-  // Whether every byte still is a canary but those that clear(data) turns back
-  // into canaries in a copy of it all.
+  // Whether every byte still is a canary, but for the elements. clear(data) is called on a copy of
+  // all bytes, and turns those of the elements back into canaries.
   template <class Clear>
   bool canaries_alive(Clear clear) const {
     std::vector<uint8_t> copy(mapping_.begin(), mapping_.begin() + mapping_.bytes());

@@ -11,8 +11,8 @@
 
 namespace qkv::test {
 
-// Pages [Hkv, size, cols] anywhere in a stretch of memory where nothing else may
-// be touched: each lies against one end of whole pages of the operating system.
+// Pages [Hkv, size, cols] in any order in memory in which nothing else may be touched: each lies
+// against one end of whole pages of the operating system.
 class PagedRows {
  public:
   PagedRows(Type type, int64_t heads, int64_t size, int64_t cols, int64_t pages, Random& random)
@@ -32,7 +32,8 @@ class PagedRows {
   ~PagedRows() { munmap(memory_, all_); }
   PagedRows(const PagedRows&) = delete;
 
-  // Rows [first, first + size) of `from` [Hkv, S, cols]; NaN after the last.
+  // Fills a page with rows [first, first + size) of `from` [Hkv, S, cols], and with NaN after the
+  // last of them.
   void write(int64_t page, const Tensor& from, const Sizes& sizes, int64_t first, int64_t size) {
     uint8_t* begin = memory_ + os_page() + each_ * size_t(page);
     protect(begin, inner_, PROT_READ | PROT_WRITE);
@@ -60,9 +61,9 @@ class PagedRows {
   uint8_t* memory_;
 };
 
-// Pages are in any order, with others between them that may not be read. With
-// `repeat` some serve several times: the Workload is made to repeat itself. It has
-// one batch item, and must outlive this.
+// The keys and values of a Workload in pages, which are in any order, with others between them that
+// may not be read. With `repeat` some pages serve several times; the Workload's keys and values are
+// made to repeat accordingly. The Workload has one batch item, and must outlive this.
 class Paged {
  public:
   Paged(Workload& w, int64_t size, uint64_t seed, bool repeat = true)
@@ -93,7 +94,7 @@ class Paged {
   }
 
  private:
-  // Page n, which is full, is page m.
+  // Page n, which must be full, becomes another name for page m.
   void share(int64_t m, int64_t n) {
     table_.set({0, 0, n}, table_.get({0, 0, m}));
     const auto copy = [&](Tensor& t, int64_t heads, int64_t cols) {

@@ -9,8 +9,8 @@
 
 namespace qkv::test {
 
-// Loops are cut down where each step is ten or more times slower (sanitizers, emulators), and in
-// the quick layer: with the environment variable QKV_QUICK_TESTS.
+// Whether loops are cut down: where each step is ten or more times slower (sanitizers, emulators),
+// and in the quick layer of tests, which sets the environment variable QKV_QUICK_TESTS.
 #if defined(__SANITIZE_ADDRESS__) || defined(QKV_QUICK_TESTS)
 constexpr bool kQuick = true;
 #else
@@ -28,8 +28,8 @@ T draw_from(Random& random, const std::vector<T>& choices) {
   return choices[draw(random, 0, int64_t(choices.size()) - 1)];
 }
 
-// Standard normal but for its tails, which end at 3.5: the sum of four uniform
-// numbers. Tests draw a hundred million of them.
+// Standard normal but for its tails, which end at 3.5: the sum of four uniform numbers, which is
+// quick to draw. Tests draw a hundred million of them.
 inline double draw_normal(Random& random) {
   const uint64_t bits = random();
   const double sum = double(bits & 0xFFFF) + double(bits >> 16 & 0xFFFF) +

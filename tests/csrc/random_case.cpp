@@ -7,12 +7,12 @@ namespace {
 
 bool one_in(Random& random, int64_t n) { return draw(random, 0, n - 1) == 0; }
 
-// One of `usual`, or anything up to `most`.
+// One of the `usual` sizes, or any from 1 to `most`.
 int64_t draw_size(Random& random, const Sizes& usual, int64_t most) {
   return draw(random, 0, 1) ? draw(random, 1, most) : draw_from(random, usual);
 }
 
-// Open, nothing but the query's own place, a few keys, any number, all keys and more.
+// One side of a window: open, or as wide as 0 keys, a few, any number, or more than there are.
 int64_t draw_window(Random& random, const Case& c) {
   return draw_from<int64_t>(
       random, {-1, 0, draw(random, 1, 9), draw(random, 0, c.L + c.S), int64_t{1} << 40});

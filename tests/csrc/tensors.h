@@ -25,8 +25,8 @@ inline Sizes dense_strides(const Sizes& sizes) {
   return strides;
 }
 
-// Dimensions in any order in memory, gaps between elements and rows; with
-// `may_repeat` some dimensions have stride 0, as an expanded tensor's.
+// Strides of a tensor whose dimensions are in any order in memory, with gaps between elements and
+// rows. With `may_repeat` some strides are 0, as in an expanded tensor.
 inline Sizes random_strides(Random& random, const Sizes& sizes, bool may_repeat) {
   Sizes order(sizes.size()), strides(sizes.size());
   std::iota(order.rbegin(), order.rend(), 0);  // innermost first
@@ -40,7 +40,7 @@ inline Sizes random_strides(Random& random, const Sizes& sizes, bool may_repeat)
   return strides;
 }
 
-// A tensor [batch..., head, row, col]. A default-constructed one is absent: null.
+// A tensor [batch..., head, row, col]. A default-constructed one is absent, and its data null.
 class Tensor {
  public:
   Tensor() = default;
@@ -60,7 +60,7 @@ class Tensor {
     return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
   }
 
-  // f(offset) for every element, in row-major order of the indices.
+  // Calls f(offset) for every element, in row-major order of the indices.
   template <class F>
   void for_each(F f) const {
     Sizes index(sizes_.size());
@@ -107,7 +107,7 @@ class Tensor {
     return copy;
   }
 
-  // Whether nothing but elements was written, gaps and surroundings included.
+  // Whether nothing but elements was written, neither in the gaps nor around the tensor.
   bool canaries_alive() const {
     if (!*this) return true;
     return memory_->canaries_alive([this](uint8_t* data) {
@@ -132,7 +132,7 @@ class Tensor {
   Output output() const { return *this ? Output{data(), strides()} : Output{}; }
 
  private:
-  // From the first element to the end of the last.
+  // The bytes from the first element to the end of the last.
   size_t bytes() const {
     if (numel() == 0) return 0;
     int64_t last = 0;

@@ -53,7 +53,7 @@ TEST_P(BackwardTest, Causal) {
   }
 }
 
-// The keys are split, grad_query is a sum of parts.
+// With so many keys, a plane has several splits, and grad_query is a sum of parts.
 TEST_P(BackwardTest, ManyKeys) {
   for (int64_t L : {1, 30}) {
     for (int64_t S : {255, 257, 600, 2100}) {
@@ -69,7 +69,7 @@ TEST_P(BackwardTest, ManyKeys) {
   }
 }
 
-// The same where a part of the keys is seen by the last rows alone.
+// A plane has several splits, and the keys of the last ones are seen by the last rows alone.
 TEST_P(BackwardTest, CausalManyKeys) {
   for (int64_t L : {600, 900}) {
     for (int64_t group : {1, 3}) {
@@ -109,7 +109,7 @@ TEST_P(BackwardTest, AbsentGradients) {
   }
 }
 
-// What sum().backward() passes: one number for all elements.
+// The gradients that sum().backward() passes have one number for all elements, and strides of 0.
 TEST_P(BackwardTest, ExpandedGradients) {
   for (DType dtype : kDTypes) {
     Case c;
@@ -125,8 +125,8 @@ TEST_P(BackwardTest, ExpandedGradients) {
   }
 }
 
-// With one key the weight is 1 whatever the score: what is left of the gradients
-// of scores is rounding, which must not grow with what cancels.
+// With one key the weight is 1 whatever the score, so the gradient of a score is nothing but
+// rounding, which must not grow with the numbers that cancel.
 TEST_P(BackwardTest, OneKey) {
   for (DType dtype : kDTypes) {
     Case c;
@@ -145,8 +145,8 @@ TEST_P(BackwardTest, LargeScores) {
   }
 }
 
-// Scores of any size, by way of the mask. The log-sum-exp, a number of the dtype
-// and as large, leaves the weights fewer and fewer digits, but never NaN.
+// The mask makes scores of any size. The log-sum-exp is as large as they are, and rounded, so that
+// it leaves the weights fewer and fewer digits; but they never become NaN.
 TEST_P(BackwardTest, ScoresOfAnySize) {
   for (DType dtype : kDTypes) {
     for (double size : {20.0, 90.0, 800.0, 3e3, 9e4, 1e6, 3e7, 1e12, 1e30}) {
@@ -159,7 +159,7 @@ TEST_P(BackwardTest, ScoresOfAnySize) {
         w.mask.for_each([&](int64_t at) { w.mask.set(at, w.mask.get(at) + sign * size); });
         SCOPED_TRACE(::testing::Message() << c << " size " << sign * size);
         Results r = run(w), expected = truth(w, r);
-        expected.output = r.output, expected.lse = r.lse;  // see ForwardTest
+        expected.output = r.output, expected.lse = r.lse;  // ForwardTest looks at these
         if (size < 1e6) expect_close(r, expected, c);
         for (const auto* all : {&r.output, &r.grad_query, &r.grad_key, &r.grad_value})
           for (double x : *all) ASSERT_TRUE(std::isfinite(x));
@@ -169,8 +169,8 @@ TEST_P(BackwardTest, ScoresOfAnySize) {
   }
 }
 
-// Far below what expect_close allows a single element. In f64 the reference's
-// own rounding is part of it: it adds up one term after the other.
+// The root mean square of the errors is far below the error that expect_close allows one element.
+// In f64 the rounding of the reference itself is in it, which adds up one term after the other.
 TEST_P(BackwardTest, RoundingErrorIsSmallOnAverage) {
   for (DType dtype : kDTypes) {
     Case c;
@@ -186,7 +186,8 @@ TEST_P(BackwardTest, RoundingErrorIsSmallOnAverage) {
   }
 }
 
-// Not even a NaN gets through: the derivative of a loss at lse = -inf often is one.
+// A NaN in grad_lse does not get through either: the derivative of a loss at lse = -inf often is
+// NaN.
 TEST_P(BackwardTest, RowsWithNothingToAttendToGiveZero) {
   for (DType dtype : kDTypes) {
     for (MaskType mask : all_masks(dtype)) {

@@ -1,7 +1,7 @@
-// No kernel touches a byte beside its tensors. Every tensor of this whole suite
-// lies against a page that may not be touched, inputs are read-only while a
-// kernel runs, and every other byte around outputs is a canary (tensors.h,
-// run() in cases.h). Here sizes and placements go through all combinations.
+// No kernel touches a byte beside its tensors. In this whole program every tensor lies against a
+// page that may not be touched, inputs are read-only while a kernel runs, and every other byte
+// around outputs is a canary (tensors.h, and run() in cases.h). The tests of this file go through
+// all combinations of sizes and placements.
 #include <gtest/gtest.h>
 
 #include "cases.h"
@@ -49,7 +49,7 @@ TEST_P(BoundsTest, EveryMask) {
   }
 }
 
-// Rows and columns apart, together, and broadcast, with any options.
+// Tensors with gaps between rows and columns, without gaps, and broadcast, with any options.
 TEST_P(BoundsTest, AnyStrides) {
   for (int seed = 0; seed < (kQuick ? 60 : 250) && !HasFailure(); ++seed) {
     Random random(seed);

@@ -1,5 +1,5 @@
-// The kernels' own conversions of halves, each number of them: what they read,
-// add up and store again is known to the bit.
+// The kernels' own conversions of half precision, for every number of bf16 and f16: the average of
+// a few values, which the kernels widen, add up and round again, is known to the bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ class ConversionsTest : public IsaTest {};
 
 QKV_FOR_EACH_ISA(ConversionsTest);
 
-// Room for a number of any type, since the compiler does not see which one it is.
+// A number of any type: the compiler does not see which one it is.
 struct alignas(8) Any {
   unsigned char bytes[8] = {};
 };
@@ -39,7 +39,8 @@ double rounded(DType half, double x) {
   return reference::read(type_of(half), memory.bytes, 0);
 }
 
-// Queries of 0, so that each key weighs 1 / keys; value(n, j) of element n and key j.
+// Attention whose queries are 0, so that each key has weight 1 / keys. Element n of the value of
+// key j is value(n, j).
 template <class Value>
 std::vector<double> means(DType half, int64_t n, int64_t keys, int64_t dim, const Value& value) {
   Case c;
@@ -54,7 +55,7 @@ std::vector<double> means(DType half, int64_t n, int64_t keys, int64_t dim, cons
   return output;
 }
 
-// Whole vectors and their remainders.
+// A whole number of vectors, and a number of elements with a remainder.
 const Sizes kDims = {64, 61};
 
 TEST_P(ConversionsTest, EveryNumberComesBack) {
@@ -72,9 +73,9 @@ TEST_P(ConversionsTest, EveryNumberComesBack) {
   }
 }
 
-// The middle and the quarters between each number and the next: to the nearest,
-// and to the even one of two. Sums of four of bf16's largest are infinite, and
-// its smallest are where f32 has no more digits.
+// The middle and the quarters between each number and the next are rounded to the nearest, and if
+// two are as near, to the even one. bf16's largest numbers are left out, since the sum of four is
+// infinite, and its smallest, which are so small that f32 has no more digits.
 TEST_P(ConversionsTest, WhatLiesBetweenIsRoundedToTheNearest) {
   for (DType half : {DType::bf16, DType::f16}) {
     std::vector<double> all = all_numbers(half);

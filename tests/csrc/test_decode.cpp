@@ -1,5 +1,5 @@
-// A few queries on many keys, as in a decoding step: the keys are split, and all
-// query heads of a key/value head go through them together.
+// A few queries and many keys, as in a decoding step: the keys are split, and all query heads that
+// share a key/value head read them together.
 #include <gtest/gtest.h>
 
 #include "cases.h"
@@ -24,8 +24,8 @@ TEST_P(DecodeTest, WhereKeysAreSplit) {
   }
 }
 
-// 1 to 16 queries, 1 to 8 heads on a key/value head, head dimensions that are a
-// whole number of vectors or not.
+// A step of 1 to 16 queries, with 1 to 8 query heads for a key/value head, and head dimensions that
+// are a whole number of vectors or not.
 Case random_step(Random& random, int64_t most_keys) {
   Case c;
   c.dtype = draw_dtype(random);

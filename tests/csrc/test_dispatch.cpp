@@ -1,4 +1,4 @@
-// Which instruction set runs, and who decides.
+// Which instruction set runs, and how a caller or the environment decides it.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ TEST(Dispatch, SupportedAreListedBestFirst) {
 #endif
   const auto names = supported();
   ASSERT_FALSE(names.empty());
-  EXPECT_EQ(names.back(), "generic");  // any CPU
+  EXPECT_EQ(names.back(), "generic");  // which any CPU can run
   auto at = best_first.begin();
   for (const std::string& name : names) {
     at = std::find(at, best_first.end(), name);
@@ -94,7 +94,8 @@ TEST(Dispatch, SetIsaRefusesWhatThisCpuCannotRun) {
 }
 #endif
 
-// What a process says that starts with QKV_ISA=`value`: see DISABLED_Child.
+// The output of DISABLED_Child in a process of its own, which `environment` starts: "QKV_ISA=avx2",
+// for one.
 std::string child_output(const std::string& environment) {
   char self[4096] = {};
   EXPECT_GT(readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
@@ -111,7 +112,7 @@ std::string child_output(const std::string& environment) {
   return output.substr(begin + 1, end - begin - 1);
 }
 
-// Not a test: the other process of those below.
+// This is no test: the tests below run it in another process.
 TEST(Dispatch, DISABLED_Child) {
   try {
     const std::string isa = active_isa(), products = half_products();

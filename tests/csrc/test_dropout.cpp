@@ -10,7 +10,8 @@ namespace {
 
 class DropoutTest : public IsaTest {
  protected:
-  // Without a mask no weight is 0 but for dropout and positions.
+  // Expects that exactly the weights of kept() in common/philox.h are not 0. The case has no mask,
+  // so that only dropout and positions make a weight 0.
   void expect_exactly_kept(const Case& c) {
     SCOPED_TRACE(::testing::Message() << c);
     const Workload w(c);
@@ -38,7 +39,7 @@ QKV_FOR_EACH_ISA(DropoutTest);
 
 Case weights_case() {
   Case c;
-  c.weights = true, c.dropout_p = 0.5, c.scale = 0.01;  // all weights about 1 / S
+  c.weights = true, c.dropout_p = 0.5, c.scale = 0.01;  // so all weights are about 1 / S
   c.grad_output = c.grad_lse = c.grad_query = c.grad_key = c.grad_value = false;
   return c;
 }
@@ -56,7 +57,7 @@ TEST_P(DropoutTest, KeepsWhatPhiloxKeeps) {
   }
 }
 
-// A tile of keys may begin anywhere, within a counter's four too.
+// In a window, a block of keys may begin anywhere, also within the four keys of a counter.
 TEST_P(DropoutTest, InWindows) {
   for (DType dtype : kDTypes) {
     for (int64_t left = 0; left < 9; ++left) {
@@ -68,8 +69,9 @@ TEST_P(DropoutTest, InWindows) {
   }
 }
 
-// batch * H + head beyond 32 bits, and probabilities that keep all or nearly none.
-TEST_P(DropoutTest, FarPlanesAndExtremeProbabilities) {
+// The number of a head, batch * H + head, may need more than 32 bits; and probabilities may be so
+// small or large that all weights or nearly none are kept.
+TEST_P(DropoutTest, FarHeadsAndExtremeProbabilities) {
   for (int64_t batch : {int64_t{0}, int64_t{1} << 31, (int64_t{1} << 32) - 1, int64_t{1} << 50}) {
     for (double p : {1e-12, 0.01, 0.5, 0.999}) {
       Case c = weights_case();

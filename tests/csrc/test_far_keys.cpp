@@ -1,6 +1,6 @@
 // Keys so far out that 32 bits, or an f32, do not hold their numbers. They are all one row of
-// memory, stride 0, and a window or is_causal lets few of them be seen, so there is neither memory
-// nor time in them.
+// memory, with a stride of 0, and a window or is_causal lets few of them be seen, so that these
+// tests need neither memory nor time.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ QKV_FOR_EACH_ISA(FarKeys);
 constexpr int64_t kRows = 37, kLeft = 3;
 constexpr int64_t kFar = (int64_t{1} << 31) + 8;
 
-// One key and one value for S of them: scores are 0, but for ALiBi.
+// A Workload with one key and one value that stand for S of them. Scores are 0, but for ALiBi.
 Workload one_key(DType dtype, int64_t rows) {
   Case c;
   c.dtype = dtype, c.L = rows, c.S = 1, c.D = 4, c.Dv = 4, c.alibi_slopes = true;
@@ -38,7 +38,7 @@ Problem far_problem(const Workload& w, int64_t keys) {
 TEST_P(FarKeys, HardAttentionNamesTheKey) {
   for (DType dtype : kDTypes) {
     Workload w = one_key(dtype, kRows);
-    for (double slope : {1, -1}) {  // the last key that is seen, or the first
+    for (double slope : {1, -1}) {  // the best key is the last that is seen, or the first
       w.alibi_slopes.set(0, slope);
       for (int64_t keys : {kFar, (int64_t{1} << 40) + 1}) {
         Problem p = far_problem(w, keys);
@@ -54,7 +54,7 @@ TEST_P(FarKeys, HardAttentionNamesTheKey) {
   }
 }
 
-// Scores as of keys that are near, since only distances matter.
+// Scores are those of keys that are near, since only distances matter.
 TEST_P(FarKeys, TheWindowIsWhereItWouldBe) {
   for (DType dtype : kDTypes) {
     Workload w = one_key(dtype, kRows);
@@ -67,13 +67,13 @@ TEST_P(FarKeys, TheWindowIsWhereItWouldBe) {
       attention_forward(p, {{}, to.output()});
       lse[far] = to.values();
     }
-    // Of the near ones, the first rows have no keys on their left.
+    // With near keys, the first rows have none on their left.
     for (int64_t i = kLeft; i < kRows; ++i) EXPECT_EQ(lse[1][i], lse[0][i]) << dtype;
     for (int64_t i = 0; i < kLeft; ++i) EXPECT_EQ(lse[1][i], lse[0][kLeft]) << dtype;
   }
 }
 
-// Distances beyond 2^24, which f32 does not have all of: as good as f32 can be.
+// f32 does not have all distances beyond 2^24; the scores are as good as f32 can make them.
 TEST_P(FarKeys, AlibiBeyondWhatF32Counts) {
   constexpr int64_t kQueries = 200, kKeys = (int64_t{1} << 24) + 1001;
   constexpr double kSlope = 1. / 1024;
@@ -114,7 +114,7 @@ TEST_P(FarKeys, DropoutCountsThemAll) {
   }
 }
 
-// Keys enough for the index to be counted in several pieces.
+// There are so many keys that the index of the best one is counted in several pieces.
 TEST_P(FarKeys, HardAttentionOverManyKeys) {
   constexpr int64_t kKeys = 50000;
   const auto best_of = [](DType dtype, auto score) {

@@ -18,7 +18,7 @@ TEST_P(ForwardTest, RandomCases) {
     expect_truth(random_case(seed));
 }
 
-// One size at a time through every remainder of every tile.
+// L and S grow one by one, so that tiles of every instruction set have every remainder.
 TEST_P(ForwardTest, EveryLength) {
   for (DType dtype : kDTypes) {
     Case c;
@@ -54,7 +54,7 @@ TEST_P(ForwardTest, Causal) {
   }
 }
 
-// Each set of dimensions of a mask broadcast.
+// A mask that broadcasts over every set of its dimensions.
 TEST_P(ForwardTest, BroadcastMasks) {
   for (DType dtype : kDTypes) {
     for (MaskType mask : all_masks(dtype)) {
@@ -80,13 +80,13 @@ TEST_P(ForwardTest, LargeScores) {
   }
 }
 
-// Scores that are numbers of the dtype, without any rounding: then they may be
-// of any size, and the weights are as accurate as those of small ones.
+// Scores that need no rounding in the dtype may be of any size: the weights are as accurate as
+// those of small scores.
 TEST_P(ForwardTest, ExactScoresOfAnySize) {
   for (DType dtype : kDTypes) {
     for (double size : {0.0, 20.0, 90.0, 800.0, 3e3, 9e4, 1e6, 2e6, 3e7, 1e12, 1e30}) {
       for (double sign : {1.0, -1.0}) {
-        for (int trend : {0, 1, -1}) {  // of the scores along the keys
+        for (int trend : {0, 1, -1}) {  // scores rise or fall along the keys, or neither
           if (2 * size > largest_number(dtype)) continue;
           Case c;
           c.dtype = dtype, c.L = 19, c.S = 300, c.D = 1, c.scale = 1;
@@ -105,8 +105,8 @@ TEST_P(ForwardTest, ExactScoresOfAnySize) {
   }
 }
 
-// Far below what expect_close allows a single element. In f64 the reference's
-// own rounding is part of it: it adds up one term after the other.
+// The root mean square of the errors is far below the error that expect_close allows one element.
+// In f64 the rounding of the reference itself is in it, which adds up one term after the other.
 TEST_P(ForwardTest, RoundingErrorIsSmallOnAverage) {
   for (DType dtype : kDTypes) {
     Case c;
@@ -136,7 +136,7 @@ TEST_P(ForwardTest, RowsWithNothingToAttendToAreZero) {
   }
 }
 
-// An empty tensor may have no memory at all.
+// With a size of 0, outputs that have elements are set, and tensors that have none may be null.
 void attend_to_nothing(DType dtype) {
   Problem p;
   p.dtype = dtype;

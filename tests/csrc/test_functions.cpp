@@ -1,5 +1,5 @@
-// The kernels' exp, exp2 and tanh: a few units in the last place off at most
-// where the result is a normal number, right or 0 below, NaN for NaN.
+// The kernels' exp, exp2 and tanh. Where the result is a normal number they are at most a few units
+// in the last place off, where it is subnormal they are right or 0, and NaN gives NaN.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace qkv::test {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // a multiple of every vector length
+constexpr int64_t kBlock = 1024;  // numbers of one call: a multiple of the lanes of every vector
 
 using Hook = void (*Kernels::*)(const void* in, void* out, int64_t count);
 
@@ -21,13 +21,13 @@ struct Function {
   Hook hook;
   double (*exact)(double);
   long double (*exact_f64)(long double);
-  float range;       // |x| up to this in f32: 2^127 at most
-  double range_f64;  // 2^1022 at most
-  int stride;        // which floats are tried: every one of so many
-  double most_ulp;   // how far off
+  float range;       // the largest |x| that is tried in f32, at most 2^127
+  double range_f64;  // the largest |x| that is tried in f64, at most 2^1022
+  int stride;        // one float of so many is tried
+  double most_ulp;   // the largest error, in units in the last place
 };
 
-// exp is what every score goes through.
+// Every float is tried in exp, since every score goes through it.
 const Function kExp = {"exp", &Kernels::exp, std::exp, std::exp, 88, 708, 1, 2};
 const Function kExp2 = {"exp2", &Kernels::exp2, std::exp2, std::exp2, 127, 1022, 31, 2};
 const Function kTanh = {"tanh", &Kernels::tanh, std::tanh, std::tanh, 1e6, 25, 31, 4};
@@ -46,8 +46,8 @@ double floor_power(double y) {
   return y;
 }
 
-// The largest error in units in the last place over one block; infinite where a
-// result under the normal range is neither 0 nor right.
+// The largest error over kBlock numbers, in units in the last place; infinite if a result below the
+// normal range is neither 0 nor right.
 double worst_ulp(const Kernels& kernels, Hook hook, const float* in, const double* exact) {
   float out[kBlock];
   (kernels.*hook)(in, out, kBlock);
@@ -93,8 +93,8 @@ class FunctionTest : public ::testing::TestWithParam<Function> {
 INSTANTIATE_TEST_SUITE_P(All, FunctionTest, ::testing::Values(kExp, kExp2, kTanh),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Every float from 2^-26 up, of both signs; below that the result is 1, or x
-// itself, and one float of 1009 is tried.
+// Floats of both signs from 2^-26 up; below that the result is 1, or x itself, and one float of
+// 1009 is tried.
 TEST_P(FunctionTest, EveryFloat) {
   const Function& f = GetParam();
   std::vector<Kernels> all;
@@ -168,7 +168,7 @@ TEST(ExpTest, Edges) {
 template <class T>
 void expect_tanh_edges(const Kernels& kernels) {
   using Limits = std::numeric_limits<T>;
-  for (T x : {T(0), Limits::min(), Limits::epsilon()}) {  // exact, signs of zero too
+  for (T x : {T(0), Limits::min(), Limits::epsilon()}) {  // tanh(x) is x, and keeps the sign of 0
     EXPECT_EQ(result<T>(kernels, kTanh.hook, x), x);
     EXPECT_EQ(result<T>(kernels, kTanh.hook, -x), -x);
     EXPECT_TRUE(std::signbit(result<T>(kernels, kTanh.hook, -x)));

@@ -1,4 +1,4 @@
-// half.h: bf16 and f16 to f32 and back, against their definitions.
+// common/half.h: conversions of bf16 and f16 to f32 and back, against their definitions.
 #include "common/half.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 template <class H>
-struct Format;  // 1 bit of sign, then exponent and fraction
+struct Format;  // the bits of exponent and fraction, which follow one bit of sign
 template <>
 struct Format<BFloat16> {
   static constexpr int exponent_bits = 8, fraction_bits = 7;
@@ -26,7 +26,7 @@ struct Format<Float16> {
   static constexpr int exponent_bits = 5, fraction_bits = 10;
 };
 
-// What the bits stand for.
+// The number that the bits of a half stand for.
 template <class H>
 double value_of(uint16_t bits) {
   using F = Format<H>;
@@ -49,8 +49,8 @@ bool is_nan_bits(uint16_t bits, uint16_t infinity) { return (bits & 0x7FFF) > in
 template <class H>
 class HalfTest : public ::testing::Test {
  protected:
-  // Every magnitude, in order; what would be the next stands for infinity, which
-  // is what is nearest from there on.
+  // Every magnitude in ascending order. The number that would follow the largest one stands for
+  // infinity: numbers that are nearest to it are rounded to infinity.
   static std::vector<double> magnitudes() {
     std::vector<double> all;
     for (int bits = 0; bits < kInfinityBits<H>; ++bits) all.push_back(value_of<H>(uint16_t(bits)));
@@ -59,7 +59,7 @@ class HalfTest : public ::testing::Test {
     return all;
   }
 
-  // The nearest, with an even last digit where two are.
+  // The half that is nearest to x; of two that are as near, the one with an even last digit.
   uint16_t nearest(float x) const {
     const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
     const double size = std::min(double(std::abs(x)), magnitudes_.back());
@@ -106,12 +106,12 @@ TYPED_TEST(HalfTest, ThereAndBack) {
   }
 }
 
-// Each half, the middle between it and the next, and the floats beside both: all
-// the places where rounding changes its mind, subnormal numbers and infinity too.
+// Each half, the middle between it and the next, and the floats beside both: these are all the
+// places where the nearest half changes, among subnormal numbers and at infinity too.
 TYPED_TEST(HalfTest, RoundsToTheNearest) {
   const std::vector<double>& halves = this->magnitudes_;
   for (size_t n = 0; n + 1 < halves.size(); ++n) {
-    // bf16's smallest neighbours have a middle that is a subnormal float.
+    // Between bf16's smallest numbers the middle is a subnormal float.
     for (const double at : {halves[n], (halves[n] + halves[n + 1]) / 2}) {
       const auto x = float(at);
       ASSERT_EQ(double(x), at);
@@ -138,7 +138,8 @@ TYPED_TEST(HalfTest, RoundsFloatsOfAnySize) {
   }
 }
 
-// Payloads and quietness aside, a NaN is one, whatever bits are cut off.
+// A NaN stays NaN whichever of its bits are cut off; its payload and whether it is quiet do not
+// matter.
 TYPED_TEST(HalfTest, NaNStaysNaN) {
   for (uint32_t sign : {0u, 0x80000000u}) {
     for (int bit = 0; bit < 23; ++bit) {
@@ -151,7 +152,7 @@ TYPED_TEST(HalfTest, NaNStaysNaN) {
   }
 }
 
-// The compiler's own, where it has one.
+// The compiler's own binary16, where it has one.
 #if defined(__aarch64__)
 using CompilersHalf = __fp16;
 #define QKV_COMPILER_HAS_HALF

@@ -1,4 +1,4 @@
-// attention_hard: the best key and its value.
+// attention_hard: the best key of each row, and its value.
 #include <gtest/gtest.h>
 
 #include "cases.h"
@@ -9,8 +9,8 @@ namespace {
 
 class HardTest : public IsaTest {
  protected:
-  // The key chosen has the largest score but for rounding, and the output is
-  // its value, to the bit.
+  // Expects that the chosen key has the largest score but for rounding, and that the output is its
+  // value, to the bit.
   void expect_best(const Case& c) {
     SCOPED_TRACE(::testing::Message() << c);
     const Workload w(c), exact = w.in_f64();
@@ -58,7 +58,7 @@ TEST_P(HardTest, EveryLength) {
   }
 }
 
-// scores[j] for every row, values j.
+// A Workload in which key j has scores[j] in every row, and value j.
 Workload with_scores(DType dtype, const std::vector<double>& scores) {
   Case c;
   c.dtype = dtype, c.L = 37, c.S = int64_t(scores.size()), c.D = 1, c.Dv = 1, c.scale = 1;
@@ -99,7 +99,7 @@ TEST_P(HardTest, NaNCountsAsTheLargest) {
   }
 }
 
-// Masked, positioned away, or so low that nothing is left.
+// Rows whose keys are all masked, hidden by positions, or have scores of -inf.
 TEST_P(HardTest, NothingToAttendTo) {
   for (DType dtype : kDTypes) {
     expect_chosen(with_scores(dtype, {}), -1);
@@ -113,7 +113,7 @@ TEST_P(HardTest, NothingToAttendTo) {
       c.dtype = dtype, c.L = 19, c.S = 40, c.mask_type = mask;
       Workload w(c);
       w.mask.fill([&] { return mask == MaskType::boolean ? 0 : -kInf; });
-      w.key.set({0, 3, 0}, kNaN);  // masked: not even this is seen
+      w.key.set({0, 3, 0}, kNaN);  // a masked NaN is not seen either
       w.value.fill([] { return kNaN; });
       expect_chosen(w, -1);
     }

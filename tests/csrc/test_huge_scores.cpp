@@ -1,6 +1,6 @@
-// Scores so far apart that every weight is 0 or 1. A score of 1e12 in f32 is a
-// multiple of 65536, so this holds in the backward pass only where it computes
-// the very bits of the forward pass's scores.
+// Scores so far apart that every weight is 0 or 1. A score of 1e12 in f32 is a multiple of 65536,
+// so weights are 0 or 1 in the backward pass only if its scores have the very bits of the forward
+// pass's.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -15,13 +15,14 @@ class HugeScoresTest : public IsaTest {};
 
 QKV_FOR_EACH_ISA(HugeScoresTest);
 
-// The key with the largest score for each row, -1: none, and that score.
+// The key with the largest score of each row, or -1 if there is none, and that score.
 struct Winners {
   std::vector<int64_t> key;
   std::vector<double> score;
 };
 
-// Nothing if somewhere the second is so near that rounding decides, or has weight.
+// The winners of all rows; nothing if in some row the second largest score is so near that rounding
+// decides, or that its key has weight.
 std::optional<Winners> winners(const Workload& w) {
   const Workload exact = w.in_f64();
   const Problem p = exact.problem();
@@ -84,12 +85,12 @@ void expect_grad_value(const Results& r, const Workload& w, const Winners& winne
   }
 }
 
-// Those of query and key are nothing but the rounding of what cancels. In f16
-// even that is infinite.
+// The gradients of query and key are nothing but the rounding of numbers that cancel. In f16 even
+// that may be infinite.
 void expect_small_gradients(const Results& r, const Workload& w) {
   const Case& c = w.c;
   const double eps = c.dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
-  // Of a number that is 3.5 at most, times <grad_output, value - output>.
+  // The rounding of a number that is at most 3.5, times <grad_output, value - output>.
   const double most = 3.5 * std::abs(c.scale) * 4 * eps * 12 * double(c.Dv);
   for (double x : r.grad_query) ASSERT_LE(std::abs(x), most);
   for (double x : r.grad_key) ASSERT_LE(std::abs(x), most * double(c.L * c.group));
@@ -100,7 +101,7 @@ Case random_step(Random& random) {
   c.dtype = draw_dtype(random);
   c.kv_heads = draw(random, 1, 2);
   do c.group = draw(random, 1, 16), c.L = draw(random, 1, 16);
-  while (c.L * c.group > 16 && draw(random, 0, 19));  // now and then more
+  while (c.L * c.group > 16 && draw(random, 0, 19));  // more than 16 rows only now and then
   c.S = draw_from<int64_t>(random, {1, 9, 63, 64, 300, 1100, 2000});
   c.D = draw_from<int64_t>(random, {8, 16, 64, 80, 100, 128});
   c.Dv = draw(random, 0, 1) ? c.D : draw_from<int64_t>(random, {8, 16, 64, 80, 100, 128});

@@ -1,4 +1,4 @@
-// Several problems solved together: each to the bit as alone.
+// Jobs: each of several problems that are solved together has the same bits as if it were alone.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -8,7 +8,7 @@
 namespace qkv::test {
 namespace {
 
-// Workloads, where their results go, and the jobs that say so.
+// Workloads, the memory for their results, and the jobs made of both.
 struct Together {
   std::deque<Workload> workloads;
   std::deque<Outputs> outputs;
@@ -57,7 +57,7 @@ class JobsTest : public IsaTest {
 
 QKV_FOR_EACH_ISA(JobsTest);
 
-// What a packed batch is: documents of any lengths, some empty.
+// A packed batch: documents of any lengths, some of them empty.
 std::vector<Case> documents(DType dtype) {
   std::vector<Case> all;
   for (int64_t length : {0, 1, 5, 16, 33, 70, 129, 300, 700, 2, 1}) {
@@ -94,7 +94,7 @@ TEST_P(JobsTest, QueriesAndKeysOfDifferentLengths) {
   }
 }
 
-// Nothing in common but the call, not even the dtype.
+// Jobs that have nothing in common but the call, not even the dtype.
 TEST_P(JobsTest, RandomCases) {
   uint64_t seed = 3000;
   for (int batch = 0; batch < (kQuick ? 2 : 4) && !HasFailure(); ++batch) {

@@ -1,4 +1,5 @@
-// Memory that cannot be had is an exception, not a crash.
+// The memory of a call: where it cannot be had, there is an exception and no crash, and how much a
+// call takes is bounded.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@
 namespace qkv::test {
 namespace {
 
-// As little more memory as `bytes` while this object lives.
+// While this object lives, the process may take no more than `bytes` of memory beyond what it has.
 class MemoryLimit {
  public:
   explicit MemoryLimit(rlim_t bytes) {
@@ -33,7 +34,7 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
 #if defined(QKV_SANITIZER_ALLOCATES)
   GTEST_SKIP() << "a sanitizer needs terabytes of address space";
 #endif
-  // Inputs are one number each, expanded: only the workspace is large.
+  // Each input is one number with strides of 0, so that only the workspace is large.
   for (DType dtype : kDTypes) {
     Case c;
     c.dtype = dtype, c.L = 4, c.S = 4, c.D = 4, c.Dv = 4;
@@ -59,8 +60,8 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
   }
 }
 
-// What is hidden and not finite takes memory that is counted before: threads could not
-// report that there is none.
+// Numbers that are hidden and not finite take memory (csrc/repair), which is allocated with the
+// workspace, before any thread starts: a thread could not report that there is none.
 TEST(Memory, HiddenNaNAllocatesNothingMore) {
 #if defined(QKV_SANITIZER_ALLOCATES)
   GTEST_SKIP() << "a sanitizer allocates on its own";
@@ -91,8 +92,9 @@ TEST(Memory, HiddenNaNAllocatesNothingMore) {
   }
 }
 
-// Each split of the keys makes a part of grad_query, and parts wait until all splits are done: not
-// those of all planes, however many threads there are to make them.
+// Each split of the keys makes a part of grad_query, and parts wait in memory until all splits of
+// their plane are done. The parts of all planes do not wait at the same time, however many threads
+// make them.
 TEST(Memory, PartsOfGradQueryAreBounded) {
 #if defined(QKV_SANITIZER_ALLOCATES)
   GTEST_SKIP() << "a sanitizer allocates on its own";
@@ -108,7 +110,7 @@ TEST(Memory, PartsOfGradQueryAreBounded) {
     Problem p = w.problem();
     BackwardArgs args = outputs.backward_args();
     attention_forward(p, outputs.forward_result(true));
-    // The same head, many times.
+    // All planes read and write the same head.
     const int64_t numel = c.L * c.D;
     const Tensor to(type_of(dtype), {kHeads, c.L, c.D}, {numel, c.D, 1});
     p.heads = p.kv_heads = kHeads;
@@ -133,7 +135,7 @@ TEST(Memory, PartsOfGradQueryAreBounded) {
     const int64_t of_thread = run(1, one);  // no part waits
     EXPECT_LT(of_thread, 4 * kMiB);
     const std::vector<double> expected = to.values();
-    // kMaxWaveBytes, and the parts of one plane: 7 of 1 MiB, and of a half the sum.
+    // kMaxWaveBytes, and the parts of one plane: 7 of 1 MiB, and in half precision the sum.
     const int64_t most = (128 + 8) * kMiB + kThreads * of_thread;
     EXPECT_LT(most, 7 * kHeads * kMiB);
     for (const auto& all : {one, jobs}) {

@@ -44,7 +44,7 @@ class MicroKernelTest : public IsaTest {
     const Tensor b = matrix(depth, cols, b_row, 1);
     const Tensor factors = matrix(1, cols, 0, 1);
     Tensor c = matrix(rows, cols, c_row, 1);
-    if (beta == 0) c.fill([] { return kNaN; });  // must not be read
+    if (beta == 0) c.fill([] { return kNaN; });  // C must not be read
     const Tensor before = c.dense(Type::f64);
     for (const Tensor* t : {&a, &b, &factors}) t->make_read_only();
 
@@ -62,7 +62,7 @@ class MicroKernelTest : public IsaTest {
           const double product = a.get({0, i, k}) * b.get({0, k, n});
           sum += product, size += std::abs(product);
         }
-        // The bound of any order of summation, half a unit in the last place a step.
+        // The bound for any order of summation: half a unit in the last place for each addition.
         const double bound = double(depth + 3) * eps / 2 * size;
         ASSERT_LE(std::abs(c.get({0, i, n}) - sum), bound) << "at " << i << ", " << n;
       }
@@ -75,8 +75,8 @@ class MicroKernelTest : public IsaTest {
 
 QKV_FOR_EACH_ISA(MicroKernelTest);
 
-// All heights of a tile, and of two or three tiles; all depths of the unrolled
-// loops; one and two vectors wide, and more.
+// C has every height up to three more rows than two micro-kernels have, and is one to three vectors
+// wide. The depth goes through every remainder of the unrolled loops, and beyond kDepthBlock.
 TEST_P(MicroKernelTest, EveryShapeStrideAndBeta) {
   for (DType type : {DType::f32, DType::f64}) {
     dtype = type;

@@ -1,5 +1,4 @@
-// NaN and infinity: what is masked never leaks, what is not masked comes out
-// as in the reference.
+// NaN and infinity: hidden ones never leak, and visible ones come out as in the reference.
 #include <gtest/gtest.h>
 
 #include "cases.h"
@@ -11,7 +10,7 @@ class NonfiniteTest : public IsaTest {};
 
 QKV_FOR_EACH_ISA(NonfiniteTest);
 
-// Keys that nobody sees are poisoned: nothing may change.
+// Keys that no query sees become NaN or infinite, and no result may change.
 TEST_P(NonfiniteTest, MaskedKeysDoNotLeak) {
   for (DType dtype : kDTypes) {
     for (MaskType mask : all_masks(dtype)) {
@@ -39,7 +38,7 @@ TEST_P(NonfiniteTest, MaskedKeysDoNotLeak) {
   }
 }
 
-// Turns a number of any input into `poison`.
+// Turns one number of one of the inputs, but not of `but`, into NaN or an infinity.
 void poison_one(Random& random, Workload& w, const Tensor* but = nullptr) {
   std::vector<Tensor*> inputs;
   for (Tensor* t : w.inputs())
@@ -72,7 +71,7 @@ TEST_P(NonfiniteTest, OnePoisonedElement) {
   }
 }
 
-// Head dimensions that are a whole number of vectors, and few rows: see DecodeTest.
+// Few rows, and head dimensions that are a whole number of vectors, as in DecodeTest.
 TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
   for (int seed = 0; seed < (kQuick ? 60 : 400) && !HasFailure(); ++seed) {
     Random random(seed);
@@ -86,7 +85,7 @@ TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
   }
 }
 
-// Several at once, so that one may hide another. Not in grad_weights: where a
+// Several numbers at once, so that one may hide another. None of them is in grad_weights: where a
 // score is -inf without a mask, 0 * NaN would have to be NaN, and is 0.
 TEST_P(NonfiniteTest, SeveralPoisonedElements) {
   for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
@@ -99,7 +98,8 @@ TEST_P(NonfiniteTest, SeveralPoisonedElements) {
   }
 }
 
-// A column, a row, a share, or all of a tensor: what training looks like that diverges.
+// Turns a column, a row, a share, or all of a tensor into NaN or infinities, as they are found in
+// training that diverges.
 void poison_many(Random& random, Workload& w) {
   std::vector<Tensor*> inputs;
   for (Tensor* t : {&w.query, &w.key, &w.value, &w.grad_output, &w.mask})
@@ -120,7 +120,8 @@ void poison_many(Random& random, Workload& w) {
   });
 }
 
-// Several blocks of keys and of rows: some see all of their keys, some a part, some none.
+// A case of several blocks of keys and of rows. Some rows see all keys of a block, some see some of
+// them, and some see none.
 Case blocks_of_everything(Random& random) {
   Case c;
   c.dtype = draw_dtype(random);
@@ -130,7 +131,7 @@ Case blocks_of_everything(Random& random) {
   c.D = draw_from<int64_t>(random, {1, 7, 16, 33}),
   c.Dv = draw_from<int64_t>(random, {1, 6, 32, 35});
   draw_options(random, c);
-  c.grad_weights = false;  // see SeveralPoisonedElements
+  c.grad_weights = false;  // for the reason that is given at SeveralPoisonedElements
   c.num_threads = int(draw(random, 1, 3));
   c.strided = draw(random, 0, 3) == 0;
   return c;
@@ -147,8 +148,8 @@ TEST_P(NonfiniteTest, ManyPoisonedElements) {
   }
 }
 
-// Rows of one position: no key that one of them sees is hidden from another, but keys lie next
-// to each other that none sees.
+// All rows of a tile are heads of one query, so that no key that one of them sees is hidden from
+// another; but beside those keys lie others that none of them sees.
 TEST_P(NonfiniteTest, TilesOfOnePosition) {
   for (DType dtype : kDTypes) {
     for (int64_t j = 0; j < 7; ++j) {
@@ -161,7 +162,8 @@ TEST_P(NonfiniteTest, TilesOfOnePosition) {
   }
 }
 
-// Threads group rows differently: not even the sign of a NaN follows them.
+// The number of threads decides which rows are one item, and not even the sign of a NaN may follow
+// from that.
 TEST_P(NonfiniteTest, SameBitsForAnyThreads) {
   for (int seed = 0; seed < (kQuick ? 10 : 40) && !HasFailure(); ++seed) {
     Random random(seed);
@@ -178,8 +180,7 @@ TEST_P(NonfiniteTest, SameBitsForAnyThreads) {
   }
 }
 
-// The same for few queries on many keys, where the keys are split and the parts
-// weighed against each other.
+// Few queries and many keys: the keys are split, and the parts of a row are weighted and added up.
 class SplitKeysTest : public NonfiniteTest {
  protected:
   SplitKeysTest() { c.L = 2, c.S = 2000, c.D = 1, c.Dv = 3, c.scale = 1; }
@@ -200,7 +201,7 @@ TEST_P(SplitKeysTest, TheOnlyScoreIsNaN) {
   }
 }
 
-// A weight too small for a float still multiplies its value.
+// A NaN whose weight is too small for a float is multiplied by it all the same.
 TEST_P(SplitKeysTest, NaNWithATinyWeight) {
   for (DType dtype : kDTypes) {
     c.dtype = dtype;
@@ -229,9 +230,9 @@ TEST_P(SplitKeysTest, OnePoisonedElement) {
   }
 }
 
-// The lowest finite number, a common stand-in for -inf in masks, masks as well
-// while there is something else to attend to. Where there is nothing else, all
-// scores round to it: equal weights, as torch has it, and never a NaN.
+// The lowest finite number, which often stands for -inf in masks, masks as well as that while a row
+// has other keys. Where it has none, all scores are rounded to that number, so that weights are
+// equal, as they are in torch, and never NaN.
 TEST_P(NonfiniteTest, LowestNumberInAMask) {
   for (DType dtype : kDTypes) {
     Case c;
@@ -253,7 +254,7 @@ TEST_P(NonfiniteTest, LowestNumberInAMask) {
       for (int64_t d = i * c.D; d < (i + 1) * c.D; ++d)
         EXPECT_EQ(actual.grad_query[d], expected.grad_query[d]);
     }
-    // But for f16: beside -65504 a score keeps two digits after the point.
+    // This does not hold in f16, where a score keeps two digits after the point beside -65504.
     for (int64_t d = 0; d < (dtype == DType::f16 ? 0 : c.Dv); ++d) {
       double mean = 0;
       for (int64_t j = 0; j < c.S; ++j) mean += finite.value.get({0, j, d}) / double(c.S);

@@ -8,7 +8,7 @@
 namespace qkv::test {
 namespace {
 
-// Every dtype, and one and several heads on a key/value head.
+// The case in every dtype, with one query head and with several for a key/value head.
 std::vector<Case> variants(Case c) {
   std::vector<Case> all;
   for (DType dtype : kDTypes) {
@@ -27,7 +27,7 @@ class OptionsTest : public IsaTest {
 
 QKV_FOR_EACH_ISA(OptionsTest);
 
-// Whole tiles skipped on either side, L and S apart in both directions.
+// Windows that let whole tiles be skipped on either side, for L below, at and above S.
 TEST_P(OptionsTest, Windows) {
   const Sizes windows = {-1, 0, 1, 17, 100, int64_t{1} << 40};
   for (const auto& [L, S] : {std::pair<int64_t, int64_t>{150, 150}, {70, 400}, {400, 70}}) {
@@ -46,7 +46,7 @@ TEST_P(OptionsTest, Windows) {
   }
 }
 
-// The keys are split, and some of the parts hold none that a row sees.
+// The keys are split, and a row sees no key of some splits.
 TEST_P(OptionsTest, WindowsOfADecodeStep) {
   for (int64_t L : {1, 3}) {
     for (int64_t left : {0, 5, 600, 1400}) {
@@ -59,8 +59,8 @@ TEST_P(OptionsTest, WindowsOfADecodeStep) {
   }
 }
 
-// With L > S + left the last rows stand beyond every key, with S < L - right the
-// first ones before them.
+// With L > S + left the last rows stand behind every key that they could see, and with S < L -
+// right the first rows before every such key.
 TEST_P(OptionsTest, WindowsThatShowNothing) {
   for (bool is_causal : {false, true}) {
     Case c;
@@ -74,7 +74,7 @@ TEST_P(OptionsTest, WindowsThatShowNothing) {
       EXPECT_EQ(r.grad_query.front() == 0, !is_causal);
     }
   }
-  Case c;  // causal sees keys up to i, the window those from i + 100
+  Case c;  // is_causal shows keys up to i, and the window keys from i + 100 on
   c.L = 50, c.S = 150, c.is_causal = true, c.window_left = 0;
   for (const Case& each : variants(c)) {
     const Results r = run(Workload(each));
@@ -101,7 +101,7 @@ TEST_P(OptionsTest, AlibiSlopes) {
     c.batch = {2}, c.kv_heads = 2, c.L = L, c.S = S, c.num_threads = 2;
     c.alibi_slopes = c.grad_alibi_slopes = true;
     expect_truth(c);
-    c.grad_query = c.grad_key = c.grad_value = false;  // the slopes' alone
+    c.grad_query = c.grad_key = c.grad_value = false;  // only the gradient of slopes is wanted
     expect_truth(c);
   }
 }
@@ -119,7 +119,7 @@ TEST_P(OptionsTest, Sinks) {
   }
 }
 
-// Exactly, however large the gradient of its lse is.
+// Rows that see nothing but the sink have exact gradients, however large that of their lse is.
 TEST_P(OptionsTest, RowsThatSeeTheSinkAlone) {
   for (DType dtype : kDTypes) {
     for (int64_t group : {1, 3}) {
@@ -130,7 +130,7 @@ TEST_P(OptionsTest, RowsThatSeeTheSinkAlone) {
       const Workload w(c);
       const Results r = test::expect_truth(w);
       for (int64_t h = 0; h < group; ++h) {
-        for (int64_t i = 0; i < 20; ++i) {  // before every key
+        for (int64_t i = 0; i < 20; ++i) {  // these rows stand before every key
           EXPECT_EQ(r.output[(h * c.L + i) * c.Dv], 0);
           EXPECT_EQ(r.grad_query[(h * c.L + i) * c.D], 0);
           EXPECT_EQ(r.grad_mask_queries[h * c.L + i], 0);
@@ -140,7 +140,7 @@ TEST_P(OptionsTest, RowsThatSeeTheSinkAlone) {
   }
 }
 
-// -inf is none; +inf and NaN are what a softmax over scores and sink makes of them.
+// A sink of -inf is no sink; +inf and NaN give what a softmax over scores and sink makes of them.
 TEST_P(OptionsTest, SinksOfAnySize) {
   for (double sink : {-kInf, -1e5, -80.0, 80.0, 1e5, kInf, kNaN}) {
     for (int64_t S : {5, 1500}) {
@@ -150,7 +150,7 @@ TEST_P(OptionsTest, SinksOfAnySize) {
       for (Case each : variants(c)) {
         Workload w(each);
         w.sinks.fill([&] { return sink; });
-        for (int64_t j = 0; j < S; ++j) w.mask.set({0, 1, j}, 0);  // nothing but the sink
+        for (int64_t j = 0; j < S; ++j) w.mask.set({0, 1, j}, 0);  // row 1 sees only the sink
         test::expect_truth(w);
       }
     }
@@ -168,8 +168,8 @@ TEST_P(OptionsTest, Dropout) {
   }
 }
 
-// Gradients of masks that broadcast along every set of dimensions: the sum over
-// batch and heads in place, over rows or columns as a vector for each head.
+// Gradients of masks that broadcast over every set of dimensions. The sum over batch and heads is
+// made in place, and the sum over rows or columns is a vector for each head.
 TEST_P(OptionsTest, GradMask) {
   for (int type : {0, 1}) {
     for (int bits = 0; bits < 16; bits += kQuick ? 3 : 1) {
@@ -189,7 +189,8 @@ TEST_P(OptionsTest, GradMask) {
   }
 }
 
-// Only the vectors: what key padding and per-query biases get.
+// Only grad_mask_keys and grad_mask_queries, which are the gradients of key padding and of biases
+// for each query.
 TEST_P(OptionsTest, GradMaskOfRowsAndColumns) {
   for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 90}, {1, 700}, {300, 1}, {0, 5}}) {
     for (bool keys : {false, true}) {
@@ -203,7 +204,7 @@ TEST_P(OptionsTest, GradMaskOfRowsAndColumns) {
   }
 }
 
-// One sum over more planes than there are threads, on keys that are split.
+// grad_mask is one sum over more planes than there are threads, and keys are split.
 TEST_P(OptionsTest, GradMaskSharedByAll) {
   Case c;
   c.batch = {3}, c.kv_heads = 2, c.L = 30, c.S = 600, c.D = 4, c.Dv = 4, c.num_threads = 3;
@@ -236,7 +237,7 @@ TEST_P(OptionsTest, GradWeights) {
   }
 }
 
-// Nothing is wanted of a value: the weights' own passes have none.
+// Values have no elements: the passes for weights alone have none.
 TEST_P(OptionsTest, WithoutValues) {
   Case c;
   c.L = 40, c.S = 70, c.Dv = 0;

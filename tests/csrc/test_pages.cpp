@@ -1,5 +1,5 @@
-// Keys and values in pages: the same results as without, and nothing read beside
-// the pages of the table.
+// Keys and values in pages give the same results as without pages, and nothing but the pages of the
+// table is read.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -28,7 +28,7 @@ Results run_forward(const Workload& w, const Problem& problem) {
   return forward_values(outputs);
 }
 
-// The Workload, and the same in pages laid out as `seed` says.
+// Expects the truth of the Workload without pages, and with pages that are laid out by `seed`.
 void expect_truth_of_pages(Workload& w, int64_t size, uint64_t seed, bool repeat = true) {
   SCOPED_TRACE(::testing::Message() << "pages of " << size << ", " << w.c);
   const Paged paged(w, size, seed, repeat);
@@ -65,7 +65,7 @@ TEST_P(PagesTest, RandomCases) {
   }
 }
 
-// A last page of any number of rows, and none at all.
+// The last page has any number of rows, and there may be no page at all.
 TEST_P(PagesTest, EveryLength) {
   for (DType dtype : kDTypes) {
     for (int64_t S = 0; S <= 70 && !HasFailure(); S += kQuick ? 9 : 1) {
@@ -95,7 +95,7 @@ TEST_P(PagesTest, AnyOrderAndAnyNumberOfThreads) {
   }
 }
 
-// NaN in keys and values that nobody sees.
+// NaN lies in keys and values that no query sees.
 TEST_P(PagesTest, HiddenKeysDoNotLeak) {
   for (DType dtype : kDTypes) {
     for (int64_t L : {1, 9}) {
@@ -112,10 +112,10 @@ TEST_P(PagesTest, HiddenKeysDoNotLeak) {
   }
 }
 
-// Sequences of one batch, which are Jobs: some in pages, some not.
+// Every sequence of a batch is a job; some of them lie in pages, some do not.
 TEST_P(PagesTest, Jobs) {
   Random random(2);
-  std::deque<Workload> workloads;  // which neither moves nor copies
+  std::deque<Workload> workloads;  // a deque never moves its elements
   std::deque<Paged> paged;
   std::deque<Outputs> outputs;
   std::vector<ForwardJob> jobs;

@@ -1,4 +1,5 @@
-// The parts of kernels that multiply pairs of bf16 (kernels/gemm/pairs.h), against plain loops.
+// The functions of which kernels that multiply pairs of bf16 are made (kernels/gemm/pairs.h),
+// against plain loops.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +15,7 @@
 namespace qkv::test {
 namespace {
 
-// Those of the tested instruction sets that have such kernels.
+// The tested instruction sets that multiply pairs.
 std::vector<const char*> pair_isas() {
   std::vector<const char*> isas;
   for (const char* isa : tested_isas())
@@ -22,7 +23,7 @@ std::vector<const char*> pair_isas() {
   return isas;
 }
 
-// Elements of a guarded array: the first one too many that is touched crashes.
+// An array behind whose end nothing may be touched: one element too many crashes.
 template <class T>
 class Array {
  public:
@@ -65,7 +66,7 @@ class PairsTest : public IsaTest {
     if (beta)
       fill(c);
     else
-      std::fill_n(c.data(), c.size(), std::numeric_limits<float>::quiet_NaN());  // not read
+      std::fill_n(c.data(), c.size(), std::numeric_limits<float>::quiet_NaN());  // must not be read
     const std::vector<float> before(c.data(), c.data() + c.size());
     active_implementation().bf16.pairs.gemm(rows, cols, depth, a.data(), a_row, a_col, b.data(),
                                             b_row, c.data(), c_row, beta, factors.data(), alpha);
@@ -122,14 +123,15 @@ template <class T>
 void fill_with_bits(const Array<T>& x, Random& random) {
   for (int64_t i = 0; i < x.size(); ++i) {
     auto bits = uint32_t(random());
-    // Most products of any bits overflow or vanish: half of the pairs have middling exponents.
+    // Most products of random bits overflow or vanish, so half of the pairs get middling exponents.
     if (random() % 2) bits = (bits & 0xc0ffc0ff) | 0x1f001f00;
     if (random() % 4 == 0) bits &= 0x80ff80ff;
     std::memcpy(&x[i], &bits, sizeof bits);
   }
 }
 
-// One multiply-add of either instruction: rounded once, subnormal factors, terms and results 0.
+// One multiply-add of either instruction. It is rounded once; subnormal factors, terms and results
+// are taken for 0.
 float add_flushed(float a, float b, float sum) {
   return flushed(std::fma(flushed(a), flushed(b), flushed(sum)));
 }
@@ -172,8 +174,9 @@ TEST_P(PairsTest, EveryBitIsThatOfTheManual) {
     }
 }
 
-// Where the CPU has the instructions, they and their twin make the same bits of the same call. (Not
-// with other factors: those multiply by FMA on one side, and without on the other.)
+// Where the CPU has the instructions, they and their twin make the same bits of the same call.
+// (Only with factors of bf16: of other types, products are made by FMA on one side and without on
+// the other.)
 TEST_P(PairsTest, TwinAndHardwareAgree) {
   const std::string twin = std::string("emulated_") + GetParam();
   if (std::string(GetParam()).find("emulated_") == 0) GTEST_SKIP() << "the twin itself";
@@ -198,7 +201,7 @@ TEST_P(PairsTest, TwinAndHardwareAgree) {
       }
 }
 
-// What multiplies zeros at the edges must not be what happens to lie there.
+// The memory beside both factors holds NaN, and none gets into the product.
 TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
   const Kernels& kernels = active_implementation().bf16;
   const int64_t rows = 5, cols = kernels.lanes, depth = 3;
@@ -215,8 +218,8 @@ TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
   for (int64_t i = 0; i < rows * cols; ++i) ASSERT_EQ(c[i], float(2 * depth)) << i;
 }
 
-// Ties, the largest number, infinity, zeros, and numbers of any size, subnormal ones among them:
-// they become zeros.
+// Rounding of ties, the largest number, infinity, zeros, and numbers of any size. Subnormal ones
+// become zeros.
 TEST_P(PairsTest, Rounding) {
   const Kernels& kernels = active_implementation().bf16;
   const int64_t lanes = 2 * kernels.lanes;
@@ -271,7 +274,7 @@ TEST_P(PairsTest, ScaledRowsAndTheErrorsOfTheirSums) {
   }
 }
 
-// A row that there is not may hold anything; its partner must not see it.
+// Behind the last column, memory may hold anything, and the last column's pair must not have it.
 TEST_P(PairsTest, AnOddColumnIsPairedWithZero) {
   const Kernels& kernels = active_implementation().bf16;
   const int64_t lanes = 2 * kernels.lanes;

@@ -1,4 +1,4 @@
-// What dropout keeps.
+// Which weights dropout keeps (common/philox.h).
 #include "common/philox.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace {
 
 using Words = std::array<uint32_t, 4>;
 
-// From kat_vectors of Random123, the authors' own library.
+// The known answers are those of kat_vectors in Random123, the library of Philox's authors.
 TEST(Philox, KnownAnswers) {
   const uint32_t ff = 0xffffffff;
   EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -20,7 +20,7 @@ TEST(Philox, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-// Changing the layout would change what every seed gives.
+// The layout of counter and key is fixed: another one would change what every seed keeps.
 TEST(Philox, CounterAndKey) {
   const uint64_t seed = 0x299f31d0a4093822;
   const int64_t plane = 0x0370734413198a2e, query = 0x85a308d3, key = int64_t{0x243f6a88} * 4;
@@ -40,8 +40,8 @@ TEST(Philox, Threshold) {
   EXPECT_EQ(dropout_scale(1), 0);
 }
 
-// The kept fraction, and of neighbours in every direction how often both are
-// kept, within five standard deviations.
+// The share of weights that are kept, and the share of neighbours in every direction that are both
+// kept, are within five standard deviations of what is expected.
 TEST(Philox, KeepsIndependently) {
   constexpr int n = 48;  // queries and keys
   for (double p : {0.1, 0.5}) {

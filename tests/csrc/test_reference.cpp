@@ -1,4 +1,4 @@
-// The reference itself: against closed forms, and what attention_forward and
+// The reference itself, against closed forms, and against what attention_forward and
 // attention_backward promise for masked rows and NaN.
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 namespace qkv::test {
 namespace {
 
-// Scores log 1, log 2, log 3: weights 1/6, 2/6, 3/6.
+// Scores of log 1, log 2 and log 3 give weights of 1/6, 2/6 and 3/6.
 TEST(Reference, WeightsAreTheSoftmaxOfTheScores) {
   Case c = small_case();
   c.L = 1, c.S = 3, c.D = 1, c.Dv = 1, c.scale = 0.5;
@@ -37,7 +37,7 @@ TEST(Reference, AFloatMaskIsAddedToTheScores) {
   EXPECT_NEAR(r.lse[0], std::log(6.0), 1e-14);
 }
 
-// With scale 0 all that may be attended to weighs the same.
+// With a scale of 0 all keys that a row sees have the same weight.
 TEST(Reference, CausalRowsAverageWhatTheySee) {
   Case c = small_case();
   c.L = 5, c.S = 3, c.scale = 0, c.is_causal = true;
@@ -89,7 +89,7 @@ TEST(Reference, RowsWithNothingToAttendToAreZero) {
     c.mask_type = type;
     Workload w(c);
     w.mask.fill([&] { return type == MaskType::boolean ? 0 : -kInf; });
-    w.grad_lse.fill([] { return kNaN; });  // as the derivative at -inf may well be
+    w.grad_lse.fill([] { return kNaN; });  // the derivative of a loss at -inf may well be NaN
     const Results r = run(w, kReference);
     for (double x : r.lse) EXPECT_EQ(x, -kInf);
     for (const auto* zero : {&r.output, &r.grad_query, &r.grad_key, &r.grad_value})
@@ -100,7 +100,7 @@ TEST(Reference, RowsWithNothingToAttendToAreZero) {
 TEST(Reference, WhatIsMaskedDoesNotLeak) {
   for (double poison : {kNaN, kInf, -kInf}) {
     Case c = small_case();
-    c.is_causal = true;  // nobody sees key 3
+    c.is_causal = true;  // no query sees key 3
     Workload clean(c), dirty(c);
     for (int d = 0; d < c.D; ++d) dirty.key.set({0, 3, d}, poison);
     for (int d = 0; d < c.Dv; ++d) dirty.value.set({0, 3, d}, poison);
@@ -108,7 +108,7 @@ TEST(Reference, WhatIsMaskedDoesNotLeak) {
   }
 }
 
-// As softmax(query @ key^T) @ value gives them.
+// NaN and infinity that are not masked come out as softmax(query @ key^T) @ value gives them.
 TEST(Reference, WhatIsNotMaskedDoes) {
   Case c = small_case();
   c.is_causal = true;
@@ -126,7 +126,7 @@ TEST(Reference, WhatIsNotMaskedDoes) {
   EXPECT_TRUE(std::isnan(r.output[1 * 3]));
   EXPECT_TRUE(std::isnan(r.lse[2]));
 
-  // A score of -inf that is no mask: weight 0, but 0 * NaN is NaN.
+  // A score of -inf without a mask gives weight 0, and 0 * NaN is NaN.
   c.D = 1, c.L = 1, c.S = 2, c.is_causal = false;
   Workload u(c);
   u.query.set({0, 0, 0}, 1);

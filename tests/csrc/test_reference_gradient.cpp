@@ -27,11 +27,11 @@ double loss(const Workload& w) {
   return dot(r.output, w.grad_output) + dot(r.lse, w.grad_lse) + dot(r.weights, w.grad_weights);
 }
 
-// d/dx of loss, one element at a time.
+// Expects that `gradient` has the derivative of loss() with respect to each element of `input`.
 void expect_gradient(const char* name, const Workload& w, Tensor& input,
                      const std::vector<double>& gradient) {
   if (!input) return;
-  const double h = 1e-5;  // error h^2 from the third derivative, 1e-16 / h from rounding
+  const double h = 1e-5;  // errs by h^2 times the third derivative, and by 1e-16 / h of rounding
   ASSERT_EQ(int64_t(gradient.size()), input.numel()) << name;
   size_t n = 0;
   input.for_each([&](int64_t at) {
@@ -59,7 +59,7 @@ TEST_P(ReferenceGradient, MatchesFiniteDifferences) {
   expect_gradient("slopes", w, w.alibi_slopes, r.grad_alibi_slopes);
   expect_gradient("sinks", w, w.sinks, r.grad_sinks);
   if (!w.c.grad_mask) return;
-  // It is added to what is there.
+  // grad_mask is added to what is there.
   const std::vector<double> before = frozen.make_grad_mask().values();
   std::vector<double> grad_mask = r.grad_mask;
   for (size_t n = 0; n < before.size(); ++n) grad_mask[n] -= before[n];

@@ -9,7 +9,7 @@
 namespace qkv::test {
 namespace {
 
-// Bottom-right aligned: with L = 3 and S = 5 query 0 stands at key 2.
+// Windows are bottom-right aligned: with L = 3 and S = 5, query 0 stands at key 2.
 TEST(Reference, WindowsAverageWhatTheySee) {
   Case c = small_case();
   c.L = 3, c.S = 5, c.D = 1, c.Dv = 1, c.scale = 0;
@@ -21,16 +21,16 @@ TEST(Reference, WindowsAverageWhatTheySee) {
     EXPECT_NEAR(r.output[i], i + 1.5, 1e-14);
     EXPECT_NEAR(r.lse[i], std::log(2.0), 1e-14);
   }
-  // More queries than keys: the first two see nothing.
+  // With more queries than keys, the first two queries see nothing.
   c.L = 5, c.S = 3, c.window_left = -1;
   const Workload v(c);
   r = run(v, kReference);
   for (int i = 0; i < 5; ++i) EXPECT_DOUBLE_EQ(r.lse[i], i < 2 ? -kInf : std::log(double(i - 1)));
-  // Top-left causal and bottom-right window both apply.
+  // is_causal, which is top-left aligned, and a window, which is bottom-right aligned, both apply.
   c.L = 3, c.S = 5, c.is_causal = true, c.window_left = 2, c.window_right = -1;
   const Workload u(c);
   r = run(u, kReference);
-  for (int i = 0; i < 3; ++i) EXPECT_NEAR(r.lse[i], 0, 1e-14);  // key i alone
+  for (int i = 0; i < 3; ++i) EXPECT_NEAR(r.lse[i], 0, 1e-14);  // query i sees key i alone
 }
 
 TEST(Reference, SoftcapAlibiAndMaskInThisOrder) {
@@ -51,7 +51,7 @@ TEST(Reference, SoftcapAlibiAndMaskInThisOrder) {
   EXPECT_NEAR(r.lse[0], std::log(sum), 1e-14);
 }
 
-// As softmax(cat([scores, sink])) gives them.
+// Weights are those of softmax(cat([scores, sink])).
 TEST(Reference, SinksJoinTheDenominatorAlone) {
   Case c = small_case();
   c.L = 1, c.S = 2, c.D = 1, c.Dv = 1, c.scale = 0, c.sinks = true;
@@ -73,7 +73,7 @@ TEST(Reference, SinksJoinTheDenominatorAlone) {
       EXPECT_NEAR(r.output[0], sum == 0 ? 0 : seen / sum, 1e-14);
       EXPECT_DOUBLE_EQ(r.lse[0], std::log(sum));
       EXPECT_EQ(r.grad_value[0] == 0, seen == 0);
-      if (seen > 0) continue;  // else lse is the sink
+      if (seen > 0) continue;  // a row that sees no key has the sink for its lse
       EXPECT_EQ(r.grad_sinks[0], sink == -kInf ? 0 : w.grad_lse.get({0, 0, 0}));
     }
   }

@@ -1,5 +1,5 @@
-// Planes that add to the same elements of grad_mask: in their order, whoever
-// computes them, and with enough work for every way of dividing it.
+// Planes that add to the same elements of grad_mask (csrc/drivers/sharing.h): they add in their
+// order whichever thread runs them, and cases are large enough for every way of cutting the work.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Case masked(Sizes batch, int64_t kv_heads, int64_t group, int64_t L, int64_t S) 
   return c;
 }
 
-// Sums of several groups of planes, added at last.
+// The planes are divided into mask groups, whose sums are added at the end.
 TEST_P(SharingTest, SmallMaskOfManyPlanes) {
   for (bool share_heads : {false, true}) {
     Case c = masked({kQuick ? 7 : 23}, 3, 1, 29, 31);
@@ -47,7 +47,7 @@ TEST_P(SharingTest, SmallMaskOfManyPlanes) {
   }
 }
 
-// One plane at a time, its keys split: rounds.
+// The planes run one after the other, in rounds, and the keys of each are split.
 TEST_P(SharingTest, LargeMaskOfFewPlanes) {
   Case c = masked({2}, 1, 1, kQuick ? 20 : 90, 900);
   c.share_batch = true;
@@ -59,14 +59,15 @@ TEST_P(SharingTest, LargeMaskOfFewPlanes) {
   }
 }
 
-// Only the batch shares: one plane of each head at a time, heads of a group apart.
+// Planes of the same head share, over the batch: one plane of each head runs at a time, and each
+// head of a group has elements of its own.
 TEST_P(SharingTest, HeadsApart) {
   Case c = masked({2, 2}, 3, 2, kQuick ? 5 : 40, 600);
   c.share_batch = true;
   expect_sums(c);
 }
 
-// The weights summed over the heads, and nothing else.
+// Only the weights are wanted, summed over the heads.
 TEST_P(SharingTest, WeightsOverHeads) {
   Case c = masked({2}, 4, 1, kQuick ? 20 : 60, 700);
   c.grad_mask = c.grad_mask_queries = c.grad_alibi_slopes = false;
@@ -75,7 +76,7 @@ TEST_P(SharingTest, WeightsOverHeads) {
   expect_sums(c);
 }
 
-// The first item of a batch, as a batch of its own.
+// The first batch item of a batch, as a batch of its own.
 Workload first_item(const Workload& batch) {
   Case c = batch.c;
   c.batch = {1};

@@ -21,7 +21,8 @@ std::set<std::string> threads_of_process() {
   return ids;
 }
 
-// What torch does between two calls of ours: a region of as many threads as it may use.
+// The threads of a region like those that torch opens between two calls of ours: with as many
+// threads as it may use.
 std::set<std::string> threads_of_a_full_team() {
   int team = 0;
 #pragma omp parallel num_threads(kTeam) reduction(+ : team)
@@ -30,7 +31,7 @@ std::set<std::string> threads_of_a_full_team() {
   return threads_of_process();
 }
 
-// Items of every pass on 1 to kTeam threads and more, from one head to many.
+// From one head to many, the passes have fewer items than there are threads, as many, and more.
 TEST(Team, CallsOfAnySizeStartNoThreads) {
   const std::set<std::string> before = threads_of_a_full_team();
   ASSERT_GE(before.size(), size_t(kTeam));
@@ -49,11 +50,11 @@ TEST(Team, CallsOfAnySizeStartNoThreads) {
   }
 }
 
-// Whoever has no item is in the team all the same, and takes none.
+// A thread for which there is no item is in the team all the same, and runs none.
 TEST(Team, ThreadsWithoutItems) {
   const std::set<std::string> before = threads_of_a_full_team();
   for (int working = 1; working <= kTeam; ++working) {
-    for (double flops : {1e3, 1e9}) {  // one run a thread, and runs for whoever is free
+    for (double flops : {1e3, 1e9}) {  // one run for each thread, and runs for any thread
       std::vector<int> done(100), out_of_range(100);
       const Items items{100, flops, 3};
       parallel_phases({kTeam, working}, 1,

@@ -1,5 +1,5 @@
-// Results are bitwise the same whatever computes them: any number of threads,
-// any batch size, any caller; and no caller hangs.
+// Results have the same bits for any number of threads, any batch size and any caller, and no
+// caller hangs.
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <sys/wait.h>
@@ -20,7 +20,7 @@ class ThreadsTest : public IsaTest {};
 
 QKV_FOR_EACH_ISA(ThreadsTest);
 
-// Enough work for every way of splitting it, small enough to be quick.
+// Cases that are large enough for every way of cutting the work, and small enough to be quick.
 std::vector<Case> cases() {
   Case heads;
   heads.batch = {2}, heads.kv_heads = 3, heads.group = 2;
@@ -75,7 +75,7 @@ TEST_P(ThreadsTest, RunToRun) {
   }
 }
 
-// Item b of eight, as a batch of its own.
+// Batch item b of eight, as a batch of its own.
 Workload item(const Workload& eight, int64_t b) {
   Case c = eight.c;
   c.batch = {}, c.dropout_batch += b;
@@ -108,7 +108,7 @@ TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
     const Results r = run(all);
     for (int64_t b : {0, 5}) {
       Results alone = run(item(all, b)), among = eighth(r, b);
-      if (c.share_batch)  // sums over the batch, alone in depending on it
+      if (c.share_batch)  // these are sums over the batch, the only results that depend on it
         alone.grad_mask = among.grad_mask, alone.weights = among.weights;
       expect_identical(alone, among);
     }
@@ -147,14 +147,15 @@ std::ptrdiff_t threads_of_process() {
   return std::distance(begin(tasks), end(tasks));
 }
 
-// There the calling thread does all the work, even if OpenMP would allow more.
+// Inside a parallel region the calling thread does all the work, even if OpenMP would allow more
+// threads.
 TEST(NestedRegion, StartsNoThreads) {
   Workload w(cases()[1]);
   w.c.num_threads = 4;
   const int levels = omp_get_max_active_levels();
   omp_set_max_active_levels(3);
 #pragma omp parallel num_threads(2)
-  run(w);  // now the team of two is up
+  run(w);  // starts the team of two
   std::atomic<bool> done{false};
   std::ptrdiff_t most = 0;
   std::thread watcher([&] {
@@ -178,7 +179,7 @@ TEST_P(ThreadsTest, AfterFork) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      alarm(60);  // rather than hang
+      alarm(60);  // a child that hangs is ended
       expect_identical(run_with(4, w), expected);
       _exit(HasFailure() ? 1 : 0);
     }
@@ -190,7 +191,7 @@ TEST_P(ThreadsTest, AfterFork) {
   }
 }
 
-// The first use of the library may well come after the fork.
+// The child of a fork may be the first to use the library.
 TEST(Fork, ParentUsedOpenMPButNotTheLibrary) {
   int team = 0;
 #pragma omp parallel num_threads(4) reduction(+ : team)

@@ -1,4 +1,4 @@
-// The in-cache transposition of whole vectors: exact.
+// The transposition of whole vectors, which changes no bit.
 #include <gtest/gtest.h>
 
 #include "cases.h"

@@ -1,4 +1,4 @@
-// The runs of visible.h are exactly the pairs that the reference attends to.
+// The ranges of common/visible.h have exactly the keys that each query of the reference sees.
 #include "common/visible.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace qkv::test {
 namespace {
 
-TEST(Visible, RunsOfKeysAndQueries) {
+TEST(Visible, RangesOfKeysAndQueries) {
   const Sizes windows = {-1, 0, 1, 3, 20, int64_t{1} << 40};
   for (int64_t L : {1, 2, 7}) {
     for (int64_t S : {1, 2, 7, 12}) {

@@ -1,4 +1,5 @@
-// Every item once, the dear ones alone and first, cheap ones in runs of equal work.
+// A WorkList has every item once: dear items are runs of their own and come first, and cheap items
+// are put together into runs of equal work.
 #include "threads/worklist.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@ namespace {
 
 constexpr double kDear = 1e7, kCheap = 1e3;
 
-using Portion = std::vector<std::pair<int64_t, int64_t>>;  // {job, index}
+using Portion = std::vector<std::pair<int64_t, int64_t>>;  // the {job, index} of a run's items
 
 std::vector<Portion> runs_of(const WorkList& list, int64_t round = 0) {
   std::vector<Portion> runs(list.runs());
@@ -53,19 +54,19 @@ TEST(WorkList, DearItemsAreRunsOfTheirOwnAndComeFirst) {
   const std::vector<Portion> runs = runs_of(list);
   expect_each_once(runs, jobs);
   EXPECT_FALSE(list.one_run_a_thread());
-  ASSERT_EQ(runs.size(), 6u);  // 2 + 3, and all the cheap ones together
+  ASSERT_EQ(runs.size(), 6u);  // 2 + 3 dear items, and all cheap ones together
   for (int r = 0; r < 5; ++r) EXPECT_EQ(runs[r], Portion({{r < 2 ? 3 : 1, r < 2 ? r : r - 2}}));
   EXPECT_EQ(runs[5].size(), 100u);
 }
 
-// 10000 documents must not be handed out one by one.
+// The items of 10000 documents are not handed out one by one.
 TEST(WorkList, RunsOfManyCheapJobsBesideADearOne) {
   std::vector<Items> jobs(10000, {3, kCheap});
   jobs[5000] = {1, kDear};
   const std::vector<Portion> runs = runs_of(WorkList(jobs, 4));
   expect_each_once(runs, jobs);
   EXPECT_LT(runs.size(), 300u);
-  EXPECT_GT(runs.size(), 50u);  // but there is enough to choose from in the end
+  EXPECT_GT(runs.size(), 50u);  // enough for the threads to end at about the same time
 }
 
 TEST(WorkList, CheapItemsAreOneRunAThread) {

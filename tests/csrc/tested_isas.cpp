@@ -10,7 +10,7 @@ namespace {
 
 class TestedIsas : public ::testing::EmptyTestEventListener {
   void OnTestEnd(const ::testing::TestInfo& info) override {
-    // Those of QKV_FOR_EACH_ISA: Isa/Suite.Name/isa.
+    // The names of tests of QKV_FOR_EACH_ISA are Isa/Suite.Name/isa.
     const std::string suite = info.test_suite_name(), name = info.name();
     if (suite.rfind("Isa/", 0) == 0 && !info.result()->Skipped())
       ++tests_[name.substr(name.rfind('/') + 1)];

@@ -1,5 +1,5 @@
-// The inputs of a Case: standard normal numbers; masks let about 4 of 5 keys
-// through, and now and then none at all.
+// The inputs of a Case. They are standard normal numbers; masks let a query see about 4 of 5 keys,
+// and now and then none at all.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@ struct Workload {
     if (c.grad_lse) grad_lse = input(random, compute_element(), H, c.L, 1);
     if (c.mask_type != MaskType::none) mask = make_mask(random);
     if (c.grad_weights) grad_weights = input(random, compute_element(), H, c.L, c.S);
-    // A sixteenth: scores of a few hundred keys away stay of the size of the others.
+    // Slopes are a sixteenth of that, so that scores of a few hundred keys away are no larger than
+    // the others.
     if (c.alibi_slopes) alibi_slopes = input(random, Type::f64, H, 1, 1, 1. / 16);
     if (c.sinks) sinks = input(random, Type::f64, H, 1, 1);
   }
@@ -49,8 +50,8 @@ struct Workload {
     return {type, s, output_strides(s), c.at_front};
   }
 
-  // [B..., H, L, S] that is added to, shared as the case says. They hold eighths,
-  // the same numbers in every dtype and for every batch item.
+  // Outputs [B..., H, L, S] that the backward pass adds to, shared as the case says. They hold
+  // eighths, which every dtype has, and the same numbers for every batch item.
   Tensor make_weights() const { return make_sum(compute_element()); }
   Tensor make_grad_mask() const {
     return make_sum(c.mask_type == MaskType::f64 ? Type::f64 : Type::f32);
@@ -73,14 +74,14 @@ struct Workload {
     p.mask_type = c.mask_type, p.mask = mask.input();
     p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
-    p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // both halves in use
+    p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // so that both 32-bit halves are in use
     p.num_threads = c.num_threads;
     return p;
   }
 
   Type compute_element() const { return type_of(compute_type(c.dtype)); }
 
-  // The same numbers in f64, for the reference.
+  // A copy with the same numbers in f64, for the reference.
   Workload in_f64() const {
     Workload copy;
     copy.c = c;

@@ -1,13 +1,14 @@
 #include "kernels/prelude.h"
 
-// These vectors stay inside this file.
+// -Wpsabi warns of vectors in arguments of functions, whose registers follow the instruction set.
+// These functions are called in this file only.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define QKV_ISA emulated_amx
 #define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
 
-// vec.h defines the vectors that tiles.h works on. One block each, so that clang-format keeps the
-// order.
+// vec.h defines the vectors that tiles.h works on. The empty lines keep clang-format from sorting
+// it behind that.
 #include "emulated/vec.h"
 
 #include "emulated/tiles.h"

@@ -1,6 +1,7 @@
 #include "kernels/prelude.h"
 
-// These vectors stay inside this file.
+// -Wpsabi warns of vectors in arguments of functions, whose registers follow the instruction set.
+// These functions are called in this file only.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define QKV_ISA emulated_avx512bf16

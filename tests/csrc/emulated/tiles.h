@@ -1,5 +1,5 @@
-// AMX's registers and instructions, on any CPU. As there, what is done to a register that is
-// not configured ends the program.
+// AMX's registers and instructions, on any CPU. As on AMX itself, using a register that is not
+// configured ends the program.
 namespace qkv::QKV_ISA {
 
 struct TileFile {
@@ -26,8 +26,8 @@ struct Tiles {
     for (int i = 0; i < 16; ++i)
       std::memcpy(static_cast<char*>(p) + i * row_bytes, at(tile)[i], 64);
   }
-  // tdpbf16ps: the first numbers of the pairs and the second ones have a sum of their own, which
-  // begins with zero; the two sums are added up, and then to the tile.
+  // tdpbf16ps: the first numbers of the pairs have one sum and the second numbers another, each of
+  // which begins with zero. The two sums are added up, and the result is added to the tile.
   template <int sum, int a, int b>
   static void dot() {
     static_assert(sum != a && sum != b && a != b);

@@ -1,5 +1,5 @@
 // AVX-512's vectors and AVX512-BF16's instructions, on any CPU.
-// No register holds one.
+// No register holds such a vector.
 #undef QKV_VECTOR_REGISTER
 #define QKV_VECTOR_REGISTER "+m"
 
@@ -16,15 +16,16 @@ constexpr int kVectorBytes = 64;
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 8;
 
-// vdpbf16ps: the second numbers of the pairs first, then the first ones. Inlined into each
-// micro-kernel, which unrolls it up to 28 times, it would take minutes to compile.
+// vdpbf16ps: the product of the second numbers of two pairs is added first, then that of the first
+// numbers. It is not inlined: a micro-kernel unrolls it up to 28 times, and would take minutes to
+// compile.
 template <class V, class Pairs>
 __attribute__((noinline)) V native_dot_pairs(V sum, Pairs a, Pairs b) {
   const Floats seconds = add_product_flushed(second_of(a), second_of(b), (Floats)sum);
   return (V)add_product_flushed(first_of(a), first_of(b), seconds);
 }
 
-// vcvtne2ps2bf16, which takes subnormal numbers for zeros, too.
+// vcvtne2ps2bf16, which takes subnormal numbers for zeros, as vdpbf16ps does.
 typedef uint16_t Narrow __attribute__((vector_size(kVectorBytes)));
 template <class V>
 QKV_INLINE Narrow native_narrow(V low, V high) {
