@@ -24,7 +24,7 @@ from gpt.generate import decode, generate, timed
 from gpt.model import ModelConfig, load_attention
 from gpt.train import TrainConfig, Trainer, load_model
 
-REREADING_SECONDS = 10  # for showing what generating without a cache costs
+REREADING_SECONDS = 10  # of generating without a cache, to show what that costs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -203,11 +203,11 @@ def describe(trainer: Trainer) -> str:
 
 
 def write(args: argparse.Namespace) -> int:
-    """The text goes to stdout, how fast it came to stderr."""
+    """Writes the text to stdout, and how fast it came to stderr."""
     model = load_model(args.checkpoint, load_attention(args.attention))
     seed = given(args, TrainConfig).get("seed", 0)
     options = model, args.generate.encode(), args.length, args.temperature, seed
-    cached = args.attention == "qkv"  # torch has no attention for it
+    cached = args.attention == "qkv"  # torch has no attention with a cache
     text, rate = timed(generate(*options, cached))
     print(args.generate + decode(text))
     if not cached:

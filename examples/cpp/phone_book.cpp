@@ -15,8 +15,8 @@
 namespace nn = torch::nn;
 using torch::Tensor;
 
-constexpr int64_t kNames = 64, kNumbers = 32;  // that exist at all
-constexpr int64_t kEntries = 24;               // in the longest book
+constexpr int64_t kNames = 64, kNumbers = 32;  // all names and numbers that there are
+constexpr int64_t kEntries = 24;               // entries of the longest book
 constexpr int64_t kWidth = 64, kHeads = 4;
 
 // B phone books, each with one question.

@@ -10,14 +10,14 @@ import qkv
 from gpt.data import Corpus
 from gpt.model import GPT, rotary_table
 
-# A line that says one name twice, such as `self.maxsize = maxsize`.
+# A telling line says one name twice, such as `self.maxsize = maxsize`.
 TELLING_LINE = re.compile(rb"(?<=\n) +(self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
-LONGEST_LINE = 44  # bytes that can still be read as tick labels
+LONGEST_LINE = 44  # bytes; the tick labels of more cannot be read
 
 
 def telling_line(corpus: Corpus) -> tuple[bytes, bytes]:
-    """Such a line of held-out code without its indentation, the longest that fits; and the code up
-    to and with it."""
+    """The longest telling line of held-out code that fits, without its indentation; and the code up
+    to the end of that line."""
     text = corpus.validation.numpy().tobytes()
     fitting = [line for line in TELLING_LINE.finditer(text) if len(line[1]) <= LONGEST_LINE]
     if not fitting:

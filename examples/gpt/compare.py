@@ -14,7 +14,7 @@ from gpt.timer import TimedAttention
 from gpt.train import TrainConfig, Trainer
 
 NAMES = ("qkv", "torch")
-CHECKS = 10  # how often, in a comparison, both attentions get the same weights
+CHECKS = 10  # how many times in a comparison both attentions get the same weights
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Run:
     attention: TimedAttention
     loss: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    forward_seconds: list[float] = field(default_factory=list)  # in attention
-    backward_seconds: list[float] = field(default_factory=list)  # likewise
+    forward_seconds: list[float] = field(default_factory=list)  # of attention
+    backward_seconds: list[float] = field(default_factory=list)  # of attention
 
     def step(self) -> None:
         self.attention.reset()
@@ -40,12 +40,12 @@ class Run:
 
 @dataclass(frozen=True)
 class SameWeights:
-    """How far the attentions are apart after `step` steps where all else is equal: the weights of
-    the model on qkv, and the batch."""
+    """The difference that the attentions make after `step` steps where all else is equal: both
+    models have the weights of the model on qkv, and the same batch."""
 
     step: int
-    loss: float  # absolute
-    gradient: float  # relative, in the Euclidean norm of the parameter where it is largest
+    loss: float  # the absolute difference
+    gradient: float  # the relative difference in Euclidean norm, of the parameter with the largest
 
 
 @dataclass
@@ -54,7 +54,8 @@ class Comparison:
     same_weights: list[SameWeights]
 
     def medians(self, name: str) -> dict[str, float]:
-        """Of a step of run `name`, in seconds; "attention" is the median of the sums."""
+        """The medians of a step of run `name`, in seconds; "attention" is the median of the
+        sums."""
         run = self.runs[name]
         attention = map(sum, zip(run.forward_seconds, run.backward_seconds, strict=True))
         return {
@@ -74,7 +75,8 @@ def make_runs(model: ModelConfig, config: TrainConfig, corpus: Corpus) -> dict[s
 
 
 def steps_within(seconds: float, model: ModelConfig, config: TrainConfig, corpus: Corpus) -> int:
-    """How many steps of both models fit. Found by taking a few, which warms the machine up too."""
+    """The number of steps of both models that fit into `seconds`. Finds it by taking a few, which
+    also warms the machine up."""
     runs = make_runs(model, config, corpus)
     pairs = []
     for _ in range(9):
@@ -82,7 +84,7 @@ def steps_within(seconds: float, model: ModelConfig, config: TrainConfig, corpus
         for run in runs.values():
             run.step()
         pairs.append(perf_counter() - start)
-    typical = statistics.quantiles(pairs[1:], n=4)[0]  # a brief disturbance does not count
+    typical = statistics.quantiles(pairs[1:], n=4)[0]  # so that a brief disturbance does not count
     return max(CHECKS, int(seconds / typical))
 
 
@@ -122,7 +124,7 @@ def compare_on_same_weights(run: Run) -> SameWeights:
     run.attention.attention = own
     relative = torch.stack([*map(relative_difference, gradients["qkv"], gradients["torch"])])
     loss = abs(losses["qkv"] - losses["torch"])
-    return SameWeights(trainer.step_number, loss, relative.max().item())  # NaN if one is
+    return SameWeights(trainer.step_number, loss, relative.max().item())  # NaN if one of them is
 
 
 def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
@@ -130,17 +132,17 @@ def relative_difference(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tenso
     return difference / size.clamp(min=1e-30)  # before the first step some gradients are all zero
 
 
-# What counts as agreement; losses are in nats a byte. On the same weights the attentions may differ
-# by the rounding of float32. Two trainings start there, and then each step feeds on the last: a
-# difference doubles every 20 to 50 steps, as between two machines that run the same program, until
-# it is as large as what another order of the texts would make. A wrong gradient is out of these
-# bounds within a step or two.
+# The bounds within which the attentions agree; losses are in nats a byte. On the same weights the
+# attentions may differ by the rounding of float32. Two trainings start there, and then each step
+# feeds on the last: a difference doubles every 20 to 50 steps, as between two machines that run the
+# same program, until it is as large as another order of the texts would make it. A wrong gradient
+# is out of these bounds within a step or two.
 SAME_WEIGHTS_LOSS = 1e-5
 SAME_WEIGHTS_GRADIENT = 1e-4
 FIRST_STEP = 1e-5
 STEPS_TO_DOUBLE = 20
 ANY_STEP = 0.1
-LAST_TENTH = 0.02  # between the means over the last tenth of the steps
+LAST_TENTH = 0.02  # the difference between the means over the last tenth of the steps
 
 
 def loss_tolerance(step: int) -> float:
@@ -148,7 +150,7 @@ def loss_tolerance(step: int) -> float:
 
 
 def disagreements(comparison: Comparison) -> list[str]:
-    """What speaks against the two being the same model; empty where nothing does."""
+    """The reasons why the two cannot be the same model; empty if there are none."""
     found = []
     for same in comparison.same_weights:
         if not (same.loss <= SAME_WEIGHTS_LOSS and same.gradient <= SAME_WEIGHTS_GRADIENT):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Tests, other people's packages, and modules that are tables rather than code.
+# Left out are tests, other people's packages, and modules that are tables rather than code.
 SKIPPED_FOLDERS = {
     "dist-packages",
     "encodings",
@@ -18,7 +18,7 @@ SKIPPED_FOLDERS = {
     "test",
     "tests",
 }
-VALIDATION_SHARE = 20  # one file in so many is held out
+VALIDATION_SHARE = 20  # one of this many files is held out
 FILE_SEPARATOR = b"\0"
 
 
@@ -33,7 +33,8 @@ class Corpus:
 
 
 def is_held_out(name: str) -> bool:
-    """By the hash of its name, so that a file keeps its side whatever else is installed."""
+    """Whether a file is held out. The hash of its name decides, so that it keeps its side whatever
+    else is installed."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % VALIDATION_SHARE == 0
 
 

@@ -13,8 +13,8 @@ from gpt.model import GPT
 def generate(
     model: GPT, prompt: bytes, length: int, temperature: float, seed: int, cached: bool = True
 ) -> Iterator[int]:
-    """`length` bytes that follow `prompt`, one at a time. Temperature 0: always the likeliest.
-    cached: with a cache of keys and values; else everything is read again for each byte."""
+    """`length` bytes that follow `prompt`, one at a time. Temperature 0 always takes the likeliest.
+    `cached` keeps keys and values; else everything is read again for each byte."""
     if not prompt:
         raise ValueError("prompt: expected at least one byte, got none")
     if not temperature >= 0:
@@ -32,7 +32,8 @@ def generate(
 
 
 def timed(tokens: Iterator[int], seconds: float = math.inf) -> tuple[bytes, float]:
-    """Those that come within `seconds`, at least one, and how many came in a second."""
+    """The `tokens` that come within `seconds`, at least one, and how many came in a
+    second."""
     text, start, passed = bytearray(), perf_counter(), 0.0
     for token in tokens:
         text.append(token)
@@ -43,6 +44,6 @@ def timed(tokens: Iterator[int], seconds: float = math.inf) -> tuple[bytes, floa
 
 
 def decode(text: bytes) -> str:
-    """For the terminal: what is neither UTF-8 nor printable shows as �."""
+    """The text as the terminal can show it: what is neither UTF-8 nor printable is �."""
     characters = text.decode("utf-8", errors="replace")
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in characters)

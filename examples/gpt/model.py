@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import qkv
 
-VOCAB_SIZE = 256  # one token a byte
+VOCAB_SIZE = 256  # a token is a byte
 ROPE_BASE = 10_000.0
 
 
@@ -33,7 +33,8 @@ class ModelConfig:
 
 
 def load_attention(name: str):
-    """The attention function: "qkv" or "torch". Same arguments, same meaning."""
+    """The attention function "qkv" or "torch". Both have the same arguments, with the same
+    meaning."""
     if name == "torch":
         return F.scaled_dot_product_attention
     if name == "qkv":
@@ -77,7 +78,8 @@ class KeyValueCache:
         return output
 
     def _forget(self) -> None:
-        """All but what the next position looks back to, once in `context` positions."""
+        """Forgets all positions but those that the next one looks back to. This happens once in
+        `context` positions."""
         kept = slice(self.length - self.context + 1, self.length)
         for x in (self.keys, self.values):
             x[..., : self.context - 1, :] = x[..., kept, :].clone()
@@ -87,7 +89,7 @@ class KeyValueCache:
 def attend_to_last(context: int, attention):
     """`attention` of each position to itself and the `context - 1` before it."""
 
-    @functools.lru_cache(maxsize=1)  # for all layers
+    @functools.lru_cache(maxsize=1)  # one mask for all layers
     def visible(length: int) -> Tensor:
         distance = torch.arange(length)[:, None] - torch.arange(length)
         return (distance >= 0) & (distance < context)
@@ -117,7 +119,7 @@ class SelfAttention(nn.Module):
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def forward(self, x: Tensor, table: Tensor, attend=None) -> Tensor:
-        """attend(query, key, value): instead of causal attention within x."""
+        """`attend`, a function of query, key and value, replaces causal attention within x."""
         query, key, value = self.project(x, table)
         if attend is None:
             output = self.attention(query, key, value, is_causal=True)
@@ -167,12 +169,12 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, Block):  # comes after its children; starts as the identity
+        elif isinstance(module, Block):  # visited after its children; starts as the identity
             nn.init.zeros_(module.attention.to_out.weight)
             nn.init.zeros_(module.mlp[-1].weight)
 
     def forward(self, tokens: Tensor, table: Tensor | None = None, attends=None) -> Tensor:
-        """attends: for each layer what SelfAttention calls attend."""
+        """`attends` has one function for each layer, which is the `attend` of its SelfAttention."""
         if table is None:
             if tokens.size(1) > self.config.context:
                 raise ValueError(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib
 
-matplotlib.use("Agg")  # no display needed
+matplotlib.use("Agg")  # needs no display
 
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
@@ -74,7 +74,7 @@ def _plot_difference(comparison: Comparison, axes) -> None:
     losses = [np.array(comparison.runs[name].loss) for name in NAMES]
     gap = np.abs(losses[0] - losses[1])
     steps = np.arange(len(gap))
-    floor = 1e-8  # where an exact zero is drawn, on a logarithmic axis
+    floor = 1e-8  # stands for an exact zero on a logarithmic axis
     axes.semilogy(
         steps, np.maximum(gap, floor), ".", ms=3, color="#6b7280", label="the two trainings"
     )
@@ -116,7 +116,7 @@ def plot_times(comparison: Comparison, title: str, path: Path) -> None:
         for part, shade in SHADES.items():
             width = times[part]
             bars.barh(row, width, 0.62, left, color=COLORS[name], alpha=shade, edgecolor="white")
-            if width > 0.03 * longest:  # else there is no room for the figure
+            if width > 0.03 * longest:  # a shorter bar has no room for the number
                 color = "white" if shade > 0.5 else "black"
                 middle = (left + width / 2, row)
                 bars.text(*middle, f"{width:.0f}", ha="center", va="center", color=color)
@@ -145,7 +145,7 @@ def _plot_timeline(comparison: Comparison, axes) -> None:
             float(np.median(milliseconds)), color=COLORS[name], lw=2, label=f"{name}, median"
         )
     every = np.concatenate([run.step_seconds for run in comparison.runs.values()]) * 1e3
-    # A few stray steps must not flatten the rest; those above are counted in the label.
+    # A few stray steps must not flatten the rest; those above the axis are counted in the label.
     top = float(np.percentile(every, 98) * 1.25)
     outside = int((every > top).sum())
     axes.set_ylim(0, top)

@@ -27,8 +27,8 @@ from gpt.plots import plot_attention, plot_losses, plot_times
 from gpt.train import TrainConfig
 from qkv.bench.machine import cpu_model
 
-AROUND_TRAINING = 12.0  # seconds that calibration, checks, sample and pictures take
-PATIENCE = 1.2  # training ends after so many times the seconds, should others need the machine
+AROUND_TRAINING = 12.0  # the seconds that calibration, checks, sample and pictures take
+PATIENCE = 1.2  # others may need the machine: training ends after so many times its seconds
 SAMPLE_BYTES = 500
 
 
@@ -68,13 +68,13 @@ def report_comparison(
 
 
 def machine() -> str:
-    """The processor, by name, and how it is used."""
+    """The name of the processor, and how many threads and which instructions are used."""
     threads = torch.get_num_threads()
     return f"{threads} thread{'s'[: threads > 1]} of {cpu_model()}, qkv with {qkv.active_isa()}"
 
 
 def agreement(comparison: Comparison) -> str:
-    """What `disagreements` judges, in figures."""
+    """The figures that `disagreements` judges."""
     ours, theirs = (comparison.runs[name].loss for name in NAMES)
     held_out = [comparison.runs[name].trainer.validation_loss() for name in NAMES]
     gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -108,7 +108,8 @@ def times(comparison: Comparison) -> str:
 
 
 def sample(model: GPT, corpus: Corpus) -> str:
-    """What the model makes of held-out code: it goes on where a method assigns its argument."""
+    """The code that the model writes after held-out code: it goes on where a method assigns its
+    argument."""
     _, code = telling_line(corpus)
     prompt = code[-model.config.context // 2 :] + b"\n"
     text = bytes(generate(model, prompt, SAMPLE_BYTES, temperature=0.7, seed=0))

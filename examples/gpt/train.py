@@ -12,7 +12,7 @@ from torch import nn
 from gpt.data import Corpus, sample_batch
 from gpt.model import GPT, ModelConfig
 
-VALIDATION_SEED = -1  # no step has it
+VALIDATION_SEED = -1  # the seed of no step
 MAX_GRADIENT_NORM = 1.0
 
 
@@ -55,14 +55,15 @@ class Trainer:
         return self.config.batch * self.model.config.context
 
     def learning_rate(self) -> float:
-        """Up in a straight line over the first tenth of the steps, then down to zero."""
+        """The learning rate: up in a straight line over the first tenth of the steps, then down to
+        zero."""
         warmup = max(1, self.config.steps // 10)
         left = max(0, self.config.steps - self.step_number)
         share = min((self.step_number + 1) / warmup, left / max(1, self.config.steps - warmup))
         return self.config.learning_rate * share
 
     def step(self) -> float:
-        """One step of the optimizer. Returns the loss before it, in nats a byte."""
+        """Takes one step of the optimizer. Returns the loss before it, in nats a byte."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         loss = self._loss(self.corpus.train, self.config.seed * 1_000_003 + self.step_number)
@@ -75,7 +76,8 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self, batches: int = 8) -> float:
-        """Nats a byte on text that is never trained on; the same text each time."""
+        """The loss in nats a byte on text that is never trained on; the text is the same each
+        time."""
         losses = [self._loss(self.corpus.validation, VALIDATION_SEED - i) for i in range(batches)]
         return sum(loss.item() for loss in losses) / batches
 
@@ -105,7 +107,7 @@ class Trainer:
 
     @classmethod
     def load(cls, path: Path, corpus: Corpus, attention) -> "Trainer":
-        """The trainer that `save` wrote. Goes on exactly as if it had never stopped."""
+        """The trainer that `save` wrote, which goes on exactly as if it had never stopped."""
         state = torch.load(path, weights_only=True)
         model, config = ModelConfig(**state["model_config"]), TrainConfig(**state["train_config"])
         trainer = cls(model, config, corpus, attention)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "python")]
-ROUND = 100  # calls at most: few enough to make a round again in seconds
+ROUND = 100  # the most calls of a round, few enough to make a round again in seconds
 
 
 def arguments():
@@ -32,7 +32,7 @@ def arguments():
     add("--seed", type=int, help="the first round's; a new one each time if not given")
     add("--isa", action="append", help="this one only; may be repeated")
     add("--operator", action="append", help="this one only; may be repeated")
-    add("--worker", metavar="FILE", help=argparse.SUPPRESS)  # where it says what it is doing
+    add("--worker", metavar="FILE", help=argparse.SUPPRESS)  # the file for what it is doing
     return parser.parse_args()
 
 
@@ -40,7 +40,7 @@ def arguments():
 
 
 class Record:
-    """What is going on, in a file, for whoever outlives this process."""
+    """What a process is doing, in a file, for whoever outlives the process."""
 
     def __init__(self, path):
         self.file = open(path, "wb", buffering=0)
@@ -60,7 +60,7 @@ def command_of(seed, calls, isa, operator):
 
 
 def rounds(options, operators):
-    """(seed, operator, calls) until there are enough calls, or the time is over."""
+    """Yields (seed, operator, calls) until there are enough calls, or the time is over."""
     end = time.monotonic() + 60 * options.minutes if options.minutes else None
     left, n = options.calls, 0
     size = ROUND if end else max(1, min(ROUND, left // len(operators)))
@@ -111,7 +111,7 @@ def start(options, isa, seed, record):
 
 
 def report(isa, process, record):
-    """Prints how it ended; True if well."""
+    """Prints how the process ended. Returns True if it ended well."""
     output, _ = process.communicate()
     print(f"{isa}: {'done' if process.returncode == 0 else 'FAILED'}\n{output}", end="", flush=True)
     if process.returncode == 0:
@@ -138,7 +138,7 @@ def main(options):
         while waiting and len(running) < max(1, os.cpu_count() or 1):
             isa = waiting.pop(0)
             record = folder / f"{isa}.{os.getpid()}"
-            # Other calls on each: no two of them share a round.
+            # Every instruction set gets other calls: no two of them share a round.
             seed = options.seed + 1_000_000 * isas.index(isa)
             running.append((isa, start(options, isa, seed, record), record))
         isa, process, record = running.pop(0)

@@ -24,7 +24,7 @@ JUNK = [None, "query", 1, 2.5, True, [1, 2], torch.float32]
 
 
 def changed(x, *, copy=True):
-    """x's values as a leaf of their own, whatever was done to get them."""
+    """A leaf with x's values, whatever was done to get them."""
     x = x.detach()
     return x.clone() if copy else x
 
@@ -58,7 +58,7 @@ def other_dtype(draw, x):
 
 
 def expanded(draw, x):
-    """One slice again and again, or a size that nobody has the memory for."""
+    """x with one slice again and again, or with a size that nobody has the memory for."""
     if not x.dim() or not x.numel():
         return x[None].expand(2, *x.shape)
     dim = draw(st.integers(0, x.dim() - 1))
@@ -68,7 +68,8 @@ def expanded(draw, x):
 
 
 def other_strides(draw, x):
-    """Any stride where a dimension has one element, elements far apart where it has more."""
+    """x with any stride where a dimension has one element, and elements far apart where it has
+    more."""
     if 1 in x.shape and draw(st.booleans()):
         far = draw(st.sampled_from([0, 1, 2**40, 2**62]))
         strides = [far if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True)]
@@ -81,7 +82,7 @@ def other_strides(draw, x):
 
 
 def negated(draw, x):
-    """The bit that says so, instead of other numbers."""
+    """-x by the bit of a tensor that says that it is negated, instead of by other numbers."""
     return torch._neg_view(-x) if x.is_floating_point() else x
 
 
@@ -89,7 +90,7 @@ def other_kind(draw, x):
     ways = [lambda: x.to("meta"), lambda: x.to("meta"), x.to_sparse]
     for layout in (torch.jagged, torch.strided):
         ways.append(lambda layout=layout: torch.nested.nested_tensor([x, x], layout=layout))
-    if x.dtype == torch.float32 and 0 < x.dim() <= 5:  # as many as oneDNN takes
+    if x.dtype == torch.float32 and 0 < x.dim() <= 5:  # oneDNN takes up to 5 dimensions
         ways.append(x.to_mkldnn)
         ways.append(lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8))
     with warnings.catch_warnings():
@@ -98,7 +99,8 @@ def other_kind(draw, x):
 
 
 def other_numbers(draw, x):
-    """In tables and lengths: out of range, falling, far too large."""
+    """x with other numbers, as tables and lengths may have them: out of range, falling, far too
+    large."""
     if not x.numel() or x.is_floating_point() or x.dtype == torch.bool:
         return x
     x = x.clone(memory_format=torch.contiguous_format)
@@ -146,7 +148,8 @@ def other_value(draw, x):
 
 
 def where_there_was_none(draw, name, good):
-    """For arguments that may be None; a tensor is one of the good call's, changed or not."""
+    """A value for an argument that may be None. A tensor is one of the good call's, changed or
+    not."""
     if name in ("scale", "softmax_scale"):
         return draw(st.sampled_from(FLOATS))
     if name == "reduce":
@@ -159,7 +162,8 @@ def where_there_was_none(draw, name, good):
 
 @st.composite
 def broken(draw, calls):
-    """(arguments, what was changed: none, one or two of them)."""
+    """Draws (arguments, changes): a call in which nothing, one argument or two have been
+    changed."""
     good = draw(calls)
     call, names = dict(good), sorted(good)
     times = min(len(names), draw(st.sampled_from([0, 0, 1, 1, 1, 2])))

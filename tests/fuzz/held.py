@@ -47,7 +47,7 @@ def plain(call):
     if options.get("enable_gqa") and min(x.dim() for x in inputs) < 3:
         if any(x.dim() > 2 and x.size(-3) > 1 for x in inputs[1:]):
             raise NotJudged("some tensors have heads and some have none")
-        options["enable_gqa"] = False  # one head for all
+        options["enable_gqa"] = False  # all query heads share one
     if max(x.dim() for x in inputs) == 2 and options.keys() & {"alibi_slopes", "sinks"}:
         raise NotJudged("slopes or sinks, [1], of no heads: the formula makes a head of them")
     return inputs, options
@@ -58,8 +58,8 @@ def widen(options):
 
 
 def close(name, x, truth, size, dtype):
-    """Within a few roundings of `size`: the sums behind x, and how far rounding moves a weight.
-    dtype: query's; x may be in another."""
+    """Whether x is within a few roundings of `size`, which has the sums behind x and how far
+    rounding moves a weight. `dtype` is query's; x may be in another."""
     assert x.shape == truth.shape, f"{name} has the shape {[*x.shape]}, not {[*truth.shape]}"
     if not truth.numel():
         return
@@ -73,7 +73,8 @@ def close(name, x, truth, size, dtype):
 
 
 def found_gradients(call, results, grads):
-    """{name: gradient} of every argument that requires one, through whatever requires grad."""
+    """{name: gradient} of every argument that requires a gradient, through all results that require
+    one."""
     leaves = {n: call[n] for n in LEAVES if is_float(call.get(n)) and call[n].requires_grad}
     pairs = [(y, g) for y, g in zip(results, grads, strict=True) if y.requires_grad]
     if not leaves or not pairs:
@@ -94,13 +95,14 @@ def random_like(results):
 
 
 def true_gradients(f, inputs, options, grads, names):
-    """In f64. A gradient of -inf at a row's lse is none: nothing depends on it."""
+    """The gradients of f in f64. A gradient of -inf that flows into a row's lse is left out:
+    nothing depends on such an lse."""
     grads = [None if g is None else g.double() for g in grads]
     return gradients(f, [x.double() for x in inputs], widen(options), grads, names)
 
 
 def attention(call, results):
-    """output, or output and lse."""
+    """Holds the output, or output and lse, and their gradients."""
     inputs, options = plain(call)
     dtype, results = inputs[0].dtype, as_tuple(results)
     grads = random_like(results)
@@ -117,8 +119,8 @@ def attention(call, results):
 
 
 def forward_again(operator, call, names):
-    """Its results must be what the gradient operator was given under these names: nobody can say
-    what it should make of others."""
+    """Runs the forward operator. Its results must be those that the gradient operator was given
+    under these names: there is no truth for what it makes of others."""
     arguments = {a.name for a in operator.default._schema.arguments}
     again = operator(**{n: x for n, x in call.items() if n in arguments})
     for name, x in zip(names, again, strict=True):
@@ -159,8 +161,8 @@ def whole_weights(x, query, S, reduce):
 
 
 def weights_parts(call):
-    """attend_weights' arguments; those of attention that gives the same: query in full, values
-    that tell the keys apart."""
+    """The arguments of attend_weights(), and those of an attention that gives the same numbers:
+    query in full, and values that tell the keys apart."""
     (query, key), options = plain(call)
     lead = torch.broadcast_shapes(
         query.shape[:-2],
@@ -225,7 +227,8 @@ def chosen(value, index):
 
 
 def hard(call, results):
-    """The index is that of the largest score but for rounding, the output is that key's value."""
+    """Holds that the index is that of the largest score but for rounding, and the output that key's
+    value."""
     inputs, options = plain(call)
     output, index = results
     truth, best = look_up(*(x.double() for x in inputs), **widen(options))
@@ -254,7 +257,7 @@ def hard(call, results):
 
 
 def hold_hard_gradients(call, results, repeated):
-    """That of the value: sums of the rows that chose it."""
+    """Holds the gradient of the value: its rows are sums over the rows that chose them."""
     output, index = results
     g = random_like([output])[0]
     found = found_gradients(call, (output,), (g,))
@@ -296,7 +299,8 @@ def hard_backward(call, results):
 
 
 def roughly(name, x, truth, dtype):
-    """Where nobody has counted the sums: relative to the largest element, which is one of them."""
+    """Holds x where nobody has counted the sums behind it: relative to the largest element, which
+    is such a sum."""
     assert x.shape == truth.shape, f"{name} has the shape {[*x.shape]}, not {[*truth.shape]}"
     if not truth.numel():
         return
@@ -310,7 +314,7 @@ def roughly(name, x, truth, dtype):
 
 
 def unpaged(call):
-    """The documents' keys and values one after the other."""
+    """The keys and values of the documents, one document after the other."""
     table, used = call["block_table"], call["seqused_k"]
     size = call["key"].size(1)
     rows = {"key": [], "value": []}
@@ -327,7 +331,8 @@ def unpaged(call):
 
 
 def packed(call, results):
-    """Dropout is not held here: tests/python/test_varlen.py knows what is kept."""
+    """Holds packed documents. Calls with dropout are not judged here: tests/python/test_varlen.py
+    knows what is kept."""
     results = as_tuple(results)
     if call.get("dropout_p", 0) > 0:
         raise NotJudged("dropout of packed documents")
@@ -368,7 +373,8 @@ def packed(call, results):
 
 
 def dense_results(call, results, truths):
-    """attention_with_kvcache's output and lse; `truths` has them and the caches after the call."""
+    """Holds output and lse of attention_with_kvcache; `truths` has them and the caches after the
+    call."""
     dtype = call["query"].dtype
     for name, x, truth in zip(("output", "lse"), results, truths, strict=False):
         roughly(name, x, truth, dtype)

@@ -14,10 +14,10 @@ from operators import MANUAL_SEED, OPERATORS
 
 import qkv
 
-SECONDS_A_CALL = 120  # then it hangs; under sanitizers calls take a hundred times longer than bare
+SECONDS_A_CALL = 120  # a longer one hangs; sanitizers make calls a hundred times longer
 
-# What may be said of a call without naming an argument, all of it by torch: there is not the memory
-# for it; output_mask has not six elements.
+# Errors that name no argument, all of them by torch: there is not enough memory for the call, or
+# output_mask has not six elements.
 NAMELESS = re.compile(
     "can't allocate memory|not enough memory|Storage size calculation overflowed"
     "|to a fixed-size array of size 6"
@@ -44,7 +44,7 @@ def describe_call(name, call, changed):
 
 
 def names_of(operator):
-    """What the operator's arguments are called: one of these has to be in an error's text."""
+    """The names of the operator's arguments, one of which has to be in an error's text."""
     function = operator.function
     if isinstance(function, torch._ops.OpOverloadPacket):
         return {a.name for a in function.default._schema.arguments}
@@ -96,7 +96,7 @@ class Hunt:
         assert changed, f"a good call was refused: {text}"
         known = names_an_argument(text, self.names) or NAMELESS.search(text)
         if any(is_jagged(x) for x in call.values()):
-            known = known or isinstance(error, NotImplementedError)  # torch's own, a subclass
+            known = known or isinstance(error, NotImplementedError)  # torch raises a subclass
         assert known, f"{type(error).__name__} that names no argument: {text}"
         for name in self.operator.in_place:
             if can_be_copied(x := call[name]):
@@ -104,7 +104,8 @@ class Hunt:
         self.counts["refused"] += 1
 
     def round(self, seed, calls):
-        """So many calls, drawn from `seed`; the first that fails is made as simple as possible."""
+        """Makes so many calls, drawn from `seed`; the first that fails is made as simple as
+        possible."""
 
         @hypothesis.seed(seed)
         @hypothesis.settings(
@@ -128,7 +129,8 @@ class Hunt:
 
 
 def hold_meta(function, call, results):
-    """The Meta kernel, which torch.compile asks, says what the CPU kernel has just returned."""
+    """Holds that the Meta kernel, which torch.compile asks, says what the CPU kernel has just
+    returned."""
 
     def as_meta(x):
         if not isinstance(x, torch.Tensor):

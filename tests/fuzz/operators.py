@@ -32,7 +32,7 @@ class Operator:
 
 
 def drawn_seed():
-    """What qkv::dropout_seed draws after torch.manual_seed(MANUAL_SEED)."""
+    """The seed that qkv::dropout_seed draws after torch.manual_seed(MANUAL_SEED)."""
     torch.manual_seed(MANUAL_SEED)
     return int(ops.dropout_seed(torch.zeros(1)))
 
@@ -78,7 +78,7 @@ def low_level(names):
 
 
 def seeded(call):
-    """With the dropout_seed that the user's operator would have drawn."""
+    """The call with the dropout_seed that the user's operator would have drawn."""
     if call.get("dropout_p", 0) > 0:
         call["dropout_seed"] = torch.tensor([drawn_seed()])
     return call
@@ -86,7 +86,8 @@ def seeded(call):
 
 @st.composite
 def weights_calls(draw):
-    """The value is left out, and with it the dimensions that only it has."""
+    """Calls of attention_weights: attention's without the value and the dimensions that only it
+    has."""
     call = draw(dense(SOFT))
     output = python_attention(**{n: x for n, x in call.items() if n != "dropout_p"})
     del call["value"]
@@ -104,7 +105,8 @@ def hard_calls(draw):
 
 @st.composite
 def packed_calls(draw, paged=False):
-    """varlen_attention's: documents of any lengths, the last rows sometimes outside of all."""
+    """Calls of varlen_attention: documents of any lengths, the last rows sometimes outside of
+    all."""
     dtype = draw(st.sampled_from(DTYPES))
     lengths = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5))
     Hkv, group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -204,7 +206,8 @@ def kvcache(**call):
 
 
 def hold_kvcache(call, results):
-    """The caches of `call` are copies from before the call; see fuzz.one_call."""
+    """Holds a call of attention_with_kvcache. The caches of `call` are copies from before the call
+    (one_call in hunt.py makes them)."""
     if isinstance(lengths := call.get("cache_seqlens"), int):
         call = call | {"cache_seqlens": torch.full((call["query"].size(0),), lengths)}
     held.dense_results(call, results, compose(call))

@@ -3,10 +3,12 @@
 import os
 import zlib
 
-# Before torch is imported: threads that sleep, not spin, between the thousands of short parallel
-# regions here. Spinning makes the tests many times slower where something else wants the cores.
+# This is set before torch is imported: threads sleep, and do not spin, between the thousands of
+# short parallel regions here. Spinning makes the tests many times slower where something else wants
+# the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Its key does not know which version of the operators a compiled backward pass was made for.
+# The cache of compiled backward passes is off: its key does not know which version of the operators
+# one was made for.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 
 import hypothesis
@@ -64,7 +66,8 @@ def runs_in_bf16(item):
 
 
 def repeats_another(item):
-    """Whether the test runs once more what another instruction set's kernels have just done."""
+    """Whether the test would run the kernels of another instruction set, which has a test of its
+    own."""
     parameters = parameters_of(item)
     directly = any("isa" in mark.args[0] for mark in item.iter_markers("parametrize"))
     if directly or not multiplies_pairs(parameters.get("isa", "")):
@@ -73,8 +76,9 @@ def repeats_another(item):
 
 
 def thinned_out(items):
-    """The tests that one_in does not keep. A test is kept by its name, so that it has nothing to do
-    with the order of dtypes, shapes and instruction sets; of each function at least one is."""
+    """Yields the tests that one_in does not keep. A test is kept by its name, so that it has
+    nothing to do with the order of dtypes, shapes and instruction sets; of each function at least
+    one is kept."""
     functions = {}
     for item in items:
         if mark := item.get_closest_marker("one_in"):
@@ -96,8 +100,8 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [x for x in items if x not in left_out]
 
 
-# QKV_TEST_ISAS=avx2,generic: on these. They may be emulated ones, of the library that QKV_LIBRARY
-# names (tests/emulation/twins.sh).
+# QKV_TEST_ISAS=avx2,generic runs the tests on these instruction sets. They may be emulated ones, of
+# the library that QKV_LIBRARY names (tests/emulation/twins.sh).
 ISAS = [x for x in os.environ.get("QKV_TEST_ISAS", "").split(",") if x] or qkv.supported_isas()
 
 
@@ -112,7 +116,8 @@ def isa(request):
 
 @pytest.fixture
 def no_isa_asked_for(monkeypatch):
-    """For what starts its process anew where QKV_ISA asks for an instruction set: the test's."""
+    """Removes QKV_ISA from the environment, for tests whose processes ask for instruction sets
+    themselves."""
     monkeypatch.delenv("QKV_ISA", raising=False)
 
 

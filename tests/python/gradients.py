@@ -11,12 +11,13 @@ def is_float(x):
 
 
 def leaves_of(options):
-    """Whatever may require grad."""
+    """The names of all arguments that may require grad."""
     return INPUTS + tuple(name for name in LEAVES[3:] if is_float(options.get(name)))
 
 
 def gradients(f, inputs, options, grads, wanted=INPUTS):
-    """{name: d <f's outputs, grads> / d name}; None in grads leaves that output out."""
+    """{name: d <results of f, grads> / d name}. A result whose entry in grads is None is left
+    out."""
     arguments = dict(zip(INPUTS, inputs, strict=True)) | options
     leaves = {name: arguments[name].detach().requires_grad_() for name in wanted}
     results = f(**{**arguments, **leaves})
@@ -33,7 +34,7 @@ def gradients(f, inputs, options, grads, wanted=INPUTS):
 
 
 def reference_gradients(f, inputs, options, grads, wanted=INPUTS):
-    """In f64 throughout."""
+    """The gradients of the reference f, in f64 throughout."""
     widen = lambda x: x.double() if is_float(x) else x  # noqa: E731
     options = {name: widen(x) for name, x in options.items()}
     return gradients(f, map(widen, inputs), options, [*map(widen, grads)], wanted)

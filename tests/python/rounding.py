@@ -20,17 +20,18 @@ NO_WEIGHT = 1e-36  # weights below the normal numbers of f32 may be 0
 
 
 def assert_no_less_accurate(ours, theirs, truth, limit=1.02):
-    """At ratio 1 on the root mean square error. Over large tensors that is a steady number, but
-    two of one size still differ by a percent or so from draw to draw. Generic code is allowed
-    more: each of its products is rounded, while torch has fused multiply-adds on most CPUs."""
+    """The root mean square error is no larger than torch's, at ratio 1. Over large tensors that is
+    a steady number, but two of one size still differ by a percent or so from draw to draw. Generic
+    code is allowed more: each of its products is rounded, while torch has fused multiply-adds on
+    most CPUs."""
     our_error, their_error = rms_error(ours, truth), rms_error(theirs, truth)
     limit = max(limit, 1.1 if qkv.active_isa() == "generic" else 1)
     assert our_error <= limit * their_error, f"{our_error / their_error:.3f} times torch's"
 
 
 def assert_as_close(ours, theirs, truth):
-    """No element further off than torch's worst, but for half an ulp of the largest result; for
-    eight in f32, where sums are taken in another order, and for 64 in f64, in which the truth
+    """No element is further off than torch's worst, but for half an ulp of the largest result; for
+    eight ulps in f32, where sums are taken in another order, and for 64 in f64, in which the truth
     itself was computed."""
     assert ours.shape == truth.shape
     error, torchs = max_error(ours, truth), max_error(theirs, truth)
@@ -40,15 +41,16 @@ def assert_as_close(ours, theirs, truth):
 
 
 class Magnitude(NamedTuple):
-    """Of a result: the largest of the sums behind it, with every term positive; and 1 + the largest
-    score and lse, which is how far rounding those moves a weight."""
+    """The size of the numbers behind a result: `terms` is the largest of the sums that it is made
+    of, with every term positive; `top` is 1 + the largest score and lse, which is how far rounding
+    those moves a weight."""
 
     terms: float
     top: float
 
 
 def assert_within_rounding(ours, theirs, truth, size, dtype):
-    """`dtype` is what was computed in, query's; the result may be in another, a mask's say.
+    """`dtype` is query's, in which was computed; the result may be in another, a mask's say.
     f32: no element further off than torch's worst, but for FLOOR roundings of sums of `size`.
     f64: to 1e-12 of `size`.
     bf16, f16: no further than in f32, but for one ulp of the terms: the weights may be rounded
@@ -82,10 +84,9 @@ def largest(x):
 
 
 def magnitudes(query, key, value, *, grads=(None, None), **options):
-    """Size of the sums behind each result of attend(), by name (output, lse) and behind each
-    gradient, by its argument's. One ulp of it is what one rounding costs, also where sums cancel (a
-    gradient that is exactly 0, say). grads: of output and lse; None for either.
-    """
+    """{name: Magnitude} of the sums behind each result of attend() (output, lse), and behind the
+    gradient of each argument. One ulp of it is the error of one rounding, also where sums cancel (a
+    gradient that is exactly 0, say). grads: of output and lse; None for either."""
     names = ("attn_mask", "alibi_slopes", "sinks")
     mask, slopes, sinks = (options.get(name) for name in names)
     dropout_p, seed = options.pop("dropout_p", 0.0), options.pop("dropout_seed", None)

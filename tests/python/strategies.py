@@ -11,7 +11,7 @@ LAYOUTS = ["contiguous", "transposed", "column_major", "sliced", "column_strided
 
 
 def lay_out(x, layout):
-    """x's values under other strides. Whatever lies between them in memory is NaN."""
+    """A tensor with x's values and other strides. What lies between them in memory is NaN."""
     if x.dim() < 2:
         return x
     if layout == "transposed" and x.dim() >= 3:  # [..., L, H, D] in memory, seen as [..., H, L, D]
@@ -84,7 +84,7 @@ class Case:
         return mask.to(dtype if self.mask_kind == "same" else torch.float32)
 
     def _more_options(self, generator):
-        """What torch's own attention does not have: only what is in use."""
+        """The options in use that torch's own attention does not have, as keywords."""
         more = {}
         if self.window_size is not None:
             more["window_size"] = self.window_size
@@ -97,7 +97,7 @@ class Case:
                     x = (2 * x).masked_fill(x < -1, -math.inf)
                 more[name] = lay_out(x.to(self.head_dtype), self.layouts[0])
         if self.dropout_p > 0:
-            seed = self.seed * 0x9E3779B97F4A7C15 % 2**64 - 2**63  # any int64
+            seed = self.seed * 0x9E3779B97F4A7C15 % 2**64 - 2**63  # may be any int64
             more |= {"dropout_p": self.dropout_p, "dropout_seed": seed}
         return more
 

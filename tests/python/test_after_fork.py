@@ -21,7 +21,7 @@ def inputs(B=4, H=4, L=128, S=128, D=64, **options):
     return [make(B, H, n, D, **options) for n in (L, S, S)]
 
 def step(f, leaves):
-    # f: to one result or several. Forward and backward.
+    # Runs f, which has one result or several, forward and backward.
     results = f()
     results = [results] if torch.is_tensor(results) else [x for x in results if x.requires_grad]
     seeds = [torch.ones(1, dtype=x.dtype).expand(x.shape) for x in results]
@@ -32,7 +32,7 @@ def attention(*x, **options):
     return step(lambda: qkv.attention(*x, **options), leaves)
 
 def misaligned(*shape):
-    # One byte after where a float may begin.
+    # A tensor that begins one byte after where a float may begin.
     memory = torch.zeros(4 * torch.Size(shape).numel() + 1, dtype=torch.uint8)
     return torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=1,
                             count=torch.Size(shape).numel()).view(shape)
@@ -137,11 +137,12 @@ NAMES = [line.split('"')[1] for line in CASES.splitlines() if line.startswith(' 
 
 @pytest.fixture(scope="module")
 def exit_codes():
-    """Of one child for each case."""
+    """The exit codes of one child for each case."""
     return json.loads(run_python(CASES + RUN, timeout=600))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_operator(name, exit_codes):
-    """-14: it hung, until SIGALRM. 1: other bits than in the parent, or other settings."""
+    """An exit code of -14 is a child that hung until SIGALRM, and 1 a child with other bits or
+    other settings than its parent."""
     assert exit_codes[name] == 0

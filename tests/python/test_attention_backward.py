@@ -106,9 +106,9 @@ class TestErrorIsNoLargerThanTorchs:
 
     @dtypes_of("bf16", "f16")
     def test_slopes_and_sinks(self, dtype):
-        """One number a head, a sum over all its pairs: of one head its error is a matter of luck,
-        over 48 it is steady. It comes from the output, which is rounded before its product with
-        grad_output tells the gradients the sum of a row."""
+        """The gradient of slopes and sinks is one number a head, a sum over all scores: of one head
+        its error is a matter of luck, over 48 it is steady. It comes from the output, which is
+        rounded before its product with grad_output tells the gradients the sum of a row."""
         L, S, H = 197, 128, 48
         inputs = [torch.randn(1, H, n, 40, dtype=dtype) for n in (L, S, S)]
         options = {"alibi_slopes": torch.rand(H), "sinks": torch.randn(H)}
@@ -133,7 +133,7 @@ MASKS = {
 
 @pytest.mark.usefixtures("isa")
 class TestGradcheck:
-    """f64, finite differences, through output and lse."""
+    """gradcheck in f64, which takes finite differences, through output and lse."""
 
     def check(self, shapes, layout="contiguous", **options):
         inputs = [lay_out(torch.randn(s, dtype=torch.float64), layout) for s in shapes]

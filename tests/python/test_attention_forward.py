@@ -120,7 +120,8 @@ class TestShapes:
     @dtypes_of("f32", "bf16", "f16")
     @pytest.mark.parametrize("L", range(1, 36))
     def test_every_small_size(self, L, dtype):
-        """Every remainder of every tile: of queries, keys and head_dim at once and apart."""
+        """Sizes of queries, keys and head_dim for every remainder of every tile, at once and
+        apart."""
         for S, D in [(L, L), (35, L), (L, 8), (36 - L, 36 - L)]:
             inputs = [torch.randn(1, 2, n, D, dtype=dtype) for n in (L, S, S)]
             theirs, truth = (f(*inputs)[0] for f in (as_torch(dtype), reference))
@@ -130,9 +131,9 @@ class TestShapes:
     @dtypes_of("f32", "f64", "bf16", "f16")
     @pytest.mark.parametrize("heads, D", [((4, 1), 64), ((8, 2), 80), ((2, 2), 24), ((6, 1), 128)])
     def test_few_queries_on_many_keys(self, heads, D, dtype):
-        """A step of decoding: the keys are split, and the parts merged."""
+        """As in a step of decoding, the keys are split, and the parts merged."""
         H, Hkv = heads
-        hidden = torch.arange(901) % 300 < 250  # some parts have nothing to attend to
+        hidden = torch.arange(901) % 300 < 250  # some splits have no visible key
         variants = (
             {}, {"window_size": (400, 0), "sinks": torch.randn(H), "softcap": 2.0},
             {"attn_mask": ~hidden, "alibi_slopes": torch.rand(H) / 100},
@@ -180,7 +181,8 @@ class TestShapes:
     @dtypes_of("f32", "f64", "bf16", "f16")
     @pytest.mark.parametrize("L", [1, 4, 70])
     def test_head_dim_zero(self, L, dtype):
-        """Every score is 0: the mean of the values, whatever the scale."""
+        """Without a head dimension every score is 0, and the output the mean of the values,
+        whatever the scale."""
         q, k, value = (torch.randn(2, 3, *n, dtype=dtype) for n in [(L, 0), (5, 0), (5, 7)])
         output = torch.ops.qkv.attention(q, k, value.requires_grad_(), scale=1.0)
         expected = value.float().mean(-2, keepdim=True).expand(2, 3, L, 7)

@@ -17,7 +17,7 @@ Q = torch.randn(2, 3, 9, 8)
 
 
 def run(f, leaves, dtype=None):
-    """Results and gradients, the forward pass under autocast if there is a dtype."""
+    """Results and gradients of f; the forward pass is under autocast if there is a dtype."""
     torch.manual_seed(2)
     with autocast("cpu", dtype=dtype, enabled=dtype is not None):
         results = f(*leaves)
@@ -29,7 +29,8 @@ def run(f, leaves, dtype=None):
 @halves
 class TestEveryFunction:
     def test_inputs_are_cast(self, name, dtype):
-        """The same bits as for inputs that have been; their gradients in the dtype they had."""
+        """Results have the bits of a call whose inputs were cast by hand; gradients have the dtype
+        of the inputs."""
         leaves = [x.requires_grad_() for x in make(torch.float32)]
         results, grads = run(FUNCTIONS[name], leaves, dtype)
         expected, truths = run(lambda *x: FUNCTIONS[name](*(y.to(dtype) for y in x)), leaves)
@@ -39,13 +40,13 @@ class TestEveryFunction:
         assert all(g.dtype == torch.float32 for g in grads)
 
     def test_other_half(self, name, dtype):
-        """Also from one half to the other."""
+        """Inputs in one half precision are cast to the other."""
         for given in (torch.bfloat16, torch.float16):
             with autocast("cpu", dtype=dtype):
                 assert FUNCTIONS[name](*make(given))[0].dtype == dtype
 
     def test_mixed_inputs(self, name, dtype):
-        """Of a linear layer's output and an f32 cache, say."""
+        """Inputs of several dtypes: the output of a linear layer and an f32 cache, say."""
         query, key, value = make(torch.float32)
         torch.manual_seed(2)
         expected = FUNCTIONS[name](*(x.to(dtype) for x in (query, key, value)))
@@ -90,7 +91,7 @@ class TestEveryFunction:
             assert_close(x, y, dtype)
 
     def test_checkpoint(self, name, dtype):
-        """The second forward pass is under autocast, too."""
+        """The second forward pass, which a checkpoint makes, is under autocast, too."""
         leaves, f = [x.requires_grad_() for x in make(torch.float32)], FUNCTIONS[name]
         again = lambda *x: checkpoint(f, *x, use_reentrant=False)  # noqa: E731
         for x, y in zip(run(again, leaves, dtype), run(f, leaves, dtype), strict=True):
@@ -111,7 +112,7 @@ class TestEveryFunction:
             expected, _ = run(f, leaves, dtype)
             assert_close([x[n] for x in results], expected, dtype)
             _, expected = run(lambda *x: f(*x)[:1], leaves, dtype)
-            # Sums of rounded terms, in f32.
+            # The gradients are sums of rounded terms, in f32.
             for x, y in zip(grads, expected, strict=True):
                 assert_close([x[n].to(dtype)], [y], dtype)
 
@@ -127,7 +128,7 @@ def test_f64_stays(name, dtype):
 
 
 def outcome(f, *args, **options):
-    """The result's dtype, or that there is none."""
+    """The dtype of f's result, or "error" if there is none."""
     try:
         return f(*args, **options).dtype
     except RuntimeError:
@@ -245,7 +246,7 @@ def train(attend, dtype, compiler=None):
 
 @halves
 def test_training(dtype):
-    """As with torch's attention: f32 parameters, f16 with a scaled loss."""
+    """Training works as with torch's attention: f32 parameters, and for f16 a scaled loss."""
     ours = train(qkv.attention, dtype)
     assert ours == pytest.approx(train(F.scaled_dot_product_attention, dtype), rel=3e-3)
     assert ours[-1] < ours[0]
@@ -264,7 +265,7 @@ def test_compiled_training(dtype, compiler):
 @halves
 @pytest.mark.parametrize("forward_inside", [False, True])
 def test_the_backward_pass_under_autocast(name, dtype, forward_inside):
-    """torch advises against it; it changes nothing."""
+    """A backward pass under autocast, which torch advises against, gives the same numbers."""
     leaves = [x.requires_grad_() for x in make(torch.float32)]
     expected = run(FUNCTIONS[name], leaves, dtype if forward_inside else None)[1]
     torch.manual_seed(2)

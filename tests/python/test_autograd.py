@@ -21,7 +21,7 @@ def close(x, y):
 
 @pytest.fixture
 def leaves():
-    """f64, so that the textbook's gradients are the truth."""
+    """Leaves in f64, so that the gradients of the textbook are the truth."""
     return [torch.randn(2, 2, n, 4, dtype=torch.float64).requires_grad_() for n in (6, 7, 7)]
 
 
@@ -77,7 +77,8 @@ class TestBackward:
         close(torch.autograd.grad([output, lse], leaves, [g, h]), by_textbook(leaves, g, h))
 
     def test_result_of_other_operators(self, leaves):
-        """In the middle of a graph: views and broadcasts before it, a reduction after it."""
+        """Attention stands in the middle of a graph: views and broadcasts before it, a reduction
+        after it."""
         query, key, value = leaves
 
         def loss(f):
@@ -108,7 +109,8 @@ class TestBackward:
         assert attention(leaves[0].detach(), frozen, frozen).shape == (2, 2, 6, 4)
 
     def test_modified_after_use(self, leaves):
-        """query, key, value and the output are all needed again."""
+        """The backward pass needs query, key, value and the output again, so none of them may be
+        modified."""
         for which in range(4):
             inputs = [x * 1 for x in leaves]
             output = attention(*inputs, **CAUSAL)
@@ -145,7 +147,7 @@ class TestBackward:
         output.register_hook(lambda g: seen.append(g.shape))
         output.grad_fn.register_hook(lambda inputs, outputs: seen.append(len(inputs)))
         close(torch.autograd.grad(output.sum(), leaves), by_textbook(leaves))
-        assert seen == [output.shape, 6]  # with the mask's, the slopes' and the sinks'
+        assert seen == [output.shape, 6]  # with those of mask, slopes and sinks
 
     @pytest.mark.parametrize("use_reentrant", [False, True])
     def test_checkpoint(self, leaves, use_reentrant):
@@ -177,7 +179,7 @@ class TestBackward:
         close(ours, truth)
 
     def test_one_tensor_in_two_places(self, leaves):
-        """Slopes that are the sinks, too: their gradients add up."""
+        """One tensor is both slopes and sinks: its gradients add up."""
         x = torch.rand(2, dtype=torch.float64, requires_grad=True)
         ours, truth = (
             torch.autograd.grad(f(*leaves, alibi_slopes=x, sinks=x)[0].sin().sum(), x)

@@ -25,7 +25,7 @@ def with_nan(query, key, value, **options):
 
 
 def without_one_gradient(query, key, value, **options):
-    """Right forward; the gradient of the first key is lost."""
+    """Attention whose results are right, but the gradient of the first key is lost."""
     seen = torch.cat([key[..., :1, :].detach(), key[..., 1:, :]], -2)
     return sdpa(query, seen, value, **options)
 
@@ -76,7 +76,7 @@ def with_wrong(name, change):
 
 
 def with_gradient_off(x):
-    """x itself, but a hundredth more gradient."""
+    """x itself, but its gradient is a hundredth larger."""
     return x + 0.01 * (x - x.detach())
 
 
@@ -137,7 +137,7 @@ def test_torchs_way_to_other_numbers_is_refused(monkeypatch):
 @pytest.mark.parametrize("causal", ["", "c"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_passes_its_check(monkeypatch, option, causal, dtype):
-    """Which also says that every one of torch's ways computes the same."""
+    """Every option passes, so every one of torch's ways computes the same as ours."""
     if OPTIONS[option].is_cold and causal:
         pytest.skip("every query sees all keys")
     monkeypatch.setattr("qkv.bench.textbook.BLOCK_ELEMENTS", 500)

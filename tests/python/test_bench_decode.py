@@ -71,7 +71,7 @@ def test_pages_hold_the_cache(seqlen_k):
 
 
 def test_torch_gathers_the_pages():
-    """SDPA sees keys and values as they were before they went into pages."""
+    """torch's attention is given keys and values as they were before they went into pages."""
     found = Case(Entry.parse("paged:3x4/2x2x40x8"), torch.float64, with_gradients=False)
     output = torch_ways.gathered(found.turns[0], found.grad_output).output()
     torch.testing.assert_close(output, textbook.answers(found)["output"])
@@ -93,7 +93,7 @@ def test_a_wrong_cache_is_not_timed(monkeypatch, name):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """(stdout, run, bytes of the plot)."""
+    """(stdout, run, bytes of the plot) of a short run of the decode suite."""
     folder = tmp_path_factory.mktemp("bench")
     done = run_bench(
         "--suite", "decode", "--shapes", SHAPES, "--seconds", 0.01, "--threads", 2,

@@ -51,7 +51,8 @@ def test_cost_of_options(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished_options(tmp_path_factory):
-    """Like finished: one option that torch can and we have a base for, one without either."""
+    """(stdout, run, bytes of the plot), as in test_bench.py, of two options: one that torch can do
+    and that has a base to compare with, and one without either."""
     folder = tmp_path_factory.mktemp("bench")
     done = run_bench(
         "--suite", "options", "--shapes", "sinks:1x2x8x8x4,growth:1x2x8x8x4,varlen:3x2x8x8x4c",

@@ -18,7 +18,8 @@ OTHERS = {"varlen", "varlen-each", "equal", "cache", "paged"}
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spelling", ["2x4/2x33x70x8c", "3x2x5x9x4x6", "1x2x600x7x4c"])
 def test_textbook_is_torchs_autograd(monkeypatch, spelling, dtype):
-    """The f64 gradients that answers are held against, in small blocks of queries and of items."""
+    """The f64 gradients that answers are held against are those of torch's autograd, computed in
+    small blocks of queries and of batch items."""
     monkeypatch.setattr("qkv.bench.textbook.BLOCK_ELEMENTS", 2000)
     case = Case(Entry.parse(spelling), dtype)
     inputs = [case.inputs[x].detach().double().requires_grad_() for x in case.leaves]
@@ -33,7 +34,7 @@ def test_textbook_is_torchs_autograd(monkeypatch, spelling, dtype):
 
 @pytest.mark.parametrize("option", sorted(set(OPTIONS) - OTHERS))
 def test_textbook_with_options_is_torchs_autograd(monkeypatch, option):
-    """In small blocks of queries and of items, which with a window see few of the keys."""
+    """The same with options, in blocks so small that with a window they see few of the keys."""
     monkeypatch.setattr("qkv.bench.textbook.BLOCK_ELEMENTS", 500)
     case = option_case(monkeypatch, option)
     inputs = {
@@ -64,7 +65,7 @@ def test_textbook_takes_documents_one_by_one(monkeypatch):
 
 
 def test_philox_is_random123s():
-    """The known answers that its authors publish, and what a range of a larger mask is."""
+    """Philox gives the known answers that its authors publish, and any range of a larger mask."""
     zeros, ones = (torch.tensor(x) for x in (0, 0xFFFFFFFF))
     answer = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert [x.item() for x in philox([zeros] * 4, (0, 0))] == answer

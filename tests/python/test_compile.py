@@ -130,7 +130,8 @@ class TestCompile:
 
 
 def test_compiled_autograd_with_other_options():
-    """What is not a tensor is part of the cache's key, or two calls would share one graph."""
+    """Arguments that are no tensors are part of the cache's key; else two calls would share one
+    graph."""
     query, key, value = make(6, 6, 6, batch=(1, 4))
     mask = torch.rand(6, 6) > 0.3
     variants = [{"is_causal": True}, {"scale": 2.0}, {"scale": 3.0}, {"attn_mask": mask}]
@@ -218,7 +219,7 @@ def describe(x):
 
 
 class TestMeta:
-    """Meta and fake tensors: shapes, strides and dtypes as the real operator's."""
+    """Meta and fake tensors give shapes, strides and dtypes of the real operator."""
 
     @dtypes_of("f32", "bf16")
     @pytest.mark.parametrize("sample", SAMPLES)
@@ -272,7 +273,8 @@ class TestMeta:
         assert [describe(x) for x in found] == [describe(x) for x in expected]
 
     def test_output_lies_like_query(self):
-        """So that the usual transpose and flatten after attention copy nothing."""
+        """The output is laid out like query, so that the usual transpose and flatten after
+        attention copy nothing."""
         query = torch.randn(2, 5, 3, 4).transpose(1, 2)
         output = attention(query, query, query)
         assert output.stride() == query.stride()

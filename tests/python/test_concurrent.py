@@ -33,13 +33,13 @@ def soft(generator, dtype):
 
 
 def decode(generator, dtype):
-    """Keys that are split over the threads and merged."""
+    """A call whose keys are split over the threads, and the parts merged."""
     inputs = [leaf(generator, dtype, 1, 4, n, 64) for n in (1, 1500, 1500)]
     return lambda *x: qkv.attention(*x, window_size=(1200, 0), return_lse=True), inputs
 
 
 def masked_nan(generator, dtype):
-    """Rows that are computed again, pair by pair."""
+    """A call with masked NaN, whose products leave out hidden keys."""
     inputs = [leaf(generator, dtype, 1, 2, 40, 16) for _ in range(3)]
     inputs[1].data[..., 30:, :] = float("nan")
     mask = torch.arange(40) < 30
@@ -63,7 +63,7 @@ def packed(generator, dtype):
 
 
 def results_of(work):
-    """What the call returns, and every gradient."""
+    """The results of the call, and every gradient."""
     call, inputs = work
     inputs = [x.detach().requires_grad_() for x in inputs]
     results = call(*inputs)

@@ -18,7 +18,7 @@ def make(*shape, dtype=torch.float32):
 
 
 def low_level(query, key, value, attn_mask=None, alibi_slopes=None, sinks=None, **options):
-    """(output, lse) through the dispatcher."""
+    """(output, lse) of the operator, called through the dispatcher."""
     defaults = {
         "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
         "window_size": None, "softcap": 0.0,
@@ -40,7 +40,7 @@ class Watching(TorchDispatchMode):
 
 
 class Logged(torch.Tensor):
-    """A tensor with __torch_dispatch__, around another."""
+    """A tensor with __torch_dispatch__, around another tensor."""
 
     seen = []  # noqa: RUF012
 
@@ -115,7 +115,8 @@ class TestWhoWatches:
         assert FORWARD in [node.target for node in graph.graph.nodes]
 
     def test_vmap_and_grad_make_one_call(self):
-        """torch.func's levels are keys of this thread: see test_func.py for the numbers."""
+        """torch.func's levels are dispatch keys of this thread, so the call goes through the
+        dispatcher. test_func.py looks at the numbers."""
         x = [t.detach() for t in make(3, 1, 2, 4, 8)]
         with Watching() as mode:
             torch.func.vmap(qkv.attention)(*x)
@@ -165,7 +166,7 @@ class TestSameAsDispatched:
         output, lse = low_level(*x, **options)
         g = torch.randn_like(output)
         expected = torch.autograd.grad(output, leaves, g)
-        with Watching():  # which keeps to the dispatcher
+        with Watching():  # under which calls go through the dispatcher
             watched = torch.autograd.grad(qkv.attention(*x, **options), leaves, g)
         found = torch.autograd.grad(qkv.attention(*x, **options), leaves, g)
         for a, b, c in zip(found, expected, watched, strict=True):
@@ -179,8 +180,8 @@ class TestSameAsDispatched:
 ], ids=str)  # fmt: skip
 @dtypes_of("f32", "f64", "bf16", "f16")
 def test_without_lse(sizes, dtype):
-    """The same output, whether its lse is asked for or not; also where keys are split, and where
-    rows are not finite."""
+    """The output is the same whether its lse is asked for or not; also where keys are split, and
+    where rows are not finite."""
     B, H, L, *S, D = sizes
     S = S[0] if S else L
     query, key, value = (torch.randn(B, H, n, D).to(dtype) for n in (L, S, S))
@@ -195,7 +196,7 @@ def test_without_lse(sizes, dtype):
 
 
 def test_lazy_negative_and_zero():
-    """Tensors whose numbers are not yet in their memory."""
+    """Tensors whose numbers are not yet in their memory: lazily negated ones, and zero tensors."""
     x = [t.detach() for t in make()]
     expected = qkv.attention(-x[0], x[1], x[2])
     assert torch.equal(qkv.attention(torch._neg_view(x[0]), x[1], x[2]), expected)
@@ -221,7 +222,7 @@ def test_second_derivatives_are_refused():
 
 
 def test_a_workspace_of_every_thread():
-    """What a thread keeps for its small calls is its own, and freed with it."""
+    """The workspace that a thread keeps for its small calls is its own, and freed with it."""
     code = """
 import threading, torch, qkv
 x = torch.randn(1, 2, 4, 8)

@@ -11,7 +11,8 @@ PAGES = ["README.md", "docs/decoding.md", "docs/options.md"]
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run(page):
-    """One after the other, in one namespace, as a reader would type them."""
+    """The examples of a page run one after the other, in one namespace, as a reader would type
+    them."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
     assert blocks
     names = {}
@@ -30,7 +31,7 @@ FILE_NAME = r"(?<![\w./*<>{}-])((?:[\w.-]+/)*[\w-]+\.(?:cpp|h|py|sh|md|cmake))(?
 
 
 def prose():
-    """Each page, and what the comments of each C++ file say, with where it stands."""
+    """Yields (file, text) for each page, and for the comments of each C++ file."""
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         yield page, page.read_text()
     for room in ("csrc", "torch_ext", "tests"):
@@ -40,7 +41,7 @@ def prose():
 
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="no sources here")
 def test_named_files_exist():
-    """By their path, or the end of it: `score.h`, `kernels/score/score.h`."""
+    """Files are named by their path, or by the end of it: `score.h`, `kernels/score/score.h`."""
     files = [f for room in ROOMS for f in (ROOT / room).rglob("*.*")] + [*ROOT.glob("*.*")]
     paths = ["/" + str(f.relative_to(ROOT)) for f in files]
     gone = [

@@ -18,13 +18,13 @@ def make(*sizes, batch=(2, 3), D=8, dtype=torch.float32):
 
 
 def drawn_seed(seed):
-    """What the operator draws after torch.manual_seed(seed)."""
+    """The seed that the operator draws after torch.manual_seed(seed)."""
     torch.manual_seed(seed)
     return torch.ops.qkv.dropout_seed(torch.empty(0)).item()
 
 
 def kept_weights(query, key, dropout_p, **options):
-    """bool [..., H, L, S]: which weights are left. One column of the values for each key."""
+    """bool [..., H, L, S]: the weights that are kept. The values have one column for each key."""
     value = torch.eye(key.size(-2), dtype=query.dtype)
     value = value.expand(*key.shape[:-1], -1)
     return attention(query, key, value, dropout_p=dropout_p, **options) != 0
@@ -53,7 +53,8 @@ class TestKeptSet:
         (1, 2**34, False), (1, 2**34 + 1, True), (2**32 + 1, 4, True),
     ])  # fmt: skip
     def test_keys_and_queries_without_numbers_of_their_own(self, L, S, refused):
-        """Views of one row, a window, and no value columns: no memory, and little time."""
+        """The tensors are views of one row, with a window and no value columns, so the test takes
+        no memory and little time."""
         query, key = (torch.ones(1, 1, 1, 8).expand(1, 1, n, 8) for n in (L, S))
         options = {"dropout_p": 0.5, "window_size": (3, 0)}
         if not refused:
@@ -74,7 +75,7 @@ class TestKeptSet:
         assert torch.equal(output != 0, keep_mask(seed, 0.3, output.shape))
 
     def test_other_options_do_not_matter(self):
-        """Only what they hide is missing."""
+        """Other options change which weights are hidden, and not which of the others are kept."""
         query, key = make(40, 40)
         options = {"is_causal": True, "window_size": (9, -1), "softcap": 5.0}
         options["sinks"] = torch.zeros(3)
@@ -106,7 +107,7 @@ class TestKeptSet:
 
 
 class TestStatistics:
-    """With one seed, so that no run differs; bounds of 5 standard deviations."""
+    """Statistics with one seed, so that no run differs, and bounds of 5 standard deviations."""
 
     @pytest.mark.parametrize("dropout_p", [0.01, 0.1, 0.5, 0.9])
     def test_kept_fraction(self, dropout_p):
@@ -231,7 +232,7 @@ class TestCompile:
         assert not torch.equal(runs[1][0], runs[1][1])
 
     def test_two_layers(self, backend):
-        """Each has its own draw: none of them is merged with the other."""
+        """Each layer draws its own seed: the two draws are not merged into one."""
         torch.compiler.reset()
 
         def layers(query, key, value):
@@ -254,7 +255,8 @@ class TestEdges:
 
     @dtypes_of("f32", "f64", "bf16", "f16")
     def test_all(self, dtype):
-        """Output and its gradients are 0; the lse and its gradients are what they were."""
+        """With dropout_p = 1 the output and its gradients are 0; the lse and its gradients are as
+        without dropout."""
         inputs = make(33, 35, 35, dtype=dtype)
         output, lse = attention_with_lse(*inputs, dropout_p=1.0)
         assert (output == 0).all() and torch.equal(lse, attention_with_lse(*inputs)[1])

@@ -22,7 +22,7 @@ def nested(layout):
 
 Q = zeros(2, 4, 5, 8)
 GOOD = {"query": Q, "key": Q, "value": Q}
-# name: (what differs from GOOD, exception, what the message holds)
+# name: (the arguments that differ from GOOD, the exception, a text that its message has)
 CASES = {
     "query 1-D": ({"query": zeros(8)}, RuntimeError, r"query has the shape \[8\].* 2 dim"),
     "key 0-D": ({"key": zeros()}, RuntimeError, r"key has the shape \[\].* 2 dim"),
@@ -195,7 +195,7 @@ def test_bad_call_under_compile(case):
 
 
 def test_good_call():
-    """So that no case above fails for another reason."""
+    """The call that all cases above change is good, so none of them fails for another reason."""
     assert torch.ops.qkv.attention(**GOOD).shape == Q.shape
 
 
@@ -207,7 +207,7 @@ def test_nine_batch_dimensions_that_do_not_merge():
 
 
 def test_memory_that_cannot_be_had():
-    """An output of 2^47 bytes: torch's own error, not a crash."""
+    """An output of 2^47 bytes gives torch's own error, not a crash."""
     x = torch.zeros(1).expand(2**22, 2**10, 1, 2**13)
     with pytest.raises(RuntimeError, match="memory"):
         torch.ops.qkv.attention(x, x, x)
@@ -221,7 +221,7 @@ LOW_LEVEL = {
 
 
 class TestForward:
-    """The operator below, which takes the seed of dropout and packed documents."""
+    """The forward operator, which takes the seed of dropout and packed documents."""
 
     @pytest.mark.parametrize("change, message", [
         ({"dropout_p": 0.1}, "dropout_seed is None, but dropout_p is 0.1"),

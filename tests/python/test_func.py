@@ -14,7 +14,8 @@ CAUSAL = {"is_causal": True, "scale": 0.4}
 
 @pytest.fixture(autouse=True)
 def never_by_a_loop(capfd):
-    """torch's fallback for vmap says so, not as a Python warning."""
+    """No test may go through vmap's fallback, which says so on stderr, and not as a Python
+    warning."""
     yield
     assert "performance drop" not in capfd.readouterr().err
 
@@ -97,13 +98,14 @@ OPTIONS = {
 
 @pytest.fixture
 def call():
-    """For two heads: query, key, value, mask, slopes and sinks, for three samples."""
+    """Arguments for two heads: query, key, value, mask, slopes and sinks, each for three
+    samples."""
     shapes = [(2, 5, 4), (2, 6, 4), (2, 6, 3), (5, 6), (2,), (2,)]
     return [torch.randn(3, *s, dtype=torch.float64) for s in shapes]
 
 
 def positional(f, **options):
-    """f of a tuple of tensors, in the order of `call`."""
+    """f as a function of a tuple of tensors, in the order of `call`."""
 
     def g(query, key, value, mask, slopes, sinks):
         return f(query, key, value, mask, alibi_slopes=slopes, sinks=sinks, **options)
@@ -112,7 +114,7 @@ def positional(f, **options):
 
 
 class TestVmapOfOptions:
-    """Every sample with its own mask, slopes and sinks, or with shared ones."""
+    """vmap in which every sample has its own mask, slopes and sinks, or all share them."""
 
     @pytest.mark.parametrize("options", OPTIONS)
     @pytest.mark.parametrize("shared", [(), (3,), (4, 5), (0,), (1, 2), (0, 1, 2)])
@@ -162,7 +164,7 @@ class TestVmapOfOptions:
         close(twice(attention_with_lse), twice(attend))
 
     def test_jacrev(self, leaves):
-        """vmap over the backward pass alone."""
+        """jacrev calls vmap over the backward pass alone."""
         plain = [x.detach()[:1, :1] for x in leaves]
         f = lambda g: torch.func.jacrev(lambda *x: g(*x, **CAUSAL)[0], (0, 1, 2))(*plain)  # noqa: E731
         close(f(attention_with_lse), f(attend))
@@ -200,7 +202,7 @@ class TestVmapOfOptions:
 
 class TestVmapOfDropout:
     def kept(self, randomness, f=None, samples=4):
-        """Which weights each of several equal samples keeps."""
+        """The weights that each of several equal samples keeps."""
         query, value = torch.ones(samples, 2, 16, 4), torch.eye(16).expand(samples, 2, 16, 16)
         f = f or (lambda q, v: attention(q, q, v, dropout_p=0.5))
         return torch.func.vmap(f, randomness=randomness)(query, value) != 0
@@ -261,7 +263,8 @@ class TestVmapOfDropout:
         assert equal == (randomness == "same")
 
     def test_the_backward_pass_alone(self):
-        """Of one forward pass outside: the same weights for every sample, in any mode."""
+        """vmap over the backward pass of one forward pass outside: every sample has the weights
+        that it kept, in any mode."""
         query = torch.randn(2, 16, 4, dtype=torch.float64)
         value = torch.randn(2, 16, 4, dtype=torch.float64)
         torch.manual_seed(2)
@@ -289,7 +292,7 @@ class TestVmapOfDropout:
 
 
 class TestNotYet:
-    """An error, never silent zeros."""
+    """Derivatives that are not implemented yet give an error, never silent zeros."""
 
     def test_second_derivative(self, leaves):
         (g,) = torch.autograd.grad(attention(*leaves).sum(), leaves[0], create_graph=True)
@@ -357,7 +360,7 @@ class TestNotYet:
 
     @pytest.mark.parametrize("option", ["attn_mask", "alibi_slopes", "sinks"])
     def test_jvp_of_options(self, leaves, option):
-        """Of whatever else may have a tangent."""
+        """Every other argument that may have a tangent gives the same error."""
         tensor = torch.zeros(6, 7).double() if option == "attn_mask" else torch.zeros(2).double()
         plain = [x.detach() for x in leaves]
         f = lambda x: attention(*plain, **{option: x})  # noqa: E731

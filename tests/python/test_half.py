@@ -28,7 +28,7 @@ import qkv
 H, L, S, D, DV = 2, 20, 23, 8, 6
 SAMPLES = 3
 halves = dtypes_of("bf16", "f16")
-# The same numbers in any dtype.
+# The inputs of a function: the same numbers in any dtype.
 MASK = torch.randn(L, S, generator=torch.Generator().manual_seed(1)).bfloat16().float()
 SLOPES, SINKS = torch.tensor([0.5, 0.25]), torch.tensor([0.7, -1.0], dtype=torch.float64)
 ENDS = torch.tensor([0, 7, 20]), torch.tensor([0, 12, 23])
@@ -42,7 +42,8 @@ def packed(query, key, value):
     return output, lse
 
 
-# Of query [H, L, D], key [H, S, D] and value [H, S, Dv]; the first result is in their dtype.
+# Functions of query [H, L, D], key [H, S, D] and value [H, S, Dv]. The first result is in their
+# dtype.
 FUNCTIONS = {
     "attention": lambda *x: qkv.attention(*x, is_causal=True, return_lse=True),
     "every option": lambda *x: qkv.attention(
@@ -64,7 +65,7 @@ def make(dtype, samples=()):
 
 
 def run(f, inputs):
-    """Results, and the gradients of whatever has one."""
+    """The results of f, and the gradients of all inputs that have one."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     torch.manual_seed(2)
     results = f(*leaves)
@@ -76,7 +77,8 @@ def run(f, inputs):
 
 
 def assert_close(found, expected, dtype):
-    """Relative to the largest: the rounding of weights that almost cancel is that of the others."""
+    """Compares relative to the largest element: weights that almost cancel are rounded like the
+    others."""
     assert len(found) == len(expected)
     for x, y in zip(found, expected, strict=True):
         scale = max(1.0, y.abs().max().item())
@@ -98,7 +100,7 @@ def test_as_in_f32(name, dtype):
 @halves
 @pytest.mark.parametrize("name", FUNCTIONS)
 class TestTransforms:
-    """The same as without them."""
+    """Every transform gives what the function gives without it."""
 
     def check(self, transformed, f, inputs):
         assert_close(run(transformed, inputs), run(f, inputs), inputs[0].dtype)
@@ -238,7 +240,7 @@ class TestAccuracy:
 class TestDtypes:
     @halves
     def test_masks_of_either_dtype_are_the_same_bits(self, dtype):
-        """The numbers count, not what they are written in."""
+        """The numbers of a mask count, and not the dtype that they are written in."""
         inputs = make(dtype)
         mask = torch.randn(H, L, S).to(dtype).masked_fill(torch.rand(H, L, S) < 0.3, -INF)
         grads = [torch.randn(H, L, DV).to(dtype), torch.randn(H, L)]
@@ -265,7 +267,8 @@ class TestDtypes:
 
     @halves
     def test_hard_attention_is_exact(self, dtype):
-        """A choice, not an average: the value itself, chosen by scores in f32."""
+        """The output is chosen and not averaged: it is the value itself, and scores in f32 choose
+        it."""
         inputs = make(dtype)
         output, index = qkv.hard_attention(*inputs, return_index=True)
         wide, expected = qkv.hard_attention(*(x.float() for x in inputs), return_index=True)
@@ -285,7 +288,7 @@ class TestOverflow:
 
     @pytest.mark.bf16
     def test_results_that_exceed_f16_are_infinite(self):
-        """As a rounding to f16 makes them; in bf16 they have room."""
+        """Rounding to f16 makes them infinite; in bf16 the same results are finite."""
         options = {"dropout_p": 0.5, "dropout_seed": 4}
         for dtype in HALVES:
             query, key = (x[:, :n] for x, n in zip(make(dtype), (L, 5), strict=False))
@@ -302,7 +305,7 @@ class TestOverflow:
                 torch.testing.assert_close(x, y, rtol=TOLERANCES[dtype], atol=0)
 
     def test_subnormal_numbers_of_f16_count(self):
-        """Inputs and results below 6e-5."""
+        """Inputs and results below 6e-5 are subnormal in f16, and are not taken for 0."""
         query, key, value = make(torch.float16)
         value = (value * 2.0**-20).to(torch.float16)
         ours, _ = fused(query, key, value)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 
 def scores_of(query, key, attn_mask, scale, softcap, alibi_slopes):
-    """Of all keys, hidden or not."""
+    """The scores of all keys, hidden or not."""
     scale = query.size(-1) ** -0.5 if scale is None else scale
     scores = bend(query @ key.mT * scale, softcap, alibi_slopes)
     if is_float(attn_mask):
@@ -23,7 +23,7 @@ def scores_of(query, key, attn_mask, scale, softcap, alibi_slopes):
 
 def rounding_of(query, key, attn_mask, scale, softcap, alibi_slopes, dtype):
     """How far each score may be from that in f64: as many roundings as there are products, and a
-    few, of the sum of what is added up, each taken for positive."""
+    few more, of the sum of what is added up, each taken for positive."""
     scale = query.size(-1) ** -0.5 if scale is None else abs(scale)
     size = query.abs() @ key.abs().mT * scale + softcap
     if alibi_slopes is not None:
@@ -35,7 +35,7 @@ def rounding_of(query, key, attn_mask, scale, softcap, alibi_slopes, dtype):
 
 def look_up(query, key, value, attn_mask=None, is_causal=False, *, scale=None, enable_gqa=False,
             window_size=None, softcap=0.0, alibi_slopes=None):  # fmt: skip
-    """(output, index) by the textbook: argmax takes the first of several."""
+    """(output, index) by the textbook: argmax takes the first of several best keys."""
     if enable_gqa:
         key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
     scores = scores_of(query, key, attn_mask, scale, softcap, alibi_slopes)
@@ -85,7 +85,7 @@ class TestAgainstReference:
         assert all(x is None or (x == 0).all() for x in grads)
 
     def test_straight_through(self, options):
-        """query and key get what attention's would, value what was chosen."""
+        """query and key get the gradients of attention, and value that of the chosen rows."""
         inputs, options = make(), OPTIONS[options]
         output = qkv.hard_attention(*inputs, **options, straight_through=True)
         assert torch.equal(output, look_up(*inputs, **options)[0])
@@ -238,7 +238,7 @@ class TestGradients:
             torch.testing.assert_close(found[name], expected[name])
 
     def test_learning_to_choose(self):
-        """Keys that learn to be found, which without straight_through get no gradient at all."""
+        """Keys learn to be found, which without straight_through get no gradient at all."""
         value = torch.eye(6)
         query = torch.randn(6, 16)
         key = torch.randn(6, 16).requires_grad_()

@@ -27,13 +27,14 @@ def needs(gigabytes):
 
 
 def untouched(elements, dtype):
-    """Zeros that take no memory until they are written to, however many."""
+    """Zeros, however many, that take no memory until they are written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize, flags=flags), dtype=dtype)
 
 
 def far_apart(x, dim):
-    """x's values, with 2^31 elements and more between the first and the last along `dim`."""
+    """x's values in a tensor with more than 2^31 elements between the first and the last along
+    `dim`."""
     strides = list(x.contiguous().stride())
     strides[dim] = 2**31 // (x.size(dim) - 1) + 64
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, strides, strict=True))
@@ -56,7 +57,7 @@ class TestStrides:
     @pytest.mark.parametrize("dim", [0, 1, 2])
     @pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
     def test_far_apart(self, name, dim, L, dtype):
-        """Batch items, heads or rows: the same bits as side by side."""
+        """Batch items, heads or rows that lie far apart give the same bits as side by side."""
         call = {
             "query": torch.randn(2, 2, L, 8), "key": torch.randn(2, 2, 5, 8),
             "value": torch.randn(2, 2, 5, 8), "attn_mask": torch.randn(2, 2, L, 5),
@@ -85,7 +86,7 @@ class TestManyKeys:
     """A window at the end of 2^31 keys and more; what lies before takes no memory and no time."""
 
     def make(self, dtype, L=4, D=1, S=HUGE, last=8):
-        """Zeros, but for the last keys and values."""
+        """query, key and value of zeros, but for the last keys and values."""
         key, value = (untouched(S * D, dtype).view(1, 1, S, D) for _ in range(2))
         for x in (key, value):
             x[..., -last:, :] = torch.randn(last, D).to(dtype)
@@ -103,7 +104,7 @@ class TestManyKeys:
         torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
 
     def test_backward(self, dtype):
-        """Of keys with 256 numbers each, of which there are 2^31 and more."""
+        """The backward pass for keys of 256 numbers each, which together have more than 2^31."""
         needs(2 * HUGE / 2**30)  # the gradient of the keys
         query, key, _ = self.make(dtype, D=256, S=HUGE // 256)
         value = torch.randn(1).to(dtype).expand(*key.shape[:-1], 1)
@@ -121,7 +122,7 @@ class TestManyKeys:
             torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
 
     def test_the_best_key(self, dtype):
-        """Its number has more than 32 bits."""
+        """The number of the best key has more than 32 bits."""
         query, key, value = self.make(dtype, D=8)
         key[..., -1, :] = 100 * query[0, 0, -1]
         output, index = qkv.hard_attention(query, key, value, window_size=(3, 0), return_index=True)
@@ -131,7 +132,7 @@ class TestManyKeys:
 
 
 class TestManyWeights:
-    """46400 x 46400 of them: more than 2^31."""
+    """Weights of 46400 queries and as many keys, which are more than 2^31."""
 
     N = 46400
 
@@ -145,7 +146,7 @@ class TestManyWeights:
             torch.testing.assert_close(weights[i].double(), expected, rtol=2e-3, atol=1e-7)
 
     def test_gradient_of_a_mask(self):
-        """Of which each row sees a few keys: the gradient is 0 elsewhere."""
+        """A mask in which each row sees a few keys: its gradient is 0 elsewhere."""
         needs(2 * 2**32 / 2**30)
         query, key, value = (torch.randn(self.N, 1).bfloat16() for _ in range(3))
         mask = untouched(self.N**2, torch.bfloat16).view(self.N, self.N).requires_grad_()

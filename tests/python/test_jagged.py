@@ -18,7 +18,7 @@ LENGTHS = [5, 1, 40, 17]
 
 
 def jagged(lengths, H=2, D=8, dtype=torch.float64):
-    """[B, H, j, D], and the leaf behind it, [B, j, H, D]."""
+    """A jagged tensor [B, H, j, D], and the leaf behind it, [B, j, H, D]."""
     leaf = nested_tensor(
         [torch.randn(n, H, D, dtype=dtype) for n in lengths],
         layout=torch.jagged,
@@ -31,7 +31,7 @@ def three(q_lengths, k_lengths=None, Hkv=2, Dv=8, **options):
     """[query, key, value] and their leaves. key and value share their offsets."""
     query, query_leaf = jagged(q_lengths, **options)
     key, key_leaf = jagged(q_lengths if k_lengths is None else k_lengths, H=Hkv, **options)
-    if k_lengths is None:  # query, too
+    if k_lengths is None:  # query has the same offsets
         values = torch.randn(sum(q_lengths), Hkv, 8, dtype=query.dtype, requires_grad=True)
         key_leaf = values
         key = nested_tensor_from_jagged(values, query.offsets()).transpose(1, 2)
@@ -41,7 +41,7 @@ def three(q_lengths, k_lengths=None, Hkv=2, Dv=8, **options):
 
 
 def compare(inputs, leaves, **options):
-    """Output, lse, and the gradients of the leaves, item by item."""
+    """Compares output, lse, and the gradients of the leaves, item by item, with dense tensors."""
     output, lse = qkv.attention(*inputs, **options, return_lse=True)
     assert output.shape[:3] == inputs[0].shape[:3] and output.size(3) == inputs[2].size(3)
     assert lse.shape == inputs[0].shape[:3]
@@ -95,7 +95,7 @@ class TestAgainstDense:
         compare([x, x, x], [leaf], is_causal=True)
 
     def test_heads_first_in_memory(self):
-        """A nested tensor of [H, T, D] values, without a transpose."""
+        """A nested tensor made of [H, T, D] values, without a transpose."""
         leaf = torch.randn(2, 63, 8, dtype=torch.float64, requires_grad=True)
         x = nested_tensor_from_jagged(leaf, torch.tensor([0, 5, 6, 46, 63]), jagged_dim=2)
         compare([x, x, x], [leaf])
@@ -119,7 +119,7 @@ def with_holes(starts, lengths, batch=3, room=9, H=2, D=8):
 
 class TestHoles:
     def narrowed(self, x, leaf):
-        """value: another tensor with the offsets and lengths of `x`."""
+        """A value for `x`: another tensor with its offsets and lengths."""
         values = torch.randn_like(leaf.detach()).requires_grad_()
         value = nested_tensor_from_jagged(values.flatten(0, 1), x.offsets(), x.lengths())
         return value.transpose(1, 2), values
@@ -160,7 +160,8 @@ class TestHoles:
 
 class TestResult:
     def test_is_laid_out_like_query(self):
-        """So that it goes on through the layers of a model: x + attention(...), transposed back."""
+        """The output is laid out like query, so that it goes on through a model: x +
+        attention(...), transposed back."""
         leaf = nested_tensor([torch.randn(n, 16) for n in LENGTHS], layout=torch.jagged)
         query = leaf.unflatten(-1, (2, 8)).transpose(1, 2)
         output = qkv.attention(query, query, query)

@@ -42,7 +42,8 @@ def slots(call, b):
 
 
 def compose(call, dtype=torch.float64, attend=attend):
-    """(output, lse, k_cache, v_cache) in `dtype`, without writing to any of them."""
+    """(output, lse, k_cache, v_cache) in `dtype` by a composition that writes to none of the
+    arguments."""
     call = dict(call)
     query, key, value = (call.get(n) for n in ("query", "key", "value"))
     caches = [call[n].to(dtype, copy=True) for n in ("k_cache", "v_cache")]
@@ -99,7 +100,8 @@ def make(
     B=2, H=4, Hkv=2, L=1, L_new=1, S=20, D=8, Dv=None, dtype=torch.float64, lengths=None,
     block_size=None,
 ):  # fmt: skip
-    """A call; with block_size a paged one, whose blocks are in no order."""
+    """The arguments of a call; with block_size those of a paged one, whose blocks are in no
+    order."""
     Dv = D if Dv is None else Dv
     rows, size = B, S
     call = {"query": torch.randn(B, H, L, D)}
@@ -147,7 +149,7 @@ def calls(draw):
                 call[name] = torch.randn(B + 2, *call[name].shape[1:]).to(dtype)
     elif call["block_table"].numel() and lengths and draw(st.booleans()):
         needed = -(-(lengths[0] + (L_new or 0)) // call["k_cache"].size(2))
-        call["block_table"][0, needed:] = -7  # not looked at
+        call["block_table"][0, needed:] = -7  # entries that are not looked at
     layouts = st.sampled_from(LAYOUTS)
     for name in ("query", "k_cache", "v_cache", "key", "value"):
         if name in call:
@@ -181,7 +183,7 @@ class TestAgainstComposition:
     @pytest.mark.parametrize("block_size", [None, 16, 128])
     @pytest.mark.parametrize("L, group", [(1, 1), (1, 8), (16, 2), (70, 1)])
     def test_long(self, L, group, block_size, dtype):
-        """Keys that are split over the cores and merged."""
+        """So many keys that they are split over the cores, and the parts merged."""
         call = make(
             2, 2 * group, 2, L, L, 1500, 64, dtype=dtype, lengths=[1400, 600], block_size=block_size
         )
@@ -235,7 +237,8 @@ def test_one_length_for_all():
 
 
 def test_key_and_value_in_one_cache():
-    """Side by side in any dimension, they share no memory."""
+    """A key cache and a value cache side by side in one tensor, in any dimension, share no
+    memory."""
     for dim in range(5):
         call = make(2, S=20, D=8)
         kv = torch.stack([call["k_cache"], call["v_cache"]], dim)
@@ -269,7 +272,8 @@ def test_foreign_memory_between_elements(names, dtype):
 
 
 def test_lazy_clones_part():
-    """torch's copy-on-write: one memory until someone writes."""
+    """A lazy clone (torch's copy-on-write) shares its memory until someone writes; the append
+    does."""
     call = make(2)
     call["v_cache"] = call["k_cache"]._lazy_clone()
     compare(call)
@@ -277,7 +281,7 @@ def test_lazy_clones_part():
 
 
 def test_a_block_may_be_read_by_many():
-    """A common prompt."""
+    """Batch items with a common prompt share its blocks."""
     call = make(2, S=12, lengths=[9, 10], block_size=4)
     call["block_table"][1, :2] = call["block_table"][0, :2]
     compare(call)
@@ -435,7 +439,8 @@ NEGATED = ["query", "key", "value", "sinks", "cache_seqlens"]
 
 @pytest.mark.parametrize("names", [*[[n] for n in NEGATED], NEGATED], ids="+".join)
 def test_what_is_read_may_be_negated(names):
-    """Tensor.is_neg(): memory that is to be read with the other sign."""
+    """A tensor with Tensor.is_neg() has numbers in memory that are to be read with the other
+    sign."""
     call = make(2) | {"sinks": torch.randn(4)}
     compare(call | {n: torch._neg_view(-call[n]) for n in names})
 
@@ -529,7 +534,7 @@ class TestCompile:
     @pytest.mark.parametrize("backend", COMPILERS)
     @pytest.mark.parametrize("block_size", [None, 16])
     def test_decoding(self, backend, block_size):
-        """One graph for all lengths; the caches change inside and outside of it."""
+        """One graph serves all lengths; the caches change inside and outside of it."""
 
         def step(query, key, value, call, n):
             call = call | {"query": query * 2, "key": key.sin(), "value": value}
@@ -612,7 +617,7 @@ class TestCompile:
 
 
 def test_overlap_by_brute_force():
-    """Refused exactly where two elements have one place in memory."""
+    """Caches are refused exactly where two of their elements have one place in memory."""
     generator = torch.Generator().manual_seed(5)
 
     def draw(low, high):

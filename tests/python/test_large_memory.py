@@ -50,7 +50,7 @@ class TestResizing:
         assert make().resize_as_(torch.empty(2 * N, N)).shape == (2 * N, N)
 
     def test_storage(self, make):
-        """As FSDP does: freed, and later filled again."""
+        """Storage may be freed and later filled again, as FSDP does."""
         x = make()
         expected = x.clone()
         storage = x.untyped_storage()
@@ -119,7 +119,7 @@ class TestCopying:
 
 
 def test_each_is_freed():
-    """Mapped anew each time: 100 of them would be 400 MiB."""
+    """Memory is mapped anew for each result, and given back: 100 of them would be 400 MiB."""
 
     def resident():
         with open("/proc/self/statm") as file:

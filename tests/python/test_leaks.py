@@ -40,7 +40,7 @@ long_mask = torch.zeros(16, 20)
 """
 
 LSE = "from torch.nn.attention.varlen import AuxRequest\nlse = AuxRequest(lse=True)\n"
-# One turn: a good call, forward and backward, and a bad one that fails late.
+# One turn of each operator: a good call, forward and backward, and a bad one that fails late.
 TURNS = {
     "attention": """
 step(lambda: qkv.attention(q, k, v, mask, 0.2, True, softcap=3.0, return_lse=True, **gqa, **heads),
@@ -78,7 +78,7 @@ wrong(lambda: qkv.attention_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlen
 
 
 def growth(turn, turns):
-    """Bytes that `turns` turns add to what half of them have left."""
+    """The bytes that `turns` turns add to what half as many have left behind."""
     loop = "\n    ".join(TURNS[turn].strip().splitlines())
     code = f"""{MEASURE}
 def turn():

@@ -57,7 +57,7 @@ class TestShapes:
         check(make(dtype), {"attn_mask": mask}, grads_of(dtype))
 
     def test_with_hidden_entries(self, shape, dtypes):
-        """-inf hides: its gradient is 0, and so is a row's that sees nothing."""
+        """Entries of -inf hide: their gradient is 0, and so is that of a row that sees nothing."""
         dtype, mask_dtype = (DTYPES[name] for name in dtypes)
         mask = torch.randn(MASKS[shape], dtype=mask_dtype)
         mask = mask.masked_fill(torch.rand(mask.shape) < 0.4, -INF)
@@ -90,7 +90,7 @@ class TestStrides:
         assert check(make(), {"attn_mask": mask}, grads_of(torch.float32)).shape == mask.shape
 
     def test_expanded_from_a_leaf(self):
-        """The usual way: autograd sums what the operator gives for the expanded mask."""
+        """The usual way to broadcast: autograd sums the gradient of the expanded mask."""
         leaf = torch.randn(1, H, 1, S, dtype=torch.float64, requires_grad=True)
         inputs = make(torch.float64)
         g = torch.randn(B, H, L, 16, dtype=torch.float64)
@@ -114,7 +114,7 @@ class TestReproducible:
             assert torch.equal(found, expected)
 
     def test_other_gradients_do_not_change(self):
-        """Bit for bit, whether the mask's is asked for or not."""
+        """The other gradients have the same bits whether that of the mask is asked for or not."""
         inputs, options = make(), {"attn_mask": torch.randn(H, L, S)}
         grads = grads_of(torch.float32)
         alone = gradients(fused, inputs, options, grads)
@@ -124,7 +124,8 @@ class TestReproducible:
 
 
 def test_learned_bias_trains():
-    """A relative position bias, [H, L, S] picked from a table: the use this is for."""
+    """A relative position bias, [H, L, S] picked from a table, learns: it is what this gradient is
+    for."""
     table = torch.zeros(H, 2 * L, requires_grad=True)
     place = torch.arange(L)[:, None] - torch.arange(L) + L
     x = torch.randn(B, H, L, 16)
@@ -138,12 +139,12 @@ def test_learned_bias_trains():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 10
-    table.detach()[:, 1] = -INF  # row 0 looks at the last
+    table.detach()[:, 1] = -INF  # so row 0 looks at the last key
     assert (table.argmax(-1) == L + 1).all()
 
 
 def test_frozen_mask():
-    """No gradient where none is asked for: not even computed for a mask without requires_grad."""
+    """Without requires_grad a mask has no gradient, and none is computed."""
     inputs = [x.requires_grad_() for x in make()]
     mask = torch.randn(L, S)
     torch.ops.qkv.attention(*inputs, mask).sum().backward()

@@ -67,14 +67,15 @@ def test_growth_is_linear():
     "attn_mask=torch.randn(L, requires_grad=True), dropout_p=0.1, dtype=torch.bfloat16",
 ])  # fmt: skip
 def test_growth_is_linear_with_options(options):
-    """The scores alone would take 256 MB."""
+    """The scores alone would take 256 MB, whatever the options."""
     (ours,) = megabytes(f"L = 8192; print(train(L, {options}))")
     assert ours <= 48
 
 
 @pytest.mark.parametrize("shape", ["1, 1, n, n", "1, 8, n, n", "8, 1, 1, n", "8, n, 1", ""])
 def test_mask_gradient_needs_no_temporary_larger_than_itself(shape):
-    """64 matrices of scores of 4 MB: what the backward pass takes at most."""
+    """All scores would be 64 matrices of 4 MB. Beyond the gradients, the backward pass takes no
+    more memory than the mask's gradient has."""
     code = f"""
 def mask_gradient(n):
     x = [torch.randn(8, 8, n, 16, requires_grad=True) for _ in range(3)]
@@ -92,7 +93,7 @@ print(*mask_gradient(1024))
 
 @pytest.mark.parametrize("reduce", ["heads", "queries"])
 def test_reduced_weights_never_hold_all(reduce):
-    """All of them would take 256 MB; what is asked for 16, and its gradient as much."""
+    """All weights would take 256 MB; the reduced ones take 16 MB, and their gradient as much."""
     code = f"""
 def weights(n):
     x = [torch.randn(1, 16, n, 16, requires_grad=True) for _ in range(2)]
@@ -141,7 +142,8 @@ for L in (4, 64):
 
 @dtypes("float32", "bfloat16", "float16")
 def test_gradients_of_keys_and_values_are_not_copied(dtype):
-    """64 MB each: their gradients take as much, and no sums of all of them in f32 beside it."""
+    """Keys and values have 64 MB each. Their gradients take as much, and there are no sums of all
+    of them in f32 beside those."""
     length = 16384 if dtype == "float32" else 32768
     code = f"""
 x = [torch.randn(1, 8, n, 128).to(torch.{dtype}).requires_grad_() for n in (64, {length})]

@@ -19,7 +19,7 @@ def inputs(dtype=torch.float64, requires_grad=False):
 
 
 def in_parts(query, key, value, mask=None):
-    """Attention to the keys of each of CUTS, merged."""
+    """Attention to each of CUTS, which are ranges of keys, merged."""
     parts = [
         qkv.attention(
             query, key[..., begin:end, :], value[..., begin:end, :],
@@ -58,7 +58,7 @@ def test_gradients_of_all_keys():
 
 
 def test_rows_that_see_no_key():
-    """Some of them of a part, the first of all parts."""
+    """Some rows see no key of a part, and the first rows no key of any part."""
     tensors = inputs(requires_grad=True)
     mask = torch.zeros(L, S, dtype=torch.bool)
     mask[1, :5] = mask[2, 5] = mask[3, 6:] = mask[4] = True
@@ -83,7 +83,7 @@ def test_derivatives(n):
 
 
 def test_large_scores():
-    """Only differences count: nothing overflows."""
+    """Only differences of lse count, so nothing overflows."""
     outputs, lses = parts_of(3, requires_grad=False)
     output, lse = qkv.merge(outputs, lses)
     for shift in (-1e4, 1e4):
@@ -128,7 +128,7 @@ def test_meta():
 
 
 def test_packed_documents():
-    """The logarithms of varlen_attn are [H, T]."""
+    """Parts of packed documents are merged: the lse of varlen_attn is [H, T]."""
     torch.manual_seed(3)
     packed = torch.randn(7, H, D)
     cu_seq = torch.tensor([0, 3, 7])

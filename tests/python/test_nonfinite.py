@@ -28,7 +28,7 @@ sizes = pytest.mark.parametrize("L, S, D", [(5, 7, 3), (1, 150, 16), (70, 33, 24
 
 
 def run(f, inputs, grads, options):
-    """output, lse and the three gradients."""
+    """f's output and lse, and the gradients of query, key and value."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     results = f(*inputs, **options)
     found = torch.autograd.grad(results, inputs, grads, allow_unused=True)
@@ -89,7 +89,8 @@ class TestMaskedNeverLeaks:
         assert ours[0][..., :first, :].isfinite().all()
 
     def test_rows_that_see_nothing(self, L, S, D, dtype, junk):
-        """Neither their query nor what flows back into them matters to anything."""
+        """Of a row that sees nothing, neither the query nor what flows back into it changes any
+        result."""
         inputs, grads = make(L, S, D, dtype)
         blind = torch.rand(L, 1) < 0.5
         blind[0] = True
@@ -179,7 +180,7 @@ class TestDrawn:
 @dtypes
 @sizes
 class TestGradientsOfOptions:
-    """Of a mask, slopes and sinks: what is masked does not reach them either."""
+    """The gradients of a mask, slopes and sinks: what is masked does not reach them either."""
 
     @pytest.mark.parametrize("junk", [NAN, INF])
     def test_masked(self, L, S, D, dtype, junk):
@@ -213,7 +214,8 @@ class TestGradientsOfOptions:
 
     @pytest.mark.parametrize("junk", [NAN, INF, -INF])
     def test_sink(self, L, S, D, dtype, junk):
-        """-inf is none, the others make NaN, as in a softmax. The other head does not care."""
+        """A sink of -inf is no sink, the others make NaN, as in a softmax. The other head does not
+        change."""
         inputs, _ = make(L, S, D, dtype)
         sinks = torch.tensor([junk, 0.5], dtype=dtype)
         output, lse = fused(*inputs, sinks=sinks)
@@ -286,7 +288,8 @@ class TestHugeScores:
             torch.testing.assert_close(x, truth, rtol=tolerance, atol=1e-6)
 
     def test_gradients_of_a_certain_choice(self, dtype):
-        """Weights of 0 and 1: query and key get no gradient but the rounding of what cancels."""
+        """With weights of 0 and 1, query and key get no gradient but the rounding of numbers that
+        cancel."""
         query, key, value = (torch.randn(1, 2, 17, 8, dtype=dtype) for _ in range(3))
         size = min(1e6, torch.finfo(dtype).max / 64)
         leaves = [x.requires_grad_() for x in (query * size, key * size, value)]
@@ -301,7 +304,7 @@ class TestHugeScores:
     @pytest.mark.parametrize("least", [-1e4, -1e9, -1e30, "f32", "bf16", "f16"])
     @pytest.mark.parametrize("where", ["some", "row", "all"])
     def test_finite_mask_values_that_stand_for_minus_inf(self, dtype, least, where):
-        """They are numbers, though: a row of them attends to all its keys."""
+        """Finite numbers are numbers: a row of them attends to all its keys."""
         inputs, _ = make(19, 33, 8, dtype)
         mask = torch.zeros(19, 33)
         if least in DTYPES:
@@ -325,7 +328,7 @@ class TestHugeScores:
             assert (x.isfinite() == truth.isfinite()).all()
 
     def test_wide_range_of_scores(self, dtype):
-        """Weights from 1 down through the subnormal numbers to 0."""
+        """Weights go from 1 down through the subnormal numbers to 0."""
         key = torch.linspace(-200, 0, 301, dtype=dtype).view(1, 1, 301, 1)
         value = torch.eye(301, dtype=dtype).view(1, 1, 301, 301)
         ours = torch.ops.qkv.attention(torch.ones(1, 1, 3, 1, dtype=dtype), key, value, scale=1.0)

@@ -13,13 +13,13 @@ ELSEWHERE = ("cuda", "xpu", "mps")
 
 @pytest.fixture(params=ELSEWHERE)
 def device(request):
-    """Within it, tensors may be made on a device that this host lacks."""
+    """Within this fixture tensors may be made on a device that this host lacks."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield request.param
 
 
 def make(device, dtype=torch.float32):
-    """query, key and value, of other lengths and columns."""
+    """query, key and value, of different lengths and numbers of columns."""
     shapes = [(2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3)]
     return [torch.empty(s, device=device, dtype=dtype) for s in shapes]
 
@@ -29,7 +29,8 @@ def describe(x):
 
 
 def outcome(call):
-    """The result's description, or torch's error: a torch for CPUs lacks some devices' kernels."""
+    """The description of the result, or torch's error: a torch for CPUs lacks some devices'
+    kernels."""
     try:
         return describe(call())
     except RuntimeError as error:
@@ -71,7 +72,7 @@ def test_what_cannot_be_expressed(device, option, what):
 
 
 def operators(query, key, value):
-    """Every other operator, and what its messages call it."""
+    """A call of every other operator, and the name that its messages have for it."""
     ends = torch.tensor([0, 5], device=query.device)
     packed = torch.empty(5, 4, 8, device=query.device)
     scores = {
@@ -108,7 +109,8 @@ def test_one_tensor_on_the_cpu(device, name):
 
 
 class TestMeta:
-    """Shapes, dtypes and strides only, of every operator; see test_compile.py for attention's."""
+    """Meta tensors give shapes, dtypes and strides of every operator. attention has more tests in
+    test_compile.py."""
 
     def test_operators(self):
         real = [torch.randn(2, 4, n, 8) for n in (5, 7, 7)]

@@ -30,7 +30,8 @@ def test_import_from_another_folder(tmp_path):
 
 @needs_sources
 def test_import_from_the_sources_folder():
-    """Where torch_ext/qkv lies next to, and may hide, what is installed: an editable install."""
+    """The folders in which torch_ext/qkv may hide what is installed, as with an editable
+    install."""
     code = "import torch, qkv; print(torch.ops.qkv.attention.default)"
     for folder in (ROOT, ROOT / "torch_ext"):
         assert run_python(code, cwd=folder) == "qkv.attention.default\n"
@@ -38,7 +39,7 @@ def test_import_from_the_sources_folder():
 
 @pytest.fixture
 def decoy(tmp_path):
-    """A folder with files that are named like the library, and are none."""
+    """A folder with files that are named like the library, but are no libraries."""
     folder = tmp_path / "anywhere"
     for name in ("", "lib", "qkv", "qkv/lib", f"qkv/lib/{LIBRARY.parent.name}"):
         path = folder / name / "libqkv.so"
@@ -72,7 +73,7 @@ except ImportError as error:
 
 
 def test_no_other_library_is_loaded(decoy, sources, tmp_path):
-    """Where the current folder has what the sources lack."""
+    """No other library is loaded where the current folder has one that the sources lack."""
     message = import_error(sources, decoy)
     library = tmp_path / "sources" / "qkv" / "lib" / LIBRARY.parent.name / "libqkv.so"
     assert message.startswith(f"qkv is not built: there is no {library}. Run `pip install")
@@ -135,7 +136,7 @@ def test_cmake_files():
 
 
 def needed_libraries(library):
-    """What the dynamic loader looks for when it loads this one."""
+    """The libraries that the dynamic loader looks for when it loads this one."""
     if not (readelf := shutil.which("readelf")):
         pytest.skip("readelf is not installed")
     listing = subprocess.run([readelf, "-d", library], capture_output=True, text=True, check=True)
@@ -159,14 +160,15 @@ def test_the_kernels_know_no_torch():
 
 
 def attempt(*command, **options):
-    """How it ended. Programs that pip installed next to this Python come first: cmake, for one."""
+    """How the command ended. Programs that pip installed next to this Python, such as cmake, are
+    found first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     options["env"] = {**os.environ, "PATH": path, **options.get("env", {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 def run(*command, **options):
-    """stdout."""
+    """The output of a command that must end well."""
     done = attempt(*command, **options)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -196,7 +198,7 @@ def test_cpp_example_has_no_python(cpp_example):
 
 
 def configure(folder, commands, *options):
-    """CMake's status and what it says of a project with these commands."""
+    """CMake's status and output for a project with these commands."""
     project = "cmake_minimum_required(VERSION 3.22)\nproject(user LANGUAGES CXX)\n"
     (folder / "CMakeLists.txt").write_text(project + commands)
     prefix = f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}"
@@ -205,7 +207,7 @@ def configure(folder, commands, *options):
 
 
 def fake_torch(folder, minor):
-    """As much of a torch as says its version."""
+    """A folder that has as much of a torch as says its version."""
     header = folder / "include" / "torch" / "headeronly" / "version.h"
     header.parent.mkdir(parents=True)
     numbers = zip(("MAJOR", "MINOR", "PATCH"), [*minor.split("."), "1"], strict=True)
@@ -238,7 +240,7 @@ def test_cmake_refuses_a_torch_that_does_not_fit(tmp_path):
 
 
 def setup_py(torches):
-    """What setup.py says of these torches, and its status."""
+    """The output of setup.py for these torches, and its status."""
     env = {"QKV_TORCHES": os.pathsep.join(map(str, torches))}
     done = attempt(sys.executable, "setup.py", "--version", cwd=ROOT, env=env)
     return done.returncode, done.stdout + done.stderr

@@ -75,14 +75,14 @@ class TestSoftcap:
 
 
 def bloom_slopes(heads):
-    """Press et al.: 2^(-8/n), 2^(-16/n), ... for n heads."""
+    """The slopes of Press et al.: 2^(-8/n), 2^(-16/n), ... for n heads."""
     return torch.tensor([2 ** (-8 * (h + 1) / heads) for h in range(heads)])
 
 
 class TestAlibi:
     @dtypes
     def test_as_bloom(self, dtype):
-        """BLOOM adds slope * j: with a causal mask the same weights."""
+        """BLOOM adds slope * j, which with a causal mask gives the same weights."""
         query, key, value = make(45, 45, dtype=dtype)
         slopes = bloom_slopes(4)
         alibi = slopes[:, None] * torch.arange(45)
@@ -94,7 +94,8 @@ class TestAlibi:
     @dtypes
     @pytest.mark.parametrize("L, S", [(37, 45), (45, 37), (1, 60), (60, 1)])
     def test_as_flash_attention(self, dtype, L, S):
-        """attn_bias_from_alibi_slopes of its tests: the distance from the end."""
+        """The distance is counted from the end, as in attn_bias_from_alibi_slopes of
+        FlashAttention's tests."""
         query, key, value = make(L, S, dtype=dtype)
         slopes = torch.rand(2, 4, dtype=torch.float32)
         row = torch.arange(L)[:, None]
@@ -133,7 +134,8 @@ class TestAlibi:
 class TestSinks:
     @dtypes
     def test_as_gpt_oss(self, dtype):
-        """eager_attention_forward of transformers' gpt-oss, for one key head a query head."""
+        """The same numbers as eager_attention_forward of transformers' gpt-oss, with one key head
+        for each query head."""
         query, key, value = make(dtype=dtype)
         module_sinks = torch.randn(4, dtype=dtype)
         attn_weights = torch.matmul(query, key.transpose(2, 3)) * 0.25
@@ -162,7 +164,7 @@ class TestSinks:
 
     @every_dtype
     def test_nothing_else_to_attend_to(self, dtype):
-        """The lse is the sink then; its gradient is all the lse's."""
+        """The lse of a row that sees no key is the sink, which gets all of the lse's gradient."""
         mask = torch.zeros(37, 45, dtype=torch.bool)
         options = {"attn_mask": mask, "sinks": torch.randn(4, dtype=compute_type(dtype))}
         output, lse = qkv.attention(*make(dtype=dtype), **options, return_lse=True)

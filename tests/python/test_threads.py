@@ -39,7 +39,7 @@ def inputs_of(shape, batch=1, dtype=torch.float32):
 
 
 def everything(inputs, seeds, options):
-    """Output, lse and gradients."""
+    """Output, lse and gradients of a call."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     results = attention_with_lse(*inputs, **options)
     return [*results, *torch.autograd.grad(results, inputs, seeds)]
@@ -65,7 +65,7 @@ class TestSameBits:
         seeds = seeds_of(inputs, options)
         threads(1)
         expected = everything(inputs, seeds, options)
-        for n in (2, 3, 4, 4, 7):  # 4 twice: from run to run
+        for n in (2, 3, 4, 4, 7):  # 4 twice, since runs may differ, too
             threads(n)
             assert_same_bits(everything(inputs, seeds, options), expected)
 
@@ -84,7 +84,7 @@ class TestSameBits:
 
 @pytest.mark.usefixtures("isa")
 class TestCallers:
-    """Called from where attention is called from."""
+    """Attention is called from wherever it may be called."""
 
     def work(self):
         torch.manual_seed(0)
@@ -107,7 +107,8 @@ class TestCallers:
                     assert_same_bits(results, expected)
 
     def test_threads_that_end(self):
-        """Each may leave a team of OpenMP threads behind; the next must not trip over it."""
+        """Each thread that ends may leave a team of OpenMP threads behind, which must not disturb
+        the next."""
         call = self.work()
         expected = everything(*call)
         results = []
@@ -122,7 +123,7 @@ class TestCallers:
 
     @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
     def test_inside_jit_fork(self):
-        """torch's inter-op pool."""
+        """torch.jit.fork calls from torch's inter-op pool."""
         inputs, _, options = self.work()
         expected = attention_with_lse(*inputs, **options)
         futures = [torch.jit.fork(attention_with_lse, *inputs, **options) for _ in range(8)]
@@ -164,7 +165,7 @@ def test_set_num_threads(n):
     code += "step(); step(); print(threads() - before)"
     forward, both = map(int, run_python(SETUP + code).split())
     assert forward == n - 1
-    assert both == forward or both == forward + 1  # the autograd engine may have one for itself
+    assert both == forward or both == forward + 1  # autograd may have a thread of its own
 
 
 def test_calls_start_no_threads():
@@ -210,7 +211,7 @@ def test_omp_num_threads(n):
 @pytest.mark.parametrize("used_before", ["", "step(); torch.ones(99, 999) @ torch.ones(999, 99)"])
 @pytest.mark.parametrize("child", ["step()", "torch.set_num_threads(2); step()", "step(8)"])
 def test_after_fork(used_before, child):
-    """The child of a process whose OpenMP threads are gone: DataLoader workers, for one."""
+    """The child of a fork lacks its parent's OpenMP threads: workers of a DataLoader, for one."""
     code = f"""
 {used_before}
 pid = os.fork()

@@ -126,7 +126,8 @@ def test_writing_byte_by_byte_is_the_same_model(corpus, trained):
 
 @pytest.mark.parametrize("attention", ["qkv", "torch"])
 def test_a_cache_remembers_what_rereading_sees(corpus, attention):
-    """Far beyond the context, where the cache has dropped its first half more than once."""
+    """A sequence is far longer than the context, so the cache has dropped its first half more than
+    once."""
     torch.manual_seed(1)
     model = GPT(MODEL, load_attention(attention))
     for block in model.blocks:
@@ -229,7 +230,7 @@ def test_an_interrupted_training_resumes_exactly(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) == handler
     assert torch.load(parts)["step"] == 3
     monkeypatch.undo()
-    torch.rand(5)  # nobody else's random numbers matter
+    torch.rand(5)  # random numbers of others change nothing
     assert train_gpt.main(["--resume", "--checkpoint", str(parts)]) == 0
     assert torch.load(whole)["step"] == 7
     assert_same_state(torch.load(whole), torch.load(parts))

@@ -22,7 +22,7 @@ def cumulative(lengths, dtype=torch.int32, start=0):
 
 
 def pack(q_lengths, k_lengths=None, H=2, Hkv=None, D=8, Dv=None, dtype=torch.float64):
-    """query, key, value, cu_seq_q, cu_seq_k, max_q, max_k"""
+    """Arguments of varlen_attn: query, key, value, cu_seq_q, cu_seq_k, max_q, max_k."""
     k_lengths = q_lengths if k_lengths is None else k_lengths
     Hkv, Dv = Hkv or H, Dv or D
     shapes = [(sum(q_lengths), H, D), (sum(k_lengths), Hkv, D), (sum(k_lengths), Hkv, Dv)]
@@ -51,13 +51,13 @@ def one_by_one(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, seqused_k
 
 
 def compare(packed, **options):
-    """Output, lse and every gradient."""
+    """Compares output, lse and every gradient with one_by_one()."""
     leaves = [x for x in (*packed[:3], *(options.get(n) for n in HEADS)) if torch.is_tensor(x)]
     leaves = [x for x in leaves if x.requires_grad]
     ours = qkv.varlen_attn(*packed, return_aux=LSE, **options)
     truths = one_by_one(*packed, **options)
     seeds = [torch.randn_like(x) for x in ours]
-    truths = [x + 0 * leaves[0].sum() for x in truths]  # where there is no document
+    truths = [x + 0 * leaves[0].sum() for x in truths]  # for calls without a document
     for x, truth in zip(ours, truths, strict=True):
         torch.testing.assert_close(x, truth, rtol=1e-11, atol=1e-11)
     grads = (torch.autograd.grad(x, leaves, seeds, allow_unused=True) for x in (ours, truths))
@@ -67,7 +67,8 @@ def compare(packed, **options):
 
 
 def test_signature_is_torchs():
-    """The same arguments, in the same places and with the same defaults; ours after them."""
+    """varlen_attn has the arguments of torch's, in the same places and with the same defaults, and
+    then ours."""
     ours, torchs = (inspect.signature(f).parameters for f in (qkv.varlen_attn, torch_varlen_attn))
     assert list(ours)[: len(torchs)] == list(torchs)
     for name, parameter in torchs.items():
@@ -128,7 +129,8 @@ class TestAgainstOneByOne:
         compare(packed)
 
     def test_outside_every_document(self):
-        """Before the first and after the last: output 0, lse -inf, gradients 0."""
+        """Rows before the first document and after the last have output 0, lse -inf and gradients
+        0."""
         packed = list(pack([3, 5, 70, 2]))
         packed[3] = packed[4] = cumulative([5, 70], start=3)
         compare(packed)
@@ -218,7 +220,7 @@ class TestDropout:
             assert torch.equal(found, kept[n, :, : end - begin, : end - begin])
 
     def test_as_padded(self):
-        """Documents of one length are a batch."""
+        """Documents of one length give what a batch of them gives."""
         packed = pack([20, 20, 20])
         options = {"dropout_p": 0.3, "window_size": (-1, 0)}
         batch = [x.unflatten(0, (3, 20)).transpose(1, 2) for x in packed[:3]]
@@ -329,7 +331,7 @@ def in_blocks(packed, block_size):
     blocks = -(-lengths // block_size)
     columns = -(-max_k // block_size) + 1
     order = torch.randperm(int(blocks.sum()) + 2)
-    table = torch.full((len(lengths), columns), -1, dtype=torch.int32)  # not looked at
+    table = torch.full((len(lengths), columns), -1, dtype=torch.int32)  # -1 is not looked at
     pools = [x.new_full((len(order), block_size, *x.shape[1:]), NAN) for x in (key, value)]
     for n, used in enumerate(blocks):
         table[n, :used], order = order[:used], order[used:]
@@ -365,7 +367,7 @@ class TestBlockTable:
         )
 
     def test_heads_before_rows(self):
-        """A pool [blocks, Hkv, block_size, D], as attention_with_kvcache has it."""
+        """Blocks in a pool [blocks, Hkv, block_size, D], as attention_with_kvcache has it."""
         paged, where = in_blocks(pack([5, 1, 70], [30, 7, 90]), 4)
         expected = qkv.varlen_attn(*paged, **where)
         other = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in paged[1:3]]

@@ -16,7 +16,7 @@ reductions = pytest.mark.parametrize("reduce", [None, "heads", "queries"])
 
 @as_torchs_math_path
 def attend_weights(query, key, reduce=None, enable_gqa=False, **options):
-    """By the textbook: the output of attention for values that tell the keys apart."""
+    """The weights by the textbook: the output of attention for values that tell the keys apart."""
     if enable_gqa:
         key = repeat_heads(key, query.size(-3))
     weights, _ = attend(query, key, torch.eye(key.size(-2), dtype=query.dtype), **options)
@@ -42,7 +42,7 @@ def make(L=20, S=23, H=4, Hkv=4, dtype=torch.float64):
 
 
 def compare(query, key, reduce, **options):
-    """f64, and the gradients of whatever requires one."""
+    """Compares the weights in f64 with the truth, and the gradients of all that require one."""
     if options.get("dropout_p"):
         options["dropout_seed"] = seed_of(query)
     ours, truth = (f(query, key, reduce, **options) for f in (call, attend_weights))
@@ -74,7 +74,7 @@ class TestAgainstReference:
 
     @pytest.mark.parametrize("shape", [(20, 23), (4, 1, 23), (2, 1, 20, 23), (20, 1), ()])
     def test_learned_options(self, reduce, shape):
-        """Gradients of the mask, the slopes and the sinks."""
+        """The gradients of the mask, the slopes and the sinks are those of the truth."""
         options = {
             "attn_mask": torch.randn(shape),
             "alibi_slopes": torch.rand(4),

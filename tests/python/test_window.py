@@ -65,7 +65,8 @@ def test_causal_is_a_window_for_equal_lengths():
 
 
 def test_alignments_differ():
-    """is_causal is aligned top-left, the window bottom-right."""
+    """is_causal is aligned top-left and the window bottom-right, so they differ where L and S
+    do."""
     weights = qkv.attention(
         *make(2, 5)[:2], torch.eye(5, dtype=torch.float64).expand(1, 2, 5, 5), window_size=(1, 0)
     )
@@ -77,7 +78,7 @@ def test_alignments_differ():
 
 
 def test_rows_whose_window_is_empty():
-    """The first queries of many look before the first key."""
+    """With more queries than keys, the first queries look before the first key."""
     output, lse = qkv.attention(*make(10, 4), window_size=(2, 0), return_lse=True)
     assert (output[..., :6, :] == 0).all() and (lse[..., :6] == -INF).all()
     assert lse[..., 6:].isfinite().all()
@@ -86,7 +87,7 @@ def test_rows_whose_window_is_empty():
 @dtypes_of("f32", "f64", "bf16", "f16")
 @pytest.mark.parametrize("junk", [float("nan"), INF])
 def test_nothing_outside_leaks(dtype, junk):
-    """Keys and values that only the last query sees."""
+    """Junk in keys and values that only the last query sees changes no other row."""
     inputs = make(300, 300, dtype=dtype)
     options = {"window_size": (40, 0)}
     theirs, truth = (f(*inputs, **options)[0][..., :299, :] for f in (attend, reference))
@@ -111,7 +112,8 @@ def test_gradcheck(sides, L, S):
 
 
 def test_far_places_in_a_long_sequence():
-    """The positions of tiles far down, against the same rows computed alone."""
+    """Tiles far down a long sequence have the right positions: their rows give the same as
+    alone."""
     query, key, value = make(5000, 5000, batch=(1, 1), dtype=torch.float32)
     output = qkv.attention(query, key, value, window_size=(100, 0))
     for i in (0, 99, 100, 2047, 2048, 4999):
