@@ -1,4 +1,4 @@
-// What the tests of the LibTorch API share.
+// The formula of attention, and helpers that the tests of the LibTorch API share.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ inline at::Tensor randn(at::IntArrayRef shape, at::ScalarType dtype = at::kDoubl
   return torch::randn(shape, at::TensorOptions(dtype)).requires_grad_();
 }
 
-// Keys that each query may see, [L, S].
+// bool [L, S]: the keys that each query may see.
 inline at::Tensor visible(int64_t L, int64_t S, const AttentionOptions& options) {
   const auto i = at::arange(L).unsqueeze(1), j = at::arange(S);
   at::Tensor keep = at::ones({L, S}, at::kBool);
@@ -24,12 +24,12 @@ inline at::Tensor visible(int64_t L, int64_t S, const AttentionOptions& options)
   return keep;
 }
 
-// [L, S]: how far each key is from each query, the last of both side by side.
+// [L, S]: how far each key is from each query, where the last key stands at the last query.
 inline at::Tensor distance(int64_t L, int64_t S) {
   return (at::arange(L).unsqueeze(1) + (S - L) - at::arange(S)).abs();
 }
 
-// [..., H, L, S] before the softmax, in query's dtype; -inf: not seen.
+// The scores [..., H, L, S], in query's dtype; -inf where a query does not see the key.
 inline at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key,
                             const AttentionOptions& options) {
   const int64_t L = query.size(-2), S = key.size(-2);
@@ -60,7 +60,7 @@ inline std::tuple<at::Tensor, at::Tensor> reference_weights(const at::Tensor& qu
   return {(scores - lse.unsqueeze(-1)).exp(), lse};
 }
 
-// The formula, in query's dtype, by way of the whole [..., H, L, S] matrix.
+// Output and logsumexp by the formula, in query's dtype, by way of all weights [..., H, L, S].
 inline std::tuple<at::Tensor, at::Tensor> reference(at::Tensor query, at::Tensor key,
                                                     at::Tensor value,
                                                     const AttentionOptions& options = {}) {

@@ -9,7 +9,7 @@
 namespace qkv::test {
 namespace {
 
-// As `with torch.autocast("cpu", dtype)` has it.
+// While it lives, the thread is in the state of Python's `with torch.autocast("cpu", dtype)`.
 class Autocast {
  public:
   explicit Autocast(at::ScalarType dtype, bool enabled = true) {
@@ -124,7 +124,7 @@ TEST_P(AutocastOperators, IsOffWhereItIsOff) {
   EXPECT_EQ(run(inputs).scalar_type(), at::kBFloat16);
 }
 
-// The gradients of a call made outside are computed as they would be outside.
+// A backward pass under autocast computes the gradients of a call made outside as it would outside.
 TEST_P(AutocastOperators, BackwardPassesAreNotCast) {
   const auto gradients = [&](const at::Tensor& result) {
     return torch::autograd::grad({result.sum()}, {inputs[0], inputs[1]});

@@ -1,4 +1,4 @@
-// The autograd Node of attention_with_lse: what backward() may meet.
+// The autograd Node of attention_with_lse, in every state in which backward() may find it.
 #include "common.h"
 
 namespace qkv::test {

@@ -1,4 +1,4 @@
-// Dropout: torch's generator, and the same kept set forward and backward.
+// Dropout draws from torch's generator, and keeps the same weights forward and backward.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "common.h"
@@ -13,7 +13,8 @@ class Dropout : public testing::Test {
   at::Tensor query = randn({2, 3, 20, 8}), key = randn({2, 3, 30, 8}), value = randn({2, 3, 30, 4});
   const AttentionOptions options = AttentionOptions().dropout_p(0.3).is_causal(true);
 
-  // Which weights are kept after torch::manual_seed(seed), divided by 1 - p: [..., H, L, S].
+  // [..., H, L, S]: 1 / (1 - p) for the weights that are kept after torch::manual_seed(seed), else
+  // 0.
   at::Tensor kept(int64_t seed) const {
     torch::manual_seed(seed);
     const auto weights = attention_weights(query, key, AttentionOptions().dropout_p(0.3));

@@ -1,4 +1,4 @@
-// Bad input: the error names the argument, what it was and what was expected.
+// Bad input gives an error that names the argument, what it was and what was expected.
 #include "common.h"
 
 namespace qkv::test {

@@ -7,7 +7,8 @@ namespace {
 // The distance of 1 to the next number.
 double epsilon(at::ScalarType dtype) { return dtype == at::kHalf ? 0x1p-10 : 0x1p-7; }
 
-// Every element as close as rounding it once allows; float32 sums may tip the balance.
+// Every element is as close as rounding it once allows, with a hundredth more, since sums in
+// float32 may decide between two numbers that are almost equally near.
 void expect_rounded_once(const at::Tensor& actual, const at::Tensor& truth) {
   ASSERT_EQ(actual.sizes(), truth.sizes());
   const auto exact = truth.detach().to(at::kDouble);
@@ -17,8 +18,8 @@ void expect_rounded_once(const at::Tensor& actual, const at::Tensor& truth) {
   EXPECT_TRUE(error.le(bound).all().item<bool>()) << "worst " << (error / bound).max();
 }
 
-// Within `units` roundings of the largest element, or of `size`: what cancels to nothing comes from
-// numbers of that order.
+// Every element is within `units` roundings of the largest element, or of `size`, the order of the
+// numbers that may cancel to nothing.
 void expect_near(const at::Tensor& actual, const at::Tensor& truth, double units,
                  double size = 0.5) {
   ASSERT_EQ(actual.sizes(), truth.sizes());
@@ -29,7 +30,7 @@ void expect_near(const at::Tensor& actual, const at::Tensor& truth, double units
   EXPECT_LE(error, units * unit) << error / unit << " roundings";
 }
 
-// As numbers of float64 that a gradient can be taken of.
+// The same numbers in float64, as a leaf of autograd.
 at::Tensor in_double(const at::Tensor& tensor) {
   const auto copy = tensor.detach().to(at::kDouble);
   return copy.requires_grad_(tensor.requires_grad());
@@ -102,7 +103,7 @@ class Half : public testing::TestWithParam<Case> {
   const at::Tensor query64 = in_double(query), key64 = in_double(key), value64 = in_double(value);
   const AttentionOptions options64 = in_double(c.options);
 
-  // The gradients of `inputs` in their dtypes and near those of `inputs64`.
+  // Expects gradients of `inputs` in their dtypes, and near those of `inputs64`.
   void expect_gradients(const std::vector<at::Tensor>& results,
                         const std::vector<at::Tensor>& inputs,
                         const std::vector<at::Tensor>& results64,
@@ -117,16 +118,16 @@ class Half : public testing::TestWithParam<Case> {
     for (size_t i = 0; i < actual.size(); ++i) {
       SCOPED_TRACE(i);
       EXPECT_EQ(actual[i].scalar_type(), inputs[i].scalar_type());
-      // Even in float32 they are sums of terms that were rounded. One ulp of all the terms is two
-      // roundings.
+      // Gradients in float32, too, are sums of terms that were rounded. One ulp of all the terms is
+      // two roundings.
       const double terms = cancelling_terms(inputs[i], inputs, truth);
       expect_near(actual[i].to(c.dtype), truth[i], terms > 0 ? 2 : 6, std::max(terms, 0.5));
     }
   }
 
  private:
-  // The sizes of all terms of which an element of the gradient of `input` is the sum, where most of
-  // that cancels; 0 elsewhere.
+  // The sum of the sizes of all terms of an element of the gradient of `input`, if most of the sum
+  // cancels; else 0.
   double cancelling_terms(const at::Tensor& input, const std::vector<at::Tensor>& inputs,
                           const std::vector<at::Tensor>& truth) const {
     const auto is = [](const at::Tensor& tensor, const std::optional<at::Tensor>& option) {
@@ -139,15 +140,15 @@ class Half : public testing::TestWithParam<Case> {
       TORCH_CHECK(mask != inputs.end(), "no mask to read the gradient of the scores from");
       return terms_of_scores(truth[mask - inputs.begin()], is(input, c.options.alibi_slopes()));
     }
-    // What all scores of a row get is a sum of weights times numbers of order 1, and exactly 0.
-    // Each plane has such a row.
+    // The gradients of all scores of a row add up to 0 exactly, and are weights times numbers of
+    // order 1. A mask of one column gets this sum from every batch item and head.
     const bool of_rows = is(input, c.options.attn_mask()) && input.size(-1) == 1;
     return of_rows ? double(query.numel() / (query.size(-1) * query.size(-2))) : 0;
   }
 
-  // Slopes and sinks have a term for every score of a head: the score's gradient, which is that of
-  // the mask's element, times the distance of its key for slopes. For sinks it is the gradient
-  // alone, with the other sign: a sink's weight is what the others leave to 1.
+  // The gradients of slopes and sinks have a term for every score of a head. For slopes it is the
+  // gradient of the score, which is that of the mask's element, times the distance of its key. For
+  // sinks it is that gradient with the other sign: the weights of sink and keys add up to 1.
   static double terms_of_scores(const at::Tensor& grad_mask, bool slopes) {
     const int64_t L = grad_mask.size(-2), S = grad_mask.size(-1);
     const auto terms = slopes ? grad_mask * distance(L, S) : grad_mask;
@@ -221,8 +222,9 @@ class HalfSums : public testing::TestWithParam<at::ScalarType> {
   at::Tensor half(at::IntArrayRef shape) const { return randn(shape, dtype); }
 };
 
-// What batch items or heads share gets the sum of their gradients. Sums of rounded terms would be
-// half as far again from the truth as the truth rounded.
+// A tensor that batch items or heads share gets the sum of their gradients. If the terms were
+// rounded before they are added up, its error would be half as large again as that of rounding the
+// sum.
 TEST_P(HalfSums, OfBroadcastTensors) {
   const auto query = half({1, 4, 9, 8}), key = half({64, 1, 11, 8}), value = half({1, 2, 11, 8});
   const auto grad = half({64, 4, 9, 8}).detach();
@@ -255,7 +257,7 @@ TEST_P(HalfSums, OfTheWeightsOfManyQueries) {
   expect_near(attention_weights(query, key, {}, "queries"), weights64.sum(-2), 1.5);
 }
 
-// Where the gradient of every sum is about the same, what differs is not lost.
+// Where the gradients of all sums are about the same, their differences are not lost.
 TEST_P(HalfSums, HaveGradientsThatCancel) {
   const auto query = half({2, 40, 8}), key = half({2, 70, 8});
   const auto query64 = in_double(query), key64 = in_double(key);
@@ -299,7 +301,7 @@ TEST_P(HalfSums, VarlenIsAttentionDocumentByDocument) {
   }
 }
 
-// On foreign memory they may begin between two elements.
+// Tensors on foreign memory may begin at any byte, also within what would be an element.
 TEST_P(HalfSums, MisalignedTensorsAreCopied) {
   const auto x = half({2, 5, 8}).detach();
   const auto bytes = at::empty({x.numel() * 2 + 1}, at::kByte);

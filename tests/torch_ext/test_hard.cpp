@@ -39,7 +39,7 @@ class Hard : public testing::TestWithParam<Case> {
   const Case& c = GetParam();
   at::Tensor query = randn(c.query), key = randn(c.key), value = randn(c.value);
 
-  // As many heads of `tensor` as query has.
+  // `tensor` with its heads repeated, so that it has as many as query.
   at::Tensor all_heads(const at::Tensor& tensor) const {
     return c.options.enable_gqa() ? tensor.repeat_interleave(query.size(-3) / tensor.size(-3), -3)
                                   : tensor;
@@ -101,7 +101,7 @@ TEST(HardAttention, NothingToAttendTo) {
   EXPECT_EQ(gradients[1].sizes(), none.sizes());
 }
 
-// Infinity in a value that was not chosen does not show.
+// An infinity in a value that was not chosen is in no result.
 TEST(HardAttention, OtherValuesMayBeInfinite) {
   const auto query = randn({5, 8}), key = randn({7, 8});
   const auto index = std::get<1>(hard_attention(query, key, key));

@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kTolerance = 1e-12;
 
-// Two rows with 5 and 9 keys, to which 3 are appended.
+// A batch of two items with 5 and 9 keys, to each of which 3 are appended.
 class KvCache : public testing::Test {
  protected:
   static at::Tensor random(at::IntArrayRef shape) { return at::randn(shape, at::kDouble); }
@@ -20,7 +20,7 @@ class KvCache : public testing::Test {
   const at::Tensor key = random({2, 2, added, 8}), value = random({2, 2, added, 6});
   at::Tensor k_cache = random({2, 2, 16, 8}), v_cache = random({2, 2, 16, 6});
 
-  // What batch item b of the rows [B, Hkv, S, *] gives.
+  // The output and lse of batch item b, whose keys and values are in rows [B, Hkv, S, *].
   std::tuple<at::Tensor, at::Tensor> expected(const at::Tensor& keys, const at::Tensor& values,
                                               int64_t b, AttentionOptions options) const {
     const auto rows = [&](const at::Tensor& cache, const at::Tensor& more) {
@@ -47,7 +47,7 @@ TEST_F(KvCache, AppendsAndAttends) {
 }
 
 TEST_F(KvCache, BlocksAreLikeRows) {
-  // Rows of 16 as 4 blocks of 4 each, the other way round.
+  // The 16 rows of each batch item become 4 blocks of 4 rows, in reverse order.
   const auto blocks = [](const at::Tensor& cache) {
     return cache.unflatten(2, {4, 4}).transpose(1, 2).flatten(0, 1).flip(0).contiguous();
   };

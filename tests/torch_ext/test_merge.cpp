@@ -1,4 +1,4 @@
-// qkv::merge: attention over parts of the keys is attention over all of them.
+// qkv::merge makes attention over all keys of attention over parts of them.
 #include "qkv/merge.h"
 
 #include "common.h"

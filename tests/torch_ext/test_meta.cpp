@@ -37,7 +37,7 @@ TEST(Meta, LayoutsAgreeForEveryOrderOfDimensions) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-// run(tensors...) on the CPU and on meta: results and gradients.
+// Holds run(tensors...) on meta against run(tensors...) on the CPU: its results and gradients.
 template <class Run>
 void expect_same_results(const std::vector<at::Tensor>& inputs, const Run& run) {
   std::vector<at::Tensor> meta;
@@ -101,7 +101,7 @@ TEST(Meta, HalfPrecision) {
   }
 }
 
-// Their gradients are sums that need no more reducing, but lie in another order.
+// The gradients of such masks are sums that need no more reducing, but lie in another order.
 TEST(Meta, TransposedMasksOfOneRowOrColumn) {
   const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>> masks = {
       {{6, 4, 1}, {1, 0, 2}}, {{7, 1, 4}, {2, 1, 0}}};

@@ -1,4 +1,5 @@
-// Threads: one OpenMP runtime, torch's settings, callers on several threads, fork.
+// Threads: the process has one OpenMP runtime, calls obey torch's settings, and may come from
+// several threads and from the child of a fork.
 #include <ATen/Parallel.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -71,7 +72,7 @@ TEST_F(Runtime, CalledInsideAParallelRegion) {
   EXPECT_EQ(right, 8);
 }
 
-// The child has none of the parent's threads, and must not wait for them.
+// The child of a fork has none of its parent's threads, and must not wait for them.
 TEST_F(Runtime, CalledAfterFork) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -79,7 +80,7 @@ TEST_F(Runtime, CalledAfterFork) {
     alarm(60);  // a hang ends here, with a signal
     torch::NoGradGuard guard;
     const auto again = attention(query, key, value);
-    // Not at::equal: torch's own parallel loops hang in the child of a fork.
+    // at::equal would hang here: torch's own parallel loops do so in the child of a fork.
     _exit(std::memcmp(again.const_data_ptr(), output.const_data_ptr(), output.nbytes()) ? 1 : 0);
   }
   int status = 0;

@@ -1,4 +1,4 @@
-// Packed documents against one call for each.
+// Packed documents, against one call for each document.
 #include "common.h"
 
 namespace qkv::test {
@@ -7,8 +7,9 @@ namespace {
 constexpr double kTolerance = 1e-12;
 
 struct Documents {
-  std::vector<int64_t> queries, keys, used;  // of each document; used empty: all keys
-  int64_t before = 0, after = 0;             // rows that are in none
+  std::vector<int64_t> queries, keys;  // how many each document has
+  std::vector<int64_t> used;           // how many of its keys are used; all, if this is empty
+  int64_t before = 0, after = 0;       // rows before the first document and after the last
 };
 
 at::Tensor boundaries(const std::vector<int64_t>& lengths, int64_t before, at::ScalarType type) {
@@ -34,7 +35,8 @@ class Varlen : public testing::Test {
     value = randn({key.size(0), kv_heads, 6});
   }
 
-  // One document after the other by the formula; documents without queries or keys left out.
+  // Output and lse of one document after the other by the formula, which is not called for
+  // documents without queries or keys.
   std::tuple<at::Tensor, at::Tensor> one_by_one(const AttentionOptions& options) const {
     std::vector<at::Tensor> outputs = {at::zeros({documents.before, 4, 6}, at::kDouble)};
     std::vector<at::Tensor> lses = {at::full({4, documents.before}, -HUGE_VAL, at::kDouble)};
@@ -122,7 +124,7 @@ TEST_F(Varlen, NoDocuments) {
     EXPECT_TRUE(gradient.eq(0).all().item<bool>());
 }
 
-// A document is batch item n of dropout, as if it had been padded.
+// For dropout document n is batch item n, as if the documents had been padded.
 TEST_F(Varlen, DropoutIsThatOfABatch) {
   make({{5, 5}, {7, 7}, {}});
   const auto options = AttentionOptions().dropout_p(0.4);
