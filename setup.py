@@ -32,7 +32,7 @@ def torch_folders():
 
 
 def minor_version(torch):
-    """As torch's headers have it: torch need not be one that this Python can import."""
+    """The minor version in torch's headers: this Python need not be able to import that torch."""
     header = torch / "include" / "torch" / "headeronly" / "version.h"
     if not header.is_file():
         sys.exit(f"\nqkv: {torch} is no torch that has C++ headers: there is no {header}\n")
@@ -65,8 +65,8 @@ def tool(name):
 
 
 def tree():
-    """Where CMake builds for these torches: tests/run builds there too. Another kind of machine,
-    which _PYTHON_HOST_PLATFORM names as it does to Python's own build, has a tree of its own."""
+    """The folder in which CMake builds for these torches, and tests/run does too. Another kind of
+    machine has a tree of its own; _PYTHON_HOST_PLATFORM names it, as in builds of Python."""
     name = "torch-" + "-".join(TORCHES)
     machine = sysconfig.get_platform().rpartition("-")[2]
     return ROOT / "build" / (name if machine == os.uname().machine else f"{name}-{machine}")
@@ -84,7 +84,7 @@ class build_cmake(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self):
-        if not TORCHES:  # an sdist needs none
+        if not TORCHES:  # only an sdist can be made without a torch
             sys.exit(
                 "\nqkv is built against the torch of your environment, and "
                 f"{sys.executable} has none.\n"
@@ -124,13 +124,14 @@ class build_all(build):
     sub_commands = [*build.sub_commands, ("build_cmake", None)]
 
     def run(self):
-        shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that are gone from the sources
+        # A module that is gone from the sources must not stay in the build.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
 
 
 class wheel(bdist_wheel):
     def get_tag(self):
-        """One wheel for every Python 3: the library does not link Python."""
+        """The tag of one wheel for every Python 3, since the library does not link Python."""
         return "py3", "none", super().get_tag()[2]
 
 
@@ -140,8 +141,8 @@ class BinaryDistribution(Distribution):
 
 
 def requirement():
-    """torch's C++ interface changes with the minor version: those that were built for. An sdist
-    can be built for any that it knows."""
+    """The minor versions of torch that were built for, since torch's C++ interface changes with the
+    minor version. An sdist may still be built for any version that it knows."""
     if len(TORCHES) == 1:
         return f"torch=={next(iter(TORCHES))}.*"
     minors = sorted(tuple(map(int, minor.split("."))) for minor in TORCHES or KNOWN)

@@ -11,17 +11,18 @@ add_library(qkv_kernels OBJECT ${kernel_sources})
 target_include_directories(qkv_kernels PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
 target_compile_features(qkv_kernels PUBLIC cxx_std_17)
 
-# Not -ffast-math: NaN and infinity must come out as torch's.
+# There is no -ffast-math, because NaN and infinity must come out as torch's.
 target_compile_options(qkv_kernels PRIVATE
   $<$<NOT:$<CONFIG:Debug>>:-O2> -ffp-contract=fast -fno-math-errno -fno-trapping-math
   -Wall -Wextra "SHELL:-include ${PROJECT_SOURCE_DIR}/csrc/common/old_glibc.h")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # A pragma that does not take, or a vector passed in memory, is 40 times slower.
+  # Code after a pragma that the compiler does not accept, or with a vector that is passed in
+  # memory, is 40 times slower.
   target_compile_options(qkv_kernels PRIVATE -Werror=pragmas -Werror=psabi)
 endif()
 
-# Compiled with OpenMP, but not linked: whoever links the kernels says which
-# runtime. libqkv.so takes the one torch has loaded.
+# The kernels are compiled with OpenMP, but not linked with it: whoever links the kernels chooses
+# the runtime. libqkv.so takes the one that torch has loaded.
 target_compile_options(qkv_kernels PRIVATE -fopenmp)
 
 if(QKV_SANITIZE)
@@ -29,9 +30,9 @@ if(QKV_SANITIZE)
   if(QKV_SANITIZE STREQUAL "thread")
     set(sanitizers thread)
   endif()
-  # PUBLIC: whoever uses the kernels is sanitized too. With more than -O1 and -g1 a minute's
-  # compilation takes seven. Python is not sanitized: programs that load libqkv.so need libasan in
-  # LD_PRELOAD, see tests/run-long.
+  # The options are PUBLIC, so that whoever uses the kernels is sanitized too. With more than -O1
+  # and -g1, a compilation of one minute takes seven. Python is not sanitized: programs that load
+  # libqkv.so need libasan in LD_PRELOAD (tests/run-long).
   target_compile_options(qkv_kernels PUBLIC
     -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
   target_link_options(qkv_kernels PUBLIC -fsanitize=${sanitizers})

@@ -1,11 +1,12 @@
-# qkv_find_torch(): the target qkv::torch, which is torch's headers and the two of its libraries that
-# qkv needs, libtorch_cpu and libc10. In place of find_package(Torch), which stops without a CUDA
-# toolkit if torch was built with CUDA, as pip's is, though nothing here needs one.
+# qkv_find_torch(): the target qkv::torch, which is torch's headers and the two of its libraries
+# that qkv needs, libtorch_cpu and libc10. In place of find_package(Torch), which stops without a
+# CUDA toolkit if torch was built with CUDA, as pip's is, though nothing here needs one.
 #
 # Also used by find_package(qkv), where it is installed beside qkvConfig.cmake.
 
-# The folder of torch that `folder` stands for, or "": a Python package or LibTorch itself, or what
-# torch.utils.cmake_prefix_path names, or the folder of TorchConfig.cmake.
+# Sets `result` to the folder of the torch that `folder` stands for, or to "". `folder` may be the
+# Python package or LibTorch itself, torch.utils.cmake_prefix_path, or the folder of
+# TorchConfig.cmake.
 function(_qkv_torch_at folder result)
   set(${result} "" PARENT_SCOPE)
   foreach(up "" "/../.." "/../../..")
@@ -17,7 +18,7 @@ function(_qkv_torch_at folder result)
   endforeach()
 endfunction()
 
-# TORCH_VERSION of torch's headers: major.minor.patch.
+# Sets `result` to the version that torch's headers have: major.minor.patch.
 function(_qkv_torch_version torch result)
   file(STRINGS "${torch}/include/torch/headeronly/version.h" lines
        REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
@@ -26,7 +27,7 @@ function(_qkv_torch_version torch result)
   set(${result} "${version}" PARENT_SCOPE)
 endfunction()
 
-# The imported target `name` for the torch in `folder`, unless there is one of that name.
+# Adds the imported target `name` for the torch in `folder`, unless there is a target of that name.
 function(_qkv_add_torch name folder)
   if(TARGET ${name})
     return()
@@ -35,12 +36,13 @@ function(_qkv_add_torch name folder)
   target_include_directories(${name} INTERFACE
     "${folder}/include" "${folder}/include/torch/csrc/api/include")
   target_link_libraries(${name} INTERFACE "${folder}/lib/libtorch_cpu.so" "${folder}/lib/libc10.so")
-  target_compile_features(${name} INTERFACE cxx_std_20)  # torch's headers
+  target_compile_features(${name} INTERFACE cxx_std_20)  # which torch's headers need
 endfunction()
 
-# The first torch of: what find_package(Torch) has found, the folders that the user has named
-# (-DTorch_DIR, -DTorch_ROOT, CMAKE_PREFIX_PATH, the last two also in the environment), and the
-# arguments. Sets QKV_TORCH_FOLDER, and QKV_TORCH_VERSION; both are empty where there is none.
+# Finds the first torch among the one that find_package(Torch) has found, the folders that the user
+# has named (-DTorch_DIR, -DTorch_ROOT, CMAKE_PREFIX_PATH, the last two also in the environment),
+# and the arguments. Sets QKV_TORCH_FOLDER and QKV_TORCH_VERSION, and leaves both empty if there is
+# none.
 macro(qkv_find_torch)
   set(QKV_TORCH_FOLDER "")
   set(QKV_TORCH_VERSION "")

@@ -1,7 +1,7 @@
-# qkv_csrc_tests and qkv_torch_tests, run by ctest.
+# The programs qkv_csrc_tests and qkv_torch_tests, which ctest runs.
 find_package(GTest)
 if(NOT GTest_FOUND AND EXISTS /usr/src/googletest/CMakeLists.txt)
-  # Debian's sources: what there is for another architecture.
+  # Debian's sources of GoogleTest, since it has no library of it for another architecture.
   set(INSTALL_GTEST OFF)
   set(BUILD_GMOCK OFF)
   add_subdirectory(/usr/src/googletest googletest EXCLUDE_FROM_ALL)
@@ -13,15 +13,16 @@ enable_testing()
 
 file(GLOB csrc_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/*.cpp)
 if(csrc_tests)
-  # What kernels are held against: no part of them.
+  # The kernels are held against the reference, and only the tests link it.
   file(GLOB reference CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/reference/*.cpp)
   add_library(qkv_reference STATIC ${reference})
   target_include_directories(qkv_reference PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
   target_compile_features(qkv_reference PUBLIC cxx_std_17)
   target_compile_options(qkv_reference PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
 
-  # Kernels for instructions that few CPUs have, with those instructions in C++. Without them (a
-  # cross build, whose host tests them) their tests have to be left out: --gtest_filter=-*/emulated_*
+  # The twins: kernels for instructions that few CPUs have, with those instructions in C++. A cross
+  # build may leave them out, since its host tests them; then their tests have to be left out, too:
+  # --gtest_filter=-*/emulated_*
   option(QKV_EMULATED "Emulated instruction sets in the tests" ON)
   if(QKV_EMULATED)
     file(GLOB emulated CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/emulated/*.cpp)
@@ -35,9 +36,9 @@ if(csrc_tests)
   target_compile_options(qkv_emulated PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
 
   add_executable(qkv_csrc_tests ${csrc_tests} $<TARGET_OBJECTS:qkv_emulated>)
-  # Not more than -O1: what takes the time is in the library, and compiling takes a quarter less.
+  # The tests spend their time in the library, and with -O1 compiling them takes a quarter less.
   target_compile_options(qkv_csrc_tests PRIVATE -O1 -fopenmp -Wall -Wextra)
-  list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # of those that start themselves again
+  list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # for tests that start the program again
   target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
   target_link_libraries(qkv_csrc_tests PRIVATE qkv_reference qkv_kernels GTest::gtest_main -fopenmp)
   gtest_discover_tests(qkv_csrc_tests DISCOVERY_MODE PRE_TEST)

@@ -1,11 +1,12 @@
-# The operators, for one torch or for several. Per minor version of torch, whose C++ interface changes
-# with it, one libqkv.so; once for all of them libqkv_core.so, the kernels, which know no torch:
+# The operators, for one torch or for several. There is one libqkv.so for each minor version of
+# torch, since torch's C++ interface changes with it, and one libqkv_core.so for all of them: the
+# kernels, which know no torch.
 #
 #   one torch         lib/torch-2.13/libqkv.so  lib/torch-2.13/libqkv_core.so
 #   several           lib/torch-2.13/libqkv.so  lib/torch-2.14/libqkv.so  ...  lib/libqkv_core.so
 #
-# Builds for one torch each, installed into the same folder, keep cores of their own: they may be of
-# different states of the sources.
+# Several builds for one torch each, installed into the same folder, keep a libqkv_core.so each:
+# they may be of different states of the sources.
 include(cmake/qkvTorch.cmake)
 set(QKV_TORCHES "" CACHE STRING "Folders of the torches to build for; empty: the one that CMake finds")
 if(NOT QKV_TORCHES)
@@ -33,8 +34,8 @@ if(torch_count EQUAL 1)
   set(core_beside_torch TRUE)
 endif()
 
-# No OpenMP runtime is named: symbols of one come from the libraries that are loaded with the core,
-# which is the one that torch brings, whatever its name.
+# The core names no OpenMP runtime: it finds the runtime's symbols in the libraries that are loaded
+# with it, which is the runtime that torch brings, whatever its name.
 add_library(qkv_core SHARED)
 target_link_libraries(qkv_core PUBLIC $<BUILD_INTERFACE:qkv_kernels>)
 set_target_properties(qkv_core PROPERTIES EXPORT_NAME core)
@@ -63,10 +64,10 @@ function(qkv_add_operators target folder)
     PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
   target_link_libraries(${target}
     PUBLIC $<BUILD_INTERFACE:${torch}> $<INSTALL_INTERFACE:qkv::torch> PRIVATE qkv_core)
-  target_precompile_headers(${target} PRIVATE <torch/library.h>)  # most of the build's time
+  target_precompile_headers(${target} PRIVATE <torch/library.h>)  # else most of the build's time
 
-  # One OpenMP runtime in the process: the copy that torch brings, whatever its
-  # name, or failing that the system's, which torch then uses too.
+  # The process must have one OpenMP runtime. It is the copy that torch brings, whatever its name,
+  # or if there is none the system's, which torch then uses too.
   file(GLOB openmp "${folder}/lib/libgomp*.so*" "${folder}/lib/libiomp5.so")
   if(openmp)
     list(GET openmp 0 openmp)
@@ -99,7 +100,7 @@ function(qkv_add_operators target folder)
           DESTINATION share/cmake/qkv)
 endfunction()
 
-# The first is called qkv, which is what the tests are linked with.
+# The target of the first torch is called qkv, and the tests are linked with it.
 set(operators)
 foreach(folder IN LISTS torches)
   list(LENGTH operators number)

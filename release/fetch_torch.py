@@ -3,9 +3,10 @@
     python release/fetch_torch.py 2.15.0                                       for this machine
     python release/fetch_torch.py 2.15.0 --platform manylinux_2_28_aarch64     for another
 
-That of this environment, if it has the version. Else of torch's wheel, from the index that pip is
-set to, unpacked into build/torches: it need not be one that this machine can run, and nothing that
-torch depends on is fetched. A wheel with CUDA has 540 MB, with what it depends on gigabytes."""
+It is the torch of this environment, if that has the version. Else torch's wheel is fetched from the
+index that pip is set to, and unpacked into build/torches. It need not be a torch that this machine
+can run, and nothing that torch depends on is fetched: a wheel with CUDA has 540 MB, and gigabytes
+with what it depends on."""
 
 import argparse
 import importlib.metadata
@@ -18,7 +19,8 @@ from pathlib import Path
 TORCHES = Path(__file__).resolve().parents[1] / "build" / "torches"
 LINKED = ("torch/include/", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so", "torch/lib/libgomp")
 NOT_FOR_CPUS = ("cuda", "nvshmem")
-# Wheels are for one Python each, headers are not: any that all torches we build for have wheels of.
+# A wheel of torch is for one Python, and its headers are the same in all. This may be any version
+# of Python for which all torches that we build for have wheels.
 SOME_PYTHON = "3.12"
 
 
@@ -31,7 +33,7 @@ def of_this_environment(version):
 
 
 def download(version, platform, folder):
-    """The wheel."""
+    """Fetches the wheel of torch `version` into `folder`, and returns its path."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--python-version", SOME_PYTHON]
     command += ["--platform", platform] if platform else []
