@@ -44,7 +44,7 @@ std::string names_of_supported() {
   return names;
 }
 
-// Those that add_implementation() was given.
+// The implementations that add_implementation() was given.
 std::vector<const Implementation*>& added() {
   static std::vector<const Implementation*> implementations;
   return implementations;
