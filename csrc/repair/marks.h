@@ -1,4 +1,4 @@
-// The marks of a tile's pairs (counts.h): [keys x lanes], a key tile.step elements after the last.
+// The marks of a tile's pairs (counts.h): [keys x lanes], with tile.step elements from key to key.
 namespace qkv::QKV_ISA {
 
 // Whether the mask or positions can hide one of these keys from one of the tile's rows.
@@ -7,9 +7,9 @@ inline bool hides_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t
          hides_positions(p, tile.first, tile.last, key, key + keys);
 }
 
-// marks [keys x lanes] = those of keys [key, key + keys), whose weights [keys x lanes] lie `step`
-// elements apart. Matrices in `cleared`, laid out like the weights, become 0 where a pair is
-// hidden. Returns whether any pair is.
+// marks [keys x lanes] = the marks of the tile's pairs with keys [key, key + keys). weights [keys x
+// lanes] have `step` elements from key to key. Matrices in `cleared`, laid out like the weights,
+// become 0 where a pair is hidden. Returns whether any pair is.
 template <class T, size_t N = 0>
 bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights,
                 int64_t step, T* marks, const std::array<T*, N>& cleared = {}) {
