@@ -40,7 +40,7 @@ add_library(qkv_core SHARED)
 target_link_libraries(qkv_core PUBLIC $<BUILD_INTERFACE:qkv_kernels>)
 set_target_properties(qkv_core PROPERTIES EXPORT_NAME core)
 
-file(GLOB operator_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/torch_ext/*.cpp)
+file(GLOB_RECURSE operator_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/torch_ext/*.cpp)
 
 # qkv_add_operators(TARGET FOLDER): libqkv.so for the torch in FOLDER, and how it is installed.
 function(qkv_add_operators target folder)

@@ -9,15 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# The low-level operators' tensors, which are all their positional arguments.
-_SCORES = ("alibi_slopes", "sinks", "dropout_seed")
-_FORWARD = ("query", "key", "value", "attn_mask", *_SCORES, "cu_seq_q", "cu_seq_k", "seqused_k")
-_BACKWARD = ("grad_output", "grad_logsumexp", *_FORWARD, "output", "logsumexp")
-_WEIGHTS = ("query", "key", "attn_mask", *_SCORES)
-_WEIGHTS_BACKWARD = ("grad_weights", *_WEIGHTS, "logsumexp")
-_HARD = ("query", "key", "value", "attn_mask", "alibi_slopes")
-_HARD_BACKWARD = ("grad_output", *_HARD, "index")
-_LEAVES = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
 # How many dimensions fewer than query they have.
 _FEWER = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1, "alibi_slopes": 2, "sinks": 2}
 # What all samples of a fused call have in common.
@@ -41,7 +32,7 @@ def _unpadded(tensor: Tensor | None, rank: int) -> Tensor | None:
     return tensor
 
 
-def _fused(op, call, dims, size, result_ranks, options):
+def _fused(op, call, dims, size, options):
     # Of the dimensions that the function under vmap sees.
     ranks = {n: t.dim() - (dims[n] is not None) for n, t in call.items() if t is not None}
     user_rank = max(ranks.get(n, 0) for n in ("query", "key", "value"))
@@ -52,8 +43,21 @@ def _fused(op, call, dims, size, result_ranks, options):
         t if n in _SHARED else _batched(t, dims[n], rank - fewer.get(n, 0), size)
         for n, t in call.items()
     )
-    results = zip(op(*tensors, **options), result_ranks(ranks, user_rank, reduced), strict=True)
-    return tuple(_unpadded(x, r) for x, r in results)
+    results = op(*tensors, **options)
+    return tuple(
+        _unpadded(x, _rank_of_result(r.name, ranks, user_rank, reduced))
+        for x, r in zip(results, op._schema.returns, strict=True)
+    )
+
+
+def _rank_of_result(name: str, ranks: dict[str, int], rank: int, reduced: str | None) -> int:
+    """As the function under vmap sees it. ranks: of the tensors, by their names; rank: of output,
+    without reduction."""
+    if name.startswith("grad_"):
+        return ranks.get(name.removeprefix("grad_"), 0)
+    if name == "weights" and reduced is not None:
+        return max(rank, 3) - 1 if reduced == "heads" else rank - 1
+    return rank - _FEWER.get(name, 0)
 
 
 def _loop(op, call, dims, size, own_seeds, options):
@@ -74,9 +78,9 @@ def _refuse_randomness() -> None:
     )
 
 
-def _rule(op, names: tuple[str, ...], result_ranks: Callable) -> Callable:
-    """names: of op's tensors. result_ranks: from the ranks of its tensors by name, that of the
-    output and `reduce`, as the function under vmap sees them."""
+def _rule(op) -> Callable:
+    """From the operator's schema: tensors are all its positional arguments."""
+    names = [argument.name for argument in op._schema.arguments if not argument.kwarg_only]
 
     def rule(info, in_dims, *tensors, **options):
         call, dims = (dict(zip(names, x, strict=True)) for x in (tensors, in_dims))
@@ -88,7 +92,7 @@ def _rule(op, names: tuple[str, ...], result_ranks: Callable) -> Callable:
         different = info.randomness == "different" and (is_forward or dims["logsumexp"] is not None)
         shared = call.get("cu_seq_q") is None and all(dims.get(n) is None for n in _SHARED)
         if shared and (different or not dropout):
-            results = _fused(op, call, dims, info.batch_size, result_ranks, options)
+            results = _fused(op, call, dims, info.batch_size, options)
         else:
             results = _loop(op, call, dims, info.batch_size, dropout and different, options)
         return results, tuple(None if x is None else 0 for x in results)
@@ -103,20 +107,14 @@ def _dropout_seed(info, in_dims, query):
     return torch.ops.qkv.dropout_seed(query), None
 
 
-def _two(ranks, rank, reduced):
-    """Of the output, and of lse or index."""
-    return rank, rank - 1
-
-
-def _weights(ranks, rank, reduced):
-    full = {None: rank, "heads": max(rank, 3) - 1, "queries": rank - 1}
-    return full[reduced], rank - 1
-
-
-def _gradients(ranks, rank, reduced):
-    return [ranks.get(name, 0) for name in _LEAVES]
-
-
+_COMPUTING = (
+    "attention_forward",
+    "attention_backward",
+    "weights_forward",
+    "weights_backward",
+    "hard_forward",
+    "hard_backward",
+)
 # What is made of the low-level operators, and drops down to them.
 _COMPOSITES = (
     "attention",
@@ -130,16 +128,9 @@ _library = torch.library.Library("qkv", "IMPL")
 
 
 def register() -> None:
-    for name, tensors, result_ranks in (
-        ("attention_forward", _FORWARD, _two),
-        ("attention_backward", _BACKWARD, _gradients),
-        ("weights_forward", _WEIGHTS, _weights),
-        ("weights_backward", _WEIGHTS_BACKWARD, _gradients),
-        ("hard_forward", _HARD, _two),
-        ("hard_backward", _HARD_BACKWARD, _gradients),
-    ):
+    for name in _COMPUTING:
         op = getattr(torch.ops.qkv, name).default
-        torch.library.register_vmap(f"qkv::{name}", _rule(op, tensors, result_ranks))
+        torch.library.register_vmap(f"qkv::{name}", _rule(op))
     torch.library.register_vmap("qkv::dropout_seed", _dropout_seed)
     for name in _COMPOSITES:
         _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")

@@ -1,0 +1,91 @@
+#include "autograd/differentiate.h"
+
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "autograd/node.h"
+#include "call/check.h"
+
+namespace qkv::autograd {
+namespace {
+
+bool requires_grad(const Call& call, Argument argument) {
+  return call.has(argument) && call[argument].requires_grad();
+}
+
+// The kernels check the call; but tensors made in Python (FakeTensor, jagged) have errors of their
+// own before that.
+void check_python_tensors(const Call& call) {
+  c10::DispatchKeySet keys;
+  for (const at::Tensor* tensor : call.tensors) keys = keys | tensor->key_set();
+  if (!keys.has(c10::DispatchKey::Python)) return;
+  check_tensors(call);
+  check_supported(call);
+}
+
+// Without this, forward-mode derivatives would come out as zero.
+void refuse_tangents(const Call& call) {
+  for (const at::Tensor* tensor : call.tensors)
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
+                                call.op->is_backward ? call.op->name.c_str() : call.title(),
+                                ": forward-mode derivatives (jvp) are not implemented yet");
+}
+
+// Without this, the results of what has no gradient would look like constants.
+void refuse_gradients(const Call& call) {
+  for (const Parameter& p : call.op->parameters)
+    TORCH_CHECK(!p.is_tensor || !requires_grad(call, Argument(p.which)), call.title(), ": ", p.name,
+                " requires grad, but this is for inference only, it has no gradient; ",
+                call.op->kernels.no_gradient);
+}
+
+// Null if none of the tensors require grad.
+c10::intrusive_ptr<torch::autograd::Node> error_node(const Call& call) {
+  torch::autograd::edge_list edges;
+  for (const at::Tensor* tensor : call.tensors)
+    if (tensor->defined() && tensor->requires_grad())
+      edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
+  if (edges.empty()) return {};
+  return c10::make_intrusive<torch::autograd::Error>(
+      call.op->name + (call.op->is_backward ? ": second derivatives" : ": derivatives") +
+          " are not implemented yet",
+      std::move(edges));
+}
+
+template <class Compute>
+Tensors below_autograd(const Compute& compute, bool has_node) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return compute(has_node);
+}
+
+}  // namespace
+
+Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute) {
+  refuse_tangents(call);
+  if (!at::GradMode::is_enabled()) return below_autograd(compute, false);
+  if (call.op->kernels.no_gradient) refuse_gradients(call);
+  if (call.op->backward) {
+    const auto node = OperatorNode::of(call);
+    Tensors results = below_autograd(compute, node != nullptr);
+    if (node) node->set_results(results);
+    return results;
+  }
+  const auto node = error_node(call);
+  Tensors results = below_autograd(compute, node != nullptr);
+  if (node)
+    for (const at::Tensor& result : results) torch::autograd::set_history(result, node);
+  return results;
+}
+
+void kernel(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
+  const Call call = boxed::call_of(op, stack);
+  check_python_tensors(call);
+  Tensors results = differentiate(call, [&](bool) {
+    // This takes the arguments off the stack: nothing of the call is looked at after it.
+    op.handle().redispatchBoxed(keys & c10::after_autograd_keyset, &stack);
+    return boxed::pop_results(op, stack);
+  });
+  for (at::Tensor& result : results) stack.emplace_back(std::move(result));
+}
+
+}  // namespace qkv::autograd

@@ -1,0 +1,19 @@
+// Dispatch key Autograd, for all operators: what differentiates them follows from their signatures.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include "call/boxed.h"
+
+namespace qkv::autograd {
+
+// The results of compute(whether a Node will want all of them), the operator itself below autograd,
+// as parts of the graph if something requires grad. An operator without a backward operator gets a
+// Node that throws: only to ask for its derivative is an error, as torch.func.grad builds the graph
+// of second derivatives whether they are needed or not.
+Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute);
+
+// The kernel.
+void kernel(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack);
+
+}  // namespace qkv::autograd

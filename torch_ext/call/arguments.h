@@ -1,0 +1,106 @@
+// Every argument of every operator, described once. An operator names the ones that it takes
+// (operator.h); its schema, how it is packed into a Call, what a Node saves, what compiled autograd
+// collects and what its backward operator returns follow from these two tables. A new option is a
+// row here, and its name in the signatures of the operators that take it.
+#pragma once
+
+#include <c10/core/SymInt.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+namespace qkv {
+
+// X(name): the tensors. Those before output have gradients where they are floating.
+#define QKV_DIFFERENTIABLE_TENSORS(X)                        \
+  X(query)        /* [..., H, L, D]; packed: [T, H, D] */    \
+  X(key)          /* [..., H, S, D]; packed: [Tk, H, D] */   \
+  X(value)        /* [..., H, S, Dv]; packed: [Tk, H, Dv] */ \
+  X(attn_mask)    /* broadcastable to [..., H, L, S] */      \
+  X(alibi_slopes) /* broadcastable to [..., H] or [N, H] */  \
+  X(sinks)        /* likewise */
+
+#define QKV_OTHER_TENSORS(X)                                                  \
+  X(dropout_seed)    /* int64 [1] */                                          \
+  X(cu_seq_q)        /* [N + 1]: where each of N packed documents begins */   \
+  X(cu_seq_k)        /* likewise, of key and value */                         \
+  X(seqused_k)       /* [N]: how many keys of each document take part */      \
+  X(block_table)     /* [N, blocks of a document]: key and value in blocks */ \
+  X(new_key)         /* [B, Hkv, L_new, D]: appended to a cache */            \
+  X(new_value)       /* [B, Hkv, L_new, Dv] */                                \
+  X(cache_seqlens)   /* [B] */                                                \
+  X(cache_batch_idx) /* [B] */                                                \
+  X(cache_leftpad)   /* [B] */                                                \
+  X(output)          /* [..., H, L, Dv], what a forward operator returned */  \
+  X(logsumexp)       /* [..., H, L] */                                        \
+  X(weights)         /* [..., H, L, S], or reduced */                         \
+  X(index)           /* int64 [..., H, L] */                                  \
+  X(grad_output)     /* of output's shape */                                  \
+  X(grad_logsumexp)  /* of logsumexp's */                                     \
+  X(grad_weights)    /* of weights' */
+
+namespace arg {
+#define QKV_ENUMERATOR(name) name,
+enum Argument : int8_t {
+  QKV_DIFFERENTIABLE_TENSORS(QKV_ENUMERATOR) QKV_OTHER_TENSORS(QKV_ENUMERATOR) count
+};
+#undef QKV_ENUMERATOR
+#define QKV_ONE(name) +1
+constexpr int kDifferentiable = QKV_DIFFERENTIABLE_TENSORS(QKV_ONE);
+#undef QKV_ONE
+constexpr int kFirstGradient = grad_output;  // what backward operators are given
+}  // namespace arg
+using arg::Argument;
+
+// How many keys a query sees to the left and to the right of its own position; -1: all. The schemas
+// have None where both sides are open.
+struct Window {
+  c10::SymInt left = -1, right = -1;
+};
+
+// What attention_weights returns: all weights, their mean over heads or their sum over queries.
+enum class Reduce { none, heads, queries };
+
+// X(name, type): what is no tensor. Each has its type's zero, or what stands for None, as default.
+#define QKV_OPTIONS(X)                                         \
+  X(dropout_p, double)                                         \
+  X(is_causal, bool)                                           \
+  X(scale, std::optional<double>)                              \
+  X(enable_gqa, bool)                                          \
+  X(window_size, Window)                                       \
+  X(softcap, double)                                           \
+  X(causal, bool) /* as is_causal, but aligned bottom-right */ \
+  X(reduce, Reduce)                                            \
+  X(straight_through, bool)                                    \
+  X(max_q, c10::SymInt)                                        \
+  X(max_k, c10::SymInt)
+
+struct Options {
+#define QKV_MEMBER(name, type) type name{};
+  QKV_OPTIONS(QKV_MEMBER)
+#undef QKV_MEMBER
+};
+
+namespace opt {
+#define QKV_ENUMERATOR(name, type) name,
+enum Option : int8_t { QKV_OPTIONS(QKV_ENUMERATOR) count };
+#undef QKV_ENUMERATOR
+}  // namespace opt
+using opt::Option;
+
+// visit(member) with the member of `options` that `option` names.
+template <class AnyOptions, class Visit>
+auto visit_option(AnyOptions& options, Option option, const Visit& visit) {
+  switch (option) {
+#define QKV_CASE(name, type) \
+  case opt::name:            \
+    return visit(options.name);
+    QKV_OPTIONS(QKV_CASE)
+#undef QKV_CASE
+    default:
+      return visit(options.dropout_p);  // not reached
+  }
+}
+
+}  // namespace qkv

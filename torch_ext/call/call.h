@@ -1,0 +1,100 @@
+// The arguments of one call of an operator, for its length.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "call/operator.h"
+
+namespace qkv {
+
+inline const at::Tensor kNone;
+
+inline const at::Tensor& tensor_of(const std::optional<at::Tensor>& tensor) {
+  return tensor ? *tensor : kNone;
+}
+inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+// A set of differentiable arguments: those whose gradients are wanted.
+class ArgumentSet {
+ public:
+  bool operator[](Argument argument) const { return bits_ >> argument & 1; }
+  void set(Argument argument, bool value = true) {
+    bits_ = (bits_ & ~(1u << argument)) | uint32_t(value) << argument;
+  }
+  bool any() const { return bits_ != 0; }
+
+  // As one number, for compiled autograd.
+  int64_t bits() const { return bits_; }
+  static ArgumentSet from(int64_t bits) {
+    ArgumentSet set;
+    set.bits_ = uint32_t(bits);
+    return set;
+  }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+struct Call {
+  const Operator* op;
+  std::array<const at::Tensor*, arg::count> tensors;  // never null; undefined: None
+  Options options;
+  ArgumentSet output_mask;  // of a backward operator
+  // Whether logsumexp is needed. It always is, but in direct calls (run.h).
+  bool wants_lse = true;
+
+  explicit Call(const Operator& op) : op(&op) { tensors.fill(&kNone); }
+
+  const at::Tensor& operator[](Argument argument) const { return *tensors[argument]; }
+  bool has(Argument argument) const { return tensors[argument]->defined(); }
+  // The tensor is not copied: it must outlive the call.
+  void set(Argument argument, const at::Tensor& tensor) { tensors[argument] = &tensor; }
+
+  // The same arguments for another operator, which leaves out what it does not take.
+  Call as(const Operator& other) const {
+    Call call = *this;
+    call.op = &other;
+    return call;
+  }
+
+  // Documents one after the other: query [T, H, D], key [Tk, Hkv, D].
+  bool is_packed() const { return has(arg::cu_seq_q); }
+  // What error messages begin with.
+  const char* title() const { return is_packed() ? "varlen_attention" : op->title; }
+  template <class ArgumentOrOption>
+  const char* name_of(ArgumentOrOption which) const {
+    return op->name_of(which);
+  }
+
+  // Whether the results depend on an argument differentiably.
+  bool differentiates(Argument argument) const {
+    return !op->kernels.differentiates || op->kernels.differentiates(*this, argument);
+  }
+  // Whether a backward operator has this gradient to compute: not of None or a boolean mask.
+  bool wants_gradient(Argument argument) const {
+    return output_mask[argument] && has(argument) &&
+           at::isFloatingType((*this)[argument].scalar_type()) && differentiates(argument);
+  }
+};
+
+// A gradient for each differentiable argument; undefined: none.
+using Gradients = std::array<at::Tensor, arg::kDifferentiable>;
+
+// Those that a backward operator returns.
+inline Tensors results_of(const Operator& backward, Gradients&& gradients) {
+  Tensors results;
+  for (const Argument argument : backward.results)
+    results.push_back(std::move(gradients[argument]));
+  return results;
+}
+
+// No gradient at all, for a call whose results had none.
+inline Tensors no_results(const Call& call) { return Tensors(call.op->results.size()); }
+
+inline std::tuple<at::Tensor, at::Tensor> pair_of(Tensors&& results) {
+  return {std::move(results[0]), std::move(results[1])};
+}
+
+}  // namespace qkv

@@ -1,0 +1,96 @@
+// What every kernel of an operator checks first, so that the CPU and Meta
+// kernels raise the same errors.
+#pragma once
+
+#include <ATen/OpMathType.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include "call/call.h"
+
+namespace qkv {
+
+// The sizes of a valid call. T: int64_t, or SymInt in the Meta kernels.
+//
+// A tensor's dimensions are [batch..., head, row, column]; those that it lacks
+// on the left have size 1. Heads and batch dimensions are broadcast. Packed:
+// [row, head, column], but logsumexp is [head, row].
+template <class T>
+struct Sizes {
+  using Shape = c10::SmallVector<T, 6>;
+
+  bool packed = false;
+  Shape batch;
+  bool has_heads = false;  // false: query, key and value are all [row, column]
+  T heads = 1;             // H
+  T key_heads = 1;         // divide H
+  T value_heads = 1;
+  T seqlen_q = 0;    // L, packed T
+  T seqlen_k = 0;    // S, packed Tk
+  T head_dim = 0;    // D
+  T head_dim_v = 0;  // Dv
+  T documents = 0;   // packed: N
+
+  Shape output() const { return tensor(heads, seqlen_q, head_dim_v); }  // [..., H, L, Dv]
+  Shape lse() const;                                                    // [..., H, L]
+  Shape scores() const;                                                 // [..., H, L, S]
+  Shape weights(Reduce reduce) const;  // of attention_weights' result
+  Shape per_head() const;  // [..., H] or, packed, [N, H]: of alibi_slopes and sinks, broadcast
+  // Of a tensor like query, key and value.
+  Shape tensor(const T& heads, const T& rows, const T& columns) const;
+};
+
+// Throws c10::Error for a call that cannot be computed. The values of index tensors are not looked
+// at: see tensors/documents.h. Of a backward operator, that the results and gradients it is given
+// fit, too.
+template <class T>
+Sizes<T> check(const Call& call);
+
+// Parts of it, for operators whose tensors have other shapes: attn_mask, alibi_slopes, sinks and
+// dropout_seed; cu_seq_q, cu_seq_k and seqused_k, which sets sizes.documents; that the kernels,
+// which count rows, keys, products and bytes in int64_t, can. Symbolic sizes are checked when
+// known.
+template <class T>
+void check_option_sizes(const Call& call, const Sizes<T>& sizes);
+template <class T>
+void check_documents(const Call& call, Sizes<T>& sizes);
+template <class T>
+void check_overflow(const Call& call, const Sizes<T>& sizes);
+
+// The parts of it that need no sizes. That no tensor is missing, and that all are dense and on one
+// device, which is all that torch's own attention needs to be checked for:
+void check_tensors(const Call& call);
+// int32 or int64.
+void check_index(const char* op, const char* argument, const at::Tensor& tensor);
+// That the device, dtypes and options are valid, and implemented.
+void check_supported(const Call& call);
+
+// Whether x is finite in the kernels, which have options in float32 unless query is float64.
+bool is_finite_for(at::ScalarType query, double x);
+const char* finite_for(at::ScalarType query);  // how to say so
+
+// "float32"
+std::string_view name(at::ScalarType dtype);
+
+// What is computed with, summed up in and logsumexp is in: float64 for float64, else float32.
+inline at::ScalarType compute_type(at::ScalarType dtype) { return at::toOpMathType(dtype); }
+
+template <class T>
+c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<T, int64_t>) {
+    return tensor.sizes();
+  } else {
+    return tensor.sym_sizes();
+  }
+}
+
+template <class T>
+c10::ArrayRef<T> strides_of(const at::Tensor& tensor) {
+  if constexpr (std::is_same_v<T, int64_t>) {
+    return tensor.strides();
+  } else {
+    return tensor.sym_strides();
+  }
+}
+
+}  // namespace qkv

@@ -1,0 +1,29 @@
+// Calls from C++: the arguments of the public functions.
+#pragma once
+
+#include "call/call.h"
+#include "qkv/options.h"
+
+namespace qkv {
+
+// Refers to the tensors.
+inline Call call_of(const Operator& op, const at::Tensor& query, const at::Tensor& key,
+                    const at::Tensor& value, const AttentionOptions& options) {
+  Call call(op);
+  call.set(arg::query, query);
+  call.set(arg::key, key);
+  call.set(arg::value, value);
+  call.set(arg::attn_mask, tensor_of(options.attn_mask()));
+  call.set(arg::alibi_slopes, tensor_of(options.alibi_slopes()));
+  call.set(arg::sinks, tensor_of(options.sinks()));
+  call.options.dropout_p = options.dropout_p();
+  call.options.is_causal = options.is_causal();
+  call.options.scale = options.scale();
+  call.options.enable_gqa = options.enable_gqa();
+  if (const auto& window = options.window_size())
+    call.options.window_size = {(*window)[0], (*window)[1]};
+  call.options.softcap = options.softcap();
+  return call;
+}
+
+}  // namespace qkv

@@ -1,0 +1,162 @@
+#include "call/operator.h"
+
+#include <c10/util/StringUtil.h>
+
+#include "call/values.h"
+
+namespace qkv {
+namespace {
+
+constexpr const char* kTensorNames[] = {
+#define QKV_NAME(name) #name,
+    QKV_DIFFERENTIABLE_TENSORS(QKV_NAME) QKV_OTHER_TENSORS(QKV_NAME)
+#undef QKV_NAME
+};
+
+struct OptionDescription {
+  const char *name, *type, *default_value;
+};
+
+constexpr OptionDescription kOptions[] = {
+#define QKV_DESCRIPTION(name, type) {#name, Value<type>::kType, Value<type>::kDefault},
+    QKV_OPTIONS(QKV_DESCRIPTION)
+#undef QKV_DESCRIPTION
+};
+
+// The pieces of `text` between commas.
+std::vector<std::string> pieces(const std::string& text) {
+  std::vector<std::string> all;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(", ", begin), text.size());
+    all.push_back(text.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  return all;
+}
+
+bool remove_suffix(std::string& text, std::string_view suffix) {
+  if (text.size() < suffix.size() ||
+      text.compare(text.size() - suffix.size(), suffix.size(), suffix))
+    return false;
+  text.resize(text.size() - suffix.size());
+  return true;
+}
+
+Argument tensor_named(const std::string& name) {
+  for (int i = 0; i < arg::count; ++i)
+    if (name == kTensorNames[i]) return Argument(i);
+  TORCH_INTERNAL_ASSERT(false, "arguments.h has no tensor ", name);
+}
+
+// "name=" and "name? as argument", taken apart.
+struct ParsedParameter {
+  Parameter parameter;
+  std::string schema;  // "float name=0.0"
+  bool is_written;
+};
+
+ParsedParameter parse_parameter(const std::string& text) {
+  const size_t as = text.find(" as ");
+  std::string name = text.substr(0, as);
+  const bool has_default = remove_suffix(name, "="), may_be_none = remove_suffix(name, "?");
+  std::string alias;
+  if (const size_t open = name.find('('); open != std::string::npos) {
+    alias = name.substr(open);
+    name.resize(open);
+  }
+  const std::string argument = as == std::string::npos ? name : text.substr(as + 4);
+  for (int i = 0; i < opt::count; ++i) {
+    if (argument != kOptions[i].name) continue;
+    return {{name, int8_t(i), /*is_tensor=*/false},
+            c10::str(kOptions[i].type, " ", name,
+                     has_default ? c10::str("=", kOptions[i].default_value) : "")};
+  }
+  return {{name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none},
+          c10::str("Tensor", alias, may_be_none ? "? " : " ", name, has_default ? "=None" : ""),
+          !alias.empty()};
+}
+
+struct Split {
+  std::string before, after;
+};
+
+Split split(const std::string& text, std::string_view at) {
+  const size_t begin = text.find(at);
+  if (begin == std::string::npos) return {text, ""};
+  return {text.substr(0, begin), text.substr(begin + at.size())};
+}
+
+std::string joined(const std::vector<std::string>& texts) { return c10::Join(", ", texts); }
+
+// "Tensor" of one result, "(Tensor output, Tensor logsumexp)" of several.
+std::string schema_of_results(const std::vector<std::string>& names) {
+  if (names.size() == 1) return "Tensor";
+  return "(Tensor " + c10::Join(", Tensor ", names) + ")";
+}
+
+}  // namespace
+
+Operator::Operator(const char* title, const std::string& signature, const Kernels& kernels)
+    : title(title), kernels(kernels) {
+  const auto [head, tail] = split(signature, ") -> ");
+  const auto [own_name, parameters_text] = split(head, "(");
+  name = own_name;
+  std::vector<std::string> schemas, result_names;
+  for (const std::string& text : pieces(parameters_text)) {
+    if (text == "*") {
+      schemas.push_back(text);
+      continue;
+    }
+    ParsedParameter parsed = parse_parameter(text);
+    (parsed.parameter.is_tensor ? tensors_ : options_) |= 1u << parsed.parameter.which;
+    writes |= parsed.is_written;
+    parameters.push_back(std::move(parsed.parameter));
+    schemas.push_back(std::move(parsed.schema));
+  }
+  for (const std::string& text : pieces(tail)) {
+    const auto [result, argument] = split(text, " as ");
+    results.push_back(tensor_named(argument.empty() ? result : argument));
+    result_names.push_back(result);
+  }
+  schema = name + "(" + joined(schemas) + ") -> " + schema_of_results(result_names);
+}
+
+namespace {
+
+// The signature of a backward operator without what it returns.
+std::string full_signature(const Operator& forward, const std::string& signature) {
+  const auto [name, inner] = split(signature.substr(0, signature.size() - 1), "(");
+  const auto [gradients, saved] = split(inner, "; ");
+  std::vector<std::string> tensors, options;
+  for (const Parameter& p : forward.parameters)
+    (p.is_tensor ? tensors : options)
+        .push_back(p.name + (p.is_tensor && !p.is_required ? "?" : ""));
+  return name + "(" + gradients + ", " + joined(tensors) + ", " + saved + ", *, " +
+         joined(options) + ") -> ";
+}
+
+}  // namespace
+
+Operator::Operator(Operator& forward, const std::string& signature, const Kernels& kernels)
+    : Operator(forward.title, full_signature(forward, signature), kernels) {
+  is_backward = true;
+  std::vector<std::string> names;
+  for (const Parameter& p : forward.parameters) {
+    if (!p.is_tensor || p.which >= arg::kDifferentiable) continue;
+    results.push_back(Argument(p.which));
+    names.push_back("grad_" + p.name);
+  }
+  const auto [head, none] = split(schema, ") -> ");
+  schema = c10::str(head, ", bool[", names.size(), "] output_mask) -> ", schema_of_results(names));
+  forward.backward = this;
+}
+
+const char* Operator::name_of(int which, bool is_tensor) const {
+  for (const Parameter& p : parameters)
+    if (p.is_tensor == is_tensor && p.which == which) return p.name.c_str();
+  return is_tensor ? kTensorNames[which] : kOptions[which].name;
+}
+const char* Operator::name_of(Argument argument) const { return name_of(argument, true); }
+const char* Operator::name_of(Option option) const { return name_of(option, false); }
+
+}  // namespace qkv

@@ -1,0 +1,90 @@
+// An operator: its signature, from which everything follows that does not depend on what it
+// computes, and the functions that compute it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <string>
+#include <vector>
+
+#include "call/arguments.h"
+
+namespace qkv {
+
+struct Call;
+using Tensors = c10::SmallVector<at::Tensor, 8>;  // the results of an operator; undefined: None
+using Body = Tensors (*)(const Call&);
+
+// One argument as an operator takes it.
+struct Parameter {
+  std::string name;  // what the operator calls it
+  int8_t which;      // an Argument or an Option
+  bool is_tensor;
+  bool is_required = false;  // a tensor that must not be None
+};
+
+// The functions of an operator; those that it does not have are null.
+struct Kernels {
+  // Dispatch keys CPU and Meta; or CompositeImplicitAutograd, in terms of other operators.
+  Body cpu = nullptr, meta = nullptr, composite = nullptr;
+  // Dispatch key AutocastCPU, where something is cast. A composite operator's own function does it.
+  Body autocast = nullptr;
+  // Whether the results of a call depend differentiably on an argument. Null: on all of them.
+  bool (*differentiates)(const Call&, Argument) = nullptr;
+  // Of an operator that has no gradients, for inference: what to do instead of asking for them.
+  const char* no_gradient = nullptr;
+};
+
+// Signatures are schemas without types and defaults, which are those of arguments.h:
+//
+//   attention(query, key, value, attn_mask?=, dropout_p=, *, scale=) -> output
+//
+// `name?` may be None, `name=` has its default, `name as argument` calls an argument by another
+// name, `name(a!)` is written to. The results are tensors of arguments.h, too.
+class Operator {
+ public:
+  // title: what error messages begin with.
+  Operator(const char* title, const std::string& signature, const Kernels& kernels);
+
+  // The operator of the gradients of `forward`:
+  //
+  //   attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)
+  //
+  // It takes the named gradients of the results, then the tensors that `forward` takes, then those
+  // of its results that are named after the semicolon, and its options. It returns a gradient for
+  // every differentiable argument of `forward`; None for those that are not floating, or that
+  // output_mask does not ask for.
+  Operator(Operator& forward, const std::string& signature, const Kernels& kernels);
+  Operator(const Operator&) = delete;
+
+  const char* const title;
+  const Kernels kernels;
+  std::string name, schema;
+  std::vector<Parameter> parameters;  // without output_mask, the last one of a backward operator
+  std::vector<Argument> results;  // what they are; of a backward operator: whose gradients they are
+  bool is_backward = false;
+  bool writes = false;  // to one of its arguments
+  // Null: there is none yet, and asking for a gradient is an error.
+  const Operator* backward = nullptr;
+
+  bool takes(Argument argument) const { return tensors_ >> argument & 1; }
+  bool takes(Option option) const { return options_ >> option & 1; }
+  const char* name_of(Argument argument) const;
+  const char* name_of(Option option) const;
+  const c10::OperatorHandle& handle() const { return *handle_; }  // once it is defined
+
+  // Registers schema and kernels. The operator must live as long as the process.
+  void define(torch::Library& library);
+
+ private:
+  void parse(const std::string& parameters_text, const std::string& results_text);
+  const char* name_of(int which, bool is_tensor) const;
+
+  uint32_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
+  std::optional<c10::OperatorHandle> handle_;
+};
+
+}  // namespace qkv

@@ -1,0 +1,63 @@
+#include "call/run.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "autograd/differentiate.h"
+#include "call/after_fork.h"
+#include "call/boxed.h"
+
+namespace qkv {
+namespace {
+
+// The keys that the tensors have and those of this thread, less what this thread leaves out.
+c10::DispatchKeySet keys_of(const Call& call) {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  c10::DispatchKeySet keys = local.included_;
+  for (const at::Tensor* tensor : call.tensors)
+    if (tensor->defined()) keys = keys | tensor->key_set();
+  return keys - local.excluded_;
+}
+
+// Not under torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation), a tracer or
+// the profiler, and for no tensors but plain dense ones on the CPU.
+bool is_direct(const Call& call) {
+  // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
+  // their arguments.
+  static const uint64_t known = (c10::DispatchKeySet(c10::DispatchKey::CPU) |
+                                 c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
+                                 c10::DispatchKeySet(c10::DispatchKey::BackendSelect) |
+                                 c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView))
+                                    .raw_repr();
+  return !call.op->writes && (keys_of(call).raw_repr() & ~known) == 0 &&
+         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
+}
+
+// Where the dispatcher leaves Autograd kernels out: in inference mode, and within operators.
+bool is_below_autograd() {
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+}
+
+Tensors run_directly(const Call& call) {
+  const OneThreadAfterFork one_thread;
+  const Body cpu = call.op->kernels.cpu;
+  if (is_below_autograd()) return cpu(call);
+  return autograd::differentiate(call, [&](bool has_node) {
+    if (!has_node || call.wants_lse) return cpu(call);
+    Call whole = call;
+    whole.wants_lse = true;
+    return cpu(whole);
+  });
+}
+
+}  // namespace
+
+Tensors run(const Call& call) {
+  if (is_direct(call)) return run_directly(call);
+  boxed::Stack stack;
+  boxed::push(stack, call);
+  call.op->handle().callBoxed(stack);
+  return boxed::pop_results(*call.op, stack);
+}
+
+}  // namespace qkv

@@ -1,0 +1,14 @@
+// Calls of operators by one another and by the C++ functions.
+#pragma once
+
+#include "call/call.h"
+
+namespace qkv {
+
+// What the dispatcher returns. Where it would do no more than run the Autograd kernel, if that, and
+// the CPU kernel, they are run without it: to send the arguments of attention through it takes as
+// long as the attention of a small call. Direct calls leave logsumexp out where call.wants_lse says
+// so and no Node needs it; it is undefined then.
+Tensors run(const Call& call);
+
+}  // namespace qkv

@@ -1,0 +1,268 @@
+// The sizes of a call, and that they fit together.
+#include <c10/core/SymInt.h>
+
+#include "call/check.h"
+
+namespace qkv {
+namespace {
+
+// The size of a dimension counted from the right: 0 is the last one.
+template <class T>
+T size_from_right(const at::Tensor& tensor, int64_t i) {
+  return i < tensor.dim() ? sizes_of<T>(tensor)[tensor.dim() - 1 - i] : T(1);
+}
+
+// Whether `tensor` can be expanded to `shape`.
+template <class T>
+bool broadcasts(const at::Tensor& tensor, c10::ArrayRef<T> shape) {
+  const int64_t rank = shape.size();
+  if (tensor.dim() > rank) return false;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    const T n = size_from_right<T>(tensor, i);
+    if (n != 1 && n != shape[rank - 1 - i]) return false;
+  }
+  return true;
+}
+
+template <class T>
+void check_rank(const Call& call, Argument argument, const char* expected,
+                const char* expected_packed) {
+  const at::Tensor& tensor = call[argument];
+  if (call.is_packed()) {
+    TORCH_CHECK(tensor.dim() == 3, call.title(), ": ", call.name_of(argument), " has the shape ",
+                sizes_of<T>(tensor), ", but 3 dimensions are expected: ", expected_packed);
+  } else {
+    TORCH_CHECK(tensor.dim() >= 2, call.title(), ": ", call.name_of(argument), " has the shape ",
+                sizes_of<T>(tensor), ", but at least 2 dimensions are expected: ", expected);
+  }
+}
+
+// L, S, D, Dv.
+template <class T>
+void check_rows(const Call& call, Sizes<T>& sizes) {
+  const bool packed = call.is_packed();
+  const int64_t row = packed ? 2 : 1;
+  check_rank<T>(call, arg::query, "[..., H, L, D]", "[T, H, D]");
+  check_rank<T>(call, arg::key, "[..., H, S, D]", "[Tk, H, D]");
+  sizes.packed = packed;
+  sizes.seqlen_q = size_from_right<T>(call[arg::query], row);
+  sizes.head_dim = size_from_right<T>(call[arg::query], 0);
+  sizes.seqlen_k = size_from_right<T>(call[arg::key], row);
+  const T key_dim = size_from_right<T>(call[arg::key], 0);
+  TORCH_CHECK(key_dim == sizes.head_dim, call.title(), ": key has the shape ",
+              sizes_of<T>(call[arg::key]), ", but its last dimension must be query's, ",
+              sizes.head_dim);
+  if (!call.op->takes(arg::value)) return;
+  check_rank<T>(call, arg::value, "[..., H, S, Dv]", "[Tk, H, Dv]");
+  sizes.head_dim_v = size_from_right<T>(call[arg::value], 0);
+  const T value_rows = size_from_right<T>(call[arg::value], row);
+  TORCH_CHECK(value_rows == sizes.seqlen_k, call.title(), ": value has the shape ",
+              sizes_of<T>(call[arg::value]), ", but its ", packed ? "first" : "second last",
+              " dimension must be key's, ", sizes.seqlen_k);
+}
+
+template <class T>
+void check_heads(const Call& call, Sizes<T>& sizes) {
+  const int64_t head = call.is_packed() ? 1 : 2;
+  const T query = size_from_right<T>(call[arg::query], head);
+  const T& key = sizes.key_heads = size_from_right<T>(call[arg::key], head);
+  const T& value = sizes.value_heads =
+      call.op->takes(arg::value) ? size_from_right<T>(call[arg::value], head) : T(key);
+  sizes.heads = query;
+  if (call.options.enable_gqa) {
+    const auto divides = [&](const T& heads) {
+      return heads == 0 ? query == 0 : query % heads == 0;
+    };
+    TORCH_CHECK(divides(key), call.title(), ": key has ", key, " heads and query ", query,
+                ", but with enable_gqa the heads of key must divide those of query");
+    TORCH_CHECK(divides(value), call.title(), ": value has ", value, " heads and query ", query,
+                ", but with enable_gqa the heads of value must divide those of query");
+    return;
+  }
+  if (sizes.heads == 1) sizes.heads = key;
+  if (sizes.heads == 1) sizes.heads = value;
+  TORCH_CHECK(key == 1 || key == sizes.heads, call.title(), ": key has ", key, " heads and query ",
+              query, ", but they must be equal, or one of them 1, without enable_gqa");
+  TORCH_CHECK(value == 1 || value == sizes.heads, call.title(), ": value has ", value,
+              " heads, but query and key have ", sizes.heads,
+              "; they must be equal, or one of them 1, without enable_gqa");
+}
+
+template <class T>
+void check_batch(const Call& call, Sizes<T>& sizes) {
+  const c10::ArrayRef<const at::Tensor*> tensors(call.tensors.data(),
+                                                 call.op->takes(arg::value) ? 3 : 2);
+  int64_t rank = 0;
+  for (const at::Tensor* tensor : tensors) rank = std::max(rank, tensor->dim());
+  sizes.has_heads = rank > 2;
+  if (rank <= 3) return;
+  sizes.batch.resize(rank - 3, T(1));
+  for (int64_t i = 3; i < rank; ++i) {
+    T& size = sizes.batch[rank - 1 - i];
+    for (const at::Tensor* tensor : tensors) {
+      const T n = size_from_right<T>(*tensor, i);
+      if (size == 1) size = n;
+      TORCH_CHECK(n == 1 || n == size, call.title(), ": the leading dimensions of query ",
+                  sizes_of<T>(call[arg::query]), ", key ", sizes_of<T>(call[arg::key]),
+                  call.op->takes(arg::value) ? " and value " : "",
+                  call.op->takes(arg::value) ? sizes_of<T>(call[arg::value]) : c10::ArrayRef<T>(),
+                  " do not broadcast: dimension ", -1 - i, " must be equal or 1");
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
+  if (call.has(arg::attn_mask)) {
+    const auto scores = sizes.scores();
+    TORCH_CHECK(broadcasts<T>(call[arg::attn_mask], scores), call.title(),
+                ": attn_mask has the shape ", sizes_of<T>(call[arg::attn_mask]),
+                ", which does not broadcast to [..., H, L, S] = ", c10::ArrayRef<T>(scores));
+  }
+  for (const Argument argument : {arg::alibi_slopes, arg::sinks}) {
+    if (!call.has(argument)) continue;
+    const auto expected = sizes.per_head();
+    TORCH_CHECK(broadcasts<T>(call[argument], expected), call.title(), ": ", call.name_of(argument),
+                " has the shape ", sizes_of<T>(call[argument]), ", which does not broadcast to ",
+                sizes.packed ? "[N, H] = " : "[..., H] = ", c10::ArrayRef<T>(expected));
+  }
+  if (call.options.dropout_p > 0) {
+    const auto seed = sizes_of<T>(call[arg::dropout_seed]);
+    TORCH_CHECK(seed[0] == 1, call.title(), ": dropout_seed has the shape ", seed,
+                ", but [1] is expected");
+  }
+}
+
+template <class T>
+void check_documents(const Call& call, Sizes<T>& sizes) {
+  if (!call.is_packed()) return;
+  const T ends = sizes_of<T>(call[arg::cu_seq_q])[0];
+  TORCH_CHECK(ends >= 1, call.title(), ": cu_seq_q has the shape ",
+              sizes_of<T>(call[arg::cu_seq_q]), ", but [N + 1] is expected for N documents");
+  sizes.documents = ends - 1;
+  if (call.has(arg::cu_seq_k)) {
+    const auto shape = sizes_of<T>(call[arg::cu_seq_k]);
+    TORCH_CHECK(shape[0] == ends, call.title(), ": cu_seq_k has the shape ", shape,
+                ", but cu_seq_q's is expected, [", ends, "]");
+  }
+  if (call.has(arg::seqused_k)) {
+    const auto shape = sizes_of<T>(call[arg::seqused_k]);
+    TORCH_CHECK(shape[0] == sizes.documents, call.title(), ": seqused_k has the shape ", shape,
+                ", but one number for each document is expected, [", sizes.documents, "]");
+  }
+}
+
+template <class T>
+void check_overflow(const Call& call, const Sizes<T>& sizes) {
+  int64_t bytes = sizeof(double);
+  bool overflow = false;
+  const auto multiply = [&](const T& size) {
+    const std::optional<int64_t> n = c10::SymInt(size).maybe_as_int();
+    if (n && *n > 1) overflow |= __builtin_mul_overflow(bytes, *n, &bytes);
+  };
+  for (const T& size : sizes.batch) multiply(size);
+  for (const T* size : {&sizes.heads, &sizes.seqlen_q, &sizes.seqlen_k}) multiply(*size);
+  const int64_t scores = bytes;
+  multiply(sizes.head_dim);
+  bytes = scores;
+  multiply(sizes.head_dim_v);
+  TORCH_CHECK(!overflow, call.title(), ": query, key and value are too large: the bytes of ",
+              "B * H * L * S * D numbers overflow int64, for [..., H, L, S] = ",
+              c10::ArrayRef<T>(sizes.scores()), ", D = ", sizes.head_dim,
+              " and Dv = ", sizes.head_dim_v);
+}
+
+namespace {
+
+// What a backward operator gets besides the arguments of the forward operator: the results of that,
+// and their gradients.
+template <class T>
+void check_results(const Call& call, const Sizes<T>& sizes) {
+  const auto check = [&](Argument argument, c10::ArrayRef<T> expected, at::ScalarType dtype) {
+    if (!call.has(argument)) return;
+    const at::Tensor& tensor = call[argument];
+    const char* name_of = call.name_of(argument);
+    TORCH_CHECK(sizes_of<T>(tensor) == expected, call.title(), "_backward: ", name_of,
+                " has the shape ", sizes_of<T>(tensor), ", but ", expected, " is expected");
+    TORCH_CHECK(tensor.scalar_type() == dtype, call.title(), "_backward: ", name_of, " is ",
+                name(tensor.scalar_type()), ", but ", name(dtype), " is expected");
+  };
+  const at::ScalarType dtype = call[arg::query].scalar_type();
+  const auto output = sizes.output(), lse = sizes.lse();
+  for (const Argument argument : {arg::output, arg::grad_output}) check(argument, output, dtype);
+  for (const Argument argument : {arg::logsumexp, arg::grad_logsumexp})
+    check(argument, lse, compute_type(dtype));
+  check(arg::grad_weights, sizes.weights(call.options.reduce), dtype);
+  check(arg::index, lse, at::kLong);
+}
+
+}  // namespace
+
+template <class T>
+Sizes<T> check(const Call& call) {
+  check_tensors(call);
+  check_supported(call);
+  Sizes<T> sizes;
+  check_rows(call, sizes);
+  check_heads(call, sizes);
+  check_batch(call, sizes);
+  check_documents(call, sizes);
+  check_option_sizes(call, sizes);
+  check_overflow(call, sizes);
+  if (call.op->is_backward) check_results(call, sizes);
+  return sizes;
+}
+
+template <class T>
+typename Sizes<T>::Shape Sizes<T>::tensor(const T& heads, const T& rows, const T& columns) const {
+  if (packed) return {rows, heads, columns};
+  Shape shape = batch;
+  if (has_heads) shape.push_back(heads);
+  shape.push_back(rows);
+  shape.push_back(columns);
+  return shape;
+}
+
+template <class T>
+typename Sizes<T>::Shape Sizes<T>::scores() const {
+  if (packed) return {heads, seqlen_q, seqlen_k};
+  return tensor(heads, seqlen_q, seqlen_k);
+}
+
+template <class T>
+typename Sizes<T>::Shape Sizes<T>::lse() const {
+  Shape shape = scores();
+  shape.pop_back();
+  return shape;
+}
+
+template <class T>
+typename Sizes<T>::Shape Sizes<T>::weights(Reduce reduce) const {
+  if (reduce == Reduce::none) return scores();
+  Shape shape = batch;
+  if (has_heads && reduce == Reduce::queries) shape.push_back(heads);
+  if (reduce == Reduce::heads) shape.push_back(seqlen_q);
+  shape.push_back(seqlen_k);
+  return shape;
+}
+
+template <class T>
+typename Sizes<T>::Shape Sizes<T>::per_head() const {
+  if (packed) return {documents, heads};
+  Shape shape = batch;
+  shape.push_back(heads);
+  return shape;
+}
+
+#define QKV_INSTANTIATE(T)                                        \
+  template struct Sizes<T>;                                       \
+  template void check_option_sizes(const Call&, const Sizes<T>&); \
+  template void check_documents(const Call&, Sizes<T>&);          \
+  template void check_overflow(const Call&, const Sizes<T>&);     \
+  template Sizes<T> check(const Call&);
+QKV_INSTANTIATE(int64_t)
+QKV_INSTANTIATE(c10::SymInt)
+
+}  // namespace qkv

@@ -1,0 +1,86 @@
+// The types of options: how schemas write them, and how they become IValues, of which the
+// dispatcher's stack is made, and come back.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <string_view>
+
+#include "call/arguments.h"
+
+namespace qkv {
+
+template <class T>
+struct Value;
+
+template <>
+struct Value<double> {
+  static constexpr const char *kType = "float", *kDefault = "0.0";
+  static double from(const c10::IValue& value, const char*) { return value.toDouble(); }
+  static c10::IValue to(double x) { return x; }
+};
+
+template <>
+struct Value<bool> {
+  static constexpr const char *kType = "bool", *kDefault = "False";
+  static bool from(const c10::IValue& value, const char*) { return value.toBool(); }
+  static c10::IValue to(bool x) { return x; }
+};
+
+template <>
+struct Value<std::optional<double>> {
+  static constexpr const char *kType = "float?", *kDefault = "None";
+  static std::optional<double> from(const c10::IValue& value, const char*) {
+    return value.isNone() ? std::nullopt : std::optional(value.toDouble());
+  }
+  static c10::IValue to(const std::optional<double>& x) { return x; }
+};
+
+template <>
+struct Value<c10::SymInt> {
+  static constexpr const char *kType = "SymInt", *kDefault = "0";
+  static c10::SymInt from(const c10::IValue& value, const char*) { return value.toSymInt(); }
+  static c10::IValue to(const c10::SymInt& x) { return x; }
+};
+
+template <>
+struct Value<Window> {
+  static constexpr const char *kType = "SymInt[2]?", *kDefault = "None";
+  static Window from(const c10::IValue& value, const char* op) {
+    if (value.isNone()) return {};
+    const auto sizes = value.toSymIntVector();
+    TORCH_CHECK_VALUE(sizes.size() == 2, op, ": window_size is ", c10::SymIntArrayRef(sizes),
+                      ", but two numbers are expected: (left, right), -1 for an open side");
+    return {sizes[0], sizes[1]};
+  }
+  static c10::IValue to(const Window& x) {
+    if (x.left.maybe_as_int() == -1 && x.right.maybe_as_int() == -1) return {};
+    return std::vector<c10::SymInt>{x.left, x.right};
+  }
+};
+
+// None, "heads" or "queries".
+inline Reduce reduce_of(std::optional<std::string_view> name) {
+  if (!name) return Reduce::none;
+  if (*name == "heads") return Reduce::heads;
+  TORCH_CHECK_VALUE(*name == "queries", "attention_weights: reduce is '", *name,
+                    "', but None, 'heads' or 'queries' is expected");
+  return Reduce::queries;
+}
+
+template <>
+struct Value<Reduce> {
+  static constexpr const char *kType = "str?", *kDefault = "None";
+  static Reduce from(const c10::IValue& value, const char*) {
+    if (value.isNone()) return Reduce::none;
+    return reduce_of(value.toStringView());
+  }
+  static c10::IValue to(Reduce x) {
+    if (x == Reduce::none) return {};
+    return x == Reduce::heads ? "heads" : "queries";
+  }
+};
+
+}  // namespace qkv

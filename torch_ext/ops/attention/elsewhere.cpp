@@ -1,0 +1,34 @@
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include "call/check.h"
+#include "ops/attention/attention.h"
+
+namespace qkv::ops {
+
+bool is_elsewhere(const Call& call) {
+  const at::Device device = call[arg::query].device();
+  return !device.is_cpu() && !device.is_meta();
+}
+
+Tensors attend_elsewhere(const Call& call) {
+  check_tensors(call);
+  const Options& o = call.options;
+  const auto refuse = [&](bool wanted, const char* what) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call[arg::query].device(),
+                                ", where torch's attention computes the result, and that cannot ",
+                                what);
+  };
+  refuse(call.op->results.size() > 1, "return the log-sum-exp");
+  refuse(call.has(arg::attn_mask) && o.is_causal,
+         "combine attn_mask with is_causal; pass one mask");
+  refuse(!(o.window_size.left == -1 && o.window_size.right == -1),
+         "do window_size; pass an attn_mask");
+  refuse(o.softcap != 0, "do softcap");
+  refuse(call.has(arg::alibi_slopes), "do alibi_slopes; pass an attn_mask");
+  refuse(call.has(arg::sinks), "do sinks");
+  return {at::scaled_dot_product_attention(call[arg::query], call[arg::key], call[arg::value],
+                                           optional(call[arg::attn_mask]), o.dropout_p, o.is_causal,
+                                           o.scale, o.enable_gqa)};
+}
+
+}  // namespace qkv::ops

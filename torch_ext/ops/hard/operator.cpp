@@ -1,0 +1,75 @@
+#include <c10/core/SymInt.h>
+
+#include "call/autocast.h"
+#include "call/check.h"
+#include "call/from_options.h"
+#include "call/run.h"
+#include "ops/attention/attention.h"
+#include "ops/hard/hard.h"
+#include "qkv/attention.h"
+#include "tensors/layout.h"
+
+namespace qkv {
+namespace ops {
+namespace {
+
+// Which key is best does not change with a small step of query or key.
+bool differentiates(const Call& call, Argument argument) {
+  return argument == arg::value || call.options.straight_through;
+}
+
+Tensors hard_meta(const Call& call) {
+  const auto sizes = check<c10::SymInt>(call);
+  return {empty_output(call, sizes), empty_rows(sizes, at::kLong)};
+}
+
+Tensors hard_backward_meta(const Call& call) {
+  check<c10::SymInt>(call);
+  return empty_gradients(call);
+}
+
+Operator hard_forward("hard_attention",
+                      "hard_forward(query, key, value, attn_mask?, alibi_slopes?, *, is_causal, "
+                      "scale, enable_gqa, window_size, softcap, straight_through) -> output, index",
+                      {.cpu = &hard_forward_cpu,
+                       .meta = &hard_meta,
+                       .differentiates = &differentiates});
+Operator hard_backward(hard_forward, "hard_backward(grad_output; index)",
+                       {.cpu = &hard_backward_cpu,
+                        .meta = &hard_backward_meta,
+                        .differentiates = &differentiates});
+
+Tensors hard_composite(const Call& call) {
+  check_query(call);
+  Call forward = call.as(hard_forward);
+  const Autocast autocast(forward);
+  return run(forward);
+}
+
+Operator hard("hard_attention",
+              "hard_attention(query, key, value, attn_mask?=, is_causal=, *, scale=, enable_gqa=, "
+              "window_size=, softcap=, alibi_slopes?=, straight_through=) -> output, index",
+              {.composite = &hard_composite});
+
+TORCH_LIBRARY_FRAGMENT(qkv, m) {
+  for (Operator* op : {&hard, &hard_forward, &hard_backward}) op->define(m);
+}
+
+}  // namespace
+}  // namespace ops
+
+std::tuple<at::Tensor, at::Tensor> hard_attention(const at::Tensor& query, const at::Tensor& key,
+                                                  const at::Tensor& value,
+                                                  const AttentionOptions& options,
+                                                  bool straight_through) {
+  TORCH_CHECK_VALUE(options.dropout_p() == 0, "hard_attention: dropout_p is ", options.dropout_p(),
+                    ", but 0 is expected: there is no dropout");
+  TORCH_CHECK(!options.sinks(),
+              "hard_attention: sinks is given, but nullopt is expected: "
+              "sinks do not take part");
+  Call call = call_of(ops::hard, query, key, value, options);
+  call.options.straight_through = straight_through;
+  return pair_of(ops::hard_composite(call));
+}
+
+}  // namespace qkv

@@ -1,0 +1,130 @@
+#include "ops/kvcache/append.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tensors/overlap.h"
+#include "threads/parallel.h"
+
+namespace qkv::ops {
+namespace {
+
+constexpr int64_t kItemBytes = int64_t(64) << 10;
+// Copying a byte takes as long as this many floating-point operations of attention, about.
+constexpr double kFlopsOfByte = 5;
+
+void check_memory(const Call& call) {
+  // What shares memory only until one of the two is written (torch._lazy_clone) parts here.
+  for (const at::Tensor* cache : {&call[arg::key], &call[arg::value]}) cache->mutable_data_ptr();
+  for (const Argument cache : {arg::key, arg::value})
+    TORCH_CHECK(!overlaps_itself(call[cache]), call.title(), ": ", call.name_of(cache),
+                ", with the strides ", call[cache].strides(),
+                ", has elements that share memory, but with key, it is written to; clone() it");
+  TORCH_CHECK(!overlap(call[arg::key], call[arg::value]), call.title(),
+              ": k_cache and v_cache share memory, but with key, both are written to");
+  for (const auto& [name, tensor] : {std::pair("query", &call[arg::query]),
+                                     {"key", &call[arg::new_key]},
+                                     {"value", &call[arg::new_value]}})
+    for (const Argument cache : {arg::key, arg::value})
+      TORCH_CHECK(!overlap(*tensor, call[cache]), call.title(), ": ", name, " shares memory with ",
+                  call.name_of(cache), ", which is written to; clone() it");
+}
+
+template <class T>
+void copy_elements(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)  // memcpy: foreign memory may begin anywhere
+    std::memcpy(to + i * to_stride * int64_t(sizeof(T)),
+                from + i * from_stride * int64_t(sizeof(T)), sizeof(T));
+}
+
+// One of the caches, [rows, Hkv, S_max, D] or [blocks, Hkv, block size, D], and what is appended to
+// it, [B, Hkv, L_new, D].
+class Appending {
+ public:
+  Appending(const at::Tensor& cache, const at::Tensor& added, const CacheRows& rows)
+      : to_(static_cast<char*>(cache.mutable_data_ptr())),
+        from_(static_cast<const char*>(added.const_data_ptr())),
+        to_strides_(cache.strides()),
+        from_strides_(added.strides()),
+        rows_(rows),
+        size_(cache.element_size()),
+        heads_(cache.sizes()[1]),
+        block_size_(cache.sizes()[2]),
+        columns_(cache.sizes()[3]) {
+    item_rows_ = std::max<int64_t>(1, kItemBytes / std::max<int64_t>(1, columns_ * size_));
+    head_items_ = ceil_div(rows.new_rows, item_rows_);
+  }
+
+  Items items() const {
+    if (columns_ == 0) return {};
+    const double bytes = double(std::min(item_rows_, rows_.new_rows)) * columns_ * size_;
+    return {int64_t(rows_.rows.size()) * heads_ * head_items_, bytes * kFlopsOfByte};
+  }
+
+  void run(int64_t item) const {
+    const int64_t first = item % head_items_ * item_rows_;
+    const int64_t head = item / head_items_ % heads_, b = item / head_items_ / heads_;
+    const int64_t last = std::min(first + item_rows_, rows_.new_rows),
+                  length = rows_.rows[b].length;
+    for (int64_t row = first, n; row < last; row += n) {
+      int64_t place = rows_.rows[b].row, at = length + row;
+      n = last - row;
+      if (rows_.table) {
+        place = (*rows_.table)[b][at / block_size_];
+        at %= block_size_;
+        n = std::min(n, block_size_ - at);
+      }
+      copy(to_ + offset(to_strides_, place, head, at), from_ + offset(from_strides_, b, head, row),
+           n);
+    }
+  }
+
+ private:
+  int64_t offset(at::IntArrayRef strides, int64_t batch, int64_t head, int64_t row) const {
+    return (batch * strides[0] + head * strides[1] + row * strides[2]) * size_;
+  }
+
+  void copy(char* to, const char* from, int64_t rows) const {
+    const int64_t to_row = to_strides_[2], from_row = from_strides_[2];
+    const bool dense = columns_ == 1 || (to_strides_[3] == 1 && from_strides_[3] == 1);
+    if (dense && to_row == columns_ && from_row == columns_) {
+      std::memcpy(to, from, rows * columns_ * size_);
+      return;
+    }
+    for (int64_t i = 0; i < rows; ++i, to += to_row * size_, from += from_row * size_) {
+      if (dense) {
+        std::memcpy(to, from, columns_ * size_);
+      } else if (size_ == 2) {
+        copy_elements<int16_t>(to, to_strides_[3], from, from_strides_[3], columns_);
+      } else if (size_ == 4) {
+        copy_elements<int32_t>(to, to_strides_[3], from, from_strides_[3], columns_);
+      } else {
+        copy_elements<int64_t>(to, to_strides_[3], from, from_strides_[3], columns_);
+      }
+    }
+  }
+
+  char* to_;
+  const char* from_;
+  at::IntArrayRef to_strides_, from_strides_;
+  const CacheRows& rows_;
+  int64_t size_, heads_, block_size_, columns_;
+  int64_t item_rows_, head_items_;
+};
+
+}  // namespace
+
+void append(const Call& call, const CacheRows& rows, int num_threads) {
+  check_memory(call);
+  if (rows.new_rows == 0) return;
+  const Appending both[] = {{call[arg::key], call[arg::new_key], rows},
+                            {call[arg::value], call[arg::new_value], rows}};
+  double flops = 0;
+  for (const Appending& one : both) flops += one.items().count * one.items().flops;
+  const Phase copy = {[&](int64_t job) { return both[job].items(); },
+                      [&](const Item& item) { both[item.job].run(item.index); }};
+  const int threads = usable_threads(num_threads, flops);
+  parallel_phases({threads, threads}, 2, {copy});
+}
+
+}  // namespace qkv::ops

@@ -1,0 +1,174 @@
+// What can be said of a call on a cache without the numbers in its index tensors.
+#include <c10/core/SymInt.h>
+
+#include <cmath>
+
+#include "ops/kvcache/kvcache.h"
+
+namespace qkv::ops {
+namespace {
+
+template <class T>
+using Shape = c10::SmallVector<T, 4>;
+
+void check_rank(const char* op, const char* argument, const at::Tensor& tensor, int64_t rank,
+                const char* dims) {
+  TORCH_CHECK(tensor.dim() == rank, op, ": ", argument, " has the shape ", tensor.sym_sizes(),
+              ", but ", rank, " dimensions are expected: ", dims);
+}
+
+template <class T>
+void check_shape(const char* op, const char* argument, const at::Tensor& tensor, const char* dims,
+                 const Shape<T>& expected) {
+  TORCH_CHECK(sizes_of<T>(tensor) == c10::ArrayRef<T>(expected), op, ": ", argument,
+              " has the shape ", sizes_of<T>(tensor), ", but ", dims, " = ",
+              c10::ArrayRef<T>(expected), " is expected");
+}
+
+// key and value are in every place where one of them is, with these dimensions before D and Dv.
+template <class T>
+void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key_dims,
+                const char* value_dims) {
+  const auto key = sizes_of<T>(call[arg::key]);
+  check_rank(call.title(), call.name_of(arg::key), call[arg::key], 4, key_dims);
+  check_rank(call.title(), call.name_of(arg::value), call[arg::value], 4, value_dims);
+  sizes.head_dim_v = sizes_of<T>(call[arg::value])[3];
+  check_shape<T>(call.title(), call.name_of(arg::key), call[arg::key], key_dims,
+                 {key[0], key[1], key[2], sizes.head_dim});
+  check_shape<T>(call.title(), call.name_of(arg::value), call[arg::value], value_dims,
+                 {key[0], key[1], key[2], sizes.head_dim_v});
+  const T heads = sizes.key_heads = sizes.value_heads = key[head];
+  if (call.op->takes(opt::enable_gqa) && !call.options.enable_gqa) {
+    TORCH_CHECK(heads == sizes.heads, call.title(), ": ", call.name_of(arg::key), " has ", heads,
+                " heads and query ", sizes.heads, ", but they must be equal without enable_gqa");
+  }
+  const bool divides = heads == 0 ? sizes.heads == 0 : sizes.heads % heads == 0;
+  TORCH_CHECK(divides, call.title(), ": ", call.name_of(arg::key), " has ", heads,
+              " heads and query ", sizes.heads, ", but the heads of ", call.name_of(arg::key),
+              " must divide those of query");
+}
+
+// Its shape is [sequences, blocks of a sequence]; the blocks have `block_size` rows.
+template <class T>
+void check_block_table(const Call& call, const at::Tensor& table, const char* dims, Sizes<T>& sizes,
+                       const T& sequences, const T& block_size) {
+  check_index(call.title(), "block_table", table);
+  check_rank(call.title(), "block_table", table, 2, dims);
+  const T columns = sizes_of<T>(table)[1];
+  check_shape<T>(call.title(), "block_table", table, dims, {sequences, columns});
+  TORCH_CHECK(block_size >= 1, call.title(), ": ", call.name_of(arg::key), " has the shape ",
+              sizes_of<T>(call[arg::key]),
+              ", but with block_table its blocks must have at least 1 row");
+  int64_t product;
+  const auto n = c10::SymInt(columns).maybe_as_int(), size = c10::SymInt(block_size).maybe_as_int();
+  TORCH_CHECK(!n || !size || !__builtin_mul_overflow(*n, *size, &product), call.title(),
+              ": block_table has the shape ", sizes_of<T>(table),
+              ", which makes more keys than int64 counts with blocks of ", block_size, " rows");
+  sizes.seqlen_k = columns * block_size;
+}
+
+// What every batch item has one of.
+template <class T>
+void check_lengths(const Call& call, const char* argument, const at::Tensor& tensor,
+                   const T& batch) {
+  if (!tensor.defined()) return;
+  check_index(call.title(), argument, tensor);
+  check_shape<T>(call.title(), argument, tensor, "[B]", {batch});
+}
+
+void check_combination(const Call& call) {
+  const char* op = call.title();
+  const auto excludes = [&](const char* a, const at::Tensor& x, const char* b,
+                            const at::Tensor& y) {
+    TORCH_CHECK(!x.defined() || !y.defined(), op, ": ", a, " and ", b,
+                " are given, but one of them must be None");
+  };
+  excludes("cache_batch_idx", call[arg::cache_batch_idx], "block_table", call[arg::block_table]);
+  excludes("cache_leftpad", call[arg::cache_leftpad], "block_table", call[arg::block_table]);
+  TORCH_CHECK(call.has(arg::new_key) == call.has(arg::new_value), op, ": ",
+              call.has(arg::new_key) ? "key" : "value", " is given, but ",
+              call.has(arg::new_key) ? "value" : "key", " is None; expected both or neither");
+  TORCH_CHECK(!appends(call) || call.has(arg::cache_seqlens), op,
+              ": key is given, but cache_seqlens is None: the cache is full; expected the lengths "
+              "before key is appended");
+}
+
+template <class T>
+void check_new_rows(const Call& call, const Sizes<T>& sizes) {
+  if (!appends(call)) return;
+  const at::ScalarType dtype = call[arg::query].scalar_type();
+  for (const Argument argument : {arg::new_key, arg::new_value}) {
+    const at::ScalarType found = call[argument].scalar_type();
+    TORCH_CHECK(found == dtype, call.title(), ": ", call.name_of(argument), " is ", name(found),
+                ", but query is ", name(dtype));
+  }
+  check_rank(call.title(), "key", call[arg::new_key], 4, "[B, Hkv, L_new, D]");
+  const T rows = sizes_of<T>(call[arg::new_key])[2];
+  check_shape<T>(call.title(), "key", call[arg::new_key], "[B, Hkv, L_new, D]",
+                 {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim});
+  check_shape<T>(call.title(), "value", call[arg::new_value], "[B, Hkv, L_new, Dv]",
+                 {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim_v});
+}
+
+}  // namespace
+
+template <class T>
+Sizes<T> check_kvcache(const Call& call) {
+  check_tensors(call);
+  check_supported(call);
+  check_combination(call);
+  check_rank(call.title(), "query", call[arg::query], 4, "[B, H, L, D]");
+  const auto query = sizes_of<T>(call[arg::query]);
+  Sizes<T> sizes;
+  sizes.batch = {query[0]};
+  sizes.has_heads = true;
+  sizes.heads = query[1];
+  sizes.seqlen_q = query[2];
+  sizes.head_dim = query[3];
+  const bool paged = is_paged(call);
+  check_pool(call, sizes, 1, paged ? "[blocks, Hkv, block_size, D]" : "[rows, Hkv, S_max, D]",
+             paged ? "[blocks, Hkv, block_size, Dv]" : "[rows, Hkv, S_max, Dv]");
+  const auto cache = sizes_of<T>(call[arg::key]);
+  sizes.seqlen_k = cache[2];
+  if (paged) {
+    check_block_table(call, call[arg::block_table], "[B, blocks of a sequence]", sizes, query[0],
+                      cache[2]);
+  } else if (!call.has(arg::cache_batch_idx)) {
+    TORCH_CHECK(cache[0] == query[0], call.title(), ": k_cache has ", cache[0], " rows and query ",
+                query[0], ", but they must be equal without cache_batch_idx or block_table");
+  }
+  check_lengths(call, "cache_seqlens", call[arg::cache_seqlens], query[0]);
+  check_lengths(call, "cache_batch_idx", call[arg::cache_batch_idx], query[0]);
+  check_lengths(call, "cache_leftpad", call[arg::cache_leftpad], query[0]);
+  check_new_rows(call, sizes);
+  check_option_sizes(call, sizes);
+  check_overflow(call, sizes);
+  return sizes;
+}
+
+template <class T>
+Sizes<T> check_paged_varlen(const Call& call) {
+  check_tensors(call);
+  check_supported(call);
+  check_rank(call.title(), "query", call[arg::query], 3, "[T, H, D]");
+  const auto query = sizes_of<T>(call[arg::query]);
+  Sizes<T> sizes;
+  sizes.packed = sizes.has_heads = true;
+  sizes.seqlen_q = query[0];
+  sizes.heads = query[1];
+  sizes.head_dim = query[2];
+  check_pool(call, sizes, 2, "[blocks, block_size, Hkv, D]", "[blocks, block_size, Hkv, Dv]");
+  check_documents(call, sizes);
+  check_block_table(call, call[arg::block_table], "[N, blocks of a document]", sizes,
+                    sizes.documents, sizes_of<T>(call[arg::key])[1]);
+  check_option_sizes(call, sizes);
+  check_overflow(call, sizes);
+  return sizes;
+}
+
+template Sizes<int64_t> check_kvcache(const Call&);
+template Sizes<c10::SymInt> check_kvcache(const Call&);
+template Sizes<int64_t> check_paged_varlen(const Call&);
+template Sizes<c10::SymInt> check_paged_varlen(const Call&);
+
+}  // namespace qkv::ops

@@ -1,0 +1,26 @@
+// qkv::attention_with_kvcache, and what computes qkv::varlen_attention with a block_table: keys and
+// values that lie in a cache. For inference.
+#pragma once
+
+#include "call/check.h"
+
+namespace qkv::ops {
+
+// Its key and value are k_cache and v_cache; what is appended to them are new_key and new_value.
+extern Operator attention_with_kvcache;
+extern Operator varlen_attention_paged;
+
+inline bool is_paged(const Call& call) { return call.has(arg::block_table); }
+inline bool appends(const Call& call) { return call.has(arg::new_key); }
+
+// Throw c10::Error for shapes, dtypes and options that do not fit. seqlen_k is the most keys that a
+// sequence can have. The numbers in index tensors are not looked at.
+template <class T>
+Sizes<T> check_kvcache(const Call& call);
+template <class T>
+Sizes<T> check_paged_varlen(const Call& call);
+
+Tensors kvcache_cpu(const Call& call);
+Tensors paged_varlen_cpu(const Call& call);
+
+}  // namespace qkv::ops

@@ -1,0 +1,132 @@
+#include <c10/core/SymInt.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+
+#include "call/autocast.h"
+#include "call/boxed.h"
+#include "call/run.h"
+#include "ops/kvcache/kvcache.h"
+#include "qkv/kvcache.h"
+#include "tensors/layout.h"
+
+namespace qkv {
+namespace ops {
+namespace {
+
+Tensors kvcache_meta(const Call& call) {
+  return empty_results(call, check_kvcache<c10::SymInt>(call));
+}
+
+Tensors paged_varlen_meta(const Call& call) {
+  return empty_results(call, check_paged_varlen<c10::SymInt>(call));
+}
+
+// query, key and value are cast; the caches are written to, so they must have that dtype.
+Tensors kvcache_autocast(const Call& call) {
+  Call cast = call;
+  const Autocast autocast(cast, {arg::query, arg::new_key, arg::new_value});
+  for (const Argument cache : {arg::key, arg::value}) {
+    if (!cast.has(cache) || !cast.has(arg::query)) continue;
+    const at::ScalarType found = cast[cache].scalar_type(), dtype = cast[arg::query].scalar_type();
+    TORCH_CHECK(found == dtype, call.title(), ": ", call.name_of(cache), " is ", name(found),
+                ", but autocast makes query ", name(dtype), "; expected caches of that dtype");
+  }
+  return run(cast);
+}
+
+// Dispatch key ADInplaceOrView: whoever saved the caches for a backward pass is told that they have
+// changed.
+void count_writes(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
+  const Call call = boxed::call_of(op, stack);
+  std::vector<at::Tensor> written;
+  if (appends(call)) written = {call[arg::key], call[arg::value]};
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    op.handle().redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, &stack);
+  }
+  for (const at::Tensor& cache : written) torch::autograd::increment_version(cache);
+}
+
+// Dispatch key Negative, for Tensor.is_neg(): a view, as x.imag of a conjugate is, that says of
+// memory that it is to be read with the other sign. torch hands copies on, which is right for what
+// is only read.
+void resolve_negative(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
+  constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Negative);
+  const Call call = boxed::call_of(op, stack);
+  auto value = stack.end() - int64_t(op.parameters.size());
+  for (const Parameter& p : op.parameters) {
+    c10::IValue& argument = *value++;
+    if (!p.is_tensor || argument.isNone() || !argument.toTensor().is_neg()) continue;
+    TORCH_CHECK(!appends(call) || (p.which != arg::key && p.which != arg::value), call.title(),
+                ": ", p.name,
+                " is a view that negates its memory (is_neg()), but a tensor that can "
+                "be written to is expected: ",
+                p.name, ".resolve_neg()");
+    argument = argument.toTensor().resolve_neg();
+  }
+  op.handle().redispatchBoxed(keys & kBelow, &stack);
+}
+
+}  // namespace
+
+Operator attention_with_kvcache(
+    "attention_with_kvcache",
+    "attention_with_kvcache(query, k_cache(a!) as key, v_cache(b!) as value, key?= as new_key, "
+    "value?= as new_value, *, cache_seqlens?=, cache_batch_idx?=, cache_leftpad?=, block_table?=, "
+    "softmax_scale= as scale, causal=, window_size=, softcap=, alibi_slopes?=, sinks?=) "
+    "-> output, softmax_lse as logsumexp",
+    {.cpu = &kvcache_cpu,
+     .meta = &kvcache_meta,
+     .autocast = &kvcache_autocast,
+     .no_gradient = "call it under torch.no_grad() or detach() that"});
+
+// varlen_attention with block_table [N, blocks of a document]: key and value are
+// [blocks, block size, Hkv, *], document n has the first seqused_k[n] keys of its blocks.
+Operator varlen_attention_paged(
+    "varlen_attention",
+    "varlen_attention_paged(query, key, value, cu_seq_q, cu_seq_k?, seqused_k, block_table, *, "
+    "scale=, window_size=, enable_gqa=, softcap=, alibi_slopes?=, sinks?=) "
+    "-> output, softmax_lse as logsumexp",
+    {.cpu = &paged_varlen_cpu,
+     .meta = &paged_varlen_meta,
+     .no_gradient = "with block_table, call it under torch.no_grad() or detach() that"});
+
+TORCH_LIBRARY_FRAGMENT(qkv, m) {
+  using c10::DispatchKey;
+  Operator& kvcache = attention_with_kvcache;
+  kvcache.define(m);
+  const auto implement = [&](DispatchKey key, boxed::BodyWithKeys body) {
+    m.impl(kvcache.name.c_str(), torch::dispatch(key, boxed::kernel(kvcache, body)));
+  };
+  implement(DispatchKey::ADInplaceOrView, &count_writes);
+  implement(DispatchKey::Negative, &resolve_negative);
+  varlen_attention_paged.define(m);
+}
+
+}  // namespace ops
+
+std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(const at::Tensor& query,
+                                                          const at::Tensor& k_cache,
+                                                          const at::Tensor& v_cache,
+                                                          const std::optional<at::Tensor>& key,
+                                                          const std::optional<at::Tensor>& value,
+                                                          const KvCacheOptions& o) {
+  Call call(ops::attention_with_kvcache);
+  call.set(arg::query, query);
+  call.set(arg::key, k_cache);
+  call.set(arg::value, v_cache);
+  call.set(arg::new_key, tensor_of(key));
+  call.set(arg::new_value, tensor_of(value));
+  call.set(arg::cache_seqlens, tensor_of(o.cache_seqlens()));
+  call.set(arg::cache_batch_idx, tensor_of(o.cache_batch_idx()));
+  call.set(arg::cache_leftpad, tensor_of(o.cache_leftpad()));
+  call.set(arg::block_table, tensor_of(o.block_table()));
+  call.set(arg::alibi_slopes, tensor_of(o.alibi_slopes()));
+  call.set(arg::sinks, tensor_of(o.sinks()));
+  call.options.scale = o.softmax_scale();
+  call.options.causal = o.causal();
+  call.options.softcap = o.softcap();
+  if (const auto& window = o.window_size()) call.options.window_size = {(*window)[0], (*window)[1]};
+  return pair_of(run(call));
+}
+
+}  // namespace qkv

@@ -1,0 +1,119 @@
+#include "ops/kvcache/rows.h"
+
+#include <algorithm>
+
+#include "tensors/indices.h"
+
+namespace qkv::ops {
+namespace {
+
+using Lengths = c10::SmallVector<int64_t, 16>;
+
+void set_lengths(const Call& call, const Sizes<int64_t>& sizes, CacheRows& all) {
+  const char* op = call.title();
+  const int64_t room = sizes.seqlen_k;
+  if (!call.has(arg::cache_seqlens)) {
+    for (CacheRow& row : all.rows) row.length = room;
+    return;
+  }
+  const Indices lengths(call[arg::cache_seqlens]);
+  for (size_t b = 0; b < all.rows.size(); ++b) {
+    const int64_t length = all.rows[b].length = lengths[b];
+    TORCH_CHECK(length >= 0, op, ": cache_seqlens[", b, "] is ", length,
+                ", but 0 or more is expected");
+    TORCH_CHECK(length <= room - all.new_rows, op, ": cache_seqlens[", b, "] is ", length,
+                " and key has ", all.new_rows, " rows, but ",
+                is_paged(call) ? "the blocks of a row of block_table have room for "
+                               : "k_cache has room for ",
+                room);
+  }
+}
+
+void set_hidden(const Call& call, CacheRows& all) {
+  if (!call.has(arg::cache_leftpad)) return;
+  const Indices hidden(call[arg::cache_leftpad]);
+  for (size_t b = 0; b < all.rows.size(); ++b) {
+    CacheRow& row = all.rows[b];
+    row.hidden = hidden[b];
+    TORCH_CHECK(0 <= row.hidden && row.hidden <= row.length, call.title(), ": cache_leftpad[", b,
+                "] is ", row.hidden, ", but 0 to cache_seqlens[", b, "] = ", row.length,
+                " is expected");
+  }
+}
+
+void set_rows(const Call& call, CacheRows& all) {
+  const int64_t B = all.rows.size(), rows = call[arg::key].sizes()[0];
+  if (!call.has(arg::cache_batch_idx)) {
+    for (int64_t b = 0; b < B; ++b) all.rows[b].row = b;
+    return;
+  }
+  const Indices index(call[arg::cache_batch_idx]);
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t row = all.rows[b].row = index[b];
+    TORCH_CHECK(0 <= row && row < rows, call.title(), ": cache_batch_idx[", b, "] is ", row,
+                ", but k_cache has ", rows, " rows; expected 0 to ", rows - 1);
+  }
+  if (!appends(call)) return;
+  Lengths used;
+  for (const CacheRow& row : all.rows) used.push_back(row.row);
+  std::sort(used.begin(), used.end());
+  const auto twice = std::adjacent_find(used.begin(), used.end());
+  TORCH_CHECK(twice == used.end(), call.title(), ": cache_batch_idx has ",
+              twice == used.end() ? 0 : *twice,
+              " more than once, but with key every batch item must write to a row of its own");
+}
+
+void set_table(const Call& call, CacheRows& all) {
+  if (!is_paged(call)) return;
+  Lengths lengths;
+  for (const CacheRow& row : all.rows) lengths.push_back(row.length + all.new_rows);
+  const auto cache = call[arg::key].sizes();
+  all.table.emplace(call.title(), "k_cache", call[arg::block_table], cache[0], cache[2], lengths);
+}
+
+// Rows of one block.
+struct Slots {
+  int64_t block, begin, end;
+  size_t batch;
+};
+
+void check_slots(const Call& call, const CacheRows& all) {
+  if (!is_paged(call)) return;
+  const int64_t size = call[arg::key].sizes()[2];
+  std::vector<Slots> written;
+  written.reserve(all.rows.size() * (all.new_rows / size + 2));
+  for (size_t b = 0; b < all.rows.size(); ++b) {
+    const int64_t end = all.rows[b].length + all.new_rows;
+    for (int64_t at = all.rows[b].length, next; at < end; at = next) {
+      next = std::min(end, (at / size + 1) * size);
+      const int64_t begin = at % size;
+      written.push_back({(*all.table)[b][at / size], begin, begin + next - at, b});
+    }
+  }
+  std::sort(written.begin(), written.end(), [](const Slots& a, const Slots& b) {
+    return std::tie(a.block, a.begin) < std::tie(b.block, b.begin);
+  });
+  for (size_t i = 1; i < written.size(); ++i) {
+    const Slots &a = written[i - 1], &b = written[i];
+    TORCH_CHECK(a.block != b.block || a.end <= b.begin, call.title(),
+                ": block_table makes batch items ", std::min(a.batch, b.batch), " and ",
+                std::max(a.batch, b.batch), " write to the same row, ", b.begin, " of block ",
+                b.block, "; give each a block of its own");
+  }
+}
+
+}  // namespace
+
+CacheRows cache_rows(const Call& call, const Sizes<int64_t>& sizes) {
+  CacheRows all;
+  all.rows.resize(sizes.batch[0]);
+  if (appends(call)) all.new_rows = call[arg::new_key].sizes()[2];
+  set_lengths(call, sizes, all);
+  set_hidden(call, all);
+  set_rows(call, all);
+  set_table(call, all);
+  if (all.new_rows > 0) check_slots(call, all);
+  return all;
+}
+
+}  // namespace qkv::ops

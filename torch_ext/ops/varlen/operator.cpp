@@ -1,0 +1,69 @@
+// qkv::varlen_attention: documents one after the other. What computes it is attention_forward or,
+// for keys and values in pages, varlen_attention_paged (ops/kvcache).
+#include <c10/core/SymInt.h>
+
+#include "call/autocast.h"
+#include "call/check.h"
+#include "call/from_options.h"
+#include "call/run.h"
+#include "ops/attention/attention.h"
+#include "ops/kvcache/kvcache.h"
+#include "qkv/attention.h"
+
+namespace qkv {
+namespace ops {
+namespace {
+
+// The kernels read the lengths themselves: the largest ones are only checked, where known.
+void check_largest(const Call& call, Option option, const c10::SymInt& size) {
+  TORCH_CHECK_VALUE(size.maybe_as_int().value_or(0) >= 0, call.title(), ": ", call.name_of(option),
+                    " is ", size, ", but the largest number of rows of a document is expected");
+}
+
+Tensors attend_to_pages(const Call& call) {
+  TORCH_CHECK_VALUE(call.options.dropout_p == 0, call.title(), ": dropout_p is ",
+                    call.options.dropout_p,
+                    ", but 0 is expected with block_table, which is for inference only");
+  TORCH_CHECK(call.has(arg::seqused_k), call.title(),
+              ": block_table is given, but seqused_k is None; expected how many keys of its blocks "
+              "each document has");
+  Call forward = call.as(varlen_attention_paged);
+  const Autocast autocast(forward);
+  return run(forward);
+}
+
+Tensors varlen_composite(const Call& call) {
+  check_query(call);
+  TORCH_CHECK(call.is_packed(), call.op->title, ": cu_seq_q is an undefined tensor");
+  check_largest(call, opt::max_q, call.options.max_q);
+  check_largest(call, opt::max_k, call.options.max_k);
+  return call.has(arg::block_table) ? attend_to_pages(call) : attend(call);
+}
+
+Operator varlen("varlen_attention",
+                "varlen_attention(query, key, value, cu_seq_q, cu_seq_k?, max_q, max_k, *, "
+                "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, "
+                "softcap=, alibi_slopes?=, sinks?=) -> output, logsumexp",
+                {.composite = &varlen_composite});
+
+TORCH_LIBRARY_FRAGMENT(qkv, m) { varlen.define(m); }
+
+}  // namespace
+}  // namespace ops
+
+std::tuple<at::Tensor, at::Tensor> varlen_attention(const at::Tensor& query, const at::Tensor& key,
+                                                    const at::Tensor& value,
+                                                    const at::Tensor& cu_seq_q,
+                                                    const std::optional<at::Tensor>& cu_seq_k,
+                                                    const AttentionOptions& options,
+                                                    const std::optional<at::Tensor>& seqused_k,
+                                                    const std::optional<at::Tensor>& block_table) {
+  Call call = call_of(ops::varlen, query, key, value, options);
+  call.set(arg::cu_seq_q, cu_seq_q);
+  call.set(arg::cu_seq_k, tensor_of(cu_seq_k));
+  call.set(arg::seqused_k, tensor_of(seqused_k));
+  call.set(arg::block_table, tensor_of(block_table));
+  return pair_of(ops::varlen_composite(call));
+}
+
+}  // namespace qkv

@@ -1,0 +1,11 @@
+// qkv::attention_weights.
+#pragma once
+
+#include "call/call.h"
+
+namespace qkv::ops {
+
+Tensors weights_forward_cpu(const Call& call);
+Tensors weights_backward_cpu(const Call& call);
+
+}  // namespace qkv::ops

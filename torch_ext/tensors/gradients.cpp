@@ -1,0 +1,123 @@
+#include "tensors/gradients.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+#include "tensors/layout.h"
+
+namespace qkv {
+namespace {
+
+int64_t size_from_right(const at::Tensor& tensor, int64_t i) {
+  return i < tensor.dim() ? tensor.size(-1 - i) : 1;
+}
+
+}  // namespace
+
+GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
+    : call_(call), sizes_(sizes) {
+  const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
+  const std::array<Sizes<int64_t>::Shape, 3> shapes = {
+      sizes.tensor(sizes.heads, sizes.seqlen_q, sizes.head_dim),
+      sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim),
+      sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim_v)};
+  const auto wants = [&](Argument argument) { return call.wants_gradient(argument); };
+  const at::ScalarType own = call[arg::query].scalar_type(), wide = compute_type(own);
+  for (const Argument a : {arg::query, arg::key, arg::value})
+    wide_ |= own != wide && wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
+  for (const Argument a : {arg::query, arg::key, arg::value})
+    if (wants(a)) allocate(a, shapes[a], wide_ ? wide : own);
+  if (wants(arg::attn_mask)) allocate_mask();
+  if (wants(arg::alibi_slopes)) allocate(arg::alibi_slopes, sizes.per_head(), at::kDouble);
+  if (wants(arg::sinks)) allocate(arg::sinks, sizes.per_head(), at::kDouble);
+}
+
+void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype) {
+  const at::Tensor& tensor = call_[argument];
+  full_[argument] = tensor.sizes() == shape && tensor.scalar_type() == dtype
+                        ? empty_gradient<int64_t>(tensor)
+                        : at::empty(shape, tensor.options().dtype(dtype));
+}
+
+void GradientTensors::allocate_mask() {
+  const at::Tensor& mask = call_[arg::attn_mask];
+  const auto options = mask.options().dtype(compute_type(call_[arg::query].scalar_type()));
+  if (size_from_right(mask, 0) != sizes_.seqlen_k) {
+    mask_sum_ = MaskSum::queries;
+    full_[arg::attn_mask] = at::empty(sizes_.lse(), options);
+  } else if (size_from_right(mask, 1) != sizes_.seqlen_q) {
+    mask_sum_ = MaskSum::keys;
+    auto shape = sizes_.lse();
+    shape.back() = sizes_.seqlen_k;
+    full_[arg::attn_mask] = at::empty(shape, options);
+  } else {
+    full_[arg::attn_mask] = zero_gradient(mask);
+  }
+}
+
+void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
+  const auto bind = [&](Argument argument, Output& output, Dims dims) {
+    if (full_[argument].defined()) kernel.bind(output, full_[argument], dims);
+  };
+  bind(arg::query, args.grad_query, Dims::head_row_column);
+  bind(arg::key, args.grad_key, Dims::head_row_column);
+  bind(arg::value, args.grad_value, Dims::head_row_column);
+  bind(arg::alibi_slopes, args.grad_alibi_slopes, Dims::head);
+  bind(arg::sinks, args.grad_sinks, Dims::head);
+  if (!full_[arg::attn_mask].defined()) return;
+  switch (mask_sum_) {
+    case MaskSum::none:
+      return bind(arg::attn_mask, args.grad_mask, Dims::head_row_column);
+    case MaskSum::queries:
+      return bind(arg::attn_mask, args.grad_mask_queries, Dims::head_row);
+    case MaskSum::keys:
+      bind(arg::attn_mask, args.grad_mask_keys, Dims::head_row);
+      std::swap(args.grad_mask_keys.strides.row, args.grad_mask_keys.strides.col);
+  }
+}
+
+void GradientTensors::zero() const {
+  for (const at::Tensor& full : full_)
+    if (full.defined()) full.zero_();
+}
+
+void GradientTensors::zero_gaps(const Documents& documents) const {
+  const auto zero = [](const at::Tensor& full) {
+    if (full.defined()) full.zero_();
+  };
+  zero(full_[arg::alibi_slopes]);
+  zero(full_[arg::sinks]);
+  if (full_[arg::query].defined())
+    for_each_gap(documents, sizes_.seqlen_q, [&](int64_t begin, int64_t end) {
+      full_[arg::query].slice(0, begin, end).zero_();
+    });
+  if (documents.covers_keys) return;
+  zero(full_[arg::key]);
+  zero(full_[arg::value]);
+}
+
+at::Tensor GradientTensors::reduced(Argument argument) const {
+  const at::Tensor& tensor = call_[argument];
+  at::Tensor sum = full_[argument];
+  if (!sum.defined()) return sum;
+  // The sums of a mask that one dimension shares are laid out as the log-sum-exp is.
+  const bool own_layout = argument != arg::attn_mask || mask_sum_ == MaskSum::none;
+  if (!own_layout) sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
+  if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())
+    return sum;
+  if (argument == arg::key || argument == arg::value) {
+    const int64_t head = sizes_.packed ? 1 : 2;
+    const int64_t own = size_from_right(tensor, head), heads = size_from_right(sum, head);
+    if (own != heads && own != 0) sum = sum.unflatten(-1 - head, {own, heads / own}).sum(-1 - head);
+  }
+  return empty_gradient<int64_t>(tensor).copy_(sum.sum_to_size(tensor.sizes()));
+}
+
+Tensors GradientTensors::results() const {
+  Tensors results;
+  for (const Argument argument : call_.op->results) results.push_back(reduced(argument));
+  return results;
+}
+
+}  // namespace qkv

@@ -1,0 +1,39 @@
+// The gradients of one call: what the kernels write, and from that what the operator returns.
+#pragma once
+
+#include "tensors/documents.h"
+#include "tensors/problem.h"
+
+namespace qkv {
+
+// A gradient as the kernel writes it, for every head and batch item of the call; reduced to its
+// argument's own shape where that is broadcast.
+class GradientTensors {
+ public:
+  // Allocates what `call`, of a backward operator, wants. `call` and `sizes` must outlive this.
+  GradientTensors(const Call& call, const Sizes<int64_t>& sizes);
+
+  // The gradients of query, key and value are float32, and the kernel must be given all tensors in
+  // it, although the call's are not: one of them is added up here, and a sum of rounded terms would
+  // be less accurate than torch's.
+  bool are_wide() const { return wide_; }
+  void bind(KernelCall& kernel, BackwardArgs& args) const;
+  void zero() const;
+  // Zeroes what packed documents leave out or share.
+  void zero_gaps(const Documents& documents) const;
+  Tensors results() const;  // of the operator
+
+ private:
+  void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);
+  void allocate_mask();
+  at::Tensor reduced(Argument argument) const;
+
+  const Call& call_;
+  const Sizes<int64_t>& sizes_;
+  bool wide_ = false;
+  Gradients full_;  // undefined: not wanted
+  // How the mask's gradient is summed: see BackwardArgs.
+  enum class MaskSum { none, keys, queries } mask_sum_ = MaskSum::none;
+};
+
+}  // namespace qkv

@@ -1,0 +1,117 @@
+#include "tensors/layout.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/SymInt.h>
+
+#include <numeric>
+
+#include "tensors/large_memory.h"
+
+namespace qkv {
+namespace {
+
+template <class T>
+using Dims = c10::SmallVector<T, 6>;
+
+at::Tensor empty(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> strides,
+                 at::ScalarType dtype) {
+  return in_huge_pages(at::detail::empty_strided_cpu(sizes, strides, dtype));
+}
+
+at::Tensor empty(c10::ArrayRef<c10::SymInt> sizes, c10::ArrayRef<c10::SymInt> strides,
+                 at::ScalarType dtype) {
+  return at::detail::empty_strided_symint_meta(sizes, strides, dtype);
+}
+
+// Whether `outer` should be further in than `inner`. Zero strides do not say.
+template <class T>
+bool wrong_order(c10::ArrayRef<T> sizes, c10::ArrayRef<T> strides, int64_t inner, int64_t outer) {
+  if (strides[inner] == 0 || strides[outer] == 0) return false;
+  if (strides[inner] == strides[outer]) return sizes[inner] > sizes[outer];
+  return strides[inner] > strides[outer];
+}
+
+// Dense strides for `sizes`, their dimensions ordered as in `model`, which is
+// matched from the right. The last `fixed` dimensions stay innermost.
+template <class T>
+Dims<T> dense_strides(c10::ArrayRef<T> sizes, const at::Tensor& model, int64_t fixed) {
+  const auto model_sizes = sizes_of<T>(model);
+  const auto model_strides = strides_of<T>(model);
+  const int64_t rank = sizes.size(), missing = rank - model.dim();
+  c10::SmallVector<int64_t, 6> order(rank);  // innermost first
+  for (int64_t i = 0; i < rank; ++i) order[i] = rank - 1 - i;
+  for (int64_t i = fixed + 1; i < rank - missing; ++i)  // insertion sort: stable
+    for (int64_t j = i; j > fixed; --j) {
+      if (!wrong_order(model_sizes, model_strides, order[j - 1] - missing, order[j] - missing))
+        break;
+      std::swap(order[j - 1], order[j]);
+    }
+  Dims<T> strides(rank);
+  T stride = 1;
+  for (int64_t dim : order) {
+    strides[dim] = stride;
+    if (sizes[dim] > 1) stride *= sizes[dim];
+  }
+  return strides;
+}
+
+template <class T>
+Dims<T> contiguous_strides(c10::ArrayRef<T> sizes) {
+  Dims<T> strides(sizes.size());
+  T stride = 1;
+  for (int64_t dim = int64_t(sizes.size()) - 1; dim >= 0; --dim) {
+    strides[dim] = stride;
+    if (sizes[dim] > 1) stride *= sizes[dim];
+  }
+  return strides;
+}
+
+}  // namespace
+
+template <class T>
+at::Tensor empty_output(const Call& call, const Sizes<T>& sizes) {
+  const Dims<T> shape = sizes.output();
+  return empty(shape, dense_strides<T>(shape, call[arg::query], 1), call[arg::query].scalar_type());
+}
+
+template <class T>
+at::Tensor empty_rows(const Sizes<T>& sizes, at::ScalarType dtype) {
+  const Dims<T> shape = sizes.lse();
+  return empty(shape, contiguous_strides<T>(shape), dtype);
+}
+
+template <class T>
+Tensors empty_results(const Call& call, const Sizes<T>& sizes) {
+  const at::ScalarType lse = compute_type(call[arg::query].scalar_type());
+  return {empty_output(call, sizes),
+          call.wants_lse || call.is_packed() ? empty_rows(sizes, lse) : at::Tensor()};
+}
+
+template <class T>
+at::Tensor empty_gradient(const at::Tensor& tensor) {
+  const auto sizes = sizes_of<T>(tensor);
+  return empty(sizes, dense_strides<T>(sizes, tensor, 0), tensor.scalar_type());
+}
+
+Tensors empty_gradients(const Call& call) {
+  Gradients gradients;
+  for (const Argument argument : call.op->results)
+    if (call.wants_gradient(argument))
+      gradients[argument] = empty_gradient<c10::SymInt>(call[argument]);
+  return results_of(*call.op, std::move(gradients));
+}
+
+at::Tensor zero_gradient(const at::Tensor& tensor) {
+  return zeros(tensor.sizes(), dense_strides<int64_t>(tensor.sizes(), tensor, 0),
+               compute_type(tensor.scalar_type()));
+}
+
+#define QKV_INSTANTIATE(T)                                         \
+  template at::Tensor empty_output(const Call&, const Sizes<T>&);  \
+  template at::Tensor empty_rows(const Sizes<T>&, at::ScalarType); \
+  template Tensors empty_results(const Call&, const Sizes<T>&);    \
+  template at::Tensor empty_gradient<T>(const at::Tensor&);
+QKV_INSTANTIATE(int64_t)
+QKV_INSTANTIATE(c10::SymInt)
+
+}  // namespace qkv

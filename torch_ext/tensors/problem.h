@@ -1,0 +1,61 @@
+// From tensors to the kernel library's Problem.
+#pragma once
+
+#include "attention.h"
+#include "call/check.h"
+
+namespace qkv {
+
+// Which dimensions a tensor has after those of the batch.
+enum class Dims {
+  head_row_column,  // packed: [row, head, column]
+  head_row,
+  head,  // [document, head] or [batch, head]; the first one's stride is called row
+};
+
+// A Problem, and the tensors that it and its results point into. `call` and `sizes` must outlive
+// this. Everything is bound before set_strides().
+class KernelCall {
+ public:
+  // Binds the arguments of `call`.
+  KernelCall(const Call& call, const Sizes<int64_t>& sizes);
+
+  Problem problem;
+
+  void bind(Input& input, const at::Tensor& tensor, Dims dims);
+  void bind(Output& output, const at::Tensor& tensor, Dims dims);
+
+  // Sets problem.batch_* and all strides. Adjacent batch dimensions that all tensors step through
+  // evenly become one; throws c10::Error if more than kMaxBatchRank are left.
+  void set_strides();
+
+ private:
+  struct Operand {
+    const at::Tensor* tensor;
+    Strides* strides;
+    int64_t batch;  // how many dimensions come after those of the batch
+  };
+  void add(const at::Tensor& tensor, Strides& strides, Dims dims);
+  void bind_mask();
+  void bind_per_head(Argument argument, at::Tensor& copy, Input& input);
+
+  const Call& call_;
+  const Sizes<int64_t>& sizes_;
+  at::Tensor alibi_slopes_, sinks_;  // as the kernels take them: double
+  c10::SmallVector<Operand, 20> operands_;
+};
+
+// `view` from element n * stride on; the elements have `size` bytes. Null stays null.
+template <class View>
+void skip(View& view, int64_t n, int64_t stride, int64_t size) {
+  using Byte = std::conditional_t<std::is_same_v<View, Input>, const char, char>;
+  if (view.data) view.data = static_cast<Byte*>(view.data) + n * stride * size;
+}
+
+// As torch is set; 1 inside a parallel region of the caller's.
+int num_threads();
+
+// Without any, there is nothing for the kernels to do.
+inline bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }
+
+}  // namespace qkv
