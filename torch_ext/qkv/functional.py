@@ -4,11 +4,13 @@ import torch
 from torch import Tensor
 
 from qkv.jagged import jagged_attention
+from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
 
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 
 
+@show_options(_attention)
 def attention(
     query: Tensor,
     key: Tensor,
@@ -17,13 +19,8 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
     return_lse: bool = False,
+    **options: Unpack[ScoreOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A soft lookup: every query gets the average of the values, weighted by how well their keys
     match it. `softmax(scale * query @ key.mT + attn_mask) @ value`, without the L x S matrix.
@@ -48,16 +45,7 @@ def attention(
             draw per call; which weights are kept depends on it and on their batch, head, query and
             key alone.
         is_causal: query i sees keys j <= i: aligned top-left, which matters when L != S.
-        scale: multiplies the scores; `1 / sqrt(D)` if None.
-        enable_gqa: key and value may have fewer heads than query, as long as they divide H.
-        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
-            `i + S - L + right`: aligned bottom-right, as in FlashAttention; -1 leaves a side open.
-            Time grows with L times the window, not with L * S.
-        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
-        alibi_slopes: floating, broadcastable to `[..., H]`: `slope * |i + S - L - j|` is taken off
-            the scores.
-        sinks: floating, broadcastable to `[..., H]`: the score of one more key that every query of
-            the head sees and whose value is 0. It counts in return_lse, too.
+        **options: see `qkv.options.ScoreOptions`.
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:
@@ -86,25 +74,18 @@ def attention(
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)
-    options = {}
-    if scale is not None:
-        options["scale"] = scale
-    if enable_gqa:
-        options["enable_gqa"] = True
-    if window_size is not None:
-        options["window_size"] = window_size
-    if softcap != 0.0:
-        options["softcap"] = softcap
-    if alibi_slopes is not None:
-        options["alibi_slopes"] = alibi_slopes
-    if sinks is not None:
-        options["sinks"] = sinks
     try:
         nested = query.is_nested or key.is_nested or value.is_nested
     except AttributeError:  # not tensors: the operator says which
         nested = False
-    if nested:
-        output, lse = jagged_attention(*args, **options)
-        return (output, lse) if return_lse else output
-    op = _attention_with_lse if return_lse else _attention
-    return op(*args, **options)
+    try:
+        if nested:
+            output, lse = jagged_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, **options
+            )
+            return (output, lse) if return_lse else output
+        op = _attention_with_lse if return_lse else _attention
+        return op(*args, **options)
+    except RuntimeError:
+        refuse_unknown(attention, options)
+        raise

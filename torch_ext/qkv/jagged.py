@@ -4,8 +4,11 @@ import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
+from qkv.options import ScoreOptions, Unpack, defaults
+
 _attention_forward = torch.ops.qkv.attention_forward.default
 _dropout_seed = torch.ops.qkv.dropout_seed.default
+_DEFAULTS = defaults(torch.ops.qkv.attention.default)
 
 
 def jagged_attention(
@@ -15,16 +18,11 @@ def jagged_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
+    **options: Unpack[ScoreOptions],
 ) -> tuple[Tensor, Tensor]:
     """(output, lse), jagged like query. query, key and value are `[B, H, j, D]`."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
         _check_tensor(name, tensor)
     if attn_mask is not None:
         raise RuntimeError(
@@ -32,16 +30,18 @@ def jagged_attention(
             "see is_causal, window_size and alibi_slopes"
         )
     _check_items(query, key, value)
-    documents = _documents(query, key)
+    cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
+    call = {**_DEFAULTS, **options, "dropout_p": dropout_p, "is_causal": is_causal}
     if query.lengths() is not None:
-        alibi_slopes, sinks = _per_document(alibi_slopes), _per_document(sinks)
-    seed = _dropout_seed(query.values()) if dropout_p > 0 else None
+        call.update({name: _per_document(call[name]) for name in ("alibi_slopes", "sinks")})
     output, lse = _attention_forward(
-        *(x.values().transpose(0, 1) for x in (query, key, value)),
-        None, alibi_slopes, sinks, seed, *documents,
-        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-        window_size=window_size, softcap=softcap,
-    )  # fmt: skip
+        **{name: x.values().transpose(0, 1) for name, x in tensors.items()},
+        dropout_seed=_dropout_seed(query.values()) if dropout_p > 0 else None,
+        cu_seq_q=cu_seq_q,
+        cu_seq_k=cu_seq_k,
+        seqused_k=seqused_k,
+        **call,
+    )
     return tuple(
         nested_tensor_from_jagged(x, query.offsets(), query.lengths(), jagged_dim=2)
         for x in (output.transpose(0, 1), lse)

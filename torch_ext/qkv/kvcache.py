@@ -1,11 +1,16 @@
 """Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from qkv.options import SoftmaxOptions, Unpack, refuse_unknown, show_options
 
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
 
 
+@show_options(_attention_with_kvcache)
 def attention_with_kvcache(
     query: Tensor,
     k_cache: Tensor,
@@ -20,11 +25,9 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Appends key and value to the caches, in place, then attends to all that each row has.
 
@@ -55,10 +58,7 @@ def attention_with_kvcache(
             aligned, as in FlashAttention, so that the last query sees all keys.
         window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
             `i + S - L + right`; -1 leaves a side open, None both. With causal, right is 0.
-        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
-        alibi_slopes: floating, `[H]` or `[B, H]`: `slope * |i + S - L - j|` is taken off
-            the scores.
-        sinks: floating, `[H]` or `[B, H]`: the score of one more key whose value is 0.
+        **options: see `qkv.options.SoftmaxOptions`.
         num_splits: accepted and not needed: how the keys are split over the cores depends on the
             shape of a row alone, so its result never depends on the others.
         return_softmax_lse: also return the logarithm of each softmax's denominator.
@@ -92,23 +92,25 @@ def attention_with_kvcache(
         cache_seqlens = torch.full(
             (query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device
         )
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
-    options = {}
-    for name, option in (
-        ("cache_seqlens", cache_seqlens),
-        ("cache_batch_idx", cache_batch_idx),
-        ("cache_leftpad", cache_leftpad),
-        ("block_table", block_table),
-        ("softmax_scale", softmax_scale),
-        ("window_size", None if window_size == (-1, -1) else window_size),
-        ("alibi_slopes", alibi_slopes),
-        ("sinks", sinks),
-    ):
-        if option is not None:
-            options[name] = option
+    # A keyword costs the dispatcher 0.5 us: only those that say something.
+    own: dict[str, Any] = {}
+    if cache_seqlens is not None:
+        own["cache_seqlens"] = cache_seqlens
+    if cache_batch_idx is not None:
+        own["cache_batch_idx"] = cache_batch_idx
+    if cache_leftpad is not None:
+        own["cache_leftpad"] = cache_leftpad
+    if block_table is not None:
+        own["block_table"] = block_table
+    if softmax_scale is not None:
+        own["softmax_scale"] = softmax_scale
     if causal:
-        options["causal"] = True
-    if softcap != 0.0:
-        options["softcap"] = softcap
-    output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **options)
+        own["causal"] = causal
+    if window_size != (-1, -1):
+        own["window_size"] = window_size
+    try:
+        output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **own, **options)
+    except RuntimeError:
+        refuse_unknown(attention_with_kvcache, options)
+        raise
     return (output, lse) if return_softmax_lse else output
