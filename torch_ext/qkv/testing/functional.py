@@ -1,0 +1,86 @@
+"""Attention as a composition of torch's operators: docs/options.md, line by line."""
+
+import torch
+from torch import Tensor
+
+from qkv.testing.arguments import check_broadcast, check_value
+from qkv.testing.dropout import dropped
+from qkv.testing.scores import INF, Place, attention_scores, leading, matmul, repeat_heads
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    enable_gqa: bool = False,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    dropout_seed: int | Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    nonfinite: bool = False,
+    place: Place | None = None,
+    **score_options,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`qkv.attention` in torch's operators: the truth, in float64, or torch's own error, in less.
+
+    Differentiable any number of times, backward and forward, with respect to every floating tensor;
+    gradients have the dtypes of their arguments. Works under torch.func.
+
+    Args:
+        query: `[..., H, L, D]`, of any floating dtype, which may be unlike the others'.
+        key: `[..., H, S, D]`; with enable_gqa `[..., Hkv, S, D]`.
+        value: `[..., H, S, Dv]`, likewise.
+        dropout_seed: which weights are dropped, if dropout_p > 0: see `dropout_seed`.
+        dtype: what is computed in, and what the results are in: float64 for the truth; float32 or
+            less for what torch makes of the same steps. As torch's math path, which computes half
+            precision in float32, `attention(..., dtype=torch.float32).bfloat16()`.
+        nonfinite: the tensors may hold NaN and infinity. Without it, these must not be hidden from
+            any query. Memory for H * L * S * (D + Dv) numbers.
+        place: where the tensors lie in a larger problem.
+        score_options: scale, window_size, softcap, alibi_slopes: of `attention_scores`.
+        Everything else: as in `qkv.attention`.
+
+    Returns:
+        `[..., H, L, Dv]`; with return_lse also `[..., H, L]`.
+
+    Raises:
+        ValueError for shapes and numbers, TypeError for dtypes and unknown keywords.
+    """
+    scores, seen = attention_scores(
+        query, key, attn_mask, is_causal, enable_gqa=enable_gqa, dtype=dtype, nonfinite=nonfinite,
+        place=place, **score_options,
+    )  # fmt: skip
+    check_value(value, key, query, enable_gqa)
+    weights, lse = softmax(scores, sinks)
+    value = value.to(dtype)
+    lead = leading(weights, value, enable_gqa)
+    weights = dropped(weights.expand(*lead, -1, -1), dropout_p, dropout_seed, place)
+    if nonfinite:
+        copies = repeat_heads(value, weights)[..., None, :, :].where(seen[..., None], 0)
+        output = (weights[..., None] * copies).sum(-2).where(seen.any(-1, keepdim=True), 0)
+    else:
+        output = matmul(weights, value)
+    return (output, lse.expand(*lead, -1)) if return_lse else output
+
+
+def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weights `[..., H, L, S]` and the logarithm of their denominator, `[..., H, L]`. Where every
+    score is -inf, and the sink too, the weights are 0 and the lse is -inf."""
+    if sinks is None:
+        sinks = scores.new_full((), -INF)
+    check_broadcast("sinks", sinks, scores.shape[:-2], "[..., H]")
+    # A sink is the score of one more key, so that no row is without any.
+    lead = torch.broadcast_shapes(scores.shape[:-2], sinks.shape)
+    column = sinks.to(scores.dtype)[..., None, None].expand(*lead, scores.size(-2), 1)
+    scores = torch.cat([scores.expand(*lead, *scores.shape[-2:]), column], -1)
+    # Relative to the largest of a row, which cancels out and so takes no part in derivatives.
+    largest = scores.detach().amax(-1, keepdim=True)
+    nothing = largest == -INF
+    scores, largest = scores.masked_fill(nothing, 0), largest.masked_fill(nothing, 0)
+    weights = scores.softmax(-1).masked_fill(nothing, 0)[..., :-1]
+    lse = (scores - largest).exp().sum(-1).log() + largest.squeeze(-1)
+    return weights, lse.masked_fill(nothing.squeeze(-1), -INF)

@@ -1,0 +1,82 @@
+"""Decoding with a cache, as a composition of torch's operators: each batch item alone."""
+
+import torch
+from torch import Tensor
+
+from qkv.testing.functional import attention
+
+
+def attention_with_kvcache(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    num_splits: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`qkv.attention_with_kvcache` in torch's operators, which writes to nothing.
+
+    Arguments are as there. Returns output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the
+    call would leave them, all in dtype.
+
+    Raises:
+        As `attention` does; ValueError for key without value, or without cache_seqlens.
+    """
+    if (key is None) != (value is None):
+        raise ValueError("key and value: both or neither are expected")
+    if key is not None and cache_seqlens is None:
+        raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
+    batch, window = query.size(0), (-1, -1) if window_size is None else window_size
+    caches = [x.to(dtype, copy=True) for x in (k_cache, v_cache)]
+    slots = [_slots(k_cache, b, cache_batch_idx, block_table) for b in range(batch)]
+    ends = [_number(cache_seqlens, b, len(slots[b][1])) for b in range(batch)]
+    for b, (rows, at) in enumerate(slots) if key is not None and value is not None else ():
+        new = slice(ends[b], ends[b] + key.size(2))
+        ends[b] = new.stop
+        for cache, x in zip(caches, (key, value), strict=True):
+            cache[rows[new], :, at[new]] = x[b].to(dtype).transpose(0, 1)
+
+    lead = query.shape[:2]
+    output = query.new_zeros(*query.shape[:3], v_cache.size(3), dtype=dtype)
+    lse = query.new_zeros(query.shape[:3], dtype=dtype)
+    for b, (rows, at) in enumerate(slots):
+        seen = slice(_number(cache_leftpad, b, 0), ends[b])
+        output[b], lse[b] = attention(
+            query[b], *(x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches),
+            scale=softmax_scale, enable_gqa=True, softcap=softcap,
+            window_size=(window[0], 0) if causal else window,
+            alibi_slopes=None if alibi_slopes is None else alibi_slopes.expand(lead)[b],
+            sinks=None if sinks is None else sinks.expand(lead)[b],
+            dtype=dtype, return_lse=True,
+        )  # fmt: skip
+    return output, lse, *caches
+
+
+def _slots(
+    cache: Tensor, b: int, cache_batch_idx: Tensor | None, block_table: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Where the keys of batch item b are: two index tensors, of the cache's dimensions 0 and 2."""
+    size = cache.size(2)
+    if block_table is None:
+        row = b if cache_batch_idx is None else int(cache_batch_idx[b])
+        return torch.full((size,), row), torch.arange(size)
+    place = torch.arange(block_table.size(1) * size)
+    return block_table[b].long()[place // size], place % size
+
+
+def _number(numbers: Tensor | int | None, b: int, otherwise: int) -> int:
+    if numbers is None:
+        return otherwise
+    return int(numbers[b]) if isinstance(numbers, Tensor) else numbers

@@ -1,0 +1,72 @@
+"""Packed documents, as a composition of torch's operators: each alone, one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qkv.testing.functional import attention
+from qkv.testing.scores import INF, Place
+
+if TYPE_CHECKING:
+    from torch.nn.attention.varlen import AuxRequest
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None = None,
+    max_q: int | None = None,
+    max_k: int | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    **options,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`qkv.varlen_attn` in torch's operators; what is not named here is as in `attention`.
+
+    Args:
+        query: `[T, H, D]`. key: `[Tk, Hkv, D]`. value: `[Tk, Hkv, Dv]`; with block_table key and
+            value are `[blocks, block_size, Hkv, ...]`.
+        max_q, max_k, num_splits: not needed.
+        options: scale, window_size, enable_gqa, softcap, dropout_p, and dropout_seed, for which
+            documents count as batch items. is_causal, which `qkv.varlen_attn` has not, is aligned
+            to the beginning of each document.
+
+    Returns:
+        `[T, H, Dv]` in dtype; with `return_aux.lse` also `[H, T]`.
+
+    Raises:
+        As `attention` does; ValueError for block_table without seqused_k.
+    """
+    if block_table is not None and seqused_k is None:
+        raise ValueError("seqused_k is None, but with block_table `[N]` is expected")
+    heads = {n: x for n, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks)) if x is not None}
+    # Rows that lie in no document stay as they are here.
+    output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
+    lse = query.new_full((query.size(1), query.size(0)), -INF, dtype=dtype)
+    for n in range(len(cu_seq_q) - 1):
+        rows = torch.arange(*cu_seq_q[n : n + 2].tolist())
+        if block_table is None:
+            begin, end = (cu_seq_q if cu_seq_k is None else cu_seq_k)[n : n + 2].tolist()
+            keys = slice(begin, end if seqused_k is None else begin + int(seqused_k[n]))
+        else:
+            place, size = torch.arange(int(seqused_k[n])), key.size(1)
+            keys = block_table[n].long()[place // size], place % size
+        own = {name: x[n] if x.dim() == 2 else x for name, x in heads.items()}
+        found = attention(
+            *(x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])), **own, **options,
+            dtype=dtype, return_lse=True, place=Place(first_item=n),
+        )  # fmt: skip
+        output = output.index_copy(0, rows, found[0].transpose(0, 1))
+        lse = lse.index_copy(1, rows, found[1])
+    return (output, lse) if return_aux is not None and return_aux.lse else output
