@@ -1,7 +1,5 @@
-"""What the operator is held against: the textbook's attention, torch's, and how far off each is."""
+"""What the operator is held against, as the tests call it: qkv.testing, and torch's attention."""
 
-import functools
-import math
 import os
 import shutil
 import subprocess
@@ -12,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import qkv
-from qkv.bench import philox
+from qkv import testing
 
 INF = float("inf")
 HALVES = (torch.bfloat16, torch.float16)
@@ -38,201 +36,40 @@ def compute_type(dtype):
     return torch.float32 if dtype in HALVES else dtype
 
 
-def is_half(x):
-    return isinstance(x, torch.Tensor) and x.dtype in HALVES
+def attend(query, key, value, *args, **options):
+    """(output, lse) as torch's math path computes them: in the inputs' dtype, half precision in
+    f32 with the output rounded at the end. In f64 that is the truth."""
+    dtype = compute_type(query.dtype)
+    output, lse = testing.attention(
+        query, key, value, *args, **options, dtype=dtype, return_lse=True
+    )
+    return output.to(query.dtype), lse
 
 
-def as_torchs_math_path(f):
-    """f for halves, too: in f32, its (first) result rounded at the end."""
-
-    @functools.wraps(f)
-    def g(*args, **options):
-        query = args[0] if args else options["query"]
-        if not is_half(query):
-            return f(*args, **options)
-        widen = lambda x: x.float() if is_half(x) else x  # noqa: E731
-        results = f(*map(widen, args), **{name: widen(x) for name, x in options.items()})
-        if isinstance(results, torch.Tensor):
-            return results.to(query.dtype)
-        return results[0].to(query.dtype), *results[1:]
-
-    return g
+def reference(query, key, value, **options):
+    """attend() in f64."""
+    return testing.attention(query, key, value, **options, return_lse=True)
 
 
-@as_torchs_math_path
-def attend(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    *,
-    scale=None,
-    enable_gqa=False,
-    window_size=None,
-    softcap=0.0,
-    alibi_slopes=None,
-    sinks=None,
-    dropout_seed=None,
-):
-    """(output, lse) by the textbook, in the inputs' dtype (halves: in f32, the output rounded at
-    the end, as torch's math path does); torch's autograd differentiates it.
-
-    query [..., H, L, D], key [..., Hkv, S, D], value [..., Hkv, S, Dv]
-    -> [..., H, L, Dv], [..., H, L].
-    Follows the operator's semantics where torch's paths disagree: mask and is_causal both apply,
-    -inf in a mask hides the key, a row that sees no key gets output 0, lse -inf, gradients 0.
-    dropout_seed: what qkv::dropout_seed drew. Expects finite inputs; see attend_with_junk.
-    """
-    if enable_gqa:
-        key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
-    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    scores = bend(query @ key.mT * scale, softcap, alibi_slopes)
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask.to(scores.dtype).masked_fill(attn_mask == -INF, 0)
-    allowed = visible(*scores.shape[-2:], attn_mask, is_causal, window_size)
-    scores = scores.masked_fill(~allowed, -INF)
-    if sinks is not None:  # one more key
-        scores = with_sinks(scores, sinks)
-    empty = (scores == -INF).all(-1, keepdim=True)
-    scores = scores.masked_fill(empty, 0)
-    weights = scores.softmax(-1).masked_fill(empty, 0)[..., : key.size(-2)]
-    lse = scores.logsumexp(-1).masked_fill(empty.squeeze(-1), -INF)
-    lead = torch.broadcast_shapes(scores.shape[:-2], value.shape[:-2])
-    if dropout_p > 0:
-        weights = dropped(weights.expand(*lead, -1, -1), dropout_p, dropout_seed)
-    return weights @ value, lse.expand(*lead, -1)
+# What the forward operator wants to be told, though there is nothing to say.
+NO_OPTIONS = dict.fromkeys(
+    ("attn_mask", "alibi_slopes", "sinks", "dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k",
+     "scale", "window_size")
+) | {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "softcap": 0.0}  # fmt: skip
 
 
-def fused(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    *,
-    scale=None,
-    enable_gqa=False,
-    window_size=None,
-    softcap=0.0,
-    alibi_slopes=None,
-    sinks=None,
-    dropout_seed=None,
-):
-    """attend() by the operator, with the same arguments; dropout_seed instead of a drawn one."""
-    seed = None if dropout_seed is None else torch.tensor([dropout_seed])
-    return torch.ops.qkv.attention_forward(
-        query, key, value, attn_mask, alibi_slopes, sinks, seed, None, None, None,
-        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-        window_size=window_size, softcap=softcap,
-    )  # fmt: skip
-
-
-def with_sinks(scores, sinks):
-    """[..., H, L, S + 1]: the sinks are one more column."""
-    lead = torch.broadcast_shapes(scores.shape[:-2], sinks.shape)
-    column = sinks.to(scores.dtype)[..., None, None].expand(*lead, scores.size(-2), 1)
-    return torch.cat([scores.expand(*lead, *scores.shape[-2:]), column], -1)
-
-
-def keep_mask(seed, dropout_p, shape):
-    """bool, of `shape` [batch..., H, L, S]: True where dropout keeps the weight."""
-    *lead, L, S = shape
-    kept = philox.kept(seed, dropout_p, range(math.prod(lead)), range(L), range(S))
-    return kept.reshape(shape)
-
-
-def dropped(weights, dropout_p, dropout_seed):
-    """What dropout leaves of [batch..., H, L, S]."""
-    if dropout_p == 0:
-        return weights
-    factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0
-    return weights * keep_mask(dropout_seed, dropout_p, weights.shape) * factor
-
-
-def bend(scores, softcap=0.0, alibi_slopes=None):
-    """Softcap and ALiBi, on [..., H, L, S]."""
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    if alibi_slopes is not None:
-        slopes = alibi_slopes.to(scores.dtype)[..., None, None]
-        scores = scores - slopes * distance(*scores.shape[-2:])
-    return scores
-
-
-def distance(L, S):
-    """|i + S - L - j|: how far each key is from the query's own place, seen from the ends."""
-    return (torch.arange(L)[:, None] + (S - L) - torch.arange(S)).abs()
-
-
-def visible(L, S, attn_mask=None, is_causal=False, window_size=None):
-    """bool, broadcastable to [..., L, S]: which keys each query may attend to."""
-    allowed = torch.ones(L, S, dtype=torch.bool)
-    if is_causal:
-        allowed = allowed.tril()
-    if window_size is not None:
-        left, right = window_size
-        behind = torch.arange(L)[:, None] + (S - L) - torch.arange(S)
-        if left >= 0:
-            allowed = allowed & (behind <= left)
-        if right >= 0:
-            allowed = allowed & (-behind <= right)
-    if attn_mask is None:
-        return allowed
-    return allowed & (attn_mask if attn_mask.dtype == torch.bool else attn_mask != -INF)
-
-
-@as_torchs_math_path
-def attend_with_junk(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    *,
-    scale=None,
-    window_size=None,
-    softcap=0.0,
-    alibi_slopes=None,
-    sinks=None,
-    dropout_seed=None,
-):
-    """attend() for H == Hkv with NaN and inf in the inputs: each row gets its own copy of the keys
-    and values, with zeros where it may not look, so that what is masked cannot leak into the
-    result or any gradient. What is not masked does what it does in torch's math path."""
-    L, S = query.size(-2), key.size(-2)
-    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    allowed = visible(L, S, attn_mask, is_causal, window_size)
-    blind = ~allowed.any(-1, keepdim=True)
-    keys, values = (x[..., None, :, :].where(allowed[..., None], 0) for x in (key, value))
-    scores = (query.where(~blind, 0)[..., None, :] * keys).sum(-1) * scale
-    scores = bend(scores.where(allowed, 0), softcap, alibi_slopes)  # 0 times inf is NaN
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask.to(query.dtype)
-    scores = scores.where(allowed, -INF)
-    if sinks is None:
-        scores = scores.where(~blind, 0)
-    else:
-        scores = with_sinks(scores, sinks)
-    weights = torch._safe_softmax(scores, -1)  # 0 where all are -inf, as in torch's math path
-    weights = dropped(weights[..., :S], dropout_p, dropout_seed)
-    output = (weights[..., None] * values).sum(-2).where(~blind, 0)
-    if sinks is not None:
-        blind = torch.zeros_like(blind)  # they see the sink
-    top = scores.detach().amax(-1, keepdim=True)
-    nothing = blind | (top == -INF)
-    sums = (scores - top.where(~nothing, 0)).exp().sum(-1, keepdim=True).where(~nothing, 1)
-    return output, (top + sums.log()).where(~nothing, -INF).squeeze(-1)
+def fused(query, key, value, **options):
+    """attend() by the operator, with the same keywords; dropout_seed instead of a drawn one."""
+    if options.get("dropout_seed") is not None:
+        options["dropout_seed"] = torch.tensor([options["dropout_seed"]])
+    return torch.ops.qkv.attention_forward(query, key, value, **(NO_OPTIONS | options))
 
 
 def merge_masks(L, S, attn_mask, is_causal):
     """One mask for both: torch's math path refuses the two together."""
     if attn_mask is None or not is_causal:
         return attn_mask, is_causal
-    causal = torch.ones(L, S, dtype=torch.bool).tril()
+    causal = testing.visible(L, S, is_causal)
     if attn_mask.dtype == torch.bool:
         return attn_mask & causal, False
     return attn_mask.masked_fill(~causal, -INF), False
@@ -265,7 +102,9 @@ def in_own_dtype(query, key, value, **options):
     """(output, lse) of 4-D inputs as torch gives them without widening halves: the output by its
     fused kernel, which takes a mask of four dimensions only; what that has no argument for, step by
     step, every step rounded to the inputs' dtype."""
-    output, lse = attend.__wrapped__(query, key, value, **options)
+    output, lse = testing.attention(
+        query, key, value, **options, dtype=query.dtype, return_lse=True
+    )
     if options.keys() <= SDPA_OPTIONS:
         if (mask := options.get("attn_mask")) is not None:
             options["attn_mask"] = mask.expand(*query.shape[:-1], key.size(-2))
@@ -282,33 +121,6 @@ def rounds_factors(dtype):
 def as_torch(dtype):
     """What the operator must be as accurate as: torch with the same factors. (output, lse)."""
     return in_own_dtype if rounds_factors(dtype) else unfused
-
-
-def reference(query, key, value, **options):
-    """attend() in f64."""
-    wide = {
-        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for name, x in options.items()
-    }
-    return attend(query.double(), key.double(), value.double(), **wide)
-
-
-def max_error(x, truth):
-    """Largest absolute difference; inf where one is NaN or infinite and the other is not."""
-    if truth.numel() == 0:
-        return 0.0
-    x, truth = x.detach().double(), truth.detach().double()
-    same = (x == truth) | (x.isnan() & truth.isnan())
-    return (x - truth).abs().nan_to_num(nan=INF).masked_fill(same, 0).max().item()
-
-
-def rms_error(x, truth):
-    """Frobenius norm of the difference, relative to the truth's."""
-    return ((x.detach().double() - truth).norm() / truth.norm()).item()
-
-
-def repeat_heads(x, heads):
-    return x.repeat_interleave(heads // x.size(-3), -3)
 
 
 def run_python(code, timeout=120, env=(), cwd=None):

@@ -3,17 +3,21 @@
 The one rule for half precision: of the same numbers, with factors of the same dtype (as_torch), the
 error is no larger than torch's own. It is the root mean square that is compared
 (assert_no_less_accurate); or, of tensors that are too small for that to be a steady number, the
-maximum, but for half an ulp of the largest result (assert_as_close); or, where sums may cancel,
-so that torch's error is a matter of luck, but for an ulp of the terms (assert_within_rounding).
+maximum, but for half an ulp of the largest result (testing.assert_close); or, where sums may
+cancel, so that torch's error is a matter of luck, but for an ulp of the terms
+(assert_within_rounding).
 """
 
 import math
 from typing import NamedTuple
 
 import torch
-from common import HALVES, INF, attend, distance, dropped, max_error, repeat_heads, rms_error
+from common import HALVES, INF
 
 import qkv
+from qkv import testing
+from qkv.testing.dropout import dropped
+from qkv.testing.scores import repeat_heads
 
 FLOOR = 2
 NO_WEIGHT = 1e-36  # weights below the normal numbers of f32 may be 0
@@ -24,20 +28,8 @@ def assert_no_less_accurate(ours, theirs, truth, limit=1.02):
     a steady number, but two of one size still differ by a percent or so from draw to draw. Generic
     code is allowed more: each of its products is rounded, while torch has fused multiply-adds on
     most CPUs."""
-    our_error, their_error = rms_error(ours, truth), rms_error(theirs, truth)
     limit = max(limit, 1.1 if qkv.active_isa() == "generic" else 1)
-    assert our_error <= limit * their_error, f"{our_error / their_error:.3f} times torch's"
-
-
-def assert_as_close(ours, theirs, truth):
-    """No element is further off than torch's worst, but for half an ulp of the largest result; for
-    eight ulps in f32, where sums are taken in another order, and for 64 in f64, in which the truth
-    itself was computed."""
-    assert ours.shape == truth.shape
-    error, torchs = max_error(ours, truth), max_error(theirs, truth)
-    ulps = 0.5 if ours.dtype in HALVES else {torch.float32: 8, torch.float64: 64}[ours.dtype]
-    slack = ulps * torch.finfo(ours.dtype).eps * largest(truth)
-    assert error <= torchs + slack, f"off by {error:.3g}, torch {torchs:.3g}, slack {slack:.3g}"
+    testing.assert_as_accurate(ours, truth, theirs, times=limit)
 
 
 class Magnitude(NamedTuple):
@@ -57,7 +49,7 @@ def assert_within_rounding(ours, theirs, truth, size, dtype):
     before they are summed up, and the output is, before it tells the gradients the sum of a row.
     The scores never are."""
     assert ours.shape == truth.shape
-    error, torchs = max_error(ours, truth), max_error(theirs, truth)
+    error, torchs = testing.max_error(ours, truth), testing.max_error(theirs, truth)
     coarsest = max((ours.dtype, dtype), key=lambda x: torch.finfo(x).eps)
     if coarsest == torch.float64:
         assert error <= 1e-12 * size.terms * size.top
@@ -83,42 +75,48 @@ def largest(x):
     return x.abs().max().item() if x.numel() else 0.0
 
 
+def score_sizes(query, key, attn_mask=None, *, scale=None, alibi_slopes=None, **options):
+    """[..., H, L, S]: the scores with every term positive, without softcap, of all keys, hidden or
+    not. options: of these only enable_gqa matters."""
+    if attn_mask is not None:
+        attn_mask = None if attn_mask.dtype == torch.bool else attn_mask.abs().nan_to_num(posinf=0)
+    return testing.attention_scores(
+        query.abs(), key.abs(), attn_mask, enable_gqa=options.get("enable_gqa", False),
+        scale=None if scale is None else abs(scale),
+        alibi_slopes=None if alibi_slopes is None else -alibi_slopes.abs(),
+    )[0]  # fmt: skip
+
+
 def magnitudes(query, key, value, *, grads=(None, None), **options):
     """{name: Magnitude} of the sums behind each result of attend() (output, lse), and behind the
     gradient of each argument. One ulp of it is the error of one rounding, also where sums cancel (a
     gradient that is exactly 0, say). grads: of output and lse; None for either."""
-    names = ("attn_mask", "alibi_slopes", "sinks")
-    mask, slopes, sinks = (options.get(name) for name in names)
-    dropout_p, seed = options.pop("dropout_p", 0.0), options.pop("dropout_seed", None)
+    mask, slopes, sinks = (options.get(name) for name in ("attn_mask", "alibi_slopes", "sinks"))
     shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
     least = torch.finfo(query.dtype).smallest_normal
     query, key, value = (x.detach().double() for x in (query, key, value))
     if options.pop("enable_gqa", False):
-        key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
+        key, value = (repeat_heads(x, query) for x in (key, value))
     L, S = query.size(-2), key.size(-2)
-    weights, lse = attend(query, key, torch.eye(S, dtype=torch.float64), **options)
-    lead = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
-    weights, lse = weights.expand(*lead, L, S), lse.expand(*lead, L)
-    kept = dropped(torch.ones_like(weights), dropout_p, seed)
-
-    query, key, value = query.abs(), key.abs(), value.abs()
     scale = options.get("scale")
     scale = abs(scale) if scale is not None else 1 / math.sqrt(query.size(-1))
-    scores = query @ key.mT * scale
-    if slopes is not None:
-        scores = scores + slopes.double().abs()[..., None, None] * distance(L, S)
-    if mask is not None and mask.dtype != torch.bool:
-        scores = scores + mask.double().masked_fill(mask == -INF, 0).abs()
+    output, lse = testing.attention(query, key, value.abs(), **options, return_lse=True)
+    dropout_p, seed = options.pop("dropout_p", 0.0), options.pop("dropout_seed", None)
+    weights = testing.attention_weights(query, key, **options).expand(*lse.shape, S)
+
+    query, key, value = query.abs(), key.abs(), value.abs()
+    scores = score_sizes(query, key, **options)
     top = 1 + largest(scores) + math.log(max(1, S))  # no lse is larger
     if sinks is not None:
         top += largest(sinks.masked_fill(sinks == -INF, 0))
-    sizes = {"output": Magnitude(largest((kept * weights) @ value), top), "lse": Magnitude(1, top)}
+    sizes = {"output": Magnitude(largest(output), top), "lse": Magnitude(1, top)}
     if grads == (None, None):
         return sizes
 
-    zero = torch.zeros(*lead, L, 1, dtype=torch.float64)
+    kept = dropped(torch.ones_like(weights), dropout_p, seed, None)
+    zero = torch.zeros(*lse.shape, 1, dtype=torch.float64)
     grad_output, grad_lse = (None if g is None else g.double().abs() for g in grads)
-    grad_output = zero.expand(*lead, L, value.size(-1)) if grad_output is None else grad_output
+    grad_output = zero.expand(*lse.shape, value.size(-1)) if grad_output is None else grad_output
     grad_weights = kept * (grad_output @ value.mT)
     delta = (weights * grad_weights).sum(-1, keepdim=True)
     # An output below the normal numbers of f16 is rounded like the least of them.
@@ -133,7 +131,7 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
     if mask is not None:
         found["attn_mask"] = grad_scores.sum_to_size(mask.shape)
     if slopes is not None:
-        slope = (grad_scores * distance(L, S)).sum((-2, -1))
+        slope = (grad_scores * testing.distance(L, S)).sum((-2, -1))
         found["alibi_slopes"] = slope.sum_to_size(slopes.shape)
     if sinks is not None:
         sink = (sinks.double()[..., None] - lse).exp().masked_fill(lse == -INF, 0)

@@ -9,7 +9,6 @@ from common import (
     dtypes_of,
     fused,
     in_own_dtype,
-    rms_error,
     rounds_factors,
     unfused,
 )
@@ -20,6 +19,8 @@ from hypothesis import strategies as st
 from rounding import assert_no_less_accurate, assert_within_rounding, magnitudes
 from strategies import LAYOUTS, cases, lay_out
 from torch.autograd import gradcheck
+
+from qkv.testing import rms_error
 
 
 def all_three(inputs, options, grads, wanted, torchs=None):

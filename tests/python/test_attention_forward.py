@@ -11,9 +11,7 @@ from common import (
     compute_type,
     dtypes_of,
     fused,
-    max_error,
     reference,
-    rms_error,
     sdpa,
     unfused,
 )
@@ -21,7 +19,6 @@ from gradients import INPUTS, gradients, reference_gradients
 from grid import GRID, grid_inputs
 from hypothesis import given, settings
 from rounding import (
-    assert_as_close,
     assert_no_less_accurate,
     assert_within_rounding,
     magnitudes,
@@ -30,6 +27,8 @@ from strategies import LAYOUTS, cases, lay_out
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
+from qkv import testing
+from qkv.testing import max_error, rms_error
 
 
 @pytest.mark.usefixtures("isa")
@@ -115,7 +114,7 @@ class TestShapes:
         truth, _ = reference(*inputs)
         theirs, _ = as_torch(dtype)(*inputs)
         inputs[which] = lay_out(inputs[which], layout)
-        assert_as_close(torch.ops.qkv.attention(*inputs), theirs, truth)
+        testing.assert_close(torch.ops.qkv.attention(*inputs), truth, theirs)
 
     @dtypes_of("f32", "bf16", "f16")
     @pytest.mark.parametrize("L", range(1, 36))
@@ -125,7 +124,7 @@ class TestShapes:
         for S, D in [(L, L), (35, L), (L, 8), (36 - L, 36 - L)]:
             inputs = [torch.randn(1, 2, n, D, dtype=dtype) for n in (L, S, S)]
             theirs, truth = (f(*inputs)[0] for f in (as_torch(dtype), reference))
-            assert_as_close(torch.ops.qkv.attention(*inputs), theirs, truth)
+            testing.assert_close(torch.ops.qkv.attention(*inputs), truth, theirs)
 
     @pytest.mark.one_in(3)
     @dtypes_of("f32", "f64", "bf16", "f16")
@@ -145,8 +144,8 @@ class TestShapes:
                 f(*inputs, **options, enable_gqa=True) for f in (fused, as_torch(dtype), reference)
             )
             (output, lse), (theirs, _), (truth, truth_lse) = results
-            assert_as_close(output, theirs, truth)
-            assert_as_close(lse, truth_lse, truth_lse)
+            testing.assert_close(output, truth, theirs)
+            testing.assert_close(lse, truth_lse)
 
     def test_empty(self):
         attention = torch.ops.qkv.attention_with_lse

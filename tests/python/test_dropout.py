@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from common import COMPILERS, attend, dtypes_of, fused, keep_mask
+from common import COMPILERS, attend, dtypes_of, fused
 from gradients import INPUTS, LEAVES, gradients
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 import qkv
+from qkv.testing import dropout_mask
 
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
@@ -47,7 +48,7 @@ class TestKeptSet:
         seed = drawn_seed(7)
         torch.manual_seed(7)
         kept = kept_weights(query, key, dropout_p, enable_gqa=gqa)
-        assert torch.equal(kept, keep_mask(seed, dropout_p, kept.shape))
+        assert torch.equal(kept, dropout_mask(seed, dropout_p, kept.shape))
 
     @pytest.mark.parametrize("L, S, refused", [
         (1, 2**34, False), (1, 2**34 + 1, True), (2**32 + 1, 4, True),
@@ -72,7 +73,7 @@ class TestKeptSet:
         query, key = make(20, 21)
         value = torch.eye(21).expand(2, 3, 21, 21)
         output, _ = fused(query, key, value, dropout_p=0.3, dropout_seed=seed)
-        assert torch.equal(output != 0, keep_mask(seed, 0.3, output.shape))
+        assert torch.equal(output != 0, dropout_mask(seed, 0.3, output.shape))
 
     def test_other_options_do_not_matter(self):
         """Other options change which weights are hidden, and not which of the others are kept."""
@@ -83,7 +84,7 @@ class TestKeptSet:
         torch.manual_seed(3)
         kept = kept_weights(query, key, 0.4, **options)
         allowed = attention(query, key, torch.eye(40).expand(2, 3, 40, 40), **options) != 0
-        assert torch.equal(kept, keep_mask(seed, 0.4, kept.shape) & allowed)
+        assert torch.equal(kept, dropout_mask(seed, 0.4, kept.shape) & allowed)
 
     def test_a_batch_begins_like_a_smaller_one(self):
         query, key = make(20, 20, batch=(4, 3))

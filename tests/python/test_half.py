@@ -11,9 +11,7 @@ from common import (
     attend,
     dtypes_of,
     fused,
-    max_error,
     reference,
-    rms_error,
     sdpa,
     unfused,
 )
@@ -24,6 +22,7 @@ from torch.nn.attention.varlen import AuxRequest
 from torch.utils.checkpoint import checkpoint
 
 import qkv
+from qkv.testing import max_error, rms_error
 
 H, L, S, D, DV = 2, 20, 23, 8, 6
 SAMPLES = 3

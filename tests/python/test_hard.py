@@ -1,56 +1,23 @@
 """qkv.hard_attention: the value at the best key, which it was, and the gradients of both kinds."""
 
+import functools
+
 import pytest
 import torch
-from common import attend, bend, compute_type, dtypes_of, fused, repeat_heads, visible
-from gradients import gradients, is_float
+from common import attend, compute_type, dtypes_of, fused
+from gradients import gradients
 from hypothesis import given, settings
+from rounding import score_sizes
 from strategies import cases
 
 import qkv
+from qkv import testing
+from qkv.testing.scores import repeat_heads
 
 pytestmark = pytest.mark.usefixtures("isa")
 
 
-def scores_of(query, key, attn_mask, scale, softcap, alibi_slopes):
-    """The scores of all keys, hidden or not."""
-    scale = query.size(-1) ** -0.5 if scale is None else scale
-    scores = bend(query @ key.mT * scale, softcap, alibi_slopes)
-    if is_float(attn_mask):
-        scores = scores + attn_mask.masked_fill(attn_mask == -torch.inf, 0)
-    return scores
-
-
-def rounding_of(query, key, attn_mask, scale, softcap, alibi_slopes, dtype):
-    """How far each score may be from that in f64: as many roundings as there are products, and a
-    few more, of the sum of what is added up, each taken for positive."""
-    scale = query.size(-1) ** -0.5 if scale is None else abs(scale)
-    size = query.abs() @ key.abs().mT * scale + softcap
-    if alibi_slopes is not None:
-        size = bend(size, 0.0, -alibi_slopes.abs())
-    if is_float(attn_mask):
-        size = size + attn_mask.abs().nan_to_num(posinf=0)
-    return (query.size(-1) + 16) * torch.finfo(compute_type(dtype)).eps * size
-
-
-def look_up(query, key, value, attn_mask=None, is_causal=False, *, scale=None, enable_gqa=False,
-            window_size=None, softcap=0.0, alibi_slopes=None):  # fmt: skip
-    """(output, index) by the textbook: argmax takes the first of several best keys."""
-    if enable_gqa:
-        key, value = (repeat_heads(x, query.size(-3)) for x in (key, value))
-    scores = scores_of(query, key, attn_mask, scale, softcap, alibi_slopes)
-    allowed = visible(*scores.shape[-2:], attn_mask, is_causal, window_size)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    lead = torch.broadcast_shapes(scores.shape[:-2], value.shape[:-2])
-    blind = ~allowed.any(-1).expand(*lead, -1)
-    if scores.size(-1) == 0:
-        index = torch.full((*lead, scores.size(-2)), -1)
-        return value.new_zeros(*lead, scores.size(-2), value.size(-1)), index
-    index = scores.argmax(-1).expand(*lead, -1)
-    chosen = value.expand(*lead, *value.shape[-2:]).gather(
-        -2, index[..., None].expand(*index.shape, value.size(-1))
-    )
-    return chosen.masked_fill(blind[..., None], 0), index.masked_fill(blind, -1)
+look_up = functools.partial(testing.hard_attention, return_index=True)
 
 
 def make(L=20, S=23, H=4, Hkv=4, dtype=torch.float64):
@@ -138,11 +105,11 @@ class TestShapes:
         for name in ("dropout_p", "dropout_seed", "sinks"):
             options.pop(name, None)
         output, index = qkv.hard_attention(*inputs, **options, return_index=True)
-        truth, best = look_up(*(x.double() for x in inputs), **options)
+        truth, best = look_up(*inputs, **options)
         assert torch.equal(index < 0, best < 0) and output.dtype == dtype
         key, value = inputs[1:]
         if options["enable_gqa"]:
-            key, value = (repeat_heads(x, inputs[0].size(-3)) for x in (key, value))
+            value = repeat_heads(value, inputs[0])
         if key.size(-2) == 0:
             assert torch.equal(output, truth.to(dtype))
             return
@@ -150,22 +117,17 @@ class TestShapes:
             -2, index.clamp(min=0)[..., None].expand(*index.shape, value.size(-1))
         )
         assert torch.equal(output, chosen.masked_fill(index[..., None] < 0, 0))
-        wide = {n: x.double() if is_float(x) else x for n, x in options.items()}
-        how = {n: wide.get(n) for n in ("attn_mask", "scale", "alibi_slopes")}
-        how["softcap"] = wide.get("softcap", 0.0)
-        allowed = visible(
-            *(x.size(-2) for x in inputs[:2]), options["attn_mask"], options["is_causal"],
-            options.get("window_size"),
-        )  # fmt: skip
+        scores, seen = testing.attention_scores(*inputs[:2], **options)
+        # As many roundings as there are products, and a few.
+        roundings = (key.size(-1) + 16) * torch.finfo(compute_type(dtype)).eps
+        room = roundings * (score_sizes(*inputs[:2], **options) + options.get("softcap", 0.0))
 
         def of(scores, which):
             scores = scores.expand(*index.shape, key.size(-2))
             return scores.gather(-1, which.clamp(min=0)[..., None])[..., 0]
 
-        scores = scores_of(inputs[0].double(), key.double(), **how)
-        room = rounding_of(inputs[0].double(), key.double(), **how, dtype=dtype)
         sees = index >= 0
-        assert of(allowed, index)[sees].all()
+        assert of(seen, index)[sees].all()
         behind = of(scores, best) - of(scores, index)
         assert (behind <= of(room, best) + of(room, index))[sees].all()
 

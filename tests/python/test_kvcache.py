@@ -11,7 +11,6 @@ from common import (
     COMPILERS,
     INF,
     as_torch,
-    attend,
     compute_type,
     reference,
     rounds_factors,
@@ -19,78 +18,25 @@ from common import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_as_close
 from strategies import LAYOUTS, lay_out
 from torch.library import opcheck
 
 import qkv
+from qkv import testing
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INT = torch.int32
 
 
-def slots(call, b):
-    """Where the rows of batch item b are in the caches: two index tensors."""
-    cache = call["k_cache"]
-    if (table := call.get("block_table")) is not None:
-        size = cache.size(2)
-        place = torch.arange(table.size(1) * size)
-        return table[b].long()[place // size], place % size
-    index = call.get("cache_batch_idx")
-    row = b if index is None else int(index[b])
-    return torch.full((cache.size(2),), row), torch.arange(cache.size(2))
-
-
-def compose(call, dtype=torch.float64, attend=attend):
-    """(output, lse, k_cache, v_cache) in `dtype` by a composition that writes to none of the
-    arguments."""
-    call = dict(call)
-    query, key, value = (call.get(n) for n in ("query", "key", "value"))
-    caches = [call[n].to(dtype, copy=True) for n in ("k_cache", "v_cache")]
-    L_new = 0 if key is None else key.size(2)
-    window = call.get("window_size")
-    if call.get("causal"):
-        window = (-1 if window is None else window[0], 0)
-    lengths = call.get("cache_seqlens")
-    ends, pieces = [], []
-    for b in range(query.size(0)):
-        place, at = slots(call, b)
-        length = len(at) if lengths is None else int(lengths[b])
-        ends.append(length + L_new)
-        for cache, new in zip(caches, (key, value), strict=True):
-            if new is not None:
-                new_slots = slice(length, length + L_new)
-                cache[place[new_slots], :, at[new_slots]] = new[b].to(dtype).transpose(0, 1)
-    for b in range(query.size(0)):
-        place, at = slots(call, b)
-        leftpad = call.get("cache_leftpad")
-        seen = slice(0 if leftpad is None else int(leftpad[b]), ends[b])
-        rows = [cache[place[seen], :, at[seen]].transpose(0, 1) for cache in caches]
-        own = {
-            n: call[n].to(compute_type(dtype)).expand(query.shape[:2])[b]
-            for n in ("alibi_slopes", "sinks")
-            if call.get(n) is not None
-        }
-        pieces.append(
-            attend(
-                query[b].to(dtype), *rows, enable_gqa=True, window_size=window,
-                scale=call.get("softmax_scale"), softcap=call.get("softcap", 0.0), **own,
-            )
-        )  # fmt: skip
-    if not pieces:
-        shape = (*query.shape[:3], caches[1].size(3))
-        return torch.zeros(shape).to(dtype), torch.zeros(shape[:3]).to(dtype), *caches
-    return *(torch.stack(x) for x in zip(*pieces, strict=True)), *caches
-
-
 def compare(call):
-    expected, dtype = compose(call), call["query"].dtype
+    expected, dtype = testing.attention_with_kvcache(**call), call["query"].dtype
     output, lse = qkv.attention_with_kvcache(**call, return_softmax_lse=True)
     assert output.dtype == dtype
-    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    theirs = compose(call, dtype, attend.__wrapped__ if rounds_factors(dtype) else attend)
-    assert_as_close(output, theirs[0], expected[0])
-    assert_as_close(lse, expected[1], expected[1])
+    assert lse.dtype == compute_type(dtype)
+    computed_in = dtype if rounds_factors(dtype) else compute_type(dtype)
+    theirs = testing.attention_with_kvcache(**call, dtype=computed_in)
+    testing.assert_close(output, expected[0], theirs[0].to(dtype))
+    testing.assert_close(lse, expected[1])
     for cache, truth in zip((call["k_cache"], call["v_cache"]), expected[2:], strict=True):
         assert torch.equal(cache.double(), truth)  # new rows where they belong, nothing else
     return output
@@ -213,7 +159,7 @@ class TestAgainstComposition:
             outputs.append(qkv.attention_with_kvcache(**call | step, cache_seqlens=n, causal=True))
         options = {"is_causal": True, "enable_gqa": True}
         theirs, truth = (f(query, key, value, **options)[0] for f in (as_torch(dtype), reference))
-        assert_as_close(torch.cat(outputs, 2), theirs, truth)
+        testing.assert_close(torch.cat(outputs, 2), truth, theirs)
 
 
 def test_flash_attention_layout():

@@ -1,5 +1,7 @@
 """NaN and inf: as torch's math path where a row may attend to them, nowhere else."""
 
+import functools
+
 import pytest
 import torch
 from common import (
@@ -7,7 +9,6 @@ from common import (
     INF,
     TOLERANCES,
     attend,
-    attend_with_junk,
     compute_type,
     dtypes_of,
     fused,
@@ -21,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 NAN = float("nan")
+attend_with_junk = functools.partial(attend, nonfinite=True)
 pytestmark = pytest.mark.usefixtures("isa")
 dtypes = dtypes_of("f32", "f64", "bf16", "f16")
 # (L, S, D): smaller than any tile, with tails, a decode step, many rows

@@ -4,13 +4,14 @@ import inspect
 
 import pytest
 import torch
-from common import INF, attend, keep_mask
+from common import INF
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.varlen import AuxRequest
 from torch.nn.attention.varlen import varlen_attn as torch_varlen_attn
 
 import qkv
+from qkv import testing
 
 LSE = AuxRequest(lse=True)
 NAN = float("nan")
@@ -31,31 +32,12 @@ def pack(q_lengths, k_lengths=None, H=2, Hkv=None, D=8, Dv=None, dtype=torch.flo
     return *tensors, cumulative(q_lengths), cumulative(k_lengths), *longest
 
 
-def one_by_one(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, seqused_k=None, **options):
-    """(output, lse) by attend(), document by document."""
-    cu_seq_k = cu_seq_q if cu_seq_k is None else cu_seq_k
-    outputs = [torch.zeros(query.size(0), query.size(1), value.size(2), dtype=query.dtype)]
-    lse = torch.full((query.size(1), query.size(0)), -INF, dtype=query.dtype)
-    output = outputs[0]
-    for n in range(len(cu_seq_q) - 1):
-        (q0, q1), (k0, k1) = (cu[n : n + 2].tolist() for cu in (cu_seq_q, cu_seq_k))
-        if seqused_k is not None:
-            k1 = k0 + int(seqused_k[n])
-        own = {name: x[n] if name in HEADS and x.dim() == 2 else x for name, x in options.items()}
-        parts = (query[q0:q1], key[k0:k1], value[k0:k1])
-        found = attend(*(x.transpose(0, 1) for x in parts), **own)
-        rows = torch.arange(q0, q1)
-        output = output.index_copy(0, rows, found[0].transpose(0, 1))
-        lse = lse.index_copy(1, rows, found[1])
-    return output, lse
-
-
 def compare(packed, **options):
     """Compares output, lse and every gradient with one_by_one()."""
     leaves = [x for x in (*packed[:3], *(options.get(n) for n in HEADS)) if torch.is_tensor(x)]
     leaves = [x for x in leaves if x.requires_grad]
     ours = qkv.varlen_attn(*packed, return_aux=LSE, **options)
-    truths = one_by_one(*packed, **options)
+    truths = testing.varlen_attn(*packed, return_aux=LSE, **options)
     seeds = [torch.randn_like(x) for x in ours]
     truths = [x + 0 * leaves[0].sum() for x in truths]  # for calls without a document
     for x, truth in zip(ours, truths, strict=True):
@@ -214,7 +196,7 @@ class TestDropout:
         output = qkv.varlen_attn(query, key, value, *rest, dropout_p=0.3)
         torch.manual_seed(3)
         seed = torch.ops.qkv.dropout_seed(query).item()
-        kept = keep_mask(seed, 0.3, (3, 2, 41, 41))
+        kept = testing.dropout_mask(seed, 0.3, (3, 2, 41, 41))
         for n, (begin, end) in enumerate([(0, 30), (30, 35), (35, 76)]):
             found = output[begin:end, :, : end - begin].transpose(0, 1) != 0
             assert torch.equal(found, kept[n, :, : end - begin, : end - begin])
@@ -346,7 +328,7 @@ def in_blocks(packed, block_size):
 def compare_blocks(packed, block_size, **options):
     paged, where = in_blocks(packed, block_size)
     ours = qkv.varlen_attn(*paged, return_aux=LSE, **where, **options)
-    truths = one_by_one(*(x.detach() if torch.is_tensor(x) else x for x in packed), **options)
+    truths = testing.varlen_attn(*packed, return_aux=LSE, **options)
     for x, truth in zip(ours, truths, strict=True):
         torch.testing.assert_close(x, truth, rtol=1e-11, atol=1e-11)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import as_torchs_math_path, attend, dtypes_of, fused, repeat_heads
+from common import compute_type, dtypes_of, fused
 from gradients import LEAVES, gradients, is_float, leaves_of, reference_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,19 +10,17 @@ from rounding import assert_within_rounding, magnitudes
 from strategies import cases
 
 import qkv
+from qkv import testing
 
 reductions = pytest.mark.parametrize("reduce", [None, "heads", "queries"])
 
 
-@as_torchs_math_path
-def attend_weights(query, key, reduce=None, enable_gqa=False, **options):
-    """The weights by the textbook: the output of attention for values that tell the keys apart."""
-    if enable_gqa:
-        key = repeat_heads(key, query.size(-3))
-    weights, _ = attend(query, key, torch.eye(key.size(-2), dtype=query.dtype), **options)
-    if reduce == "heads" and weights.dim() > 2:
-        return weights.mean(-3)
-    return weights.sum(-2) if reduce == "queries" else weights
+def attend_weights(query, key, reduce=None, **options):
+    """As torch's math path would compute them; in f64 the truth."""
+    weights = testing.attention_weights(
+        query, key, reduce=reduce, **options, dtype=compute_type(query.dtype)
+    )
+    return weights.to(query.dtype)
 
 
 def seed_of(query):
@@ -170,7 +168,7 @@ class TestMeaning:
     def test_what_is_hidden_is_exactly_zero(self):
         query, key = make(dtype=torch.float32)
         weights = qkv.attention_weights(query, key, window_size=(2, 0), is_causal=True)
-        seen = attend(query, key, torch.eye(23), window_size=(2, 0), is_causal=True)[0] != 0
+        seen = testing.visible(20, 23, True, (2, 0)).expand(2, 4, -1, -1)
         assert torch.equal(weights != 0, seen)
 
     def test_hidden_junk_does_not_leak(self):

@@ -39,7 +39,7 @@ def check_heads(name: str, x: Tensor, query: Tensor, enable_gqa: bool) -> None:
     heads, kv_heads = (y.size(-3) if y.dim() > 2 else 1 for y in (query, x))
     if enable_gqa and heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
         raise ValueError(
-            f"{name} has {kv_heads} heads, but a divisor of query's {heads} is expected"
+            f"{name} has {kv_heads} heads, but a divisor of {heads} is expected, query's"
         )
     batch = -3 if enable_gqa else -2
     if not broadcasts(x.shape[:batch], query.shape[:batch]):
