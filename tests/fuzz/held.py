@@ -5,12 +5,14 @@ wrong stride or a wrong option has to stand out, in any dtype, at any number of 
 """
 
 import torch
-from common import attend, compute_type, reference, repeat_heads
+from common import attend, compute_type, reference
 from gradients import LEAVES, gradients, is_float
 from rounding import magnitudes
-from test_hard import look_up
-from test_varlen import HEADS, one_by_one
-from test_weights import attend_weights
+from torch.nn.attention.varlen import AuxRequest
+
+from qkv import testing
+from qkv.testing.hard import look_up
+from qkv.testing.scores import leading, repeat_heads
 
 INF = float("inf")
 SOFT = (
@@ -18,6 +20,7 @@ SOFT = (
     "alibi_slopes", "sinks", "dropout_seed",
 )  # fmt: skip
 INPUTS = ("query", "key", "value")
+HEADS = ("alibi_slopes", "sinks")
 
 
 class NotJudged(Exception):
@@ -42,8 +45,6 @@ def plain(call):
         options["dropout_seed"] = drawn_seed() if seed is None else int(seed)
     else:
         options.pop("dropout_seed", None)
-    if inputs[0].size(-1) == 0 and "scale" not in options:
-        options["scale"] = 1.0
     if options.get("enable_gqa") and min(x.dim() for x in inputs) < 3:
         if any(x.dim() > 2 and x.size(-3) > 1 for x in inputs[1:]):
             raise NotJudged("some tensors have heads and some have none")
@@ -161,12 +162,11 @@ def whole_weights(x, query, S, reduce):
 
 
 def weights_parts(call):
-    """The arguments of attend_weights(), and those of an attention that gives the same numbers:
+    """The arguments of attention_weights, and those of an attention that gives the same numbers:
     query in full, and values that tell the keys apart."""
     (query, key), options = plain(call)
     lead = torch.broadcast_shapes(
-        query.shape[:-2],
-        (repeat_heads(key, query.size(-3)) if options.get("enable_gqa") else key).shape[:-2],
+        leading(query, key, options.get("enable_gqa", False)),
         *(options[n].shape[:-2] for n in ("attn_mask",) if n in options),
     )
     eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
@@ -176,7 +176,7 @@ def weights_parts(call):
 def weights(call, results):
     query, key, options, whole, eye = weights_parts(call)
     reduce, (x, *_) = call.get("reduce"), as_tuple(results)
-    truth = attend_weights(whole.double(), key.double(), reduce, **widen(options))
+    truth = testing.attention_weights(whole, key, reduce=reduce, **options)
     g = random_like([x])[0]
     found = found_gradients(call, (x,), (g,))
     grad = whole_weights(g, whole, key.size(-2), reduce)
@@ -197,7 +197,7 @@ def times(size, factor):
 
 def true_weights_gradients(whole, key, eye, options, g, reduce, names):
     def f(query, key, value, **more):
-        return (attend_weights(query, key, reduce, **more),)
+        return (testing.attention_weights(query, key, reduce=reduce, **more),)
 
     return true_gradients(f, (whole, key, eye), options, [g], names)
 
@@ -221,9 +221,9 @@ def weights_backward(call, results):
 
 
 def chosen(value, index):
-    rows = value.expand(*index.shape[:-1], *value.shape[-2:])
-    places = index.clamp(min=0)[..., None].expand(*index.shape, value.size(-1))
-    return rows.gather(-2, places).masked_fill(index[..., None] < 0, 0)
+    """The value at the index: as if its score were the largest."""
+    scores = torch.arange(value.size(-2)) == index[..., None]
+    return look_up(value, scores.double(), scores)[0]
 
 
 def hard(call, results):
@@ -231,7 +231,7 @@ def hard(call, results):
     value."""
     inputs, options = plain(call)
     output, index = results
-    truth, best = look_up(*(x.double() for x in inputs), **widen(options))
+    truth, best = testing.hard_attention(*inputs, **options, return_index=True)
     assert output.shape == truth.shape and output.dtype == inputs[0].dtype
     assert index.shape == best.shape and index.dtype == torch.int64
     assert torch.equal(index < 0, best < 0), "rows with nothing to attend to"
@@ -243,13 +243,11 @@ def hard(call, results):
     assert int(index.max()) < S
     repeated = value
     if options.pop("enable_gqa", False):
-        key, repeated = (repeat_heads(x, query.size(-3)) for x in (key, value))
+        key, repeated = (repeat_heads(x, query) for x in (key, value))
     assert torch.equal(output, chosen(repeated, index)), "the output is not the value at the index"
-    eye = torch.eye(S, dtype=torch.float64)
-    weights, lse = attend(query.double(), key.double(), eye, **widen(options))
-    weights = weights.expand(*index.shape, S)
+    weights = testing.attention_weights(query, key, **options).expand(*index.shape, S)
     found, most = (weights.gather(-1, i.clamp(min=0)[..., None]) for i in (index, best))
-    top = magnitudes(query, key, eye.to(query.dtype), **options)["lse"].top
+    top = magnitudes(query, key, value[..., :1], **options)["lse"].top
     slack = 64 * torch.finfo(compute_type(query.dtype)).eps * top
     assert (found >= most * (1 - slack)).all(), "a better key than the one that was chosen"
     if not call["straight_through"]:
@@ -271,7 +269,7 @@ def hold_hard_gradients(call, results, repeated):
 def hold_chosen_gradient(x, call, index, g):
     leaf = call["value"].detach().double().requires_grad_()
     grouped = call.get("enable_gqa") and call["query"].dim() > 2
-    heads = repeat_heads(leaf, call["query"].size(-3)) if grouped else leaf
+    heads = repeat_heads(leaf, call["query"]) if grouped else leaf
     (truth,) = torch.autograd.grad(chosen(heads, index), leaf, g.double())
     (size,) = torch.autograd.grad(chosen(heads, index), leaf, g.double().abs())
     eps = torch.finfo(x.dtype).eps
@@ -313,50 +311,25 @@ def roughly(name, x, truth, dtype):
     assert error <= bound, f"{name} is off by {error:.3g}, where {bound:.3g} is allowed"
 
 
-def unpaged(call):
-    """The keys and values of the documents, one document after the other."""
-    table, used = call["block_table"], call["seqused_k"]
-    size = call["key"].size(1)
-    rows = {"key": [], "value": []}
-    for n, length in enumerate(used.tolist()):
-        place = torch.arange(length)
-        where = table[n].long()[place // size], place % size
-        for name, parts in rows.items():
-            parts.append(call[name][where])
-    cu = torch.cat([torch.zeros(1, dtype=torch.int64), used.long().cumsum(0)])
-    packed = {n: torch.cat(x) if x else call[n][:0, 0] for n, x in rows.items()}
-    if any(x.isnan().any() for x in packed.values()):
-        raise NotJudged("another block: what is in no document is NaN")
-    return packed | {"cu_seq_k": cu}
-
-
 def packed(call, results):
-    """Holds packed documents. Calls with dropout are not judged here: tests/python/test_varlen.py
-    knows what is kept."""
+    """Holds packed documents."""
     results = as_tuple(results)
-    if call.get("dropout_p", 0) > 0:
-        raise NotJudged("dropout of packed documents")
-    if call.get("block_table") is not None:
-        call = call | unpaged(call) | {"seqused_k": None}
     if call["cu_seq_q"] is None:
         raise NotJudged("no documents any more: another operator's call")
     if not call.get("enable_gqa") and call["query"].size(1) != call["key"].size(1):
         raise NotJudged("one query head for all, which the formula by documents does not broadcast")
-    dtype = call["query"].dtype
-    names = ("query", "key", "value", *HEADS)
-    wide = {n: call[n].detach().double() for n in names if call.get(n) is not None}
-    leaves = [n for n in wide if call[n].requires_grad]
-    wide |= {n: wide[n].requires_grad_() for n in leaves}
-    names = ("window_size", "softcap", "enable_gqa", "scale", "is_causal")
-    options = {n: call[n] for n in names if n in call}
-    per_document = (len(call["cu_seq_q"]) - 1, call["query"].size(1))
-    options |= {n: wide[n].expand(per_document) for n in HEADS if n in wide}
-    if call["query"].size(-1) == 0 and options.get("scale") is None:
-        options["scale"] = 1.0
-    truths = one_by_one(
-        wide["query"], wide["key"], wide["value"], call["cu_seq_q"], call["cu_seq_k"], 0, 0,
-        seqused_k=call.get("seqused_k"), **options,
+    (query, key, value), options = plain(call)
+    dtype = query.dtype
+    wide = {"query": query, "key": key, "value": value}
+    wide |= {n: options.pop(n) for n in HEADS if n in options}
+    wide = {n: x.double().requires_grad_(call[n].requires_grad) for n, x in wide.items()}
+    truths = testing.varlen_attn(
+        **wide, cu_seq_q=call["cu_seq_q"], cu_seq_k=call["cu_seq_k"], **options,
+        seqused_k=call.get("seqused_k"), block_table=call.get("block_table"),
+        return_aux=AuxRequest(lse=True),
     )  # fmt: skip
+    if any(x.isnan().any() for x in truths):
+        raise NotJudged("another block: what is in no document is NaN")
     for name, x, truth in zip(("output", "lse"), results, truths, strict=True):
         roughly(name, x, truth, dtype)
     grads = random_like(results)

@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 import held
 import torch
+from common import NO_OPTIONS
 from hypothesis import strategies as st
 from strategies import cases
 from test_kvcache import calls as kvcache_calls
-from test_kvcache import compose
 from test_varlen import cumulative, in_blocks
 
 import qkv
+from qkv import testing
 
 ops = torch.ops.qkv
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -34,7 +35,7 @@ class Operator:
 def drawn_seed():
     """The seed that qkv::dropout_seed draws after torch.manual_seed(MANUAL_SEED)."""
     torch.manual_seed(MANUAL_SEED)
-    return int(ops.dropout_seed(torch.zeros(1)))
+    return testing.dropout_seed()
 
 
 # --- good calls ---------------------------------------------------------------------------------
@@ -66,15 +67,11 @@ SOFT = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
     "window_size", "softcap", "alibi_slopes", "sinks",
 )  # fmt: skip
-LOW_LEVEL = dict.fromkeys(
-    ("attn_mask", "alibi_slopes", "sinks", "dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k",
-     "scale", "window_size")
-) | {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "softcap": 0.0}  # fmt: skip
 PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
 
 
 def low_level(names):
-    return {name: x for name, x in LOW_LEVEL.items() if name in names}
+    return {name: x for name, x in NO_OPTIONS.items() if name in names}
 
 
 def seeded(call):
@@ -153,7 +150,7 @@ def without_grad(call):
 
 @st.composite
 def attention_backward_calls(draw):
-    call = low_level(LOW_LEVEL) | seeded(without_grad(draw(dense(SOFT))))
+    call = low_level(NO_OPTIONS) | seeded(without_grad(draw(dense(SOFT))))
     output, lse = ops.attention_forward(**call)
     call |= {"output": output, "logsumexp": lse, "output_mask": draw(masks())}
     torch.manual_seed(draw(st.integers(0, 1000)))
@@ -167,7 +164,7 @@ def attention_backward_calls(draw):
 
 @st.composite
 def weights_backward_calls(draw):
-    call = low_level([n for n in LOW_LEVEL if n not in PACKED])
+    call = low_level([n for n in NO_OPTIONS if n not in PACKED])
     call |= seeded(without_grad(draw(weights_calls())))
     weights, lse = ops.weights_forward(**call)
     torch.manual_seed(draw(st.integers(0, 1000)))
@@ -208,9 +205,7 @@ def kvcache(**call):
 def hold_kvcache(call, results):
     """Holds a call of attention_with_kvcache. The caches of `call` are copies from before the call
     (one_call in hunt.py makes them)."""
-    if isinstance(lengths := call.get("cache_seqlens"), int):
-        call = call | {"cache_seqlens": torch.full((call["query"].size(0),), lengths)}
-    held.dense_results(call, results, compose(call))
+    held.dense_results(call, results, testing.attention_with_kvcache(**call))
 
 
 def seed_only(call, results):
@@ -218,7 +213,7 @@ def seed_only(call, results):
     assert results[0].item() == drawn_seed()
 
 
-WEIGHTS = tuple(n for n in LOW_LEVEL if n not in PACKED)
+WEIGHTS = tuple(n for n in NO_OPTIONS if n not in PACKED)
 OPERATORS = {
     "attention": Operator(ops.attention, dense(SOFT), held.attention),
     "attention_with_lse": Operator(ops.attention_with_lse, dense(SOFT), held.attention),
@@ -240,11 +235,11 @@ OPERATORS = {
         ops.dropout_seed, st.builds(lambda c: {"query": c["query"]}, dense(SOFT)), seed_only
     ),
     "attention_forward": Operator(
-        ops.attention_forward, through_low_level(dense(SOFT), LOW_LEVEL), held.attention
+        ops.attention_forward, through_low_level(dense(SOFT), NO_OPTIONS), held.attention
     ),
     "attention_forward, packed": Operator(
         ops.attention_forward,
-        through_low_level(packed_calls().map(drop_lengths), LOW_LEVEL),
+        through_low_level(packed_calls().map(drop_lengths), NO_OPTIONS),
         held.packed,
     ),
     "weights_forward": Operator(

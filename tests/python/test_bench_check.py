@@ -6,11 +6,12 @@ from bench_runs import SMALL, option_case, sdpa
 
 import qkv
 from qkv.bench import __main__ as bench
-from qkv.bench import textbook, torch_ways
+from qkv.bench import torch_ways
 from qkv.bench.case import Case
-from qkv.bench.check import ROUNDING, WrongAnswer, check
+from qkv.bench.check import WrongAnswer, check
 from qkv.bench.options import OPTIONS
 from qkv.bench.suites import Entry
+from qkv.testing.tolerance import ROUNDINGS
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
 
@@ -125,7 +126,7 @@ def test_wrong_base_is_not_timed(monkeypatch):
 
 def test_torchs_way_to_other_numbers_is_refused(monkeypatch):
     def scaled(**inputs):
-        return textbook.attend(**inputs) * 1.01
+        return torch_ways.composed(**inputs) * 1.01
 
     case = option_case(monkeypatch, "softcap")
     case.ways["scaled"] = torch_ways.Call(scaled, case.inputs, case.grad_output)
@@ -133,14 +134,14 @@ def test_torchs_way_to_other_numbers_is_refused(monkeypatch):
         check(case)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", ROUNDINGS)
 @pytest.mark.parametrize("causal", ["", "c"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_passes_its_check(monkeypatch, option, causal, dtype):
     """Every option passes, so every one of torch's ways computes the same as ours."""
     if OPTIONS[option].is_cold and causal:
         pytest.skip("every query sees all keys")
-    monkeypatch.setattr("qkv.bench.textbook.BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr("qkv.bench.truth.BLOCK_ELEMENTS", 500)
     case = option_case(monkeypatch, option, SMALL + causal, dtype)
     found = check(case)
     assert set(found) == {"output"} | {f"grad_{name}" for name in case.leaves}

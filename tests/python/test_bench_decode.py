@@ -7,7 +7,7 @@ import torch
 from bench_runs import PNG, rows_of, run_bench
 
 import qkv
-from qkv.bench import case, ours, table, textbook, torch_ways
+from qkv.bench import case, ours, table, torch_ways, truth
 from qkv.bench.case import Case, copies
 from qkv.bench.check import WrongAnswer, check
 from qkv.bench.measure import quartiles
@@ -74,7 +74,7 @@ def test_torch_gathers_the_pages():
     """torch's attention is given keys and values as they were before they went into pages."""
     found = Case(Entry.parse("paged:3x4/2x2x40x8"), torch.float64, with_gradients=False)
     output = torch_ways.gathered(found.turns[0], found.grad_output).output()
-    torch.testing.assert_close(output, textbook.answers(found)["output"])
+    torch.testing.assert_close(output, truth.answers(found)["output"])
 
 
 @pytest.mark.parametrize("name", ["cache", "paged"])

@@ -2,19 +2,14 @@
 
 import torch
 
-from . import textbook
+from qkv.testing import dropout_seed, max_error
+from qkv.testing.tolerance import rounding
+
+from . import truth
 from .measure import no_tick
 
-# The error that is always allowed, relative to the largest element: some roundings of float32 and
-# float64, one of half precision ...
-ROUNDING = {
-    torch.float32: 1e-6,
-    torch.float64: 1e-12,
-    torch.bfloat16: 2.0**-8,
-    torch.float16: 2.0**-11,
-}
-# ... and this many times that for the few numbers that each are a sum over all queries, of both
-# signs: by how much torch misses them is too much a matter of luck.
+# The rounding that is always allowed is so many times larger in the few numbers that each are a
+# sum over all queries, of both signs: by how much torch misses them is too much a matter of luck.
 SUMS = {"grad_alibi_slopes": 10, "grad_sinks": 10}
 # An error this much larger is none of rounding: torch's way computes something else. Also where
 # the truth is 0, as a gradient may be. In half precision torch rounds what it adds to, too.
@@ -35,15 +30,16 @@ def check(case, tick=no_tick):
     """Compares output and gradients of all calls, and of the base's, with attention in float64.
 
     Returns {tensor name: {"error", "torch_error", "limit"}}, all absolute; torch_error is the
-    largest of torch's ways, or that of the textbook in the case's dtype where torch has none or
-    drops other weights. Raises WrongAnswer where our largest error exceeds twice torch's plus
+    largest of torch's ways, or that of qkv.testing in the case's dtype where torch has none
+    or drops other weights. Raises WrongAnswer where our largest error exceeds twice torch's plus
     rounding, or is NaN; and where one of torch's ways does not compute the same at all.
     """
     if case.base:
         check(case.base)
     drops = case.inputs.get("dropout_p")
-    seed = dropout_seed(case) if drops else None
-    truth = textbook.answers(case, seed=seed)
+    torch.manual_seed(0)  # as Call.output() and Call.grads() do
+    seed = dropout_seed() if drops else None
+    truths = truth.answers(case, seed=seed)
     tick(1 / 3)
     call = case.calls["qkv"]
     ours = {"output": call.output()}
@@ -55,32 +51,26 @@ def check(case, tick=no_tick):
     if case.ways and not drops:
         torchs = {way: {"output": c.output()} | c.grads() for way, c in case.ways.items()}
     else:
-        torchs = {"textbook": textbook.answers(case, case.dtype, seed)}
+        torchs = {"qkv.testing": truth.answers(case, case.dtype, seed)}
     return {
         tensor: compare(case, tensor, ours[tensor], torchs, expected)
-        for tensor, expected in truth.items()
+        for tensor, expected in truths.items()
     }
 
 
-def dropout_seed(case):
-    """What Call.output() and Call.grads() draw."""
-    torch.manual_seed(0)
-    return torch.ops.qkv.dropout_seed(case.inputs["query"]).item()
-
-
-def compare(case, tensor, ours, torchs, truth):
-    size = largest(truth)
-    rounding = SUMS.get(tensor, 1) * ROUNDING[ours.dtype] * size
+def compare(case, tensor, ours, torchs, expected):
+    size = expected.abs().max().item()
     torch_error = 0.0
     for way, answer in torchs.items():
-        error = largest(answer[tensor] - truth)
+        error = max_error(answer[tensor], expected)
         if not error <= SOMETHING_ELSE[ours.dtype] * max(SMALL, size):
             raise WrongAnswer(
                 f"{where(case)}: torch's {tensor} ({way}) is off by {error:.1e} from float64, "
                 f"where the largest element is {size:.1e}"
             )
         torch_error = max(torch_error, error)
-    error, limit = largest(ours - truth), 2 * torch_error + rounding
+    error = max_error(ours, expected)
+    limit = 2 * torch_error + SUMS.get(tensor, 1) * rounding(expected, ours.dtype)
     if not error <= limit:
         raise WrongAnswer(
             f"{where(case)}: {tensor} is off by {error:.1e} from float64, at most {limit:.1e} is "
@@ -99,8 +89,3 @@ def expect_like(case, tensor, answer, like):
 
 def where(case):
     return f"{case.entry.name} ({case.entry})"
-
-
-def largest(x):
-    """NaN if there is one."""
-    return x.abs().max().item()

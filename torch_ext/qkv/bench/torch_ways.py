@@ -7,8 +7,9 @@ import math
 import torch
 import torch.nn.functional as F
 
+from qkv.testing import distance, visible
+
 from .call import Call
-from .textbook import Block, attend
 
 
 def sdpa(inputs, grad_output):
@@ -17,9 +18,9 @@ def sdpa(inputs, grad_output):
 
 def bias(inputs, grad_output):
     """torch refuses a mask together with is_causal."""
-    shown = whole(inputs).visible(inputs["is_causal"])
-    if shown is None:
+    if not inputs["is_causal"]:
         return sdpa(inputs, grad_output)
+    shown = visible(*sizes(inputs), True)
 
     def function(query, key, value, attn_mask, is_causal, enable_gqa):
         attn_mask = attn_mask.masked_fill(~shown, -math.inf)
@@ -28,36 +29,66 @@ def bias(inputs, grad_output):
     return Call(function, inputs, grad_output)
 
 
+def composed(
+    query, key, value, *, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False,
+    window_size=None, softcap=0.0, alibi_slopes=None, sinks=None,
+):  # fmt: skip
+    """As models write it by hand, with as few passes over the scores as torch's operators allow:
+    a competitor to be timed, and no reference. Every query must see a key."""
+    L, S = query.size(-2), key.size(-2)
+    by_kv_head = (query.size(0), key.size(1), -1)  # the rows of a group of heads below each other
+    query = query * query.size(-1) ** -0.5
+    scores = (query.reshape(*by_kv_head, query.size(-1)) @ key.mT).view(*query.shape[:-1], S)
+    if softcap:
+        scores = (scores / softcap).tanh() * softcap
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes[..., None, None] * distance(L, S)
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask
+    elif attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    if is_causal or window_size:
+        scores = scores.masked_fill(~visible(L, S, is_causal, window_size), -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[..., None, None].expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., :S]
+    if dropout_p:
+        weights = F.dropout(weights, dropout_p)
+    output = weights.reshape(*by_kv_head, S) @ value
+    return output.view(*query.shape[:-1], value.size(-1))
+
+
 def by_hand(inputs, grad_output):
-    return Call(attend, inputs, grad_output)
+    return Call(composed, inputs, grad_output)
 
 
 def bool_mask(inputs, grad_output):
-    mask = visible(inputs)
+    mask = shown(inputs)
     return Call(F.scaled_dot_product_attention, masked(inputs, mask), grad_output)
 
 
 def float_mask(inputs, grad_output):
-    query = inputs["query"]
-    mask = torch.zeros(query.size(-2), inputs["key"].size(-2), dtype=query.dtype)
+    L, S = sizes(inputs)
+    mask = torch.zeros(L, S, dtype=inputs["query"].dtype)
     if "alibi_slopes" in inputs:
-        mask = mask - inputs["alibi_slopes"][..., None, None] * whole(inputs).distance()
-    shown = visible(inputs)
-    if shown is not None:
-        mask = mask.masked_fill(~shown, -math.inf)
+        mask = mask - inputs["alibi_slopes"][..., None, None] * distance(L, S)
+    seen = shown(inputs)
+    if seen is not None:
+        mask = mask.masked_fill(~seen, -math.inf)
     return Call(F.scaled_dot_product_attention, masked(inputs, mask), grad_output)
 
 
-def whole(inputs):
-    L, S = inputs["query"].size(-2), inputs["key"].size(-2)
-    return Block(range(L), range(S), S - L)
+def sizes(inputs):
+    return inputs["query"].size(-2), inputs["key"].size(-2)
 
 
-def visible(inputs):
+def shown(inputs):
     """Everything that hides pairs, as one bool mask; None if nothing does."""
-    mask = inputs.get("attn_mask")
-    positions = whole(inputs).visible(inputs["is_causal"], inputs.get("window_size"))
-    return mask if positions is None else positions if mask is None else mask & positions
+    mask, window = inputs.get("attn_mask"), inputs.get("window_size")
+    if not inputs["is_causal"] and not window:
+        return mask
+    positions = visible(*sizes(inputs), inputs["is_causal"], window)
+    return positions if mask is None else mask & positions
 
 
 def masked(inputs, mask):
@@ -83,7 +114,7 @@ def zero_padded(inputs, grad_output):
 def one_more_key(inputs, grad_output):
     """The sink is the score of a key of its own, whose value is 0: through one more dimension, in
     which all queries are 1 / scale, that key is the sink and all others are 0."""
-    mask = visible(inputs)
+    mask = shown(inputs)
     mask = mask if mask is None else F.pad(mask, (0, 1), value=True)
 
     def function(query, key, value, sinks, is_causal, enable_gqa):
@@ -107,7 +138,7 @@ def cut_window(inputs, grad_output):
     batch, heads, length, _ = query.shape
     width = inputs["window_size"][0] + 1
     pieces = -(-length // width)
-    mask = Block(range(width, 2 * width), range(2 * width)).visible(window_size=(width - 1, 0))
+    mask = visible(width, 2 * width, window_size=(width - 1, 0))
     mask = mask.repeat(pieces, 1, 1)
     mask[0, :, :width] = False  # before the first key
     mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)

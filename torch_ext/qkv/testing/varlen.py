@@ -50,11 +50,16 @@ def varlen_attn(
     """
     if block_table is not None and seqused_k is None:
         raise ValueError("seqused_k is None, but with block_table `[N]` is expected")
-    heads = {n: x for n, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks)) if x is not None}
+    per_document = (len(cu_seq_q) - 1, query.size(1))
+    heads = {
+        name: x.expand(per_document)
+        for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks))
+        if x is not None
+    }
     # Rows that lie in no document stay as they are here.
     output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
     lse = query.new_full((query.size(1), query.size(0)), -INF, dtype=dtype)
-    for n in range(len(cu_seq_q) - 1):
+    for n in range(per_document[0]):
         rows = torch.arange(*cu_seq_q[n : n + 2].tolist())
         if block_table is None:
             begin, end = (cu_seq_q if cu_seq_k is None else cu_seq_k)[n : n + 2].tolist()
@@ -62,7 +67,7 @@ def varlen_attn(
         else:
             place, size = torch.arange(int(seqused_k[n])), key.size(1)
             keys = block_table[n].long()[place // size], place % size
-        own = {name: x[n] if x.dim() == 2 else x for name, x in heads.items()}
+        own = {name: x[n] for name, x in heads.items()}
         found = attention(
             *(x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])), **own, **options,
             dtype=dtype, return_lse=True, place=Place(first_item=n),

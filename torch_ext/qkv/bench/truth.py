@@ -1,0 +1,81 @@
+"""What a case's call has to return, by qkv.testing: in blocks, without the memory that all scores
+would take."""
+
+import torch
+
+from qkv.testing import Place, attention
+
+SEQUENCES = ("query", "key", "value")
+NO_OPTIONS = ("cu_seq_q", "seqlen_k")  # of a call on documents, or on a cache
+BLOCK_ELEMENTS = 1 << 22  # of a block of scores in float64: 32 MiB
+
+
+def answers(case, dtype=torch.float64, seed=None):
+    """{"output", "grad_query", "grad_key", ...}: what case's call returns, and the gradients of all
+    leaves, computed in `dtype`, the blocks' added up in float64. seed: of dropout."""
+    inputs = {
+        name: x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for name, x in case.inputs.items()
+        if name not in NO_OPTIONS
+    }
+    grad_output = case.grad_output.to(dtype)
+    output = torch.empty_like(grad_output)
+    grads = {name: torch.zeros_like(inputs[name], dtype=torch.float64) for name in case.leaves}
+    for first_item, part in parts(case):
+        for rows, keys, place in blocks(
+            case, first_item, part(inputs["query"]), part(inputs["key"])
+        ):
+
+            def view(name, x, part=part, rows=rows, keys=keys):
+                return cut(name, part(x) if name in SEQUENCES else x, rows, keys)
+
+            own = {name: view(name, x) for name, x in inputs.items()}
+            leaves = {name: own[name].detach().requires_grad_() for name in grads}
+            found = attention(**own | leaves, dropout_seed=seed, dtype=dtype, place=place)
+            view("query", output).copy_(found.detach())
+            if not leaves:
+                continue
+            found = torch.autograd.grad(found, leaves.values(), view("query", grad_output))
+            for name, grad in zip(leaves, found, strict=True):
+                view(name, grads[name]).add_(grad)
+    return {"output": output} | {f"grad_{name}": grad.to(dtype) for name, grad in grads.items()}
+
+
+def parts(case):
+    """(index of the first batch item, function from a tensor to its part [B, H, L, D]): a few batch
+    items where they are small, one document of a packed batch."""
+    if case.documents:
+        for begin, end in case.documents:
+            yield 0, lambda x, begin=begin, end=end: x[begin:end].transpose(0, 1)[None]
+        return
+    shape = case.entry.shape
+    item = max(shape.heads * shape.seqlen_q, shape.kv_heads * shape.head_dim) * shape.seqlen_k
+    step = max(1, BLOCK_ELEMENTS // item)
+    for start in range(0, shape.batch, step):
+        yield start, lambda x, start=start: x[start : start + step]
+
+
+def blocks(case, first_item, query, key):
+    """(slice of the queries, slice of the keys, Place): few queries at a time, and the keys that a
+    window lets them see."""
+    L, S = query.size(-2), key.size(-2)
+    left, right = case.inputs.get("window_size") or (-1, -1)
+    width = min(S, left + 1 + right) if min(left, right) >= 0 else S
+    step = max(1, BLOCK_ELEMENTS // (query.size(0) * query.size(1) * width))
+    for start in range(0, L, step):
+        end = min(start + step, L)
+        first = max(0, start + S - L - left) if left >= 0 else 0
+        last = min(S, end + S - L + right) if right >= 0 else S
+        yield slice(start, end), slice(first, last), Place(start, first, S - L, first_item)
+
+
+def cut(name, x, rows, keys):
+    """The view of x that a block needs."""
+    if name == "query":
+        return x[..., rows, :]
+    if name in ("key", "value"):
+        return x[..., keys, :]
+    if name == "attn_mask":  # broadcasts where its size is 1
+        rows = rows if x.size(-2) > 1 else slice(None)
+        return x[..., rows, keys if x.size(-1) > 1 else slice(None)]
+    return x
