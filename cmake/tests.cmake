@@ -58,7 +58,7 @@ if(QKV_TORCH)
     add_executable(qkv_torch_tests ${torch_tests})
     target_compile_options(qkv_torch_tests PRIVATE -O1 -Wall -Wextra)
     target_precompile_headers(qkv_torch_tests PRIVATE <torch/torch.h>)
-    target_link_libraries(qkv_torch_tests PRIVATE qkv GTest::gtest_main)
+    target_link_libraries(qkv_torch_tests PRIVATE qkv qkv_reference GTest::gtest_main)
     if(QKV_SANITIZE)
       # libasan has to be the first library of a program.
       target_link_options(qkv_torch_tests PRIVATE -fsanitize=address,undefined)

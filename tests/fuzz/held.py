@@ -247,7 +247,7 @@ def hard(call, results):
     assert torch.equal(output, chosen(repeated, index)), "the output is not the value at the index"
     weights = testing.attention_weights(query, key, **options).expand(*index.shape, S)
     found, most = (weights.gather(-1, i.clamp(min=0)[..., None]) for i in (index, best))
-    top = magnitudes(query, key, value[..., :1], **options)["lse"].top
+    top = magnitudes(query, key, repeated[..., :1], **options)["lse"].top
     slack = 64 * torch.finfo(compute_type(query.dtype)).eps * top
     assert (found >= most * (1 - slack)).all(), "a better key than the one that was chosen"
     if not call["straight_through"]:

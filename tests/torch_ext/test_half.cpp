@@ -151,7 +151,8 @@ class Half : public testing::TestWithParam<Case> {
   // sinks it is that gradient with the other sign: the weights of sink and keys add up to 1.
   static double terms_of_scores(const at::Tensor& grad_mask, bool slopes) {
     const int64_t L = grad_mask.size(-2), S = grad_mask.size(-1);
-    const auto terms = slopes ? grad_mask * distance(L, S) : grad_mask;
+    const auto distance = (at::arange(L).unsqueeze(1) + (S - L) - at::arange(S)).abs();
+    const auto terms = slopes ? grad_mask * distance : grad_mask;
     return terms.abs().sum({-2, -1}).max().item<double>();
   }
 };
@@ -168,7 +169,7 @@ TEST_P(Half, AttentionWithLse) {
 }
 
 TEST_P(Half, AttentionWeights) {
-  const auto weights64 = std::get<0>(reference_weights(query64, key64, options64));
+  const auto weights64 = reference_weights(query64, key64, options64);
   const bool batched = weights64.dim() > 2;
   for (const std::string reduce : {"", "heads", "queries"}) {
     SCOPED_TRACE(reduce);
@@ -195,13 +196,8 @@ TEST_P(Half, HardAttention) {
   options.sinks(std::nullopt);
   soft64.sinks(std::nullopt);
   const auto [output, index] = hard_attention(query, key, value, options, true);
-  const auto all_heads = [&](const at::Tensor& t) {
-    return c.options.enable_gqa() ? t.repeat_interleave(query.size(-3) / t.size(-3), -3) : t;
-  };
-  const auto best = scores_of(query64, all_heads(key64), soft64).argmax(-1);
+  const auto [hard64, best] = reference_hard(query64, key64, value64, soft64);
   ASSERT_TRUE(at::equal(index, best));
-  const auto hard64 =
-      at::matmul(at::one_hot(best, key.size(-2)).to(at::kDouble), all_heads(value64));
   EXPECT_TRUE(at::equal(output.to(at::kDouble), hard64));
   const auto soft_output64 = std::get<0>(reference(query64, key64, value64, soft64));
   expect_gradients({output}, leaves({query, key}, options), {soft_output64},
@@ -253,7 +249,7 @@ TEST_P(HalfSums, OfManyQueriesThatChoseOneKey) {
 
 TEST_P(HalfSums, OfTheWeightsOfManyQueries) {
   const auto query = half({2, 2000, 8}), key = half({2, 5, 8});
-  const auto weights64 = std::get<0>(reference_weights(in_double(query), in_double(key)));
+  const auto weights64 = reference_weights(in_double(query), in_double(key));
   expect_near(attention_weights(query, key, {}, "queries"), weights64.sum(-2), 1.5);
 }
 
@@ -262,7 +258,7 @@ TEST_P(HalfSums, HaveGradientsThatCancel) {
   const auto query = half({2, 40, 8}), key = half({2, 70, 8});
   const auto query64 = in_double(query), key64 = in_double(key);
   const auto grad = (1 + at::randn({2, 70}) * 0x1p-5).to(dtype);
-  const auto sums64 = std::get<0>(reference_weights(query64, key64)).sum(-2);
+  const auto sums64 = reference_weights(query64, key64).sum(-2);
   const auto actual =
       torch::autograd::grad({attention_weights(query, key, {}, "queries")}, {query, key}, {grad});
   const auto truth = torch::autograd::grad({sums64}, {query64, key64}, {grad.to(at::kDouble)});
