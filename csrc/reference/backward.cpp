@@ -6,11 +6,11 @@
 namespace qkv::reference {
 namespace {
 
-// grad_query[b, h, i, :]. Time S * (D + Dv).
+// Writes grad_query[b, h, i, :], in time S * (D + Dv).
 void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, int64_t i) {
   const BackwardHead head(p, a, b, h);
-  const OutputMatrix grad_query(p, a.grad_query, type_of(p.dtype), b, h);
-  // score_ij depends on sum_d query_id * key_jd
+  const OutputView grad_query(p, a.grad_query, type_of(p.dtype), b, h);
+  // score_ij depends on query_i through dot_ij = sum_d query_id * key_jd.
   const double delta = head.delta(i);
   std::vector<double> sums(p.head_dim);
   for (int64_t j = 0; j < p.seqlen_k; ++j) {
@@ -21,7 +21,7 @@ void grad_query_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t 
   for (int64_t d = 0; d < p.head_dim; ++d) grad_query.set(i, d, sums[d]);
 }
 
-// f(head, i) for every query that sees key j of key/value head hk.
+// Calls f(head, i) for every query i of every query head that sees key j of key/value head hk.
 template <class F>
 void for_each_query(const Problem& p, const BackwardArgs& a, int64_t b, int64_t hk, int64_t j,
                     F f) {
@@ -32,11 +32,11 @@ void for_each_query(const Problem& p, const BackwardArgs& a, int64_t b, int64_t 
   }
 }
 
-// grad_key[b, hk, j, :] and grad_value[b, hk, j, :]. Time H / Hkv * L * (D + Dv).
+// Writes grad_key[b, hk, j, :] and grad_value[b, hk, j, :], in time H / Hkv * L * (D + Dv).
 void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int64_t hk, int64_t j) {
-  const OutputMatrix grad_key(p, a.grad_key, type_of(p.dtype), b, hk);
-  const OutputMatrix grad_value(p, a.grad_value, type_of(p.dtype), b, hk);
-  // score_ij depends on sum_d query_id * key_jd
+  const OutputView grad_key(p, a.grad_key, type_of(p.dtype), b, hk);
+  const OutputView grad_value(p, a.grad_value, type_of(p.dtype), b, hk);
+  // score_ij depends on key_j through dot_ij = sum_d query_id * key_jd.
   std::vector<double> keys(grad_key ? p.head_dim : 0);
   for_each_query(p, a, b, hk, j, [&](const BackwardHead& head, int64_t i) {
     const double grad = head.grad_score(i, j, head.delta(i)) * head.grad_dot(i, j);
@@ -53,15 +53,15 @@ void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int6
   for (size_t d = 0; d < values.size(); ++d) grad_value.set(j, d, values[d]);
 }
 
-// Of everything that is added to the scores, and of the sink.
+// Writes the gradients of all that is added to the scores of head h, and of its sink.
 void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
   const BackwardHead head(p, a, b, h);
-  const OutputMatrix grad_mask(p, a.grad_mask, p.mask_type == MaskType::f64 ? Type::f64 : Type::f32,
-                               b, h);
-  const OutputMatrix grad_keys(p, a.grad_mask_keys, type_of(compute_type(p.dtype)), b, h);
-  const OutputMatrix grad_queries(p, a.grad_mask_queries, type_of(compute_type(p.dtype)), b, h);
-  const OutputMatrix grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
-  const OutputMatrix grad_sink(p, a.grad_sinks, Type::f64, b, h);
+  const OutputView grad_mask(p, a.grad_mask, p.mask_type == MaskType::f64 ? Type::f64 : Type::f32,
+                             b, h);
+  const OutputView grad_keys(p, a.grad_mask_keys, type_of(compute_type(p.dtype)), b, h);
+  const OutputView grad_queries(p, a.grad_mask_queries, type_of(compute_type(p.dtype)), b, h);
+  const OutputView grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
+  const OutputView grad_sink(p, a.grad_sinks, Type::f64, b, h);
   std::vector<double> keys(p.seqlen_k);
   double slope = 0, sink = 0;
   for (int64_t i = 0; i < p.seqlen_q; ++i) {

@@ -1,4 +1,5 @@
-// What the backward pass reads of one query head, and the gradient of a score.
+// One query head in the backward pass: the tensors that it reads besides those of Head, its
+// weights, and the gradient of a score, each under the formula that it follows from.
 #pragma once
 
 #include "reference/head.h"
@@ -6,12 +7,12 @@
 namespace qkv::reference {
 
 struct BackwardHead : Head {
-  InputMatrix output;            // [L, Dv]
-  InputMatrix lse;               // [L, 1]
-  InputMatrix grad_output;       // [L, Dv] or null
-  InputMatrix grad_lse;          // [L, 1] or null
-  InputMatrix grad_weights;      // [L, S] or null
-  InputMatrix grad_weights_dot;  // [L, 1] or null
+  InputView output;            // [L, Dv]
+  InputView lse;               // [L, 1]
+  InputView grad_output;       // [L, Dv] or null
+  InputView grad_lse;          // [L, 1] or null
+  InputView grad_weights;      // [L, S] or null
+  InputView grad_weights_dot;  // [L, 1] or null
 
   BackwardHead(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h)
       : Head(p, b, h),
@@ -22,7 +23,8 @@ struct BackwardHead : Head {
         grad_weights(p, a.grad_weights, type_of(compute_type(p.dtype)), b, h),
         grad_weights_dot(p, a.grad_weights_dot, type_of(compute_type(p.dtype)), b, h) {}
 
-  // The forward pass again, before dropout: softmax_ij = exp(score_ij - lse_i).
+  // The weights of the forward pass, before dropout, follow from its lse:
+  //   softmax_ij = exp(score_ij - lse_i)
   double softmax(int64_t i, int64_t j) const {
     return lse(i, 0) == -kInf ? 0 : std::exp(score(i, j) - lse(i, 0));
   }
@@ -32,7 +34,9 @@ struct BackwardHead : Head {
 
   double weight(int64_t i, int64_t j) const { return keep(i, j) * softmax(i, j); }
 
-  // Through    output_id = sum_j weight_ij * value_jd    and of the weights themselves
+  // The gradient of weight_ij comes through
+  //   output_id = sum_j weight_ij * value_jd
+  // and is added to what the caller gives as the gradient of the weights themselves.
   double grad_weight(int64_t i, int64_t j) const {
     double sum = grad_weights ? grad_weights(i, j) : 0;
     if (grad_output)
@@ -40,9 +44,10 @@ struct BackwardHead : Head {
     return sum;
   }
 
-  // What every score of row i has in common, through lse_i:
+  // All gradients of scores of row i have a term in common, which comes through lse_i:
   //   delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i
-  // where    sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
+  // The sum of it that comes through the output needs no weights:
+  //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
   double delta(int64_t i) const {
     double sum = grad_weights_dot ? grad_weights_dot(i, 0) : 0;
     if (grad_output)
@@ -50,8 +55,9 @@ struct BackwardHead : Head {
     return grad_lse ? sum - grad_lse(i, 0) : sum;
   }
 
-  // Through    weight_ij = keep_ij * exp(score_ij - lse_i)
-  // and        lse_i = log(exp(sink) + sum_j exp(score_ij))
+  // The gradient of score_ij comes through
+  //   weight_ij = keep_ij * exp(score_ij - lse_i)
+  //   lse_i = log(exp(sink) + sum_j exp(score_ij))
   double grad_score(int64_t i, int64_t j, double delta_i) const {
     return softmax(i, j) * (keep(i, j) * grad_weight(i, j) - delta_i);
   }

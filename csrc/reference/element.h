@@ -1,4 +1,4 @@
-// One element of a tensor of any type, read and written as double.
+// The types that elements of tensors have, and how an element is read and written as double.
 #pragma once
 
 #include "attention.h"
@@ -72,7 +72,7 @@ inline double read(Type type, const void* data, int64_t at) {
   return double(static_cast<const int64_t*>(data)[at]);
 }
 
-// A half is rounded twice, to f32 first, as the kernels' halves are.
+// A half is rounded twice, to f32 and then to its own type, since that is how the kernels round it.
 inline void write(Type type, void* data, int64_t at, double x) {
   switch (type) {
     case Type::f32:

@@ -7,17 +7,17 @@
 namespace qkv::reference {
 namespace {
 
-// exp(score - max), 0 also where everything is -inf.
+// This is exp(score - max), and 0 where both are -inf.
 double exp_below(double max, double score) { return score == -kInf ? 0 : std::exp(score - max); }
 
-// output[b, h, i, :] and lse[b, h, i]. Time S * (D + Dv).
+// Writes output[b, h, i, :] and lse[b, h, i], in time S * (D + Dv).
 void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
   const Head head(p, b, h);
-  const OutputMatrix output(p, result.output, type_of(p.dtype), b, h);
-  const OutputMatrix lse(p, result.lse, type_of(compute_type(p.dtype)), b, h);
+  const OutputView output(p, result.output, type_of(p.dtype), b, h);
+  const OutputView lse(p, result.lse, type_of(compute_type(p.dtype)), b, h);
   const int64_t S = p.seqlen_k;
 
-  // The largest score, and sum = exp(sink) + sum_j exp(score_j) over its exponential.
+  // sum = (exp(sink) + sum_j exp(score_j)) / exp(max), where max is the largest of sink and scores.
   double max = head.sink(), sum = exp_below(max, max);
   for (int64_t j = 0; j < S; ++j) {
     if (!head.attends(i, j)) continue;
@@ -29,13 +29,13 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   // output_d = sum_j weight_j * value_jd,  weight_j = keep_j * exp(score_j) / sum
   std::vector<double> sums(p.head_dim_v);
   for (int64_t j = 0; j < S; ++j) {
-    if (!head.attends(i, j)) continue;  // its value may be NaN
+    if (!head.attends(i, j)) continue;  // 0 times its value would be NaN, if that is not finite
     const double weight = head.keep(i, j) * exp_below(max, head.score(i, j));
     for (int64_t d = 0; d < p.head_dim_v; ++d) sums[d] += weight * head.value(j, d);
   }
   for (int64_t d = 0; d < p.head_dim_v; ++d) output.set(i, d, sum == 0 ? sums[d] : sums[d] / sum);
 
-  // lse = log(sum): -inf if there was nothing to attend to
+  // The lse is -inf if there was nothing to attend to: both terms are.
   lse.set(i, 0, max + std::log(sum));
 }
 

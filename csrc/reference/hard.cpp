@@ -1,4 +1,4 @@
-// The best key instead of the average.
+// Hard attention: a query gets the value of its best key, and not an average.
 #include <cmath>
 
 #include "reference/head.h"
@@ -7,8 +7,8 @@
 namespace qkv::reference {
 namespace {
 
-// The first of the keys with the largest score; -1 if every score is -inf, as
-// that of a masked key is. NaN is larger than any number.
+// The number of the first key that has the largest score of query i, where NaN is larger than any
+// number. It is -1 if the query sees no key, or every score is -inf.
 int64_t best_key(const Head& head, int64_t i) {
   int64_t best = -1;
   double largest = -kInf;
@@ -26,8 +26,8 @@ void attention_hard(const Problem& p, const HardResult& result) {
   for (int64_t b = 0; b < p.batch(); ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const Head head(p, b, h);
-      const OutputMatrix output(p, result.output, type_of(p.dtype), b, h);
-      const OutputMatrix index(p, result.index, Type::int64, b, h);
+      const OutputView output(p, result.output, type_of(p.dtype), b, h);
+      const OutputView index(p, result.index, Type::int64, b, h);
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
         const int64_t j = best_key(head, i);
         index.set(i, 0, double(j));

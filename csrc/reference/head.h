@@ -1,5 +1,5 @@
-// One query head h of one batch item b: what it reads, which keys it may attend
-// to, and its scores.
+// One query head h of one batch item b: the tensors that it reads, which keys its queries may see,
+// and their scores. A new option of the scores belongs here.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "common/philox.h"
-#include "reference/matrix.h"
+#include "reference/view.h"
 
 namespace qkv::reference {
 
@@ -16,12 +16,12 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 struct Head {
   const Problem& p;
   int64_t b, h;
-  InputMatrix query;         // [L, D]
-  InputMatrix key;           // [S, D]
-  InputMatrix value;         // [S, Dv]
-  InputMatrix mask;          // [L, S] or null
-  InputMatrix alibi_slopes;  // [1, 1] or null
-  InputMatrix sinks;         // [1, 1] or null
+  InputView query;         // [L, D]
+  InputView key;           // [S, D]
+  InputView value;         // [S, Dv]
+  InputView mask;          // [L, S] or null
+  InputView alibi_slopes;  // [1, 1] or null
+  InputView sinks;         // [1, 1] or null
 
   Head(const Problem& p, int64_t b, int64_t h)
       : p(p),
@@ -34,10 +34,10 @@ struct Head {
         alibi_slopes(p, p.alibi_slopes, Type::f64, b, h),
         sinks(p, p.sinks, Type::f64, b, h) {}
 
-  // Where key j lies from query i, bottom-right aligned.
+  // How far key j lies ahead of query i, where the last query and the last key are side by side.
   int64_t ahead(int64_t i, int64_t j) const { return j - (i + p.seqlen_k - p.seqlen_q); }
 
-  // Neither positions nor the mask hide key j from query i.
+  // Query i may see key j: neither their positions nor the mask hide it.
   bool attends(int64_t i, int64_t j) const {
     if (p.is_causal && j > i) return false;
     if (p.window_left >= 0 && ahead(i, j) < -p.window_left) return false;
@@ -61,18 +61,18 @@ struct Head {
     return score;
   }
 
-  // d score_ij / d dot(query_i, key_j): the derivative of tanh is 1 - tanh^2.
+  // This is d score_ij / d dot(query_i, key_j), in which the derivative of tanh is 1 - tanh^2.
   double grad_dot(int64_t i, int64_t j) const {
     if (!(p.softcap > 0)) return p.scale;
     const double tanh = std::tanh(scaled_dot(i, j) / p.softcap);
     return p.scale * (1 - tanh * tanh);
   }
 
-  // Joins the scores in the softmax's denominator; -inf: there is none.
+  // The sink joins the scores in the softmax's denominator. It is -inf where there is none.
   double sink() const { return sinks ? sinks(0, 0) : -kInf; }
 
-  // kept_ij / (1 - dropout_p). A weight that is dropped is multiplied by 0, as
-  // torch does: NaN stays NaN.
+  // This is kept_ij / (1 - dropout_p). A weight that is dropped is multiplied by 0, so that NaN
+  // stays NaN, as in torch.
   double keep(int64_t i, int64_t j) const {
     if (!(p.dropout_p > 0)) return 1;
     const int64_t plane = (p.dropout_batch + b) * p.heads + h;

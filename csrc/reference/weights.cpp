@@ -1,4 +1,4 @@
-// The weights themselves.
+// The weights themselves, and their dot products with the gradients that the caller has of them.
 #include "reference/backward_head.h"
 #include "reference/reference.h"
 
@@ -6,7 +6,7 @@ namespace qkv::reference {
 
 void add_weights(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
   const BackwardHead head(p, a, b, h);
-  const OutputMatrix weights(p, a.weights, type_of(compute_type(p.dtype)), b, h);
+  const OutputView weights(p, a.weights, type_of(compute_type(p.dtype)), b, h);
   for (int64_t i = 0; i < p.seqlen_q; ++i)
     for (int64_t j = 0; j < p.seqlen_k; ++j)
       if (head.attends(i, j)) weights.add(i, j, head.weight(i, j));
@@ -14,14 +14,14 @@ void add_weights(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) 
 
 namespace {
 
-// dot[b, h, i] = sum_j weight_ij * args.grad_weights_ij. Time S * D.
+// Writes dot[b, h, i] = sum_j weight_ij * args.grad_weights_ij, in time S * D.
 void weights_dot_row(const Problem& p, const BackwardArgs& a, const Output& dot, int64_t b,
                      int64_t h, int64_t i) {
   const BackwardHead head(p, a, b, h);
   double sum = 0;
   for (int64_t j = 0; j < p.seqlen_k; ++j)
     if (head.attends(i, j)) sum += head.weight(i, j) * head.grad_weights(i, j);
-  OutputMatrix(p, dot, type_of(compute_type(p.dtype)), b, h).set(i, 0, sum);
+  OutputView(p, dot, type_of(compute_type(p.dtype)), b, h).set(i, 0, sum);
 }
 
 }  // namespace

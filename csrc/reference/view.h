@@ -1,5 +1,5 @@
-// [rows, cols] of one batch item and head of a tensor of any type, read and
-// written as double.
+// A view [rows, cols] of a tensor of any type: what one batch item and one head have of it. Its
+// elements are read and written as double.
 #pragma once
 
 #include "attention.h"
@@ -8,21 +8,24 @@
 
 namespace qkv::reference {
 
-// Of an Input (Data = const void) or an Output (Data = void).
+// Data is const void for the view of an Input, and void for that of an Output. A view of a tensor
+// that the caller did not give, or does not want, is false; it may be written to, which does
+// nothing.
 template <class Data>
-class Matrix {
+class View {
  public:
   template <class Tensor>
-  Matrix(const Problem& p, const Tensor& t, Type type, int64_t b, int64_t h)
+  View(const Problem& p, const Tensor& t, Type type, int64_t b, int64_t h)
       : type_(type),
         data_(t.data),
         first_(plane_offset(p, t.strides, b, h)),
         row_(t.strides.row),
         col_(t.strides.col) {}
 
-  // Key or value: its rows may lie in pages.
-  Matrix(const Problem& p, const Input& t, int64_t page_stride, int64_t b, int64_t h)
-      : Matrix(p, t, type_of(p.dtype), b, h) {
+  // The view of key or value, whose rows may lie in pages: page n begins n * page_stride elements
+  // after the tensor.
+  View(const Problem& p, const Input& t, int64_t page_stride, int64_t b, int64_t h)
+      : View(p, t, type_of(p.dtype), b, h) {
     pages_ = p.pages;
     page_stride_ = page_stride;
   }
@@ -31,7 +34,6 @@ class Matrix {
 
   double operator()(int64_t r, int64_t c) const { return read(type_, data_, offset(r, c)); }
 
-  // No-ops where the output is not wanted.
   void set(int64_t r, int64_t c, double x) const {
     if (data_) write(type_, data_, offset(r, c), x);
   }
@@ -48,12 +50,12 @@ class Matrix {
 
   Type type_;
   Data* data_;
-  int64_t first_, row_, col_;  // offset of [0, 0] and strides, in elements
+  int64_t first_, row_, col_;  // the offset of [0, 0] and the strides, in elements
   Pages pages_;
   int64_t page_stride_ = 0;
 };
 
-using InputMatrix = Matrix<const void>;
-using OutputMatrix = Matrix<void>;
+using InputView = View<const void>;
+using OutputView = View<void>;
 
 }  // namespace qkv::reference
