@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/decoding.md", "docs/options.md"]
+PAGES = ["README.md", "docs/decoding.md", "docs/options.md", "docs/testing.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
