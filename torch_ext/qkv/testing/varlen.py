@@ -60,12 +60,12 @@ def varlen_attn(
     output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
     lse = query.new_full((query.size(1), query.size(0)), -INF, dtype=dtype)
     for n in range(per_document[0]):
-        rows = torch.arange(*cu_seq_q[n : n + 2].tolist())
+        rows = torch.arange(*cu_seq_q[n : n + 2].tolist(), device=query.device)
         if block_table is None:
             begin, end = (cu_seq_q if cu_seq_k is None else cu_seq_k)[n : n + 2].tolist()
             keys = slice(begin, end if seqused_k is None else begin + int(seqused_k[n]))
         else:
-            place, size = torch.arange(int(seqused_k[n])), key.size(1)
+            place, size = torch.arange(int(seqused_k[n]), device=key.device), key.size(1)
             keys = block_table[n].long()[place // size], place % size
         own = {name: x[n] for name, x in heads.items()}
         found = attention(
