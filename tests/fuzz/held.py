@@ -129,6 +129,12 @@ def forward_again(operator, call, names):
             raise NotJudged(f"{name} is not what the forward operator returns")
 
 
+def returned(operator, results):
+    """{argument: gradient} of the gradients that came back."""
+    names = [x.name.removeprefix("grad_") for x in operator.default._schema.returns]
+    return {n: x for n, x in zip(names, results, strict=True) if x is not None}
+
+
 def attention_backward(call, results):
     inputs, options = plain(call)
     forward_again(torch.ops.qkv.attention_forward, call, ("output", "logsumexp"))
@@ -136,13 +142,9 @@ def attention_backward(call, results):
     if grads == (None, None):
         assert all(x is None for x in results), "a gradient of nothing"
         return
-    wanted = dict(zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), results, strict=True))
-    wanted = {n: x for n, x in wanted.items() if x is not None}
-    for n, asked in zip((*INPUTS, "attn_mask", "alibi_slopes", "sinks"), call["output_mask"],
-                        strict=True):  # fmt: skip
+    wanted = returned(torch.ops.qkv.attention_backward, results)
+    for n, asked in zip(LEAVES, call["output_mask"], strict=True):
         assert (n in wanted) == (asked and is_float(call[n])), f"output_mask and {n}"
-    if grads == (None, None):
-        return
     sizes = magnitudes(*inputs, **options, grads=grads)
     expected = true_gradients(attend, inputs, options, grads, list(wanted))
     for name, x in wanted.items():
@@ -205,8 +207,7 @@ def true_weights_gradients(whole, key, eye, options, g, reduce, names):
 def weights_backward(call, results):
     query, key, options, whole, eye = weights_parts(call)
     forward_again(torch.ops.qkv.weights_forward, call, (None, "logsumexp"))
-    names = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
-    wanted = {n: x for n, x in zip(names, results, strict=True) if x is not None}
+    wanted = returned(torch.ops.qkv.weights_backward, results)
     g, reduce = call["grad_weights"], call["reduce"]
     grad = whole_weights(g, whole, key.size(-2), reduce)
     sizes = magnitudes(whole, key, eye, **options, grads=(grad, None))
@@ -277,15 +278,14 @@ def hold_chosen_gradient(x, call, index, g):
 
 
 def hard_backward(call, results):
-    value = results[2]
+    wanted = returned(torch.ops.qkv.hard_backward, results)
+    value = wanted.pop("value", None)
     assert (value is not None) == call["output_mask"][2]
     if value is not None and call["key"].size(-2) and call["index"].numel():
         hold_chosen_gradient(value, call, call["index"], call["grad_output"])
     if not call["straight_through"]:
         return
     inputs, options = plain(call)
-    names = ("query", "key", None, "attn_mask", "alibi_slopes", None)
-    wanted = {n: x for n, x in zip(names, results, strict=True) if n is not None and x is not None}
     grads = call["grad_output"], None
     sizes = magnitudes(*inputs, **options, grads=grads)
     expected = true_gradients(attend, inputs, options, grads, list(wanted))
