@@ -28,7 +28,7 @@ static_assert(kMaxRows[0] >= 1 && kMaxRows[1] >= 1 && kMaxRows[0] <= 32 && kMaxR
 
 static_assert(kKeyStep % 2 == 0,
               "Blocks of keys are multiples of kKeyStep (key_step). Where bf16 is multiplied in "
-              "pairs, a block must begin with a pair (KeyPairs::from), at an even key");
+              "pairs, a block must begin with a pair (KeyOperand::columns), at an even key");
 
 static_assert(kKeyBlock <= kDepthBlock || kKeyStep != kMaxRows[1],
               "The keys of a tile are the depth of the second product, which is one chain of "

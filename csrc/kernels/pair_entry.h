@@ -5,7 +5,7 @@ inline void pair_gemm_entry(int64_t rows, int64_t columns, int64_t depth, const 
                             int64_t a_row, int64_t a_col, const Pair* b, int64_t b_row, float* c,
                             int64_t c_row, int beta, const float* lanes, float alpha) {
   const PairUnit unit(true);
-  gemm_pairs(rows, columns,
+  gemm<Pair>(rows, columns,
              {depth, a, a_row, a_col, b, b_row, c, c_row, static_cast<Beta>(beta), lanes, alpha});
 }
 

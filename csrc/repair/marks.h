@@ -39,8 +39,7 @@ bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, c
 template <class T>
 class SlotMarks {
  public:
-  SlotMarks(Arena& arena, const Problem& p)
-      : marks_(arena.take<T>(hides_any(p) ? kKeyBlock * kRowBlock<T> : 0)) {}
+  explicit SlotMarks(Arena& arena) : marks_(arena.take<T>(kKeyBlock * kRowBlock<T>)) {}
 
   // Marks the pairs with the keys among [key, end) that are not finite. `weights` has the weights
   // of the first `keys` of these keys; pairs with the keys after them are hidden. Returns whether

@@ -7,12 +7,11 @@ namespace qkv::QKV_ISA {
 template <class E, class C>
 class PartedKeys {
  public:
-  // Takes memory only where pairs can be hidden.
-  PartedKeys(Arena& arena, const Problem& p, int64_t dim, int64_t step)
+  PartedKeys(Arena& arena, int64_t dim, int64_t step)
       : dim_(dim),
         step_(step),
-        finite_(arena.take<E>(hides_any(p) ? kKeyBlock * step_ : 0)),
-        codes_(arena.take<C>(hides_any(p) ? kKeyBlock * step_ : 0)) {}
+        finite_(arena.take<E>(kKeyBlock * step_)),
+        codes_(arena.take<C>(kKeyBlock * step_)) {}
 
   // Separates rows [key, key + keys), unless they are those of the last call.
   template <Infinities infinities>
@@ -87,47 +86,66 @@ class LoadedKeys {
 
 // Keys or values for products that leave out hidden pairs. A product multiplies finite() instead of
 // the rows themselves; hide() then marks the pairs of one tile, and add() adds what the numbers
-// that are not finite make of the visible ones.
+// that are not finite make of the visible ones. Exists only where
+// pairs can be hidden.
 template <class E, Infinities infinities>
 class NonfiniteKeys {
   using T = Compute<E>;
+  using N = Natural<E>;
 
  public:
   NonfiniteKeys(Arena& arena, const Problem& p, int64_t dim)
       : dim_(dim),
-        parted_(arena, p, dim, padded<T>(dim)),
-        marks_(arena, p),
-        counts_(arena.take<T>(hides_any(p) ? dim * kRowBlock<T> : 0)) {}
+        parted_(arena, dim, padded<N>(dim)),
+        finite_(arena, p, kKeyBlock, dim, Use::columns),
+        codes_(arena, p, kKeyBlock, dim, Use::columns),
+        marks_(arena),
+        operand_(arena),
+        counts_(arena.take<T>(padded<T>(dim) * kRowBlock<T>)) {}
 
   // Separates keys [key, key + keys), which must have the same numbers at every call. Returns
   // whether all are finite.
   bool part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
+    if (hold(key, keys)) return false;
     parted_.template part<infinities>(rows, key, keys);
-    return parted_.slots() == 0;
+    const bool all_finite = parted_.slots() == 0;
+    // An odd key's neighbour may be in need of repair where all of these are finite: see hide().
+    if (!all_finite || keys % kDepthMultiple<E> != 0) finite_.load(parted_.finite(), key, keys);
+    if (!all_finite) codes_.load(parted_.codes(), 0, parted_.slots());
+    return all_finite;
   }
   // Whether these keys were separated last, and not all are finite.
   bool hold(int64_t key, int64_t keys) const { return parted_.hold(key, keys); }
-  // The keys with 0 in place of what is not finite.
-  KeyRows<E> finite() const { return parted_.finite(); }
+  // Keys [key, key + keys) with 0 in place of what is not finite, as KeyOperand::columns has them.
+  LeftOperand<Factor<E>> finite(int64_t key, int64_t keys) const {
+    return finite_.columns(key, keys);
+  }
 
   // Marks the pairs with the keys among [key, key + keys) that are not finite; weights [keys x
-  // lanes]. Returns whether one of these keys is hidden from a row of the tile.
+  // lanes]. Returns whether one of these keys is hidden from a row of the tile. In products of
+  // pairs an odd key's neighbour is hidden, too: it is multiplied by 0.
   bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights) {
-    return marks_.mark(p, parted_, tile, key, keys, key + keys, weights);
+    const int64_t end = key + touched_keys(keys, kDepthMultiple<E>);
+    return marks_.mark(p, parted_, tile, key, keys, end, weights);
   }
   // output [dim x lanes] += what the visible pairs of the last hide() add.
-  void add(const Tile& tile, T* output) const {
+  void add(Tile tile, T* output) const {
     if (marks_.count() == 0) return;
-    gemm<T>(dim_, tile.lanes,
-            {marks_.count(), parted_.codes().at(marks_.begin()), 1, parted_.step(), marks_.data(),
-             tile.lanes, counts_, tile.lanes, Beta::zero, nullptr});
+    const LeftOperand<Factor<E>> codes = codes_.columns(marks_.begin(), marks_.count());
+    tile.step = tile.lanes;
+    operand_.each(tile, marks_.data(), marks_.count(), codes.depth, false, [&](const auto& b) {
+      multiply(codes, b, tile.lanes, Sum<T>{counts_, tile.lanes, Beta::zero});
+    });
     add_counted<infinities>(dim_ * tile.lanes, counts_, output);
   }
 
  private:
   int64_t dim_;
-  PartedKeys<E, T> parted_;
+  PartedKeys<E, N> parted_;
+  KeyOperand<E> finite_;
+  KeyOperand<N> codes_;
   SlotMarks<T> marks_;
+  TileAsB<E> operand_;
   T* counts_;  // [dim x lanes], scratch: sums of mark * code
 };
 

@@ -15,37 +15,46 @@ Range part_rows(int64_t count, int64_t step, E* rows, C* codes) {
 
 // The rows of grad_output or query for the products dV += P^T dO and dK += dS^T Q. A product
 // multiplies rows that part() has made finite, and add() adds what the other numbers make of it.
+// Exists only where pairs can be hidden.
 template <class E, Infinities infinities>
 class NonfiniteRows {
   using T = Compute<E>;
 
  public:
-  NonfiniteRows(Arena& arena, const Problem& p, int64_t dim)
-      : step_(padded<T>(dim)),
-        codes_(arena.take<T>(hides_any(p) ? kGradRows * step_ : 0)),
-        counts_(arena.take<T>(hides_any(p) ? kKeyBlock * step_ : 0)) {}
+  NonfiniteRows(Arena& arena, int64_t dim)
+      : columns_(padded<T>(dim)),
+        codes_(arena, kGradRows, dim),
+        operand_(arena),
+        counts_(arena.take<T>(kKeyBlock * columns_)) {}
 
-  // Writes 0 in place of the numbers in rows [count, padded(dim)] that are not finite. Returns
+  // Writes 0 in place of the numbers in the first `count` of the rows that are not finite. Returns
   // whether there were none.
-  bool part(T* rows, int64_t count) {
-    rows_ = part_rows<infinities>(count, step_, rows, codes_);
-    return rows_.empty();
+  bool part(RowOperand<E>& rows, int64_t count) {
+    rows_ = part_rows<infinities>(count, rows.step(), rows.natural(), codes_.natural());
+    if (rows_.empty()) return true;
+    rows.zip(count);
+    codes_.zip(count);
+    return false;
   }
 
   // sums [keys, padded(dim)] += what the numbers that are not finite add, in rows [lane, lane +
-  // rows) of the block. marks [keys x kGradRows] begin with that lane.
+  // rows) of the block. marks [keys x kGradRows] begin with that lane, a multiple of
+  // kDepthMultiple<E>.
   void add(int64_t lane, int64_t rows, int64_t keys, const T* marks, T* sums) const {
-    const int64_t begin = std::max(lane, rows_.begin), end = std::min(lane + rows, rows_.end);
+    constexpr int64_t kMultiple = kDepthMultiple<E>;
+    const int64_t skipped = std::max<int64_t>(0, rows_.begin - lane) / kMultiple * kMultiple;
+    const int64_t begin = lane + skipped, end = std::min(lane + rows, rows_.end);
     if (begin >= end) return;
-    gemm<T>(keys, step_,
-            {end - begin, marks + begin - lane, kGradRows, 1, codes_ + begin * step_, step_,
-             counts_, step_, Beta::zero, nullptr});
-    add_counted<infinities>(keys * step_, counts_, sums);
+    operand_.each(marks + skipped, keys, end - begin, false, [&](const auto& a) {
+      multiply(a, codes_.rows(begin), columns_, Sum<T>{counts_, columns_, Beta::zero});
+    });
+    add_counted<infinities>(keys * columns_, counts_, sums);
   }
 
  private:
-  int64_t step_;
-  T* codes_;    // [kGradRows, padded(dim)]
+  int64_t columns_;
+  RowOperand<E> codes_;
+  TileAsA<E> operand_;
   T* counts_;   // [keys, padded(dim)], scratch: sums of mark * code
   Range rows_;  // the rows with a number that is not finite
 };

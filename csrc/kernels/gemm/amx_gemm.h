@@ -1,5 +1,6 @@
-// Products of pairs by AMX: C[M x N] = beta * C + alpha * A[M x K] * B[K x N] as in tile_gemm.h,
-// with a_col = 1. One instruction adds 16 x 16 sums over a depth of 16 pairs.
+// Products of pairs by AMX, which take the place of gemm<Pair> in tile_gemm.h: C[M x N] = beta * C
+// + alpha * A[M x K] * B[K x N], with a_col = 1. One instruction adds 16 x 16 sums over a depth of
+// 16 pairs.
 //
 // AMX has eight registers, called tiles, of 16 rows of 64 bytes: here 2 x 2 of sums, two of A and
 // two of B. The instructions are in isa/amx/tiles.h.
@@ -94,7 +95,9 @@ void tile_block(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
 }
 
 // `columns` is a multiple of 16.
-inline void gemm_pairs(int64_t rows, int64_t columns, MicroArgs<Pair> args) {
+template <>
+inline void gemm<Pair>(int64_t rows, int64_t columns, const MicroArgs<Pair>& product) {
+  MicroArgs<Pair> args = product;
   for (; rows > 0; rows -= 2 * kTile) {
     for (int64_t n = 0; n < columns; n += 2 * kTile) {
       const bool wide = columns - n > kTile, tall = rows > kTile;

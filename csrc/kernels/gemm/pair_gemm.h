@@ -1,5 +1,5 @@
-// Products of pairs by vector instructions: the micro-kernel of tile_gemm.h with E = Pair. The
-// other way to the same functions is amx_gemm.h.
+// Products of pairs by vector instructions: gemm<Pair> is the micro-kernel of tile_gemm.h with E =
+// Pair. The other way is amx_gemm.h.
 namespace qkv::QKV_ISA {
 
 // Whether A is read in tiles, and so must have a_col = 1: neighbours along the depth side by side.
@@ -11,9 +11,5 @@ constexpr int kPairRows = kMaxRows[1];
 struct PairUnit {
   explicit PairUnit(bool) {}
 };
-
-inline void gemm_pairs(int64_t rows, int64_t columns, const MicroArgs<Pair>& args) {
-  gemm<Pair>(rows, columns, args);
-}
 
 }  // namespace qkv::QKV_ISA

@@ -1,4 +1,5 @@
-// Keys, values and rows in bf16, as the operands of products of pairs.
+// Keys, values and rows in bf16 as the operands of products of pairs: KeyOperand and RowOperand
+// (key_operand.h, row_operand.h), whose functions are described there.
 namespace qkv::QKV_ISA {
 
 // How many pairs of a row of `dim` bf16 a product along the row multiplies. AMX tiles take 16 pairs
@@ -7,6 +8,10 @@ namespace qkv::QKV_ISA {
 constexpr int64_t depth_pairs(int64_t dim) {
   return kTiles ? padded_halves(dim) / 2 : pairs_in(dim);
 }
+
+// How many rows of V^T, or of K^T, are multiplied: dim, and with AMX rows of zeros up to whole
+// tiles.
+constexpr int64_t product_rows(int64_t dim) { return kTiles ? padded<float>(dim) : dim; }
 
 // Rows [key, key + keys) as depth_pairs(dim) pairs of neighbouring columns. They are read where
 // they lie if their layout permits, else copied to scratch [keys, padded_halves(dim)].
@@ -24,105 +29,111 @@ inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64
   return as_pairs(scratch, step);
 }
 
-// Rows of key or value as the transposed matrix [dim x keys], in pairs of consecutive keys: for
-// products whose depth is the keys.
-class KeyPairs {
+// Has a copy for each direction: rows as they lie, if they cannot be read there, and pairs of
+// consecutive keys for the transposed matrix.
+template <>
+class KeyOperand<BFloat16> {
  public:
-  KeyPairs(Arena& arena, int64_t max_keys, int64_t dim)
-      : dim_(dim),
-        pairs_(arena.take<Pair>(padded<Pair>(pairs_in(max_keys)) * padded_halves(dim))),
-        rows_(kTiles ? arena.take<Pair>(kLanes<Pair> * padded_halves(dim)) : nullptr) {}
+  KeyOperand(Arena& arena, const Problem&, int64_t max_keys, int64_t dim, Use use)
+      : dim_(dim), use_(use) {
+    const int64_t step = padded_halves(dim);
+    if (use != Use::columns) copy_ = arena.take<BFloat16>(max_keys * step);
+    if (use == Use::rows) return;
+    zipped_ = arena.take<Pair>(padded<Pair>(pairs_in(max_keys)) * step);
+    if (kTiles) scratch_ = arena.take<Pair>(kLanes<Pair> * step);
+  }
 
-  void read(const KeyRows<BFloat16>& rows, int64_t key, int64_t keys) {
-    const int64_t step = padded_halves(dim_), pairs = pairs_in(keys);
-    keys_ = keys;
+  void load(const KeyRows<BFloat16>& rows, int64_t key, int64_t keys) {
+    first_ = key, count_ = keys;
+    if (use_ != Use::columns) rows_ = read_pairs(rows, dim_, key, keys, copy_);
+    if (use_ != Use::rows) zip(rows);
+  }
+
+  LeftOperand<Pair> rows(int64_t key, int64_t keys) const {
+    return {rows_.from(key - first_), keys, depth_pairs(dim_)};
+  }
+  // The depth is as many pairs as there are; AMX tiles multiply whole steps where nothing but zeros
+  // follows the last key.
+  LeftOperand<Pair> columns(int64_t key, int64_t keys) const {
+    const int64_t pairs = pairs_in(keys), whole = padded<Pair>(pairs), skipped = (key - first_) / 2;
+    const bool zeros = kTiles && key + keys == first_ + count_ && skipped + whole <= columns_.row;
+    return {{columns_.data + skipped * columns_.col, columns_.row, columns_.col},
+            product_rows(dim_),
+            zeros ? whole : pairs};
+  }
+  Matrix<BFloat16> natural() const {
+    return {reinterpret_cast<const BFloat16*>(rows_.data), 2 * rows_.row, 1};
+  }
+
+ private:
+  void zip(const KeyRows<BFloat16>& rows) {
+    const int64_t step = padded_halves(dim_), pairs = pairs_in(count_), end = first_ + count_;
     const auto zip_pair = [&](int64_t pair, Pair* to) {
-      const int64_t j = key + 2 * pair;
-      const BFloat16* second = j + 1 < key + keys ? rows.at(j + 1) : nullptr;
-      zip_rows(rows.at(j), second, rows.col(), dim_, to);
+      const int64_t j = first_ + 2 * pair;
+      zip_rows(rows.at(j), j + 1 < end ? rows.at(j + 1) : nullptr, rows.col(), dim_, to);
     };
     if (!kTiles) {
-      for (int64_t i = 0; i < pairs; ++i) zip_pair(i, pairs_ + i * step);
-      matrix_ = {pairs_, 1, step};
+      for (int64_t i = 0; i < pairs; ++i) zip_pair(i, zipped_ + i * step);
+      columns_ = {zipped_, 1, step};
       return;
     }
     // Tiles want neighbours along the depth to be neighbours in memory.
     for (int64_t i = 0; i < pairs; i += kLanes<Pair>) {
       const int64_t count = std::min<int64_t>(kLanes<Pair>, pairs - i);
-      for (int64_t r = 0; r < count; ++r) zip_pair(i + r, rows_ + r * step);
-      std::fill(rows_ + count * step, rows_ + kLanes<Pair> * step, Pair{});
-      transpose(rows_, step, pairs_ + i, padded<Pair>(pairs), kLanes<Pair>, step);
+      for (int64_t r = 0; r < count; ++r) zip_pair(i + r, scratch_ + r * step);
+      std::fill(scratch_ + count * step, scratch_ + kLanes<Pair> * step, Pair{});
+      transpose(scratch_, step, zipped_ + i, padded<Pair>(pairs), kLanes<Pair>, step);
     }
-    matrix_ = {pairs_, padded<Pair>(pairs), 1};
+    columns_ = {zipped_, padded<Pair>(pairs), 1};
   }
 
-  // The matrix without the first `key` of the keys that were read; `key` is even.
-  Matrix<Pair> from(int64_t key) const {
-    return {matrix_.data + key / 2 * matrix_.col, matrix_.row, matrix_.col};
-  }
-
-  // How many pairs a product over keys [key, key + keys) multiplies. AMX tiles multiply whole steps
-  // where nothing but zeros follows the last key.
-  int64_t depth(int64_t key, int64_t keys) const {
-    const int64_t pairs = pairs_in(keys), whole = padded<Pair>(pairs);
-    const bool zeros = kTiles && key + keys == keys_ && key / 2 + whole <= matrix_.row;
-    return zeros ? whole : pairs;
-  }
-
- private:
   int64_t dim_;
-  Pair *pairs_, *rows_;
-  int64_t keys_ = 0;
-  Matrix<Pair> matrix_{};
+  Use use_;
+  BFloat16* copy_ = nullptr;
+  Pair *zipped_ = nullptr, *scratch_ = nullptr;
+  int64_t first_ = 0, count_ = 0;
+  Matrix<Pair> rows_{}, columns_{};
 };
 
-// Pads the right-hand operand of such a product, pairs of weights [pairs_in(keys) x lanes], with
-// rows of zeros to `depth` rows.
-QKV_INLINE void pad_pairs(Pair* pairs, int64_t lanes, int64_t keys, int64_t depth) {
-  std::fill(pairs + pairs_in(keys) * lanes, pairs + depth * lanes, Pair{});
-}
-
-// How many rows of V^T, or of K^T, are multiplied: dim, and with AMX rows of zeros up to whole
-// tiles.
-constexpr int64_t product_rows(int64_t dim) { return kTiles ? padded<float>(dim) : dim; }
-
-// A block of rows of query or grad_output in bf16: as they are, and as pairs of consecutive rows.
-class RowPairs {
+template <>
+class RowOperand<BFloat16> {
  public:
-  RowPairs(Arena& arena, int64_t max_rows, int64_t dim)
+  RowOperand(Arena& arena, int64_t max_rows, int64_t dim)
       : dim_(dim),
-        natural_(arena.take<BFloat16>(max_rows * padded_halves(dim))),
-        zipped_(arena.take<Pair>(pairs_in(max_rows) * padded_halves(dim))) {}
+        rows_(arena.take<BFloat16>(max_rows * step())),
+        zipped_(arena.take<Pair>(pairs_in(max_rows) * step())) {}
 
-  // Reads rows [begin, begin + valid), and adds rows of zeros up to `count`, a multiple of
-  // kLanes<Pair>.
-  void read(const Rows<const BFloat16>& rows, int64_t begin, int64_t valid, int64_t count) const {
-    const int64_t step = padded_halves(dim_);
+  void read(const Rows<const BFloat16>& rows, int64_t begin, int64_t valid, int64_t count,
+            float factor = 1) {
+    factor_ = factor;
     for (int64_t r = 0; r < valid; ++r)
-      copy_row(rows[begin + r], rows.col, dim_, natural_ + r * step);
-    std::fill(natural_ + valid * step, natural_ + count * step, BFloat16{});
+      copy_row(rows[begin + r], rows.col, dim_, rows_ + r * step());
+    std::fill(rows_ + valid * step(), rows_ + count * step(), BFloat16{});
   }
 
-  // to [pairs along dim x lanes] = the transpose of `lanes` rows, from row `lane` of the block on.
-  void transpose_to(int64_t lane, int64_t lanes, Pair* to) const {
-    const int64_t step = padded_halves(dim_);
-    transpose(reinterpret_cast<const Pair*>(natural_ + lane * step), step / 2, to, lanes, lanes,
-              step / 2);
+  RightOperand<Pair> pack(int64_t lane, int64_t lanes, float factor, Pair* to) const {
+    transpose(reinterpret_cast<const Pair*>(rows_ + lane * step()), step() / 2, to, lanes, lanes,
+              step() / 2);
+    return {to, lanes, factor_ * factor};
   }
 
-  // Makes pairs of consecutive rows, [count / 2 x padded_halves(dim)], of the first `count` rows.
+  // Makes pairs of consecutive rows.
   void zip(int64_t count) const {
-    const int64_t step = padded_halves(dim_);
     for (int64_t r = 0; r < count; r += 2)
-      zip_rows(natural_ + r * step, natural_ + (r + 1) * step, 1, step, zipped_ + r / 2 * step);
+      zip_rows(rows_ + r * step(), rows_ + (r + 1) * step(), 1, step(), zipped_ + r / 2 * step());
   }
-  BFloat16* natural() const { return natural_; }  // [rows, padded_halves(dim)]
-  const Pair* zipped(int64_t row) const { return zipped_ + row / 2 * padded_halves(dim_); }
+  RightOperand<Pair> rows(int64_t lane) const {
+    return {zipped_ + lane / 2 * step(), step(), factor_};
+  }
+
+  BFloat16* natural() const { return rows_; }
+  int64_t step() const { return padded_halves(dim_); }
 
  private:
   int64_t dim_;
-  BFloat16* natural_;
-  Pair* zipped_;
+  BFloat16* rows_;
+  Pair* zipped_;  // [pairs of rows x padded_halves(dim)]
+  float factor_ = 1;
 };
 
 }  // namespace qkv::QKV_ISA

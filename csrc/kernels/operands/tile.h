@@ -75,14 +75,4 @@ Vec<T> per_head(const Problem& p, const Tile& tile, const Input& input, int vect
   return v;
 }
 
-// query [D x lanes] = the transposed queries of the tile times scale. `rows` [lanes x padded(D)] is
-// scratch.
-template <class E, class T = Compute<E>>
-void pack_queries(const Problem& p, const Tile& tile, T* rows, T* query) {
-  const int64_t dim = padded<T>(p.head_dim);
-  gather_rows(rows_of<E>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
-              p.head_dim, rows);
-  transpose<T>(rows, dim, query, tile.lanes, tile.lanes, dim, T(p.scale));
-}
-
 }  // namespace qkv::QKV_ISA

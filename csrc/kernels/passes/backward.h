@@ -1,19 +1,16 @@
 // The backward pass over one BackwardBlock: a range of keys of one plane against all rows that may
 // see one. With P the weights, dP = dO V^T and delta as in grad_rows.h, the gradient of the scores
-// is dS = P * (dP - delta). The five products are those of products/grad_products.h.
+// is dS = P * (dP - delta), and there are five products:
+//
+//   S^T = K Q^T    dP^T = V dO^T    dQ^T += K^T dS^T    dV += P^T dO    dK += dS^T Q
 //
 // The loop over rows is outside and the loop over keys inside: a block of rows is packed once and
 // finished in one go, while dK and dV of the item's keys are summed in the second-level cache.
 namespace qkv::QKV_ISA {
 
-struct BackwardTile {
-  Tile tile;
-  int64_t lane;  // its first column in the tiles of scores
-};
-
 // Turns scores and dP [keys x lanes] into P and dS, in place.
 template <class E, class T = Compute<E>>
-void weights_and_gradients(const Problem& p, const BackwardTile& t, int64_t key, int64_t keys,
+void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
                            T* weights, T* grad_scores, const BackwardScratch<E>& s) {
   const bool hides = s.hides_pairs && !s.needs_marks;
   (hides ? grad_softmax<true, E> : grad_softmax<false, E>)(t.tile, t.lane, keys, weights,
@@ -22,16 +19,28 @@ void weights_and_gradients(const Problem& p, const BackwardTile& t, int64_t key,
     drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
 }
 
+// scores [keys x lanes] = the scores of keys [key, key + keys), before any option, made as the
+// forward pass makes them.
+template <class E, class T = Compute<E>>
+void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
+                    T* scores, const BackwardScratch<E>& s) {
+  if (s.few_query)
+    few_scores<E>(t.tile, p.head_dim, keys, s.key_rows.at(key), s.key_rows.row(), s.few_query,
+                  scores, {});
+  else
+    multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
+}
+
 // Computes P and dS of one tile of rows and keys [key, key + keys) into s.weights and
 // s.grad_scores, where the tile begins at element `at`.
 template <class E>
-void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const BackwardTile& t,
+void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<E>& t,
                          int64_t key, int64_t keys, int64_t at, const BackwardScratch<E>& s) {
   using T = Compute<E>;
   T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
-  s.products.scores(t.tile, t.lane, key, keys, weights);
+  scores_of_tile(p, t, key, keys, weights, s);
   apply_score_options(p, t.tile, key, keys, weights, s.cap_slope ? s.cap_slope + at : nullptr);
-  s.products.grad_weights(t.tile, t.lane, key, keys, grad_scores);
+  multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
     const T factor = T(dropout_scale(p.dropout_p));
     read_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
@@ -50,7 +59,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 // gradients of masks and slopes, and dQ.
 template <class E>
 void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-               const BackwardTile& t, int64_t key, int64_t keys, int64_t at,
+               const BackwardTile<E>& t, int64_t key, int64_t keys, int64_t at,
                BackwardScratch<E>& s) {
   using T = Compute<E>;
   const Tile& tile = t.tile;
@@ -68,37 +77,36 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
   // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
   // dK and dV in add_grad_key_value.
   const bool grads_query =
-      a.grad_query.data && !(s.needs_marks && s.products.grad_query_is_nan(tile, t.lane));
+      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
   const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
-                               s.products.hides_nonfinite(tile, key, keys, s.weights + at);
+                               s.hides_nonfinite(p, tile, key, keys, s.weights + at);
   if (p.softcap > 0) {
     softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
     if (hides_nonfinite || s.needs_marks)
       mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
   }
   if (!grads_query) return;
-  if (hides_nonfinite)
-    s.products.add_visible_grad_query(tile, t.lane, key, keys, grad_scores);
-  else
-    s.products.add_grad_query(tile, t.lane, key, keys, grad_scores);
+  add_over_keys(tile,
+                hides_nonfinite ? s.nonfinite_keys->finite(key, keys) : s.keys.columns(key, keys),
+                keys, s.as_b, grad_scores, s.sees_few, t.grad_query);
+  if (hides_nonfinite) s.nonfinite_keys->add(tile, t.grad_query);
 }
 
 // A block of up to kGradRows rows, packed, and the tiles it consists of.
 template <class E, class T = Compute<E>>
 struct RowBlock {
   int64_t row, rows;
-  BackwardTile tiles[kGradRows / kRowBlock<T>];
+  BackwardTile<E> tiles[kGradRows / kRowBlock<T>];
   int count = 0;
 
   RowBlock(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
            int64_t row_begin, int64_t row_count, BackwardScratch<E>& s)
       : row(row_begin), rows(row_count) {
     load_statistics(p, a, batch, kv_head, row, rows, s);
-    s.products.load_rows(a, batch, kv_head, row, rows);
-    for (int64_t lane = 0; lane < rows; lane += kRowBlock<T>, ++count) {
-      tiles[count] = {make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane};
-      s.products.pack(tiles[count].tile, lane);
-    }
+    s.load_rows(p, a, batch, kv_head, row, rows);
+    for (int64_t lane = 0; lane < rows; lane += kRowBlock<T>, ++count)
+      s.pack(p, make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane,
+             tiles[count]);
   }
 
   const Tile& first() const { return tiles[0].tile; }
@@ -107,7 +115,7 @@ struct RowBlock {
 
 // Sets P and dS of keys [from, to) of a tile to 0.
 template <class E>
-void clear_keys(const BackwardTile& t, int64_t from, int64_t to, const BackwardScratch<E>& s) {
+void clear_keys(const BackwardTile<E>& t, int64_t from, int64_t to, const BackwardScratch<E>& s) {
   using T = Compute<E>;
   for (int64_t j = from; j < to; ++j) {
     std::fill_n(s.weights + j * kGradRows + t.lane, t.tile.lanes, T(0));
@@ -122,17 +130,15 @@ template <class E, class T = Compute<E>>
 void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
                         int64_t keys, T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
   const T *weights = s.weights + lane, *grad_scores = s.grad_scores + lane, *marks = s.marks + lane;
-  const auto goes_on = [&](const Output& grad, const T* sums, int64_t dim) {
-    return grad.data && !(s.needs_marks && all_nan(sums, keys * padded<T>(dim)));
+  const auto add = [&](const Output& grad, const RowOperand<E>& operand, const T* tiles,
+                       const auto& nonfinite, int64_t dim, T* sums) {
+    if (!grad.data || (s.needs_marks && all_nan(sums, keys * padded<T>(dim)))) return;
+    add_over_rows(keys, s.as_a, tiles, depth, operand.rows(lane), dim, s.sees_few, sums);
+    if (s.needs_marks) nonfinite->add(lane, depth, keys, marks, sums);
   };
-  if (goes_on(a.grad_value, grad_value, p.head_dim_v)) {
-    s.products.add_grad_value(lane, depth, keys, weights, grad_value);
-    if (s.needs_marks) s.products.add_nonfinite_grad_value(lane, depth, keys, marks, grad_value);
-  }
-  if (goes_on(a.grad_key, grad_key, p.head_dim)) {
-    s.products.add_grad_key(lane, depth, keys, grad_scores, grad_key);
-    if (s.needs_marks) s.products.add_nonfinite_grad_key(lane, depth, keys, marks, grad_key);
-  }
+  if (s.has_grad_output)
+    add(a.grad_value, s.grad_output, weights, s.nonfinite_grad_output, p.head_dim_v, grad_value);
+  add(a.grad_key, s.query, grad_scores, s.nonfinite_query, p.head_dim, grad_key);
 }
 
 // One block of rows against keys [key, key + keys), which are no more than a tile has.
@@ -142,7 +148,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
   using T = Compute<E>;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
   const auto begin_of = [&](int t) {
-    constexpr int64_t kMultiple = GradProducts<E>::kKeyMultiple;
+    constexpr int64_t kMultiple = kDepthMultiple<E>;  // where operand K^T of a tile may begin
     const int64_t skip = std::max<int64_t>(0, rows.tiles[t].tile.key_begin - key);
     return key + skip / kMultiple * kMultiple;
   };
@@ -153,7 +159,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
   if (first > last) return;
   const int64_t begin = begin_of(first), end = end_of(last);
   for (int t = first; t <= last; ++t) {
-    const BackwardTile& tile = rows.tiles[t];
+    const BackwardTile<E>& tile = rows.tiles[t];
     const int64_t from = begin_of(t), to = std::max(from, end_of(t));
     if (from < to)
       grad_tile(p, a, block, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
@@ -176,7 +182,7 @@ void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, 
                   hides_positions(p, rows.first().first, rows.last().last, key, key_end);
   s.needs_marks = false;
   if (!s.hides_pairs) return;
-  const bool rows_are_finite = s.products.part_rows(rows.rows);
+  const bool rows_are_finite = s.part_rows(rows.rows);
   s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
 }
 
@@ -185,6 +191,7 @@ void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, 
 template <class E, class G>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block, int64_t row,
                    int64_t count, const Rows<G>& grad_query, BackwardScratch<E>& s) {
+  using T = Compute<E>;
   const RowBlock<E> rows(p, a, block.batch, block.kv_head, row, count, s);
   look_for_nonfinite(p, rows, block.key_begin, block.key_end, s);
   const int64_t key_end = std::min(block.key_end, rows.last().key_end);
@@ -195,12 +202,13 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock&
     backward_keys(p, a, block, rows, key, std::min(step, key_end - key), s);
 
   if (!grad_query.data) return;
+  const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
-    const auto& [tile, lane] = rows.tiles[t];
-    const auto* from = s.products.grad_query(tile, lane);
-    for (int r = 0; r < tile.rows; ++r)
-      scatter_row(from + r * padded<Compute<E>>(p.head_dim), block.accumulate, p.head_dim,
-                  grad_query[row + lane + r], grad_query.col);
+    const BackwardTile<E>& of = rows.tiles[t];
+    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes, T(p.scale));
+    for (int r = 0; r < of.tile.rows; ++r)
+      scatter_row(s.grad_query + r * dim, block.accumulate, p.head_dim,
+                  grad_query[row + of.lane + r], grad_query.col);
   }
 }
 
@@ -260,7 +268,7 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   if (block.grad_slopes) std::fill_n(block.grad_slopes, p.group(), 0.);
   if (block.grad_mask_rows) std::fill_n(block.grad_mask_rows, p.group() * p.seqlen_q, 0.);
 
-  s.products.load_keys(block.batch, block.kv_head, block.key_begin, keys);
+  s.load_keys(p, block.batch, block.kv_head, block.key_begin, keys);
   if (block.partial_grad_query) {
     backward_plane(p, a, block,
                    Rows<T>{static_cast<T*>(block.partial_grad_query), 1, 0, p.head_dim, 1}, s);

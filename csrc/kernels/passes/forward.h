@@ -2,20 +2,21 @@
 namespace qkv::QKV_ISA {
 
 // What a tile of queries carries from one block of keys to the next: the state of the online
-// softmax. P is one of the classes of products/, which multiply.
+// softmax. P multiplies: ForwardTiles or ForwardFewRows.
 template <class P, class T = Compute<typename P::Element>>
 struct ForwardState {
   Tile tile;
-  typename P::Query* query;
-  T* output;  // [Dv x lanes], or laid out as P does; not yet divided by sum
-  T* max;     // [lanes]
-  T* sum;     // [lanes]
+  typename P::Factor* memory;
+  typename P::Query query;  // packed in that memory
+  T* output;                // [Dv x lanes], or laid out as P does; not yet divided by sum
+  T* max;                   // [lanes]
+  T* sum;                   // [lanes]
 };
 
 template <class P>
 struct ForwardScratch {
   using T = Compute<typename P::Element>;
-  using Query = typename P::Query;
+  using Factor = typename P::Factor;
 
   P products;
   T *rows, *scores, *rescale;
@@ -34,12 +35,12 @@ struct ForwardScratch {
     const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
     const int64_t query_size = P::query_size(p), output_size = P::output_size(p);
     tiles = arena.take<ForwardState<P>>(count);
-    Query* query = arena.take<Query>(count * query_size);
+    Factor* query = arena.take<Factor>(count * query_size);
     T* output = arena.take<T>(count * output_size);
     T* state = arena.take<T>(count * kRowBlock<T> * 2);
     if (arena.counting()) return;
     for (int64_t t = 0; t < count; ++t) {
-      tiles[t].query = query + t * query_size;
+      tiles[t].memory = query + t * query_size;
       tiles[t].output = output + t * output_size;
       tiles[t].max = state + t * kRowBlock<T> * 2;
       tiles[t].sum = tiles[t].max + kRowBlock<T>;
@@ -62,11 +63,11 @@ void add_sinks(const Problem& p, const ForwardState<P>& state) {
 }
 
 template <class P>
-void begin_tile(const Problem& p, const Tile& tile, bool with_sink, const P& products,
+void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
                 ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   state.tile = tile;
-  products.pack(tile, state.query);
+  state.query = products.pack(tile, state.memory);
   std::fill_n(state.output, P::output_size(p), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));
@@ -80,11 +81,8 @@ template <class P>
 void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& s,
                 ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
-  constexpr int64_t kMultiple = P::kKeyMultiple;
   const Tile& tile = state.tile;
-  // An odd key's neighbour is hidden, too: its value is multiplied by 0.
-  const int64_t touched = (keys + kMultiple - 1) / kMultiple * kMultiple;
-  if (!hides_any(p) || !hides_pairs(p, tile, key, touched))
+  if (!hides_any(p) || !hides_pairs(p, tile, key, touched_keys(keys, P::kKeyMultiple)))
     return s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
@@ -211,16 +209,8 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardBloc
 template <class E>
 void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
              void* workspace) {
-  (has_few_rows<E>(p) ? forward_by<FewRowProducts<E>> : forward_by<Products<E>>)(p, result, block,
-                                                                                 workspace);
-}
-
-template <class E>
-size_t forward_workspace(const Problem& p, int64_t rows) {
-  Arena arena(nullptr), few(nullptr);
-  ForwardScratch<Products<E>>(arena, p, rows);
-  ForwardScratch<FewRowProducts<E>>(few, p, rows);
-  return std::max(arena.used(), few.used());
+  (has_few_rows<E>(p) ? forward_by<ForwardFewRows<E>>
+                      : forward_by<ForwardTiles<E>>)(p, result, block, workspace);
 }
 
 }  // namespace qkv::QKV_ISA

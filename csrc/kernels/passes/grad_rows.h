@@ -3,16 +3,16 @@
 namespace qkv::QKV_ISA {
 
 template <class E>
-struct BackwardScratch {
+struct BackwardScratch : BackwardOperands<E> {
   using T = Compute<E>;
 
-  GradProducts<E> products;
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
   T* cap_slope;              // [kKeyBlock, kGradRows], the derivative of softcap; or null
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
+  T* grad_query;             // [kRowBlock, padded(D)], the rows of a tile
   T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
   T* marks;                  // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
@@ -21,7 +21,7 @@ struct BackwardScratch {
 
   // For an item of `key_count` keys; if 0, for one tile of keys at a time, without dK and dV.
   BackwardScratch(Arena& arena, const Problem& p, int64_t key_count)
-      : products(arena, p, key_count ? key_count : kKeyBlock),
+      : BackwardOperands<E>(arena, p, key_count ? key_count : kKeyBlock),
         base(arena.take<T>(kGradRows)),
         shift(arena.take<T>(kGradRows)),
         factor(arena.take<T>(kGradRows)),
@@ -31,6 +31,7 @@ struct BackwardScratch {
         cap_slope(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
         grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
         grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
+        grad_query(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
         key_sums(p.mask_type == MaskType::none || p.mask_type == MaskType::boolean
                      ? nullptr
                      : arena.take<T>(key_count * p.group() * kLanes<T>)),

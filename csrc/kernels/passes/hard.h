@@ -50,12 +50,31 @@ void write_best(const Problem& p, const HardResult& result, const Tile& tile,
   }
 }
 
+// The operands of the scores, and the scores of one tile.
+template <class E>
+struct HardScratch {
+  using T = Compute<E>;
+
+  ProductUnit<E> unit;
+  RowOperand<E> rows;
+  KeyOperand<E> keys;
+  Factor<E>* query;  // memory for the packed queries of a tile
+  T* scores;         // [kKeyBlock, kRowBlock]
+
+  HardScratch(Arena& arena, const Problem& p)
+      : unit(!arena.counting()),
+        rows(arena, kRowBlock<T>, p.head_dim),
+        keys(arena, p, kKeyBlock, p.head_dim, Use::rows),
+        query(arena.take<Factor<E>>(kRowBlock<T> * packed_size<E>(p.head_dim))),
+        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)) {}
+};
+
 // Looks at keys [key, key + keys), whose places in the count begin with `at`.
 template <class E, class T = Compute<E>>
-void see_keys(const Problem& p, const Tile& tile, int64_t key, int64_t keys, int64_t at,
-              ForwardScratch<Products<E>>& s, Best<T> (&best)[2]) {
-  s.products.load_keys(tile.batch, tile.kv_head, key, keys);
-  s.products.scores(tile, key, keys, s.tiles->query, s.scores);
+void see_keys(const Problem& p, const Tile& tile, const RightOperand<Factor<E>>& query, int64_t key,
+              int64_t keys, int64_t at, HardScratch<E>& s, Best<T> (&best)[2]) {
+  s.keys.load(key_rows<E>(p, tile.batch, tile.kv_head), key, keys);
+  multiply_rows(tile, s.keys.rows(key, keys), query, s.scores);
   apply_score_options<T>(p, tile, key, keys, s.scores, nullptr);
   for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
     for (int64_t j = 0; j < keys; ++j)
@@ -66,20 +85,34 @@ template <class E>
 void hard(const Problem& p, const HardResult& result, const ForwardBlock& block, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
-  ForwardScratch<Products<E>> s(arena, p, kRowBlock<T>);
+  HardScratch<E> s(arena, p);
   const int64_t step = key_step(p.seqlen_k), counted = kCountedKeys / step * step;
   for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
     const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
-    s.products.pack(tile, s.tiles->query);
+    const auto query = pack_queries<E>(p, tile, s.rows, s.query);
     Best<T> best[2];
     for (int64_t first = tile.key_begin; first < tile.key_end; first += counted) {
       const int64_t end = std::min(first + counted, tile.key_end);
       for (int64_t key = first; key < end; key += step)
-        see_keys(p, tile, key, std::min(step, end - key), key - first, s, best);
+        see_keys<E>(p, tile, query, key, std::min(step, end - key), key - first, s, best);
       for (Best<T>& of_vector : best) of_vector.add_up(first);
     }
     write_best<E>(p, result, tile, best);
   }
+}
+
+// What forward() needs for items of `rows` rows. It is enough for hard(), which of planes of few
+// rows needs something else, and of all others a part.
+template <class E>
+size_t forward_workspace(const Problem& p, int64_t rows) {
+  Arena arena(nullptr), for_hard(nullptr);
+  if (!has_few_rows<E>(p)) {
+    ForwardScratch<ForwardTiles<E>>(arena, p, rows);
+    return arena.used();
+  }
+  ForwardScratch<ForwardFewRows<E>>(arena, p, rows);
+  HardScratch<E>(for_hard, p);
+  return std::max(arena.used(), for_hard.used());
 }
 
 }  // namespace qkv::QKV_ISA

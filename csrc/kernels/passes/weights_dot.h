@@ -22,9 +22,9 @@ void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
     double sums[kGradRows] = {};
     const int64_t end = rows.last().key_end;
     for (int64_t key = 0; key < end; key += step) {
-      s.products.load_keys(block.batch, block.kv_head, key, std::min(step, end - key));
+      s.load_keys(p, block.batch, block.kv_head, key, std::min(step, end - key));
       for (int t = 0; t < rows.count; ++t) {
-        const BackwardTile& tile = rows.tiles[t];
+        const BackwardTile<E>& tile = rows.tiles[t];
         const int64_t begin = std::max(key, tile.tile.key_begin);
         const int64_t keys = std::min(key + step, tile.tile.key_end) - begin;
         if (keys <= 0) continue;

@@ -1,4 +1,4 @@
-// The products of the forward pass for planes of few rows (few_rows.h).
+// How the forward pass multiplies planes of few rows (products/few_rows.h).
 //
 // Their speed is that of memory, so it is kept busy: while one block of keys is multiplied, its
 // values are prefetched, and while the values are multiplied, the next keys are.
@@ -8,26 +8,27 @@ namespace qkv::QKV_ISA {
 // fit. 16 and 64 keys were slower, and so was prefetching into the second level.
 constexpr int64_t kFewKeys = 32;
 
-// The counterpart of Products (products.h), whose functions are described there; output is [rows,
-// Dv].
+// The counterpart of ForwardTiles, whose functions are described there. Output is [rows, Dv].
 template <class E>
-class FewRowProducts {
+class ForwardFewRows {
   using T = Compute<E>;
 
  public:
   using Element = E;
-  using Query = T;
+  using Factor = T;
+  using Query = const T*;  // [rows, D], times scale
   static constexpr int64_t kKeyMultiple = 1;
 
-  FewRowProducts(Arena& arena, const Problem& p)
+  ForwardFewRows(Arena& arena, const Problem& p)
       : p_(p), marks_(hides_any(p) ? arena.take<T>(kFewKeys * kRowBlock<T>) : nullptr) {}
 
   static int64_t block_keys(int64_t) { return kFewKeys; }
   static int64_t query_size(const Problem& p) { return kRowBlock<T> * p.head_dim; }
   static int64_t output_size(const Problem& p) { return kRowBlock<T> * p.head_dim_v; }
 
-  void pack(const Tile& tile, Query* query) const {
-    pack_few_queries<E>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, query);
+  Query pack(const Tile& tile, T* memory) const {
+    pack_few_queries<E>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, memory);
+    return memory;
   }
 
   // Nothing is copied: products read the user's memory.
@@ -38,7 +39,7 @@ class FewRowProducts {
     values_ = value_rows<E>(p_, batch, kv_head);
   }
 
-  void scores(const Tile& tile, int64_t key, int64_t keys, const Query* query, T* scores) const {
+  void scores(const Tile& tile, int64_t key, int64_t keys, Query query, T* scores) const {
     keys_.for_each_run(key, keys, [&](int64_t j, int64_t count) {
       few_scores<E>(tile, p_.head_dim, count, keys_.at(j), keys_.row(), query,
                     scores + (j - key) * tile.step,

@@ -1,0 +1,42 @@
+// Keys or values of one plane as operand A, in both directions.
+namespace qkv::QKV_ISA {
+
+// Which directions are needed. Pairs have a copy for each.
+enum class Use { rows, columns, both };
+
+template <class E>
+class KeyOperand {
+  using T = Compute<E>;
+
+ public:
+  // For up to `keys` keys at a time.
+  KeyOperand(Arena& arena, const Problem& p, int64_t keys, int64_t dim, Use)
+      : dim_(dim), copy_(copies_keys<E>(p) ? arena.take<T>(keys * padded<T>(dim)) : nullptr) {}
+
+  // Reads keys [key, key + keys), to which the other functions refer.
+  void load(const KeyRows<E>& rows, int64_t key, int64_t keys) {
+    first_ = key;
+    matrix_ = rows.read(key, keys, copy_);
+  }
+
+  // The rows of keys [key, key + keys), as they lie: [keys x dim].
+  LeftOperand<T> rows(int64_t key, int64_t keys) const {
+    return {matrix_.from(key - first_), keys, dim_};
+  }
+  // The transposed matrix [dim x keys] of the same keys. `key` is a multiple of kDepthMultiple<E>
+  // after the first.
+  LeftOperand<T> columns(int64_t key, int64_t keys) const {
+    const Matrix<T> m = matrix_.from(key - first_);
+    return {{m.data, m.col, m.row}, dim_, keys};
+  }
+  // The numbers [keys, dim], for whoever looks at them.
+  Matrix<Natural<E>> natural() const { return matrix_; }
+
+ private:
+  int64_t dim_;
+  T* copy_;
+  int64_t first_ = 0;
+  Matrix<T> matrix_{};
+};
+
+}  // namespace qkv::QKV_ISA

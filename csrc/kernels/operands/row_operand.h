@@ -1,0 +1,56 @@
+// A block of rows of query or grad_output as operand B, in both directions.
+namespace qkv::QKV_ISA {
+
+// How many Factors a row of the transposed matrix has for each lane.
+template <class E>
+constexpr int64_t packed_size(int64_t dim) {
+  return padded<Natural<E>>(dim) * int64_t(sizeof(Natural<E>)) / int64_t(sizeof(Factor<E>));
+}
+
+// Reads rows into scratch memory [rows, padded<Natural<E>>(dim)].
+template <class E>
+class RowOperand {
+  using T = Compute<E>;
+
+ public:
+  RowOperand(Arena& arena, int64_t max_rows, int64_t dim)
+      : dim_(dim), rows_(arena.take<T>(max_rows * padded<T>(dim))) {}
+
+  // Reads rows [begin, begin + valid) times `factor`, and adds rows of zeros up to `count`, a
+  // multiple of the lanes of a vector.
+  void read(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_t count, T factor = 1) {
+    gather_rows(rows, begin, valid, count, dim_, rows_);
+    if (factor == 1) return;
+    for (int64_t i = 0; i < valid * step(); ++i) rows_[i] *= factor;
+  }
+
+  // Returns the transposed matrix [dim x lanes] of rows [lane, lane + lanes) times `factor`, which
+  // it writes to `to` [packed_size(dim) * lanes].
+  QKV_INLINE RightOperand<T> pack(int64_t lane, int64_t lanes, T factor, T* to) const {
+    transpose<T>(rows_ + lane * step(), step(), to, lanes, lanes, step(), factor);
+    return {to, lanes};
+  }
+
+  // Must be called for the first `count` rows before rows(): pairs are made of two rows.
+  void zip(int64_t) const {}
+  // The rows from `lane` on, a multiple of kDepthMultiple<E>: [rows x padded<T>(dim)].
+  RightOperand<T> rows(int64_t lane) const { return {rows_ + lane * step(), step()}; }
+
+  // The rows as they were read, step() apart. Whoever writes to them calls zip() again.
+  T* natural() const { return rows_; }
+  int64_t step() const { return padded<T>(dim_); }
+
+ private:
+  int64_t dim_;
+  T* rows_;
+};
+
+// Packs the queries of a tile, times scale, into `to`. `rows` is scratch.
+template <class E>
+QKV_INLINE RightOperand<Factor<E>> pack_queries(const Problem& p, const Tile& tile,
+                                                RowOperand<E>& rows, Factor<E>* to) {
+  rows.read(rows_of<E>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes);
+  return rows.pack(0, tile.lanes, Compute<E>(p.scale), to);
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,116 @@
+// What the backward pass multiplies: a block of rows of query and grad_output, and the keys and
+// values of an item.
+namespace qkv::QKV_ISA {
+
+// One tile of the block of rows, its operands and its sum.
+template <class E>
+struct BackwardTile {
+  Tile tile;
+  int64_t lane;                         // its first row in the block
+  RightOperand<Factor<E>> query;        // Q^T [D x lanes], times scale
+  RightOperand<Factor<E>> grad_output;  // dO^T [Dv x lanes], times dropout's factor; null: none
+  Compute<E>* grad_query;               // the sum dQ^T [padded(D) x lanes]
+};
+
+template <class E>
+struct BackwardOperands {
+  using T = Compute<E>;
+  using F = Factor<E>;
+
+  ProductUnit<E> unit;
+  RowOperand<E> query, grad_output;  // of the block; grad_output times dropout's factor
+  bool has_grad_output = false;
+  // Whether the rows see at most an eighth of the keys. Such rows have the largest weights, which
+  // decide how accurate gradients are, and they cost little. So what rounding takes off a tile of
+  // theirs is multiplied, too.
+  bool sees_few = false;
+  KeyOperand<E> keys, values;  // of the item
+  KeyRows<E> key_rows;
+  TileAsA<E> as_a;
+  TileAsB<E> as_b;
+  F *query_t, *grad_output_t;  // memory for the operands of tiles
+  T* grad_query_t;             // and for their sums
+  T* few_query;                // [rows, D] times scale, where the plane has few rows; else null
+
+  LoadedKeys<Natural<E>> loaded_keys;
+  // Where pairs can be hidden.
+  std::optional<NonfiniteKeys<E, Infinities::as_nan>> nonfinite_keys;
+  std::optional<NonfiniteRows<E, Infinities::as_nan>> nonfinite_query;
+  std::optional<NonfiniteRows<E, Infinities::kept>> nonfinite_grad_output;
+
+  BackwardOperands(Arena& arena, const Problem& p, int64_t key_count)
+      : unit(!arena.counting()),
+        query(arena, kGradRows, p.head_dim),
+        grad_output(arena, kGradRows, p.head_dim_v),
+        keys(arena, p, key_count, p.head_dim, Use::both),
+        values(arena, p, key_count, p.head_dim_v, Use::rows),
+        as_a(arena),
+        as_b(arena),
+        query_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim))),
+        grad_output_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim_v))),
+        grad_query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
+        few_query(has_few_rows<E>(p) ? arena.take<T>(kFewRows * p.head_dim) : nullptr) {
+    if (!hides_any(p)) return;
+    nonfinite_keys.emplace(arena, p, p.head_dim);
+    nonfinite_query.emplace(arena, p.head_dim);
+    nonfinite_grad_output.emplace(arena, p.head_dim_v);
+  }
+
+  void load_keys(const Problem& p, int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
+    key_rows = QKV_ISA::key_rows<E>(p, batch, kv_head);
+    keys.load(key_rows, key, count);
+    loaded_keys.load(keys.natural(), key, count, p.head_dim);
+    values.load(value_rows<E>(p, batch, kv_head), key, count);
+  }
+
+  // Reads rows [row, row + rows) of query and grad_output, and sets grad_query to 0.
+  void load_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+                 int64_t row, int64_t rows) {
+    if (kInPairs<E>) {
+      const int64_t first = row / p.group(), last = (row + rows - 1) / p.group();
+      sees_few = 8 * (key_end(p, last) - key_begin(p, first)) <= p.seqlen_k;
+    }
+    has_grad_output = a.grad_output.data != nullptr;
+    const int64_t count = padded<T>(rows);
+    const auto read = [&](const Input& input, RowOperand<E>& to, T factor) {
+      to.read(rows_of<E>(p, input, batch, kv_head), row, rows, count, factor);
+      to.zip(count);
+    };
+    read(p.query, query, 1);
+    if (has_grad_output) read(a.grad_output, grad_output, T(dropout_scale(p.dropout_p)));
+    if (few_query) pack_few_queries<E>(p, batch, kv_head, row, rows, few_query);
+    std::fill_n(grad_query_t, count * padded<T>(p.head_dim), T(0));
+  }
+
+  // Packs a tile whose first row is row `lane` of those that were read.
+  QKV_INLINE void pack(const Problem& p, const Tile& tile, int64_t lane, BackwardTile<E>& t) const {
+    t.tile = tile;
+    t.lane = lane;
+    t.grad_query = grad_query_t + lane * padded<T>(p.head_dim);
+    t.query = query.pack(lane, tile.lanes, T(p.scale), query_t + lane * packed_size<E>(p.head_dim));
+    t.grad_output = {};
+    if (has_grad_output)
+      t.grad_output = grad_output.pack(lane, tile.lanes, 1,
+                                       grad_output_t + lane * packed_size<E>(p.head_dim_v));
+  }
+
+  // Takes what is not finite out of the `rows` rows that dK and dV are products of: add_nonfinite
+  // of the two NonfiniteRows has it. Returns whether all was finite. Must be called after all tiles
+  // are packed.
+  bool part_rows(int64_t rows) {
+    const int64_t count = padded<T>(rows);
+    const bool query_is_finite = nonfinite_query->part(query, count);
+    return (!has_grad_output || nonfinite_grad_output->part(grad_output, count)) && query_is_finite;
+  }
+
+  // Whether one of keys [key, key + count), which are loaded, is not finite and hidden from a row.
+  bool hides_nonfinite(const Problem& p, const Tile& tile, int64_t key, int64_t count,
+                       const T* weights) {
+    const int64_t touched = touched_keys(count, kDepthMultiple<E>);
+    if (loaded_keys.are_finite(key, key + touched)) return false;
+    nonfinite_keys->part(key_rows, key, count);
+    return nonfinite_keys->hide(p, tile, key, count, weights) || touched != count;
+  }
+};
+
+}  // namespace qkv::QKV_ISA

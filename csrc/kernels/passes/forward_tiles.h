@@ -1,0 +1,96 @@
+// How the forward pass multiplies tiles of queries, a row in each lane, with one block of keys and
+// values. The other way, for planes of few rows, is forward_few_rows.h.
+namespace qkv::QKV_ISA {
+
+// load_keys and load_values read a block, which serves every tile before the next one is read.
+template <class E>
+class ForwardTiles {
+  using T = Compute<E>;
+
+ public:
+  using Element = E;
+  using Factor = QKV_ISA::Factor<E>;   // what a packed tile of queries consists of
+  using Query = RightOperand<Factor>;  // such a tile
+  static constexpr int64_t kKeyMultiple = kDepthMultiple<E>;  // where a tile may begin in a block
+
+  ForwardTiles(Arena& arena, const Problem& p)
+      : p_(p),
+        unit_(!arena.counting()),
+        rows_(arena, kRowBlock<T>, p.head_dim),
+        keys_(arena, p, kKeyBlock, p.head_dim, Use::rows),
+        values_(arena, p, kKeyBlock, p.head_dim_v, Use::columns),
+        output_(arena, p) {
+    if (hides_any(p)) parted_values_.emplace(arena, p, p.head_dim_v);
+  }
+
+  // How many keys each block has that `keys` keys are cut into.
+  static int64_t block_keys(int64_t keys) { return key_step(keys); }
+  // How many Factors a packed tile of queries has, and how many elements its output.
+  static int64_t query_size(const Problem& p) { return kRowBlock<T> * packed_size<E>(p.head_dim); }
+  static int64_t output_size(const Problem& p) { return OutputSum<E>::size(p); }
+
+  QKV_INLINE Query pack(const Tile& tile, Factor* memory) {
+    return pack_queries<E>(p_, tile, rows_, memory);
+  }
+
+  void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    keys_.load(key_rows<E>(p_, batch, kv_head), key, keys);
+  }
+  void load_values(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    value_ = key, value_count_ = keys;
+    value_rows_ = value_rows<E>(p_, batch, kv_head);
+    values_.load(value_rows_, key, keys);
+  }
+
+  // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
+  // option.
+  void scores(const Tile& tile, int64_t key, int64_t keys, const Query& query, T* scores) const {
+    multiply_rows(tile, keys_.rows(key, keys), query, scores);
+  }
+
+  // output [Dv x lanes] = rescale [lanes] * before + V^T weights [keys x lanes].
+  void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
+                  const T* before, T* output) const {
+    output_.add(tile, values_.columns(key, keys), keys, weights, rescale, before, output);
+  }
+
+  // The next five only where pairs can be hidden.
+  //
+  // Returns whether all of the loaded values are finite. If not, it sets those that are not apart
+  // from the others (repair/nonfinite_keys.h), for add_visible_values.
+  bool part_values() { return parted_values_->part(value_rows_, value_, value_count_); }
+  bool values_are_parted() const { return parted_values_->hold(value_, value_count_); }
+  // Whether one of these values, which part_values has set apart, is not finite and hidden from a
+  // row.
+  bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
+    return parted_values_->hide(p_, tile, key, keys, weights);
+  }
+  // add_values without the hidden pairs. hides_nonfinite must have been called for the same keys
+  // before.
+  void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
+                          const T* rescale, const T* before, T* output) const {
+    output_.add(tile, parted_values_->finite(key, keys), keys, weights, rescale, before, output);
+    parted_values_->add(tile, output);
+  }
+  // Whether values that are not finite may have got into output.
+  bool is_spoilt(const Tile& tile, const T* output) const {
+    return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);
+  }
+
+  // Returns the rows [tile.rows, padded(Dv)] of factors [lanes] * output; both are overwritten.
+  const T* output_rows(const Tile& tile, T* factors, T* output, T* rows) const {
+    return output_.rows(tile, factors, output, rows);
+  }
+
+ private:
+  const Problem& p_;
+  ProductUnit<E> unit_;
+  RowOperand<E> rows_;  // scratch
+  KeyOperand<E> keys_, values_;
+  int64_t value_ = 0, value_count_ = 0;  // the first value that is loaded, and how many
+  KeyRows<E> value_rows_;
+  OutputSum<E> output_;
+  std::optional<NonfiniteKeys<E, Infinities::kept>> parted_values_;
+};
+
+}  // namespace qkv::QKV_ISA
