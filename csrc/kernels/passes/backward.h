@@ -8,90 +8,6 @@
 // finished in one go, while dK and dV of the item's keys are summed in the second-level cache.
 namespace qkv::QKV_ISA {
 
-// Turns scores and dP [keys x lanes] into P and dS, in place.
-template <class E, class T = Compute<E>>
-void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
-                           T* weights, T* grad_scores, const BackwardScratch<E>& s) {
-  const bool hides = s.hides_pairs && !s.needs_marks;
-  (hides ? grad_softmax<true, E> : grad_softmax<false, E>)(t.tile, t.lane, keys, weights,
-                                                           grad_scores, s);
-  if (p.dropout_p > 0)
-    drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
-}
-
-// scores [keys x lanes] = the scores of keys [key, key + keys), before any option, made as the
-// forward pass makes them.
-template <class E, class T = Compute<E>>
-void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
-                    T* scores, const BackwardScratch<E>& s) {
-  if (s.few_query)
-    few_scores<E>(t.tile, p.head_dim, keys, s.key_rows.at(key), s.key_rows.row(), s.few_query,
-                  scores, {});
-  else
-    multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
-}
-
-// Computes P and dS of one tile of rows and keys [key, key + keys) into s.weights and
-// s.grad_scores, where the tile begins at element `at`.
-template <class E>
-void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<E>& t,
-                         int64_t key, int64_t keys, int64_t at, const BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
-  scores_of_tile(p, t, key, keys, weights, s);
-  apply_score_options(p, t.tile, key, keys, weights, s.cap_slope ? s.cap_slope + at : nullptr);
-  multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
-  if (a.grad_weights.data) {
-    const T factor = T(dropout_scale(p.dropout_p));
-    read_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
-                 [&](int64_t j, int v, Vec<T> grad) {
-                   T* to = grad_scores + j * kGradRows + v;
-                   store(to, load(to) + grad * factor);
-                 });
-  }
-  weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
-  if (!s.needs_marks) return;
-  mark_pairs<T, 2>(p, t.tile, key, keys, weights, t.tile.step, s.marks + at,
-                   {weights, grad_scores});
-}
-
-// Computes P and dS of one tile and everything that is made of them but dK and dV: the weights, the
-// gradients of masks and slopes, and dQ.
-template <class E>
-void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-               const BackwardTile<E>& t, int64_t key, int64_t keys, int64_t at,
-               BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  const Tile& tile = t.tile;
-  T* grad_scores = s.grad_scores + at;
-  grad_scores_of_tile(p, a, t, key, keys, at, s);
-  if (a.weights.data)
-    add_tile<T>(rows_of<T>(p, a.weights, tile.batch, tile.kv_head), tile, key, keys, s.weights + at,
-                T(dropout_scale(p.dropout_p)));
-  if (a.grad_mask.data) add_grad_mask(p, a.grad_mask, tile, key, keys, grad_scores);
-  if (a.grad_mask_keys.data)
-    add_key_sums(p, tile, keys, grad_scores,
-                 s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
-  if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
-  if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
-  // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
-  // dK and dV in add_grad_key_value.
-  const bool grads_query =
-      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
-  const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
-                               s.hides_nonfinite(p, tile, key, keys, s.weights + at);
-  if (p.softcap > 0) {
-    softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
-    if (hides_nonfinite || s.needs_marks)
-      mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
-  }
-  if (!grads_query) return;
-  add_over_keys(tile,
-                hides_nonfinite ? s.nonfinite_keys->finite(key, keys) : s.keys.columns(key, keys),
-                keys, s.as_b, grad_scores, s.sees_few, t.grad_query);
-  if (hides_nonfinite) s.nonfinite_keys->add(tile, t.grad_query);
-}
-
 // A block of up to kGradRows rows, packed, and the tiles it consists of.
 template <class E, class T = Compute<E>>
 struct RowBlock {
@@ -212,36 +128,6 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock&
   }
 }
 
-template <class E>
-void finish_grad_key_value(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                           const BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  const int64_t dim = padded<T>(p.head_dim), dim_v = padded<T>(p.head_dim_v);
-  E* grad_key = plane<E>(p, a.grad_key, block.batch, block.kv_head);
-  E* grad_value = plane<E>(p, a.grad_value, block.batch, block.kv_head);
-  const Strides& k = a.grad_key.strides;
-  const Strides& v = a.grad_value.strides;
-  for (int64_t j = 0; j < block.key_end - block.key_begin; ++j) {
-    const int64_t key = block.key_begin + j;
-    T* from_key = s.grad_key + j * dim;
-    T* from_value = s.grad_value + j * dim_v;
-    for (int64_t d = 0; d < dim; d += kLanes<T>)
-      store(from_key + d, load(from_key + d) * T(p.scale));
-    if (grad_key) scatter_row(from_key, false, p.head_dim, grad_key + key * k.row, k.col);
-    if (grad_value) scatter_row(from_value, false, p.head_dim_v, grad_value + key * v.row, v.col);
-  }
-}
-
-template <class E, class T = Compute<E>>
-void finish_grad_mask_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                           const BackwardScratch<E>& s) {
-  const T* sums = s.key_sums;
-  for (int64_t key = block.key_begin; key < block.key_end; ++key)
-    for (int64_t g = 0; g < p.group(); ++g, sums += kLanes<T>)
-      plane<T>(p, a.grad_mask_keys, block.batch,
-               block.kv_head * p.group() + g)[key * a.grad_mask_keys.strides.col] = *sums;
-}
-
 // All rows of the plane that may see one of the item's keys, block after block.
 template <class E, class G>
 void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
@@ -277,32 +163,6 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   }
   if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, block, s);
   if (a.grad_mask_keys.data) finish_grad_mask_keys(p, a, block, s);
-}
-
-// Adds the parts of row r that the splits after the first have left to `sum`.
-template <class T>
-void add_parts(const Problem& p, const GradQueryRows& rows, int64_t r, T* sum, int64_t col) {
-  const T* partial = static_cast<const T*>(rows.partial_grad_query);
-  const int64_t total = p.group() * p.seqlen_q;
-  for (int64_t part = 0; part < rows.parts; ++part)
-    if (r >= grad_row_begin(p, (part + 1) * rows.split_keys) &&
-        r < grad_row_end(p, std::min(p.seqlen_k, (part + 2) * rows.split_keys)))
-      scatter_row(partial + (part * total + r) * p.head_dim, true, p.head_dim, sum, col);
-}
-
-template <class E>
-void finish_grad_query(const Problem& p, const BackwardArgs& a, const GradQueryRows& rows) {
-  using T = Compute<E>;
-  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, rows.batch, rows.kv_head);
-  for (int64_t r = rows.row_begin; r < rows.row_end; ++r) {
-    if (rows.sums) {
-      T* sum = static_cast<T*>(rows.sums) + r * p.head_dim;
-      add_parts(p, rows, r, sum, 1);
-      scatter_row(sum, false, p.head_dim, grad_query[r], grad_query.col);
-    } else if constexpr (!kIsHalf<E>) {  // halves without sums have one split, and no parts
-      add_parts(p, rows, r, grad_query[r], grad_query.col);
-    }
-  }
 }
 
 template <class E>

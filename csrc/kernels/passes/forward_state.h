@@ -1,0 +1,109 @@
+// The scratch memory of the forward pass, and how the output of a tile leaves it.
+namespace qkv::QKV_ISA {
+
+// What a tile of queries carries from one block of keys to the next: the state of the online
+// softmax. P multiplies: ForwardTiles or ForwardFewRows.
+template <class P, class T = Compute<typename P::Element>>
+struct ForwardState {
+  Tile tile;
+  typename P::Factor* memory;
+  typename P::Query query;  // packed in that memory
+  T* output;                // [Dv x lanes], or laid out as P does; not yet divided by sum
+  T* max;                   // [lanes]
+  T* sum;                   // [lanes]
+};
+
+template <class P>
+struct ForwardScratch {
+  using T = Compute<typename P::Element>;
+  using Factor = typename P::Factor;
+
+  P products;
+  T *rows, *scores, *rescale;
+  T* spare;  // a second output, for add_values, where pairs can be hidden
+  Dropout<T> dropout;
+  ForwardState<P>* tiles;
+  bool saw_nonfinite = false;  // whether a block of values held NaN or an infinity
+
+  ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
+      : products(arena, p),
+        rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim_v))),
+        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
+        rescale(arena.take<T>(kRowBlock<T>)),
+        spare(hides_any(p) ? arena.take<T>(P::output_size(p)) : nullptr),
+        dropout(p) {
+    const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
+    const int64_t query_size = P::query_size(p), output_size = P::output_size(p);
+    tiles = arena.take<ForwardState<P>>(count);
+    Factor* query = arena.take<Factor>(count * query_size);
+    T* output = arena.take<T>(count * output_size);
+    T* state = arena.take<T>(count * kRowBlock<T> * 2);
+    if (arena.counting()) return;
+    for (int64_t t = 0; t < count; ++t) {
+      tiles[t].memory = query + t * query_size;
+      tiles[t].output = output + t * output_size;
+      tiles[t].max = state + t * kRowBlock<T> * 2;
+      tiles[t].sum = tiles[t].max + kRowBlock<T>;
+    }
+  }
+};
+
+// out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key. They are computed
+// in double, because a logarithm that is rounded twice would show in the gradients.
+template <class P, class T = Compute<typename P::Element>>
+void log_sum_exp(const ForwardState<P>& state, double* out) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < state.tile.lanes; v += W) {
+    const Reference<T> reference(load(state.max + v));
+    constexpr int N = W / kLanes<double>;
+    double sums[W];
+    QKV_UNROLL
+    for (int i = 0; i < W; ++i) sums[i] = state.sum[v + i];
+    Vec<double> sum[N];
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) sum[i] = load(sums + i * kLanes<double>);
+    log<N>(sum);
+    QKV_UNROLL
+    for (int i = 0; i < W; ++i)
+      out[v + i] = sum[i / kLanes<double>][i % kLanes<double>] +
+                   (double(reference.base[i]) + reference.shift[i] * kLn2);
+  }
+}
+
+// Writes the rows [lanes, padded(Dv)] and the log-sum-exps of a tile, its first row to row `begin`.
+template <class E, class T>
+void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows,
+                const double* log_sum, const Rows<E>& output, const Rows<T>& lse) {
+  for (int l = 0; l < tile.rows; ++l) {
+    const int64_t r = begin + l;
+    if (output.data)
+      scatter_row(rows + l * padded<T>(p.head_dim_v), false, p.head_dim_v, output[r], output.col);
+    if (lse.data) *lse[r] = T(log_sum[l]);
+  }
+}
+
+// Divides the output of a tile by the sum of its weights and writes it.
+template <class P>
+void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+                 const ForwardScratch<P>& scratch, const ForwardState<P>& state) {
+  using E = typename P::Element;
+  using T = Compute<E>;
+  const Tile& tile = state.tile;
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    const Vec<T> sum = load(state.sum + v);
+    store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
+  }
+  const T* rows = scratch.products.output_rows(tile, scratch.rescale, state.output, scratch.rows);
+  double log_sum[kRowBlock<T>];
+  log_sum_exp(state, log_sum);
+
+  if (block.partial_output)
+    return write_tile(p, tile, tile.row - block.row_begin, rows, log_sum,
+                      Rows<T>{static_cast<T*>(block.partial_output), 1, 0, p.head_dim_v, 1},
+                      Rows<T>{static_cast<T*>(block.partial_lse), 1, 0, 1, 1});
+  write_tile(p, tile, tile.row, rows, log_sum,
+             rows_of<E>(p, result.output, tile.batch, tile.kv_head),
+             rows_of<T>(p, result.lse, tile.batch, tile.kv_head));
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,88 @@
+// What the backward pass does with one tile of rows against one block of keys.
+namespace qkv::QKV_ISA {
+
+// Turns scores and dP [keys x lanes] into P and dS, in place.
+template <class E, class T = Compute<E>>
+void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
+                           T* weights, T* grad_scores, const BackwardScratch<E>& s) {
+  const bool hides = s.hides_pairs && !s.needs_marks;
+  (hides ? grad_softmax<true, E> : grad_softmax<false, E>)(t.tile, t.lane, keys, weights,
+                                                           grad_scores, s);
+  if (p.dropout_p > 0)
+    drop_weights_backward(p, s.dropout, t.tile, key, keys, s.delta + t.lane, weights, grad_scores);
+}
+
+// scores [keys x lanes] = the scores of keys [key, key + keys), before any option, made as the
+// forward pass makes them.
+template <class E, class T = Compute<E>>
+void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
+                    T* scores, const BackwardScratch<E>& s) {
+  if (s.few_query)
+    few_scores<E>(t.tile, p.head_dim, keys, s.key_rows.at(key), s.key_rows.row(), s.few_query,
+                  scores, {});
+  else
+    multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
+}
+
+// Computes P and dS of one tile of rows and keys [key, key + keys) into s.weights and
+// s.grad_scores, where the tile begins at element `at`.
+template <class E>
+void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<E>& t,
+                         int64_t key, int64_t keys, int64_t at, const BackwardScratch<E>& s) {
+  using T = Compute<E>;
+  T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
+  scores_of_tile(p, t, key, keys, weights, s);
+  apply_score_options(p, t.tile, key, keys, weights, s.cap_slope ? s.cap_slope + at : nullptr);
+  multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
+  if (a.grad_weights.data) {
+    const T factor = T(dropout_scale(p.dropout_p));
+    read_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
+                 [&](int64_t j, int v, Vec<T> grad) {
+                   T* to = grad_scores + j * kGradRows + v;
+                   store(to, load(to) + grad * factor);
+                 });
+  }
+  weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
+  if (!s.needs_marks) return;
+  mark_pairs<T, 2>(p, t.tile, key, keys, weights, t.tile.step, s.marks + at,
+                   {weights, grad_scores});
+}
+
+// Computes P and dS of one tile and everything that is made of them but dK and dV: the weights, the
+// gradients of masks and slopes, and dQ.
+template <class E>
+void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+               const BackwardTile<E>& t, int64_t key, int64_t keys, int64_t at,
+               BackwardScratch<E>& s) {
+  using T = Compute<E>;
+  const Tile& tile = t.tile;
+  T* grad_scores = s.grad_scores + at;
+  grad_scores_of_tile(p, a, t, key, keys, at, s);
+  if (a.weights.data)
+    add_tile<T>(rows_of<T>(p, a.weights, tile.batch, tile.kv_head), tile, key, keys, s.weights + at,
+                T(dropout_scale(p.dropout_p)));
+  if (a.grad_mask.data) add_grad_mask(p, a.grad_mask, tile, key, keys, grad_scores);
+  if (a.grad_mask_keys.data)
+    add_key_sums(p, tile, keys, grad_scores,
+                 s.key_sums + (key - block.key_begin) * p.group() * kLanes<T>);
+  if (block.grad_mask_rows) add_row_sums(tile, keys, grad_scores, block.grad_mask_rows + tile.row);
+  if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
+  // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
+  // dK and dV in add_grad_key_value.
+  const bool grads_query =
+      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
+  const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
+                               s.hides_nonfinite(p, tile, key, keys, s.weights + at);
+  if (p.softcap > 0) {
+    softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
+    if (hides_nonfinite || s.needs_marks)
+      mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
+  }
+  if (!grads_query) return;
+  add_over_keys(tile,
+                hides_nonfinite ? s.nonfinite_keys->finite(key, keys) : s.keys.columns(key, keys),
+                keys, s.as_b, grad_scores, s.sees_few, t.grad_query);
+  if (hides_nonfinite) s.nonfinite_keys->add(tile, t.grad_query);
+}
+
+}  // namespace qkv::QKV_ISA
