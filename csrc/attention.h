@@ -1,6 +1,6 @@
 // The public interface of the kernel library: no torch, no Python.
 //
-//   score_ij  = softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + mask_ij
+//   score_ij  = softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + sum_m mask_m,ij
 //   weight_ij = kept_ij / (1 - dropout_p) * exp(score_ij - lse_i)
 //   lse_i     = log(exp(sink) + sum_j exp(score_ij))
 //   output_i  = sum_j weight_ij * value_j
@@ -36,6 +36,10 @@ constexpr DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::
 constexpr int64_t size_of(DType dtype) {
   return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
 }
+constexpr int64_t size_of(MaskType type) {
+  if (type == MaskType::none || type == MaskType::boolean) return 1;
+  return type == MaskType::f64 ? 8 : type == MaskType::f32 ? 4 : 2;
+}
 
 // Strides of a view [batch..., head, row, col], in elements. A stride of 0 broadcasts. Strides of
 // dimensions that a tensor lacks are not used.
@@ -58,6 +62,18 @@ struct Output {
   void* data = nullptr;
   Strides strides;
 };
+
+// [B..., H, L, S]. A boolean mask has bytes, and a query may attend to a key where the byte is not
+// 0. A mask of any other type is added to the score, so that -inf masks.
+struct Mask {
+  MaskType type = MaskType::none;
+  Input input;
+};
+// How many masks a Problem may have: a pair is hidden where one of them hides it.
+constexpr int kMasks = 1;
+inline bool is_floating(const Mask& mask) {
+  return mask.type != MaskType::none && mask.type != MaskType::boolean;
+}
 
 // Pages of `size` rows each in two tensors, key [pages, Hkv, size, D] and value [pages, Hkv, size,
 // Dv]. Key j is row j % size of page table[j / size], and page n begins n * key_stride elements
@@ -91,10 +107,7 @@ struct Problem {
   Input key;
   Input value;
   Pages pages;
-  // A boolean mask has bytes, and a query may attend to a key where the byte is not 0. A mask of
-  // any other type is added to the score, so that -inf masks.
-  MaskType mask_type = MaskType::none;
-  Input mask;
+  std::array<Mask, kMasks> masks;
   Input alibi_slopes;  // [B..., H], double, or null
   Input sinks;         // [B..., H], double, or null
 
@@ -124,6 +137,18 @@ struct ForwardResult {
   Output lse;
 };
 
+// The gradient of a floating mask: one of these, by what it broadcasts over. Null data: not wanted.
+struct GradMask {
+  // [B..., H, L, S], added to what is there, in f64 for a mask of f64, else in f32. Batch and head
+  // strides may be 0: then the gradients of all heads, or batch items, that share an element are
+  // added up, in ascending order.
+  Output each;
+  // Of a mask that broadcasts over queries, [B..., H, S] (row unused), summed over the queries; of
+  // one that broadcasts over keys, [B..., H, L] (col unused), summed over the keys.
+  Output keys;
+  Output queries;
+};
+
 // Outputs with null data are not wanted. An output may have strides of 0 only where it says so.
 // output, grad_output and the gradients of query, key and value are in `dtype`, all
 // others in the compute type unless they say otherwise.
@@ -140,19 +165,11 @@ struct BackwardArgs {
   Output grad_query;
   Output grad_key;
   Output grad_value;
-  // [B..., H, L, S], added to what is there, in f64 for a mask of f64, else in f32. Batch and head
-  // strides may be 0: then the gradients of all heads, or batch items, that share an element are
-  // added up, in ascending order.
-  Output grad_mask;
-  // The gradients of masks that broadcast over queries or over keys: grad_mask_keys [B..., H, S]
-  // (row unused) is summed over the queries, grad_mask_queries [B..., H, L] (col unused) over the
-  // keys.
-  Output grad_mask_keys;
-  Output grad_mask_queries;
+  std::array<GradMask, kMasks> grad_masks;
   Output grad_alibi_slopes;  // [B..., H], double
   Output grad_sinks;         // [B..., H], double
   // [B..., H, L, S], added to what is there: the weights, which are no gradient. Batch and head
-  // strides may be 0, as for grad_mask.
+  // strides may be 0, as for GradMask::each.
   Output weights;
 };
 
@@ -178,7 +195,7 @@ struct BackwardJob {
 
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
 // 0. The results have the same bits whatever num_threads is, however large the batch is, and
-// whatever other jobs there are; only sums over a batch (grad_mask, weights) depend on the batch.
+// whatever other jobs there are; only sums over a batch (GradMask::each, weights) depend on the batch.
 // No two jobs of a backward pass may share an output.
 // All throw std::bad_alloc if there is no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);

@@ -44,9 +44,15 @@ inline bool hides_positions(const Problem& p, int64_t first, int64_t last, int64
   return key_end(p, first) < end || key_begin(p, last) > begin;
 }
 
-// Whether positions or the mask can hide any key from any query.
+inline bool has_masks(const Problem& p) {
+  for (const Mask& mask : p.masks)
+    if (mask.type != MaskType::none) return true;
+  return false;
+}
+
+// Whether positions or a mask can hide any key from any query.
 inline bool hides_any(const Problem& p) {
-  return hides_positions(p) || p.mask_type != MaskType::none;
+  return hides_positions(p) || has_masks(p);
 }
 
 // About how many keys a query sees, for the drivers' estimates of work. Only a window that is

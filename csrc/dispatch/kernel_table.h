@@ -27,7 +27,7 @@ struct ForwardBlock {
 
 // An item of the backward pass: keys [key_begin, key_end) of a plane, one split of them, against
 // every row that may see one of these keys. Items that run at the same time share no element of
-// grad_mask or weights.
+// GradMask::each or weights.
 struct BackwardBlock {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
@@ -39,8 +39,8 @@ struct BackwardBlock {
   bool clear_others;
   // [G], if grad_alibi_slopes is wanted: this split's part of it, overwritten.
   double* grad_slopes = nullptr;
-  // [G * L], if grad_mask_queries is wanted: this split's part of it, overwritten.
-  double* grad_mask_rows = nullptr;
+  // [G * L] for each mask, if GradMask::queries is wanted: this split's part of it, overwritten.
+  std::array<double*, kMasks> grad_mask_rows{};
 };
 
 // An item of the phase that completes grad_query: to rows [row_begin, row_end) of one plane it adds

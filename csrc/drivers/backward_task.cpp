@@ -16,26 +16,30 @@ constexpr int64_t kMaxSplits = 8;
 // The bytes of all parts of grad_query of one plane, beyond which there are half as many splits.
 // kMaxWaveBytes (backward.cpp) limits the parts of all planes.
 constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
-// Where planes share grad_mask or weights, only one plane of a class runs at a time, and splits of
+// Where planes share GradMask::each or weights, only one plane of a class runs at a time, and splits of
 // its keys keep the threads busy. So one batch item should have about kSharedItems items at a time;
 // but no split has fewer keys than kFineSplitKeys, nor so few that the parts of grad_query take
-// more memory than grad_mask. This holds for every problem with one of these outputs, even where
+// more memory than GradMask::each. This holds for every problem with one of these outputs, even where
 // nothing is shared: whether planes share depends on the batch size, which must not change a bit.
 constexpr int64_t kSharedItems = 16;
 constexpr int64_t kFineSplitKeys = 128;
 
 // Whether the kernels have to run. Only the gradient of the sinks can do without them.
 bool wants_keys(const BackwardArgs& a) {
-  return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_mask.data ||
-         a.grad_mask_keys.data || a.grad_mask_queries.data || a.grad_alibi_slopes.data ||
-         a.weights.data;
+  return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_alibi_slopes.data ||
+         a.weights.data ||
+         std::any_of(a.grad_masks.begin(), a.grad_masks.end(), [](const GradMask& grad) {
+           return grad.each.data || grad.keys.data || grad.queries.data;
+         });
 }
 
 int64_t split_count(const Problem& p, const BackwardArgs& args, const Sharing& sharing,
                     int64_t part_bytes) {
   int64_t splits = std::clamp<int64_t>(p.seqlen_k / kSplitKeys, 1, kMaxSplits);
   if ((splits - 1) * part_bytes > kMaxPartBytes) splits = std::min(splits, kMaxSplits / 2);
-  if (!args.grad_mask.data && !args.weights.data) return splits;
+  const auto is_wanted = [](const GradMask& grad) { return grad.each.data != nullptr; };
+  if (!args.weights.data && std::none_of(args.grad_masks.begin(), args.grad_masks.end(), is_wanted))
+    return splits;
   const int64_t finest = std::max(kFineSplitKeys, 2 * p.group() * p.head_dim);
   return std::max(splits,
                   std::min(ceil_div(kSharedItems, sharing.head_classes()), p.seqlen_k / finest));
@@ -106,9 +110,14 @@ BackwardTask::Turn BackwardTask::turn(int64_t index, int64_t round) const {
 }
 
 BackwardTask::Parts BackwardTask::take_parts(Arena& arena) const {
-  return {arena.take<char>(has_sums() ? part_bytes() : 0), arena.take<char>(parts_ * part_bytes()),
-          arena.take<double>(args_.grad_alibi_slopes.data ? splits_ * p_.group() : 0),
-          arena.take<double>(args_.grad_mask_queries.data ? splits_ * planes_.rows : 0)};
+  Parts parts = {arena.take<char>(has_sums() ? part_bytes() : 0),
+                 arena.take<char>(parts_ * part_bytes()),
+                 arena.take<double>(args_.grad_alibi_slopes.data ? splits_ * p_.group() : 0),
+                 {}};
+  for (int m = 0; m < kMasks; ++m)
+    if (args_.grad_masks[m].queries.data)
+      parts.mask_rows[m] = arena.take<double>(splits_ * planes_.rows);
+  return parts;
 }
 
 size_t BackwardTask::workspace_bytes() const {
@@ -177,7 +186,9 @@ void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Part
                      split == 0};
   if (parts_ && split > 0) item.partial_grad_query = parts.grad_query + (split - 1) * part_bytes();
   if (args.grad_alibi_slopes.data) item.grad_slopes = parts.slopes + split * p_.group();
-  if (args.grad_mask_queries.data) item.grad_mask_rows = parts.mask_rows + split * planes_.rows;
+  for (int m = 0; m < kMasks; ++m)
+    if (args.grad_masks[m].queries.data)
+      item.grad_mask_rows[m] = parts.mask_rows[m] + split * planes_.rows;
   kernels_.backward(p_, args, item, workspace);
 }
 
@@ -213,9 +224,12 @@ void BackwardTask::finish_plane_heads(int64_t plane, const Parts& parts) const {
     if (args_.grad_alibi_slopes.data)
       *qkv::plane<double>(p_, args_.grad_alibi_slopes, batch, first + g) =
           add_splits(parts.slopes + g, p_.group());
-    for (int64_t i = 0; i < p_.seqlen_q && args_.grad_mask_queries.data; ++i)
-      store_row(p_, args_.grad_mask_queries, batch, first + g, i,
-                add_splits(parts.mask_rows + i * p_.group() + g, planes_.rows));
+    for (int m = 0; m < kMasks; ++m) {
+      const Output& sums = args_.grad_masks[m].queries;
+      for (int64_t i = 0; i < p_.seqlen_q && sums.data; ++i)
+        store_row(p_, sums, batch, first + g, i,
+                  add_splits(parts.mask_rows[m] + i * p_.group() + g, planes_.rows));
+    }
     if (args_.grad_sinks.data) grad_sink(p_, args_, batch, first + g);
   }
 }

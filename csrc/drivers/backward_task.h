@@ -70,7 +70,7 @@ class BackwardTask {
   void finish_rows(int64_t index, int64_t round) const;
   Items head_items() const;  // an item completes what wants_heads() names, for one plane
   void finish_heads(int64_t index, int64_t round) const;
-  Items mask_items() const;  // an item adds up grad_mask of one class, over its groups
+  Items mask_items() const;  // an item adds up GradMask::each of one class, over its groups
   void finish_mask(int64_t index) const { groups_.add(index); }
 
  private:
@@ -79,7 +79,7 @@ class BackwardTask {
     char* sums;         // [G * L, D], the sum for grad_query so far, if has_sums()
     char* grad_query;   // [parts, G * L, D], of all splits but the first
     double* slopes;     // [splits, G], for grad_alibi_slopes
-    double* mask_rows;  // [splits, G * L], for grad_mask_queries
+    std::array<double*, kMasks> mask_rows;  // [splits, G * L] each, for GradMask::queries
   };
   Parts take_parts(Arena& arena) const;
   // What one class does in one round: which of its planes runs, and where its parts are.
@@ -103,7 +103,9 @@ class BackwardTask {
   void finish_plane_heads(int64_t plane, const Parts& parts) const;
 
   bool wants_heads() const {
-    return args_.grad_alibi_slopes.data || args_.grad_mask_queries.data || args_.grad_sinks.data;
+    return args_.grad_alibi_slopes.data || args_.grad_sinks.data ||
+           std::any_of(args_.grad_masks.begin(), args_.grad_masks.end(),
+                       [](const GradMask& grad) { return grad.queries.data; });
   }
   // Whether grad_query is summed in memory of its own, because its own dtype would round every sum.
   bool has_sums() const {

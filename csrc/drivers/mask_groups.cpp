@@ -22,9 +22,13 @@ constexpr int64_t kMaxBytes = int64_t(2) << 20;
 MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing& sharing,
                        bool splits_keys)
     : p_(p), args_(args), sharing_(sharing) {
-  if (!args.grad_mask.data || args.weights.data || !sharing.sums_whole_batch()) return;
-  element_ = p.mask_type == MaskType::f64 ? sizeof(double) : sizeof(float);
-  class_heads_ = args.grad_mask.strides.head ? p.group() : 1;
+  int wanted = 0;
+  for (int m = 0; m < kMasks; ++m)
+    if (args.grad_masks[m].each.data) mask_ = m, ++wanted;
+  if (wanted != 1 || args.weights.data || !sharing.sums_whole_batch()) return;
+  const Strides& strides = sums_of(args).strides;
+  element_ = p.masks[mask_].type == MaskType::f64 ? sizeof(double) : sizeof(float);
+  class_heads_ = strides.head ? p.group() : 1;
   strides_.col = 1;
   strides_.row = p.seqlen_k;
   int64_t step = p.seqlen_q * p.seqlen_k;
@@ -33,9 +37,9 @@ MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing
     if (stride) step *= size;
     return at;
   };
-  strides_.head = dense(p.heads, args.grad_mask.strides.head);
+  strides_.head = dense(p.heads, strides.head);
   for (int d = p.batch_rank - 1; d >= 0; --d)
-    strides_.batch[d] = dense(p.batch_sizes[d], args.grad_mask.strides.batch[d]);
+    strides_.batch[d] = dense(p.batch_sizes[d], strides.batch[d]);
   group_elements_ = step;
 
   const int64_t most = 1 + kMaxBytes / std::max<int64_t>(1, step * element_);
@@ -46,7 +50,7 @@ MaskGroups::MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing
 void MaskGroups::take_memory(Arena& arena) {
   group_args_.assign(count_ - 1, args_);
   for (BackwardArgs& args : group_args_)
-    args.grad_mask = {arena.take<char>(group_elements_ * element_), strides_};
+    args.grad_masks[mask_].each = {arena.take<char>(group_elements_ * element_), strides_};
 }
 
 int64_t MaskGroups::offset(int64_t its_class) const {
@@ -56,7 +60,7 @@ int64_t MaskGroups::offset(int64_t its_class) const {
 
 void MaskGroups::clear(int64_t group, int64_t its_class) const {
   if (group == 0) return;
-  char* const sums = static_cast<char*>(group_args_[group - 1].grad_mask.data);
+  char* const sums = static_cast<char*>(sums_of(group_args_[group - 1]).data);
   std::memset(sums + offset(its_class) * element_, 0,
               size_t(class_heads_ * p_.seqlen_q * p_.seqlen_k * element_));
 }
@@ -64,12 +68,12 @@ void MaskGroups::clear(int64_t group, int64_t its_class) const {
 template <class T>
 void MaskGroups::add_as(int64_t its_class) const {
   const int64_t plane_index = sharing_.plane(its_class, 0), from = offset(its_class);
-  const Strides& s = args_.grad_mask.strides;
+  const Strides& s = sums_of(args_).strides;
   for (int64_t h = 0; h < class_heads_; ++h) {
-    T* const to = plane<T>(p_, args_.grad_mask, plane_index / p_.kv_heads,
+    T* const to = plane<T>(p_, sums_of(args_), plane_index / p_.kv_heads,
                            plane_index % p_.kv_heads * p_.group() + h);
     for (const BackwardArgs& group : group_args_) {
-      const T* sum = static_cast<const T*>(group.grad_mask.data) + from + h * strides_.head;
+      const T* sum = static_cast<const T*>(sums_of(group).data) + from + h * strides_.head;
       for (int64_t i = 0; i < p_.seqlen_q; ++i)
         for (int64_t j = 0; j < p_.seqlen_k; ++j) to[i * s.row + j * s.col] += *sum++;
     }
@@ -77,7 +81,7 @@ void MaskGroups::add_as(int64_t its_class) const {
 }
 
 void MaskGroups::add(int64_t its_class) const {
-  p_.mask_type == MaskType::f64 ? add_as<double>(its_class) : add_as<float>(its_class);
+  p_.masks[mask_].type == MaskType::f64 ? add_as<double>(its_class) : add_as<float>(its_class);
 }
 
 }  // namespace qkv

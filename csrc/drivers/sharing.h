@@ -1,12 +1,14 @@
-// Which planes of a backward pass add to the same elements of grad_mask or weights.
+// Which planes of a backward pass add to the same elements of GradMask::each or weights.
 #pragma once
+
+#include <algorithm>
 
 #include "attention.h"
 
 namespace qkv {
 
 // A plane is one batch item and one key/value head. Two planes are in the same class if they add to
-// the same elements of grad_mask or weights, which are those that differ only in dimensions over
+// the same elements of GradMask::each or weights, which are those that differ only in dimensions over
 // which one of these outputs broadcasts. The position of a plane is its place within its class. So
 // planes of one class must not run at the same time, and planes at the same position of different
 // classes always may. Positions ascend with the flat index of the plane.
@@ -48,8 +50,12 @@ class Sharing {
  private:
   template <class F>
   static bool broadcasts(const BackwardArgs& args, F dimension_broadcasts) {
-    return (args.grad_mask.data && dimension_broadcasts(args.grad_mask.strides)) ||
-           (args.weights.data && dimension_broadcasts(args.weights.strides));
+    const auto shares = [&](const Output& sums) {
+      return sums.data && dimension_broadcasts(sums.strides);
+    };
+    return shares(args.weights) ||
+           std::any_of(args.grad_masks.begin(), args.grad_masks.end(),
+                       [&](const GradMask& grad) { return shares(grad.each); });
   }
 
   const Problem& p_;

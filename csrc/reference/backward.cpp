@@ -53,34 +53,46 @@ void grad_key_value_row(const Problem& p, const BackwardArgs& a, int64_t b, int6
   for (size_t d = 0; d < values.size(); ++d) grad_value.set(j, d, values[d]);
 }
 
-// Writes the gradients of all that is added to the scores of head h, and of its sink.
-void grad_bias(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
+// Writes the gradients of one mask of head h: that of each element, or its sums.
+void grad_mask(const Problem& p, const BackwardArgs& a, int m, int64_t b, int64_t h) {
+  const GradMask& grad = a.grad_masks[m];
+  if (!grad.each.data && !grad.keys.data && !grad.queries.data) return;
   const BackwardHead head(p, a, b, h);
-  const OutputView grad_mask(p, a.grad_mask, p.mask_type == MaskType::f64 ? Type::f64 : Type::f32,
-                             b, h);
-  const OutputView grad_keys(p, a.grad_mask_keys, type_of(compute_type(p.dtype)), b, h);
-  const OutputView grad_queries(p, a.grad_mask_queries, type_of(compute_type(p.dtype)), b, h);
-  const OutputView grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
-  const OutputView grad_sink(p, a.grad_sinks, Type::f64, b, h);
-  std::vector<double> keys(p.seqlen_k);
-  double slope = 0, sink = 0;
+  const Type compute = type_of(compute_type(p.dtype));
+  const OutputView each(p, grad.each, p.masks[m].type == MaskType::f64 ? Type::f64 : Type::f32, b, h);
+  const OutputView keys(p, grad.keys, compute, b, h), queries(p, grad.queries, compute, b, h);
+  std::vector<double> sums(p.seqlen_k);
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
     const double delta = head.delta(i);
     double query = 0;
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
       if (!head.attends(i, j)) continue;
-      // score_ij = ... - slope * |i + S - L - j| + mask_ij
-      const double grad = head.grad_score(i, j, delta);
-      grad_mask.add(i, j, grad);
-      keys[j] += grad;
-      query += grad;
-      slope -= grad * double(std::abs(head.ahead(i, j)));
+      // score_ij = ... + sum_m mask_m,ij
+      const double score = head.grad_score(i, j, delta);
+      each.add(i, j, score);
+      sums[j] += score;
+      query += score;
     }
-    grad_queries.set(i, 0, query);
+    queries.set(i, 0, query);
+  }
+  for (int64_t j = 0; j < p.seqlen_k; ++j) keys.set(0, j, sums[j]);
+}
+
+// Writes the gradients of the slope and the sink of head h.
+void grad_per_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
+  const BackwardHead head(p, a, b, h);
+  const OutputView grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
+  const OutputView grad_sink(p, a.grad_sinks, Type::f64, b, h);
+  double slope = 0, sink = 0;
+  for (int64_t i = 0; i < p.seqlen_q; ++i) {
+    const double delta = head.delta(i);
+    // score_ij = ... - slope * |i + S - L - j| + ...
+    for (int64_t j = 0; j < p.seqlen_k; ++j)
+      if (head.attends(i, j))
+        slope -= head.grad_score(i, j, delta) * double(std::abs(head.ahead(i, j)));
     // lse_i = log(exp(sink) + sum_j exp(score_ij))
     if (head.lse(i, 0) != -kInf) sink -= head.softmax_of_sink(i) * delta;
   }
-  for (int64_t j = 0; j < p.seqlen_k; ++j) grad_keys.set(0, j, keys[j]);
   grad_slope.set(0, 0, slope);
   grad_sink.set(0, 0, sink);
 }
@@ -92,9 +104,8 @@ void attention_backward(const Problem& p, const BackwardArgs& a) {
     for (int64_t h = 0; h < p.heads; ++h) {
       if (a.grad_query.data)
         for (int64_t i = 0; i < p.seqlen_q; ++i) grad_query_row(p, a, b, h, i);
-      if (a.grad_mask.data || a.grad_mask_keys.data || a.grad_mask_queries.data ||
-          a.grad_alibi_slopes.data || a.grad_sinks.data)
-        grad_bias(p, a, b, h);
+      for (int m = 0; m < kMasks; ++m) grad_mask(p, a, m, b, h);
+      if (a.grad_alibi_slopes.data || a.grad_sinks.data) grad_per_head(p, a, b, h);
       if (a.weights.data) add_weights(p, a, b, h);
     }
     if (!a.grad_key.data && !a.grad_value.data) continue;

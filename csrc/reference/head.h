@@ -2,9 +2,11 @@
 // and their scores. A new option of the scores belongs here.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <vector>
 
 #include "common/philox.h"
 #include "reference/view.h"
@@ -13,13 +15,31 @@ namespace qkv::reference {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
+// One mask, of a query head h of a batch item b.
+struct MaskView {
+  MaskType type;
+  InputView at;  // [L, S] or null
+
+  MaskView(const Problem& p, const Mask& mask, int64_t b, int64_t h)
+      : type(mask.type),
+        at(p, mask.type == MaskType::none ? Input{} : mask.input, type_of(mask.type), b, h) {}
+
+  bool hides(int64_t i, int64_t j) const {
+    if (!at) return false;
+    return type == MaskType::boolean ? at(i, j) == 0 : at(i, j) == -kInf;
+  }
+  double added(int64_t i, int64_t j) const {
+    return at && type != MaskType::boolean ? at(i, j) : 0;
+  }
+};
+
 struct Head {
   const Problem& p;
   int64_t b, h;
   InputView query;         // [L, D]
   InputView key;           // [S, D]
   InputView value;         // [S, Dv]
-  InputView mask;          // [L, S] or null
+  std::vector<MaskView> masks;
   InputView alibi_slopes;  // [1, 1] or null
   InputView sinks;         // [1, 1] or null
 
@@ -30,20 +50,21 @@ struct Head {
         query(p, p.query, type_of(p.dtype), b, h),
         key(p, p.key, p.pages.key_stride, b, h / p.group()),
         value(p, p.value, p.pages.value_stride, b, h / p.group()),
-        mask(p, p.mask_type == MaskType::none ? Input{} : p.mask, type_of(p.mask_type), b, h),
         alibi_slopes(p, p.alibi_slopes, Type::f64, b, h),
-        sinks(p, p.sinks, Type::f64, b, h) {}
+        sinks(p, p.sinks, Type::f64, b, h) {
+    for (const Mask& mask : p.masks) masks.emplace_back(p, mask, b, h);
+  }
 
   // How far key j lies ahead of query i, where the last query and the last key are side by side.
   int64_t ahead(int64_t i, int64_t j) const { return j - (i + p.seqlen_k - p.seqlen_q); }
 
-  // Query i may see key j: neither their positions nor the mask hide it.
+  // Query i may see key j: neither their positions nor a mask hide it.
   bool attends(int64_t i, int64_t j) const {
     if (p.is_causal && j > i) return false;
     if (p.window_left >= 0 && ahead(i, j) < -p.window_left) return false;
     if (p.window_right >= 0 && ahead(i, j) > p.window_right) return false;
-    if (!mask) return true;
-    return p.mask_type == MaskType::boolean ? mask(i, j) != 0 : mask(i, j) != -kInf;
+    return std::none_of(masks.begin(), masks.end(),
+                        [&](const MaskView& mask) { return mask.hides(i, j); });
   }
 
   double scaled_dot(int64_t i, int64_t j) const {
@@ -52,12 +73,12 @@ struct Head {
     return p.scale * dot;
   }
 
-  // softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + mask_ij
+  // softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + sum_m mask_m,ij
   double score(int64_t i, int64_t j) const {
     double score = scaled_dot(i, j);
     if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
     if (alibi_slopes) score -= alibi_slopes(0, 0) * double(std::abs(ahead(i, j)));
-    if (mask && p.mask_type != MaskType::boolean) score += mask(i, j);
+    for (const MaskView& mask : masks) score += mask.added(i, j);
     return score;
   }
 

@@ -3,7 +3,7 @@ namespace qkv::QKV_ISA {
 
 // Whether the mask or positions can hide one of these keys from one of the tile's rows.
 inline bool hides_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
-  return p.mask_type != MaskType::none ||
+  return has_masks(p) ||
          hides_positions(p, tile.first, tile.last, key, key + keys);
 }
 

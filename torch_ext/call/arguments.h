@@ -53,6 +53,9 @@ constexpr int kFirstGradient = grad_output;  // what backward operators are give
 }  // namespace arg
 using arg::Argument;
 
+// Those that are added to the scores, or hide them: Problem::masks.
+inline constexpr std::array<Argument, 1> kMaskArguments = {arg::attn_mask};
+
 // How many keys a query sees to the left and to the right of its own position; -1: all. The schemas
 // have None where both sides are open.
 struct Window {

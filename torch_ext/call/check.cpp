@@ -20,11 +20,12 @@ void check_dtypes(const Call& call) {
     TORCH_CHECK(call[argument].scalar_type() == dtype, call.title(), ": ", call.name_of(argument),
                 " is ", name(call[argument].scalar_type()), ", but query is ", name(dtype));
   }
-  if (call.has(arg::attn_mask)) {
-    const at::ScalarType mask = call[arg::attn_mask].scalar_type();
-    TORCH_CHECK(mask == at::kBool || mask == at::kFloat || mask == dtype, call.title(),
-                ": attn_mask is ", name(mask), ", but bool, float32 or query's dtype (",
-                name(dtype), ") is expected");
+  for (const Argument argument : kMaskArguments) {
+    if (!call.has(argument)) continue;
+    const at::ScalarType mask = call[argument].scalar_type();
+    TORCH_CHECK(mask == at::kBool || mask == at::kFloat || mask == dtype, call.title(), ": ",
+                call.name_of(argument), " is ", name(mask),
+                ", but bool, float32 or query's dtype (", name(dtype), ") is expected");
   }
   for (const Argument argument : {arg::alibi_slopes, arg::sinks}) {
     if (!call.has(argument)) continue;
@@ -78,8 +79,6 @@ void check_packed(const Call& call) {
     TORCH_CHECK(tensor.dim() == 1, call.title(), ": ", name_of, " has ", tensor.dim(),
                 " dimensions, but 1 is expected");
   }
-  TORCH_CHECK(!call.is_packed() || !call.has(arg::attn_mask), call.title(),
-              ": attn_mask is given, but packed documents (cu_seq_q) take None");
 }
 
 void check_tensor(const char* op, const char* argument, const at::Tensor& tensor,

@@ -30,6 +30,8 @@ struct Sizes {
   T head_dim = 0;    // D
   T head_dim_v = 0;  // Dv
   T documents = 0;   // packed: N
+  // Each batch item has a number of keys of its own, up to seqlen_k: a cache.
+  bool is_cache = false;
 
   Shape output() const { return tensor(heads, seqlen_q, head_dim_v); }  // [..., H, L, Dv]
   Shape lse() const;                                                    // [..., H, L]
@@ -56,6 +58,10 @@ template <class T>
 void check_documents(const Call& call, Sizes<T>& sizes);
 template <class T>
 void check_overflow(const Call& call, const Sizes<T>& sizes);
+
+// That masks have an element for every pair of the document, or batch item of a cache, number
+// `item`, which has so many queries and keys.
+void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t seqlen_k);
 
 // The parts of it that need no sizes. That no tensor is missing, and that all are dense and on one
 // device, which is all that torch's own attention needs to be checked for:

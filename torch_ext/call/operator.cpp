@@ -67,9 +67,10 @@ ParsedParameter parse_parameter(const std::string& text) {
   const std::string argument = as == std::string::npos ? name : text.substr(as + 4);
   for (int i = 0; i < opt::count; ++i) {
     if (argument != kOptions[i].name) continue;
-    return {{name, int8_t(i), /*is_tensor=*/false},
+    return {{name, int8_t(i), /*is_tensor=*/false, /*is_required=*/false},
             c10::str(kOptions[i].type, " ", name,
-                     has_default ? c10::str("=", kOptions[i].default_value) : "")};
+                     has_default ? c10::str("=", kOptions[i].default_value) : ""),
+            /*is_written=*/false};
   }
   return {{name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none},
           c10::str("Tensor", alias, may_be_none ? "? " : " ", name, has_default ? "=None" : ""),

@@ -111,16 +111,41 @@ void check_batch(const Call& call, Sizes<T>& sizes) {
   }
 }
 
+// The rows and columns of a mask for documents, and its columns for a cache, may be more than any of
+// them needs: check_masks_cover says whether they are enough.
+template <class T>
+void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
+  const at::Tensor& mask = call[argument];
+  typename Sizes<T>::Shape expected = sizes.scores();
+  if (sizes.packed) expected.insert(expected.begin(), sizes.documents);
+  const int64_t rank = expected.size();
+  if (sizes.packed) expected[rank - 2] = size_from_right<T>(mask, 1);
+  if (sizes.packed || sizes.is_cache) expected[rank - 1] = size_from_right<T>(mask, 0);
+  TORCH_CHECK(broadcasts<T>(mask, expected), call.title(), ": ", call.name_of(argument),
+              " has the shape ", sizes_of<T>(mask), ", which does not broadcast to ",
+              sizes.packed ? "[N, H, L, S] = " : "[..., H, L, S] = ", c10::ArrayRef<T>(expected));
+}
+
 }  // namespace
+
+void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t seqlen_k) {
+  for (const Argument argument : kMaskArguments) {
+    if (!call.has(argument)) continue;
+    const at::Tensor& mask = call[argument];
+    const int64_t rows = size_from_right<int64_t>(mask, 1);
+    const int64_t columns = size_from_right<int64_t>(mask, 0);
+    TORCH_CHECK((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
+                call.title(), ": ", call.name_of(argument), " has the shape ", mask.sizes(),
+                ", but ", call.is_packed() ? "document " : "batch item ", item, " has ", seqlen_q,
+                " queries and ", seqlen_k,
+                " keys; a row and a column for each, or one for all, are expected");
+  }
+}
 
 template <class T>
 void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
-  if (call.has(arg::attn_mask)) {
-    const auto scores = sizes.scores();
-    TORCH_CHECK(broadcasts<T>(call[arg::attn_mask], scores), call.title(),
-                ": attn_mask has the shape ", sizes_of<T>(call[arg::attn_mask]),
-                ", which does not broadcast to [..., H, L, S] = ", c10::ArrayRef<T>(scores));
-  }
+  for (const Argument argument : kMaskArguments)
+    if (call.has(argument)) check_mask(call, argument, sizes);
   for (const Argument argument : {arg::alibi_slopes, arg::sinks}) {
     if (!call.has(argument)) continue;
     const auto expected = sizes.per_head();

@@ -46,6 +46,7 @@ Problem cut(const Problem& whole, const Document& document, int64_t index) {
   skip_rows(p.value, document.key_begin, size);
   skip_rows(p.alibi_slopes, index, sizeof(double));
   skip_rows(p.sinks, index, sizeof(double));
+  for (Mask& mask : p.masks) skip_items(mask.input, index, size_of(mask.type));
   return p;
 }
 
@@ -69,6 +70,7 @@ Documents documents_of(const Call& call, const Sizes<int64_t>& sizes) {
     TORCH_CHECK(0 <= seqlen_k && seqlen_k <= length, call.title(), ": seqused_k[", i, "] is ",
                 seqlen_k, ", but document ", i, " has ", length, " keys; expected 0 to ", length);
     documents.covers_keys &= length == 0 || (seqlen_q > 0 && seqlen_k == length);
+    check_masks_cover(call, i, seqlen_q, seqlen_k);
     documents.all.push_back({queries[i], seqlen_q, keys[i], seqlen_k});
   }
   return documents;
@@ -84,6 +86,7 @@ Documents paged_documents_of(const Call& call, const Sizes<int64_t>& sizes) {
   for (int64_t i = 0; i < sizes.documents; ++i) {
     TORCH_CHECK(used[i] >= 0, call.title(), ": seqused_k[", i, "] is ", used[i],
                 ", but 0 or more is expected");
+    check_masks_cover(call, i, queries[i + 1] - queries[i], used[i]);
     documents.all.push_back({queries[i], queries[i + 1] - queries[i], 0, used[i]});
   }
   return documents;
@@ -128,6 +131,12 @@ BackwardJob cut(const Problem& whole, const BackwardArgs& args, const Document& 
   skip_rows(a.grad_value, document.key_begin, size);
   skip_rows(a.grad_alibi_slopes, index, sizeof(double));
   skip_rows(a.grad_sinks, index, sizeof(double));
+  for (int m = 0; m < kMasks; ++m) {
+    GradMask& grad = a.grad_masks[m];
+    skip_items(grad.each, index, whole.masks[m].type == MaskType::f64 ? 8 : 4);
+    for (Output* sums : {&grad.keys, &grad.queries})
+      skip_items(*sums, index, size_of(compute_type(whole.dtype)));
+  }
   return job;
 }
 

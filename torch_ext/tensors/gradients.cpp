@@ -1,7 +1,9 @@
 #include "tensors/gradients.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "tensors/layout.h"
@@ -28,7 +30,8 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
     wide_ |= own != wide && wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
   for (const Argument a : {arg::query, arg::key, arg::value})
     if (wants(a)) allocate(a, shapes[a], wide_ ? wide : own);
-  if (wants(arg::attn_mask)) allocate_mask();
+  for (int m = 0; m < kMasks; ++m)
+    if (wants(kMaskArguments[m])) allocate_mask(m);
   if (wants(arg::alibi_slopes)) allocate(arg::alibi_slopes, sizes.per_head(), at::kDouble);
   if (wants(arg::sinks)) allocate(arg::sinks, sizes.per_head(), at::kDouble);
 }
@@ -40,20 +43,24 @@ void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::Sc
                         : at::empty(shape, tensor.options().dtype(dtype));
 }
 
-void GradientTensors::allocate_mask() {
-  const at::Tensor& mask = call_[arg::attn_mask];
-  const auto options = mask.options().dtype(compute_type(call_[arg::query].scalar_type()));
-  if (size_from_right(mask, 0) != sizes_.seqlen_k) {
-    mask_sum_ = MaskSum::queries;
-    full_[arg::attn_mask] = at::empty(sizes_.lse(), options);
-  } else if (size_from_right(mask, 1) != sizes_.seqlen_q) {
-    mask_sum_ = MaskSum::keys;
-    auto shape = sizes_.lse();
-    shape.back() = sizes_.seqlen_k;
-    full_[arg::attn_mask] = at::empty(shape, options);
+void GradientTensors::allocate_mask(int m) {
+  const at::Tensor& mask = call_[kMaskArguments[m]];
+  const bool packed = sizes_.packed;
+  const int64_t rows = size_from_right(mask, 1), columns = size_from_right(mask, 0);
+  auto shape = sizes_.lse();
+  if (packed) shape.insert(shape.begin(), sizes_.documents);
+  if (packed ? columns == 1 : columns != sizes_.seqlen_k) {
+    mask_sums_[m] = MaskSum::queries;
+    if (packed && rows > 1) shape.back() = rows;
+  } else if (packed ? rows == 1 : rows != sizes_.seqlen_q) {
+    mask_sums_[m] = MaskSum::keys;
+    shape.back() = columns;
   } else {
-    full_[arg::attn_mask] = zero_gradient(mask);
+    full_[kMaskArguments[m]] = zero_gradient(mask);
+    return;
   }
+  const auto options = mask.options().dtype(compute_type(call_[arg::query].scalar_type()));
+  full_[kMaskArguments[m]] = packed ? at::zeros(shape, options) : at::empty(shape, options);
 }
 
 void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
@@ -65,15 +72,20 @@ void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
   bind(arg::value, args.grad_value, Dims::head_row_column);
   bind(arg::alibi_slopes, args.grad_alibi_slopes, Dims::head);
   bind(arg::sinks, args.grad_sinks, Dims::head);
-  if (!full_[arg::attn_mask].defined()) return;
-  switch (mask_sum_) {
+  for (int m = 0; m < kMasks; ++m)
+    if (full_[kMaskArguments[m]].defined()) bind_mask(m, kernel, args.grad_masks[m]);
+}
+
+void GradientTensors::bind_mask(int m, KernelCall& kernel, GradMask& grad) const {
+  const at::Tensor& full = full_[kMaskArguments[m]];
+  switch (mask_sums_[m]) {
     case MaskSum::none:
-      return bind(arg::attn_mask, args.grad_mask, Dims::head_row_column);
+      return kernel.bind(grad.each, full, Dims::scores);
     case MaskSum::queries:
-      return bind(arg::attn_mask, args.grad_mask_queries, Dims::head_row);
+      return kernel.bind(grad.queries, full, Dims::head_row);
     case MaskSum::keys:
-      bind(arg::attn_mask, args.grad_mask_keys, Dims::head_row);
-      std::swap(args.grad_mask_keys.strides.row, args.grad_mask_keys.strides.col);
+      kernel.bind(grad.keys, full, Dims::head_row);
+      std::swap(grad.keys.strides.row, grad.keys.strides.col);
   }
 }
 
@@ -102,8 +114,11 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   at::Tensor sum = full_[argument];
   if (!sum.defined()) return sum;
   // The sums of a mask that one dimension shares are laid out as the log-sum-exp is.
-  const bool own_layout = argument != arg::attn_mask || mask_sum_ == MaskSum::none;
-  if (!own_layout) sum = sum.unsqueeze(mask_sum_ == MaskSum::keys ? -2 : -1);
+  const auto mask = std::find(kMaskArguments.begin(), kMaskArguments.end(), argument);
+  const MaskSum summed = mask == kMaskArguments.end() ? MaskSum::none
+                                                      : mask_sums_[mask - kMaskArguments.begin()];
+  const bool own_layout = summed == MaskSum::none;
+  if (!own_layout) sum = sum.unsqueeze(summed == MaskSum::keys ? -2 : -1);
   if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())
     return sum;
   if (argument == arg::key || argument == arg::value) {

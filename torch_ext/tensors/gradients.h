@@ -25,15 +25,17 @@ class GradientTensors {
 
  private:
   void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);
-  void allocate_mask();
+  void allocate_mask(int m);
+  void bind_mask(int m, KernelCall& kernel, GradMask& grad) const;
   at::Tensor reduced(Argument argument) const;
 
   const Call& call_;
   const Sizes<int64_t>& sizes_;
   bool wide_ = false;
   Gradients full_;  // undefined: not wanted
-  // How the mask's gradient is summed: see BackwardArgs.
-  enum class MaskSum { none, keys, queries } mask_sum_ = MaskSum::none;
+  // How the gradient of each mask is summed: see GradMask.
+  enum class MaskSum { none, keys, queries };
+  std::array<MaskSum, kMasks> mask_sums_{};
 };
 
 }  // namespace qkv

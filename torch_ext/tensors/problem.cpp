@@ -89,16 +89,19 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
     bind(p.value, call[arg::value], Dims::head_row_column);
     p.value.strides.head_repeat = head_repeat(p.kv_heads, sizes.value_heads);
   }
-  bind_mask();
+  bind_masks();
   bind_per_head(arg::alibi_slopes, alibi_slopes_, p.alibi_slopes);
   bind_per_head(arg::sinks, sinks_, p.sinks);
 }
 
-void KernelCall::bind_mask() {
-  const at::Tensor& mask = call_[arg::attn_mask];
-  if (!mask.defined()) return;
-  problem.mask_type = mask_type_of(mask.scalar_type());
-  bind(problem.mask, mask, Dims::head_row_column);
+void KernelCall::bind_masks() {
+  static_assert(kMaskArguments.size() == kMasks);
+  for (int m = 0; m < kMasks; ++m) {
+    const at::Tensor& mask = call_[kMaskArguments[m]];
+    if (!mask.defined()) continue;
+    problem.masks[m].type = mask_type_of(mask.scalar_type());
+    bind(problem.masks[m].input, mask, Dims::scores);
+  }
 }
 
 void KernelCall::bind_per_head(Argument argument, at::Tensor& copy, Input& input) {
@@ -125,9 +128,17 @@ void KernelCall::add(const at::Tensor& tensor, Strides& strides, Dims dims) {
       strides.head = stride_from_right(tensor, sizes_.packed ? 1 : 2);
       operands_.push_back({&tensor, &strides, 3});
       break;
+    case Dims::scores:
+      strides.col = stride_from_right(tensor, 0);
+      strides.row = stride_from_right(tensor, 1);
+      strides.head = stride_from_right(tensor, 2);
+      strides.batch[0] = stride_from_right(tensor, 3);
+      operands_.push_back({&tensor, &strides, 3});
+      break;
     case Dims::head_row:
       strides.row = stride_from_right(tensor, 0);
       strides.head = stride_from_right(tensor, 1);
+      strides.batch[0] = stride_from_right(tensor, 2);
       operands_.push_back({&tensor, &strides, 2});
       break;
     case Dims::head:

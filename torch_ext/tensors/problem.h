@@ -10,7 +10,8 @@ namespace qkv {
 enum class Dims {
   head_row_column,  // packed: [row, head, column]
   head_row,
-  head,  // [document, head] or [batch, head]; the first one's stride is called row
+  head,    // [document, head] or [batch, head]; the first one's stride is called row
+  scores,  // [head, row, column], packed or not: of a mask
 };
 
 // A Problem, and the tensors that it and its results point into. `call` and `sizes` must outlive
@@ -36,7 +37,7 @@ class KernelCall {
     int64_t batch;  // how many dimensions come after those of the batch
   };
   void add(const at::Tensor& tensor, Strides& strides, Dims dims);
-  void bind_mask();
+  void bind_masks();
   void bind_per_head(Argument argument, at::Tensor& copy, Input& input);
 
   const Call& call_;
@@ -54,6 +55,14 @@ void skip(View& view, int64_t n, int64_t stride, int64_t size) {
 
 // As torch is set; 1 inside a parallel region of the caller's.
 int num_threads();
+
+// The mask, or what a gradient of it is summed in, of the document or batch item number `item`: the
+// first dimension of four, or of three without rows or columns. KernelCall leaves its stride where
+// the kernels, to whom this is one batch item, do not look.
+template <class View>
+void skip_items(View& view, int64_t item, int64_t size) {
+  skip(view, item, view.strides.batch[0], size);
+}
 
 // Without any, there is nothing for the kernels to do.
 inline bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }

@@ -94,7 +94,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
 template <class E>
 void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, int64_t key_end,
                         BackwardScratch<E>& s) {
-  s.hides_pairs = p.mask_type != MaskType::none ||
+  s.hides_pairs = has_masks(p) ||
                   hides_positions(p, rows.first().first, rows.last().last, key, key_end);
   s.needs_marks = false;
   if (!s.hides_pairs) return;
@@ -150,9 +150,11 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
   BackwardScratch<E> s(arena, p, keys);
   std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
-  if (a.grad_mask_keys.data) std::fill_n(s.key_sums, keys * p.group() * kLanes<T>, T(0));
+  for (int m = 0; m < kMasks; ++m)
+    if (a.grad_masks[m].keys.data) std::fill_n(s.key_sums[m], keys * p.group() * kLanes<T>, T(0));
   if (block.grad_slopes) std::fill_n(block.grad_slopes, p.group(), 0.);
-  if (block.grad_mask_rows) std::fill_n(block.grad_mask_rows, p.group() * p.seqlen_q, 0.);
+  for (double* sums : block.grad_mask_rows)
+    if (sums) std::fill_n(sums, p.group() * p.seqlen_q, 0.);
 
   s.load_keys(p, block.batch, block.kv_head, block.key_begin, keys);
   if (block.partial_grad_query) {
@@ -162,7 +164,9 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& bloc
     backward_plane(p, a, block, rows_of<E>(p, a.grad_query, block.batch, block.kv_head), s);
   }
   if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, block, s);
-  if (a.grad_mask_keys.data) finish_grad_mask_keys(p, a, block, s);
+  for (int m = 0; m < kMasks; ++m)
+    if (a.grad_masks[m].keys.data)
+      finish_grad_mask_keys<E>(p, a.grad_masks[m].keys, block, s.key_sums[m]);
 }
 
 template <class E>

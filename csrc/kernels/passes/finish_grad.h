@@ -22,13 +22,11 @@ void finish_grad_key_value(const Problem& p, const BackwardArgs& a, const Backwa
 }
 
 template <class E, class T = Compute<E>>
-void finish_grad_mask_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                           const BackwardScratch<E>& s) {
-  const T* sums = s.key_sums;
+void finish_grad_mask_keys(const Problem& p, const Output& grad, const BackwardBlock& block,
+                           const T* sums) {
   for (int64_t key = block.key_begin; key < block.key_end; ++key)
     for (int64_t g = 0; g < p.group(); ++g, sums += kLanes<T>)
-      plane<T>(p, a.grad_mask_keys, block.batch,
-               block.kv_head * p.group() + g)[key * a.grad_mask_keys.strides.col] = *sums;
+      plane<T>(p, grad, block.batch, block.kv_head * p.group() + g)[key * grad.strides.col] = *sums;
 }
 
 // Adds the parts of row r that the splits after the first have left to `sum`.

@@ -13,7 +13,7 @@ struct BackwardScratch : BackwardOperands<E> {
   T* cap_slope;              // [kKeyBlock, kGradRows], the derivative of softcap; or null
   T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
   T* grad_query;             // [kRowBlock, padded(D)], the rows of a tile
-  T* key_sums;               // [keys, G, lanes of a vector], for a mask's gradient
+  std::array<T*, kMasks> key_sums{};  // [keys, G, lanes of a vector] each, for GradMask::keys
   T* marks;                  // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
   bool hides_pairs = false;  // whether pairs of the block of rows and the item's keys are hidden
@@ -32,11 +32,12 @@ struct BackwardScratch : BackwardOperands<E> {
         grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
         grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
         grad_query(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
-        key_sums(p.mask_type == MaskType::none || p.mask_type == MaskType::boolean
-                     ? nullptr
-                     : arena.take<T>(key_count * p.group() * kLanes<T>)),
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
-        dropout(p) {}
+        dropout(p) {
+    for (int m = 0; m < kMasks; ++m)
+      if (is_floating(p.masks[m]))
+        key_sums[m] = arena.take<T>(key_count * p.group() * kLanes<T>);
+  }
 
   // Whether factor and delta of the first `rows` rows are finite.
   bool statistics_are_finite(int64_t rows) const {

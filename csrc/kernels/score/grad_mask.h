@@ -1,12 +1,12 @@
 // The gradients of masks: dS itself, or its sums over rows or keys where the mask broadcasts.
 namespace qkv::QKV_ISA {
 
-// Adds dS of a tile to the gradient of a mask [B..., H, L, S].
+// Adds dS of a tile to GradMask::each of a mask of this type.
 template <class T>
-void add_grad_mask(const Problem& p, const Output& to, const Tile& tile, int64_t key, int64_t keys,
-                   const T* grad_scores) {
+void add_grad_mask(const Problem& p, MaskType type, const Output& to, const Tile& tile, int64_t key,
+                   int64_t keys, const T* grad_scores) {
   const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, T(1)); };
-  p.mask_type == MaskType::f64 ? add(rows_of<double>(p, to, tile.batch, tile.kv_head))
+  type == MaskType::f64 ? add(rows_of<double>(p, to, tile.batch, tile.kv_head))
                                : add(rows_of<float>(p, to, tile.batch, tile.kv_head));
 }
 

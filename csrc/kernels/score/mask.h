@@ -40,11 +40,11 @@ void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, 
   }
 }
 
-// Sets scores [keys x lanes] to -inf where the boolean mask is 0. Keys are tile.step elements
-// apart.
+// Sets scores [keys x lanes] to -inf where a boolean mask is 0. Keys are tile.step elements apart.
 template <class T>
-void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
-  const Rows<const uint8_t> rows = rows_of<uint8_t>(p, p.mask, tile.batch, tile.kv_head);
+void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
+                        int64_t keys, T* scores) {
+  const Rows<const uint8_t> rows = rows_of<uint8_t>(p, mask, tile.batch, tile.kv_head);
   const auto apply = [&](int64_t j, int v, IntVec<T> may_attend) {
     T* at = scores + j * tile.step + v;
     store(at, may_attend != 0 ? load(at) : splat(-kInfinity<T>));
@@ -62,10 +62,11 @@ void apply_boolean_mask(const Problem& p, const Tile& tile, int64_t key, int64_t
       apply(j, v, widen_bytes<T>(bytes + j * kByteLanes<T> + v));
 }
 
-// scores [keys x lanes] += the floating mask. Keys are tile.step elements apart.
+// scores [keys x lanes] += a floating mask. Keys are tile.step elements apart.
 template <class T, class M>
-void add_mask(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
-  const Rows<const M> rows = rows_of<M>(p, p.mask, tile.batch, tile.kv_head);
+void add_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key, int64_t keys,
+              T* scores) {
+  const Rows<const M> rows = rows_of<M>(p, mask, tile.batch, tile.kv_head);
   const auto add = [&](int64_t j, int v, Vec<T> bias) {
     T* at = scores + j * tile.step + v;
     store(at, bias == -kInfinity<T> ? bias : load(at) + bias);

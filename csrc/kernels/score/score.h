@@ -1,29 +1,33 @@
-// All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi, mask,
+// All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi, masks,
 // positions.
 namespace qkv::QKV_ISA {
 
-// Adds the mask to scores [keys x lanes], and sets those that it or positions hide to -inf.
+// Adds a mask to scores [keys x lanes], or sets those that it hides to -inf.
 template <class T>
-void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
-  switch (p.mask_type) {
+void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t key, int64_t keys,
+                T* scores) {
+  const auto add = [&](auto* apply) { apply(p, mask.input, tile, key, keys, scores); };
+  switch (mask.type) {
     case MaskType::none:
       break;
     case MaskType::boolean:
-      apply_boolean_mask<T>(p, tile, key, keys, scores);
-      break;
+      return add(apply_boolean_mask<T>);
     case MaskType::f32:
-      add_mask<T, float>(p, tile, key, keys, scores);
-      break;
+      return add(add_mask<T, float>);
     case MaskType::f64:
-      add_mask<T, double>(p, tile, key, keys, scores);
-      break;
+      return add(add_mask<T, double>);
     case MaskType::bf16:
-      add_mask<T, BFloat16>(p, tile, key, keys, scores);
-      break;
+      return add(add_mask<T, BFloat16>);
     case MaskType::f16:
-      add_mask<T, Float16>(p, tile, key, keys, scores);
-      break;
+      return add(add_mask<T, Float16>);
   }
+}
+
+// Adds all masks to scores [keys x lanes], and sets those that one of them or positions hide to
+// -inf.
+template <class T>
+void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
+  for (const Mask& mask : p.masks) apply_mask(p, mask, tile, key, keys, scores);
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }
 

@@ -130,6 +130,7 @@ Sizes<T> check_kvcache(const Call& call) {
              paged ? "[blocks, Hkv, block_size, Dv]" : "[rows, Hkv, S_max, Dv]");
   const auto cache = sizes_of<T>(call[arg::key]);
   sizes.seqlen_k = cache[2];
+  sizes.is_cache = true;
   if (paged) {
     check_block_table(call, call[arg::block_table], "[B, blocks of a sequence]", sizes, query[0],
                       cache[2]);

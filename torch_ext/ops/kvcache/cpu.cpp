@@ -24,6 +24,7 @@ ForwardJob item(const Call& call, const CacheRows& rows, const Problem& whole,
   skip(p.query, b, call[arg::query].strides()[0], size);
   skip(p.alibi_slopes, b, p.alibi_slopes.strides.row, sizeof(double));
   skip(p.sinks, b, p.sinks.strides.row, sizeof(double));
+  for (Mask& mask : p.masks) skip_items(mask.input, b, size_of(mask.type));
   skip(job.result.output, b, output.strides()[0], size);
   skip(job.result.lse, b, lse.strides()[0], lse.element_size());
   if (rows.table) {

@@ -111,6 +111,9 @@ CacheRows cache_rows(const Call& call, const Sizes<int64_t>& sizes) {
   set_lengths(call, sizes, all);
   set_hidden(call, all);
   set_rows(call, all);
+  for (size_t b = 0; b < all.rows.size(); ++b)
+    check_masks_cover(call, int64_t(b), sizes.seqlen_q,
+                      all.rows[b].length + all.new_rows - all.rows[b].hidden);
   set_table(call, all);
   if (all.new_rows > 0) check_slots(call, all);
   return all;
