@@ -70,7 +70,7 @@ struct Mask {
   Input input;
 };
 // How many masks a Problem may have: a pair is hidden where one of them hides it.
-constexpr int kMasks = 1;
+constexpr int kMasks = 2;
 inline bool is_floating(const Mask& mask) {
   return mask.type != MaskType::none && mask.type != MaskType::boolean;
 }
@@ -195,9 +195,9 @@ struct BackwardJob {
 
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
 // 0. The results have the same bits whatever num_threads is, however large the batch is, and
-// whatever other jobs there are; only sums over a batch (GradMask::each, weights) depend on the batch.
-// No two jobs of a backward pass may share an output.
-// All throw std::bad_alloc if there is no memory for their workspace.
+// whatever other jobs there are; only sums over a batch (GradMask::each, weights) depend on the
+// batch. No two jobs of a backward pass may share an output. All throw std::bad_alloc if there is
+// no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
 QKV_CORE_API void attention_forward(const std::vector<ForwardJob>& jobs);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);

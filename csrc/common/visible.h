@@ -51,9 +51,7 @@ inline bool has_masks(const Problem& p) {
 }
 
 // Whether positions or a mask can hide any key from any query.
-inline bool hides_any(const Problem& p) {
-  return hides_positions(p) || has_masks(p);
-}
+inline bool hides_any(const Problem& p) { return hides_positions(p) || has_masks(p); }
 
 // About how many keys a query sees, for the drivers' estimates of work. Only a window that is
 // closed on both sides makes them fewer; is_causal closes the right side, but alone does not count.

@@ -76,9 +76,9 @@ class BackwardTask {
  private:
   // The parts of one plane, and the memory in which its grad_query is summed.
   struct Parts {
-    char* sums;         // [G * L, D], the sum for grad_query so far, if has_sums()
-    char* grad_query;   // [parts, G * L, D], of all splits but the first
-    double* slopes;     // [splits, G], for grad_alibi_slopes
+    char* sums;        // [G * L, D], the sum for grad_query so far, if has_sums()
+    char* grad_query;  // [parts, G * L, D], of all splits but the first
+    double* slopes;    // [splits, G], for grad_alibi_slopes
     std::array<double*, kMasks> mask_rows;  // [splits, G * L] each, for GradMask::queries
   };
   Parts take_parts(Arena& arena) const;

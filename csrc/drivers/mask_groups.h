@@ -16,8 +16,9 @@ class MaskGroups {
  public:
   // Decides how many groups there are; `splits_keys` says whether the keys of a plane are split.
   // There is one group only where more are of no use, where their memory would matter, where two
-  // masks have such a gradient, and where it is not a sum over the batch: the number of groups follows the number of planes, and
-  // no result but a sum over the batch may depend on the batch size.
+  // masks have such a gradient, and where it is not a sum over the batch: the number of groups
+  // follows the number of planes, and no result but a sum over the batch may depend on the batch
+  // size.
   MaskGroups(const Problem& problem, const BackwardArgs& args, const Sharing& sharing,
              bool splits_keys);
 
@@ -42,12 +43,13 @@ class MaskGroups {
   const BackwardArgs& args_;
   const Sharing sharing_;
   int64_t count_ = 1;
-  int mask_ = 0;                          // whose gradient it is
-  int64_t element_ = 0;                   // bytes of an element of it
-  int64_t class_heads_ = 0;               // how many heads of a plane have sums of their own
-  Strides strides_;                       // of the sums of a group, which are dense
-  int64_t group_elements_ = 0;            // elements of the sums of a group, all classes
-  std::vector<BackwardArgs> group_args_;  // of all groups but the first, which adds to GradMask::each
+  int mask_ = 0;                // whose gradient it is
+  int64_t element_ = 0;         // bytes of an element of it
+  int64_t class_heads_ = 0;     // how many heads of a plane have sums of their own
+  Strides strides_;             // of the sums of a group, which are dense
+  int64_t group_elements_ = 0;  // elements of the sums of a group, all classes
+  std::vector<BackwardArgs>
+      group_args_;  // of all groups but the first, which adds to GradMask::each
 };
 
 }  // namespace qkv

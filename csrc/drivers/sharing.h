@@ -8,10 +8,10 @@
 namespace qkv {
 
 // A plane is one batch item and one key/value head. Two planes are in the same class if they add to
-// the same elements of GradMask::each or weights, which are those that differ only in dimensions over
-// which one of these outputs broadcasts. The position of a plane is its place within its class. So
-// planes of one class must not run at the same time, and planes at the same position of different
-// classes always may. Positions ascend with the flat index of the plane.
+// the same elements of GradMask::each or weights, which are those that differ only in dimensions
+// over which one of these outputs broadcasts. The position of a plane is its place within its
+// class. So planes of one class must not run at the same time, and planes at the same position of
+// different classes always may. Positions ascend with the flat index of the plane.
 class Sharing {
  public:
   Sharing(const Problem& p, const BackwardArgs& args) : p_(p) {

@@ -233,8 +233,8 @@ class TestForward:
         ({"seqused_k": torch.tensor([5])}, "seqused_k is given, but cu_seq_q is None"),
         (
             {**dict.fromkeys(GOOD, zeros(5, 4, 8)), "cu_seq_q": torch.tensor([0, 5]),
-             "attn_mask": zeros(5, 5)},
-            "attn_mask is given, but packed documents .* take None",
+             "attn_mask": zeros(5, 3)},
+            r"attn_mask has the shape \[5, 3\], but document 0 has 5 queries and 5 keys",
         ),
     ])  # fmt: skip
     def test_bad_call(self, change, message):

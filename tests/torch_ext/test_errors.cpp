@@ -104,8 +104,8 @@ TEST_F(Errors, Documents) {
   EXPECT_SAYS(error(good_q, good_k, {}, cu_seq({5, 5})), "seqused_k[1] is 5, but document 1 has 4");
   EXPECT_SAYS(error(good_q, good_k, {}, cu_seq({-1, 4})), "seqused_k[0] is -1");
   EXPECT_SAYS(error(good_q, good_k, {}, cu_seq({5})), "seqused_k has the shape [1]");
-  EXPECT_SAYS(error(good_q, good_k, AttentionOptions().attn_mask(at::zeros({6, 9}))),
-              "attn_mask is given, but packed documents");
+  EXPECT_SAYS(error(good_q, good_k, AttentionOptions().attn_mask(at::zeros({6, 2}))),
+              "attn_mask has the shape [6, 2], but document 0 has");
   EXPECT_SAYS(error(good_q, good_k, AttentionOptions().sinks(at::zeros({3, 4}))),
               "sinks has the shape [3, 4], which does not broadcast to [N, H] = [2, 4]");
   EXPECT_SAYS(message_of([&] { varlen_attention(q.unsqueeze(0), k, k, good_q); }),

@@ -92,6 +92,12 @@ enum Option : int8_t { QKV_OPTIONS(QKV_ENUMERATOR) count };
 }  // namespace opt
 using opt::Option;
 
+// What acts on scores, in the signatures (operator.h) of all operators: keywords of the users'
+// operators; tensors and options of those that they are made of.
+#define QKV_SCORE_KEYWORDS "softcap=, alibi_slopes?="
+#define QKV_SCORE_TENSORS "attn_mask?, alibi_slopes?"
+#define QKV_SCORE_OPTIONS "scale, enable_gqa, window_size, softcap"
+
 // visit(member) with the member of `options` that `option` names.
 template <class AnyOptions, class Visit>
 auto visit_option(AnyOptions& options, Option option, const Visit& visit) {

@@ -111,8 +111,8 @@ void check_batch(const Call& call, Sizes<T>& sizes) {
   }
 }
 
-// The rows and columns of a mask for documents, and its columns for a cache, may be more than any of
-// them needs: check_masks_cover says whether they are enough.
+// The rows and columns of a mask for documents, and its columns for a cache, may be more than any
+// of them needs: check_masks_cover says whether they are enough.
 template <class T>
 void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   const at::Tensor& mask = call[argument];

@@ -115,8 +115,8 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   if (!sum.defined()) return sum;
   // The sums of a mask that one dimension shares are laid out as the log-sum-exp is.
   const auto mask = std::find(kMaskArguments.begin(), kMaskArguments.end(), argument);
-  const MaskSum summed = mask == kMaskArguments.end() ? MaskSum::none
-                                                      : mask_sums_[mask - kMaskArguments.begin()];
+  const MaskSum summed =
+      mask == kMaskArguments.end() ? MaskSum::none : mask_sums_[mask - kMaskArguments.begin()];
   const bool own_layout = summed == MaskSum::none;
   if (!own_layout) sum = sum.unsqueeze(summed == MaskSum::keys ? -2 : -1);
   if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())

@@ -7,7 +7,7 @@ void add_grad_mask(const Problem& p, MaskType type, const Output& to, const Tile
                    int64_t keys, const T* grad_scores) {
   const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, T(1)); };
   type == MaskType::f64 ? add(rows_of<double>(p, to, tile.batch, tile.kv_head))
-                               : add(rows_of<float>(p, to, tile.batch, tile.kv_head));
+                        : add(rows_of<float>(p, to, tile.batch, tile.kv_head));
 }
 
 // sums [tile.rows] += the sum of grad_scores [keys x lanes] over the keys, for each row of the

@@ -1,5 +1,5 @@
-// All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi, masks,
-// positions.
+// All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi,
+// masks, positions.
 namespace qkv::QKV_ISA {
 
 // Adds a mask to scores [keys x lanes], or sets those that it hides to -inf.

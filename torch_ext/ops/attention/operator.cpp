@@ -45,7 +45,7 @@ Tensors forward_autocast(const Call& call) {
 // scaled_dot_product_attention's arguments, in its order and with its defaults, then ours.
 const std::string kArguments =
     "(query, key, value, attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
-    "window_size=, softcap=, alibi_slopes?=, sinks?=)";
+    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=)";
 
 Operator attention("attention", "attention" + kArguments + " -> output",
                    {.composite = &attention_composite});
@@ -60,9 +60,9 @@ Operator attention_with_lse("attention",
 // backward pass.
 Operator attention_forward(
     "attention",
-    "attention_forward(query, key, value, attn_mask?, alibi_slopes?, sinks?, "
-    "dropout_seed?, cu_seq_q?, cu_seq_k?, seqused_k?, *, dropout_p, is_causal, scale, "
-    "enable_gqa, window_size, softcap) -> output, logsumexp",
+    "attention_forward(query, key, value, " QKV_SCORE_TENSORS
+    ", sinks?, dropout_seed?, cu_seq_q?, "
+    "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS ") -> output, logsumexp",
     {.cpu = &attention_forward_cpu, .meta = &forward_meta, .autocast = &forward_autocast});
 Operator attention_backward(attention_forward,
                             "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",

@@ -29,8 +29,8 @@ Tensors hard_backward_meta(const Call& call) {
 }
 
 Operator hard_forward("hard_attention",
-                      "hard_forward(query, key, value, attn_mask?, alibi_slopes?, *, is_causal, "
-                      "scale, enable_gqa, window_size, softcap, straight_through) -> output, index",
+                      "hard_forward(query, key, value, " QKV_SCORE_TENSORS
+                      ", *, is_causal, " QKV_SCORE_OPTIONS ", straight_through) -> output, index",
                       {.cpu = &hard_forward_cpu,
                        .meta = &hard_meta,
                        .differentiates = &differentiates});
@@ -48,7 +48,7 @@ Tensors hard_composite(const Call& call) {
 
 Operator hard("hard_attention",
               "hard_attention(query, key, value, attn_mask?=, is_causal=, *, scale=, enable_gqa=, "
-              "window_size=, softcap=, alibi_slopes?=, straight_through=) -> output, index",
+              "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=) -> output, index",
               {.composite = &hard_composite});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {

@@ -24,6 +24,8 @@ Tensors attend_to_pages(const Call& call) {
   TORCH_CHECK_VALUE(call.options.dropout_p == 0, call.title(), ": dropout_p is ",
                     call.options.dropout_p,
                     ", but 0 is expected with block_table, which is for inference only");
+  TORCH_CHECK(!call.has(arg::attn_mask), call.title(),
+              ": attn_mask is given, but None is expected with block_table");
   TORCH_CHECK(call.has(arg::seqused_k), call.title(),
               ": block_table is given, but seqused_k is None; expected how many keys of its blocks "
               "each document has");
@@ -40,11 +42,12 @@ Tensors varlen_composite(const Call& call) {
   return call.has(arg::block_table) ? attend_to_pages(call) : attend(call);
 }
 
-Operator varlen("varlen_attention",
-                "varlen_attention(query, key, value, cu_seq_q, cu_seq_k?, max_q, max_k, *, "
-                "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, "
-                "softcap=, alibi_slopes?=, sinks?=) -> output, logsumexp",
-                {.composite = &varlen_composite});
+Operator varlen(
+    "varlen_attention",
+    "varlen_attention(query, key, value, cu_seq_q, cu_seq_k?, max_q, max_k, *, "
+    "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, " QKV_SCORE_KEYWORDS
+    ", sinks?=) -> output, logsumexp",
+    {.composite = &varlen_composite});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) { varlen.define(m); }
 

@@ -29,9 +29,10 @@ Tensors weights_backward_meta(const Call& call) {
 }
 
 Operator weights_forward("attention_weights",
-                         "weights_forward(query, key, attn_mask?, alibi_slopes?, sinks?, "
-                         "dropout_seed?, *, dropout_p, is_causal, scale, enable_gqa, window_size, "
-                         "softcap, reduce) -> weights, logsumexp",
+                         "weights_forward(query, key, " QKV_SCORE_TENSORS
+                         ", sinks?, dropout_seed?, *, "
+                         "dropout_p, is_causal, " QKV_SCORE_OPTIONS
+                         ", reduce) -> weights, logsumexp",
                          {.cpu = &weights_forward_cpu, .meta = &weights_meta});
 Operator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)",
                           {.cpu = &weights_backward_cpu, .meta = &weights_backward_meta});
@@ -44,11 +45,10 @@ Tensors weights_composite(const Call& call) {
   return {run(forward)[0]};
 }
 
-Operator weights(
-    "attention_weights",
-    "attention_weights(query, key, attn_mask?=, dropout_p=, is_causal=, *, scale=, "
-    "enable_gqa=, window_size=, softcap=, alibi_slopes?=, sinks?=, reduce=) -> weights",
-    {.composite = &weights_composite});
+Operator weights("attention_weights",
+                 "attention_weights(query, key, attn_mask?=, dropout_p=, is_causal=, *, scale=, "
+                 "enable_gqa=, window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=) -> weights",
+                 {.composite = &weights_composite});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   for (Operator* op : {&weights, &weights_forward, &weights_backward}) op->define(m);
