@@ -39,6 +39,8 @@ Call call_of(const Operator& op, const Stack& stack) {
   }
   if (!op.is_backward) return call;
   const auto wanted = value->toBoolList();
+  TORCH_CHECK_VALUE(wanted.size() == op.results.size(), op.name, ": output_mask has ",
+                    wanted.size(), " elements, but ", op.results.size(), " are expected");
   for (size_t i = 0; i < op.results.size(); ++i) call.output_mask.set(op.results[i], wanted[i]);
   return call;
 }
