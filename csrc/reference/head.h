@@ -36,9 +36,9 @@ struct MaskView {
 struct Head {
   const Problem& p;
   int64_t b, h;
-  InputView query;         // [L, D]
-  InputView key;           // [S, D]
-  InputView value;         // [S, Dv]
+  InputView query;  // [L, D]
+  InputView key;    // [S, D]
+  InputView value;  // [S, Dv]
   std::vector<MaskView> masks;
   InputView alibi_slopes;  // [1, 1] or null
   InputView sinks;         // [1, 1] or null

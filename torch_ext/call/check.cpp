@@ -23,9 +23,11 @@ void check_dtypes(const Call& call) {
   for (const Argument argument : kMaskArguments) {
     if (!call.has(argument)) continue;
     const at::ScalarType mask = call[argument].scalar_type();
-    TORCH_CHECK(mask == at::kBool || mask == at::kFloat || mask == dtype, call.title(), ": ",
-                call.name_of(argument), " is ", name(mask),
-                ", but bool, float32 or query's dtype (", name(dtype), ") is expected");
+    const bool may_be_bool = argument == kMaskArguments[0];
+    TORCH_CHECK((mask == at::kBool && may_be_bool) || mask == at::kFloat || mask == dtype,
+                call.title(), ": ", call.name_of(argument), " is ", name(mask), ", but ",
+                may_be_bool ? "bool, " : "", "float32 or query's dtype (", name(dtype),
+                ") is expected");
   }
   for (const Argument argument : {arg::alibi_slopes, arg::sinks}) {
     if (!call.has(argument)) continue;

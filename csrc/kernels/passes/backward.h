@@ -94,8 +94,8 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
 template <class E>
 void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, int64_t key_end,
                         BackwardScratch<E>& s) {
-  s.hides_pairs = has_masks(p) ||
-                  hides_positions(p, rows.first().first, rows.last().last, key, key_end);
+  s.hides_pairs =
+      has_masks(p) || hides_positions(p, rows.first().first, rows.last().last, key, key_end);
   s.needs_marks = false;
   if (!s.hides_pairs) return;
   const bool rows_are_finite = s.part_rows(rows.rows);

@@ -9,12 +9,12 @@ struct BackwardScratch : BackwardOperands<E> {
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
-  T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
-  T* cap_slope;              // [kKeyBlock, kGradRows], the derivative of softcap; or null
-  T *grad_key, *grad_value;  // [keys, padded(D)], [keys, padded(Dv)]
-  T* grad_query;             // [kRowBlock, padded(D)], the rows of a tile
+  T *weights, *grad_scores;           // [padded(kKeyBlock), kGradRows]
+  T* cap_slope;                       // [kKeyBlock, kGradRows], the derivative of softcap; or null
+  T *grad_key, *grad_value;           // [keys, padded(D)], [keys, padded(Dv)]
+  T* grad_query;                      // [kRowBlock, padded(D)], the rows of a tile
   std::array<T*, kMasks> key_sums{};  // [keys, G, lanes of a vector] each, for GradMask::keys
-  T* marks;                  // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
+  T* marks;                           // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
   bool hides_pairs = false;  // whether pairs of the block of rows and the item's keys are hidden
   bool needs_marks = false;  // whether, besides, something in these rows is not finite
@@ -35,8 +35,7 @@ struct BackwardScratch : BackwardOperands<E> {
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
         dropout(p) {
     for (int m = 0; m < kMasks; ++m)
-      if (is_floating(p.masks[m]))
-        key_sums[m] = arena.take<T>(key_count * p.group() * kLanes<T>);
+      if (is_floating(p.masks[m])) key_sums[m] = arena.take<T>(key_count * p.group() * kLanes<T>);
   }
 
   // Whether factor and delta of the first `rows` rows are finite.

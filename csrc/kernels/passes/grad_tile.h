@@ -51,12 +51,11 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 // Adds dS of a tile to the gradient of mask m, or to its sums over rows or keys.
 template <class E, class T = Compute<E>>
 void add_grad_mask_of_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                           int m, const Tile& tile, int64_t key, int64_t keys,
-                           const T* grad_scores, const BackwardScratch<E>& s) {
+                           int m, const Tile& tile, int64_t key, int64_t keys, const T* grad_scores,
+                           const BackwardScratch<E>& s) {
   const GradMask& grad = a.grad_masks[m];
   double* const row_sums = block.grad_mask_rows[m];
-  if (grad.each.data)
-    add_grad_mask(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
+  if (grad.each.data) add_grad_mask(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
   if (grad.keys.data)
     add_key_sums(p, tile, keys, grad_scores,
                  s.key_sums[m] + (key - block.key_begin) * p.group() * kLanes<T>);

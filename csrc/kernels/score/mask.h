@@ -62,14 +62,15 @@ void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, i
       apply(j, v, widen_bytes<T>(bytes + j * kByteLanes<T> + v));
 }
 
-// scores [keys x lanes] += a floating mask. Keys are tile.step elements apart.
-template <class T, class M>
+// scores [keys x lanes] += a floating mask; with kHides, they are only set to -inf where it is.
+// Keys are tile.step elements apart.
+template <class T, class M, bool kHides>
 void add_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key, int64_t keys,
               T* scores) {
   const Rows<const M> rows = rows_of<M>(p, mask, tile.batch, tile.kv_head);
   const auto add = [&](int64_t j, int v, Vec<T> bias) {
     T* at = scores + j * tile.step + v;
-    store(at, bias == -kInfinity<T> ? bias : load(at) + bias);
+    store(at, bias == -kInfinity<T> ? bias : kHides ? load(at) : load(at) + bias);
   };
   if (same_for_all_rows(rows)) {
     for (int64_t j = 0; j < keys; ++j)

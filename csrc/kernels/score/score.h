@@ -2,8 +2,9 @@
 // masks, positions.
 namespace qkv::QKV_ISA {
 
-// Adds a mask to scores [keys x lanes], or sets those that it hides to -inf.
-template <class T>
+// Adds a mask to scores [keys x lanes] and sets those that it hides to -inf; with kHides, it does
+// only the latter.
+template <class T, bool kHides = false>
 void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t key, int64_t keys,
                 T* scores) {
   const auto add = [&](auto* apply) { apply(p, mask.input, tile, key, keys, scores); };
@@ -13,13 +14,13 @@ void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t ke
     case MaskType::boolean:
       return add(apply_boolean_mask<T>);
     case MaskType::f32:
-      return add(add_mask<T, float>);
+      return add(add_mask<T, float, kHides>);
     case MaskType::f64:
-      return add(add_mask<T, double>);
+      return add(add_mask<T, double, kHides>);
     case MaskType::bf16:
-      return add(add_mask<T, BFloat16>);
+      return add(add_mask<T, BFloat16, kHides>);
     case MaskType::f16:
-      return add(add_mask<T, Float16>);
+      return add(add_mask<T, Float16, kHides>);
   }
 }
 
@@ -27,7 +28,13 @@ void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t ke
 // -inf.
 template <class T>
 void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
-  for (const Mask& mask : p.masks) apply_mask(p, mask, tile, key, keys, scores);
+  // The first mask, which alone may be boolean, comes last: so what it hides stays hidden, whatever
+  // is added. What another one hides, a floating first mask may have made NaN.
+  static_assert(kMasks <= 2);
+  for (int m = kMasks - 1; m >= 0; --m) apply_mask(p, p.masks[m], tile, key, keys, scores);
+  for (int m = 1; m < kMasks; ++m)
+    if (is_floating(p.masks[0]) && is_floating(p.masks[m]))
+      apply_mask<T, true>(p, p.masks[m], tile, key, keys, scores);
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }
 

@@ -50,12 +50,15 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& 
 // cu_seq_q [N + 1], int32 or int64, from 0 on, not falling: document n has queries cu_seq_q[n] up
 // to cu_seq_q[n + 1]. cu_seq_k, likewise for key and value; cu_seq_q when not set. seqused_k [N]:
 // only the first seqused_k[n] keys of document n take part. All positions, L and S are those of the
-// document; alibi_slopes and sinks are [H] or [N, H]; there is no attn_mask. Queries outside all
-// documents: output 0, logsumexp -inf. Differentiable as attention is.
+// document; alibi_slopes and sinks are [H] or [N, H]; attn_mask and bias
+// broadcast to [N, H, L, S], by positions within a document, where L and S are at least those of
+// the longest one. Queries outside all documents: output 0, logsumexp -inf. Differentiable as
+// attention is.
 //
 // block_table [N, M], int32 or int64: key [blocks, block size, Hkv, D] and value lie in blocks;
 // document n has the first seqused_k[n] keys of the blocks block_table[n]. Needs seqused_k;
-// the numbers in cu_seq_k are not used; no gradients, no dropout. See qkv/kvcache.h, too.
+// the numbers in cu_seq_k are not used; no gradients, no dropout, no attn_mask. See qkv/kvcache.h,
+// too.
 QKV_API std::tuple<at::Tensor, at::Tensor> varlen_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& cu_seq_q, const std::optional<at::Tensor>& cu_seq_k = std::nullopt,
