@@ -69,7 +69,8 @@ struct Mask {
   MaskType type = MaskType::none;
   Input input;
 };
-// How many masks a Problem may have: a pair is hidden where one of them hides it.
+// How many masks a Problem may have: a pair is hidden where one of them hides it. Only the first
+// may be boolean.
 constexpr int kMasks = 2;
 inline bool is_floating(const Mask& mask) {
   return mask.type != MaskType::none && mask.type != MaskType::boolean;

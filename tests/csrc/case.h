@@ -73,7 +73,8 @@ struct Case {
   int64_t window_left = -1, window_right = -1;
   double softcap = 0;
   MaskType mask_type = MaskType::none;
-  Sizes mask_strides = {};  // if empty, they are drawn as those of the other inputs are
+  Sizes mask_strides = {};              // if empty, they are drawn as those of the other inputs are
+  MaskType bias_type = MaskType::none;  // of a second mask, floating
   bool alibi_slopes = false, sinks = false;
   double dropout_p = 0;
   int64_t dropout_batch = 0;
@@ -85,9 +86,10 @@ struct Case {
   bool lse = true;
   bool grad_query = true, grad_key = true, grad_value = true;
   bool grad_mask = false, grad_mask_keys = false, grad_mask_queries = false;  // float masks
+  bool grad_bias = false, grad_bias_keys = false, grad_bias_queries = false;
   bool grad_alibi_slopes = false, grad_sinks = false;
   bool weights = false;
-  // Whether grad_mask and weights are sums over the batch, and over the heads.
+  // Whether grad_mask, grad_bias and weights are sums over the batch, and over the heads.
   bool share_batch = false, share_heads = false;
 
   bool strided = false;   // tensors have any strides, zeros among them; else they are dense
@@ -106,15 +108,17 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "] kv_heads " << c.kv_heads << " group " << c.group << " L " << c.L << " S " << c.S
              << " D " << c.D << " Dv " << c.Dv << " scale " << c.effective_scale() << " causal "
              << c.is_causal << " window " << c.window_left << "," << c.window_right << " softcap "
-             << c.softcap << " mask " << c.mask_type << " slopes " << c.alibi_slopes << " sinks "
-             << c.sinks << " dropout " << c.dropout_p << " at batch " << c.dropout_batch
-             << " head_repeat " << c.key_head_repeat << "," << c.value_head_repeat
-             << " given grad_output,lse,weights " << c.grad_output << c.grad_lse << c.grad_weights
-             << " wanted q,k,v " << c.grad_query << c.grad_key << c.grad_value
-             << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys << c.grad_mask_queries
-             << " slopes,sinks,weights " << c.grad_alibi_slopes << c.grad_sinks << c.weights
-             << " shared batch,heads " << c.share_batch << c.share_heads << " strided " << c.strided
-             << " at_front " << c.at_front << " threads " << c.num_threads << " seed " << c.seed;
+             << c.softcap << " mask " << c.mask_type << " bias " << c.bias_type << " slopes "
+             << c.alibi_slopes << " sinks " << c.sinks << " dropout " << c.dropout_p << " at batch "
+             << c.dropout_batch << " head_repeat " << c.key_head_repeat << ","
+             << c.value_head_repeat << " given grad_output,lse,weights " << c.grad_output
+             << c.grad_lse << c.grad_weights << " wanted q,k,v " << c.grad_query << c.grad_key
+             << c.grad_value << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys
+             << c.grad_mask_queries << " bias,keys,queries " << c.grad_bias << c.grad_bias_keys
+             << c.grad_bias_queries << " slopes,sinks,weights " << c.grad_alibi_slopes
+             << c.grad_sinks << c.weights << " shared batch,heads " << c.share_batch
+             << c.share_heads << " strided " << c.strided << " at_front " << c.at_front
+             << " threads " << c.num_threads << " seed " << c.seed;
 }
 
 // Three queries and four keys in f64, for numbers that are worked out by hand.

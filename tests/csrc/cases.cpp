@@ -23,7 +23,10 @@ Outputs::Outputs(const Workload& w) : w_(w) {
   if (c.grad_query) grad_query_ = w.make_output(element, H, c.L, c.D);
   if (c.grad_key) grad_key_ = w.make_output(element, c.kv_heads, c.S, c.D);
   if (c.grad_value) grad_value_ = w.make_output(element, c.kv_heads, c.S, c.Dv);
-  if (c.grad_mask) grad_mask_ = w.make_grad_mask();
+  if (c.grad_bias) grad_bias_ = w.make_grad_mask(c.bias_type);
+  if (c.grad_bias_keys) grad_bias_keys_ = w.make_output(compute, H, 1, c.S);
+  if (c.grad_bias_queries) grad_bias_queries_ = w.make_output(compute, H, c.L, 1);
+  if (c.grad_mask) grad_mask_ = w.make_grad_mask(c.mask_type);
   if (c.grad_mask_keys) grad_mask_keys_ = w.make_output(compute, H, 1, c.S);
   if (c.grad_mask_queries) grad_mask_queries_ = w.make_output(compute, H, c.L, 1);
   if (c.grad_alibi_slopes) grad_alibi_slopes_ = w.make_output(Type::f64, H, 1, 1);
@@ -42,17 +45,30 @@ BackwardArgs Outputs::backward_args() const {
   a.grad_weights = w_.grad_weights.input(), a.grad_weights_dot = weights_dot_.input();
   a.grad_query = grad_query_.output(), a.grad_key = grad_key_.output();
   a.grad_value = grad_value_.output();
-  a.grad_mask = grad_mask_.output(), a.grad_mask_keys = grad_mask_keys_.output();
-  a.grad_mask_queries = grad_mask_queries_.output();
+  a.grad_masks = {
+      GradMask{grad_mask_.output(), grad_mask_keys_.output(), grad_mask_queries_.output()},
+      GradMask{grad_bias_.output(), grad_bias_keys_.output(), grad_bias_queries_.output()}};
   a.grad_alibi_slopes = grad_alibi_slopes_.output(), a.grad_sinks = grad_sinks_.output();
   a.weights = weights_.output();
   return a;
 }
 
 std::vector<const Tensor*> Outputs::all() const {
-  return {&output_,     &lse_,       &weights_dot_,    &grad_query_,        &grad_key_,
-          &grad_value_, &grad_mask_, &grad_mask_keys_, &grad_mask_queries_, &grad_alibi_slopes_,
-          &grad_sinks_, &weights_};
+  return {&output_,
+          &lse_,
+          &weights_dot_,
+          &grad_query_,
+          &grad_key_,
+          &grad_value_,
+          &grad_mask_,
+          &grad_mask_keys_,
+          &grad_mask_queries_,
+          &grad_alibi_slopes_,
+          &grad_bias_,
+          &grad_bias_keys_,
+          &grad_bias_queries_,
+          &grad_sinks_,
+          &weights_};
 }
 
 void Outputs::set_output(const std::vector<double>& values) {
@@ -77,6 +93,8 @@ Results Outputs::values() const {
   r.grad_value = grad_value_.values();
   r.grad_mask = grad_mask_.values(), r.grad_mask_keys = grad_mask_keys_.values();
   r.grad_mask_queries = grad_mask_queries_.values();
+  r.grad_bias = grad_bias_.values(), r.grad_bias_keys = grad_bias_keys_.values();
+  r.grad_bias_queries = grad_bias_queries_.values();
   r.grad_alibi_slopes = grad_alibi_slopes_.values(), r.grad_sinks = grad_sinks_.values();
   r.weights = weights_.values();
   return r;

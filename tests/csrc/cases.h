@@ -26,6 +26,7 @@ struct Results {
   std::vector<double> output, lse;
   std::vector<double> grad_query, grad_key, grad_value;
   std::vector<double> grad_mask, grad_mask_keys, grad_mask_queries, grad_alibi_slopes, grad_sinks;
+  std::vector<double> grad_bias, grad_bias_keys, grad_bias_queries;
   std::vector<double> weights, weights_dot;
   std::vector<double> hard_output, hard_index;
 };
@@ -43,6 +44,9 @@ constexpr NamedResult kResults[] = {{"output", &Results::output, true},
                                     {"grad_mask", &Results::grad_mask},
                                     {"grad_mask_keys", &Results::grad_mask_keys},
                                     {"grad_mask_queries", &Results::grad_mask_queries},
+                                    {"grad_bias", &Results::grad_bias},
+                                    {"grad_bias_keys", &Results::grad_bias_keys},
+                                    {"grad_bias_queries", &Results::grad_bias_queries},
                                     {"grad_alibi_slopes", &Results::grad_alibi_slopes},
                                     {"grad_sinks", &Results::grad_sinks},
                                     {"weights", &Results::weights},
@@ -76,6 +80,7 @@ class Outputs {
   Tensor output_, lse_, weights_dot_;
   Tensor grad_query_, grad_key_, grad_value_;
   Tensor grad_mask_, grad_mask_keys_, grad_mask_queries_, grad_alibi_slopes_, grad_sinks_;
+  Tensor grad_bias_, grad_bias_keys_, grad_bias_queries_;
   Tensor weights_;
 };
 

@@ -114,6 +114,7 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
     return type_eps * shared * (1 + largest(all));
   };
   const double mask_eps = std::max(eps, epsilon(c.mask_type != MaskType::f64));
+  const double bias_eps = std::max(eps, epsilon(c.bias_type != MaskType::f64));
   const double tolerances[] = {
       6 * keep * (score + factor),                              // output
       6 * score + eps * largest(expected.lse),                  // lse
@@ -123,6 +124,9 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
       6 * grad * shared + sum(mask_eps, expected.grad_mask),    // grad_mask
       6 * grad * size(L),                                       // grad_mask_keys
       6 * grad,                                                 // grad_mask_queries
+      6 * grad * shared + sum(bias_eps, expected.grad_bias),    // grad_bias
+      6 * grad * size(L),                                       // grad_bias_keys
+      6 * grad,                                                 // grad_bias_queries
       6 * grad * size(L) * (L + double(c.S)),                   // grad_alibi_slopes
       6 * grad * size(L),                                       // grad_sinks
       6 * keep * weight * shared + sum(eps, expected.weights),  // weights

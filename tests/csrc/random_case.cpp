@@ -50,6 +50,11 @@ void draw_options(Random& random, Case& c) {
   c.weights = option(3);
   c.share_batch = one_in(random, 2);
   c.share_heads = one_in(random, 2);
+  if (!option(3)) return;
+  c.bias_type = draw_from(random, float_masks(c.dtype));
+  c.grad_bias = one_in(random, 2);
+  c.grad_bias_keys = one_in(random, 3);
+  c.grad_bias_queries = one_in(random, 3);
 }
 
 Case random_case(uint64_t seed) {

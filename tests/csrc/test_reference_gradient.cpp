@@ -58,12 +58,15 @@ TEST_P(ReferenceGradient, MatchesFiniteDifferences) {
   expect_gradient("value", w, w.value, r.grad_value);
   expect_gradient("slopes", w, w.alibi_slopes, r.grad_alibi_slopes);
   expect_gradient("sinks", w, w.sinks, r.grad_sinks);
-  if (!w.c.grad_mask) return;
-  // grad_mask is added to what is there.
-  const std::vector<double> before = frozen.make_grad_mask().values();
-  std::vector<double> grad_mask = r.grad_mask;
-  for (size_t n = 0; n < before.size(); ++n) grad_mask[n] -= before[n];
-  expect_gradient("mask", w, w.mask, grad_mask);
+  // These are added to what is there.
+  const auto expect_mask_gradient = [&](const char* name, MaskType type, Tensor& mask,
+                                        std::vector<double> gradient) {
+    const std::vector<double> before = frozen.make_grad_mask(type).values();
+    for (size_t n = 0; n < before.size(); ++n) gradient[n] -= before[n];
+    expect_gradient(name, w, mask, gradient);
+  };
+  if (w.c.grad_mask) expect_mask_gradient("mask", w.c.mask_type, w.mask, r.grad_mask);
+  if (w.c.grad_bias) expect_mask_gradient("bias", w.c.bias_type, w.bias, r.grad_bias);
 }
 
 std::vector<Case> gradient_cases() {
@@ -89,6 +92,7 @@ std::vector<Case> gradient_cases() {
   }
   Case all = options;
   all.mask_type = MaskType::f64, all.grad_mask = true, all.is_causal = true;
+  all.bias_type = MaskType::f64, all.grad_bias = true;
   all.L = 5, all.S = 6, all.window_left = 3, all.window_right = 2;
   all.softcap = 1.5, all.dropout_p = 0.3;
   cases.push_back(all);

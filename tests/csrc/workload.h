@@ -11,7 +11,7 @@ namespace qkv::test {
 
 struct Workload {
   Case c;
-  Tensor query, key, value, mask, alibi_slopes, sinks, grad_output, grad_lse, grad_weights;
+  Tensor query, key, value, mask, bias, alibi_slopes, sinks, grad_output, grad_lse, grad_weights;
 
   explicit Workload(const Case& which) : c(which) {
     Random random(c.seed);
@@ -21,17 +21,18 @@ struct Workload {
     value = input(random, type_of(c.dtype), c.kv_heads / c.value_head_repeat, c.S, c.Dv);
     if (c.grad_output) grad_output = input(random, type_of(c.dtype), H, c.L, c.Dv);
     if (c.grad_lse) grad_lse = input(random, compute_element(), H, c.L, 1);
-    if (c.mask_type != MaskType::none) mask = make_mask(random);
+    if (c.mask_type != MaskType::none) mask = make_mask(random, c.mask_type, c.mask_strides);
     if (c.grad_weights) grad_weights = input(random, compute_element(), H, c.L, c.S);
     // Slopes are a sixteenth of that, so that scores of a few hundred keys away are no larger than
     // the others.
     if (c.alibi_slopes) alibi_slopes = input(random, Type::f64, H, 1, 1, 1. / 16);
     if (c.sinks) sinks = input(random, Type::f64, H, 1, 1);
+    if (c.bias_type != MaskType::none) bias = make_mask(random, c.bias_type, {});
   }
 
   std::vector<Tensor*> inputs() {
-    return {&query, &key,         &value,    &mask,        &alibi_slopes,
-            &sinks, &grad_output, &grad_lse, &grad_weights};
+    return {&query,        &key,   &value,       &mask,     &bias,
+            &alibi_slopes, &sinks, &grad_output, &grad_lse, &grad_weights};
   }
   std::vector<const Tensor*> inputs() const {
     const auto all = const_cast<Workload*>(this)->inputs();
@@ -53,8 +54,8 @@ struct Workload {
   // Outputs [B..., H, L, S] that the backward pass adds to, shared as the case says. They hold
   // eighths, which every dtype has, and the same numbers for every batch item.
   Tensor make_weights() const { return make_sum(compute_element()); }
-  Tensor make_grad_mask() const {
-    return make_sum(c.mask_type == MaskType::f64 ? Type::f64 : Type::f32);
+  Tensor make_grad_mask(MaskType mask) const {
+    return make_sum(mask == MaskType::f64 ? Type::f64 : Type::f32);
   }
 
   Problem problem() const {
@@ -71,7 +72,7 @@ struct Workload {
     p.query = query.input(), p.key = key.input(), p.value = value.input();
     p.key.strides.head_repeat = c.key_head_repeat;
     p.value.strides.head_repeat = c.value_head_repeat;
-    p.mask_type = c.mask_type, p.mask = mask.input();
+    p.masks = {Mask{c.mask_type, mask.input()}, Mask{c.bias_type, bias.input()}};
     p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
     p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // so that both 32-bit halves are in use
@@ -87,6 +88,7 @@ struct Workload {
     copy.c = c;
     copy.c.dtype = DType::f64;
     if (c.float_mask()) copy.c.mask_type = MaskType::f64;
+    if (c.bias_type != MaskType::none) copy.c.bias_type = MaskType::f64;
     copy.c.strided = copy.c.at_front = false;
     const auto from = inputs();
     const auto to = copy.inputs();
@@ -124,14 +126,14 @@ struct Workload {
     return t;
   }
 
-  Tensor make_mask(Random& random) const {
+  Tensor make_mask(Random& random, MaskType type, const Sizes& strides) const {
     const Sizes s = sizes(c.heads(), c.L, c.S);
-    Tensor t(type_of(c.mask_type), s,
-             !c.mask_strides.empty() ? c.mask_strides
-             : c.strided             ? random_strides(random, s, true)
-                                     : dense_strides(s),
+    Tensor t(type_of(type), s,
+             !strides.empty() ? strides
+             : c.strided      ? random_strides(random, s, true)
+                              : dense_strides(s),
              c.at_front);
-    const bool is_bool = c.mask_type == MaskType::boolean;
+    const bool is_bool = type == MaskType::boolean;
     int64_t column = 0;
     bool row_masked = false;
     t.fill([&]() -> double {

@@ -17,7 +17,7 @@ from qkv.testing.scores import leading, repeat_heads
 INF = float("inf")
 SOFT = (
     "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "window_size", "softcap",
-    "alibi_slopes", "sinks", "dropout_seed",
+    "alibi_slopes", "bias", "sinks", "dropout_seed",
 )  # fmt: skip
 INPUTS = ("query", "key", "value")
 HEADS = ("alibi_slopes", "sinks")
@@ -169,7 +169,7 @@ def weights_parts(call):
     (query, key), options = plain(call)
     lead = torch.broadcast_shapes(
         leading(query, key, options.get("enable_gqa", False)),
-        *(options[n].shape[:-2] for n in ("attn_mask",) if n in options),
+        *(options[n].shape[:-2] for n in ("attn_mask", "bias") if n in options),
     )
     eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
     return query, key, options, query.expand(*lead, *query.shape[-2:]), eye

@@ -51,8 +51,8 @@ def dense(draw, names, without=()):
     inputs, options = case.tensors(draw(st.sampled_from(DTYPES)))
     call = dict(zip(("query", "key", "value"), inputs, strict=True)) | options
     call = {name: x for name, x in call.items() if name in names and name not in without}
-    wanted = draw(st.sets(st.sampled_from(("query", "key", "value", "attn_mask", "sinks"))))
-    for name in ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks"):
+    wanted = draw(st.sets(st.sampled_from(("query", "key", "value", "attn_mask", "bias", "sinks"))))
+    for name in ("query", "key", "value", "attn_mask", "bias", "alibi_slopes", "sinks"):
         x = call.get(name)
         if name in wanted | {"alibi_slopes"} and x is not None and x.is_floating_point():
             call[name] = x.requires_grad_()
@@ -65,7 +65,7 @@ def python_attention(return_lse=False, **call):
 
 SOFT = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
-    "window_size", "softcap", "alibi_slopes", "sinks",
+    "window_size", "softcap", "alibi_slopes", "bias", "sinks",
 )  # fmt: skip
 PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
 
@@ -177,7 +177,10 @@ def weights_backward_calls(draw):
     }  # fmt: skip
 
 
-HARD = ("attn_mask", "alibi_slopes", "scale", "enable_gqa", "window_size", "softcap", "is_causal")
+HARD = (
+    "attn_mask", "bias", "alibi_slopes", "scale", "enable_gqa", "window_size", "softcap",
+    "is_causal",
+)  # fmt: skip
 
 
 @st.composite

@@ -3,7 +3,7 @@
 import torch
 
 INPUTS = ("query", "key", "value")
-LEAVES = (*INPUTS, "attn_mask", "alibi_slopes", "sinks")
+LEAVES = (*INPUTS, "attn_mask", "bias", "alibi_slopes", "sinks")
 
 
 def is_float(x):

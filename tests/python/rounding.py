@@ -75,13 +75,17 @@ def largest(x):
     return x.abs().max().item() if x.numel() else 0.0
 
 
-def score_sizes(query, key, attn_mask=None, *, scale=None, alibi_slopes=None, **options):
+def score_sizes(query, key, attn_mask=None, *, scale=None, alibi_slopes=None, bias=None, **options):
     """[..., H, L, S]: the scores with every term positive, without softcap, of all keys, hidden or
     not. options: of these only enable_gqa matters."""
-    if attn_mask is not None:
-        attn_mask = None if attn_mask.dtype == torch.bool else attn_mask.abs().nan_to_num(posinf=0)
+
+    def added(mask):
+        is_floating = mask is not None and mask.is_floating_point()
+        return mask.abs().nan_to_num(posinf=0) if is_floating else None
+
     return testing.attention_scores(
-        query.abs(), key.abs(), attn_mask, enable_gqa=options.get("enable_gqa", False),
+        query.abs(), key.abs(), added(attn_mask), bias=added(bias),
+        enable_gqa=options.get("enable_gqa", False),
         scale=None if scale is None else abs(scale),
         alibi_slopes=None if alibi_slopes is None else -alibi_slopes.abs(),
     )[0]  # fmt: skip
@@ -91,7 +95,7 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
     """{name: Magnitude} of the sums behind each result of attend() (output, lse), and behind the
     gradient of each argument. One ulp of it is the error of one rounding, also where sums cancel (a
     gradient that is exactly 0, say). grads: of output and lse; None for either."""
-    mask, slopes, sinks = (options.get(name) for name in ("attn_mask", "alibi_slopes", "sinks"))
+    slopes, sinks = (options.get(name) for name in ("alibi_slopes", "sinks"))
     shapes = {"query": query.shape, "key": key.shape, "value": value.shape}
     least = torch.finfo(query.dtype).smallest_normal
     query, key, value = (x.detach().double() for x in (query, key, value))
@@ -128,8 +132,9 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
         "key": fold_to(scale * grad_scores.mT @ query, shapes["key"]),
         "value": fold_to((kept * weights).mT @ grad_output, shapes["value"]),
     }
-    if mask is not None:
-        found["attn_mask"] = grad_scores.sum_to_size(mask.shape)
+    for name in ("attn_mask", "bias"):
+        if (mask := options.get(name)) is not None:
+            found[name] = grad_scores.sum_to_size(mask.shape)
     if slopes is not None:
         slope = (grad_scores * testing.distance(L, S)).sum((-2, -1))
         found["alibi_slopes"] = slope.sum_to_size(slopes.shape)

@@ -36,12 +36,14 @@ def _junk(x):
 @dataclasses.dataclass
 class Case:
     """shapes: of query, key, value and, unless None, the mask. head_shapes: of alibi_slopes and
-    sinks, unless None, in head_dtype. The rest are the operator's arguments."""
+    sinks, unless None, in head_dtype. bias_shape: of bias, unless None, laid out as the key is. The
+    rest are the operator's arguments."""
 
     shapes: tuple
     layouts: tuple
     zero_stride_dims: tuple  # of each tensor: dimensions along which it repeats one slice
     mask_kind: str | None
+    bias_shape: tuple | None
     head_shapes: tuple
     head_dtype: torch.dtype
     is_causal: bool
@@ -62,7 +64,11 @@ class Case:
                 built.append(None)
                 continue
             x = torch.randn(shape, generator=generator, dtype=torch.float64)
-            x = self._mask(x, dtype) if n == 3 else x.mul(self.spread if n < 2 else 1).to(dtype)
+            x = (
+                self._mask(x, dtype, self.mask_kind)
+                if n == 3
+                else x.mul(self.spread if n < 2 else 1).to(dtype)
+            )
             x = lay_out(x, self.layouts[n])
             for dim in self.zero_stride_dims[n]:
                 if dim >= -x.dim() and x.size(dim) > 1:
@@ -75,15 +81,15 @@ class Case:
             "scale": self.scale,
             "enable_gqa": self.enable_gqa,
         }
-        return inputs, options | self._more_options(generator)
+        return inputs, options | self._more_options(generator, dtype)
 
-    def _mask(self, x, dtype):
-        if self.mask_kind == "bool":
+    def _mask(self, x, dtype, kind):
+        if kind == "bool":
             return x > -0.5
         mask = (x * self.spread).masked_fill(x < -1, -math.inf)
-        return mask.to(dtype if self.mask_kind == "same" else torch.float32)
+        return mask.to(dtype if kind == "same" else torch.float32)
 
-    def _more_options(self, generator):
+    def _more_options(self, generator, dtype):
         """The options in use that torch's own attention does not have, as keywords."""
         more = {}
         if self.window_size is not None:
@@ -96,6 +102,10 @@ class Case:
                 if name == "sinks":
                     x = (2 * x).masked_fill(x < -1, -math.inf)
                 more[name] = lay_out(x.to(self.head_dtype), self.layouts[0])
+        if self.bias_shape is not None:
+            x = torch.randn(self.bias_shape, generator=generator, dtype=torch.float64)
+            kind = "same" if self.seed % 2 else "f32"
+            more["bias"] = lay_out(self._mask(x, dtype, kind), self.layouts[1])
         if self.dropout_p > 0:
             seed = self.seed * 0x9E3779B97F4A7C15 % 2**64 - 2**63  # may be any int64
             more |= {"dropout_p": self.dropout_p, "dropout_seed": seed}
@@ -145,6 +155,10 @@ def cases(draw, max_work=1_500_000):
         mask_shape = draw(_broadcast_shape((*lead, L, S)))
         mask_shape = (1,) * (2 - len(mask_shape)) + mask_shape
     shapes = (*(a + b for a, b in zip(leads, [(L, D), (S, D), (S, Dv)], strict=True)), mask_shape)
+    bias_shape = None
+    if draw(st.integers(0, 3)) == 0:
+        bias_shape = draw(_broadcast_shape((*lead, L, S)))
+        bias_shape = (1,) * (2 - len(bias_shape)) + bias_shape
     sides = st.sampled_from([-1, 0, 1, 2, 5, S // 2, L // 2, L + S, 2**40])
     return Case(
         shapes=shapes,
@@ -155,6 +169,7 @@ def cases(draw, max_work=1_500_000):
             for n in range(4)
         ),
         mask_kind=mask_kind,
+        bias_shape=bias_shape,
         head_shapes=tuple(
             draw(_broadcast_shape(lead)) if draw(st.integers(0, 3)) == 0 else None for _ in range(2)
         ),

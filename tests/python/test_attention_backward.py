@@ -188,7 +188,7 @@ class TestWhatIsReturned:
     def test_only_what_is_asked_for(self):
         inputs = [torch.randn(1, 2, 19, 8) for _ in range(3)]
         heads = {"alibi_slopes": torch.rand(2), "sinks": torch.randn(2)}
-        options = {"attn_mask": torch.randn(2, 19, 19), **heads}
+        options = {"attn_mask": torch.randn(2, 19, 19), "bias": torch.randn(19, 19), **heads}
         grads = [torch.randn(1, 2, 19, 8), torch.randn(1, 2, 19)]
         whole = gradients(fused, inputs, options, grads, LEAVES)
         for r in range(1, len(LEAVES)):
@@ -207,7 +207,7 @@ class TestWhatIsReturned:
         heads = {"alibi_slopes": torch.rand(3), "sinks": torch.randn(3)}
         for L, S in [(0, 4), (4, 0), (0, 0)]:
             inputs = [torch.randn(2, 3, n, 8) for n in (L, S, S)]
-            options = {"attn_mask": torch.randn(L, S), **heads}
+            options = {"attn_mask": torch.randn(L, S), "bias": torch.randn(3, L, S), **heads}
             grads = [torch.randn(2, 3, L, 8), torch.randn(2, 3, L)]
             found = gradients(fused, inputs, options, grads, LEAVES)
             expected = torch.zeros(3) if L == 0 else grads[1].sum((0, 2))  # the lse is the sink

@@ -147,7 +147,7 @@ class TestBackward:
         output.register_hook(lambda g: seen.append(g.shape))
         output.grad_fn.register_hook(lambda inputs, outputs: seen.append(len(inputs)))
         close(torch.autograd.grad(output.sum(), leaves), by_textbook(leaves))
-        assert seen == [output.shape, 6]  # with those of mask, slopes and sinks
+        assert seen == [output.shape, 7]  # with those of mask, bias, slopes and sinks
 
     @pytest.mark.parametrize("use_reentrant", [False, True])
     def test_checkpoint(self, leaves, use_reentrant):
@@ -158,7 +158,7 @@ class TestBackward:
 
     def test_every_leaf_accumulates(self, leaves):
         options = {"attn_mask": torch.randn(2, 1, 7), "alibi_slopes": torch.rand(2)}
-        options["sinks"] = torch.randn(2, 2)
+        options["sinks"], options["bias"] = torch.randn(2, 2), torch.randn(2, 6, 7)
         options = {name: x.double().requires_grad_() for name, x in options.items()}
         everything = [*leaves, *options.values()]
         expected = torch.autograd.grad(attend(*leaves, **options)[0].sum(), everything)

@@ -162,6 +162,10 @@ SAMPLES = {
         (2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"window_size": (2, 1), "softcap": 1.5},
     ),
     "slopes, sinks": ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), HEADS),
+    "mask and bias": (
+        (2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4),
+        {"attn_mask": torch.ones(2, 1, 1, 6) > 0, "bias": torch.zeros(1, 3, 5, 6)},
+    ),
     "mask of its own": (
         (2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4), {"attn_mask": torch.zeros(3, 6, 5).mT, **HEADS},
     ),
@@ -195,11 +199,12 @@ ALL_OPTIONS = {
 def test_opcheck_of_the_gradient(mask, dtype):
     query, key, value = (x.detach() for x in make(5, 6, 6, dtype=dtype))
     heads = torch.rand(3), torch.randn(2, 1, dtype=torch.float64)
-    more = torch.randn(mask, dtype=dtype), *heads, torch.tensor([3]), None, None, None
+    masks = torch.randn(mask, dtype=dtype), torch.randn(3, 1, 6)
+    more = *masks, *heads, torch.tensor([3]), None, None, None
     tensors = (query, key, value, *more)
     output, lse = torch.ops.qkv.attention_forward(*tensors, **ALL_OPTIONS)
     for seeds in itertools.product([torch.randn_like(output), None], [torch.randn_like(lse), None]):
-        for wanted in ([True] * 6, [True, False] * 3):
+        for wanted in ([True] * 7, [True, False] * 3 + [True]):
             options = {**ALL_OPTIONS, "output_mask": wanted}
             arguments = (*seeds, *tensors, output, lse)
             opcheck(torch.ops.qkv.attention_backward, arguments, options)
@@ -209,7 +214,8 @@ def test_opcheck_of_packed_documents():
     inputs = [torch.randn(9, 3, 4).requires_grad_() for _ in range(3)]
     heads = torch.rand(3).requires_grad_(), torch.randn(2, 3).requires_grad_()
     ends = torch.tensor([0, 2, 9], dtype=torch.int32), None, torch.tensor([2, 5])
-    tensors = *inputs, None, *heads, torch.tensor([3]), *ends
+    bias = torch.randn(3, 7, 7).requires_grad_()
+    tensors = *inputs, None, bias, *heads, torch.tensor([3]), *ends
     opcheck(torch.ops.qkv.attention_forward, tensors, ALL_OPTIONS)
     opcheck(torch.ops.qkv.varlen_attention, (*inputs, ends[0], None, 7, 7))
 
@@ -248,7 +254,7 @@ class TestMeta:
         real = [lay_out(torch.randn(s, dtype=dtype), layout) for s in shapes]
 
         def gradients(inputs):
-            more = [options.get(name) for name in ("attn_mask", "alibi_slopes", "sinks")]
+            more = [options.get(name) for name in ("attn_mask", "bias", "alibi_slopes", "sinks")]
             tensors = (*inputs, *more, None, None, None, None)
             scores = {
                 "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
@@ -258,7 +264,7 @@ class TestMeta:
             output, lse = torch.ops.qkv.attention_forward(*tensors, **scores)
             found = torch.ops.qkv.attention_backward(
                 torch.ones_like(output), None, *tensors, output, lse, **scores,
-                output_mask=[True] * 6,
+                output_mask=[True] * 7,
             )  # fmt: skip
             return [x for x in found if x is not None]
 

@@ -297,8 +297,8 @@ class TestEdges:
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("more", [{}, {"is_causal": True, "softcap": 2.0, "window_size": (3, -1)}])
 def test_gradcheck(more):
-    mask, slopes, sinks = torch.randn(5, 7), torch.rand(2), torch.randn(2)
-    inputs = [*make(5, 7, 7, batch=(1, 2), D=3), mask, slopes, sinks]
+    mask, bias, slopes, sinks = (torch.randn(s) for s in ((5, 7), (2, 1, 7), (2,), (2,)))
+    inputs = [*make(5, 7, 7, batch=(1, 2), D=3), mask, bias, slopes, sinks]
 
     def f(*tensors):
         arguments = dict(zip(LEAVES, tensors, strict=True))

@@ -214,9 +214,9 @@ def test_memory_that_cannot_be_had():
 
 
 LOW_LEVEL = {
-    **GOOD, "attn_mask": None, "alibi_slopes": None, "sinks": None, "dropout_seed": None,
-    "cu_seq_q": None, "cu_seq_k": None, "seqused_k": None, "dropout_p": 0.0, "is_causal": False,
-    "scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0,
+    **GOOD, "attn_mask": None, "bias": None, "alibi_slopes": None, "sinks": None,
+    "dropout_seed": None, "cu_seq_q": None, "cu_seq_k": None, "seqused_k": None, "dropout_p": 0.0,
+    "is_causal": False, "scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0,
 }  # fmt: skip
 
 
@@ -249,13 +249,13 @@ class TestBackward:
         output, lse = torch.ops.qkv.attention_with_lse(Q, Q, Q)
         arguments = {
             "grad_output": output, "grad_logsumexp": None, **LOW_LEVEL, "output": output,
-            "logsumexp": lse, "output_mask": [True] * 6,
+            "logsumexp": lse, "output_mask": [True] * 7,
         }  # fmt: skip
         return torch.ops.qkv.attention_backward(**{**arguments, **change})
 
     def test_good_call(self):
         gradients = self.call()
-        assert [g.shape for g in gradients[:3]] == [Q.shape] * 3 and gradients[3:] == (None,) * 3
+        assert [g.shape for g in gradients[:3]] == [Q.shape] * 3 and gradients[3:] == (None,) * 4
 
     def test_the_lse_of_halves_is_f32(self):
         halves = dict.fromkeys([*GOOD, "grad_output", "output"], Q.half())
@@ -268,7 +268,11 @@ class TestBackward:
 
     def test_bool_mask_has_no_gradient(self):
         gradients = self.call(attn_mask=torch.ones(5, 5, dtype=torch.bool))
-        assert [g is None for g in gradients] == [False] * 3 + [True] * 3
+        assert [g is None for g in gradients] == [False] * 3 + [True] * 4
+
+    def test_output_mask_of_another_length(self):
+        with pytest.raises(ValueError, match="output_mask has 6 elements, but 7 are expected"):
+            self.call(output_mask=[True] * 6)
 
     @pytest.mark.parametrize("change, message", [
         ({"grad_output": zeros(2, 4, 5, 7)}, r"grad_output has.*\[2, 4, 5, 7\].*\[2, 4, 5, 8\]"),

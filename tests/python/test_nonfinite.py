@@ -191,6 +191,7 @@ class TestGradientsOfOptions:
         hidden[0] = False
         mask = torch.randn(L, S, dtype=dtype).masked_fill(hidden, -INF)
         options = {"attn_mask": mask, "alibi_slopes": torch.rand(2), "sinks": torch.randn(2)}
+        options["bias"] = torch.randn(2, L, S, dtype=dtype)
         expected = gradients(attend, inputs, options, grads, LEAVES)
         for x in inputs[1:]:
             x.masked_fill_(hidden[:, None], junk)

@@ -79,7 +79,7 @@ def operators(query, key, value):
         "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
         "window_size": None, "softcap": 0.0,
     }  # fmt: skip
-    low = (query, key, value, *[None] * 7)
+    low = (query, key, value, *[None] * 8)
     return {
         "varlen_attention": lambda: qkv.varlen_attn(*[packed] * 3, ends, None, 5, 5),
         "attention_weights": lambda: qkv.attention_weights(query, key),

@@ -219,7 +219,8 @@ def test_gradients_repeat_for_any_number_of_threads(name, threads):
 
 def test_all_together_gradcheck():
     mask = torch.randn(2, 5, 6).masked_fill(torch.rand(2, 5, 6) < 0.2, -INF)
-    tensors = [*make(5, 6, 2, 3), torch.zeros_like(mask), torch.rand(2), torch.randn(2, 2)]
+    tensors = [*make(5, 6, 2, 3), torch.zeros_like(mask), torch.randn(1, 2, 5, 6), torch.rand(2)]
+    tensors.append(torch.randn(2, 2))
 
     def f(*tensors):
         arguments = dict(zip(LEAVES, tensors, strict=True))

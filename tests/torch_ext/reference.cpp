@@ -12,8 +12,9 @@ using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
 // What a call reads: query [N, H, L, D], key [N, H, S, D], value [N, H, S, Dv], and undefined or
-// mask [N, H, L, S], alibi_slopes and sinks [N, H, 1, 1]. All are float64 but for a boolean mask.
-enum { kQuery, kKey, kValue, kMask, kSlopes, kSinks };
+// mask and bias [N, H, L, S], alibi_slopes and sinks [N, H, 1, 1]. All are float64 but for a
+// boolean mask.
+enum { kQuery, kKey, kValue, kMask, kBias, kSlopes, kSinks };
 
 Strides strides_of(const at::Tensor& t) {
   Strides strides;
@@ -30,7 +31,7 @@ Output output(const at::Tensor& t) {
 }
 
 Problem describe(const variable_list& tensors, const AttentionOptions& options) {
-  const at::Tensor &query = tensors[kQuery], &value = tensors[kValue], &mask = tensors[kMask];
+  const at::Tensor &query = tensors[kQuery], &value = tensors[kValue];
   Problem p;
   p.dtype = DType::f64;
   p.batch_rank = 1, p.batch_sizes[0] = query.size(0);
@@ -43,9 +44,12 @@ Problem describe(const variable_list& tensors, const AttentionOptions& options) 
     p.window_left = (*window)[0], p.window_right = (*window)[1];
   p.softcap = options.softcap();
   p.query = input(query), p.key = input(tensors[kKey]), p.value = input(value);
-  if (mask.defined())
-    p.mask_type = mask.scalar_type() == at::kBool ? MaskType::boolean : MaskType::f64;
-  p.mask = input(mask);
+  for (int m = 0; m < kMasks; ++m) {
+    const at::Tensor& mask = tensors[kMask + m];
+    if (!mask.defined()) continue;
+    const bool is_bool = mask.scalar_type() == at::kBool;
+    p.masks[m] = {is_bool ? MaskType::boolean : MaskType::f64, input(mask)};
+  }
   p.alibi_slopes = input(tensors[kSlopes]), p.sinks = input(tensors[kSinks]);
   return p;
 }
@@ -60,11 +64,11 @@ class Attention : public torch::autograd::Function<Attention> {
  public:
   static variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& query,
                                const at::Tensor& key, const at::Tensor& value, OptionalTensor mask,
-                               OptionalTensor slopes, OptionalTensor sinks,
+                               OptionalTensor bias, OptionalTensor slopes, OptionalTensor sinks,
                                const AttentionOptions& options) {
     const auto or_none = [](const OptionalTensor& t) { return t.value_or(at::Tensor()); };
-    const variable_list inputs = {query,           key,           value, or_none(mask),
-                                  or_none(slopes), or_none(sinks)};
+    const variable_list inputs = {
+        query, key, value, or_none(mask), or_none(bias), or_none(slopes), or_none(sinks)};
     const Problem p = describe(inputs, options);
     at::Tensor result = at::empty({p.batch(), p.heads, p.seqlen_q, p.head_dim_v}, at::kDouble);
     at::Tensor lse = at::empty({p.batch(), p.heads, p.seqlen_q, 1}, at::kDouble);
@@ -89,7 +93,8 @@ class Attention : public torch::autograd::Function<Attention> {
     a.output = input(saved[kSinks + 1]), a.lse = input(saved[kSinks + 2]);
     a.grad_output = input(grads[0]), a.grad_lse = input(grads[1]);
     a.grad_query = output(found[kQuery]), a.grad_key = output(found[kKey]);
-    a.grad_value = output(found[kValue]), a.grad_mask = output(found[kMask]);
+    a.grad_value = output(found[kValue]);
+    for (int m = 0; m < kMasks; ++m) a.grad_masks[m].each = output(found[kMask + m]);
     a.grad_alibi_slopes = output(found[kSlopes]), a.grad_sinks = output(found[kSinks]);
     reference::attention_backward(p, a);
     found.emplace_back();  // of the options
@@ -125,8 +130,10 @@ struct Call {
                planes(values, lead, S, value.size(-1)),
                {},
                {},
+               {},
                {}};
     if (const auto& mask = options.attn_mask()) tensors[kMask] = planes(*mask, lead, L, S);
+    if (const auto& bias = options.bias()) tensors[kBias] = planes(*bias, lead, L, S);
     if (const auto& slopes = options.alibi_slopes())
       tensors[kSlopes] = planes(slopes->unsqueeze(-1).unsqueeze(-1), lead, 1, 1);
     if (const auto& sinks = options.sinks())
@@ -152,8 +159,9 @@ std::tuple<at::Tensor, at::Tensor> reference(const at::Tensor& query, const at::
   const Call call(query, key, value, options);
   const variable_list& t = call.tensors;
   const auto given = [&](int n) { return t[n].defined() ? OptionalTensor(t[n]) : std::nullopt; };
-  const variable_list found = Attention::apply(t[kQuery], t[kKey], t[kValue], given(kMask),
-                                               given(kSlopes), given(kSinks), options);
+  const variable_list found =
+      Attention::apply(t[kQuery], t[kKey], t[kValue], given(kMask), given(kBias), given(kSlopes),
+                       given(kSinks), options);
   const auto dtype = query.scalar_type();
   return {call.unfold(found[0]).to(dtype), call.unfold(found[1].squeeze(-1)).to(dtype)};
 }

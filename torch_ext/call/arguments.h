@@ -18,6 +18,7 @@ namespace qkv {
   X(key)          /* [..., H, S, D]; packed: [Tk, H, D] */   \
   X(value)        /* [..., H, S, Dv]; packed: [Tk, H, Dv] */ \
   X(attn_mask)    /* broadcastable to [..., H, L, S] */      \
+  X(bias)         /* likewise, and floating */               \
   X(alibi_slopes) /* broadcastable to [..., H] or [N, H] */  \
   X(sinks)        /* likewise */
 
@@ -54,7 +55,7 @@ constexpr int kFirstGradient = grad_output;  // what backward operators are give
 using arg::Argument;
 
 // Those that are added to the scores, or hide them: Problem::masks.
-inline constexpr std::array<Argument, 1> kMaskArguments = {arg::attn_mask};
+inline constexpr std::array<Argument, 2> kMaskArguments = {arg::attn_mask, arg::bias};
 
 // How many keys a query sees to the left and to the right of its own position; -1: all. The schemas
 // have None where both sides are open.
@@ -94,8 +95,8 @@ using opt::Option;
 
 // What acts on scores, in the signatures (operator.h) of all operators: keywords of the users'
 // operators; tensors and options of those that they are made of.
-#define QKV_SCORE_KEYWORDS "softcap=, alibi_slopes?="
-#define QKV_SCORE_TENSORS "attn_mask?, alibi_slopes?"
+#define QKV_SCORE_KEYWORDS "softcap=, alibi_slopes?=, bias?="
+#define QKV_SCORE_TENSORS "attn_mask?, bias?, alibi_slopes?"
 #define QKV_SCORE_OPTIONS "scale, enable_gqa, window_size, softcap"
 
 // visit(member) with the member of `options` that `option` names.

@@ -14,6 +14,7 @@ inline Call call_of(const Operator& op, const at::Tensor& query, const at::Tenso
   call.set(arg::key, key);
   call.set(arg::value, value);
   call.set(arg::attn_mask, tensor_of(options.attn_mask()));
+  call.set(arg::bias, tensor_of(options.bias()));
   call.set(arg::alibi_slopes, tensor_of(options.alibi_slopes()));
   call.set(arg::sinks, tensor_of(options.sinks()));
   call.options.dropout_p = options.dropout_p();

@@ -33,7 +33,8 @@ def jagged_attention(
     cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
     call = {**_DEFAULTS, **options, "dropout_p": dropout_p, "is_causal": is_causal}
     if query.lengths() is not None:
-        call.update({name: _per_document(call[name]) for name in ("alibi_slopes", "sinks")})
+        call.update({name: _per_document(call[name], 2) for name in ("alibi_slopes", "sinks")})
+        call["bias"] = _per_document(call["bias"], 4)
     output, lse = _attention_forward(
         **{name: x.values().transpose(0, 1) for name, x in tensors.items()},
         dropout_seed=_dropout_seed(query.values()) if dropout_p > 0 else None,
@@ -100,6 +101,9 @@ def _documents(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor | Non
     return cu_seq_q, cu_seq_k, torch.stack([used, torch.zeros_like(used)], 1).flatten()
 
 
-def _per_document(heads: Tensor | None) -> Tensor | None:
-    """[B, H] for the twice as many documents that `_documents` makes of queries with holes."""
-    return heads.repeat_interleave(2, 0) if heads is not None and heads.dim() == 2 else heads
+def _per_document(option: Tensor | None, rank: int) -> Tensor | None:
+    """[B, ...], of so many dimensions, for the twice as many documents that `_documents` makes of
+    queries with holes."""
+    if option is None or option.dim() != rank or option.size(0) == 1:
+        return option
+    return option.repeat_interleave(2, 0)

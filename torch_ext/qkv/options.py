@@ -24,6 +24,13 @@ class _CommonOptions(TypedDict, total=False):
         "floating, broadcastable to `[..., H]` (of N packed documents, `[N, H]`): "
         "`slope * |i + S - L - j|` is taken off the scores.",
     ]
+    bias: Annotated[
+        Tensor | None,
+        "float32 or query's dtype, broadcastable to `[..., H, L, S]`: added to the scores beside "
+        "any attn_mask; -inf hides. Of packed documents `[N, H, L, S]`, by positions within a "
+        "document, where L and S are at least the longest document's; of a cache S is at least its "
+        "longest row's, counted from the first key that is seen.",
+    ]
 
 
 class SoftmaxOptions(_CommonOptions, total=False):

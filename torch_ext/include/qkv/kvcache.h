@@ -38,6 +38,10 @@ struct KvCacheOptions {
   TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
   // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
   TORCH_ARG(double, softcap) = 0.0;
+  // float32, or the query's dtype, broadcastable to [B, H, L, S] with an S of at least the most
+  // keys that a row has: added to the score of query i and key j, counted from the first that is
+  // seen.
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   // Floating, broadcastable to [B, H]: slope * |i + S - L - j| is taken off the score.
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   // Floating, broadcastable to [B, H]: the score of one more key, whose value is 0.

@@ -11,7 +11,7 @@ namespace qkv {
 
 // What scaled_dot_product_attention takes beside query, key and value, with its defaults, and more.
 // All of them combine. The score of query i and key j is made in this order: scale, softcap, ALiBi,
-// the floating mask; then is_causal, window_size, -inf or a boolean mask hide keys.
+// bias and the floating mask; then is_causal, window_size, -inf or a boolean mask hide keys.
 //
 // With L queries and S keys:
 struct AttentionOptions {
@@ -34,6 +34,10 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<Window>, window_size) = std::nullopt;
   // c > 0: a score s becomes c * tanh(s / c). 0: it does not.
   TORCH_ARG(double, softcap) = 0.0;
+  // float32, or the query's dtype, broadcastable to [..., H, L, S]: added to the scores beside
+  // attn_mask; differentiable, the gradient in its own shape and dtype. For documents and caches:
+  // see varlen_attention and attention_with_kvcache.
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   // Floating, broadcastable to [..., H]: slope * |i + S - L - j| is taken off the score.
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   // Floating, broadcastable to [..., H]: the score of one more key, which every query of the head

@@ -19,16 +19,17 @@ Tensors attend_elsewhere(const Call& call) {
                                 what);
   };
   refuse(call.op->results.size() > 1, "return the log-sum-exp");
-  refuse(call.has(arg::attn_mask) && o.is_causal,
-         "combine attn_mask with is_causal; pass one mask");
+  refuse(call.has(arg::attn_mask) && call.has(arg::bias), "add bias to attn_mask; pass one mask");
+  const at::Tensor& mask = call[call.has(arg::bias) ? arg::bias : arg::attn_mask];
+  refuse(mask.defined() && o.is_causal, "combine attn_mask with is_causal; pass one mask");
   refuse(!(o.window_size.left == -1 && o.window_size.right == -1),
          "do window_size; pass an attn_mask");
   refuse(o.softcap != 0, "do softcap");
   refuse(call.has(arg::alibi_slopes), "do alibi_slopes; pass an attn_mask");
   refuse(call.has(arg::sinks), "do sinks");
   return {at::scaled_dot_product_attention(call[arg::query], call[arg::key], call[arg::value],
-                                           optional(call[arg::attn_mask]), o.dropout_p, o.is_causal,
-                                           o.scale, o.enable_gqa)};
+                                           optional(mask), o.dropout_p, o.is_causal, o.scale,
+                                           o.enable_gqa)};
 }
 
 }  // namespace qkv::ops

@@ -122,6 +122,7 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(const at::Tensor& quer
   call.set(arg::cache_batch_idx, tensor_of(o.cache_batch_idx()));
   call.set(arg::cache_leftpad, tensor_of(o.cache_leftpad()));
   call.set(arg::block_table, tensor_of(o.block_table()));
+  call.set(arg::bias, tensor_of(o.bias()));
   call.set(arg::alibi_slopes, tensor_of(o.alibi_slopes()));
   call.set(arg::sinks, tensor_of(o.sinks()));
   call.options.scale = o.softmax_scale();

@@ -75,6 +75,7 @@ def attention_scores(
     window_size: tuple[int, int] | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     nonfinite: bool = False,
     place: Place | None = None,
@@ -104,7 +105,7 @@ def attention_scores(
     L, S = query.size(-2), key.size(-2)
     lead = leading(query, key, enable_gqa)
     seen = visible(L, S, is_causal, window_size, place=place, device=query.device)
-    masks = {name: x for name, x in (("attn_mask", attn_mask),) if x is not None}
+    masks = {name: x for name, x in (("attn_mask", attn_mask), ("bias", bias)) if x is not None}
     for name, mask in masks.items():
         check_mask(name, mask, lead, L, S)
         seen = seen & (mask if mask.dtype == torch.bool else mask != -INF)
