@@ -112,7 +112,8 @@ def magnitudes(query, key, value, *, grads=(None, None), **options):
     scores = score_sizes(query, key, **options)
     top = 1 + largest(scores) + math.log(max(1, S))  # no lse is larger
     if sinks is not None:
-        top += largest(sinks.masked_fill(sinks == -INF, 0))
+        wide = sinks.double()  # float8 has few operators of its own
+        top += largest(wide.masked_fill(wide == -INF, 0))
     sizes = {"output": Magnitude(largest(output), top), "lse": Magnitude(1, top)}
     if grads == (None, None):
         return sizes

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, dtypes_of, run_python
+from common import INF, NO_OPTIONS, dtypes_of, run_python
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,16 +17,9 @@ def make(*shape, dtype=torch.float32):
     return [torch.randn(shape or (1, 2, 4, 8), dtype=dtype).requires_grad_() for _ in range(3)]
 
 
-def low_level(query, key, value, attn_mask=None, alibi_slopes=None, sinks=None, **options):
+def low_level(query, key, value, attn_mask=None, **options):
     """(output, lse) of the operator, called through the dispatcher."""
-    defaults = {
-        "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
-        "window_size": None, "softcap": 0.0,
-    }  # fmt: skip
-    return FORWARD(
-        query, key, value, attn_mask, alibi_slopes, sinks, None, None, None, None,
-        **defaults | options,
-    )  # fmt: skip
+    return FORWARD(query, key, value, **NO_OPTIONS | {"attn_mask": attn_mask} | options)
 
 
 class Watching(TorchDispatchMode):
@@ -130,6 +123,7 @@ OPTIONS = {
     "plain": {},
     "causal": {"is_causal": True},
     "mask": {"attn_mask": torch.randn(4, 4)},
+    "mask, bias": {"attn_mask": torch.rand(4, 4) < 0.8, "bias": torch.randn(2, 4, 4)},
     "all hidden": {"attn_mask": torch.full((4, 4), -INF)},
     "slopes and sinks": {"alibi_slopes": torch.rand(2), "sinks": torch.randn(2)},
     "softcap and window": {"softcap": 2.0, "window_size": (1, 1), "scale": 0.3},
