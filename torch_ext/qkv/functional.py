@@ -29,7 +29,8 @@ def attention(
     them combine, and everything that is a float tensor gets its gradient.
 
     The score of query i and key j is made in this order: `scale * query_i . key_j`; softcap; ALiBi;
-    the floating attn_mask is added; what is_causal, window_size or attn_mask hides is left out.
+    bias and the floating attn_mask are added; what is_causal, window_size or attn_mask hides is
+    left out.
 
     Args:
         query: `[..., H, L, D]`, float32, float64, bfloat16 or float16; at least 2-D. The leading
@@ -52,7 +53,7 @@ def attention(
         `[..., H, L, Dv]`, in query's dtype and laid out in memory like it; with return_lse also
         `[..., H, L]`, float64 for float64, else float32. A row with nothing to attend to is 0, its
         lse -inf (the sink, if there is one). Both are differentiable, once, with respect to query,
-        key, value, a floating attn_mask, alibi_slopes and sinks.
+        key, value, bias, a floating attn_mask, alibi_slopes and sinks.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, by the argument's name.

@@ -63,7 +63,7 @@ def varlen_attn(
         `[T, H, Dv]` in query's dtype; with `return_aux.lse` also the logarithm of each softmax's
         denominator, `[H, T]`, which is what torch returns too, whatever its documentation says;
         float64 for float64, else float32. Both are differentiable with respect to query, key,
-        value, alibi_slopes and sinks, also with seqused_k. Queries outside every document get
+        value, bias, alibi_slopes and sinks, also with seqused_k. Queries outside every document get
         output 0 and lse -inf.
 
     Raises:

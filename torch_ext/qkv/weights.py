@@ -38,7 +38,7 @@ def attention_weights(
     Returns:
         The weights in query's dtype, contiguous (their sums are float32 for bfloat16 and float16,
         too, and rounded once); differentiable, once, with respect to query, key, a floating
-        attn_mask, alibi_slopes and sinks.
+        attn_mask, bias, alibi_slopes and sinks.
 
     Raises:
         As `attention` does; ValueError for another reduce.
