@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from qkv.jagged import jagged_attention
-from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
+from qkv.options import ScoreOptions, Unpack, defaults, refuse_unknown, show_options
 
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
+_default = defaults(_attention).get
 
 
 @show_options(_attention)
@@ -71,7 +72,12 @@ def attention(
 
     Tensors on another device than the CPU go to torch's own attention.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something. A name
+    # that the operator does not have stays, for the operator to refuse.
+    if options:
+        for name in (*options,):
+            if options[name] is _default(name, options):
+                del options[name]
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)
