@@ -197,8 +197,9 @@ struct BackwardJob {
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
 // 0. The results have the same bits whatever num_threads is, however large the batch is, and
 // whatever other jobs there are; only sums over a batch (GradMask::each, weights) depend on the
-// batch. No two jobs of a backward pass may share an output. All throw std::bad_alloc if there is
-// no memory for their workspace.
+// batch. No two jobs of a backward pass may share an output, but for GradMask::each: where two in a
+// row do, all must, with the same strides and heads and a batch of 1, and they add to it in their
+// order. All throw std::bad_alloc if there is no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
 QKV_CORE_API void attention_forward(const std::vector<ForwardJob>& jobs);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);

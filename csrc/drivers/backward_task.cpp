@@ -85,6 +85,15 @@ void BackwardTask::plan(const Team& team) {
   by_class_ = splits_ > 0 && (team.threads == 1 || splits_ == 1 || groups_.count() > 1 ||
                               team.pieces(flops() / double(chains), 4) == 1 ||
                               (alone && chains % team.threads == 0));
+  lay_out_parts();
+}
+
+void BackwardTask::plan_by_class() {
+  by_class_ = true;
+  lay_out_parts();
+}
+
+void BackwardTask::lay_out_parts() {
   parts_ = by_class_ || !args_.grad_query.data ? 0 : splits_ - 1;
   Arena bytes(nullptr);
   if (splits_)
@@ -152,7 +161,7 @@ Items BackwardTask::mask_items() const {
 }
 
 void BackwardTask::run(int64_t index, int64_t round, void* workspace) const {
-  if (by_class_) return run_class(index, static_cast<char*>(workspace));
+  if (by_class_) return run_group(index / groups_.count(), index % groups_.count(), workspace);
   // Under is_causal the first keys are seen by the most rows, so the first splits of all classes go
   // first.
   const int64_t classes = wave_classes();
@@ -161,9 +170,9 @@ void BackwardTask::run(int64_t index, int64_t round, void* workspace) const {
   if (its_turn.plane >= 0) run_split(args_, its_turn.plane, its_turn.parts, split, workspace);
 }
 
-void BackwardTask::run_class(int64_t index, char* workspace) const {
-  const int64_t groups = groups_.count(), its_class = index / groups, group = index % groups;
-  Arena arena(workspace + kernel_bytes_);
+void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) const {
+  const int64_t groups = groups_.count();
+  Arena arena(static_cast<char*>(workspace) + kernel_bytes_);
   const Parts parts = take_parts(arena);
   groups_.clear(group, its_class);
   for (int64_t position = sharing_.positions() * group / groups;

@@ -51,6 +51,8 @@ class BackwardTask {
   double flops() const { return double(planes_.count * sharing_.positions()) * planes_.flops; }
   // Chooses between the two orders of work, by class and by round.
   void plan(const Team& team);
+  // Takes the order by class, whatever else there is to do.
+  void plan_by_class();
   // Of all classes together: the bytes of parts that wait in memory and the items that leave them,
   // 0 by class. Of one class: the bytes of its parts, 0 by class, and the rounds it takes.
   int64_t waiting_bytes() const { return by_class_ ? 0 : planes_.count * parts_bytes_; }
@@ -72,6 +74,11 @@ class BackwardTask {
   void finish_heads(int64_t index, int64_t round) const;
   Items mask_items() const;  // an item adds up GradMask::each of one class, over its groups
   void finish_mask(int64_t index) const { groups_.add(index); }
+
+  // All four phases of one class at once, for a task without mask groups that works by class.
+  int64_t classes() const { return planes_.count; }
+  bool has_groups() const { return groups_.count() > 1; }
+  void run_class(int64_t its_class, void* workspace) const { run_group(its_class, 0, workspace); }
 
  private:
   // The parts of one plane, and the memory in which its grad_query is summed.
@@ -96,7 +103,8 @@ class BackwardTask {
   }
   int64_t rounds() const { return (waves_->count - 1) * waves_->positions + sharing_.positions(); }
 
-  void run_class(int64_t index, char* workspace) const;
+  void run_group(int64_t its_class, int64_t group, void* workspace) const;
+  void lay_out_parts();
   void run_split(const BackwardArgs& args, int64_t plane, const Parts& parts, int64_t split,
                  void* workspace) const;
   void finish_plane_rows(int64_t plane, const Parts& parts, int64_t begin, int64_t end) const;

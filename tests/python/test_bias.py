@@ -158,6 +158,44 @@ def test_documents_take_it_by_their_own_positions(shape):
     assert torch.autograd.gradcheck(packed, bias)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "heads", "shape"),
+    [
+        ([8] * 40, (6, 3), (1, 6, 8, 8)),
+        ([8] * 40, (6, 6), (1, 1, 8, 8)),
+        ([3, 0, 700, 12], (4, 2), (1, 4, 700, 700)),
+        ([600, 513], (1, 1), (600, 600)),
+        ([300, 290, 4], (2, 2), (1, 1, 300)),
+    ],
+)
+def test_documents_that_share_it(lengths, heads, shape, threads):
+    """Its gradient is the sum over the documents, with the same bits for any number of threads."""
+    torch.manual_seed(7)
+    rows, longest = sum(lengths), max(lengths)
+    query = torch.randn(rows, heads[0], 16, requires_grad=True)
+    key, value = (torch.randn(rows, heads[1], 16, requires_grad=True) for _ in range(2))
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    bias, seed = torch.randn(shape, requires_grad=True), torch.randn(rows, heads[0], 16)
+
+    def gradients(bias, *also):
+        output = qkv.varlen_attn(
+            query, key, value, cu, cu, longest, longest, bias=bias, enable_gqa=True
+        )
+        return torch.autograd.grad(output, (query, key, value, *also), seed)
+
+    threads(1)
+    expected = gradients(bias, bias)
+    for count in (2, 3, 4):
+        threads(count)
+        for mine, its in zip(gradients(bias, bias), expected, strict=True):
+            assert torch.equal(mine, its)
+    each = bias.detach().expand(len(lengths), *[1] * (3 - len(shape)), *shape[-3:]).clone()
+    *others, each_grad = gradients(each.requires_grad_(), each)
+    for mine, its in zip(expected, others, strict=False):
+        torch.testing.assert_close(mine, its)
+    torch.testing.assert_close(expected[-1], each_grad.double().sum(0).float().view(shape))
+
+
 @pytest.mark.parametrize("holes", [False, True])
 def test_jagged(holes):
     torch.manual_seed(2)

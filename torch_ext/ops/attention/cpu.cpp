@@ -36,12 +36,7 @@ void backward_documents(const Call& call, const Sizes<int64_t>& sizes, const Pro
     if (documents.all[i].seqlen_q > 0)
       jobs.push_back(cut(problem, args, documents.all[i], int64_t(i)));
   gradients.zero_gaps(documents);
-  // Documents that add to the same gradient of a mask take turns, in their order.
-  const bool shares =
-      std::any_of(args.grad_masks.begin(), args.grad_masks.end(),
-                  [](const auto& g) { return g.each.data && g.each.strides.batch[0] == 0; });
-  if (!shares) return attention_backward(jobs);
-  for (const BackwardJob& job : jobs) attention_backward(job.problem, job.args);
+  attention_backward(jobs);
 }
 
 void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
