@@ -26,7 +26,7 @@ help:
 	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"'
 	@echo 'make wheel    one wheel, in dist/, for all the versions of torch in TORCH="2.13.0 2.15.0"'
 	@echo 'make sdist    the source distribution, in dist/'
-	@echo 'make lint     the formatters and linters over all tracked files'
+	@echo 'make lint     the formatters and linters over all tracked files, and pyright'
 	@echo 'make format   the same, until nothing is left to format'
 	@echo 'make clean    remove what these made'
 	@echo 'TORCH=2.15.0 after any of them: with that version of torch, of the index that pip is set to'
@@ -66,6 +66,7 @@ sdist: $(VENV)/ready
 
 lint: $(VENV)/ready
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/ready
 	$(BIN)/pre-commit run --all-files || $(BIN)/pre-commit run --all-files

@@ -1,9 +1,14 @@
 """The Python of our pages runs as it is written; files that prose and comments name exist."""
 
+import doctest
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import qkv
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/decoding.md", "docs/options.md", "docs/testing.md"]
@@ -51,3 +56,19 @@ def test_named_files_exist():
         if not any(path.endswith("/" + name.removeprefix("../")) for path in paths)
     ]
     assert not gone
+
+
+def functions():
+    """The public functions, but for those that ask for a setting or set it."""
+    every = (getattr(qkv, name) for name in qkv.__all__)
+    return [f for f in every if inspect.isfunction(f) and len(inspect.signature(f).parameters) > 1]
+
+
+@pytest.mark.parametrize("function", functions(), ids=lambda function: function.__name__)
+def test_help_shows_an_example_that_runs_and_the_source(function):
+    test = doctest.DocTestFinder(recurse=False).find(
+        function, globs={"torch": torch, "qkv": qkv}, module=False
+    )[0]
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
+    assert re.search(r"^ *Sources?: ", function.__doc__, re.M)

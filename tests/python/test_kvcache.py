@@ -1,6 +1,5 @@
 """attention_with_kvcache: appends in place, then attends, as a composition in f64 does."""
 
-import doctest
 import math
 import os
 
@@ -609,11 +608,3 @@ def test_large_append_after_fork():
         "    os._exit(0 if torch.equal(step(1), output) else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
     )
-
-
-def test_example_runs():
-    test = doctest.DocTestFinder(recurse=False).find(
-        qkv.attention_with_kvcache, "attention_with_kvcache", globs={"torch": torch, "qkv": qkv}
-    )[0]
-    assert test.examples
-    assert doctest.DocTestRunner().run(test).failed == 0

@@ -1,5 +1,7 @@
 """Attention as a function."""
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,42 @@ _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 _default = defaults(_attention).get
 
 
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[ScoreOptions],
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[ScoreOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: bool,
+    **options: Unpack[ScoreOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 @show_options(_attention)
 def attention(
     query: Tensor,
@@ -71,6 +109,19 @@ def attention(
     None. The results are jagged like query.
 
     Tensors on another device than the CPU go to torch's own attention.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 2, 8, 100, 64, requires_grad=True)
+        >>> output, lse = qkv.attention(query, key, value, window_size=(16, 0), return_lse=True)
+        >>> output.shape, lse.shape
+        (torch.Size([2, 8, 100, 64]), torch.Size([2, 8, 100]))
+        >>> output.sum().backward()
+
+    Sources: Vaswani et al., "Attention is all you need", 2017; without the L x S matrix, Rabe and
+    Staats, "Self-attention does not need O(n^2) memory", 2021, and Dao et al., "FlashAttention",
+    2022; ALiBi, Press et al., "Train short, test long", 2021; sinks, OpenAI, gpt-oss, 2025, after
+    Xiao et al., "Efficient streaming language models with attention sinks", 2023; softcap, Gemma
+    Team, "Gemma 2", 2024.
     """
     # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something. A name
     # that the operator does not have stays, for the operator to refuse.

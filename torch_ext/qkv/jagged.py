@@ -1,5 +1,7 @@
 """Jagged nested tensors: their values are documents packed into one tensor already."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
@@ -10,11 +12,13 @@ _attention_forward = torch.ops.qkv.attention_forward.default
 _dropout_seed = torch.ops.qkv.dropout_seed.default
 _DEFAULTS = defaults(torch.ops.qkv.attention.default)
 
+Jagged = Any  # a Tensor that has offsets() and lengths(), for which torch has no public type
+
 
 def jagged_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Jagged,
+    key: Jagged,
+    value: Jagged,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -43,13 +47,14 @@ def jagged_attention(
         seqused_k=seqused_k,
         **call,
     )
-    return tuple(
+    output, lse = (
         nested_tensor_from_jagged(x, query.offsets(), query.lengths(), jagged_dim=2)
         for x in (output.transpose(0, 1), lse)
     )
+    return output, lse
 
 
-def _check_tensor(name: str, tensor: Tensor) -> None:
+def _check_tensor(name: str, tensor: Jagged) -> None:
     if not tensor.is_nested:
         found = f"dense, [{', '.join(map(str, tensor.shape))}]"
     elif tensor.layout != torch.jagged:
@@ -65,7 +70,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     )
 
 
-def _check_items(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_items(query: Jagged, key: Jagged, value: Jagged) -> None:
     if not query.size(0) == key.size(0) == value.size(0):
         raise RuntimeError(
             f"attention: query, key and value have {query.size(0)}, {key.size(0)} and "
@@ -83,11 +88,11 @@ def _check_items(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _lengths(tensor: Tensor) -> Tensor:
+def _lengths(tensor: Jagged) -> Tensor:
     return tensor.offsets().diff() if tensor.lengths() is None else tensor.lengths()
 
 
-def _documents(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _documents(query: Jagged, key: Jagged) -> tuple[Tensor, Tensor, Tensor | None]:
     """cu_seq_q, cu_seq_k and seqused_k. Unused room after the items of key is left out by
     seqused_k. After those of query it becomes documents of its own, which see no keys: the end of
     the queries is what window_size and alibi_slopes are aligned to."""

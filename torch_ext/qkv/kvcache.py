@@ -1,6 +1,6 @@
 """Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -10,6 +10,63 @@ from qkv.options import SoftmaxOptions, Unpack, refuse_unknown, show_options
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
 
 
+@overload
+def attention_with_kvcache(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] | None = (-1, -1),
+    num_splits: int = 0,
+    return_softmax_lse: Literal[False] = False,
+    **options: Unpack[SoftmaxOptions],
+) -> Tensor: ...
+@overload
+def attention_with_kvcache(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] | None = (-1, -1),
+    num_splits: int = 0,
+    return_softmax_lse: Literal[True],
+    **options: Unpack[SoftmaxOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_with_kvcache(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    cache_seqlens: Tensor | int | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] | None = (-1, -1),
+    num_splits: int = 0,
+    return_softmax_lse: bool,
+    **options: Unpack[SoftmaxOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 @show_options(_attention_with_kvcache)
 def attention_with_kvcache(
     query: Tensor,
@@ -87,6 +144,10 @@ def attention_with_kvcache(
         ...     step[0], k_cache, v_cache, *step[1:], cache_seqlens=10, causal=True)
         >>> output.shape
         torch.Size([1, 4, 1, 64])
+
+    Source: the paged cache, Kwon et al., "Efficient memory management for large language model
+    serving with PagedAttention", 2023; keys split over the cores, Dao et al., "Flash-Decoding",
+    2023.
     """
     if isinstance(cache_seqlens, (int, torch.SymInt)):
         cache_seqlens = torch.full(

@@ -1,6 +1,6 @@
 """Attention over many sequences packed into one, as torch.nn.attention.varlen has it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -13,6 +13,46 @@ if TYPE_CHECKING:
 _varlen_attention = torch.ops.qkv.varlen_attention.default
 
 
+@overload
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    dropout_p: float = 0.0,
+    **options: Unpack[SoftmaxOptions],
+) -> Tensor: ...
+@overload
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: "AuxRequest",
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    dropout_p: float = 0.0,
+    **options: Unpack[SoftmaxOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 @show_options(_varlen_attention)
 def varlen_attn(
     query: Tensor,
@@ -68,6 +108,16 @@ def varlen_attn(
 
     Raises:
         RuntimeError, ValueError: as `qkv.attention` does.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 30, 8, 64)  # documents of 10, 5 and 15 rows
+        >>> ends = torch.tensor([0, 10, 15, 30])
+        >>> output = qkv.varlen_attn(query, key, value, ends, ends, 15, 15, window_size=(-1, 0))
+        >>> output.shape
+        torch.Size([30, 8, 64])
+
+    Source: packed sequences, as Dao et al., "FlashAttention", 2022, and its
+    flash_attn_varlen_func have them.
     """
     # A keyword costs the dispatcher 0.5 us: only those that say something.
     own: dict[str, Any] = {}

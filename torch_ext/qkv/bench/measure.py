@@ -54,7 +54,7 @@ def progress(done, elapsed, seconds, repeats):
 def fastest(calls):
     """The name of the call that takes least, and {name: seconds}; each tried a few times."""
     seconds = {name: warm_up(timeit.Timer(call)) for name, call in calls.items()}
-    return min(seconds, key=seconds.get), seconds
+    return min(seconds, key=lambda name: seconds[name]), seconds
 
 
 def warm_up(timer):

@@ -28,8 +28,11 @@ class Shape:
         if not match:
             raise ValueError(f"'{text}' is not {SPELLING}")
         *sizes, causal = match.groups()
-        B, H, Hkv, L, S, D, Dv = (int(size) if size else None for size in sizes)
-        Hkv, Dv = H if Hkv is None else Hkv, D if Dv is None else Dv
+        heads, head_dim = sizes[1], sizes[5]  # which Hkv and Dv are where they are left out
+        B, H, Hkv, L, S, D, Dv = (
+            int(size or other)
+            for size, other in zip(sizes, (0, 0, heads, 0, 0, 0, head_dim), strict=True)
+        )
         if min(B, H, Hkv, L, S, D, Dv) < 1:
             raise ValueError(f"'{text}': every size must be at least 1")
         if H % Hkv:

@@ -102,9 +102,9 @@ def zero_padded(inputs, grad_output):
     def function(query, key, value, is_causal, enable_gqa):
         scale = query.size(-1) ** -0.5
         dim = max(query.size(-1), value.size(-1))
+        query, key, padded = (F.pad(x, (0, dim - x.size(-1))) for x in (query, key, value))
         output = F.scaled_dot_product_attention(
-            *(F.pad(x, (0, dim - x.size(-1))) for x in (query, key, value)),
-            is_causal=is_causal, enable_gqa=enable_gqa, scale=scale,
+            query, key, padded, is_causal=is_causal, enable_gqa=enable_gqa, scale=scale,
         )  # fmt: skip
         return output[..., : value.size(-1)]
 

@@ -31,12 +31,14 @@ def answers(case, dtype=torch.float64, seed=None):
 
             own = {name: view(name, x) for name, x in inputs.items()}
             leaves = {name: own[name].detach().requires_grad_() for name in grads}
-            found = attention(**own | leaves, dropout_seed=seed, dtype=dtype, place=place)
+            found, _ = attention(
+                **own | leaves, dropout_seed=seed, dtype=dtype, place=place, return_lse=True
+            )
             view("query", output).copy_(found.detach())
             if not leaves:
                 continue
-            found = torch.autograd.grad(found, leaves.values(), view("query", grad_output))
-            for name, grad in zip(leaves, found, strict=True):
+            found_grads = torch.autograd.grad(found, [*leaves.values()], view("query", grad_output))
+            for name, grad in zip(leaves, found_grads, strict=True):
                 view(name, grads[name]).add_(grad)
     return {"output": output} | {f"grad_{name}": grad.to(dtype) for name, grad in grads.items()}
 

@@ -36,7 +36,9 @@ def hard_attention(
     check_value(value, key, query, enable_gqa)
     output, index = look_up(value.to(dtype), scores, seen)
     if straight_through:
-        soft = attention(query, key, value.detach(), attn_mask, 0.0, is_causal, **score_options)
+        soft, _ = attention(
+            query, key, value.detach(), attn_mask, 0.0, is_causal, return_lse=True, **score_options
+        )
         output = output + (soft - soft.detach())  # 0, with soft's derivatives
     return (output, index) if return_index else output
 

@@ -42,26 +42,28 @@ def attention_with_kvcache(
     caches = [x.to(dtype, copy=True) for x in (k_cache, v_cache)]
     slots = [_slots(k_cache, b, cache_batch_idx, block_table) for b in range(batch)]
     ends = [_number(cache_seqlens, b, len(slots[b][1])) for b in range(batch)]
-    for b, (rows, at) in enumerate(slots) if key is not None and value is not None else ():
-        new = slice(ends[b], ends[b] + key.size(2))
-        ends[b] = new.stop
-        for cache, x in zip(caches, (key, value), strict=True):
-            cache[rows[new], :, at[new]] = x[b].to(dtype).transpose(0, 1)
+    if key is not None and value is not None:
+        for b, (rows, at) in enumerate(slots):
+            new = slice(ends[b], ends[b] + key.size(2))
+            ends[b] = new.stop
+            for cache, x in zip(caches, (key, value), strict=True):
+                cache[rows[new], :, at[new]] = x[b].to(dtype).transpose(0, 1)
 
     lead = query.shape[:2]
     output = query.new_zeros(*query.shape[:3], v_cache.size(3), dtype=dtype)
     lse = query.new_zeros(query.shape[:3], dtype=dtype)
     for b, (rows, at) in enumerate(slots):
         seen = slice(_number(cache_leftpad, b, 0), ends[b])
+        keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
         output[b], lse[b] = attention(
-            query[b], *(x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches),
+            query[b], keys, values,
             scale=softmax_scale, enable_gqa=True, softcap=softcap,
             window_size=(window[0], 0) if causal else window,
             alibi_slopes=None if alibi_slopes is None else alibi_slopes.expand(lead)[b],
             sinks=None if sinks is None else sinks.expand(lead)[b],
             dtype=dtype, return_lse=True,
         )  # fmt: skip
-    return output, lse, *caches
+    return output, lse, caches[0], caches[1]
 
 
 def _slots(

@@ -112,10 +112,9 @@ def attention_scores(
 
     query, key = query.to(dtype), key.to(dtype)
     dots = _dots_of_what_is_seen(query, key, seen) if nonfinite else matmul(query, key.mT)
-    if scale is None:
-        scale = query.size(-1) ** -0.5 if query.size(-1) else 1.0
+    usual = query.size(-1) ** -0.5 if query.size(-1) else 1.0
     # A hidden score is 0 until the end: through the derivatives of softcap, NaN would become NaN.
-    scores = (dots * scale).where(seen, 0)
+    scores = (dots * (usual if scale is None else scale)).where(seen, 0)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if alibi_slopes is not None:

@@ -106,15 +106,18 @@ def _each(name: str, actual, expected, baseline) -> Iterator[tuple]:
                 )
         yield name, actual, expected, baseline
         return
-    parts = [
-        dict(x) if isinstance(x, Mapping) else dict(enumerate(x)) if x is not None else None
-        for x in (actual, expected, baseline)
-    ]
-    for whose, found in ((name, parts[0]), (f"the baseline of {name}", parts[2])):
-        if found is not None and found.keys() != parts[1].keys():
-            raise AssertionError(f"{whose} has {[*found]}, but {[*parts[1]]} is expected")
-    for key in parts[1]:
-        yield from _each(f"{key!r} of {name}", *(None if x is None else x[key] for x in parts))
+    truths = _named(expected)
+    others = [None if x is None else _named(x) for x in (actual, baseline)]
+    for whose, found in zip((name, f"the baseline of {name}"), others, strict=True):
+        if found is not None and found.keys() != truths.keys():
+            raise AssertionError(f"{whose} has {[*found]}, but {[*truths]} is expected")
+    for key, truth in truths.items():
+        mine, base = (None if x is None else x[key] for x in others)
+        yield from _each(f"{key!r} of {name}", mine, truth, base)
+
+
+def _named(tensors) -> dict:
+    return dict(tensors if isinstance(tensors, Mapping) else enumerate(tensors))
 
 
 def _differences(actual: Tensor, expected: Tensor) -> Tensor:

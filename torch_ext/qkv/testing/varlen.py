@@ -61,15 +61,18 @@ def varlen_attn(
     lse = query.new_full((query.size(1), query.size(0)), -INF, dtype=dtype)
     for n in range(per_document[0]):
         rows = torch.arange(*cu_seq_q[n : n + 2].tolist(), device=query.device)
-        if block_table is None:
+        if block_table is None or seqused_k is None:
             begin, end = (cu_seq_q if cu_seq_k is None else cu_seq_k)[n : n + 2].tolist()
             keys = slice(begin, end if seqused_k is None else begin + int(seqused_k[n]))
         else:
             place, size = torch.arange(int(seqused_k[n]), device=key.device), key.size(1)
             keys = block_table[n].long()[place // size], place % size
         own = {name: x[n] for name, x in heads.items()}
+        its_query, its_key, its_value = (
+            x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])
+        )
         found = attention(
-            *(x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])), **own, **options,
+            its_query, its_key, its_value, **own, **options,
             dtype=dtype, return_lse=True, place=Place(first_item=n),
         )  # fmt: skip
         output = output.index_copy(0, rows, found[0].transpose(0, 1))

@@ -1,0 +1,40 @@
+"""What a type checker makes of calls of qkv: `make lint` has pyright read it, and nothing runs it.
+A call that must be refused carries an ignore, which is itself an error where it is not needed."""
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import AuxRequest
+from typing_extensions import assert_type
+
+import qkv
+
+Pair = tuple[Tensor, Tensor]
+
+
+def attention(x: Tensor, lse: bool) -> None:
+    assert_type(qkv.attention(x, x, x), Tensor)
+    assert_type(qkv.attention(x, x, x, None, 0.1, True, return_lse=False, softcap=2.0), Tensor)
+    assert_type(qkv.attention(x, x, x, x, return_lse=True, bias=x, window_size=(3, 0)), Pair)
+    assert_type(qkv.attention(x, x, x, return_lse=lse), Tensor | Pair)
+    qkv.attention(x, x, x, sofcap=2.0)  # pyright: ignore[reportCallIssue]
+    qkv.attention(x, x, x, softcap="2")  # pyright: ignore[reportArgumentType]
+    qkv.attention(x, x)  # pyright: ignore[reportCallIssue]
+
+
+def others(x: Tensor) -> None:
+    assert_type(qkv.attention_weights(x, x, reduce="heads", sinks=x), Tensor)
+    qkv.attention_weights(x, x, reduce="keys")  # pyright: ignore[reportArgumentType]
+    assert_type(qkv.hard_attention(x, x, x, straight_through=True), Tensor)
+    assert_type(qkv.hard_attention(x, x, x, return_index=True, scale=0.5), Pair)
+    qkv.hard_attention(x, x, x, sinks=x)  # pyright: ignore[reportCallIssue]
+    assert_type(qkv.varlen_attn(x, x, x, x, None, 8, 8, window_size=(-1, 0)), Tensor)
+    assert_type(
+        qkv.varlen_attn(x, x, x, x, x, 8, 8, return_aux=AuxRequest(lse=True)), Tensor | Pair
+    )
+    assert_type(qkv.attention_with_kvcache(x, x, x, x, x, cache_seqlens=3, causal=True), Tensor)
+    assert_type(qkv.attention_with_kvcache(x, x, x, return_softmax_lse=True), Pair)
+    assert_type(qkv.merge([x, x], [x, x]), Pair)
+
+
+def module(x: Tensor) -> torch.Tensor:
+    return torch.nn.functional.relu(qkv.attention(x, x, x))
