@@ -14,7 +14,7 @@ namespace qkv {
 
 // An item of the forward pass: rows [row_begin, row_end) of a plane against keys [key_begin,
 // key_end). row_begin is a multiple of Kernels::tile_rows.
-struct ForwardBlock {
+struct ForwardItem {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
@@ -28,7 +28,7 @@ struct ForwardBlock {
 // An item of the backward pass: keys [key_begin, key_end) of a plane, one split of them, against
 // every row that may see one of these keys. Items that run at the same time share no element of
 // GradMask::each or weights.
-struct BackwardBlock {
+struct BackwardItem {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
   // [G * L, D]: where this split's part of grad_query goes; if null, it goes to BackwardArgs.
@@ -46,7 +46,7 @@ struct BackwardBlock {
 // An item of the phase that completes grad_query: to rows [row_begin, row_end) of one plane it adds
 // the parts of keys [split_keys, 2 * split_keys), [2 * split_keys, 3 * split_keys) and so on, in
 // this order. The part of the first split is there already.
-struct GradQueryRows {
+struct GradQueryItem {
   int64_t batch, kv_head;
   int64_t row_begin, row_end;
   int64_t split_keys;
@@ -76,15 +76,15 @@ inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
 struct Kernels {
   int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
   size_t (*forward_workspace)(const Problem&, int64_t rows);
-  void (*forward)(const Problem&, const ForwardResult&, const ForwardBlock&, void* workspace);
+  void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
   size_t (*backward_workspace)(const Problem&, int64_t keys);
-  void (*backward)(const Problem&, const BackwardArgs&, const BackwardBlock&, void* workspace);
-  void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryRows&);
+  void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
+  void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryItem&);
   // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
-  void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardBlock&,
+  void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardItem&,
                       void* workspace);
   // The item has all keys, and no part. Its workspace is forward_workspace.
-  void (*hard)(const Problem&, const HardResult&, const ForwardBlock&, void* workspace);
+  void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
 
   // What the kernels above are made of, for tests.
   int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two

@@ -187,13 +187,13 @@ void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) 
 
 void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Parts& parts,
                              int64_t split, void* workspace) const {
-  BackwardBlock item{plane / p_.kv_heads,
-                     plane % p_.kv_heads,
-                     split * split_keys_,
-                     std::min(p_.seqlen_k, (split + 1) * split_keys_),
-                     has_sums() ? parts.sums : nullptr,
-                     split > 0 && parts_ == 0,
-                     split == 0};
+  BackwardItem item{plane / p_.kv_heads,
+                    plane % p_.kv_heads,
+                    split * split_keys_,
+                    std::min(p_.seqlen_k, (split + 1) * split_keys_),
+                    has_sums() ? parts.sums : nullptr,
+                    split > 0 && parts_ == 0,
+                    split == 0};
   if (parts_ && split > 0) item.partial_grad_query = parts.grad_query + (split - 1) * part_bytes();
   if (args.grad_alibi_slopes.data) item.grad_slopes = parts.slopes + split * p_.group();
   for (int m = 0; m < kMasks; ++m)

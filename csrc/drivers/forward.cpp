@@ -87,14 +87,14 @@ struct Task {
   // Runs rows [row, row + item_rows) of one plane against one split of the keys. The first split
   // begins at key 0, and the kernels skip the keys before those that a query sees.
   void attend(int64_t plane, int64_t split, int64_t row, char* plane_parts, void* workspace) const {
-    ForwardBlock item{plane / p.kv_heads,
-                      plane % p.kv_heads,
-                      row,
-                      std::min(planes.rows, row + item_rows),
-                      split == 0 ? 0 : first_split + (split - 1) * split_keys,
-                      std::min(p.seqlen_k, first_split + split * split_keys),
-                      nullptr,
-                      nullptr};
+    ForwardItem item{plane / p.kv_heads,
+                     plane % p.kv_heads,
+                     row,
+                     std::min(planes.rows, row + item_rows),
+                     split == 0 ? 0 : first_split + (split - 1) * split_keys,
+                     std::min(p.seqlen_k, first_split + split * split_keys),
+                     nullptr,
+                     nullptr};
     if (splits > 1) {
       const int64_t at = split * planes.rows + row;
       item.partial_output = plane_parts + at * p.head_dim_v * element;

@@ -12,7 +12,7 @@ namespace qkv {
 struct RowPass {
   // The bytes of workspace that `run` needs for an item of so many rows.
   std::function<size_t(int64_t rows)> workspace;
-  std::function<void(const ForwardBlock& item, void* workspace)> run;
+  std::function<void(const ForwardItem& item, void* workspace)> run;
 };
 
 // Runs the pass on items that together have every row of every plane, in parallel.

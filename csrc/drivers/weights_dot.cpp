@@ -9,7 +9,7 @@ void attention_weights_dot(const Problem& p, const BackwardArgs& args, const Out
   const Kernels& kernels = active_kernels(p.dtype);
   for_each_row_item(p, kernels,
                     {[&](int64_t) { return kernels.backward_workspace(p, 0); },
-                     [&](const ForwardBlock& item, void* workspace) {
+                     [&](const ForwardItem& item, void* workspace) {
                        kernels.weights_dot(p, args, dot, item, workspace);
                      }});
 }

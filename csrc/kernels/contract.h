@@ -4,12 +4,12 @@
 namespace qkv::QKV_ISA {
 
 static_assert(kVectorBytes >= 16 && (kVectorBytes & (kVectorBytes - 1)) == 0,
-              "Vectors are transposed by halving blocks (exchange), and masks 16 bytes at a time: "
+              "Vectors are transposed by halving squares (exchange), and masks 16 bytes at a time: "
               "kVectorBytes must be a power of two, and at least 16");
 
-static_assert(kGradRows % kRowBlock<float> == 0 && kGradRows % kRowBlock<double> == 0,
-              "The backward pass takes kGradRows rows at a time and keeps kGradRows / kRowBlock "
-              "tiles of them (RowBlock), so tiles must fill such a block without a remainder: "
+static_assert(kGradRows % kTileRows<float> == 0 && kGradRows % kTileRows<double> == 0,
+              "The backward pass takes kGradRows rows at a time and keeps kGradRows / kTileRows "
+              "tiles of them (BackwardRows), so tiles must fill such a block without a remainder: "
               "kVectorBytes must be at most 128");
 
 static_assert(kVectorsInStep >= 2 && kVectorsInStep % 2 == 0,
@@ -30,7 +30,7 @@ static_assert(kKeyStep % 2 == 0,
               "Blocks of keys are multiples of kKeyStep (key_step). Where bf16 is multiplied in "
               "pairs, a block must begin with a pair (KeyOperand::columns), at an even key");
 
-static_assert(kKeyBlock <= kDepthBlock || kKeyStep != kMaxRows[1],
+static_assert(kKeyBlock <= kLongestChain || kKeyStep != kMaxRows[1],
               "The keys of a tile are the depth of the second product, which is one chain of "
               "additions: of more keys, gemm would cut it and round otherwise. Tiles of AMX end a "
               "chain every 32");

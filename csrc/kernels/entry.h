@@ -48,7 +48,7 @@ void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row,
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
-  return {kRowBlock<T>,
+  return {kTileRows<T>,
           forward_workspace<E>,
           forward<E>,
           backward_workspace<E>,

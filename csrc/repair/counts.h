@@ -74,7 +74,7 @@ bool all_nan(const T* sums, int64_t count) {
 // Separates numbers [count]: codes [count] become their codes, and of x [count] those that are not
 // finite become 0. Returns whether there are any. `count` is a multiple of kLanes<T>.
 template <Infinities infinities, class E, class T = Compute<E>>
-bool part_numbers(int64_t count, E* x, T* codes) {
+bool separate_numbers(int64_t count, E* x, T* codes) {
   Vec<T> all{};
   for (int64_t i = 0; i < count; i += kLanes<T>) {
     const Vec<T> number = load_wide(x + i), code = code_of<infinities, T>(number);

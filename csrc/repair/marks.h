@@ -33,30 +33,30 @@ bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, c
 }
 
 // The marks of a tile's pairs with keys that are not finite, [slots x lanes]. Such keys lie one
-// after the other, the n-th of them in slot n (PartedKeys in nonfinite_keys.h; the template
+// after the other, the n-th of them in slot n (SeparatedKeys in nonfinite_keys.h; the template
 // parameter Keys below is that class).
 template <class T>
 class SlotMarks {
  public:
-  explicit SlotMarks(Arena& arena) : marks_(arena.take<T>(kKeyBlock * kRowBlock<T>)) {}
+  explicit SlotMarks(Arena& arena) : marks_(arena.take<T>(kKeyBlock * kTileRows<T>)) {}
 
   // Marks the pairs with the keys among [key, end) that are not finite. `weights` has the weights
   // of the first `keys` of these keys; pairs with the keys after them are hidden. Returns whether
   // any pair is.
   template <class Keys>
-  bool mark(const Problem& p, const Keys& parted, Tile tile, int64_t key, int64_t keys, int64_t end,
-            const T* weights) {
-    const int64_t step = tile.step, first = parted.slot(key), last = parted.slot(key + keys);
+  bool mark(const Problem& p, const Keys& separated, Tile tile, int64_t key, int64_t keys,
+            int64_t end, const T* weights) {
+    const int64_t step = tile.step, first = separated.slot(key), last = separated.slot(key + keys);
     tile.step = tile.lanes;
-    begin_ = first / 2 * 2, end_ = parted.slot(end);
+    begin_ = first / 2 * 2, end_ = separated.slot(end);
     std::fill(row(begin_, tile), row(first, tile), T(0));
     bool hidden = end_ > last;
     for (int64_t slot = first, next; slot < last; slot = next) {
-      for (next = slot + 1; next < last && parted.key(next) <= parted.key(next - 1) + kNear;)
+      for (next = slot + 1; next < last && separated.key(next) <= separated.key(next - 1) + kNear;)
         ++next;
-      const int64_t from = parted.key(slot), count = parted.key(next - 1) + 1 - from;
+      const int64_t from = separated.key(slot), count = separated.key(next - 1) + 1 - from;
       mark_pairs(p, tile, from, count, weights + (from - key) * step, step, row(slot, tile));
-      hidden |= keep_slots(parted, tile, slot, next);
+      hidden |= keep_slots(separated, tile, slot, next);
     }
     std::fill(row(last, tile), row(end_, tile), T(0));
     return hidden;
@@ -79,13 +79,13 @@ class SlotMarks {
   // those of the keys that have slots to the rows of these slots. Returns whether a pair of these
   // keys is hidden.
   template <class Keys>
-  bool keep_slots(const Keys& parted, const Tile& tile, int64_t slot, int64_t end) const {
+  bool keep_slots(const Keys& separated, const Tile& tile, int64_t slot, int64_t end) const {
     const T* const marks = row(slot, tile);
-    const int64_t first = parted.key(slot);
+    const int64_t first = separated.key(slot);
     Vec<T> hidden{};
     for (; slot < end; ++slot)
       for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-        const Vec<T> mark = load(marks + (parted.key(slot) - first) * tile.lanes + v);
+        const Vec<T> mark = load(marks + (separated.key(slot) - first) * tile.lanes + v);
         hidden += mark == 0 ? splat(T(1)) : Vec<T>{};
         store(row(slot, tile) + v, mark);
       }

@@ -5,9 +5,9 @@ namespace qkv::QKV_ISA {
 // [slots, step] in C, the codes of the keys that have such numbers, one after the other: the n-th
 // of these keys has slot n. `step` is dim, padded.
 template <class E, class C>
-class PartedKeys {
+class SeparatedKeys {
  public:
-  PartedKeys(Arena& arena, int64_t dim, int64_t step)
+  SeparatedKeys(Arena& arena, int64_t dim, int64_t step)
       : dim_(dim),
         step_(step),
         finite_(arena.take<E>(kKeyBlock * step_)),
@@ -15,13 +15,14 @@ class PartedKeys {
 
   // Separates rows [key, key + keys), unless they are those of the last call.
   template <Infinities infinities>
-  void part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
+  void separate(const KeyRows<E>& rows, int64_t key, int64_t keys) {
     if (first_ == key && count_ == keys) return;
     first_ = key, count_ = keys, slots_ = 0;
     for (int64_t j = 0; j < keys; ++j) {
       E* row = finite_ + j * step_;
       copy_row(rows.at(key + j), rows.col(), row);
-      if (part_numbers<infinities>(step_, row, codes_ + slots_ * step_)) key_[slots_++] = key + j;
+      if (separate_numbers<infinities>(step_, row, codes_ + slots_ * step_))
+        key_[slots_++] = key + j;
     }
   }
 
@@ -96,26 +97,26 @@ class NonfiniteKeys {
  public:
   NonfiniteKeys(Arena& arena, const Problem& p, int64_t dim)
       : dim_(dim),
-        parted_(arena, dim, padded<N>(dim)),
+        separated_(arena, dim, padded<N>(dim)),
         finite_(arena, p, kKeyBlock, dim, Use::columns),
         codes_(arena, p, kKeyBlock, dim, Use::columns),
         marks_(arena),
         operand_(arena),
-        counts_(arena.take<T>(padded<T>(dim) * kRowBlock<T>)) {}
+        counts_(arena.take<T>(padded<T>(dim) * kTileRows<T>)) {}
 
   // Separates keys [key, key + keys), which must have the same numbers at every call. Returns
   // whether all are finite.
-  bool part(const KeyRows<E>& rows, int64_t key, int64_t keys) {
+  bool separate(const KeyRows<E>& rows, int64_t key, int64_t keys) {
     if (hold(key, keys)) return false;
-    parted_.template part<infinities>(rows, key, keys);
-    const bool all_finite = parted_.slots() == 0;
+    separated_.template separate<infinities>(rows, key, keys);
+    const bool all_finite = separated_.slots() == 0;
     // An odd key's neighbour may be in need of repair where all of these are finite: see hide().
-    if (!all_finite || keys % kDepthMultiple<E> != 0) finite_.load(parted_.finite(), key, keys);
-    if (!all_finite) codes_.load(parted_.codes(), 0, parted_.slots());
+    if (!all_finite || keys % kDepthMultiple<E> != 0) finite_.load(separated_.finite(), key, keys);
+    if (!all_finite) codes_.load(separated_.codes(), 0, separated_.slots());
     return all_finite;
   }
   // Whether these keys were separated last, and not all are finite.
-  bool hold(int64_t key, int64_t keys) const { return parted_.hold(key, keys); }
+  bool hold(int64_t key, int64_t keys) const { return separated_.hold(key, keys); }
   // Keys [key, key + keys) with 0 in place of what is not finite, as KeyOperand::columns has them.
   LeftOperand<Factor<E>> finite(int64_t key, int64_t keys) const {
     return finite_.columns(key, keys);
@@ -126,7 +127,7 @@ class NonfiniteKeys {
   // pairs an odd key's neighbour is hidden, too: it is multiplied by 0.
   bool hide(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights) {
     const int64_t end = key + touched_keys(keys, kDepthMultiple<E>);
-    return marks_.mark(p, parted_, tile, key, keys, end, weights);
+    return marks_.mark(p, separated_, tile, key, keys, end, weights);
   }
   // output [dim x lanes] += what the visible pairs of the last hide() add.
   void add(Tile tile, T* output) const {
@@ -141,7 +142,7 @@ class NonfiniteKeys {
 
  private:
   int64_t dim_;
-  PartedKeys<E, N> parted_;
+  SeparatedKeys<E, N> separated_;
   KeyOperand<E> finite_;
   KeyOperand<N> codes_;
   SlotMarks<T> marks_;

@@ -5,17 +5,17 @@ namespace qkv::QKV_ISA {
 // Separates rows [count, step] and their codes [count, step]. If all rows are finite, no code is
 // written. Returns the range of rows that are not finite.
 template <Infinities infinities, class E, class C>
-Range part_rows(int64_t count, int64_t step, E* rows, C* codes) {
+Range separate_rows(int64_t count, int64_t step, E* rows, C* codes) {
   Range nonfinite;
   if (all_finite(rows, count * step)) return nonfinite;
   for (int64_t r = 0; r < count; ++r)
-    if (part_numbers<infinities>(step, rows + r * step, codes + r * step)) nonfinite.include(r);
+    if (separate_numbers<infinities>(step, rows + r * step, codes + r * step)) nonfinite.include(r);
   return nonfinite;
 }
 
 // The rows of grad_output or query for the products dV += P^T dO and dK += dS^T Q. A product
-// multiplies rows that part() has made finite, and add() adds what the other numbers make of it.
-// Exists only where pairs can be hidden.
+// multiplies rows that separate() has made finite, and add() adds what the other numbers make of
+// it. Exists only where pairs can be hidden.
 template <class E, Infinities infinities>
 class NonfiniteRows {
   using T = Compute<E>;
@@ -29,8 +29,8 @@ class NonfiniteRows {
 
   // Writes 0 in place of the numbers in the first `count` of the rows that are not finite. Returns
   // whether there were none.
-  bool part(RowOperand<E>& rows, int64_t count) {
-    rows_ = part_rows<infinities>(count, rows.step(), rows.natural(), codes_.natural());
+  bool separate(RowOperand<E>& rows, int64_t count) {
+    rows_ = separate_rows<infinities>(count, rows.step(), rows.natural(), codes_.natural());
     if (rows_.empty()) return true;
     rows.zip(count);
     codes_.zip(count);

@@ -6,9 +6,9 @@ QKV_INLINE PairHalves code_in_halves(int code) {
   return PairHalves{} + narrow<BFloat16>(float(code)).bits;
 }
 
-// part_numbers() of counts.h for bf16; `count` is a multiple of kPairHalves.
+// separate_numbers() of counts.h for bf16; `count` is a multiple of kPairHalves.
 template <Infinities infinities>
-bool part_numbers(int64_t count, BFloat16* x, BFloat16* codes) {
+bool separate_numbers(int64_t count, BFloat16* x, BFloat16* codes) {
   const PairHalves exponent = PairHalves{} + 0x7f80;
   PairHalves any{};
   for (int64_t i = 0; i < count; i += kPairHalves) {

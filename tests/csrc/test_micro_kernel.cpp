@@ -76,7 +76,7 @@ class MicroKernelTest : public IsaTest {
 QKV_FOR_EACH_ISA(MicroKernelTest);
 
 // C has every height up to three more rows than two micro-kernels have, and is one to three vectors
-// wide. The depth goes through every remainder of the unrolled loops, and beyond kDepthBlock.
+// wide. The depth goes through every remainder of the unrolled loops, and beyond kLongestChain.
 TEST_P(MicroKernelTest, EveryShapeStrideAndBeta) {
   for (DType type : {DType::f32, DType::f64}) {
     dtype = type;

@@ -157,7 +157,7 @@ bool same_bits(float x, float y) {
 TEST_P(PairsTest, EveryBitIsThatOfTheManual) {
   const Kernels& kernels = active_implementation().bf16;
   const int64_t rows = 7, cols = 2 * kernels.lanes;
-  for (int round = 0; round < (kQuick ? 20 : 200); ++round)
+  for (int trial = 0; trial < (kQuick ? 20 : 200); ++trial)
     for (int64_t depth : {1, 3, 16}) {
       const Array<Pair> a(rows * depth), b(depth * cols);
       const Array<float> c(rows * cols);

@@ -67,7 +67,7 @@ QKV_INLINE void finish_sum(const MicroArgs<Pair>& args, float* c, const float* l
 
 // Up to MT x NT tiles of C; the last row of tiles may have fewer rows.
 template <int MT, int NT>
-void tile_block(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
+void multiply_tiles(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
   const int64_t below = rows - kTile;
   const Pair *a = args.a, *b = args.b + column;
   float *c = args.c + column, *c_below = c + kTile * args.c_row;
@@ -101,9 +101,9 @@ inline void gemm<Pair>(int64_t rows, int64_t columns, const MicroArgs<Pair>& pro
   for (; rows > 0; rows -= 2 * kTile) {
     for (int64_t n = 0; n < columns; n += 2 * kTile) {
       const bool wide = columns - n > kTile, tall = rows > kTile;
-      (tall   ? wide ? tile_block<2, 2> : tile_block<2, 1>
-       : wide ? tile_block<1, 2>
-              : tile_block<1, 1>)(args, rows, n);
+      (tall   ? wide ? multiply_tiles<2, 2> : multiply_tiles<2, 1>
+       : wide ? multiply_tiles<1, 2>
+              : multiply_tiles<1, 1>)(args, rows, n);
     }
     args.a += 2 * kTile * args.a_row;
     args.c += 2 * kTile * args.c_row;

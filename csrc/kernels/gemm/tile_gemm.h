@@ -4,7 +4,7 @@
 //
 // A has any strides and is read element by element, each broadcast to a vector. B and C are rows of
 // whole vectors. The sum over K starts from zero and is added to beta * C at the end, and a long K
-// is cut into blocks, because the rounding error of a sum grows with the length of its longest
+// is cut into chains, because the rounding error of a sum grows with the length of its longest
 // chain of additions. An element E of A and B is a number of the compute type or a Pair (pairs.h);
 // C has the compute type.
 namespace qkv::QKV_ISA {
@@ -103,23 +103,23 @@ constexpr auto kMicroKernels =
 
 // The longest chain of additions. Sums over a head_dim up to this, and over the keys of a tile, are
 // one chain.
-constexpr int64_t kDepthBlock = 126;
+constexpr int64_t kLongestChain = 126;
 
-// Computes `tiles` tiles of the same height; a depth of more than kDepthBlock is cut into equal
-// blocks.
+// Computes `tiles` tiles of the same height; a depth of more than kLongestChain is cut into equal
+// chains.
 template <class E>
 void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
-  if (args.depth <= kDepthBlock) return kernel(args, tiles);
-  MicroArgs<E> block = args;
+  if (args.depth <= kLongestChain) return kernel(args, tiles);
+  MicroArgs<E> chain = args;
   int64_t depth = args.depth;
-  for (int64_t blocks = (depth + kDepthBlock - 1) / kDepthBlock; blocks > 0; --blocks) {
-    block.depth = (depth + blocks - 1) / blocks;
-    kernel(block, tiles);
-    block.a += block.depth * block.a_col;
-    block.b += block.depth * block.b_row;
-    block.beta = Beta::one;
-    block.before = 0;
-    depth -= block.depth;
+  for (int64_t chains = (depth + kLongestChain - 1) / kLongestChain; chains > 0; --chains) {
+    chain.depth = (depth + chains - 1) / chains;
+    kernel(chain, tiles);
+    chain.a += chain.depth * chain.a_col;
+    chain.b += chain.depth * chain.b_row;
+    chain.beta = Beta::one;
+    chain.before = 0;
+    depth -= chain.depth;
   }
 }
 

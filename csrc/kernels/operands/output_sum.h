@@ -38,7 +38,7 @@ class OutputSum {
   OutputSum(Arena&, const Problem& p) : dim_(p.head_dim_v) {}
 
   // How many elements the output of a tile has.
-  static int64_t size(const Problem& p) { return kRowBlock<T> * padded<T>(p.head_dim_v); }
+  static int64_t size(const Problem& p) { return kTileRows<T> * padded<T>(p.head_dim_v); }
 
   // output = rescale [lanes] * before + V^T weights [keys x lanes]. `before` and `output` lie in
   // one workspace, and may be the same.

@@ -7,7 +7,7 @@ template <>
 class TileAsB<BFloat16> {
  public:
   explicit TileAsB(Arena& arena)
-      : pairs_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kRowBlock<float>)) {}
+      : pairs_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kTileRows<float>)) {}
 
   template <class F>
   void each(const Tile& tile, const float* from, int64_t keys, int64_t depth, bool with_rest,
@@ -69,12 +69,12 @@ class OutputSum<BFloat16> {
   OutputSum(Arena& arena, const Problem& p) : p_(p), weights_(arena) {}
 
   static int64_t size(const Problem& p) {
-    return kRowBlock<float> * (padded<float>(p.head_dim_v) + 2);
+    return kTileRows<float> * (padded<float>(p.head_dim_v) + 2);
   }
 
   void add(const Tile& tile, const LeftOperand<Pair>& values, int64_t keys, const float* weights,
            const float* rescale, const float* before, float* output) const {
-    float inverse[kRowBlock<float>], keep[kRowBlock<float>], errors[kRowBlock<float>];
+    float inverse[kTileRows<float>], keep[kTileRows<float>], errors[kTileRows<float>];
     const float* largest = largest_weights(tile, before);
     float* now_largest = largest_weights(tile, output);
     for (int v = 0; v < tile.lanes; v += kLanes<float>) {

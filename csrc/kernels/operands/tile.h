@@ -1,8 +1,8 @@
-// A tile: up to kRowBlock<T> rows of a plane, one in each lane, against some of its keys.
+// A tile: up to kTileRows<T> rows of a plane, one in each lane, against some of its keys.
 namespace qkv::QKV_ISA {
 
 template <class T>
-constexpr int kRowBlock = 2 * kLanes<T>;
+constexpr int kTileRows = 2 * kLanes<T>;
 
 // How many keys a product takes at once: those of a full micro-kernel, or of a full tile of AMX. A
 // block of keys is a multiple of this, since a remainder costs as much as a whole step.
@@ -14,9 +14,9 @@ constexpr int kKeyStep = kMaxRows[1];
 
 // The most keys of a tile. They are so many that reading and writing the output once for each tile
 // is cheap, and so few that the tile's scores stay in the first-level cache beside the operands.
-// Without AMX they are also no more than one chain of additions takes (kDepthBlock).
+// Without AMX they are also no more than one chain of additions takes (kLongestChain).
 constexpr int kKeyBlock =
-    kKeyStep == kMaxRows[1] ? kDepthBlock / kKeyStep * kKeyStep : 128 / kKeyStep * kKeyStep;
+    kKeyStep == kMaxRows[1] ? kLongestChain / kKeyStep * kKeyStep : 128 / kKeyStep * kKeyStep;
 
 // `keys` keys are cut into tiles of equal size: this many keys each, a multiple of kKeyStep.
 inline int64_t key_step(int64_t keys) {
@@ -40,7 +40,7 @@ struct Tile {
 template <class T>
 Tile make_tile(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t row_end,
                int64_t step = 0) {
-  const int rows = int(std::min<int64_t>(kRowBlock<T>, row_end - row));
+  const int rows = int(std::min<int64_t>(kTileRows<T>, row_end - row));
   const int lanes = rows <= kLanes<T> ? kLanes<T> : 2 * kLanes<T>;
   const int64_t first = row / p.group(), last = (row + rows - 1) / p.group();
   return {batch,

@@ -42,14 +42,14 @@ QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t k
     for (int r = 0; r < W; ++r)
       from[r] = rows[tile.row + std::min(v + r, tile.rows - 1)] + key * rows.col;
     for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> block[W];
+      Vec<T> square[W];
       QKV_UNROLL
       for (int r = 0; r < W; ++r)
-        block[r] = read_run<T>(from[r] + j * rows.col, rows.col, keys - j);
-      exchange<T, W / 2>(block);
+        square[r] = read_run<T>(from[r] + j * rows.col, rows.col, keys - j);
+      exchange<T, W / 2>(square);
       QKV_UNROLL
       for (int i = 0; i < W; ++i)
-        if (j + i < keys) each(j + i, v, block[i]);
+        if (j + i < keys) each(j + i, v, square[i]);
     }
   }
 }
@@ -62,15 +62,15 @@ void add_tile(const Rows<M>& rows, const Tile& tile, int64_t key, int64_t keys, 
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes; v += W) {
     for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> block[W];
+      Vec<T> square[W];
       QKV_UNROLL
       for (int i = 0; i < W; ++i)
-        block[i] = load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
-      exchange<T, W / 2>(block);
+        square[i] = load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
+      exchange<T, W / 2>(square);
       QKV_UNROLL
       for (int r = 0; r < W; ++r)
         if (v + r < tile.rows)
-          add_run<T>(block[r], rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
+          add_run<T>(square[r], rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
     }
   }
 }

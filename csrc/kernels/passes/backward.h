@@ -1,4 +1,4 @@
-// The backward pass over one BackwardBlock: a range of keys of one plane against all rows that may
+// The backward pass over one BackwardItem: a range of keys of one plane against all rows that may
 // see one. With P the weights, dP = dO V^T and delta as in grad_rows.h, the gradient of the scores
 // is dS = P * (dP - delta), and there are five products:
 //
@@ -10,17 +10,17 @@ namespace qkv::QKV_ISA {
 
 // A block of up to kGradRows rows, packed, and the tiles it consists of.
 template <class E, class T = Compute<E>>
-struct RowBlock {
+struct BackwardRows {
   int64_t row, rows;
-  BackwardTile<E> tiles[kGradRows / kRowBlock<T>];
+  BackwardTile<E> tiles[kGradRows / kTileRows<T>];
   int count = 0;
 
-  RowBlock(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-           int64_t row_begin, int64_t row_count, BackwardScratch<E>& s)
+  BackwardRows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+               int64_t row_begin, int64_t row_count, BackwardScratch<E>& s)
       : row(row_begin), rows(row_count) {
     load_statistics(p, a, batch, kv_head, row, rows, s);
     s.load_rows(p, a, batch, kv_head, row, rows);
-    for (int64_t lane = 0; lane < rows; lane += kRowBlock<T>, ++count)
+    for (int64_t lane = 0; lane < rows; lane += kTileRows<T>, ++count)
       s.pack(p, make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane,
              tiles[count]);
   }
@@ -59,8 +59,8 @@ void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, i
 
 // One block of rows against keys [key, key + keys), which are no more than a tile has.
 template <class E>
-void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                   const RowBlock<E>& rows, int64_t key, int64_t keys, BackwardScratch<E>& s) {
+void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                   const BackwardRows<E>& rows, int64_t key, int64_t keys, BackwardScratch<E>& s) {
   using T = Compute<E>;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
   const auto begin_of = [&](int t) {
@@ -78,11 +78,11 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
     const BackwardTile<E>& tile = rows.tiles[t];
     const int64_t from = begin_of(t), to = std::max(from, end_of(t));
     if (from < to)
-      grad_tile(p, a, block, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
+      grad_tile(p, a, item, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
     clear_keys(tile, 0, from - begin, s);
     clear_keys(tile, to - begin, end - begin, s);
   }
-  const int64_t lane = rows.tiles[first].lane, at = begin - block.key_begin;
+  const int64_t lane = rows.tiles[first].lane, at = begin - item.key_begin;
   const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
   add_grad_key_value(p, a, lane, depth, end - begin, s.grad_key + at * padded<T>(p.head_dim),
                      s.grad_value + at * padded<T>(p.head_dim_v), s);
@@ -92,30 +92,30 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardBlock&
 // s.needs_marks, whether something in the rows is not finite and could leak through such pairs.
 // Whether keys are finite is looked at tile by tile, in grad_tile.
 template <class E>
-void look_for_nonfinite(const Problem& p, const RowBlock<E>& rows, int64_t key, int64_t key_end,
+void look_for_nonfinite(const Problem& p, const BackwardRows<E>& rows, int64_t key, int64_t key_end,
                         BackwardScratch<E>& s) {
   s.hides_pairs =
       has_masks(p) || hides_positions(p, rows.first().first, rows.last().last, key, key_end);
   s.needs_marks = false;
   if (!s.hides_pairs) return;
-  const bool rows_are_finite = s.part_rows(rows.rows);
+  const bool rows_are_finite = s.separate_rows(rows.rows);
   s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
 }
 
 // One block of rows against all keys of the item. grad_query goes to the user's tensor, with G = E,
 // or is a part of one split, with G the compute type.
 template <class E, class G>
-void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock& block, int64_t row,
+void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
                    int64_t count, const Rows<G>& grad_query, BackwardScratch<E>& s) {
   using T = Compute<E>;
-  const RowBlock<E> rows(p, a, block.batch, block.kv_head, row, count, s);
-  look_for_nonfinite(p, rows, block.key_begin, block.key_end, s);
-  const int64_t key_end = std::min(block.key_end, rows.last().key_end);
-  const int64_t step = key_step(block.key_end - block.key_begin);
-  int64_t key = block.key_begin;
+  const BackwardRows<E> rows(p, a, item.batch, item.kv_head, row, count, s);
+  look_for_nonfinite(p, rows, item.key_begin, item.key_end, s);
+  const int64_t key_end = std::min(item.key_end, rows.last().key_end);
+  const int64_t step = key_step(item.key_end - item.key_begin);
+  int64_t key = item.key_begin;
   key += std::max<int64_t>(0, rows.first().key_begin - key) / step * step;
   for (; key < key_end; key += step)
-    backward_keys(p, a, block, rows, key, std::min(step, key_end - key), s);
+    backward_keys(p, a, item, rows, key, std::min(step, key_end - key), s);
 
   if (!grad_query.data) return;
   const int64_t dim = padded<T>(p.head_dim);
@@ -123,50 +123,49 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardBlock&
     const BackwardTile<E>& of = rows.tiles[t];
     transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes, T(p.scale));
     for (int r = 0; r < of.tile.rows; ++r)
-      scatter_row(s.grad_query + r * dim, block.accumulate, p.head_dim,
+      scatter_row(s.grad_query + r * dim, item.accumulate, p.head_dim,
                   grad_query[row + of.lane + r], grad_query.col);
   }
 }
 
 // All rows of the plane that may see one of the item's keys, block after block.
 template <class E, class G>
-void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                     const Rows<G>& grad_query, BackwardScratch<E>& s) {
-  const int64_t end = grad_row_end(p, block.key_end);
-  const int64_t begin = std::min(grad_row_begin(p, block.key_begin), end);
+  const int64_t end = grad_row_end(p, item.key_end);
+  const int64_t begin = std::min(grad_row_begin(p, item.key_begin), end);
   for (int64_t row = begin; row < end; row += kGradRows)
-    backward_rows(p, a, block, row, std::min(kGradRows, end - row), grad_query, s);
-  if (!grad_query.data || !block.clear_others) return;
+    backward_rows(p, a, item, row, std::min(kGradRows, end - row), grad_query, s);
+  if (!grad_query.data || !item.clear_others) return;
   clear_rows(grad_query, 0, begin, p.head_dim);
   clear_rows(grad_query, end, p.group() * p.seqlen_q, p.head_dim);
 }
 
 template <class E>
-void backward(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-              void* workspace) {
+void backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
-  const int64_t keys = block.key_end - block.key_begin;
+  const int64_t keys = item.key_end - item.key_begin;
   BackwardScratch<E> s(arena, p, keys);
   std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
   for (int m = 0; m < kMasks; ++m)
     if (a.grad_masks[m].keys.data) std::fill_n(s.key_sums[m], keys * p.group() * kLanes<T>, T(0));
-  if (block.grad_slopes) std::fill_n(block.grad_slopes, p.group(), 0.);
-  for (double* sums : block.grad_mask_rows)
+  if (item.grad_slopes) std::fill_n(item.grad_slopes, p.group(), 0.);
+  for (double* sums : item.grad_mask_rows)
     if (sums) std::fill_n(sums, p.group() * p.seqlen_q, 0.);
 
-  s.load_keys(p, block.batch, block.kv_head, block.key_begin, keys);
-  if (block.partial_grad_query) {
-    backward_plane(p, a, block,
-                   Rows<T>{static_cast<T*>(block.partial_grad_query), 1, 0, p.head_dim, 1}, s);
+  s.load_keys(p, item.batch, item.kv_head, item.key_begin, keys);
+  if (item.partial_grad_query) {
+    backward_plane(p, a, item,
+                   Rows<T>{static_cast<T*>(item.partial_grad_query), 1, 0, p.head_dim, 1}, s);
   } else {
-    backward_plane(p, a, block, rows_of<E>(p, a.grad_query, block.batch, block.kv_head), s);
+    backward_plane(p, a, item, rows_of<E>(p, a.grad_query, item.batch, item.kv_head), s);
   }
-  if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, block, s);
+  if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, item, s);
   for (int m = 0; m < kMasks; ++m)
     if (a.grad_masks[m].keys.data)
-      finish_grad_mask_keys<E>(p, a.grad_masks[m].keys, block, s.key_sums[m]);
+      finish_grad_mask_keys<E>(p, a.grad_masks[m].keys, item, s.key_sums[m]);
 }
 
 template <class E>

@@ -97,10 +97,11 @@ struct BackwardOperands {
   // Takes what is not finite out of the `rows` rows that dK and dV are products of: add_nonfinite
   // of the two NonfiniteRows has it. Returns whether all was finite. Must be called after all tiles
   // are packed.
-  bool part_rows(int64_t rows) {
+  bool separate_rows(int64_t rows) {
     const int64_t count = padded<T>(rows);
-    const bool query_is_finite = nonfinite_query->part(query, count);
-    return (!has_grad_output || nonfinite_grad_output->part(grad_output, count)) && query_is_finite;
+    const bool query_is_finite = nonfinite_query->separate(query, count);
+    return (!has_grad_output || nonfinite_grad_output->separate(grad_output, count)) &&
+           query_is_finite;
   }
 
   // Whether one of keys [key, key + count), which are loaded, is not finite and hidden from a row.
@@ -108,7 +109,7 @@ struct BackwardOperands {
                        const T* weights) {
     const int64_t touched = touched_keys(count, kDepthMultiple<E>);
     if (loaded_keys.are_finite(key, key + touched)) return false;
-    nonfinite_keys->part(key_rows, key, count);
+    nonfinite_keys->separate(key_rows, key, count);
     return nonfinite_keys->hide(p, tile, key, count, weights) || touched != count;
   }
 };

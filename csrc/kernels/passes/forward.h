@@ -1,4 +1,4 @@
-// The forward pass over one ForwardBlock: a range of rows against a range of keys of one plane.
+// The forward pass over one ForwardItem: a range of rows against a range of keys of one plane.
 namespace qkv::QKV_ISA {
 
 // A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
@@ -39,11 +39,11 @@ void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& 
     return s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
-  if (s.saw_nonfinite && !s.products.values_are_parted()) s.products.part_values();
-  const bool expects_none = !s.products.values_are_parted();
+  if (s.saw_nonfinite && !s.products.values_are_separate()) s.products.separate_values();
+  const bool expects_none = !s.products.values_are_separate();
   if (expects_none) {
     s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
-    if (!s.products.is_spoilt(tile, state.output) || s.products.part_values()) return;
+    if (!s.products.is_spoilt(tile, state.output) || s.products.separate_values()) return;
     s.saw_nonfinite = true;
   }
   if (s.products.hides_nonfinite(tile, key, keys, s.scores))
@@ -68,28 +68,28 @@ void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scra
 }
 
 template <class P>
-void forward_by(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem& item,
                 void* workspace) {
   using T = Compute<typename P::Element>;
   Arena arena(workspace);
-  ForwardScratch<P> scratch(arena, p, block.row_end - block.row_begin);
+  ForwardScratch<P> scratch(arena, p, item.row_end - item.row_begin);
 
-  const bool with_sink = p.sinks.data && block.key_begin == 0;
+  const bool with_sink = p.sinks.data && item.key_begin == 0;
   int64_t tiles = 0;
-  for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>, ++tiles)
-    begin_tile(p, make_tile<T>(p, block.batch, block.kv_head, row, block.row_end), with_sink,
+  for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
+    begin_tile(p, make_tile<T>(p, item.batch, item.kv_head, row, item.row_end), with_sink,
                scratch.products, scratch.tiles[tiles]);
   // The loop over keys is outside and the loop over tiles inside, so that a block of keys and
   // values is read from memory once and serves every tile. Where blocks begin does not depend on
   // the tiles.
-  const int64_t step = P::block_keys(block.key_end - block.key_begin);
-  const int64_t last = std::min(block.key_end, scratch.tiles[tiles - 1].tile.key_end);
-  int64_t key = block.key_begin;
+  const int64_t step = P::block_keys(item.key_end - item.key_begin);
+  const int64_t last = std::min(item.key_end, scratch.tiles[tiles - 1].tile.key_end);
+  int64_t key = item.key_begin;
   key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
   for (; key < last; key += step) {
     const int64_t end = std::min(key + step, last);
-    scratch.products.load_keys(block.batch, block.kv_head, key, end - key);
-    scratch.products.load_values(block.batch, block.kv_head, key, end - key);
+    scratch.products.load_keys(item.batch, item.kv_head, key, end - key);
+    scratch.products.load_values(item.batch, item.kv_head, key, end - key);
     for (int64_t t = 0; t < tiles; ++t) {
       const Tile& tile = scratch.tiles[t].tile;
       constexpr int64_t kMultiple = P::kKeyMultiple;
@@ -98,14 +98,14 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardBloc
       if (keys > 0) attend(p, begin, keys, scratch, scratch.tiles[t]);
     }
   }
-  for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, block, scratch, scratch.tiles[t]);
+  for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);
 }
 
 template <class E>
-void forward(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+void forward(const Problem& p, const ForwardResult& result, const ForwardItem& item,
              void* workspace) {
   (has_few_rows<E>(p) ? forward_by<ForwardFewRows<E>>
-                      : forward_by<ForwardTiles<E>>)(p, result, block, workspace);
+                      : forward_by<ForwardTiles<E>>)(p, result, item, workspace);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -20,11 +20,11 @@ class ForwardFewRows {
   static constexpr int64_t kKeyMultiple = 1;
 
   ForwardFewRows(Arena& arena, const Problem& p)
-      : p_(p), marks_(hides_any(p) ? arena.take<T>(kFewKeys * kRowBlock<T>) : nullptr) {}
+      : p_(p), marks_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr) {}
 
   static int64_t block_keys(int64_t) { return kFewKeys; }
-  static int64_t query_size(const Problem& p) { return kRowBlock<T> * p.head_dim; }
-  static int64_t output_size(const Problem& p) { return kRowBlock<T> * p.head_dim_v; }
+  static int64_t query_size(const Problem& p) { return kTileRows<T> * p.head_dim; }
+  static int64_t output_size(const Problem& p) { return kTileRows<T> * p.head_dim_v; }
 
   Query pack(const Tile& tile, T* memory) const {
     pack_few_queries<E>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, memory);
@@ -74,8 +74,8 @@ class ForwardFewRows {
     };
     // Calls add for the runs of keys in [first, last) that all of these rows see, and others for
     // the runs between them.
-    const auto part = [&](int64_t first, int64_t last, int64_t row, int64_t rows, const auto& add,
-                          const auto& others) {
+    const auto sort_runs = [&](int64_t first, int64_t last, int64_t row, int64_t rows,
+                               const auto& add, const auto& others) {
       for (int64_t j = first, end; j < last; j = end) {
         const bool seen = all_see(j, row, rows);
         for (end = j + 1; end < last && all_see(end, row, rows) == seen;) ++end;
@@ -88,19 +88,20 @@ class ForwardFewRows {
                         output + row * p_.head_dim_v, {});
     };
     values_.for_each_run(key, keys, [&](int64_t first, int64_t count) {
-      part(first, first + count, 0, tile.rows, add, [&](int64_t begin, int64_t end) {
-        for (int r = 0; r < tile.rows; ++r) part(begin, end, r, 1, add, [](int64_t, int64_t) {});
+      sort_runs(first, first + count, 0, tile.rows, add, [&](int64_t begin, int64_t end) {
+        for (int r = 0; r < tile.rows; ++r)
+          sort_runs(begin, end, r, 1, add, [](int64_t, int64_t) {});
       });
     });
   }
 
-  // Values are read where they are, so those that are not finite cannot be set apart. Instead, once
+  // Values are read where they are, so those that are not finite cannot be separated. Instead, once
   // there were some, hidden pairs are left out of all products that follow.
-  bool part_values() {
+  bool separate_values() {
     leaves_out_hidden_ = true;
     return false;
   }
-  bool values_are_parted() const { return leaves_out_hidden_; }
+  bool values_are_separate() const { return leaves_out_hidden_; }
   bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
   const T* output_rows(const Tile& tile, const T* factors, T* output, T*) const {

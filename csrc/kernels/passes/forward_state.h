@@ -27,23 +27,23 @@ struct ForwardScratch {
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
       : products(arena, p),
-        rows(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim_v))),
-        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)),
-        rescale(arena.take<T>(kRowBlock<T>)),
+        rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
+        scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
+        rescale(arena.take<T>(kTileRows<T>)),
         spare(hides_any(p) ? arena.take<T>(P::output_size(p)) : nullptr),
         dropout(p) {
-    const int64_t count = (rows_count + kRowBlock<T> - 1) / kRowBlock<T>;
+    const int64_t count = (rows_count + kTileRows<T> - 1) / kTileRows<T>;
     const int64_t query_size = P::query_size(p), output_size = P::output_size(p);
     tiles = arena.take<ForwardState<P>>(count);
     Factor* query = arena.take<Factor>(count * query_size);
     T* output = arena.take<T>(count * output_size);
-    T* state = arena.take<T>(count * kRowBlock<T> * 2);
+    T* state = arena.take<T>(count * kTileRows<T> * 2);
     if (arena.counting()) return;
     for (int64_t t = 0; t < count; ++t) {
       tiles[t].memory = query + t * query_size;
       tiles[t].output = output + t * output_size;
-      tiles[t].max = state + t * kRowBlock<T> * 2;
-      tiles[t].sum = tiles[t].max + kRowBlock<T>;
+      tiles[t].max = state + t * kTileRows<T> * 2;
+      tiles[t].sum = tiles[t].max + kTileRows<T>;
     }
   }
 };
@@ -84,7 +84,7 @@ void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows
 
 // Divides the output of a tile by the sum of its weights and writes it.
 template <class P>
-void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlock& block,
+void finish_tile(const Problem& p, const ForwardResult& result, const ForwardItem& item,
                  const ForwardScratch<P>& scratch, const ForwardState<P>& state) {
   using E = typename P::Element;
   using T = Compute<E>;
@@ -94,13 +94,13 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardBlo
     store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
   }
   const T* rows = scratch.products.output_rows(tile, scratch.rescale, state.output, scratch.rows);
-  double log_sum[kRowBlock<T>];
+  double log_sum[kTileRows<T>];
   log_sum_exp(state, log_sum);
 
-  if (block.partial_output)
-    return write_tile(p, tile, tile.row - block.row_begin, rows, log_sum,
-                      Rows<T>{static_cast<T*>(block.partial_output), 1, 0, p.head_dim_v, 1},
-                      Rows<T>{static_cast<T*>(block.partial_lse), 1, 0, 1, 1});
+  if (item.partial_output)
+    return write_tile(p, tile, tile.row - item.row_begin, rows, log_sum,
+                      Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
+                      Rows<T>{static_cast<T*>(item.partial_lse), 1, 0, 1, 1});
   write_tile(p, tile, tile.row, rows, log_sum,
              rows_of<E>(p, result.output, tile.batch, tile.kv_head),
              rows_of<T>(p, result.lse, tile.batch, tile.kv_head));

@@ -16,17 +16,17 @@ class ForwardTiles {
   ForwardTiles(Arena& arena, const Problem& p)
       : p_(p),
         unit_(!arena.counting()),
-        rows_(arena, kRowBlock<T>, p.head_dim),
+        rows_(arena, kTileRows<T>, p.head_dim),
         keys_(arena, p, kKeyBlock, p.head_dim, Use::rows),
         values_(arena, p, kKeyBlock, p.head_dim_v, Use::columns),
         output_(arena, p) {
-    if (hides_any(p)) parted_values_.emplace(arena, p, p.head_dim_v);
+    if (hides_any(p)) nonfinite_values_.emplace(arena, p, p.head_dim_v);
   }
 
   // How many keys each block has that `keys` keys are cut into.
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
   // How many Factors a packed tile of queries has, and how many elements its output.
-  static int64_t query_size(const Problem& p) { return kRowBlock<T> * packed_size<E>(p.head_dim); }
+  static int64_t query_size(const Problem& p) { return kTileRows<T> * packed_size<E>(p.head_dim); }
   static int64_t output_size(const Problem& p) { return OutputSum<E>::size(p); }
 
   QKV_INLINE Query pack(const Tile& tile, Factor* memory) {
@@ -56,21 +56,21 @@ class ForwardTiles {
 
   // The next five only where pairs can be hidden.
   //
-  // Returns whether all of the loaded values are finite. If not, it sets those that are not apart
+  // Returns whether all of the loaded values are finite. If not, it separates those that are not
   // from the others (repair/nonfinite_keys.h), for add_visible_values.
-  bool part_values() { return parted_values_->part(value_rows_, value_, value_count_); }
-  bool values_are_parted() const { return parted_values_->hold(value_, value_count_); }
-  // Whether one of these values, which part_values has set apart, is not finite and hidden from a
-  // row.
+  bool separate_values() { return nonfinite_values_->separate(value_rows_, value_, value_count_); }
+  bool values_are_separate() const { return nonfinite_values_->hold(value_, value_count_); }
+  // Whether one of these values, which separate_values has separated, is not finite and hidden from
+  // a row.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
-    return parted_values_->hide(p_, tile, key, keys, weights);
+    return nonfinite_values_->hide(p_, tile, key, keys, weights);
   }
   // add_values without the hidden pairs. hides_nonfinite must have been called for the same keys
   // before.
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
                           const T* rescale, const T* before, T* output) const {
-    output_.add(tile, parted_values_->finite(key, keys), keys, weights, rescale, before, output);
-    parted_values_->add(tile, output);
+    output_.add(tile, nonfinite_values_->finite(key, keys), keys, weights, rescale, before, output);
+    nonfinite_values_->add(tile, output);
   }
   // Whether values that are not finite may have got into output.
   bool is_spoilt(const Tile& tile, const T* output) const {
@@ -90,7 +90,7 @@ class ForwardTiles {
   int64_t value_ = 0, value_count_ = 0;  // the first value that is loaded, and how many
   KeyRows<E> value_rows_;
   OutputSum<E> output_;
-  std::optional<NonfiniteKeys<E, Infinities::kept>> parted_values_;
+  std::optional<NonfiniteKeys<E, Infinities::kept>> nonfinite_values_;
 };
 
 }  // namespace qkv::QKV_ISA

@@ -12,7 +12,7 @@ struct BackwardScratch : BackwardOperands<E> {
   T *weights, *grad_scores;           // [padded(kKeyBlock), kGradRows]
   T* cap_slope;                       // [kKeyBlock, kGradRows], the derivative of softcap; or null
   T *grad_key, *grad_value;           // [keys, padded(D)], [keys, padded(Dv)]
-  T* grad_query;                      // [kRowBlock, padded(D)], the rows of a tile
+  T* grad_query;                      // [kTileRows, padded(D)], the rows of a tile
   std::array<T*, kMasks> key_sums{};  // [keys, G, lanes of a vector] each, for GradMask::keys
   T* marks;                           // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
@@ -31,7 +31,7 @@ struct BackwardScratch : BackwardOperands<E> {
         cap_slope(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
         grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
         grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
-        grad_query(arena.take<T>(kRowBlock<T> * padded<T>(p.head_dim))),
+        grad_query(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim))),
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
         dropout(p) {
     for (int m = 0; m < kMasks; ++m)

@@ -50,22 +50,22 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 
 // Adds dS of a tile to the gradient of mask m, or to its sums over rows or keys.
 template <class E, class T = Compute<E>>
-void add_grad_mask_of_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
-                           int m, const Tile& tile, int64_t key, int64_t keys, const T* grad_scores,
+void add_grad_mask_of_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int m,
+                           const Tile& tile, int64_t key, int64_t keys, const T* grad_scores,
                            const BackwardScratch<E>& s) {
   const GradMask& grad = a.grad_masks[m];
-  double* const row_sums = block.grad_mask_rows[m];
+  double* const row_sums = item.grad_mask_rows[m];
   if (grad.each.data) add_grad_mask(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
   if (grad.keys.data)
     add_key_sums(p, tile, keys, grad_scores,
-                 s.key_sums[m] + (key - block.key_begin) * p.group() * kLanes<T>);
+                 s.key_sums[m] + (key - item.key_begin) * p.group() * kLanes<T>);
   if (row_sums) add_row_sums(tile, keys, grad_scores, row_sums + tile.row);
 }
 
 // Computes P and dS of one tile and everything that is made of them but dK and dV: the weights, the
 // gradients of masks and slopes, and dQ.
 template <class E>
-void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& block,
+void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                const BackwardTile<E>& t, int64_t key, int64_t keys, int64_t at,
                BackwardScratch<E>& s) {
   using T = Compute<E>;
@@ -76,8 +76,8 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardBlock& blo
     add_tile<T>(rows_of<T>(p, a.weights, tile.batch, tile.kv_head), tile, key, keys, s.weights + at,
                 T(dropout_scale(p.dropout_p)));
   for (int m = 0; m < kMasks; ++m)
-    add_grad_mask_of_tile(p, a, block, m, tile, key, keys, grad_scores, s);
-  if (block.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, block.grad_slopes);
+    add_grad_mask_of_tile(p, a, item, m, tile, key, keys, grad_scores, s);
+  if (item.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, item.grad_slopes);
   // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
   // dK and dV in add_grad_key_value.
   const bool grads_query =

@@ -59,14 +59,14 @@ struct HardScratch {
   RowOperand<E> rows;
   KeyOperand<E> keys;
   Factor<E>* query;  // memory for the packed queries of a tile
-  T* scores;         // [kKeyBlock, kRowBlock]
+  T* scores;         // [kKeyBlock, kTileRows]
 
   HardScratch(Arena& arena, const Problem& p)
       : unit(!arena.counting()),
-        rows(arena, kRowBlock<T>, p.head_dim),
+        rows(arena, kTileRows<T>, p.head_dim),
         keys(arena, p, kKeyBlock, p.head_dim, Use::rows),
-        query(arena.take<Factor<E>>(kRowBlock<T> * packed_size<E>(p.head_dim))),
-        scores(arena.take<T>(kRowBlock<T> * kKeyBlock)) {}
+        query(arena.take<Factor<E>>(kTileRows<T> * packed_size<E>(p.head_dim))),
+        scores(arena.take<T>(kTileRows<T> * kKeyBlock)) {}
 };
 
 // Looks at keys [key, key + keys), whose places in the count begin with `at`.
@@ -82,13 +82,13 @@ void see_keys(const Problem& p, const Tile& tile, const RightOperand<Factor<E>>&
 }
 
 template <class E>
-void hard(const Problem& p, const HardResult& result, const ForwardBlock& block, void* workspace) {
+void hard(const Problem& p, const HardResult& result, const ForwardItem& item, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
   HardScratch<E> s(arena, p);
   const int64_t step = key_step(p.seqlen_k), counted = kCountedKeys / step * step;
-  for (int64_t row = block.row_begin; row < block.row_end; row += kRowBlock<T>) {
-    const Tile tile = make_tile<T>(p, block.batch, block.kv_head, row, block.row_end);
+  for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>) {
+    const Tile tile = make_tile<T>(p, item.batch, item.kv_head, row, item.row_end);
     const auto query = pack_queries<E>(p, tile, s.rows, s.query);
     Best<T> best[2];
     for (int64_t first = tile.key_begin; first < tile.key_end; first += counted) {
@@ -102,7 +102,7 @@ void hard(const Problem& p, const HardResult& result, const ForwardBlock& block,
 }
 
 // What forward() needs for items of `rows` rows. It is enough for hard(), which of planes of few
-// rows needs something else, and of all others a part.
+// rows needs something else, and of all others less.
 template <class E>
 size_t forward_workspace(const Problem& p, int64_t rows) {
   Arena arena(nullptr), for_hard(nullptr);

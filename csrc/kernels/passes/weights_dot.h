@@ -5,24 +5,24 @@ namespace qkv::QKV_ISA {
 // Uses the tiles of the backward pass: with delta = 0, its dS is weight * dweight.
 template <class E>
 void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
-                 const ForwardBlock& block, void* workspace) {
+                 const ForwardItem& item, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
   BackwardScratch<E> s(arena, p, 0);
   BackwardArgs a;
   a.lse = args.lse;
   a.grad_weights = args.grad_weights;
-  const Rows<T> out = rows_of<T>(p, dot, block.batch, block.kv_head);
+  const Rows<T> out = rows_of<T>(p, dot, item.batch, item.kv_head);
   const int64_t step = key_step(p.seqlen_k);
-  for (int64_t row = block.row_begin; row < block.row_end; row += kGradRows) {
-    const RowBlock<E> rows(p, a, block.batch, block.kv_head, row,
-                           std::min(kGradRows, block.row_end - row), s);
+  for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
+    const BackwardRows<E> rows(p, a, item.batch, item.kv_head, row,
+                               std::min(kGradRows, item.row_end - row), s);
     s.hides_pairs = hides_any(p);
     s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
     double sums[kGradRows] = {};
     const int64_t end = rows.last().key_end;
     for (int64_t key = 0; key < end; key += step) {
-      s.load_keys(p, block.batch, block.kv_head, key, std::min(step, end - key));
+      s.load_keys(p, item.batch, item.kv_head, key, std::min(step, end - key));
       for (int t = 0; t < rows.count; ++t) {
         const BackwardTile<E>& tile = rows.tiles[t];
         const int64_t begin = std::max(key, tile.tile.key_begin);

@@ -66,10 +66,10 @@ __attribute__((noinline)) void dot_rows(int64_t dim, int64_t keys, const E* key,
   }
 }
 
-// Calls f(row, rows) for `rows` rows in groups of 4, 2 and 1, no larger than MAX: the size of each
-// group is known when compiling.
+// Calls f(row, rows) for `rows` rows in portions of 4, 2 and 1, no larger than MAX: the size of
+// each portion is known when compiling.
 template <int MAX, class F>
-QKV_INLINE void for_row_groups(int64_t rows, const F& f) {
+QKV_INLINE void for_each_portion(int64_t rows, const F& f) {
   int64_t r = 0;
   if constexpr (MAX >= 4)
     for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
@@ -92,7 +92,7 @@ void few_scores(const Tile& tile, int64_t dim, int64_t keys, const E* key, int64
                 const T* query, T* scores, const Ahead& ahead) {
   for (int64_t j = 0; j < keys; ++j)
     for (int v = 0; v < tile.lanes; v += kLanes<T>) store(scores + j * tile.step + v, Vec<T>{});
-  for_row_groups<kLanes<T>>(tile.rows, [&](int64_t r, auto count) {
+  for_each_portion<kLanes<T>>(tile.rows, [&](int64_t r, auto count) {
     dot_rows<E, count>(dim, keys, key, key_row, query + r * dim, scores + r, tile.step,
                        r == 0 ? ahead : Ahead());
   });
@@ -134,7 +134,7 @@ void add_few_values(int64_t rows, int64_t dim, int64_t keys, const E* value, int
   int64_t asked = 0;
   for (int64_t d = 0; d < dim; d += 2 * W) {
     for (const int64_t end = std::min(keys, asked + share); asked < end; ++asked) ahead.ask(asked);
-    for_row_groups<4>(rows, [&](int64_t r, auto count) {
+    for_each_portion<4>(rows, [&](int64_t r, auto count) {
       (d + 2 * W <= dim ? add_columns<E, count, 2>
                         : add_columns<E, count, 1>)(dim, keys, value + d, value_row, weights + r,
                                                     step, output + r * dim + d);

@@ -11,7 +11,7 @@ bool same_for_all_rows(const Rows<const M>& rows) {
 // A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in
 // all.
 template <class T>
-constexpr int kByteLanes = kRowBlock<T> < 16 ? 16 : kRowBlock<T>;
+constexpr int kByteLanes = kTileRows<T> < 16 ? 16 : kTileRows<T>;
 template <class T>
 constexpr int kByteTile = kKeyBlock * kByteLanes<T>;
 
@@ -27,13 +27,13 @@ void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, 
     int64_t j = 0;
     if (rows.col == 1)
       for (; j + 16 <= keys; j += 16) {
-        Bytes block[16];
+        Bytes square[16];
         QKV_UNROLL
-        for (int r = 0; r < 16; ++r) std::memcpy(&block[r], from[r] + j, 16);
-        transpose_bytes(block);
+        for (int r = 0; r < 16; ++r) std::memcpy(&square[r], from[r] + j, 16);
+        transpose_bytes(square);
         QKV_UNROLL
         for (int i = 0; i < 16; ++i)
-          std::memcpy(to + (j + i) * kByteLanes<T> + lane, &block[i], 16);
+          std::memcpy(to + (j + i) * kByteLanes<T> + lane, &square[i], 16);
       }
     for (; j < keys; ++j)
       for (int r = 0; r < 16; ++r) to[j * kByteLanes<T> + lane + r] = from[r][j * rows.col];

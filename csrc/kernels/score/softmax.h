@@ -100,12 +100,12 @@ void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescal
   constexpr int kChain = 16;
   for (int64_t begin = 0; begin < keys; begin += kChain) {
     const int64_t end = std::min(keys, begin + kChain);
-    Vec<T> part[NV] = {};
+    Vec<T> chain[NV] = {};
     int64_t j = begin;
-    for (; j + kRows <= end; j += kRows) softmax_rows<T, NV, kRows>(scores + j * NV * W, by, part);
-    for (; j < end; ++j) softmax_rows<T, NV, 1>(scores + j * NV * W, by, part);
+    for (; j + kRows <= end; j += kRows) softmax_rows<T, NV, kRows>(scores + j * NV * W, by, chain);
+    for (; j < end; ++j) softmax_rows<T, NV, 1>(scores + j * NV * W, by, chain);
     QKV_UNROLL
-    for (int v = 0; v < NV; ++v) sum[v] += part[v];
+    for (int v = 0; v < NV; ++v) sum[v] += chain[v];
   }
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) {

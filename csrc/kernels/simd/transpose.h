@@ -1,8 +1,8 @@
-// Transposition of blocks of W x W elements in registers (W: lanes of a vector).
+// Transposition of squares of W x W elements in registers (W: lanes of a vector).
 namespace qkv::QKV_ISA {
 
 // A W x W transposition has stages h = W / 2, W / 4, ... 1. Stage h exchanges the two off-diagonal
-// h x h blocks of every 2h x 2h block. These two functions take two rows that are h apart, and
+// h x h squares of every 2h x 2h square. These two functions take two rows that are h apart, and
 // return the first and the second of them after the stage.
 template <class T, int h>
 QKV_INLINE Vec<T> exchange_first(Vec<T> a, Vec<T> b) {
@@ -48,12 +48,12 @@ QKV_INLINE void transpose_with(Load load, T* out, int64_t out_row, int64_t rows,
   constexpr int W = kLanes<T>;
   for (int64_t r = 0; r < rows; r += W) {
     for (int64_t c = 0; c < columns; c += W) {
-      Vec<T> block[W];
+      Vec<T> square[W];
       QKV_UNROLL
-      for (int i = 0; i < W; ++i) block[i] = load(r + i, c);
-      exchange<T, W / 2>(block);
+      for (int i = 0; i < W; ++i) square[i] = load(r + i, c);
+      exchange<T, W / 2>(square);
       QKV_UNROLL
-      for (int i = 0; i < W; ++i) store(out + (c + i) * out_row + r, block[i]);
+      for (int i = 0; i < W; ++i) store(out + (c + i) * out_row + r, square[i]);
     }
   }
 }
