@@ -1,6 +1,11 @@
 // What an instruction set must promise. isa/<name>/vec.h chooses these constants for speed; the
 // kernels rely on more than that, and with constants that break it they would compile and then
 // write outside of their memory, never end, or multiply the wrong rows.
+#pragma once
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/tile.h"
+
 namespace qkv::QKV_ISA {
 
 static_assert(kVectorBytes >= 16 && (kVectorBytes & (kVectorBytes - 1)) == 0,

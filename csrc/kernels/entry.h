@@ -1,4 +1,17 @@
 // The table of one instruction set.
+#pragma once
+
+#include "kernels/contract.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/tile.h"
+#include "kernels/passes/backward.h"
+#include "kernels/passes/finish_grad.h"
+#include "kernels/passes/forward.h"
+#include "kernels/passes/hard.h"
+#include "kernels/passes/weights_dot.h"
+#include "kernels/simd/exp.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 template <class T>

@@ -1,4 +1,14 @@
 // The table of an instruction set that multiplies pairs.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/avx512bf16/vec.h"
+#endif
+
+#include "kernels/entry.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/operand.h"
+
 namespace qkv::QKV_ISA {
 
 inline void pair_gemm_entry(int64_t rows, int64_t columns, int64_t depth, const Pair* a,
@@ -9,8 +19,10 @@ inline void pair_gemm_entry(int64_t rows, int64_t columns, int64_t depth, const 
              {depth, a, a_row, a_col, b, b_row, c, c_row, static_cast<Beta>(beta), lanes, alpha});
 }
 
-constexpr Kernels pair_kernels() {
-  Kernels kernels = kernels_of<BFloat16>();
+template <class E>
+constexpr Kernels pair_kernels_of() {
+  static_assert(kInPairs<E>);
+  Kernels kernels = kernels_of<E>();
   kernels.pairs = {kTiles, pair_gemm_entry, pair_rows, pair_rows, narrow_rows};
   return kernels;
 }

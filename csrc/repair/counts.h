@@ -8,6 +8,13 @@
 //
 // Such a sum has at most kKeyBlock or kGradRows terms, and every term is 0 or a power of two. So it
 // is exact while it is less than kNaNCode, and from there on it only grows.
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/simd/halves.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 // The code of a number is 0 if it is finite, else one of these.

@@ -1,4 +1,10 @@
 // The marks of a tile's pairs (counts.h): [keys x lanes], with tile.step elements from key to key.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/score/score.h"
+#include "repair/counts.h"
+
 namespace qkv::QKV_ISA {
 
 // Whether the mask or positions can hide one of these keys from one of the tile's rows.

@@ -1,4 +1,16 @@
 // Rows of key or value, separated into finite numbers and the codes of the others (counts.h).
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operands.h"
+#include "kernels/operands/tile.h"
+#include "repair/counts.h"
+#include "repair/marks.h"
+
+#ifdef QKV_PAIR_GEMM
+#include "repair/pair_counts.h"
+#endif
+
 namespace qkv::QKV_ISA {
 
 // A block of keys, [keys, step] in E, with 0 in place of every number that is not finite; and

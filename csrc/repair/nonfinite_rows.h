@@ -1,5 +1,14 @@
 // A block of rows (kGradRows) of query or grad_output, separated into finite numbers and the codes
 // of the others (counts.h), as nonfinite_keys.h does with keys.
+#pragma once
+
+#include "kernels/operands/operands.h"
+#include "repair/counts.h"
+
+#ifdef QKV_PAIR_GEMM
+#include "repair/pair_counts.h"
+#endif
+
 namespace qkv::QKV_ISA {
 
 // Separates rows [count, step] and their codes [count, step]. If all rows are finite, no code is

@@ -1,5 +1,14 @@
 // Codes (counts.h) in bf16, for products of pairs of bf16. Codes and marks are powers of two, so
 // bf16 holds them exactly, and f32 their sums.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/avx512bf16/vec.h"
+#endif
+
+#include "kernels/gemm/pairs.h"
+#include "repair/counts.h"
+
 namespace qkv::QKV_ISA {
 
 QKV_INLINE PairHalves code_in_halves(int code) {

@@ -14,17 +14,10 @@
 #endif
 
 #define QKV_ISA amx
-#define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
-// vec.h defines the vector types that the headers below use. The empty lines keep clang-format from
-// sorting it behind them.
-#include "isa/avx512/vec.h"
-
-#include "isa/amx/tiles.h"
-#include "isa/avx512bf16/leaves.h"
-
-#include "kernels/all.h"
+#include "isa/amx/vec.h"
+#include "kernels/pair_entry.h"
 
 QKV_TARGET_END
 
@@ -51,7 +44,7 @@ const Implementation kAmx = {"amx",
                              },
                              {},
                              {},
-                             amx::pair_kernels(),
+                             amx::pair_kernels_of<BFloat16>(),
                              {},
                              &kAvx512};
 

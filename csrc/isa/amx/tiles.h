@@ -1,6 +1,10 @@
 // AMX: eight registers of 16 rows of 64 bytes, which are called tiles here and in
 // kernels/gemm/amx_gemm.h. These functions stand in for the compiler's macros, which take nothing
 // but literal numbers, and do not say that a load reads memory.
+#pragma once
+
+#include "isa/avx512/vec.h"
+
 namespace qkv::QKV_ISA {
 
 struct Tiles {

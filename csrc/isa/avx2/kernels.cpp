@@ -7,11 +7,8 @@
 #define QKV_ISA avx2
 QKV_TARGET_BEGIN("avx2,fma,f16c")
 
-// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
-// sorting it behind them.
 #include "isa/avx2/vec.h"
-
-#include "kernels/all.h"
+#include "kernels/entry.h"
 
 QKV_TARGET_END
 

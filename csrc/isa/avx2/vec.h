@@ -1,4 +1,11 @@
 // AVX2, FMA and F16C: 16 registers of 32 bytes.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "kernels/prelude.h"
+#define QKV_ISA avx2
+#endif
+
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;

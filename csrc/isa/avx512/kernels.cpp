@@ -11,11 +11,8 @@
 #define QKV_ISA avx512
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 
-// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
-// sorting it behind them.
 #include "isa/avx512/vec.h"
-
-#include "kernels/all.h"
+#include "kernels/entry.h"
 
 QKV_TARGET_END
 

@@ -1,4 +1,11 @@
 // AVX-512 F, BW, DQ, VL: 32 registers of 64 bytes.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "kernels/prelude.h"
+#define QKV_ISA avx512
+#endif
+
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;

@@ -9,16 +9,10 @@
 #endif
 
 #define QKV_ISA avx512bf16
-#define QKV_PAIR_GEMM "kernels/gemm/pair_gemm.h"
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
-// vec.h defines the vector types that the headers below use. The empty lines keep clang-format from
-// sorting it behind them.
-#include "isa/avx512/vec.h"
-
-#include "isa/avx512bf16/leaves.h"
-
-#include "kernels/all.h"
+#include "isa/avx512bf16/vec.h"
+#include "kernels/pair_entry.h"
 
 QKV_TARGET_END
 
@@ -29,7 +23,7 @@ const Implementation kAvx512Bf16 = {
     [] { return kAvx512.supported() && __builtin_cpu_supports("avx512bf16"); },
     {},
     {},
-    avx512bf16::pair_kernels(),
+    avx512bf16::pair_kernels_of<BFloat16>(),
     {},
     &kAvx512};
 

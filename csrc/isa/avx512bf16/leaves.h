@@ -1,4 +1,8 @@
 // AVX512-BF16: products of pairs of bf16, and f32 rounded to bf16.
+#pragma once
+
+#include "isa/avx512/vec.h"
+
 namespace qkv::QKV_ISA {
 
 // sum + a.first * b.first + a.second * b.second, lane by lane.

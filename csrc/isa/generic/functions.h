@@ -1,5 +1,11 @@
 // The native_ functions that an instruction set's vec.h must have, made of nothing but the
 // compiler's vector extensions, for vectors of any size.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/generic/vec.h"
+#endif
+
 namespace qkv::QKV_ISA {
 
 // The larger number, lane by lane; that of b if either is NaN.

@@ -2,11 +2,8 @@
 
 #define QKV_ISA generic
 
-// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
-// sorting it behind them.
 #include "isa/generic/vec.h"
-
-#include "kernels/all.h"
+#include "kernels/entry.h"
 
 namespace qkv {
 

@@ -1,5 +1,12 @@
 // Vectors of 16 bytes without a single instruction of ours: the compiler makes SSE2 of them on any
 // x86-64, and scalar code where there are no vectors.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "kernels/prelude.h"
+#define QKV_ISA generic
+#endif
+
 namespace qkv::QKV_ISA {
 
 #if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)

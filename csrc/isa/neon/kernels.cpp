@@ -4,11 +4,8 @@
 
 #define QKV_ISA neon
 
-// vec.h defines the vector types that all other headers use. The empty line keeps clang-format from
-// sorting it behind them.
 #include "isa/neon/vec.h"
-
-#include "kernels/all.h"
+#include "kernels/entry.h"
 
 namespace qkv {
 

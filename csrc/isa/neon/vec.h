@@ -1,4 +1,11 @@
 // NEON, part of every 64-bit Arm CPU: 32 registers of 16 bytes, with FMA.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "kernels/prelude.h"
+#define QKV_ISA neon
+#endif
+
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;

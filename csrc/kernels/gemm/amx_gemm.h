@@ -4,6 +4,16 @@
 //
 // AMX has eight registers, called tiles, of 16 rows of 64 bytes: here 2 x 2 of sums, two of A and
 // two of B. The instructions are in isa/amx/tiles.h.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/amx/vec.h"
+#endif
+
+#include "kernels/gemm/pairs.h"
+#include "kernels/gemm/tile_gemm.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 constexpr bool kTiles = true;

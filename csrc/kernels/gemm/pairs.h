@@ -5,6 +5,15 @@
 // Included only where isa/<name>/vec.h has these two functions:
 //   native_dot_pairs(sum, a, b): sum + a.first * b.first + a.second * b.second
 //   native_narrow(low, high): f32 to the nearest bf16, those of low, then those of high
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/avx512bf16/vec.h"
+#endif
+
+#include "kernels/simd/halves.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 template <>

@@ -7,6 +7,16 @@
 // is cut into chains, because the rounding error of a sum grows with the length of its longest
 // chain of additions. An element E of A and B is a number of the compute type or a Pair (pairs.h);
 // C has the compute type.
+#pragma once
+
+#include "kernels/simd/vec.h"
+
+// The functions of this file take pairs, too, so those for vectors of pairs must come first: they
+// are found by no other rule of the language, since a vector belongs to no namespace.
+#ifdef QKV_PAIR_GEMM
+#include "kernels/gemm/pairs.h"
+#endif
+
 namespace qkv::QKV_ISA {
 
 enum class Beta { zero, one, lanes };  // lanes: each column of C has a factor of its own

@@ -1,4 +1,10 @@
 // Keys or values of one plane as operand A, in both directions.
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operand.h"
+#include "kernels/operands/rows.h"
+
 namespace qkv::QKV_ISA {
 
 // Which directions are needed. Pairs have a copy for each.

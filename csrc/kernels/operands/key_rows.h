@@ -1,4 +1,8 @@
 // The rows of key or value, as the matrices that products read.
+#pragma once
+
+#include "kernels/operands/rows.h"
+
 namespace qkv::QKV_ISA {
 
 // A matrix of any strides, in elements: the left-hand operand A of a product (gemm/tile_gemm.h).

@@ -14,6 +14,11 @@
 //
 // All of these classes have one interface and, where an instruction set multiplies pairs of bf16,
 // a second body for BFloat16 (pair_operands.h, pair_tiles.h).
+#pragma once
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/key_rows.h"
+
 namespace qkv::QKV_ISA {
 
 // Must live in the thread as long as something of type E is multiplied there. The argument: whether

@@ -1,4 +1,11 @@
 // The output of a tile, O^T [Dv x lanes], while it is summed over blocks of keys.
+#pragma once
+
+#include "kernels/operands/operand.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 // to [tile.rows, padded(dim)] = the columns of output [dim x lanes] times factors

@@ -1,5 +1,19 @@
 // Keys, values and rows in bf16 as the operands of products of pairs: KeyOperand and RowOperand
 // (key_operand.h, row_operand.h), whose functions are described there.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/avx512bf16/vec.h"
+#endif
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/key_operand.h"
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operand.h"
+#include "kernels/operands/row_operand.h"
+#include "kernels/operands/rows.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 // How many pairs of a row of `dim` bf16 a product along the row multiplies. AMX tiles take 16 pairs

@@ -1,6 +1,19 @@
 // Tiles of our own making as the operands of products of pairs: TileAsA and TileAsB
 // (tile_operand.h) and OutputSum (output_sum.h), whose functions are described there. Tiles are
 // rounded to bf16 as operands, and nowhere else.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "isa/avx512bf16/vec.h"
+#endif
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/operand.h"
+#include "kernels/operands/output_sum.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/operands/tile_operand.h"
+
 namespace qkv::QKV_ISA {
 
 template <>

@@ -1,4 +1,11 @@
 // A block of rows of query or grad_output as operand B, in both directions.
+#pragma once
+
+#include "kernels/operands/operand.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 // How many Factors a row of the transposed matrix has for each lane.

@@ -1,5 +1,10 @@
 // Copies between the user's rows, which have any strides, and rows in scratch memory, which are
 // dense and padded with zeros to whole vectors.
+#pragma once
+
+#include "kernels/simd/halves.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 template <class T>

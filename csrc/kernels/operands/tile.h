@@ -1,4 +1,9 @@
 // A tile: up to kTileRows<T> rows of a plane, one in each lane, against some of its keys.
+#pragma once
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 template <class T>

@@ -3,6 +3,11 @@
 //
 // `each` calls product(operand), for pairs a second time if with_rest: then with what rounding took
 // off the tile.
+#pragma once
+
+#include "kernels/operands/operand.h"
+#include "kernels/operands/tile.h"
+
 namespace qkv::QKV_ISA {
 
 // B [keys x lanes], of a tile whose keys are tile.step apart. `depth`: how many Factors long A is.

@@ -1,6 +1,13 @@
 // Reads and writes the piece of a user's [B..., H, L, S] tensor that a tile covers. The tile is
 // [keys x lanes] and the user's piece [rows x keys], so it is transposed on the way, in registers,
 // W x W elements at a time (W: lanes of a vector).
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/simd/halves.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 // Reads W consecutive elements of a user's row; those beyond the first `count` are not read, and 0.

@@ -6,6 +6,16 @@
 //
 // The loop over rows is outside and the loop over keys inside: a block of rows is packed once and
 // finished in one go, while dK and dV of the item's keys are summed in the second-level cache.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/passes/finish_grad.h"
+#include "kernels/passes/grad_rows.h"
+#include "kernels/passes/grad_tile.h"
+#include "kernels/products/products.h"
+#include "repair/counts.h"
+
 namespace qkv::QKV_ISA {
 
 // A block of up to kGradRows rows, packed, and the tiles it consists of.

@@ -1,5 +1,15 @@
 // What the backward pass multiplies: a block of rows of query and grad_output, and the keys and
 // values of an item.
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operands.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/products/few_rows.h"
+#include "repair/nonfinite_keys.h"
+#include "repair/nonfinite_rows.h"
+
 namespace qkv::QKV_ISA {
 
 // One tile of the block of rows, its operands and its sum.

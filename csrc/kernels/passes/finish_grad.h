@@ -1,4 +1,9 @@
 // How the sums of the backward pass become gradients in the user's memory.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/passes/grad_rows.h"
+
 namespace qkv::QKV_ISA {
 
 template <class E>

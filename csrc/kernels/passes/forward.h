@@ -1,4 +1,15 @@
 // The forward pass over one ForwardItem: a range of rows against a range of keys of one plane.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/passes/forward_few_rows.h"
+#include "kernels/passes/forward_state.h"
+#include "kernels/passes/forward_tiles.h"
+#include "kernels/score/dropout.h"
+#include "kernels/score/score.h"
+#include "kernels/score/softmax.h"
+#include "repair/marks.h"
+
 namespace qkv::QKV_ISA {
 
 // A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).

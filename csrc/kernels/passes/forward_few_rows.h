@@ -2,6 +2,14 @@
 //
 // Their speed is that of memory, so it is kept busy: while one block of keys is multiplied, its
 // values are prefetched, and while the values are multiplied, the next keys are.
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/products/few_rows.h"
+#include "repair/counts.h"
+#include "repair/marks.h"
+
 namespace qkv::QKV_ISA {
 
 // How many keys a block has. Its values are prefetched into the first-level cache, so they have to

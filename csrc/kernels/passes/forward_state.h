@@ -1,4 +1,12 @@
 // The scratch memory of the forward pass, and how the output of a tile leaves it.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/score/dropout.h"
+#include "kernels/score/softmax.h"
+#include "kernels/simd/exp.h"
+
 namespace qkv::QKV_ISA {
 
 // What a tile of queries carries from one block of keys to the next: the state of the online

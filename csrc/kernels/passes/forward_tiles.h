@@ -1,5 +1,13 @@
 // How the forward pass multiplies tiles of queries, a row in each lane, with one block of keys and
 // values. The other way, for planes of few rows, is forward_few_rows.h.
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operands.h"
+#include "kernels/operands/tile.h"
+#include "kernels/products/products.h"
+#include "repair/nonfinite_keys.h"
+
 namespace qkv::QKV_ISA {
 
 // load_keys and load_values read a block, which serves every tile before the next one is read.

@@ -1,5 +1,13 @@
 // What the backward pass knows of a block of rows before it looks at the first key, and its scratch
 // memory.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/passes/backward_operands.h"
+#include "kernels/score/dropout.h"
+#include "kernels/score/softmax.h"
+#include "kernels/simd/exp.h"
+
 namespace qkv::QKV_ISA {
 
 template <class E>

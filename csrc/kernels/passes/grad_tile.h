@@ -1,4 +1,19 @@
 // What the backward pass does with one tile of rows against one block of keys.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/operands/user_tile.h"
+#include "kernels/passes/grad_rows.h"
+#include "kernels/products/few_rows.h"
+#include "kernels/products/products.h"
+#include "kernels/score/alibi.h"
+#include "kernels/score/dropout.h"
+#include "kernels/score/grad_mask.h"
+#include "kernels/score/grad_softmax.h"
+#include "kernels/score/score.h"
+#include "kernels/score/softcap.h"
+#include "repair/marks.h"
+
 namespace qkv::QKV_ISA {
 
 // Turns scores and dP [keys x lanes] into P and dS, in place.

@@ -1,4 +1,14 @@
 // Hard attention: the key with the largest score of every row, and the value of that key.
+#pragma once
+
+#include "kernels/operands/operands.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/passes/forward.h"
+#include "kernels/products/few_rows.h"
+#include "kernels/products/products.h"
+#include "kernels/score/score.h"
+
 namespace qkv::QKV_ISA {
 
 // About how many keys are counted in the lanes of a vector, which hold 32 bits for scores of f32,

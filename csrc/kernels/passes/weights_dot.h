@@ -1,5 +1,13 @@
 // sum_j weight_ij * dweight_ij for every row i. The backward pass of the weights needs this number
 // of a row before it can begin with it, as delta.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/passes/backward.h"
+#include "kernels/passes/grad_tile.h"
+#include "kernels/score/grad_mask.h"
+
 namespace qkv::QKV_ISA {
 
 // Uses the tiles of the backward pass: with delta = 0, its dS is weight * dweight.

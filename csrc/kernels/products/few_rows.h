@@ -1,6 +1,13 @@
 // Products for planes of few rows, as in decoding. Here a vector runs along the head dimension, so
 // that each element of a key and of a value is loaded once for all rows. With a row in each lane,
 // as elsewhere, most lanes would be idle, and every element would have to be broadcast.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/simd/halves.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 constexpr int64_t kFewRows = 8;

@@ -1,5 +1,11 @@
 // The products of attention, for elements and for pairs. A pass with other operands than these
 // seven, say a second query or key, calls the same functions with those (operands/operand.h).
+#pragma once
+
+#include "kernels/operands/operands.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+
 namespace qkv::QKV_ISA {
 
 // S^T = K Q^T and dP^T = V dO^T: to [keys x lanes] = rows of key or value [keys x dim] times

@@ -1,5 +1,10 @@
 // Attention with linear biases (Press et al., arXiv:2108.12409), aligned as
 // FlashAttention does it: score -= slope * |i + S - L - j|.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 // The distance |i + S - L - j| of the query i of each lane to the keys j = key, key + 1, ... Each

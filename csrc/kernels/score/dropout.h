@@ -1,6 +1,11 @@
 // Dropout by Philox4x32-10 (philox.h). There is one counter for each lane and four consecutive
 // keys, so that each of the four words that come out decides on one of the keys for a whole vector
 // of rows.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 typedef uint64_t Counter __attribute__((vector_size(kVectorBytes)));

@@ -1,4 +1,11 @@
 // The gradients of masks: dS itself, or its sums over rows or keys where the mask broadcasts.
+#pragma once
+
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/operands/user_tile.h"
+
 namespace qkv::QKV_ISA {
 
 // Adds dS of a tile to GradMask::each of a mask of this type.

@@ -1,4 +1,11 @@
 // The derivative of the softmax: turns scores and dP into weights and dS, in place.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/passes/grad_rows.h"
+#include "kernels/score/softmax.h"
+#include "kernels/simd/exp.h"
+
 namespace qkv::QKV_ISA {
 
 // The statistics of one vector of lanes (BackwardScratch in grad_rows.h).

@@ -1,5 +1,12 @@
 // Masks: what is added to the scores from memory, and what a boolean mask or positions hide. The
 // score of a hidden pair is set to -inf, whatever was computed for it, NaN included.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/operands/user_tile.h"
+#include "kernels/simd/transpose.h"
+
 namespace qkv::QKV_ISA {
 
 // Whether the mask is the same for all rows of a plane, so that one element for each key will do.

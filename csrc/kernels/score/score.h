@@ -1,5 +1,12 @@
 // All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi,
 // masks, positions.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/score/alibi.h"
+#include "kernels/score/mask.h"
+#include "kernels/score/softcap.h"
+
 namespace qkv::QKV_ISA {
 
 // Adds a mask to scores [keys x lanes] and sets those that it hides to -inf; with kHides, it does

@@ -1,4 +1,9 @@
 // The soft cap on scores: softcap(x) = c * tanh(x / c), c = Problem::softcap.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/simd/exp.h"
+
 namespace qkv::QKV_ISA {
 
 // Caps the scores of ROWS keys, which are `step` elements apart, for one vector of lanes. cap = c,

@@ -1,5 +1,9 @@
 // The online softmax (Milakov and Gimelshein, arXiv:1805.02867), lane by lane
 // down a tile of scores: no horizontal operation anywhere.
+#pragma once
+
+#include "kernels/simd/exp.h"
+
 namespace qkv::QKV_ISA {
 
 // The number that is subtracted from the scores of a lane so that their exponentials neither

@@ -4,6 +4,10 @@
 // Functions take N vectors in step, one operation for all before the next operation: the chain of
 // one vector is some 40 cycles long, and one chain after the other would fill the CPU's scheduler
 // with instructions that wait (kVectorsInStep in isa/<name>/vec.h).
+#pragma once
+
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 constexpr double kLog2e = 1.4426950408889634074;

@@ -1,5 +1,9 @@
 // Loads and stores that convert between memory of any element type and vectors of its compute type
 // (attention.h): f32 for bf16 and f16, else the type itself.
+#pragma once
+
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 // As many numbers of 16 bits as a vector has lanes of f32.

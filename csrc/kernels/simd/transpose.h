@@ -1,4 +1,8 @@
 // Transposition of squares of W x W elements in registers (W: lanes of a vector).
+#pragma once
+
+#include "kernels/simd/vec.h"
+
 namespace qkv::QKV_ISA {
 
 // A W x W transposition has stages h = W / 2, W / 4, ... 1. Stage h exchanges the two off-diagonal

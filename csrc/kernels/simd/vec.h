@@ -1,5 +1,13 @@
 // Vectors of kVectorBytes (isa/<name>/vec.h), by the compiler's vector extension: +, -, *, < and
 // their like are operators of the language, and work lane by lane.
+#pragma once
+
+// isa/<name>/kernels.cpp chooses the instruction set before it includes any kernel. A kernel header
+// that is opened by itself, in an editor or by tests/headers.sh, is generic code.
+#ifndef QKV_ISA
+#include "isa/generic/vec.h"
+#endif
+
 namespace qkv::QKV_ISA {
 
 template <class T>

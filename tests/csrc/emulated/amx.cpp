@@ -7,19 +7,16 @@
 #define QKV_ISA emulated_amx
 #define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
 
-// vec.h defines the vectors that tiles.h works on. The empty lines keep clang-format from sorting
-// it behind that.
-#include "emulated/vec.h"
-
 #include "emulated/tiles.h"
-
-#include "kernels/all.h"
+#include "emulated/vec.h"
+#include "kernels/pair_entry.h"
 
 namespace qkv {
 namespace {
 
 const Implementation kEmulated = {
-    "emulated_amx", [] { return true; }, {}, {}, emulated_amx::pair_kernels(), {}, &kGeneric};
+    "emulated_amx", [] { return true; }, {}, {}, emulated_amx::pair_kernels_of<BFloat16>(), {},
+    &kGeneric};
 
 const bool added = (add_implementation(kEmulated), true);
 

@@ -7,9 +7,8 @@
 #define QKV_ISA emulated_avx512bf16
 #define QKV_PAIR_GEMM "kernels/gemm/pair_gemm.h"
 
-#include "emulated/vec.h"  // first
-
-#include "kernels/all.h"
+#include "emulated/vec.h"
+#include "kernels/pair_entry.h"
 
 namespace qkv {
 namespace {
@@ -18,7 +17,7 @@ const Implementation kEmulated = {"emulated_avx512bf16",
                                   [] { return true; },
                                   {},
                                   {},
-                                  emulated_avx512bf16::pair_kernels(),
+                                  emulated_avx512bf16::pair_kernels_of<BFloat16>(),
                                   {},
                                   &kGeneric};
 

@@ -4,6 +4,13 @@
 // nearest, whatever the thread's rounding mode says. Source: Intel's manual of instructions;
 // PairsTest.SubnormalsAreZeros and TwinsTest hold the twins, and the hardware where there is
 // some, to this to the bit.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "kernels/prelude.h"
+#define QKV_ISA emulated_avx512bf16
+#endif
+
 namespace qkv::QKV_ISA {
 
 typedef float Floats __attribute__((vector_size(64)));

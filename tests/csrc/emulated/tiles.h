@@ -1,5 +1,9 @@
 // AMX's registers and instructions, on any CPU. As on AMX itself, using a register that is not
 // configured ends the program.
+#pragma once
+
+#include "emulated/vec.h"
+
 namespace qkv::QKV_ISA {
 
 struct TileFile {

@@ -1,4 +1,11 @@
 // AVX-512's vectors and AVX512-BF16's instructions, on any CPU.
+#pragma once
+
+#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#include "kernels/prelude.h"
+#define QKV_ISA emulated_avx512bf16
+#endif
+
 // No register holds such a vector.
 #undef QKV_VECTOR_REGISTER
 #define QKV_VECTOR_REGISTER "+m"

@@ -1,0 +1,8 @@
+// Products of matrices, gemm<E>: of elements, and of pairs of bf16 where the instruction set
+// multiplies them. Such an instruction set defines QKV_PAIR_GEMM, the header that does.
+#pragma once
+
+#include "kernels/gemm/tile_gemm.h"
+#ifdef QKV_PAIR_GEMM
+#include QKV_PAIR_GEMM
+#endif
