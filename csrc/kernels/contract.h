@@ -1,43 +1,86 @@
 // What an instruction set must promise. isa/<name>/vec.h chooses these constants for speed; the
-// kernels rely on more than that, and with constants that break it they would compile and then
-// write outside of their memory, never end, or multiply the wrong rows.
+// kernels rely on more than that. With constants that break a rule below they would compile, and
+// then write outside of their memory, never end, multiply the wrong rows, or be slow.
+//
+// What the functions of vec.h must do, isa/generic/functions.h shows, which has all of them.
 #pragma once
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/operands/tile.h"
+#include "kernels/passes/forward_few_rows.h"
+#include "kernels/simd/vec.h"
+#include "repair/counts.h"
 
 namespace qkv::QKV_ISA {
 
+// Vectors.
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "The lower half of a lane is taken for the first of two smaller ones, by dropout "
+              "(Dropout::kept) and by pairs of bf16 (pairs.h): memory must be little-endian");
+
 static_assert(kVectorBytes >= 16 && (kVectorBytes & (kVectorBytes - 1)) == 0,
-              "Vectors are transposed by halving squares (exchange), and masks 16 bytes at a time: "
-              "kVectorBytes must be a power of two, and at least 16");
+              "Vectors are transposed by halving squares (exchange), and boolean masks 16 bytes at "
+              "a time (load_bytes): kVectorBytes must be a power of two, and at least 16");
+
+static_assert(!kTiles || kVectorBytes == 64,
+              "A row of one of AMX's tiles is 64 bytes, and tiles take the place of vectors, whose "
+              "lanes they must have: kVectorBytes must be 64");
+
+// Rows. A tile has kTileRows rows, two vectors of them.
 
 static_assert(kGradRows % kTileRows<float> == 0 && kGradRows % kTileRows<double> == 0,
               "The backward pass takes kGradRows rows at a time and keeps kGradRows / kTileRows "
-              "tiles of them (BackwardRows), so tiles must fill such a block without a remainder: "
+              "tiles of them (BackwardRows), and pairs round as many rows at once as a tile has "
+              "(narrow_rows), so tiles must fill a block of rows without a remainder: "
               "kVectorBytes must be at most 128");
-
-static_assert(kVectorsInStep >= 2 && kVectorsInStep % 2 == 0,
-              "The softmax takes the exponentials of kVectorsInStep / 2 keys of a tile two vectors "
-              "wide in step (softmax_tile). Of 0 keys it would never end, and of an odd number of "
-              "vectors one would be left");
 
 static_assert(kGradRows % (kVectorsInStep * kLanes<double>) == 0,
               "The backward pass takes one exponential for each of kGradRows rows, in double, "
               "kVectorsInStep vectors at a time (split_lse): with a remainder it would write past "
               "their end");
 
+static_assert(kVectorsInStep >= 2 && kVectorsInStep % 2 == 0,
+              "The softmax takes the exponentials of kVectorsInStep / 2 keys of a tile two vectors "
+              "wide in step (softmax_tile). Of 0 keys it would never end, and of an odd number of "
+              "vectors one would be left");
+
+// Micro-kernels. kMaxRows[n] is for those that are n + 1 vectors wide.
+
 static_assert(kMaxRows[0] >= 1 && kMaxRows[1] >= 1 && kMaxRows[0] <= 32 && kMaxRows[1] <= 32,
               "A micro-kernel has as many rows as its loops are unrolled times at most "
               "(QKV_UNROLL): more accumulators would be spilled, and of none there is no kernel");
 
-static_assert(kKeyStep % 2 == 0,
-              "Blocks of keys are multiples of kKeyStep (key_step). Where bf16 is multiplied in "
-              "pairs, a block must begin with a pair (KeyOperand::columns), at an even key");
+static_assert(kMaxRows[0] + 1 + 1 <= kRegisters && 2 * kMaxRows[1] + 2 + 1 <= kRegisters,
+              "Accumulators, the vectors of a row of B and one element of A must fit into the "
+              "kRegisters registers: spilled accumulators cost half the speed");
 
-static_assert(kKeyBlock <= kLongestChain || kKeyStep != kMaxRows[1],
+static_assert(kMaxRows[0] >= 8 && 2 * kMaxRows[1] >= 8,
+              "With fewer than 8 accumulators two units for multiply-adds, whose latency is 4, "
+              "would wait for their own results");
+
+// Keys. A block of keys has at most kKeyBlock of them, and is a multiple of kKeyStep (key_step).
+
+static_assert(kKeyStep % 2 == 0,
+              "Where bf16 is multiplied in pairs, a block of keys must begin with a pair "
+              "(KeyOperand::columns), at an even key, and so must have an even number of keys");
+
+static_assert(
+    kKeyStep <= kKeyBlock && kKeyBlock % kKeyStep == 0,
+    "Blocks of keys are whole steps (key_step), and scratch memory has room for kKeyBlock "
+    "keys: a block of one step must fit");
+
+static_assert(kFewKeys <= kKeyBlock,
+              "Planes of few rows take kFewKeys keys at a time (ForwardFewRows), whose scores lie "
+              "in memory for kKeyBlock keys (ForwardScratch)");
+
+static_assert(kKeyBlock <= kLongestChain || kTiles,
               "The keys of a tile are the depth of the second product, which is one chain of "
               "additions: of more keys, gemm would cut it and round otherwise. Tiles of AMX end a "
               "chain every 32");
+
+static_assert(kKeyBlock < kMinusInfinityCode && kGradRows < kMinusInfinityCode,
+              "Where numbers are not finite, the sum over a block of keys or of rows counts "
+              "infinities of one sign below the code of those of the other (counts.h)");
 
 }  // namespace qkv::QKV_ISA

@@ -25,7 +25,6 @@ constexpr int kInfinityCode = 1, kMinusInfinityCode = 1 << 8, kNaNCode = 1 << 16
 // infinity.
 constexpr int kPositive = 1, kMakesNaN = 1 << 16;
 
-static_assert(kKeyBlock < kMinusInfinityCode && kGradRows < kMinusInfinityCode);
 static_assert(kMinusInfinityCode * kMinusInfinityCode <= kNaNCode);
 
 // Whether infinities are told from NaN. They are kept as what they are in values and grad_output,

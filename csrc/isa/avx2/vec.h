@@ -9,6 +9,7 @@
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
+constexpr int kRegisters = 16;  // for vectors
 constexpr int kVectorBytes = 32;
 // The most rows of a micro-kernel that is one vector wide, and of one of two. 6 x 2 = 12
 // accumulators, two vectors of B and one broadcast of A fill 15 of 16 registers.

@@ -9,6 +9,7 @@
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
+constexpr int kRegisters = 32;  // for vectors
 constexpr int kVectorBytes = 64;
 // The most rows of a micro-kernel that is one vector wide, and of one of two. 14 x 2 = 28
 // accumulators, two vectors of B and one broadcast of A fill 31 of 32 registers.

@@ -14,6 +14,7 @@ constexpr bool kHasFma = true;
 #else
 constexpr bool kHasFma = false;
 #endif
+constexpr int kRegisters = 16;  // for vectors
 constexpr int kVectorBytes = 16;
 // The most rows of a micro-kernel that is one vector wide, and of one of two. Without FMA a product
 // needs a register of its own: of 16 registers, 4 x 2 are accumulators, two are vectors of B, one

@@ -9,6 +9,7 @@
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
+constexpr int kRegisters = 32;  // for vectors
 constexpr int kVectorBytes = 16;
 // The most rows of a micro-kernel that is one vector wide, and of one of two. 10 x 2 accumulators
 // and two vectors of B leave ten registers for the elements of A: FMLA takes one element of a

@@ -18,8 +18,7 @@ namespace qkv::QKV_ISA {
 
 constexpr bool kTiles = true;
 constexpr int kTile = 16;
-constexpr int kPairRows = 2 * kTile;  // how many rows of A are multiplied at once
-static_assert(kLanes<float> == kTile);
+constexpr int kProductRows = 2 * kTile;  // how many rows of A a product takes at once
 
 // Configures the tile registers of this thread for as long as it lives.
 class PairUnit {

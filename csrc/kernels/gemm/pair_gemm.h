@@ -13,8 +13,8 @@ namespace qkv::QKV_ISA {
 // Whether A is read in tiles, and so must have a_col = 1: neighbours along the depth side by side.
 constexpr bool kTiles = false;
 
-// How many rows of A are multiplied at once.
-constexpr int kPairRows = kMaxRows[1];
+// How many rows of A a product takes at once.
+constexpr int kProductRows = kMaxRows[1];
 
 struct PairUnit {
   explicit PairUnit(bool) {}

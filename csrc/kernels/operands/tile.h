@@ -9,21 +9,16 @@ namespace qkv::QKV_ISA {
 template <class T>
 constexpr int kTileRows = 2 * kLanes<T>;
 
-// How many keys a product takes at once: those of a full micro-kernel, or of a full tile of AMX. A
+// How many keys a product takes at once: those of a full micro-kernel, or of two tiles of AMX. A
 // block of keys is a multiple of this, since a remainder costs as much as a whole step.
-#ifdef QKV_PAIR_GEMM
-constexpr int kKeyStep = kPairRows;
-#else
-constexpr int kKeyStep = kMaxRows[1];
-#endif
+constexpr int kKeyStep = kProductRows;
 
 // The most keys of a tile. They are so many that reading and writing the output once for each tile
 // is cheap, and so few that the tile's scores stay in the first-level cache beside the operands.
 // Without AMX they are also no more than one chain of additions takes (kLongestChain).
-constexpr int kKeyBlock =
-    kKeyStep == kMaxRows[1] ? kLongestChain / kKeyStep * kKeyStep : 128 / kKeyStep * kKeyStep;
+constexpr int kKeyBlock = kTiles ? 128 / kKeyStep * kKeyStep : kLongestChain / kKeyStep * kKeyStep;
 
-// `keys` keys are cut into tiles of equal size: this many keys each, a multiple of kKeyStep.
+// `keys` keys are cut into blocks of equal size: this many keys each, a multiple of kKeyStep.
 inline int64_t key_step(int64_t keys) {
   const int64_t blocks = std::max<int64_t>(1, (keys + kKeyBlock - 1) / kKeyBlock);
   const int64_t steps = (keys + blocks * kKeyStep - 1) / (blocks * kKeyStep);

@@ -19,6 +19,7 @@ constexpr bool kHasFma = true;
 #else
 constexpr bool kHasFma = false;
 #endif
+constexpr int kRegisters = 32;  // those of AVX-512
 constexpr int kVectorBytes = 64;
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 8;
