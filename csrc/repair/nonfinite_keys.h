@@ -119,7 +119,7 @@ class NonfiniteKeys {
   // Separates keys [key, key + keys), which must have the same numbers at every call. Returns
   // whether all are finite.
   bool separate(const KeyRows<E>& rows, int64_t key, int64_t keys) {
-    if (hold(key, keys)) return false;
+    if (separated_.hold(key, keys)) return false;
     separated_.template separate<infinities>(rows, key, keys);
     const bool all_finite = separated_.slots() == 0;
     // An odd key's neighbour may be in need of repair where all of these are finite: see hide().
@@ -127,8 +127,6 @@ class NonfiniteKeys {
     if (!all_finite) codes_.load(separated_.codes(), 0, separated_.slots());
     return all_finite;
   }
-  // Whether these keys were separated last, and not all are finite.
-  bool hold(int64_t key, int64_t keys) const { return separated_.hold(key, keys); }
   // Keys [key, key + keys) with 0 in place of what is not finite, as KeyOperand::columns has them.
   LeftOperand<Factor<E>> finite(int64_t key, int64_t keys) const {
     return finite_.columns(key, keys);

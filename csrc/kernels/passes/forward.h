@@ -50,8 +50,7 @@ void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& 
     return s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
-  if (s.saw_nonfinite && !s.products.values_are_separate()) s.products.separate_values();
-  const bool expects_none = !s.products.values_are_separate();
+  const bool expects_none = !s.saw_nonfinite || s.products.separate_values();
   if (expects_none) {
     s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
     if (!s.products.is_spoilt(tile, state.output) || s.products.separate_values()) return;
@@ -99,8 +98,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
   key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
   for (; key < last; key += step) {
     const int64_t end = std::min(key + step, last);
-    scratch.products.load_keys(item.batch, item.kv_head, key, end - key);
-    scratch.products.load_values(item.batch, item.kv_head, key, end - key);
+    scratch.products.load_block(item.batch, item.kv_head, key, end - key);
     for (int64_t t = 0; t < tiles; ++t) {
       const Tile& tile = scratch.tiles[t].tile;
       constexpr int64_t kMultiple = P::kKeyMultiple;

@@ -40,10 +40,8 @@ class ForwardFewRows {
   }
 
   // Nothing is copied: products read the user's memory.
-  void load_keys(int64_t batch, int64_t kv_head, int64_t, int64_t) {
+  void load_block(int64_t batch, int64_t kv_head, int64_t, int64_t) {
     keys_ = key_rows<E>(p_, batch, kv_head);
-  }
-  void load_values(int64_t batch, int64_t kv_head, int64_t, int64_t) {
     values_ = value_rows<E>(p_, batch, kv_head);
   }
 
@@ -104,12 +102,8 @@ class ForwardFewRows {
   }
 
   // Values are read where they are, so those that are not finite cannot be separated. Instead, once
-  // there were some, hidden pairs are left out of all products that follow.
-  bool separate_values() {
-    leaves_out_hidden_ = true;
-    return false;
-  }
-  bool values_are_separate() const { return leaves_out_hidden_; }
+  // there were some, all values count as not finite, and hidden pairs are left out of all products.
+  static bool separate_values() { return false; }
   bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
   const T* output_rows(const Tile& tile, const T* factors, T* output, T*) const {
@@ -132,7 +126,6 @@ class ForwardFewRows {
   const Problem& p_;
   T* marks_;  // of scores (repair/)
   KeyRows<E> keys_, values_;
-  bool leaves_out_hidden_ = false;
 };
 
 }  // namespace qkv::QKV_ISA

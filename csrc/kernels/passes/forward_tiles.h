@@ -10,7 +10,6 @@
 
 namespace qkv::QKV_ISA {
 
-// load_keys and load_values read a block, which serves every tile before the next one is read.
 template <class E>
 class ForwardTiles {
   using T = Compute<E>;
@@ -41,10 +40,10 @@ class ForwardTiles {
     return pack_queries<E>(p_, tile, rows_, memory);
   }
 
-  void load_keys(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+  // Reads keys [key, key + keys) and their values, a block, which serves every tile before the next
+  // one is read.
+  void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
     keys_.load(key_rows<E>(p_, batch, kv_head), key, keys);
-  }
-  void load_values(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
     value_ = key, value_count_ = keys;
     value_rows_ = value_rows<E>(p_, batch, kv_head);
     values_.load(value_rows_, key, keys);
@@ -62,12 +61,11 @@ class ForwardTiles {
     output_.add(tile, values_.columns(key, keys), keys, weights, rescale, before, output);
   }
 
-  // The next five only where pairs can be hidden.
+  // The next four only where pairs can be hidden.
   //
   // Returns whether all of the loaded values are finite. If not, it separates those that are not
   // from the others (repair/nonfinite_keys.h), for add_visible_values.
   bool separate_values() { return nonfinite_values_->separate(value_rows_, value_, value_count_); }
-  bool values_are_separate() const { return nonfinite_values_->hold(value_, value_count_); }
   // Whether one of these values, which separate_values has separated, is not finite and hidden from
   // a row.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
