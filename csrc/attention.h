@@ -19,49 +19,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/tensor.h"
 #include "export.h"
 
 namespace qkv {
 
-// The most batch dimensions of a Problem. The caller may merge those whose strides permit it;
-// torch's own kernels take 1.
-constexpr int kMaxBatchRank = 8;
-
-enum class DType : uint8_t { f32, f64, bf16, f16 };  // bf16 and f16: common/half.h
 enum class MaskType : uint8_t { none, boolean, f32, f64, bf16, f16 };
 
-// The type in which scores, weights and all sums are computed: f64 for f64, f32 for all others.
-constexpr DType compute_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 // The bytes of an element.
-constexpr int64_t size_of(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-}
 constexpr int64_t size_of(MaskType type) {
   if (type == MaskType::none || type == MaskType::boolean) return 1;
   return type == MaskType::f64 ? 8 : type == MaskType::f32 ? 4 : 2;
 }
-
-// Strides of a view [batch..., head, row, col], in elements. A stride of 0 broadcasts. Strides of
-// dimensions that a tensor lacks are not used.
-struct Strides {
-  std::array<int64_t, kMaxBatchRank> batch{};
-  int64_t head = 0;
-  int64_t row = 0;
-  int64_t col = 0;
-  // The tensor has one head for every `head_repeat` key/value heads of the Problem, so that key and
-  // value may have different numbers of heads. For key and value only.
-  int64_t head_repeat = 1;
-};
-
-struct Input {
-  const void* data = nullptr;
-  Strides strides;
-};
-
-struct Output {
-  void* data = nullptr;
-  Strides strides;
-};
 
 // [B..., H, L, S]. A boolean mask has bytes, and a query may attend to a key where the byte is not
 // 0. A mask of any other type is added to the score, so that -inf masks.
@@ -211,26 +180,5 @@ QKV_CORE_API void attention_weights_dot(const Problem& problem, const BackwardAr
 
 // Dropout and sinks of the problem are ignored.
 QKV_CORE_API void attention_hard(const Problem& problem, const HardResult& result);
-
-// The instruction sets that this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
-// "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX
-// (dispatch/dispatch.cpp).
-QKV_CORE_API std::vector<const char*> supported_isas();
-
-// The instruction set in use is the best one, or that which set_isa() or the environment variable
-// QKV_ISA asked for. Both functions throw std::invalid_argument for a name that is unknown or that
-// this CPU cannot run.
-QKV_CORE_API const char* active_isa();
-QKV_CORE_API void set_isa(const char* name);
-
-// What the factors of a product are when query, key and value are in half precision. "native":
-// their own type where the instruction set in use multiplies it, which is bf16 with avx512bf16 and
-// amx; weights and gradients of scores are rounded to it as factors. "float32": every factor is
-// widened, and nothing but results is rounded. The setting is the one that the environment variable
-// QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both functions throw
-// std::invalid_argument for any other name. A forward pass and its backward pass belong under one
-// setting: each has its own order of summation, and so its own last digits of a score.
-QKV_CORE_API const char* half_products();
-QKV_CORE_API void set_half_products(const char* name);
 
 }  // namespace qkv

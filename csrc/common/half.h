@@ -7,7 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "attention.h"
+#include "common/tensor.h"
 
 namespace qkv {
 

@@ -1,5 +1,7 @@
 // Chooses the instruction set whose kernels run. Together with supported() of each instruction set
 // this is the only place that asks what the CPU can do.
+#include "dispatch/dispatch.h"
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>

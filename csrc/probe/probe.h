@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "attention.h"
+#include "common/tensor.h"
 #include "export.h"
 
 namespace qkv {

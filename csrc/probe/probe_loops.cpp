@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "dispatch/dispatch.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)

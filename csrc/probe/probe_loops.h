@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "attention.h"
+#include "common/tensor.h"
 
 namespace qkv {
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "dispatch/dispatch.h"
 #include "workload.h"
 
 namespace qkv::test {

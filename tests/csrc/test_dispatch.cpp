@@ -9,6 +9,7 @@
 #include <string>
 
 #include "attention.h"
+#include "dispatch/dispatch.h"
 #if defined(__x86_64__)
 #include "dispatch/cpuid.h"
 #endif

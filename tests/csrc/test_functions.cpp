@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cases.h"
+#include "dispatch/dispatch.h"
 #include "dispatch/kernel_table.h"
 
 namespace qkv::test {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cases.h"
+#include "dispatch/dispatch.h"
 #include "dispatch/kernel_table.h"
 #include "random.h"
 

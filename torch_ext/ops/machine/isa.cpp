@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "attention.h"
 #include "compat/torch_versions.h"
+#include "dispatch/dispatch.h"
 
 namespace qkv {
 namespace {

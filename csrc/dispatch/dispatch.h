@@ -1,0 +1,31 @@
+// Which instruction set's kernels run, and how they multiply half precision.
+#pragma once
+
+#include <vector>
+
+#include "export.h"
+
+namespace qkv {
+
+// The instruction sets that this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
+// "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX
+// (dispatch/dispatch.cpp).
+QKV_CORE_API std::vector<const char*> supported_isas();
+
+// The instruction set in use is the best one, or that which set_isa() or the environment variable
+// QKV_ISA asked for. Both functions throw std::invalid_argument for a name that is unknown or that
+// this CPU cannot run.
+QKV_CORE_API const char* active_isa();
+QKV_CORE_API void set_isa(const char* name);
+
+// What the factors of a product are when query, key and value are in half precision. "native":
+// their own type where the instruction set in use multiplies it, which is bf16 with avx512bf16 and
+// amx; weights and gradients of scores are rounded to it as factors. "float32": every factor is
+// widened, and nothing but results is rounded. The setting is the one that the environment variable
+// QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both functions throw
+// std::invalid_argument for any other name. A forward pass and its backward pass belong under one
+// setting: each has its own order of summation, and so its own last digits of a score.
+QKV_CORE_API const char* half_products();
+QKV_CORE_API void set_half_products(const char* name);
+
+}  // namespace qkv
