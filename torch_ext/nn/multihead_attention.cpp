@@ -1,0 +1,116 @@
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <torch/nn/modules/activation.h>
+
+#include "nn/masks.h"
+#include "qkv/nn.h"
+
+namespace qkv::nn {
+namespace {
+
+using at::Tensor;
+
+void check(const char* name, const Tensor& x, int64_t rows, int64_t batch, int64_t width) {
+  TORCH_CHECK(x.defined(), "MultiheadAttention: ", name, " is an undefined tensor");
+  TORCH_CHECK(x.dim() == 3 && (rows < 0 || x.size(0) == rows) &&
+                  (batch < 0 || x.size(1) == batch) && x.size(2) == width,
+              "MultiheadAttention: ", name, " is ", x.sizes(), ", but [",
+              rows < 0 ? "L" : c10::str(rows), ", ", batch < 0 ? "B" : c10::str(batch), ", ", width,
+              "] is expected");
+}
+
+// `count` projections [n, B, H, D] of x [n, B, width] in one product, each a view [B, H, n, D].
+std::vector<Tensor> project(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                            int64_t count, int64_t heads) {
+  const std::optional<Tensor> its_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  const Tensor all = at::linear(x, weight, its_bias).unflatten(-1, {count, heads, -1});
+  std::vector<Tensor> each;
+  for (const Tensor& one : all.unbind(2)) each.push_back(one.permute({1, 2, 0, 3}));
+  return each;
+}
+
+Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
+  return x.defined() ? x.slice(0, begin, end) : x;
+}
+
+// [B, H, S, D] with a row of `bias` [1, 1, E], if there is one, and with a row of zeros behind.
+Tensor with_rows(const Tensor& x, const Tensor& bias, bool zeros) {
+  std::vector<Tensor> all{x};
+  const auto one = x.sizes().vec();
+  if (bias.defined())
+    all.push_back(bias.view({1, one[1], 1, one[3]}).expand({one[0], one[1], 1, one[3]}));
+  if (zeros) all.push_back(x.new_zeros({one[0], one[1], 1, one[3]}));
+  return all.size() == 1 ? x : at::cat(all, 2);
+}
+
+}  // namespace
+
+MultiheadAttentionImpl::MultiheadAttentionImpl(const torch::nn::MultiheadAttentionOptions& options,
+                                               const AttentionOptions& scores)
+    : options(options), scores(scores) {
+  reset();
+}
+
+// torch's layer checks the options and draws the parameters.
+void MultiheadAttentionImpl::reset() {
+  const torch::nn::MultiheadAttentionImpl torchs(options);
+  const auto take = [this](const char* name, const Tensor& parameter) {
+    return register_parameter(name, parameter, parameter.defined());
+  };
+  in_proj_weight = take("in_proj_weight", torchs.in_proj_weight);
+  q_proj_weight = take("q_proj_weight", torchs.q_proj_weight);
+  k_proj_weight = take("k_proj_weight", torchs.k_proj_weight);
+  v_proj_weight = take("v_proj_weight", torchs.v_proj_weight);
+  in_proj_bias = take("in_proj_bias", torchs.in_proj_bias);
+  out_proj = register_module("out_proj", torch::nn::Linear(torchs.out_proj));
+  bias_k = take("bias_k", torchs.bias_k);
+  bias_v = take("bias_v", torchs.bias_v);
+}
+
+std::tuple<Tensor, Tensor> MultiheadAttentionImpl::forward(
+    const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_padding_mask,
+    bool need_weights, const Tensor& attn_mask, bool average_attn_weights) {
+  const int64_t E = options.embed_dim(), H = options.num_heads();
+  check("query", query, -1, -1, E);
+  check("key", key, -1, query.size(1), options.kdim());
+  check("value", value, key.size(0), query.size(1), options.vdim());
+
+  std::vector<Tensor> heads;  // query, key and value
+  if (in_proj_weight.defined() && query.is_same(key) && key.is_same(value)) {
+    heads = project(query, in_proj_weight, in_proj_bias, 3, H);
+  } else {
+    const Tensor* const inputs[] = {&query, &key, &value};
+    const Tensor* const weights[] = {&q_proj_weight, &k_proj_weight, &v_proj_weight};
+    for (int64_t i = 0; i < 3; ++i) {
+      const Tensor weight =
+          in_proj_weight.defined() ? rows(in_proj_weight, i * E, (i + 1) * E) : *weights[i];
+      const Tensor bias = rows(in_proj_bias, i * E, (i + 1) * E);
+      heads.push_back(project(*inputs[i], weight, bias, 1, H)[0]);
+    }
+  }
+  const Tensor& q = heads[0];
+  const Tensor k = with_rows(heads[1], bias_k, options.add_zero_attn());
+  const Tensor v = with_rows(heads[2], bias_v, options.add_zero_attn());
+  AttentionOptions call = scores;
+  set_masks(call, key_padding_mask, attn_mask, {q.size(0), H, q.size(2), key.size(0)},
+            k.size(2) - key.size(0));
+  call.dropout_p(is_training() ? options.dropout() : 0.0).enable_gqa(false);
+
+  Tensor output, weights;
+  if (need_weights && call.dropout_p() > 0) {
+    // Two calls would drop different weights; and those that are returned are those that count.
+    weights = attention_weights(q, k, call);
+    output = at::matmul(weights, v);
+    if (average_attn_weights) weights = weights.mean(1);
+  } else {
+    output = attention(q, k, v, call);
+    if (need_weights)
+      weights = average_attn_weights ? attention_weights(q, k, call, "heads")
+                                     : attention_weights(q, k, call);
+  }
+  return {out_proj->forward(output.permute({2, 0, 1, 3}).flatten(2)), weights};
+}
+
+}  // namespace qkv::nn
