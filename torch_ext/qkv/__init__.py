@@ -4,6 +4,7 @@ from qkv._library import load as _load
 
 _load()  # before anything that calls torch.ops.qkv
 
+from qkv import nn  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv.functional import attention  # noqa: E402
 from qkv.half_products import half_products, set_half_products  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "half_products",
     "hard_attention",
     "merge",
+    "nn",
     "set_half_products",
     "set_isa",
     "supported_isas",

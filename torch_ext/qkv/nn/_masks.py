@@ -1,0 +1,70 @@
+"""The masks of torch.nn.MultiheadAttention as arguments of the operator.
+
+torch's layer says what to hide, the operator what may be seen, and torch adds up all masks to one
+`[B * H, L, S]`. The operator takes two, a mask and a bias, each as it broadcasts, so that nothing
+of that size is made."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def mask_arguments(
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    num_heads: int,
+    is_batched: bool,
+) -> dict[str, Tensor]:
+    """attn_mask and bias of `qkv.attention`, as far as there is something to say.
+
+    key_padding_mask: `[B, S]`, unbatched `[S]`. attn_mask: `[L, S]` or `[B * H, L, S]`, unbatched
+    `[H, L, S]`. Both bool (True = hidden) or floating (added). attn_bias: floating, broadcastable
+    to `[B, H, L, S]`."""
+    masks = []
+    if attn_mask is not None:
+        per_head = is_batched and attn_mask.dim() == 3
+        masks.append(attn_mask.unflatten(0, (-1, num_heads)) if per_head else attn_mask)
+    if key_padding_mask is not None:
+        masks.append(key_padding_mask[:, None, None] if is_batched else key_padding_mask)
+    if len(masks) == 2 and attn_bias is not None:  # one place is left for two: [B, 1, L, S]
+        masks = [_merged(*masks)]
+    masks.sort(key=lambda mask: mask.dtype != torch.bool)  # the operator's bias must be floating
+    arguments = {}
+    if masks:
+        arguments["attn_mask"] = ~masks[0] if masks[0].dtype == torch.bool else masks[0]
+    if len(masks) == 2:
+        arguments["bias"] = _as_added(masks[1])
+    elif attn_bias is not None:
+        arguments["bias"] = attn_bias
+    return arguments
+
+
+def _merged(mask: Tensor, other: Tensor) -> Tensor:
+    if mask.dtype == other.dtype == torch.bool:
+        return mask | other
+    return _as_added(mask) + _as_added(other)
+
+
+def _as_added(mask: Tensor) -> Tensor:
+    """Floating: -inf where a bool mask hides. float32 goes with any dtype of query."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, float("-inf"))
+
+
+def with_columns(
+    masks: tuple[Tensor | None, ...], keys: int, all_keys: int
+) -> tuple[Tensor | None, ...]:
+    """The masks of so many keys with more behind them, `all_keys` in all, which every query sees."""
+    return tuple(
+        None if mask is None else F.pad(mask.expand(*mask.shape[:-1], keys), (0, all_keys - keys))
+        for mask in masks
+    )
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """`[L, S]`, bool, True = hidden: query i sees keys up to i."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)

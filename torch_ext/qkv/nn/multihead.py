@@ -1,0 +1,325 @@
+"""Multi-head attention: torch's layer on the operator."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from qkv.nn._attend import attend, attend_documents
+from qkv.nn._check import check_inputs, check_masks
+from qkv.nn._masks import causal_mask, mask_arguments, with_columns
+from qkv.nn._nested import packed
+from qkv.nn._project import project
+
+
+class MultiheadAttention(torch.nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention`, fused, with more options.
+
+    The constructor, `forward`, the parameters, their names and their initial values are those of
+    torch's class, of which this is a subclass: checkpoints load in either class, and a layer in a
+    model is replaced by one line. What differs, and why, is listed in docs/layers.md.
+
+    Args:
+        embed_dim: E, the width of query, of the output, and of all heads together.
+        num_heads: H. Each head is `embed_dim // num_heads` wide.
+        dropout: the probability of dropping a weight in training, 0 to 1.
+        bias: whether the four projections have one.
+        add_bias_kv: one more key and value, learned, that every query sees.
+        add_zero_attn: one more key and value, both 0, that every query sees.
+        kdim, vdim: the widths of key and value; E if None.
+        batch_first: query, key, value and the output are `[B, L, E]`, not `[L, B, E]`.
+        device, dtype: of the parameters. Tensors on other devices than the CPU go to torch's
+            `forward`, which has none of the options below.
+        scale: multiplies the scores; `1 / sqrt(E / H)` if None.
+        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
+        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
+            `i + S - L + right`; -1 leaves a side open.
+        alibi_slopes: floating, broadcastable to `[B, H]`: `slope * |i + S - L - j|` is taken off
+            the scores.
+        sinks: floating, broadcastable to `[B, H]`: the score of one more key with the value 0. It
+            has no column in the returned weights.
+
+    The last five are keyword-only, and exactly defined in docs/options.md. alibi_slopes and sinks
+    move with the layer (`.to`, `.half`), but are in its state dict only if they are given as
+    `torch.nn.Parameter`. window_size and alibi_slopes count keys from the end, so they do not go
+    with add_bias_kv and add_zero_attn.
+
+    The projections W_Q, W_K and W_V are the rows of `in_proj_weight`, `[3 E, E]`, in this order, or
+    with kdim or vdim `q_proj_weight`, `k_proj_weight` and `v_proj_weight`; their biases are
+    `in_proj_bias`, `[3 E]`. W_O is `out_proj.weight`, `[E, E]`, its bias `out_proj.bias`.
+
+    Example:
+        >>> layer = qkv.nn.MultiheadAttention(512, 8, batch_first=True)
+        >>> x = torch.randn(2, 100, 512)
+        >>> output, weights = layer(x, x, x)
+        >>> output.shape, weights.shape
+        (torch.Size([2, 100, 512]), torch.Size([2, 100, 100]))
+
+    Paper: Vaswani et al., "Attention Is All You Need", https://arxiv.org/abs/1706.03762
+    """
+
+    # Names of the options that this layer was given. In the class as well, for layers of torch's
+    # class that became ones of this class (see `adopt`).
+    _given: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        window_size: tuple[int, int] | None = None,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim,
+            batch_first, device, dtype,
+        )  # fmt: skip
+        _keep_off_fast_path(self)
+        self.scale, self.softcap, self.window_size = scale, softcap, window_size
+        for name, tensor in {"alibi_slopes": alibi_slopes, "sinks": sinks}.items():
+            if isinstance(tensor, torch.nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                tensor = tensor if tensor is None else tensor.to(device)
+                self.register_buffer(name, tensor, persistent=False)
+        given = {
+            "scale": scale is not None,
+            "softcap": softcap != 0,
+            "window_size": window_size is not None,
+            "alibi_slopes": alibi_slopes is not None,
+            "sinks": sinks is not None,
+        }
+        self._given = tuple(name for name, is_given in given.items() if is_given)
+        if add_bias_kv or add_zero_attn:
+            for name in {"window_size", "alibi_slopes"} & {*self._given}:
+                raise ValueError(
+                    f"MultiheadAttention: {name} is given, but None is expected with add_bias_kv "
+                    "or add_zero_attn: it counts keys from the last one"
+                )
+
+    def extra_repr(self) -> str:
+        """The options that were given; nothing for a layer as torch has it."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._given)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        attn_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Projects query, key and value, attends with each head, and projects the heads' outputs.
+
+        Args:
+            query: `[L, B, E]`, or `[B, L, E]` with batch_first, or `[L, E]`. Or a nested tensor
+                `[B, j, E]` of either layout, see below.
+            key: `[S, B, kdim]`, `[B, S, kdim]` or `[S, kdim]`.
+            value: `[S, B, vdim]`, `[B, S, vdim]` or `[S, vdim]`.
+            key_padding_mask: `[B, S]`, unbatched `[S]`. Bool: True hides the key, unlike in
+                `qkv.attention`. Floating: added to the scores, -inf hides.
+            need_weights: also return the weights. Without them a call is faster, and needs no
+                memory that grows with L * S.
+            attn_mask: `[L, S]` or `[B * H, L, S]`, unbatched `[H, L, S]`; bool (True hides) or
+                floating, float32 or query's dtype. The two masks may be of different kinds.
+            average_attn_weights: return the mean of the weights over the heads.
+            is_causal: query i sees keys j <= i. With attn_mask it is a hint that attn_mask is this
+                very mask: with need_weights=False attn_mask is not looked at then, otherwise both
+                apply. Unlike in torch, attn_mask is not needed.
+            attn_bias: floating, broadcastable to `[B, H, L, S]`, float32 or query's dtype: added to
+                the scores. For a learned bias `[H, L, S]` beside the masks.
+
+        Returns:
+            The output, laid out like query, `[..., E]`, and the weights: None without
+            need_weights, `[B, L, S]`, or `[B, H, L, S]` with average_attn_weights=False;
+            without B if unbatched. S counts the keys that add_bias_kv and add_zero_attn add. In
+            training they are the weights after dropout. Both are differentiable, once. A query
+            with nothing to attend to gets the output projection's bias and weights of 0.
+
+        Raises:
+            RuntimeError: shapes and dtypes that do not fit, by the argument's name.
+
+        A nested tensor must be query, key and value at once, and has no masks; add_bias_kv and
+        add_zero_attn do not go with it. The output is nested like it, the weights are padded with
+        zeros to the longest item.
+        """
+        inputs = (query, key, value)
+        if query.device.type not in ("cpu", "meta"):
+            if self._given or attn_bias is not None:
+                self._refuse_options(query, attn_bias)
+            masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+            return super().forward(
+                *inputs, need_weights=need_weights, average_attn_weights=average_attn_weights,
+                is_causal=is_causal, **masks,
+            )  # fmt: skip
+        wanted = (need_weights, average_attn_weights)
+        if query.is_nested or key.is_nested or value.is_nested:
+            masks = (key_padding_mask, attn_mask)
+            return self._forward_nested(*inputs, masks, attn_bias, is_causal, *wanted)
+        masks = (key_padding_mask, attn_mask, attn_bias)
+        return self._forward_dense(*inputs, *masks, is_causal, *wanted)
+
+    def _forward_dense(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        attn_bias: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+        average: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """forward of tensors that are not nested."""
+        check_inputs(self, query, key, value)
+        is_batched = query.dim() == 3
+        sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
+        batch = (query.size(1 - sequence),) if is_batched else ()
+        sizes = (query.size(sequence), key.size(sequence))
+        check_masks(key_padding_mask, attn_mask, batch, self.num_heads, *sizes)
+        query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
+        if self.bias_k is not None or self.add_zero_attn:
+            key, value = self._with_more_keys(key, value)
+            if is_causal and attn_mask is None:
+                attn_mask = causal_mask(*sizes, query.device)
+            masks = with_columns((key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2))
+            is_causal = False  # it would hide the keys behind the others
+        else:
+            if is_causal and not need_weights:
+                attn_mask = None  # the hint says as much
+            masks = (key_padding_mask, attn_mask, attn_bias)
+        call = mask_arguments(*masks, self.num_heads, is_batched)
+        call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
+        output, weights = attend(
+            query, key, value, self._dropout_p(), need_weights, average, call
+        )
+        return self._project_output(output.movedim(-2, sequence)), weights
+
+    def _forward_nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        masks: tuple[Tensor | None, Tensor | None],
+        attn_bias: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+        average: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """forward of a nested tensor."""
+        self._check_nested(query, key, value, masks)
+        values, ends, nested_like = packed(query)
+        call = {name: getattr(self, name) for name in self._given}
+        call.update(bias=attn_bias, is_causal=is_causal)
+        longest = int(ends.diff().max()) if need_weights else None
+        output, weights = attend_documents(
+            *project(self, values, values, values), ends, longest, self._dropout_p(), average, call
+        )
+        return nested_like(self._project_output(output)), weights
+
+    def _dropout_p(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _project_output(self, output: Tensor) -> Tensor:
+        """W_O, of `[..., H, E / H]`."""
+        return F.linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias)
+
+    def _with_more_keys(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """`[..., H, S + 1, D]`, or `S + 2`: with bias_k and bias_v, then with a key of zeros."""
+        shape = (*key.shape[:-2], 1, key.size(-1))
+        more = []
+        for x, bias in ((key, self.bias_k), (value, self.bias_v)):
+            rows = [x]
+            if bias is not None:  # [1, 1, E]
+                rows.append(bias.view(self.num_heads, 1, -1).to(x.dtype).expand(shape))
+            if self.add_zero_attn:
+                rows.append(x.new_zeros(shape))
+            more.append(torch.cat(rows, -2))
+        return tuple(more)
+
+    def _check_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, masks: tuple[Tensor | None, Tensor | None]
+    ) -> None:
+        if query is not key or key is not value:
+            raise RuntimeError(
+                "MultiheadAttention: of query, key and value one is a nested tensor, but the same "
+                "tensor three times is expected then"
+            )
+        for name, mask in zip(("key_padding_mask", "attn_mask"), masks, strict=True):
+            if mask is not None:
+                raise RuntimeError(
+                    f"MultiheadAttention: {name} is given, but None is expected with a nested "
+                    "tensor, which has no padding"
+                )
+        for name in ("bias_k", "add_zero_attn"):
+            if getattr(self, name) not in (None, False):
+                raise RuntimeError(
+                    "MultiheadAttention: query is a nested tensor, but a dense one is expected by "
+                    f"a layer with {name.replace('bias_k', 'add_bias_kv')}"
+                )
+        if self.in_proj_weight is None:
+            raise RuntimeError(
+                "MultiheadAttention: query is a nested tensor, but dense ones are expected by a "
+                "layer with kdim or vdim"
+            )
+
+    def _refuse_options(self, query: Tensor, attn_bias: Tensor | None) -> None:
+        names = [*self._given, *(() if attn_bias is None else ("attn_bias",))]
+        raise NotImplementedError(
+            f"MultiheadAttention: query is on {query.device}, where torch's layer is used, which "
+            f"has no {' and no '.join(names)}"
+        )
+
+
+def adopt(layer: torch.nn.MultiheadAttention) -> Callable[[], None]:
+    """Makes a layer of torch's class one of this class, in place: parameters, hooks and whatever
+    refers to it stay. Returns what undoes it."""
+    if type(layer) is not torch.nn.MultiheadAttention:
+        raise TypeError(
+            f"adopt: layer is a {type(layer).__qualname__}, but exactly a "
+            "torch.nn.MultiheadAttention is expected"
+        )
+    handle = _keep_off_fast_path(layer)
+    layer.__class__ = MultiheadAttention
+
+    def undo() -> None:
+        handle.remove()
+        layer.__class__ = torch.nn.MultiheadAttention
+
+    return undo
+
+
+def _keep_off_fast_path(layer: torch.nn.MultiheadAttention) -> RemovableHandle:
+    """Makes torch.nn.TransformerEncoderLayer call `layer` in eval mode, too.
+
+    Without gradients it would hand the layer's parameters to one operator of its own,
+    `torch._transformer_encoder_layer_fwd`, whose attention is not fused on the CPU, and never call
+    the layer. It does not if any module within it has a forward hook. out_proj is such a module,
+    and since nobody calls it (its parameters are read, by torch's layer as well as by this one), a
+    hook there costs nothing."""
+    return layer.out_proj.register_forward_pre_hook(_never_called)
+
+
+def _never_called(module: torch.nn.Module, args: Any) -> None:
+    """The hook of `_keep_off_fast_path`."""
