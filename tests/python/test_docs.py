@@ -11,7 +11,7 @@ import torch
 import qkv
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/decoding.md", "docs/options.md", "docs/testing.md"]
+PAGES = ["README.md", "docs/decoding.md", "docs/layers.md", "docs/options.md", "docs/testing.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

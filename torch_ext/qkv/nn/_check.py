@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 
-def check_inputs(layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor):
+def check_inputs(
+    layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
+) -> None:
     """query `[L, B, E]` or `[B, L, E]`, unbatched `[L, E]`; key and value likewise, with S."""
     if query.dim() not in (2, 3):
         raise RuntimeError(
@@ -36,7 +38,7 @@ def check_inputs(layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor,
 
 def check_masks(
     key_padding_mask: Tensor | None, attn_mask: Tensor | None, batch: tuple[int, ...], *sizes: int
-):
+) -> None:
     """batch: `(B,)`, or `()` if not batched. sizes: heads, queries, keys."""
     heads, queries, keys = sizes
     expected = {
@@ -55,6 +57,39 @@ def check_masks(
             raise RuntimeError(
                 f"MultiheadAttention: {name} is {_shape(mask)}, but "
                 f"{' or '.join(map(str, map(list, shapes)))} is expected"
+            )
+
+
+def check_nested(
+    layer: torch.nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+) -> None:
+    """Where one of query, key and value is a nested tensor."""
+    if query is not key or key is not value:
+        raise RuntimeError(
+            "MultiheadAttention: of query, key and value one is a nested tensor, but the same "
+            "tensor three times is expected then"
+        )
+    for name, mask in {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}.items():
+        if mask is not None:
+            raise RuntimeError(
+                f"MultiheadAttention: {name} is given, but None is expected with a nested tensor, "
+                "which has no padding"
+            )
+    made_with = {
+        "add_bias_kv": layer.bias_k is not None,
+        "add_zero_attn": layer.add_zero_attn,
+        "kdim or vdim": layer.in_proj_weight is None,
+    }
+    for name, is_so in made_with.items():
+        if is_so:
+            raise RuntimeError(
+                "MultiheadAttention: query is a nested tensor, but a dense one is expected by a "
+                f"layer with {name}"
             )
 
 

@@ -4,8 +4,6 @@ torch's layer says what to hide, the operator what may be seen, and torch adds u
 `[B * H, L, S]`. The operator takes two, a mask and a bias, each as it broadcasts, so that nothing
 of that size is made."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,7 +56,7 @@ def _as_added(mask: Tensor) -> Tensor:
 def with_columns(
     masks: tuple[Tensor | None, ...], keys: int, all_keys: int
 ) -> tuple[Tensor | None, ...]:
-    """The masks of so many keys with more behind them, `all_keys` in all, which every query sees."""
+    """The masks of `keys` keys for `all_keys`: every query sees those that come behind."""
     return tuple(
         None if mask is None else F.pad(mask.expand(*mask.shape[:-1], keys), (0, all_keys - keys))
         for mask in masks

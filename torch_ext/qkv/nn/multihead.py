@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from qkv.nn._attend import attend, attend_documents
-from qkv.nn._check import check_inputs, check_masks
+from qkv.nn._check import check_inputs, check_masks, check_nested
 from qkv.nn._masks import causal_mask, mask_arguments, with_columns
 from qkv.nn._nested import packed
 from qkv.nn._project import project
@@ -106,7 +106,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         }
         self._given = tuple(name for name, is_given in given.items() if is_given)
         if add_bias_kv or add_zero_attn:
-            for name in {"window_size", "alibi_slopes"} & {*self._given}:
+            for name in [n for n in ("window_size", "alibi_slopes") if n in self._given]:
                 raise ValueError(
                     f"MultiheadAttention: {name} is given, but None is expected with add_bias_kv "
                     "or add_zero_attn: it counts keys from the last one"
@@ -211,9 +211,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             masks = (key_padding_mask, attn_mask, attn_bias)
         call = mask_arguments(*masks, self.num_heads, is_batched)
         call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
-        output, weights = attend(
-            query, key, value, self._dropout_p(), need_weights, average, call
-        )
+        output, weights = attend(query, key, value, self._dropout_p(), need_weights, average, call)
         return self._project_output(output.movedim(-2, sequence)), weights
 
     def _forward_nested(
@@ -228,7 +226,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         average: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """forward of a nested tensor."""
-        self._check_nested(query, key, value, masks)
+        check_nested(self, query, key, value, *masks)
         values, ends, nested_like = packed(query)
         call = {name: getattr(self, name) for name in self._given}
         call.update(bias=attn_bias, is_causal=is_causal)
@@ -257,32 +255,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 rows.append(x.new_zeros(shape))
             more.append(torch.cat(rows, -2))
         return tuple(more)
-
-    def _check_nested(
-        self, query: Tensor, key: Tensor, value: Tensor, masks: tuple[Tensor | None, Tensor | None]
-    ) -> None:
-        if query is not key or key is not value:
-            raise RuntimeError(
-                "MultiheadAttention: of query, key and value one is a nested tensor, but the same "
-                "tensor three times is expected then"
-            )
-        for name, mask in zip(("key_padding_mask", "attn_mask"), masks, strict=True):
-            if mask is not None:
-                raise RuntimeError(
-                    f"MultiheadAttention: {name} is given, but None is expected with a nested "
-                    "tensor, which has no padding"
-                )
-        for name in ("bias_k", "add_zero_attn"):
-            if getattr(self, name) not in (None, False):
-                raise RuntimeError(
-                    "MultiheadAttention: query is a nested tensor, but a dense one is expected by "
-                    f"a layer with {name.replace('bias_k', 'add_bias_kv')}"
-                )
-        if self.in_proj_weight is None:
-            raise RuntimeError(
-                "MultiheadAttention: query is a nested tensor, but dense ones are expected by a "
-                "layer with kdim or vdim"
-            )
 
     def _refuse_options(self, query: Tensor, attn_bias: Tensor | None) -> None:
         names = [*self._given, *(() if attn_bias is None else ("attn_bias",))]
