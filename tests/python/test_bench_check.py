@@ -85,8 +85,10 @@ def with_gradient_off(x):
     "option, name, change, tensor",
     [
         ("dropout", "dropout_p", lambda p: p + 0.02, "output"),
-        ("bias", "attn_mask", lambda x: 1.001 * x, "output"),
-        ("bias", "attn_mask", with_gradient_off, "grad_attn_mask"),
+        ("bias", "bias", lambda x: 1.001 * x, "output"),
+        ("bias", "bias", with_gradient_off, "grad_bias"),
+        ("bias-padded", "bias", with_gradient_off, "grad_bias"),
+        ("bias-padded", "attn_mask", lambda x: None, "output"),
         ("mask", "attn_mask", lambda x: x.logical_not(), "output"),
         ("softcap", "softcap", lambda x: 1.1 * x, "output"),
         ("alibi", "alibi_slopes", lambda x: 1.001 * x, "output"),

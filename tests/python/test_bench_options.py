@@ -17,6 +17,7 @@ def test_options_are_the_promised_ones():
         "plain 2x8x1024x1024x64 None None",
         "dropout dropout:2x8x1024x1024x64 5 1.35",
         "bias bias:2x8x1024x1024x64 2.5 None",
+        "bias-padded bias-padded:2x8x1024x1024x64 None 1.1",
         "dv96 2x8x1024x1024x64x96 2.5 None",
         "dv96-padded plain-padded:2x8x1024x1024x64x96 None None",
         "mask mask:2x8x1024x1024x64 None 1.15",
@@ -33,6 +34,7 @@ def test_options_are_the_promised_ones():
     ]
     base = {e.name: f"{e.base.name}, {e.base}" for e in entries if e.base}
     assert base["dropout"] == "plain, 2x8x1024x1024x64"
+    assert base["bias-padded"] == "bias, bias:2x8x1024x1024x64"
     assert base["window32k"] == "L / 4, window-alone:1x8x8192x8192x64c"
     assert base["varlen"] == "equal lengths, equal:64x8x585x585x64"
 

@@ -49,6 +49,10 @@ def quarter(shape):
     return "L / 4", "window-alone", replace(shape, seqlen_q=length, seqlen_k=length)
 
 
+def bias_alone(shape):
+    return "bias", "bias", shape
+
+
 def equal_documents(shape):
     """As many documents of one length, with the same number of scores but for rounding."""
     mean_square = sum(n * n for n in drawn(shape)) / shape.batch
@@ -57,10 +61,10 @@ def equal_documents(shape):
 
 
 def drawn(shape):
-    """Lengths of `batch` documents, from SHORTEST to seqlen_q."""
+    """Lengths of `batch` documents, or numbers of keys, from SHORTEST to seqlen_k."""
     random = torch.Generator().manual_seed(0)
-    lowest = min(SHORTEST, shape.seqlen_q)
-    return torch.randint(lowest, shape.seqlen_q + 1, (shape.batch,), generator=random).tolist()
+    lowest = min(SHORTEST, shape.seqlen_k)
+    return torch.randint(lowest, shape.seqlen_k + 1, (shape.batch,), generator=random).tolist()
 
 
 def equal(shape):
@@ -88,7 +92,17 @@ def dropout(shape, randn):
 
 
 def bias(shape, randn):
-    return {"attn_mask": randn(1, shape.heads, shape.seqlen_q, shape.seqlen_k).requires_grad_()}
+    return {"bias": randn(1, shape.heads, shape.seqlen_q, shape.seqlen_k).requires_grad_()}
+
+
+def padding(shape, randn):
+    """A bool mask [B, 1, 1, S]: the keys of each batch item up to a length of its own."""
+    lengths = torch.tensor(drawn(shape))
+    return {"attn_mask": (torch.arange(shape.seqlen_k) < lengths[:, None])[:, None, None]}
+
+
+def padded_bias(shape, randn):
+    return bias(shape, randn) | padding(shape, randn)
 
 
 def mask(shape, randn):
@@ -127,6 +141,11 @@ SDPA = {"SDPA": ways.sdpa}
 BY_HAND = {"by hand": ways.by_hand}
 BOOL = {"SDPA, bool mask": ways.bool_mask}
 FLOAT = {"SDPA, float mask": ways.float_mask}
+ONE_MASK = {
+    "SDPA, bias where seen": ways.selected_bias,
+    "SDPA, bias masked": ways.masked_bias,
+    "SDPA, bias + float mask": ways.added_bias,
+}
 PADDED = {
     "padded SDPA, bool mask": ways.padded_bool,
     "padded SDPA, float mask": ways.padded_float,
@@ -141,7 +160,8 @@ OPTIONS = {
     "plain": Option(ways=SDPA),
     "plain-padded": Option(ways={"SDPA, q and k zero-padded": ways.zero_padded}),
     "dropout": Option(dropout, SDPA | BY_HAND, plain),
-    "bias": Option(bias, {"SDPA": ways.bias} | BY_HAND, plain),
+    "bias": Option(bias, {"SDPA": ways.masked_bias} | BY_HAND, plain),
+    "bias-padded": Option(padded_bias, ONE_MASK | BY_HAND, bias_alone),
     "mask": Option(mask, BOOL | FLOAT, plain),
     "softcap": Option(softcap, BY_HAND, plain),
     "alibi": Option(alibi, BY_HAND | FLOAT, plain),

@@ -95,6 +95,7 @@ TRAINING = {
     "plain": ("2x8x1024x1024x64",),
     "dropout": ("dropout:2x8x1024x1024x64", 5, 1.35),
     "bias": ("bias:2x8x1024x1024x64", 2.5),
+    "bias-padded": ("bias-padded:2x8x1024x1024x64", None, 1.1),
     "dv96": ("2x8x1024x1024x64x96", 2.5),
     "dv96-padded": ("plain-padded:2x8x1024x1024x64x96",),
     "mask": ("mask:2x8x1024x1024x64", None, 1.15),

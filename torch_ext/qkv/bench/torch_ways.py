@@ -16,22 +16,36 @@ def sdpa(inputs, grad_output):
     return Call(F.scaled_dot_product_attention, inputs, grad_output)
 
 
-def bias(inputs, grad_output):
-    """torch refuses a mask together with is_causal."""
-    if not inputs["is_causal"]:
-        return sdpa(inputs, grad_output)
-    shown = visible(*sizes(inputs), True)
+def one_mask(join, prepare=lambda seen, dtype: seen):
+    """torch takes one mask, and none beside is_causal. join(bias, prepare(seen, dtype)) makes one
+    of a bias and of what may be seen, in every call, because the bias learns."""
 
-    def function(query, key, value, attn_mask, is_causal, enable_gqa):
-        attn_mask = attn_mask.masked_fill(~shown, -math.inf)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, enable_gqa=enable_gqa)
+    def way(inputs, grad_output):
+        seen = shown(inputs)
+        prepared = seen if seen is None else prepare(seen, inputs["bias"].dtype)
 
-    return Call(function, inputs, grad_output)
+        def function(query, key, value, bias, enable_gqa, **_):
+            mask = bias if prepared is None else join(bias, prepared)
+            return F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=enable_gqa)
+
+        return Call(function, inputs, grad_output)
+
+    return way
+
+
+def additive(seen, dtype):
+    """The float mask that hides what is not seen."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -math.inf)
+
+
+masked_bias = one_mask(lambda bias, seen: bias.masked_fill(~seen, -math.inf))
+selected_bias = one_mask(lambda bias, seen: torch.where(seen, bias, -math.inf))
+added_bias = one_mask(torch.add, additive)
 
 
 def composed(
     query, key, value, *, attn_mask=None, dropout_p=0.0, is_causal=False, enable_gqa=False,
-    window_size=None, softcap=0.0, alibi_slopes=None, sinks=None,
+    window_size=None, softcap=0.0, alibi_slopes=None, sinks=None, bias=None,
 ):  # fmt: skip
     """As models write it by hand, with as few passes over the scores as torch's operators allow:
     a competitor to be timed, and no reference. Every query must see a key."""
@@ -43,9 +57,9 @@ def composed(
         scores = (scores / softcap).tanh() * softcap
     if alibi_slopes is not None:
         scores = scores - alibi_slopes[..., None, None] * distance(L, S)
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask
-    elif attn_mask is not None:
+    if bias is not None:
+        scores = scores + bias
+    if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf)
     if is_causal or window_size:
         scores = scores.masked_fill(~visible(L, S, is_causal, window_size), -math.inf)
@@ -141,8 +155,7 @@ def cut_window(inputs, grad_output):
     mask = visible(width, 2 * width, window_size=(width - 1, 0))
     mask = mask.repeat(pieces, 1, 1)
     mask[0, :, :width] = False  # before the first key
-    mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
-    mask = mask.repeat(batch, 1, 1)[:, None]
+    mask = additive(mask, query.dtype).repeat(batch, 1, 1)[:, None]
 
     def cut(x, size):
         """[B, H, L, D] -> [B * pieces, H, size, D], overlapping where size is larger than W"""
@@ -177,7 +190,7 @@ def padded(inputs, grad_output, dtype):
     if inputs["is_causal"]:
         mask = mask & torch.ones(max(lengths), max(lengths), dtype=torch.bool).tril()
     if dtype != torch.bool:
-        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
+        mask = additive(mask, dtype)
     tensors = {name: pad(inputs[name]).requires_grad_() for name in ("query", "key", "value")}
     tensors |= {"attn_mask": mask, "enable_gqa": inputs["enable_gqa"]}
     return Call(F.scaled_dot_product_attention, tensors, pad(grad_output), ours)

@@ -6,6 +6,7 @@ import torch
 from qkv.testing import Place, attention
 
 SEQUENCES = ("query", "key", "value")
+MASKS = ("attn_mask", "bias")  # each dimension of theirs may be 1, and broadcasts then
 NO_OPTIONS = ("cu_seq_q", "seqlen_k")  # of a call on documents, or on a cache
 BLOCK_ELEMENTS = 1 << 22  # of a block of scores in float64: 32 MiB
 
@@ -27,7 +28,8 @@ def answers(case, dtype=torch.float64, seed=None):
         ):
 
             def view(name, x, part=part, rows=rows, keys=keys):
-                return cut(name, part(x) if name in SEQUENCES else x, rows, keys)
+                has_items = name in SEQUENCES or (name in MASKS and x.dim() == 4 and len(x) > 1)
+                return cut(name, part(x) if has_items else x, rows, keys)
 
             own = {name: view(name, x) for name, x in inputs.items()}
             leaves = {name: own[name].detach().requires_grad_() for name in grads}
@@ -77,7 +79,7 @@ def cut(name, x, rows, keys):
         return x[..., rows, :]
     if name in ("key", "value"):
         return x[..., keys, :]
-    if name == "attn_mask":  # broadcasts where its size is 1
+    if name in MASKS:
         rows = rows if x.size(-2) > 1 else slice(None)
         return x[..., rows, keys if x.size(-1) > 1 else slice(None)]
     return x
