@@ -7,6 +7,14 @@ file(GLOB kernel_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/csrc/probe/*.cpp
      ${PROJECT_SOURCE_DIR}/csrc/threads/*.cpp)
 
+# The kernels are most of what there is to compile, with sanitizers most of all. A tree whose tests
+# take AVX2 alone does without the better half of them.
+option(QKV_AVX512 "Kernels for AVX-512 and for what builds on it, AVX512-BF16 and AMX" ON)
+if(NOT QKV_AVX512)
+  list(FILTER kernel_sources EXCLUDE REGEX "/csrc/isa/(avx512|avx512bf16|amx)/")
+  list(APPEND kernel_sources ${PROJECT_SOURCE_DIR}/csrc/isa/without_avx512.cpp)
+endif()
+
 add_library(qkv_kernels OBJECT ${kernel_sources})
 target_include_directories(qkv_kernels PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
 target_compile_features(qkv_kernels PUBLIC cxx_std_17)

@@ -20,17 +20,15 @@ if(csrc_tests)
   target_compile_features(qkv_reference PUBLIC cxx_std_17)
   target_compile_options(qkv_reference PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
 
-  # The twins: kernels for instructions that few CPUs have, with those instructions in C++. A cross
-  # build may leave them out, since its host tests them; then their tests have to be left out, too:
-  # --gtest_filter=-*/emulated_*
-  option(QKV_EMULATED "Emulated instruction sets in the tests" ON)
-  if(QKV_EMULATED)
-    file(GLOB emulated CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/emulated/*.cpp)
-  else()
-    file(WRITE ${PROJECT_BINARY_DIR}/none_emulated.cpp "")
-    set(emulated ${PROJECT_BINARY_DIR}/none_emulated.cpp)
-  endif()
-  add_library(qkv_emulated OBJECT ${emulated})
+  # The twins: kernels for instructions that few CPUs have, with those instructions in C++. A tree
+  # may leave out some that another one tests; then their tests have to be left out, too:
+  # --gtest_filter=-*/emulated_avx512bf16
+  set(QKV_EMULATED "amx;avx512bf16" CACHE STRING "Emulated instruction sets in the tests")
+  file(WRITE ${PROJECT_BINARY_DIR}/none_emulated.cpp "")
+  add_library(qkv_emulated OBJECT ${PROJECT_BINARY_DIR}/none_emulated.cpp)
+  foreach(isa IN LISTS QKV_EMULATED)
+    target_sources(qkv_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc/emulated/${isa}.cpp)
+  endforeach()
   target_include_directories(qkv_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc)
   target_link_libraries(qkv_emulated PRIVATE qkv_kernels)
   target_compile_options(qkv_emulated PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)

@@ -22,7 +22,10 @@ build_tree() {
 }
 
 build_library_tests() { build_tree "$build"; }
-build_sanitized_kernels() { build_tree "$sanitized" -G Ninja -DQKV_TORCH=OFF -DQKV_SANITIZE=ON; }
+# build_sanitized_kernels CMAKE_OPTION...
+build_sanitized_kernels() {
+  build_tree "$sanitized" -G Ninja -DQKV_TORCH=OFF -DQKV_SANITIZE=ON "$@"
+}
 
 # suite NAME COMMAND...
 suite() {
