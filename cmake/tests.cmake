@@ -36,6 +36,7 @@ if(csrc_tests)
   add_executable(qkv_csrc_tests ${csrc_tests} $<TARGET_OBJECTS:qkv_emulated>)
   # The tests spend their time in the library, and with -O1 compiling them takes a quarter less.
   target_compile_options(qkv_csrc_tests PRIVATE -O1 -fopenmp -Wall -Wextra)
+  target_precompile_headers(qkv_csrc_tests PRIVATE <gtest/gtest.h> <random>)
   list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # for tests that start the program again
   target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
   target_link_libraries(qkv_csrc_tests PRIVATE qkv_reference qkv_kernels GTest::gtest_main -fopenmp)
