@@ -23,10 +23,10 @@ if(csrc_tests)
   # The twins: kernels for instructions that few CPUs have, with those instructions in C++. A tree
   # may leave out some that another one tests; then their tests have to be left out, too:
   # --gtest_filter=-*/emulated_avx512bf16
-  set(QKV_EMULATED "amx;avx512bf16" CACHE STRING "Emulated instruction sets in the tests")
+  set(QKV_EMULATED_ISAS "amx;avx512bf16" CACHE STRING "Emulated instruction sets in the tests")
   file(WRITE ${PROJECT_BINARY_DIR}/none_emulated.cpp "")
   add_library(qkv_emulated OBJECT ${PROJECT_BINARY_DIR}/none_emulated.cpp)
-  foreach(isa IN LISTS QKV_EMULATED)
+  foreach(isa IN LISTS QKV_EMULATED_ISAS)
     target_sources(qkv_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc/emulated/${isa}.cpp)
   endforeach()
   target_include_directories(qkv_emulated PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc)

@@ -15,7 +15,7 @@ build=build/aarch64
 mkdir -p "$build"
 
 cmake -S . -B "$build" -G Ninja --toolchain cmake/aarch64-linux-gnu.cmake -DQKV_TORCH=OFF \
-  -DQKV_TESTS=ON -DQKV_EMULATED= -DCMAKE_CXX_FLAGS=-DQKV_QUICK_TESTS >"$build/configure.log" 2>&1 ||
+  -DQKV_TESTS=ON -DQKV_EMULATED_ISAS= -DCMAKE_CXX_FLAGS=-DQKV_QUICK_TESTS >"$build/configure.log" 2>&1 ||
   { cat "$build/configure.log"; exit 1; }
 tests/headers.sh aarch64-linux-gnu-g++ csrc/isa/neon
 cmake --build "$build" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv_csrc_tests

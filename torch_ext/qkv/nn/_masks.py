@@ -4,6 +4,8 @@ torch's layer says what to hide, the operator what may be seen, and torch adds u
 `[B * H, L, S]`. The operator takes two, a mask and a bias, each as it broadcasts, so that nothing
 of that size is made."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +17,7 @@ def mask_arguments(
     attn_bias: Tensor | None,
     num_heads: int,
     is_batched: bool,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """attn_mask and bias of `qkv.attention`, as far as there is something to say.
 
     key_padding_mask: `[B, S]`, unbatched `[S]`. attn_mask: `[L, S]` or `[B * H, L, S]`, unbatched

@@ -1,6 +1,7 @@
 """Nested tensors: a batch of sequences without padding. Their values are packed documents."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,10 @@ from torch.nested import nested_tensor_from_jagged
 Packed = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]
 
 
-def packed(nested: Tensor) -> Packed:
+Nested = Any  # a Tensor with what nested ones have beside, for which torch has no public type
+
+
+def packed(nested: Nested) -> Packed:
     """The values of `[B, j, E]`, `[T, E]`; where each item begins, and the last ends, `[B + 1]`;
     and what makes a nested tensor like this one of other values."""
     if nested.dim() != 3:
@@ -20,7 +24,7 @@ def packed(nested: Tensor) -> Packed:
     return _packed_jagged(nested) if nested.layout == torch.jagged else _packed_strided(nested)
 
 
-def _packed_jagged(nested: Tensor) -> Packed:
+def _packed_jagged(nested: Nested) -> Packed:
     if nested._ragged_idx != 1 or nested.lengths() is not None:
         raise RuntimeError(
             "MultiheadAttention: query is a jagged tensor that is transposed or has holes, but a "
@@ -30,10 +34,11 @@ def _packed_jagged(nested: Tensor) -> Packed:
     return nested.values(), ends, lambda values: nested_tensor_from_jagged(values, ends)
 
 
-def _packed_strided(nested: Tensor) -> Packed:
+def _packed_strided(nested: Nested) -> Packed:
     nested = nested.contiguous()
     sizes = nested._nested_tensor_size()  # [B, 2]
     ends = torch.nn.functional.pad(sizes[:, 0].cumsum(0), (1, 0))
     layout = (sizes, nested._nested_tensor_strides(), nested._nested_tensor_storage_offsets())
     values = nested.values().view(-1, nested.size(2))
-    return values, ends, lambda values: torch._nested_view_from_buffer(values.flatten(), *layout)
+    view: Any = torch._nested_view_from_buffer  # pyright: ignore[reportPrivateImportUsage]
+    return values, ends, lambda values: view(values.flatten(), *layout)

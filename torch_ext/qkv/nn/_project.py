@@ -7,7 +7,7 @@ from torch import Tensor
 
 def project(
     layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """`[..., H, E / H]` of each `[..., E]`. One product where query, key and value are the same
     tensor, two where key and value are; the results are views of it, not copies."""
     weight, bias = layer.in_proj_weight, layer.in_proj_bias

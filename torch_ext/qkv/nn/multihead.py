@@ -203,13 +203,13 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             key, value = self._with_more_keys(key, value)
             if is_causal and attn_mask is None:
                 attn_mask = causal_mask(*sizes, query.device)
-            masks = with_columns((key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2))
+            key_padding_mask, attn_mask, attn_bias = with_columns(
+                (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
+            )
             is_causal = False  # it would hide the keys behind the others
-        else:
-            if is_causal and not need_weights:
-                attn_mask = None  # the hint says as much
-            masks = (key_padding_mask, attn_mask, attn_bias)
-        call = mask_arguments(*masks, self.num_heads, is_batched)
+        elif is_causal and not need_weights:
+            attn_mask = None  # the hint says as much
+        call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
         call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
         output, weights = attend(query, key, value, self._dropout_p(), need_weights, average, call)
         return self._project_output(output.movedim(-2, sequence)), weights
@@ -231,8 +231,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         call = {name: getattr(self, name) for name in self._given}
         call.update(bias=attn_bias, is_causal=is_causal)
         longest = int(ends.diff().max()) if need_weights else None
+        heads, keys, values = project(self, values, values, values)
         output, weights = attend_documents(
-            *project(self, values, values, values), ends, longest, self._dropout_p(), average, call
+            heads, keys, values, ends, longest, self._dropout_p(), average, call
         )
         return nested_like(self._project_output(output)), weights
 
