@@ -11,13 +11,22 @@ import torch
 import qkv
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/decoding.md", "docs/layers.md", "docs/options.md", "docs/testing.md"]
+PAGES = [
+    "README.md",
+    "docs/adopt-transformers.md",
+    "docs/decoding.md",
+    "docs/layers.md",
+    "docs/options.md",
+    "docs/testing.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run(page):
     """The examples of a page run one after the other, in one namespace, as a reader would type
     them."""
+    if page == "docs/adopt-transformers.md":
+        pytest.importorskip("transformers")
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
     assert blocks
     names = {}

@@ -1,0 +1,50 @@
+"""`attn_implementation="qkv"` for transformers' models. See `register`."""
+
+import importlib
+
+from qkv.integrations.transformers.version import check_version
+
+__all__ = ["NAMES", "register"]
+
+# What models are told to use. The second is how continuous batching was asked for once;
+# transformers takes "paged|" off again, and warns.
+NAMES = ("qkv", "paged|qkv")
+
+
+def register() -> None:
+    """Makes `attn_implementation="qkv"` known to transformers. Calling it again changes nothing.
+
+    Every model whose attention goes through transformers' `AttentionInterface` then takes it:
+    `from_pretrained(..., attn_implementation="qkv")`, `from_config(..., attn_implementation="qkv")`
+    or `model.set_attn_implementation("qkv")`. Weights, arguments and results are what they are with
+    `"eager"`; causal, windowed, padded and packed inputs need no L x S mask; a query row that may
+    see nothing at all gets 0 where eager averages all values.
+
+    What is not on the CPU, or of a dtype that qkv does not have, goes to transformers' own `sdpa`.
+    Models with attention of their own, which never ask the interface, stay with eager, and say so.
+
+    Raises:
+        ImportError: transformers is missing, or older than this was written for.
+        NotImplementedError: not here but in a model's forward pass, where a model asks its
+            attention for something that would have to be left out.
+
+    Example:
+        >>> import transformers, qkv.integrations.transformers
+        >>> qkv.integrations.transformers.register()
+        >>> config = transformers.LlamaConfig(attn_implementation="qkv")
+        >>> model = transformers.LlamaForCausalLM(config)
+    """
+    check_version()
+    transformers = importlib.import_module("transformers")
+    masking_utils = importlib.import_module("transformers.masking_utils")
+    # These import transformers.
+    attention = importlib.import_module("qkv.integrations.transformers.attention")
+    batching = importlib.import_module("qkv.integrations.transformers.batching")
+    masks = importlib.import_module("qkv.integrations.transformers.masks")
+    own = importlib.import_module("qkv.integrations.transformers.own_attention")
+
+    for name in NAMES:
+        transformers.AttentionInterface.register(name, attention.attention_forward)
+        masking_utils.AttentionMaskInterface.register(name, masks.make_mask)
+    batching.allow(NAMES)
+    own.leave_alone(NAMES)

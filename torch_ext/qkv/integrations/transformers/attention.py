@@ -1,0 +1,172 @@
+"""The attention function: what transformers calls in every layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.generation.continuous_batching import PagedAttentionCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils.output_capturing import _active_collector
+
+import qkv
+from qkv.integrations.transformers.packed import (
+    attend_packed,
+    attend_to_lengths,
+    band_without_mask,
+    document_bounds,
+    one_after_the_other,
+)
+from qkv.integrations.transformers.pattern_mask import PatternMask
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+# What some models give their attention beside a mask, and cannot do without.
+_REFUSED = {
+    "indices": "the keys that an indexer chose",
+    "block_indices": "the blocks of keys that an indexer chose",
+    "sinks": "a sink for each query",
+}
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    cache: Any = None,
+    output_attentions: bool | None = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers' attention functions compute, by qkv's operators.
+
+    Args:
+        query, key, value: `[B, H, L, D]`, `[B, Hkv, S, D]`, `[B, Hkv, S, Dv]`.
+        attention_mask: a PatternMask; or what a model or a user made, broadcastable to
+            `[B, H, L, S]`, bool or added to the scores; or None. With None, L queries see the keys
+            j <= i if L > 1 and is_causal (module.is_causal if None) says so, else all keys.
+        position_bias: added to the scores beside the mask.
+        sliding_window: a mask has it in it, and it is not looked at. With packed documents and
+            without a mask, how many keys up to its own a query sees.
+        s_aux: sinks, `[H]`.
+        cache: the paged cache of continuous batching. key and value are put into it, and what
+            comes out is packed like query.
+        kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, `[N + 1]`, are the documents of query and key
+            if a batch of one is packed and attention_mask does not say more.
+
+    Returns:
+        `[B, L, H, Dv]`, contiguous; and the weights, `[B, H, L, S]`, with output_attentions (not
+        from a paged cache), else None.
+    """
+    _refuse(module, kwargs)
+    output_attentions = output_attentions or _attentions_collected()
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if query.device.type != "cpu" or query.dtype not in _DTYPES:
+        return _elsewhere(
+            module, query, key, value, attention_mask, s_aux, dropout=dropout, scaling=scaling,
+            is_causal=is_causal, position_bias=position_bias, softcap=softcap, cache=cache,
+            output_attentions=output_attentions, **kwargs,
+        )  # fmt: skip
+    options = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux, "dropout_p": dropout}
+    paged = isinstance(cache, PagedAttentionCache)
+    if paged:
+        key, value = cache.update(
+            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
+        )
+    options["enable_gqa"] = query.shape[1] != key.shape[1]
+
+    mask = None if paged else attention_mask  # models make one that knows nothing of the cache
+    if isinstance(mask, PatternMask) and _needs_dense(
+        mask, query, key, position_bias, output_attentions
+    ):
+        mask = mask.to_dense()
+    bounds = document_bounds(mask, kwargs)
+    if bounds is None:
+        return _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options)
+    if position_bias is not None or (output_attentions and not paged):
+        raise NotImplementedError(
+            f"{_OURS}: cu_seq_lens_q with position_bias or output_attentions; pass position_ids "
+            "that say where documents begin instead"
+        )
+    band = band_without_mask(is_causal, sliding_window) if mask is None else mask.band
+    return attend_packed(query, key, value, bounds, band, options), None
+
+
+_OURS = 'attn_implementation="qkv"'
+
+
+def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name, what in _REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(
+                f"{_OURS}: {type(module).__name__} passes {name}, {what}, and the result would be "
+                'wrong without; use "sdpa" or "eager" for this model'
+            )
+
+
+def _attentions_collected() -> bool:
+    """Whether a model above is collecting its layers' weights: some of them do not pass
+    output_attentions on."""
+    compiling = torch.compiler.is_compiling()  # a context variable would break the graph
+    collected = _active_collector.global_var if compiling else _active_collector.get()
+    return collected is not None and any(name.endswith("attentions") for name in collected)
+
+
+def _elsewhere(module, query, key, value, attention_mask, s_aux, **kwargs):
+    """transformers' own `sdpa`, for tensors that are not qkv's."""
+    if s_aux is not None:
+        raise NotImplementedError(
+            f'{_OURS}: sinks (s_aux) on {query.device.type} in {query.dtype}, which "sdpa" would '
+            'leave out; use "eager"'
+        )
+    if isinstance(attention_mask, PatternMask):
+        attention_mask = attention_mask.to_dense()
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options):
+    """Attention of rows that are not packed: `[B, L, H, Dv]`, and the weights if asked for."""
+    queries, keys = query.shape[2], key.shape[2]
+    if isinstance(mask, PatternMask):
+        by_lengths = mask.lengths is not None and position_bias is None and not output_attentions
+        if by_lengths and one_after_the_other(query, key, value):
+            return attend_to_lengths(query, key, value, mask.lengths, options), None
+        used, options["window_size"] = mask.band.window(queries, keys)
+        if used < keys:
+            key, value = key[:, :, :used], value[:, :, :used]
+            position_bias = None if position_bias is None else position_bias[..., :used]
+        mask = None if mask.padding is None else mask.padding[:, None, None, :used]
+    elif mask is None:
+        options["is_causal"] = bool(is_causal) if queries > 1 else False
+    elif mask.is_floating_point() and mask.dtype not in (torch.float32, query.dtype):
+        mask = mask.float()
+    options |= {"attn_mask": mask, "bias": position_bias}
+    weights = _weights(query, key, options) if output_attentions else None
+    output = qkv.attention(query, key, value, **options)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+def _weights(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
+    """The weights that the call of `qkv.attention` after this one uses."""
+    if not options["dropout_p"]:
+        return qkv.attention_weights(query, key, **options)
+    with torch.random.fork_rng(devices=()):  # so that both draw the same seed
+        return qkv.attention_weights(query, key, **options)
+
+
+def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:
+    """Whether the call cannot go by the pattern, or must not, since somebody has the mask."""
+    lengths = query.shape[2], key.shape[2]
+    if mask.dense is not None or tuple(mask.shape[2:]) != lengths:
+        return True
+    if mask.documents is not None:
+        return output_attentions or position_bias is not None
+    return output_attentions and mask.band.window(*lengths)[0] != key.shape[2]

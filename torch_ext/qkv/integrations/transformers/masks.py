@@ -1,0 +1,187 @@
+"""The mask function: what transformers calls once in a forward pass (once for each kind of layer)
+with a function of batch, head, query and key, to get the mask that it hands to every layer."""
+
+from collections.abc import Callable
+from functools import reduce
+from operator import and_
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.utils.import_utils import is_tracing
+
+from qkv.integrations.transformers.pattern_mask import Band, PatternMask
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask `[batch_size, 1, q_length, kv_length]`, bool, True where a query may see a key.
+
+    Query i has the place `q_offset + i`, key j the place `kv_offset + j`; mask_function gets
+    places. attention_mask is the user's, `[batch_size, places]`, bool, False for padding.
+
+    Returns:
+        A `PatternMask` where mask_function is made of functions of transformers whose meaning is
+        known: no L x S elements. For a single query, whose mask is a row anyway, None if it sees
+        all keys and may be without mask, else the row. For any other function the whole mask. On
+        other devices and in torch.compile, what transformers' `sdpa_mask` returns.
+    """
+
+    def written_out(causal_skip: bool = False, bidirectional_skip: bool = False) -> Tensor | None:
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            allow_is_causal_skip=causal_skip, allow_is_bidirectional_skip=bidirectional_skip,
+            device=device, **kwargs,
+        )  # fmt: skip
+
+    if torch.device(device).type != "cpu" or is_tracing(attention_mask):
+        return written_out(allow_is_causal_skip, allow_is_bidirectional_skip)
+    found = _pattern(mask_function)
+    if found is None or (attention_mask is not None and attention_mask.dim() != 2):
+        return written_out()
+    band, documents = found
+    padding = _local_padding(attention_mask, kv_length, kv_offset)
+    band = band.shifted(int(q_offset) - kv_offset).within(q_length, kv_length)
+    window = band.window(q_length, kv_length)
+    if window is None:
+        return written_out()
+    if documents is not None:
+        shape = (batch_size, q_length) if q_length == kv_length else None
+        falls = (documents.diff(dim=-1) < 0).any()
+        if padding is not None or documents.shape != shape or falls:
+            return written_out()
+    if padding is not None and padding[:, : window[0]].all():
+        padding = None
+    mask = PatternMask((batch_size, 1, q_length, kv_length), band, padding, documents)
+    if q_length > 1:
+        return mask
+    may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
+    sees_all = band == Band() and padding is None
+    return None if may_be_none and sees_all else mask.to_dense()
+
+
+def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
+    """The padding of the keys that there are, `[batch_size, kv_length]`. Places that attention_mask
+    does not reach are hidden, as transformers has it."""
+    if attention_mask is None:
+        return None
+    missing = kv_offset + kv_length - attention_mask.shape[1]
+    if missing > 0:
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
+    return attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+
+
+Pattern = tuple[Band, Tensor | None]  # over places, and the documents
+
+
+def _pattern(function: Callable) -> Pattern | None:
+    """What a mask function of transformers means, or None if that is not known.
+
+    A closure is known by its code, which is that of the function in transformers that makes such
+    closures; the numbers and tensors it was made with are in its cells."""
+    read = _KNOWN.get(_code_of(function))
+    return read and read(_cells(function))
+
+
+def _cells(function: Callable) -> dict[str, Any]:
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, (x.cell_contents for x in cells), strict=True))
+
+
+def _all_of(cells: dict[str, Any]) -> Pattern | None:
+    """Functions that all have to allow a pair."""
+    found = [_pattern(f) for f in cells["mask_functions"] if _code_of(f) is not _REMAPPED]
+    remapped = [_cells(f) for f in cells["mask_functions"] if _code_of(f) is _REMAPPED]
+    documents = [x[1] for x in found if x is not None and x[1] is not None]
+    for inner in remapped:
+        if len(documents) != 1 or not _goes_on(inner["position_ids"], documents[0]):
+            return None
+        found.append(_pattern(inner["mask_function"]))
+    if None in found or len([x for _, x in found if x is not None]) > 1:
+        return None
+    return reduce(and_, (band for band, _ in found)), documents[0] if documents else None
+
+
+def _goes_on(places: Tensor, documents: Tensor) -> bool:
+    """Whether places, `[B, L]`, go up by one within each document. Then two of them are as far
+    apart as in the row as a whole, and a band means the same over either."""
+    if places.shape != documents.shape:
+        return False
+    return bool(((places.diff(dim=-1) == 1) | (documents.diff(dim=-1) != 0)).all())
+
+
+def _code_of(function: Callable) -> CodeType | None:
+    return getattr(function, "__code__", None)
+
+
+def _code(maker: str, *args: Any) -> CodeType | None:
+    """The code of the closures that a function of transformers makes, or None if this version does
+    not have it."""
+    try:
+        return getattr(masking_utils, maker)(*args).__code__
+    except (AttributeError, TypeError):
+        return None
+
+
+def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
+    def read(cells):
+        window = cells["sliding_window"]
+        return (band(window), None) if isinstance(window, int) else None
+
+    return read
+
+
+_PACKED = _code("packed_sequence_mask_function", None)
+_REMAPPED = _code("remap_positions_for_packed_sequence", None, None)
+_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {
+    masking_utils.causal_mask_function.__code__: lambda cells: (Band(high=0), None),
+    masking_utils.bidirectional_mask_function.__code__: lambda cells: (Band(), None),
+    _code("sliding_window_overlay", 1): _of_window(lambda window: Band(low=1 - window)),
+    _code("sliding_window_bidirectional_overlay", 1): _of_window(lambda w: Band(-w, w)),
+    _PACKED: lambda cells: (Band(), cells["packed_sequence_mask"]),
+    _code("and_masks"): _all_of,
+}
+_KNOWN.pop(None, None)
+
+
+def _check() -> None:
+    """Forgets what this version of transformers means otherwise than it is read here, so that a
+    later version costs time and not correctness."""
+    packed = torch.tensor([[0, 0, 0, 1, 1, 2]])
+    places = torch.tensor([[0, 1, 2, 0, 1, 0]])
+    makers = {
+        "sliding_window_overlay": (2,),
+        "sliding_window_bidirectional_overlay": (2,),
+        "packed_sequence_mask_function": (packed,),
+        "sliding_window_causal_mask_function": (3,),
+        "sliding_window_bidirectional_mask_function": (1,),
+        "packed_sequence_compatibility_function": (causal_mask_function, places, packed),
+    }
+    functions = [causal_mask_function, masking_utils.bidirectional_mask_function]
+    for maker, args in makers.items():
+        if hasattr(masking_utils, maker):
+            functions.append(getattr(masking_utils, maker)(*args))
+    for function in functions:
+        found = _pattern(function)
+        if found is None:
+            continue
+        ours = PatternMask((1, 1, 6, 6), found[0], None, found[1]).to_dense()
+        if not torch.equal(ours, sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)):
+            _KNOWN.pop(function.__code__)
+
+
+_check()
