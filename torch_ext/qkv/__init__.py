@@ -6,6 +6,7 @@ _load()  # before anything that calls torch.ops.qkv
 
 from qkv import nn  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
+from qkv.conversion import convert  # noqa: E402
 from qkv.functional import attention  # noqa: E402
 from qkv.half_products import half_products, set_half_products  # noqa: E402
 from qkv.hard import hard_attention  # noqa: E402
@@ -26,6 +27,7 @@ __all__ = [
     "attention_weights",
     "attention_with_kvcache",
     "cmake_prefix_path",
+    "convert",
     "half_products",
     "hard_attention",
     "merge",

@@ -1,0 +1,201 @@
+"""qkv.convert: models of torch, transformers, timm and diffusers, changed in place and back."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import profile
+
+import qkv
+
+
+def operators(call):
+    """The names of qkv's operators that a call runs."""
+    with profile() as found:
+        call()
+    return {event.key for event in found.key_averages() if event.key.startswith("qkv::")}
+
+
+def results(model, *inputs, **keywords):
+    """The output, and the gradients of all parameters that have one."""
+    output = model(*inputs, **keywords)
+    output = getattr(output, "last_hidden_state", output)
+    output = getattr(output, "sample", output)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(output.square().mean(), parameters, allow_unused=True)
+    return output, *(g for g in grads if g is not None)
+
+
+def assert_converts(model, *inputs, **keywords):
+    """The same results by qkv; undone, the same bits as before. Returns the conversion."""
+    parameters = dict(model.named_parameters())
+    keys = list(model.state_dict())
+    before = results(model, *inputs, **keywords)
+    conversion = qkv.convert(model)
+    assert conversion.changed
+    assert operators(lambda: torch.testing.assert_close(
+        results(model, *inputs, **keywords), before, rtol=1e-4, atol=1e-5
+    ))  # fmt: skip
+    assert list(model.state_dict()) == keys
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    conversion.undo()
+    conversion.undo()
+    assert not operators(lambda: torch.testing.assert_close(
+        results(model, *inputs, **keywords), before, rtol=0, atol=0
+    ))  # fmt: skip
+    return conversion
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_torch_transformer(train):
+    torch.manual_seed(0)
+    model = nn.Transformer(32, 4, 2, 2, 64, dropout=0.0, batch_first=True).train(train)
+    source, target = torch.randn(2, 7, 32), torch.randn(2, 5, 32)
+    padding = torch.arange(7) >= torch.tensor([[7], [4]])
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    conversion = assert_converts(
+        model, source, target, tgt_mask=causal, src_key_padding_mask=padding
+    )
+    layers = [name for name, m in model.named_modules() if type(m) is nn.MultiheadAttention]
+    assert [*conversion.changed] == layers and len(layers) == 6
+    assert not conversion.left
+
+
+def test_inference_of_an_encoder_reaches_the_layer():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(2, 7, 32)
+    with torch.no_grad():
+        expected = model(x)
+        conversion = qkv.convert(model)
+        assert operators(lambda: torch.testing.assert_close(model(x), expected))
+        conversion.undo()
+        assert not operators(lambda: model(x))
+
+
+def test_hooks_copies_and_pickles():
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(16, 2)
+    called = []
+    layer.register_forward_hook(lambda *_: called.append(1))
+    conversion = qkv.convert(layer)
+    assert type(layer) is qkv.nn.MultiheadAttention
+    assert [*conversion.changed] == [""]
+    x = torch.randn(3, 1, 16)
+    expected = layer(x, x, x)[0]
+    assert called
+    layer._forward_hooks.clear()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x, x, x)[0], expected)
+    assert not qkv.convert(layer).changed
+
+
+class Attention(nn.Module):
+    """One that qkv does not know."""
+
+    def forward(self, x):
+        return scaled_dot_product_attention(x, x, x)
+
+
+class Changed(nn.MultiheadAttention):
+    pass
+
+
+def test_what_is_left_is_named():
+    model = nn.ModuleDict({"mine": Attention(), "sub": Changed(8, 2), "linear": nn.Linear(2, 2)})
+    conversion = qkv.convert(model)
+    assert not conversion.changed
+    assert conversion.left == {
+        "mine": "Attention is no layer that qkv knows",
+        "sub": "Changed is a subclass of torch.nn.MultiheadAttention, with ways of its own",
+    }
+    assert "mine  left: Attention is no" in repr(conversion)
+    assert repr(qkv.convert(nn.Linear(2, 2))) == "no attention found"
+
+
+def test_a_function_is_no_model():
+    with pytest.raises(TypeError, match="convert: model is a function, but a torch.nn.Module"):
+        qkv.convert(lambda x: x)
+
+
+@pytest.mark.parametrize("name", ["Bert", "Llama"])
+def test_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{name}Config")(
+        **sizes, num_attention_heads=4, vocab_size=50, attn_implementation="sdpa"
+    )
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    tokens = torch.randint(50, (2, 9))
+    seen = torch.ones_like(tokens)
+    seen[1, 6:] = 0
+    conversion = assert_converts(model, tokens, attention_mask=seen)
+    assert conversion.changed == {"": 'attn_implementation "sdpa" -> "qkv"'}
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_transformers_within_a_model():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        attn_implementation="eager",
+    )  # fmt: skip
+    model = nn.ModuleDict({"a": transformers.BertModel(config), "b": nn.MultiheadAttention(8, 2)})
+    conversion = qkv.convert(model)
+    assert [*conversion.changed] == ["a", "b"]
+    assert not conversion.left
+    assert not qkv.convert(model).changed
+    conversion.undo()
+    assert model["a"].config._attn_implementation == "eager"
+
+
+@pytest.fixture(scope="module")
+def timm():
+    return pytest.importorskip("timm")
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_timm(timm, is_fused):
+    torch.manual_seed(0)
+    model = timm.models.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=5
+    ).eval()
+    for block in model.blocks:
+        block.attn.fused_attn = is_fused
+    conversion = assert_converts(model, torch.randn(2, 3, 32, 32))
+    assert [*conversion.changed] == ["blocks.0.attn", "blocks.1.attn"]
+    assert all(block.attn.fused_attn == is_fused for block in model.blocks)
+    qkv.convert(model)
+    x = torch.randn(2, 3, 32, 32)
+    expected = model(x)
+    assert operators(lambda: copy.deepcopy(model)(x))
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    assert operators(lambda: compiled(x))
+
+
+def test_timm_when_forward_fails(timm):
+    layer = timm.layers.Attention(32, 4)
+    qkv.convert(layer)
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(2, 5, 31))
+    query = torch.randn(1, 4, 8)
+    assert not operators(lambda: scaled_dot_product_attention(query, query, query))
+
+
+@pytest.mark.parametrize("processor", ["AttnProcessor", "AttnProcessor2_0"])
+def test_diffusers(processor):
+    processors = pytest.importorskip("diffusers.models.attention_processor")
+    torch.manual_seed(0)
+    layer = processors.Attention(
+        32, heads=4, dim_head=8, processor=getattr(processors, processor)()
+    )
+    model = nn.Sequential(layer)
+    conversion = assert_converts(model, torch.randn(2, 7, 32))
+    assert [*conversion.changed] == ["0"]
+    assert type(layer.processor).__name__ == processor

@@ -1,0 +1,5 @@
+"""`qkv.convert`: the attention of a model that exists."""
+
+from qkv.conversion.convert import Conversion, convert
+
+__all__ = ["Conversion", "convert"]

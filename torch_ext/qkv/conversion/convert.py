@@ -1,0 +1,102 @@
+"""Finds the attention layers of a model and has qkv compute them."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from qkv.conversion.layers import convert_layer
+from qkv.conversion.transformers import convert_transformers
+
+Undo = Callable[[], object]
+
+
+class Conversion:
+    """What `convert` returns; printed, it is a table.
+
+    changed: what was done to each module, by its name in the model.
+    left: why each module whose class is called an attention was left as it was, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.changed: dict[str, str] = {}
+        self.left: dict[str, str] = {}
+        self._undo: list[Undo] = []
+
+    def undo(self) -> None:
+        """Makes the model what it was, with the parameters that it has now. A second time this
+        does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __repr__(self) -> str:
+        rows = [(name or "the model", how) for name, how in self.changed.items()]
+        rows += [(name or "the model", f"left: {why}") for name, why in self.left.items()]
+        width = max((len(name) for name, _ in rows), default=0)
+        return "\n".join(f"{name:<{width}}  {what}" for name, what in rows) or "no attention found"
+
+
+def convert(model: nn.Module) -> Conversion:
+    """From now on qkv computes the attention layers of this model, in place.
+
+    Parameters, hooks, names and the state dict stay, so that an optimizer, a checkpoint or a
+    wrapper that knows the model goes on knowing it; the results are the same but for rounding.
+    Known are
+
+    - `torch.nn.MultiheadAttention`, also within `torch.nn.TransformerEncoderLayer`,
+      `TransformerDecoderLayer` and `Transformer`: they become `qkv.nn.MultiheadAttention`;
+    - models of transformers: `model.set_attn_implementation("qkv")`, see
+      `qkv.integrations.transformers`;
+    - timm's layers with a `fused_attn`, and diffusers' with a `processor`: these are switched on to
+      scaled_dot_product_attention, and what they call by that name is `qkv.attention`.
+
+    Args:
+        model: any module; one of the above itself, too.
+
+    Returns:
+        What was changed, what was left and why, and `undo()`. A layer whose class is called an
+        attention and is none of the above is left: where such a layer calls
+        scaled_dot_product_attention, `qkv.replace_sdpa()` reaches it.
+
+    Raises:
+        TypeError: model is no `torch.nn.Module`.
+        ImportError: a model of a version of transformers that qkv does not know.
+
+    Tensors on other devices than the CPU are attended to by torch, as before. Scripted modules
+    cannot be converted, nor converted ones of timm and diffusers scripted.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> qkv.convert(model)
+        self_attn  torch.nn.MultiheadAttention -> qkv.nn.MultiheadAttention
+
+    Source: the layers are those of Vaswani et al., "Attention is all you need", 2017.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"convert: model is a {type(model).__name__}, but a torch.nn.Module is expected"
+        )
+    conversion = Conversion()
+    try:
+        for name, module in list(model.named_modules()):
+            _convert_one(conversion, name, module)
+    except BaseException:
+        conversion.undo()
+        raise
+    # What is within a layer that was changed was computed by it, and is not any more.
+    inside = tuple(f"{name}." if name else "" for name in conversion.changed)
+    conversion.left = {n: why for n, why in conversion.left.items() if not n.startswith(inside)}
+    return conversion
+
+
+def _convert_one(conversion: Conversion, name: str, module: nn.Module) -> None:
+    """Asks each of those who know layers; the first that has something to say says it."""
+    for known in (convert_transformers, convert_layer):
+        found = known(module)
+        if found is None:
+            continue
+        if found.undo is None:
+            conversion.left[name] = found.what
+        else:
+            conversion.changed[name] = found.what
+            conversion._undo.append(found.undo)
+        return
