@@ -33,16 +33,13 @@ def convert_layer(module: nn.Module) -> Found | None:
 def _diffusers(module: Any) -> Found:
     """diffusers' processors are what a layer computes with. The one called AttnProcessor writes
     out softmax(q k) v; AttnProcessor2_0 is the same with scaled_dot_product_attention."""
-    processor, undo = module.processor, None
-    if type(processor).__name__ == "AttnProcessor":
-        from diffusers.models.attention_processor import AttnProcessor2_0
+    before = module.processor
+    if type(before).__name__ != "AttnProcessor":
+        return _switched(module, None, "")
+    from diffusers.models.attention_processor import AttnProcessor2_0
 
-        module.set_processor(AttnProcessor2_0())
-
-        def undo() -> None:
-            module.set_processor(processor)
-
-    return _switched(module, undo, "AttnProcessor2_0")
+    module.set_processor(AttnProcessor2_0())
+    return _switched(module, lambda: module.set_processor(before), "AttnProcessor2_0")
 
 
 def _switched(module: nn.Module, undo_switch: Callable[[], object] | None, name: str) -> Found:

@@ -1,6 +1,7 @@
 """Models of transformers, through their own switch."""
 
 import sys
+from typing import Any
 
 from torch import nn
 
@@ -16,13 +17,13 @@ def convert_transformers(module: nn.Module) -> Found | None:
     library = sys.modules.get("transformers")
     if library is None or not isinstance(module, library.PreTrainedModel):
         return None
-    models = [m for m in module.modules() if isinstance(m, library.PreTrainedModel)]
+    models: list[Any] = [m for m in module.modules() if isinstance(m, library.PreTrainedModel)]
     before = [(m, m.config._attn_implementation) for m in models]
     if all(name == NAME for _, name in before):
         return None
     integration.register()
-    module.set_attn_implementation(NAME)
-    if module.config._attn_implementation != NAME:
+    models[0].set_attn_implementation(NAME)
+    if models[0].config._attn_implementation != NAME:
         return Found(f"{type(module).__name__} does not take an attn_implementation")
 
     def undo() -> None:
