@@ -1,8 +1,6 @@
 """Fixtures for every test; what the quick layer leaves to the long one; hypothesis' settings."""
 
-import importlib.util
 import os
-import sys
 import zlib
 
 # This is set before torch is imported: threads sleep, and do not spin, between the thousands of
@@ -16,19 +14,9 @@ os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 import hypothesis
 import pytest
 import torch
+import torchvision_operators  # noqa: F401
 
 import qkv
-
-# timm imports torchvision, and so does transformers where it is there. PyPI's torchvision is built
-# for CUDA: beside a torch without CUDA it has no operators, and fails because it misses these two.
-if importlib.util.find_spec("torchvision"):
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
 
 
 def pytest_addoption(parser):
