@@ -3,6 +3,9 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
+
+#include "autograd/composition_node.h"
 #include "autograd/node.h"
 #include "call/check.h"
 
@@ -23,12 +26,22 @@ void check_python_tensors(const Call& call) {
   check_supported(call);
 }
 
-// Without this, forward-mode derivatives would come out as zero.
-void refuse_tangents(const Call& call) {
-  for (const at::Tensor* tensor : call.tensors)
-    TORCH_CHECK_NOT_IMPLEMENTED(!tensor->defined() || !tensor->_fw_grad(/*level=*/0).defined(),
-                                call.op->is_backward ? call.op->name.c_str() : call.title(),
-                                ": forward-mode derivatives (jvp) are not implemented yet");
+bool has_tangents(const Call& call) {
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor* tensor) {
+    return tensor->defined() && tensor->_fw_grad(/*level=*/0).defined();
+  });
+}
+
+bool has_composition(const Call& call) {
+  return call.op->kernels.composition && call.op->kernels.composes(call);
+}
+
+// The kernels know no tangents: with them, forward-mode derivatives would come out as zero.
+Tensors differentiate_forward(const Call& call) {
+  TORCH_CHECK_NOT_IMPLEMENTED(has_composition(call),
+                              call.op->is_backward ? call.op->name.c_str() : call.title(),
+                              ": forward-mode derivatives (jvp) are not implemented yet");
+  return call.op->kernels.composition(call);
 }
 
 // Without this, the results of what has no gradient would look like constants.
@@ -39,8 +52,9 @@ void refuse_gradients(const Call& call) {
                 call.op->kernels.no_gradient);
 }
 
-// Null if none of the tensors require grad.
-c10::intrusive_ptr<torch::autograd::Node> error_node(const Call& call) {
+// The Node of an operator without a backward operator. Null if none of the tensors require grad.
+c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) {
+  if (has_composition(call)) return CompositionNode::of(call);
   torch::autograd::edge_list edges;
   for (const at::Tensor* tensor : call.tensors)
     if (tensor->defined() && tensor->requires_grad())
@@ -61,7 +75,7 @@ Tensors below_autograd(const Compute& compute, bool has_node) {
 }  // namespace
 
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute) {
-  refuse_tangents(call);
+  if (has_tangents(call)) return differentiate_forward(call);
   if (!at::GradMode::is_enabled()) return below_autograd(compute, false);
   if (call.op->kernels.no_gradient) refuse_gradients(call);
   if (call.op->backward) {
@@ -70,7 +84,7 @@ Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute
     if (node) node->set_results(results);
     return results;
   }
-  const auto node = error_node(call);
+  const auto node = node_without_kernel(call);
   Tensors results = below_autograd(compute, node != nullptr);
   if (node)
     for (const at::Tensor& result : results) torch::autograd::set_history(result, node);
@@ -80,11 +94,14 @@ Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute
 void kernel(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
   const Call call = boxed::call_of(op, stack);
   check_python_tensors(call);
+  bool is_redispatched = false;
   Tensors results = differentiate(call, [&](bool) {
     // This takes the arguments off the stack: nothing of the call is looked at after it.
+    is_redispatched = true;
     op.handle().redispatchBoxed(keys & c10::after_autograd_keyset, &stack);
     return boxed::pop_results(op, stack);
   });
+  if (!is_redispatched) return boxed::replace(op, stack, std::move(results));
   for (at::Tensor& result : results) stack.emplace_back(std::move(result));
 }
 

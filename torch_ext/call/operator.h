@@ -34,6 +34,11 @@ struct Kernels {
   Body autocast = nullptr;
   // Whether the results of a call depend differentiably on an argument. Null: on all of them.
   bool (*differentiates)(const Call&, Argument) = nullptr;
+  // The same results out of torch's operators, which have derivatives of every order and in forward
+  // mode: what differentiates a call where no kernel does. Null: asking for them is an error, as it
+  // is for the calls that `composes` says no to.
+  Body composition = nullptr;
+  bool (*composes)(const Call&) = nullptr;
   // Of an operator that has no gradients, for inference: what to do instead of asking for them.
   const char* no_gradient = nullptr;
 };

@@ -13,12 +13,15 @@ from qkv.hard import hard_attention  # noqa: E402
 from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
 from qkv.kvcache import attention_with_kvcache  # noqa: E402
 from qkv.merge import merge  # noqa: E402
+from qkv.replace import register as _register_flash_attention  # noqa: E402
+from qkv.replace import replace_sdpa, sdpa_report  # noqa: E402
 from qkv.varlen import varlen_attn  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 from qkv.vmap import register as _register_vmap  # noqa: E402
 from qkv.weights import attention_weights  # noqa: E402
 
 _register_vmap()
+_register_flash_attention()
 
 __all__ = [
     "__version__",
@@ -32,6 +35,8 @@ __all__ = [
     "hard_attention",
     "merge",
     "nn",
+    "replace_sdpa",
+    "sdpa_report",
     "set_half_products",
     "set_isa",
     "supported_isas",

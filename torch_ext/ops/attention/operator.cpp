@@ -5,6 +5,7 @@
 #include "call/from_options.h"
 #include "call/run.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/composition.h"
 #include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
 #include "tensors/layout.h"
@@ -63,10 +64,17 @@ Operator attention_forward(
     "attention_forward(query, key, value, " QKV_SCORE_TENSORS
     ", sinks?, dropout_seed?, cu_seq_q?, "
     "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS ") -> output, logsumexp",
-    {.cpu = &attention_forward_cpu, .meta = &forward_meta, .autocast = &forward_autocast});
+    {.cpu = &attention_forward_cpu,
+     .meta = &forward_meta,
+     .autocast = &forward_autocast,
+     .composition = &attention_forward_composition,
+     .composes = &composes_attention});
 Operator attention_backward(attention_forward,
                             "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
-                            {.cpu = &attention_backward_cpu, .meta = &backward_meta});
+                            {.cpu = &attention_backward_cpu,
+                             .meta = &backward_meta,
+                             .composition = &attention_backward_composition,
+                             .composes = &composes_attention});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   for (Operator* op : {&attention, &attention_with_lse, &attention_forward, &attention_backward})

@@ -28,12 +28,17 @@ Tensors weights_backward_meta(const Call& call) {
   return empty_gradients(call);
 }
 
+}  // namespace
+
 Operator weights_forward("attention_weights",
                          "weights_forward(query, key, " QKV_SCORE_TENSORS
                          ", sinks?, dropout_seed?, *, "
                          "dropout_p, is_causal, " QKV_SCORE_OPTIONS
                          ", reduce) -> weights, logsumexp",
                          {.cpu = &weights_forward_cpu, .meta = &weights_meta});
+
+namespace {
+
 Operator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)",
                           {.cpu = &weights_backward_cpu, .meta = &weights_backward_meta});
 

@@ -5,6 +5,8 @@
 
 namespace qkv::ops {
 
+extern Operator weights_forward;
+
 Tensors weights_forward_cpu(const Call& call);
 Tensors weights_backward_cpu(const Call& call);
 

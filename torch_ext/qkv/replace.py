@@ -1,0 +1,118 @@
+"""torch's own attention functions, computed by qkv."""
+
+from types import TracebackType
+
+import torch
+import torch.compiler.config
+import torch.nn.attention
+
+# The end of torch.compile's cache keys while sdpa is replaced, so that programs that were compiled
+# with qkv and without are not taken for one another. torch keeps them from run to run.
+_TAG = "+qkv"
+
+
+def _tag_compiled(active: int) -> None:
+    config = torch.compiler.config
+    tag = config.cache_key_tag.removesuffix(_TAG)
+    config.cache_key_tag = tag + _TAG if active > 0 else tag
+
+
+class ReplacedSdpa:
+    """A replacement that `replace_sdpa` has made; as a context manager it ends with the block."""
+
+    def __init__(self) -> None:
+        _tag_compiled(torch.ops.qkv._replace_sdpa())
+        self._active = True
+
+    def undo(self) -> None:
+        """Ends it; a second time this does nothing."""
+        if self._active:
+            self._active = False
+            _tag_compiled(torch.ops.qkv._restore_sdpa())
+
+    remove = undo  # the name by which torch's registry of flash attentions calls it
+
+    def __enter__(self) -> "ReplacedSdpa":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+def replace_sdpa() -> ReplacedSdpa:
+    """From now on qkv computes `torch.nn.functional.scaled_dot_product_attention` of CPU tensors.
+
+    Whoever calls it: Python, C++ or TorchScript, with gradients or without, under autocast,
+    `torch.compile`, `torch.func` or a dispatch mode; dropout and the gradient of a floating mask
+    included. Derivatives of second order and in forward mode are right, too, but not fused: they
+    need the memory of a few `[..., H, L, S]` tensors. So does qkv the attention in the inference
+    paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which never call
+    scaled_dot_product_attention; padding that `nn.TransformerEncoder` takes out is not computed.
+
+    What qkv does not cover goes to torch as before: other devices, other dtypes, nested tensors,
+    and everything while flash attention is switched off, as in
+    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. `sdpa_report` says what went where.
+
+    Returns:
+        A handle. `undo()` puts torch's kernels back, exactly as they were; leaving a `with` block
+        does the same. Dropping the handle does not.
+
+    It is for all threads of the process. Replacements may nest and overlap, in any order and in
+    several threads, and torch's kernels are back when the last one is undone. The first one and
+    the last undo change torch's table of kernels: no other thread may be inside attention then.
+    Functions that `torch.compile` has compiled before, or while it was on, stay as they are;
+    `torch.compiler.reset()` forgets them.
+
+    >>> with qkv.replace_sdpa():
+    ...     loss = model(batch)
+    """
+    return ReplacedSdpa()
+
+
+class SdpaReport:
+    """What `sdpa_report` returns; printed, it is a table.
+
+    taken: the number of calls that qkv computed, by the name of torch's function.
+    left: the number of calls that torch computed, by that name and the reason.
+    """
+
+    def __init__(self) -> None:
+        self.taken: dict[str, int] = {}
+        self.left: dict[tuple[str, str], int] = {}
+        for function, reason, calls in zip(*torch.ops.qkv._sdpa_report(), strict=True):
+            if reason:
+                self.left[function, reason] = calls
+            else:
+                self.taken[function] = calls
+
+    def __repr__(self) -> str:
+        rows = [(str(n), function, "qkv") for function, n in self.taken.items()]
+        rows += [(str(n), f, f"torch: {reason}") for (f, reason), n in self.left.items()]
+        if not rows:
+            return "no calls"
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(f"{n:>{widths[0]}}  {f:<{widths[1]}}  {by}" for n, f, by in rows)
+
+
+def sdpa_report() -> SdpaReport:
+    """What `replace_sdpa` took and what it left to torch, and why.
+
+    Counted are the calls since the first of the replacements that are active, or were last. A
+    function under `torch.compile` calls when it is compiled, and not when it runs.
+
+    >>> with qkv.replace_sdpa():
+    ...     model(batch)
+    >>> print(qkv.sdpa_report())
+    12  scaled_dot_product_attention  qkv
+    """
+    return SdpaReport()
+
+
+def register() -> None:
+    """Puts qkv into torch's registry of flash attentions, without activating it."""
+    torch.nn.attention.register_flash_attention_impl("qkv", register_fn=replace_sdpa)

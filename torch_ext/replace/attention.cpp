@@ -1,0 +1,72 @@
+#include <ATen/Context.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <c10/core/SymInt.h>
+
+#include "call/check.h"
+#include "call/from_options.h"
+#include "ops/attention/attention.h"
+#include "qkv/attention.h"
+#include "replace/kernels.h"
+
+namespace qkv::replace {
+namespace {
+
+// Whether attention refuses the call: a second look, after an error, at all that it checks.
+bool is_refused(Call call) {
+  const double p = call.options.dropout_p;
+  if (!(p >= 0 && p <= 1)) return true;
+  call.options.dropout_p = 0;  // there is no seed yet
+  try {
+    check<c10::SymInt>(call);
+  } catch (const c10::Error&) {
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Outcome outcome_of(const at::Tensor& query) {
+  if (!query.device().is_cpu()) return Outcome::elsewhere;
+  // torch's fused kernel for CPUs, which qkv takes the place of, goes by flash attention's switch.
+  if (!at::globalContext().userEnabledFlashSDP()) return Outcome::no_flash;
+  switch (query.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+      return Outcome::taken;
+    default:
+      return Outcome::dtype;
+  }
+}
+
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                     const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
+                     std::optional<double> scale, bool enable_gqa) {
+  Outcome outcome = outcome_of(query);
+  if (query.is_nested()) outcome = Outcome::nested;
+  // torch refuses the two together, and a program that counts on the error gets it.
+  if (is_causal && attn_mask) outcome = Outcome::refused;
+  if (outcome == Outcome::taken) {
+    const auto options = AttentionOptions()
+                             .attn_mask(attn_mask)
+                             .dropout_p(dropout_p)
+                             .is_causal(is_causal)
+                             .scale(scale)
+                             .enable_gqa(enable_gqa);
+    try {
+      at::Tensor output = qkv::attention(query, key, value, options);
+      count(Function::attention, Outcome::taken);
+      return output;
+    } catch (const c10::Error&) {
+      if (!is_refused(call_of(ops::attention_forward, query, key, value, options))) throw;
+      outcome = Outcome::refused;
+    }
+  }
+  count(Function::attention, outcome);
+  return at::native::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p,
+                                                  is_causal, scale, enable_gqa);
+}
+
+}  // namespace qkv::replace
