@@ -50,6 +50,8 @@ variable_list CompositionNode::apply(variable_list&& grads) {
     // An alias, so that the derivative with respect to one argument leaves out what the others owe
     // to the same tensor.
     tensors[i] = at::alias(tensors[i]);
+    // Of a torch.func transform that has ended, the tensor is there and its place in the graph not.
+    if (!tensors[i].requires_grad()) tensors[i].requires_grad_(true);
     wanted.push_back(tensors[i]);
   }
   Call call(op_);

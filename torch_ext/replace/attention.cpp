@@ -46,8 +46,6 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                      std::optional<double> scale, bool enable_gqa) {
   Outcome outcome = outcome_of(query);
   if (query.is_nested()) outcome = Outcome::nested;
-  // torch refuses the two together, and a program that counts on the error gets it.
-  if (is_causal && attn_mask) outcome = Outcome::refused;
   if (outcome == Outcome::taken) {
     const auto options = AttentionOptions()
                              .attn_mask(attn_mask)
