@@ -1,6 +1,5 @@
 // The inference paths of nn.MultiheadAttention and nn.TransformerEncoderLayer.
 #include <ATen/NestedTensorImpl.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/_native_multi_head_attention_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
@@ -12,7 +11,23 @@
 namespace qkv::replace {
 namespace {
 
-// What the inference paths project and attend with.
+// What attends to what. The layers hand over one tensor three times, or, under autocast, three casts
+// of it.
+struct Inputs {
+  const at::Tensor &query, &key, &value;
+
+  bool are_one() const { return query.is_same(key) && query.is_same(value); }
+  // Whether all are dense and [B, L, embed_dim], not empty.
+  bool are_dense(int64_t embed_dim) const {
+    for (const at::Tensor* tensor : {&query, &key, &value})
+      if (tensor->is_nested() || tensor->layout() != at::kStrided || !tensor->device().is_cpu() ||
+          tensor->scalar_type() != query.scalar_type() || !tensor->sizes().equals(query.sizes()))
+        return false;
+    return query.dim() == 3 && query.size(2) == embed_dim && query.numel() > 0;
+  }
+};
+
+// What the inputs are projected with.
 struct Layer {
   int64_t embed_dim, heads;
   const at::Tensor &qkv_weight, &qkv_bias, &proj_weight, &proj_bias;
@@ -30,11 +45,19 @@ struct Layer {
            proj_weight.sizes().equals({e, e}) && proj_bias.sizes().equals({e});
   }
 
-  // [..., rows, embed_dim] to query, key and value, each [..., rows, heads, head dimension].
-  std::array<at::Tensor, 3> project(const at::Tensor& input) const {
-    const at::Tensor all =
-        at::linear(input, qkv_weight, qkv_bias).unflatten(-1, {3, heads, embed_dim / heads});
-    return {all.select(-3, 0), all.select(-3, 1), all.select(-3, 2)};
+  // Inputs [..., rows, embed_dim] to query, key and value, each [..., rows, heads, head dimension].
+  std::array<at::Tensor, 3> project(const Inputs& inputs) const {
+    const int64_t head_dim = embed_dim / heads;
+    if (inputs.are_one()) {
+      const at::Tensor all =
+          at::linear(inputs.query, qkv_weight, qkv_bias).unflatten(-1, {3, heads, head_dim});
+      return {all.select(-3, 0), all.select(-3, 1), all.select(-3, 2)};
+    }
+    const auto weights = qkv_weight.chunk(3), biases = qkv_bias.chunk(3);
+    const auto one = [&](const at::Tensor& input, int i) {
+      return at::linear(input, weights[i], biases[i]).unflatten(-1, {heads, head_dim});
+    };
+    return {one(inputs.query, 0), one(inputs.key, 1), one(inputs.value, 2)};
   }
 
   // From [..., rows, heads, head dimension] to [..., rows, embed_dim].
@@ -42,11 +65,6 @@ struct Layer {
     return at::linear(output.flatten(-2), proj_weight, proj_bias);
   }
 };
-
-// The layers hand over self-attention alone: one tensor, three times.
-bool is_self_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  return query.is_same(key) && query.is_same(value);
-}
 
 // `mask` has what is not to be seen, as numbers other than 0; mask_type says its shape: 0 [L, L],
 // 1 [B, L], 2 [B, H, L, L]. True is what may be seen, broadcastable to [B, H, L, L]; undefined if the
@@ -63,21 +81,19 @@ at::Tensor visible_of(const at::Tensor& mask, std::optional<int64_t> mask_type, 
 
 using Results = std::optional<std::tuple<at::Tensor, at::Tensor>>;
 
-// Dense input [B, L, embed_dim]; nothing if it is not covered.
-Results attend_dense(const Layer& layer, const at::Tensor& input,
+// Dense inputs; nothing if they are not covered.
+Results attend_dense(const Layer& layer, const Inputs& inputs,
                      const std::optional<at::Tensor>& mask, std::optional<int64_t> mask_type,
                      bool need_weights, bool average_weights) {
-  if (input.layout() != at::kStrided || input.dim() != 3 || input.size(2) != layer.embed_dim ||
-      input.numel() == 0)
-    return {};
+  if (!inputs.are_dense(layer.embed_dim)) return {};
   AttentionOptions options;
   if (mask) {
     const at::Tensor visible =
-        visible_of(*mask, mask_type, input.size(0), layer.heads, input.size(1));
+        visible_of(*mask, mask_type, inputs.query.size(0), layer.heads, inputs.query.size(1));
     if (!visible.defined()) return {};
     options.attn_mask(visible);
   }
-  auto [query, key, value] = layer.project(input);
+  auto [query, key, value] = layer.project(inputs);
   for (at::Tensor* tensor : {&query, &key, &value}) *tensor = tensor->transpose(1, 2);
   at::Tensor output = qkv::attention(query, key, value, options), weights;
   if (need_weights) {
@@ -101,8 +117,8 @@ Results attend_nested(const Layer& layer, const at::Tensor& input) {
   if (sizes.dim() != 2 || sizes.size(1) != 2 || !input.is_contiguous() || input.numel() == 0 ||
       !sizes.select(1, 1).eq(layer.embed_dim).all().item<bool>())
     return {};
-  const auto [query, key, value] =
-      layer.project(nested->get_buffer().narrow(0, 0, input.numel()).view({-1, layer.embed_dim}));
+  const at::Tensor rows = nested->get_buffer().narrow(0, 0, input.numel()).view({-1, layer.embed_dim});
+  const auto [query, key, value] = layer.project({rows, rows, rows});
   const at::Tensor output =
       std::get<0>(varlen_attention(query, key, value, beginnings(sizes)));
   const at::Tensor merged = layer.merge(output);
@@ -119,23 +135,20 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention(
     const std::optional<at::Tensor>& mask, bool need_weights, bool average_attn_weights,
     std::optional<int64_t> mask_type) {
   const Layer layer{embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias};
+  const Inputs inputs{query, key, value};
   Outcome outcome = outcome_of(query);
-  if (at::autocast::is_autocast_enabled(at::kCPU)) outcome = Outcome::autocast;
+  Results results;
   if (outcome == Outcome::taken) {
-    Results results;
-    if (!is_self_attention(query, key, value) || !layer.fits(query)) {
-      outcome = Outcome::refused;
-    } else if (!query.is_nested()) {
-      results = attend_dense(layer, query, mask, mask_type, need_weights, average_attn_weights);
-    } else if (!mask && !need_weights) {
+    outcome = query.is_nested() ? Outcome::nested : Outcome::refused;
+    if (layer.fits(query) && !query.is_nested()) {
+      results = attend_dense(layer, inputs, mask, mask_type, need_weights, average_attn_weights);
+    } else if (layer.fits(query) && inputs.are_one() && !mask && !need_weights) {
       results = attend_nested(layer, query);
     }
-    if (!results) outcome = query.is_nested() ? Outcome::nested : Outcome::refused;
-    count(Function::multi_head, outcome);
-    if (results) return *std::move(results);
-  } else {
-    count(Function::multi_head, outcome);
+    if (results) outcome = Outcome::taken;
   }
+  count(Function::multi_head, outcome);
+  if (results) return *std::move(results);
   return at::native::native_multi_head_attention_cpu(
       query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask,
       need_weights, average_attn_weights, mask_type);

@@ -23,9 +23,10 @@ std::unique_ptr<torch::Library> registered() {
                                                   __FILE__, __LINE__);
   using c10::DispatchKey;
   // The first is what all keys have that have no kernel of their own, and what tracers decompose
-  // the operator by; vmap has its own.
+  // the operator by; vmap has its own two.
   for (const DispatchKey key :
-       {DispatchKey::CompositeImplicitAutograd, DispatchKey::FuncTorchBatched})
+       {DispatchKey::CompositeImplicitAutograd, DispatchKey::FuncTorchBatched,
+        DispatchKey::FuncTorchVmapMode})
     library->impl("scaled_dot_product_attention", torch::dispatch(key, TORCH_FN(attention)));
   for (const DispatchKey key : {DispatchKey::CPU, DispatchKey::NestedTensorCPU})
     library->impl("_native_multi_head_attention",

@@ -19,7 +19,6 @@ constexpr std::array<const char*, kOutcomes> kReasons = {
     "flash attention is switched off, by sdpa_kernel() say",
     "nested tensors",
     "not float32, float64, bfloat16 or float16",
-    "autocast",
     "arguments that qkv refuses, and most of which torch refuses, too",
 };
 
