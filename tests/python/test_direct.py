@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, NO_OPTIONS, dtypes_of, run_python
+from common import INF, NO_OPTIONS, attend, dtypes_of, run_python
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -198,19 +198,27 @@ def test_lazy_negative_and_zero():
     assert torch.equal(qkv.attention(*x[:2], zero), torch.zeros(1, 2, 4, 8))
 
 
-def test_forward_mode_is_refused():
-    x = [t.detach() for t in make()]
-    with pytest.raises(NotImplementedError, match="forward-mode derivatives .jvp. are not impl"):
-        torch.func.jvp(qkv.attention, tuple(x), tuple(x))
+def test_forward_mode():
+    """Direct calls know tangents too, and are not mistaken for constants."""
+    x = [t.detach().double() for t in make()]
+    tangents = [torch.randn_like(t) for t in x]
+    _, expected = torch.func.jvp(lambda *x: attend(*x)[0], tuple(x), tuple(tangents))
     with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x[0], x[1])
-        with pytest.raises(NotImplementedError, match="forward-mode derivatives .jvp. are not im"):
-            qkv.attention(dual, *x[1:])
+        duals = map(torch.autograd.forward_ad.make_dual, x, tangents)
+        found = torch.autograd.forward_ad.unpack_dual(qkv.attention(*duals)).tangent
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(NotImplementedError, match="forward-mode derivatives .jvp. are not impl"):
+        torch.func.jvp(lambda q: qkv.attention(q, *x[1:], softcap=2.0), (x[0],), (x[0],))
 
 
-def test_second_derivatives_are_refused():
-    x = make()
-    (g, *_) = torch.autograd.grad(qkv.attention(*x).sum(), x, create_graph=True)
+def test_second_derivatives():
+    x = [t.detach().double().requires_grad_() for t in make()]
+    results = []
+    for f in (qkv.attention, lambda *x: attend(*x)[0]):
+        (g, *_) = torch.autograd.grad(f(*x).sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(g.sin().sum(), x))
+    torch.testing.assert_close(*results)
+    (g, *_) = torch.autograd.grad(qkv.attention(*x, softcap=2.0).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="attention_backward: second derivatives are not impl"):
         g.sum().backward()
 

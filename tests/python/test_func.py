@@ -1,5 +1,7 @@
 """torch.func's transforms, and errors, never silent zeros, from what is not implemented yet."""
 
+import functools
+
 import pytest
 import torch
 from common import attend
@@ -291,29 +293,69 @@ class TestVmapOfDropout:
         assert torch.equal(kept[0], kept[1]) == (randomness == "same")
 
 
+class TestComposed:
+    """Second derivatives and forward mode, of the arguments that torch's attention has and bias."""
+
+    @pytest.mark.parametrize("options", [{}, {"is_causal": True, "scale": 0.3}, {"dropout_p": 0.3}])
+    def test_all_derivatives(self, leaves, options):
+        mask = torch.randn(6, 7).double().requires_grad_()
+        bias = torch.randn(2, 1, 7).double().requires_grad_()
+
+        def f(*x):
+            torch.manual_seed(0)
+            return attention_with_lse(*x[:3], attn_mask=x[3], bias=x[4], **options)
+
+        inputs = [*leaves, mask, bias]
+        assert torch.autograd.gradcheck(f, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(f, inputs, check_fwd_over_rev=True)
+
+    def test_rows_with_nothing_to_attend_to(self, leaves):
+        mask = (torch.rand(6, 7) > 0.5).index_fill(0, torch.tensor([1]), False)
+        f = lambda *x: attention(*x, mask)  # noqa: E731
+        assert torch.autograd.gradgradcheck(f, leaves, check_fwd_over_rev=True)
+
+    def test_half_precision(self, leaves):
+        """In float32 between inputs and results, as in the kernels."""
+        x = [t.detach().bfloat16() for t in leaves]
+        f = lambda q, k, v: attention(q, k, v).float().sin().sum()  # noqa: E731
+        found = torch.func.hessian(f)(*x)
+        expected = torch.func.hessian(f)(*(t.double() for t in x))
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), expected, rtol=0.05, atol=0.02)
+
+    def test_a_tensor_in_two_places(self, leaves):
+        f = lambda q: attention(q, q, q)  # noqa: E731
+        assert torch.autograd.gradgradcheck(f, leaves[0], check_fwd_over_rev=True)
+
+
+capped = functools.partial(attention, softcap=3.0)
+capped_with_lse = functools.partial(attention_with_lse, softcap=3.0)
+
+
 class TestNotYet:
-    """Derivatives that are not implemented yet give an error, never silent zeros."""
+    """Derivatives that are not implemented yet give an error, never silent zeros: those of the
+    options that torch's attention lacks, and of the other operators."""
 
     def test_second_derivative(self, leaves):
-        (g,) = torch.autograd.grad(attention(*leaves).sum(), leaves[0], create_graph=True)
+        (g,) = torch.autograd.grad(capped(*leaves).sum(), leaves[0], create_graph=True)
         assert g.requires_grad
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             g.sum().backward()
 
     def test_second_derivative_through_the_incoming_gradient(self, leaves):
-        output = attention(*leaves)
+        output = capped(*leaves)
         seed = torch.ones_like(output, requires_grad=True)
         (g,) = torch.autograd.grad(output, leaves[0], seed, create_graph=True)
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             torch.autograd.grad(g.sum(), seed)
 
     def test_hessian_by_grad_of_grad(self, leaves):
-        f = lambda q: attention(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
+        f = lambda q: capped(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
         inner = lambda q: torch.func.grad(f)(q).sin().sum()  # noqa: E731
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             torch.func.grad(inner)(leaves[0].detach())
 
-    @pytest.mark.parametrize("op", [attention, attention_with_lse])
+    @pytest.mark.parametrize("op", [capped, capped_with_lse])
     @pytest.mark.parametrize("which", range(3))
     def test_jvp(self, leaves, op, which):
         plain = [x.detach() for x in leaves]
@@ -331,28 +373,28 @@ class TestNotYet:
         with forward_ad.dual_level():
             inputs[which] = forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which]))
             with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                attention(*inputs)
+                capped(*inputs)
 
     def test_dual_level_without_grad_mode(self, leaves):
         with forward_ad.dual_level(), torch.no_grad():
             dual = forward_ad.make_dual(leaves[0].detach(), torch.ones_like(leaves[0]))
             with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                attention(dual, *leaves[1:])
+                capped(dual, *leaves[1:])
 
     def test_dual_mask(self, leaves):
         mask = torch.zeros(6, 7, dtype=torch.float64)
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(mask, torch.ones_like(mask))
             with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                attention(*leaves, attn_mask=dual)
+                capped(*leaves, attn_mask=dual)
 
     def test_jvp_of_grad(self, leaves):
-        f = torch.func.grad(lambda q: attention(q, *leaves[1:]).sum())
+        f = torch.func.grad(lambda q: capped(q, *leaves[1:]).sum())
         with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
             torch.func.jvp(f, (leaves[0].detach(),), (torch.ones_like(leaves[0]),))
 
     def test_tangent_of_the_incoming_gradient(self, leaves):
-        output = attention(*leaves)
+        output = capped(*leaves)
         with forward_ad.dual_level():
             seed = forward_ad.make_dual(torch.ones_like(output), torch.ones_like(output))
             with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
@@ -363,7 +405,7 @@ class TestNotYet:
         """Every other argument that may have a tangent gives the same error."""
         tensor = torch.zeros(6, 7).double() if option == "attn_mask" else torch.zeros(2).double()
         plain = [x.detach() for x in leaves]
-        f = lambda x: attention(*plain, **{option: x})  # noqa: E731
+        f = lambda x: capped(*plain, **{option: x})  # noqa: E731
         with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
             torch.func.jvp(f, (tensor,), (torch.ones_like(tensor),))
 
@@ -389,12 +431,12 @@ class TestNotYet:
 
     def test_second_derivative_through_options(self, leaves):
         mask = torch.zeros(6, 7).double().requires_grad_()
-        (g,) = torch.autograd.grad(attention(*leaves, mask).sum(), mask, create_graph=True)
+        (g,) = torch.autograd.grad(capped(*leaves, mask).sum(), mask, create_graph=True)
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             g.sum().backward()
 
     def test_jacfwd_and_hessian(self, leaves):
-        f = lambda q: attention(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
+        f = lambda q: capped(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
         for transform in (torch.func.jacfwd, torch.func.hessian):
             with pytest.raises((NotImplementedError, RuntimeError), match="not implemented"):
                 transform(f)(leaves[0].detach())

@@ -71,9 +71,21 @@ TEST_F(Autograd, ChangedInputsAreNoticed) {
             std::string::npos);
 }
 
-TEST_F(Autograd, SecondDerivativesAreRefused) {
+TEST_F(Autograd, SecondDerivatives) {
+  const auto second = [&](const at::Tensor& result) {
+    const auto first = torch::autograd::grad({result.sin().sum()}, {query}, {},
+                                             /*retain_graph=*/true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.cos().sum()}, {query, key, value});
+  };
+  const auto weights = at::softmax(query.matmul(key.transpose(-2, -1)) / std::sqrt(8.0), -1);
+  const auto actual = second(output()), expected = second(weights.matmul(value));
+  for (size_t i = 0; i < expected.size(); ++i) expect_close(actual[i], expected[i], kTolerance);
+}
+
+TEST_F(Autograd, SecondDerivativesOfOptionsAreRefused) {
+  const auto result = attention(query, key, value, AttentionOptions().softcap(2));
   const auto gradient =
-      torch::autograd::grad({output().sin().sum()}, {query}, {}, true, /*create_graph=*/true)[0];
+      torch::autograd::grad({result.sin().sum()}, {query}, {}, true, /*create_graph=*/true)[0];
   std::string error;
   try {
     gradient.sum().backward();
