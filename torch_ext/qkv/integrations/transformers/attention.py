@@ -68,7 +68,7 @@ def attention_forward(
     _refuse(module, kwargs)
     output_attentions = output_attentions or _attentions_collected()
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+        is_causal = bool(getattr(module, "is_causal", True))
     if query.device.type != "cpu" or query.dtype not in _DTYPES:
         return _elsewhere(
             module, query, key, value, attention_mask, s_aux, dropout=dropout, scaling=scaling,
@@ -76,7 +76,7 @@ def attention_forward(
             output_attentions=output_attentions, **kwargs,
         )  # fmt: skip
     options = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux, "dropout_p": dropout}
-    paged = isinstance(cache, PagedAttentionCache)
+    paged = _is_paged(cache)
     if paged:
         key, value = cache.update(
             key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
@@ -87,7 +87,7 @@ def attention_forward(
     if isinstance(mask, PatternMask) and _needs_dense(
         mask, query, key, position_bias, output_attentions
     ):
-        mask = mask.to_dense()
+        mask = mask.written_out()
     bounds = document_bounds(mask, kwargs)
     if bounds is None:
         return _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options)
@@ -96,11 +96,16 @@ def attention_forward(
             f"{_OURS}: cu_seq_lens_q with position_bias or output_attentions; pass position_ids "
             "that say where documents begin instead"
         )
-    band = band_without_mask(is_causal, sliding_window) if mask is None else mask.band
+    by_mask = isinstance(mask, PatternMask)
+    band = mask.band if by_mask else band_without_mask(bool(is_causal), sliding_window)
     return attend_packed(query, key, value, bounds, band, options), None
 
 
 _OURS = 'attn_implementation="qkv"'
+
+
+def _is_paged(cache: Any) -> bool:
+    return isinstance(cache, PagedAttentionCache)
 
 
 def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -128,7 +133,7 @@ def _elsewhere(module, query, key, value, attention_mask, s_aux, **kwargs):
             'leave out; use "eager"'
         )
     if isinstance(attention_mask, PatternMask):
-        attention_mask = attention_mask.to_dense()
+        attention_mask = attention_mask.written_out()
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
@@ -136,10 +141,12 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     """Attention of rows that are not packed: `[B, L, H, Dv]`, and the weights if asked for."""
     queries, keys = query.shape[2], key.shape[2]
     if isinstance(mask, PatternMask):
-        by_lengths = mask.lengths is not None and position_bias is None and not output_attentions
-        if by_lengths and one_after_the_other(query, key, value):
-            return attend_to_lengths(query, key, value, mask.lengths, options), None
-        used, options["window_size"] = mask.band.window(queries, keys)
+        lengths = None if position_bias is not None or output_attentions else mask.lengths
+        if lengths is not None and one_after_the_other(query, key, value):
+            return attend_to_lengths(query, key, value, lengths, options), None
+        window = mask.band.window(queries, keys)
+        assert window is not None  # or the mask would have been written out when it was made
+        used, options["window_size"] = window
         if used < keys:
             key, value = key[:, :, :used], value[:, :, :used]
             position_bias = None if position_bias is None else position_bias[..., :used]

@@ -13,13 +13,12 @@ def allow(names: Collection[str]) -> None:
     would ignore the paged cache."""
     manager = continuous_api.ContinuousBatchingManager
     switch = manager.switch_to_cb_friendly_attn
-    if hasattr(switch, "_qkv_names"):
+    if getattr(switch, "__module__", None) == __name__:
         return
 
-    @functools.wraps(switch)
+    @functools.wraps(switch, assigned=("__name__", "__doc__"))
     def switch_unless_ours(self, model, *args, **kwargs):
         if model.config._attn_implementation not in names:
             switch(self, model, *args, **kwargs)
 
-    switch_unless_ours._qkv_names = names
     manager.switch_to_cb_friendly_attn = switch_unless_ours

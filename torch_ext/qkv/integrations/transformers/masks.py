@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import reduce
 from operator import and_
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,29 +41,31 @@ def make_mask(
         other devices and in torch.compile, what transformers' `sdpa_mask` returns.
     """
 
-    def written_out(causal_skip: bool = False, bidirectional_skip: bool = False) -> Tensor | None:
+    def of_transformers(
+        causal_skip: bool = False, bidirectional_skip: bool = False
+    ) -> Tensor | None:
         return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            allow_is_causal_skip=causal_skip, allow_is_bidirectional_skip=bidirectional_skip,
-            device=device, **kwargs,
+            batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function,
+            attention_mask, allow_is_causal_skip=causal_skip,
+            allow_is_bidirectional_skip=bidirectional_skip, device=device, **kwargs,
         )  # fmt: skip
 
     if torch.device(device).type != "cpu" or is_tracing(attention_mask):
-        return written_out(allow_is_causal_skip, allow_is_bidirectional_skip)
+        return of_transformers(allow_is_causal_skip, allow_is_bidirectional_skip)
     found = _pattern(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
-        return written_out()
+        return of_transformers()
     band, documents = found
     padding = _local_padding(attention_mask, kv_length, kv_offset)
     band = band.shifted(int(q_offset) - kv_offset).within(q_length, kv_length)
     window = band.window(q_length, kv_length)
     if window is None:
-        return written_out()
+        return of_transformers()
     if documents is not None:
         shape = (batch_size, q_length) if q_length == kv_length else None
         falls = (documents.diff(dim=-1) < 0).any()
         if padding is not None or documents.shape != shape or falls:
-            return written_out()
+            return of_transformers()
     if padding is not None and padding[:, : window[0]].all():
         padding = None
     mask = PatternMask((batch_size, 1, q_length, kv_length), band, padding, documents)
@@ -71,7 +73,7 @@ def make_mask(
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = band == Band() and padding is None
-    return None if may_be_none and sees_all else mask.to_dense()
+    return None if may_be_none and sees_all else mask.written_out()
 
 
 def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
@@ -111,9 +113,10 @@ def _all_of(cells: dict[str, Any]) -> Pattern | None:
         if len(documents) != 1 or not _goes_on(inner["position_ids"], documents[0]):
             return None
         found.append(_pattern(inner["mask_function"]))
-    if None in found or len([x for _, x in found if x is not None]) > 1:
+    known = [x for x in found if x is not None]
+    if len(known) < len(found) or len([x for _, x in known if x is not None]) > 1:
         return None
-    return reduce(and_, (band for band, _ in found)), documents[0] if documents else None
+    return reduce(and_, (band for band, _ in known)), documents[0] if documents else None
 
 
 def _goes_on(places: Tensor, documents: Tensor) -> bool:
@@ -179,8 +182,9 @@ def _check() -> None:
         found = _pattern(function)
         if found is None:
             continue
-        ours = PatternMask((1, 1, 6, 6), found[0], None, found[1]).to_dense()
-        if not torch.equal(ours, sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)):
+        ours = PatternMask((1, 1, 6, 6), found[0], None, found[1]).written_out()
+        theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
+        if theirs is None or not torch.equal(ours, theirs):
             _KNOWN.pop(function.__code__)
 
 

@@ -15,10 +15,10 @@ _logger = logging.get_logger(__name__)
 def leave_alone(names: Collection[str]) -> None:
     """Gives such models "eager" where one of these names is asked for, with a warning."""
     correct = PreTrainedModel.get_correct_attn_implementation
-    if hasattr(correct, "_qkv_names"):
+    if getattr(correct, "__module__", None) == __name__:
         return
 
-    @functools.wraps(correct)
+    @functools.wraps(correct, assigned=("__name__", "__doc__"))
     def correct_unless_own(self, *args, **kwargs):
         found = correct(self, *args, **kwargs)
         if found not in names or not _has_own_attention(type(self)):
@@ -29,7 +29,6 @@ def leave_alone(names: Collection[str]) -> None:
         )
         return "eager"
 
-    correct_unless_own._qkv_names = names
     PreTrainedModel.get_correct_attn_implementation = correct_unless_own
 
 

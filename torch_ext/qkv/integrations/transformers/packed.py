@@ -63,6 +63,7 @@ def one_after_the_other(*tensors: Tensor) -> bool:
 
 
 def _attend(query, key, value, bounds: Bounds, options: dict[str, Any]) -> Tensor:
-    rows = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
-    output = qkv.varlen_attn(*rows, *bounds, rows[0].shape[0], rows[1].shape[0], **options)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    output = qkv.varlen_attn(q, k, v, *bounds, q.shape[0], k.shape[0], **options)
+    assert isinstance(output, Tensor)
     return output.unflatten(0, (query.shape[0], query.shape[2])).contiguous()

@@ -71,7 +71,7 @@ class PatternMask(torch.Tensor):
     dense: Tensor | None
     nothing: Tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -81,7 +81,9 @@ class PatternMask(torch.Tensor):
         padding: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> "PatternMask":
-        mask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device="cpu")
+        mask = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=torch.bool, device=torch.device("cpu")
+        )
         mask.band = band
         mask.padding = padding
         mask.lengths = _lengths(padding) if padding is not None and band == Band() else None
@@ -90,7 +92,7 @@ class PatternMask(torch.Tensor):
         mask.nothing = torch.empty(0)
         return mask
 
-    def to_dense(self) -> Tensor:
+    def written_out(self) -> Tensor:
         """The mask in memory, bool `[B, 1, L, S]`; written once, whoever asks."""
         if self.dense is None:
             self.dense = self._written()
@@ -112,17 +114,17 @@ class PatternMask(torch.Tensor):
         return mask.expand(batch, 1, queries, keys)
 
     @classmethod
-    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
-        if operator in _UNCHANGED or _takes_all(operator, args):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in _UNCHANGED or _takes_all(func, args):
             return args[0]._again()
-        if operator.overloadpacket in _MISTAKEN:
+        if func.overloadpacket in _MISTAKEN:
             raise NotImplementedError(
                 f'attn_implementation="qkv": a model that computes attention itself calls '
-                f"{operator} with a mask that is True where a query may see a key; use "
+                f"{func} with a mask that is True where a query may see a key; use "
                 '"eager" for this model'
             )
-        dense = tree_map_only(PatternMask, PatternMask.to_dense, (args, kwargs or {}))
-        return operator(*dense[0], **dense[1])
+        dense = tree_map_only(PatternMask, PatternMask.written_out, (args, kwargs or {}))
+        return func(*dense[0], **dense[1])
 
     def _again(self) -> "PatternMask":
         return PatternMask._of(tuple(self.shape), self.band, vars(self))
@@ -161,10 +163,10 @@ def _lengths(padding: Tensor) -> Tensor | None:
     return lengths if torch.equal(first, padding) else None
 
 
-def _takes_all(operator, args) -> bool:
+def _takes_all(operator: Any, args: tuple) -> bool:
     """Whether the operator is a slice of a mask that leaves nothing out, which is how models cut
     masks to the length of the keys."""
     if operator is not _aten.slice.Tensor:
         return False
-    mask, dim, start, end, step = (*args, *(0, None, None, 1)[len(args) - 1 :])
-    return not start and (end is None or end >= mask.shape[dim]) and step == 1
+    dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+    return not start and (end is None or end >= args[0].shape[dim]) and step == 1
