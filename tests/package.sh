@@ -64,7 +64,7 @@ run_tests() {
   shift
   "${PYTHON:-python}" -m venv "$env"
   "$env/bin/python" -m pip install --quiet --disable-pip-version-check \
-    "torch==$torch" "$wheel[bench]" numpy pytest pytest-xdist hypothesis cmake ninja
+    "torch==$torch" "$wheel[bench]" numpy pytest pytest-xdist hypothesis expecttest cmake ninja
   mkdir "$work/outside"
   cp -r tests examples docs *.md pyproject.toml "$work/outside"
   (cd "$work/outside" && PATH=$env/bin:$PATH "$env/bin/python" -m pytest -rs \
