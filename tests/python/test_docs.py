@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/adopt-transformers.md",
+    "docs/adopt.md",
     "docs/decoding.md",
     "docs/layers.md",
     "docs/options.md",

@@ -181,7 +181,7 @@ OPTIONS = [
 
 @LAYOUTS
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "none")
 def test_nested_tensors(layout, is_causal, options):
     """Item by item what the layer gives for it alone; gradients too, which torch's layer has not.
     The weights are padded with zeros, as torch's are."""

@@ -44,9 +44,7 @@ def tensors():
 @pytest.fixture
 def leaves():
     torch.manual_seed(0)
-    return [
-        torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5)
-    ]
+    return [torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5, 5)]
 
 
 @pytest.fixture
@@ -191,9 +189,7 @@ class TestTaken:
             found = F.scaled_dot_product_attention(q, k, v, **options)
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
         found.sum().backward() if found.requires_grad else None
-        assert_taken(
-            lambda: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
-        )
+        assert_taken(lambda: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
 
     def test_autocast(self, tensors, replaced):
         with torch.autocast("cpu", torch.bfloat16):
@@ -276,7 +272,7 @@ class TestLeft:
             ("refuses", lambda q, k, v: (q, k, v, torch.zeros(3, 2, 4, 16, 20))),
             ("refuses", lambda q, k, v: (q, k, v, torch.zeros(16, 20, dtype=torch.int32))),
             ("refuses", lambda q, k, v: (q, k, v, None, 1.5)),
-            ("nested", lambda q, k, v: [torch.nested.as_nested_tensor([t[0], t[1]]) for t in (q, k, v)]),
+            ("nested", lambda *x: [torch.nested.as_nested_tensor([t[0], t[1]]) for t in x]),
         ],
     )  # fmt: skip
     def test_reasons(self, tensors, why, call):

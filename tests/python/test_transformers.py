@@ -1,6 +1,7 @@
 """transformers' models with attn_implementation="qkv", against the same models with "eager"."""
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -524,7 +525,7 @@ def test_compiled(layers_only):
 
 
 T5_STEPS = """
-import torch, transformers, qkv.integrations.transformers
+import torch, torchvision_operators, transformers, qkv.integrations.transformers
 qkv.integrations.transformers.register()
 
 def step(model, length):
@@ -554,7 +555,7 @@ for name in ("qkv", "eager"):
 
 def test_t5_needs_no_bias_for_each_batch_item():
     """All scores of all batch items would be 128 MB, the bias is 8 MB."""
-    ours, eager = map(float, run_python(T5_STEPS, 300).split())
+    ours, eager = map(float, run_python(T5_STEPS, 300, cwd=Path(__file__).parent).split())
     assert ours < 128 < eager
 
 

@@ -11,8 +11,8 @@
 namespace qkv::replace {
 namespace {
 
-// What attends to what. The layers hand over one tensor three times, or, under autocast, three casts
-// of it.
+// What attends to what. The layers hand over one tensor three times, or, under autocast, three
+// casts of it.
 struct Inputs {
   const at::Tensor &query, &key, &value;
 
@@ -67,8 +67,8 @@ struct Layer {
 };
 
 // `mask` has what is not to be seen, as numbers other than 0; mask_type says its shape: 0 [L, L],
-// 1 [B, L], 2 [B, H, L, L]. True is what may be seen, broadcastable to [B, H, L, L]; undefined if the
-// shape is another one.
+// 1 [B, L], 2 [B, H, L, L]. True is what may be seen, broadcastable to [B, H, L, L]; undefined if
+// the shape is another one.
 at::Tensor visible_of(const at::Tensor& mask, std::optional<int64_t> mask_type, int64_t batch,
                       int64_t heads, int64_t length) {
   const at::Tensor visible = mask.to(at::kBool).logical_not();
@@ -103,7 +103,8 @@ Results attend_dense(const Layer& layer, const Inputs& inputs,
   return std::tuple(layer.merge(output.transpose(1, 2)), weights);
 }
 
-// [N + 1]: where each item of a nested tensor begins, in rows of its buffer, and where the last ends.
+// [N + 1]: where each item of a nested tensor begins, in rows of its buffer, and where the last
+// ends.
 at::Tensor beginnings(const at::Tensor& nested_sizes) {
   const at::Tensor lengths = nested_sizes.select(1, 0);
   return at::cat({at::zeros({1}, lengths.options()), lengths.cumsum(0)});
@@ -117,13 +118,13 @@ Results attend_nested(const Layer& layer, const at::Tensor& input) {
   if (sizes.dim() != 2 || sizes.size(1) != 2 || !input.is_contiguous() || input.numel() == 0 ||
       !sizes.select(1, 1).eq(layer.embed_dim).all().item<bool>())
     return {};
-  const at::Tensor rows = nested->get_buffer().narrow(0, 0, input.numel()).view({-1, layer.embed_dim});
+  const at::Tensor rows =
+      nested->get_buffer().narrow(0, 0, input.numel()).view({-1, layer.embed_dim});
   const auto [query, key, value] = layer.project({rows, rows, rows});
-  const at::Tensor output =
-      std::get<0>(varlen_attention(query, key, value, beginnings(sizes)));
+  const at::Tensor output = std::get<0>(varlen_attention(query, key, value, beginnings(sizes)));
   const at::Tensor merged = layer.merge(output);
-  return std::tuple(
-      at::detail::make_tensor<at::native::NestedTensorImpl>(merged.view(-1), sizes), at::Tensor());
+  return std::tuple(at::detail::make_tensor<at::native::NestedTensorImpl>(merged.view(-1), sizes),
+                    at::Tensor());
 }
 
 }  // namespace

@@ -24,9 +24,8 @@ std::unique_ptr<torch::Library> registered() {
   using c10::DispatchKey;
   // The first is what all keys have that have no kernel of their own, and what tracers decompose
   // the operator by; vmap has its own two.
-  for (const DispatchKey key :
-       {DispatchKey::CompositeImplicitAutograd, DispatchKey::FuncTorchBatched,
-        DispatchKey::FuncTorchVmapMode})
+  for (const DispatchKey key : {DispatchKey::CompositeImplicitAutograd,
+                                DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchVmapMode})
     library->impl("scaled_dot_product_attention", torch::dispatch(key, TORCH_FN(attention)));
   for (const DispatchKey key : {DispatchKey::CPU, DispatchKey::NestedTensorCPU})
     library->impl("_native_multi_head_attention",

@@ -21,8 +21,8 @@ class QKV_API ReplacedSdpa {
   ReplacedSdpa(ReplacedSdpa&& other) noexcept : active_(other.active_) { other.active_ = false; }
   ReplacedSdpa& operator=(ReplacedSdpa&& other) noexcept;
 
-  void undo();                        // now; a second time it does nothing
-  void keep() { active_ = false; }    // for as long as the process lives
+  void undo();                      // now; a second time it does nothing
+  void keep() { active_ = false; }  // for as long as the process lives
 
  private:
   bool active_;

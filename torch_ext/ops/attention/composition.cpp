@@ -26,7 +26,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct Steps {
   at::Tensor query, key, value;  // each with a head for every head of query, or one for all
   c10::SymFloat scale;
-  at::Tensor scores, dead;  // dead [..., L, 1]: whether a row has nothing to attend to
+  at::Tensor scores, dead;   // dead [..., L, 1]: whether a row has nothing to attend to
   at::Tensor weights, kept;  // kept: 1 / (1 - dropout_p) where dropout keeps a weight, else 0
 };
 
@@ -57,8 +57,7 @@ at::Tensor reduced(const Call& call, Argument argument, at::Tensor gradient) {
 // taken off the weights of an attention in which all are equal.
 at::Tensor kept_weights(const Call& call, const Steps& steps) {
   const at::Tensor rows = at::zeros_like(steps.scores.sum(-1, /*keepdim=*/true));
-  const at::Tensor keys =
-      at::zeros_like(steps.scores.sum(-2, /*keepdim=*/true)).transpose(-2, -1);
+  const at::Tensor keys = at::zeros_like(steps.scores.sum(-2, /*keepdim=*/true)).transpose(-2, -1);
   Call weights(weights_forward);
   weights.set(arg::query, rows);
   weights.set(arg::key, keys);
@@ -78,9 +77,9 @@ at::Tensor scores_of(const Call& call, const Sizes<c10::SymInt>& sizes, const St
                                              : scores.add(mask.to(scores.scalar_type()));
   }
   if (!call.options.is_causal) return scores;
-  const auto seen = at::ones_symint({scores.sym_size(-2), scores.sym_size(-1)},
-                                    scores.options().dtype(at::kBool))
-                        .tril();
+  const auto seen =
+      at::ones_symint({scores.sym_size(-2), scores.sym_size(-1)}, scores.options().dtype(at::kBool))
+          .tril();
   return scores.masked_fill(seen.logical_not(), -kInfinity);
 }
 
@@ -156,9 +155,8 @@ Tensors attention_backward_composition(const Call& call) {
   };
   Tensors results;
   for (const Argument argument : call.op->results)
-    results.push_back(call.wants_gradient(argument)
-                          ? reduced(call, argument, gradient(argument))
-                          : at::Tensor());
+    results.push_back(call.wants_gradient(argument) ? reduced(call, argument, gradient(argument))
+                                                    : at::Tensor());
   return results;
 }
 

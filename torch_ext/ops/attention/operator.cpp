@@ -59,16 +59,16 @@ Operator attention_with_lse("attention",
 // What both are made of, and varlen_attention. Which weights dropout keeps follows from
 // dropout_seed, so that it is drawn when a compiled program runs, and is the same again in the
 // backward pass.
-Operator attention_forward(
-    "attention",
-    "attention_forward(query, key, value, " QKV_SCORE_TENSORS
-    ", sinks?, dropout_seed?, cu_seq_q?, "
-    "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS ") -> output, logsumexp",
-    {.cpu = &attention_forward_cpu,
-     .meta = &forward_meta,
-     .autocast = &forward_autocast,
-     .composition = &attention_forward_composition,
-     .composes = &composes_attention});
+Operator attention_forward("attention",
+                           "attention_forward(query, key, value, " QKV_SCORE_TENSORS
+                           ", sinks?, dropout_seed?, cu_seq_q?, "
+                           "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
+                           ") -> output, logsumexp",
+                           {.cpu = &attention_forward_cpu,
+                            .meta = &forward_meta,
+                            .autocast = &forward_autocast,
+                            .composition = &attention_forward_composition,
+                            .composes = &composes_attention});
 Operator attention_backward(attention_forward,
                             "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
                             {.cpu = &attention_backward_cpu,
