@@ -18,6 +18,7 @@ PAGES = [
     "docs/decoding.md",
     "docs/layers.md",
     "docs/options.md",
+    "docs/replace-sdpa.md",
     "docs/testing.md",
 ]
 

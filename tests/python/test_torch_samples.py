@@ -3,9 +3,11 @@ layers (torch.testing._internal), forward and gradients, with qkv in place and w
 
 What differs, and why:
 
-- dropout drops other weights than torch's math path, drawn from the same generator. The samples with
-  dropout are held against attention composed of torch's operators, with qkv's draw;
-- the last digits. The error is no larger than torch's own.
+- dropout drops other weights than torch's math path, drawn from the same generator. The samples
+  with dropout are held against attention composed of torch's operators, with qkv's draw;
+- the last digits. The samples saturate the softmax, and torch composes most of them: it has the
+  weights when it computes the gradients. A fused backward pass, torch's too, begins with the
+  rounded output: up to 8 times the error of the gradients.
 """
 
 import pytest
@@ -66,7 +68,8 @@ def test_scaled_dot_product_attention(dtype):
         assert qkv.sdpa_report().taken and not qkv.sdpa_report().left
         drops = sample.kwargs.get("dropout_p", 0) > 0
         torchs = results_of(composed if drops else F.scaled_dot_product_attention, sample)
-        testing.assert_close(found, results_of(composed, sample, torch.float64), torchs)
+        exact = results_of(composed, sample, torch.float64)
+        testing.assert_close(found, exact, torchs, times=8)
         number += 1
     assert number > 10
 
