@@ -329,13 +329,17 @@ def test_ensemble():
     lambda f, x: torch.func.jvp(f, (x,), (x,)),
     lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sum())(y).sum())(x),
 ], ids=["forward mode", "second order"])  # fmt: skip
-def test_derivatives_that_are_to_come(derive):
-    """An error, and never zeros. torch's own forward, of the same layer, has them."""
-    layer = MultiheadAttention(E, H)
-    x = torch.randn(L, E)
-    with pytest.raises((NotImplementedError, RuntimeError), match="not implemented yet"):
-        derive(lambda x: layer(x, x, x, need_weights=False)[0], x)
-    derive(lambda x: nn.MultiheadAttention.forward(layer, x, x, x)[0], x)
+def test_second_derivatives_and_forward_mode(derive):
+    """As torch's layer has them; with an option or the weights an error, and never zeros."""
+    layer = MultiheadAttention(E, H).double()
+    capped = MultiheadAttention(E, H, softcap=2.0).double()
+    x = torch.randn(L, E, dtype=torch.float64)
+    found = derive(lambda x: layer(x, x, x, need_weights=False)[0], x)
+    expected = derive(lambda x: nn.MultiheadAttention.forward(layer, x, x, x)[0], x)
+    torch.testing.assert_close(found, expected)
+    for other, output in ((capped, 0), (layer, 1)):
+        with pytest.raises((NotImplementedError, RuntimeError), match="not implemented yet"):
+            derive(lambda x, f=other, i=output: f(x, x, x, need_weights=i == 1)[i], x)
 
 
 # Other devices.
