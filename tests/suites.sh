@@ -47,11 +47,13 @@ on_every_isa() {
   done
 }
 
-# The lines of GoogleTest, pytest and the fuzzer that count: each once.
+# The lines of GoogleTest, pytest, the fuzzer and tests/headers.sh that count: each once. A suite that
+# broke off may have none.
 said_last() {
   local counts='^\[ *(PASSED|FAILED|ISA) *\].* test' pytest='^=+ .* in [0-9.]+s.*=+$|^(FAILED|ERROR) '
   local skipped=': Skipped: |^SKIPPED ' fuzz='^(seed| +once more:) ' again='^Once more: '
-  grep -E "$counts|$pytest|$skipped|$fuzz|$again" "$1" | cut -c 1-160 | awk '!seen[$0]++ { print "  " $0 }'
+  local headers=' by (itself|themselves)$'
+  { grep -E "$counts|$pytest|$skipped|$fuzz|$again|$headers" "$1" || true; } | cut -c 1-160 | awk '!seen[$0]++ { print "  " $0 }'
 }
 
 skip() {
