@@ -11,6 +11,12 @@ from qkv.options import ScoreOptions, Unpack, defaults, refuse_unknown, show_opt
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 _default = defaults(_attention).get
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether attention to tensors like this one, by its device and dtype, is qkv's own."""
+    return tensor.device.type == "cpu" and tensor.dtype in _DTYPES
 
 
 @overload

@@ -4,14 +4,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qkv.functional import attention
+from qkv.functional import attention, has_kernels
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # The modes of the modules that are running, of each thread: hooks have nowhere else to keep them.
 _running = threading.local()
 
@@ -31,27 +29,23 @@ def route_sdpa(module: nn.Module) -> Callable[[], object]:
 class _Route(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and _is_ours(*args, **kwargs):
+            func = attention  # which has the same arguments
         return func(*args, **kwargs)
 
 
-def _attention(
+def _is_ours(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """scaled_dot_product_attention, by torch where qkv has no kernels."""
-    args = (query, key, value, attn_mask, dropout_p, is_causal)
-    refused_by_torch = attn_mask is not None and is_causal
-    if query.device.type != "cpu" or query.dtype not in _DTYPES or refused_by_torch:
-        return F.scaled_dot_product_attention(*args, scale=scale, enable_gqa=enable_gqa)
-    return attention(*args, scale=scale, enable_gqa=enable_gqa)
+    **options: Any,
+) -> bool:
+    """Whether qkv computes this scaled_dot_product_attention. Mask and is_causal together stay
+    torch's, which refuses them in some of its ways and applies both in others."""
+    return has_kernels(query) and not (is_causal and attn_mask is not None)
 
 
 def _enter(module: nn.Module, args: Any) -> None:

@@ -9,6 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
 import qkv
+from qkv.functional import has_kernels
 from qkv.integrations.transformers.packed import (
     attend_packed,
     attend_to_lengths,
@@ -17,8 +18,6 @@ from qkv.integrations.transformers.packed import (
     one_after_the_other,
 )
 from qkv.integrations.transformers.pattern_mask import PatternMask
-
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # What some models give their attention beside a mask, and cannot do without.
 _REFUSED = {
@@ -69,7 +68,7 @@ def attention_forward(
     output_attentions = output_attentions or _attentions_collected()
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    if query.device.type != "cpu" or query.dtype not in _DTYPES:
+    if not has_kernels(query):
         return _elsewhere(
             module, query, key, value, attention_mask, s_aux, dropout=dropout, scaling=scaling,
             is_causal=is_causal, position_bias=position_bias, softcap=softcap, cache=cache,
