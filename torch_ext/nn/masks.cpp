@@ -1,8 +1,6 @@
 #include "nn/masks.h"
 
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/logical_not.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 

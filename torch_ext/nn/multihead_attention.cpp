@@ -1,7 +1,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
 #include <torch/nn/modules/activation.h>
 
 #include "nn/masks.h"
