@@ -105,6 +105,11 @@ struct ForwardResult {
   // [B..., H, L] (col unused), in the compute type: the natural logarithm of the softmax's
   // denominator. Null data: not wanted.
   Output lse;
+  // [B..., H, L, S], in the compute type: weights_factor times the weights, added to what is there.
+  // The head stride may be 0: then those of all heads are added up, in ascending order. Null data:
+  // not wanted.
+  Output weights = {};
+  double weights_factor = 1;
 };
 
 // The gradient of a floating mask: one of these, by what it broadcasts over. Null data: not wanted.
@@ -138,9 +143,6 @@ struct BackwardArgs {
   std::array<GradMask, kMasks> grad_masks;
   Output grad_alibi_slopes;  // [B..., H], double
   Output grad_sinks;         // [B..., H], double
-  // [B..., H, L, S], added to what is there: the weights, which are no gradient. Batch and head
-  // strides may be 0, as for GradMask::each.
-  Output weights;
 };
 
 // Hard attention: the value of the best key instead of the average of all.
@@ -165,10 +167,11 @@ struct BackwardJob {
 
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
 // 0. The results have the same bits whatever num_threads is, however large the batch is, and
-// whatever other jobs there are; only sums over a batch (GradMask::each, weights) depend on the
-// batch. No two jobs of a backward pass may share an output, but for GradMask::each: where two in a
-// row do, all must, with the same strides and heads and a batch of 1, and they add to it in their
-// order. All throw std::bad_alloc if there is no memory for their workspace.
+// whatever other jobs there are; only sums over a batch (GradMask::each) depend on the batch, and
+// the output and lse of few rows have other last digits where the weights are wanted as well. No
+// two jobs of a backward pass may share an output, but for GradMask::each: where two in a row do,
+// all must, with the same strides and heads and a batch of 1, and they add to it in their order.
+// All throw std::bad_alloc if there is no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
 QKV_CORE_API void attention_forward(const std::vector<ForwardJob>& jobs);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);

@@ -20,14 +20,15 @@ struct ForwardItem {
   int64_t key_begin, key_end;
   // If null, the keys are all keys, and rows go to the ForwardResult. Else they are one split of
   // them: the output over these keys goes to partial_output [rows, Dv] and its log-sum-exp to
-  // partial_lse [rows], both of which start at row_begin.
+  // partial_lse [rows], both of which start at row_begin. Where ForwardResult::weights is wanted,
+  // there are no splits, and items that run at the same time share no element of it.
   void* partial_output;
   void* partial_lse;
 };
 
 // An item of the backward pass: keys [key_begin, key_end) of a plane, one split of them, against
 // every row that may see one of these keys. Items that run at the same time share no element of
-// GradMask::each or weights.
+// GradMask::each.
 struct BackwardItem {
   int64_t batch, kv_head;
   int64_t key_begin, key_end;
@@ -75,7 +76,8 @@ inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
 // leave, and the operands and results of the functions for tests, are in the compute type.
 struct Kernels {
   int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
-  size_t (*forward_workspace)(const Problem&, int64_t rows);
+  // with_weights: whether ForwardResult::weights is wanted.
+  size_t (*forward_workspace)(const Problem&, int64_t rows, bool with_weights);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
@@ -83,7 +85,7 @@ struct Kernels {
   // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
   void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardItem&,
                       void* workspace);
-  // The item has all keys, and no part. Its workspace is forward_workspace.
+  // The item has all keys, and no part. Its workspace is forward_workspace without weights.
   void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
 
   // What the kernels above are made of, for tests.

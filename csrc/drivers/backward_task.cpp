@@ -16,11 +16,11 @@ constexpr int64_t kMaxSplits = 8;
 // The bytes of all parts of grad_query of one plane, beyond which there are half as many splits.
 // kMaxWaveBytes (backward.cpp) limits the parts of all planes.
 constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
-// Where planes share GradMask::each or weights, only one plane of a class runs at a time, and
-// splits of its keys keep the threads busy. So one batch item should have about kSharedItems items
+// Where planes share GradMask::each, only one plane of a class runs at a time, and splits of its
+// keys keep the threads busy. So one batch item should have about kSharedItems items
 // at a time; but no split has fewer keys than kFineSplitKeys, nor so few that the parts of
-// grad_query take more memory than GradMask::each. This holds for every problem with one of these
-// outputs, even where nothing is shared: whether planes share depends on the batch size, which must
+// grad_query take more memory than GradMask::each. This holds for every problem that has this
+// output, even where nothing is shared: whether planes share depends on the batch size, which must
 // not change a bit.
 constexpr int64_t kSharedItems = 16;
 constexpr int64_t kFineSplitKeys = 128;
@@ -28,7 +28,6 @@ constexpr int64_t kFineSplitKeys = 128;
 // Whether the kernels have to run. Only the gradient of the sinks can do without them.
 bool wants_keys(const BackwardArgs& a) {
   return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_alibi_slopes.data ||
-         a.weights.data ||
          std::any_of(a.grad_masks.begin(), a.grad_masks.end(), [](const GradMask& grad) {
            return grad.each.data || grad.keys.data || grad.queries.data;
          });
@@ -39,8 +38,7 @@ int64_t split_count(const Problem& p, const BackwardArgs& args, const Sharing& s
   int64_t splits = std::clamp<int64_t>(p.seqlen_k / kSplitKeys, 1, kMaxSplits);
   if ((splits - 1) * part_bytes > kMaxPartBytes) splits = std::min(splits, kMaxSplits / 2);
   const auto is_wanted = [](const GradMask& grad) { return grad.each.data != nullptr; };
-  if (!args.weights.data && std::none_of(args.grad_masks.begin(), args.grad_masks.end(), is_wanted))
-    return splits;
+  if (std::none_of(args.grad_masks.begin(), args.grad_masks.end(), is_wanted)) return splits;
   const int64_t finest = std::max(kFineSplitKeys, 2 * p.group() * p.head_dim);
   return std::max(splits,
                   std::min(ceil_div(kSharedItems, sharing.head_classes()), p.seqlen_k / finest));

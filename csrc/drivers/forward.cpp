@@ -1,6 +1,7 @@
 // The forward passes of all jobs of a call, in one parallel region of two phases: the kernels, and
 // the merging of parts where keys were split.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "attention.h"
@@ -23,6 +24,10 @@ constexpr int64_t kSplitRows = 32;
 // The most queries of a plane whose keys are split although its rows are more than two tiles: a
 // decoding step has few queries, and all heads that share keys read them together.
 constexpr int64_t kFewQueries = 16;
+// Where the weights are wanted, a kernel keeps those of all rows that it is called with. They are
+// no more bytes than this, if one tile has not more: they and the elements that they are added to
+// fit into a second-level cache of 1 MiB.
+constexpr int64_t kWeightsBytes = int64_t(512) << 10;
 
 // One job, and how it is cut into items.
 //
@@ -30,6 +35,9 @@ constexpr int64_t kFewQueries = 16;
 // leaves a part of each row's output in memory, and a second phase merges them. If there are
 // planes enough for all threads, an item is a whole plane instead (by_plane): it takes split after
 // split and merges at the end, and its parts are in its thread's memory. Both give the same bits.
+//
+// Where the weights are wanted, keys are not split. If the weights of all heads are added up, an
+// item is the same rows of all planes of a batch item, one plane after the other.
 struct Task {
   const Problem& p;
   const ForwardResult& result;
@@ -39,6 +47,8 @@ struct Task {
   int64_t split_keys;                    // the keys of a split
   int64_t first_split;                   // the end of the first split
   int64_t item_rows = 0, row_items = 0;  // the rows of an item, and how many such items a plane has
+  int64_t call_rows = 0;                 // the rows that a kernel is called with
+  int64_t item_planes = 1;               // the planes whose rows an item has
   bool by_plane = false;
   // The parts of one plane: outputs [splits, rows, Dv], which take output_bytes, then log-sum-exps
   // [splits, rows]. `element` is the size of one number.
@@ -56,6 +66,10 @@ struct Task {
     // With few queries and many keys, the keys that any query sees are split. The order of
     // summation follows from the splits, so they follow from the shape of one plane alone.
     const int64_t begin = key_begin(p, 0), end = key_end(p, p.seqlen_q - 1);
+    if (result.weights.data) {
+      if (result.weights.strides.head == 0) item_planes = p.kv_heads;
+      return;
+    }
     const bool few = planes.rows <= 2 * kernels.tile_rows ||
                      (p.seqlen_q <= kFewQueries && planes.rows <= kItemRows);
     if (!few || end - begin <= split_keys) return;
@@ -68,29 +82,42 @@ struct Task {
   // Decides how many rows an item has. No row's result depends on the other rows of its item, so
   // this may follow the number of threads.
   void cut_rows(const Team& team) {
-    const int64_t pieces = team.pieces(planes.flops);
-    item_rows = rows_of_item(planes.rows, kernels.tile_rows, ceil_div(pieces, splits));
+    const int64_t pieces = team.pieces(planes.flops * double(item_planes));
+    call_rows = item_rows = rows_of_item(planes.rows, kernels.tile_rows, ceil_div(pieces, splits));
+    if (result.weights.data) limit_kept_weights();
     row_items = ceil_div(planes.rows, item_rows);
     // Parts of several items wait in memory, so only where that is needed to keep threads busy.
     by_plane = splits > 1 && pieces == 1;
   }
 
+  void limit_kept_weights() {
+    const int64_t tile_bytes = kernels.tile_rows * std::max<int64_t>(1, p.seqlen_k) * element;
+    const int64_t most_tiles = std::max<int64_t>(1, kWeightsBytes / tile_bytes);
+    call_rows = item_rows = std::min(item_rows, most_tiles * kernels.tile_rows);
+    // The heads of a group add to the same elements, and no two items may: an item has all rows of
+    // its queries.
+    if (result.weights.strides.head != 0) return;
+    const int64_t whole_queries = std::lcm(kernels.tile_rows, p.group());
+    item_rows = ceil_div(item_rows, whole_queries) * whole_queries;
+  }
+
   Items items() const {
     const int64_t each = by_plane ? 1 : row_items * splits;
-    return {planes.count * each, planes.flops / double(each)};
+    return {planes.count / item_planes * each, planes.flops * double(item_planes) / double(each)};
   }
   Items rows_to_merge() const {
     return {splits > 1 && !by_plane ? planes.count * planes.rows : 0,
             double((p.head_dim_v + 1) * splits)};
   }
 
-  // Runs rows [row, row + item_rows) of one plane against one split of the keys. The first split
-  // begins at key 0, and the kernels skip the keys before those that a query sees.
-  void attend(int64_t plane, int64_t split, int64_t row, char* plane_parts, void* workspace) const {
+  // Runs rows [row, end), call_rows at most, of one plane against one split of the keys. The first
+  // split begins at key 0, and the kernels skip the keys before those that a query sees.
+  void attend(int64_t plane, int64_t split, int64_t row, int64_t end, char* plane_parts,
+              void* workspace) const {
     ForwardItem item{plane / p.kv_heads,
                      plane % p.kv_heads,
                      row,
-                     std::min(planes.rows, row + item_rows),
+                     std::min(end, row + call_rows),
                      split == 0 ? 0 : first_split + (split - 1) * split_keys,
                      std::min(p.seqlen_k, first_split + split * split_keys),
                      nullptr,
@@ -160,7 +187,8 @@ class ForwardPass {
     int64_t parts = 0;
     for (Task& task : tasks_) {
       workspace = std::max(workspace, task.kernels.forward_workspace(
-                                          task.p, std::min(task.item_rows, task.planes.rows)));
+                                          task.p, std::min(task.call_rows, task.planes.rows),
+                                          task.result.weights.data));
       if (task.by_plane)
         parts = std::max(parts, task.parts_bytes);
       else
@@ -179,10 +207,14 @@ class ForwardPass {
 
   void run_rows(const Task& task, const Item& item) const {
     const int64_t split = item.index / task.row_items % task.splits;
-    const int64_t plane = item.index / (task.row_items * task.splits);
+    const int64_t first = item.index / (task.row_items * task.splits) * task.item_planes;
     // Under is_causal the last rows see the most keys, so they go first.
-    const int64_t row = (task.row_items - 1 - item.index % task.row_items) * task.item_rows;
-    task.attend(plane, split, row, task.parts + plane * task.parts_bytes, workspace(item.thread));
+    const int64_t begin = (task.row_items - 1 - item.index % task.row_items) * task.item_rows;
+    const int64_t end = std::min(task.planes.rows, begin + task.item_rows);
+    for (int64_t plane = first; plane < first + task.item_planes; ++plane)
+      for (int64_t row = begin; row < end; row += task.call_rows)
+        task.attend(plane, split, row, end, task.parts + plane * task.parts_bytes,
+                    workspace(item.thread));
   }
 
   void run_plane(const Task& task, const Item& item) const {
@@ -190,7 +222,7 @@ class ForwardPass {
     char* const parts = memory + parts_of_thread_;
     for (int64_t split = 0; split < task.splits; ++split)
       for (int64_t row = 0; row < task.planes.rows; row += task.item_rows)
-        task.attend(item.index, split, row, parts, memory);
+        task.attend(item.index, split, row, task.planes.rows, parts, memory);
     for (int64_t row = 0; row < task.planes.rows; ++row) task.merge(item.index, row, parts);
   }
 

@@ -1,4 +1,4 @@
-// Which planes of a backward pass add to the same elements of GradMask::each or weights.
+// Which planes of a backward pass add to the same elements of GradMask::each.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 namespace qkv {
 
 // A plane is one batch item and one key/value head. Two planes are in the same class if they add to
-// the same elements of GradMask::each or weights, which are those that differ only in dimensions
-// over which one of these outputs broadcasts. The position of a plane is its place within its
+// the same elements of GradMask::each, which are those that differ only in dimensions over which
+// one of these outputs broadcasts. The position of a plane is its place within its
 // class. So planes of one class must not run at the same time, and planes at the same position of
 // different classes always may. Positions ascend with the flat index of the plane.
 class Sharing {
@@ -50,12 +50,9 @@ class Sharing {
  private:
   template <class F>
   static bool broadcasts(const BackwardArgs& args, F dimension_broadcasts) {
-    const auto shares = [&](const Output& sums) {
-      return sums.data && dimension_broadcasts(sums.strides);
-    };
-    return shares(args.weights) ||
-           std::any_of(args.grad_masks.begin(), args.grad_masks.end(),
-                       [&](const GradMask& grad) { return shares(grad.each); });
+    return std::any_of(args.grad_masks.begin(), args.grad_masks.end(), [&](const GradMask& grad) {
+      return grad.each.data && dimension_broadcasts(grad.each.strides);
+    });
   }
 
   const Problem& p_;

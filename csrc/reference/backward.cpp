@@ -107,7 +107,6 @@ void attention_backward(const Problem& p, const BackwardArgs& a) {
         for (int64_t i = 0; i < p.seqlen_q; ++i) grad_query_row(p, a, b, h, i);
       for (int m = 0; m < kMasks; ++m) grad_mask(p, a, m, b, h);
       if (a.grad_alibi_slopes.data || a.grad_sinks.data) grad_per_head(p, a, b, h);
-      if (a.weights.data) add_weights(p, a, b, h);
     }
     if (!a.grad_key.data && !a.grad_value.data) continue;
     for (int64_t hk = 0; hk < p.kv_heads; ++hk)

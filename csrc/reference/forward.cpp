@@ -10,11 +10,13 @@ namespace {
 // This is exp(score - max), and 0 where both are -inf.
 double exp_below(double max, double score) { return score == -kInf ? 0 : std::exp(score - max); }
 
-// Writes output[b, h, i, :] and lse[b, h, i], in time S * (D + Dv).
+// Writes output[b, h, i, :] and lse[b, h, i], and adds to weights[b, h, i, :], in time S * (D +
+// Dv).
 void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_t h, int64_t i) {
   const Head head(p, b, h);
   const OutputView output(p, result.output, type_of(p.dtype), b, h);
   const OutputView lse(p, result.lse, type_of(compute_type(p.dtype)), b, h);
+  const OutputView weights(p, result.weights, type_of(compute_type(p.dtype)), b, h);
   const int64_t S = p.seqlen_k;
 
   // sum = (exp(sink) + sum_j exp(score_j)) / exp(max), where max is the largest of sink and scores.
@@ -32,6 +34,7 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
     if (!head.attends(i, j)) continue;  // 0 times its value would be NaN, if that is not finite
     const double weight = head.keep(i, j) * exp_below(max, head.score(i, j));
     for (int64_t d = 0; d < p.head_dim_v; ++d) sums[d] += weight * head.value(j, d);
+    weights.add(i, j, result.weights_factor * (sum == 0 ? weight : weight / sum));
   }
   for (int64_t d = 0; d < p.head_dim_v; ++d) output.set(i, d, sum == 0 ? sums[d] : sums[d] / sum);
 

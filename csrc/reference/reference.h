@@ -19,7 +19,4 @@ void attention_hard(const Problem& problem, const HardResult& result);
 // Query i of head h may see key j: neither is_causal, nor the window, nor the mask hides it.
 bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);
 
-// Adds the weights to args.weights[b, h, :, :]. This takes time L * S * D.
-void add_weights(const Problem& problem, const BackwardArgs& args, int64_t b, int64_t h);
-
 }  // namespace qkv::reference

@@ -89,7 +89,8 @@ struct Case {
   bool grad_bias = false, grad_bias_keys = false, grad_bias_queries = false;
   bool grad_alibi_slopes = false, grad_sinks = false;
   bool weights = false;
-  // Whether grad_mask, grad_bias and weights are sums over the batch, and over the heads.
+  double weights_factor = 1;
+  // Whether grad_mask and grad_bias are sums over the batch, and they and weights over the heads.
   bool share_batch = false, share_heads = false;
 
   bool strided = false;   // tensors have any strides, zeros among them; else they are dense
@@ -116,9 +117,9 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.grad_value << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys
              << c.grad_mask_queries << " bias,keys,queries " << c.grad_bias << c.grad_bias_keys
              << c.grad_bias_queries << " slopes,sinks,weights " << c.grad_alibi_slopes
-             << c.grad_sinks << c.weights << " shared batch,heads " << c.share_batch
-             << c.share_heads << " strided " << c.strided << " at_front " << c.at_front
-             << " threads " << c.num_threads << " seed " << c.seed;
+             << c.grad_sinks << c.weights << " * " << c.weights_factor << " shared batch,heads "
+             << c.share_batch << c.share_heads << " strided " << c.strided << " at_front "
+             << c.at_front << " threads " << c.num_threads << " seed " << c.seed;
 }
 
 // Three queries and four keys in f64, for numbers that are worked out by hand.

@@ -35,7 +35,8 @@ Outputs::Outputs(const Workload& w) : w_(w) {
 }
 
 ForwardResult Outputs::forward_result(bool want_lse) const {
-  return {output_.output(), want_lse ? lse_.output() : Output{}};
+  return {output_.output(), want_lse ? lse_.output() : Output{}, weights_.output(),
+          w_.c.weights_factor};
 }
 
 BackwardArgs Outputs::backward_args() const {
@@ -49,7 +50,6 @@ BackwardArgs Outputs::backward_args() const {
       GradMask{grad_mask_.output(), grad_mask_keys_.output(), grad_mask_queries_.output()},
       GradMask{grad_bias_.output(), grad_bias_keys_.output(), grad_bias_queries_.output()}};
   a.grad_alibi_slopes = grad_alibi_slopes_.output(), a.grad_sinks = grad_sinks_.output();
-  a.weights = weights_.output();
   return a;
 }
 
@@ -77,7 +77,7 @@ void Outputs::set_output(const std::vector<double>& values) {
 }
 
 void Outputs::forward_is_done() const {
-  for (const Tensor* t : {&output_, &lse_}) t->make_read_only();
+  for (const Tensor* t : {&output_, &lse_, &weights_}) t->make_read_only();
 }
 
 void Outputs::expect_nothing_else_written() const {

@@ -48,6 +48,7 @@ void draw_options(Random& random, Case& c) {
   c.grad_alibi_slopes = c.alibi_slopes && one_in(random, 2);
   c.grad_sinks = c.sinks && one_in(random, 2);
   c.weights = option(3);
+  c.weights_factor = draw_from<double>(random, {1, 0.25});
   c.share_batch = one_in(random, 2);
   c.share_heads = one_in(random, 2);
   if (!option(3)) return;

@@ -18,7 +18,6 @@ class DropoutTest : public IsaTest {
     const Problem p = w.problem();
     const Outputs outputs(w);
     attention_forward(p, outputs.forward_result(true));
-    attention_backward(p, outputs.backward_args());
     const std::vector<double> before = w.make_weights().values();
     const std::vector<double> weights = outputs.values().weights;
     int64_t n = 0, wrong = 0;

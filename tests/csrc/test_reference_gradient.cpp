@@ -12,10 +12,6 @@ namespace {
 double loss(const Workload& w) {
   const Outputs outputs(w);
   kReference.forward(w.problem(), outputs.forward_result(true));
-  const BackwardArgs all = outputs.backward_args();
-  BackwardArgs a;
-  a.output = all.output, a.lse = all.lse, a.weights = all.weights;
-  kReference.backward(w.problem(), a);
   const Results r = outputs.values();
   const auto dot = [](const std::vector<double>& x, const Tensor& gradient) {
     const std::vector<double> y = gradient.values();

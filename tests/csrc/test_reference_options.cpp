@@ -133,14 +133,16 @@ TEST(Reference, SharedGradientsAndWeightsAreSums) {
   const std::vector<double> start = v.make_weights().values();
   for (int i = 0; i < 5; ++i)
     for (int j = 0; j < 6; ++j) {
-      double mask = start[at(0, 0, i, j)], weight = mask;
-      for (int b = 0; b < 2; ++b)
+      double mask = v.make_grad_mask(c.mask_type).values()[at(0, 0, i, j)];
+      for (int b = 0; b < 2; ++b) {
+        double weight = start[at(b, 0, i, j)];  // over the heads alone
         for (int h = 0; h < 3; ++h) {
           mask += each.grad_mask[at(b, h, i, j)] - before[at(b, h, i, j)];
           weight += each.weights[at(b, h, i, j)] - before[at(b, h, i, j)];
         }
+        EXPECT_NEAR(shared.weights[at(b, 2, i, j)], weight, 1e-13);
+      }
       EXPECT_NEAR(shared.grad_mask[at(1, 2, i, j)], mask, 1e-13);
-      EXPECT_NEAR(shared.weights[at(1, 2, i, j)], weight, 1e-13);
     }
 }
 

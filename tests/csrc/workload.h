@@ -51,11 +51,11 @@ struct Workload {
     return {type, s, output_strides(s), c.at_front};
   }
 
-  // Outputs [B..., H, L, S] that the backward pass adds to, shared as the case says. They hold
-  // eighths, which every dtype has, and the same numbers for every batch item.
-  Tensor make_weights() const { return make_sum(compute_element()); }
+  // Outputs [B..., H, L, S] that the passes add to, shared as the case says. They hold eighths,
+  // which every dtype has, and the same numbers for every batch item.
+  Tensor make_weights() const { return make_sum(compute_element(), /*over_batch=*/false); }
   Tensor make_grad_mask(MaskType mask) const {
-    return make_sum(mask == MaskType::f64 ? Type::f64 : Type::f32);
+    return make_sum(mask == MaskType::f64 ? Type::f64 : Type::f32, c.share_batch);
   }
 
   Problem problem() const {
@@ -105,11 +105,11 @@ struct Workload {
     return c.strided ? random_strides(random, s, false) : dense_strides(s);
   }
 
-  Tensor make_sum(Type type) const {
+  Tensor make_sum(Type type, bool over_batch) const {
     const Sizes s = sizes(c.heads(), c.L, c.S);
     Sizes strides = output_strides(s);
     const size_t rank = c.batch.size();
-    if (c.share_batch) std::fill_n(strides.begin(), rank, 0);
+    if (over_batch) std::fill_n(strides.begin(), rank, 0);
     if (c.share_heads) strides[rank] = 0;
     Tensor t(type, s, strides, c.at_front);
     int64_t n = 0;

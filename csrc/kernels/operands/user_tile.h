@@ -61,13 +61,14 @@ QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t k
   }
 }
 
-// The user's piece += factor * tile. Rows that share memory, because the tensor broadcasts, are
-// added in their order.
+// The user's piece += factors [lanes] * tile; null: 1. Rows that share memory, because the tensor
+// broadcasts, are added in their order.
 template <class T, class M>
 void add_tile(const Rows<M>& rows, const Tile& tile, int64_t key, int64_t keys, const T* from,
-              T factor) {
+              const T* factors) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes; v += W) {
+    const Vec<T> factor = factors ? load(factors + v) : splat(T(1));
     for (int64_t j = 0; j < keys; j += W) {
       Vec<T> square[W];
       QKV_UNROLL

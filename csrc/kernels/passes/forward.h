@@ -38,28 +38,29 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
   if (with_sink) add_sinks(p, state);
 }
 
-// Adds the values of keys [key, key + keys), whose weights are in scratch.scores, to the output of
-// a tile. Where pairs are hidden, the new output is summed beside the old one: if a value that is
-// not finite spoils it, it is summed again without the hidden pairs.
+// Adds the values of keys [key, key + keys), times weights [keys x lanes], to the output of a tile.
+// Where pairs are hidden, the new output is summed beside the old one: if a value that is not
+// finite spoils it, it is summed again without the hidden pairs.
 template <class P>
-void add_values(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& s,
+void add_values(const Problem& p, int64_t key, int64_t keys,
+                const Compute<typename P::Element>* weights, ForwardScratch<P>& s,
                 ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   const Tile& tile = state.tile;
   if (!hides_any(p) || !hides_pairs(p, tile, key, touched_keys(keys, P::kKeyMultiple)))
-    return s.products.add_values(tile, key, keys, s.scores, s.rescale, state.output, state.output);
+    return s.products.add_values(tile, key, keys, weights, s.rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
   const bool expects_none = !s.saw_nonfinite || s.products.separate_values();
   if (expects_none) {
-    s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
+    s.products.add_values(tile, key, keys, weights, s.rescale, before, state.output);
     if (!s.products.is_spoilt(tile, state.output) || s.products.separate_values()) return;
     s.saw_nonfinite = true;
   }
-  if (s.products.hides_nonfinite(tile, key, keys, s.scores))
-    s.products.add_visible_values(tile, key, keys, s.scores, s.rescale, before, state.output);
+  if (s.products.hides_nonfinite(tile, key, keys, weights))
+    s.products.add_visible_values(tile, key, keys, weights, s.rescale, before, state.output);
   else if (!expects_none)
-    s.products.add_values(tile, key, keys, s.scores, s.rescale, before, state.output);
+    s.products.add_values(tile, key, keys, weights, s.rescale, before, state.output);
 }
 
 // Scores, weights and output of one tile of queries for keys [key, key + keys).
@@ -67,14 +68,15 @@ template <class P>
 void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scratch,
             ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
-  T* scores = scratch.scores;
+  T* scores = state.weights.at(state.tile, key, keys, scratch.scores);
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   apply_score_options<T>(p, state.tile, key, keys, scores, nullptr);
   (state.tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, scores, state.max,
                                                                             state.sum,
                                                                             scratch.rescale);
   if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
-  add_values(p, key, keys, scratch, state);
+  state.weights.rescale(state.tile, key, scratch.rescale);
+  add_values(p, key, keys, scores, scratch, state);
 }
 
 template <class P>
@@ -82,7 +84,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
                 void* workspace) {
   using T = Compute<typename P::Element>;
   Arena arena(workspace);
-  ForwardScratch<P> scratch(arena, p, item.row_end - item.row_begin);
+  ForwardScratch<P> scratch(arena, p, item.row_end - item.row_begin, result.weights.data);
 
   const bool with_sink = p.sinks.data && item.key_begin == 0;
   int64_t tiles = 0;

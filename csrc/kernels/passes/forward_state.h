@@ -3,6 +3,7 @@
 
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
+#include "kernels/passes/kept_weights.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/exp.h"
@@ -19,6 +20,7 @@ struct ForwardState {
   T* output;                // [Dv x lanes], or laid out as P does; not yet divided by sum
   T* max;                   // [lanes]
   T* sum;                   // [lanes]
+  KeptWeights<T> weights;
 };
 
 template <class P>
@@ -27,17 +29,18 @@ struct ForwardScratch {
   using Factor = typename P::Factor;
 
   P products;
-  T *rows, *scores, *rescale;
-  T* spare;  // a second output, for add_values, where pairs can be hidden
+  T *rows, *rescale;
+  T* scores;  // of a block of keys, where KeptWeights has no place for them
+  T* spare;   // a second output, for add_values, where pairs can be hidden
   Dropout<T> dropout;
   ForwardState<P>* tiles;
   bool saw_nonfinite = false;  // whether a block of values held NaN or an infinity
 
-  ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count)
+  ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count, bool with_weights)
       : products(arena, p),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
-        scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
         rescale(arena.take<T>(kTileRows<T>)),
+        scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
         spare(hides_any(p) ? arena.take<T>(P::output_size(p)) : nullptr),
         dropout(p) {
     const int64_t count = (rows_count + kTileRows<T> - 1) / kTileRows<T>;
@@ -46,12 +49,15 @@ struct ForwardScratch {
     Factor* query = arena.take<Factor>(count * query_size);
     T* output = arena.take<T>(count * output_size);
     T* state = arena.take<T>(count * kTileRows<T> * 2);
+    const int64_t weights_size = with_weights ? KeptWeights<T>::size(p) : 0;
+    T* weights = arena.take<T>(count * weights_size);
     if (arena.counting()) return;
     for (int64_t t = 0; t < count; ++t) {
       tiles[t].memory = query + t * query_size;
       tiles[t].output = output + t * output_size;
       tiles[t].max = state + t * kTileRows<T> * 2;
       tiles[t].sum = tiles[t].max + kTileRows<T>;
+      tiles[t].weights = KeptWeights<T>(with_weights ? weights + t * weights_size : nullptr);
     }
   }
 };
@@ -90,10 +96,11 @@ void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows
   }
 }
 
-// Divides the output of a tile by the sum of its weights and writes it.
+// Divides the output of a tile, and its weights if they are wanted, by the sum of the weights, and
+// writes them.
 template <class P>
 void finish_tile(const Problem& p, const ForwardResult& result, const ForwardItem& item,
-                 const ForwardScratch<P>& scratch, const ForwardState<P>& state) {
+                 const ForwardScratch<P>& scratch, ForwardState<P>& state) {
   using E = typename P::Element;
   using T = Compute<E>;
   const Tile& tile = state.tile;
@@ -101,6 +108,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
     const Vec<T> sum = load(state.sum + v);
     store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
   }
+  if (result.weights.data) state.weights.add_to(p, result, tile, scratch.rescale, scratch.scores);
   const T* rows = scratch.products.output_rows(tile, scratch.rescale, state.output, scratch.rows);
   double log_sum[kTileRows<T>];
   log_sum_exp(state, log_sum);

@@ -77,7 +77,7 @@ void add_grad_mask_of_tile(const Problem& p, const BackwardArgs& a, const Backwa
   if (row_sums) add_row_sums(tile, keys, grad_scores, row_sums + tile.row);
 }
 
-// Computes P and dS of one tile and everything that is made of them but dK and dV: the weights, the
+// Computes P and dS of one tile and everything that is made of them but dK and dV: the
 // gradients of masks and slopes, and dQ.
 template <class E>
 void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
@@ -87,9 +87,6 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   const Tile& tile = t.tile;
   T* grad_scores = s.grad_scores + at;
   grad_scores_of_tile(p, a, t, key, keys, at, s);
-  if (a.weights.data)
-    add_tile<T>(rows_of<T>(p, a.weights, tile.batch, tile.kv_head), tile, key, keys, s.weights + at,
-                T(dropout_scale(p.dropout_p)));
   for (int m = 0; m < kMasks; ++m)
     add_grad_mask_of_tile(p, a, item, m, tile, key, keys, grad_scores, s);
   if (item.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, item.grad_slopes);

@@ -12,7 +12,7 @@ namespace qkv::QKV_ISA {
 template <class T>
 void add_grad_mask(const Problem& p, MaskType type, const Output& to, const Tile& tile, int64_t key,
                    int64_t keys, const T* grad_scores) {
-  const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, T(1)); };
+  const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, nullptr); };
   type == MaskType::f64 ? add(rows_of<double>(p, to, tile.batch, tile.kv_head))
                         : add(rows_of<float>(p, to, tile.batch, tile.kv_head));
 }

@@ -1,16 +1,8 @@
-// The weights themselves, and their dot products with the gradients that the caller has of them.
+// The dot products of the weights with the gradients that the caller has of them.
 #include "reference/backward_head.h"
 #include "reference/reference.h"
 
 namespace qkv::reference {
-
-void add_weights(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
-  const BackwardHead head(p, a, b, h);
-  const OutputView weights(p, a.weights, type_of(compute_type(p.dtype)), b, h);
-  for (int64_t i = 0; i < p.seqlen_q; ++i)
-    for (int64_t j = 0; j < p.seqlen_k; ++j)
-      if (head.attends(i, j)) weights.add(i, j, head.weight(i, j));
-}
 
 namespace {
 
