@@ -11,8 +11,8 @@ from rounding import magnitudes
 from torch.nn.attention.varlen import AuxRequest
 
 from qkv import testing
-from qkv.testing.hard import look_up
-from qkv.testing.scores import leading, repeat_heads
+from qkv.testing._hard import look_up
+from qkv.testing._scores import leading, repeat_heads
 
 INF = float("inf")
 SOFT = (
@@ -216,6 +216,54 @@ def weights_backward(call, results):
         truth = expected[name].sum_to_size(y.shape) if name == "query" else expected[name]
         size = times(sizes[name], whole.numel() / max(1, query.numel()) if name == "query" else 1)
         close(f"the gradient of {name}", y, truth, size, query.dtype)
+
+
+def output_and_weights(call):
+    """A function of query, key, value and options that returns both, as the operator does."""
+
+    def f(query, key, value, **options):
+        plain = {n: x for n, x in options.items() if n != "dtype"}
+        weights = testing.attention_weights(query, key, reduce=call["reduce"], **plain)
+        return reference(query, key, value, **plain)[0], weights
+
+    return f
+
+
+def hold_gradients_of_both(call, found, grads):
+    """Holds {name: gradient} of attention_with_weights, of which query has all dimensions."""
+    inputs, options = plain(call)
+    query, key, _ = inputs
+    eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
+    whole = whole_weights(grads[1], query, key.size(-2), call["reduce"])
+    sizes = magnitudes(*inputs, **options, grads=(grads[0], None))
+    more = magnitudes(query, key, eye, **options, grads=(whole, None))
+    expected = true_gradients(output_and_weights(call), inputs, options, grads, list(found))
+    for name, x in found.items():
+        size = sizes[name]
+        if name != "value":
+            size = size._replace(
+                terms=size.terms + more[name].terms, top=max(size.top, more[name].top)
+            )
+        close(f"the gradient of {name}", x, expected[name], size, query.dtype)
+
+
+def with_weights(call, results):
+    inputs, options = plain(call)
+    dtype, results = inputs[0].dtype, results[:2]
+    sizes = magnitudes(*inputs, **options, grads=(None, None))
+    terms = inputs[0].size(-2) if call["reduce"] == "queries" else 1
+    truths = output_and_weights(call)(*(x.double() for x in inputs), **widen(options))
+    close("the output", results[0], truths[0], sizes["output"], dtype)
+    weights_size = sizes["output"]._replace(terms=terms * max(1, inputs[1].size(-2)))
+    close("the weights", results[1], truths[1], weights_size, dtype)
+    grads = random_like(results)
+    hold_gradients_of_both(call, found_gradients(call, results, grads), grads)
+
+
+def with_weights_backward(call, results):
+    forward_again(torch.ops.qkv.with_weights_forward, call, ("output", None, "logsumexp"))
+    wanted = returned(torch.ops.qkv.with_weights_backward, results)
+    hold_gradients_of_both(call, wanted, [call["grad_output"], call["grad_weights"]])
 
 
 # --- the best key -------------------------------------------------------------------------------

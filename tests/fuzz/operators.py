@@ -85,9 +85,16 @@ def seeded(call):
 def weights_calls(draw):
     """Calls of attention_weights: attention's without the value and the dimensions that only it
     has."""
+    call = draw(with_weights_calls())
+    del call["value"]
+    return call
+
+
+@st.composite
+def with_weights_calls(draw):
+    """Calls of attention_with_weights in which query has all leading dimensions."""
     call = draw(dense(SOFT))
     output = python_attention(**{n: x for n, x in call.items() if n != "dropout_p"})
-    del call["value"]
     grad = call["query"].requires_grad
     query = call["query"].detach().expand(*output.shape[:-1], -1)
     reduce = draw(st.sampled_from(["heads", "queries", None]))
@@ -177,6 +184,18 @@ def weights_backward_calls(draw):
     }  # fmt: skip
 
 
+@st.composite
+def with_weights_backward_calls(draw):
+    call = low_level([n for n in NO_OPTIONS if n not in PACKED])
+    call |= seeded(without_grad(draw(with_weights_calls())))
+    output, weights, lse = ops.with_weights_forward(**call)
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    return call | {
+        "grad_output": torch.randn_like(output), "grad_weights": torch.randn_like(weights),
+        "output": output, "logsumexp": lse, "output_mask": draw(masks(ops.with_weights_backward)),
+    }  # fmt: skip
+
+
 HARD = (
     "attn_mask", "bias", "alibi_slopes", "scale", "enable_gqa", "window_size", "softcap",
     "is_causal",
@@ -231,6 +250,9 @@ OPERATORS = {
         held.attention,
     ),
     "attention_weights": Operator(ops.attention_weights, weights_calls(), held.weights),
+    "attention_with_weights": Operator(
+        ops.attention_with_weights, with_weights_calls(), held.with_weights
+    ),
     "hard_attention": Operator(ops.hard_attention, hard_calls(), held.hard),
     "varlen_attention": Operator(ops.varlen_attention, packed_calls(), held.packed),
     "varlen_attention, paged": Operator(
@@ -253,12 +275,20 @@ OPERATORS = {
     "weights_forward": Operator(
         ops.weights_forward, through_low_level(weights_calls(), WEIGHTS), held.weights
     ),
+    "with_weights_forward": Operator(
+        ops.with_weights_forward,
+        through_low_level(with_weights_calls(), (*WEIGHTS, "value")),
+        held.with_weights,
+    ),
     "hard_forward": Operator(ops.hard_forward, through_low_level(hard_calls(), HARD), held.hard),
     "attention_backward": Operator(
         ops.attention_backward, attention_backward_calls(), held.attention_backward
     ),
     "weights_backward": Operator(
         ops.weights_backward, weights_backward_calls(), held.weights_backward
+    ),
+    "with_weights_backward": Operator(
+        ops.with_weights_backward, with_weights_backward_calls(), held.with_weights_backward
     ),
     "hard_backward": Operator(ops.hard_backward, hard_backward_calls(), held.hard_backward),
 }

@@ -16,8 +16,8 @@ from common import HALVES, INF
 
 import qkv
 from qkv import testing
-from qkv.testing.dropout import dropped
-from qkv.testing.scores import repeat_heads
+from qkv.testing._dropout import dropped
+from qkv.testing._scores import repeat_heads
 
 FLOOR = 2
 NO_WEIGHT = 1e-36  # weights below the normal numbers of f32 may be 0
@@ -87,7 +87,7 @@ def score_sizes(query, key, attn_mask=None, *, scale=None, alibi_slopes=None, bi
         query.abs(), key.abs(), added(attn_mask), bias=added(bias),
         enable_gqa=options.get("enable_gqa", False),
         scale=None if scale is None else abs(scale),
-        alibi_slopes=None if alibi_slopes is None else -alibi_slopes.abs(),
+        alibi_slopes=None if alibi_slopes is None else -alibi_slopes.double().abs(),
     )[0]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from qkv.bench.case import Case
 from qkv.bench.check import WrongAnswer, check
 from qkv.bench.options import OPTIONS
 from qkv.bench.suites import Entry
-from qkv.testing.tolerance import ROUNDINGS
+from qkv.testing._tolerance import ROUNDINGS
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
 

@@ -410,9 +410,9 @@ class TestNotYet:
             torch.func.jvp(f, (tensor,), (torch.ones_like(tensor),))
 
     @pytest.mark.parametrize("f", [
-        lambda q, k, v: qkv.attention_weights(q, k),
-        lambda q, k, v: qkv.attention_weights(q, k, reduce="heads"),
-        lambda q, k, v: qkv.attention_weights(q, k, reduce="queries"),
+        lambda q, k, v: qkv.attention_weights(q, k, softcap=2.0),
+        lambda q, k, v: qkv.attention_weights(q, k, reduce="heads", softcap=2.0),
+        lambda q, k, v: qkv.attention_with_weights(q, k, v, reduce="queries", softcap=2.0)[1],
         lambda q, k, v: qkv.hard_attention(q, k, v, straight_through=True),
         lambda q, k, v: qkv.varlen_attn(
             *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 6]), torch.tensor([0, 7]),

@@ -12,7 +12,7 @@ from strategies import cases
 
 import qkv
 from qkv import testing
-from qkv.testing.scores import repeat_heads
+from qkv.testing._scores import repeat_heads
 
 pytestmark = pytest.mark.usefixtures("isa")
 

@@ -330,16 +330,22 @@ def test_ensemble():
     lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sum())(y).sum())(x),
 ], ids=["forward mode", "second order"])  # fmt: skip
 def test_second_derivatives_and_forward_mode(derive):
-    """As torch's layer has them; with an option or the weights an error, and never zeros."""
+    """As torch's layer has them; with an option an error, and never zeros."""
     layer = MultiheadAttention(E, H).double()
     capped = MultiheadAttention(E, H, softcap=2.0).double()
     x = torch.randn(L, E, dtype=torch.float64)
+    forward = nn.MultiheadAttention.forward
     found = derive(lambda x: layer(x, x, x, need_weights=False)[0], x)
-    expected = derive(lambda x: nn.MultiheadAttention.forward(layer, x, x, x)[0], x)
-    torch.testing.assert_close(found, expected)
-    for other, output in ((capped, 0), (layer, 1)):
+    torch.testing.assert_close(found, derive(lambda x: forward(layer, x, x, x)[0], x))
+    for result in (0, 1):  # the output beside the weights, and the weights
+        found, expected = (
+            derive(lambda x, f=f, i=result: f(layer, x, x, x)[i].sin(), x)
+            for f in (MultiheadAttention.forward, forward)
+        )
+        torch.testing.assert_close(found, expected)
+    for need_weights in (False, True):
         with pytest.raises((NotImplementedError, RuntimeError), match="not implemented yet"):
-            derive(lambda x, f=other, i=output: f(x, x, x, need_weights=i == 1)[i], x)
+            derive(lambda x, w=need_weights: capped(x, x, x, need_weights=w)[0], x)
 
 
 # Other devices.

@@ -15,6 +15,7 @@ ENDS = torch.tensor([0, 2, 6])
 FUNCTIONS = {
     qkv.attention: ("attention", (Q, Q, Q), {"return_lse"}),
     qkv.attention_weights: ("attention_weights", (Q, Q), set()),
+    qkv.attention_with_weights: ("attention_with_weights", (Q, Q, Q), set()),
     qkv.hard_attention: ("hard_attention", (Q, Q, Q), {"return_index"}),
     qkv.varlen_attn: (
         "varlen_attention", (PACKED, PACKED, PACKED, ENDS, ENDS, 4, 4),

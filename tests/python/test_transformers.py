@@ -574,7 +574,7 @@ def test_missing_or_old_transformers(monkeypatch, found, message):
             raise importlib.metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(qkv.integrations.transformers.version, "version", version)
+    monkeypatch.setattr(qkv.integrations.transformers._version, "version", version)
     with pytest.raises(ImportError, match=message):
         qkv.integrations.transformers.register()
 

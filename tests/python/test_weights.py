@@ -1,4 +1,5 @@
-"""qkv.attention_weights: all weights, their mean over heads, their sum over queries; gradients."""
+"""qkv.attention_weights and qkv.attention_with_weights: all weights, their mean over heads, their
+sum over queries; gradients."""
 
 import pytest
 import torch
@@ -145,6 +146,103 @@ def test_gradcheck(reduce, options):
     assert torch.autograd.gradcheck(f, inputs)
 
 
+OPTIONS_WITH_VALUE = {
+    **OPTIONS,
+    "learned": {
+        "attn_mask": torch.randn(4, 1, 23).double().requires_grad_(),
+        "alibi_slopes": torch.rand(4).double().requires_grad_(),
+        "sinks": torch.randn(2, 4).double().requires_grad_(),
+        "dropout_p": 0.2,
+    },
+}
+
+
+@pytest.mark.usefixtures("isa")
+@reductions
+class TestWithOutput:
+    """attention_with_weights: what attention and attention_weights return, at once."""
+
+    @pytest.mark.parametrize("options", OPTIONS_WITH_VALUE)
+    @pytest.mark.parametrize("used", ["output", "weights", "both"])
+    def test_against_reference(self, reduce, options, used):
+        options = OPTIONS_WITH_VALUE[options]
+        query, key = make()
+        value = torch.randn(2, 4, 23, 9).double().requires_grad_()
+        seed = {"dropout_seed": seed_of(query)} if options.get("dropout_p") else {}
+        torch.manual_seed(3)
+        ours = qkv.attention_with_weights(query, key, value, reduce=reduce, **options)
+        truth = (
+            testing.attention(query, key, value, **options, **seed),
+            attend_weights(query, key, reduce, **options, **seed),
+        )
+        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+        wanted = {"output": (1.0, 0.0), "weights": (0.0, 1.0), "both": (1.0, 1.0)}[used]
+        leaves = [x for x in (query, key, value, *options.values()) if is_float(x)]
+        leaves = [x for x in leaves if x.requires_grad and not (used == "weights" and x is value)]
+        g = [torch.randn_like(x) for x in truth]
+        found, expected = (
+            torch.autograd.grad(
+                [x for x, w in zip(results, wanted, strict=True) if w], leaves,
+                [x for x, w in zip(g, wanted, strict=True) if w],
+            )
+            for results in (ours, truth)
+        )  # fmt: skip
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+    def test_no_gradient_reaches_the_value_through_the_weights(self, reduce):
+        query, key = make()
+        value = torch.randn(2, 4, 23, 9).double().requires_grad_()
+        _, weights = qkv.attention_with_weights(query, key, value, reduce=reduce)
+        (grad,) = torch.autograd.grad(weights.sin().sum(), value)
+        assert (grad == 0).all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_is_what_the_two_are(self, reduce, dtype):
+        """The weights to the last bit, the output as well but for the order in which the keys of
+        few rows are added up."""
+        query, key = (x.detach() for x in make(200, 300, dtype=dtype))
+        value = torch.randn(2, 4, 300, 9).to(dtype)
+        output, weights = qkv.attention_with_weights(query, key, value, reduce=reduce)
+        assert torch.equal(weights, qkv.attention_weights(query, key, reduce=reduce))
+        assert torch.equal(output, qkv.attention(query, key, value))
+        one = query[..., :1, :]
+        output, weights = qkv.attention_with_weights(one, key, value, reduce=reduce)
+        assert torch.equal(weights, qkv.attention_weights(one, key, reduce=reduce))
+        torch.testing.assert_close(output, qkv.attention(one, key, value))
+
+    def test_broadcast_key_in_half_precision(self, reduce):
+        """The gradient of a key that several queries share is added up in float32."""
+        query = torch.randn(2, 4, 20, 8).bfloat16().requires_grad_()
+        key, value = (torch.randn(1, 4, 23, 8).bfloat16().requires_grad_() for _ in range(2))
+        leaves = (query, key, value)
+        ours = qkv.attention_with_weights(*leaves, reduce=reduce)
+        wide = [x.detach().double().requires_grad_() for x in leaves]
+        truth = qkv.attention_with_weights(*wide, reduce=reduce)
+        g = [torch.randn_like(x) for x in ours]
+        found = torch.autograd.grad(ours, leaves, g)
+        expected = torch.autograd.grad(truth, wide, [x.double() for x in g])
+        for x, y in zip((*ours, *found), (*truth, *expected), strict=True):
+            assert testing.rms_error(x.detach(), y.detach()) < 1e-2
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.usefixtures("isa")
+@reductions
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.4, "is_causal": True}])
+@pytest.mark.parametrize("function", [qkv.attention_weights, qkv.attention_with_weights])
+def test_second_order_and_forward_mode(reduce, options, function):
+    inputs = [x.detach()[:1, :2, :4, :3].requires_grad_() for x in make()]
+    if function is qkv.attention_with_weights:
+        inputs.append(torch.randn(1, 2, 4, 3).double().requires_grad_())
+
+    def f(*inputs):
+        torch.manual_seed(3)
+        return function(*inputs, reduce=reduce, **options)
+
+    assert torch.autograd.gradcheck(f, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, inputs)
+
+
 @pytest.mark.usefixtures("isa")
 class TestMeaning:
     def test_they_are_what_attention_uses(self):
@@ -177,6 +275,16 @@ class TestMeaning:
         for reduce in (None, "heads", "queries"):
             weights = qkv.attention_weights(query, key, torch.arange(23) < 20, reduce=reduce)
             assert weights.isfinite().all() and (weights[..., 20:] == 0).all()
+
+    @pytest.mark.parametrize("H, Hkv, L", [(4, 4, 20), (4, 4, 1), (6, 2, 90)])
+    def test_rows_that_see_junk_are_nan_where_they_see(self, H, Hkv, L):
+        query, key = (x.detach() for x in make(L, 23, H, Hkv, torch.float32))
+        key[..., 7, :] = float("nan")
+        mask = torch.arange(23) < 20
+        mask = torch.where(torch.arange(L)[:, None] % 2 == 0, mask, mask & (torch.arange(23) != 7))
+        weights = qkv.attention_weights(query, key, mask, enable_gqa=H != Hkv)
+        assert torch.equal(weights.isnan(), (mask & mask[:, 7:8]).expand(weights.shape))
+        assert (weights[~mask.expand(weights.shape)] == 0).all()
 
 
 @pytest.mark.usefixtures("isa")
@@ -224,3 +332,5 @@ def test_bad_call(change, exception, message):
     arguments = {"query": torch.zeros(2, 4, 5, 8), "key": torch.zeros(2, 4, 5, 8), **change}
     with pytest.raises(exception, match=message):
         qkv.attention_weights(**arguments)
+    with pytest.raises(exception, match=message):
+        qkv.attention_with_weights(**arguments, value=torch.zeros(2, 4, 5, 8))

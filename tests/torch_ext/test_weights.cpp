@@ -66,6 +66,31 @@ TEST_P(Weights, SumOverQueries) {
   expect_weights(attention_weights(query, key, c.options, "queries"), expected.sum(-2));
 }
 
+TEST_P(Weights, BesideTheOutput) {
+  const auto value = randn(c.key);
+  for (const double p : {0.0, 0.4}) {
+    const auto options = AttentionOptions(c.options).dropout_p(p);
+    const auto seeded = [&](const auto& f) {
+      torch::manual_seed(5);
+      return f();
+    };
+    for (const auto reduce : {std::optional<std::string_view>(), {"heads"}, {"queries"}}) {
+      const auto [output, weights] =
+          seeded([&] { return attention_with_weights(query, key, value, options, reduce); });
+      const auto inputs = leaves({query, key, value}, c.options);
+      const auto alone = seeded([&] { return attention(query, key, value, options); });
+      const auto its = seeded([&] { return attention_weights(query, key, options, reduce); });
+      expect_close(output, alone, kTolerance);
+      expect_close(weights, its, kTolerance);
+      const auto gradients = [&](const at::Tensor& loss) {
+        return torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true);
+      };
+      expect_close(gradients(output.sin().sum() + weights.cos().sum()),
+                   gradients(alone.sin().sum() + its.cos().sum()), kTolerance);
+    }
+  }
+}
+
 TEST_P(Weights, TimesValueIsAttention) {
   if (c.options.enable_gqa()) return;
   const auto value = randn(c.key);

@@ -23,6 +23,7 @@ def attention(x: Tensor, lse: bool) -> None:
 
 def others(x: Tensor) -> None:
     assert_type(qkv.attention_weights(x, x, reduce="heads", sinks=x), Tensor)
+    assert_type(qkv.attention_with_weights(x, x, x, reduce="heads"), tuple[Tensor, Tensor])
     qkv.attention_weights(x, x, reduce="keys")  # pyright: ignore[reportArgumentType]
     assert_type(qkv.hard_attention(x, x, x, straight_through=True), Tensor)
     assert_type(qkv.hard_attention(x, x, x, return_index=True, scale=0.5), Pair)

@@ -1,6 +1,5 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
 #include <torch/nn/modules/activation.h>
 
 #include "nn/masks.h"
@@ -98,16 +97,12 @@ std::tuple<Tensor, Tensor> MultiheadAttentionImpl::forward(
   call.dropout_p(is_training() ? options.dropout() : 0.0).enable_gqa(false);
 
   Tensor output, weights;
-  if (need_weights && call.dropout_p() > 0) {
-    // Two calls would drop different weights; and those that are returned are those that count.
-    weights = attention_weights(q, k, call);
-    output = at::matmul(weights, v);
-    if (average_attn_weights) weights = weights.mean(1);
+  if (need_weights) {
+    const auto reduce =
+        average_attn_weights ? std::optional<std::string_view>("heads") : std::nullopt;
+    std::tie(output, weights) = attention_with_weights(q, k, v, call, reduce);
   } else {
     output = attention(q, k, v, call);
-    if (need_weights)
-      weights = average_attn_weights ? attention_weights(q, k, call, "heads")
-                                     : attention_weights(q, k, call);
   }
   return {out_proj->forward(output.permute({2, 0, 1, 3}).flatten(2)), weights};
 }

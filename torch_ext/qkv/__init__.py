@@ -5,20 +5,20 @@ from qkv._library import load as _load
 _load()  # before anything that calls torch.ops.qkv
 
 from qkv import nn  # noqa: E402
+from qkv._conversion import convert  # noqa: E402
+from qkv._functional import attention  # noqa: E402
+from qkv._half_products import half_products, set_half_products  # noqa: E402
+from qkv._hard import hard_attention  # noqa: E402
+from qkv._isa import active_isa, set_isa, supported_isas  # noqa: E402
+from qkv._kvcache import attention_with_kvcache  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
-from qkv.conversion import convert  # noqa: E402
-from qkv.functional import attention  # noqa: E402
-from qkv.half_products import half_products, set_half_products  # noqa: E402
-from qkv.hard import hard_attention  # noqa: E402
-from qkv.isa import active_isa, set_isa, supported_isas  # noqa: E402
-from qkv.kvcache import attention_with_kvcache  # noqa: E402
-from qkv.merge import merge  # noqa: E402
-from qkv.replace import register as _register_flash_attention  # noqa: E402
-from qkv.replace import replace_sdpa, sdpa_report  # noqa: E402
-from qkv.varlen import varlen_attn  # noqa: E402
+from qkv._merge import merge  # noqa: E402
+from qkv._replace import register as _register_flash_attention  # noqa: E402
+from qkv._replace import replace_sdpa, sdpa_report  # noqa: E402
+from qkv._varlen import varlen_attn  # noqa: E402
+from qkv._vmap import register as _register_vmap  # noqa: E402
+from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
 from qkv.version import __version__  # noqa: E402
-from qkv.vmap import register as _register_vmap  # noqa: E402
-from qkv.weights import attention_weights  # noqa: E402
 
 _register_vmap()
 _register_flash_attention()
@@ -29,6 +29,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "attention_with_kvcache",
+    "attention_with_weights",
     "cmake_prefix_path",
     "convert",
     "half_products",

@@ -95,10 +95,12 @@ Results attend_dense(const Layer& layer, const Inputs& inputs,
   }
   auto [query, key, value] = layer.project(inputs);
   for (at::Tensor* tensor : {&query, &key, &value}) *tensor = tensor->transpose(1, 2);
-  at::Tensor output = qkv::attention(query, key, value, options), weights;
+  at::Tensor output, weights;
   if (need_weights) {
     const auto reduce = average_weights ? std::optional<std::string_view>("heads") : std::nullopt;
-    weights = attention_weights(query, key, options, reduce);
+    std::tie(output, weights) = attention_with_weights(query, key, value, options, reduce);
+  } else {
+    output = qkv::attention(query, key, value, options);
   }
   return std::tuple(layer.merge(output.transpose(1, 2)), weights);
 }

@@ -75,6 +75,12 @@ QKV_API at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& 
                                      const AttentionOptions& options = {},
                                      std::optional<std::string_view> reduce = std::nullopt);
 
+// attention and, as the second result, the weights that it has averaged the values with: those of
+// attention_weights, with the same dropout, from the same pass. Both are differentiable.
+QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_weights(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const AttentionOptions& options = {}, std::optional<std::string_view> reduce = std::nullopt);
+
 // The value at the key with the largest score, the first if several have it, instead of the
 // average: [..., H, L, Dv]; and which key that is: int64 [..., H, L]. A row with nothing to attend
 // to: output 0, index -1. There is no dropout and there are no sinks. The gradient goes to the

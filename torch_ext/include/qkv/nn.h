@@ -38,7 +38,7 @@ class QKV_API MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAtte
   // grows with L * S. S counts the keys that add_bias_kv and add_zero_attn add.
   //
   // key_padding_mask [B, S], attn_mask [L, S] or [B * H, L, S]: bool, true hides the key, or
-  // floating, added to the scores. Differentiable as qkv::attention is, with weights once. Throws
+  // floating, added to the scores. Differentiable as qkv::attention is. Throws
   // c10::Error, naming the argument.
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Tensor& key,
                                              const at::Tensor& value,

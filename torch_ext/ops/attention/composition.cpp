@@ -24,6 +24,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The steps of a call, in the compute type.
 struct Steps {
+  // No value: for the weights alone.
   at::Tensor query, key, value;  // each with a head for every head of query, or one for all
   c10::SymFloat scale;
   at::Tensor scores, dead;   // dead [..., L, 1]: whether a row has nothing to attend to
@@ -89,7 +90,7 @@ Steps steps_of(const Call& call) {
   Steps steps;
   steps.query = call[arg::query].to(type);
   steps.key = for_each_head(call, call[arg::key], type);
-  steps.value = for_each_head(call, call[arg::value], type);
+  if (call.has(arg::value)) steps.value = for_each_head(call, call[arg::value], type);
   steps.scale = call.options.scale
                     ? c10::SymFloat(*call.options.scale)
                     : c10::SymFloat(1.0) / c10::SymFloat(steps.query.sym_size(-1)).sqrt();
@@ -106,15 +107,29 @@ at::Tensor after_dropout(const at::Tensor& weights, const Steps& steps) {
   return steps.kept.defined() ? weights.mul(steps.kept) : weights;
 }
 
+at::Tensor reduced_weights(const at::Tensor& weights, Reduce reduce) {
+  if (reduce == Reduce::queries) return weights.sum(-2);
+  return reduce == Reduce::heads && weights.dim() > 2 ? weights.mean(-3) : weights;
+}
+
+// The gradient of the weights after dropout, [..., H, L, S], from that of the reduced ones.
+at::Tensor grad_of_each(const at::Tensor& grad, const Steps& steps, Reduce reduce) {
+  if (reduce == Reduce::queries) return grad.unsqueeze(-2);
+  if (reduce == Reduce::none || steps.weights.dim() == 2) return grad;
+  return grad.unsqueeze(-3).div(c10::Scalar(steps.weights.sym_size(-3)));
+}
+
 // The gradient of the scores.
 at::Tensor grad_scores(const Call& call, const Steps& steps) {
-  at::Tensor grad = at::zeros_like(steps.weights);
-  if (call.has(arg::grad_output)) {
-    const at::Tensor grad_output = call[arg::grad_output].to(steps.weights.scalar_type());
-    const at::Tensor of_weights =
-        after_dropout(at::matmul(grad_output, steps.value.transpose(-2, -1)), steps);
-    grad = of_weights.sub(of_weights.mul(steps.weights).sum(-1, /*keepdim=*/true));
-  }
+  at::Tensor of_weights = at::zeros_like(steps.weights);
+  const at::ScalarType type = of_weights.scalar_type();
+  if (call.has(arg::grad_output))
+    of_weights = at::matmul(call[arg::grad_output].to(type), steps.value.transpose(-2, -1));
+  if (call.has(arg::grad_weights))
+    of_weights =
+        of_weights.add(grad_of_each(call[arg::grad_weights].to(type), steps, call.options.reduce));
+  of_weights = after_dropout(of_weights, steps);
+  at::Tensor grad = of_weights.sub(of_weights.mul(steps.weights).sum(-1, /*keepdim=*/true));
   if (call.has(arg::grad_logsumexp)) grad = grad.add(call[arg::grad_logsumexp].unsqueeze(-1));
   return grad.mul(steps.weights);
 }
@@ -130,10 +145,20 @@ bool composes_attention(const Call& call) {
 
 Tensors attention_forward_composition(const Call& call) {
   const Steps steps = steps_of(call);
-  const at::Tensor output = at::matmul(after_dropout(steps.weights, steps), steps.value);
-  const at::Tensor lse =
-      at::logsumexp(steps.scores, -1).masked_fill(steps.dead.squeeze(-1), -kInfinity);
-  return {output.to(call[arg::query].scalar_type()), lse};
+  const at::Tensor weights = after_dropout(steps.weights, steps);
+  const at::ScalarType type = call[arg::query].scalar_type();
+  Tensors results;
+  for (const Argument result : call.op->results) {
+    if (result == arg::output) {
+      results.push_back(at::matmul(weights, steps.value).to(type));
+    } else if (result == arg::weights) {
+      results.push_back(reduced_weights(weights, call.options.reduce).to(type));
+    } else {
+      results.push_back(
+          at::logsumexp(steps.scores, -1).masked_fill(steps.dead.squeeze(-1), -kInfinity));
+    }
+  }
+  return results;
 }
 
 Tensors attention_backward_composition(const Call& call) {

@@ -36,7 +36,7 @@ Tensors backward_meta(const Call& call) {
   return empty_gradients(call);
 }
 
-// For those who call attention_forward themselves: jagged.py.
+// For those who call attention_forward themselves: _jagged.py.
 Tensors forward_autocast(const Call& call) {
   Call cast = call;
   const Autocast autocast(cast);

@@ -1,14 +1,18 @@
-// Dispatch key CPU: attention_weights. The kernels' backward pass goes over the weights anyway:
-// it hands them out, or sums them over the queries.
+// Dispatch key CPU: attention_weights and attention_with_weights. The kernels' forward pass makes
+// the weights anyway, and hands them out; the sum over the queries is made by the backward pass.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
 
+#include <algorithm>
+
+#include "ops/attention/attention.h"
 #include "ops/weights/weights.h"
 #include "tensors/copies.h"
 #include "tensors/gradients.h"
 #include "tensors/large_memory.h"
+#include "tensors/layout.h"
 
 namespace qkv {
 namespace {
@@ -25,34 +29,27 @@ at::TensorOptions compute_options(const Call& call) {
   return call[arg::query].options().dtype(compute_type(call[arg::query].scalar_type()));
 }
 
-at::Tensor lse_of(const Call& call, const Sizes<int64_t>& sizes) {
-  at::Tensor lse = at::empty(sizes.lse(), compute_options(call));
-  KernelCall kernel(call, sizes);
-  ForwardResult result;
-  kernel.bind(result.lse, lse, Dims::head_row);
-  kernel.set_strides();
-  if (has_queries(kernel.problem)) attention_forward(kernel.problem, result);
-  return lse;
-}
-
 // What the weights are added to, in the compute type.
 at::Tensor zero_weights(const Call& call, c10::IntArrayRef shape) {
   return zeros(shape, c10::contiguous_strides(shape), compute_type(call[arg::query].scalar_type()));
 }
 
-// [..., H, L, S], or their mean over heads.
-at::Tensor weights_of(const Call& call, const Sizes<int64_t>& sizes, const at::Tensor& lse,
-                      Reduce reduce) {
-  const bool mean = reduce == Reduce::heads;
-  at::Tensor result = zero_weights(call, sizes.weights(reduce));
-  const at::Tensor weights = mean ? result.unsqueeze(-3) : result;  // one head for all: added up
+// What the forward pass makes for one call; undefined: not wanted.
+struct Forward {
+  at::Tensor output, lse;
+  at::Tensor weights;  // [..., H or 1, L, S] in the compute type, added to
+  double weights_factor = 1;
+};
+
+void run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forward& to) {
   KernelCall kernel(call, sizes);
-  BackwardArgs args;
-  kernel.bind(args.lse, lse, Dims::head_row);
-  kernel.bind(args.weights, weights, Dims::head_row_column);
+  ForwardResult result;
+  if (to.output.defined()) kernel.bind(result.output, to.output, Dims::head_row_column);
+  if (to.lse.defined()) kernel.bind(result.lse, to.lse, Dims::head_row);
+  if (to.weights.defined()) kernel.bind(result.weights, to.weights, Dims::head_row_column);
+  result.weights_factor = to.weights_factor;
   kernel.set_strides();
-  if (has_queries(kernel.problem)) attention_backward(kernel.problem, args);
-  return mean ? result.div_(sizes.heads) : result;
+  if (has_queries(kernel.problem)) attention_forward(kernel.problem, result);
 }
 
 // [..., H, S]
@@ -92,6 +89,10 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
   kernel.bind(args.grad_weights, grad_weights, Dims::head_row_column);
   kernel.bind(args.grad_weights_dot, dot, Dims::head_row);
   kernel.bind(dot_output, dot, Dims::head_row);
+  if (call.has(arg::grad_output)) {
+    kernel.bind(args.output, call[arg::output], Dims::head_row_column);
+    kernel.bind(args.grad_output, call[arg::grad_output], Dims::head_row_column);
+  }
   gradients.bind(kernel, args);
   kernel.set_strides();
   if (has_queries(kernel.problem)) {
@@ -102,28 +103,50 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
   }
 }
 
+// With all tensors in float32. The output is rounded, so the forward pass runs once more for it.
+void backward_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
+                   const at::Tensor& grad_weights) {
+  const CopiedCall wide(call, widened);
+  Call exact = *wide;
+  Tensors results;
+  if (call.has(arg::grad_output)) {
+    results = ops::attention_forward_cpu((*wide).as(ops::attention_forward));
+    exact.set(arg::output, results[0]);
+    exact.set(arg::logsumexp, results[1]);
+  }
+  backward_into(gradients, sizes, exact, grad_weights);
+}
+
 }  // namespace
 
 Tensors ops::weights_forward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
   if (!is_aligned(call)) return weights_forward_cpu(*CopiedCall(call, aligned));
   const Reduce reduce = call.options.reduce;
-  at::Tensor lse = lse_of(call, sizes);
-  const at::Tensor result = reduce == Reduce::queries ? sum_over_queries(call, sizes, lse)
-                                                      : weights_of(call, sizes, lse, reduce);
-  return {result.to(call[arg::query].scalar_type()), std::move(lse)};
+  const bool has_output = call.op->takes(arg::value), mean = reduce == Reduce::heads;
+  Forward to;
+  if (has_output) to.output = empty_output(call, sizes);
+  to.lse = at::empty(sizes.lse(), compute_options(call));
+  at::Tensor result;
+  if (reduce != Reduce::queries) {
+    result = zero_weights(call, sizes.weights(reduce));
+    to.weights = mean ? result.unsqueeze(-3) : result;  // one head for all: added up
+    if (mean) to.weights_factor = 1.0 / double(std::max<int64_t>(1, sizes.heads));
+  }
+  run_forward(call, sizes, to);
+  if (reduce == Reduce::queries) result = sum_over_queries(call, sizes, to.lse);
+  result = result.to(call[arg::query].scalar_type());
+  if (!has_output) return {std::move(result), std::move(to.lse)};
+  return {std::move(to.output), std::move(result), std::move(to.lse)};
 }
 
 Tensors ops::weights_backward_cpu(const Call& call) {
+  if (!call.has(arg::grad_weights)) return attention_backward_cpu(call.as(attention_backward));
   const auto sizes = check<int64_t>(call);
   if (!is_aligned(call)) return weights_backward_cpu(*CopiedCall(call, aligned));
   const at::Tensor grad = grad_of_each(call, sizes);
   const GradientTensors gradients(call, sizes);
-  if (gradients.are_wide()) {
-    backward_into(gradients, sizes, *CopiedCall(call, widened), grad);
-  } else {
-    backward_into(gradients, sizes, call, grad);
-  }
+  (gradients.are_wide() ? backward_wide : backward_into)(gradients, sizes, call, grad);
   return gradients.results();
 }
 

@@ -7,6 +7,7 @@
 #include "call/run.h"
 #include "call/values.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/composition.h"
 #include "ops/dropout/dropout.h"
 #include "ops/weights/weights.h"
 #include "qkv/attention.h"
@@ -19,44 +20,89 @@ namespace {
 Tensors weights_meta(const Call& call) {
   const auto sizes = check<c10::SymInt>(call);
   const at::TensorOptions options = call[arg::query].options();
-  return {at::empty_symint(sizes.weights(call.options.reduce), options),
-          empty_rows(sizes, compute_type(call[arg::query].scalar_type()))};
+  Tensors results;
+  if (call.op->takes(arg::value)) results.push_back(empty_output(call, sizes));
+  results.push_back(at::empty_symint(sizes.weights(call.options.reduce), options));
+  results.push_back(empty_rows(sizes, compute_type(call[arg::query].scalar_type())));
+  return results;
 }
 
 Tensors weights_backward_meta(const Call& call) {
   check<c10::SymInt>(call);
+  if (!call.has(arg::grad_output) && !call.has(arg::grad_weights)) return no_results(call);
   return empty_gradients(call);
 }
+
+const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
+const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce";
+// attention's arguments after the value, in its order and with its defaults, then ours.
+const std::string kArguments =
+    ", attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
+    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=)";
 
 }  // namespace
 
 Operator weights_forward("attention_weights",
-                         "weights_forward(query, key, " QKV_SCORE_TENSORS
-                         ", sinks?, dropout_seed?, *, "
-                         "dropout_p, is_causal, " QKV_SCORE_OPTIONS
-                         ", reduce) -> weights, logsumexp",
-                         {.cpu = &weights_forward_cpu, .meta = &weights_meta});
+                         "weights_forward(query, key, " + kTensors + kOptions +
+                             ") -> weights, logsumexp",
+                         {.cpu = &weights_forward_cpu,
+                          .meta = &weights_meta,
+                          .composition = &attention_forward_composition,
+                          .composes = &composes_attention});
+Operator with_weights_forward("attention_with_weights",
+                              "with_weights_forward(query, key, value, " + kTensors + kOptions +
+                                  ") -> output, weights, logsumexp",
+                              {.cpu = &weights_forward_cpu,
+                               .meta = &weights_meta,
+                               .composition = &attention_forward_composition,
+                               .composes = &composes_attention});
 
 namespace {
 
 Operator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)",
-                          {.cpu = &weights_backward_cpu, .meta = &weights_backward_meta});
+                          {.cpu = &weights_backward_cpu,
+                           .meta = &weights_backward_meta,
+                           .composition = &attention_backward_composition,
+                           .composes = &composes_attention});
+Operator with_weights_backward(with_weights_forward,
+                               "with_weights_backward(grad_output?, grad_weights?; output, "
+                               "logsumexp)",
+                               {.cpu = &weights_backward_cpu,
+                                .meta = &weights_backward_meta,
+                                .composition = &attention_backward_composition,
+                                .composes = &composes_attention});
 
-Tensors weights_composite(const Call& call) {
+// What a user's operator does: the operator that computes, under autocast, with a seed if there is
+// dropout.
+Tensors computed(const Call& call, const Operator& op) {
   check_query(call);
-  Call forward = call.as(weights_forward);
+  Call forward = call.as(op);
   const Autocast autocast(forward);
   const Seed seed(forward);
-  return {run(forward)[0]};
+  return run(forward);
 }
 
-Operator weights("attention_weights",
-                 "attention_weights(query, key, attn_mask?=, dropout_p=, is_causal=, *, scale=, "
-                 "enable_gqa=, window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=) -> weights",
+Tensors weights_composite(const Call& call) {
+  return {std::move(computed(call, weights_forward)[0])};
+}
+
+Tensors with_weights_composite(const Call& call) {
+  Tensors results = computed(call, with_weights_forward);
+  results.pop_back();
+  return results;
+}
+
+Operator weights("attention_weights", "attention_weights(query, key" + kArguments + " -> weights",
                  {.composite = &weights_composite});
+Operator with_weights("attention_with_weights",
+                      "attention_with_weights(query, key, value" + kArguments +
+                          " -> output, weights",
+                      {.composite = &with_weights_composite});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op : {&weights, &weights_forward, &weights_backward}) op->define(m);
+  for (Operator* op : {&weights, &weights_forward, &weights_backward, &with_weights,
+                       &with_weights_forward, &with_weights_backward})
+    op->define(m);
 }
 
 }  // namespace
@@ -68,6 +114,16 @@ at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
   Call call = call_of(ops::weights, query, key, kNone, options);
   call.options.reduce = reduce_of(reduce);
   return ops::weights_composite(call)[0];
+}
+
+std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& query,
+                                                          const at::Tensor& key,
+                                                          const at::Tensor& value,
+                                                          const AttentionOptions& options,
+                                                          std::optional<std::string_view> reduce) {
+  Call call = call_of(ops::with_weights, query, key, value, options);
+  call.options.reduce = reduce_of(reduce);
+  return pair_of(ops::with_weights_composite(call));
 }
 
 }  // namespace qkv

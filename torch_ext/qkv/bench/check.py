@@ -3,7 +3,7 @@
 import torch
 
 from qkv.testing import dropout_seed, max_error
-from qkv.testing.tolerance import rounding
+from qkv.testing._tolerance import rounding
 
 from . import truth
 from .measure import no_tick

@@ -153,8 +153,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             The output, laid out like query, `[..., E]`, and the weights: None without
             need_weights, `[B, L, S]`, or `[B, H, L, S]` with average_attn_weights=False;
             without B if unbatched. S counts the keys that add_bias_kv and add_zero_attn add. In
-            training they are the weights after dropout. Both are differentiable, once. A query
-            with nothing to attend to gets the output projection's bias and weights of 0.
+            training they are the weights after dropout. Both are differentiable. A query with
+            nothing to attend to gets the output projection's bias and weights of 0.
 
         Raises:
             RuntimeError: shapes and dtypes that do not fit, by the argument's name.

@@ -6,14 +6,14 @@ differentiates it any number of times, backward and forward. It calls none of qk
 not fast: it holds all scores at once. docs/testing.md shows how a model is held against it.
 """
 
-from qkv.testing.dropout import dropout_mask, dropout_seed, philox
-from qkv.testing.functional import attention
-from qkv.testing.hard import hard_attention
-from qkv.testing.kvcache import attention_with_kvcache
-from qkv.testing.scores import Place, attention_scores, distance, visible
-from qkv.testing.tolerance import assert_as_accurate, assert_close, max_error, rms_error
-from qkv.testing.varlen import varlen_attn
-from qkv.testing.weights import attention_weights
+from qkv.testing._dropout import dropout_mask, dropout_seed, philox
+from qkv.testing._functional import attention
+from qkv.testing._hard import hard_attention
+from qkv.testing._kvcache import attention_with_kvcache
+from qkv.testing._scores import Place, attention_scores, distance, visible
+from qkv.testing._tolerance import assert_as_accurate, assert_close, max_error, rms_error
+from qkv.testing._varlen import varlen_attn
+from qkv.testing._weights import attention_weights
 
 __all__ = [
     "Place",

@@ -2,7 +2,7 @@
 
 import importlib
 
-from qkv.integrations.transformers.version import check_version
+from qkv.integrations.transformers._version import check_version
 
 __all__ = ["NAMES", "register"]
 
@@ -38,10 +38,10 @@ def register() -> None:
     transformers = importlib.import_module("transformers")
     masking_utils = importlib.import_module("transformers.masking_utils")
     # These import transformers.
-    attention = importlib.import_module("qkv.integrations.transformers.attention")
-    batching = importlib.import_module("qkv.integrations.transformers.batching")
-    masks = importlib.import_module("qkv.integrations.transformers.masks")
-    own = importlib.import_module("qkv.integrations.transformers.own_attention")
+    attention = importlib.import_module("qkv.integrations.transformers._attention")
+    batching = importlib.import_module("qkv.integrations.transformers._batching")
+    masks = importlib.import_module("qkv.integrations.transformers._masks")
+    own = importlib.import_module("qkv.integrations.transformers._own_attention")
 
     for name in NAMES:
         transformers.AttentionInterface.register(name, attention.attention_forward)

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from qkv.conversion.found import Found
-from qkv.conversion.route import route_sdpa
+from qkv._conversion.found import Found
+from qkv._conversion.route import route_sdpa
 from qkv.nn.multihead import MultiheadAttention, adopt
 
 _ROUTED = "its scaled_dot_product_attention -> qkv.attention"

@@ -13,7 +13,7 @@ from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from qkv.integrations.transformers.pattern_mask import Band, PatternMask
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask
 
 
 def make_mask(

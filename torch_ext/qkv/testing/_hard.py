@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from qkv.testing.arguments import check_value
-from qkv.testing.functional import attention
-from qkv.testing.scores import attention_scores, repeat_heads
+from qkv.testing._arguments import check_value
+from qkv.testing._functional import attention
+from qkv.testing._scores import attention_scores, repeat_heads
 
 
 def hard_attention(

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from qkv.testing.dropout import dropped
-from qkv.testing.functional import softmax
-from qkv.testing.scores import Place, attention_scores
+from qkv.testing._dropout import dropped
+from qkv.testing._functional import softmax
+from qkv.testing._scores import Place, attention_scores
 
 
 def attention_weights(

@@ -1,5 +1,5 @@
 """`qkv.convert`: the attention of a model that exists."""
 
-from qkv.conversion.convert import Conversion, convert
+from qkv._conversion.convert import Conversion, convert
 
 __all__ = ["Conversion", "convert"]

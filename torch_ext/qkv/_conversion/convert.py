@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from qkv.conversion.layers import convert_layer
-from qkv.conversion.transformers import convert_transformers
+from qkv._conversion.layers import convert_layer
+from qkv._conversion.transformers import convert_transformers
 
 Undo = Callable[[], object]
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from qkv.testing.arguments import check_broadcast, check_value
-from qkv.testing.dropout import dropped
-from qkv.testing.scores import INF, Place, attention_scores, leading, matmul, repeat_heads
+from qkv.testing._arguments import check_broadcast, check_value
+from qkv.testing._dropout import dropped
+from qkv.testing._scores import INF, Place, attention_scores, leading, matmul, repeat_heads
 
 
 def attention(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qkv.functional import attention, has_kernels
+from qkv._functional import attention, has_kernels
 
 # The modes of the modules that are running, of each thread: hooks have nowhere else to keep them.
 _running = threading.local()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import qkv
-from qkv.integrations.transformers.pattern_mask import Band, PatternMask
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
 

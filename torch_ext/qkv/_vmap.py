@@ -112,6 +112,8 @@ _COMPUTING = (
     "attention_backward",
     "weights_forward",
     "weights_backward",
+    "with_weights_forward",
+    "with_weights_backward",
     "hard_forward",
     "hard_backward",
 )
@@ -121,6 +123,7 @@ _COMPOSITES = (
     "attention_with_lse",
     "varlen_attention",
     "attention_weights",
+    "attention_with_weights",
     "hard_attention",
     "merge",
 )

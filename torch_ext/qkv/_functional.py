@@ -5,7 +5,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from qkv.jagged import jagged_attention
+from qkv._jagged import jagged_attention
 from qkv.options import ScoreOptions, Unpack, defaults, refuse_unknown, show_options
 
 _attention = torch.ops.qkv.attention.default

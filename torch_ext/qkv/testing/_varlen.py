@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkv.testing.functional import attention
-from qkv.testing.scores import INF, Place
+from qkv.testing._functional import attention
+from qkv.testing._scores import INF, Place
 
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qkv.testing.functional import attention
+from qkv.testing._functional import attention
 
 
 def attention_with_kvcache(

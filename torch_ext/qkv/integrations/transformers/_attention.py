@@ -9,15 +9,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
 import qkv
-from qkv.functional import has_kernels
-from qkv.integrations.transformers.packed import (
+from qkv._functional import has_kernels
+from qkv.integrations.transformers._packed import (
     attend_packed,
     attend_to_lengths,
     band_without_mask,
     document_bounds,
     one_after_the_other,
 )
-from qkv.integrations.transformers.pattern_mask import PatternMask
+from qkv.integrations.transformers._pattern_mask import PatternMask
 
 # What some models give their attention beside a mask, and cannot do without.
 _REFUSED = {
@@ -155,17 +155,11 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     elif mask.is_floating_point() and mask.dtype not in (torch.float32, query.dtype):
         mask = mask.float()
     options |= {"attn_mask": mask, "bias": position_bias}
-    weights = _weights(query, key, options) if output_attentions else None
-    output = qkv.attention(query, key, value, **options)
+    if output_attentions:
+        output, weights = qkv.attention_with_weights(query, key, value, **options)
+    else:
+        output, weights = qkv.attention(query, key, value, **options), None
     return output.transpose(1, 2).contiguous(), weights
-
-
-def _weights(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
-    """The weights that the call of `qkv.attention` after this one uses."""
-    if not options["dropout_p"]:
-        return qkv.attention_weights(query, key, **options)
-    with torch.random.fork_rng(devices=()):  # so that both draw the same seed
-        return qkv.attention_weights(query, key, **options)
 
 
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:

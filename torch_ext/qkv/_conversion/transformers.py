@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from qkv.conversion.found import Found
+from qkv._conversion.found import Found
 from qkv.integrations import transformers as integration
 
 NAME = integration.NAMES[0]

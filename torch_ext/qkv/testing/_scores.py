@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.testing.arguments import check_broadcast, check_key, check_mask, check_numbers
+from qkv.testing._arguments import check_broadcast, check_key, check_mask, check_numbers
 
 INF = float("inf")
 

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.testing.arguments import check_dropout
-from qkv.testing.scores import Place
+from qkv.testing._arguments import check_dropout
+from qkv.testing._scores import Place
 
 # Philox4x32-10, by Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as easy as 1, 2, 3"):
 # in each round, words 0 and 2 are multiplied by these, and these are added to the key.

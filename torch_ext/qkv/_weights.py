@@ -1,0 +1,123 @@
+"""The weights of attention themselves, all of them or summed up."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
+
+_attention_weights = torch.ops.qkv.attention_weights.default
+_attention_with_weights = torch.ops.qkv.attention_with_weights.default
+_Reduce = Literal["heads", "queries"] | None
+
+
+@show_options(_attention_weights)
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    reduce: _Reduce = None,
+    **options: Unpack[ScoreOptions],
+) -> Tensor:
+    """How much every query attends to every key: what `attention` averages the values with.
+
+    `attention_weights(query, key, **options) @ value` is `attention(query, key, value, **options)`.
+    A row of weights is 0 or more and sums to 1; to less with sinks, and to 0 where a query has
+    nothing to attend to. With dropout they are the weights after it.
+
+    Args:
+        query, key, attn_mask, dropout_p, is_causal: as in `attention`.
+        **options: see `qkv.options.ScoreOptions`.
+        reduce: None for all weights, `[..., H, L, S]`. "heads" for their mean over the heads,
+            `[..., L, S]`: the picture of a layer. "queries" for their sum over the queries,
+            `[..., H, S]`: how much each key is attended to, which is what decides on the keys that
+            a cache can do without. The reduced ones never hold all weights.
+
+    Returns:
+        The weights in query's dtype, contiguous (their sums are float32 for bfloat16 and float16,
+        too, and rounded once); differentiable with respect to query, key, a floating attn_mask,
+        bias, alibi_slopes and sinks, as `attention` is.
+
+    Raises:
+        As `attention` does; ValueError for another reduce.
+
+    Example:
+        >>> query, key = torch.randn(2, 1, 8, 100, 64)
+        >>> qkv.attention_weights(query, key, is_causal=True).sum(-1).allclose(torch.ones(100))
+        True
+        >>> qkv.attention_weights(query, key, reduce="heads").shape
+        torch.Size([1, 100, 100])
+
+    Source: weights as a picture of what a model looks at, Bahdanau et al., "Neural machine
+    translation by jointly learning to align and translate", 2014; their sum over the queries, Zhang
+    et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
+    """
+    args = _arguments((query, key), attn_mask, dropout_p, is_causal)
+    try:
+        return _attention_weights(*args, **_reduction(reduce), **options)
+    except RuntimeError:
+        refuse_unknown(attention_weights, options)
+        raise
+
+
+@show_options(_attention_with_weights)
+def attention_with_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    reduce: _Reduce = None,
+    **options: Unpack[ScoreOptions],
+) -> tuple[Tensor, Tensor]:
+    """The output of `attention` and the weights that it has averaged the values with, from one
+    pass.
+
+    With dropout the weights are those after it, and both have dropped the same ones.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal: as in `attention`.
+        **options: see `qkv.options.ScoreOptions`.
+        reduce: as in `attention_weights`: None, "heads" or "queries".
+
+    Returns:
+        The output, `[..., H, L, Dv]`, as `attention` returns it, and the weights, `[..., H, L, S]`,
+        or reduced, as `attention_weights` returns them. Both are differentiable, as there.
+
+    Raises:
+        As `attention` does; ValueError for another reduce.
+
+    Example:
+        >>> query, key, value = torch.randn(3, 1, 8, 100, 64)
+        >>> output, weights = qkv.attention_with_weights(query, key, value, reduce="heads")
+        >>> output.shape, weights.shape
+        (torch.Size([1, 8, 100, 64]), torch.Size([1, 100, 100]))
+
+    Source: Bahdanau et al., "Neural machine translation by jointly learning to align and
+    translate", 2014.
+    """
+    args = _arguments((query, key, value), attn_mask, dropout_p, is_causal)
+    try:
+        return _attention_with_weights(*args, **_reduction(reduce), **options)
+    except RuntimeError:
+        refuse_unknown(attention_with_weights, options)
+        raise
+
+
+# An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+def _arguments(
+    tensors: tuple[Tensor, ...], attn_mask: Tensor | None, dropout_p: float, is_causal: bool
+) -> tuple[Any, ...]:
+    if attn_mask is None and dropout_p == 0.0 and is_causal is False:
+        return tensors
+    return (*tensors, attn_mask, dropout_p, is_causal)
+
+
+def _reduction(reduce: _Reduce) -> dict[str, Any]:
+    return {} if reduce is None else {"reduce": reduce}
