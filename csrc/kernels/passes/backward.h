@@ -14,6 +14,7 @@
 #include "kernels/passes/grad_rows.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/products/products.h"
+#include "kernels/score/hidden.h"
 #include "repair/counts.h"
 
 namespace qkv::QKV_ISA {
@@ -22,7 +23,8 @@ namespace qkv::QKV_ISA {
 template <class E, class T = Compute<E>>
 struct BackwardRows {
   int64_t row, rows;
-  BackwardTile<E> tiles[kGradRows / kTileRows<T>];
+  static constexpr int kMaxTiles = kGradRows / kTileRows<T>;
+  BackwardTile<E> tiles[kMaxTiles];
   int count = 0;
 
   BackwardRows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
@@ -67,26 +69,40 @@ void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, i
   add(a.grad_key, s.query, grad_scores, s.nonfinite_query, p.head_dim, grad_key);
 }
 
+struct KeyRange {
+  int64_t begin = 0, end = 0;
+  bool is_empty() const { return begin >= end; }
+};
+
+// Those of keys [key, key + keys) that the rows of a tile see, or a range around them; empty where
+// positions or masks hide all of them.
+template <class E>
+KeyRange keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
+  constexpr int64_t kMultiple = kDepthMultiple<E>;  // where operand K^T of a tile may begin
+  const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
+  const KeyRange range{key + skip, std::min(key + keys, tile.key_end)};
+  const auto count = range.end - range.begin;
+  if (count > 0 && masks_hide_tile<Compute<E>>(p, tile, range.begin, count)) return {key, key};
+  return range;
+}
+
 // One block of rows against keys [key, key + keys), which are no more than a tile has.
 template <class E>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                    const BackwardRows<E>& rows, int64_t key, int64_t keys, BackwardScratch<E>& s) {
   using T = Compute<E>;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
-  const auto begin_of = [&](int t) {
-    constexpr int64_t kMultiple = kDepthMultiple<E>;  // where operand K^T of a tile may begin
-    const int64_t skip = std::max<int64_t>(0, rows.tiles[t].tile.key_begin - key);
-    return key + skip / kMultiple * kMultiple;
-  };
-  const auto end_of = [&](int t) { return std::min(key + keys, rows.tiles[t].tile.key_end); };
-  int first = 0, last = rows.count - 1;
-  while (first <= last && begin_of(first) >= end_of(first)) ++first;
-  while (first <= last && begin_of(last) >= end_of(last)) --last;
+  KeyRange seen[BackwardRows<E>::kMaxTiles];
+  int first = rows.count, last = -1;
+  for (int t = 0; t < rows.count; ++t) {
+    seen[t] = keys_seen<E>(p, rows.tiles[t].tile, key, keys);
+    if (!seen[t].is_empty()) first = std::min(first, t), last = t;
+  }
   if (first > last) return;
-  const int64_t begin = begin_of(first), end = end_of(last);
+  const int64_t begin = seen[first].begin, end = seen[last].end;
   for (int t = first; t <= last; ++t) {
     const BackwardTile<E>& tile = rows.tiles[t];
-    const int64_t from = begin_of(t), to = std::max(from, end_of(t));
+    const auto [from, to] = seen[t].is_empty() ? KeyRange{end, end} : seen[t];
     if (from < to)
       grad_tile(p, a, item, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
     clear_keys(tile, 0, from - begin, s);

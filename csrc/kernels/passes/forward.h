@@ -6,6 +6,7 @@
 #include "kernels/passes/forward_state.h"
 #include "kernels/passes/forward_tiles.h"
 #include "kernels/score/dropout.h"
+#include "kernels/score/hidden.h"
 #include "kernels/score/score.h"
 #include "kernels/score/softmax.h"
 #include "repair/marks.h"
@@ -100,13 +101,20 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
   key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
   for (; key < last; key += step) {
     const int64_t end = std::min(key + step, last);
-    scratch.products.load_block(item.batch, item.kv_head, key, end - key);
+    bool is_loaded = false;
     for (int64_t t = 0; t < tiles; ++t) {
       const Tile& tile = scratch.tiles[t].tile;
       constexpr int64_t kMultiple = P::kKeyMultiple;
       const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
       const int64_t begin = key + skip, keys = std::min(end, tile.key_end) - begin;
-      if (keys > 0) attend(p, begin, keys, scratch, scratch.tiles[t]);
+      if (keys <= 0) continue;
+      if (masks_hide_tile<T>(p, tile, begin, keys)) {
+        scratch.tiles[t].weights.clear(tile, begin, keys);
+        continue;
+      }
+      if (!is_loaded) scratch.products.load_block(item.batch, item.kv_head, key, end - key);
+      is_loaded = true;
+      attend(p, begin, keys, scratch, scratch.tiles[t]);
     }
   }
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);

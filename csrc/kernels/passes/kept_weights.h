@@ -32,6 +32,11 @@ class KeptWeights {
     return memory_ + key * tile.step;
   }
 
+  // Sets those of keys [key, key + keys), the next block, to 0.
+  void clear(const Tile& tile, int64_t key, int64_t keys) {
+    if (memory_) std::fill_n(at(tile, key, keys, nullptr), keys * tile.step, T(0));
+  }
+
   // Multiplies the weights of the keys before `key` by factors [lanes], the `rescale` of
   // softmax_tile, which hardly ever is anything but 1.
   void rescale(const Tile& tile, int64_t key, const T* factors) {

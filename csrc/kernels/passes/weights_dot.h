@@ -7,6 +7,7 @@
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/score/grad_mask.h"
+#include "kernels/score/hidden.h"
 
 namespace qkv::QKV_ISA {
 
@@ -35,7 +36,7 @@ void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
         const BackwardTile<E>& tile = rows.tiles[t];
         const int64_t begin = std::max(key, tile.tile.key_begin);
         const int64_t keys = std::min(key + step, tile.tile.key_end) - begin;
-        if (keys <= 0) continue;
+        if (keys <= 0 || masks_hide_tile<T>(p, tile.tile, begin, keys)) continue;
         grad_scores_of_tile(p, a, tile, begin, keys, tile.lane, s);
         add_row_sums(tile.tile, keys, s.grad_scores + tile.lane, sums + tile.lane);
       }

@@ -1,0 +1,91 @@
+// Whether masks hide a whole tile, which then need not be computed: padding, and whatever else a
+// caller writes out as a mask, costs what its visible keys cost.
+//
+// To leave a tile out changes no bit. Its weights are 0, its maximum is -inf, and so what has been
+// summed before would be multiplied by 1.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/operands/user_tile.h"
+#include "kernels/score/mask.h"
+
+namespace qkv::QKV_ISA {
+
+// Whether `keys` bytes, col apart, are all 0.
+inline bool all_zero(const uint8_t* at, int64_t col, int64_t keys) {
+  int64_t j = 0;
+  if (col == 1)
+    for (; j + 8 <= keys; j += 8) {
+      uint64_t eight;
+      std::memcpy(&eight, at + j, 8);
+      if (eight) return false;
+    }
+  for (; j < keys; ++j)
+    if (at[j * col]) return false;
+  return true;
+}
+
+template <class T, class M>
+bool all_minus_infinity(const M* at, int64_t col, int64_t keys) {
+  Vec<T> others{};
+  int64_t j = 0;
+  for (; j + kLanes<T> <= keys; j += kLanes<T>) {
+    const Vec<T> run = read_run<T>(at + j * col, col, kLanes<T>);
+    others += run == -kInfinity<T> ? Vec<T>{} : splat(T(1));
+  }
+  if (any_nonzero<T>(others)) return false;
+  for (; j < keys; ++j)
+    if (T(widen(at[j * col])) != -kInfinity<T>) return false;
+  return true;
+}
+
+// Calls hides_row(first element) from the tile's last row to its first, until one says no: under a
+// causal mask the last row sees the most keys.
+template <class M, class HidesRow>
+bool for_each_row(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
+                  const HidesRow& hides_row) {
+  const Rows<const M> rows = rows_of<M>(p, mask, tile.batch, tile.kv_head);
+  const int first = same_for_all_rows(rows) ? tile.rows - 1 : 0;
+  for (int r = tile.rows - 1; r >= first; --r)
+    if (!hides_row(rows[tile.row + r] + key * rows.col, rows.col)) return false;
+  return true;
+}
+
+template <class T>
+bool mask_hides_tile(const Problem& p, const Mask& mask, const Tile& tile, int64_t key,
+                     int64_t keys) {
+  const auto floating = [&](auto element) {
+    using M = decltype(element);
+    return for_each_row<M>(p, mask.input, tile, key, [&](const M* row, int64_t col) {
+      return all_minus_infinity<T>(row, col, keys);
+    });
+  };
+  switch (mask.type) {
+    case MaskType::none:
+      return false;
+    case MaskType::boolean:
+      return for_each_row<uint8_t>(p, mask.input, tile, key, [&](const uint8_t* row, int64_t col) {
+        return all_zero(row, col, keys);
+      });
+    case MaskType::f32:
+      return floating(float{});
+    case MaskType::f64:
+      return floating(double{});
+    case MaskType::bf16:
+      return floating(BFloat16{});
+    case MaskType::f16:
+      return floating(Float16{});
+  }
+  return false;
+}
+
+// Whether one of the masks hides all of keys [key, key + keys) from all rows of the tile.
+template <class T>
+bool masks_hide_tile(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
+  for (const Mask& mask : p.masks)
+    if (mask_hides_tile<T>(p, mask, tile, key, keys)) return true;
+  return false;
+}
+
+}  // namespace qkv::QKV_ISA
