@@ -179,6 +179,28 @@ def test_timm(timm, is_fused):
     assert operators(lambda: compiled(x))
 
 
+def test_scripted_timm(timm):
+    """timm's own tests script every model. A module that is scripted cannot be converted, but
+    replace_sdpa reaches it: forward and backward give what the model gives as it is."""
+    model = timm.models.VisionTransformer(
+        img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=4, num_classes=3
+    )
+    scripted = torch.jit.script(model)
+    x = torch.randn(2, 3, 16, 16)
+    expected = model(x)
+    expected.square().sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    for _ in range(3):  # the profiling executor optimises the second and third run
+        model.zero_grad()
+        with qkv.replace_sdpa():
+            found = scripted(x)
+            found.square().sum().backward()
+            assert sum(qkv.sdpa_report().taken.values()) == 2
+        torch.testing.assert_close(found, expected)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-4)
+
+
 def test_timm_when_forward_fails(timm):
     layer = timm.layers.Attention(32, 4)
     qkv.convert(layer)
