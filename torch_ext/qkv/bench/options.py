@@ -162,12 +162,16 @@ OPTIONS = {
     "dropout": Option(dropout, SDPA | BY_HAND, plain),
     "bias": Option(bias, {"SDPA": ways.masked_bias} | BY_HAND, plain),
     "bias-padded": Option(padded_bias, ONE_MASK | BY_HAND, bias_alone),
+    "padding": Option(padding, BOOL | FLOAT, plain),
     "mask": Option(mask, BOOL | FLOAT, plain),
     "softcap": Option(softcap, BY_HAND, plain),
     "alibi": Option(alibi, BY_HAND | FLOAT, plain),
     "slopes": Option(slopes, BY_HAND, plain),
     "sinks": Option(sinks, BY_HAND, plain),
     "sinks-key": Option(sinks, {"SDPA, one more key": ways.one_more_key}, plain),
+    "weights": Option(
+        ways={"by hand": ways.by_hand_with_weights}, base=plain, call=ours.with_weights
+    ),
     "window": Option(window, BOOL | FLOAT, **WINDOW_PAIRS),
     "window-cut": Option(window, {"SDPA, cut by hand": ways.cut_window}, **WINDOW_PAIRS),
     "window-alone": Option(window, **WINDOW_PAIRS),

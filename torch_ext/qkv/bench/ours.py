@@ -12,6 +12,10 @@ def attention(**inputs):
     return qkv.attention(**inputs)
 
 
+def with_weights(**inputs):
+    return qkv.attention_with_weights(**inputs, reduce="heads")[0]
+
+
 def packed(is_causal, cu_seq_q, **inputs):
     longest = cu_seq_q.diff().max().item()
     window = (-1, 0) if is_causal else (-1, -1)
