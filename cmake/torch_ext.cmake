@@ -66,6 +66,12 @@ function(qkv_add_operators target folder)
     PUBLIC $<BUILD_INTERFACE:${torch}> $<INSTALL_INTERFACE:qkv::torch> PRIVATE qkv_core)
   target_precompile_headers(${target} PRIVATE <torch/library.h>)  # else most of the build's time
 
+  # A program may call nothing of qkv and yet need it: it runs a model of TorchScript or AOTInductor
+  # that names the operators. So the linker keeps the library, though --as-needed, which is the
+  # default of many systems, would drop it.
+  target_link_options(${target} INTERFACE
+    "$<INSTALL_INTERFACE:LINKER:--push-state,--no-as-needed,$<TARGET_FILE:qkv::qkv>,--pop-state>")
+
   # The process must have one OpenMP runtime. It is the copy that torch brings, whatever its name,
   # or if there is none the system's, which torch then uses too.
   file(GLOB openmp "${folder}/lib/libgomp*.so*" "${folder}/lib/libiomp5.so")
