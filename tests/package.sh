@@ -3,7 +3,7 @@
 # installed into a clean environment outside of the checkout.
 #
 #   tests/package.sh quick              the sdist has every file; the wheel, built in the tree that is there
-#                                       already, is imported, and the C++ example and the tests of the
+#                                       already, is imported, and the C++ examples and the tests of the
 #                                       package run on it
 #   tests/package.sh long               the wheel is built from the sdist; all of the quick Python suite
 #   tests/package.sh wheel FILE TORCH [TEST...]
@@ -18,7 +18,7 @@ checkout=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 torch_here=$(python -c 'import importlib.metadata as m; print(m.version("torch"))')
-tests_of_the_package=(tests/python/test_package.py tests/python/test_docs.py tests/python/test_isa.py)
+tests_of_the_package=(tests/python/test_{package,cpp_examples,docs,isa}.py)
 
 # build_sdist: every tracked file is in it but those of CI and git. Unpacked into $work/sdist.
 build_sdist() {

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,3 +135,11 @@ def run_python(code, timeout=120, env=(), cwd=None):
     )  # fmt: skip
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def attempt(*command, **options):
+    """How the command ended. Programs that pip installed next to this Python, such as cmake, are
+    found first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    options["env"] = {**os.environ, "PATH": path, **options.get("env", {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import run_python
+from common import attempt, run_python
 from packaging.requirements import Requirement
 
 import qkv
@@ -157,44 +157,6 @@ def test_the_kernels_know_no_torch():
         if found.parent in (LIBRARY.parent, LIBRARY.parents[1])
     ]
     assert not [n for n in needed_libraries(core) if re.search("torch|c10|omp|qkv", n)]
-
-
-def attempt(*command, **options):
-    """How the command ended. Programs that pip installed next to this Python, such as cmake, are
-    found first."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    options["env"] = {**os.environ, "PATH": path, **options.get("env", {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-
-
-def run(*command, **options):
-    """The output of a command that must end well."""
-    done = attempt(*command, **options)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def cpp_example(tmp_path_factory):
-    """examples/cpp, built with plain CMake against the installed package."""
-    build = tmp_path_factory.mktemp("cpp")
-    source = ROOT / "examples" / "cpp"
-    run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}")
-    run("cmake", "--build", build)
-    programs = [p for p in build.iterdir() if p.is_file() and os.access(p, os.X_OK)]
-    assert len(programs) == 1
-    return programs[0]
-
-
-def test_cpp_example_converges(cpp_example, tmp_path):
-    output = run(cpp_example, cwd=tmp_path, env={"OMP_NUM_THREADS": "2"})
-    losses = [float(x) for x in re.findall(r"loss[ :=]+([\d.eE+-]+)", output)]
-    assert len(losses) >= 2, output
-    assert losses[-1] < losses[0] / 4, output
-
-
-def test_cpp_example_has_no_python(cpp_example):
-    assert "libpython" not in run("ldd", cpp_example)
 
 
 def configure(folder, commands, *options):
