@@ -15,8 +15,8 @@ import qkv
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "examples" / "cpp"
 
-# Building takes a minute of one core. The quick layer does it once, where the wheel is installed
-# and there are no sources (tests/package.sh); pytest here has it with --long.
+# The quick layer builds them once, where the wheel is installed and there are no sources
+# (tests/package.sh). Beside the sources they are built in the long layer.
 if (ROOT / "setup.py").exists():
     pytestmark = pytest.mark.long
 
