@@ -11,6 +11,7 @@
 #pragma once
 
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/options/activation.h>
 #include <torch/nn/pimpl.h>
