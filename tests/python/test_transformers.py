@@ -14,7 +14,7 @@ import qkv.integrations.transformers  # noqa: E402
 
 qkv.integrations.transformers.register()
 
-from qkv.integrations.transformers import attention, masks, pattern_mask  # noqa: E402
+from qkv.integrations.transformers import _attention, _masks, _pattern_mask  # noqa: E402
 
 TEXT = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = TEXT | {
@@ -202,7 +202,7 @@ def qkv_heads(batch=1, heads=2, kv_heads=2, queries=6, keys=6):
 def test_dropout():
     """The weights that are returned are those that were used."""
     query, key, value = qkv_heads(queries=40, keys=50)
-    output, weights = attention.attention_forward(
+    output, weights = _attention.attention_forward(
         torch.nn.Module(), query, key, value, None, dropout=0.5, is_causal=False,
         output_attentions=True,
     )  # fmt: skip
@@ -247,8 +247,8 @@ def unwritten(monkeypatch):
     def written(*args, **kwargs):
         raise AssertionError("a mask of all queries and keys was written")
 
-    monkeypatch.setattr(masks, "sdpa_mask", written)
-    monkeypatch.setattr(pattern_mask.PatternMask, "_written", written)
+    monkeypatch.setattr(_masks, "sdpa_mask", written)
+    monkeypatch.setattr(_pattern_mask.PatternMask, "_written", written)
     operator = qkv.attention
 
     def watched(*args, attn_mask=None, **options):
@@ -323,7 +323,7 @@ def test_documents_by_their_bounds_alone():
     _, _, lengths = documents()
     bounds = torch.tensor([0, 7, 16, 17])
     for window, causal in ((None, True), (None, False), (3, True), (3, False)):
-        found, _ = attention.attention_forward(
+        found, _ = _attention.attention_forward(
             torch.nn.Module(), query, key, value, None, is_causal=causal, sliding_window=window,
             cu_seq_lens_q=bounds, cu_seq_lens_k=bounds,
         )  # fmt: skip
@@ -392,17 +392,17 @@ def test_masks_mean_what_transformers_does(name, padding):
         (2, 5, 6, 3), (3, 8, 0, 0), (8, 3, 0, 0), (4, 2, 0, 6),
     )[: 1 if fixed else None]:  # fmt: skip
         call = (2, queries, keys, q_offset, kv_offset, function, user)
-        expected = masks.sdpa_mask(*call, allow_is_causal_skip=False)
-        found = masks.make_mask(*call, allow_is_causal_skip=name in PATTERNS)
+        expected = _masks.sdpa_mask(*call, allow_is_causal_skip=False)
+        found = _masks.make_mask(*call, allow_is_causal_skip=name in PATTERNS)
         q, k, v = qkv_heads(2, 4, 2, queries, keys)
         (output, weights), (plain, plain_weights), (only, _) = (
-            attention.attention_forward(torch.nn.Module(), q, k, v, m, output_attentions=w)
+            _attention.attention_forward(torch.nn.Module(), q, k, v, m, output_attentions=w)
             for m, w in ((expected, True), (found, True), (found, False))
         )
         assert_close(plain, output)
         assert_close(only, output)
         assert_close(plain_weights, weights)
-        if isinstance(found, pattern_mask.PatternMask):
+        if isinstance(found, _pattern_mask.PatternMask):
             seen_patterns += 1
             found = found.written_out()
         if found is None:
@@ -425,10 +425,10 @@ def test_keys_behind_the_end_of_a_row_are_not_computed(monkeypatch):
 def test_a_mask_that_a_model_touches():
     """Slices that leave nothing out keep a mask unwritten; anything else sees its elements, also
     when it writes to them."""
-    mask = masks.make_mask(2, 6, 6, attention_mask=torch.tensor([[1] * 6, [1] * 4 + [0] * 2]) > 0)
-    expected = masks.sdpa_mask(2, 6, 6, attention_mask=mask.padding, allow_is_causal_skip=False)
+    mask = _masks.make_mask(2, 6, 6, attention_mask=torch.tensor([[1] * 6, [1] * 4 + [0] * 2]) > 0)
+    expected = _masks.sdpa_mask(2, 6, 6, attention_mask=mask.padding, allow_is_causal_skip=False)
     same = mask[:, :, :, :6].detach().contiguous().to("cpu")
-    assert isinstance(same, pattern_mask.PatternMask) and same.dense is None
+    assert isinstance(same, _pattern_mask.PatternMask) and same.dense is None
     assert "padding" in repr(same)
     assert torch.equal(~mask, ~expected)
     assert torch.equal(same[:, :, 2:, :4], expected[:, :, 2:, :4])
@@ -438,11 +438,11 @@ def test_a_mask_that_a_model_touches():
     with pytest.raises(NotImplementedError, match="aten.add.Tensor with a mask that is True"):
         x[0] + mask[..., :6]
 
-    mask = masks.make_mask(1, 6, 6)
+    mask = _masks.make_mask(1, 6, 6)
     mask[0, 0, 0, 5] = True
     expected = torch.ones(6, 6).tril() > 0
     expected[0, 5] = True
-    found, _ = attention.attention_forward(torch.nn.Module(), *x, mask)
+    found, _ = _attention.attention_forward(torch.nn.Module(), *x, mask)
     assert_close(found, qkv.attention(*x, attn_mask=expected).transpose(1, 2))
 
 
@@ -595,17 +595,17 @@ def test_what_qkv_does_not_have_goes_to_sdpa(monkeypatch):
         calls.append((mask, kwargs))
         return query.transpose(1, 2), None
 
-    monkeypatch.setattr(attention, "sdpa_attention_forward", sdpa)
+    monkeypatch.setattr(_attention, "sdpa_attention_forward", sdpa)
     elsewhere = [x.to("meta") for x in qkv_heads()]
     other_dtype = [x.to(torch.float8_e4m3fn) for x in qkv_heads()]
-    for x, mask in ((elsewhere, None), (other_dtype, masks.make_mask(1, 6, 6))):
-        attention.attention_forward(torch.nn.Module(), *x, mask, 0.1, 2.0, softcap=3.0)
+    for x, mask in ((elsewhere, None), (other_dtype, _masks.make_mask(1, 6, 6))):
+        _attention.attention_forward(torch.nn.Module(), *x, mask, 0.1, 2.0, softcap=3.0)
     assert calls[0][0] is None
     assert torch.equal(calls[1][0], torch.ones(6, 6, dtype=torch.bool).tril()[None, None])
     for _, kwargs in calls:
         assert (kwargs["dropout"], kwargs["scaling"], kwargs["softcap"]) == (0.1, 2.0, 3.0)
     with pytest.raises(NotImplementedError, match="sinks .s_aux. on meta"):
-        attention.attention_forward(torch.nn.Module(), *elsewhere, None, s_aux=torch.zeros(2))
+        _attention.attention_forward(torch.nn.Module(), *elsewhere, None, s_aux=torch.zeros(2))
 
 
 def test_meta_model():
@@ -633,4 +633,4 @@ def test_models_with_attention_of_their_own_stay_with_eager():
 def test_what_would_be_left_out_is_an_error(name):
     x = qkv_heads()
     with pytest.raises(NotImplementedError, match=f"Module passes {name}"):
-        attention.attention_forward(torch.nn.Module(), *x, None, **{name: torch.zeros(1)})
+        _attention.attention_forward(torch.nn.Module(), *x, None, **{name: torch.zeros(1)})
