@@ -69,23 +69,6 @@ void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, i
   add(a.grad_key, s.query, grad_scores, s.nonfinite_query, p.head_dim, grad_key);
 }
 
-struct KeyRange {
-  int64_t begin = 0, end = 0;
-  bool is_empty() const { return begin >= end; }
-};
-
-// Those of keys [key, key + keys) that the rows of a tile see, or a range around them; empty where
-// positions or masks hide all of them.
-template <class E>
-KeyRange keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
-  constexpr int64_t kMultiple = kDepthMultiple<E>;  // where operand K^T of a tile may begin
-  const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
-  const KeyRange range{key + skip, std::min(key + keys, tile.key_end)};
-  const auto count = range.end - range.begin;
-  if (count > 0 && masks_hide_tile<Compute<E>>(p, tile, range.begin, count)) return {key, key};
-  return range;
-}
-
 // One block of rows against keys [key, key + keys), which are no more than a tile has.
 template <class E>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
@@ -95,7 +78,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   KeyRange seen[BackwardRows<E>::kMaxTiles];
   int first = rows.count, last = -1;
   for (int t = 0; t < rows.count; ++t) {
-    seen[t] = keys_seen<E>(p, rows.tiles[t].tile, key, keys);
+    seen[t] = keys_seen<T, kDepthMultiple<E>>(p, rows.tiles[t].tile, key, keys);
     if (!seen[t].is_empty()) first = std::min(first, t), last = t;
   }
   if (first > last) return;

@@ -6,7 +6,7 @@
 #include "kernels/passes/kept_weights.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/softmax.h"
-#include "kernels/simd/exp.h"
+#include "kernels/simd/log.h"
 
 namespace qkv::QKV_ISA {
 

@@ -1,4 +1,4 @@
-// Exponentials and logarithms of vectors: 2^x = 2^n * 2^r with an integer n and |r| <= 1/2, where a
+// Exponentials of vectors: 2^x = 2^n * 2^r with an integer n and |r| <= 1/2, where a
 // polynomial gives 2^r.
 //
 // Functions take N vectors in step, one operation for all before the next operation: the chain of
@@ -175,33 +175,6 @@ QKV_INLINE void tanh(Vec<T> (&x)[N]) {
     const Vec<T> power = (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);  // 2^n
     const Vec<T> e = p[i] * r[i] * power + (power - 1);
     x[i] = (Vec<T>)((IntVec<T>)(e / (e + 2)) | sign[i]);
-  }
-}
-
-// x = log(x) for x >= 0, off by 1 ulp or two; -inf for 0, while inf and NaN stay what they are.
-// With x = 2^e * m and m in [sqrt(1/2), sqrt(2)), log(m) = 2 atanh(z) for z = (m-1)/(m+1), and
-// |z| <= 0.172. Of the series of atanh the first term that is left out is z^21 / 21 < 5e-18 * z.
-template <int N>
-QKV_INLINE void log(Vec<double> (&x)[N]) {
-  using Bits = IntVec<double>;
-  constexpr int64_t kHalfRoot = 0x3fe6a09e667f3bcd;  // sqrt(1/2)
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const Bits exponent = ((Bits)x[i] - kHalfRoot) >> 52;
-    const Vec<double> m = (Vec<double>)((Bits)x[i] - (exponent << 52));
-    const Vec<double> z = (m - 1) / (m + 1), w = z * z;
-    Vec<double> series = w * (1. / 19) + 1. / 17;
-    series = series * w + 1. / 15;
-    series = series * w + 1. / 13;
-    series = series * w + 1. / 11;
-    series = series * w + 1. / 9;
-    series = series * w + 1. / 7;
-    series = series * w + 1. / 5;
-    series = series * w + 1. / 3;
-    series = z + z * w * series;
-    const Vec<double> e = __builtin_convertvector(exponent, Vec<double>);
-    const Vec<double> special = x[i] == 0 ? splat(-kInfinity<double>) : x[i];
-    x[i] = ((x[i] > 0) & (x[i] < kInfinity<double>)) ? e * kLn2 + (series + series) : special;
   }
 }
 
