@@ -103,18 +103,11 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
     const int64_t end = std::min(key + step, last);
     bool is_loaded = false;
     for (int64_t t = 0; t < tiles; ++t) {
-      const Tile& tile = scratch.tiles[t].tile;
-      constexpr int64_t kMultiple = P::kKeyMultiple;
-      const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
-      const int64_t begin = key + skip, keys = std::min(end, tile.key_end) - begin;
-      if (keys <= 0) continue;
-      if (masks_hide_tile<T>(p, tile, begin, keys)) {
-        scratch.tiles[t].weights.clear(tile, begin, keys);
-        continue;
-      }
+      const KeyRange seen = keys_seen<T, P::kKeyMultiple>(p, scratch.tiles[t].tile, key, end - key);
+      if (seen.is_empty()) continue;
       if (!is_loaded) scratch.products.load_block(item.batch, item.kv_head, key, end - key);
       is_loaded = true;
-      attend(p, begin, keys, scratch, scratch.tiles[t]);
+      attend(p, seen.begin, seen.end - seen.begin, scratch, scratch.tiles[t]);
     }
   }
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);

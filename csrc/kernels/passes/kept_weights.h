@@ -23,18 +23,15 @@ class KeptWeights {
   // One block more than there are keys, since products may write whole blocks.
   static int64_t size(const Problem& p) { return (p.seqlen_k + kKeyBlock) * kTileRows<T>; }
 
-  // Where the scores of keys [key, key + keys), the next block, are to be made: in this memory, or,
-  // if the weights are not wanted, at `elsewhere`.
+  // Where the scores of keys [key, key + keys) are to be made: in this memory, or, if the weights
+  // are not wanted, at `elsewhere`. Keys come in ascending order, and those that are left out
+  // between them have weights of 0.
   T* at(const Tile& tile, int64_t key, int64_t keys, T* elsewhere) {
     if (!memory_) return elsewhere;
-    if (end_ == 0) begin_ = key;
+    if (end_ == 0) begin_ = end_ = key;
+    std::fill(memory_ + end_ * tile.step, memory_ + key * tile.step, T(0));
     end_ = key + keys;
     return memory_ + key * tile.step;
-  }
-
-  // Sets those of keys [key, key + keys), the next block, to 0.
-  void clear(const Tile& tile, int64_t key, int64_t keys) {
-    if (memory_) std::fill_n(at(tile, key, keys, nullptr), keys * tile.step, T(0));
   }
 
   // Multiplies the weights of the keys before `key` by factors [lanes], the `rescale` of
@@ -87,7 +84,7 @@ class KeptWeights {
   }
 
   T* memory_ = nullptr;          // [S + kKeyBlock, lanes]
-  int64_t begin_ = 0, end_ = 0;  // the keys that the tile has seen; none if end_ is 0
+  int64_t begin_ = 0, end_ = 0;  // the keys from the first to the last that were seen; none if 0
 };
 
 }  // namespace qkv::QKV_ISA
