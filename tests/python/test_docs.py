@@ -15,6 +15,7 @@ PAGES = [
     "README.md",
     "docs/adopt-transformers.md",
     "docs/adopt.md",
+    "docs/coming-from.md",
     "docs/decoding.md",
     "docs/layers.md",
     "docs/options.md",
