@@ -11,6 +11,7 @@ import numpy as np  # noqa: E402
 from matplotlib.patches import Patch, Rectangle  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+import qkv.viz  # noqa: E402
 from gpt.attention_map import Mentions  # noqa: E402
 from gpt.compare import NAMES, SAME_WEIGHTS_LOSS, Comparison, loss_tolerance  # noqa: E402
 
@@ -164,29 +165,23 @@ def plot_attention(maps: Tensor, line: bytes, title: str, path: Path) -> None:
     layer, head = np.unravel_index(int(recall.argmax()), recall.shape)
     # The first byte has only itself to look at; it would set the scale.
     maps = maps.numpy()
-    colors = {"cmap": "magma_r", "vmin": 0, "vmax": np.quantile(maps[:, :, 1:], 0.998)}
+    scale = {"cmap": "magma_r", "vmax": np.quantile(maps[:, :, 1:], 0.998)}
     figure = plt.figure(figsize=(17, 9.6))
     left, right = figure.subfigures(1, 2, width_ratios=(3, 2))
-    large = left.subplots()
-    image = large.imshow(maps[layer, head], **colors)
     labels = [{" ": "␣", "\n": "⏎"}.get(character, character) for character in line.decode()]
-    for set_ticks in (large.set_xticks, large.set_yticks):
-        set_ticks(range(len(line)), labels, fontfamily="monospace", fontsize=11)
-    large.tick_params(length=0, top=True, labeltop=True)
+    large = qkv.viz.plot_attention(maps[layer, head], labels, ax=left.subplots(), **scale)
     large.set_xlabel("byte looked at (key)")
     large.set_ylabel("byte that looks (query), to predict the next")
     large.set_title(
         f"Layer {layer + 1}, head {head + 1}: {recall[layer, head]:.0%} of the second mention's "
         "attention goes to the first (box)",
-        pad=26,
     )
     corner = (mentions.first - 0.5, mentions.second - 0.5)
     size = (mentions.length, mentions.length)
     large.add_patch(Rectangle(corner, *size, fill=False, ec=COLORS["qkv"], lw=1.5))
-    left.colorbar(image, ax=large, shrink=0.7, extend="max", label="attention weight")
     small = right.subplots(*maps.shape[:2], squeeze=False)
     for i, j in np.ndindex(*small.shape):
-        small[i, j].imshow(maps[i, j], **colors)
+        small[i, j].imshow(maps[i, j], vmin=0, **scale)
         small[i, j].set(xticks=[], yticks=[])
         small[i, j].set_title(f"layer {i + 1}, head {j + 1}", fontsize=9, weight="normal")
         chosen = (i, j) == (layer, head)

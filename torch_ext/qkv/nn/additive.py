@@ -144,7 +144,8 @@ class AdditiveAttention(torch.nn.Module):
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         inputs = {"query": query, "key": key, "value": value}
         widths = {"query": self.query_proj.in_features, "key": self.key_proj.in_features}
-        is_autocast = torch.is_autocast_enabled(query.device.type)
+        device = query.device.type
+        is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         for name, tensor in inputs.items():
             if tensor.is_nested:
                 _refuse(f"{name} is a nested tensor, but a dense one is expected")
