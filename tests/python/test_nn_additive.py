@@ -149,7 +149,10 @@ def test_true_shows_and_what_is_hidden_does_not_leak():
     assert (weights[..., 3] == 0).all() and (weights[..., 2] > 0).all()
     key, value = (x.detach().clone() for x in (key, value))
     key[:, 3], value[:, 3] = torch.nan, INF
-    assert torch.equal(layer(query, key, value, mask), output)
+    hiding = layer(query, key, value, mask)
+    assert torch.equal(hiding, output)
+    # The product of a gradient of 0 and NaN; the class's docstring says so.
+    assert torch.autograd.grad(hiding.sum(), layer.key_proj.weight)[0].isnan().any()
 
 
 def test_dropout():
@@ -233,8 +236,8 @@ def test_compile(need_weights):
 
 
 def test_compile_for_any_length():
-    """The first call compiles for all lengths that make one block. No two sizes of the first call are equal: the compiler
-    takes those that are for the same size."""
+    """The first call compiles for all lengths that make one block. No two sizes of that call are
+    equal: the compiler takes those that are for the same size."""
     torch.compiler.reset()
     layer, _ = make(torch.float32)
     counter = CompileCounterWithBackend("aot_eager")
@@ -278,11 +281,11 @@ NESTED = torch.nested.nested_tensor([torch.zeros(L, DQ)] * B, layout=torch.jagge
 @pytest.mark.parametrize("change, message", [
     ({"query": torch.zeros(DQ)}, r"query is \[6\], but 2 dimensions"),
     ({"value": torch.zeros(S)}, r"value is \[5\], but 2 dimensions"),
-    ({"query": torch.zeros(B, L, 9)}, r"query is \[2, 4, 9\], but a last dimension of 6.*query_dim"),
+    ({"query": torch.zeros(B, L, 9)}, r"query is \[2, 4, 9\], but a last dimension of 6.*query_d"),
     ({"key": torch.zeros(B, S, 9)}, r"key is \[2, 5, 9\], but a last dimension of 3.*key_dim"),
     ({"value": torch.zeros(B, 9, DV)}, r"value is \[2, 9, 7\], but as many keys .*\[2, 5, 3\]"),
     ({"key": torch.zeros(3, S, DK)}, r"query \[2, 4, 6\], key \[3, 5, 3\].* do not broadcast"),
-    ({"query": torch.zeros(B, L, DQ).half()}, "query is torch.float16, but torch.float32, as the p"),
+    ({"query": torch.zeros(B, L, DQ).half()}, "query is torch.float16, but torch.float32, as"),
     ({"value": torch.zeros(B, S, DV).double()}, "value is torch.float64, but torch.float32"),
     ({"query": NESTED}, "query is a nested tensor"),
     ({"attn_mask": torch.zeros(L, 9)}, r"attn_mask has the shape \[4, 9\].*\[2, 4, 5\]"),

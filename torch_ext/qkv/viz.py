@@ -75,13 +75,17 @@ def plot_attention(
     every = _axes(pyplot, ax, len(heads), weights.dim() == 2)
     pictures = heads.to("cpu", torch.float64).numpy()
     for one, picture, title in zip(every, pictures, titles, strict=True):
-        image = one.imshow(picture, cmap=cmap, vmin=0, vmax=vmax)
+        one.imshow(picture, cmap=cmap, vmin=0, vmax=vmax)
         one.set_title(title)
         _name_rows_and_columns(one, ticker, *labels)
     if colorbar:
         extend = "max" if pictures.max() > vmax else "neither"
         every[0].figure.colorbar(
-            image, ax=list(every), extend=extend, shrink=0.7, label="attention weight"
+            every[0].images[-1],
+            ax=list(every),
+            extend=extend,
+            shrink=0.7,
+            label="attention weight",
         )
     return every if weights.dim() == 3 else every[0]
 
@@ -132,7 +136,7 @@ def _axes(pyplot: Any, ax: Any, heads: int, is_single: bool) -> "np.ndarray":
                 f"plot_attention: ax has {len(every)} entries, but one Axes by itself is expected "
                 "for weights of [L, S]"
             )
-        _check_count("ax", every, heads, "head")
+        _check_count("ax", list(every), heads, "head")
         return every
     columns = math.ceil(math.sqrt(heads))
     rows = math.ceil(heads / columns)

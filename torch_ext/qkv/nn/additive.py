@@ -10,9 +10,10 @@ from qkv._functional import attention
 from qkv._weights import attention_with_weights
 
 # How many elements of the `[..., L, S, hidden_dim]` tensor are made at a time, unless one query
-# alone has more. 2 ** 20 are 4 MiB in float32. With 512 keys and 256 hidden units on one core of a
-# Sapphire Rapids Xeon (2 MiB of L2 cache), blocks of 2 ** 18 to 2 ** 20 were the fastest; larger
-# ones cost more memory, and 1.2 times (2 ** 22) or more of the time.
+# alone has more. 2 ** 20 are 4 MiB in float32. With 512 queries, 512 keys and 256 hidden units on
+# one core of a Sapphire Rapids Xeon (2 MiB of L2 cache), where other programs ran, 2 ** 18 and
+# 2 ** 20 were the fastest without gradients; 2 ** 22 cost more memory, and 1.2 times the time of
+# 2 ** 20.
 _BLOCK_ELEMENTS = 2**20
 
 
@@ -39,8 +40,11 @@ class AdditiveAttention(torch.nn.Module):
 
     A dot product costs D multiplications and one number of memory for each pair of query and key.
     This costs hidden_dim additions, tanh and multiplications for each pair, and memory: without
-    gradients some 4 MiB at a time, and the scores; in training the backward pass wants every tanh
-    again, so `[..., L, S, hidden_dim]` is stored. docs/layers.md has both measured.
+    gradients some 4 MiB at a time, and twice the scores; in training the backward pass wants every
+    tanh again, so `[..., L, S, hidden_dim]` is stored. docs/layers.md has both measured.
+
+    NaN or infinity in a key or value that attn_mask hides does not reach the output. From a key
+    it reaches the gradient of W_k, so fill padding with numbers for training.
 
     Raises:
         ValueError: a width that is not positive, or a dropout that is not from 0 to 1.
@@ -126,10 +130,10 @@ class AdditiveAttention(torch.nn.Module):
         scores = self._scores(query, key)
         # The operator's own scores are 0, and these a bias on them.
         zero = value.new_zeros(1)
-        inputs = (*(zero.expand(*scores.shape[:-2], n, 1) for n in scores.shape[-2:]), value)
+        no_query, no_key = (zero.expand(*scores.shape[:-2], n, 1) for n in scores.shape[-2:])
         dropout_p = self.dropout if self.training else 0.0
         attend = attention_with_weights if need_weights else attention
-        return attend(*inputs, attn_mask, dropout_p, bias=scores)
+        return attend(no_query, no_key, value, attn_mask, dropout_p, bias=scores)
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         """`[..., L, S]`, some queries at a time."""
