@@ -26,6 +26,7 @@ inline bool all_zero(const uint8_t* at, int64_t col, int64_t keys) {
   return true;
 }
 
+// Whether `keys` elements, col apart, are all -inf.
 template <class T, class M>
 bool all_minus_infinity(const M* at, int64_t col, int64_t keys) {
   Vec<T> others{};
@@ -40,11 +41,11 @@ bool all_minus_infinity(const M* at, int64_t col, int64_t keys) {
   return true;
 }
 
-// Calls hides_row(first element) from the tile's last row to its first, until one says no: under a
-// causal mask the last row sees the most keys.
+// Whether hides_row(first element, col) holds for each row of the tile. They are asked from the
+// last to the first, until one says no: under a causal mask the last row sees the most keys.
 template <class M, class HidesRow>
-bool for_each_row(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
-                  const HidesRow& hides_row) {
+bool hides_each_row(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
+                    const HidesRow& hides_row) {
   const Rows<const M> rows = rows_of<M>(p, mask, tile.batch, tile.kv_head);
   const int first = same_for_all_rows(rows) ? tile.rows - 1 : 0;
   for (int r = tile.rows - 1; r >= first; --r)
@@ -57,7 +58,7 @@ bool mask_hides_tile(const Problem& p, const Mask& mask, const Tile& tile, int64
                      int64_t keys) {
   const auto floating = [&](auto element) {
     using M = decltype(element);
-    return for_each_row<M>(p, mask.input, tile, key, [&](const M* row, int64_t col) {
+    return hides_each_row<M>(p, mask.input, tile, key, [&](const M* row, int64_t col) {
       return all_minus_infinity<T>(row, col, keys);
     });
   };
@@ -65,9 +66,9 @@ bool mask_hides_tile(const Problem& p, const Mask& mask, const Tile& tile, int64
     case MaskType::none:
       return false;
     case MaskType::boolean:
-      return for_each_row<uint8_t>(p, mask.input, tile, key, [&](const uint8_t* row, int64_t col) {
-        return all_zero(row, col, keys);
-      });
+      return hides_each_row<uint8_t>(
+          p, mask.input, tile, key,
+          [&](const uint8_t* row, int64_t col) { return all_zero(row, col, keys); });
     case MaskType::f32:
       return floating(float{});
     case MaskType::f64:

@@ -11,9 +11,9 @@ extern Operator attention_forward, attention_backward;
 Tensors attention_forward_cpu(const Call& call);
 Tensors attention_backward_cpu(const Call& call);
 
-// Under autocast, with a seed if there is dropout: what the users' operators do. For CPU and meta
-// tensors.
-Tensors attend(Call call);
+// Under autocast, with a seed if there is dropout: what the users' operators do, by the operator
+// that computes it. For CPU and meta tensors.
+Tensors attend(Call call, const Operator& op = attention_forward);
 
 // On another device than the CPU: torch's own attention, or an error that says what it cannot do.
 bool is_elsewhere(const Call& call);

@@ -85,10 +85,10 @@ void check_query(const Call& call) {
   TORCH_CHECK(call.has(arg::query), call.title(), ": query is an undefined tensor");
 }
 
-Tensors attend(Call call) {
+Tensors attend(Call call, const Operator& op) {
   const Autocast autocast(call);
   const Seed seed(call);
-  call.op = &attention_forward;
+  call.op = &op;
   return run(call);
 }
 

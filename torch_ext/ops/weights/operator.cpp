@@ -1,14 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/SymInt.h>
 
-#include "call/autocast.h"
 #include "call/check.h"
 #include "call/from_options.h"
-#include "call/run.h"
 #include "call/values.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/composition.h"
-#include "ops/dropout/dropout.h"
 #include "ops/weights/weights.h"
 #include "qkv/attention.h"
 #include "tensors/layout.h"
@@ -33,6 +30,14 @@ Tensors weights_backward_meta(const Call& call) {
   return empty_gradients(call);
 }
 
+const Kernels kForward = {.cpu = &weights_forward_cpu,
+                          .meta = &weights_meta,
+                          .composition = &attention_forward_composition,
+                          .composes = &composes_attention};
+const Kernels kBackward = {.cpu = &weights_backward_cpu,
+                           .meta = &weights_backward_meta,
+                           .composition = &attention_backward_composition,
+                           .composes = &composes_attention};
 const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
 const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce";
 // attention's arguments after the value, in its order and with its defaults, then ours.
@@ -45,49 +50,28 @@ const std::string kArguments =
 Operator weights_forward("attention_weights",
                          "weights_forward(query, key, " + kTensors + kOptions +
                              ") -> weights, logsumexp",
-                         {.cpu = &weights_forward_cpu,
-                          .meta = &weights_meta,
-                          .composition = &attention_forward_composition,
-                          .composes = &composes_attention});
+                         kForward);
 Operator with_weights_forward("attention_with_weights",
                               "with_weights_forward(query, key, value, " + kTensors + kOptions +
                                   ") -> output, weights, logsumexp",
-                              {.cpu = &weights_forward_cpu,
-                               .meta = &weights_meta,
-                               .composition = &attention_forward_composition,
-                               .composes = &composes_attention});
+                              kForward);
 
 namespace {
 
-Operator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)",
-                          {.cpu = &weights_backward_cpu,
-                           .meta = &weights_backward_meta,
-                           .composition = &attention_backward_composition,
-                           .composes = &composes_attention});
+Operator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)", kBackward);
 Operator with_weights_backward(with_weights_forward,
                                "with_weights_backward(grad_output?, grad_weights?; output, "
                                "logsumexp)",
-                               {.cpu = &weights_backward_cpu,
-                                .meta = &weights_backward_meta,
-                                .composition = &attention_backward_composition,
-                                .composes = &composes_attention});
-
-// What a user's operator does: the operator that computes, under autocast, with a seed if there is
-// dropout.
-Tensors computed(const Call& call, const Operator& op) {
-  check_query(call);
-  Call forward = call.as(op);
-  const Autocast autocast(forward);
-  const Seed seed(forward);
-  return run(forward);
-}
+                               kBackward);
 
 Tensors weights_composite(const Call& call) {
-  return {std::move(computed(call, weights_forward)[0])};
+  check_query(call);
+  return {std::move(attend(call, weights_forward)[0])};
 }
 
 Tensors with_weights_composite(const Call& call) {
-  Tensors results = computed(call, with_weights_forward);
+  check_query(call);
+  Tensors results = attend(call, with_weights_forward);
   results.pop_back();
   return results;
 }
