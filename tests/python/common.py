@@ -1,5 +1,6 @@
 """What the operator is held against, as the tests call it: qkv.testing, and torch's attention."""
 
+import doctest
 import os
 import shutil
 import subprocess
@@ -143,3 +144,12 @@ def attempt(*command, **options):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     options["env"] = {**os.environ, "PATH": path, **options.get("env", {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+
+
+def assert_example_runs(thing):
+    """The example in the docstring of a function or a class gives what it says."""
+    names = {"torch": torch, "qkv": qkv}
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(thing, globs=names, module=False)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0

@@ -1,12 +1,11 @@
 """The Python of our pages runs as it is written; files that prose and comments name exist."""
 
-import doctest
 import inspect
 import re
 from pathlib import Path
 
 import pytest
-import torch
+from common import assert_example_runs
 
 import qkv
 
@@ -78,9 +77,5 @@ def functions():
 
 @pytest.mark.parametrize("function", functions(), ids=lambda function: function.__name__)
 def test_help_shows_an_example_that_runs_and_the_source(function):
-    test = doctest.DocTestFinder(recurse=False).find(
-        function, globs={"torch": torch, "qkv": qkv}, module=False
-    )[0]
-    assert test.examples
-    assert doctest.DocTestRunner().run(test).failed == 0
+    assert_example_runs(function)
     assert re.search(r"^ *Sources?: ", function.__doc__, re.M)

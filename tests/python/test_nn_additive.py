@@ -1,14 +1,12 @@
 """qkv.nn.AdditiveAttention against its formula, written down plainly."""
 
-import doctest
 import io
 
 import pytest
 import torch
-from common import HALVES, INF, dtypes_of
+from common import HALVES, INF, assert_example_runs, dtypes_of
 from torch._dynamo.testing import CompileCounterWithBackend
 
-import qkv
 from qkv.nn import AdditiveAttention, additive
 
 B, L, S, DQ, DK, DV, HIDDEN = 2, 4, 5, 6, 3, 7, 8
@@ -310,6 +308,4 @@ def test_bad_layer(change, message):
 
 
 def test_the_example_runs():
-    finder = doctest.DocTestFinder(recurse=False)
-    test = finder.find(AdditiveAttention, globs={"torch": torch, "qkv": qkv}, module=False)[0]
-    assert test.examples and doctest.DocTestRunner().run(test).failed == 0
+    assert_example_runs(AdditiveAttention)

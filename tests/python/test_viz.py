@@ -1,15 +1,11 @@
 """qkv.viz.plot_attention: what is in the picture."""
 
-import doctest
 import sys
 
 import numpy as np
 import pytest
 import torch
-from common import run_python
-
-import qkv
-import qkv.viz
+from common import assert_example_runs, run_python
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -168,6 +164,4 @@ print("matplotlib" in sys.modules)
 
 
 def test_the_example_runs():
-    finder = doctest.DocTestFinder(recurse=False)
-    test = finder.find(plot_attention, globs={"torch": torch, "qkv": qkv}, module=False)[0]
-    assert test.examples and doctest.DocTestRunner().run(test).failed == 0
+    assert_example_runs(plot_attention)

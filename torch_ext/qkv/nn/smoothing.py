@@ -1,0 +1,139 @@
+"""Gaussian smoothing: attention that looks at positions, and at nothing else."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv._functional import attention
+from qkv._weights import attention_with_weights
+
+# All neighbours further away than this many sigma have 2.3e-19 of the weight together, erfc(9 /
+# sqrt(2)), which is lost in the rounding of float64, 1.1e-16.
+_RADIUS_IN_SIGMA = 9.0
+
+
+class GaussianSmoothing(torch.nn.Module):
+    """The average of neighbouring values, by a bell curve of their distance:
+    `weight_ij = exp(-|x_i - x_j|^2 / (2 sigma^2))`, divided by its sum over j.
+
+    This is attention with fixed weights: the positions x are queries and keys, the values are what
+    is smoothed, and no value changes a weight. Written out, the exponent is
+    `(x_i . x_j - |x_j|^2 / 2) / sigma^2`, a dot product, but for a term that all keys of a query
+    share and that the softmax takes out again. Statistics knows it as the Nadaraya-Watson
+    estimator, which may also be asked at places where there is no value.
+
+    Args:
+        sigma: the width of the bell curve, in the unit of the positions.
+        trainable: whether `sigma` is a parameter. What is stored is `log_sigma`, so that the width
+            stays positive.
+        device: of `log_sigma`, which is float64.
+
+    Everything is computed in float64 and rounded once. Positions that are far from each other,
+    measured in sigma, lose digits in the dot product: weights are right to some
+    `1e-16 * (extent / sigma)^2`, relative.
+
+    Raises:
+        ValueError: a sigma that is not positive and finite.
+
+    Example:
+        >>> smooth = qkv.nn.GaussianSmoothing(sigma=1.0)
+        >>> smooth(torch.tensor([[0.], [0.], [1.], [0.], [0.]])).flatten()
+        tensor([0.0772, 0.2571, 0.4026, 0.2571, 0.0772])
+
+    Source: Nadaraya, "On estimating regression", 1964; Watson, "Smooth regression analysis", 1964.
+    """
+
+    def __init__(self, sigma: float, trainable: bool = False, device: Any = None) -> None:
+        super().__init__()
+        if not 0 < sigma < math.inf:
+            raise ValueError(
+                f"GaussianSmoothing: sigma is {sigma}, but a positive number is expected"
+            )
+        log_sigma = torch.tensor(math.log(sigma), dtype=torch.float64, device=device)
+        if trainable:
+            self.log_sigma = torch.nn.Parameter(log_sigma)
+        else:
+            self.register_buffer("log_sigma", log_sigma)
+
+    @property
+    def sigma(self) -> Tensor:
+        """The width of the bell curve: float64, `[]`."""
+        return self.log_sigma.exp()
+
+    def extra_repr(self) -> str:
+        return f"sigma={self.sigma.item():g}"
+
+    def forward(
+        self,
+        value: Tensor,
+        position: Tensor | None = None,
+        query_position: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Smooths values along their positions.
+
+        Args:
+            value: `[..., S, Dv]`, floating: the last dimension but one is smoothed.
+            position: `[..., S, P]`, where each value is, in P dimensions; the leading dimensions
+                broadcast with value's. None: at 0, 1, 2 and so on. Then the cost is S times 18
+                sigma, since what is further away has no weight, and otherwise L times S.
+            query_position: `[..., L, P]`, where the result is wanted. None: at `position`.
+            attn_mask: broadcastable to `[..., L, S]`, bool: False = the value is missing.
+            need_weights: also return the weights.
+
+        Returns:
+            `[..., L, Dv]`, of value's dtype; with need_weights also the weights, `[..., L, S]`,
+            float64. Where nothing may be seen they are 0. Both are differentiable with respect to
+            values, positions and sigma.
+
+        Raises:
+            RuntimeError: shapes and dtypes that do not fit, by the argument's name.
+        """
+        regular = position is None and query_position is None
+        position, query_position = self._positions(value, position, query_position)
+        # Only differences matter, and numbers near 0 lose fewest digits.
+        centre = position.detach().mean(-2, keepdim=True) if position.numel() else 0.0
+        key, query = position - centre, query_position - centre
+        key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
+        query = torch.cat((query, torch.ones_like(query[..., :1])), -1) / self.sigma.square()
+        options: dict[str, Any] = {"scale": 1.0}
+        if regular:
+            radius = math.ceil(_RADIUS_IN_SIGMA * self.sigma.item())
+            options["window_size"] = (radius, radius)
+        arguments = (query, key, value.double(), attn_mask)
+        if need_weights:
+            output, weights = attention_with_weights(*arguments, **options)
+            return output.to(value.dtype), weights
+        return attention(*arguments, **options).to(value.dtype)
+
+    def _positions(
+        self, value: Tensor, position: Tensor | None, query_position: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(position, query_position), float64."""
+        if value.dim() < 2 or not value.is_floating_point():
+            _refuse(
+                f"value is {value.dtype} {list(value.shape)}, but a floating tensor of 2 "
+                "dimensions or more, [..., S, Dv], is expected"
+            )
+        if position is None:
+            position = torch.arange(value.size(-2), device=value.device).unsqueeze(-1)
+        if position.dim() < 2 or position.size(-2) != value.size(-2):
+            _refuse(
+                f"position is {list(position.shape)}, but [..., {value.size(-2)}, P], a place for "
+                f"each of the values {list(value.shape)}, is expected"
+            )
+        if query_position is None:
+            query_position = position
+        if query_position.dim() < 2 or query_position.size(-1) != position.size(-1):
+            _refuse(
+                f"query_position is {list(query_position.shape)}, but [..., L, "
+                f"{position.size(-1)}], as many dimensions as position has, is expected"
+            )
+        return position.double(), query_position.double()
+
+
+def _refuse(message: str) -> None:
+    raise RuntimeError(f"GaussianSmoothing: {message}")
