@@ -17,10 +17,11 @@ endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long bench wheel sdist lint format clean
+.PHONY: help demo gallery test test-long bench wheel sdist lint format clean
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures in demo/'
+	@echo 'make gallery  what attention is, in pictures: one page, gallery/index.html; after make demo'
 	@echo 'make test     build and run every test suite: what every change has to pass'
 	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'
 	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"'
@@ -47,6 +48,13 @@ $(VENV)/installed: $(VENV)/ready $(SOURCES)
 demo: $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py --compare $(ARGS)
 
+gallery: $(VENV)/installed demo/gpt.pt
+	$(BIN)/python examples/gallery.py $(ARGS)
+
+# What `make demo` has trained already is not trained again.
+demo/gpt.pt: | $(VENV)/installed
+	$(BIN)/python examples/train_gpt.py --compare
+
 test: $(VENV)/installed
 	@.ci/packages googletest
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
@@ -72,6 +80,6 @@ format: $(VENV)/ready
 	$(BIN)/pre-commit run --all-files || $(BIN)/pre-commit run --all-files
 
 clean:
-	rm -rf .venv .venv-* build dist demo torch_ext/qkv.egg-info torch_ext/qkv/lib torch_ext/qkv/include torch_ext/qkv/share
+	rm -rf .venv .venv-* build dist demo gallery torch_ext/qkv.egg-info torch_ext/qkv/lib torch_ext/qkv/include torch_ext/qkv/share
 	rm -rf .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
