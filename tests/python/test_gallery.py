@@ -3,9 +3,12 @@
 import base64
 import datetime
 import functools
+import inspect
+import operator
 import random
 import re
 import shutil
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -136,6 +139,33 @@ def test_packed_weights():
     torch.testing.assert_close(found, weights, rtol=0, atol=4e-3)
 
 
+# The table of ideas: docs/seeds.md
+
+ROOT = Path(__file__).parents[2]
+
+
+def ideas():
+    """The rows: idea, code, picture, test."""
+    lines = (ROOT / "docs/seeds.md").read_text().splitlines()
+    rows = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows[1:]]
+
+
+@pytest.mark.parametrize("row", ideas(), ids=lambda row: row[0][:40])
+def test_each_idea_has_code_and_a_test(row):
+    _, code, _, tests = row
+    for name in re.findall("`([^`]+)`", code):
+        if name.startswith("examples/"):
+            assert (ROOT / name).exists()
+        elif name.startswith("qkv."):
+            operator.attrgetter(name.removeprefix("qkv."))(qkv)
+        else:
+            assert name in inspect.signature(qkv.attention).parameters
+    for test in tests.split(", "):
+        file, _, function = test.partition("::")
+        assert f"def {function}" in (ROOT / "tests/python" / file).read_text()
+
+
 # The page
 
 
@@ -185,6 +215,13 @@ def made(trainer, tmp_path_factory):
     arguments = ["--checkpoint", str(folder / "gpt.pt"), "--steps", "0.02", "--out", str(folder)]
     assert gallery.main(arguments) == 0
     return folder
+
+
+def test_each_idea_has_its_picture(made):
+    """Each picture that the table of ideas names is drawn, and it names each that is drawn."""
+    named = {name for row in ideas() for name in re.findall(r"\w+\.png", row[2])}
+    named |= {f"head_{number}.png" for number in range(1, 9)}
+    assert named == {path.name for path in made.glob("*.png")}
 
 
 @pytest.fixture(scope="module")
