@@ -1,4 +1,4 @@
-"""The formulas of docs/derivatives.md, written down as they stand there, against torch's autograd."""
+"""The formulas of docs/derivatives.md, as they stand there, against torch's autograd."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ class Formulas:
         return self.odot, self.mu.squeeze(-1)
 
     def pass_2(self, t, do, dl):
-        """The gradients of <t, first(do, dl)> with respect to the inputs, after first and pass_1."""
+        """The gradients of <t, first(do, dl)> with respect to inputs; after first and pass_1."""
         x, mu, E = self.x, self.mu, self.E
         gdot = self.K * (do @ t["value"].mT)
         B_ = (do * self.odot).sum(-1, keepdim=True) + mu * dl[..., None] - mu * self.D
