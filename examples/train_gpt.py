@@ -20,8 +20,9 @@ import torch
 from tqdm import tqdm
 
 from gpt.data import load_corpus
-from gpt.generate import decode, generate, timed
+from gpt.generate import generate, timed
 from gpt.model import ModelConfig, load_attention
+from gpt.text import decode, encode
 from gpt.train import TrainConfig, Trainer, load_model
 
 REREADING_SECONDS = 10  # of generating without a cache, to show what that costs
@@ -50,6 +51,8 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
+    if args.compare and "dropout" in args:
+        raise ValueError("--dropout: --compare trains without, and then times steps with it")
     if args.resume or args.generate is not None:
         settings = given(args, ModelConfig) | given(args, TrainConfig)
         if args.generate is not None:
@@ -92,12 +95,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--save-every", int, 200, "steps from one checkpoint to the next")
 
     add = adder(parser.add_argument_group("writing"))
-    add("--length", int, 500, "in bytes")
+    add("--length", int, 500, "in bytes; four blanks of indentation count as one")
     add("--temperature", float, 0.7, "0: always the likeliest byte")
 
     add = adder(parser.add_argument_group("comparison"))
     add("--seconds", float, 120.0, "for all of it")
-    add("--out", Path, Path("demo"), "folder for the pictures")
+    add("--out", Path, Path("demo"), "folder for the pictures and the model")
     return parser
 
 
@@ -106,6 +109,7 @@ MEANING = {
     "heads": "of attention",
     "head_dim": "features of a head; the model is heads times as wide",
     "context": "bytes of a training text, and the furthest that attention looks",
+    "dropout": "the share of attention's weights that a training step drops",
     "steps": "of training; with --compare what the time allows",
     "batch": "texts in a step",
     "learning_rate": "at its highest",
@@ -206,7 +210,7 @@ def write(args: argparse.Namespace) -> int:
     """Writes the text to stdout, and how fast it came to stderr."""
     model = load_model(args.checkpoint, load_attention(args.attention))
     seed = given(args, TrainConfig).get("seed", 0)
-    options = model, args.generate.encode(), args.length, args.temperature, seed
+    options = model, encode(args.generate.encode()), args.length, args.temperature, seed
     cached = args.attention == "qkv"  # torch has no attention with a cache
     text, rate = timed(generate(*options, cached))
     print(args.generate + decode(text))

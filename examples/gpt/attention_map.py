@@ -11,7 +11,7 @@ from gpt.data import Corpus
 from gpt.model import GPT, rotary_table
 
 # A telling line says one name twice, such as `self.maxsize = maxsize`.
-TELLING_LINE = re.compile(rb"(?<=\n) +(self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
+TELLING_LINE = re.compile(rb"(?<=\n)\t+(self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
 LONGEST_LINE = 44  # bytes; the tick labels of more cannot be read
 
 
@@ -48,7 +48,7 @@ class Mentions:
 
 @torch.no_grad()
 def attention_maps(model: GPT, text: bytes) -> Tensor:
-    """Weights [layers, heads, query, key] over the bytes of `text`."""
+    """Weights [layers, heads, query, key] over the bytes of `text`, encoded as gpt.text does."""
     maps = []
 
     def record(module, args, _):

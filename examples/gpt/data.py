@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gpt.text import encode
+
 # Left out are tests, other people's packages, and modules that are tables rather than code.
 SKIPPED_FOLDERS = {
     "dist-packages",
@@ -24,7 +26,8 @@ FILE_SEPARATOR = b"\0"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files by name within the standard library, and their bytes, uint8 [N], in a fixed order."""
+    """Files by name within the standard library, and their text in a fixed order: bytes as
+    gpt.text encodes them, uint8 [N]."""
 
     train_files: list[str]
     validation_files: list[str]
@@ -61,7 +64,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
 
 
 def _read(root: Path, names: list[str]) -> Tensor:
-    text = FILE_SEPARATOR.join((root / name).read_bytes() for name in names)
+    text = FILE_SEPARATOR.join(encode((root / name).read_bytes()) for name in names)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 

@@ -41,9 +41,3 @@ def timed(tokens: Iterator[int], seconds: float = math.inf) -> tuple[bytes, floa
         if passed > seconds:
             break
     return bytes(text), len(text) / passed
-
-
-def decode(text: bytes) -> str:
-    """The text as the terminal can show it: what is neither UTF-8 nor printable is �."""
-    characters = text.decode("utf-8", errors="replace")
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in characters)

@@ -16,16 +16,19 @@ ROPE_BASE = 10_000.0
 @dataclass(frozen=True)
 class ModelConfig:
     layers: int = 4
-    heads: int = 4
-    head_dim: int = 64
-    context: int = 512  # the longest distance, in bytes, that attention spans
+    heads: int = 8
+    head_dim: int = 32
+    context: int = 1024  # the longest distance, in bytes, that attention spans
+    dropout: float = 0.0  # of attention's weights, in training
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {value}")
+        for name in ("layers", "heads", "head_dim", "context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim: expected an even number, got {self.head_dim}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected 0 or more and less than 1, got {self.dropout}")
 
     @property
     def width(self) -> int:
@@ -106,7 +109,7 @@ def attend_to_last(context: int, attention):
 class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, attention):
         super().__init__()
-        self.heads, self.head_dim = config.heads, config.head_dim
+        self.heads, self.head_dim, self.dropout = config.heads, config.head_dim, config.dropout
         self.attention = attention
         self.to_qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.to_out = nn.Linear(config.width, config.width, bias=False)
@@ -122,7 +125,8 @@ class SelfAttention(nn.Module):
         """`attend`, a function of query, key and value, replaces causal attention within x."""
         query, key, value = self.project(x, table)
         if attend is None:
-            output = self.attention(query, key, value, is_causal=True)
+            dropout = self.dropout if self.training else 0.0
+            output = self.attention(query, key, value, dropout_p=dropout, is_causal=True)
         else:
             output = attend(query, key, value)
         return self.to_out(output.transpose(1, 2).flatten(-2))
@@ -148,8 +152,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Bytes [B, L] in, logits [B, L, 256] for the byte that follows each.
 
-    `attention(query, key, value, is_causal=...)` is the only thing that differs between
-    a model on qkv and a model on torch.
+    `attention(query, key, value, dropout_p=..., is_causal=...)` is the only thing that differs
+    between a model on qkv and a model on torch.
     """
 
     def __init__(self, config: ModelConfig, attention):

@@ -14,6 +14,7 @@ from torch import Tensor  # noqa: E402
 import qkv.viz  # noqa: E402
 from gpt.attention_map import Mentions  # noqa: E402
 from gpt.compare import NAMES, SAME_WEIGHTS_LOSS, Comparison, loss_tolerance  # noqa: E402
+from gpt.dropout import DROPOUT, medians  # noqa: E402
 
 COLORS = {"qkv": "#1f6feb", "torch": "#e8590c"}
 SHADES = {"attention forward": 1.0, "attention backward": 0.65, "all else": 0.2}
@@ -104,38 +105,57 @@ def _plot_difference(comparison: Comparison, axes) -> None:
 
 
 @plt.rc_context(STYLE)
-def plot_times(comparison: Comparison, title: str, path: Path) -> None:
-    figure, (bars, timeline) = plt.subplots(
-        1, 2, figsize=(14, 4.4), gridspec_kw={"width_ratios": (3, 2)}
+def plot_times(
+    comparison: Comparison, dropping: dict[str, list[float]], title: str, path: Path
+) -> None:
+    """`dropping`: the seconds of each step with dropout, as gpt.dropout measures them."""
+    figure, (parts, dropped, timeline) = plt.subplots(
+        1, 3, figsize=(19, 4.4), gridspec_kw={"width_ratios": (5, 4, 4)}
     )
-    medians = {name: comparison.medians(name) for name in NAMES}
-    longest = max(times["step"] for times in medians.values()) * 1e3
-    for row, name in enumerate(NAMES):
-        times = {part: seconds * 1e3 for part, seconds in medians[name].items()}
-        times["all else"] = times["step"] - times["attention"]
-        left = 0.0
-        for part, shade in SHADES.items():
-            width = times[part]
-            bars.barh(row, width, 0.62, left, color=COLORS[name], alpha=shade, edgecolor="white")
-            if width > 0.03 * longest:  # a shorter bar has no room for the number
-                color = "white" if shade > 0.5 else "black"
-                middle = (left + width / 2, row)
-                bars.text(*middle, f"{width:.0f}", ha="center", va="center", color=color)
-            left += width
-        bars.text(left + 0.01 * longest, row, f"{times['step']:.0f} ms", va="center", weight="bold")
-    handles = [Patch(color="#374151", alpha=shade, label=part) for part, shade in SHADES.items()]
-    bars.legend(handles=handles, ncols=3, loc="center")
-    bars.set_yticks(range(len(NAMES)), NAMES, fontsize=13)
-    bars.invert_yaxis()
-    bars.grid(axis="y", visible=False)
-    bars.set_xlim(0, longest * 1.12)
-    bars.set_xlabel("milliseconds, medians")
-    step, attention = (medians["torch"][k] / medians["qkv"][k] for k in ("step", "attention"))
-    bars.set_title(f"A training step: torch / qkv = {step:.2f}; its attention: {attention:.2f}")
+    _plot_parts(comparison, parts)
+    times = {name: {"step": seconds * 1e3} for name, seconds in medians(dropping).items()}
+    _plot_bars(dropped, times, {"step": SHADES["attention backward"]})
+    ratio = times["torch"]["step"] / times["qkv"]["step"]
+    dropped.set_title(f"With dropout of {DROPOUT}: {ratio:.2f}")
     _plot_timeline(comparison, timeline)
     figure.suptitle(title)
     figure.savefig(path)
     plt.close(figure)
+
+
+def _plot_parts(comparison: Comparison, axes) -> None:
+    times = {}
+    for name in NAMES:
+        times[name] = {part: s * 1e3 for part, s in comparison.medians(name).items()}
+        times[name]["all else"] = times[name]["step"] - times[name]["attention"]
+    _plot_bars(axes, times, SHADES)
+    handles = [Patch(color="#374151", alpha=shade, label=part) for part, shade in SHADES.items()]
+    axes.legend(handles=handles, ncols=3, loc="center")
+    step, attention = (times["torch"][part] / times["qkv"][part] for part in ("step", "attention"))
+    axes.set_title(f"A training step: torch / qkv = {step:.2f}; its attention: {attention:.2f}")
+
+
+def _plot_bars(axes, times: dict[str, dict[str, float]], shades: dict[str, float]) -> None:
+    """A bar for either attention: the milliseconds of its step, with a piece for each of
+    `shades`."""
+    longest = max(parts["step"] for parts in times.values())
+    for row, name in enumerate(NAMES):
+        left = 0.0
+        for part, shade in shades.items():
+            width = times[name][part]
+            axes.barh(row, width, 0.62, left, color=COLORS[name], alpha=shade, edgecolor="white")
+            if width > 0.05 * longest and len(shades) > 1:  # a shorter one has no room for it
+                color = "white" if shade > 0.5 else "black"
+                middle = (left + width / 2, row)
+                axes.text(*middle, f"{width:.0f}", ha="center", va="center", color=color)
+            left += width
+        label = f"{times[name]['step']:.0f} ms"
+        axes.text(left + 0.01 * longest, row, label, va="center", weight="bold")
+    axes.set_yticks(range(len(NAMES)), NAMES, fontsize=13)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, longest * 1.16)
+    axes.set_xlabel("milliseconds, medians")
 
 
 def _plot_timeline(comparison: Comparison, axes) -> None:
@@ -179,15 +199,18 @@ def plot_attention(maps: Tensor, line: bytes, title: str, path: Path) -> None:
     corner = (mentions.first - 0.5, mentions.second - 0.5)
     size = (mentions.length, mentions.length)
     large.add_patch(Rectangle(corner, *size, fill=False, ec=COLORS["qkv"], lw=1.5))
-    small = right.subplots(*maps.shape[:2], squeeze=False)
-    for i, j in np.ndindex(*small.shape):
-        small[i, j].imshow(maps[i, j], vmin=0, **scale)
-        small[i, j].set(xticks=[], yticks=[])
-        small[i, j].set_title(f"layer {i + 1}, head {j + 1}", fontsize=9, weight="normal")
+    small = right.subplots(*reversed(maps.shape[:2]), squeeze=False)  # a row for each head
+    for j, i in np.ndindex(*small.shape):
+        small[j, i].imshow(maps[i, j], vmin=0, **scale)
+        small[j, i].set(xticks=[], yticks=[])
         chosen = (i, j) == (layer, head)
-        for spine in small[i, j].spines.values():
+        for spine in small[j, i].spines.values():
             spine.set(visible=True, color=COLORS["qkv"] if chosen else "#9ca3af")
             spine.set_linewidth(3 if chosen else 0.8)
+    for i, axes in enumerate(small[0]):
+        axes.set_title(f"layer {i + 1}", fontsize=9, weight="normal")
+    for j, axes in enumerate(small[:, 0]):
+        axes.set_ylabel(f"head {j + 1}", fontsize=9)
     right.suptitle("All heads on the same line", fontsize=12)
     figure.suptitle(title)
     figure.savefig(path)

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import os
+import shlex
+import sys
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
@@ -21,13 +23,16 @@ from gpt.compare import (
     steps_within,
 )
 from gpt.data import Corpus, load_corpus
-from gpt.generate import decode, generate
+from gpt.dropout import DROPOUT, medians, steps_with_dropout
+from gpt.generate import generate
 from gpt.model import GPT, ModelConfig
 from gpt.plots import plot_attention, plot_losses, plot_times
+from gpt.text import decode
 from gpt.train import TrainConfig
 from qkv.bench.machine import cpu_model
 
 AROUND_TRAINING = 12.0  # the seconds that calibration, checks, sample and pictures take
+WITH_DROPOUT = 10.0  # the seconds for the steps with dropout, or an eighth of all, if that is less
 PATIENCE = 1.2  # others may need the machine: training ends after so many times its seconds
 SAMPLE_BYTES = 500
 
@@ -35,13 +40,16 @@ SAMPLE_BYTES = 500
 def report_comparison(
     model: ModelConfig, config: TrainConfig, seconds: float | None, folder: Path
 ) -> int:
-    """Compares, prints, and writes PNGs into `folder`. With `seconds`, config.steps is replaced by
-    what fits into so many. Returns 0, or 1 where the attentions disagree."""
+    """Compares, prints, and writes PNGs and the model on qkv into `folder`. With `seconds`,
+    config.steps is replaced by what fits into so many. Returns 0, or 1 where the attentions
+    disagree."""
     start, load = perf_counter(), os.getloadavg()[0]
     deadline = start + PATIENCE * (math.inf if seconds is None else seconds)
     corpus = load_corpus()
+    with_dropout = WITH_DROPOUT if seconds is None else min(WITH_DROPOUT, seconds / 8)
     if seconds is not None:
-        fitting = steps_within(max(1.0, seconds - AROUND_TRAINING), model, config, corpus)
+        training = max(1.0, seconds - AROUND_TRAINING - with_dropout)
+        fitting = steps_within(training, model, config, corpus)
         config = dataclasses.replace(config, steps=fitting)
     print(
         f"A GPT of {model.layers} layers, {model.heads} heads of {model.head_dim} and "
@@ -55,13 +63,17 @@ def report_comparison(
     done = comparison.runs["qkv"].trainer.step_number
     if done < config.steps:
         print(f"Only {done} steps: the machine is slower than when it was asked.")
+    dropping = steps_with_dropout(model, config, corpus, with_dropout)
     found = disagreements(comparison)
-    print(agreement(comparison) + times(comparison))
+    print(agreement(comparison) + times(comparison, dropping))
     trained = comparison.runs["qkv"].trainer
     print(sample(trained.model, corpus))
-    pictures = draw(comparison, trained.model, corpus, folder)
+    pictures = draw(comparison, dropping, trained.model, corpus, folder)
     print(f"Pictures: {', '.join(map(str, pictures))}")
-    print(f"{perf_counter() - start:.0f} s in all.")
+    checkpoint = folder / "gpt.pt"
+    trained.save(checkpoint)
+    print(f"The model on qkv: {checkpoint}. To let it write:\n  {writing(checkpoint)}")
+    print(f"{perf_counter() - start:.0f} s in all.\n\n{headline(comparison, dropping)}")
     for line in found:
         print(f"DISAGREEMENT {line}")
     return 1 if found else 0
@@ -95,11 +107,13 @@ Largest difference
 """
 
 
-def times(comparison: Comparison) -> str:
-    medians = {name: comparison.medians(name) for name in NAMES}
+def times(comparison: Comparison, dropping: dict[str, list[float]]) -> str:
+    parts = {name: comparison.medians(name) for name in NAMES}
+    for name, step in medians(dropping).items():
+        parts[name][f"step, dropout {DROPOUT}"] = step
     rows = ["\nMilliseconds, median           qkv      torch   torch / qkv"]
-    for part in ("attention forward", "attention backward", "attention", "step"):
-        ours, theirs = (medians[name][part] * 1e3 for name in NAMES)
+    for part in parts["qkv"]:
+        ours, theirs = (parts[name][part] * 1e3 for name in NAMES)
         rows.append(f"  {part:20} {ours:12.2f} {theirs:10.2f} {theirs / ours:13.2f}")
     return "\n".join(rows) + (
         "\n  (attention: the wall-clock time of its calls, and of its node in the backward pass,"
@@ -121,14 +135,40 @@ def sample(model: GPT, corpus: Corpus) -> str:
     )
 
 
-def draw(comparison: Comparison, model: GPT, corpus: Corpus, folder: Path) -> list[Path]:
+def writing(checkpoint: Path) -> str:
+    """The command that lets the checkpoint's model write."""
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    return shlex.join(
+        [python, sys.argv[0], "--generate", "class Queue:", "--checkpoint", str(checkpoint)]
+    )
+
+
+def headline(comparison: Comparison, dropping: dict[str, list[float]]) -> str:
+    step = {name: comparison.medians(name)["step"] * 1e3 for name in NAMES}
+    dropped = {name: seconds * 1e3 for name, seconds in medians(dropping).items()}
+    return (
+        f"A training step took {step['qkv']:.0f} ms on qkv and {step['torch']:.0f} ms on torch: "
+        f"{step['torch'] / step['qkv']:.2f} times as fast.\n"
+        f"With the attention dropout of {DROPOUT} that BERT and GPT-2 were trained with, it took "
+        f"{dropped['qkv']:.0f} ms and {dropped['torch']:.0f} ms: "
+        f"{dropped['torch'] / dropped['qkv']:.2f} times as fast."
+    )
+
+
+def draw(
+    comparison: Comparison,
+    dropping: dict[str, list[float]],
+    model: GPT,
+    corpus: Corpus,
+    folder: Path,
+) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     where = machine()
     losses, steps, attention = (
         folder / f"{name}.png" for name in ("losses", "step_times", "attention_map")
     )
     plot_losses(comparison, f"One GPT, two attentions, one seed ({where})", losses)
-    plot_times(comparison, f"Where the time of a training step goes ({where})", steps)
+    plot_times(comparison, dropping, f"Where the time of a training step goes ({where})", steps)
     line = b"\n" + telling_line(corpus)[0]
     title = "What the trained model looks at in a line it has never seen"
     plot_attention(attention_maps(model, line), line, title, attention)

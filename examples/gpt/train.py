@@ -12,6 +12,7 @@ from torch import nn
 from gpt.data import Corpus, sample_batch
 from gpt.model import GPT, ModelConfig
 
+CHECKPOINT_FORMAT = 2  # format 1 had no number; its models read every blank as a byte of its own
 VALIDATION_SEED = -1  # the seed of no step
 MAX_GRADIENT_NORM = 1.0
 
@@ -41,7 +42,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.config = config
         self.corpus = corpus
-        self.model = GPT(model, attention)
+        self.model = GPT(model, attention).eval()  # in train mode within a step only
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             betas=(0.8, 0.95),
@@ -66,7 +67,11 @@ class Trainer:
         """Takes one step of the optimizer. Returns the loss before it, in nats a byte."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
-        loss = self._loss(self.corpus.train, self.config.seed * 1_000_003 + self.step_number)
+        seed = self.config.seed * 1_000_003 + self.step_number
+        torch.manual_seed(seed)  # dropout draws from torch's generator
+        self.model.train()
+        loss = self._loss(self.corpus.train, seed)
+        self.model.eval()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
         self.optimizer.step()
@@ -96,6 +101,7 @@ class Trainer:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(path.suffix + ".partial")
         state = {
+            "format": CHECKPOINT_FORMAT,
             "model_config": asdict(self.model.config),
             "train_config": asdict(self.config),
             "step": self.step_number,
@@ -108,7 +114,7 @@ class Trainer:
     @classmethod
     def load(cls, path: Path, corpus: Corpus, attention) -> "Trainer":
         """The trainer that `save` wrote, which goes on exactly as if it had never stopped."""
-        state = torch.load(path, weights_only=True)
+        state = read_checkpoint(path)
         model, config = ModelConfig(**state["model_config"]), TrainConfig(**state["train_config"])
         trainer = cls(model, config, corpus, attention)
         trainer.model.load_state_dict(state["model"])
@@ -117,9 +123,20 @@ class Trainer:
         return trainer
 
 
-def load_model(path: Path, attention) -> GPT:
-    """The model of a checkpoint, without its training."""
+def read_checkpoint(path: Path) -> dict:
     state = torch.load(path, weights_only=True)
-    model = GPT(ModelConfig(**state["model_config"]), attention)
+    found = state.get("format", 1)
+    if found != CHECKPOINT_FORMAT:
+        raise ValueError(
+            f"{path}: expected a checkpoint of format {CHECKPOINT_FORMAT}, got format {found}, whose "
+            "model reads text in another encoding; train it again"
+        )
+    return state
+
+
+def load_model(path: Path, attention) -> GPT:
+    """The model of a checkpoint, without its training and in eval mode."""
+    state = read_checkpoint(path)
+    model = GPT(ModelConfig(**state["model_config"]), attention).eval()
     model.load_state_dict(state["model"])
     return model

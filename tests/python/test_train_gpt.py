@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 
 import train_gpt
-from gpt import compare, timer
+from gpt import compare, dropout, timer
 from gpt.attention_map import Mentions, attention_maps, telling_line
 from gpt.data import SKIPPED_FOLDERS, load_corpus, sample_batch
-from gpt.generate import decode, generate, timed
+from gpt.generate import generate, timed
 from gpt.model import GPT, ModelConfig, load_attention, rotary_table, rotate
+from gpt.text import decode, encode
 from gpt.timer import TimedAttention
-from gpt.train import TrainConfig, Trainer
+from gpt.train import TrainConfig, Trainer, load_model
 
 MODEL = ModelConfig(layers=2, heads=2, head_dim=16, context=48)
 TRAIN = TrainConfig(steps=6, batch=2)
@@ -74,6 +75,17 @@ def test_batches_are_text_and_its_continuation(corpus):
     assert not torch.equal(inputs, sample_batch(corpus.train, 3, 20, seed=6)[0])
     with pytest.raises(ValueError, match="context: expected less than the text's 20 bytes, got 20"):
         sample_batch(corpus.train[:20], 3, 20, seed=5)
+
+
+def test_indentation_is_read_as_tabs(tmp_path, corpus):
+    code = b"def f(a,    b):\n    if a:\n          return b\n  \n     "
+    tabs = b"def f(a,    b):\n\tif a:\n\t\t  return b\n  \n\t "
+    assert encode(code) == tabs and decode(tabs) == code.decode()
+    for name in (corpus.validation_files[0], corpus.train_files[0]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(code)
+    small = load_corpus(tmp_path)
+    assert small.validation.numpy().tobytes() == small.train.numpy().tobytes() == tabs
 
 
 # Model
@@ -163,7 +175,7 @@ def test_too_many_bytes_at_once(trained):
 
 
 def test_text_for_the_terminal():
-    assert decode("a\n\té".encode() + b"\x1b[2J\xff\0") == "a\n\té�[2J��"
+    assert decode("a\n\té".encode() + b"\x1b[2J\xff\0") == "a\n    é�[2J��"
 
 
 def test_generation_repeats_by_seed(trained):
@@ -183,6 +195,8 @@ def test_generation_repeats_by_seed(trained):
     [
         (ModelConfig, "layers", 0),
         (ModelConfig, "head_dim", 15),
+        (ModelConfig, "dropout", 1.0),
+        (ModelConfig, "dropout", math.nan),
         (TrainConfig, "steps", 0),
         (TrainConfig, "batch", -1),
         (TrainConfig, "learning_rate", math.nan),
@@ -215,7 +229,8 @@ def assert_same_state(a, b):
 
 def test_an_interrupted_training_resumes_exactly(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
-    assert train_gpt.main([*FLAGS, "--steps", "7", "--checkpoint", str(whole)]) == 0
+    flags = [*FLAGS, "--dropout", "0.1", "--steps", "7"]  # dropout: what it draws must resume, too
+    assert train_gpt.main([*flags, "--checkpoint", str(whole)]) == 0
 
     step = Trainer.step
 
@@ -226,7 +241,7 @@ def test_an_interrupted_training_resumes_exactly(tmp_path, monkeypatch):
 
     handler = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(Trainer, "step", step_with_ctrl_c)
-    assert train_gpt.main([*FLAGS, "--steps", "7", "--checkpoint", str(parts)]) == 0
+    assert train_gpt.main([*flags, "--checkpoint", str(parts)]) == 0
     assert signal.getsignal(signal.SIGINT) == handler
     assert torch.load(parts)["step"] == 3
     monkeypatch.undo()
@@ -234,6 +249,47 @@ def test_an_interrupted_training_resumes_exactly(tmp_path, monkeypatch):
     assert train_gpt.main(["--resume", "--checkpoint", str(parts)]) == 0
     assert torch.load(whole)["step"] == 7
     assert_same_state(torch.load(whole), torch.load(parts))
+
+
+def test_dropout_is_for_training_alone(corpus):
+    """At every step that trains, and nowhere else, attention is asked to drop weights."""
+    asked = []
+
+    def attention(query, key, value, dropout_p, is_causal):
+        asked.append(dropout_p)
+        return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal)
+
+    config = dataclasses.replace(MODEL, dropout=0.25)
+    trainer = Trainer(config, TRAIN, corpus, attention)
+    trainer.step()
+    assert asked == [0.25] * MODEL.layers
+    trainer.validation_loss(batches=1)
+    trainer.validation_gradient()
+    assert asked[MODEL.layers :] == [0.0] * 2 * MODEL.layers
+
+
+def test_a_loaded_model_drops_nothing(tmp_path, corpus):
+    trainer = Trainer(dataclasses.replace(MODEL, dropout=0.5), TRAIN, corpus, load_attention("qkv"))
+    for _ in range(2):
+        trainer.step()
+    trainer.save(tmp_path / "gpt.pt")
+    model = load_model(tmp_path / "gpt.pt", load_attention("qkv"))
+    inputs, _ = sample_batch(corpus.train, 1, MODEL.context, seed=1)
+    assert torch.equal(model(inputs), trainer.model(inputs))
+    assert torch.equal(model(inputs), model(inputs))
+
+
+def test_a_checkpoint_of_another_encoding_is_refused(tmp_path, capsys, trained):
+    path = tmp_path / "gpt.pt"
+    trained.save(path)
+    state = torch.load(path)
+    del state["format"]  # as they were when every blank was a byte of its own
+    torch.save(state, path)
+    for mode in (["--resume"], ["--generate", "def "]):
+        with pytest.raises(SystemExit):
+            train_gpt.main([*mode, "--checkpoint", str(path)])
+        message = "gpt.pt: expected a checkpoint of format 2, got format 1, whose model reads"
+        assert message in capsys.readouterr().err
 
 
 # The comparison
@@ -328,7 +384,7 @@ def test_attention_maps_are_the_weights_in_use(trained):
 def test_the_line_to_draw(corpus):
     line, code = telling_line(corpus)
     assert re.fullmatch(rb"self\.(\w+) = \1", line)
-    assert code.endswith(b" " + line) and code in corpus.validation.numpy().tobytes()
+    assert code.endswith(b"\t" + line) and code in corpus.validation.numpy().tobytes()
     mentions = Mentions.of(b"\nself.name = name")
     assert mentions == Mentions(first=6, second=13, length=4)
     maps = torch.zeros(1, 1, 17, 17)
@@ -337,12 +393,41 @@ def test_the_line_to_draw(corpus):
     assert mentions.recall(maps).item() == 0.5
 
 
+def test_steps_with_dropout_are_taken_in_turn(corpus, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(dropout, "perf_counter", lambda: next(clock))
+    asked = []
+
+    def load(name):
+        def attention(*inputs, dropout_p, is_causal):
+            asked.append((name, dropout_p))
+            return load_attention(name)(*inputs, dropout_p=dropout_p, is_causal=is_causal)
+
+        return attention
+
+    monkeypatch.setattr(dropout, "load_attention", load)
+    model = dataclasses.replace(MODEL, layers=1)
+    # 4 readings a turn, and from the third on one more, for the end: at 13 and at 18
+    times = dropout.steps_with_dropout(model, TRAIN, corpus, seconds=16)
+    assert times == {"qkv": [1] * 4, "torch": [1] * 4}
+    names = "qkv torch qkv torch torch qkv qkv torch torch qkv".split()
+    assert asked == [(name, 0.1) for name in names]
+    assert dropout.medians({"qkv": [1.0, 5.0, 2.0]}) == {"qkv": 2.0}
+
+
 def test_a_comparison_from_the_command_line(tmp_path, capsys):
     arguments = [*FLAGS, "--compare", "--seconds", "1", "--out", str(tmp_path / "new")]
     assert train_gpt.main(arguments) == 0
     printed = capsys.readouterr().out
     assert re.search(r"attention +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
+    assert re.search(r"step, dropout 0\.1 +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
     assert "DISAGREEMENT" not in printed
+    *_, step, with_dropout = printed.splitlines()
+    measured = r"took \d+ ms on qkv and \d+ ms on torch: \d+\.\d\d times as fast\.$"
+    assert re.match("A training step " + measured, step)
+    assert re.match(
+        "With the attention dropout of 0\\.1 .*: \\d+\\.\\d\\d times as fast", with_dropout
+    )
     for name in ("losses", "step_times", "attention_map"):
         picture = tmp_path / "new" / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
@@ -411,6 +496,7 @@ def test_another_text_without_a_cache_is_said(tmp_path, capsys, trained, monkeyp
         (["--layers", "0"], "layers: expected 1 or more, got 0"),
         (["--learning-rate", "x"], "--learning-rate: invalid float value: 'x'"),
         (["--attention", "flash"], "--attention: invalid choice: 'flash'"),
+        (["--compare", "--dropout", "0.2"], "--dropout: --compare trains without, and then times"),
         (["--resume", "--compare"], "not allowed with argument --resume"),
     ],
 )
