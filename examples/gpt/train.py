@@ -128,8 +128,8 @@ def read_checkpoint(path: Path) -> dict:
     found = state.get("format", 1)
     if found != CHECKPOINT_FORMAT:
         raise ValueError(
-            f"{path}: expected a checkpoint of format {CHECKPOINT_FORMAT}, got format {found}, whose "
-            "model reads text in another encoding; train it again"
+            f"{path}: expected a checkpoint of format {CHECKPOINT_FORMAT}, got format {found}, "
+            "whose model reads text in another encoding; train it again"
         )
     return state
 
