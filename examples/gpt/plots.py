@@ -14,7 +14,7 @@ from torch import Tensor  # noqa: E402
 import qkv.viz  # noqa: E402
 from gpt.attention_map import Mentions  # noqa: E402
 from gpt.compare import NAMES, SAME_WEIGHTS_LOSS, Comparison, loss_tolerance  # noqa: E402
-from gpt.dropout import DROPOUT, medians  # noqa: E402
+from gpt.variants import Variant  # noqa: E402
 
 COLORS = {"qkv": "#1f6feb", "torch": "#e8590c"}
 SHADES = {"attention forward": 1.0, "attention backward": 0.65, "all else": 0.2}
@@ -105,19 +105,19 @@ def _plot_difference(comparison: Comparison, axes) -> None:
 
 
 @plt.rc_context(STYLE)
-def plot_times(
-    comparison: Comparison, dropping: dict[str, list[float]], title: str, path: Path
-) -> None:
-    """`dropping`: the seconds of each step with dropout, as gpt.dropout measures them."""
-    figure, (parts, dropped, timeline) = plt.subplots(
-        1, 3, figsize=(19, 4.4), gridspec_kw={"width_ratios": (5, 4, 4)}
-    )
+def plot_times(comparison: Comparison, variants: list[Variant], title: str, path: Path) -> None:
+    """Above: a step as it was trained, and every one of them. Below: a step in each variant."""
+    figure = plt.figure(figsize=(14, 7.6))
+    above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
+    parts, timeline = above.subplots(1, 2, width_ratios=(3, 2))
     _plot_parts(comparison, parts)
-    times = {name: {"step": seconds * 1e3} for name, seconds in medians(dropping).items()}
-    _plot_bars(dropped, times, {"step": SHADES["attention backward"]})
-    ratio = times["torch"]["step"] / times["qkv"]["step"]
-    dropped.set_title(f"With dropout of {DROPOUT}: {ratio:.2f}")
     _plot_timeline(comparison, timeline)
+    each = below.subplots(1, len(variants), squeeze=False)[0]
+    for axes, variant in zip(each, variants, strict=True):
+        times = {name: {"step": seconds * 1e3} for name, seconds in variant.medians().items()}
+        _plot_bars(axes, times, {"step": SHADES["attention backward"]})
+        ratio = times["torch"]["step"] / times["qkv"]["step"]
+        axes.set_title(f"A step with {variant.name}: torch / qkv = {ratio:.2f}")
     figure.suptitle(title)
     figure.savefig(path)
     plt.close(figure)

@@ -23,16 +23,16 @@ from gpt.compare import (
     steps_within,
 )
 from gpt.data import Corpus, load_corpus
-from gpt.dropout import DROPOUT, medians, steps_with_dropout
 from gpt.generate import generate
 from gpt.model import GPT, ModelConfig
 from gpt.plots import plot_attention, plot_losses, plot_times
 from gpt.text import decode
 from gpt.train import TrainConfig
+from gpt.variants import Variant, time_variants
 from qkv.bench.machine import cpu_model
 
 AROUND_TRAINING = 12.0  # the seconds that calibration, checks, sample and pictures take
-WITH_DROPOUT = 10.0  # the seconds for the steps with dropout, or an eighth of all, if that is less
+VARIANTS = 16.0  # the seconds for the variants, or an eighth of all where that is less
 PATIENCE = 1.2  # others may need the machine: training ends after so many times its seconds
 SAMPLE_BYTES = 500
 
@@ -46,9 +46,9 @@ def report_comparison(
     start, load = perf_counter(), os.getloadavg()[0]
     deadline = start + PATIENCE * (math.inf if seconds is None else seconds)
     corpus = load_corpus()
-    with_dropout = WITH_DROPOUT if seconds is None else min(WITH_DROPOUT, seconds / 8)
+    for_variants = VARIANTS if seconds is None else min(VARIANTS, seconds / 8)
     if seconds is not None:
-        training = max(1.0, seconds - AROUND_TRAINING - with_dropout)
+        training = max(1.0, seconds - AROUND_TRAINING - for_variants)
         fitting = steps_within(training, model, config, corpus)
         config = dataclasses.replace(config, steps=fitting)
     print(
@@ -63,17 +63,17 @@ def report_comparison(
     done = comparison.runs["qkv"].trainer.step_number
     if done < config.steps:
         print(f"Only {done} steps: the machine is slower than when it was asked.")
-    dropping = steps_with_dropout(model, config, corpus, with_dropout)
+    variants = time_variants(model, config, corpus, for_variants)
     found = disagreements(comparison)
-    print(agreement(comparison) + times(comparison, dropping))
+    print(agreement(comparison) + times(comparison, variants))
     trained = comparison.runs["qkv"].trainer
     print(sample(trained.model, corpus))
-    pictures = draw(comparison, dropping, trained.model, corpus, folder)
+    pictures = draw(comparison, variants, trained.model, corpus, folder)
     print(f"Pictures: {', '.join(map(str, pictures))}")
     checkpoint = folder / "gpt.pt"
     trained.save(checkpoint)
     print(f"The model on qkv: {checkpoint}. To let it write:\n  {writing(checkpoint)}")
-    print(f"{perf_counter() - start:.0f} s in all.\n\n{headline(comparison, dropping)}")
+    print(f"{perf_counter() - start:.0f} s in all.\n\n{headline(comparison, variants)}")
     for line in found:
         print(f"DISAGREEMENT {line}")
     return 1 if found else 0
@@ -107,10 +107,11 @@ Largest difference
 """
 
 
-def times(comparison: Comparison, dropping: dict[str, list[float]]) -> str:
+def times(comparison: Comparison, variants: list[Variant]) -> str:
     parts = {name: comparison.medians(name) for name in NAMES}
-    for name, step in medians(dropping).items():
-        parts[name][f"step, dropout {DROPOUT}"] = step
+    for variant in variants:
+        for name, step in variant.medians().items():
+            parts[name][f"step, {variant.name}"] = step
     rows = ["\nMilliseconds, median           qkv      torch   torch / qkv"]
     for part in parts["qkv"]:
         ours, theirs = (parts[name][part] * 1e3 for name in NAMES)
@@ -143,24 +144,21 @@ def writing(checkpoint: Path) -> str:
     )
 
 
-def headline(comparison: Comparison, dropping: dict[str, list[float]]) -> str:
-    step = {name: comparison.medians(name)["step"] * 1e3 for name in NAMES}
-    dropped = {name: seconds * 1e3 for name, seconds in medians(dropping).items()}
-    return (
-        f"A training step took {step['qkv']:.0f} ms on qkv and {step['torch']:.0f} ms on torch: "
-        f"{step['torch'] / step['qkv']:.2f} times as fast.\n"
-        f"With the attention dropout of {DROPOUT} that BERT and GPT-2 were trained with, it took "
-        f"{dropped['qkv']:.0f} ms and {dropped['torch']:.0f} ms: "
-        f"{dropped['torch'] / dropped['qkv']:.2f} times as fast."
+def headline(comparison: Comparison, variants: list[Variant]) -> str:
+    """What a step took as it was trained, and in each of the variants."""
+    medians = [{name: comparison.medians(name)["step"] for name in NAMES}]
+    medians += [variant.medians() for variant in variants]
+    beginnings = ["A training step took"]
+    beginnings += [f"With {variant.name} it took" for variant in variants]
+    return "\n".join(
+        f"{beginning} {seconds['qkv'] * 1e3:.0f} ms on qkv and {seconds['torch'] * 1e3:.0f} ms on "
+        f"torch: {seconds['torch'] / seconds['qkv']:.2f} times as fast."
+        for beginning, seconds in zip(beginnings, medians, strict=True)
     )
 
 
 def draw(
-    comparison: Comparison,
-    dropping: dict[str, list[float]],
-    model: GPT,
-    corpus: Corpus,
-    folder: Path,
+    comparison: Comparison, variants: list[Variant], model: GPT, corpus: Corpus, folder: Path
 ) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     where = machine()
@@ -168,7 +166,7 @@ def draw(
         folder / f"{name}.png" for name in ("losses", "step_times", "attention_map")
     )
     plot_losses(comparison, f"One GPT, two attentions, one seed ({where})", losses)
-    plot_times(comparison, dropping, f"Where the time of a training step goes ({where})", steps)
+    plot_times(comparison, variants, f"Where the time of a training step goes ({where})", steps)
     line = b"\n" + telling_line(corpus)[0]
     title = "What the trained model looks at in a line it has never seen"
     plot_attention(attention_maps(model, line), line, title, attention)

@@ -12,7 +12,7 @@ from torch import nn
 from gpt.data import Corpus, sample_batch
 from gpt.model import GPT, ModelConfig
 
-CHECKPOINT_FORMAT = 2  # format 1 had no number; its models read every blank as a byte of its own
+CHECKPOINT_FORMAT = 2  # format 1 had no number, and another encoding of text
 VALIDATION_SEED = -1  # the seed of no step
 MAX_GRADIENT_NORM = 1.0
 
@@ -20,8 +20,8 @@ MAX_GRADIENT_NORM = 1.0
 @dataclass(frozen=True)
 class TrainConfig:
     steps: int = 2000
-    batch: int = 1
-    learning_rate: float = 1e-3
+    batch: int = 2
+    learning_rate: float = 2e-3
     weight_decay: float = 0.1
     seed: int = 0
 

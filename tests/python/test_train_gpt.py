@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import train_gpt
-from gpt import compare, dropout, timer
+from gpt import compare, timer, variants
 from gpt.attention_map import Mentions, attention_maps, telling_line
 from gpt.data import SKIPPED_FOLDERS, load_corpus, sample_batch
 from gpt.generate import generate, timed
@@ -18,6 +18,7 @@ from gpt.model import GPT, ModelConfig, load_attention, rotary_table, rotate
 from gpt.text import decode, encode
 from gpt.timer import TimedAttention
 from gpt.train import TrainConfig, Trainer, load_model
+from gpt.variants import Variant
 
 MODEL = ModelConfig(layers=2, heads=2, head_dim=16, context=48)
 TRAIN = TrainConfig(steps=6, batch=2)
@@ -77,15 +78,15 @@ def test_batches_are_text_and_its_continuation(corpus):
         sample_batch(corpus.train[:20], 3, 20, seed=5)
 
 
-def test_indentation_is_read_as_tabs(tmp_path, corpus):
-    code = b"def f(a,    b):\n    if a:\n          return b\n  \n     "
-    tabs = b"def f(a,    b):\n\tif a:\n\t\t  return b\n  \n\t "
-    assert encode(code) == tabs and decode(tabs) == code.decode()
+def test_indentation_is_one_byte(tmp_path, corpus):
+    code = b"    def f(a,    b):\n\tif a:\n          return b\n  \n" + b" " * 65 + b"f"
+    encoded = b"\x11def f(a,    b):\n\tif a:\n\x12  return b\n  \n\x1f     f"
+    assert encode(code) == encoded and decode(encoded) == code.decode()
     for name in (corpus.validation_files[0], corpus.train_files[0]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(code)
     small = load_corpus(tmp_path)
-    assert small.validation.numpy().tobytes() == small.train.numpy().tobytes() == tabs
+    assert small.validation.numpy().tobytes() == small.train.numpy().tobytes() == encoded
 
 
 # Model
@@ -175,7 +176,7 @@ def test_too_many_bytes_at_once(trained):
 
 
 def test_text_for_the_terminal():
-    assert decode("a\n\té".encode() + b"\x1b[2J\xff\0") == "a\n    é�[2J��"
+    assert decode("a\n\té".encode() + b"\x1b[2J\xff\0") == "a\n\té�[2J��"
 
 
 def test_generation_repeats_by_seed(trained):
@@ -384,7 +385,7 @@ def test_attention_maps_are_the_weights_in_use(trained):
 def test_the_line_to_draw(corpus):
     line, code = telling_line(corpus)
     assert re.fullmatch(rb"self\.(\w+) = \1", line)
-    assert code.endswith(b"\t" + line) and code in corpus.validation.numpy().tobytes()
+    assert code.endswith(b"\n\x12" + line) and code in corpus.validation.numpy().tobytes()
     mentions = Mentions.of(b"\nself.name = name")
     assert mentions == Mentions(first=6, second=13, length=4)
     maps = torch.zeros(1, 1, 17, 17)
@@ -393,26 +394,36 @@ def test_the_line_to_draw(corpus):
     assert mentions.recall(maps).item() == 0.5
 
 
-def test_steps_with_dropout_are_taken_in_turn(corpus, monkeypatch):
+def test_steps_are_timed_in_turn(corpus, monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(dropout, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(variants, "perf_counter", lambda: next(clock))
     asked = []
 
     def load(name):
         def attention(*inputs, dropout_p, is_causal):
-            asked.append((name, dropout_p))
+            asked.append(name)
             return load_attention(name)(*inputs, dropout_p=dropout_p, is_causal=is_causal)
 
         return attention
 
-    monkeypatch.setattr(dropout, "load_attention", load)
+    monkeypatch.setattr(variants, "load_attention", load)
     model = dataclasses.replace(MODEL, layers=1)
     # 4 readings a turn, and from the third on one more, for the end: at 13 and at 18
-    times = dropout.steps_with_dropout(model, TRAIN, corpus, seconds=16)
+    times = variants.time_steps(model, TRAIN, corpus, seconds=16)
     assert times == {"qkv": [1] * 4, "torch": [1] * 4}
-    names = "qkv torch qkv torch torch qkv qkv torch torch qkv".split()
-    assert asked == [(name, 0.1) for name in names]
-    assert dropout.medians({"qkv": [1.0, 5.0, 2.0]}) == {"qkv": 2.0}
+    assert asked == "qkv torch qkv torch torch qkv qkv torch torch qkv".split()
+
+
+def test_variants_differ_in_what_they_say(corpus, monkeypatch):
+    monkeypatch.setattr(variants, "time_steps", lambda *setting: {"qkv": setting})
+    config = TrainConfig(batch=4)
+    dropout, long = variants.time_variants(ModelConfig(context=1024), config, corpus, 10.0)
+    assert dropout.name == "dropout 0.1" and long.name == "context 2048"
+    expected = ModelConfig(context=1024, dropout=0.1), config, corpus, 5.0
+    assert dropout.step_seconds["qkv"] == expected
+    expected = ModelConfig(context=2048), TrainConfig(batch=2), corpus, 5.0  # as many bytes a step
+    assert long.step_seconds["qkv"] == expected
+    assert Variant("", {"qkv": [1.0, 5.0, 2.0]}).medians() == {"qkv": 2.0}
 
 
 def test_a_comparison_from_the_command_line(tmp_path, capsys):
@@ -420,14 +431,13 @@ def test_a_comparison_from_the_command_line(tmp_path, capsys):
     assert train_gpt.main(arguments) == 0
     printed = capsys.readouterr().out
     assert re.search(r"attention +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
-    assert re.search(r"step, dropout 0\.1 +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
     assert "DISAGREEMENT" not in printed
-    *_, step, with_dropout = printed.splitlines()
-    measured = r"took \d+ ms on qkv and \d+ ms on torch: \d+\.\d\d times as fast\.$"
-    assert re.match("A training step " + measured, step)
-    assert re.match(
-        "With the attention dropout of 0\\.1 .*: \\d+\\.\\d\\d times as fast", with_dropout
-    )
+    beginnings = "A training step", "With dropout 0.1 it", "With context 2048 it"
+    for beginning, line in zip(beginnings, printed.splitlines()[-3:], strict=True):
+        assert line.startswith(beginning + " took ")
+        assert re.search(r"\d+ ms on qkv and \d+ ms on torch: \d+\.\d\d times as fast\.$", line)
+    for name in ("step, dropout 0.1", "step, context 2048"):
+        assert re.search(name + r" +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
     for name in ("losses", "step_times", "attention_map"):
         picture = tmp_path / "new" / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
