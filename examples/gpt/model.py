@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import qkv
 
 VOCAB_SIZE = 256  # a token is a byte
-# Rotary positions: the slowest pair of features turns once in 2 pi * ROPE_BASE bytes. The usual 10,000
-# is for longer contexts; with it, half of the pairs would hardly turn in this one.
+# Rotary positions: the slowest pair of features turns once in 2 pi * ROPE_BASE bytes. The usual
+# 10,000 is for longer contexts; with it, half of the pairs would hardly turn in this one.
 ROPE_BASE = 500.0
 
 

@@ -21,7 +21,7 @@ MAX_GRADIENT_NORM = 1.0
 class TrainConfig:
     steps: int = 2000
     batch: int = 2
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     weight_decay: float = 0.1
     seed: int = 0
 
