@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--save-every", int, 200, "steps from one checkpoint to the next")
 
     add = adder(parser.add_argument_group("writing"))
-    add("--length", int, 500, "in bytes; the indentation of a line counts as one")
+    add("--length", int, 500, "in bytes; a run of blanks is one or two")
     add("--temperature", float, 0.7, "0: always the likeliest byte")
 
     add = adder(parser.add_argument_group("comparison"))

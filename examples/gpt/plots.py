@@ -186,8 +186,9 @@ def plot_attention(maps: Tensor, line: bytes, title: str, path: Path) -> None:
     # The first byte has only itself to look at; it would set the scale.
     maps = maps.numpy()
     scale = {"cmap": "magma_r", "vmax": np.quantile(maps[:, :, 1:], 0.998)}
-    figure = plt.figure(figsize=(17, 9.6))
-    left, right = figure.subfigures(1, 2, width_ratios=(3, 2))
+    widths = (10, 1.6 * len(maps))  # of the chosen head, and of a column for each layer
+    figure = plt.figure(figsize=(sum(widths), 9.6))
+    left, right = figure.subfigures(1, 2, width_ratios=widths)
     labels = [{" ": "␣", "\n": "⏎"}.get(character, character) for character in line.decode()]
     large = qkv.viz.plot_attention(maps[layer, head], labels, ax=left.subplots(), **scale)
     large.set_xlabel("byte looked at (key)")

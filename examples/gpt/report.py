@@ -44,7 +44,6 @@ def report_comparison(
     config.steps is replaced by what fits into so many. Returns 0, or 1 where the attentions
     disagree."""
     start, load = perf_counter(), os.getloadavg()[0]
-    deadline = start + PATIENCE * (math.inf if seconds is None else seconds)
     corpus = load_corpus()
     for_variants = VARIANTS if seconds is None else min(VARIANTS, seconds / 8)
     if seconds is not None:
@@ -59,7 +58,8 @@ def report_comparison(
     )
     if load > 1:
         print(f"Others use this machine (load average {load:.1f}), and disturb the times.")
-    comparison = compare(model, config, corpus, deadline)
+    end = math.inf if seconds is None else start + PATIENCE * seconds - for_variants
+    comparison = compare(model, config, corpus, deadline=end)
     done = comparison.runs["qkv"].trainer.step_number
     if done < config.steps:
         print(f"Only {done} steps: the machine is slower than when it was asked.")
