@@ -12,7 +12,7 @@ from gpt.model import GPT, rotary_table
 
 # A telling line says one name twice, such as `self.maxsize = maxsize`. It begins with one byte for
 # its indentation (gpt.text).
-TELLING_LINE = re.compile(rb"(?<=\n)[\x11-\x1f](self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
+TELLING_LINE = re.compile(rb"(?<=\n)[\x11-\x1a](self\.(?P<name>\w{5,}) = (?P=name))(?=\n)")
 LONGEST_LINE = 44  # bytes; the tick labels of more cannot be read
 
 

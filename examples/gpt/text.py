@@ -2,11 +2,11 @@
 
 import re
 
-# A run of 4 * n blanks is the one byte RUN + n: one of the control characters from 0x11 to 0x1f,
+# A run of 4 * n blanks is the one byte RUN + n: one of the control characters from 0x11 to 0x1a,
 # which source text does not use. Otherwise a fifth of Python's source would be such blanks. They
 # would fill the context, and what a model writes.
 RUN = 0x10
-LONGEST = 15
+LONGEST = 10
 BLANKS = b" " * 4
 
 

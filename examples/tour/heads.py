@@ -11,17 +11,18 @@ from torch import Tensor
 from gpt.attention_map import attention_maps
 from gpt.data import Corpus
 from gpt.model import GPT
+from gpt.text import decode, encode
 from qkv.viz import plot_attention
 from tour.chapter import Chapter
 from tour.style import picture
 
 LINE = b"\nself.at = at"  # on which the heads are drawn: it says one name twice
-PASSAGE = b"""
+PASSAGE = encode(b"""
 class Box:
     def __init__(self, width, height):
         self.width = width
         self.height = height
-"""
+""")
 HABIT_BYTES = 256  # of held-out code, over which habits are counted
 
 HABITS = {
@@ -42,7 +43,7 @@ def habit_masks(text: bytes) -> dict[str, Tensor]:
     byte, place = torch.tensor(list(text)), torch.arange(len(text))
     back = place[:, None] - place
     letter = torch.tensor([chr(b).isalnum() or chr(b) == "_" for b in text])
-    blank = torch.tensor([chr(b).isspace() for b in text])
+    blank = torch.tensor([decode(bytes([b])).isspace() for b in text])
     same = (byte[:, None] == byte) & (back > 0)
     starts = letter & ~torch.cat((torch.tensor([False]), letter[:-1]))
 
@@ -108,7 +109,7 @@ def most_different(maps: Tensor) -> int:
 
 
 def shown(byte: int) -> str:
-    return {" ": "␣", "\n": "⏎", "\t": "⇥"}.get(chr(byte), chr(byte))
+    return {" ": "␣", "\n": "⏎"}.get(chr(byte), chr(byte))
 
 
 def draw_head(weights: Tensor, line: bytes, title: str):
@@ -145,7 +146,7 @@ def chapter(model: GPT, corpus: Corpus) -> Chapter:
         "layers": model.config.layers,
         "heads": heads,
         "map": {
-            "tokens": [chr(byte) for byte in passage],
+            "tokens": [decode(bytes([byte])) for byte in passage],
             "layers": model.config.layers,
             "heads": model.config.heads,
             "weights": packed(attention_maps(model, passage)),

@@ -18,7 +18,7 @@
   }
 
   function name(token) {
-    return { " ": "blank", "\n": "end of line", "\t": "tab" }[token] || token;
+    return { " ": "blank", "\n": "end of line" }[token] || (token.trim() ? token : "indentation");
   }
 
   function show(query) {
@@ -48,7 +48,7 @@
 
   const spans = data.tokens.map((token, i) => {
     const span = document.createElement("span");
-    span.textContent = token === "\t" ? "    " : token === "\n" ? "⏎\n" : token;
+    span.textContent = token === "\n" ? "⏎\n" : token;
     span.dataset.place = i;
     return text.appendChild(span);
   });

@@ -79,8 +79,8 @@ def test_batches_are_text_and_its_continuation(corpus):
 
 
 def test_a_run_of_blanks_is_one_byte(tmp_path, corpus):
-    code = b"    def f(a,    b):\n\tif a:\n          return b\n  \n" + b" " * 65 + b"f"
-    encoded = b"\x11def f(a,\x11b):\n\tif a:\n\x12  return b\n  \n\x1f\x11 f"
+    code = b"    def f(a,    b):\n\tif a:\n          return b\n  \n" + b" " * 45 + b"f"
+    encoded = b"\x11def f(a,\x11b):\n\tif a:\n\x12  return b\n  \n\x1a\x11 f"
     assert encode(code) == encoded and decode(encoded) == code.decode()
     for name in (corpus.validation_files[0], corpus.train_files[0]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
