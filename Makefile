@@ -20,7 +20,7 @@ endif
 .PHONY: help demo gallery test test-long bench wheel sdist lint format clean
 
 help:
-	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures in demo/'
+	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
 	@echo 'make gallery  what attention is, in pictures: one page, gallery/index.html; after make demo'
 	@echo 'make test     build and run every test suite: what every change has to pass'
 	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 import qkv
 
 VOCAB_SIZE = 256  # a token is a byte
-# Rotary positions: the slowest pair of features turns once in 2 pi * ROPE_BASE bytes. The usual
-# 10,000 is for longer contexts; with it, half of the pairs would hardly turn in this one.
+# Rotary positions: from one byte to the next, a head's pairs of features turn by angles between 1
+# and about 1 / ROPE_BASE. The usual 10,000 is for longer contexts: a third of the 16 pairs of a
+# head would turn by less than a radian in 512 bytes.
 ROPE_BASE = 500.0
 
 

@@ -438,6 +438,9 @@ def test_a_comparison_from_the_command_line(tmp_path, capsys):
         assert re.search(r"\d+ ms on qkv and \d+ ms on torch: \d+\.\d\d times as fast\.$", line)
     for name in ("step, dropout 0.1", "step, context 2048"):
         assert re.search(name + r" +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d\n", printed)
+    checkpoint = tmp_path / "new" / "gpt.pt"
+    assert f"--generate 'class Queue:' --checkpoint {checkpoint}\n" in printed
+    assert load_model(checkpoint, load_attention("qkv")).config == MODEL
     for name in ("losses", "step_times", "attention_map"):
         picture = tmp_path / "new" / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
