@@ -77,7 +77,7 @@ def hard_attention(
         the values that were chosen.
 
     Raises:
-        As `attention` does.
+        RuntimeError, ValueError, NotImplementedError: as `attention` does.
 
     Example:
         >>> keys, values = torch.eye(4), torch.tensor([[10.], [20.], [30.], [40.]])

@@ -27,7 +27,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
         mode. On any device.
 
     Raises:
-        ValueError for shapes or numbers of tensors that differ, TypeError for dtypes.
+        ValueError: shapes or numbers of tensors that differ.
+        TypeError: dtypes that do not fit.
 
     Example:
         >>> query, key, value = torch.randn(3, 4, 100, 64)

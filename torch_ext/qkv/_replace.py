@@ -68,8 +68,9 @@ def replace_sdpa() -> ReplacedSdpa:
     Functions that `torch.compile` has compiled before, or while it was on, stay as they are;
     `torch.compiler.reset()` forgets them.
 
-    >>> with qkv.replace_sdpa():
-    ...     loss = model(batch)
+    Example:
+        >>> with qkv.replace_sdpa():
+        ...     loss = model(batch)
     """
     return ReplacedSdpa()
 
@@ -105,10 +106,11 @@ def sdpa_report() -> SdpaReport:
     Counted are the calls since the first of the replacements that are active, or were last. A
     function under `torch.compile` calls when it is compiled, and not when it runs.
 
-    >>> with qkv.replace_sdpa():
-    ...     model(batch)
-    >>> print(qkv.sdpa_report())
-    12  scaled_dot_product_attention  qkv
+    Example:
+        >>> with qkv.replace_sdpa():
+        ...     model(batch)
+        >>> print(qkv.sdpa_report())
+        12  scaled_dot_product_attention  qkv
     """
     return SdpaReport()
 

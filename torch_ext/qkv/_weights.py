@@ -43,7 +43,8 @@ def attention_weights(
         bias, alibi_slopes and sinks, as `attention` is.
 
     Raises:
-        As `attention` does; ValueError for another reduce.
+        RuntimeError, NotImplementedError: as `attention` does.
+        ValueError: as `attention` does, and for another reduce.
 
     Example:
         >>> query, key = torch.randn(2, 1, 8, 100, 64)
@@ -91,7 +92,8 @@ def attention_with_weights(
         or reduced, as `attention_weights` returns them. Both are differentiable, as there.
 
     Raises:
-        As `attention` does; ValueError for another reduce.
+        RuntimeError, NotImplementedError: as `attention` does.
+        ValueError: as `attention` does, and for another reduce.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 8, 100, 64)

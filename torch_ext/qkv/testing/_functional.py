@@ -48,7 +48,8 @@ def attention(
         `[..., H, L, Dv]`; with return_lse also `[..., H, L]`.
 
     Raises:
-        ValueError for shapes and numbers, TypeError for dtypes and unknown keywords.
+        ValueError: shapes and numbers.
+        TypeError: dtypes and unknown keywords.
     """
     scores, seen = attention_scores(
         query, key, attn_mask, is_causal, enable_gqa=enable_gqa, dtype=dtype, nonfinite=nonfinite,

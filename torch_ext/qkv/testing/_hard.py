@@ -29,7 +29,7 @@ def hard_attention(
         scores differ by less than rounding, float64 may choose another than a float32 kernel.
 
     Raises:
-        As `attention` does.
+        ValueError, TypeError: as `attention` does.
     """
     score_options = score_options | {"enable_gqa": enable_gqa, "dtype": dtype}
     scores, seen = attention_scores(query, key, attn_mask, is_causal, **score_options)

@@ -32,7 +32,8 @@ def attention_with_kvcache(
     call would leave them, all in dtype.
 
     Raises:
-        As `attention` does; ValueError for key without value, or without cache_seqlens.
+        TypeError: as `attention` does.
+        ValueError: as `attention` does, and for key without value, or without cache_seqlens.
     """
     if (key is None) != (value is None):
         raise ValueError("key and value: both or neither are expected")

@@ -97,8 +97,8 @@ def attention_scores(
         not, of a shape that broadcasts to that one.
 
     Raises:
-        ValueError for shapes and numbers, TypeError for dtypes that do not fit, by the argument's
-        name.
+        ValueError: shapes and numbers that do not fit, by the argument's name.
+        TypeError: dtypes that do not fit, likewise.
     """
     check_key(key, query, enable_gqa)
     check_numbers(scale, softcap, window_size)

@@ -46,7 +46,8 @@ def varlen_attn(
         `[T, H, Dv]` in dtype; with `return_aux.lse` also `[H, T]`.
 
     Raises:
-        As `attention` does; ValueError for block_table without seqused_k.
+        TypeError: as `attention` does.
+        ValueError: as `attention` does, and for block_table without seqused_k.
     """
     if block_table is not None and seqused_k is None:
         raise ValueError("seqused_k is None, but with block_table `[N]` is expected")

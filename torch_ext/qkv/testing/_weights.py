@@ -30,7 +30,8 @@ def attention_weights(
         reduce="queries" their sum, `[..., H, S]`.
 
     Raises:
-        As `attention` does; ValueError for another reduce.
+        TypeError: as `attention` does.
+        ValueError: as `attention` does, and for another reduce.
     """
     if reduce not in (None, "heads", "queries"):
         raise ValueError(f"reduce is {reduce!r}, but 'heads', 'queries' or None is expected")
