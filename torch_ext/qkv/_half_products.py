@@ -12,7 +12,7 @@ def half_products() -> str:
     "float32": every factor is widened first, so that nothing but results is rounded. This is slower
     where the CPU multiplies bfloat16, and the same elsewhere.
 
-    docs/options.md, "Half precision", says what either costs in accuracy.
+    docs/accuracy.md, "Half precision", says what either costs in accuracy.
 
     Raises:
         ValueError: QKV_HALF_PRODUCTS is neither of the two.
