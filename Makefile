@@ -17,7 +17,7 @@ endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo gallery test test-long bench wheel sdist lint format clean
+.PHONY: help demo gallery test test-long bench docs wheel sdist lint format clean
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test     build and run every test suite: what every change has to pass'
 	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'
 	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"'
+	@echo 'make docs     the site, in build/site; open its index.html'
 	@echo 'make wheel    one wheel, in dist/, for all the versions of torch in TORCH="2.13.0 2.15.0"'
 	@echo 'make sdist    the source distribution, in dist/'
 	@echo 'make lint     the formatters and linters over all tracked files, and pyright'
@@ -65,6 +66,9 @@ test-long: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m qkv.bench $(ARGS)
+
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(VENV)/ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" release/wheel.sh $(TORCH)
