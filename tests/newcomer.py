@@ -3,10 +3,10 @@
 
     tests/newcomer.py --ran 'make test'     all but those that the caller has run already
 
-Each block of commands is one shell, as if it were pasted into a terminal. At the end there has to be
-what the README promises: a trained model and pictures. On a clean checkout of a fresh machine this
-is what someone who has nothing but the README does; .ci/run calls it there. Uses nothing that does
-not come with Python.
+Each block of commands is one shell, as if it were pasted into a terminal. At the end there has to
+be what the README promises: a trained model and pictures. On a clean checkout of a fresh machine
+this is what someone who has nothing but the README does; .ci/run calls it there. Uses nothing that
+does not come with Python.
 """
 
 import argparse
@@ -36,9 +36,8 @@ def main() -> int:
             command = line.partition("  #")[0].strip()
             (skipped if command in ran else script).append(command)
         print("+", "\n+ ".join(script), flush=True)
-        if subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", "\n".join(script)], cwd=ROOT
-        ).returncode:
+        shell = ["bash", "-euo", "pipefail", "-c", "\n".join(script)]
+        if subprocess.run(shell, cwd=ROOT).returncode:
             print("README.md: these commands failed", file=sys.stderr)
             return 1
     if missing := set(ran) - set(skipped):
