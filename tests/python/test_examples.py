@@ -1,0 +1,110 @@
+"""The short examples: the commands of docs/examples.md with fewer steps, and what they show."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from torch.profiler import ProfilerActivity, profile
+
+PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
+NEEDS = {"finetune_transformers": "transformers", "vit_digits": "sklearn"}
+SCRIPTS = ["finetune_transformers", "packed_documents", "serve", "translate", "vit_digits"]
+WITH_TORCH = ["finetune_transformers", "translate", "vit_digits"]
+
+
+def load(script):
+    if script in NEEDS:
+        pytest.importorskip(NEEDS[script])
+    return importlib.import_module(script)
+
+
+def commands(script):
+    """The arguments of each command that the page has for `script`."""
+    found = re.findall(rf"^python examples/{script}\.py *(.*)$", PAGE.read_text(), re.M)
+    assert found
+    return [line.split() for line in found]
+
+
+def test_finetune_transformers(tmp_path, monkeypatch):
+    """What was saved tells as many right as before it was saved."""
+    monkeypatch.chdir(tmp_path)
+    main = load("finetune_transformers").main
+    saves, loads = commands("finetune_transformers")
+    before, after = main([*saves, "--steps", "80"])
+    assert before < 0.75
+    assert after > 0.9
+    before, again = main([*loads, "--steps", "2"])
+    assert before == after
+    assert again > 0.9
+
+
+def test_translate(capsys):
+    (command,) = commands("translate")
+    assert load("translate").main([*command, "--steps", "300"]) > 0.9
+    printed = capsys.readouterr().out
+    assert printed.count("-> qkv.nn.MultiheadAttention") == 6
+    assert "2034-03-22 -> 22 March 2034\n" in printed
+
+
+def test_vit_digits():
+    (command,) = commands("vit_digits")
+    assert load("vit_digits").main([*command, "--steps", "300"]) > 0.95
+
+
+def test_packed_documents(capsys):
+    (command,) = commands("packed_documents")
+    packed, padded = load("packed_documents").main([*command, "--steps", "20"])
+    assert packed == pytest.approx(padded, rel=1e-5)
+    assert packed < 3  # a byte's frequency alone gives 3.3
+    tokens, padding = re.search(
+        r"(\d+) tokens .* would have added (\d+)", capsys.readouterr().out
+    ).groups()
+    assert int(padding) > int(tokens) > 0
+
+
+@pytest.mark.parametrize("command", commands("serve"), ids=" ".join)
+def test_serve(command, capsys):
+    """It ends well only if each text is what the model writes alone."""
+    blocks = int(command[-1]) if command else 64
+    server = load("serve").main([*command, "--steps", "60"])
+    assert sorted(server.free) == list(range(blocks))
+    assert not server.running
+    printed = capsys.readouterr().out
+    together, most = map(int, re.search(r"(\d+) requests at once, in (\d+)", printed).groups())
+    assert (together > 5) == (blocks == 64)  # a small pool lets some wait
+    assert most <= blocks
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script, capsys):
+    module = load(script)
+    with pytest.raises(SystemExit) as end:
+        module.main(["--help"])
+    assert end.value.code == 0
+    assert module.__doc__.partition("\n")[0] in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "script, arguments, message",
+    [(script, "--steps 0", "--steps: expected 1 or more, got 0") for script in SCRIPTS]
+    + [(script, "--seed x", "--seed: invalid int value: 'x'") for script in SCRIPTS]
+    + [(script, "--attention fast", "--attention: invalid choice: 'fast'") for script in WITH_TORCH]
+    + [("serve", "--blocks 4", "--blocks: expected 5 or more, got 4")],
+)
+def test_wrong_arguments(script, arguments, message, capsys):
+    module = load(script)
+    with pytest.raises(SystemExit) as end:
+        module.main(arguments.split())
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("attention", ["qkv", "torch"])
+@pytest.mark.parametrize("script", WITH_TORCH)
+def test_attention_is_the_one_asked_for(script, attention):
+    module = load(script)
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        module.main(["--steps", "1", "--attention", attention])
+    operators = {event.name for event in run.events()}
+    assert any(name.startswith("qkv::") for name in operators) == (attention == "qkv")
