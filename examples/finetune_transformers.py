@@ -28,7 +28,7 @@ from transformers import (
 
 import qkv.integrations.transformers
 
-BATCH, LONGEST = 32, 256  # texts in a batch; tokens in a text, the rest of which is cut off
+BATCH, LONGEST = 32, 160  # texts in a batch; tokens in a text, the rest of which is cut off
 
 
 def load_texts() -> list[tuple[str, int]]:
@@ -61,7 +61,7 @@ def load_model(name: str | None, attention: str):
 def to_batch(tokenizer, texts: list[tuple[str, int]]) -> dict[str, torch.Tensor]:
     """What the model takes: tokens and mask, padded to the longest text, and the classes."""
     batch = tokenizer(
-        [text for text, _ in texts],
+        ["? " + text for text, _ in texts],  # BERT's answer is read from the first token
         padding=True, truncation=True, max_length=LONGEST, return_tensors="pt",
     )  # fmt: skip
     return {**batch, "labels": torch.tensor([label for _, label in texts])}
