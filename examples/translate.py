@@ -50,7 +50,7 @@ class Translator(nn.Module):
         self.embed = nn.Embedding(128, WIDTH)
         self.position = nn.Parameter(0.1 * torch.randn(LONGEST, WIDTH))
         self.transformer = nn.Transformer(
-            WIDTH, HEADS, LAYERS, LAYERS, 4 * WIDTH, dropout=0.1, batch_first=True
+            WIDTH, HEADS, LAYERS, LAYERS, 2 * WIDTH, dropout=0.1, batch_first=True
         )
         self.transformer.encoder.use_nested_tensor = False  # of a kind that torch warns about
         self.to_logits = nn.Linear(WIDTH, 128)
