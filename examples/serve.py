@@ -23,6 +23,7 @@ from torch import Tensor
 import qkv
 from gpt.data import load_corpus, sample_batch
 from gpt.model import GPT, ModelConfig
+from gpt.text import decode
 
 CONFIG = ModelConfig(layers=2, heads=4, head_dim=32, context=128)
 BLOCK = 16  # keys in a block
@@ -162,7 +163,7 @@ def main(argv: list[str] | None = None) -> Server:
     apart = perf_counter() - start - together
 
     for request in requests[:3]:
-        print(f"{request.prompt.decode()!r} -> {bytes(request.written).decode(errors='replace')!r}")
+        print(f"{request.prompt.decode()!r} -> {decode(bytes(request.written))!r}")
     tokens = sum(len(request.written) for request in requests)
     print(f"{tokens} tokens: {tokens / together:.0f}/s together, {tokens / apart:.0f}/s one by one")
     print(
