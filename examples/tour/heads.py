@@ -3,6 +3,7 @@ to the pointer. The model is the one that `make demo` trains (gpt/model.py)."""
 
 import base64
 import itertools
+import re
 from dataclasses import dataclass
 
 import torch
@@ -108,6 +109,16 @@ def most_different(maps: Tensor) -> int:
     return max(range(len(maps)), key=lambda layer: difference(maps[layer]))
 
 
+def finding_again(maps: Tensor, text: bytes, name: bytes) -> list[int]:
+    """[layer, head, query]: of the queries in the last mention of `name`, and of all heads, those
+    that look most at the mentions before."""
+    mentions = [found.start() for found in re.finditer(re.escape(name), text)]
+    keys = [start + i for start in mentions[:-1] for i in range(len(name))]
+    looks = maps[:, :, mentions[-1] : mentions[-1] + len(name), keys].sum(-1)
+    layer, head, query = torch.unravel_index(looks.argmax(), looks.shape)
+    return [int(layer), int(head), mentions[-1] + int(query)]
+
+
 def shown(byte: int) -> str:
     return {" ": "␣", "\n": "⏎"}.get(chr(byte), chr(byte))
 
@@ -133,6 +144,7 @@ def chapter(model: GPT, corpus: Corpus) -> Chapter:
     maps = attention_maps(model, LINE)
     layer = most_different(maps)
     passage = PASSAGE[: model.config.context]
+    on_passage = attention_maps(model, passage)
     pictures = {
         f"head_{number}": draw_head(weights, LINE, f"head {number}")
         for number, weights in enumerate(maps[layer], 1)
@@ -149,14 +161,8 @@ def chapter(model: GPT, corpus: Corpus) -> Chapter:
             "tokens": [decode(bytes([byte])) for byte in passage],
             "layers": model.config.layers,
             "heads": model.config.heads,
-            "weights": packed(attention_maps(model, passage)),
-            "first": [layer, most_looking_back(known[layer])],
-            "start": passage.rindex(b"width"),
+            "weights": packed(on_passage),
+            "start": finding_again(on_passage, passage, b"width"),
         },
     }
     return Chapter(facts, pictures)
-
-
-def most_looking_back(layer: list[Habit]) -> int:
-    """The head to begin with: one that finds the same letters again, if there is one."""
-    return max(range(len(layer)), key=lambda h: (layer[h].name == "after_same", layer[h].share))

@@ -9,7 +9,7 @@
   const layer = document.getElementById("layer");
   const head = document.getElementById("head");
   const said = document.querySelector("#map output");
-  let asking = data.start;
+  let asking = data.start[2];
 
   // A byte is the square root of a weight, times 255 (tour/heads.py, packed).
   function weight(query, key) {
@@ -62,7 +62,7 @@
     event.preventDefault();
     show(Math.min(length - 1, Math.max(0, asking + step)));
   });
-  choices(layer, data.layers, "layer", data.first[0]);
-  choices(head, data.heads, "head", data.first[1]);
+  choices(layer, data.layers, "layer", data.start[0]);
+  choices(head, data.heads, "head", data.start[1]);
   show(asking);
 })();

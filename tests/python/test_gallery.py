@@ -132,6 +132,15 @@ def test_the_layer_whose_heads_differ_most():
     assert heads.most_different(maps) == 1
 
 
+def test_the_map_begins_where_a_name_is_found_again():
+    text = b"name, other = name"
+    maps = torch.zeros(2, 3, len(text), len(text))
+    maps[..., 0] = 0.5
+    maps[1, 2, 15, 1:3] = 0.4
+    maps[0, 1, 8, 1:3] = 1.0  # within no mention
+    assert heads.finding_again(maps, text, b"name") == [1, 2, 15]
+
+
 def test_packed_weights():
     weights = torch.rand(2, 3, 5, 5)
     data = torch.frombuffer(bytearray(base64.b64decode(heads.packed(weights))), dtype=torch.uint8)
