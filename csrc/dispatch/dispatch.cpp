@@ -125,6 +125,12 @@ const Kernels& active_kernels(DType dtype) {
   return implementation.others->kernels(dtype);
 }
 
+const Kernels& jvp_kernels(DType dtype) {
+  const Implementation& implementation = active_implementation();
+  const Kernels& kernels = implementation.kernels(dtype);
+  return kernels.jvp ? kernels : implementation.others->kernels(dtype);
+}
+
 const char* half_products() { return kHalfProducts[active_half_products()]; }
 
 void set_half_products(const char* name) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_jvp.h"
 #include "common/half.h"
 #include "common/visible.h"
 
@@ -87,6 +88,10 @@ struct Kernels {
                       void* workspace);
   // The item has all keys, and no part. Its workspace is forward_workspace without weights.
   void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
+  // The item has all keys, and no part. Null where pairs are multiplied (jvp_kernels).
+  size_t (*jvp_workspace)(const Problem&, const JvpArgs&, int64_t rows);
+  void (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
+              void* workspace);
 
   // What the kernels above are made of, for tests.
   int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
@@ -153,5 +158,8 @@ const Implementation& active_implementation();
 // The kernels of the active implementation. If half_products() is "float32", and that one would
 // multiply half precision, they are those of Implementation::others, which widen it.
 const Kernels& active_kernels(DType dtype);
+// The kernels of the active implementation that have a jvp: it multiplies no pairs, and widens half
+// precision on every instruction set.
+const Kernels& jvp_kernels(DType dtype);
 
 }  // namespace qkv

@@ -8,6 +8,7 @@
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/forward.h"
 #include "kernels/passes/hard.h"
+#include "kernels/passes/jvp.h"
 #include "kernels/passes/weights_dot.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"
@@ -58,8 +59,20 @@ void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row,
                T(1));
 }
 
+// Of elements that are multiplied as pairs there is no jvp (jvp_kernels in kernel_table.h).
+template <class E>
+struct JvpEntry {
+  decltype(Kernels::jvp_workspace) workspace = nullptr;
+  decltype(Kernels::jvp) run = nullptr;
+
+  constexpr JvpEntry() {
+    if constexpr (!kInPairs<E>) workspace = jvp_workspace<E>, run = jvp<E>;
+  }
+};
+
 template <class E>
 constexpr Kernels kernels_of() {
+  constexpr JvpEntry<E> jvp_entry;
   using T = Compute<E>;
   return {kTileRows<T>,
           forward_workspace<E>,
@@ -69,6 +82,8 @@ constexpr Kernels kernels_of() {
           finish_grad_query<E>,
           weights_dot<E>,
           hard<E>,
+          jvp_entry.workspace,
+          jvp_entry.run,
           {kMaxRows[0], kMaxRows[1]},
           kLanes<T>,
           gemm_entry<T>,

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention.h"
+#include "attention_jvp.h"
 
 namespace qkv::reference {
 
@@ -14,6 +15,7 @@ namespace qkv::reference {
 void attention_forward(const Problem& problem, const ForwardResult& result);
 void attention_backward(const Problem& problem, const BackwardArgs& args);
 void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot);
+void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result);
 void attention_hard(const Problem& problem, const HardResult& result);
 
 // Query i of head h may see key j: neither is_causal, nor the window, nor the mask hides it.

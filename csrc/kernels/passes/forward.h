@@ -14,16 +14,16 @@
 namespace qkv::QKV_ISA {
 
 // A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
-template <class P, class T = Compute<typename P::Element>>
-void add_sinks(const Problem& p, const ForwardState<P>& state) {
+template <class T>
+void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
   constexpr int W = kLanes<T>;
-  for (int v = 0; v < state.tile.lanes / W; ++v) {
-    const Vec<T> sink = per_head<T>(p, state.tile, p.sinks, v);
+  for (int v = 0; v < tile.lanes / W; ++v) {
+    const Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
     const Reference<T> reference(sink);
     Vec<T> weight[] = {sink - reference.base};
     exp<T>(weight, {ShiftedExp<T>(reference.shift)});
-    store(state.max + v * W, sink);
-    store(state.sum + v * W, weight[0]);
+    store(max_state + v * W, sink);
+    store(sum_state + v * W, weight[0]);
   }
 }
 
@@ -36,7 +36,7 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
   std::fill_n(state.output, P::output_size(p), T(0));
   std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
   std::fill(state.sum, state.sum + tile.lanes, T(0));
-  if (with_sink) add_sinks(p, state);
+  if (with_sink) add_sinks(p, tile, state.max, state.sum);
 }
 
 // Adds the values of keys [key, key + keys), times weights [keys x lanes], to the output of a tile.

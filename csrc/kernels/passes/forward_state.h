@@ -62,17 +62,18 @@ struct ForwardScratch {
   }
 };
 
-// out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key. They are computed
-// in double, because a logarithm that is rounded twice would show in the gradients.
-template <class P, class T = Compute<typename P::Element>>
-void log_sum_exp(const ForwardState<P>& state, double* out) {
+// out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
+// scores and the sums of the online softmax. They are computed in double, because a logarithm that
+// is rounded twice would show in the gradients.
+template <class T>
+void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, double* out) {
   constexpr int W = kLanes<T>;
-  for (int v = 0; v < state.tile.lanes; v += W) {
-    const Reference<T> reference(load(state.max + v));
+  for (int v = 0; v < tile.lanes; v += W) {
+    const Reference<T> reference(load(max_state + v));
     constexpr int N = W / kLanes<double>;
     double sums[W];
     QKV_UNROLL
-    for (int i = 0; i < W; ++i) sums[i] = state.sum[v + i];
+    for (int i = 0; i < W; ++i) sums[i] = sum_state[v + i];
     Vec<double> sum[N];
     QKV_UNROLL
     for (int i = 0; i < N; ++i) sum[i] = load(sums + i * kLanes<double>);
@@ -111,7 +112,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   if (result.weights.data) state.weights.add_to(p, result, tile, scratch.rescale, scratch.scores);
   const T* rows = scratch.products.output_rows(tile, scratch.rescale, state.output, scratch.rows);
   double log_sum[kTileRows<T>];
-  log_sum_exp(state, log_sum);
+  log_sum_exp(tile, state.max, state.sum, log_sum);
 
   if (item.partial_output)
     return write_tile(p, tile, tile.row - item.row_begin, rows, log_sum,

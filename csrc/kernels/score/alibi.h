@@ -27,9 +27,10 @@ class Distances {
 };
 
 template <class T>
-void add_alibi(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
+void add_alibi(const Problem& p, const Input& slopes, const Tile& tile, int64_t key, int64_t keys,
+               T* scores) {
   for (int v = 0; v < tile.lanes / kLanes<T>; ++v) {
-    const Vec<T> slope = per_head<T>(p, tile, p.alibi_slopes, v);
+    const Vec<T> slope = per_head<T>(p, tile, slopes, v);
     Distances<T> distances(p, tile, v, key);
     for (int64_t j = 0; j < keys; ++j) {
       T* at = scores + j * tile.step + v * kLanes<T>;

@@ -51,7 +51,7 @@ template <class T>
 void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
                          T* slope) {
   if (p.softcap > 0) softcap(p, tile, keys, scores, slope);
-  if (p.alibi_slopes.data) add_alibi(p, tile, key, keys, scores);
+  if (p.alibi_slopes.data) add_alibi(p, p.alibi_slopes, tile, key, keys, scores);
   hide_pairs(p, tile, key, keys, scores);
 }
 

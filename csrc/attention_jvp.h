@@ -1,0 +1,54 @@
+// Forward-mode derivatives, a part of the public interface (attention.h): how output and
+// log-sum-exp change when the inputs change along given directions. With ' for a direction, and
+// for the change along it,
+//
+//   score'_ij = softcap'(scale * dot(query_i, key_j))
+//                 * scale * (dot(query'_i, key_j) + dot(query_i, key'_j))
+//               - slope' * |i + S - L - j| + sum_m mask'_m,ij
+//   lse'_i    = exp(sink - lse_i) * sink' + sum_j exp(score_ij - lse_i) * score'_ij
+//   output'_i = sum_j weight_ij * (value'_j + score'_ij * value_j) - lse'_i * output_i
+//
+// where softcap' is the derivative of softcap. All of it is one pass over the keys, in O(L) memory.
+#pragma once
+
+#include "attention.h"
+
+namespace qkv {
+
+// The directions. Each has the shape of the tensor it belongs to, and null data stands for zeros.
+struct JvpArgs {
+  Input query, key, value;  // in the problem's dtype
+  // Of floating masks; each may have another floating type than its mask. What a mask has at a
+  // hidden pair is not used.
+  std::array<Mask, kMasks> masks;
+  Input alibi_slopes;  // [B..., H], double
+  Input sinks;         // [B..., H], double
+  // ForwardResult::output, if the caller has it: then it is read instead of computed, which saves
+  // one of six products, and JvpResult::output must be null.
+  Input output;
+};
+
+// Outputs with null data are not wanted.
+struct JvpResult {
+  Output output;      // [B..., H, L, Dv], as ForwardResult has it but for its last digits
+  Output lse;         // [B..., H, L]
+  Output output_jvp;  // [B..., H, L, Dv], in the problem's dtype
+  Output lse_jvp;     // [B..., H, L], in the compute type
+};
+
+struct JvpJob {
+  Problem problem;
+  JvpArgs args;
+  JvpResult result;
+};
+
+// A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and
+// derivatives of 0 (that of the sink). A direction of a hidden key or value reaches nothing, not
+// even as NaN. Where a number that a row may see is not finite, the row's derivatives are not
+// finite either. Keys in pages are not supported. Half precision is widened to f32 in every
+// product. Bits and exceptions are as attention.h says.
+QKV_CORE_API void attention_jvp(const Problem& problem, const JvpArgs& args,
+                                const JvpResult& result);
+QKV_CORE_API void attention_jvp(const std::vector<JvpJob>& jobs);
+
+}  // namespace qkv

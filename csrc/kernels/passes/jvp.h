@@ -1,0 +1,206 @@
+// Forward-mode derivatives over one ForwardItem: the forward pass with a second tile beside that of
+// the scores, in which stand the changes of the scores (attention_jvp.h). With T for that tile, and
+// P for the weights, there are six products, or five if the caller has the output:
+//
+//   S^T = K Q^T    T^T = K Q'^T + K' Q^T    O^T += V^T P^T    O'^T += V'^T P^T + V^T (P T)^T
+//
+// The sums are relative to the largest score so far, as in the forward pass, and in the end
+//   lse' = sum_j P T / sum_j P    and    output' = O' / sum_j P - lse' * output.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/passes/forward.h"
+#include "kernels/passes/jvp_state.h"
+#include "kernels/score/dropout.h"
+#include "kernels/score/hidden.h"
+#include "kernels/score/score.h"
+#include "kernels/score/score_jvp.h"
+#include "kernels/score/softmax.h"
+#include "repair/marks.h"
+
+namespace qkv::QKV_ISA {
+
+// sum_jvp [lanes] = the part of the sinks in the sum of weights, times the changes of the sinks. A
+// sink of -inf has no part.
+template <class T>
+void add_sinks_jvp(const Problem& p, const JvpArgs& a, const JvpState<T>& state) {
+  for (int v = 0; v < state.tile.lanes; v += kLanes<T>) {
+    const Vec<T> change = per_head<T>(p, state.tile, a.sinks, v / kLanes<T>);
+    const Vec<T> part = load(state.sum + v);
+    store(state.sum_jvp + v, part == 0 ? Vec<T>{} : part * change);
+  }
+}
+
+template <class E, class T = Compute<E>>
+void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScratch<E>& s,
+                    JvpState<T>& state) {
+  state.tile = tile;
+  state.is_finite = true;
+  const auto pack = [&](const Input& input, T* memory) {
+    s.query_rows.read(rows_of<E>(p, input, tile.batch, tile.kv_head), tile.row, tile.rows,
+                      tile.lanes);
+    if (hides_any(p))
+      state.is_finite &= all_finite(s.query_rows.natural(), tile.rows * s.query_rows.step());
+    return s.query_rows.pack(0, tile.lanes, T(p.scale), memory);
+  };
+  state.query = pack(p.query, state.query_memory);
+  if (a.query.data) state.query_jvp = pack(a.query, state.query_jvp_memory);
+  for (T* output : {state.output, state.output_jvp})
+    std::fill_n(output, tile.lanes * padded<T>(p.head_dim_v), T(0));
+  std::fill_n(state.max, tile.lanes, -kInfinity<T>);
+  std::fill_n(state.sum, tile.lanes, T(0));
+  std::fill_n(state.sum_jvp, tile.lanes, T(0));
+  if (p.sinks.data) add_sinks(p, tile, state.max, state.sum);
+  if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state);
+}
+
+// Scores of keys [key, key + keys), and how they change. `repairs`: something that the pairs of the
+// tile are made of is not finite, and some of them are hidden.
+template <class E, class T = Compute<E>>
+void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, bool repairs,
+                    const JvpScratch<E>& s, const JvpState<T>& state) {
+  const Tile& tile = state.tile;
+  s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
+  apply_score_options(p, tile, key, keys, s.scores, s.cap_slope);
+  if (!s.with_scores) return;
+  Beta beta = Beta::zero;
+  if (a.query.data) {
+    s.keys.multiply_rows(tile, key, keys, state.query_jvp, beta, s.scores_jvp);
+    beta = Beta::one;
+  }
+  if (a.key.data)
+    s.keys_jvp.multiply_rows(tile, key, keys, state.query, beta, s.scores_jvp);
+  else if (!a.query.data)
+    std::fill_n(s.scores_jvp, keys * tile.step, T(0));
+  apply_score_options_jvp(p, a, tile, key, keys, s.cap_slope, s.scores_jvp);
+  if (repairs)
+    mark_pairs<T, 1>(p, tile, key, keys, s.scores, tile.step, s.marks, {s.scores_jvp});
+  else if (hides_any(p))
+    clear_hidden_jvp(tile, keys, s.scores, s.scores_jvp);
+}
+
+// Adds keys [key, key + keys), with weights and weighed changes of scores in the scratch memory, to
+// the sums of a tile.
+template <class E, class T = Compute<E>>
+void add_values_and_jvp(int64_t key, int64_t keys, bool repairs, JvpScratch<E>& s,
+                        const JvpState<T>& state) {
+  const Tile& tile = state.tile;
+  const auto sum = [&](T* to, Beta beta) { return Sum<T>{to, tile.lanes, beta, s.rescale}; };
+  const auto of = [&](auto& nonfinite) { return repairs ? &*nonfinite : nullptr; };
+  if (s.with_output)
+    s.values.add_columns(tile, key, keys, s.scores, sum(state.output, Beta::lanes),
+                         of(s.nonfinite_values), s.scores);
+  Beta beta = Beta::lanes;
+  if (s.values_jvp) {
+    s.values_jvp.add_columns(tile, key, keys, s.scores, sum(state.output_jvp, beta),
+                             of(s.nan_values_jvp), s.scores);
+    beta = Beta::one;
+  }
+  if (s.with_scores)
+    s.values.add_columns(tile, key, keys, s.scores_jvp, sum(state.output_jvp, beta),
+                         of(s.nan_values), s.scores);
+}
+
+// One tile of queries against keys [key, key + keys). `keys_are_finite`: whether all of the block
+// that is loaded is.
+template <class E, class T = Compute<E>>
+void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, bool keys_are_finite,
+                JvpScratch<E>& s, const JvpState<T>& state) {
+  const Tile& tile = state.tile;
+  const bool repairs =
+      !(keys_are_finite && state.is_finite) && hides_any(p) && hides_pairs(p, tile, key, keys);
+  scores_and_jvp(p, a, key, keys, repairs, s, state);
+  (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, s.scores, state.max,
+                                                                      state.sum, s.rescale);
+  if (s.with_scores) weigh_jvp(tile, keys, s.scores, s.rescale, s.scores_jvp, state.sum_jvp);
+  else for (int v = 0; v < tile.lanes; v += kLanes<T>) store(state.sum_jvp + v, load(state.sum_jvp + v) * load(s.rescale + v));
+  if (p.dropout_p > 0) {
+    drop_weights(p, s.dropout, tile, key, keys, s.scores);
+    if (s.with_scores) drop_weights(p, s.dropout, tile, key, keys, s.scores_jvp);
+  }
+  add_values_and_jvp(key, keys, repairs, s, state);
+}
+
+// Turns the sums of a tile into output and output', in place, and sum_jvp into lse'.
+template <class E, class T = Compute<E>>
+void divide_sums(const Problem& p, const JvpArgs& a, JvpScratch<E>& s, const JvpState<T>& state) {
+  const Tile& tile = state.tile;
+  const int64_t dim = padded<T>(p.head_dim_v);
+  if (!s.with_output) {
+    gather_rows(rows_of<E>(p, a.output, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
+                p.head_dim_v, s.rows);
+    transpose<T>(s.rows, dim, state.output, tile.lanes, tile.lanes, dim, 1);
+  }
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    const Vec<T> sum = load(state.sum + v);
+    const Vec<T> factor = sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum;
+    const Vec<T> lse_jvp = sum == 0 ? Vec<T>{} : load(state.sum_jvp + v) / sum;
+    store(state.sum_jvp + v, lse_jvp);
+    for (int64_t d = 0; d < p.head_dim_v; ++d) {
+      T *output = state.output + d * tile.lanes + v, *jvp = state.output_jvp + d * tile.lanes + v;
+      const Vec<T> o = s.with_output ? load(output) * factor : load(output);
+      store(output, o);
+      store(jvp, load(jvp) * factor - lse_jvp * o);
+    }
+  }
+}
+
+template <class E, class T = Compute<E>>
+void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result, JvpScratch<E>& s,
+                     const JvpState<T>& state) {
+  const Tile& tile = state.tile;
+  divide_sums(p, a, s, state);
+  const auto write = [&](const T* sums, const double* numbers, const Output& output,
+                         const Output& of_rows) {
+    const int64_t dim = padded<T>(p.head_dim_v);
+    transpose<T>(sums, tile.lanes, s.rows, dim, dim, tile.lanes, 1);
+    write_tile(p, tile, tile.row, s.rows, numbers,
+               rows_of<E>(p, output, tile.batch, tile.kv_head),
+               rows_of<T>(p, of_rows, tile.batch, tile.kv_head));
+  };
+  double lse[kTileRows<T>], lse_jvp[kTileRows<T>];
+  log_sum_exp(tile, state.max, state.sum, lse);
+  std::copy_n(state.sum_jvp, tile.lanes, lse_jvp);
+  write(state.output, lse, result.output, result.lse);
+  write(state.output_jvp, lse_jvp, result.output_jvp, result.lse_jvp);
+}
+
+template <class E>
+void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const ForwardItem& item,
+         void* workspace) {
+  using T = Compute<E>;
+  Arena arena(workspace);
+  JvpScratch<E> s(arena, p, a, item.row_end - item.row_begin);
+  int64_t tiles = 0;
+  for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
+    begin_jvp_tile(p, a, make_tile<T>(p, item.batch, item.kv_head, row, item.row_end), s,
+                   s.tiles[tiles]);
+  const int64_t step = key_step(p.seqlen_k), last = s.tiles[tiles - 1].tile.key_end;
+  for (int64_t key = s.tiles[0].tile.key_begin / step * step; key < last; key += step) {
+    const int64_t end = std::min(key + step, last);
+    bool is_loaded = false, is_finite = true;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const KeyRange seen = keys_seen<T, 1>(p, s.tiles[t].tile, key, end - key);
+      if (seen.is_empty()) continue;
+      if (!is_loaded) {
+        for (JvpKeys<E>* keys : {&s.keys, &s.keys_jvp, &s.values, &s.values_jvp}) {
+          keys->load(item.batch, item.kv_head, key, end - key);
+          if (hides_any(p)) is_finite &= keys->is_finite();
+        }
+        is_loaded = true;
+      }
+      attend_jvp(p, a, seen.begin, seen.end - seen.begin, is_finite, s, s.tiles[t]);
+    }
+  }
+  for (int64_t t = 0; t < tiles; ++t) finish_jvp_tile(p, a, result, s, s.tiles[t]);
+}
+
+template <class E>
+size_t jvp_workspace(const Problem& p, const JvpArgs& a, int64_t rows) {
+  Arena arena(nullptr);
+  JvpScratch<E>(arena, p, a, rows);
+  return arena.used();
+}
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,148 @@
+// The operands and the scratch memory of the pass for forward-mode derivatives (jvp.h).
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operands.h"
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/products/products.h"
+#include "kernels/score/dropout.h"
+#include "repair/counts.h"
+#include "repair/nonfinite_keys.h"
+
+namespace qkv::QKV_ISA {
+
+// Whether anything changes the scores; else all that changes is the values.
+inline bool moves_scores(const JvpArgs& a) {
+  bool moves = a.query.data || a.key.data || a.alibi_slopes.data;
+  for (const Mask& mask : a.masks) moves |= is_floating(mask);
+  return moves;
+}
+
+// What a tile of queries carries from one block of keys to the next.
+template <class T>
+struct JvpState {
+  Tile tile;
+  T *query_memory, *query_jvp_memory;
+  RightOperand<T> query, query_jvp;  // packed there, times scale
+  T *output, *output_jvp;            // [padded(Dv) x lanes], not yet divided by sum
+  T* max;                            // [lanes]
+  T *sum, *sum_jvp;                  // [lanes] of weights, and of weights times changes of scores
+  bool is_finite;                    // whether its rows of query and their directions are finite
+};
+
+// A tensor [B..., Hkv, S, dim] of the problem, key or value, or the direction of one of them; or
+// nothing.
+template <class E>
+class JvpKeys {
+  using T = Compute<E>;
+
+ public:
+  JvpKeys(Arena& arena, const Problem& p, const Input& input, int64_t dim, Use use)
+      : p_(p), input_(input), dim_(dim), operand_(arena, p, kKeyBlock, dim, use) {}
+
+  explicit operator bool() const { return input_.data != nullptr; }
+
+  // Reads keys [key, key + keys), a block.
+  void load(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+    if (!*this) return;
+    block_ = key, block_keys_ = keys;
+    source_ = KeyRows<E>(p_, input_, 0, dim_, batch, kv_head);
+    operand_.load(source_, key, keys);
+  }
+  bool is_finite() const {
+    return !*this || all_finite(operand_.natural(), block_keys_, dim_);
+  }
+
+  // sum [keys x lanes] += keys [key, key + keys) times columns [dim x lanes], or, with Beta::zero,
+  // is that product.
+  void multiply_rows(const Tile& tile, int64_t key, int64_t keys, const RightOperand<T>& columns,
+                     Beta beta, T* sum) const {
+    multiply(operand_.rows(key, keys), columns, tile.lanes, Sum<T>{sum, tile.step, beta});
+  }
+
+  // sum [dim x lanes] = beta * sum + the transposed keys times a tile [keys x lanes]. With
+  // `nonfinite`, numbers that are not finite are left out of hidden pairs (repair/); weights [keys
+  // x lanes] then tell how they count in others.
+  template <class Nonfinite>
+  void add_columns(const Tile& tile, int64_t key, int64_t keys, const T* from,
+                   const Sum<T>& sum, Nonfinite* nonfinite, const T* weights) const {
+    const bool repairs = nonfinite && !nonfinite->separate(source_, block_, block_keys_) &&
+                         nonfinite->hide(p_, tile, key, keys, weights);
+    multiply(repairs ? nonfinite->finite(key, keys) : operand_.columns(key, keys),
+             {from, tile.step}, tile.lanes, sum);
+    if (repairs) nonfinite->add(tile, sum.data);
+  }
+
+ private:
+  const Problem& p_;
+  const Input input_;
+  int64_t dim_;
+  KeyOperand<E> operand_;
+  KeyRows<E> source_;
+  int64_t block_ = 0, block_keys_ = 0;
+};
+
+template <class E>
+struct JvpScratch {
+  using T = Compute<E>;
+
+  RowOperand<E> query_rows;
+  JvpKeys<E> keys, keys_jvp, values, values_jvp;
+  // Where pairs can be hidden. What is not finite counts as NaN in derivatives: an infinite value
+  // is multiplied by changes of scores, which have any sign.
+  std::optional<NonfiniteKeys<E, Infinities::kept>> nonfinite_values;
+  std::optional<NonfiniteKeys<E, Infinities::as_nan>> nan_values, nan_values_jvp;
+  T *scores, *scores_jvp;  // [kKeyBlock, kTileRows]
+  T* marks;                // the same, see repair/marks.h; or null
+  T* cap_slope;            // the same, the derivative of softcap; or null
+  T* rescale;              // [kTileRows]
+  T* rows;                 // [kTileRows, padded(Dv)]
+  Dropout<T> dropout;
+  JvpState<T>* tiles;
+  bool with_scores, with_output;  // whether scores change; whether the output is made
+
+  JvpScratch(Arena& arena, const Problem& p, const JvpArgs& a, int64_t rows_count)
+      : query_rows(arena, kTileRows<T>, p.head_dim),
+        keys(arena, p, p.key, p.head_dim, Use::rows),
+        keys_jvp(arena, p, a.key, p.head_dim, Use::rows),
+        values(arena, p, p.value, p.head_dim_v, Use::columns),
+        values_jvp(arena, p, a.value, p.head_dim_v, Use::columns),
+        scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
+        scores_jvp(arena.take<T>(kTileRows<T> * kKeyBlock)),
+        marks(hides_any(p) ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
+        cap_slope(p.softcap > 0 ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
+        rescale(arena.take<T>(kTileRows<T>)),
+        rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
+        dropout(p),
+        with_scores(moves_scores(a)),
+        with_output(!a.output.data) {
+    if (hides_any(p)) {
+      nonfinite_values.emplace(arena, p, p.head_dim_v);
+      nan_values.emplace(arena, p, p.head_dim_v);
+      nan_values_jvp.emplace(arena, p, p.head_dim_v);
+    }
+    take_tiles(arena, p, (rows_count + kTileRows<T> - 1) / kTileRows<T>);
+  }
+
+ private:
+  void take_tiles(Arena& arena, const Problem& p, int64_t count) {
+    tiles = arena.take<JvpState<T>>(count);
+    const auto take = [&](int64_t size) { return arena.take<T>(kTileRows<T> * size); };
+    for (int64_t t = 0; t < count; ++t) {
+      T* const memory[] = {take(padded<T>(p.head_dim)),
+                           take(padded<T>(p.head_dim)),
+                           take(padded<T>(p.head_dim_v)),
+                           take(padded<T>(p.head_dim_v)),
+                           take(1),
+                           take(1),
+                           take(1)};
+      if (arena.counting()) continue;
+      tiles[t].query_memory = memory[0], tiles[t].query_jvp_memory = memory[1];
+      tiles[t].output = memory[2], tiles[t].output_jvp = memory[3];
+      tiles[t].max = memory[4], tiles[t].sum = memory[5], tiles[t].sum_jvp = memory[6];
+    }
+  }
+};
+
+}  // namespace qkv::QKV_ISA
