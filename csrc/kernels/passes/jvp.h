@@ -55,10 +55,14 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
   if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state);
 }
 
-// Scores of keys [key, key + keys), and how they change. `repairs`: something that the pairs of the
-// tile are made of is not finite, and some of them are hidden.
+// What has to be done about hidden pairs of a tile: nothing, since there are none; their changes of
+// scores become 0; or, where something that pairs are made of is not finite, they are left out of
+// products as well (repair/).
+enum class Hidden { none, cleared, repaired };
+
+// Scores of keys [key, key + keys), and how they change.
 template <class E, class T = Compute<E>>
-void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, bool repairs,
+void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, Hidden hidden,
                     const JvpScratch<E>& s, const JvpState<T>& state) {
   const Tile& tile = state.tile;
   s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
@@ -74,20 +78,20 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
   else if (!a.query.data)
     std::fill_n(s.scores_jvp, keys * tile.step, T(0));
   apply_score_options_jvp(p, a, tile, key, keys, s.cap_slope, s.scores_jvp);
-  if (repairs)
+  if (hidden == Hidden::repaired)
     mark_pairs<T, 1>(p, tile, key, keys, s.scores, tile.step, s.marks, {s.scores_jvp});
-  else if (hides_any(p))
+  else if (hidden == Hidden::cleared)
     clear_hidden_jvp(tile, keys, s.scores, s.scores_jvp);
 }
 
 // Adds keys [key, key + keys), with weights and weighed changes of scores in the scratch memory, to
 // the sums of a tile.
 template <class E, class T = Compute<E>>
-void add_values_and_jvp(int64_t key, int64_t keys, bool repairs, JvpScratch<E>& s,
+void add_values_and_jvp(int64_t key, int64_t keys, Hidden hidden, JvpScratch<E>& s,
                         const JvpState<T>& state) {
   const Tile& tile = state.tile;
   const auto sum = [&](T* to, Beta beta) { return Sum<T>{to, tile.lanes, beta, s.rescale}; };
-  const auto of = [&](auto& nonfinite) { return repairs ? &*nonfinite : nullptr; };
+  const auto of = [&](auto& nonfinite) { return hidden == Hidden::repaired ? &*nonfinite : nullptr; };
   if (s.with_output)
     s.values.add_columns(tile, key, keys, s.scores, sum(state.output, Beta::lanes),
                          of(s.nonfinite_values), s.scores);
@@ -108,18 +112,18 @@ template <class E, class T = Compute<E>>
 void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, bool keys_are_finite,
                 JvpScratch<E>& s, const JvpState<T>& state) {
   const Tile& tile = state.tile;
-  const bool repairs =
-      !(keys_are_finite && state.is_finite) && hides_any(p) && hides_pairs(p, tile, key, keys);
-  scores_and_jvp(p, a, key, keys, repairs, s, state);
+  const Hidden hidden = !hides_any(p) || !hides_pairs(p, tile, key, keys) ? Hidden::none
+                        : keys_are_finite && state.is_finite              ? Hidden::cleared
+                                                                          : Hidden::repaired;
+  scores_and_jvp(p, a, key, keys, hidden, s, state);
   (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, s.scores, state.max,
                                                                       state.sum, s.rescale);
-  if (s.with_scores) weigh_jvp(tile, keys, s.scores, s.rescale, s.scores_jvp, state.sum_jvp);
-  else for (int v = 0; v < tile.lanes; v += kLanes<T>) store(state.sum_jvp + v, load(state.sum_jvp + v) * load(s.rescale + v));
+  weigh_jvp(tile, s.with_scores ? keys : 0, s.scores, s.rescale, s.scores_jvp, state.sum_jvp);
   if (p.dropout_p > 0) {
     drop_weights(p, s.dropout, tile, key, keys, s.scores);
     if (s.with_scores) drop_weights(p, s.dropout, tile, key, keys, s.scores_jvp);
   }
-  add_values_and_jvp(key, keys, repairs, s, state);
+  add_values_and_jvp(key, keys, hidden, s, state);
 }
 
 // Turns the sums of a tile into output and output', in place, and sum_jvp into lse'.

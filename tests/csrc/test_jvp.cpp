@@ -1,0 +1,338 @@
+// attention_jvp against the f64 reference, on every instruction set.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "jvp_workload.h"
+
+namespace qkv::test {
+namespace {
+
+// Half a unit in the last place of x in the type in which results are stored.
+double rounding(DType dtype, double x) {
+  if (!is_half(dtype)) return 0;
+  return dtype == DType::bf16 ? std::abs(x) * 0x1p-8 + 1e-38 : std::abs(x) * 0x1p-11 + 0x1p-25;
+}
+
+void expect_near(const char* name, const std::vector<double>& actual,
+                 const std::vector<double>& expected, double tolerance, DType stored) {
+  ASSERT_EQ(actual.size(), expected.size()) << name;
+  int64_t wrong = 0, first = 0;
+  for (int64_t n = int64_t(actual.size()) - 1; n >= 0; --n) {
+    const double a = actual[n], e = expected[n];
+    const bool is_near = std::isfinite(a) && std::isfinite(e)
+                             ? std::abs(a - e) <= tolerance + rounding(stored, std::abs(e) + tolerance)
+                             : std::isfinite(a) == std::isfinite(e);
+    const bool overflows = stored == DType::f16 && std::abs(e) + tolerance >= 65520;
+    if (!is_near && !overflows) ++wrong, first = n;
+  }
+  if (wrong)
+    ADD_FAILURE() << name << ": " << wrong << " of " << actual.size() << " are off, first ["
+                  << first << "]: " << actual[first] << ", expected " << expected[first] << " +- "
+                  << tolerance;
+}
+
+// The errors that are allowed, by the reasons that expect_close.cpp gives. `change` is about the
+// largest change of a score; it errs as scores do, and a weight errs by `score`, relative to
+// itself, and so does what it is multiplied by the change.
+void expect_jvp(const JvpResults& actual, const JvpResults& expected, const JvpWorkload& w) {
+  const Case& c = w.c;
+  const double eps = c.dtype == DType::f64 ? std::numeric_limits<double>::epsilon()
+                                           : double(std::numeric_limits<float>::epsilon());
+  const auto size = [&](double n) { return c.strided ? n : std::sqrt(n); };
+  const auto error = [&](double n) { return eps * (4 + std::sqrt(n) * size(n)); };
+  const double D = double(c.D), length = double(c.L + c.S);
+  const double scale = std::abs(c.effective_scale()), dot_error = scale * error(D);
+  double score = 4 * eps + dot_error, change = 1 + 4 * scale * size(D), change_error = 2 * dot_error;
+  if (c.softcap > 0) score += 4 * eps * std::min(c.softcap, 4 * scale * size(D));
+  if (c.alibi_slopes) score += eps / 4 * length, change += length / 4;
+  if (c.mask_type != MaskType::none) change += 4;
+  if (c.bias_type != MaskType::none) change += 4;
+  if (c.sinks) change += 4;
+  const double keep = c.dropout_p > 0 && c.dropout_p < 1 ? 1 / (1 - c.dropout_p) : 1;
+  const double lse_jvp = 6 * (change * (score + eps) + change_error);
+  double output_jvp = 6 * keep * (score + change * (score + 4 * eps) + change_error);
+  if (w.given_output) output_jvp += 4 * rounding(c.dtype, change);
+  if (!w.given_output) expect_near("output", actual.output, expected.output, 6 * keep * score, c.dtype);
+  double largest = 0;
+  for (double x : expected.lse)
+    if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+  const DType compute = compute_type(c.dtype);
+  expect_near("lse", actual.lse, expected.lse, 6 * score + eps * largest, compute);
+  expect_near("output_jvp", actual.output_jvp, expected.output_jvp, output_jvp, c.dtype);
+  expect_near("lse_jvp", actual.lse_jvp, expected.lse_jvp, lse_jvp, compute);
+}
+
+void expect_truth(const JvpWorkload& w) {
+  SCOPED_TRACE(::testing::Message() << w.c);
+  expect_jvp(run_jvp(w), jvp_truth(w), w);
+}
+
+void expect_same_bits(const JvpResults& a, const JvpResults& b) {
+  for (auto member : {&JvpResults::output, &JvpResults::lse, &JvpResults::output_jvp,
+                      &JvpResults::lse_jvp}) {
+    const std::vector<double>&x = a.*member, &y = b.*member;
+    ASSERT_EQ(x.size(), y.size());
+    EXPECT_TRUE(x.empty() || !std::memcmp(x.data(), y.data(), x.size() * sizeof(double)));
+  }
+}
+
+class JvpTest : public IsaTest {};
+
+QKV_FOR_EACH_ISA(JvpTest);
+
+TEST_P(JvpTest, RandomCases) {
+  for (int seed = 0; seed < (kQuick ? 50 : 200) && !HasFailure(); ++seed)
+    expect_truth(JvpWorkload(random_case(seed + 3000)));
+}
+
+// Any of the directions may be absent.
+TEST_P(JvpTest, AbsentDirections) {
+  for (DType dtype : kDTypes) {
+    for (int along = 0; along <= kAlongAll; along += kQuick ? 5 : 1) {
+      Case c;
+      c.dtype = dtype, c.L = 20, c.S = 40, c.group = 2, c.is_causal = along % 3 == 0;
+      c.mask_type = float_masks(dtype)[along % 2], c.bias_type = float_masks(dtype)[0];
+      c.alibi_slopes = c.sinks = true;
+      c.softcap = along % 2, c.dropout_p = along % 5 == 0 ? 0.3 : 0;
+      expect_truth(JvpWorkload(c, along));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(JvpTest, EveryLength) {
+  for (DType dtype : kDTypes) {
+    Case c;
+    c.dtype = dtype, c.D = 3, c.Dv = 2;
+    for (int64_t n = 0; n <= 200 && !HasFailure(); n += kQuick ? 7 : 1) {
+      c.L = n, c.S = 5, expect_truth(JvpWorkload(c));
+      c.L = 5, c.S = n, expect_truth(JvpWorkload(c));
+    }
+  }
+}
+
+TEST_P(JvpTest, EveryHeadDim) {
+  for (DType dtype : kDTypes) {
+    Case c;
+    c.dtype = dtype, c.L = 3, c.S = 5, c.scale = 0.3;
+    for (int64_t n = 0; n <= 300 && !HasFailure(); n += kQuick ? 7 : 3) {
+      c.D = n, c.Dv = 5, expect_truth(JvpWorkload(c));
+      c.D = 5, c.Dv = n, expect_truth(JvpWorkload(c));
+    }
+  }
+}
+
+TEST_P(JvpTest, CausalAndWindows) {
+  for (int64_t L : {1, 20, 70, 150}) {
+    for (int64_t S : {1, 19, 70, 151}) {
+      for (int64_t left : {-1, 0, 40}) {
+        Case c;
+        c.L = L, c.S = S, c.group = L % 3 + 1, c.is_causal = true, c.window_left = left;
+        expect_truth(JvpWorkload(c));
+        c.dtype = DType::bf16, c.is_causal = false, c.window_right = 3;
+        expect_truth(JvpWorkload(c));
+      }
+    }
+  }
+}
+
+TEST_P(JvpTest, BroadcastMasks) {
+  for (DType dtype : kDTypes) {
+    for (MaskType mask : all_masks(dtype)) {
+      for (int broadcast = 0; broadcast < 16; ++broadcast) {
+        Case c;
+        c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 18, c.S = 37;
+        c.mask_type = mask, c.mask_strides = dense_strides({2, 4, 18, 37});
+        for (int d = 0; d < 4; ++d)
+          if (broadcast >> d & 1) c.mask_strides[d] = 0;
+        JvpWorkload w(c);
+        if (w.mask_jvp) {
+          w.mask_jvp = Tensor(type_of(mask), w.mask.sizes(), c.mask_strides);
+          w.mask_jvp.fill([n = 0]() mutable { return std::sin(double(n++)); });
+        }
+        expect_truth(w);
+      }
+    }
+  }
+}
+
+// With the output of a forward pass given, derivatives are the same.
+TEST_P(JvpTest, GivenOutput) {
+  for (int seed = 0; seed < (kQuick ? 20 : 60) && !HasFailure(); ++seed) {
+    Case c = random_case(seed + 4000);
+    JvpWorkload w(c);
+    const JvpResults all = run_jvp(w);
+    w.given_output = w.make_output(type_of(c.dtype), c.heads(), c.L, c.Dv);
+    size_t n = 0;
+    w.given_output.fill([&] { return all.output[n++]; });
+    expect_truth(w);
+    const JvpResults given = run_jvp(w);
+    EXPECT_EQ(given.lse, all.lse);
+    EXPECT_EQ(given.lse_jvp, all.lse_jvp);
+  }
+}
+
+TEST_P(JvpTest, OutputAndLseAreThoseOfTheForwardPass) {
+  for (int seed = 0; seed < 20 && !HasFailure(); ++seed) {
+    Case c = random_case(seed + 5000);
+    c.lse = true;
+    const JvpWorkload w(c);
+    const Results forward = run_forward(w);
+    const JvpResults all = run_jvp(w);
+    JvpResults expected = jvp_truth(w);
+    expected.output = forward.output, expected.lse = forward.lse;
+    if (!multiplies_pairs(active_isa()) || c.dtype != DType::bf16) expect_jvp(all, expected, w);
+  }
+}
+
+TEST_P(JvpTest, RowsWithNothingToAttendToAreZero) {
+  for (DType dtype : kDTypes) {
+    for (MaskType mask : all_masks(dtype)) {
+      for (int64_t S : {0, 5, 700}) {
+        Case c;
+        c.dtype = dtype, c.L = 19, c.S = S, c.mask_type = mask;
+        JvpWorkload w(c);
+        w.mask.fill([&] { return mask == MaskType::boolean ? 0 : -kInf; });
+        for (Tensor* t : w.directions())
+          if (*t) t->fill([] { return kNaN; });
+        const JvpResults r = run_jvp(w);
+        for (const auto* all : {&r.output, &r.output_jvp, &r.lse_jvp})
+          for (double x : *all) ASSERT_EQ(x, 0);
+        for (double x : r.lse) ASSERT_EQ(x, -kInf);
+      }
+    }
+  }
+}
+
+// Keys that no query sees become NaN or infinite, and so do their directions and those of the
+// mask: no result may change.
+TEST_P(JvpTest, HiddenKeysDoNotLeak) {
+  for (DType dtype : kDTypes) {
+    for (MaskType mask : all_masks(dtype)) {
+      for (double poison : {kNaN, kInf}) {
+        for (int64_t S : {7, 40, 300}) {
+          Case c;
+          c.dtype = dtype, c.L = 21, c.S = S, c.group = 2, c.mask_type = mask;
+          c.softcap = S == 40 ? 3 : 0;
+          JvpWorkload clean(c), dirty(c);
+          for (int64_t j = 0; j < S; j += 3) {
+            for (int64_t h = 0; h < 2; ++h)
+              for (int64_t i = 0; i < c.L; ++i) {
+                for (JvpWorkload* w : {&clean, &dirty})
+                  w->mask.set({h, i, j}, mask == MaskType::boolean ? 0 : -kInf);
+                if (dirty.mask_jvp) dirty.mask_jvp.set({h, i, j}, poison);
+              }
+            for (Tensor* t : {&dirty.key, &dirty.value, &dirty.key_jvp, &dirty.value_jvp})
+              for (int64_t d = 0; d < t->sizes().back(); ++d)
+                if ((j + d) % 2 == 0) t->set({0, j, d}, poison);
+          }
+          SCOPED_TRACE(::testing::Message() << c << " poison " << poison);
+          expect_same_bits(run_jvp(dirty), run_jvp(clean));
+          expect_truth(clean);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// One number that is not finite reaches those rows that see it and no others.
+TEST_P(JvpTest, OnePoisonedElement) {
+  for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
+    Random random(seed);
+    Case c;
+    c.seed = seed, c.dtype = draw_dtype(random), c.group = draw(random, 1, 2);
+    c.L = draw(random, 1, 40), c.S = draw(random, 1, 150);
+    c.D = draw(random, 1, 20), c.Dv = draw(random, 1, 20);
+    draw_options(random, c);
+    JvpWorkload w(c);
+    std::vector<Tensor*> all;
+    for (Tensor* t : {&w.query, &w.key, &w.value, &w.query_jvp, &w.key_jvp, &w.value_jvp,
+                      &w.mask_jvp, &w.bias_jvp, &w.slopes_jvp, &w.sinks_jvp})
+      if (*t) all.push_back(t);
+    Tensor& t = *draw_from(random, all);
+    t.set(draw(random, 0, t.numel() - 1), draw_from<double>(random, {kNaN, kInf, -kInf}));
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    expect_truth(w);
+  }
+}
+
+std::vector<Case> threads_cases() {
+  Case heads;
+  heads.batch = {8}, heads.kv_heads = 3, heads.group = 2;
+  heads.L = 70, heads.S = 90, heads.D = 40, heads.Dv = 24;
+  Case causal;
+  causal.batch = {8}, causal.L = 200, causal.S = 300, causal.D = causal.Dv = 32;
+  causal.is_causal = true, causal.mask_type = MaskType::f32;
+  std::vector<Case> all;
+  for (Case c : {heads, causal}) {
+    all.push_back(c);
+    c.dtype = DType::f64, c.sinks = c.alibi_slopes = true;
+    c.window_left = 50, c.softcap = 2, c.dropout_p = 0.3;
+    all.push_back(c);
+    c.dtype = DType::bf16;
+    all.push_back(c);
+  }
+  return all;
+}
+
+TEST_P(JvpTest, AnyNumberOfThreads) {
+  for (const Case& c : threads_cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    JvpWorkload w(c);
+    w.value_jvp.set(5, -kNaN), w.key.set(7, kInf);
+    w.c.num_threads = 1;
+    const JvpResults expected = run_jvp(w);
+    for (int num_threads : {2, 3, 7}) {
+      w.c.num_threads = num_threads;
+      expect_same_bits(run_jvp(w), expected);
+    }
+  }
+}
+
+TEST_P(JvpTest, ABatchOfOneAndTheSameItemAmongEight) {
+  for (const Case& c : threads_cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    JvpWorkload eight(c);
+    Case one_case = c;
+    one_case.batch = {}, one_case.dropout_batch = 5;
+    JvpWorkload one(one_case);
+    const auto copy = [](std::vector<Tensor*> to, std::vector<Tensor*> from) {
+      for (size_t n = 0; n < to.size(); ++n)
+        for (int64_t i = 0; i < (*to[n] ? to[n]->numel() : 0); ++i)
+          to[n]->set(i, from[n]->get(5 * to[n]->numel() + i));
+    };
+    copy(one.moved(), eight.moved());
+    copy(one.directions(), eight.directions());
+    const JvpResults all = run_jvp(eight);
+    const auto item = [](const std::vector<double>& x) {
+      const int64_t n = int64_t(x.size()) / 8;
+      return std::vector<double>(x.begin() + 5 * n, x.begin() + 6 * n);
+    };
+    expect_same_bits(run_jvp(one), {item(all.output), item(all.lse), item(all.output_jvp),
+                                    item(all.lse_jvp)});
+  }
+}
+
+// The root mean square of the errors is far below the error that is allowed one element.
+TEST_P(JvpTest, RoundingErrorIsSmallOnAverage) {
+  for (DType dtype : kDTypes) {
+    Case c;
+    c.dtype = dtype, c.L = 64, c.S = 700, c.D = 64, c.Dv = 64;
+    const JvpWorkload w(c);
+    const JvpResults actual = run_jvp(w), expected = jvp_truth(w);
+    const bool f64 = dtype == DType::f64;
+    const double most = dtype == DType::bf16  ? 0.22 * 0x1p-7
+                        : dtype == DType::f16 ? 0.22 * 0x1p-10
+                        : f64                 ? 2e-15
+                                              : 5e-7;
+    EXPECT_LT(relative_rms_error(actual.output_jvp, expected.output_jvp), most) << c;
+    EXPECT_LT(relative_rms_error(actual.lse_jvp, expected.lse_jvp), f64 ? 2e-15 : 5e-7) << c;
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test
