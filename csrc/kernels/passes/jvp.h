@@ -139,7 +139,7 @@ void divide_sums(const Problem& p, const JvpArgs& a, JvpScratch<E>& s, const Jvp
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const Vec<T> sum = load(state.sum + v);
     const Vec<T> factor = sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum;
-    const Vec<T> lse_jvp = sum == 0 ? Vec<T>{} : load(state.sum_jvp + v) / sum;
+    const Vec<T> lse_jvp = load(state.sum_jvp + v) / (sum == 0 ? splat(T(1)) : sum);
     store(state.sum_jvp + v, lse_jvp);
     for (int64_t d = 0; d < p.head_dim_v; ++d) {
       T *output = state.output + d * tile.lanes + v, *jvp = state.output_jvp + d * tile.lanes + v;
