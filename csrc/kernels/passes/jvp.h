@@ -106,14 +106,13 @@ void add_values_and_jvp(int64_t key, int64_t keys, Hidden hidden, JvpScratch<E>&
                          of(s.nan_values), s.scores);
 }
 
-// One tile of queries against keys [key, key + keys). `keys_are_finite`: whether all of the block
-// that is loaded is.
+// One tile of queries against keys [key, key + keys), which are loaded.
 template <class E, class T = Compute<E>>
-void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, bool keys_are_finite,
-                JvpScratch<E>& s, const JvpState<T>& state) {
+void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, JvpScratch<E>& s,
+                const JvpState<T>& state) {
   const Tile& tile = state.tile;
   const Hidden hidden = !hides_any(p) || !hides_pairs(p, tile, key, keys) ? Hidden::none
-                        : keys_are_finite && state.is_finite              ? Hidden::cleared
+                        : state.is_finite && s.is_block_finite()          ? Hidden::cleared
                                                                           : Hidden::repaired;
   scores_and_jvp(p, a, key, keys, hidden, s, state);
   (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, s.scores, state.max,
@@ -183,18 +182,13 @@ void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const Forw
   const int64_t step = key_step(p.seqlen_k), last = s.tiles[tiles - 1].tile.key_end;
   for (int64_t key = s.tiles[0].tile.key_begin / step * step; key < last; key += step) {
     const int64_t end = std::min(key + step, last);
-    bool is_loaded = false, is_finite = true;
+    bool is_loaded = false;
     for (int64_t t = 0; t < tiles; ++t) {
       const KeyRange seen = keys_seen<T, 1>(p, s.tiles[t].tile, key, end - key);
       if (seen.is_empty()) continue;
-      if (!is_loaded) {
-        for (JvpKeys<E>* keys : {&s.keys, &s.keys_jvp, &s.values, &s.values_jvp}) {
-          keys->load(item.batch, item.kv_head, key, end - key);
-          if (hides_any(p)) is_finite &= keys->is_finite();
-        }
-        is_loaded = true;
-      }
-      attend_jvp(p, a, seen.begin, seen.end - seen.begin, is_finite, s, s.tiles[t]);
+      if (!is_loaded) s.load_block(item.batch, item.kv_head, key, end - key);
+      is_loaded = true;
+      attend_jvp(p, a, seen.begin, seen.end - seen.begin, s, s.tiles[t]);
     }
   }
   for (int64_t t = 0; t < tiles; ++t) finish_jvp_tile(p, a, result, s, s.tiles[t]);

@@ -101,6 +101,9 @@ struct JvpScratch {
   Dropout<T> dropout;
   JvpState<T>* tiles;
   bool with_scores, with_output;  // whether scores change; whether the output is made
+  // Whether the block of keys that is loaded is finite, with its values and all directions; not yet
+  // known where no tile has asked.
+  std::optional<bool> block_is_finite;
 
   JvpScratch(Arena& arena, const Problem& p, const JvpArgs& a, int64_t rows_count)
       : query_rows(arena, kTileRows<T>, p.head_dim),
@@ -123,6 +126,19 @@ struct JvpScratch {
       nan_values_jvp.emplace(arena, p, p.head_dim_v);
     }
     take_tiles(arena, p, (rows_count + kTileRows<T> - 1) / kTileRows<T>);
+  }
+
+  // Reads keys [key, key + keys), a block, and what belongs to them.
+  void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
+    for (JvpKeys<E>* of : {&keys, &keys_jvp, &values, &values_jvp})
+      of->load(batch, kv_head, key, count);
+    block_is_finite.reset();
+  }
+  bool is_block_finite() {
+    if (!block_is_finite)
+      block_is_finite = keys.is_finite() && keys_jvp.is_finite() && values.is_finite() &&
+                        values_jvp.is_finite();
+    return *block_is_finite;
   }
 
  private:
