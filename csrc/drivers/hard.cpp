@@ -7,11 +7,11 @@ namespace qkv {
 
 void attention_hard(const Problem& p, const HardResult& result) {
   const Kernels& kernels = active_kernels(p.dtype);
-  for_each_row_item(p, kernels,
-                    {[&](int64_t rows) { return kernels.forward_workspace(p, rows, false); },
-                     [&](const ForwardItem& item, void* workspace) {
-                       kernels.hard(p, result, item, workspace);
-                     }});
+  for_each_row_item(
+      {{p, kernels, [&](int64_t rows) { return kernels.forward_workspace(p, rows, false); },
+        [&](const ForwardItem& item, void* workspace) {
+          kernels.hard(p, result, item, workspace);
+        }}});
 }
 
 }  // namespace qkv

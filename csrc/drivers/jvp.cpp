@@ -5,18 +5,27 @@
 #include "row_items.h"
 
 namespace qkv {
+namespace {
 
-void attention_jvp(const Problem& p, const JvpArgs& args, const JvpResult& result) {
+RowPass pass_of(const Problem& p, const JvpArgs& args, const JvpResult& result) {
   const Kernels& kernels = jvp_kernels(p.dtype);
-  for_each_row_item(p, kernels,
-                    {[&](int64_t rows) { return kernels.jvp_workspace(p, args, rows); },
-                     [&](const ForwardItem& item, void* workspace) {
-                       kernels.jvp(p, args, result, item, workspace);
-                     }});
+  return {p, kernels, [&](int64_t rows) { return kernels.jvp_workspace(p, args, rows); },
+          [&](const ForwardItem& item, void* workspace) {
+            kernels.jvp(p, args, result, item, workspace);
+          }};
+}
+
+}  // namespace
+
+void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result) {
+  for_each_row_item({pass_of(problem, args, result)});
 }
 
 void attention_jvp(const std::vector<JvpJob>& jobs) {
-  for (const JvpJob& job : jobs) attention_jvp(job.problem, job.args, job.result);
+  if (jobs.empty()) return;
+  std::vector<RowPass> passes;
+  for (const JvpJob& job : jobs) passes.push_back(pass_of(job.problem, job.args, job.result));
+  for_each_row_item(passes);
 }
 
 }  // namespace qkv

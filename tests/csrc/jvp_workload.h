@@ -38,8 +38,7 @@ struct JvpWorkload : Workload {
     const auto direction = [&](Along bit, const Tensor& of, Type type, double size = 1) {
       if (!of || !(along & bit)) return Tensor();
       const Sizes s = of.sizes();
-      Tensor t(type, s, c.strided ? random_strides(random, s, true) : dense_strides(s),
-               c.at_front);
+      Tensor t(type, s, c.strided ? random_strides(random, s, true) : dense_strides(s), c.at_front);
       t.fill([&] { return size * draw_normal(random); });
       return t;
     };

@@ -22,9 +22,10 @@ void expect_near(const char* name, const std::vector<double>& actual,
   int64_t wrong = 0, first = 0;
   for (int64_t n = int64_t(actual.size()) - 1; n >= 0; --n) {
     const double a = actual[n], e = expected[n];
-    const bool is_near = std::isfinite(a) && std::isfinite(e)
-                             ? std::abs(a - e) <= tolerance + rounding(stored, std::abs(e) + tolerance)
-                             : std::isfinite(a) == std::isfinite(e);
+    const bool is_near =
+        std::isfinite(a) && std::isfinite(e)
+            ? std::abs(a - e) <= tolerance + rounding(stored, std::abs(e) + tolerance)
+            : std::isfinite(a) == std::isfinite(e);
     const bool overflows = stored == DType::f16 && std::abs(e) + tolerance >= 65520;
     if (!is_near && !overflows) ++wrong, first = n;
   }
@@ -45,7 +46,8 @@ void expect_jvp(const JvpResults& actual, const JvpResults& expected, const JvpW
   const auto error = [&](double n) { return eps * (4 + std::sqrt(n) * size(n)); };
   const double D = double(c.D), length = double(c.L + c.S);
   const double scale = std::abs(c.effective_scale()), dot_error = scale * error(D);
-  double score = 4 * eps + dot_error, change = 1 + 4 * scale * size(D), change_error = 2 * dot_error;
+  double score = 4 * eps + dot_error, change = 1 + 4 * scale * size(D),
+         change_error = 2 * dot_error;
   if (c.softcap > 0) score += 4 * eps * std::min(c.softcap, 4 * scale * size(D));
   if (c.alibi_slopes) score += eps / 4 * length, change += length / 4;
   if (c.mask_type != MaskType::none) change += 4;
@@ -55,7 +57,8 @@ void expect_jvp(const JvpResults& actual, const JvpResults& expected, const JvpW
   const double lse_jvp = 6 * (change * (score + eps) + change_error);
   double output_jvp = 6 * keep * (score + change * (score + 4 * eps) + change_error);
   if (w.given_output) output_jvp += 4 * rounding(c.dtype, change);
-  if (!w.given_output) expect_near("output", actual.output, expected.output, 6 * keep * score, c.dtype);
+  if (!w.given_output)
+    expect_near("output", actual.output, expected.output, 6 * keep * score, c.dtype);
   double largest = 0;
   for (double x : expected.lse)
     if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
@@ -71,8 +74,8 @@ void expect_truth(const JvpWorkload& w) {
 }
 
 void expect_same_bits(const JvpResults& a, const JvpResults& b) {
-  for (auto member : {&JvpResults::output, &JvpResults::lse, &JvpResults::output_jvp,
-                      &JvpResults::lse_jvp}) {
+  for (auto member :
+       {&JvpResults::output, &JvpResults::lse, &JvpResults::output_jvp, &JvpResults::lse_jvp}) {
     const std::vector<double>&x = a.*member, &y = b.*member;
     ASSERT_EQ(x.size(), y.size());
     EXPECT_TRUE(x.empty() || !std::memcmp(x.data(), y.data(), x.size() * sizeof(double)));
@@ -312,9 +315,35 @@ TEST_P(JvpTest, ABatchOfOneAndTheSameItemAmongEight) {
       const int64_t n = int64_t(x.size()) / 8;
       return std::vector<double>(x.begin() + 5 * n, x.begin() + 6 * n);
     };
-    expect_same_bits(run_jvp(one), {item(all.output), item(all.lse), item(all.output_jvp),
-                                    item(all.lse_jvp)});
+    expect_same_bits(run_jvp(one),
+                     {item(all.output), item(all.lse), item(all.output_jvp), item(all.lse_jvp)});
   }
+}
+
+// Several problems at once: each has the same bits as alone.
+TEST_P(JvpTest, Jobs) {
+  std::vector<JvpWorkload> workloads;
+  for (int64_t length : {40, 0, 3, 170, 1}) {
+    Case c;
+    c.L = c.S = length, c.kv_heads = 2, c.is_causal = length != 3, c.seed = 5 + length;
+    c.num_threads = 3;
+    workloads.emplace_back(c);
+  }
+  std::vector<JvpJob> jobs;
+  std::vector<Tensor> results;
+  results.reserve(4 * workloads.size());
+  for (const JvpWorkload& w : workloads) {
+    const auto result = [&](int64_t columns) {
+      return results.emplace_back(w.make_output(Type::f32, w.c.heads(), w.c.L, columns)).output();
+    };
+    jobs.push_back({w.problem(), w.args(), {result(w.c.Dv), result(1), result(w.c.Dv), result(1)}});
+  }
+  attention_jvp(jobs);
+  for (size_t n = 0; n < jobs.size(); ++n)
+    expect_same_bits(run_jvp(workloads[n]),
+                     {results[4 * n].values(), results[4 * n + 1].values(),
+                      results[4 * n + 2].values(), results[4 * n + 3].values()});
+  attention_jvp(std::vector<JvpJob>{});
 }
 
 // The root mean square of the errors is far below the error that is allowed one element.

@@ -91,7 +91,9 @@ void add_values_and_jvp(int64_t key, int64_t keys, Hidden hidden, JvpScratch<E>&
                         const JvpState<T>& state) {
   const Tile& tile = state.tile;
   const auto sum = [&](T* to, Beta beta) { return Sum<T>{to, tile.lanes, beta, s.rescale}; };
-  const auto of = [&](auto& nonfinite) { return hidden == Hidden::repaired ? &*nonfinite : nullptr; };
+  const auto of = [&](auto& nonfinite) {
+    return hidden == Hidden::repaired ? &*nonfinite : nullptr;
+  };
   if (s.with_output)
     s.values.add_columns(tile, key, keys, s.scores, sum(state.output, Beta::lanes),
                          of(s.nonfinite_values), s.scores);
@@ -158,8 +160,7 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
                          const Output& of_rows) {
     const int64_t dim = padded<T>(p.head_dim_v);
     transpose<T>(sums, tile.lanes, s.rows, dim, dim, tile.lanes, 1);
-    write_tile(p, tile, tile.row, s.rows, numbers,
-               rows_of<E>(p, output, tile.batch, tile.kv_head),
+    write_tile(p, tile, tile.row, s.rows, numbers, rows_of<E>(p, output, tile.batch, tile.kv_head),
                rows_of<T>(p, of_rows, tile.batch, tile.kv_head));
   };
   double lse[kTileRows<T>], lse_jvp[kTileRows<T>];

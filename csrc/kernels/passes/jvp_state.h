@@ -50,9 +50,7 @@ class JvpKeys {
     source_ = KeyRows<E>(p_, input_, 0, dim_, batch, kv_head);
     operand_.load(source_, key, keys);
   }
-  bool is_finite() const {
-    return !*this || all_finite(operand_.natural(), block_keys_, dim_);
-  }
+  bool is_finite() const { return !*this || all_finite(operand_.natural(), block_keys_, dim_); }
 
   // sum [keys x lanes] += keys [key, key + keys) times columns [dim x lanes], or, with Beta::zero,
   // is that product.
@@ -65,8 +63,8 @@ class JvpKeys {
   // `nonfinite`, numbers that are not finite are left out of hidden pairs (repair/); weights [keys
   // x lanes] then tell how they count in others.
   template <class Nonfinite>
-  void add_columns(const Tile& tile, int64_t key, int64_t keys, const T* from,
-                   const Sum<T>& sum, Nonfinite* nonfinite, const T* weights) const {
+  void add_columns(const Tile& tile, int64_t key, int64_t keys, const T* from, const Sum<T>& sum,
+                   Nonfinite* nonfinite, const T* weights) const {
     const bool repairs = nonfinite && !nonfinite->separate(source_, block_, block_keys_) &&
                          nonfinite->hide(p_, tile, key, keys, weights);
     multiply(repairs ? nonfinite->finite(key, keys) : operand_.columns(key, keys),
@@ -136,8 +134,8 @@ struct JvpScratch {
   }
   bool is_block_finite() {
     if (!block_is_finite)
-      block_is_finite = keys.is_finite() && keys_jvp.is_finite() && values.is_finite() &&
-                        values_jvp.is_finite();
+      block_is_finite =
+          keys.is_finite() && keys_jvp.is_finite() && values.is_finite() && values_jvp.is_finite();
     return *block_is_finite;
   }
 

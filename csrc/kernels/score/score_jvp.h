@@ -22,8 +22,7 @@ void apply_score_options_jvp(const Problem& p, const JvpArgs& a, const Tile& til
 template <class T>
 void clear_hidden_jvp(const Tile& tile, int64_t keys, const T* scores, T* scores_jvp) {
   for (int64_t i = 0; i < keys * tile.step; i += kLanes<T>)
-    store(scores_jvp + i,
-          load(scores + i) == -kInfinity<T> ? Vec<T>{} : load(scores_jvp + i));
+    store(scores_jvp + i, load(scores + i) == -kInfinity<T> ? Vec<T>{} : load(scores_jvp + i));
 }
 
 // Multiplies scores_jvp [keys x lanes] by the weights [keys x lanes], and makes sum_jvp [lanes] =
