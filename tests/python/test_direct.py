@@ -208,7 +208,7 @@ def test_forward_mode():
         found = torch.autograd.forward_ad.unpack_dual(qkv.attention(*duals)).tangent
     torch.testing.assert_close(found, expected)
     with pytest.raises(NotImplementedError, match="forward-mode derivatives .jvp. are not impl"):
-        torch.func.jvp(lambda q: qkv.attention(q, *x[1:], softcap=2.0), (x[0],), (x[0],))
+        torch.func.jvp(lambda q: qkv.attention_weights(q, x[1], softcap=2.0), (x[0],), (x[0],))
 
 
 def test_second_derivatives():

@@ -294,7 +294,8 @@ class TestVmapOfDropout:
 
 
 class TestComposed:
-    """Second derivatives and forward mode, of the arguments that torch's attention has and bias."""
+    """Second derivatives, of the arguments that torch's attention has and bias. Forward mode has a
+    kernel: test_forward_mode.py."""
 
     @pytest.mark.parametrize("options", [{}, {"is_causal": True, "scale": 0.3}, {"dropout_p": 0.3}])
     def test_all_derivatives(self, leaves, options):
@@ -329,12 +330,11 @@ class TestComposed:
 
 
 capped = functools.partial(attention, softcap=3.0)
-capped_with_lse = functools.partial(attention_with_lse, softcap=3.0)
 
 
 class TestNotYet:
-    """Derivatives that are not implemented yet give an error, never silent zeros: those of the
-    options that torch's attention lacks, and of the other operators."""
+    """Derivatives that are not implemented yet give an error, never silent zeros: second ones with
+    the options that torch's attention lacks, and of the other operators forward mode as well."""
 
     def test_second_derivative(self, leaves):
         (g,) = torch.autograd.grad(capped(*leaves).sum(), leaves[0], create_graph=True)
@@ -355,39 +355,6 @@ class TestNotYet:
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             torch.func.grad(inner)(leaves[0].detach())
 
-    @pytest.mark.parametrize("op", [capped, capped_with_lse])
-    @pytest.mark.parametrize("which", range(3))
-    def test_jvp(self, leaves, op, which):
-        plain = [x.detach() for x in leaves]
-
-        def f(x):
-            return op(*plain[:which], x, *plain[which + 1 :])
-
-        with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-            torch.func.jvp(f, (plain[which],), (torch.ones_like(plain[which]),))
-
-    @pytest.mark.parametrize("requires_grad", [False, True])
-    @pytest.mark.parametrize("which", range(3))
-    def test_dual_level(self, leaves, requires_grad, which):
-        inputs = [x.detach().requires_grad_(requires_grad) for x in leaves]
-        with forward_ad.dual_level():
-            inputs[which] = forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which]))
-            with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                capped(*inputs)
-
-    def test_dual_level_without_grad_mode(self, leaves):
-        with forward_ad.dual_level(), torch.no_grad():
-            dual = forward_ad.make_dual(leaves[0].detach(), torch.ones_like(leaves[0]))
-            with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                capped(dual, *leaves[1:])
-
-    def test_dual_mask(self, leaves):
-        mask = torch.zeros(6, 7, dtype=torch.float64)
-        with forward_ad.dual_level():
-            dual = forward_ad.make_dual(mask, torch.ones_like(mask))
-            with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                capped(*leaves, attn_mask=dual)
-
     def test_jvp_of_grad(self, leaves):
         f = torch.func.grad(lambda q: capped(q, *leaves[1:]).sum())
         with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
@@ -399,15 +366,6 @@ class TestNotYet:
             seed = forward_ad.make_dual(torch.ones_like(output), torch.ones_like(output))
             with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
                 torch.autograd.grad(output, leaves[0], seed)
-
-    @pytest.mark.parametrize("option", ["attn_mask", "alibi_slopes", "sinks"])
-    def test_jvp_of_options(self, leaves, option):
-        """Every other argument that may have a tangent gives the same error."""
-        tensor = torch.zeros(6, 7).double() if option == "attn_mask" else torch.zeros(2).double()
-        plain = [x.detach() for x in leaves]
-        f = lambda x: capped(*plain, **{option: x})  # noqa: E731
-        with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-            torch.func.jvp(f, (tensor,), (torch.ones_like(tensor),))
 
     @pytest.mark.parametrize("f", [
         lambda q, k, v: qkv.attention_weights(q, k, softcap=2.0),
@@ -435,8 +393,7 @@ class TestNotYet:
         with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
             g.sum().backward()
 
-    def test_jacfwd_and_hessian(self, leaves):
+    def test_hessian(self, leaves):
         f = lambda q: capped(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
-        for transform in (torch.func.jacfwd, torch.func.hessian):
-            with pytest.raises((NotImplementedError, RuntimeError), match="not implemented"):
-                transform(f)(leaves[0].detach())
+        with pytest.raises((NotImplementedError, RuntimeError), match="not implemented"):
+            torch.func.hessian(f)(leaves[0].detach())

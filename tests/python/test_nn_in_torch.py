@@ -325,12 +325,16 @@ def test_ensemble():
     torch.testing.assert_close(found, tuple(map(torch.stack, zip(*expected, strict=True))))
 
 
-@pytest.mark.parametrize("derive", [
-    lambda f, x: torch.func.jvp(f, (x,), (x,)),
-    lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sum())(y).sum())(x),
+@pytest.mark.parametrize("derive, refused", [
+    (lambda f, x: torch.func.jvp(f, (x,), (x,)), (True,)),
+    (
+        lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sum())(y).sum())(x),
+        (False, True),
+    ),
 ], ids=["forward mode", "second order"])  # fmt: skip
-def test_second_derivatives_and_forward_mode(derive):
-    """As torch's layer has them; with an option an error, and never zeros."""
+def test_second_derivatives_and_forward_mode(derive, refused):
+    """As torch's layer has them; with an option and `refused` for need_weights an error, and never
+    zeros."""
     layer = MultiheadAttention(E, H).double()
     capped = MultiheadAttention(E, H, softcap=2.0).double()
     x = torch.randn(L, E, dtype=torch.float64)
@@ -343,7 +347,7 @@ def test_second_derivatives_and_forward_mode(derive):
             for f in (MultiheadAttention.forward, forward)
         )
         torch.testing.assert_close(found, expected)
-    for need_weights in (False, True):
+    for need_weights in refused:
         with pytest.raises((NotImplementedError, RuntimeError), match="not implemented yet"):
             derive(lambda x, w=need_weights: capped(x, x, x, need_weights=w)[0], x)
 

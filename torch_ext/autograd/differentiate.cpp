@@ -7,6 +7,7 @@
 
 #include "autograd/composition_node.h"
 #include "autograd/node.h"
+#include "autograd/tangents.h"
 #include "call/check.h"
 
 namespace qkv::autograd {
@@ -36,8 +37,9 @@ bool has_composition(const Call& call) {
   return call.op->kernels.composition && call.op->kernels.composes(call);
 }
 
-// The kernels know no tangents: with them, forward-mode derivatives would come out as zero.
-Tensors differentiate_forward(const Call& call) {
+// The kernels of calls without tangents know none: with them, forward-mode derivatives would come
+// out as zero.
+Tensors compose_tangents(const Call& call) {
   TORCH_CHECK_NOT_IMPLEMENTED(has_composition(call),
                               call.op->is_backward ? call.op->name.c_str() : call.title(),
                               ": forward-mode derivatives (jvp) are not implemented yet");
@@ -72,10 +74,27 @@ Tensors below_autograd(const Compute& compute, bool has_node) {
   return compute(has_node);
 }
 
+// By the jvp operator. The results are computed once more, as in a call without tangents, if they
+// require grad as well: the Node of such a call saves the arguments with their tangents, so that
+// the backward pass has tangents, too. And if the tangents alone are batched by the vmap of torch's
+// core, which gradcheck uses: then the results must not be.
+Tensors differentiate_forward(const Call& call, c10::function_ref<Tensors(bool)> compute) {
+  const Tensors jvp = run_jvp(call);
+  Tensors results(jvp.begin(), jvp.begin() + call.op->results.size());
+  const auto node = at::GradMode::is_enabled() ? OperatorNode::of(call) : nullptr;
+  if (node || results[0].key_set().has(c10::DispatchKey::Batched))
+    results = below_autograd(compute, /*has_node=*/true);
+  if (node) node->set_results(results);
+  set_tangents(results, jvp);
+  return results;
+}
+
 }  // namespace
 
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute) {
-  if (has_tangents(call)) return differentiate_forward(call);
+  if (has_tangents(call))
+    return call.op->jvp && !call.is_packed() ? differentiate_forward(call, compute)
+                                             : compose_tangents(call);
   if (!at::GradMode::is_enabled()) return below_autograd(compute, false);
   if (call.op->kernels.no_gradient) refuse_gradients(call);
   if (call.op->backward) {

@@ -22,24 +22,33 @@ namespace qkv {
   X(alibi_slopes) /* broadcastable to [..., H] or [N, H] */  \
   X(sinks)        /* likewise */
 
-#define QKV_OTHER_TENSORS(X)                                                  \
-  X(dropout_seed)    /* int64 [1] */                                          \
-  X(cu_seq_q)        /* [N + 1]: where each of N packed documents begins */   \
-  X(cu_seq_k)        /* likewise, of key and value */                         \
-  X(seqused_k)       /* [N]: how many keys of each document take part */      \
-  X(block_table)     /* [N, blocks of a document]: key and value in blocks */ \
-  X(new_key)         /* [B, Hkv, L_new, D]: appended to a cache */            \
-  X(new_value)       /* [B, Hkv, L_new, Dv] */                                \
-  X(cache_seqlens)   /* [B] */                                                \
-  X(cache_batch_idx) /* [B] */                                                \
-  X(cache_leftpad)   /* [B] */                                                \
-  X(output)          /* [..., H, L, Dv], what a forward operator returned */  \
-  X(logsumexp)       /* [..., H, L] */                                        \
-  X(weights)         /* [..., H, L, S], or reduced */                         \
-  X(index)           /* int64 [..., H, L] */                                  \
-  X(grad_output)     /* of output's shape */                                  \
-  X(grad_logsumexp)  /* of logsumexp's */                                     \
-  X(grad_weights)    /* of weights' */
+#define QKV_OTHER_TENSORS(X)                                                               \
+  X(dropout_seed)    /* int64 [1] */                                                       \
+  X(cu_seq_q)        /* [N + 1]: where each of N packed documents begins */                \
+  X(cu_seq_k)        /* likewise, of key and value */                                      \
+  X(seqused_k)       /* [N]: how many keys of each document take part */                   \
+  X(block_table)     /* [N, blocks of a document]: key and value in blocks */              \
+  X(new_key)         /* [B, Hkv, L_new, D]: appended to a cache */                         \
+  X(new_value)       /* [B, Hkv, L_new, Dv] */                                             \
+  X(cache_seqlens)   /* [B] */                                                             \
+  X(cache_batch_idx) /* [B] */                                                             \
+  X(cache_leftpad)   /* [B] */                                                             \
+  X(output)          /* [..., H, L, Dv], what a forward operator returned */               \
+  X(logsumexp)       /* [..., H, L] */                                                     \
+  X(weights)         /* [..., H, L, S], or reduced */                                      \
+  X(index)           /* int64 [..., H, L] */                                               \
+  X(output_tangent)                                                                        \
+  X(logsumexp_tangent)                                                                     \
+  X(grad_output)    /* of output's shape */                                                \
+  X(grad_logsumexp) /* of logsumexp's */                                                   \
+  X(grad_weights)   /* of weights' */                                                      \
+  X(query_tangent)  /* of query's shape and dtype; so are those that follow: tangent_of */ \
+  X(key_tangent)                                                                           \
+  X(value_tangent)                                                                         \
+  X(attn_mask_tangent)                                                                     \
+  X(bias_tangent)                                                                          \
+  X(alibi_slopes_tangent)                                                                  \
+  X(sinks_tangent)
 
 namespace arg {
 #define QKV_ENUMERATOR(name) name,
@@ -50,9 +59,15 @@ enum Argument : int8_t {
 #define QKV_ONE(name) +1
 constexpr int kDifferentiable = QKV_DIFFERENTIABLE_TENSORS(QKV_ONE);
 #undef QKV_ONE
-constexpr int kFirstGradient = grad_output;  // what backward operators are given
+// From here on: what backward operators and jvp operators are given beside the forward operator's
+// own arguments.
+constexpr int kFirstGradient = grad_output;
 }  // namespace arg
 using arg::Argument;
+
+// The direction in which a differentiable argument changes, in forward mode.
+constexpr Argument tangent_of(Argument argument) { return Argument(arg::query_tangent + argument); }
+static_assert(tangent_of(arg::sinks) == arg::sinks_tangent);
 
 // Those that are added to the scores, or hide them: Problem::masks.
 inline constexpr std::array<Argument, 2> kMaskArguments = {arg::attn_mask, arg::bias};

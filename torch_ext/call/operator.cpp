@@ -109,7 +109,7 @@ Operator::Operator(const char* title, const std::string& signature, const Kernel
       continue;
     }
     ParsedParameter parsed = parse_parameter(text);
-    (parsed.parameter.is_tensor ? tensors_ : options_) |= 1u << parsed.parameter.which;
+    (parsed.parameter.is_tensor ? tensors_ : options_) |= uint64_t(1) << parsed.parameter.which;
     writes |= parsed.is_written;
     parameters.push_back(std::move(parsed.parameter));
     schemas.push_back(std::move(parsed.schema));

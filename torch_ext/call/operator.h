@@ -74,6 +74,9 @@ class Operator {
   bool writes = false;  // to one of its arguments
   // Null: there is none yet, and asking for a gradient is an error.
   const Operator* backward = nullptr;
+  // The operator that takes the arguments of this one and their tangents, and returns the results
+  // and theirs. Null: forward mode is the composition's, or an error.
+  const Operator* jvp = nullptr;
 
   bool takes(Argument argument) const { return tensors_ >> argument & 1; }
   bool takes(Option option) const { return options_ >> option & 1; }
@@ -88,7 +91,7 @@ class Operator {
   void parse(const std::string& parameters_text, const std::string& results_text);
   const char* name_of(int which, bool is_tensor) const;
 
-  uint32_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
+  uint64_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
   std::optional<c10::OperatorHandle> handle_;
 };
 

@@ -49,7 +49,7 @@ def replace_sdpa() -> ReplacedSdpa:
 
     Whoever calls it: Python, C++ or TorchScript, with gradients or without, under autocast,
     `torch.compile`, `torch.func` or a dispatch mode; dropout and the gradient of a floating mask
-    included. Derivatives of second order and in forward mode are right, too, but not fused: they
+    included, and in forward mode. Derivatives of second order are right, too, but not fused: they
     need the memory of a few `[..., H, L, S]` tensors. So does qkv the attention in the inference
     paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which never call
     scaled_dot_product_attention; padding that `nn.TransformerEncoder` takes out is not computed.

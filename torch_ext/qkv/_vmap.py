@@ -11,6 +11,7 @@ from torch import Tensor
 
 # How many dimensions fewer than query they have.
 _FEWER = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1, "alibi_slopes": 2, "sinks": 2}
+_FEWER |= {f"{name}_tangent": _FEWER[name] for name in ("logsumexp", "alibi_slopes", "sinks")}
 # What all samples of a fused call have in common.
 _SHARED = ("dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k")
 
@@ -109,6 +110,7 @@ def _dropout_seed(info, in_dims, query):
 
 _COMPUTING = (
     "attention_forward",
+    "attention_forward_jvp",
     "attention_backward",
     "weights_forward",
     "weights_backward",

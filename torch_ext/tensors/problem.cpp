@@ -89,25 +89,39 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
     bind(p.value, call[arg::value], Dims::head_row_column);
     p.value.strides.head_repeat = head_repeat(p.kv_heads, sizes.value_heads);
   }
-  bind_masks();
-  bind_per_head(arg::alibi_slopes, alibi_slopes_, p.alibi_slopes);
-  bind_per_head(arg::sinks, sinks_, p.sinks);
+  bind_masks(p.masks, [](Argument mask) { return mask; });
+  bind_per_head(arg::alibi_slopes, p.alibi_slopes);
+  bind_per_head(arg::sinks, p.sinks);
 }
 
-void KernelCall::bind_masks() {
+void KernelCall::bind_tangents(JvpArgs& args) {
+  const auto bind_rows = [&](Argument tangent, Input& input, const Input& primal) {
+    if (!call_.has(tangent)) return;
+    bind(input, call_[tangent], Dims::head_row_column);
+    input.strides.head_repeat = primal.strides.head_repeat;
+  };
+  bind_rows(arg::query_tangent, args.query, problem.query);
+  bind_rows(arg::key_tangent, args.key, problem.key);
+  bind_rows(arg::value_tangent, args.value, problem.value);
+  bind_masks(args.masks, [](Argument mask) { return tangent_of(mask); });
+  bind_per_head(arg::alibi_slopes_tangent, args.alibi_slopes);
+  bind_per_head(arg::sinks_tangent, args.sinks);
+}
+
+void KernelCall::bind_masks(std::array<Mask, kMasks>& masks, Argument (*which)(Argument)) {
   static_assert(kMaskArguments.size() == kMasks);
   for (int m = 0; m < kMasks; ++m) {
-    const at::Tensor& mask = call_[kMaskArguments[m]];
+    const at::Tensor& mask = call_[which(kMaskArguments[m])];
     if (!mask.defined()) continue;
-    problem.masks[m].type = mask_type_of(mask.scalar_type());
-    bind(problem.masks[m].input, mask, Dims::scores);
+    masks[m].type = mask_type_of(mask.scalar_type());
+    bind(masks[m].input, mask, Dims::scores);
   }
 }
 
-void KernelCall::bind_per_head(Argument argument, at::Tensor& copy, Input& input) {
+void KernelCall::bind_per_head(Argument argument, Input& input) {
   if (!call_.has(argument)) return;
-  copy = call_[argument].to(at::kDouble);
-  bind(input, copy, Dims::head);
+  per_head_.push_back(call_[argument].to(at::kDouble));
+  bind(input, per_head_.back(), Dims::head);
 }
 
 void KernelCall::bind(Input& input, const at::Tensor& tensor, Dims dims) {

@@ -1,7 +1,7 @@
 // From tensors to the kernel library's Problem.
 #pragma once
 
-#include "attention.h"
+#include "attention_jvp.h"
 #include "call/check.h"
 
 namespace qkv {
@@ -25,6 +25,8 @@ class KernelCall {
 
   void bind(Input& input, const at::Tensor& tensor, Dims dims);
   void bind(Output& output, const at::Tensor& tensor, Dims dims);
+  // The tangents of the call's arguments, of which each may be None.
+  void bind_tangents(JvpArgs& args);
 
   // Sets problem.batch_* and all strides. Adjacent batch dimensions that all tensors step through
   // evenly become one; throws c10::Error if more than kMaxBatchRank are left.
@@ -37,13 +39,15 @@ class KernelCall {
     int64_t batch;  // how many dimensions come after those of the batch
   };
   void add(const at::Tensor& tensor, Strides& strides, Dims dims);
-  void bind_masks();
-  void bind_per_head(Argument argument, at::Tensor& copy, Input& input);
+  void bind_masks(std::array<Mask, kMasks>& masks, Argument (*which)(Argument));
+  void bind_per_head(Argument argument, Input& input);
 
   const Call& call_;
   const Sizes<int64_t>& sizes_;
-  at::Tensor alibi_slopes_, sinks_;  // as the kernels take them: double
-  c10::SmallVector<Operand, 20> operands_;
+  // Slopes and sinks, and their tangents, as the kernels take them: double. There is room for all
+  // of them, as operands_ has their addresses.
+  c10::SmallVector<at::Tensor, 4> per_head_;
+  c10::SmallVector<Operand, 28> operands_;
 };
 
 // `view` from element n * stride on; the elements have `size` bytes. Null stays null.

@@ -25,10 +25,10 @@ namespace qkv {
 // softmax and sums are float32. At least two dimensions; the leading ones broadcast. Any strides;
 // nothing is copied. The output is laid out in memory like query. A row with nothing to attend to
 // is 0. Differentiable with respect to query, key, value and the floating tensors among the
-// options; twice, and in forward mode, only without softcap, window_size, alibi_slopes and sinks,
-// and with the memory of a few [..., H, L, S]. Throws c10::Error (c10::ValueError for numbers out
-// of range, c10::NotImplementedError for what is still to come), naming the argument. Tensors on
-// another device go to torch's own attention.
+// options, backward and in forward mode; twice only without softcap, window_size, alibi_slopes and
+// sinks, and with the memory of a few [..., H, L, S]. Throws c10::Error (c10::ValueError for
+// numbers out of range, c10::NotImplementedError for what is still to come), naming the argument.
+// Tensors on another device go to torch's own attention.
 //
 // Under autocast for the CPU, all functions here cast query, key, value and attn_mask as torch does
 // for its own attention, and nothing else.

@@ -15,6 +15,7 @@
 
 #include "call/check.h"
 #include "call/run.h"
+#include "ops/attention/attention.h"
 #include "ops/weights/weights.h"
 
 namespace qkv::ops {
@@ -158,6 +159,33 @@ Tensors attention_forward_composition(const Call& call) {
           at::logsumexp(steps.scores, -1).masked_fill(steps.dead.squeeze(-1), -kInfinity));
     }
   }
+  return results;
+}
+
+// docs/derivatives.md, pass 1.
+Tensors attention_jvp_composition(const Call& call) {
+  const Steps steps = steps_of(call);
+  const at::ScalarType type = steps.weights.scalar_type();
+  at::Tensor change = at::zeros_like(steps.scores);  // of the scores
+  if (call.has(arg::query_tangent))
+    change = change.add(at::matmul(call[arg::query_tangent].to(type), steps.key.transpose(-2, -1))
+                            .mul(steps.scale));
+  if (call.has(arg::key_tangent)) {
+    const at::Tensor key = for_each_head(call, call[arg::key_tangent], type);
+    change = change.add(at::matmul(steps.query, key.transpose(-2, -1)).mul(steps.scale));
+  }
+  for (const Argument mask : kMaskArguments)
+    if (call.has(tangent_of(mask))) change = change.add(call[tangent_of(mask)].to(type));
+  const at::Tensor weighted = steps.weights.mul(change.masked_fill(steps.weights.eq(0), 0));
+  const at::Tensor lse_tangent = weighted.sum(-1, /*keepdim=*/true);
+  const at::Tensor of_weights = after_dropout(weighted.sub(steps.weights.mul(lse_tangent)), steps);
+  at::Tensor output_tangent = at::matmul(of_weights, steps.value);
+  if (call.has(arg::value_tangent))
+    output_tangent = output_tangent.add(at::matmul(
+        after_dropout(steps.weights, steps), for_each_head(call, call[arg::value_tangent], type)));
+  Tensors results = attention_forward_composition(call.as(attention_forward));
+  results.push_back(output_tangent.to(call[arg::query].scalar_type()));
+  results.push_back(lse_tangent.squeeze(-1));
   return results;
 }
 

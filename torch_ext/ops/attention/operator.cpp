@@ -6,6 +6,7 @@
 #include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/composition.h"
+#include "ops/attention/jvp.h"
 #include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
 #include "tensors/layout.h"
@@ -76,8 +77,25 @@ Operator attention_backward(attention_forward,
                              .composition = &attention_backward_composition,
                              .composes = &composes_attention});
 
+namespace {
+
+Operator attention_forward_jvp(
+    "attention",
+    "attention_forward_jvp(query, key, value, " QKV_SCORE_TENSORS
+    ", sinks?, dropout_seed?, query_tangent?, key_tangent?, value_tangent?, attn_mask_tangent?, "
+    "bias_tangent?, alibi_slopes_tangent?, sinks_tangent?, *, dropout_p, "
+    "is_causal, " QKV_SCORE_OPTIONS ") -> output, logsumexp, output_tangent, logsumexp_tangent",
+    {.cpu = &attention_jvp_cpu,
+     .meta = &attention_jvp_meta,
+     .composition = &attention_jvp_composition,
+     .composes = &composes_attention});
+
+}  // namespace
+
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op : {&attention, &attention_with_lse, &attention_forward, &attention_backward})
+  attention_forward.jvp = &attention_forward_jvp;
+  for (Operator* op : {&attention, &attention_with_lse, &attention_forward, &attention_forward_jvp,
+                       &attention_backward})
     op->define(m);
 }
 
