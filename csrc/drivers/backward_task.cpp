@@ -19,9 +19,8 @@ constexpr int64_t kMaxPartBytes = int64_t(32) << 20;
 // Where planes share GradMask::each, only one plane of a class runs at a time, and splits of its
 // keys keep the threads busy. So one batch item should have about kSharedItems items at a time; but
 // no split has fewer keys than kFineSplitKeys, nor so few that the parts of grad_query take more
-// memory than GradMask::each. This holds for every problem that has this
-// output, even where nothing is shared: whether planes share depends on the batch size, which must
-// not change a bit.
+// memory than GradMask::each. This holds for every problem that has this output, even where nothing
+// is shared: whether planes share depends on the batch size, which must not change a bit.
 constexpr int64_t kSharedItems = 16;
 constexpr int64_t kFineSplitKeys = 128;
 

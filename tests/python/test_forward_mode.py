@@ -240,8 +240,8 @@ def test_linearize_and_jacfwd():
 def test_compiled(dynamic):
     """A compiled jvp is no silent zero."""
     inputs, tangents = draw(("bias",)), draw(("bias",))
-    f = lambda x, t: jvp(attend_compiled, x, t, softcap=1.5)  # noqa: E731
-    attend_compiled = lambda x, **o: qkv.attention(**x, **o, return_lse=True)  # noqa: E731
+    attend_unseeded = lambda x, **o: qkv.attention(**x, **o, return_lse=True)  # noqa: E731
+    f = lambda x, t: jvp(attend_unseeded, x, t, softcap=1.5)  # noqa: E731
     found = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")(inputs, tangents)
     torch.testing.assert_close(found, f(inputs, tangents))
 

@@ -22,32 +22,32 @@ namespace qkv {
   X(alibi_slopes) /* broadcastable to [..., H] or [N, H] */  \
   X(sinks)        /* likewise */
 
-#define QKV_OTHER_TENSORS(X)                                                               \
-  X(dropout_seed)    /* int64 [1] */                                                       \
-  X(cu_seq_q)        /* [N + 1]: where each of N packed documents begins */                \
-  X(cu_seq_k)        /* likewise, of key and value */                                      \
-  X(seqused_k)       /* [N]: how many keys of each document take part */                   \
-  X(block_table)     /* [N, blocks of a document]: key and value in blocks */              \
-  X(new_key)         /* [B, Hkv, L_new, D]: appended to a cache */                         \
-  X(new_value)       /* [B, Hkv, L_new, Dv] */                                             \
-  X(cache_seqlens)   /* [B] */                                                             \
-  X(cache_batch_idx) /* [B] */                                                             \
-  X(cache_leftpad)   /* [B] */                                                             \
-  X(output)          /* [..., H, L, Dv], what a forward operator returned */               \
-  X(logsumexp)       /* [..., H, L] */                                                     \
-  X(weights)         /* [..., H, L, S], or reduced */                                      \
-  X(index)           /* int64 [..., H, L] */                                               \
-  X(output_tangent)                                                                        \
-  X(logsumexp_tangent)                                                                     \
-  X(grad_output)    /* of output's shape */                                                \
-  X(grad_logsumexp) /* of logsumexp's */                                                   \
-  X(grad_weights)   /* of weights' */                                                      \
-  X(query_tangent)  /* of query's shape and dtype; so are those that follow: tangent_of */ \
-  X(key_tangent)                                                                           \
-  X(value_tangent)                                                                         \
-  X(attn_mask_tangent)                                                                     \
-  X(bias_tangent)                                                                          \
-  X(alibi_slopes_tangent)                                                                  \
+#define QKV_OTHER_TENSORS(X)                                                                \
+  X(dropout_seed)      /* int64 [1] */                                                      \
+  X(cu_seq_q)          /* [N + 1]: where each of N packed documents begins */               \
+  X(cu_seq_k)          /* likewise, of key and value */                                     \
+  X(seqused_k)         /* [N]: how many keys of each document take part */                  \
+  X(block_table)       /* [N, blocks of a document]: key and value in blocks */             \
+  X(new_key)           /* [B, Hkv, L_new, D]: appended to a cache */                        \
+  X(new_value)         /* [B, Hkv, L_new, Dv] */                                            \
+  X(cache_seqlens)     /* [B] */                                                            \
+  X(cache_batch_idx)   /* [B] */                                                            \
+  X(cache_leftpad)     /* [B] */                                                            \
+  X(output)            /* [..., H, L, Dv], what a forward operator returned */              \
+  X(logsumexp)         /* [..., H, L] */                                                    \
+  X(weights)           /* [..., H, L, S], or reduced */                                     \
+  X(index)             /* int64 [..., H, L] */                                              \
+  X(output_tangent)    /* of output's shape */                                              \
+  X(logsumexp_tangent) /* of logsumexp's */                                                 \
+  X(grad_output)       /* of output's shape */                                              \
+  X(grad_logsumexp)    /* of logsumexp's */                                                 \
+  X(grad_weights)      /* of weights' */                                                    \
+  X(query_tangent)     /* each tangent has the shape and dtype of its tensor; tangent_of */ \
+  X(key_tangent)                                                                            \
+  X(value_tangent)                                                                          \
+  X(attn_mask_tangent)                                                                      \
+  X(bias_tangent)                                                                           \
+  X(alibi_slopes_tangent)                                                                   \
   X(sinks_tangent)
 
 namespace arg {
