@@ -88,6 +88,11 @@ struct Problem {
   // The number by which dropout knows the first batch item. The documents of a packed batch are
   // Problems of their own, and each must drop other weights than the documents before it.
   int64_t dropout_batch = 0;
+  // If not null: seeds instead of dropout_seed, one for every dropout_items batch items, which
+  // dropout numbers from dropout_batch on again. So each of these parts of the batch drops what it
+  // would drop as a Problem of its own.
+  const int64_t* dropout_seeds = nullptr;
+  int64_t dropout_items = 1;
 
   int num_threads = 1;
 
@@ -95,6 +100,13 @@ struct Problem {
     int64_t n = 1;
     for (int d = 0; d < batch_rank; ++d) n *= batch_sizes[d];
     return n;
+  }
+  // The seed of batch item b, and the number by which dropout knows that item.
+  uint64_t seed_of(int64_t b) const {
+    return dropout_seeds ? uint64_t(dropout_seeds[b / dropout_items]) : dropout_seed;
+  }
+  int64_t dropout_number(int64_t b) const {
+    return dropout_batch + (dropout_seeds ? b % dropout_items : b);
   }
   // Query heads that share one key/value head.
   int64_t group() const { return kv_heads ? heads / kv_heads : 1; }
@@ -124,6 +136,8 @@ struct GradMask {
   Output queries;
 };
 
+struct BackwardDirection;  // attention_double_backward.h
+
 // Outputs with null data are not wanted. An output may have strides of 0 only where it says so.
 // output, grad_output and the gradients of query, key and value are in `dtype`, all
 // others in the compute type unless they say otherwise.
@@ -143,6 +157,9 @@ struct BackwardArgs {
   std::array<GradMask, kMasks> grad_masks;
   Output grad_alibi_slopes;  // [B..., H], double
   Output grad_sinks;         // [B..., H], double
+
+  // If not null, all gradients above are replaced by their changes in this direction.
+  const BackwardDirection* direction = nullptr;
 };
 
 // Hard attention: the value of the best key instead of the average of all.

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "attention.h"
-#include "attention_jvp.h"
+#include "attention_double_backward.h"
 #include "common/half.h"
 #include "common/visible.h"
 
@@ -93,6 +93,11 @@ struct Kernels {
   void (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
               void* workspace);
 
+  // BackwardArgs::direction is given. Null where pairs are multiplied, as jvp is.
+  size_t (*double_backward_workspace)(const Problem&, const BackwardDirection&, int64_t keys);
+  void (*double_backward)(const Problem&, const BackwardArgs&, const BackwardItem&,
+                          void* workspace);
+
   // What the kernels above are made of, for tests.
   int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
   int lanes;        // elements in a vector
@@ -158,8 +163,8 @@ const Implementation& active_implementation();
 // The kernels of the active implementation. If half_products() is "float32", and that one would
 // multiply half precision, they are those of Implementation::others, which widen it.
 const Kernels& active_kernels(DType dtype);
-// The kernels of the active implementation that have a jvp: it multiplies no pairs, and widens half
-// precision on every instruction set.
+// The kernels of the active implementation that have jvp and double_backward: they multiply no
+// pairs, and widen half precision on every instruction set.
 const Kernels& jvp_kernels(DType dtype);
 
 }  // namespace qkv

@@ -59,9 +59,9 @@ void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, 
 BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
     : p_(problem),
       args_(args),
-      kernels_(active_kernels(p_.dtype)),
+      kernels_(args.direction ? jvp_kernels(p_.dtype) : active_kernels(p_.dtype)),
       sharing_(p_, args),
-      planes_(p_, 5),
+      planes_(p_, args.direction ? 10 : 5),
       splits_(wants_keys(args) ? split_count(p_, args, sharing_, part_bytes()) : 0),
       groups_(p_, args, sharing_, splits_ > 1) {
   planes_.count = sharing_.classes();
@@ -93,12 +93,16 @@ void BackwardTask::plan_by_class() {
 void BackwardTask::lay_out_parts() {
   parts_ = by_class_ || !args_.grad_query.data ? 0 : splits_ - 1;
   Arena bytes(nullptr);
-  if (splits_)
-    bytes.take<char>(kernels_.backward_workspace(p_, std::min(split_keys_, p_.seqlen_k)));
+  if (splits_) bytes.take<char>(kernel_workspace(std::min(split_keys_, p_.seqlen_k)));
   kernel_bytes_ = int64_t(bytes.used());
   take_parts(bytes);
   bytes.take<char>(1);  // so that every class has a place of its own among the waves
   parts_bytes_ = int64_t(bytes.used()) - kernel_bytes_;
+}
+
+size_t BackwardTask::kernel_workspace(int64_t keys) const {
+  return args_.direction ? kernels_.double_backward_workspace(p_, *args_.direction, keys)
+                         : kernels_.backward_workspace(p_, keys);
 }
 
 // The first class whose parts begin in wave `wave` or a later one.
@@ -196,7 +200,7 @@ void BackwardTask::run_split(const BackwardArgs& args, int64_t plane, const Part
   for (int m = 0; m < kMasks; ++m)
     if (args.grad_masks[m].queries.data)
       item.grad_mask_rows[m] = parts.mask_rows[m] + split * planes_.rows;
-  kernels_.backward(p_, args, item, workspace);
+  (args.direction ? kernels_.double_backward : kernels_.backward)(p_, args, item, workspace);
 }
 
 void BackwardTask::finish_rows(int64_t index, int64_t round) const {

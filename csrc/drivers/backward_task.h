@@ -105,6 +105,7 @@ class BackwardTask {
 
   void run_group(int64_t its_class, int64_t group, void* workspace) const;
   void lay_out_parts();
+  size_t kernel_workspace(int64_t keys) const;
   void run_split(const BackwardArgs& args, int64_t plane, const Parts& parts, int64_t split,
                  void* workspace) const;
   void finish_plane_rows(int64_t plane, const Parts& parts, int64_t begin, int64_t end) const;

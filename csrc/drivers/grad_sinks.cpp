@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "attention_double_backward.h"
 #include "common/half.h"
 #include "common/strides.h"
 
@@ -15,22 +16,39 @@ double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, i
 }
 
 // sum_j weight_ij * grad_weight_ij of one row i, where grad_weight is all that reaches the weights:
-// through the output, and directly (BackwardArgs::grad_weights).
+// through the output, and directly (BackwardArgs::grad_weights). With the output's derivative in a
+// direction for the output, its change.
 template <class E>
-double weighted_grad(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
-                     int64_t query) {
+double weighted_grad(const Problem& p, const BackwardArgs& a, const Input& output, int64_t batch,
+                     int64_t head, int64_t query) {
   double sum = value_at<Compute<E>>(p, a.grad_weights_dot, batch, head, query);
   if (!a.grad_output.data) return sum;
-  const Strides &g = a.grad_output.strides, &o = a.output.strides;
+  const Strides &g = a.grad_output.strides, &o = output.strides;
   const E* grad_output = plane<E>(p, a.grad_output, batch, head) + query * g.row;
-  const E* output = plane<E>(p, a.output, batch, head) + query * o.row;
+  const E* row = plane<E>(p, output, batch, head) + query * o.row;
   for (int64_t d = 0; d < p.head_dim_v; ++d)
-    sum += double(widen(grad_output[d * g.col])) * double(widen(output[d * o.col]));
+    sum += double(widen(grad_output[d * g.col])) * double(widen(row[d * o.col]));
   return sum;
 }
 
-//   grad_sink = -sum_i p_i * (sum_j weight_ij * grad_weight_ij - grad_lse_i)
-// where p_i = exp(sink - lse_i) is the share of the sink in the softmax of row i.
+// What the share of the sink in the softmax of a row, exp(sink - lse), is multiplied by in the
+// gradient: delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i. With a direction the product
+// of both changes, by the share times (sink' - lse'_i) * delta_i + <grad_output_i, output'_i>.
+template <class E>
+double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
+                  int64_t query) {
+  using T = Compute<E>;
+  const double delta = weighted_grad<E>(p, a, a.output, batch, head, query) -
+                       value_at<T>(p, a.grad_lse, batch, head, query);
+  if (!a.direction) return delta;
+  const BackwardDirection& direction = *a.direction;
+  const double* sink_jvp = plane<double>(p, direction.along.sinks, batch, head);
+  return ((sink_jvp ? *sink_jvp : 0) - value_at<T>(p, direction.lse_jvp, batch, head, query)) *
+             delta +
+         weighted_grad<E>(p, a, direction.output_jvp, batch, head, query);
+}
+
+//   grad_sink = -sum_i exp(sink - lse_i) * grad_share_i
 template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
   using T = Compute<E>;
@@ -39,8 +57,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
-    grad -= std::exp(*sink - lse) * (weighted_grad<E>(p, a, batch, head, query) -
-                                     value_at<T>(p, a.grad_lse, batch, head, query));
+    grad -= std::exp(*sink - lse) * grad_share<E>(p, a, batch, head, query);
   }
   *plane<double>(p, a.grad_sinks, batch, head) = grad;
 }

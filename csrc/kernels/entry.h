@@ -5,6 +5,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/operands/tile.h"
 #include "kernels/passes/backward.h"
+#include "kernels/passes/double_backward.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/forward.h"
 #include "kernels/passes/hard.h"
@@ -59,38 +60,41 @@ void transpose_entry(const void* in, int64_t in_row, void* out, int64_t out_row,
                T(1));
 }
 
-// Of elements that are multiplied as pairs there is no jvp (jvp_kernels in kernel_table.h).
+// Of elements that are multiplied as pairs there are none of these (jvp_kernels in kernel_table.h).
 template <class E>
-struct JvpEntry {
-  decltype(Kernels::jvp_workspace) workspace = nullptr;
-  decltype(Kernels::jvp) run = nullptr;
-
-  constexpr JvpEntry() {
-    if constexpr (!kInPairs<E>) workspace = jvp_workspace<E>, run = jvp<E>;
+constexpr void add_jvp_kernels(Kernels& kernels) {
+  if constexpr (!kInPairs<E>) {
+    kernels.jvp_workspace = jvp_workspace<E>;
+    kernels.jvp = jvp<E>;
+    kernels.double_backward_workspace = double_backward_workspace<E>;
+    kernels.double_backward = double_backward<E>;
   }
-};
+}
 
 template <class E>
 constexpr Kernels kernels_of() {
-  constexpr JvpEntry<E> jvp_entry;
   using T = Compute<E>;
-  return {kTileRows<T>,
-          forward_workspace<E>,
-          forward<E>,
-          backward_workspace<E>,
-          backward<E>,
-          finish_grad_query<E>,
-          weights_dot<E>,
-          hard<E>,
-          jvp_entry.workspace,
-          jvp_entry.run,
-          {kMaxRows[0], kMaxRows[1]},
-          kLanes<T>,
-          gemm_entry<T>,
-          exp2_entry<T>,
-          exp_entry<T>,
-          tanh_entry<T>,
-          transpose_entry<T>};
+  Kernels kernels{kTileRows<T>,
+                  forward_workspace<E>,
+                  forward<E>,
+                  backward_workspace<E>,
+                  backward<E>,
+                  finish_grad_query<E>,
+                  weights_dot<E>,
+                  hard<E>,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  {kMaxRows[0], kMaxRows[1]},
+                  kLanes<T>,
+                  gemm_entry<T>,
+                  exp2_entry<T>,
+                  exp_entry<T>,
+                  tanh_entry<T>,
+                  transpose_entry<T>};
+  add_jvp_kernels<E>(kernels);
+  return kernels;
 }
 
 }  // namespace qkv::QKV_ISA

@@ -101,6 +101,7 @@ void grad_per_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h
 }  // namespace
 
 void attention_backward(const Problem& p, const BackwardArgs& a) {
+  if (a.direction) return attention_double_backward(p, a);
   for (int64_t b = 0; b < p.batch(); ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {
       if (a.grad_query.data)

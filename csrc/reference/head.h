@@ -89,6 +89,14 @@ struct Head {
     return p.scale * (1 - tanh * tanh);
   }
 
+  // This is d grad_dot_ij / d dot(query_i, key_j), in which the derivative of 1 - tanh^2 is
+  // -2 tanh (1 - tanh^2).
+  double curve_of_dot(int64_t i, int64_t j) const {
+    if (!(p.softcap > 0)) return 0;
+    const double tanh = std::tanh(scaled_dot(i, j) / p.softcap);
+    return p.scale * p.scale * -2 * tanh * (1 - tanh * tanh) / p.softcap;
+  }
+
   // The sink joins the scores in the softmax's denominator. It is -inf where there is none.
   double sink() const { return sinks ? sinks(0, 0) : -kInf; }
 
@@ -96,8 +104,8 @@ struct Head {
   // stays NaN, as in torch.
   double keep(int64_t i, int64_t j) const {
     if (!(p.dropout_p > 0)) return 1;
-    const int64_t plane = (p.dropout_batch + b) * p.heads + h;
-    return kept(p.dropout_seed, dropout_threshold(p.dropout_p), plane, i, j)
+    const int64_t plane = p.dropout_number(b) * p.heads + h;
+    return kept(p.seed_of(b), dropout_threshold(p.dropout_p), plane, i, j)
                ? dropout_scale(p.dropout_p)
                : 0;
   }

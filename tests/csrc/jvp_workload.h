@@ -105,6 +105,22 @@ inline JvpResults run_jvp(const JvpWorkload& w, Jvp function = attention_jvp) {
   return {output.values(), lse.values(), output_jvp.values(), lse_jvp.values()};
 }
 
+// A copy in f64 in which every tensor has moved by h along its direction.
+inline JvpWorkload moved_by(double h, const JvpWorkload& of) {
+  JvpWorkload w = of.in_f64();
+  for (size_t n = 0; n < w.moved().size(); ++n) {
+    Tensor &x = *w.moved()[n], &direction = *w.directions()[n];
+    if (!direction) continue;
+    const std::vector<double> along = direction.values();
+    size_t at = 0;
+    x.for_each([&](int64_t offset) { x.set(offset, x.get(offset) + h * along[at++]); });
+  }
+  return w;
+}
+
+// Small cases with each option, for finite differences (test_reference_jvp.cpp).
+std::vector<Case> derivative_cases();
+
 inline JvpResults jvp_truth(const JvpWorkload& w) {
   return run_jvp(w.in_f64(), reference::attention_jvp);
 }

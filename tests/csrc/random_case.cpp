@@ -64,6 +64,7 @@ Case random_case(uint64_t seed) {
   for (;;) {
     Case c;
     c.seed = seed;
+    c.own_seeds = seed % 3 == 0;
     c.dtype = draw_dtype(random);
     c.batch.resize(draw(random, 0, 3));
     for (int64_t& b : c.batch) b = draw(random, 0, 9) ? draw(random, 1, 3) : 0;

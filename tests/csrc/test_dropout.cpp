@@ -25,9 +25,12 @@ class DropoutTest : public IsaTest {
       for (int64_t h = 0; h < p.heads; ++h)
         for (int64_t i = 0; i < c.L; ++i)
           for (int64_t j = 0; j < c.S; ++j, ++n) {
+            const uint64_t seed =
+                c.own_seeds ? uint64_t(kOwnSeeds[b / p.dropout_items]) : p.dropout_seed;
+            const int64_t item = c.own_seeds ? b % p.dropout_items : b;
             const bool keep = reference::attends(p, b, h, i, j) &&
-                              kept(p.dropout_seed, dropout_threshold(c.dropout_p),
-                                   (c.dropout_batch + b) * p.heads + h, i, j);
+                              kept(seed, dropout_threshold(c.dropout_p),
+                                   (c.dropout_batch + item) * p.heads + h, i, j);
             wrong += keep != (weights[n] != before[n]);
           }
     EXPECT_EQ(wrong, 0);
@@ -52,6 +55,18 @@ TEST_P(DropoutTest, KeepsWhatPhiloxKeeps) {
         c.num_threads = 2, c.seed = uint64_t(L * S);
         expect_exactly_kept(c);
       }
+    }
+  }
+}
+
+// Parts of the batch with seeds of their own drop what they would drop as Problems of their own.
+TEST_P(DropoutTest, SeedsOfPartsOfTheBatch) {
+  for (DType dtype : kDTypes) {
+    for (const auto& [L, S] : {std::pair<int64_t, int64_t>{1, 7}, {40, 70}, {3, 800}}) {
+      Case c = weights_case();
+      c.dtype = dtype, c.batch = {3, 2}, c.kv_heads = 2, c.group = 2, c.L = L, c.S = S;
+      c.own_seeds = true, c.dropout_batch = 4, c.num_threads = 2;
+      expect_exactly_kept(c);
     }
   }
 }

@@ -8,19 +8,6 @@
 namespace qkv::test {
 namespace {
 
-// Output and log-sum-exp where every tensor has moved by h along its direction.
-Results moved_by(double h, const JvpWorkload& of) {
-  JvpWorkload w = of.in_f64();
-  for (size_t n = 0; n < w.moved().size(); ++n) {
-    Tensor &x = *w.moved()[n], &direction = *w.directions()[n];
-    if (!direction) continue;
-    const std::vector<double> along = direction.values();
-    size_t at = 0;
-    x.for_each([&](int64_t offset) { x.set(offset, x.get(offset) + h * along[at++]); });
-  }
-  return run_forward(w, kReference);
-}
-
 class ReferenceJvp : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ReferenceJvp, MatchesFiniteDifferences) {
@@ -30,7 +17,8 @@ TEST_P(ReferenceJvp, MatchesFiniteDifferences) {
     const JvpWorkload w(GetParam(), along);
     SCOPED_TRACE(::testing::Message() << w.c << " along " << along);
     const JvpResults r = run_jvp(w, reference::attention_jvp);
-    const Results at = run_forward(w, kReference), above = moved_by(h, w), below = moved_by(-h, w);
+    const Results at = run_forward(w, kReference), above = run_forward(moved_by(h, w), kReference),
+                  below = run_forward(moved_by(-h, w), kReference);
     for (size_t n = 0; n < r.output.size(); ++n) {
       EXPECT_NEAR(r.output[n], at.output[n], 1e-14);
       EXPECT_NEAR(r.output_jvp[n], (above.output[n] - below.output[n]) / (2 * h), 2e-8) << n;
@@ -46,7 +34,9 @@ TEST_P(ReferenceJvp, MatchesFiniteDifferences) {
   }
 }
 
-std::vector<Case> jvp_cases() {
+}  // namespace
+
+std::vector<Case> derivative_cases() {
   Case plain = small_case();
   plain.batch = {2};
   Case options = plain;
@@ -72,7 +62,9 @@ std::vector<Case> jvp_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ReferenceJvp, ::testing::ValuesIn(jvp_cases()));
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Cases, ReferenceJvp, ::testing::ValuesIn(derivative_cases()));
 
 }  // namespace
 }  // namespace qkv::test

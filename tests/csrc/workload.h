@@ -3,11 +3,16 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "case.h"
 
 namespace qkv::test {
+
+// See Case::own_seeds; with both halves of 32 bits in use.
+constexpr int64_t kOwnSeeds[] = {5, -0x123456789abcdef, int64_t{7} << 40};
 
 struct Workload {
   Case c;
@@ -76,6 +81,11 @@ struct Workload {
     p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
     p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // so that both 32-bit halves are in use
+    if (c.own_seeds && !c.batch.empty()) {
+      p.dropout_seeds = kOwnSeeds;
+      p.dropout_items = std::accumulate(c.batch.begin() + 1, c.batch.end(), int64_t{1},
+                                        std::multiplies<int64_t>());
+    }
     p.num_threads = c.num_threads;
     return p;
   }

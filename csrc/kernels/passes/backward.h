@@ -6,6 +6,10 @@
 //
 // The loop over rows is outside and the loop over keys inside: a block of rows is packed once and
 // finished in one go, while dK and dV of the item's keys are summed in the second-level cache.
+//
+// The second derivative (double_backward.h) has the same loops around other tiles. So they are
+// templates of the scratch memory S, a BackwardScratch or what is derived from it, and the
+// functions grad_tile, clear_keys and add_grad_key_value have an overload for each.
 #pragma once
 
 #include "kernels/operands/rows.h"
@@ -20,15 +24,16 @@
 namespace qkv::QKV_ISA {
 
 // A block of up to kGradRows rows, packed, and the tiles it consists of.
-template <class E, class T = Compute<E>>
+template <class S>
 struct BackwardRows {
+  using T = typename S::T;
   int64_t row, rows;
   static constexpr int kMaxTiles = kGradRows / kTileRows<T>;
-  BackwardTile<E> tiles[kMaxTiles];
+  typename S::RowTile tiles[kMaxTiles];
   int count = 0;
 
   BackwardRows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-               int64_t row_begin, int64_t row_count, BackwardScratch<E>& s)
+               int64_t row_begin, int64_t row_count, S& s)
       : row(row_begin), rows(row_count) {
     load_statistics(p, a, batch, kv_head, row, rows, s);
     s.load_rows(p, a, batch, kv_head, row, rows);
@@ -52,39 +57,51 @@ void clear_keys(const BackwardTile<E>& t, int64_t from, int64_t to, const Backwa
   }
 }
 
+// Rows [lane, lane + depth) of a block.
+struct RowRange {
+  int64_t lane, depth;
+};
+
+// sums [keys, padded(dim)] += the tiles of these rows, transposed, times the rows of `operand`,
+// from which `nonfinite` takes what hidden pairs would add.
+template <class E, class Nonfinite, class T = Compute<E>>
+void add_grad_rows(const RowRange& rows, int64_t keys, const RowOperand<E>& operand, const T* tiles,
+                   const Nonfinite& nonfinite, int64_t dim, T* sums, const BackwardScratch<E>& s) {
+  if (s.needs_marks && all_nan(sums, keys * padded<T>(dim))) return;
+  add_over_rows(keys, s.as_a, tiles + rows.lane, rows.depth, operand.rows(rows.lane), dim,
+                s.sees_few, sums);
+  if (s.needs_marks) nonfinite->add(rows.lane, rows.depth, keys, s.marks + rows.lane, sums);
+}
+
 // Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what rows [lane, lane + depth) of the
 // block contribute, from P and dS in the scratch memory.
 template <class E, class T = Compute<E>>
 void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
                         int64_t keys, T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
-  const T *weights = s.weights + lane, *grad_scores = s.grad_scores + lane, *marks = s.marks + lane;
-  const auto add = [&](const Output& grad, const RowOperand<E>& operand, const T* tiles,
-                       const auto& nonfinite, int64_t dim, T* sums) {
-    if (!grad.data || (s.needs_marks && all_nan(sums, keys * padded<T>(dim)))) return;
-    add_over_rows(keys, s.as_a, tiles, depth, operand.rows(lane), dim, s.sees_few, sums);
-    if (s.needs_marks) nonfinite->add(lane, depth, keys, marks, sums);
-  };
-  if (s.has_grad_output)
-    add(a.grad_value, s.grad_output, weights, s.nonfinite_grad_output, p.head_dim_v, grad_value);
-  add(a.grad_key, s.query, grad_scores, s.nonfinite_query, p.head_dim, grad_key);
+  const RowRange rows{lane, depth};
+  if (a.grad_value.data && s.has_grad_output)
+    add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
+                  grad_value, s);
+  if (a.grad_key.data)
+    add_grad_rows(rows, keys, s.query, s.grad_scores, s.nonfinite_query, p.head_dim, grad_key, s);
 }
 
 // One block of rows against keys [key, key + keys), which are no more than a tile has.
-template <class E>
+template <class S>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                   const BackwardRows<E>& rows, int64_t key, int64_t keys, BackwardScratch<E>& s) {
-  using T = Compute<E>;
+                   const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
+  using T = typename S::T;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
-  KeyRange seen[BackwardRows<E>::kMaxTiles];
+  KeyRange seen[BackwardRows<S>::kMaxTiles];
   int first = rows.count, last = -1;
   for (int t = 0; t < rows.count; ++t) {
-    seen[t] = keys_seen<T, kDepthMultiple<E>>(p, rows.tiles[t].tile, key, keys);
+    seen[t] = keys_seen<T, kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
     if (!seen[t].is_empty()) first = std::min(first, t), last = t;
   }
   if (first > last) return;
   const int64_t begin = seen[first].begin, end = seen[last].end;
   for (int t = first; t <= last; ++t) {
-    const BackwardTile<E>& tile = rows.tiles[t];
+    const auto& tile = rows.tiles[t];
     const auto [from, to] = seen[t].is_empty() ? KeyRange{end, end} : seen[t];
     if (from < to)
       grad_tile(p, a, item, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
@@ -100,9 +117,9 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
 // Sets s.hides_pairs, whether pairs of these rows and keys [key, key_end) are hidden, and
 // s.needs_marks, whether something in the rows is not finite and could leak through such pairs.
 // Whether keys are finite is looked at tile by tile, in grad_tile.
-template <class E>
-void look_for_nonfinite(const Problem& p, const BackwardRows<E>& rows, int64_t key, int64_t key_end,
-                        BackwardScratch<E>& s) {
+template <class S>
+void look_for_nonfinite(const Problem& p, const BackwardRows<S>& rows, int64_t key, int64_t key_end,
+                        S& s) {
   s.hides_pairs =
       has_masks(p) || hides_positions(p, rows.first().first, rows.last().last, key, key_end);
   s.needs_marks = false;
@@ -113,11 +130,11 @@ void look_for_nonfinite(const Problem& p, const BackwardRows<E>& rows, int64_t k
 
 // One block of rows against all keys of the item. grad_query goes to the user's tensor, with G = E,
 // or is a part of one split, with G the compute type.
-template <class E, class G>
+template <class S, class G>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
-                   int64_t count, const Rows<G>& grad_query, BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  const BackwardRows<E> rows(p, a, item.batch, item.kv_head, row, count, s);
+                   int64_t count, const Rows<G>& grad_query, S& s) {
+  using T = typename S::T;
+  const BackwardRows<S> rows(p, a, item.batch, item.kv_head, row, count, s);
   look_for_nonfinite(p, rows, item.key_begin, item.key_end, s);
   const int64_t key_end = std::min(item.key_end, rows.last().key_end);
   const int64_t step = key_step(item.key_end - item.key_begin);
@@ -129,7 +146,7 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   if (!grad_query.data) return;
   const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
-    const BackwardTile<E>& of = rows.tiles[t];
+    const auto& of = rows.tiles[t];
     transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes, T(p.scale));
     for (int r = 0; r < of.tile.rows; ++r)
       scatter_row(s.grad_query + r * dim, item.accumulate, p.head_dim,
@@ -138,9 +155,9 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
 }
 
 // All rows of the plane that may see one of the item's keys, block after block.
-template <class E, class G>
+template <class S, class G>
 void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                    const Rows<G>& grad_query, BackwardScratch<E>& s) {
+                    const Rows<G>& grad_query, S& s) {
   const int64_t end = grad_row_end(p, item.key_end);
   const int64_t begin = std::min(grad_row_begin(p, item.key_begin), end);
   for (int64_t row = begin; row < end; row += kGradRows)
@@ -150,12 +167,11 @@ void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardItem&
   clear_rows(grad_query, end, p.group() * p.seqlen_q, p.head_dim);
 }
 
-template <class E>
-void backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item, void* workspace) {
-  using T = Compute<E>;
-  Arena arena(workspace);
+template <class S>
+void backward_item(const Problem& p, const BackwardArgs& a, const BackwardItem& item, S& s) {
+  using E = typename S::Element;
+  using T = typename S::T;
   const int64_t keys = item.key_end - item.key_begin;
-  BackwardScratch<E> s(arena, p, keys);
   std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
   std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
   for (int m = 0; m < kMasks; ++m)
@@ -175,6 +191,13 @@ void backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
   for (int m = 0; m < kMasks; ++m)
     if (a.grad_masks[m].keys.data)
       finish_grad_mask_keys<E>(p, a.grad_masks[m].keys, item, s.key_sums[m]);
+}
+
+template <class E>
+void backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item, void* workspace) {
+  Arena arena(workspace);
+  BackwardScratch<E> s(arena, p, item.key_end - item.key_begin);
+  backward_item(p, a, item, s);
 }
 
 template <class E>

@@ -7,6 +7,7 @@
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/products/few_rows.h"
+#include "kernels/products/products.h"
 #include "repair/nonfinite_keys.h"
 #include "repair/nonfinite_rows.h"
 
@@ -22,6 +23,51 @@ struct BackwardTile {
   Compute<E>* grad_query;               // the sum dQ^T [padded(D) x lanes]
 };
 
+// The keys of an item, or the directions of keys: rows as operand of scores, and columns of the sum
+// dQ^T, from which hidden pairs are left out where keys are not finite (repair/).
+template <class E>
+class GradKeys {
+  using T = Compute<E>;
+
+ public:
+  GradKeys(Arena& arena, const Problem& p, int64_t count)
+      : dim_(p.head_dim), operand_(arena, p, count, p.head_dim, Use::both) {
+    if (hides_any(p)) nonfinite_.emplace(arena, p, p.head_dim);
+  }
+
+  void load(const KeyRows<E>& rows, int64_t key, int64_t count) {
+    source_ = rows;
+    operand_.load(rows, key, count);
+    loaded_.load(operand_.natural(), key, count, dim_);
+  }
+  const KeyRows<E>& source() const { return source_; }
+  LeftOperand<Factor<E>> rows(int64_t key, int64_t keys) const { return operand_.rows(key, keys); }
+
+  // Whether one of keys [key, key + count), which are loaded, is not finite and hidden from a row.
+  bool hides_nonfinite(const Problem& p, const Tile& tile, int64_t key, int64_t count,
+                       const T* weights) {
+    const int64_t touched = touched_keys(count, kDepthMultiple<E>);
+    if (loaded_.are_finite(key, key + touched)) return false;
+    nonfinite_->separate(source_, key, count);
+    return nonfinite_->hide(p, tile, key, count, weights) || touched != count;
+  }
+  // sum [D x lanes] += the transposed keys [key, key + keys) times grad_scores [keys x lanes].
+  // `repairs` is what hides_nonfinite has said of them.
+  void add_grad_query(const Tile& tile, int64_t key, int64_t keys, const TileAsB<E>& as_b,
+                      const T* grad_scores, bool with_rest, bool repairs, T* sum) const {
+    add_over_keys(tile, repairs ? nonfinite_->finite(key, keys) : operand_.columns(key, keys), keys,
+                  as_b, grad_scores, with_rest, sum);
+    if (repairs) nonfinite_->add(tile, sum);
+  }
+
+ private:
+  int64_t dim_;
+  KeyOperand<E> operand_;
+  KeyRows<E> source_;
+  LoadedKeys<Natural<E>> loaded_;
+  std::optional<NonfiniteKeys<E, Infinities::as_nan>> nonfinite_;  // where pairs can be hidden
+};
+
 template <class E>
 struct BackwardOperands {
   using T = Compute<E>;
@@ -34,17 +80,15 @@ struct BackwardOperands {
   // decide how accurate gradients are, and they cost little. So what rounding takes off a tile of
   // theirs is multiplied, too.
   bool sees_few = false;
-  KeyOperand<E> keys, values;  // of the item
-  KeyRows<E> key_rows;
+  GradKeys<E> keys;  // of the item, as are the values
+  KeyOperand<E> values;
   TileAsA<E> as_a;
   TileAsB<E> as_b;
   F *query_t, *grad_output_t;  // memory for the operands of tiles
   T* grad_query_t;             // and for their sums
   T* few_query;                // [rows, D] times scale, where the plane has few rows; else null
 
-  LoadedKeys<Natural<E>> loaded_keys;
   // Where pairs can be hidden.
-  std::optional<NonfiniteKeys<E, Infinities::as_nan>> nonfinite_keys;
   std::optional<NonfiniteRows<E, Infinities::as_nan>> nonfinite_query;
   std::optional<NonfiniteRows<E, Infinities::kept>> nonfinite_grad_output;
 
@@ -52,7 +96,7 @@ struct BackwardOperands {
       : unit(!arena.counting()),
         query(arena, kGradRows, p.head_dim),
         grad_output(arena, kGradRows, p.head_dim_v),
-        keys(arena, p, key_count, p.head_dim, Use::both),
+        keys(arena, p, key_count),
         values(arena, p, key_count, p.head_dim_v, Use::rows),
         as_a(arena),
         as_b(arena),
@@ -61,15 +105,12 @@ struct BackwardOperands {
         grad_query_t(arena.take<T>(kGradRows * padded<T>(p.head_dim))),
         few_query(has_few_rows<E>(p) ? arena.take<T>(kFewRows * p.head_dim) : nullptr) {
     if (!hides_any(p)) return;
-    nonfinite_keys.emplace(arena, p, p.head_dim);
     nonfinite_query.emplace(arena, p.head_dim);
     nonfinite_grad_output.emplace(arena, p.head_dim_v);
   }
 
   void load_keys(const Problem& p, int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
-    key_rows = QKV_ISA::key_rows<E>(p, batch, kv_head);
-    keys.load(key_rows, key, count);
-    loaded_keys.load(keys.natural(), key, count, p.head_dim);
+    keys.load(key_rows<E>(p, batch, kv_head), key, count);
     values.load(value_rows<E>(p, batch, kv_head), key, count);
   }
 
@@ -112,15 +153,6 @@ struct BackwardOperands {
     const bool query_is_finite = nonfinite_query->separate(query, count);
     return (!has_grad_output || nonfinite_grad_output->separate(grad_output, count)) &&
            query_is_finite;
-  }
-
-  // Whether one of keys [key, key + count), which are loaded, is not finite and hidden from a row.
-  bool hides_nonfinite(const Problem& p, const Tile& tile, int64_t key, int64_t count,
-                       const T* weights) {
-    const int64_t touched = touched_keys(count, kDepthMultiple<E>);
-    if (loaded_keys.are_finite(key, key + touched)) return false;
-    nonfinite_keys->separate(key_rows, key, count);
-    return nonfinite_keys->hide(p, tile, key, count, weights) || touched != count;
   }
 };
 

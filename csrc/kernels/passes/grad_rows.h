@@ -12,13 +12,15 @@ namespace qkv::QKV_ISA {
 
 template <class E>
 struct BackwardScratch : BackwardOperands<E> {
+  using Element = E;
+  using RowTile = BackwardTile<E>;
   using T = Compute<E>;
 
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;           // [padded(kKeyBlock), kGradRows]
-  T* cap_slope;                       // [kKeyBlock, kGradRows], the derivative of softcap; or null
+  T* cap_tanhs;                       // [kKeyBlock, kGradRows], t of softcap; or null
   T *grad_key, *grad_value;           // [keys, padded(D)], [keys, padded(Dv)]
   T* grad_query;                      // [kTileRows, padded(D)], the rows of a tile
   std::array<T*, kMasks> key_sums{};  // [keys, G, lanes of a vector] each, for GradMask::keys
@@ -36,7 +38,7 @@ struct BackwardScratch : BackwardOperands<E> {
         delta(arena.take<T>(kGradRows)),
         weights(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
         grad_scores(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
-        cap_slope(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
+        cap_tanhs(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
         grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
         grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
         grad_query(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim))),

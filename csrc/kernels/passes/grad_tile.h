@@ -33,8 +33,8 @@ template <class E, class T = Compute<E>>
 void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
                     T* scores, const BackwardScratch<E>& s) {
   if (s.few_query)
-    few_scores<E>(t.tile, p.head_dim, keys, s.key_rows.at(key), s.key_rows.row(), s.few_query,
-                  scores, {});
+    few_scores<E>(t.tile, p.head_dim, keys, s.keys.source().at(key), s.keys.source().row(),
+                  s.few_query, scores, {});
   else
     multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
 }
@@ -47,7 +47,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   using T = Compute<E>;
   T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
   scores_of_tile(p, t, key, keys, weights, s);
-  apply_score_options(p, t.tile, key, keys, weights, s.cap_slope ? s.cap_slope + at : nullptr);
+  apply_score_options(p, t.tile, key, keys, weights, s.cap_tanhs ? s.cap_tanhs + at : nullptr);
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
     const T factor = T(dropout_scale(p.dropout_p));
@@ -95,17 +95,15 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   const bool grads_query =
       a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
   const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
-                               s.hides_nonfinite(p, tile, key, keys, s.weights + at);
+                               s.keys.hides_nonfinite(p, tile, key, keys, s.weights + at);
   if (p.softcap > 0) {
-    softcap_backward(tile, keys, s.cap_slope + at, grad_scores);
+    softcap_backward(tile, keys, s.cap_tanhs + at, grad_scores);
     if (hides_nonfinite || s.needs_marks)
       mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
   }
   if (!grads_query) return;
-  add_over_keys(tile,
-                hides_nonfinite ? s.nonfinite_keys->finite(key, keys) : s.keys.columns(key, keys),
-                keys, s.as_b, grad_scores, s.sees_few, t.grad_query);
-  if (hides_nonfinite) s.nonfinite_keys->add(tile, t.grad_query);
+  s.keys.add_grad_query(tile, key, keys, s.as_b, grad_scores, s.sees_few, hides_nonfinite,
+                        t.grad_query);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -66,7 +66,7 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
                     const JvpScratch<E>& s, const JvpState<T>& state) {
   const Tile& tile = state.tile;
   s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
-  apply_score_options(p, tile, key, keys, s.scores, s.cap_slope);
+  apply_score_options(p, tile, key, keys, s.scores, s.cap_tanhs);
   if (!s.with_scores) return;
   Beta beta = Beta::zero;
   if (a.query.data) {
@@ -77,7 +77,7 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
     s.keys_jvp.multiply_rows(tile, key, keys, state.query, beta, s.scores_jvp);
   else if (!a.query.data)
     std::fill_n(s.scores_jvp, keys * tile.step, T(0));
-  apply_score_options_jvp(p, a, tile, key, keys, s.cap_slope, s.scores_jvp);
+  apply_score_options_jvp(p, a, tile, key, keys, s.cap_tanhs, s.scores_jvp);
   if (hidden == Hidden::repaired)
     mark_pairs<T, 1>(p, tile, key, keys, s.scores, tile.step, s.marks, {s.scores_jvp});
   else if (hidden == Hidden::cleared)

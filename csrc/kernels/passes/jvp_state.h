@@ -93,7 +93,7 @@ struct JvpScratch {
   std::optional<NonfiniteKeys<E, Infinities::as_nan>> nan_values, nan_values_jvp;
   T *scores, *scores_jvp;  // [kKeyBlock, kTileRows]
   T* marks;                // the same, see repair/marks.h; or null
-  T* cap_slope;            // the same, the derivative of softcap; or null
+  T* cap_tanhs;            // the same, t of softcap; or null
   T* rescale;              // [kTileRows]
   T* rows;                 // [kTileRows, padded(Dv)]
   Dropout<T> dropout;
@@ -112,7 +112,7 @@ struct JvpScratch {
         scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
         scores_jvp(arena.take<T>(kTileRows<T> * kKeyBlock)),
         marks(hides_any(p) ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
-        cap_slope(p.softcap > 0 ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
+        cap_tanhs(p.softcap > 0 ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
         rescale(arena.take<T>(kTileRows<T>)),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
         dropout(p),

@@ -24,8 +24,8 @@ void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
   const Rows<T> out = rows_of<T>(p, dot, item.batch, item.kv_head);
   const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
-    const BackwardRows<E> rows(p, a, item.batch, item.kv_head, row,
-                               std::min(kGradRows, item.row_end - row), s);
+    const BackwardRows<BackwardScratch<E>> rows(p, a, item.batch, item.kv_head, row,
+                                                std::min(kGradRows, item.row_end - row), s);
     s.hides_pairs = hides_any(p);
     s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
     double sums[kGradRows] = {};

@@ -49,7 +49,7 @@ class Dropout {
 
  public:
   explicit Dropout(const Problem& p) : threshold_(dropout_threshold(p.dropout_p)) {
-    if (p.dropout_p > 0) philox_ = Philox(p.dropout_seed);
+    if (p.dropout_p > 0 && !p.dropout_seeds) philox_ = Philox(p.dropout_seed);
   }
 
   // Calls each(j, lane, kept) for every j in [0, keys) and every vector of the tile: `kept` says
@@ -58,6 +58,9 @@ class Dropout {
   template <class Each>
   QKV_INLINE void operator()(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
                              const Each& each) const {
+    Philox of_item;
+    if (p.dropout_seeds) of_item = Philox(p.seed_of(tile.batch));
+    const Philox& philox = p.dropout_seeds ? of_item : philox_;
     for (int lane = 0; lane < tile.lanes; lane += W) {
       Counter row[kStreams][3] = {};
       counters(p, tile, lane, row);
@@ -67,7 +70,7 @@ class Dropout {
         for (int s = 0; s < kStreams; ++s) {
           words[s][0] = splat_counter(uint64_t(four));
           words[s][1] = row[s][0], words[s][2] = row[s][1], words[s][3] = row[s][2];
-          philox_(words[s]);
+          philox(words[s]);
         }
         const int64_t first = four * 4 - key;
         QKV_UNROLL
@@ -81,7 +84,7 @@ class Dropout {
   // The three words of the counters that depend on the row: the query, and the low and the high
   // half of batch * H + head. Element i of row[stream] belongs to lane stream + kStreams * i.
   static void counters(const Problem& p, const Tile& tile, int lane, Counter (&row)[kStreams][3]) {
-    const int64_t heads = (p.dropout_batch + tile.batch) * p.heads + tile.kv_head * p.group();
+    const int64_t heads = p.dropout_number(tile.batch) * p.heads + tile.kv_head * p.group();
     for (int l = 0; l < W; ++l) {
       const int64_t r = tile.row + lane + l, plane = heads + r % p.group();
       Counter(&of)[3] = row[l % kStreams];
@@ -102,7 +105,7 @@ class Dropout {
     }
   }
 
-  Philox philox_;
+  Philox philox_;  // of Problem::dropout_seed
   uint32_t threshold_;
 };
 

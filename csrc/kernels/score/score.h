@@ -45,12 +45,12 @@ void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }
 
-// scores [keys x lanes]: dot products times scale before, scores after. slope [keys x lanes], if
-// not null, gets the derivative of softcap.
+// scores [keys x lanes]: dot products times scale before, scores after. tanhs [keys x lanes], if
+// not null, gets what softcap_backward needs.
 template <class T>
 void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
-                         T* slope) {
-  if (p.softcap > 0) softcap(p, tile, keys, scores, slope);
+                         T* tanhs) {
+  if (p.softcap > 0) softcap(p, tile, keys, scores, tanhs);
   if (p.alibi_slopes.data) add_alibi(p, p.alibi_slopes, tile, key, keys, scores);
   hide_pairs(p, tile, key, keys, scores);
 }

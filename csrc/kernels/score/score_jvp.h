@@ -8,11 +8,11 @@
 namespace qkv::QKV_ISA {
 
 // scores_jvp [keys x lanes]: the change of the dot products times scale before, that of the scores
-// after. slope [keys x lanes] is the derivative of softcap, as apply_score_options leaves it.
+// after. tanhs [keys x lanes] is as apply_score_options leaves it.
 template <class T>
 void apply_score_options_jvp(const Problem& p, const JvpArgs& a, const Tile& tile, int64_t key,
-                             int64_t keys, const T* slope, T* scores_jvp) {
-  if (p.softcap > 0) softcap_backward(tile, keys, slope, scores_jvp);
+                             int64_t keys, const T* tanhs, T* scores_jvp) {
+  if (p.softcap > 0) softcap_backward(tile, keys, tanhs, scores_jvp);
   if (a.alibi_slopes.data) add_alibi(p, a.alibi_slopes, tile, key, keys, scores_jvp);
   for (const Mask& mask : a.masks) apply_mask(p, mask, tile, key, keys, scores_jvp);
 }

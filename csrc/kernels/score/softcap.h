@@ -1,4 +1,5 @@
-// The soft cap on scores: softcap(x) = c * tanh(x / c), c = Problem::softcap.
+// The soft cap on scores: softcap(x) = c * tanh(x / c), c = Problem::softcap. With t = tanh(x / c),
+// its derivative is 1 - t^2, and its second one is -2 t (1 - t^2) / c.
 #pragma once
 
 #include "kernels/operands/tile.h"
@@ -9,7 +10,7 @@ namespace qkv::QKV_ISA {
 // Caps the scores of ROWS keys, which are `step` elements apart, for one vector of lanes. cap = c,
 // inverse = 1 / c.
 template <class T, int ROWS>
-QKV_INLINE void softcap_rows(T cap, T inverse, int64_t step, T* scores, T* slope) {
+QKV_INLINE void softcap_rows(T cap, T inverse, int64_t step, T* scores, T* tanhs) {
   Vec<T> t[ROWS];
   QKV_UNROLL
   for (int i = 0; i < ROWS; ++i) t[i] = load(scores + i * step) * inverse;
@@ -17,19 +18,18 @@ QKV_INLINE void softcap_rows(T cap, T inverse, int64_t step, T* scores, T* slope
   QKV_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     store(scores + i * step, t[i] * cap);
-    if (slope) store(slope + i * step, 1 - t[i] * t[i]);
+    if (tanhs) store(tanhs + i * step, t[i]);
   }
 }
 
-// Caps scores [keys x lanes] in place. slope [keys x lanes], if not null, gets the derivative of
-// softcap.
+// Caps scores [keys x lanes] in place. tanhs [keys x lanes], if not null, gets t for each of them.
 template <class T>
-void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* slope) {
+void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* tanhs) {
   const T cap = T(p.softcap), inverse = T(1 / p.softcap);
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const auto run = [&](auto rows, int64_t j) {
       const int64_t at = j * tile.step + v;
-      softcap_rows<T, rows>(cap, inverse, tile.step, scores + at, slope ? slope + at : nullptr);
+      softcap_rows<T, rows>(cap, inverse, tile.step, scores + at, tanhs ? tanhs + at : nullptr);
     };
     int64_t j = 0;
     for (; j + kVectorsInStep <= keys; j += kVectorsInStep)
@@ -38,13 +38,31 @@ void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* slo
   }
 }
 
-// grad_scores [keys x lanes] *= slope [keys x lanes].
+// grad_scores [keys x lanes] *= the derivative of softcap, of which `tanhs` are the t.
 template <class T>
-void softcap_backward(const Tile& tile, int64_t keys, const T* slope, T* grad_scores) {
+void softcap_backward(const Tile& tile, int64_t keys, const T* tanhs, T* grad_scores) {
   for (int64_t j = 0; j < keys; ++j)
     for (int v = 0; v < tile.lanes; v += kLanes<T>) {
       const int64_t at = j * tile.step + v;
-      store(grad_scores + at, load(grad_scores + at) * load(slope + at));
+      const Vec<T> t = load(tanhs + at);
+      store(grad_scores + at, load(grad_scores + at) * (1 - t * t));
+    }
+}
+
+// What the second derivative makes of the gradients of scores, all [keys x lanes]: first = softcap'
+// * first, and second = softcap' * second + softcap'' * change * first, where `change` is that of
+// the dot products times scale, and `first` what it was before.
+template <class T>
+void softcap_double_backward(const Problem& p, const Tile& tile, int64_t keys, const T* tanhs,
+                             const T* change, T* first, T* second) {
+  const T factor = T(-2 / p.softcap);
+  for (int64_t j = 0; j < keys; ++j)
+    for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+      const int64_t at = j * tile.step + v;
+      const Vec<T> t = load(tanhs + at), slope = 1 - t * t, of_first = load(first + at);
+      const Vec<T> curved = load(second + at) + factor * t * load(change + at) * of_first;
+      store(second + at, slope * curved);
+      store(first + at, slope * of_first);
     }
 }
 

@@ -1,0 +1,122 @@
+// What the pass for second derivatives (double_backward.h) has besides what the backward pass has:
+// the directions as operands, what it knows of a block of rows, and its scratch memory.
+#pragma once
+
+#include "attention_double_backward.h"
+#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operands.h"
+#include "kernels/passes/backward_operands.h"
+#include "kernels/passes/grad_rows.h"
+#include "repair/nonfinite_rows.h"
+
+namespace qkv::QKV_ISA {
+
+template <class E>
+struct DoubleTile : BackwardTile<E> {
+  RightOperand<Factor<E>> query_jvp;  // Q'^T [D x lanes], times scale
+};
+
+template <class E>
+struct DoubleScratch : BackwardScratch<E> {
+  using RowTile = DoubleTile<E>;
+  using T = Compute<E>;
+  using F = Factor<E>;
+  using Base = BackwardScratch<E>;
+
+  const BackwardDirection& direction;
+  RowOperand<E> query_jvp;  // of the block of rows
+  GradKeys<E> keys_jvp;     // of the item, as are values_jvp
+  KeyOperand<E> values_jvp;
+  F* query_jvp_t;  // memory for the operands of tiles
+  std::optional<NonfiniteRows<E, Infinities::as_nan>> nonfinite_query_jvp;
+  // lse', and delta'_i = <dO_i, O'_i>. [kGradRows] each.
+  T *lse_jvp, *delta_jvp;
+  // [padded(kKeyBlock), kGradRows] each, as BackwardScratch has them: the changes of scores; what
+  // grad_output makes of the values' directions; the changes of dot products, before softcap, or
+  // null; which pairs dropout keeps, or null.
+  T *change, *grad_change, *dot_change, *kept;
+
+  DoubleScratch(Arena& arena, const Problem& p, const BackwardDirection& direction,
+                int64_t key_count)
+      : Base(arena, p, key_count),
+        direction(direction),
+        query_jvp(arena, kGradRows, p.head_dim),
+        keys_jvp(arena, p, key_count),
+        values_jvp(arena, p, key_count, p.head_dim_v, Use::rows),
+        query_jvp_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim))),
+        lse_jvp(arena.take<T>(kGradRows)),
+        delta_jvp(arena.take<T>(kGradRows)),
+        change(take_tiles(arena, true)),
+        grad_change(take_tiles(arena, true)),
+        dot_change(take_tiles(arena, p.softcap > 0)),
+        kept(take_tiles(arena, p.dropout_p > 0)) {
+    if (hides_any(p)) nonfinite_query_jvp.emplace(arena, p.head_dim);
+  }
+
+  bool moves_query() const { return direction.along.query.data != nullptr; }
+  bool moves_key() const { return direction.along.key.data != nullptr; }
+  bool moves_value() const { return direction.along.value.data != nullptr; }
+
+  // These four do with the directions what those of BackwardOperands do with the rest.
+  void load_keys(const Problem& p, int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
+    Base::load_keys(p, batch, kv_head, key, count);
+    const JvpArgs& along = direction.along;
+    if (moves_key())
+      keys_jvp.load(KeyRows<E>(p, along.key, 0, p.head_dim, batch, kv_head), key, count);
+    if (moves_value())
+      values_jvp.load(KeyRows<E>(p, along.value, 0, p.head_dim_v, batch, kv_head), key, count);
+  }
+  void load_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+                 int64_t row, int64_t rows) {
+    Base::load_rows(p, a, batch, kv_head, row, rows);
+    if (!moves_query()) return;
+    const int64_t count = padded<T>(rows);
+    query_jvp.read(rows_of<E>(p, direction.along.query, batch, kv_head), row, rows, count);
+    query_jvp.zip(count);
+  }
+  void pack(const Problem& p, const Tile& tile, int64_t lane, DoubleTile<E>& t) const {
+    Base::pack(p, tile, lane, t);
+    t.query_jvp = {};
+    if (moves_query())
+      t.query_jvp = query_jvp.pack(lane, tile.lanes, T(p.scale),
+                                   query_jvp_t + lane * packed_size<E>(p.head_dim));
+  }
+  bool separate_rows(int64_t rows) {
+    const bool are_finite = Base::separate_rows(rows);
+    return (!moves_query() || nonfinite_query_jvp->separate(query_jvp, padded<T>(rows))) &&
+           are_finite;
+  }
+
+  // Whether all that is known of the first `rows` rows is finite.
+  bool statistics_are_finite(int64_t rows) const {
+    T zero = 0;
+    for (int64_t r = 0; r < rows; ++r) zero += (lse_jvp[r] + delta_jvp[r]) * 0;
+    return zero == 0 && Base::statistics_are_finite(rows);
+  }
+
+ private:
+  static T* take_tiles(Arena& arena, bool wanted) {
+    return wanted ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr;
+  }
+};
+
+// What load_statistics does for the backward pass, and the same for the directions.
+template <class E>
+void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+                     int64_t row, int64_t rows, const DoubleScratch<E>& s) {
+  using T = Compute<E>;
+  load_statistics(p, a, batch, kv_head, row, rows, static_cast<const BackwardScratch<E>&>(s));
+  const Rows<const E> output_jvp = rows_of<E>(p, s.direction.output_jvp, batch, kv_head);
+  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
+  const Rows<const T> lse_jvp = rows_of<T>(p, s.direction.lse_jvp, batch, kv_head);
+  std::fill_n(s.lse_jvp, kGradRows, T(0));
+  std::fill_n(s.delta_jvp, kGradRows, T(0));
+  for (int64_t r = 0; r < rows; ++r) {
+    s.lse_jvp[r] = *lse_jvp[row + r];
+    if (grad_output.data)
+      s.delta_jvp[r] = dot(grad_output[row + r], grad_output.col, output_jvp[row + r],
+                           output_jvp.col, p.head_dim_v);
+  }
+}
+
+}  // namespace qkv::QKV_ISA

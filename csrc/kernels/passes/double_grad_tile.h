@@ -1,0 +1,114 @@
+// What the pass for second derivatives does with one tile of rows against one block of keys.
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/passes/double_backward_state.h"
+#include "kernels/passes/grad_tile.h"
+#include "kernels/products/products.h"
+#include "kernels/score/alibi.h"
+#include "kernels/score/double_softmax.h"
+#include "kernels/score/dropout.h"
+#include "kernels/score/score.h"
+#include "kernels/score/score_jvp.h"
+#include "kernels/score/softcap.h"
+#include "repair/marks.h"
+
+namespace qkv::QKV_ISA {
+
+// to [keys x lanes] = rows [keys x dim] of keys or values times columns [dim x lanes], added to
+// what is there with Beta::one.
+template <class F, class T>
+void add_product(const Tile& tile, const LeftOperand<F>& rows, const RightOperand<F>& columns,
+                 Beta beta, T* to) {
+  multiply(rows, columns, tile.lanes, Sum<T>{to, tile.step, beta});
+}
+
+template <class T>
+void clear_tile(const Tile& tile, int64_t keys, T* to) {
+  for (int64_t j = 0; j < keys; ++j) std::fill_n(to + j * tile.step, tile.lanes, T(0));
+}
+
+// s.change = how scores of keys [key, key + keys) change, after the scores themselves.
+template <class E, class T = Compute<E>>
+void changes_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
+                     int64_t at, const DoubleScratch<E>& s) {
+  T* const change = s.change + at;
+  if (s.moves_query()) add_product(t.tile, s.keys.rows(key, keys), t.query_jvp, Beta::zero, change);
+  if (s.moves_key())
+    add_product(t.tile, s.keys_jvp.rows(key, keys), t.query,
+                s.moves_query() ? Beta::one : Beta::zero, change);
+  if (!s.moves_query() && !s.moves_key()) clear_tile(t.tile, keys, change);
+  if (s.dot_change)
+    for (int64_t j = 0; j < keys; ++j)
+      std::copy_n(change + j * kGradRows, t.tile.lanes, s.dot_change + at + j * kGradRows);
+  apply_score_options_jvp(p, s.direction.along, t.tile, key, keys,
+                          s.cap_tanhs ? s.cap_tanhs + at : nullptr, change);
+}
+
+// Turns the tiles' products into what double_softmax.h describes, in place.
+template <class E, class T = Compute<E>>
+void differentiate_twice(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
+                         int64_t at, const DoubleScratch<E>& s) {
+  const bool hides = s.hides_pairs && !s.needs_marks, drops = p.dropout_p > 0;
+  if (drops)
+    s.dropout(p, t.tile, key, keys, [&](int64_t j, int lane, IntVec<T> kept) {
+      store(s.kept + at + j * kGradRows + lane, kept ? splat(T(1)) : Vec<T>{});
+    });
+  const DoubleTiles<T> tiles{s.weights + at, s.grad_scores + at, s.change + at, s.grad_change + at,
+                             drops ? s.kept + at : nullptr};
+  const auto run = drops   ? hides ? double_softmax<true, true, E> : double_softmax<false, true, E>
+                   : hides ? double_softmax<true, false, E>
+                           : double_softmax<false, false, E>;
+  run(t.tile, t.lane, keys, tiles, s);
+  if (s.needs_marks)
+    mark_pairs<T, 3>(p, t.tile, key, keys, s.weights + at, t.tile.step, s.marks + at,
+                     {s.weights + at, s.grad_scores + at, s.change + at});
+}
+
+// Computes P', W and W' of one tile of rows and keys [key, key + keys) into s.weights,
+// s.grad_scores and s.change, where the tile begins at element `at`.
+template <class E>
+void double_scores_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
+                           int64_t at, const DoubleScratch<E>& s) {
+  scores_of_tile(p, t, key, keys, s.weights + at, s);
+  apply_score_options(p, t.tile, key, keys, s.weights + at,
+                      s.cap_tanhs ? s.cap_tanhs + at : nullptr);
+  changes_of_tile(p, t, key, keys, at, s);
+  multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, s.grad_scores + at);
+  if (s.moves_value())
+    multiply_rows(t.tile, s.values_jvp.rows(key, keys), t.grad_output, s.grad_change + at);
+  else
+    clear_tile(t.tile, keys, s.grad_change + at);
+  differentiate_twice(p, t, key, keys, at, s);
+}
+
+// The overload of grad_tile.h's function.
+template <class E>
+void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+               const DoubleTile<E>& t, int64_t key, int64_t keys, int64_t at, DoubleScratch<E>& s) {
+  using T = Compute<E>;
+  const Tile& tile = t.tile;
+  T *first = s.grad_scores + at, *second = s.change + at;
+  double_scores_of_tile(p, t, key, keys, at, s);
+  for (int m = 0; m < kMasks; ++m) add_grad_mask_of_tile(p, a, item, m, tile, key, keys, second, s);
+  if (item.grad_slopes) add_grad_slopes(p, tile, key, keys, second, item.grad_slopes);
+  const bool grads_query =
+      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
+  const bool looks = s.hides_pairs && (grads_query || p.softcap > 0);
+  const bool repairs = looks && s.keys.hides_nonfinite(p, tile, key, keys, first);
+  const bool repairs_jvp =
+      looks && s.moves_key() && s.keys_jvp.hides_nonfinite(p, tile, key, keys, first);
+  if (p.softcap > 0) {
+    softcap_double_backward(p, tile, keys, s.cap_tanhs + at, s.dot_change + at, first, second);
+    if (repairs || repairs_jvp || s.needs_marks)
+      mark_pairs<T, 2>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at,
+                       {first, second});
+  }
+  if (!grads_query) return;
+  s.keys.add_grad_query(tile, key, keys, s.as_b, second, s.sees_few, repairs, t.grad_query);
+  if (s.moves_key())
+    s.keys_jvp.add_grad_query(tile, key, keys, s.as_b, first, s.sees_few, repairs_jvp,
+                              t.grad_query);
+}
+
+}  // namespace qkv::QKV_ISA
