@@ -23,7 +23,8 @@ build() {
   mkdir -p "$package"
   cmake --install "$tree" --prefix "$package" >/dev/null
   # Copies: a link would lead _library.py back to the library that is not sanitized.
-  cp -r torch_ext/qkv/*.py torch_ext/qkv/bench "$package"
+  find torch_ext/qkv -mindepth 1 -maxdepth 1 ! -name lib ! -name include ! -name share \
+    -exec cp -r {} "$package" \;
 }
 
 # libstdc++ beside libasan, which looks for its functions when the program starts.

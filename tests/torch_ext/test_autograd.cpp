@@ -77,13 +77,17 @@ TEST_F(Autograd, SecondDerivatives) {
                                              /*retain_graph=*/true, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.cos().sum()}, {query, key, value});
   };
-  const auto weights = at::softmax(query.matmul(key.transpose(-2, -1)) / std::sqrt(8.0), -1);
-  const auto actual = second(output()), expected = second(weights.matmul(value));
-  for (size_t i = 0; i < expected.size(); ++i) expect_close(actual[i], expected[i], kTolerance);
+  for (const double cap : {0., 2.}) {
+    at::Tensor scores = query.matmul(key.transpose(-2, -1)) / std::sqrt(8.0);
+    if (cap > 0) scores = cap * at::tanh(scores / cap);
+    const auto expected = second(at::softmax(scores, -1).matmul(value));
+    const auto actual = second(attention(query, key, value, AttentionOptions().softcap(cap)));
+    for (size_t i = 0; i < expected.size(); ++i) expect_close(actual[i], expected[i], kTolerance);
+  }
 }
 
-TEST_F(Autograd, SecondDerivativesOfOptionsAreRefused) {
-  const auto result = attention(query, key, value, AttentionOptions().softcap(2));
+TEST_F(Autograd, SecondDerivativesOfHardAttentionAreRefused) {
+  const auto [result, _] = hard_attention(query, key, value, {}, /*straight_through=*/true);
   const auto gradient =
       torch::autograd::grad({result.sin().sum()}, {query}, {}, true, /*create_graph=*/true)[0];
   std::string error;

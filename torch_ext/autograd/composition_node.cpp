@@ -13,7 +13,7 @@ using torch::autograd::variable_list;
 // gradients. What the forward pass returned follows from that, so it gets no gradient of its own.
 bool depends(const Call& call, const Parameter& p) {
   return p.is_tensor && call.has(Argument(p.which)) && call[Argument(p.which)].requires_grad() &&
-         (p.which < arg::kDifferentiable || p.which >= arg::kFirstGradient);
+         may_have_gradient(p.which);
 }
 
 }  // namespace

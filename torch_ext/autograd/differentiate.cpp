@@ -54,6 +54,8 @@ void refuse_gradients(const Call& call) {
                 call.op->kernels.no_gradient);
 }
 
+constexpr const char* kOrders[] = {"derivatives", "second derivatives", "third derivatives"};
+
 // The Node of an operator without a backward operator. Null if none of the tensors require grad.
 c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) {
   if (has_composition(call)) return CompositionNode::of(call);
@@ -63,8 +65,9 @@ c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) 
       edges.push_back(torch::autograd::impl::gradient_edge(*tensor));
   if (edges.empty()) return {};
   return c10::make_intrusive<torch::autograd::Error>(
-      call.op->name + (call.op->is_backward ? ": second derivatives" : ": derivatives") +
-          " are not implemented yet",
+      c10::str(call.op->name, ": ",
+               kOrders[std::min<size_t>(call.op->order, std::size(kOrders) - 1)],
+               " are not implemented yet"),
       std::move(edges));
 }
 
@@ -74,7 +77,7 @@ Tensors below_autograd(const Compute& compute, bool has_node) {
   return compute(has_node);
 }
 
-// By the jvp operator. The results are computed once more, as in a call without tangents, if they
+// By Kernels::jvp. The results are computed once more, as in a call without tangents, if they
 // require grad as well: the Node of such a call saves the arguments with their tangents, so that
 // the backward pass has tangents, too. And if the tangents alone are batched by the vmap of torch's
 // core, which gradcheck uses: then the results must not be.
@@ -93,8 +96,7 @@ Tensors differentiate_forward(const Call& call, c10::function_ref<Tensors(bool)>
 
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute) {
   if (has_tangents(call))
-    return call.op->jvp && !call.is_packed() ? differentiate_forward(call, compute)
-                                             : compose_tangents(call);
+    return call.op->kernels.jvp ? differentiate_forward(call, compute) : compose_tangents(call);
   if (!at::GradMode::is_enabled()) return below_autograd(compute, false);
   if (call.op->kernels.no_gradient) refuse_gradients(call);
   if (call.op->backward) {

@@ -23,7 +23,7 @@ namespace qkv {
   X(sinks)        /* likewise */
 
 #define QKV_OTHER_TENSORS(X)                                                                \
-  X(dropout_seed)      /* int64 [1] */                                                      \
+  X(dropout_seed)      /* int64 [1]; or [n], see Problem::dropout_seeds */                  \
   X(cu_seq_q)          /* [N + 1]: where each of N packed documents begins */               \
   X(cu_seq_k)          /* likewise, of key and value */                                     \
   X(seqused_k)         /* [N]: how many keys of each document take part */                  \
@@ -48,7 +48,9 @@ namespace qkv {
   X(attn_mask_tangent)                                                                      \
   X(bias_tangent)                                                                           \
   X(alibi_slopes_tangent)                                                                   \
-  X(sinks_tangent)
+  X(sinks_tangent)                                                                          \
+  X(grad_output_tangent) /* of output's shape; also the gradient of output_tangent */       \
+  X(grad_logsumexp_tangent)
 
 namespace arg {
 #define QKV_ENUMERATOR(name) name,
@@ -68,6 +70,12 @@ using arg::Argument;
 // The direction in which a differentiable argument changes, in forward mode.
 constexpr Argument tangent_of(Argument argument) { return Argument(arg::query_tangent + argument); }
 static_assert(tangent_of(arg::sinks) == arg::sinks_tangent);
+
+// Whether an argument is differentiable where it is floating: those of the forward operator, and
+// what other operators are given beside them.
+constexpr bool may_have_gradient(int argument) {
+  return argument < arg::kDifferentiable || argument >= arg::kFirstGradient;
+}
 
 // Those that are added to the scores, or hide them: Problem::masks.
 inline constexpr std::array<Argument, 2> kMaskArguments = {arg::attn_mask, arg::bias};

@@ -9,19 +9,24 @@
 namespace qkv {
 
 // Casts tensors of `call` as autocast has it. They live, and nothing else is cast, as long as this.
-// Without more: query, key, value and a floating attn_mask, as torch does for its own attention.
-// Where query keeps its dtype (float64, another device, no autocast) so does everything;
-// alibi_slopes and sinks always do. The casts do not hang after fork().
+// Without more: query, key, value and a floating attn_mask, as torch does for its own attention,
+// and the tangents of these. Where query keeps its dtype (float64, another device, no autocast) so
+// does everything; alibi_slopes and sinks always do. The casts do not hang after fork().
 class Autocast {
  public:
   explicit Autocast(Call& call, std::initializer_list<Argument> arguments = {
                                     arg::query, arg::key, arg::value, arg::attn_mask}) {
     if (!enabled_ || !at::autocast::is_eligible(call[arg::query], at::kCPU)) return;
     const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
-    tensors_.reserve(arguments.size());  // the call points to its elements
-    for (const Argument argument : arguments) {
+    tensors_.reserve(2 * arguments.size());  // the call points to its elements
+    const auto cast = [&](Argument argument) {
       tensors_.push_back(at::autocast::cached_cast(dtype, call[argument], at::kCPU));
       call.set(argument, tensors_.back());
+    };
+    for (const Argument argument : arguments) {
+      cast(argument);
+      if (argument < arg::kDifferentiable && call.has(tangent_of(argument)))
+        cast(tangent_of(argument));
     }
   }
   Autocast(const Autocast&) = delete;
@@ -30,7 +35,7 @@ class Autocast {
   const OneThreadAfterFork one_thread_;
   const bool enabled_ = at::autocast::is_autocast_enabled(at::kCPU);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::DispatchKey::AutocastCPU};
-  c10::SmallVector<at::Tensor, 4> tensors_;
+  c10::SmallVector<at::Tensor, 8> tensors_;
 };
 
 }  // namespace qkv

@@ -21,20 +21,20 @@ class ArgumentSet {
  public:
   bool operator[](Argument argument) const { return bits_ >> argument & 1; }
   void set(Argument argument, bool value = true) {
-    bits_ = (bits_ & ~(1u << argument)) | uint32_t(value) << argument;
+    bits_ = (bits_ & ~(uint64_t(1) << argument)) | uint64_t(value) << argument;
   }
   bool any() const { return bits_ != 0; }
 
   // As one number, for compiled autograd.
-  int64_t bits() const { return bits_; }
+  int64_t bits() const { return int64_t(bits_); }
   static ArgumentSet from(int64_t bits) {
     ArgumentSet set;
-    set.bits_ = uint32_t(bits);
+    set.bits_ = uint64_t(bits);
     return set;
   }
 
  private:
-  uint32_t bits_ = 0;
+  uint64_t bits_ = 0;
 };
 
 struct Call {
@@ -52,10 +52,13 @@ struct Call {
   // The tensor is not copied: it must outlive the call.
   void set(Argument argument, const at::Tensor& tensor) { tensors[argument] = &tensor; }
 
-  // The same arguments for another operator, which leaves out what it does not take.
+  // The same arguments for another operator, without those that it does not take: a Node would save
+  // them, if its backward operator does.
   Call as(const Operator& other) const {
     Call call = *this;
     call.op = &other;
+    for (int i = 0; i < arg::count; ++i)
+      if (!other.takes(Argument(i))) call.tensors[i] = &kNone;
     return call;
   }
 

@@ -67,7 +67,7 @@ void check_seed(const Call& call) {
               call.options.dropout_p, "; expected what qkv::dropout_seed returns");
   TORCH_CHECK(seed.scalar_type() == at::kLong && seed.dim() == 1, call.title(),
               ": dropout_seed is ", name(seed.scalar_type()), " with ", seed.dim(),
-              " dimensions, but int64 [1] is expected");
+              " dimensions, but int64 of one dimension is expected");
 }
 
 void check_packed(const Call& call) {

@@ -38,6 +38,8 @@ struct Sizes {
   Shape scores() const;                                                 // [..., H, L, S]
   Shape weights(Reduce reduce) const;  // of attention_weights' result
   Shape per_head() const;  // [..., H] or, packed, [N, H]: of alibi_slopes and sinks, broadcast
+  // How many things dropout tells apart by their number: batch items, or documents.
+  T dropout_items() const;
   // Of a tensor like query, key and value.
   Shape tensor(const T& heads, const T& rows, const T& columns) const;
 };

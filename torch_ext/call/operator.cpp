@@ -141,9 +141,10 @@ std::string full_signature(const Operator& forward, const std::string& signature
 Operator::Operator(Operator& forward, const std::string& signature, const Kernels& kernels)
     : Operator(forward.title, full_signature(forward, signature), kernels) {
   is_backward = true;
+  order = forward.order + 1;
   std::vector<std::string> names;
   for (const Parameter& p : forward.parameters) {
-    if (!p.is_tensor || p.which >= arg::kDifferentiable) continue;
+    if (!p.is_tensor || !may_have_gradient(p.which)) continue;
     results.push_back(Argument(p.which));
     names.push_back("grad_" + p.name);
   }

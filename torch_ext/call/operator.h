@@ -35,10 +35,14 @@ struct Kernels {
   // Whether the results of a call depend differentiably on an argument. Null: on all of them.
   bool (*differentiates)(const Call&, Argument) = nullptr;
   // The same results out of torch's operators, which have derivatives of every order and in forward
-  // mode: what differentiates a call where no kernel does. Null: asking for them is an error, as it
-  // is for the calls that `composes` says no to.
+  // mode: what differentiates a call of an operator without `backward`, or without `jvp`. Null:
+  // that is an error, as it is for the calls that `composes` says no to.
   Body composition = nullptr;
   bool (*composes)(const Call&) = nullptr;
+  // Forward mode: the results, and then their tangents, of a call that has the tangents of its
+  // arguments beside them (tangent_of); undefined where a result has none. Null: it is the
+  // composition's, or an error.
+  Body jvp = nullptr;
   // Of an operator that has no gradients, for inference: what to do instead of asking for them.
   const char* no_gradient = nullptr;
 };
@@ -58,10 +62,11 @@ class Operator {
   //
   //   attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)
   //
-  // It takes the named gradients of the results, then the tensors that `forward` takes, then those
-  // of its results that are named after the semicolon, and its options. It returns a gradient for
-  // every differentiable argument of `forward`; None for those that are not floating, or that
-  // output_mask does not ask for.
+  // It takes the named gradients of the results, then the tensors that `forward` takes, then what
+  // is named after the semicolon, results of it, and its options. It returns a gradient for every
+  // differentiable argument of `forward`; None for those that are not floating, or that output_mask
+  // does not ask for. If `forward` is a backward operator itself, the gradients of what it returns
+  // are called tangents: of the arguments whose gradients those are.
   Operator(Operator& forward, const std::string& signature, const Kernels& kernels);
   Operator(const Operator&) = delete;
 
@@ -71,12 +76,10 @@ class Operator {
   std::vector<Parameter> parameters;  // without output_mask, the last one of a backward operator
   std::vector<Argument> results;  // what they are; of a backward operator: whose gradients they are
   bool is_backward = false;
+  int order = 0;        // of its derivative: 1 for the backward operator of a forward operator
   bool writes = false;  // to one of its arguments
-  // Null: there is none yet, and asking for a gradient is an error.
+  // Null: there is none, and a gradient is the composition's, or an error.
   const Operator* backward = nullptr;
-  // The operator that takes the arguments of this one and their tangents, and returns the results
-  // and theirs. Null: forward mode is the composition's, or an error.
-  const Operator* jvp = nullptr;
 
   bool takes(Argument argument) const { return tensors_ >> argument & 1; }
   bool takes(Option option) const { return options_ >> option & 1; }

@@ -39,6 +39,7 @@ bool is_below_autograd() {
 }
 
 Tensors run_directly(const Call& call) {
+  if (call.op->kernels.composite) return call.op->kernels.composite(call);
   const OneThreadAfterFork one_thread;
   const Body cpu = call.op->kernels.cpu;
   if (is_below_autograd()) return cpu(call);

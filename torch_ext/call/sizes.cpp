@@ -129,6 +129,7 @@ void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
 }  // namespace
 
 void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t seqlen_k) {
+  if (seqlen_k == 0) return;  // without a pair, nobody looks at them
   for (const Argument argument : kMaskArguments) {
     if (!call.has(argument)) continue;
     const at::Tensor& mask = call[argument];
@@ -155,8 +156,10 @@ void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
   }
   if (call.options.dropout_p > 0) {
     const auto seed = sizes_of<T>(call[arg::dropout_seed]);
-    TORCH_CHECK(seed[0] == 1, call.title(), ": dropout_seed has the shape ", seed,
-                ", but [1] is expected");
+    const T items = sizes.dropout_items();
+    TORCH_CHECK(seed[0] == 1 || (seed[0] == 0 ? items == 0 : items % seed[0] == 0), call.title(),
+                ": dropout_seed has the shape ", seed, ", but [1] is expected, or [n] for n equal ",
+                "parts of the ", items, sizes.packed ? " documents" : " batch items");
   }
 }
 
@@ -216,11 +219,33 @@ void check_results(const Call& call, const Sizes<T>& sizes) {
   };
   const at::ScalarType dtype = call[arg::query].scalar_type();
   const auto output = sizes.output(), lse = sizes.lse();
-  for (const Argument argument : {arg::output, arg::grad_output}) check(argument, output, dtype);
-  for (const Argument argument : {arg::logsumexp, arg::grad_logsumexp})
+  for (const Argument argument : {arg::output, arg::grad_output, arg::output_tangent})
+    check(argument, output, dtype);
+  for (const Argument argument : {arg::logsumexp, arg::grad_logsumexp, arg::logsumexp_tangent})
     check(argument, lse, compute_type(dtype));
   check(arg::grad_weights, sizes.weights(call.options.reduce), dtype);
   check(arg::index, lse, at::kLong);
+}
+
+// A tangent has the shape and the dtype of what it is the tangent of.
+template <class T>
+void check_tangents(const Call& call) {
+  for (int i = 0; i < arg::kDifferentiable; ++i) {
+    const auto argument = Argument(i);
+    if (!call.op->takes(tangent_of(argument)) || !call.has(tangent_of(argument))) continue;
+    const at::Tensor& tangent = call[tangent_of(argument)];
+    const char* name_of = call.name_of(tangent_of(argument));
+    TORCH_CHECK(call.has(argument), call.title(), ": ", name_of, " is given, but ",
+                call.name_of(argument), " is None");
+    TORCH_CHECK(sizes_of<T>(tangent) == sizes_of<T>(call[argument]), call.title(), ": ", name_of,
+                " has the shape ", sizes_of<T>(tangent), ", but that of ", call.name_of(argument),
+                ", ", sizes_of<T>(call[argument]), ", is expected");
+    TORCH_CHECK(tangent.scalar_type() == call[argument].scalar_type() &&
+                    at::isFloatingType(tangent.scalar_type()),
+                call.title(), ": ", name_of, " is ", name(tangent.scalar_type()), ", and ",
+                call.name_of(argument), " is ", name(call[argument].scalar_type()),
+                ", but the same floating dtype is expected");
+  }
 }
 
 }  // namespace
@@ -237,6 +262,7 @@ Sizes<T> check(const Call& call) {
   check_option_sizes(call, sizes);
   check_overflow(call, sizes);
   if (call.op->is_backward) check_results(call, sizes);
+  check_tangents<T>(call);
   return sizes;
 }
 
@@ -279,6 +305,14 @@ typename Sizes<T>::Shape Sizes<T>::per_head() const {
   Shape shape = batch;
   shape.push_back(heads);
   return shape;
+}
+
+template <class T>
+T Sizes<T>::dropout_items() const {
+  if (packed) return documents;
+  T items = 1;
+  for (const T& size : batch) items *= size;
+  return items;
 }
 
 #define QKV_INSTANTIATE(T)                                        \

@@ -40,14 +40,29 @@ Problem cut(const Problem& whole, const Document& document, int64_t index) {
   Problem p = whole;
   p.seqlen_q = document.seqlen_q;
   p.seqlen_k = document.seqlen_k;
-  p.dropout_batch = index;
+  p.dropout_seed = whole.seed_of(index);
+  p.dropout_batch = whole.dropout_number(index);
+  p.dropout_seeds = nullptr;
   skip_rows(p.query, document.query_begin, size);
   skip_rows(p.key, document.key_begin, size);
   skip_rows(p.value, document.key_begin, size);
   skip_rows(p.alibi_slopes, index, sizeof(double));
   skip_rows(p.sinks, index, sizeof(double));
   for (Mask& mask : p.masks) skip_items(mask.input, index, size_of(mask.type));
+  if (document.seqlen_k == 0) p.masks = {};  // which may have fewer rows than the document
   return p;
+}
+
+// The output and the log-sum-exp, and their tangents, if any, of queries that are in no document.
+void fill_gaps(const Documents& documents, int64_t seqlen_q, const Tensors& tensors) {
+  for_each_gap(documents, seqlen_q, [&](int64_t begin, int64_t end) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i].defined()) continue;
+      const bool is_output = i % 2 == 0;  // [T, H, Dv]; else [H, T]
+      const double value = i == 1 ? -std::numeric_limits<double>::infinity() : 0;
+      tensors[i].slice(is_output ? 0 : 1, begin, end).fill_(value);
+    }
+  });
 }
 
 }  // namespace
@@ -102,11 +117,19 @@ void attention_forward(const Documents& documents, const Problem& whole,
     jobs.push_back(cut(whole, result, documents.all[i], int64_t(i)));
     if (!pages.empty()) jobs.back().problem.pages = pages[i];
   }
-  for_each_gap(documents, whole.seqlen_q, [&](int64_t begin, int64_t end) {
-    tensors[0].slice(0, begin, end).zero_();
-    tensors[1].slice(1, begin, end).fill_(-std::numeric_limits<double>::infinity());
-  });
+  fill_gaps(documents, whole.seqlen_q, tensors);
   if (whole.heads > 0) attention_forward(jobs);
+}
+
+void attention_jvp(const Documents& documents, const Problem& whole, const JvpArgs& args,
+                   const JvpResult& result, const Tensors& tensors) {
+  std::vector<JvpJob> jobs;
+  jobs.reserve(documents.all.size());
+  for (size_t i = 0; i < documents.all.size(); ++i)
+    if (documents.all[i].seqlen_q > 0)
+      jobs.push_back(cut(whole, args, result, documents.all[i], int64_t(i)));
+  fill_gaps(documents, whole.seqlen_q, tensors);
+  if (whole.heads > 0) attention_jvp(jobs);
 }
 
 ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,
@@ -115,6 +138,42 @@ ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document
   ForwardJob job{cut(whole, document, index), result};
   skip_rows(job.result.output, document.query_begin, size);
   skip_rows(job.result.lse, document.query_begin, size_of(compute_type(whole.dtype)));
+  return job;
+}
+
+namespace {
+
+JvpArgs cut(DType dtype, JvpArgs args, const Document& document, int64_t index) {
+  const int64_t size = size_of(dtype);
+  skip_rows(args.query, document.query_begin, size);
+  skip_rows(args.key, document.key_begin, size);
+  skip_rows(args.value, document.key_begin, size);
+  skip_rows(args.output, document.query_begin, size);
+  skip_rows(args.alibi_slopes, index, sizeof(double));
+  skip_rows(args.sinks, index, sizeof(double));
+  for (Mask& mask : args.masks) skip_items(mask.input, index, size_of(mask.type));
+  return args;
+}
+
+}  // namespace
+
+BackwardDirection cut(const Problem& whole, const BackwardDirection& direction,
+                      const Document& document, int64_t index) {
+  BackwardDirection own{cut(whole.dtype, direction.along, document, index), direction.output_jvp,
+                        direction.lse_jvp};
+  skip_rows(own.output_jvp, document.query_begin, size_of(whole.dtype));
+  skip_rows(own.lse_jvp, document.query_begin, size_of(compute_type(whole.dtype)));
+  return own;
+}
+
+JvpJob cut(const Problem& whole, const JvpArgs& args, const JvpResult& result,
+           const Document& document, int64_t index) {
+  const int64_t size = size_of(whole.dtype), lse_size = size_of(compute_type(whole.dtype));
+  JvpJob job{cut(whole, document, index), cut(whole.dtype, args, document, index), result};
+  for (Output* output : {&job.result.output, &job.result.output_jvp})
+    skip_rows(*output, document.query_begin, size);
+  for (Output* lse : {&job.result.lse, &job.result.lse_jvp})
+    skip_rows(*lse, document.query_begin, lse_size);
   return job;
 }
 
@@ -137,6 +196,7 @@ BackwardJob cut(const Problem& whole, const BackwardArgs& args, const Document& 
     for (Output* sums : {&grad.keys, &grad.queries})
       skip_items(*sums, index, size_of(compute_type(whole.dtype)));
   }
+  if (document.seqlen_k == 0) a.grad_masks = {};  // they are 0 already
   return job;
 }
 

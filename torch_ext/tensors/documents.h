@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "attention.h"
+#include "attention_double_backward.h"
 #include "call/check.h"
 
 namespace qkv {
@@ -31,15 +31,21 @@ void for_each_gap(const Documents& documents, int64_t seqlen_q, const Gap& gap) 
   if (documents.query_end < seqlen_q) gap(documents.query_end, seqlen_q);
 }
 
-// Every document by itself, with its `pages`, if any; queries in none get output 0, lse -inf.
-// `tensors` are what `result` points into.
+// Every document by itself, with its `pages`, if any; queries in none get output 0, lse -inf, and
+// tangents of 0. `tensors` are what `result` points into, in its order; undefined: null.
 void attention_forward(const Documents& documents, const Problem& whole,
                        const ForwardResult& result, const Tensors& tensors,
                        c10::ArrayRef<Pages> pages = {});
+void attention_jvp(const Documents& documents, const Problem& whole, const JvpArgs& args,
+                   const JvpResult& result, const Tensors& tensors);
 
 // `whole` cut down to document number `index`.
 ForwardJob cut(const Problem& whole, const ForwardResult& result, const Document& document,
                int64_t index);
+JvpJob cut(const Problem& whole, const JvpArgs& args, const JvpResult& result,
+           const Document& document, int64_t index);
+BackwardDirection cut(const Problem& whole, const BackwardDirection& direction,
+                      const Document& document, int64_t index);
 BackwardJob cut(const Problem& whole, const BackwardArgs& args, const Document& document,
                 int64_t index);
 

@@ -26,6 +26,7 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
       sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim_v)};
   const auto wants = [&](Argument argument) { return call.wants_gradient(argument); };
   const at::ScalarType own = call[arg::query].scalar_type(), wide = compute_type(own);
+  wide_ = own != wide && call.op->order > 1;
   for (const Argument a : {arg::query, arg::key, arg::value})
     wide_ |= own != wide && wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
   for (const Argument a : {arg::query, arg::key, arg::value})
@@ -131,7 +132,8 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
 
 Tensors GradientTensors::results() const {
   Tensors results;
-  for (const Argument argument : call_.op->results) results.push_back(reduced(argument));
+  for (const Argument argument : call_.op->results)
+    results.push_back(argument < arg::kDifferentiable ? reduced(argument) : at::Tensor());
   return results;
 }
 

@@ -15,13 +15,15 @@ class GradientTensors {
 
   // The gradients of query, key and value are float32, and the kernel must be given all tensors in
   // it, although the call's are not: one of them is added up here, and a sum of rounded terms would
-  // be less accurate than torch's.
+  // be less accurate than torch's; or they are second derivatives, which are differences of what
+  // earlier passes return, rounded.
   bool are_wide() const { return wide_; }
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
   // Zeroes what packed documents leave out or share.
   void zero_gaps(const Documents& documents) const;
-  Tensors results() const;  // of the operator
+  // Of the operator; those of gradients and tangents are left undefined.
+  Tensors results() const;
 
  private:
   void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);

@@ -94,11 +94,11 @@ at::Tensor empty_gradient(const at::Tensor& tensor) {
 }
 
 Tensors empty_gradients(const Call& call) {
-  Gradients gradients;
+  Tensors gradients;
   for (const Argument argument : call.op->results)
-    if (call.wants_gradient(argument))
-      gradients[argument] = empty_gradient<c10::SymInt>(call[argument]);
-  return results_of(*call.op, std::move(gradients));
+    gradients.push_back(call.wants_gradient(argument) ? empty_gradient<c10::SymInt>(call[argument])
+                                                      : at::Tensor());
+  return gradients;
 }
 
 at::Tensor zero_gradient(const at::Tensor& tensor) {

@@ -78,7 +78,7 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
                       call.title(), ": dropout_p is ", p.dropout_p, " with ", p.seqlen_q,
                       " queries and ", p.seqlen_k, " keys, but at most ", kMaxDropoutQueries,
                       " and ", kMaxDropoutKeys, " have random numbers of their own");
-    p.dropout_seed = uint64_t(*call[arg::dropout_seed].const_data_ptr<int64_t>());
+    bind_seeds();
   }
   p.num_threads = num_threads();
 
@@ -106,6 +106,17 @@ void KernelCall::bind_tangents(JvpArgs& args) {
   bind_masks(args.masks, [](Argument mask) { return tangent_of(mask); });
   bind_per_head(arg::alibi_slopes_tangent, args.alibi_slopes);
   bind_per_head(arg::sinks_tangent, args.sinks);
+}
+
+void KernelCall::bind_seeds() {
+  seeds_ = call_[arg::dropout_seed].contiguous();
+  const int64_t n = seeds_.sizes()[0];
+  if (n == 0) return;  // and no batch items
+  const int64_t* seeds = seeds_.const_data_ptr<int64_t>();
+  problem.dropout_seed = uint64_t(seeds[0]);
+  if (n == 1) return;
+  problem.dropout_seeds = seeds;
+  problem.dropout_items = std::max<int64_t>(1, sizes_.dropout_items() / n);
 }
 
 void KernelCall::bind_masks(std::array<Mask, kMasks>& masks, Argument (*which)(Argument)) {

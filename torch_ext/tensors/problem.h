@@ -41,12 +41,14 @@ class KernelCall {
   void add(const at::Tensor& tensor, Strides& strides, Dims dims);
   void bind_masks(std::array<Mask, kMasks>& masks, Argument (*which)(Argument));
   void bind_per_head(Argument argument, Input& input);
+  void bind_seeds();
 
   const Call& call_;
   const Sizes<int64_t>& sizes_;
   // Slopes and sinks, and their tangents, as the kernels take them: double. There is room for all
   // of them, as operands_ has their addresses.
   c10::SmallVector<at::Tensor, 4> per_head_;
+  at::Tensor seeds_;
   c10::SmallVector<Operand, 28> operands_;
 };
 

@@ -25,10 +25,10 @@ namespace qkv {
 // softmax and sums are float32. At least two dimensions; the leading ones broadcast. Any strides;
 // nothing is copied. The output is laid out in memory like query. A row with nothing to attend to
 // is 0. Differentiable with respect to query, key, value and the floating tensors among the
-// options, backward and in forward mode; twice only without softcap, window_size, alibi_slopes and
-// sinks, and with the memory of a few [..., H, L, S]. Throws c10::Error (c10::ValueError for
-// numbers out of range, c10::NotImplementedError for what is still to come), naming the argument.
-// Tensors on another device go to torch's own attention.
+// options: backward, in forward mode and twice, in memory linear in L and S; more often with the
+// memory of a few [..., H, L, S]. Throws c10::Error (c10::ValueError for numbers out of range,
+// c10::NotImplementedError for what is still to come), naming the argument. Tensors on another
+// device go to torch's own attention.
 //
 // Under autocast for the CPU, all functions here cast query, key, value and attn_mask as torch does
 // for its own attention, and nothing else.
@@ -43,6 +43,17 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& 
                                                               const at::Tensor& value,
                                                               const AttentionOptions& options = {});
 
+// attention_with_lse and, as the third and fourth result, how both change when query, key, value
+// and the tensors among the options change along `tangents`: the derivative in that direction, from
+// one pass over the keys. output [..., H, L, Dv], logsumexp [..., H, L], and their tangents of the
+// same shapes and dtypes; 0 where a row has nothing to attend to. With dropout all four are those
+// of the same kept weights. Forward mode through attention computes the same. The results can be
+// differentiated in turn, in linear memory, too. Autocast casts the tangents of what it casts. CPU
+// only.
+QKV_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_jvp(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const AttentionTangents& tangents, const AttentionOptions& options = {});
+
 // Attention over N documents of any lengths, one after the other without padding; each attends to
 // itself alone.
 //
@@ -54,7 +65,7 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& 
 // document; alibi_slopes and sinks are [H] or [N, H]; attn_mask and bias
 // broadcast to [N, H, L, S], by positions within a document, where L and S are at least those of
 // the longest one. Queries outside all documents: output 0, logsumexp -inf. Differentiable as
-// attention is.
+// attention is, but no more than twice.
 //
 // block_table [N, M], int32 or int64: key [blocks, block size, Hkv, D] and value lie in blocks;
 // document n has the first seqused_k[n] keys of the blocks block_table[n]. Needs seqused_k;
@@ -69,8 +80,8 @@ QKV_API std::tuple<at::Tensor, at::Tensor> varlen_attention(
 // The weights that attention gives to the values, after all options, dropout included:
 // [..., H, L, S]. reduce = "heads": their mean over heads, [..., L, S]; "queries": their sum over
 // queries, [..., H, S], how much each key was attended to. Those are made without the [..., H, L,
-// S] weights. In query's dtype; bfloat16 and float16 are added up in float32. Differentiable like
-// attention's output.
+// S] weights. In query's dtype; bfloat16 and float16 are added up in float32. Differentiable as
+// attention is, but twice and in forward mode with the memory of a few [..., H, L, S].
 QKV_API at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
                                      const AttentionOptions& options = {},
                                      std::optional<std::string_view> reduce = std::nullopt);
@@ -84,8 +95,9 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_weights(
 // The value at the key with the largest score, the first if several have it, instead of the
 // average: [..., H, L, Dv]; and which key that is: int64 [..., H, L]. A row with nothing to attend
 // to: output 0, index -1. There is no dropout and there are no sinks. The gradient goes to the
-// values that were chosen; with straight_through, query, key, attn_mask and alibi_slopes get the
-// gradients that attention would give them.
+// values that were chosen, and in forward mode their change is the output's; with straight_through,
+// query, key, attn_mask and alibi_slopes have the derivatives, too, that attention's output would
+// have. There are no second derivatives.
 QKV_API std::tuple<at::Tensor, at::Tensor> hard_attention(const at::Tensor& query,
                                                           const at::Tensor& key,
                                                           const at::Tensor& value,

@@ -45,4 +45,16 @@ struct AttentionOptions {
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
 };
 
+// The directions in which the tensors of a call change, for attention_jvp: each of the shape and
+// dtype of its tensor. One that is not set stands for zeros.
+struct AttentionTangents {
+  TORCH_ARG(std::optional<at::Tensor>, query) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, key) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, value) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, attn_mask) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+};
+
 }  // namespace qkv

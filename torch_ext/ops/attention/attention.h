@@ -5,7 +5,8 @@
 
 namespace qkv::ops {
 
-extern Operator attention_forward, attention_backward;
+extern Operator attention_forward, attention_backward, attention_double_backward;
+extern Operator attention_forward_jvp;
 
 // Their CPU kernels, for other operators.
 Tensors attention_forward_cpu(const Call& call);

@@ -1,5 +1,6 @@
 // Dispatch key CPU: the kernel library's forward and backward.
 #include "ops/attention/attention.h"
+#include "ops/attention/backward.h"
 #include "tensors/copies.h"
 #include "tensors/documents.h"
 #include "tensors/gradients.h"
@@ -31,13 +32,34 @@ void backward_documents(const Call& call, const Sizes<int64_t>& sizes, const Pro
   if (sizes.heads == 0) return gradients.zero();
   const Documents documents = documents_of(call, sizes);
   std::vector<BackwardJob> jobs;
+  std::vector<BackwardDirection> directions;  // jobs have their addresses
   jobs.reserve(documents.all.size());
-  for (size_t i = 0; i < documents.all.size(); ++i)
-    if (documents.all[i].seqlen_q > 0)
-      jobs.push_back(cut(problem, args, documents.all[i], int64_t(i)));
+  directions.reserve(documents.all.size());
+  for (size_t i = 0; i < documents.all.size(); ++i) {
+    const Document& document = documents.all[i];
+    if (document.seqlen_q == 0) continue;
+    BackwardArgs& own = jobs.emplace_back(cut(problem, args, document, int64_t(i))).args;
+    if (args.direction)
+      own.direction = &directions.emplace_back(cut(problem, *args.direction, document, int64_t(i)));
+  }
   gradients.zero_gaps(documents);
   attention_backward(jobs);
 }
+
+}  // namespace
+
+void ops::run_backward(const Call& call, const Sizes<int64_t>& sizes, const Problem& problem,
+                       const BackwardArgs& args, const GradientTensors& gradients) {
+  if (call.is_packed()) {
+    backward_documents(call, sizes, problem, args, gradients);
+  } else if (has_queries(problem)) {
+    qkv::attention_backward(problem, args);
+  } else {
+    gradients.zero();
+  }
+}
+
+namespace {
 
 void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
                    const Call& call) {
@@ -51,13 +73,7 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
     kernel.bind(args.grad_lse, call[arg::grad_logsumexp], Dims::head_row);
   gradients.bind(kernel, args);
   kernel.set_strides();
-  if (call.is_packed()) {
-    backward_documents(call, sizes, kernel.problem, args, gradients);
-  } else if (has_queries(kernel.problem)) {
-    qkv::attention_backward(kernel.problem, args);
-  } else {
-    gradients.zero();
-  }
+  ops::run_backward(call, sizes, kernel.problem, args, gradients);
 }
 
 // With all tensors in float32. What the forward pass returned is rounded, so it runs once more.

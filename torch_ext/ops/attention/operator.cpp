@@ -6,10 +6,16 @@
 #include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/composition.h"
+#include "ops/attention/double_backward.h"
 #include "ops/attention/jvp.h"
 #include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
 #include "tensors/layout.h"
+
+// The tangents of an operator's differentiable tensors, in a signature.
+#define QKV_TANGENTS                                                                  \
+  "query_tangent?, key_tangent?, value_tangent?, attn_mask_tangent?, bias_tangent?, " \
+  "alibi_slopes_tangent?, sinks_tangent?"
 
 namespace qkv {
 namespace ops {
@@ -37,23 +43,38 @@ Tensors backward_meta(const Call& call) {
   return empty_gradients(call);
 }
 
-// For those who call attention_forward themselves: _jagged.py.
+// With tangents, which it does not send elsewhere.
+Tensors attention_jvp_composite(const Call& call) {
+  check_query(call);
+  return attend(call, attention_forward_jvp);
+}
+
+// For those who call attention_forward and attention_forward_jvp themselves: _jagged.py.
 Tensors forward_autocast(const Call& call) {
   Call cast = call;
   const Autocast autocast(cast);
   return run(cast);
 }
 
+Tensors forward_mode(const Call& call) { return run(call.as(attention_forward_jvp)); }
+
 // scaled_dot_product_attention's arguments, in its order and with its defaults, then ours.
 const std::string kArguments =
     "(query, key, value, attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
-    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=)";
+    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=";
 
-Operator attention("attention", "attention" + kArguments + " -> output",
+Operator attention("attention", "attention" + kArguments + ") -> output",
                    {.composite = &attention_composite});
 Operator attention_with_lse("attention",
-                            "attention_with_lse" + kArguments + " -> output, logsumexp",
+                            "attention_with_lse" + kArguments + ") -> output, logsumexp",
                             {.composite = &attention_with_lse_composite});
+Operator attention_jvp(
+    "attention_jvp",
+    "attention_jvp" + kArguments +
+        ", query_tangent?=, key_tangent?=, value_tangent?=, attn_mask_tangent?=, "
+        "alibi_slopes_tangent?=, bias_tangent?=, sinks_tangent?=) -> output, logsumexp, "
+        "output_tangent, logsumexp_tangent",
+    {.composite = &attention_jvp_composite});
 
 }  // namespace
 
@@ -68,34 +89,40 @@ Operator attention_forward("attention",
                            {.cpu = &attention_forward_cpu,
                             .meta = &forward_meta,
                             .autocast = &forward_autocast,
-                            .composition = &attention_forward_composition,
-                            .composes = &composes_attention});
-Operator attention_backward(attention_forward,
-                            "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
-                            {.cpu = &attention_backward_cpu,
-                             .meta = &backward_meta,
-                             .composition = &attention_backward_composition,
-                             .composes = &composes_attention});
+                            .jvp = &forward_mode});
+Operator attention_backward(
+    attention_forward, "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
+    {.cpu = &attention_backward_cpu, .meta = &backward_meta, .jvp = &attention_backward_jvp});
+Operator attention_double_backward(attention_backward,
+                                   "attention_double_backward(" QKV_TANGENTS
+                                   "; output_tangent?, logsumexp_tangent?)",
+                                   {.cpu = &attention_double_backward_cpu,
+                                    .meta = &attention_double_backward_meta,
+                                    .composition = &attention_double_backward_composition,
+                                    .composes = &composes_attention});
 
-namespace {
-
+// What both are in forward mode, and attention_jvp.
 Operator attention_forward_jvp(
-    "attention",
+    "attention_jvp",
     "attention_forward_jvp(query, key, value, " QKV_SCORE_TENSORS
-    ", sinks?, dropout_seed?, query_tangent?, key_tangent?, value_tangent?, attn_mask_tangent?, "
-    "bias_tangent?, alibi_slopes_tangent?, sinks_tangent?, *, dropout_p, "
-    "is_causal, " QKV_SCORE_OPTIONS ") -> output, logsumexp, output_tangent, logsumexp_tangent",
+    ", sinks?, dropout_seed?, cu_seq_q?, cu_seq_k?, seqused_k?, " QKV_TANGENTS
+    ", *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
+    ") -> output, logsumexp, output_tangent, logsumexp_tangent",
     {.cpu = &attention_jvp_cpu,
      .meta = &attention_jvp_meta,
+     .autocast = &forward_autocast,
      .composition = &attention_jvp_composition,
      .composes = &composes_attention});
-
-}  // namespace
+Operator attention_forward_jvp_backward(
+    attention_forward_jvp,
+    "attention_forward_jvp_backward(grad_output?, grad_logsumexp?, grad_output_tangent?, "
+    "grad_logsumexp_tangent?; output, logsumexp, output_tangent, logsumexp_tangent)",
+    {.composite = &attention_jvp_backward});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  attention_forward.jvp = &attention_forward_jvp;
-  for (Operator* op : {&attention, &attention_with_lse, &attention_forward, &attention_forward_jvp,
-                       &attention_backward})
+  for (Operator* op :
+       {&attention, &attention_with_lse, &attention_jvp, &attention_forward, &attention_forward_jvp,
+        &attention_backward, &attention_double_backward, &attention_forward_jvp_backward})
     op->define(m);
 }
 
@@ -123,6 +150,17 @@ std::tuple<at::Tensor, at::Tensor> attention_with_lse(const at::Tensor& query,
                                                       const AttentionOptions& options) {
   return pair_of(ops::attention_with_lse.kernels.composite(
       call_of(ops::attention_with_lse, query, key, value, options)));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_jvp(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const AttentionTangents& tangents, const AttentionOptions& options) {
+  Call call = call_of(ops::attention_jvp, query, key, value, options);
+#define QKV_SET_TANGENT(name) call.set(arg::name##_tangent, tensor_of(tangents.name()));
+  QKV_DIFFERENTIABLE_TENSORS(QKV_SET_TANGENT)
+#undef QKV_SET_TANGENT
+  const Tensors results = ops::attention_jvp.kernels.composite(call);
+  return {results[0], results[1], results[2], results[3]};
 }
 
 }  // namespace qkv

@@ -28,12 +28,34 @@ Tensors hard_backward_meta(const Call& call) {
   return empty_gradients(call);
 }
 
+// The change of the value that was chosen, which the same lookup finds in the values' changes; with
+// straight_through also how attention's output changes with all but the values.
+Tensors forward_mode(const Call& call) {
+  Tensors results = run(call);
+  at::Tensor tangent;
+  if (call.has(arg::value_tangent)) {
+    Call lookup = call;
+    lookup.set(arg::value, call[arg::value_tangent]);
+    tangent = run(lookup)[0];
+  }
+  if (call.options.straight_through) {
+    Call soft = call.as(attention_forward_jvp);
+    soft.set(arg::value_tangent, kNone);
+    const at::Tensor change = run(soft)[2];
+    tangent = tangent.defined() ? tangent.add(change) : change;
+  }
+  results.push_back(std::move(tangent));
+  results.emplace_back();  // index
+  return results;
+}
+
 Operator hard_forward("hard_attention",
                       "hard_forward(query, key, value, " QKV_SCORE_TENSORS
                       ", *, is_causal, " QKV_SCORE_OPTIONS ", straight_through) -> output, index",
                       {.cpu = &hard_forward_cpu,
                        .meta = &hard_meta,
-                       .differentiates = &differentiates});
+                       .differentiates = &differentiates,
+                       .jvp = &forward_mode});
 Operator hard_backward(hard_forward, "hard_backward(grad_output; index)",
                        {.cpu = &hard_backward_cpu,
                         .meta = &hard_backward_meta,

@@ -1,0 +1,188 @@
+#include "ops/attention/double_backward.h"
+
+#include <ATen/ops/clone.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/SymInt.h>
+
+#include "attention_double_backward.h"
+#include "call/run.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/backward.h"
+#include "tensors/copies.h"
+#include "tensors/gradients.h"
+#include "tensors/layout.h"
+
+namespace qkv::ops {
+namespace {
+
+bool has_gradient(const Call& call) {
+  return call.has(arg::grad_output) || call.has(arg::grad_logsumexp);
+}
+
+bool has_tangents(const Call& call) {
+  for (int i = 0; i < arg::kDifferentiable; ++i)
+    if (call.has(tangent_of(Argument(i)))) return true;
+  return false;
+}
+
+// output_tangent and logsumexp_tangent, in that order: pass 1, which has the output.
+Tensors first_pass(const Call& call, const Sizes<int64_t>& sizes) {
+  Tensors tangents = empty_results(call, sizes);
+  KernelCall kernel(call, sizes);
+  JvpArgs args;
+  JvpResult result;
+  kernel.bind_tangents(args);
+  kernel.bind(args.output, call[arg::output], Dims::head_row_column);
+  kernel.bind(result.output_jvp, tangents[0], Dims::head_row_column);
+  kernel.bind(result.lse_jvp, tangents[1], Dims::head_row);
+  kernel.set_strides();
+  if (call.is_packed()) {
+    const Tensors results = {at::Tensor(), at::Tensor(), tangents[0], tangents[1]};
+    qkv::attention_jvp(documents_of(call, sizes), kernel.problem, args, result, results);
+  } else if (has_queries(kernel.problem)) {
+    qkv::attention_jvp(kernel.problem, args, result);
+  }
+  return tangents;
+}
+
+// Pass 2, of a call that has output_tangent and logsumexp_tangent.
+void second_pass(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call) {
+  KernelCall kernel(call, sizes);
+  BackwardArgs args;
+  BackwardDirection direction;
+  kernel.bind(args.output, call[arg::output], Dims::head_row_column);
+  kernel.bind(args.lse, call[arg::logsumexp], Dims::head_row);
+  if (call.has(arg::grad_output))
+    kernel.bind(args.grad_output, call[arg::grad_output], Dims::head_row_column);
+  if (call.has(arg::grad_logsumexp))
+    kernel.bind(args.grad_lse, call[arg::grad_logsumexp], Dims::head_row);
+  kernel.bind_tangents(direction.along);
+  kernel.bind(direction.output_jvp, call[arg::output_tangent], Dims::head_row_column);
+  kernel.bind(direction.lse_jvp, call[arg::logsumexp_tangent], Dims::head_row);
+  args.direction = &direction;
+  gradients.bind(kernel, args);
+  kernel.set_strides();
+  run_backward(call, sizes, kernel.problem, args, gradients);
+}
+
+bool wants_second_pass(const Call& call) {
+  for (int i = 0; i < arg::kDifferentiable; ++i)
+    if (call.wants_gradient(Argument(i))) return true;
+  return false;
+}
+
+// Both passes; returns what the first one does.
+Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
+                    const Call& call) {
+  Tensors tangents = {call[arg::output_tangent], call[arg::logsumexp_tangent]};
+  if (!tangents[0].defined() || !tangents[1].defined()) tangents = first_pass(call, sizes);
+  Call second = call;
+  second.set(arg::output_tangent, tangents[0]);
+  second.set(arg::logsumexp_tangent, tangents[1]);
+  if (wants_second_pass(call)) second_pass(gradients, sizes, second);
+  return tangents;
+}
+
+// With all tensors in float32. What the passes before returned is rounded, so they run once more.
+Tensors both_passes_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
+                         const Call& call) {
+  const CopiedCall wide(call, widened);
+  const Tensors results = attention_forward_cpu((*wide).as(attention_forward));
+  Call exact = *wide;
+  exact.set(arg::output, results[0]);
+  exact.set(arg::logsumexp, results[1]);
+  exact.set(arg::output_tangent, kNone);
+  return both_passes(gradients, sizes, exact);
+}
+
+}  // namespace
+
+Tensors attention_double_backward_meta(const Call& call) {
+  check<c10::SymInt>(call);
+  return has_gradient(call) && has_tangents(call) ? empty_gradients(call) : no_results(call);
+}
+
+Tensors attention_double_backward_cpu(const Call& call) {
+  const auto sizes = check<int64_t>(call);
+  if (!has_gradient(call) || !has_tangents(call)) return no_results(call);
+  if (!is_aligned(call)) return attention_double_backward_cpu(*CopiedCall(call, aligned));
+  const GradientTensors gradients(call, sizes);
+  const Tensors tangents =
+      (gradients.are_wide() ? both_passes_wide : both_passes)(gradients, sizes, call);
+  Tensors results = gradients.results();
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Argument argument = call.op->results[i];
+    if (!call.wants_gradient(argument) || argument < arg::kDifferentiable) continue;
+    const bool is_output = argument == arg::grad_output;
+    const Argument given = is_output ? arg::output_tangent : arg::logsumexp_tangent;
+    const at::Tensor& found = tangents[is_output ? 0 : 1];
+    // No result may be an argument.
+    results[i] =
+        found.is_same(call[given]) ? found.clone() : found.to(call[argument].scalar_type());
+  }
+  return results;
+}
+
+namespace {
+
+// results += others where they have the same argument's gradient.
+void add(const Operator& op, Tensors& results, const Operator& of_others, const Tensors& others) {
+  for (size_t i = 0; i < results.size(); ++i)
+    for (size_t j = 0; j < others.size(); ++j)
+      if (op.results[i] == of_others.results[j] && others[j].defined())
+        results[i] = results[i].defined() ? results[i].add(others[j]) : others[j];
+}
+
+// attention_backward with the gradients that the arguments `of_output` and `of_lse` of a call have.
+Tensors backward_of(const Call& call, Argument of_output, Argument of_lse) {
+  if (!call.has(of_output) && !call.has(of_lse)) return {};
+  Call backward = call.as(attention_backward);
+  backward.set(arg::grad_output, call[of_output]);
+  backward.set(arg::grad_logsumexp, call[of_lse]);
+  return run(backward);
+}
+
+}  // namespace
+
+// What attention_backward returns is linear in the gradients that it is given, so that their
+// tangents take their place.
+Tensors attention_backward_jvp(const Call& call) {
+  Tensors results = run(call.as(attention_backward));  // without tangents
+  Tensors tangents = no_results(call);
+  Call second = call.as(attention_double_backward);
+  if (has_tangents(call)) add(*call.op, tangents, attention_double_backward, run(second));
+  add(*call.op, tangents, attention_backward,
+      backward_of(call, arg::grad_output_tangent, arg::grad_logsumexp_tangent));
+  for (size_t i = 0; i < tangents.size(); ++i)
+    results.push_back(tangents[i].defined() || !results[i].defined() ? tangents[i]
+                                                                     : at::zeros_like(results[i]));
+  return results;
+}
+
+// The loss is a function of output and logsumexp, which have grad_output and grad_logsumexp, and of
+// their tangents, which have grad_output_tangent and grad_logsumexp_tangent: call these the second
+// gradients. The tangents are linear in the directions, whose gradients are those of a backward
+// pass with the second gradients; and the gradients of the inputs are those of a double backward
+// with them, and of a plain backward with the first ones.
+Tensors attention_jvp_backward(const Call& call) {
+  Tensors results = no_results(call);
+  add(*call.op, results, attention_backward,
+      backward_of(call, arg::grad_output, arg::grad_logsumexp));
+  if (!call.has(arg::grad_output_tangent) && !call.has(arg::grad_logsumexp_tangent)) return results;
+  Call second = call.as(attention_double_backward);
+  second.set(arg::grad_output, call[arg::grad_output_tangent]);
+  second.set(arg::grad_logsumexp, call[arg::grad_logsumexp_tangent]);
+  if (has_tangents(call)) add(*call.op, results, attention_double_backward, run(second));
+  Call directions = call;
+  for (int i = 0; i < arg::kDifferentiable; ++i)
+    directions.output_mask.set(Argument(i), call.output_mask[tangent_of(Argument(i))]);
+  const Tensors of_directions =
+      backward_of(directions, arg::grad_output_tangent, arg::grad_logsumexp_tangent);
+  for (size_t i = 0; i < results.size(); ++i)
+    for (size_t j = 0; j < of_directions.size(); ++j)
+      if (call.op->results[i] == tangent_of(attention_backward.results[j]))
+        results[i] = of_directions[j];
+  return results;
+}
+
+}  // namespace qkv::ops

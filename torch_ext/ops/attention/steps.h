@@ -1,0 +1,59 @@
+// The steps of attention and of its derivatives, each one of torch's operators: what the
+// compositions are made of (composition.h). The letters are those of docs/derivatives.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymFloat.h>
+
+#include "call/call.h"
+
+namespace qkv::ops {
+
+// All are in the compute type; [..., H, L, S] where no shape is given.
+struct Steps {
+  // With a head for every head of query, or one for all. No value: for the weights alone.
+  at::Tensor query, key, value;
+  c10::SymFloat scale;
+  at::Tensor tanhs;  // of softcap; undefined: there is none
+  at::Tensor logits,
+      dead;            // the scores, and the sink after the last one; [..., L, 1]: none is seen
+  at::Tensor weights;  // P
+  at::Tensor sink_weights;  // [..., L, 1]; undefined: there are no sinks
+  at::Tensor kept;          // K; undefined: there is no dropout
+};
+
+Steps steps_of(const Call& call);
+
+// `weights` times K.
+at::Tensor after_dropout(const at::Tensor& weights, const Steps& steps);
+// Key or value, or their tangents, with a head for every head of query if enable_gqa shares them.
+at::Tensor for_each_head(const Call& call, const at::Tensor& tensor, at::ScalarType type);
+// |i + S - L - j|.
+at::Tensor distances(const Steps& steps);
+// A number for each head, as a factor of the scores.
+at::Tensor per_head(const at::Tensor& tensor, const Steps& steps);
+
+// How scores change along the tangents of a call, and what follows from that.
+struct Changes {
+  at::Tensor dots;     // udot; undefined: dot products do not change
+  at::Tensor lse;      // mu, [..., L, 1]
+  at::Tensor weights;  // Pdot
+};
+Changes changes_of(const Call& call, const Steps& steps);
+at::Tensor output_tangent(const Call& call, const Steps& steps, const Changes& changes);
+
+// The gradient of the scores is weights * difference.
+struct FirstDerivative {
+  at::Tensor of_weights;  // g, the gradient of the weights before dropout
+  at::Tensor delta;       // E, [..., L, 1]
+  at::Tensor difference;  // g - E
+};
+FirstDerivative first_derivative(const Call& call, const Steps& steps);
+
+// The gradient of an argument that is added to the scores, or is a factor of what is, from that of
+// the scores.
+at::Tensor gradient_of_option(Argument argument, const at::Tensor& grad_scores, const Steps& steps);
+// The gradient of an argument from that of its broadcast, whose heads may be those of the group.
+at::Tensor reduced(const Call& call, Argument argument, at::Tensor gradient);
+
+}  // namespace qkv::ops
