@@ -4,15 +4,21 @@ The bounds are looser than those of tests/python, which judge accuracy: here a w
 wrong stride or a wrong option has to stand out, in any dtype, at any number of calls.
 """
 
+import warnings
+
 import torch
 from common import attend, compute_type, reference
 from gradients import LEAVES, gradients, is_float
-from rounding import magnitudes
+from rounding import Magnitude, largest, magnitudes, score_sizes
 from torch.nn.attention.varlen import AuxRequest
 
 from qkv import testing
 from qkv.testing._hard import look_up
 from qkv.testing._scores import leading, repeat_heads
+
+with warnings.catch_warnings():  # a call must not warn, and torch does when it loads this
+    warnings.simplefilter("ignore")
+    from torch._decomp import decompositions_for_jvp  # noqa: F401
 
 INF = float("inf")
 SOFT = (
@@ -151,6 +157,68 @@ def attention_backward(call, results):
         close(f"the gradient of {name}", x, expected[name], sizes[name], inputs[0].dtype)
 
 
+def tangents_of(call):
+    return {n: call[f"{n}_tangent"] for n in LEAVES if call.get(f"{n}_tangent") is not None}
+
+
+def largest_score_tangent(inputs, options, tangents):
+    """What the sums behind the tangent of a score, or of a sink, come to with every term
+    positive."""
+    query, key, _ = (x.double().abs() for x in inputs)
+    given = {n: t.double().abs() for n, t in tangents.items()}
+    scale = options.get("scale")
+    scale = abs(query.size(-1) ** -0.5 if scale is None else scale)
+    most = lambda x: x.max().item() if x.numel() else 0.0  # noqa: E731
+    far = query.size(-2) + key.size(-2)
+    sizes = {
+        "query": lambda t: scale * most(t) * most(key.sum(-1)),
+        "key": lambda t: scale * most(t) * most(query.sum(-1)),
+        "alibi_slopes": lambda t: far * most(t),
+    }
+    return sum(sizes.get(n, most)(t) for n, t in given.items() if n != "value")
+
+
+def attention_forward_jvp(call, results):
+    """Holds the results and their tangents. A row with nothing to attend to stands still."""
+    inputs, options = plain(call)
+    tangents, dtype = tangents_of(call), inputs[0].dtype
+    for n in LEAVES:
+        if not is_float(call.get(n)) or n not in tangents:
+            continue
+        x, t = call[n], tangents[n]
+        assert (x.shape, x.dtype) == (t.shape, t.dtype), f"a tangent that does not fit: {n}"
+    wide = dict(zip(INPUTS, (x.double() for x in inputs), strict=True)) | widen(options)
+
+    def truth_of(moved):
+        return attend(**wide | moved)
+
+    # No dual number may have elements that share memory.
+    primals = {n: wide[n].contiguous() for n in tangents}
+    directions = {n: t.double().contiguous() for n, t in tangents.items()}
+    if tangents:
+        truths, moved = torch.func.jvp(truth_of, (primals,), (directions,))
+    else:
+        truths = truth_of({})
+        moved = tuple(map(torch.zeros_like, truths))
+    dead = truths[1] == -INF
+    moved = moved[0].masked_fill(dead[..., None], 0), moved[1].masked_fill(dead, 0)
+    sizes = magnitudes(*inputs, **options, grads=(None, None))
+    names = ("output", "lse", "output", "lse")
+    of_scores = largest_score_tangent(inputs, options, tangents)
+    of_value = tangents.get("value")
+    more = of_value.double().abs().max().item() if of_value is not None and of_value.numel() else 0
+    for n, (name, x, truth) in enumerate(zip(names, results, (*truths, *moved), strict=True)):
+        assert x.dtype == (dtype if name == "output" else compute_type(dtype)), name
+        size = sizes[name]
+        if n == 2:
+            kept = 1 / max(1 - call["dropout_p"], 1e-3)
+            terms = 2 * of_scores * size.terms + more * kept * inputs[1].size(-2)
+            size = size._replace(terms=terms)
+        elif n == 3:
+            size = size._replace(terms=of_scores)
+        close(name if n < 2 else f"the tangent of {name}", x, truth, size, dtype)
+
+
 # --- weights ------------------------------------------------------------------------------------
 
 
@@ -267,6 +335,49 @@ def with_weights_backward(call, results):
 
 
 # --- the best key -------------------------------------------------------------------------------
+
+
+def change_size(inputs, tangents, options):
+    """The largest change of a score, with every term positive, of all keys, hidden or not."""
+    query, key, _ = (x.double() for x in inputs)
+    dots = [(tangents.get("query"), key), (query, tangents.get("key"))]
+    sizes = [
+        score_sizes(
+            a.double(), b.double(), scale=options.get("scale"),
+            enable_gqa=options.get("enable_gqa", False),
+        )
+        for a, b in dots if a is not None and b is not None
+    ]  # fmt: skip
+    farthest = {"alibi_slopes": query.size(-2) + key.size(-2)}
+    added = [tangents[n].double() * farthest.get(n, 1) for n in LEAVES[3:] if n in tangents]
+    return sum(map(largest, (*sizes, *added)))
+
+
+def attention_jvp(call, results):
+    """Holds output, lse and their tangents, but no gradients."""
+    inputs, options = plain(call)
+    dtype, results = inputs[0].dtype, [x.detach() for x in results]
+    attention(call, results[:2])
+    tangents = {n: call.get(f"{n}_tangent") for n in LEAVES}
+    tangents = {n: x.detach() for n, x in tangents.items() if x is not None}
+    given = dict(zip(INPUTS, inputs, strict=True)) | options
+    if not all(x.isfinite().all() for x in (*inputs, *tangents.values())):
+        raise NotJudged("a derivative at infinity")
+    if any(n in tangents and (given[n] == INF).any() for n in LEAVES[3:]):
+        raise NotJudged("a derivative at infinity")
+    given, moving = widen(given), widen({"query": torch.zeros_like(inputs[0])} | tangents)
+    _, truths = torch.func.jvp(
+        lambda *x: testing.attention(**given | dict(zip(moving, x, strict=True)), return_lse=True),
+        tuple(given[n].clone() for n in moving),
+        tuple(moving.values()),
+    )
+    top = magnitudes(*inputs, **options)["output"].top
+    change, p = change_size(inputs, tangents, options), options.get("dropout_p", 0.0)
+    values = largest(tangents.get("value", torch.zeros(()))) + 2 * change * largest(inputs[2])
+    sizes = Magnitude(values / (1 - p) if p < 1 else 0, top), Magnitude(2 * change, top)
+    for name, x, truth, size in zip(("output", "lse"), results[2:], truths, sizes, strict=True):
+        assert x.dtype == (dtype if name == "output" else compute_type(dtype)), name
+        close(f"the tangent of {name}", x, truth, size, dtype)
 
 
 def chosen(value, index):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import held
 import torch
 from common import NO_OPTIONS
+from gradients import LEAVES, is_float
 from hypothesis import strategies as st
 from strategies import cases
 from test_kvcache import calls as kvcache_calls
@@ -56,6 +57,16 @@ def dense(draw, names, without=()):
         x = call.get(name)
         if name in wanted | {"alibi_slopes"} and x is not None and x.is_floating_point():
             call[name] = x.requires_grad_()
+    return call
+
+
+@st.composite
+def jvp_calls(draw):
+    """Calls of attention_jvp: attention's, with tangents of some of its floating tensors."""
+    call = {n: x.detach() if torch.is_tensor(x) else x for n, x in draw(dense(SOFT)).items()}
+    floating = [n for n in LEAVES if is_float(call.get(n))]
+    for name in draw(st.sets(st.sampled_from(floating))):
+        call[f"{name}_tangent"] = torch.randn(call[name].shape).to(call[name].dtype)
     return call
 
 
@@ -173,6 +184,21 @@ def attention_backward_calls(draw):
 
 
 @st.composite
+def attention_jvp_calls(draw):
+    """Any of the floating tensors have a tangent, with strides of its own."""
+    call = low_level([n for n in NO_OPTIONS if n not in PACKED])
+    call |= seeded(without_grad(draw(dense(SOFT))))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    for name in LEAVES:
+        x, moves = call.get(name), draw(st.booleans())
+        tangent = torch.randn(x.shape).to(x.dtype) if is_float(x) and moves else None
+        if tangent is not None and draw(st.booleans()):
+            tangent = tangent.movedim(0, -1).contiguous().movedim(-1, 0) if x.dim() else tangent
+        call[f"{name}_tangent"] = tangent
+    return call
+
+
+@st.composite
 def weights_backward_calls(draw):
     call = low_level([n for n in NO_OPTIONS if n not in PACKED])
     call |= seeded(without_grad(draw(weights_calls())))
@@ -249,6 +275,7 @@ OPERATORS = {
         st.builds(lambda c, lse: c | {"return_lse": lse}, dense(SOFT), st.booleans()),
         held.attention,
     ),
+    "attention_jvp": Operator(ops.attention_jvp, jvp_calls(), held.attention_jvp),
     "attention_weights": Operator(ops.attention_weights, weights_calls(), held.weights),
     "attention_with_weights": Operator(
         ops.attention_with_weights, with_weights_calls(), held.with_weights
@@ -283,6 +310,9 @@ OPERATORS = {
     "hard_forward": Operator(ops.hard_forward, through_low_level(hard_calls(), HARD), held.hard),
     "attention_backward": Operator(
         ops.attention_backward, attention_backward_calls(), held.attention_backward
+    ),
+    "attention_forward_jvp": Operator(
+        ops.attention_forward_jvp, attention_jvp_calls(), held.attention_forward_jvp
     ),
     "weights_backward": Operator(
         ops.weights_backward, weights_backward_calls(), held.weights_backward

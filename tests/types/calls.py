@@ -34,6 +34,11 @@ def others(x: Tensor) -> None:
     )
     assert_type(qkv.attention_with_kvcache(x, x, x, x, x, cache_seqlens=3, causal=True), Tensor)
     assert_type(qkv.attention_with_kvcache(x, x, x, return_softmax_lse=True), Pair)
+    assert_type(
+        qkv.attention_jvp(x, x, x, is_causal=True, bias=x, query_tangent=x, bias_tangent=None),
+        tuple[Tensor, Tensor, Tensor, Tensor],
+    )
+    qkv.attention_jvp(x, x, x, tangents=x)  # pyright: ignore[reportCallIssue]
     assert_type(qkv.merge([x, x], [x, x]), Pair)
 
 

@@ -6,10 +6,12 @@ _load()  # before anything that calls torch.ops.qkv
 
 from qkv import nn  # noqa: E402
 from qkv._conversion import convert  # noqa: E402
+from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention  # noqa: E402
 from qkv._half_products import half_products, set_half_products  # noqa: E402
 from qkv._hard import hard_attention  # noqa: E402
 from qkv._isa import active_isa, set_isa, supported_isas  # noqa: E402
+from qkv._jvp import attention_jvp  # noqa: E402
 from qkv._kvcache import attention_with_kvcache  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv._merge import merge  # noqa: E402
@@ -21,12 +23,14 @@ from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 
 _register_vmap()
+_register_flops()
 _register_flash_attention()
 
 __all__ = [
     "__version__",
     "active_isa",
     "attention",
+    "attention_jvp",
     "attention_weights",
     "attention_with_kvcache",
     "attention_with_weights",

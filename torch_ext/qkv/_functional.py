@@ -98,9 +98,9 @@ def attention(
         `[..., H, L, Dv]`, in query's dtype and laid out in memory like it; with return_lse also
         `[..., H, L]`, float64 for float64, else float32. A row with nothing to attend to is 0, its
         lse -inf (the sink, if there is one). Both are differentiable with respect to query, key,
-        value, bias, a floating attn_mask, alibi_slopes and sinks, backward and in forward mode;
-        twice with the memory of a few `[..., H, L, S]` tensors and without softcap, window_size,
-        alibi_slopes and sinks.
+        value, bias, a floating attn_mask, alibi_slopes and sinks: backward, in forward mode
+        (`attention_jvp` is that as a function) and twice, in memory linear in the sequence; more
+        often with the memory of a few `[..., H, L, S]` tensors.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, by the argument's name.
@@ -147,7 +147,7 @@ def attention(
     try:
         if nested:
             output, lse = jagged_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, **options
+                "attention", query, key, value, attn_mask, dropout_p, is_causal, **options
             )
             return (output, lse) if return_lse else output
         op = _attention_with_lse if return_lse else _attention

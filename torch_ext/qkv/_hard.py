@@ -67,14 +67,16 @@ def hard_attention(
         query, key, value, attn_mask, is_causal: as in `attention`.
         **options: see `qkv.options.HardOptions`.
         straight_through: query, key, a floating attn_mask and alibi_slopes get the gradients that
-            `attention` would give them, so that the choice can be learned. Otherwise they get none,
-            as the choice does not change with them.
+            `attention` would give them, and change the output in forward mode as they would its, so
+            that the choice can be learned. Otherwise there are none, as the choice does not change
+            with them.
         return_index: also return which key was chosen.
 
     Returns:
         `[..., H, L, Dv]`; with return_index also the number of the key, int64 `[..., H, L]`.
         A row with nothing to attend to gets 0, and the index -1. The gradient of the output goes to
-        the values that were chosen.
+        the values that were chosen, and its tangent in forward mode is theirs. There are no second
+        derivatives.
 
     Raises:
         RuntimeError, ValueError, NotImplementedError: as `attention` does.

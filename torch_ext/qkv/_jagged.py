@@ -1,60 +1,73 @@
 """Jagged nested tensors: their values are documents packed into one tensor already."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
-from qkv.options import ScoreOptions, Unpack, defaults
+from qkv.options import TangentOptions, Unpack, defaults
 
-_attention_forward = torch.ops.qkv.attention_forward.default
-_dropout_seed = torch.ops.qkv.dropout_seed.default
-_DEFAULTS = defaults(torch.ops.qkv.attention.default)
+_ops = torch.ops.qkv
+_dropout_seed = _ops.dropout_seed.default
+# What computes each function for packed documents, and the defaults of its options.
+_OPERATORS = {
+    "attention": (_ops.attention_forward.default, defaults(_ops.attention.default)),
+    "attention_jvp": (_ops.attention_forward_jvp.default, defaults(_ops.attention_jvp.default)),
+}
+_INPUTS = ("query", "key", "value")
 
 Jagged = Any  # a Tensor that has offsets() and lengths(), for which torch has no public type
 
 
 def jagged_attention(
+    function: Literal["attention", "attention_jvp"],
     query: Jagged,
     key: Jagged,
     value: Jagged,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]:
-    """(output, lse), jagged like query. query, key and value are `[B, H, j, D]`."""
+    **options: Unpack[TangentOptions],
+) -> tuple[Tensor, ...]:
+    """The results of the function, output and lse or these and their tangents, jagged like query.
+    query, key and value, and their tangents, are `[B, H, j, D]`."""
+    operator, defaults_of_options = _OPERATORS[function]
+    call = {**defaults_of_options, **options, "dropout_p": dropout_p, "is_causal": is_causal}
     tensors = {"query": query, "key": key, "value": value}
+    tangents = {f"{name}_tangent": call.get(f"{name}_tangent") for name in _INPUTS}
+    tensors |= {name: tensor for name, tensor in tangents.items() if tensor is not None}
     for name, tensor in tensors.items():
-        _check_tensor(name, tensor)
+        _check_tensor(function, name, tensor)
     if attn_mask is not None:
         raise RuntimeError(
-            "attention: attn_mask is given, but None is expected with jagged nested tensors; "
+            f"{function}: attn_mask is given, but None is expected with jagged nested tensors; "
             "see is_causal, window_size and alibi_slopes"
         )
-    _check_items(query, key, value)
+    _check_items(function, tensors)
     cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
-    call = {**_DEFAULTS, **options, "dropout_p": dropout_p, "is_causal": is_causal}
     if query.lengths() is not None:
-        call.update({name: _per_document(call[name], 2) for name in ("alibi_slopes", "sinks")})
-        call["bias"] = _per_document(call["bias"], 4)
-    output, lse = _attention_forward(
-        **{name: x.values().transpose(0, 1) for name, x in tensors.items()},
+        for name, rank in {"alibi_slopes": 2, "sinks": 2, "bias": 4}.items():
+            for option in (name, f"{name}_tangent"):
+                if option in call:
+                    call[option] = _per_document(call[option], rank)
+    call |= {name: x.values().transpose(0, 1) for name, x in tensors.items()}
+    results = operator(
         dropout_seed=_dropout_seed(query.values()) if dropout_p > 0 else None,
         cu_seq_q=cu_seq_q,
         cu_seq_k=cu_seq_k,
         seqused_k=seqused_k,
         **call,
     )
-    output, lse = (
-        nested_tensor_from_jagged(x, query.offsets(), query.lengths(), jagged_dim=2)
-        for x in (output.transpose(0, 1), lse)
+    return tuple(
+        nested_tensor_from_jagged(
+            x.transpose(0, 1) if x.dim() == 3 else x, query.offsets(), query.lengths(), jagged_dim=2
+        )
+        for x in results
     )
-    return output, lse
 
 
-def _check_tensor(name: str, tensor: Jagged) -> None:
+def _check_tensor(function: str, name: str, tensor: Jagged) -> None:
     if not tensor.is_nested:
         found = f"dense, [{', '.join(map(str, tensor.shape))}]"
     elif tensor.layout != torch.jagged:
@@ -64,28 +77,34 @@ def _check_tensor(name: str, tensor: Jagged) -> None:
     else:
         return
     raise RuntimeError(
-        f"attention: {name} is {found}, but where one of query, key and value is a nested tensor, "
+        f"{function}: {name} is {found}, but where one of query, key and value is a nested tensor, "
         "all must be [B, H, j, D] with the layout torch.jagged: ragged in dimension 2, as "
         ".transpose(1, 2) makes it of [B, j, H, D]"
     )
 
 
-def _check_items(query: Jagged, key: Jagged, value: Jagged) -> None:
+def _check_items(function: str, tensors: dict[str, Jagged]) -> None:
+    """That there are equally many, and those of value lie where key's do, those of a tangent where
+    its tensor's do."""
+    query, key, value = (tensors[name] for name in _INPUTS)
     if not query.size(0) == key.size(0) == value.size(0):
         raise RuntimeError(
-            f"attention: query, key and value have {query.size(0)}, {key.size(0)} and "
+            f"{function}: query, key and value have {query.size(0)}, {key.size(0)} and "
             f"{value.size(0)} items, but nested tensors must have equally many"
         )
-    if key.size(2) == value.size(2):  # they share their offsets
-        return
-    if not torch.equal(key.offsets(), value.offsets()) or not torch.equal(
-        _lengths(key), _lengths(value)
-    ):
-        raise RuntimeError(
-            "attention: value's items lie elsewhere than key's, but the same offsets (and lengths) "
-            f"are expected; key's offsets are {key.offsets().tolist()}, value's "
-            f"{value.offsets().tolist()}"
-        )
+    for name, tensor in tensors.items():
+        same = "key" if name == "value" else name.removesuffix("_tangent")
+        other = tensors[same]
+        if tensor.size(2) == other.size(2):  # they share their offsets
+            continue
+        if not torch.equal(tensor.offsets(), other.offsets()) or not torch.equal(
+            _lengths(tensor), _lengths(other)
+        ):
+            raise RuntimeError(
+                f"{function}: {name}'s items lie elsewhere than {same}'s, but the same offsets "
+                f"(and lengths) are expected; {same}'s offsets are {other.offsets().tolist()}, "
+                f"{name}'s {tensor.offsets().tolist()}"
+            )
 
 
 def _lengths(tensor: Jagged) -> Tensor:

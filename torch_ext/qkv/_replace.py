@@ -49,9 +49,8 @@ def replace_sdpa() -> ReplacedSdpa:
 
     Whoever calls it: Python, C++ or TorchScript, with gradients or without, under autocast,
     `torch.compile`, `torch.func` or a dispatch mode; dropout and the gradient of a floating mask
-    included, and in forward mode. Derivatives of second order are right, too, but not fused: they
-    need the memory of a few `[..., H, L, S]` tensors. So does qkv the attention in the inference
-    paths of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which never call
+    included, second derivatives and forward mode. So does qkv the attention in the inference paths
+    of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which never call
     scaled_dot_product_attention; padding that `nn.TransformerEncoder` takes out is not computed.
 
     What qkv does not cover goes to torch as before: other devices, other dtypes, nested tensors,

@@ -40,7 +40,8 @@ def attention_weights(
     Returns:
         The weights in query's dtype, contiguous (their sums are float32 for bfloat16 and float16,
         too, and rounded once); differentiable with respect to query, key, a floating attn_mask,
-        bias, alibi_slopes and sinks, as `attention` is.
+        bias, alibi_slopes and sinks: in forward mode, and more than once, with the memory of a few
+        `[..., H, L, S]` tensors, whatever reduce is.
 
     Raises:
         RuntimeError, NotImplementedError: as `attention` does.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from typing_extensions import TypedDict, Unpack, get_type_hints
 
-__all__ = ["HardOptions", "ScoreOptions", "SoftmaxOptions", "Unpack"]
+__all__ = ["HardOptions", "ScoreOptions", "SoftmaxOptions", "TangentOptions", "Unpack"]
 Function = TypeVar("Function", bound=Callable)
 
 
@@ -60,6 +60,18 @@ class HardOptions(_CommonOptions, total=False):
 
 class ScoreOptions(HardOptions, SoftmaxOptions, total=False):
     """What `attention` and `attention_weights` take."""
+
+
+class TangentOptions(ScoreOptions, total=False):
+    """What `attention_jvp` takes."""
+
+    query_tangent: Annotated[Tensor | None, "`[..., H, L, D]`: the direction of query."]
+    key_tangent: Annotated[Tensor | None, "`[..., H, S, D]`, of key."]
+    value_tangent: Annotated[Tensor | None, "`[..., H, S, Dv]`, of value."]
+    attn_mask_tangent: Annotated[Tensor | None, "of a floating attn_mask, of its own shape."]
+    alibi_slopes_tangent: Annotated[Tensor | None, "of alibi_slopes, of their own shape."]
+    bias_tangent: Annotated[Tensor | None, "of bias, of its own shape."]
+    sinks_tangent: Annotated[Tensor | None, "of sinks, of their own shape."]
 
 
 def defaults(operator: OpOverload) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class GaussianSmoothing(torch.nn.Module):
         query = torch.cat((query, torch.ones_like(query[..., :1])), -1) / self.sigma.square()
         options: dict[str, Any] = {"scale": 1.0}
         if regular:
-            radius = math.ceil(_RADIUS_IN_SIGMA * self.sigma.item())
+            # A tensor's ceil, and not math's, for which torch.export has no name in its files.
+            radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().long().item()
             options["window_size"] = (radius, radius)
         arguments = (query, key, value.double(), attn_mask)
         if need_weights:

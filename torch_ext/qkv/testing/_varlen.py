@@ -28,6 +28,7 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     **options,
@@ -38,6 +39,7 @@ def varlen_attn(
         query: `[T, H, D]`. key: `[Tk, Hkv, D]`. value: `[Tk, Hkv, Dv]`; with block_table key and
             value are `[blocks, block_size, Hkv, ...]`.
         max_q, max_k, num_splits: not needed.
+        bias: broadcastable to `[N, H, L, S]`, by positions within a document.
         options: scale, window_size, enable_gqa, softcap, dropout_p, and dropout_seed, for which
             documents count as batch items. is_causal, which `qkv.varlen_attn` has not, is aligned
             to the beginning of each document.
@@ -72,6 +74,8 @@ def varlen_attn(
         its_query, its_key, its_value = (
             x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])
         )
+        if bias is not None:
+            own["bias"] = _of_document(bias, n, its_query.size(1), its_key.size(1))
         found = attention(
             its_query, its_key, its_value, **own, **options,
             dtype=dtype, return_lse=True, place=Place(first_item=n),
@@ -79,3 +83,10 @@ def varlen_attn(
         output = output.index_copy(0, rows, found[0].transpose(0, 1))
         lse = lse.index_copy(1, rows, found[1])
     return (output, lse) if return_aux is not None and return_aux.lse else output
+
+
+def _of_document(mask: Tensor, n: int, queries: int, keys: int) -> Tensor:
+    """What document number n, with so many queries and keys, has of a mask `[N, H, L, S]`."""
+    mask = mask[(None,) * (4 - mask.dim())]
+    mask = mask[n if mask.size(0) > 1 else 0]
+    return mask[:, : min(queries, mask.size(1)), : min(keys, mask.size(2))]

@@ -1,0 +1,64 @@
+"""torch.func.vmap: every operator makes one call for all samples, which torch's fallback would make
+one after the other.
+
+In Python, because the C++ headers for it need a library that torch does not ship; LibTorch has no
+vmap. A sample is what the function under vmap sees: one of `size` that lie along a dimension of the
+batched arguments. dense.py, packed.py and cache.py put the samples of a call where the operator has
+room for them; seeds.py says what dropout does with them; levels.py is about torch's side.
+"""
+
+from typing import Any
+
+import torch
+
+from qkv._vmap import cache, dense, packed, seeds
+from qkv._vmap.levels import core_kernel, func_kernel
+from qkv._vmap.samples import Samples
+
+_COMPUTING = (
+    "attention_forward",
+    "attention_forward_jvp",
+    "attention_backward",
+    "attention_double_backward",
+    "weights_forward",
+    "weights_backward",
+    "with_weights_forward",
+    "with_weights_backward",
+    "hard_forward",
+    "hard_backward",
+)
+# What is made of the low-level operators, and drops down to them.
+_COMPOSITES = (
+    "attention_forward_jvp_backward",
+    "attention",
+    "attention_with_lse",
+    "attention_jvp",
+    "varlen_attention",
+    "attention_weights",
+    "attention_with_weights",
+    "hard_attention",
+    "merge",
+)
+_library = torch.library.Library("qkv", "IMPL")
+
+
+def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
+    rule = dense.rule if samples.get("cu_seq_q") is None else packed.rule
+    return rule(op, samples, options)
+
+
+def register() -> None:
+    rules = dict.fromkeys(_COMPUTING, _soft_or_hard)
+    rules |= {
+        "attention_with_kvcache": cache.rule,
+        "varlen_attention_paged": packed.paged_rule,
+        "dropout_seed": seeds.rule,
+    }
+    for name, rule in rules.items():
+        op = getattr(torch.ops.qkv, name).default
+        _library.impl(name, func_kernel(op, rule), "FuncTorchBatched")
+    for name in _COMPUTING:
+        op = getattr(torch.ops.qkv, name).default
+        _library.impl(name, core_kernel(op, _soft_or_hard), "Batched")
+    for name in _COMPOSITES:
+        _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")

@@ -1,0 +1,96 @@
+"""The two vmaps of torch, each of which has a dispatch key: torch.func's, and the one of torch's
+core, which torch.autograd.grad(is_grads_batched=True), torch.autograd.functional.jacobian and
+gradcheck use.
+
+A kernel for either takes the samples of one level of vmap out of the arguments, applies a rule to
+them, rule(op, samples, options), which returns results and their batch dimensions, and puts these
+into that level again. Outer levels are the business of the calls that the rule makes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call_vmap_helper
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from qkv._vmap.samples import Samples
+
+_core: Any = torch  # its stubs leave out what is private
+Rule = Callable[[Any, Samples, dict[str, Any]], tuple[Any, Any]]
+
+
+class _Call(NamedTuple):
+    tensors: dict[str, Tensor | None]
+    options: dict[str, Any]
+
+
+def _binder(op: Any) -> Callable[..., _Call]:
+    """A function that takes the operator's arguments apart."""
+    arguments = [argument.name for argument in op._schema.arguments]
+    tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
+
+    def bind(*args: Any, **kwargs: Any) -> _Call:
+        call = dict(zip(arguments, args, strict=False)) | kwargs
+        return _Call(
+            {name: x for name, x in call.items() if name in tensors},
+            {name: x for name, x in call.items() if name not in tensors},
+        )
+
+    return bind
+
+
+def func_kernel(op: Any, rule: Rule) -> Callable:
+    """For torch.func.vmap. As torch.library.register_vmap makes it, but for tensors that are
+    keywords, too."""
+    bind = _binder(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        tensors, options = bind(*args, **kwargs)
+
+        def apply(*operands: Tensor | None) -> Any:
+            return op(**dict(zip(tensors, operands, strict=True)), **options)
+
+        def apply_to_all(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor | None):
+            values = dict(zip(tensors, operands, strict=True))
+            dims = dict(zip(tensors, in_dims, strict=True))
+            return rule(op, Samples(values, dims, info.batch_size, info.randomness), options)
+
+        interpreter: Any = retrieve_current_functorch_interpreter()
+        return custom_function_call_vmap_helper(interpreter, apply_to_all, apply, *tensors.values())
+
+    return kernel
+
+
+def _at_level(tensor: Tensor | None, level: int) -> Tensor | None:
+    """[size, ...] of a tensor that is batched at this level of the core's vmap; None of others."""
+    if tensor is None:
+        return None
+    # What is not batched at this level is expanded to any size that is asked for.
+    one, two = (_core._remove_batch_dim(tensor, level, size, 0) for size in (1, 2))
+    return one if one.size(0) == two.size(0) else None
+
+
+def core_kernel(op: Any, rule: Rule) -> Callable:
+    """For the vmap of torch's core, which knows no randomness: all samples drop the same."""
+    bind = _binder(op)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        tensors, options = bind(*args, **kwargs)
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        batched: dict[str, Tensor] = {}
+        while not batched and level > 0:
+            found = {name: _at_level(x, level) for name, x in tensors.items()}
+            batched = {name: x for name, x in found.items() if x is not None}
+            level -= not batched
+        size = next(iter(batched.values())).size(0)
+        dims = {name: 0 if name in batched else None for name in tensors}
+        results, out_dims = rule(op, Samples(tensors | batched, dims, size, "same"), options)
+        return tuple(
+            x if dim is None else _core._add_batch_dim(x, dim, level)
+            for x, dim in zip(results, out_dims, strict=True)
+        )
+
+    return kernel

@@ -1,0 +1,143 @@
+"""Packed documents: those of all samples, one sample after the other.
+
+Sample b has the rows from b * T on, and its documents are followed by two more, which see no keys:
+the rows of the sample after its last document, and those of the next sample before its first one.
+Both are usually empty. With dropout there are as many more documents as make the seeds' parts
+equal (seeds.py).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from qkv._vmap import seeds
+from qkv._vmap.pools import Pool
+from qkv._vmap.samples import Samples
+
+_MASKS = ("attn_mask", "bias")
+_PER_HEAD = ("alibi_slopes", "sinks")
+_ROWS = ("query", "key", "value", "output")
+_ROWS_IN_SECOND = ("logsumexp", "softmax_lse")  # [H, T]
+
+
+def _laid_out_like(name: str) -> str:
+    """The tensor of which this one is a gradient or a tangent, or both; or it itself."""
+    while name.startswith("grad_"):
+        name = name.removeprefix("grad_")
+    return name.removesuffix("_tangent")
+
+
+class _Documents:
+    """Of all samples. count: those of one sample; gaps: what is added to them."""
+
+    def __init__(self, samples: Samples, options: dict[str, Any]):
+        self.samples = samples
+        ends = samples.needed("cu_seq_q")
+        self.count = ends.size(1) - 1
+        self.gaps, self.seeds = 2, seeds.of(samples, options)
+        if self.seeds is not None and (parts := self.seeds.size(1)) > 1:
+            part = max(self.count // parts, 1)
+            self.gaps = part * -(-2 // part)
+            self.seeds = pad(self.seeds, (0, self.gaps // part))
+
+    def boundaries(self, name: str, rows: int) -> Tensor:
+        """cu_seq_q or cu_seq_k, of samples that have so many rows."""
+        ends = self.samples.needed(name)
+        begins = torch.arange(self.samples.size, device=ends.device)[:, None] * rows
+        ends = torch.cat([ends.long() + begins, (begins + rows).expand(-1, self.gaps - 1)], 1)
+        return torch.cat([ends.flatten(), ends.new_full((1,), self.samples.size * rows)])
+
+    def padded(self, tensor: Tensor, dims_after: int, value: float = 0) -> Tensor:
+        """[size, count, ...], with so many dimensions after these, for documents and gaps:
+        [size * (count + gaps), ...]."""
+        return pad(tensor, (0, 0) * dims_after + (0, self.gaps), value=value).flatten(0, 1)
+
+    def of_sample(self, gradient: Tensor, name: str) -> Tensor:
+        """[size, ...], of a sample's own shape: of a gradient of [size * (count + gaps), ...]."""
+        gradient = gradient.unflatten(0, (self.samples.size, self.count + self.gaps))
+        gradient = gradient[:, : self.count]
+        own = self.samples.needed(name)
+        if own.dim() < gradient.dim() or own.size(1) == 1 != self.count:
+            gradient = gradient.sum(1, keepdim=True)
+        return gradient.reshape(own.shape)
+
+
+def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor]:
+    """The masks, slopes and sinks of all documents, and their tangents. wanted: those whose
+    gradients are."""
+    samples, tensors = documents.samples, {}
+    for option in (*_MASKS, *_PER_HEAD):
+        dims_after = 3 if option in _MASKS else 1
+        given = [n for n in (option, f"{option}_tangent") if samples.get(n) is not None]
+        is_one = all(samples.is_one_for_all(n, dims_after) for n in given)
+        for name in given:
+            if option in _MASKS and option not in wanted and is_one:
+                tensors[name] = samples.get(name)
+                continue
+            of_documents = samples.of_items(name, documents.count, dims_after)
+            # A sink of -inf is none, so that the lse of a gap is that of rows without a document.
+            value = -torch.inf if name == "sinks" else 0
+            tensors[name] = documents.padded(of_documents, dims_after, value)
+    return tensors
+
+
+def rule(op: Any, samples: Samples, options: dict[str, Any]):
+    documents = _Documents(samples, options)
+    cu_seq_k = "cu_seq_q" if samples.get("cu_seq_k") is None else "cu_seq_k"
+    wanted = tuple(
+        result.name.removeprefix("grad_")
+        for result, is_wanted in zip(
+            op._schema.returns, options.get("output_mask", ()), strict=False
+        )
+        if is_wanted
+    )
+    tensors = dict.fromkeys(samples.values)
+    for name in samples.values:
+        if _laid_out_like(name) in _ROWS:
+            tensors[name] = samples.rows(name)
+        elif _laid_out_like(name) in _ROWS_IN_SECOND:
+            x = samples.each(name)
+            tensors[name] = None if x is None else x.transpose(0, 1).flatten(1, 2)
+    tensors |= _options(documents, wanted)
+    tensors["dropout_seed"] = None if documents.seeds is None else documents.seeds.flatten()
+    tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.needed("query").size(1))
+    tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.needed("key").size(1))
+    used = samples.each("seqused_k")
+    if used is None:
+        used = samples.needed(cu_seq_k).diff(dim=1)
+    tensors["seqused_k"] = documents.padded(used, 0)
+    results = op(**tensors, **options)
+    return _results(op, documents, results)
+
+
+def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...]):
+    """As the function under vmap sees them, and their batch dimensions."""
+    samples, found, dims = documents.samples, [], []
+    for x, r in zip(results, op._schema.returns, strict=True):
+        name = _laid_out_like(r.name)
+        dims.append(None if x is None else 1 if name in _ROWS_IN_SECOND else 0)
+        if x is None:
+            found.append(None)
+        elif name in (*_MASKS, *_PER_HEAD):
+            found.append(documents.of_sample(x, name))
+        else:
+            rows = samples.needed(name if name in ("key", "value") else "query").size(1)
+            found.append(x.unflatten(dims[-1], (samples.size, rows)))
+    return tuple(found), tuple(dims)
+
+
+def paged_rule(op: Any, samples: Samples, options: dict[str, Any]):
+    """Of varlen_attention_paged: key and value are blocks."""
+    documents = _Documents(samples, options)
+    pool = Pool(samples, ("key", "value"), samples.each("block_table"))
+    used = samples.needed("seqused_k")
+    assert pool.index is not None
+    results = op(
+        samples.rows("query"), **pool.tensors,
+        cu_seq_q=documents.boundaries("cu_seq_q", samples.needed("query").size(1)), cu_seq_k=None,
+        seqused_k=documents.padded(used, 0), block_table=documents.padded(pool.index, 1),
+        **_options(documents, ()), **options,
+    )  # fmt: skip
+    return _results(op, documents, results)
