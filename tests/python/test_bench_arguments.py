@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
         (["--shapes", "cache:1x2x1x8x4"], "'cache:1x2x1x8x4': cache is for --suite decode"),
         (["--suite", "decode", "--shapes", "bias:1x2x1x8x4"], "bias is for another suite"),
         (["--suite", "decode", "--shapes", "1x2x1x8x4c"], "sees all keys, expected no 'c'"),
+        (["--suite", "derivatives", "--shapes", "varlen:2x2x8x8x4"], "of qkv.attention alone"),
         (["--dtype", "int8"], "--dtype: invalid choice: 'int8' (choose from 'float32', "),
         (["--threads", "0"], "'0', expected a positive int"),
         (["--threads", "two"], "'two', expected a positive int"),

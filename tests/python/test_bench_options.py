@@ -13,7 +13,11 @@ from qkv.bench.suites import SUITES, Entry
 
 def test_options_are_the_promised_ones():
     entries = SUITES["options"].entries
-    assert [f"{e.name} {e} {e.at_least} {e.at_most}" for e in entries] == [
+    assert all(set(e.promised) == {"both"} for e in entries)
+    promised = [e.promised["both"] for e in entries]
+    assert [
+        f"{e.name} {e} {p.at_least} {p.at_most}" for e, p in zip(entries, promised, strict=True)
+    ] == [
         "plain 2x8x1024x1024x64 None None",
         "dropout dropout:2x8x1024x1024x64 5 1.35",
         "bias bias:2x8x1024x1024x64 2.5 None",
@@ -113,7 +117,7 @@ def test_plot_of_options_is_a_picture(finished_options):
 def test_promises_that_do_not_hold_are_said():
     def result(name, torchs, own, at_least, at_most):
         both = {"ratio": quartiles([torchs]), "own_ratio": quartiles([own])}
-        promised = {"at_least": at_least, "at_most": at_most}
+        promised = {"both": {"at_least": at_least, "at_most": at_most}}
         return {"name": name, "dtype": "float32", "promised": promised, "both": both}
 
     run = {
@@ -130,4 +134,5 @@ def test_promises_that_do_not_hold_are_said():
         "slow: not at least 5 times torch's speed, as promised",
         "slow: not at most 1.35 times our own time, as promised",
     ]
-    assert [table.promise("at_least", "≥").cell(r) for r in run["results"]] == ["≥ 5", "≥ 5 !", ""]
+    column = table.promise("both", "at_least", "≥")
+    assert [column.cell(r) for r in run["results"]] == ["≥ 5", "≥ 5 !", ""]

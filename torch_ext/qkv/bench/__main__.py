@@ -15,8 +15,9 @@ from . import machine, report, table
 from .case import Case
 from .check import WrongAnswer, check
 from .measure import fastest, measure
+from .memory import extra_bytes
 from .progress import Progress
-from .suites import SPELLING, SUITES
+from .suites import PLAIN_PASS, SPELLING, SUITES
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 PICTURES = (".png", ".svg", ".pdf")
@@ -27,6 +28,9 @@ float64.
 grid     shapes, against scaled_dot_product_attention: GFLOP/s, and the share of the machine's peak.
 options  what training adds to attention, each against the fastest of torch's ways to the same
          numbers, and against our own time without it.
+derivatives  the jvp, the second backward pass, and both backward passes together, beside torch's
+         math path, against our own plain passes, and with the memory that they take beyond the
+         inputs. In float32 and bfloat16.
 decode   few queries and a long cache of keys and values, none of it in a CPU's cache: GB/s, and
          the share of the memory's bandwidth. In float32, bfloat16 and float16.
 
@@ -76,7 +80,10 @@ def make_parser():
     parser.add_argument("--suite", choices=SUITES, default="grid", help="default: grid")
     parser.add_argument("--shapes", metavar="SHAPE,...", help="see below; default: the suite's")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="default: float32, for --suite decode all but float64"
+        "--dtype",
+        choices=DTYPES,
+        help="default: float32, for --suite decode all but float64, for --suite derivatives "
+        "float32 and bfloat16",
     )
     parser.add_argument("--threads", type=positive(int), help="default: torch.get_num_threads()")
     parser.add_argument(
@@ -155,19 +162,25 @@ def bench(name, entries, dtypes, seconds, repeats):
     """Measures the machine and every entry for the suite called `name`; returns the run as
     report.py describes it."""
     suite, described = SUITES[name], machine.describe(dtypes)
-    peak_of = None if suite.is_decode else dtypes[0]
+    peak_of = None if suite.is_decode or len(dtypes) > 1 else dtypes[0]  # each dtype has its own
     measured = []
     with Progress(2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)) as progress:
         before = progress.step("this machine", machine.rates, peak_of)
         for entry, dtype in itertools.product(entries, dtypes):
-            case = Case(entry, dtype, with_gradients="backward" in suite.directions)
+            case = Case(entry, dtype, suite.has_gradients, suite.has_tangents)
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
             errors = progress.long_step(f"{label} check", check, case)
             reads = [machine.read_rate()] if report.reads_memory(entry) else []
             timings = {
                 direction: progress.long_step(
-                    f"{label} {direction}", time, case, direction, seconds, repeats
-                )
+                    f"{label} {table.label(direction)}",
+                    time,
+                    case,
+                    direction,
+                    seconds,
+                    repeats,
+                    direction in suite.remembered,
+                )  # fmt: skip
                 for direction in suite.directions
             }
             if reads:
@@ -180,15 +193,26 @@ def bench(name, entries, dtypes, seconds, repeats):
     return report.summarize(name, described, machine.best(before, after), measured)
 
 
-def time(case, direction, seconds, repeats, tick):
+def time(case, direction, seconds, repeats, with_memory, tick):
     """Ours, torch's fastest and our own without the option, in turn: what measure() returns and
-    {"way": the fastest, "tried_s": seconds of all, where there are several}."""
+    {"way": the fastest, "tried_s": seconds of all, where there are several, "extra_bytes": what
+    memory.extra_bytes() returns, if with_memory}."""
+    way, tried_s = fastest_way(case, direction)
+    memory = extra_bytes(case, direction, way) if with_memory else {}
     calls = {name: call.timed(direction) for name, call in case.calls.items()}
-    ways = {name: call.timed(direction) for name, call in case.ways.items()}
-    way, tried_s = fastest(ways) if len(ways) > 1 else (next(iter(ways), None), {})
+    if direction in PLAIN_PASS:
+        calls["base"] = case.calls["qkv"].timed(PLAIN_PASS[direction])
     if way:
-        calls["torch"] = ways[way]
-    return measure(calls, seconds, repeats, tick) | {"way": way, "tried_s": tried_s}
+        calls["torch"] = case.ways[way].timed(direction)
+    found = measure(calls, seconds, repeats, tick)
+    return found | {"way": way, "tried_s": tried_s, "extra_bytes": memory}
+
+
+def fastest_way(case, direction):
+    """Its name, or None, and {way: seconds} where there are several."""
+    if len(case.ways) < 2:
+        return next(iter(case.ways), None), {}
+    return fastest({name: call.timed(direction) for name, call in case.ways.items()})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,13 +17,16 @@ def leaves_of(inputs):
 class Call:
     """function(**inputs) returns the output, of grad_output's shape. ours(x) brings the output
     or a gradient into the layout of the case, where that is another. more_inputs, forward only:
-    others of the same sizes, which calls take in turn so as to find none in a CPU's cache."""
+    others of the same sizes, which calls take in turn so as to find none in a CPU's cache.
+    tangents: {leaf: the direction in which it moves}, for the derivatives of a second order and of
+    forward mode; in double backward they are what the first gradients are multiplied with."""
 
     function: Callable[..., Tensor]
     inputs: dict
     grad_output: Tensor
     ours: Callable[[Tensor], Tensor] = lambda x: x
     more_inputs: tuple = ()
+    tangents: dict = field(default_factory=dict)
 
     @classmethod
     def in_turn(cls, calls):
@@ -31,11 +34,17 @@ class Call:
         return replace(calls[0], more_inputs=tuple(call.inputs for call in calls[1:]))
 
     def timed(self, direction):
-        """A function without arguments: "forward" records no gradients; "backward" is of a forward
-        pass made here; "both" is a step of training."""
-        return {"forward": self._forward, "backward": self._backward, "both": self._both}[
-            direction
-        ]()
+        """A function without arguments: "forward" and "jvp" record no gradients; "backward" is of a
+        forward pass made here; "both" is a step of training; "double_backward" is of a first
+        backward pass made here, and "backward_twice" is both of these passes."""
+        return {
+            "forward": self._forward,
+            "backward": self._backward,
+            "both": self._both,
+            "jvp": self._jvp,
+            "double_backward": self._double_backward,
+            "backward_twice": self._backward_twice,
+        }[direction]()
 
     def _forward(self):
         if not self.more_inputs:
@@ -51,6 +60,38 @@ class Call:
         leaves = tuple(leaves_of(self.inputs).values())
         return lambda: torch.autograd.grad(self.function(**self.inputs), leaves, self.grad_output)
 
+    def _jvp(self):
+        def moving(*leaves):
+            return self.function(**self.inputs | dict(zip(self.tangents, leaves, strict=True)))
+
+        leaves = tuple(self.inputs[name].detach() for name in self.tangents)
+        tangents = tuple(self.tangents.values())
+        return torch.no_grad()(lambda: torch.func.jvp(moving, leaves, tangents))
+
+    def _double_backward(self):
+        first, second = self._orders()
+        grads = first()
+        return lambda: second(grads)
+
+    def _backward_twice(self):
+        first, second = self._orders()
+        return lambda: second(first())
+
+    def _orders(self):
+        """A function that returns the gradients, and one that takes them and returns the gradients
+        of their product with the tangents: with respect to the leaves and to grad_output."""
+        leaves = tuple(leaves_of(self.inputs).values())
+        grad_output = self.grad_output.detach().requires_grad_()
+        output, tangents = self.function(**self.inputs), tuple(self.tangents.values())
+
+        def first():
+            return torch.autograd.grad(output, leaves, grad_output, create_graph=True)
+
+        def second(grads):
+            return torch.autograd.grad(grads, (*leaves, grad_output), tangents, retain_graph=True)
+
+        return first, second
+
     def output(self):
         """As the case has it, with the random numbers of grads()."""
         torch.manual_seed(0)
@@ -64,3 +105,15 @@ class Call:
         torch.manual_seed(0)
         grads = self.timed("backward")()
         return {f"grad_{n}": self.ours(grad) for n, grad in zip(names, grads, strict=True)}
+
+    def derivatives(self):
+        """{"tangent": of the output, "second_query", ..., "second_grad_output"}; {} if the case
+        has no tangents."""
+        if not self.tangents:
+            return {}
+        torch.manual_seed(0)
+        found = {"tangent": self.timed("jvp")()[1]}
+        torch.manual_seed(0)
+        names = (*leaves_of(self.inputs), "grad_output")
+        seconds = self.timed("backward_twice")()
+        return found | {f"second_{n}": x for n, x in zip(names, seconds, strict=True)}

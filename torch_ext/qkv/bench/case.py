@@ -3,20 +3,23 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 
 from .call import Call, leaves_of
 from .machine import uncached_bytes
+from .torch_ways import on_math_path
 
 MOST_COPIES = 64
 
 
 class Case:
     """inputs: {argument: value}; of `leaves` the gradients are wanted. calls: {"qkv": Call}, and
-    "base" where the entry has one. ways: torch's."""
+    "base" where the entry has one. ways: torch's. with_tangents: there are tangents of the leaves
+    too, and torch's ways take the path that has derivatives in forward mode and of second order."""
 
-    def __init__(self, entry, dtype, with_gradients=True):
+    def __init__(self, entry, dtype, with_gradients=True, with_tangents=False):
         self.entry, self.dtype = entry, dtype
         shape, how = entry.shape, entry.how
         random = torch.Generator().manual_seed(0)
@@ -44,19 +47,25 @@ class Case:
         if self.documents:
             self.inputs["cu_seq_q"] = torch.tensor(ends, dtype=torch.int32)
         self.leaves = tuple(leaves_of(self.inputs))
+        moving = self.leaves if with_tangents else ()
+        self.tangents = {name: randn(*self.inputs[name].shape) for name in moving}
         self.turns = copies(how.prepare(self.inputs), how.is_cold)
         self.calls = {"qkv": self._call(lambda *x: Call(how.call, *x))}
-        self.base = Case(entry.base, dtype, with_gradients) if entry.base else None
+        self.base = Case(entry.base, dtype, with_gradients, with_tangents) if entry.base else None
         if self.base:
             self.calls["base"] = self.base.calls["qkv"]
 
     def _call(self, way):
-        return Call.in_turn([way(inputs, self.grad_output) for inputs in self.turns])
+        call = Call.in_turn([way(inputs, self.grad_output) for inputs in self.turns])
+        return replace(call, tangents=self.tangents)
 
     @functools.cached_property
     def ways(self):
         """{name: Call}: torch's."""
-        return {name: self._call(way) for name, way in self.entry.how.ways.items()}
+        ways = {name: self._call(way) for name, way in self.entry.how.ways.items()}
+        if not self.tangents:
+            return ways
+        return {name: replace(w, function=on_math_path(w.function)) for name, w in ways.items()}
 
 
 def copies(inputs, is_cold):

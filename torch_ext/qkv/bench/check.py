@@ -8,9 +8,10 @@ from qkv.testing._tolerance import rounding
 from . import truth
 from .measure import no_tick
 
-# The rounding that is always allowed is so many times larger in the few numbers that each are a
-# sum over all queries, of both signs: by how much torch misses them is too much a matter of luck.
-SUMS = {"grad_alibi_slopes": 10, "grad_sinks": 10}
+# The rounding that is always allowed is so many times larger in gradients that are few numbers,
+# each a sum over all queries, of both signs: by how much torch misses them is too much a matter of
+# luck.
+SUMS = {"alibi_slopes": 10, "sinks": 10}
 # An error this much larger is none of rounding: torch's way computes something else. Also where
 # the truth is 0, as a gradient may be. In half precision torch rounds what it adds to, too.
 SOMETHING_ELSE = {
@@ -27,7 +28,8 @@ class WrongAnswer(Exception):
 
 
 def check(case, tick=no_tick):
-    """Compares output and gradients of all calls, and of the base's, with attention in float64.
+    """Compares output and gradients of all calls, and of the base's, with attention in float64; the
+    derivatives of second order and of forward mode as well, where the case has tangents.
 
     Returns {tensor name: {"error", "torch_error", "limit"}}, all absolute; torch_error is the
     largest of torch's ways, or that of qkv.testing in the case's dtype where torch has none
@@ -47,9 +49,13 @@ def check(case, tick=no_tick):
     ours |= call.grads()
     for name in case.leaves:
         expect_like(case, f"grad_{name}", ours[f"grad_{name}"], case.inputs[name])
+    ours |= case.calls["qkv"].derivatives()
     tick(1 / 2)
     if case.ways and not drops:
-        torchs = {way: {"output": c.output()} | c.grads() for way, c in case.ways.items()}
+        torchs = {
+            way: {"output": c.output()} | c.grads() | c.derivatives()
+            for way, c in case.ways.items()
+        }
     else:
         torchs = {"qkv.testing": truth.answers(case, case.dtype, seed)}
     return {
@@ -70,7 +76,8 @@ def compare(case, tensor, ours, torchs, expected):
             )
         torch_error = max(torch_error, error)
     error = max_error(ours, expected)
-    limit = 2 * torch_error + SUMS.get(tensor, 1) * rounding(expected, ours.dtype)
+    summed = SUMS.get(tensor.partition("_")[2], 1)
+    limit = 2 * torch_error + summed * rounding(expected, ours.dtype)
     if not error <= limit:
         raise WrongAnswer(
             f"{where(case)}: {tensor} is off by {error:.1e} from float64, at most {limit:.1e} is "

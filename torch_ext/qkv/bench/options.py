@@ -158,6 +158,7 @@ CACHED = {"call": ours.cached, "is_cold": True}
 
 OPTIONS = {
     "plain": Option(ways=SDPA),
+    "alone": Option(),  # beside no way of torch's, which would take too much memory or too long
     "plain-padded": Option(ways={"SDPA, q and k zero-padded": ways.zero_padded}),
     "dropout": Option(dropout, SDPA | BY_HAND, plain),
     "bias": Option(bias, {"SDPA": ways.masked_bias} | BY_HAND, plain),

@@ -8,6 +8,7 @@ from .report import label as result_label
 from .table import label, machine_lines
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
+COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3a7d44"}
 POWERS = [2.0**n for n in range(-6, 9)]
 BETWEEN = [0.75, 1.25, 1.5, 3, 6]  # more ticks, where the axis is short
 SMALL, SMALLER = 9, 8  # points
@@ -22,6 +23,8 @@ def draw(run, path):
     draw_ratios(ratios, run)
     if "both" in directions:
         draw_own(right, results)
+    elif run["suite"] == "derivatives":
+        draw_memory(right, results, directions)
     elif "gflops" in run["peak"]:
         title = f"Share of the {run['peak']['instruction']} peak"
         draw_shares(right, results, directions, "share_of_peak", title)
@@ -76,10 +79,15 @@ def draw_ratios(axes, run):
                 fontsize=SMALLER, color=color,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
             )  # fmt: skip
-    if "both" in directions:
-        row = offsets(directions)["both"]
-        promised = {i + row: r["promised"]["at_least"] for i, r in enumerate(run["results"])}
-        draw_promised(axes, {row: bound for row, bound in promised.items() if bound})
+    draw_promised(
+        axes,
+        {
+            i + row: r["promised"][direction]["at_least"]
+            for i, r in enumerate(run["results"])
+            for direction, row in offsets(directions).items()
+            if r["promised"].get(direction, {}).get("at_least")
+        },
+    )
     axes.axvline(1, color="0.2", lw=1.2, zorder=1)
     axes.set_xscale("log", base=2)
     axes.margins(x=0.12)
@@ -95,6 +103,8 @@ def draw_ratios(axes, run):
 
 def draw_promised(axes, promised):
     """promised: {row: bound}"""
+    if not promised:
+        return
     rows, bounds = list(promised), list(promised.values())
     axes.plot(bounds, rows, "|", color="0.1", ms=14, mew=1.6, label="promised", zorder=3)
 
@@ -104,7 +114,7 @@ def draw_own(axes, results):
     rows = [i for i, r in enumerate(results) if "own_ratio" in r["both"]]
     found = [results[i]["both"]["own_ratio"]["median"] for i in rows]
     axes.barh(rows, found, height=0.5, color=COLORS["both"], label=f"{label('both')}, qkv")
-    promised = {i: results[i]["promised"]["at_most"] for i in rows}
+    promised = {i: results[i]["promised"].get("both", {}).get("at_most") for i in rows}
     promised = {i: bound for i, bound in promised.items() if bound}
     draw_promised(axes, promised)
     for row, ratio in zip(rows, found, strict=True):
@@ -117,6 +127,29 @@ def draw_own(axes, results):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
     axes.set_title("Our time relative to our own without the option", fontsize=SMALL, loc="left")
     legend(axes, ncols=2)
+
+
+def draw_memory(axes, results, directions):
+    """Bars: ours; ticks: torch's."""
+    found = [d for d in directions if "extra_bytes" in results[0][d]["qkv"]]
+    for direction in found:
+        rows = [row + offsets(directions)[direction] for row in range(len(results))]
+        ours, theirs = (
+            {
+                row: max(r[direction][name]["extra_bytes"] / 2**20, 1)  # the axis is logarithmic
+                for row, r in zip(rows, results, strict=True)
+                if name in r[direction]
+            }
+            for name in ("qkv", "torch")
+        )
+        color, name = COLORS[direction], label(direction)
+        axes.barh(list(ours), ours.values(), height=0.24, color=color, label=f"{name}, qkv")
+        last = "torch" if direction == found[-1] else None
+        axes.plot(theirs.values(), theirs.keys(), "|", color="0.1", ms=9, mew=1.6, label=last)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_title("Memory beyond the inputs, at its peak: MiB", fontsize=SMALL, loc="left")
+    legend(axes, ncols=3)
 
 
 def draw_shares(axes, results, directions, key, title):

@@ -3,20 +3,20 @@
 {"suite": its name, "machine": {...},
  "peak": {"read_gbs", "read_gbs_before", "read_gbs_after"}, and where arithmetic is the limit also
          {"instruction", "gflops", "gflops_before", "gflops_after"},
- "directions": of "forward", "backward", "both",
+ "directions": of "forward", "backward", "both", or "jvp", "double_backward", "backward_twice",
  "results": [{"name", "shape", "option", "dtype", "sizes", "read_gbs": what the memory gave just
               before or after, where it is the limit, "base": whose time ours is compared with,
-              or None, "promised": of "both": {"at_least": times torch's speed, or None,
-              "at_most": times our own time, or None},
-              "check", "forward": D, "backward": D, "both": D}],
+              or None, "promised": {direction: {"at_least": times torch's speed, or None,
+              "at_most": times our own time, or None}}, "check", direction: D, ...}],
  "geometric_mean": {direction: of the ratios to torch; None for several dtypes}, "warnings": [...]}
 
 where D is {"repeats", "way": torch's that was fastest, "tried_s": {way: s} of several, "qkv": C,
 "torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by pair, "own_ratio": of
-our time over the base's} and C is {"seconds": quartiles of a call, "samples_s",
-"calls_per_sample", "gflops", "share_of_peak"}, for decoding also "gbs", of keys and values, and
-"share_of_bandwidth", of read_gbs. Where torch has no way, or nothing is the base, "torch" and
-"ratio", or "base" and "own_ratio", are missing.
+our time over the base's; of "jvp" and "double_backward" the base is our own plain pass} and C is
+{"seconds": quartiles of a call, "samples_s", "calls_per_sample", "gflops", and of one dtype
+"share_of_peak"}, for decoding also "gbs", of keys and values, and "share_of_bandwidth", of
+read_gbs, and of derivatives "extra_bytes", of memory. Where torch has no way, or nothing is the
+base, "torch" and "ratio", or "base" and "own_ratio", are missing.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ import torch
 
 from .machine import name_of
 from .measure import quartiles
-from .suites import Entry
+from .suites import PLAIN_PASS, Entry
 
 NOISY = 0.1  # interquartile range of a ratio, relative to its median
 DRIFT = 0.1  # between the peak before and after the run
@@ -49,7 +49,8 @@ def summarize(suite, machine, peak, measured):
         result["dtype"] = name_of(dtype)
         result["sizes"] = dataclasses.asdict(entry.shape)
         result["base"] = entry.base and entry.base.name
-        result["promised"] = {"at_least": entry.at_least, "at_most": entry.at_most}
+        promised = entry.promised if dtype == torch.float32 else {}
+        result["promised"] = {d: dataclasses.asdict(promise) for d, promise in promised.items()}
         result["check"] = errors
         if read_gbs:
             result["read_gbs"] = read_gbs
@@ -75,9 +76,9 @@ def figures(entry, dtype, direction, timing, peak, read_gbs):
     taken = timing["samples_s"]
     result = {"repeats": len(taken["qkv"]), "way": timing["way"], "tried_s": timing["tried_s"]}
     for name, samples in taken.items():
-        computed = entry.base if name == "base" else entry
+        computed, how = (entry, direction) if name != "base" else base_of(entry, direction)
         seconds = quartiles(samples)
-        gflops = computed.flops(direction) / seconds["median"] / 1e9
+        gflops = computed.flops(how) / seconds["median"] / 1e9
         result[name] = {
             "seconds": seconds,
             "samples_s": samples,
@@ -89,6 +90,8 @@ def figures(entry, dtype, direction, timing, peak, read_gbs):
         if read_gbs and direction == "forward":
             gbs = entry.shape.cache_bytes(dtype.itemsize) / seconds["median"] / 1e9
             result[name] |= {"gbs": gbs, "share_of_bandwidth": gbs / read_gbs}
+        if name in timing["extra_bytes"]:
+            result[name]["extra_bytes"] = timing["extra_bytes"][name]
     if "torch" in taken:
         pairs = zip(taken["torch"], taken["qkv"], strict=True)
         result["ratio"] = quartiles([theirs / ours for theirs, ours in pairs])
@@ -96,6 +99,12 @@ def figures(entry, dtype, direction, timing, peak, read_gbs):
         pairs = zip(taken["base"], taken["qkv"], strict=True)
         result["own_ratio"] = quartiles([ours / base for base, ours in pairs])
     return result
+
+
+def base_of(entry, direction):
+    """(entry, direction) that our own time is compared with."""
+    plain = PLAIN_PASS.get(direction)
+    return (entry, plain) if plain else (entry.base, direction)
 
 
 def reads_memory(entry):
@@ -113,15 +122,16 @@ def is_noisy(ratio):
     return ratio["iqr"] > NOISY * ratio["median"]
 
 
-def kept(result, bound):
+def kept(result, direction, bound):
     """Whether the promise "at_least" or "at_most" holds; None where there is none."""
-    promised = result["promised"].get(bound)
-    found = result.get("both", {}).get({"at_least": "ratio", "at_most": "own_ratio"}[bound])
+    promised = result["promised"].get(direction, {}).get(bound)
+    found = result.get(direction, {}).get({"at_least": "ratio", "at_most": "own_ratio"}[bound])
     if promised is None or found is None:
         return None
     return found["median"] >= promised if bound == "at_least" else found["median"] <= promised
 
 
+BOUNDS = {"at_least": "times torch's speed", "at_most": "times our own time"}
 PEAKS = (("gflops", "peak", "GFLOP/s"), ("read_gbs", "read bandwidth", "GB/s"))
 
 
@@ -149,9 +159,14 @@ def warnings(run):
     ]
     if noisy:
         found.append(f"interquartile range of a ratio above {NOISY:.0%} of it: {', '.join(noisy)}")
-    for result in run["results"]:
-        for bound, what in (("at_least", "times torch's speed"), ("at_most", "times our own time")):
-            if kept(result, bound) is False:
-                promised = f"{bound.replace('_', ' ')} {result['promised'][bound]:g}"
-                found.append(f"{result['name']}: not {promised} {what}, as promised")
-    return found
+    return found + [text for result in run["results"] for text in broken(result)]
+
+
+def broken(result):
+    """What to say of the promises that do not hold."""
+    for direction, bounds in result["promised"].items():
+        what = result["name"] if direction == "both" else f"{result['name']} {direction}"
+        for bound, number in bounds.items():
+            if kept(result, direction, bound) is False:
+                promised = f"{bound.replace('_', ' ')} {number:g}"
+                yield f"{what}: not {promised} {BOUNDS[bound]}, as promised"

@@ -1,9 +1,10 @@
 """What is measured, by name. A new suite is a new entry of SUITES."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from . import ours
 from .options import OPTIONS, Option
 from .shapes import SPELLING as SHAPE_SPELLING
 from .shapes import Shape
@@ -14,19 +15,37 @@ SPELLING = (
 )
 
 
+# What our own time in a direction is compared with, where it is that of another direction.
+PLAIN_PASS = {"jvp": "forward", "double_backward": "backward"}
+PRODUCTS = {  # by convention, in units of the two of a forward pass
+    "forward": 1,
+    "backward": 2.5,
+    "both": 3.5,
+    "jvp": 2.5,
+    "double_backward": 7.5,
+    "backward_twice": 10,
+}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Of one direction, in float32."""
+
+    at_least: float | None = None  # times torch's speed
+    at_most: float | None = None  # times our own time for the base, or the plain pass
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table: an option of the operator on a shape, and what is promised of forward
-    and backward together."""
+    """An option of the operator on a shape, and what is promised of it: {direction: Promise}."""
 
     name: str
     option: str
     shape: Shape
-    at_least: float | None = None  # times torch's speed
-    at_most: float | None = None  # times our own time for `base`
+    promised: dict[str, Promise] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text, name=None, at_least=None, at_most=None, default="plain"):
+    def parse(cls, text, name=None, promised=None, default="plain"):
         """Raises ValueError for text that is not SPELLING. default: the option if it has none."""
         option, _, spelling = text.rpartition(":")
         option = option or default
@@ -37,7 +56,7 @@ class Entry:
             raise ValueError(f"'{text}': {option} needs as many keys as queries")
         if OPTIONS[option].is_cold and shape.is_causal:
             raise ValueError(f"'{text}': with {option} every query sees all keys, expected no 'c'")
-        return cls(name or text, option, shape, at_least, at_most)
+        return cls(name or text, option, shape, promised or {})
 
     def __str__(self):
         return str(self.shape) if self.option == "plain" else f"{self.option}:{self.shape}"
@@ -52,18 +71,26 @@ class Entry:
         return Entry(*self.how.base(self.shape)) if self.how.base else None
 
     def flops(self, direction):
-        """By convention: two products forward, five backward, of the pairs that count."""
-        products = {"forward": 1, "backward": 2.5, "both": 3.5}[direction]
-        shape = self.shape
+        """By convention: of the pairs that count."""
+        shape, products = self.shape, PRODUCTS[direction]
         return products * 2 * self.how.scores(shape) * (shape.head_dim + shape.head_dim_v)
 
 
 @dataclass(frozen=True)
 class Suite:
     entries: tuple[Entry, ...]
-    directions: tuple[str, ...]  # of forward, backward, both (a step of training)
+    directions: tuple[str, ...]  # of those that Call.timed() knows
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)  # where --dtype does not say
     is_decode: bool = False  # memory is the limit, not arithmetic
+    remembered: tuple[str, ...] = ()  # the directions whose memory is measured too
+
+    @property
+    def has_gradients(self):
+        return self.directions != ("forward",)
+
+    @property
+    def has_tangents(self):
+        return "jvp" in self.directions
 
     def parse(self, text):
         """An entry that text spells. Raises ValueError for one that is none, or not for this."""
@@ -71,6 +98,8 @@ class Suite:
         if entry.how.is_cold != self.is_decode:
             suite = "another suite" if self.is_decode else "--suite decode"
             raise ValueError(f"'{text}': {entry.option} is for {suite}")
+        if self.has_tangents and entry.how.call is not ours.attention:
+            raise ValueError(f"'{text}': the derivatives are those of qkv.attention alone")
         return entry
 
 
@@ -123,13 +152,44 @@ DECODING = {
     "paged": "paged:8x32/8x1x4096x128",
 }
 
+TWICE = ("jvp", "double_backward", "backward_twice")
+
+# name: spelling, then for each direction of TWICE what is promised of it: times torch's speed at
+# least, times our own plain pass at most.
+DERIVATIVES = {
+    "L1024": ("2x8x1024x1024x64", (4, 2.9), (None, 3.4), (2.4, None)),
+    "L1024c": ("2x8x1024x1024x64c", (4, 2.9), (None, 3.4), (2.4, None)),
+    "L4096": ("2x8x4096x4096x64", (5, 2.9), (None, 3.4), (3.2, None)),
+    "L4096c": ("2x8x4096x4096x64c", (5, 2.9), (None, 3.4), (3.2, None)),
+    "L16384": ("alone:1x1x16384x16384x64", (None, 2.9), (None, 3.4)),
+}
+
+
+def promises(directions, bounds):
+    """{direction: Promise} of (at_least, at_most) for each; of fewer bounds than directions, for
+    the first."""
+    return {d: Promise(*b) for d, b in zip(directions, bounds, strict=False)}
+
+
 SUITES = {
     "grid": Suite(
         tuple(Entry.parse(text, name) for name, text in GRID.items()), ("forward", "backward")
     ),
     "options": Suite(
-        tuple(Entry.parse(text, name, *promise) for name, (text, *promise) in TRAINING.items()),
+        tuple(
+            Entry.parse(text, name, {"both": Promise(*promise)})
+            for name, (text, *promise) in TRAINING.items()
+        ),
         ("forward", "backward", "both"),
+    ),
+    "derivatives": Suite(
+        tuple(
+            Entry.parse(text, name, promises(TWICE, bounds))
+            for name, (text, *bounds) in DERIVATIVES.items()
+        ),
+        TWICE,
+        (torch.float32, torch.bfloat16),
+        remembered=("jvp", "backward_twice"),
     ),
     "decode": Suite(
         tuple(Entry.parse(text, name) for name, text in DECODING.items()),

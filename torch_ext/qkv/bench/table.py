@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .report import is_noisy, kept
+from .suites import PLAIN_PASS
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,13 @@ def columns(run):
         Column("", "shape", lambda r: r["name"], is_text=True, mean=mean_title),
         Column("", "B×Hq/Hkv×L×S×D", sizes, is_text=True),
     ]
-    return found + {"grid": grid_columns, "options": option_columns, "decode": decode_columns}[
-        run["suite"]
-    ](run)
+    of_suite = {
+        "grid": grid_columns,
+        "options": option_columns,
+        "decode": decode_columns,
+        "derivatives": derivative_columns,
+    }
+    return found + of_suite[run["suite"]](run)
 
 
 def mean_title(run):
@@ -44,9 +49,9 @@ def option_columns(run):
         milliseconds("both", "qkv", "ms"),
         milliseconds("both", "torch", "torch's"),
         ratio("both", "ratio", "× torch (IQR)", is_bold=True, with_spread=True),
-        promise("at_least", "≥"),
+        promise("both", "at_least", "≥"),
         ratio("both", "own_ratio", "× own time (IQR)", is_bold=True, with_spread=True),
-        promise("at_most", "≤"),
+        promise("both", "at_most", "≤"),
         Column("", "own: that of", lambda r: r["base"] or "", is_text=True),
         Column("", "torch's way", lambda r: r["both"]["way"] or "", is_text=True),
     ]
@@ -67,6 +72,47 @@ def decode_columns(run):
         Column("", "memory, GB/s", lambda r: f"{r['read_gbs']:.1f}"),
         Column("", "threads", lambda r: str(run["machine"]["threads"])),
         Column("", "torch's way", lambda r: r["forward"]["way"] or "", is_text=True),
+    ]
+
+
+ROW = "row"  # the direction of a row that has one, see rows_of()
+
+
+def derivative_columns(run):
+    def base(result):
+        direction: str = result["direction"]
+        return PLAIN_PASS.get(direction, "")
+
+    def mebibytes(name):
+        def cell(result):
+            found = result[ROW].get(name, {}).get("extra_bytes")
+            return "" if found is None else f"{found / 2**20:.0f}"
+
+        return cell
+
+    return [
+        Column("", "dtype", lambda r: r["dtype"], is_text=True),
+        Column("", "derivative", lambda r: label(r["direction"]), is_text=True),
+        milliseconds(ROW, "qkv", "ms"),
+        milliseconds(ROW, "torch", "torch's"),
+        ratio(ROW, "ratio", "× torch (IQR)", is_bold=True, with_spread=True),
+        promise(ROW, "at_least", "≥"),
+        ratio(ROW, "own_ratio", "× own time (IQR)", is_bold=True, with_spread=True),
+        promise(ROW, "at_most", "≤"),
+        Column("", "own: that of", base, is_text=True),
+        Column("", "extra MiB", mebibytes("qkv")),
+        Column("", "torch's", mebibytes("torch")),
+    ]
+
+
+def rows_of(run):
+    """The results, each a row; of derivatives, each direction of a result."""
+    if run["suite"] != "derivatives":
+        return run["results"]
+    return [
+        result | {"direction": d, ROW: result[d], "promised": {ROW: result["promised"].get(d, {})}}
+        for result in run["results"]
+        for d in run["directions"]
     ]
 
 
@@ -117,18 +163,26 @@ def milliseconds(direction, name, title):
     return Column(label(direction), title, cell)
 
 
-def promise(bound, sign):
+def promise(direction, bound, sign):
     def cell(result):
-        holds = kept(result, bound)
+        holds = kept(result, direction, bound)
         if holds is None:
             return ""
-        return f"{sign} {result['promised'][bound]:g}{'' if holds else ' !'}"
+        return f"{sign} {result['promised'][direction][bound]:g}{'' if holds else ' !'}"
 
-    return Column(label("both"), "promised", cell)
+    return Column(label(direction), "promised", cell)
 
 
-def label(direction):
-    return "forward + backward" if direction == "both" else direction
+LABELS = {
+    "both": "forward + backward",
+    "double_backward": "second backward",
+    "backward_twice": "first + second backward",
+    ROW: "",
+}
+
+
+def label(direction: str) -> str:
+    return LABELS.get(direction, direction)
 
 
 def machine_lines(run):
@@ -147,7 +201,9 @@ def machine_lines(run):
 def decode_lines(run):
     """Memory is what limits a decode step, so its rate is what tells."""
     lines = []
-    for result in run["results"] if run["suite"] != "decode" else ():  # that has columns for it
+    # The suite decode has columns for it.
+    is_told = run["suite"] != "decode" and "forward" in run["directions"]
+    for result in run["results"] if is_told else ():
         forward = result["forward"]
         if "gbs" not in forward["qkv"]:
             continue
@@ -165,7 +221,7 @@ def decode_lines(run):
 def cells(run):
     """Titles, rows and, where a column has a mean, a last row."""
     shown = columns(run)
-    rows = [[column.cell(result) for column in shown] for result in run["results"]]
+    rows = [[column.cell(row) for column in shown] for row in rows_of(run)]
     means = [column.mean(run) for column in shown]
     return shown, rows + ([means] if any(means[1:]) else [])
 

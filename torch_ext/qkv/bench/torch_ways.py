@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qkv.testing import distance, visible
 
@@ -15,6 +16,17 @@ from .call import Call
 
 def sdpa(inputs, grad_output):
     return Call(F.scaled_dot_product_attention, inputs, grad_output)
+
+
+def on_math_path(function):
+    """function with SDPA as matrix products and a softmax: of its paths on a CPU, the only one that
+    torch can derive a second time, or in forward mode."""
+
+    def on_math(**inputs):
+        with sdpa_kernel(SDPBackend.MATH):
+            return function(**inputs)
+
+    return on_math
 
 
 def one_mask(join, prepare=lambda seen, dtype: seen):

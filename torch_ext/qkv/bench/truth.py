@@ -5,7 +5,7 @@ import torch
 
 from qkv.testing import Place, attention
 
-SEQUENCES = ("query", "key", "value")
+SEQUENCES = ("query", "key", "value", "grad_output")
 MASKS = ("attn_mask", "bias")  # each dimension of theirs may be 1, and broadcasts then
 NO_OPTIONS = ("cu_seq_q", "seqlen_k")  # of a call on documents, or on a cache
 BLOCK_ELEMENTS = 1 << 22  # of a block of scores in float64: 32 MiB
@@ -13,15 +13,19 @@ BLOCK_ELEMENTS = 1 << 22  # of a block of scores in float64: 32 MiB
 
 def answers(case, dtype=torch.float64, seed=None):
     """{"output", "grad_query", "grad_key", ...}: what case's call returns, and the gradients of all
-    leaves, computed in `dtype`, the blocks' added up in float64. seed: of dropout."""
+    leaves; if the case has tangents, also what Call.derivatives() returns. All are computed in
+    `dtype`, the blocks' added up in float64. seed: of dropout."""
     inputs = {
         name: x.detach().to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
         for name, x in case.inputs.items()
         if name not in NO_OPTIONS
     }
-    grad_output = case.grad_output.to(dtype)
-    output = torch.empty_like(grad_output)
-    grads = {name: torch.zeros_like(inputs[name], dtype=torch.float64) for name in case.leaves}
+    inputs["grad_output"] = case.grad_output.to(dtype)
+    tangents = {name: x.to(dtype) for name, x in case.tangents.items()}
+    sums = {
+        name: torch.zeros_like(inputs[of], dtype=torch.float64)
+        for name, of in results(case.leaves, tangents).items()
+    }
     for first_item, part in parts(case):
         for rows, keys, place in blocks(
             case, first_item, part(inputs["query"]), part(inputs["key"])
@@ -32,17 +36,49 @@ def answers(case, dtype=torch.float64, seed=None):
                 return cut(name, part(x) if has_items else x, rows, keys)
 
             own = {name: view(name, x) for name, x in inputs.items()}
-            leaves = {name: own[name].detach().requires_grad_() for name in grads}
-            found, _ = attention(
-                **own | leaves, dropout_seed=seed, dtype=dtype, place=place, return_lse=True
-            )
-            view("query", output).copy_(found.detach())
-            if not leaves:
-                continue
-            found_grads = torch.autograd.grad(found, [*leaves.values()], view("query", grad_output))
-            for name, grad in zip(leaves, found_grads, strict=True):
-                view(name, grads[name]).add_(grad)
-    return {"output": output} | {f"grad_{name}": grad.to(dtype) for name, grad in grads.items()}
+            grad_output = own.pop("grad_output")
+            leaves = {name: own[name] for name in case.leaves}
+
+            def function(*x, own=own, leaves=leaves, place=place):
+                moved = own | dict(zip(leaves, x, strict=True))
+                return attention(**moved, dropout_seed=seed, dtype=dtype, place=place)
+
+            directions = {name: view(name, x) for name, x in tangents.items()}
+            found = derived(function, leaves, grad_output, directions)
+            for name, of in results(leaves, tangents).items():
+                view(of, sums[name]).add_(found[name])
+    return {name: x.to(dtype) for name, x in sums.items()}
+
+
+def results(leaves, tangents):
+    """{result: the tensor that it has the shape of}"""
+    names = {"output": "grad_output"} | {f"grad_{name}": name for name in leaves}
+    if tangents:
+        names |= {"tangent": "grad_output", "second_grad_output": "grad_output"}
+        names |= {f"second_{name}": name for name in leaves}
+    return names
+
+
+def derived(function, leaves, grad_output, tangents):
+    """The results() of function(*leaves)."""
+    leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+    output = function(*leaves.values())
+    found = {"output": output.detach()}
+    if not leaves:
+        return found
+    grad_output = grad_output.detach().requires_grad_(bool(tangents))
+    grads = torch.autograd.grad(
+        output, [*leaves.values()], grad_output, create_graph=bool(tangents)
+    )
+    found |= {f"grad_{name}": x.detach() for name, x in zip(leaves, grads, strict=True)}
+    if not tangents:
+        return found
+    sources = leaves | {"grad_output": grad_output}
+    seconds = torch.autograd.grad(grads, [*sources.values()], [*tangents.values()])
+    found |= {f"second_{name}": x for name, x in zip(sources, seconds, strict=True)}
+    at = tuple(x.detach() for x in leaves.values())
+    found["tangent"] = torch.func.jvp(function, at, tuple(tangents.values()))[1]
+    return found
 
 
 def parts(case):
@@ -75,7 +111,7 @@ def blocks(case, first_item, query, key):
 
 def cut(name, x, rows, keys):
     """The view of x that a block needs."""
-    if name == "query":
+    if name in ("query", "grad_output"):
         return x[..., rows, :]
     if name in ("key", "value"):
         return x[..., keys, :]
