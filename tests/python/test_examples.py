@@ -2,15 +2,21 @@
 
 import functools
 import importlib
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
+from bench_runs import PNG
 from torch.profiler import ProfilerActivity, profile
 
 PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
-NEEDS = {"finetune_transformers": "transformers", "vit_digits": "sklearn"}
-SCRIPTS = ["finetune_transformers", "packed_documents", "serve", "translate", "vit_digits"]
+NEEDS = {"finetune_transformers": "transformers", "flow": "sklearn", "vit_digits": "sklearn"}
+SCRIPTS = [
+    "finetune_transformers", "flow", "forces", "packed_documents", "serve", "translate",
+    "vit_digits",
+]  # fmt: skip
 WITH_TORCH = ["finetune_transformers", "translate", "vit_digits"]
 
 
@@ -78,6 +84,66 @@ def test_serve(command, capsys):
     together, most = map(int, re.search(r"(\d+) requests at once, in (\d+)", printed).groups())
     assert (together > 5) == (blocks == 64)  # a small pool lets some wait
     assert most <= blocks
+
+
+def test_forces(tmp_path, monkeypatch, capsys):
+    """It learns, and both attentions are as far from float64, but for rounding."""
+    module = load("forces")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "FRAMES", 6)
+    (command,) = commands("forces")
+    off, table = module.main([*command, "--steps", "60"])
+    assert off < 0.8
+    for what, error in table["qkv"].items():
+        if "error" in what:
+            assert error < 2 * table["torch"][what] + 1e-6
+        else:
+            assert error > 0 and table["torch"][what] > 0
+    assert "a step's memory, MiB" in capsys.readouterr().out
+    assert (tmp_path / "forces.png").read_bytes().startswith(PNG)
+
+
+def test_forces_are_those_of_the_potential():
+    """Gupta's energy of two atoms is known in closed form; the forces are its slope."""
+    module = load("forces")
+    r = 1.2 * module.R0
+    x = torch.tensor([[[0.0, 0, 0], [0, 0, r]]], dtype=torch.float64)
+    energy, force = module.with_forces(module.gupta, x)
+    repulsion, bond = 2 * 0.0855 * math.exp(-10.96 * 0.2), 2 * 1.224 * math.exp(-2.278 * 0.2)
+    assert energy.item() == pytest.approx(repulsion - bond)
+    slope = (-10.96 * repulsion + 2.278 * bond) / module.R0
+    assert force[0, 1].tolist() == pytest.approx([0, 0, -slope])
+
+
+def test_flow(tmp_path, monkeypatch):
+    """What it learns from the jvp draws digits that differ as real ones do; a step of the velocity
+    itself draws the mean of a digit."""
+    module = load("flow")
+    monkeypatch.chdir(tmp_path)
+    (command,) = commands("flow")
+    share, far = module.main([*command, "--steps", "200"])
+    assert share > 0.9
+    assert far["samples"] < 0.8 * far["one step of the velocity itself"]
+    assert (tmp_path / "flow.png").read_bytes().startswith(PNG)
+
+
+def test_flow_on_both_attentions():
+    """The same errors, in which the jvp is, and the same gradients of them."""
+    module = load("flow")
+    model = module.MeanFlow(None)
+    for block in model.blocks:
+        torch.nn.init.normal_(
+            block.modulate.weight, std=0.1
+        )  # zeros would hide what attention does
+    images, digits = (x[:8] for x in module.load_images())
+    found = []
+    for model.attention in module.WAYS.values():
+        torch.manual_seed(0)
+        error = module.error_of(model, images, digits)
+        grads = torch.autograd.grad(error.sum(), [*model.parameters()])
+        found.append([error.detach(), torch.cat([x.flatten() for x in grads])])
+    for x, expected in zip(*found, strict=True):
+        assert (x - expected).norm() < 1e-4 * expected.norm()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
