@@ -1,4 +1,5 @@
-"""torch.compile, fake and meta tensors, and torch's own checks of a custom operator."""
+"""torch.compile, fake and meta tensors, and torch's own checks of attention in many shapes; those
+of every operator: test_opcheck.py."""
 
 import itertools
 
@@ -208,16 +209,6 @@ def test_opcheck_of_the_gradient(mask, dtype):
             options = {**ALL_OPTIONS, "output_mask": wanted}
             arguments = (*seeds, *tensors, output, lse)
             opcheck(torch.ops.qkv.attention_backward, arguments, options)
-
-
-def test_opcheck_of_packed_documents():
-    inputs = [torch.randn(9, 3, 4).requires_grad_() for _ in range(3)]
-    heads = torch.rand(3).requires_grad_(), torch.randn(2, 3).requires_grad_()
-    ends = torch.tensor([0, 2, 9], dtype=torch.int32), None, torch.tensor([2, 5])
-    bias = torch.randn(3, 7, 7).requires_grad_()
-    tensors = *inputs, None, bias, *heads, torch.tensor([3]), *ends
-    opcheck(torch.ops.qkv.attention_forward, tensors, ALL_OPTIONS)
-    opcheck(torch.ops.qkv.varlen_attention, (*inputs, ends[0], None, 7, 7))
 
 
 def describe(x):

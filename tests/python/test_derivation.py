@@ -90,18 +90,19 @@ class Formulas:
         self.odot = KP @ t["value"] + (KP * self.T) @ x["value"] - self.mu * self.o
         return self.odot, self.mu.squeeze(-1)
 
-    def pass_2(self, t, do, dl):
+    def pass_2(self, t, do):
         """The gradients of <t, first(do, dl)> with respect to inputs; after first and pass_1."""
-        x, mu, E = self.x, self.mu, self.E
-        gdot = self.K * (do @ t["value"].mT)
-        B_ = (do * self.odot).sum(-1, keepdim=True) + mu * dl[..., None] - mu * self.D
-        W2 = self.P * (gdot + self.T * (self.g - E) - mu * self.g - B_)
-        w2 = self.cap1 * W2 + self.cap2 * self.udot * self.W
-        return self.of_scores(W2) | {
-            "query": self.scale * (w2 @ x["key"] + self.w @ t["key"]),
-            "key": self.scale * (w2.mT @ x["query"] + self.w.mT @ t["query"]),
-            "value": (self.K * self.P * (self.T - mu)).mT @ do,
-            "sinks": -(self.P0 * (self.ts * E + B_)).sum((0, 2, 3)),
+        x = self.x
+        P_dot = self.P * (self.T - self.mu)
+        g_dot = self.K * (do @ t["value"].mT)
+        E_dot = (do * self.odot).sum(-1, keepdim=True)
+        W_dot = P_dot * (self.g - self.E) + self.P * (g_dot - E_dot)
+        w_dot = self.cap1 * W_dot + self.cap2 * self.udot * self.W
+        return self.of_scores(W_dot) | {
+            "query": self.scale * (w_dot @ x["key"] + self.w @ t["key"]),
+            "key": self.scale * (w_dot.mT @ x["query"] + self.w.mT @ t["query"]),
+            "value": (self.K * P_dot).mT @ do,
+            "sinks": -(self.P0 * ((self.ts - self.mu) * self.E + E_dot)).sum((0, 2, 3)),
         }
 
 
@@ -194,7 +195,7 @@ def test_the_second_derivative(case):
     *second, to_do, to_dl = torch.autograd.grad(F, leaves)
     formulas.first(do, dl)
     odot, mu = formulas.pass_1(t)
-    assert_same(formulas.pass_2(t, do, dl), dict(zip(inputs, second, strict=True)))
+    assert_same(formulas.pass_2(t, do), dict(zip(inputs, second, strict=True)))
     assert_same({"do": odot, "dl": mu}, {"do": to_do, "dl": to_dl})
 
 
@@ -207,5 +208,5 @@ def test_the_backward_pass_of_a_derivative_in_a_direction(case):
     found = torch.autograd.grad(tangents, leaves, (do, dl))
     first = formulas.first(do, dl)
     formulas.pass_1(t)
-    assert_same(formulas.pass_2(t, do, dl), dict(zip(inputs, found[: len(inputs)], strict=True)))
+    assert_same(formulas.pass_2(t, do), dict(zip(inputs, found[: len(inputs)], strict=True)))
     assert_same(first, dict(zip(t, found[len(inputs) :], strict=True)))

@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qkv
+from qkv import testing
 
 ops = torch.ops.qkv
 FORWARD, BACKWARD = ops.attention_forward.default, ops.attention_backward.default
@@ -207,20 +208,21 @@ def test_forward_mode():
         duals = map(torch.autograd.forward_ad.make_dual, x, tangents)
         found = torch.autograd.forward_ad.unpack_dual(qkv.attention(*duals)).tangent
     torch.testing.assert_close(found, expected)
-    with pytest.raises(NotImplementedError, match="forward-mode derivatives .jvp. are not impl"):
-        torch.func.jvp(lambda q: qkv.attention_weights(q, x[1], softcap=2.0), (x[0],), (x[0],))
+    found, expected = (
+        torch.func.jvp(lambda q, f=f: f(q, x[1], softcap=2.0), (x[0],), (x[0],))[1]
+        for f in (qkv.attention_weights, testing.attention_weights)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_second_derivatives():
     x = [t.detach().double().requires_grad_() for t in make()]
-    results = []
-    for f in (qkv.attention, lambda *x: attend(*x)[0]):
-        (g, *_) = torch.autograd.grad(f(*x).sum(), x, create_graph=True)
-        results.append(torch.autograd.grad(g.sin().sum(), x))
-    torch.testing.assert_close(*results)
-    (g, *_) = torch.autograd.grad(qkv.attention(*x, softcap=2.0).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="attention_backward: second derivatives are not impl"):
-        g.sum().backward()
+    for options in ({}, {"softcap": 2.0}):
+        results = []
+        for f in (qkv.attention, lambda *x, **options: attend(*x, **options)[0]):
+            (g, *_) = torch.autograd.grad(f(*x, **options).sum(), x, create_graph=True)
+            results.append(torch.autograd.grad(g.sin().sum(), x))
+        torch.testing.assert_close(*results)
 
 
 def test_a_workspace_of_every_thread():

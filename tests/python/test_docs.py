@@ -1,6 +1,7 @@
 """The Python of our pages runs as it is written; files that prose and comments name exist."""
 
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -8,18 +9,27 @@ import pytest
 from common import assert_example_runs
 
 import qkv
+from qkv.bench.suites import SUITES, Promise
+from qkv.bench.table import label
 
 ROOT = Path(__file__).parents[2]
 EVERY_PAGE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [str(p.relative_to(ROOT)) for p in EVERY_PAGE if "```python" in p.read_text()]
 
 
+# The packages that the examples of a page are about.
+NEEDS = {
+    "docs/adopt-transformers.md": ["transformers"],
+    "docs/onnx.md": ["onnxscript", "onnxruntime"],
+}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run(page):
     """The examples of a page run one after the other, in one namespace, as a reader would type
     them."""
-    if page == "docs/adopt-transformers.md":
-        pytest.importorskip("transformers")
+    for name in NEEDS.get(page, ()):
+        pytest.importorskip(name)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
     assert blocks
     names = {}
@@ -37,6 +47,47 @@ def test_the_readme_has_the_figures_of_the_benchmarks():
     figures = {figure for cells in rows for figure in re.findall(r"\b\d+\.\d\d\b", cells)}
     measured = re.findall(r"\*\*([\d.]+)~?\*\*", (ROOT / "docs/benchmarks.md").read_text())
     assert len(figures) > 10 and figures <= {*measured}
+
+
+def tables(text):
+    """Yields (titles, rows) of each table, all of them lists of cells."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", text, re.M):
+        titles, _, *rows = (
+            [cell.strip() for cell in x.split("|")[1:-1]] for x in table.split("\n")[:-1]
+        )
+        yield titles, rows
+
+
+def promised_of(entry, titles, row):
+    """What the benchmark promises of a row: of its direction, in float32."""
+    cells = dict(zip(titles, row, strict=True))
+    if cells.get("dtype", "float32") != "float32":
+        return Promise()
+    direction = {label(d): d for d in entry.promised}.get(cells.get("derivative", label("both")))
+    return entry.promised.get(direction, Promise())
+
+
+def test_the_benchmarks_page_has_every_suite_and_its_promises():
+    """A figure that misses its promise has an exclamation mark, and no other has, but for one that
+    equals it as far as it is printed."""
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    entries = {e.name: e for suite in SUITES.values() for e in suite.entries if e.promised}
+    assert all(f"--suite {name}" in page for name in SUITES if name != "grid")
+    checked = 0
+    for titles, rows in tables(page):
+        at = [i for i, title in enumerate(titles) if title.endswith("promised")]
+        for row, i in itertools.product(rows if len(at) == 2 else (), at):
+            promise = promised_of(entries[row[0]], titles, row)
+            bound, sign = (promise.at_least, "≥") if i == at[0] else (promise.at_most, "≤")
+            figure = re.match(r"\*\*([\d.]+)", row[i - 1])
+            if not bound or not figure:
+                assert row[i] == ""
+                continue
+            over = (float(figure[1]) - bound) * (1 if sign == "≥" else -1)
+            marks = [mark for mark, is_fit in (("", over >= 0), (" !", over <= 0)) if is_fit]
+            assert row[i] in [f"{sign} {bound:g}{mark}" for mark in marks], row
+            checked += 1
+    assert checked > 10
 
 
 ROOMS = ("cmake", "csrc", "docs", "examples", "release", "tests", "torch_ext")

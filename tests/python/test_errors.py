@@ -226,7 +226,7 @@ class TestForward:
     @pytest.mark.parametrize("change, message", [
         ({"dropout_p": 0.1}, "dropout_seed is None, but dropout_p is 0.1"),
         ({"dropout_p": 0.1, "dropout_seed": zeros(1)}, "dropout_seed is float32"),
-        ({"dropout_p": 0.1, "dropout_seed": zeros(2).long()}, r"dropout_seed has.*\[2\], but \[1"),
+        ({"dropout_p": 0.1, "dropout_seed": zeros(3).long()}, r"dropout_seed has.*\[3\], but \[1"),
         ({"dropout_p": 0.1, "dropout_seed": zeros(0).long()}, r"dropout_seed has.*\[0\], but \[1"),
         ({"dropout_p": 0.1, "dropout_seed": zeros(1, device="meta").long()}, "dropout_seed is on"),
         ({"cu_seq_k": torch.tensor([0, 5])}, "cu_seq_k is given, but cu_seq_q is None"),

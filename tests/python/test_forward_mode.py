@@ -36,7 +36,6 @@ OPTIONS = {
         {"softcap": 1.5, "is_causal": True, "window_size": (5, -1), "dropout_p": 0.2},
     ),
 }
-COMPOSED = ("plain", "scale", "causal", "mask", "bias", "dropout")  # these have a second order
 
 
 def draw(names, dtype=torch.float64):
@@ -138,8 +137,6 @@ class TestOptions:
             testing.assert_close(result, truth, torchs, times=2)
 
     def test_backward_through_the_tangent(self, case):
-        """Where the second order is composed of torch's operators; elsewhere an error, and no
-        silent zeros."""
         names, options = OPTIONS[case]
         inputs, tangents = draw(names), draw(names)
         inputs = {name: x.requires_grad_() for name, x in inputs.items()}
@@ -149,10 +146,6 @@ class TestOptions:
             results = jvp(function, inputs, tangents, **options)[1]
             return torch.autograd.grad(results, tuple(inputs.values()), seeds, allow_unused=True)
 
-        if case not in COMPOSED:
-            with pytest.raises(RuntimeError, match="derivatives are not implemented yet"):
-                gradients(attend)
-            return
         torch.testing.assert_close(gradients(attend), gradients(reference))
 
 
@@ -244,23 +237,3 @@ def test_compiled(dynamic):
     f = lambda x, t: jvp(attend_unseeded, x, t, softcap=1.5)  # noqa: E731
     found = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")(inputs, tangents)
     torch.testing.assert_close(found, f(inputs, tangents))
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "message"),
-    [
-        ("key_tangent", torch.zeros(B, H, S, D + 1), r"key_tangent has the shape \[2, 4, 9, 9\]"),
-        ("value_tangent", torch.zeros(B, H, S, DV).double(), "value_tangent is float64"),
-        ("bias_tangent", torch.zeros(1), "bias_tangent is given, but bias is None"),
-    ],
-)
-def test_tangents_that_do_not_fit(name, tensor, message):
-    options = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-    options |= {"window_size": None, "softcap": 0.0}
-    none = dict.fromkeys(("attn_mask", "bias", "alibi_slopes", "sinks", "dropout_seed"))
-    tangents = {f"{argument}_tangent": None for argument in SIZES} | {name: tensor}
-    call = draw((), torch.float32) | none | tangents | options
-    for device in ("cpu", "meta"):
-        given = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in call.items()}
-        with pytest.raises(RuntimeError, match=message):
-            torch.ops.qkv.attention_forward_jvp(**given)

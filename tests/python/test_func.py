@@ -1,13 +1,13 @@
 """torch.func's transforms, and errors, never silent zeros, from what is not implemented yet."""
 
-import functools
-
 import pytest
 import torch
 from common import attend
 from torch.autograd import forward_ad
+from torch.func import grad, hessian, jvp
 
 import qkv
+from qkv import testing
 
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
@@ -293,9 +293,8 @@ class TestVmapOfDropout:
         assert torch.equal(kept[0], kept[1]) == (randomness == "same")
 
 
-class TestComposed:
-    """Second derivatives, of the arguments that torch's attention has and bias. Forward mode has a
-    kernel: test_forward_mode.py."""
+class TestSecondOrder:
+    """With every option: test_second_order.py."""
 
     @pytest.mark.parametrize("options", [{}, {"is_causal": True, "scale": 0.3}, {"dropout_p": 0.3}])
     def test_all_derivatives(self, leaves, options):
@@ -329,71 +328,77 @@ class TestComposed:
         assert torch.autograd.gradgradcheck(f, leaves[0], check_fwd_over_rev=True)
 
 
-capped = functools.partial(attention, softcap=3.0)
+CAPPED = {"softcap": 3.0}
+WAYS = {
+    "through the incoming gradient": lambda f, x: pulled_twice(f, x)[0],
+    "grad(grad)": lambda f, x: grad(lambda q: grad(f)(q).sin().sum())(x),
+    "jvp(grad)": lambda f, x: jvp(grad(f), (x,), (torch.ones_like(x),)),
+    "grad(jvp)": lambda f, x: grad(lambda q: jvp(f, (q,), (torch.ones_like(q),))[1])(x),
+    "tangent of the incoming gradient": lambda f, x: pulled_twice(f, x)[1],
+    "hessian": lambda f, x: hessian(f)(x),
+}
 
 
-class TestNotYet:
-    """Derivatives that are not implemented yet give an error, never silent zeros: second ones with
-    the options that torch's attention lacks, and of the other operators forward mode as well."""
+def pulled_twice(f, x):
+    """What f's pull-back is multiplied by, by autograd and by dual numbers: its first derivative is
+    linear in it."""
+    leaf = x.detach().requires_grad_()
+    seed = torch.tensor(2.0).double().requires_grad_()
+    (g,) = torch.autograd.grad(f(leaf), leaf, seed, create_graph=True)
+    (by_autograd,) = torch.autograd.grad(g.sin().sum(), seed)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(()).double(), torch.tensor(3.0).double())
+        (g,) = torch.autograd.grad(f(leaf), leaf, dual)
+        return by_autograd, forward_ad.unpack_dual(g).tangent
 
-    def test_second_derivative(self, leaves):
-        (g,) = torch.autograd.grad(capped(*leaves).sum(), leaves[0], create_graph=True)
-        assert g.requires_grad
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-            g.sum().backward()
 
-    def test_second_derivative_through_the_incoming_gradient(self, leaves):
-        output = capped(*leaves)
-        seed = torch.ones_like(output, requires_grad=True)
-        (g,) = torch.autograd.grad(output, leaves[0], seed, create_graph=True)
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-            torch.autograd.grad(g.sum(), seed)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("argument", range(4), ids=["query", "key", "value", "attn_mask"])
+def test_second_derivatives_with_an_option(leaves, way, argument):
+    """Of each argument alone; with every option: test_second_order.py."""
+    inputs = [*(x.detach() for x in leaves), torch.randn(6, 7).double()]
+    results = []
+    for g in (attention, lambda *x, **options: attend(*x, **options)[0]):
 
-    def test_hessian_by_grad_of_grad(self, leaves):
-        f = lambda q: capped(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
-        inner = lambda q: torch.func.grad(f)(q).sin().sum()  # noqa: E731
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-            torch.func.grad(inner)(leaves[0].detach())
+        def loss(x, g=g):
+            return g(*inputs[:argument], x, *inputs[argument + 1 :], **CAPPED).sin().sum()
 
-    def test_jvp_of_grad(self, leaves):
-        f = torch.func.grad(lambda q: capped(q, *leaves[1:]).sum())
-        with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-            torch.func.jvp(f, (leaves[0].detach(),), (torch.ones_like(leaves[0]),))
+        results.append(WAYS[way](loss, inputs[argument]))
+    torch.testing.assert_close(*results)
 
-    def test_tangent_of_the_incoming_gradient(self, leaves):
-        output = capped(*leaves)
-        with forward_ad.dual_level():
-            seed = forward_ad.make_dual(torch.ones_like(output), torch.ones_like(output))
-            with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-                torch.autograd.grad(output, leaves[0], seed)
 
-    @pytest.mark.parametrize("f", [
-        lambda q, k, v: qkv.attention_weights(q, k, softcap=2.0),
-        lambda q, k, v: qkv.attention_weights(q, k, reduce="heads", softcap=2.0),
-        lambda q, k, v: qkv.attention_with_weights(q, k, v, reduce="queries", softcap=2.0)[1],
-        lambda q, k, v: qkv.hard_attention(q, k, v, straight_through=True),
-        lambda q, k, v: qkv.varlen_attn(
-            *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 6]), torch.tensor([0, 7]),
-            6, 7,
-        ),
-    ])  # fmt: skip
-    def test_other_operators(self, leaves, f):
-        plain = [x.detach() for x in leaves]
-        with pytest.raises(NotImplementedError, match="forward-mode.*not implemented"):
-            torch.func.jvp(lambda x: f(x, *plain[1:]), (plain[0],), (torch.ones_like(plain[0]),))
-        inputs = [x * 1 for x in leaves]
-        grads = torch.autograd.grad(f(*inputs).sin().sum(), leaves, create_graph=True,
-                                    allow_unused=True)  # fmt: skip
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-            sum(g.sum() for g in grads if g is not None).backward()
+WEIGHTS = {
+    "weights": lambda q, k, v, **o: qkv.attention_weights(q, k, **o),
+    "heads": lambda q, k, v, **o: qkv.attention_weights(q, k, reduce="heads", **o),
+    "queries": lambda *x, **o: qkv.attention_with_weights(*x, reduce="queries", **o)[1],
+}
 
-    def test_second_derivative_through_options(self, leaves):
-        mask = torch.zeros(6, 7).double().requires_grad_()
-        (g,) = torch.autograd.grad(capped(*leaves, mask).sum(), mask, create_graph=True)
-        with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
-            g.sum().backward()
 
-    def test_hessian(self, leaves):
-        f = lambda q: capped(q, leaves[1].detach(), leaves[2].detach()).sum()  # noqa: E731
-        with pytest.raises((NotImplementedError, RuntimeError), match="not implemented"):
-            torch.func.hessian(f)(leaves[0].detach())
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_second_derivatives_of_weights(leaves, way, name):
+    query, key, value = (x.detach()[:1, :, :4] for x in leaves)
+    options = {"softcap": 2.0, "window_size": (2, 1)}
+    more = {} if name == "weights" else {"reduce": name}
+    results = []
+    for f in (
+        lambda q: WEIGHTS[name](q, key, value, **options),
+        lambda q: testing.attention_weights(q, key, **options, **more),
+    ):
+        results.append(WAYS[way](lambda q, f=f: f(q).sin().sum(), query))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("f, order", [
+    (lambda q, k, v: qkv.hard_attention(q, k, v, straight_through=True), "second"),
+    (lambda q, k, v: qkv.varlen_attn(
+        *(x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 6]), torch.tensor([0, 7]), 6, 7
+    ), "third"),
+], ids=["hard", "packed documents"])  # fmt: skip
+def test_not_yet(leaves, f, order):
+    """Derivatives that are not implemented yet give an error, never silent zeros."""
+    result = f(*leaves)
+    for _ in range({"second": 1, "third": 2}[order]):
+        (result,) = torch.autograd.grad(result.sin().sum(), leaves[0], create_graph=True)
+    with pytest.raises(RuntimeError, match=f"{order} derivatives are not implemented yet"):
+        result.sum().backward()

@@ -135,6 +135,14 @@ class TestHoles:
         value, value_leaf = self.narrowed(key, key_leaf)
         compare([query, key, value], [query_leaf, key_leaf, value_leaf], **options)
 
+    def test_a_bias_of_the_longest_item(self):
+        """It needs no rows for the room between the items."""
+        query, _ = with_holes([1, 0, 2], [2, 4, 3])
+        output = qkv.attention(query, query, query, bias=torch.zeros(2, 4, 4))
+        expected = qkv.attention(query, query, query)
+        for found, item in zip(output.unbind(), expected.unbind(), strict=True):
+            assert torch.equal(found, item)
+
     def test_in_the_keys_alone(self):
         query, query_leaf = jagged([3, 8, 1])
         key, key_leaf = with_holes([0, 3, 1], [7, 6, 3])

@@ -18,7 +18,6 @@ from common import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import LAYOUTS, lay_out
-from torch.library import opcheck
 
 import qkv
 from qkv import testing
@@ -434,15 +433,6 @@ class TestInferenceOnly:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(product, weight)
 
-    def test_vmap_is_refused(self):
-        call = make(2)
-        before = call["k_cache"].clone()
-        with pytest.raises(RuntimeError):
-            torch.func.vmap(
-                lambda q: qkv.attention_with_kvcache(**call | {"query": q}),
-            )(torch.randn(3, *call["query"].shape).double())
-        assert torch.equal(call["k_cache"], before)
-
 
 class TestAutocast:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -523,15 +513,6 @@ class TestCompile:
         compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
         args = call["query"], call["key"]
         torch.testing.assert_close(compiled(*args), f(*args))
-
-    @pytest.mark.parametrize("block_size", [None, 4])
-    def test_opcheck(self, block_size):
-        call = make(2, L=3, L_new=2, block_size=block_size)
-        args = [call.pop(n) for n in ("query", "k_cache", "v_cache", "key", "value")]
-        opcheck(
-            torch.ops.qkv.attention_with_kvcache.default, args,
-            call | {"causal": True, "window_size": (4, -1), "sinks": torch.rand(4)},
-        )  # fmt: skip
 
     def test_export(self):
         class Model(torch.nn.Module):

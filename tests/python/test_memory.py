@@ -72,6 +72,39 @@ def test_growth_is_linear_with_options(options):
     assert ours <= 48
 
 
+SECOND = """
+def second(L, D=64, **options):
+    x = [torch.randn(1, 1, L, D, requires_grad=True) for _ in range(3)]
+    directions = tuple(torch.randn(1, 1, L, D) for _ in x)
+    f = lambda *x: attention(*x, **options)
+
+    def twice():
+        gradients = torch.autograd.grad(f(*x).sum(), x, create_graph=True)
+        torch.autograd.grad(gradients, x, directions)
+
+    return growth(lambda: torch.func.jvp(f, tuple(x), directions)), growth(twice)
+
+second(64)
+"""
+
+
+@pytest.mark.parametrize("options", [
+    "", "is_causal=True", "softcap=30.0, window_size=(100, 100), dropout_p=0.1",
+    "attn_mask=torch.randn(L, requires_grad=True), sinks=torch.rand(1, requires_grad=True)",
+])  # fmt: skip
+def test_no_scores_in_forward_mode_and_second_order(options):
+    """The scores alone would take 64 MB."""
+    forward_mode, twice = megabytes(SECOND + f"L = 4096; print(*second(L, {options}))")
+    assert forward_mode <= 32 and twice <= 32
+
+
+def test_second_order_of_a_long_head():
+    """The scores alone would take 1024 MB; the results of the four passes are eight tensors of
+    4 MB."""
+    forward_mode, twice = megabytes(SECOND + "print(*second(16384))")
+    assert forward_mode <= 64 and twice <= 96
+
+
 @pytest.mark.parametrize("shape", ["1, 1, n, n", "1, 8, n, n", "8, 1, 1, n", "8, n, 1", ""])
 def test_mask_gradient_needs_no_temporary_larger_than_itself(shape):
     """All scores would be 64 matrices of 4 MB. Beyond the gradients, the backward pass takes no

@@ -8,7 +8,9 @@ import pytest
 import torch
 from common import COMPILERS
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qkv.nn import MultiheadAttention
 from qkv.nn.multihead import adopt
@@ -37,10 +39,21 @@ def tensors(results):
     return [x for x in results if x is not None]
 
 
-def gradients(model, inputs, results):
+def gradients(model, inputs, results, **options):
     leaves = [*model.parameters(), *(x for x in inputs if x.requires_grad)]
     total = sum((x * torch.linspace(-1, 1, x.numel()).view_as(x)).sum() for x in results)
-    return torch.autograd.grad(total, leaves, allow_unused=True)
+    return torch.autograd.grad(total, leaves, allow_unused=True, **options)
+
+
+def tangents(model, call):
+    """Of the results, along a direction in the parameters."""
+    with forward_ad.dual_level():
+        duals = {
+            n: forward_ad.make_dual(p, torch.linspace(-1, 1, p.numel()).view_as(p).to(p))
+            for n, p in model.named_parameters()
+        }
+        results = tensors(functional_call(model, duals, call.args, call.kwargs))
+        return [forward_ad.unpack_dual(x).tangent for x in results]
 
 
 # torch's samples of its own modules.
@@ -65,7 +78,8 @@ def samples_of(kind, training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", SAMPLED, ids=lambda kind: kind.__name__)
 def test_samples_of_torch(kind, training):
-    """Results, and the gradients of parameters and inputs."""
+    """Results, their tangents, and the gradients of parameters and inputs, of first and second
+    order."""
     samples = samples_of(kind, training)
     assert samples
     for sample in samples:
@@ -76,12 +90,18 @@ def test_samples_of_torch(kind, training):
                 setattr(module, "p" if isinstance(module, nn.Dropout) else "dropout", 0.0)
         theirs.train(training)
         ours = with_ours(theirs)
-        results = [tensors(model(*call.args, **call.kwargs)) for model in (theirs, ours)]
+        with sdpa_kernel(SDPBackend.MATH):  # torch's fused kernel has no second derivatives
+            results = [tensors(model(*call.args, **call.kwargs)) for model in (theirs, ours)]
+            torch.testing.assert_close(*(tangents(model, call) for model in (theirs, ours)))
         torch.testing.assert_close(*results)
         inputs = [*call.args, *call.kwargs.values()]
         inputs = [x for x in inputs if isinstance(x, torch.Tensor)]
-        grads = [gradients(m, inputs, r) for m, r in zip((theirs, ours), results, strict=True)]
-        torch.testing.assert_close(*grads)
+        grads = results
+        for order in (1, 2):
+            pairs = zip((theirs, ours), grads, strict=True)
+            grads = [gradients(m, inputs, r, create_graph=order == 1) for m, r in pairs]
+            torch.testing.assert_close(*grads)
+            grads = [[x for x in g if x is not None and x.requires_grad] for g in grads]
 
 
 # torch's Transformer layers.
@@ -325,18 +345,13 @@ def test_ensemble():
     torch.testing.assert_close(found, tuple(map(torch.stack, zip(*expected, strict=True))))
 
 
-@pytest.mark.parametrize("derive, refused", [
-    (lambda f, x: torch.func.jvp(f, (x,), (x,)), (True,)),
-    (
-        lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sum())(y).sum())(x),
-        (False, True),
-    ),
+@pytest.mark.parametrize("derive", [
+    lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    lambda f, x: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).sum())(y).sum())(x),
 ], ids=["forward mode", "second order"])  # fmt: skip
-def test_second_derivatives_and_forward_mode(derive, refused):
-    """As torch's layer has them; with an option and `refused` for need_weights an error, and never
-    zeros."""
+def test_second_derivatives_and_forward_mode(derive):
+    """As torch's layer has them."""
     layer = MultiheadAttention(E, H).double()
-    capped = MultiheadAttention(E, H, softcap=2.0).double()
     x = torch.randn(L, E, dtype=torch.float64)
     forward = nn.MultiheadAttention.forward
     found = derive(lambda x: layer(x, x, x, need_weights=False)[0], x)
@@ -347,9 +362,23 @@ def test_second_derivatives_and_forward_mode(derive, refused):
             for f in (MultiheadAttention.forward, forward)
         )
         torch.testing.assert_close(found, expected)
-    for need_weights in refused:
-        with pytest.raises((NotImplementedError, RuntimeError), match="not implemented yet"):
-            derive(lambda x, w=need_weights: capped(x, x, x, need_weights=w)[0], x)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "none")
+def test_derivatives_of_second_order(options, need_weights):
+    """Against differences, with the options that torch's layer has not."""
+    layer = MultiheadAttention(8, H, batch_first=True, **options).double()
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    call = {"need_weights": need_weights, "is_causal": True}
+    call["key_padding_mask"] = torch.tensor([[False] * 3, [False, False, True]])
+
+    def f(x, weight):
+        return tuple(tensors(functional_call(layer, {"in_proj_weight": weight}, (x, x, x), call)))
+
+    leaves = x, layer.in_proj_weight
+    assert torch.autograd.gradcheck(f, leaves, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, leaves, check_fwd_over_rev=True, fast_mode=True)
 
 
 # Other devices.

@@ -81,6 +81,7 @@ def operators(query, key, value):
     }  # fmt: skip
     low = (query, key, value, *[None] * 8)
     return {
+        "attention_jvp": lambda: qkv.attention_jvp(query, key, value, query_tangent=query),
         "varlen_attention": lambda: qkv.varlen_attn(*[packed] * 3, ends, None, 5, 5),
         "attention_weights": lambda: qkv.attention_weights(query, key),
         "hard_attention": lambda: qkv.hard_attention(query, key, value),
@@ -115,7 +116,8 @@ class TestMeta:
     def test_operators(self):
         real = [torch.randn(2, 4, n, 8) for n in (5, 7, 7)]
         meta = [x.to("meta") for x in real]
-        for name in ("attention_weights", "hard_attention", "attention_with_kvcache", "attention"):
+        names = ("attention_jvp", "attention_weights", "hard_attention", "attention_with_kvcache")
+        for name in (*names, "attention"):
             found, expected = operators(*meta)[name](), operators(*real)[name]()
             if torch.is_tensor(found):
                 found, expected = (found,), (expected,)

@@ -334,7 +334,7 @@ CALLS = {
 
 
 class TestDerivatives:
-    """Of first order from the kernels; of second order and in forward mode composed."""
+    """Of first and second order, and in forward mode."""
 
     @pytest.fixture(autouse=True)
     def _on(self, replaced):
@@ -407,6 +407,26 @@ class TestDerivatives:
         with sdpa_kernel(SDPBackend.MATH):
             expected = eval(transform, names)
         torch.testing.assert_close(found, expected)
+
+    @pytest.mark.parametrize("masks", ["none", "padding", "causal"])
+    def test_of_an_encoder_layer(self, masks):
+        """With respect to what comes in, and to the weights of its attention."""
+        layer = nn.TransformerEncoderLayer(4, 2, 4, 0.0, "gelu", batch_first=True).double()
+        x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+        options = {
+            "none": {},
+            "padding": {"src_key_padding_mask": torch.arange(3) >= torch.tensor([[3], [2]])},
+            "causal": {"src_mask": CAUSAL[:3, :3], "is_causal": True},
+        }[masks]  # fmt: skip
+        name = "self_attn.in_proj_weight"
+
+        def f(x, weight):
+            return torch.func.functional_call(layer, {name: weight}, (x,), options)
+
+        leaves = x, layer.get_parameter(name)
+        assert torch.autograd.gradcheck(f, leaves, check_forward_ad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(f, leaves, check_fwd_over_rev=True, fast_mode=True)
+        assert qkv.sdpa_report().taken and not qkv.sdpa_report().left
 
     def test_second_order_costs_nothing_until_it_is_asked_for(self, leaves):
         with Operators() as operators:

@@ -1,5 +1,6 @@
 """torch's own samples of scaled_dot_product_attention, nn.MultiheadAttention and the Transformer
-layers (torch.testing._internal), forward and gradients, with qkv in place and without.
+layers (torch.testing._internal), forward and gradients of first and second order, and forward mode,
+with qkv in place and without.
 
 What differs, and why:
 
@@ -17,6 +18,9 @@ two asks for enable_gqa. The samples of the layers are the same ones from 2.13 t
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
 from qkv import testing
@@ -36,9 +40,13 @@ LAYERS = (
 )
 
 
-def results_of(function, sample, dtype=None):
-    """The output and all gradients, as one: the samples saturate the softmax, and a gradient that
-    cancels to nothing is as exact as its terms. dtype: of the inputs, if not their own."""
+def direction(tensor):
+    return torch.linspace(-1, 1, tensor.numel()).view_as(tensor).to(tensor)
+
+
+def run(function, sample, dtype=None, dual=False):
+    """The output, and the inputs that require grad. dtype: of these, if not their own. dual:
+    whether they have tangents."""
     torch.manual_seed(0)
     copies = {
         id(t): t.detach()
@@ -47,9 +55,21 @@ def results_of(function, sample, dtype=None):
         for t in (sample.input, *sample.args, *sample.kwargs.values())
         if isinstance(t, torch.Tensor)
     }
+    leaves = [t for t in copies.values() if t.requires_grad]
+    if dual:
+        copies = {
+            i: forward_ad.make_dual(t, direction(t)) if t.requires_grad else t
+            for i, t in copies.items()
+        }
     args = [copies.get(id(t), t) for t in (sample.input, *sample.args)]
     output = function(*args, **{n: copies.get(id(t), t) for n, t in sample.kwargs.items()})
-    leaves = [t for t in copies.values() if t.requires_grad]
+    return output, leaves
+
+
+def results_of(function, sample, dtype=None):
+    """The output and all gradients, as one: the samples saturate the softmax, and a gradient that
+    cancels to nothing is as exact as its terms."""
+    output, leaves = run(function, sample, dtype)
     results = (output.detach(), *torch.autograd.grad(output.sum(), leaves))
     return torch.cat([r.flatten() for r in results])
 
@@ -76,6 +96,55 @@ def test_scaled_dot_product_attention(dtype):
         testing.assert_close(found, exact, torchs, times=8)
         number += 1
     assert number > 10
+
+
+def test_second_order_and_forward_mode():
+    """Of scaled_dot_product_attention: torch's math path has both, its fused kernel neither."""
+    for sample in SDPA.sample_inputs("cpu", torch.float64, requires_grad=True):
+        found = []
+        for function in (F.scaled_dot_product_attention, composed):
+            with qkv.replace_sdpa(), forward_ad.dual_level():
+                output, leaves = run(function, sample)
+                grads = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+                loss = sum((g * direction(g)).sum() for g in grads)
+                second = torch.autograd.grad(loss, leaves)
+                dual, _ = run(function, sample, dual=True)
+                tangent = forward_ad.unpack_dual(dual).tangent.detach()
+            found.append(torch.cat([x.flatten() for x in (tangent, *second)]))
+        size = found[1].abs().max().item()
+        torch.testing.assert_close(*found, rtol=0, atol=1e-12 * size)
+
+
+def derivatives(module, call):
+    """Of second order along a direction in the parameters, and the results' tangents along it."""
+    names, leaves = zip(*module.named_parameters(), strict=True)
+    module.zero_grad()
+    output = module(*call.args, **call.kwargs)
+    grads = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum((g * direction(g)).sum() for g in grads), leaves)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, direction(x)) for x in leaves]
+        moved = functional_call(
+            module, dict(zip(names, duals, strict=True)), call.args, call.kwargs
+        )
+        return [*second, forward_ad.unpack_dual(moved).tangent.detach()]
+
+
+@pytest.mark.parametrize("name", LAYERS[1:])
+def test_second_order_and_forward_mode_of_layers(name):
+    info, dtype = MODULES[name], torch.float64
+    for sample in info.module_inputs_func(
+        info, device="cpu", dtype=dtype, requires_grad=False, training=False
+    ):
+        torch.manual_seed(1)
+        made = sample.constructor_input
+        module = info.module_cls(*made.args, **made.kwargs).to(dtype).eval()
+        with sdpa_kernel(SDPBackend.MATH):
+            expected = derivatives(module, sample.forward_input)
+        with qkv.replace_sdpa():
+            found = derivatives(module, sample.forward_input)
+        assert qkv.sdpa_report().taken and not qkv.sdpa_report().left
+        torch.testing.assert_close(found, expected)
 
 
 def run_module(module, sample, grad):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import run_python
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
@@ -137,6 +138,33 @@ def test_outputs_losses_and_gradients(name, left):
     expected, found = both(make(name), run)
     assert expected[2]
     assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "t5"])
+def test_second_order_and_forward_mode(name):
+    """A product of the Hessian and a direction in all parameters, and the tangent of the loss. The
+    models round to float32 here and there, whatever their dtype."""
+    call = inputs(name)
+    model = make(name).double()
+    parameters = dict(model.named_parameters())
+    along = {n: torch.linspace(-1, 1, p.numel()).view_as(p).to(p) for n, p in parameters.items()}
+
+    def run(model):
+        grads = torch.autograd.grad(
+            model(**call).loss, parameters.values(), create_graph=True, allow_unused=True
+        )
+        moved = [(g * along[n]).sum() for n, g in zip(parameters, grads, strict=True)
+                 if g is not None]  # fmt: skip
+        product = torch.autograd.grad(sum(moved), parameters.values(), allow_unused=True)
+        with forward_ad.dual_level():
+            duals = {n: forward_ad.make_dual(p, along[n]) for n, p in parameters.items()}
+            loss = torch.func.functional_call(model, duals, kwargs=call).loss
+            tangent = forward_ad.unpack_dual(loss).tangent.detach()
+        return torch.cat([x.flatten() for x in product if x is not None]), tangent
+
+    (expected, tangent), found = both(model, run)
+    assert (found[0] - expected).norm() <= 1e-5 * expected.norm() > 0
+    assert_close(found[1], tangent, rtol=1e-5, atol=0)
 
 
 GENERATIVE = (*CAUSAL, "t5", "whisper")

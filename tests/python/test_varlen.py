@@ -231,6 +231,26 @@ class TestDropout:
         assert torch.autograd.gradcheck(f, (query, key, value))
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 4), (2, 4, 1), (2, 1, 4), (4, 4)])
+def test_a_document_without_keys_needs_no_rows_of_a_mask(shape):
+    """It has more queries than the mask has rows, and the documents beside it are not touched."""
+    packed = pack([3, 90, 4], [4, 0, 4])
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    without = pack([3, 4], [4, 4])
+    outside = torch.ones(97, dtype=torch.bool).index_fill(0, torch.arange(3, 93), False)
+    without = (packed[0][outside], *packed[1:3], *without[3:])
+    results = []
+    for call in (packed, without):
+        output, lse = qkv.varlen_attn(*call, bias=bias, return_aux=LSE)
+        if call is packed:
+            assert (output[~outside] == 0).all() and (lse[:, ~outside] == -INF).all()
+            output, lse = output[outside], lse[:, outside]
+        loss = output.sin().sum() + lse.sin().sum()
+        results.append([output, lse, *torch.autograd.grad(loss, (*packed[:3], bias))])
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
+
+
 def test_returns():
     packed = pack([5, 1, 70], dtype=torch.float32)
     output = qkv.varlen_attn(*packed)

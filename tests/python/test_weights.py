@@ -228,7 +228,9 @@ class TestWithOutput:
 @pytest.mark.one_in(2)
 @pytest.mark.usefixtures("isa")
 @reductions
-@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.4, "is_causal": True}])
+@pytest.mark.parametrize("options", [
+    {}, {"dropout_p": 0.4, "is_causal": True}, {"softcap": 1.5, "window_size": (2, 1)},
+])  # fmt: skip
 @pytest.mark.parametrize("function", [qkv.attention_weights, qkv.attention_with_weights])
 def test_second_order_and_forward_mode(reduce, options, function):
     inputs = [x.detach()[:1, :2, :4, :3].requires_grad_() for x in make()]
