@@ -87,7 +87,8 @@ def test_serve(command, capsys):
 
 
 def test_forces(tmp_path, monkeypatch, capsys):
-    """It learns, and both attentions are as far from float64, but for rounding."""
+    """It learns, and both attentions are as far from float64, but for rounding: an energy, of which
+    there are two, is a sum over 255 atoms that cancels, so its last digits are luck."""
     module = load("forces")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "FRAMES", 6)
@@ -96,7 +97,7 @@ def test_forces(tmp_path, monkeypatch, capsys):
     assert off < 0.8
     for what, error in table["qkv"].items():
         if "error" in what:
-            assert error < 2 * table["torch"][what] + 1e-6
+            assert error < 2 * table["torch"][what] + 1e-5
         else:
             assert error > 0 and table["torch"][what] > 0
     assert "a step's memory, MiB" in capsys.readouterr().out
