@@ -5,6 +5,7 @@ wrong stride or a wrong option has to stand out, in any dtype, at any number of 
 """
 
 import warnings
+from functools import partial
 
 import torch
 from common import attend, compute_type, reference
@@ -217,6 +218,47 @@ def attention_forward_jvp(call, results):
         elif n == 3:
             size = size._replace(terms=of_scores)
         close(name if n < 2 else f"the tangent of {name}", x, truth, size, dtype)
+
+
+def attention_double_backward(call, results):
+    """Holds the gradients of <tangents, first gradients>. Sums behind them may cancel; the bound
+    leaves room for that and none for a wrong element."""
+    inputs, options = plain(call)
+    forward_again(torch.ops.qkv.attention_forward, call, ("output", "logsumexp"))
+    known = [n if call[n] is not None else None for n in ("output_tangent", "logsumexp_tangent")]
+    forward_again(torch.ops.qkv.attention_forward_jvp, call, (None, None, *known))
+    tangents, grads = tangents_of(call), (call["grad_output"], call["grad_logsumexp"])
+    if grads == (None, None) or not tangents:
+        assert all(x is None for x in results), "a derivative of nothing"
+        return
+    given = dict(zip(INPUTS, inputs, strict=True)) | options
+    wide = {n: x.detach().double().contiguous().requires_grad_() if is_float(x) else x
+            for n, x in given.items()}  # fmt: skip
+    leaves = {n: wide[n] for n in LEAVES if is_float(wide.get(n))}
+    seeds = [None if g is None else g.double().requires_grad_() for g in grads]
+    output, lse = testing.attention(**wide, return_lse=True)
+    results_and_seeds = zip((output, lse.masked_fill(lse == -INF, 0)), seeds, strict=True)
+    used, seeded = zip(*[(y, g) for y, g in results_and_seeds if g is not None], strict=True)
+    grad = partial(torch.autograd.grad, materialize_grads=True)
+    first = grad(used, [*leaves.values()], seeded, create_graph=True)
+    first = dict(zip(leaves, first, strict=True))
+    change = sum((first[n] * t.double()).sum() for n, t in tangents.items())
+    leaves |= {
+        n: g for n, g in zip(("grad_output", "grad_logsumexp"), seeds, strict=True) if g is not None
+    }
+    truths = dict(zip(leaves, grad(change, [*leaves.values()]), strict=True))
+    if not all(x.isfinite().all() for x in (*inputs, *truths.values())):
+        raise NotJudged("a derivative at infinity")
+    returns = torch.ops.qkv.attention_double_backward.default._schema.returns
+    names = [x.name.removeprefix("grad_") for x in returns]
+    bound = {torch.float64: 1e-9, torch.float32: 1e-3}.get(inputs[0].dtype, 2e-2)
+    bound *= max(1, *map(largest, truths.values()))
+    for name, asked, x in zip(names, call["output_mask"], results, strict=True):
+        assert (x is not None) == (asked and name in truths), f"output_mask and {name}"
+        if x is not None:
+            assert (x.shape, x.dtype) == (call[name].shape, call[name].dtype), name
+            error = largest(x.double() - truths[name])
+            assert error <= bound, f"{name} is off by {error:.3g}, {bound:.3g} is allowed"
 
 
 # --- weights ------------------------------------------------------------------------------------

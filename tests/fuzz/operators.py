@@ -183,18 +183,36 @@ def attention_backward_calls(draw):
     return call
 
 
-@st.composite
-def attention_jvp_calls(draw):
-    """Any of the floating tensors have a tangent, with strides of its own."""
-    call = low_level([n for n in NO_OPTIONS if n not in PACKED])
-    call |= seeded(without_grad(draw(dense(SOFT))))
-    torch.manual_seed(draw(st.integers(0, 1000)))
+def draw_tangents(draw, call):
+    """Any of the call's floating tensors have a tangent, with strides of its own."""
+    tangents = {}
     for name in LEAVES:
         x, moves = call.get(name), draw(st.booleans())
         tangent = torch.randn(x.shape).to(x.dtype) if is_float(x) and moves else None
         if tangent is not None and draw(st.booleans()):
             tangent = tangent.movedim(0, -1).contiguous().movedim(-1, 0) if x.dim() else tangent
-        call[f"{name}_tangent"] = tangent
+        tangents[f"{name}_tangent"] = tangent
+    return tangents
+
+
+@st.composite
+def attention_jvp_calls(draw):
+    call = low_level([n for n in NO_OPTIONS if n not in PACKED])
+    call |= seeded(without_grad(draw(dense(SOFT))))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    return call | draw_tangents(draw, call)
+
+
+@st.composite
+def attention_double_backward_calls(draw):
+    """With what pass 1 returns, or without it."""
+    call = draw(attention_backward_calls())
+    call |= draw_tangents(draw, call)
+    names = {a.name for a in ops.attention_forward_jvp.default._schema.arguments}
+    moved = ops.attention_forward_jvp(**{n: x for n, x in call.items() if n in names})[2:]
+    known = draw(st.booleans())
+    call["output_tangent"], call["logsumexp_tangent"] = moved if known else (None, None)
+    call["output_mask"] = draw(masks(ops.attention_double_backward))
     return call
 
 
@@ -310,6 +328,11 @@ OPERATORS = {
     "hard_forward": Operator(ops.hard_forward, through_low_level(hard_calls(), HARD), held.hard),
     "attention_backward": Operator(
         ops.attention_backward, attention_backward_calls(), held.attention_backward
+    ),
+    "attention_double_backward": Operator(
+        ops.attention_double_backward,
+        attention_double_backward_calls(),
+        held.attention_double_backward,
     ),
     "attention_forward_jvp": Operator(
         ops.attention_forward_jvp, attention_jvp_calls(), held.attention_forward_jvp
