@@ -32,7 +32,8 @@ void expect_jvp(const JvpResults& actual, const JvpResults& expected, const JvpW
   const double keep = c.dropout_p > 0 && c.dropout_p < 1 ? 1 / (1 - c.dropout_p) : 1;
   const double lse_jvp = 6 * (change * (score + eps) + change_error);
   double output_jvp = 6 * keep * (score + change * (score + 4 * eps) + change_error);
-  if (w.given_output) output_jvp += 4 * rounding(c.dtype, change);
+  // The given output is rounded, and as large as the weights that dropout keeps make it.
+  if (w.given_output) output_jvp += 4 * rounding(c.dtype, keep * change);
   if (!w.given_output)
     expect_near("output", actual.output, expected.output, 6 * keep * score, c.dtype);
   double largest = 0;
