@@ -1,17 +1,21 @@
 """DTensor: every operator on tensors that are sharded over a mesh of processes.
 
 Each process calls the operator on its part of the heads and of the batch. layout.py says which
-dimensions of which tensor are heads and batch, plan.py what a dimension of the mesh divides,
-heads.py who has which key/value heads, and rule.py makes the call.
+dimensions of which tensor these are, plan.py what a dimension of the mesh divides, heads.py who has
+which key/value heads, and rule.py makes the call.
 
-The rules are registered by torch.library.register_torch_dispatch. The other public door,
-torch.distributed.tensor.experimental.register_sharding, cannot express them: it keeps what it has
-decided by the shapes and the integers of a call, so that a call with another output_mask or another
-enable_gqa would get what was decided for the first one; it says what a dimension of the mesh may
-divide without knowing the others, and uneven groups of heads are wrong only for all of them
-together; it cannot hand a process some of the heads of a replicated key; and tensors that are
-keyword arguments stay as they are.
+The rules are registered by torch.library.register_torch_dispatch, which is public. So is
+torch.distributed.tensor.experimental.register_sharding, but that cannot express them:
+
+- It remembers its decisions by the shapes and the integers of a call. A call with another
+  output_mask, enable_gqa or reduce would get what was decided for the first one.
+- A dimension of the mesh is described without the others. Whether groups of heads stay whole depends
+  on all of them together.
+- No process can be given one of the heads of a key that is replicated.
+- Tensors that are keywords, as those of attention_with_kvcache, would not be redistributed.
 """
+
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -26,3 +30,12 @@ def register() -> None:
     rules["dropout_seed"] = seed_rule
     for name, function in rules.items():
         torch.library.register_torch_dispatch(f"qkv::{name}", DTensor, function)
+    # What stops torch's forward mode, for all operators: DTensor has no rule for a question that it
+    # asks of a tensor and its tangent.
+    torch.library.register_torch_dispatch("aten::_has_same_storage_numel", DTensor, _ask_here)
+
+
+def _ask_here(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """The answer of this process's parts."""
+    with torch.no_grad():
+        return op(*(x.to_local() if isinstance(x, DTensor) else x for x in args), **kwargs)
