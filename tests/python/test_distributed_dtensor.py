@@ -1,10 +1,9 @@
 """Every operator on DTensors, whatever they are sharded over, against one process.
 
-The functions that take a mesh run on every process of a world (distributed_world.py): each makes the
-same tensors, computes the truth alone, and then its part of the DTensors' result.
+The functions that take a mesh run on every process of a world (distributed_world.py): each makes
+the same tensors, computes the truth alone, and then its part of the DTensors' result.
 """
 
-import itertools
 import math
 import random
 
@@ -15,7 +14,6 @@ import torch
 from distributed_world import WorkerError, run
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.autograd import forward_ad
 from torch.distributed.tensor import (
     DeviceMesh,
@@ -32,18 +30,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import qkv
 import qkv.distributed
-from qkv import testing
 
 MESHES = [(2,), (3,), (2, 2)]
 
 
-def on_mesh(shape, function, *args):
+def on_mesh(shape, function, *args, **options):
     """What function(mesh, *args) returns on rank 0 of as many processes as the mesh has."""
-    return run(math.prod(shape), _call, shape, function, args)[0]
+    return run(math.prod(shape), _call, shape, function, args, options)[0]
 
 
-def _call(shape, function, args):
-    return function(init_device_mesh("cpu", shape), *args)
+def _call(shape, function, args, options):
+    return function(init_device_mesh("cpu", shape), *args, **options)
 
 
 def distribute(x, mesh, placements):
@@ -105,7 +102,9 @@ def case_agrees(mesh, case, seed):
     inputs, options = case.tensors(torch.float64)
     options.pop("dropout_seed", None)  # qkv.attention draws its own
     call = dict(zip(samples.INPUTS, inputs, strict=True)) | options
-    floating = {n: x for n, x in call.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    floating = {
+        n: x for n, x in call.items() if isinstance(x, torch.Tensor) and x.is_floating_point()
+    }
     floating = {n: x.detach() for n, x in floating.items()}
     expected = results_and_gradients(call, floating)
     found = distribute_anyhow(call, mesh, random.Random(seed))
@@ -175,3 +174,306 @@ def tangents(call):
 
 
 DERIVATIVES = {f.__name__: f for f in (twice, forward, reverse_over_forward, tangents)}
+
+
+def inputs(batch=2, heads=4, kv_heads=4, length=5):
+    torch.manual_seed(0)
+    shapes = (batch, heads, length, 8), *[(batch, kv_heads, length, 8)] * 2
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def placements_of(mesh, tensors, placements, **options):
+    """Compares a call and its gradients with one process. Returns the placements of the results,
+    the gradients of `tensors` and the options' by name, and how many collectives there were.
+    placements: of each of the tensors; options are replicated."""
+    options = {n: x if isinstance(x, bool) else x.double() for n, x in options.items()}
+    call = dict(zip(samples.INPUTS, tensors, strict=True)) | options
+    leaves = {n: x.requires_grad_() for n, x in call.items() if isinstance(x, torch.Tensor)}
+    output, lse = qkv.attention(**call, return_lse=True)
+    expected = torch.autograd.grad(output.sin().sum() + lse.sin().sum(), [*leaves.values()])
+    given = dict(zip(samples.INPUTS, placements, strict=True))
+    parts = {
+        n: distribute(x.detach(), mesh, given.get(n, [Replicate()] * mesh.ndim)).requires_grad_()
+        for n, x in leaves.items()
+    }
+    with CommDebugMode() as collectives:
+        results = qkv.attention(**(call | parts), return_lse=True)
+        loss = results[0].sin().sum() + results[1].sin().sum()
+        gradients = torch.autograd.grad(loss, [*parts.values()])
+    same(results, (output, lse))
+    same(gradients, expected)
+    found = dict(zip(parts, [x.placements for x in gradients], strict=True))
+    return results[0].placements, results[1].placements, found, collectives.get_total_counts()
+
+
+class TestPlacements:
+    """What is sharded stays sharded, and nothing is sent."""
+
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_batch_and_heads(self, dim):
+        shard = [Shard(dim)]
+        output, lse, grads, sent = on_mesh((2,), placements_of, inputs(), [shard] * 3)
+        assert output == lse == (Shard(dim),)
+        assert grads == dict.fromkeys(samples.INPUTS, (Shard(dim),))
+        assert sent == 0
+
+    def test_batch_and_heads_at_once(self):
+        shards = (Shard(0), Shard(1))
+        output, lse, grads, sent = on_mesh((2, 2), placements_of, inputs(), [shards] * 3)
+        assert output == lse == shards and set(grads.values()) == {shards} and sent == 0
+
+    def test_parts_of_different_sizes(self):
+        """3 heads, 2 and 1."""
+        tensors = inputs(heads=3, kv_heads=3)
+        output, _, grads, sent = on_mesh((2,), placements_of, tensors, [[Shard(1)]] * 3)
+        assert output == (Shard(1),) and set(grads.values()) == {(Shard(1),)} and sent == 0
+
+    @pytest.mark.parametrize(
+        ("option", "shape", "by_batch", "by_heads"),
+        [
+            ("bias", (4, 5, 5), Partial("sum"), Shard(0)),
+            ("bias", (2, 1, 1, 5), Shard(0), Partial("sum")),
+            ("bias", (5, 5), Partial("sum"), Partial("sum")),
+            ("attn_mask", (2, 4, 5, 5), Shard(0), Shard(1)),
+            ("attn_mask", (1, 4, 1, 5), Partial("sum"), Shard(1)),
+            ("alibi_slopes", (4,), Partial("sum"), Shard(0)),
+            ("alibi_slopes", (2, 1), Shard(0), Partial("sum")),
+            ("sinks", (4,), Partial("sum"), Shard(0)),
+            ("sinks", (2, 4), Shard(0), Shard(1)),
+        ],
+    )
+    def test_gradients_of_options(self, option, shape, by_batch, by_heads):
+        """Each process sums over its own part of what an option broadcasts to."""
+        for dim, expected in enumerate((by_batch, by_heads)):
+            *_, grads, sent = on_mesh(
+                (2,), placements_of, inputs(), [[Shard(dim)]] * 3, **{option: torch.rand(shape)}
+            )
+            assert grads[option] == (expected,) and sent == 0
+
+    def test_what_a_key_broadcasts_over(self):
+        """Keys and values for all items of the batch."""
+        query, key, value = inputs()
+        placements = [[Shard(0)], [Replicate()], [Replicate()]]
+        output, _, grads, sent = on_mesh(
+            (2,), placements_of, [query, key[0], value[:1]], placements
+        )
+        assert output == grads["query"] == (Shard(0),)
+        assert grads["key"] == grads["value"] == (Partial("sum"),) and sent == 0
+
+    def test_sequence_becomes_heads(self):
+        """What is sharded over the sequence is sharded over the heads instead, if there are enough
+        of them, and replicated otherwise."""
+        sequence = [[Shard(2)]] * 3
+        assert on_mesh((2,), placements_of, inputs(), sequence)[0] == (Shard(1),)
+        assert on_mesh((2,), placements_of, inputs(1, 1, 1), sequence)[0] == (Replicate(),)
+
+
+class TestGroupedHeads:
+    def test_divided(self):
+        tensors = inputs(heads=8, kv_heads=4)
+        _, _, grads, sent = on_mesh((4,), placements_of, tensors, [[Shard(1)]] * 3, enable_gqa=True)
+        assert set(grads.values()) == {(Shard(1),)} and sent == 0
+
+    @pytest.mark.parametrize("kv_heads", [1, 2])
+    def test_fewer_than_processes(self, kv_heads):
+        """Keys and values are replicated, and a process takes the head that its queries read."""
+        placements = [[Shard(1)], [Replicate()], [Replicate()]]
+        output, _, grads, sent = on_mesh(
+            (4,), placements_of, inputs(heads=8, kv_heads=kv_heads), placements, enable_gqa=True
+        )
+        assert output == grads["query"] == (Shard(1),) and sent == 0
+        assert grads["key"] == grads["value"] == (Partial("sum"),)
+
+    def test_divided_by_some_dimensions_of_the_mesh(self):
+        """Two key/value heads on 2 x 2 processes: the first dimension divides them."""
+        some, both = (Shard(1), Replicate()), (Shard(1), Shard(1))
+        output, _, grads, sent = on_mesh(
+            (2, 2), placements_of, inputs(heads=8, kv_heads=2), [both, some, some], enable_gqa=True
+        )
+        assert output == grads["query"] == both and sent == 0
+        assert grads["key"] == grads["value"] == (Shard(1), Partial("sum"))
+
+    def test_key_and_value_differ(self):
+        query, key, _ = inputs(heads=8, kv_heads=4)
+        value = inputs(kv_heads=2)[2]
+        placements = [[Shard(1)], [Shard(1)], [Replicate()]]
+        *_, grads, sent = on_mesh(
+            (4,), placements_of, [query, key, value], placements, enable_gqa=True
+        )
+        assert (grads["key"], grads["value"]) == ((Shard(1),), (Partial("sum"),)) and sent == 0
+
+    def test_groups_that_would_be_cut(self):
+        """6 query heads on 2 processes would be 1.5 groups each."""
+        output, _, _, sent = on_mesh(
+            (2,), placements_of, inputs(heads=6, kv_heads=3), [[Shard(1)]] * 3, enable_gqa=True
+        )
+        assert output == (Replicate(),) and sent > 0
+
+
+class TestCache:
+    """attention_with_kvcache, whose caches are written to where they are."""
+
+    @pytest.mark.parametrize("number", [0, 1, 2])
+    @pytest.mark.parametrize("dim", [None, 0, 1])
+    def test_agrees(self, number, dim):
+        on_mesh((2,), cache_agrees, number, dim)
+
+    def test_more_processes_than_heads(self):
+        """Every process appends all heads to its copy."""
+        on_mesh((4,), cache_agrees, 0, None)
+
+    def test_a_cache_is_not_moved(self):
+        with pytest.raises(
+            WorkerError,
+            match=r"attention_with_kvcache: k_cache is \(Shard\(dim=2\),\), "
+            r"but \(Shard\(dim=1\),\) is expected for something to be appended to it",
+        ):
+            on_mesh((2,), append_to, {"k_cache": [Shard(2)], "v_cache": [Shard(2)]})
+
+
+def cache_agrees(mesh, number, dim):
+    """dim: along which the caches are sharded, and the query; all else is replicated."""
+    call = samples.calls("attention_with_kvcache")[number]
+    pooled = "block_table" in call or "cache_batch_idx" in call
+    parts = {}
+    for n, x in call.items():
+        if isinstance(x, torch.Tensor):
+            follows = dim is not None and n in ("query", "k_cache", "v_cache")
+            is_there = follows and not (dim == 0 and pooled)
+            parts[n] = distribute(x.clone(), mesh, [Shard(dim) if is_there else Replicate()])
+    expected = samples.results("attention_with_kvcache", call)
+    found = samples.results("attention_with_kvcache", call | parts)
+    same(found.values(), expected.values())
+    same([parts["k_cache"], parts["v_cache"]], [call["k_cache"], call["v_cache"]])
+
+
+def append_to(mesh, placements):
+    call = samples.calls("attention_with_kvcache")[0]
+    replicated = [Replicate()] * mesh.ndim
+    parts = {
+        n: distribute(x, mesh, placements.get(n, replicated))
+        for n, x in call.items()
+        if isinstance(x, torch.Tensor)
+    }
+    samples.results("attention_with_kvcache", call | parts)
+
+
+class TestDropout:
+    def test_one_seed_for_all(self):
+        """Also where the processes' generators are in different states."""
+        found = run(3, dropped_in_states_of_their_own)
+        assert all(torch.equal(x, found[0]) for x in found)
+
+
+def dropped_in_states_of_their_own():
+    mesh = init_device_mesh("cpu", (3,))
+    torch.manual_seed(mesh.get_rank())
+    tensors = [torch.ones(3, 2, 4, 8)] * 3
+    parts = [distribute(x, mesh, [Shard(0)]) for x in tensors]
+    found = qkv.attention(*parts, dropout_p=0.5).full_tensor()
+    seed = torch.ops.qkv.dropout_seed(parts[0]).to_local()
+    assert len({int(x) for x in DTensor.from_local(seed, mesh, [Shard(0)]).full_tensor()}) == 1
+    assert 0 < (found == 0).sum() + (found != 1).sum() < 2 * found.numel()
+    return found
+
+
+class TestWhatElseTorchDoes:
+    @pytest.mark.parametrize("way", ["inference", "sdpa", "compiled", "autocast", "viewed"])
+    def test_agrees(self, way):
+        on_mesh((2,), way_agrees, way)
+
+
+def way_agrees(mesh, name):
+    tensors = [x.float() for x in inputs()]
+    parts = [distribute(x, mesh, [Shard(1)]) for x in tensors]
+    found, expected = WAYS[name](*parts), WAYS[name](*tensors)
+    assert found.dtype == expected.dtype and Shard(1) in found.placements
+    same([found], [expected])
+
+
+def inference(*tensors):
+    with torch.inference_mode():
+        return qkv.attention(*tensors, is_causal=True)
+
+
+def sdpa(*tensors):
+    with qkv.replace_sdpa():
+        output = scaled_dot_product_attention(*tensors, is_causal=True)
+        assert qkv.sdpa_report().taken == {"scaled_dot_product_attention": 1}
+    return output
+
+
+def compiled(*tensors):
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    function = torch.compile(
+        lambda *x: qkv.attention(*x, is_causal=True).sin(), fullgraph=True, backend="aot_eager"
+    )
+    return sum(torch.autograd.grad(function(*leaves).sum(), leaves))
+
+
+def autocast(*tensors):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return qkv.attention(*tensors)
+
+
+def viewed(*tensors):
+    """Of a query that is [B, L, H, D] in memory, whose output is laid out like that, too."""
+    query, key, value = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
+    output = qkv.attention(query, key, value)
+    assert output.transpose(1, 2).is_contiguous()
+    return output.transpose(1, 2).flatten(2).unflatten(2, (4, 8)).transpose(1, 2)
+
+
+WAYS = {f.__name__: f for f in (inference, sdpa, compiled, autocast, viewed)}
+
+
+class TestErrors:
+    def test_a_tensor_that_is_none_of_dtensors(self):
+        expected = (
+            r"attention_forward: bias is a torch.Tensor, but query is a DTensor; expected a "
+            r"DTensor, too: DTensor.from_local\(bias, mesh\) if all processes have the same one, or "
+            r"distribute_tensor\(bias, mesh, placements\)"
+        )
+        with pytest.raises(WorkerError, match=expected):
+            on_mesh((2,), with_a_plain_bias)
+
+    def test_but_torch_may_be_told_that_it_is_replicated(self):
+        on_mesh((2,), with_a_plain_bias_within)
+
+    def test_two_meshes(self):
+        with pytest.raises(
+            WorkerError,
+            match="(?s)attention_forward: key is on DeviceMesh.*but query "
+            "on DeviceMesh.*; expected one mesh for all tensors",
+        ):
+            on_mesh((2, 2), on_two_meshes)
+
+    def test_a_process_without_a_place_in_the_mesh(self):
+        with pytest.raises(
+            WorkerError,
+            match="attention_forward: query is on DeviceMesh.*in which rank "
+            "2 has no place; expected calls from the ranks of the mesh alone",
+        ):
+            run(3, outside_the_mesh)
+
+
+def with_a_plain_bias(mesh):
+    tensors = [distribute(x, mesh, [Shard(1)]) for x in inputs()]
+    return qkv.attention(*tensors, bias=torch.ones(5, 5, dtype=torch.float64))
+
+
+def with_a_plain_bias_within(mesh):
+    with implicit_replication():
+        found = with_a_plain_bias(mesh)
+    same([found], [qkv.attention(*inputs())])
+
+
+def on_two_meshes(mesh):
+    query, key, value = (distribute(x, mesh, [Replicate()] * 2) for x in inputs())
+    key = distribute(key.full_tensor(), init_device_mesh("cpu", (4,)), [Replicate()])
+    qkv.attention(query, key, value)
+
+
+def outside_the_mesh():
+    mesh = DeviceMesh("cpu", [0, 1])
+    qkv.attention(*(distribute(x, mesh, [Shard(1)]) for x in inputs()))

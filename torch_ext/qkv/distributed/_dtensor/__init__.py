@@ -9,8 +9,8 @@ torch.distributed.tensor.experimental.register_sharding, but that cannot express
 
 - It remembers its decisions by the shapes and the integers of a call. A call with another
   output_mask, enable_gqa or reduce would get what was decided for the first one.
-- A dimension of the mesh is described without the others. Whether groups of heads stay whole depends
-  on all of them together.
+- A dimension of the mesh is described without the others. Whether groups of heads stay whole
+  depends on all of them together.
 - No process can be given one of the heads of a key that is replicated.
 - Tensors that are keywords, as those of attention_with_kvcache, would not be redistributed.
 """
@@ -25,10 +25,9 @@ from qkv.distributed._dtensor.rule import decompose, rule, seed_rule
 
 
 def register() -> None:
-    rules = dict.fromkeys((*COMPUTING, "attention_with_kvcache", "varlen_attention_paged"), rule)
-    rules |= dict.fromkeys(COMPOSITES, decompose)
-    rules["dropout_seed"] = seed_rule
-    for name, function in rules.items():
+    rules: dict[str, Any] = dict.fromkeys(COMPOSITES, decompose)
+    rules |= dict.fromkeys((*COMPUTING, "attention_with_kvcache", "varlen_attention_paged"), rule)
+    for name, function in (rules | {"dropout_seed": seed_rule}).items():
         torch.library.register_torch_dispatch(f"qkv::{name}", DTensor, function)
     # What stops torch's forward mode, for all operators: DTensor has no rule for a question that it
     # asks of a tensor and its tangent.

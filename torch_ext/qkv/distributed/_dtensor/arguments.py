@@ -16,7 +16,7 @@ def on_one_mesh(op: Any, tensors: Mapping[str, Tensor | None]) -> dict[str, DTen
             nobody knows what part of the whole it is (numbers aside, and within torch's
             `implicit_replication()`); on a process that has no place in the mesh.
     """
-    name = op.__name__.split(".")[0]
+    name = op._schema.name
     first = next(n for n, x in tensors.items() if isinstance(x, DTensor))
     mesh = tensors[first].device_mesh  # type: ignore[union-attr]
     replicated = [Replicate()] * mesh.ndim

@@ -1,8 +1,8 @@
 """Grouped heads: which key/value heads a process has, where the query heads are divided.
 
-Query head h reads key/value head h // (heads / kv_heads), and a call on one process counts both from
-0 again. So either a process has whole groups: all query heads of some key/value heads, and these. Or
-all its query heads belong to one key/value head, and its call gets that one alone.
+Query head h reads key/value head h // (heads / kv_heads), and a call on one process counts both
+from 0 again. So either a process has whole groups: all query heads of some key/value heads, and
+these. Or all its query heads belong to one key/value head, and its call gets that one alone.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """Of the dimensions of the mesh that divide the query heads, the first `divided` ones divide the
-    key/value heads as well, into parts of `heads`. The others do not. head: the one of these that
-    the calls of this process get; None: they get all."""
+    """Of the dimensions of the mesh that divide the query heads, the first `divided` ones divide
+    the key/value heads as well, into parts of `heads`. The others do not. head: the one of these
+    that the calls of this process get; None: they get all."""
 
     divided: int
     heads: int

@@ -64,7 +64,7 @@ class Plan(NamedTuple):
 
     def is_possible(self, shapes: Mapping[str, torch.Size]) -> bool:
         """Whether every process gets something of everything that is divided, and whole groups."""
-        for label in set(self.labels) - {None}:
+        for label in {label for label in self.labels if label is not None}:
             parts = prod(self.mesh.size(i) for i, own in enumerate(self.labels) if own == label)
             if self.sizes.get(label, 1) < parts:
                 return False

@@ -94,7 +94,7 @@ def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tenso
     if x.placements != placements:
         if is_written:
             raise RuntimeError(
-                f"{op.__name__}: {name} is {x.placements}, but {placements} is expected for "
+                f"{op._schema.name}: {name} is {x.placements}, but {placements} is expected for "
                 "something to be appended to it"
             )
         x = x.redistribute(placements=placements)
