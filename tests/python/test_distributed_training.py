@@ -1,5 +1,5 @@
-"""Training steps of a small transformer, as torch.distributed parallelizes them, against one process:
-tensor parallel plans, DDP and FSDP2, with checkpointing and autocast."""
+"""Training steps of a small transformer, as torch.distributed parallelizes them, against one
+process: tensor parallel plans, DDP and FSDP2, with checkpointing and autocast."""
 
 import copy
 
@@ -28,7 +28,7 @@ WIDTH, HEADS, LENGTH, BATCH = 32, 8, 6, 4
 
 
 class Attention(nn.Module):
-    """Grouped heads. attend(query, key, value) gets [B, H, L, D], [B, Hkv, L, D], [B, Hkv, L, D]."""
+    """Grouped heads. attend(query, key, value) gets [B, H, L, D], and twice [B, Hkv, L, D]."""
 
     def __init__(self, attend, kv_heads):
         super().__init__()
@@ -121,7 +121,9 @@ def similar(found, expected, before):
     """Steps in bfloat16, whose roundings differ with the size of a matrix product."""
 
     def steps(model, since):
-        return torch.cat([(x - y).flatten() for x, y in zip(model.values(), since.values())])
+        return torch.cat(
+            [(x - y).flatten() for x, y in zip(model.values(), since.values(), strict=True)]
+        )
 
     assert steps(found, expected).norm() < 0.02 * steps(expected, before).norm()
 

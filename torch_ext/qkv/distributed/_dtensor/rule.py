@@ -27,9 +27,13 @@ def decompose(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """One seed for all processes, even if their generators are in different states: the largest of
     those that they draw. If the states are the same, it is what a single process would draw."""
-    mesh = args[0].device_mesh
-    drawn = DTensor.from_local(op(args[0].to_local()), mesh, [Partial("max")] * mesh.ndim)
-    return drawn.redistribute(placements=[Replicate()] * mesh.ndim)
+    mesh, seed = args[0].device_mesh, op(args[0].to_local())
+    replicated = [Replicate()] * mesh.ndim
+    for dim in range(mesh.ndim):
+        placements = replicated[:dim] + [Partial("max")] + replicated[dim + 1 :]
+        drawn = DTensor.from_local(seed, mesh, placements)
+        seed = drawn.redistribute(placements=replicated).to_local()
+    return DTensor.from_local(seed, mesh, replicated)
 
 
 @torch.no_grad()
