@@ -522,3 +522,29 @@ def on_two_meshes(mesh):
 def outside_the_mesh():
     mesh = DeviceMesh("cpu", [0, 1])
     qkv.attention(*(distribute(x, mesh, [Shard(1)]) for x in inputs()))
+
+
+class TestSecondDerivativesOfWeights:
+    """They have no kernel, but are made of torch's operators, so that it depends on these what can
+    be sharded."""
+
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_agrees(self, dim):
+        on_mesh((2,), weights_agree_twice, dim)
+
+
+def weights_agree_twice(mesh, dim):
+    call = samples.inputs(torch.float64) | samples.options(torch.float64)
+    parts = {
+        n: distribute(x, mesh, [Shard(dim) if n in samples.INPUTS else Replicate()])
+        for n, x in call.items()
+    }
+    same(weights_twice(parts), weights_twice(call))
+
+
+def weights_twice(call):
+    leaves = {n: x.detach().requires_grad_() for n, x in call.items()}
+    found = qkv.attention_with_weights(**leaves, **samples.SCORES)
+    loss = sum(x.sin().sum() for x in found)
+    first = torch.autograd.grad(loss, [*leaves.values()], create_graph=True)
+    return torch.autograd.grad(sum(x.sin().sum() for x in first), [*leaves.values()])

@@ -99,7 +99,8 @@ def train(model, part=slice(None), autocast=False):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return losses, {name: whole(p.detach()) for name, p in model.named_parameters()}
+    named = {n.removeprefix("module."): p for n, p in model.named_parameters()}
+    return losses, {name: whole(p.detach()) for name, p in named.items()}
 
 
 def whole(x):
