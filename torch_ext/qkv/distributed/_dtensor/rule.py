@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from qkv._vmap.levels import binder
+from qkv.distributed._dtensor import context_parallel
 from qkv.distributed._dtensor.arguments import on_one_mesh
 from qkv.distributed._dtensor.layout import HEADS, layout_of
 from qkv.distributed._dtensor.plan import Plan, plan_of, sizes_of
@@ -40,6 +41,9 @@ def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors, options = binder(op)(*args, **kwargs)
     given = on_one_mesh(op, tensors)
+    if context_parallel.is_on(given["query"]):
+        return context_parallel.attend(op, given, options)
+    context_parallel.check_is_on(op, given)
     written = _written(op, given)
     plan = _plan_of(op, given, options, written)
     parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
