@@ -66,10 +66,22 @@ class TestContextParallel:
         with pytest.raises(WorkerError, match=message):
             run(2, in_newer_form, options)
 
+    def test_torch_alone(self):
+        """What docs/distributed.md says of it."""
+        kernel = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+        with pytest.raises(WorkerError, match=f"{kernel} does not have a sharding strategy"):
+            run(2, torch_alone)
+
     def test_backward_after_it(self):
         with pytest.raises(WorkerError, match="attention_backward: output is .*, as torch's "
                            "context_parallel has it, but that is not active any more"):  # fmt: skip
             run(2, backward_outside)
+
+
+def torch_alone():
+    mesh, tensors = init_device_mesh("cpu", (2,)), inputs(kv_heads=4)
+    with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2] * 3):
+        F.scaled_dot_product_attention(*tensors, is_causal=True)
 
 
 def backward_outside():

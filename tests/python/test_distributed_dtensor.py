@@ -271,12 +271,35 @@ class TestPlacements:
         assert output == grads["query"] == (Shard(0),)
         assert grads["key"] == grads["value"] == (Partial("sum"),) and sent == 0
 
+    def test_packed_documents(self):
+        """Divided by heads, with dropout."""
+        on_mesh((2,), packed_stay)
+
     def test_sequence_becomes_heads(self):
         """What is sharded over the sequence is sharded over the heads instead, if there are enough
         of them, and replicated otherwise."""
         sequence = [[Shard(2)]] * 3
         assert on_mesh((2,), placements_of, inputs(), sequence)[0] == (Shard(1),)
         assert on_mesh((2,), placements_of, inputs(1, 1, 1), sequence)[0] == (Replicate(),)
+
+
+def packed_stay(mesh):
+    call = samples.documents(torch.float64) | {"max_q": 6, "max_k": 6, "enable_gqa": True}
+    parts = {
+        n: distribute(x, mesh, [Shard(1) if n in samples.INPUTS else Replicate()])
+        for n, x in call.items()
+        if isinstance(x, torch.Tensor)
+    }
+    with CommDebugMode() as collectives:
+        output, lse = torch.ops.qkv.varlen_attention(**(call | parts))
+    assert (output.placements, lse.placements) == ((Shard(1),), (Shard(0),))
+    assert collectives.get_total_counts() == 0
+    for dropout_p in (0.0, 0.3):
+        torch.manual_seed(1)
+        found = torch.ops.qkv.varlen_attention(**(call | parts), dropout_p=dropout_p)
+        torch.manual_seed(1)
+        same(found, torch.ops.qkv.varlen_attention(**call, dropout_p=dropout_p))
+        assert found[0].placements == (Shard(1),)
 
 
 class TestGroupedHeads:

@@ -26,9 +26,11 @@ _TENSORS = {
 
 
 def is_on(query: DTensor) -> bool:
-    """Whether a query is one that torch's context parallelism has sharded."""
-    handlers = getattr(DTensor._op_dispatcher, "_custom_op_handlers", {})
-    return _GPU_KERNEL in handlers and query.placements == (Shard(_SEQUENCE),)
+    """Whether a query is one that torch's context parallelism has sharded. Without the table that
+    says so, in some later torch, this raises rather than guess."""
+    if query.placements != (Shard(_SEQUENCE),):
+        return False
+    return _GPU_KERNEL in DTensor._op_dispatcher._custom_op_handlers
 
 
 def check_is_on(op: Any, given: Mapping[str, DTensor]) -> None:
