@@ -29,12 +29,11 @@ def register() -> None:
     rules |= dict.fromkeys((*COMPUTING, "attention_with_kvcache", "varlen_attention_paged"), rule)
     for name, function in (rules | {"dropout_seed": seed_rule}).items():
         torch.library.register_torch_dispatch(f"qkv::{name}", DTensor, function)
-    # What stops torch's forward mode, for all operators: DTensor has no rule for a question that it
-    # asks of a tensor and its tangent.
-    torch.library.register_torch_dispatch("aten::_has_same_storage_numel", DTensor, _ask_here)
+    # What stops torch's forward mode, for all operators: DTensor has no rule for a question that is
+    # asked of every tensor and its tangent.
+    torch.library.register_torch_dispatch("aten::_has_same_storage_numel", DTensor, _same_numel)
 
 
-def _ask_here(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """The answer of this process's parts."""
-    with torch.no_grad():
-        return op(*(x.to_local() if isinstance(x, DTensor) else x for x in args), **kwargs)
+def _same_numel(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> bool:
+    """Of the tensors as a whole: their parts may be sharded in different ways."""
+    return args[0].shape == args[1].shape

@@ -28,16 +28,20 @@ _TENSORS = {
 def is_on(query: DTensor) -> bool:
     """Whether a query is one that torch's context parallelism has sharded. Without the table that
     says so, in some later torch, this raises rather than guess."""
-    if query.placements != (Shard(_SEQUENCE),):
+    if not _is_of_ring(query):
         return False
     return _GPU_KERNEL in DTensor._op_dispatcher._custom_op_handlers
+
+
+def _is_of_ring(x: DTensor) -> bool:
+    """Whether a query [B, H, L, D] is sharded over the sequence alone, or an output."""
+    return x.dim() == 4 and x.placements == (Shard(_SEQUENCE),)
 
 
 def check_is_on(op: Any, given: Mapping[str, DTensor]) -> None:
     """Refuses the backward pass of a ring after torch's context parallelism has been left. That it
     is one can be seen by the output: without a ring, none is sharded over the sequence."""
-    of_forward = [given.get(name) for name in ("query", "output", "logsumexp")]
-    if all(x is not None and x.placements == (Shard(_SEQUENCE),) for x in of_forward):
+    if "output" in given and _is_of_ring(given["query"]) and _is_of_ring(given["output"]):
         raise RuntimeError(
             f"{op._schema.name}: output is {(Shard(_SEQUENCE),)}, as torch's context_parallel has "
             "it, but that is not active any more; expected the backward pass within it, too"
