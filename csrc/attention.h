@@ -57,8 +57,8 @@ struct Pages {
 
 // Where a Problem stands in a whole of which it is a part: in a sequence that is cut over several
 // machines, or in a cache. Its query i is query query_offset + i of seqlen_q, its key j is key
-// key_offset + j of seqlen_k, and its head h is head head_offset + h of `heads`; 0 for a size of the
-// whole: as many as the Problem has itself. What positions mean (is_causal, the window, ALiBi's
+// key_offset + j of seqlen_k, and its head h is head head_offset + h of `heads`; 0 for a size of
+// the whole: as many as the Problem has itself. What positions mean (is_causal, the window, ALiBi's
 // distances and dropout's counters) is then as in the whole. Batch items: Problem::dropout_batch.
 struct Shard {
   int64_t query_offset = 0, key_offset = 0, head_offset = 0;

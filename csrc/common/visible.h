@@ -29,8 +29,7 @@ inline int64_t key_end(const Problem& p, int64_t i) {
 // Keys [begin, end) are seen by no query outside [query_begin, query_end).
 inline int64_t query_begin(const Problem& p, int64_t begin) {
   int64_t first = p.is_causal ? begin - p.top_left() : 0;
-  if (p.window_right >= 0)
-    first = std::max(first, begin - p.bottom_right() - p.window_right);
+  if (p.window_right >= 0) first = std::max(first, begin - p.bottom_right() - p.window_right);
   return std::clamp<int64_t>(first, 0, p.seqlen_q);
 }
 inline int64_t query_end(const Problem& p, int64_t end) {

@@ -93,8 +93,12 @@ TEST_P(DropoutTest, InShards) {
       Case c = weights_case();
       c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 50, c.S = 70 + offset;
       c.dropout_batch = 3, c.own_seeds = offset % 2;
-      c.shard = {.query_offset = 7 * offset, .key_offset = offset, .head_offset = offset,
-                 .seqlen_q = 100, .seqlen_k = 90, .heads = 11};
+      c.shard = {.query_offset = 7 * offset,
+                 .key_offset = offset,
+                 .head_offset = offset,
+                 .seqlen_q = 100,
+                 .seqlen_k = 90,
+                 .heads = 11};
       expect_exactly_kept(c);
     }
   }

@@ -1,5 +1,5 @@
-// The reference on a part of a whole gives what the whole has there, by a definition that is not its
-// own: the weights of the whole, in the whole's numbers.
+// The reference on a part of a whole gives what the whole has there, by a definition that is not
+// its own: the weights of the whole, in the whole's numbers.
 #include <gtest/gtest.h>
 
 #include "cases.h"
@@ -15,8 +15,12 @@ struct Part {
 Case case_of(const Case& whole, const Part& part) {
   Case c = whole;
   c.kv_heads = part.heads / c.group, c.L = part.queries, c.S = part.keys;
-  c.shard = {.query_offset = part.query, .key_offset = part.key, .head_offset = part.head,
-             .seqlen_q = whole.L, .seqlen_k = whole.S, .heads = whole.heads()};
+  c.shard = {.query_offset = part.query,
+             .key_offset = part.key,
+             .head_offset = part.head,
+             .seqlen_q = whole.L,
+             .seqlen_k = whole.S,
+             .heads = whole.heads()};
   return c;
 }
 
@@ -50,8 +54,11 @@ std::vector<double> exponentials(const Workload& w) {
 void expect_part_of_whole(const Case& whole) {
   const Workload w(whole);
   const std::vector<double> expected = exponentials(w);
-  for (const Part& part : {Part{0, 0, 0, 4, 7, 10}, {2, 2, 3, 2, 4, 5}, {0, 5, 0, 2, 2, 3},
-                           {2, 0, 6, 2, 1, 4}, {0, 6, 9, 4, 1, 1}}) {
+  for (const Part& part : {Part{0, 0, 0, 4, 7, 10},
+                           {2, 2, 3, 2, 4, 5},
+                           {0, 5, 0, 2, 2, 3},
+                           {2, 0, 6, 2, 1, 4},
+                           {0, 6, 9, 4, 1, 1}}) {
     const Workload cut_out = cut(w, part);
     SCOPED_TRACE(::testing::Message() << cut_out.c);
     const std::vector<double> found = exponentials(cut_out);

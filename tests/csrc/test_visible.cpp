@@ -21,9 +21,8 @@ void expect_ranges_of_keys_and_queries(const Shard& shard) {
             p.window_left = left, p.window_right = right;
             p.shard = shard;
             SCOPED_TRACE(::testing::Message() << "L " << L << " S " << S << " window " << left
-                                              << "," << right << " causal " << is_causal
-                                              << " from " << shard.query_offset << ","
-                                              << shard.key_offset);
+                                              << "," << right << " causal " << is_causal << " from "
+                                              << shard.query_offset << "," << shard.key_offset);
             bool hidden = false;
             for (int64_t i = 0; i < L; ++i) {
               for (int64_t j = 0; j < S; ++j) {
@@ -52,8 +51,10 @@ TEST(Visible, RangesOfKeysAndQueries) { expect_ranges_of_keys_and_queries({}); }
 TEST(Visible, InShards) {
   for (int64_t query_offset : {0, 2, 9})
     for (int64_t key_offset : {0, 3, 14})
-      expect_ranges_of_keys_and_queries({.query_offset = query_offset, .key_offset = key_offset,
-                                         .seqlen_q = 17, .seqlen_k = 26 + query_offset});
+      expect_ranges_of_keys_and_queries({.query_offset = query_offset,
+                                         .key_offset = key_offset,
+                                         .seqlen_q = 17,
+                                         .seqlen_k = 26 + query_offset});
 }
 
 }  // namespace

@@ -87,8 +87,8 @@ struct Window {
 };
 
 // Where a call stands in a larger one, of which it computes a part: query_offset, key_offset,
-// seqlen_q, seqlen_k, head_offset, heads and batch_offset. They are the members of csrc's Shard, and
-// what is added to Problem::dropout_batch. The schemas have None where all are 0.
+// seqlen_q, seqlen_k, head_offset, heads and batch_offset. They are the members of csrc's Shard,
+// and what is added to Problem::dropout_batch. The schemas have None where all are 0.
 struct ShardNumbers {
   std::array<c10::SymInt, 7> all;
 

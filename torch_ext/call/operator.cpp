@@ -72,9 +72,10 @@ ParsedParameter parse_parameter(const std::string& text) {
                      has_default ? c10::str("=", kOptions[i].default_value) : ""),
             /*is_written=*/false};
   }
-  return {{name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none, has_default},
-          c10::str("Tensor", alias, may_be_none ? "? " : " ", name, has_default ? "=None" : ""),
-          !alias.empty()};
+  return {
+      {name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none, has_default},
+      c10::str("Tensor", alias, may_be_none ? "? " : " ", name, has_default ? "=None" : ""),
+      !alias.empty()};
 }
 
 struct Split {

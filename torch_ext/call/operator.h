@@ -64,10 +64,10 @@ class Operator {
   //   attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)
   //
   // It takes the named gradients of the results, then the tensors that `forward` takes, then what
-  // is named after the semicolon, results of it, and its options with their defaults, if any. It returns a gradient for every
-  // differentiable argument of `forward`; None for those that are not floating, or that output_mask
-  // does not ask for. If `forward` is a backward operator itself, the gradients of what it returns
-  // are called tangents: of the arguments whose gradients those are.
+  // is named after the semicolon, results of it, and its options with their defaults, if any. It
+  // returns a gradient for every differentiable argument of `forward`; None for those that are not
+  // floating, or that output_mask does not ask for. If `forward` is a backward operator itself, the
+  // gradients of what it returns are called tangents: of the arguments whose gradients those are.
   Operator(Operator& forward, const std::string& signature, const Kernels& kernels);
   Operator(const Operator&) = delete;
 

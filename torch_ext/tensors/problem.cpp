@@ -68,8 +68,8 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   p.is_causal = options.is_causal;
   bind_shard(call, sizes, p);
   // No wider than all there is, so that sums do not overflow.
-  const int64_t widest = std::max(sizes.seqlen_q, p.shard.seqlen_q) +
-                         std::max(sizes.seqlen_k, p.shard.seqlen_k);
+  const int64_t widest =
+      std::max(sizes.seqlen_q, p.shard.seqlen_q) + std::max(sizes.seqlen_k, p.shard.seqlen_k);
   const auto window = [&](const c10::SymInt& side) {
     return std::min(side.guard_int(__FILE__, __LINE__), widest);
   };
@@ -80,10 +80,10 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   if (p.dropout_p > 0) {
     const int64_t queries = p.shard.query_offset + p.seqlen_q;
     const int64_t keys = p.shard.key_offset + p.seqlen_k;
-    TORCH_CHECK_VALUE(queries <= kMaxDropoutQueries && keys <= kMaxDropoutKeys,
-                      call.title(), ": dropout_p is ", p.dropout_p, " with ", queries,
-                      " queries and ", keys, " keys, but at most ", kMaxDropoutQueries,
-                      " and ", kMaxDropoutKeys, " have random numbers of their own");
+    TORCH_CHECK_VALUE(queries <= kMaxDropoutQueries && keys <= kMaxDropoutKeys, call.title(),
+                      ": dropout_p is ", p.dropout_p, " with ", queries, " queries and ", keys,
+                      " keys, but at most ", kMaxDropoutQueries, " and ", kMaxDropoutKeys,
+                      " have random numbers of their own");
     bind_seeds();
   }
   p.num_threads = num_threads();

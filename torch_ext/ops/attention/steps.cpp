@@ -3,7 +3,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/new_ones.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
@@ -46,7 +46,7 @@ at::Tensor kept_weights(const Call& call, const Steps& steps) {
 at::Tensor ahead(const at::Tensor& scores, bool top_left) {
   const c10::SymInt queries = scores.sym_size(-2), keys = scores.sym_size(-1);
   const auto count = [&](c10::SymIntArrayRef shape, int64_t dim) {
-    return at::ones_symint(shape, scores.options().dtype(at::kLong)).cumsum(dim);
+    return scores.new_ones_symint(shape, scores.options().dtype(at::kLong)).cumsum(dim);
   };
   const at::Tensor difference = count({1, keys}, 1).sub(count({queries, 1}, 0));
   return top_left ? difference : difference.sub(c10::Scalar(keys - queries));

@@ -15,7 +15,7 @@ from qkv._vmap import cache, dense, packed, seeds
 from qkv._vmap.levels import core_kernel, func_kernel
 from qkv._vmap.samples import Samples
 
-_COMPUTING = (
+COMPUTING = (
     "attention_forward",
     "attention_forward_jvp",
     "attention_backward",
@@ -28,7 +28,7 @@ _COMPUTING = (
     "hard_backward",
 )
 # What is made of the low-level operators, and drops down to them.
-_COMPOSITES = (
+COMPOSITES = (
     "attention_forward_jvp_backward",
     "attention",
     "attention_with_lse",
@@ -48,7 +48,7 @@ def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
 
 
 def register() -> None:
-    rules = dict.fromkeys(_COMPUTING, _soft_or_hard)
+    rules = dict.fromkeys(COMPUTING, _soft_or_hard)
     rules |= {
         "attention_with_kvcache": cache.rule,
         "varlen_attention_paged": packed.paged_rule,
@@ -57,8 +57,8 @@ def register() -> None:
     for name, rule in rules.items():
         op = getattr(torch.ops.qkv, name).default
         _library.impl(name, func_kernel(op, rule), "FuncTorchBatched")
-    for name in _COMPUTING:
+    for name in COMPUTING:
         op = getattr(torch.ops.qkv, name).default
         _library.impl(name, core_kernel(op, _soft_or_hard), "Batched")
-    for name in _COMPOSITES:
+    for name in COMPOSITES:
         _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")

@@ -8,8 +8,10 @@ from qkv._vmap import seeds
 from qkv._vmap.samples import Samples
 
 # How many dimensions fewer than query they have.
-_FEWER = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1, "alibi_slopes": 2, "sinks": 2}
-_FEWER |= {f"{name}_tangent": _FEWER[name] for name in ("logsumexp", "alibi_slopes", "sinks")}
+FEWER_DIMS = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1, "alibi_slopes": 2, "sinks": 2}
+FEWER_DIMS |= {
+    f"{name}_tangent": FEWER_DIMS[name] for name in ("logsumexp", "alibi_slopes", "sinks")
+}
 
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
@@ -17,7 +19,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     user_rank = max(ranks.get(name, 0) for name in ("query", "key", "value"))
     rank = max(user_rank, 3)  # with a dimension of heads, so that the new one is not taken for it
     reduced = options.get("reduce")
-    fewer = _FEWER | {"grad_weights": 0 if reduced is None else 1}
+    fewer = FEWER_DIMS | {"grad_weights": 0 if reduced is None else 1}
     tensors = {name: samples.padded(name, rank - fewer.get(name, 0)) for name in samples.values}
     if "dropout_seed" in samples.values:
         seed = seeds.of(samples, options)
@@ -44,4 +46,4 @@ def _rank_of_result(name: str, ranks: dict[str, int], rank: int, reduced: str | 
         return ranks.get(name.removeprefix("grad_"), 0)
     if name == "weights" and reduced is not None:
         return max(rank, 3) - 1 if reduced == "heads" else rank - 1
-    return rank - _FEWER.get(name, 0)
+    return rank - FEWER_DIMS.get(name, 0)

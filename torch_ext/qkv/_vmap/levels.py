@@ -26,7 +26,7 @@ class _Call(NamedTuple):
     options: dict[str, Any]
 
 
-def _binder(op: Any) -> Callable[..., _Call]:
+def binder(op: Any) -> Callable[..., _Call]:
     """A function that takes the operator's arguments apart."""
     arguments = [argument.name for argument in op._schema.arguments]
     tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
@@ -44,7 +44,7 @@ def _binder(op: Any) -> Callable[..., _Call]:
 def func_kernel(op: Any, rule: Rule) -> Callable:
     """For torch.func.vmap. As torch.library.register_vmap makes it, but for tensors that are
     keywords, too."""
-    bind = _binder(op)
+    bind = binder(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors, options = bind(*args, **kwargs)
@@ -74,7 +74,7 @@ def _at_level(tensor: Tensor | None, level: int) -> Tensor | None:
 
 def core_kernel(op: Any, rule: Rule) -> Callable:
     """For the vmap of torch's core, which knows no randomness: all samples drop the same."""
-    bind = _binder(op)
+    bind = binder(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors, options = bind(*args, **kwargs)

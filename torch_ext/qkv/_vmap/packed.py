@@ -22,7 +22,7 @@ _ROWS = ("query", "key", "value", "output")
 _ROWS_IN_SECOND = ("logsumexp", "softmax_lse")  # [H, T]
 
 
-def _laid_out_like(name: str) -> str:
+def laid_out_like(name: str) -> str:
     """The tensor of which this one is a gradient or a tangent, or both; or it itself."""
     while name.startswith("grad_"):
         name = name.removeprefix("grad_")
@@ -95,9 +95,9 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     )
     tensors = dict.fromkeys(samples.values)
     for name in samples.values:
-        if _laid_out_like(name) in _ROWS:
+        if laid_out_like(name) in _ROWS:
             tensors[name] = samples.rows(name)
-        elif _laid_out_like(name) in _ROWS_IN_SECOND:
+        elif laid_out_like(name) in _ROWS_IN_SECOND:
             x = samples.each(name)
             tensors[name] = None if x is None else x.transpose(0, 1).flatten(1, 2)
     tensors |= _options(documents, wanted)
@@ -116,7 +116,7 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
     """As the function under vmap sees them, and their batch dimensions."""
     samples, found, dims = documents.samples, [], []
     for x, r in zip(results, op._schema.returns, strict=True):
-        name = _laid_out_like(r.name)
+        name = laid_out_like(r.name)
         dims.append(None if x is None else 1 if name in _ROWS_IN_SECOND else 0)
         if x is None:
             found.append(None)

@@ -1,0 +1,112 @@
+"""torch.distributed.tensor.experimental.context_parallel, and its newer form, on CPUs.
+
+Both turn query, key and value into DTensors that are sharded over the sequence, perhaps with its
+chunks in another order, so that causal work is balanced. Then DTensor has handlers for torch's
+kernels of GPUs, which send keys and values around a ring. Here qkv's operators take part in that
+ring, on torch's private interfaces: `_templated_ring_attention` and its backward pass, which take
+an operator, and DTensor's table of handlers, which says whether context parallelism is on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+_SEQUENCE = 2  # of [B, H, L, D], as torch has it
+_GPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention.default
+_ops = torch.ops.qkv
+_TENSORS = {
+    _ops.attention_forward.default: ("query", "key", "value"),
+    _ops.attention_backward.default: (
+        "grad_output", "query", "key", "value", "output", "logsumexp",
+    ),
+}  # fmt: skip
+
+
+def is_on(query: DTensor) -> bool:
+    """Whether a query is one that torch's context parallelism has sharded. Without the table that
+    says so, in some later torch, this raises rather than guess."""
+    if not _is_of_ring(query):
+        return False
+    return _GPU_KERNEL in DTensor._op_dispatcher._custom_op_handlers
+
+
+def _is_of_ring(x: DTensor) -> bool:
+    """Whether a query [B, H, L, D] is sharded over the sequence alone, or an output."""
+    return x.dim() == 4 and x.placements == (Shard(_SEQUENCE),)
+
+
+def check_is_on(op: Any, given: Mapping[str, DTensor]) -> None:
+    """Refuses the backward pass of a ring after torch's context parallelism has been left. That it
+    is one can be seen by the output: without a ring, none is sharded over the sequence."""
+    if "output" in given and _is_of_ring(given["query"]) and _is_of_ring(given["output"]):
+        raise RuntimeError(
+            f"{op._schema.name}: output is {(Shard(_SEQUENCE),)}, as torch's context_parallel has "
+            "it, but that is not active any more; expected the backward pass within it, too"
+        )
+
+
+def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) -> Any:
+    """attention_forward or attention_backward, around the ring.
+
+    Raises:
+        NotImplementedError: for other operators, and for what torch's ring does not pass on.
+    """
+    _check(op, given, options)
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    torchs: Any = _attention
+
+    mesh = given["query"].device_mesh
+    local = {name: x.to_local() for name, x in given.items()}
+    passed = {n: x for n, x in options.items() if n not in ("is_causal", "output_mask")}
+    passed |= {"group": mesh.get_group(), "seq_dim": _SEQUENCE, "is_causal": options["is_causal"]}
+    if op is _ops.attention_forward.default:
+        results = torchs._templated_ring_attention(op=_forward, **local, **passed)
+    else:
+        names = {"grad_output": "grad_out", "output": "out"}
+        local = {names.get(name, name): x for name, x in local.items()}
+        gradients = torchs._templated_ring_attention_backward(
+            op=_backward, grad_out_name="grad_out", **local, **passed
+        )
+        results = (*gradients, *[None] * (len(op._schema.returns) - len(gradients)))
+    return tuple(
+        None if x is None else DTensor.from_local(x, mesh, [Shard(_SEQUENCE)]) for x in results
+    )
+
+
+def _check(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) -> None:
+    advice = "expected qkv.distributed.ring_attention, on parts of the sequence as they are"
+    name = op._schema.name
+    if op not in _TENSORS:
+        raise NotImplementedError(f"{name}: torch's context_parallel has no ring for it; {advice}")
+    for argument in given:
+        if argument not in _TENSORS[op]:
+            raise NotImplementedError(
+                f"{name}: {argument} is given, but torch's context_parallel passes query, key and "
+                f"value alone; {advice}"
+            )
+    for option, none in {"dropout_p": 0.0, "window_size": None}.items():
+        if options[option] != none:
+            raise NotImplementedError(
+                f"{name}: {option} is {options[option]}, but torch's context_parallel does not "
+                f"tell where in the sequence a part is; {advice}"
+            )
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, **options: Any) -> Any:
+    nothing = [None] * 8
+    return _ops.attention_forward(query, key, value, *nothing, is_causal=is_causal, **options)
+
+
+def _backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    is_causal: bool, **options: Any,
+) -> Any:  # fmt: skip
+    gradients = _ops.attention_backward(
+        grad_out, None, query, key, value, *[None] * 8, out, logsumexp, is_causal=is_causal,
+        output_mask=[True] * 3 + [False] * 4, **options,
+    )  # fmt: skip
+    return gradients[:3]

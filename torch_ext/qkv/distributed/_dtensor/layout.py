@@ -1,0 +1,83 @@
+"""Which dimensions of an operator's tensors are its heads and its batch dimensions.
+
+What a dimension of the mesh can divide has a number, a label: 0 for the heads, 1 for the batch
+dimension left of them, 2 for the one left of that, and so on.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from qkv._vmap.dense import FEWER_DIMS
+from qkv._vmap.packed import laid_out_like
+
+HEADS, BATCH = 0, 1
+Dims = dict[int, int]  # the dimension of each label that a tensor has
+Layout = Callable[[str, int], Dims]  # of a tensor, by its name and its number of dimensions
+
+_OF_ITEMS = ("cache_seqlens", "cache_leftpad")  # [B]
+_OF_ALL = ("dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k", "cache_batch_idx", "block_table")
+_OPTIONS = ("attn_mask", "bias", "alibi_slopes", "sinks")
+_FEWER_DIMS = FEWER_DIMS | {"softmax_lse": 1}
+
+
+def is_key_or_value(name: str) -> bool:
+    """Whether it may have fewer heads than the query."""
+    return laid_out_like(name) in ("key", "value", "k_cache", "v_cache")
+
+
+def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layout:
+    """For a call with these tensors, those that are not None, and with these options."""
+    if "cu_seq_q" in tensors:
+        return _paged if "block_table" in tensors else _packed
+    if "k_cache" in tensors:
+        return _pooled if {"block_table", "cache_batch_idx"} & set(tensors) else _cache
+    reduce = options.get("reduce")
+
+    def dense(name: str, rank: int) -> Dims:
+        return _dense(name, rank, reduce)
+
+    return dense
+
+
+def _from(heads: int) -> Dims:
+    """Of a tensor whose dimension `heads` are its heads, with all to the left of it a batch."""
+    return {label: heads - label for label in range(heads + 1)}
+
+
+def _without_batch(dims: Dims) -> Dims:
+    return {label: dim for label, dim in dims.items() if label == HEADS}
+
+
+def _dense(name: str, rank: int, reduce: str | None = None) -> Dims:
+    """[..., H, L, D], and what has fewer dimensions after the heads."""
+    own = laid_out_like(name)
+    if own in _OF_ALL:
+        return {}
+    if own == "weights" and reduce == "heads":  # [..., L, S]
+        return {label: rank - 2 - label for label in range(BATCH, rank - 1)}
+    fewer = 1 if own == "weights" and reduce == "queries" else _FEWER_DIMS.get(own, 0)
+    return _from(rank - 3 + fewer)
+
+
+def _cache(name: str, rank: int) -> Dims:
+    return {BATCH: 0} if name in _OF_ITEMS else _dense(name, rank)
+
+
+def _pooled(name: str, rank: int) -> Dims:
+    """A cache in which a batch item may have any place, so that its batch cannot be divided."""
+    return {} if name in _OF_ITEMS else _without_batch(_dense(name, rank))
+
+
+def _packed(name: str, rank: int) -> Dims:
+    """query [T, H, D], logsumexp [H, T]. Documents are not divided."""
+    own = laid_out_like(name)
+    if own in _OF_ALL or own in _OPTIONS:
+        return _without_batch(_dense(own, rank))
+    return {HEADS: 0 if own in _FEWER_DIMS else 1}
+
+
+def _paged(name: str, rank: int) -> Dims:
+    """key and value are [blocks, block size, Hkv, D]."""
+    return {HEADS: 2} if name in ("key", "value") else _packed(name, rank)

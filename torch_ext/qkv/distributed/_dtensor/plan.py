@@ -1,0 +1,116 @@
+"""What each dimension of the mesh divides in a call: the heads, a batch dimension or nothing."""
+
+from collections.abc import Container, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from qkv.distributed._dtensor.heads import Share, share_of
+from qkv.distributed._dtensor.layout import HEADS, Dims, Layout, is_key_or_value
+
+
+class Plan(NamedTuple):
+    """layout: of the call's tensors. sizes: of what each label stands for, in all processes
+    together. labels: what each dimension of the mesh divides; None: nothing, its processes compute
+    the same."""
+
+    mesh: DeviceMesh
+    layout: Layout
+    sizes: dict[int, int]
+    labels: tuple[int | None, ...]
+
+    def dims(self, name: str, shape: Sequence[int]) -> Dims:
+        """What can be divided of a tensor: not the dimensions over which it broadcasts."""
+        dims = self.layout(name, len(shape))
+        return {label: dim for label, dim in dims.items() if shape[dim] == self.sizes[label]}
+
+    def placements(self, name: str, shape: Sequence[int], otherwise: Placement) -> list[Placement]:
+        """Of a tensor of the call; `otherwise` for the dimensions of the mesh that divide what it
+        does not have."""
+        dims, share = self.dims(name, shape), self.share(name, shape)
+        if share is not None:
+            dims[HEADS] = self.layout(name, len(shape))[HEADS]
+        found: list[Placement] = []
+        for i, label in enumerate(self.labels):
+            is_whole = label not in dims
+            if share is not None and label == HEADS:
+                is_whole = self.labels[:i].count(HEADS) >= share.divided
+            if label is None:
+                found.append(Replicate())
+            else:
+                found.append(otherwise if is_whole else Shard(dims[label]))
+        return found
+
+    def share(self, name: str, shape: Sequence[int]) -> Share | None:
+        """Of a key or a value that has fewer heads than the query, or None for other tensors."""
+        kv_heads = self.grouped_heads(name, shape)
+        return None if kv_heads is None else self._share_of(kv_heads)
+
+    def grouped_heads(self, name: str, shape: Sequence[int]) -> int | None:
+        """How many heads a key or a value has, if that is fewer than the query; else None."""
+        heads = self.layout(name, len(shape)).get(HEADS)
+        if HEADS not in self.labels or heads is None or not is_key_or_value(name):
+            return None
+        return shape[heads] if shape[heads] != self.sizes[HEADS] else None
+
+    def _share_of(self, kv_heads: int) -> Share | None:
+        own = [i for i, label in enumerate(self.labels) if label == HEADS]
+        processes = [self.mesh.size(i) for i in own]
+        place = [self.mesh.get_local_rank(i) for i in own]
+        return share_of(kv_heads, self.sizes[HEADS], processes, place)
+
+    def is_possible(self, shapes: Mapping[str, torch.Size]) -> bool:
+        """Whether every process gets something of everything that is divided, and whole groups."""
+        for label in {label for label in self.labels if label is not None}:
+            parts = prod(self.mesh.size(i) for i, own in enumerate(self.labels) if own == label)
+            if self.sizes.get(label, 1) < parts:
+                return False
+        grouped = (self.grouped_heads(name, shape) for name, shape in shapes.items())
+        return all(self._share_of(heads) is not None for heads in grouped if heads is not None)
+
+    def first(self, label: int) -> int:
+        """The number that the first of this process's heads or batch items has among those of all.
+        DTensor cuts as torch.chunk does."""
+        first, count = 0, self.sizes[label]
+        for i, own in enumerate(self.labels):
+            if own == label:
+                part = -(-count // self.mesh.size(i))
+                begin = min(part * self.mesh.get_local_rank(i), count)
+                first, count = first + begin, min(part, count - begin)
+        return first
+
+
+def sizes_of(layout: Layout, shapes: Mapping[str, torch.Size]) -> dict[int, int]:
+    """Those to which query, key and value broadcast; the query's number of heads, where key and
+    value have fewer."""
+    sizes: dict[int, int] = {}
+    for name in ("query", "k_cache", "v_cache", "key", "value"):
+        if name in shapes:
+            for label, dim in layout(name, len(shapes[name])).items():
+                if sizes.get(label, 1) == 1:
+                    sizes[label] = shapes[name][dim]
+    return sizes
+
+
+def plan_of(
+    layout: Layout, sizes: dict[int, int], tensors: Mapping[str, DTensor], allowed: Container[int]
+) -> Plan:
+    """Follows what is divided already: in each dimension of the mesh the first of the tensors that
+    is divided in a way that is possible. What is divided otherwise, along the sequence for example,
+    is divided into heads instead, if that is possible. allowed: the labels that may be divided."""
+    shapes = {name: x.shape for name, x in tensors.items()}
+    plan = Plan(next(iter(tensors.values())).device_mesh, layout, sizes, ())
+    for i in range(plan.mesh.ndim):
+        wanted: list[int] = []
+        for name, x in tensors.items():
+            placement = x.placements[i]
+            if isinstance(placement, Shard):
+                labels = {dim: label for label, dim in plan.dims(name, x.shape).items()}
+                wanted.append(labels.get(placement.dim, HEADS))
+        tries = [plan._replace(labels=(*plan.labels, w)) for w in wanted if w in allowed]
+        none = plan._replace(labels=(*plan.labels, None))
+        plan = next((p for p in tries if p.is_possible(shapes)), none)
+    return plan

@@ -1,0 +1,159 @@
+"""What an operator does when it meets DTensors: every process calls it on its own part.
+
+The functions here are what torch.library.register_torch_dispatch calls, with (DTensor, operator,
+types, args, kwargs). They are below autograd, whose graph has the operator itself.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from qkv._vmap.levels import binder
+from qkv.distributed._dtensor import context_parallel
+from qkv.distributed._dtensor.arguments import on_one_mesh
+from qkv.distributed._dtensor.layout import HEADS, layout_of
+from qkv.distributed._dtensor.plan import Plan, plan_of, sizes_of
+
+
+def decompose(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Of operators that are made of others: in inference mode they get here themselves."""
+    return op.decompose(*args, **kwargs)
+
+
+@torch.no_grad()
+def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """One seed for all processes, even if their generators are in different states: the largest of
+    those that they draw. If the states are the same, it is what a single process would draw."""
+    mesh, seed = args[0].device_mesh, op(args[0].to_local())
+    replicated = [Replicate()] * mesh.ndim
+    for dim in range(mesh.ndim):
+        placements = replicated[:dim] + [Partial("max")] + replicated[dim + 1 :]
+        drawn = DTensor.from_local(seed, mesh, placements)
+        seed = drawn.redistribute(placements=replicated).to_local()
+    return DTensor.from_local(seed, mesh, replicated)
+
+
+@torch.no_grad()
+def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    tensors, options = binder(op)(*args, **kwargs)
+    given = on_one_mesh(op, tensors)
+    if context_parallel.is_on(given["query"]):
+        return context_parallel.attend(op, given, options)
+    context_parallel.check_is_on(op, given)
+    written = _written(op, given)
+    plan = _plan_of(op, given, options, written)
+    parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
+    results = op(**(tensors | parts), **(options | _place(plan, options)))
+    names = (result.name for result in op._schema.returns)
+    return tuple(_whole(plan, given, n, x) for n, x in zip(names, results, strict=True))
+
+
+def _written(op: Any, given: Mapping[str, DTensor]) -> list[str]:
+    """The caches, if something is appended to them."""
+    if "key" not in given:
+        return []
+    return [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+
+
+def _plan_of(
+    op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any], written: list[str]
+) -> Plan:
+    layout = layout_of(given, options)
+    sizes = sizes_of(layout, {name: x.shape for name, x in given.items()})
+    allowed = set(sizes)
+    if options.get("reduce") == "heads":
+        allowed.discard(HEADS)
+    if _drops(options):
+        # Which weights are dropped follows from their places in the whole: the operator must be
+        # told these, as one number for the batch items. So they are divided by the outermost
+        # dimension alone.
+        is_told = any(argument.name == "shard" for argument in op._schema.arguments)
+        allowed &= {HEADS, max(sizes, default=HEADS)} if is_told else set()
+    tensors = {name: given[name] for name in written} | dict(given)  # caches stay where they are
+    plan = plan_of(layout, sizes, tensors, allowed)
+    shares = [plan.share(name, given[name].shape) for name in written]
+    if any(share and share.head is not None and share.heads > 1 for share in shares):
+        # Every process would append to one head of its copy of all heads.
+        plan = plan_of(layout, sizes, tensors, allowed - {HEADS})
+    return plan
+
+
+def _drops(options: Mapping[str, Any]) -> bool:
+    return options.get("dropout_p", 0) > 0
+
+
+def _place(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The option that says which part of the whole a call is, where that matters."""
+    if not _drops(options) or set(plan.labels) <= {None}:
+        return {}
+    outermost = max(plan.sizes)
+    items = prod(size for label, size in plan.sizes.items() if label not in (HEADS, outermost))
+    batch_offset = plan.first(outermost) * items if outermost != HEADS else 0
+    return {"shard": [0, 0, 0, 0, plan.first(HEADS), plan.sizes[HEADS], batch_offset]}
+
+
+def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tensor:
+    """What this process's call gets of a tensor."""
+    placements = tuple(plan.placements(name, x.shape, Replicate()))
+    if x.placements != placements:
+        if is_written:
+            raise RuntimeError(
+                f"{op._schema.name}: {name} is {x.placements}, but {placements} is expected for "
+                "something to be appended to it"
+            )
+        x = x.redistribute(placements=placements)
+    share, local = plan.share(name, x.shape), x.to_local()
+    if share is None or share.head is None:
+        return local
+    return local.narrow(plan.layout(name, x.dim())[HEADS], share.head, 1)
+
+
+def _whole(
+    plan: Plan, given: Mapping[str, DTensor], name: str, local: Tensor | None
+) -> DTensor | None:
+    """A result of all processes together, of which this one has computed `local`."""
+    if local is None:
+        return None
+    of = name.removeprefix("grad_")
+    if of != name:
+        shape = list(given[of].shape)
+        local = _gradient_of_all_heads(plan, of, local, shape)
+        placements = plan.placements(of, shape, Partial("sum"))
+    else:
+        shape = list(local.shape)
+        for label, dim in plan.layout(name, local.dim()).items():
+            shape[dim] = plan.sizes[label]
+        placements = plan.placements(name, shape, Replicate())
+    return DTensor.from_local(
+        local, plan.mesh, placements, shape=torch.Size(shape), stride=_strides_like(local, shape)
+    )
+
+
+def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int]) -> Tensor:
+    """The gradient of the one head of a key or a value that a call got, among zeros."""
+    share = plan.share(of, shape)
+    if share is None or share.head is None or share.heads == 1:
+        return local
+    dim = plan.layout(of, local.dim())[HEADS]
+    among = list(local.shape)
+    among[dim] = share.heads
+    gradient = local.new_zeros(among)
+    gradient.narrow(dim, share.head, 1).copy_(local)
+    return gradient
+
+
+def _strides_like(local: Tensor, shape: list[int]) -> tuple[int, ...]:
+    """Of a dense tensor of this shape, its dimensions in memory in the same order as in `local`:
+    what torch can view of the one it can then view of the other."""
+    inner_first = sorted(
+        range(local.dim()), key=lambda dim: (local.stride(dim), local.size(dim), -dim)
+    )
+    strides, stride = [0] * len(shape), 1
+    for dim in inner_first:
+        strides[dim] = stride
+        stride *= max(shape[dim], 1)
+    return tuple(strides)
