@@ -19,7 +19,7 @@ _forward = torch.ops.qkv.attention_forward
 class Whole:
     """A recipe for tensors and options.
 
-    masks: {"attn_mask" or "bias": shape}, where "N" is the length; attn_mask is bool where `is_bool`.
+    masks: {"attn_mask" or "bias": shape}, where "N" is the length; is_bool: attn_mask is bool.
     per_head: {"alibi_slopes" or "sinks": shape}. lengths: of packed documents, after `gap` rows that
     are in none. scalars: the other options of ring_attention.
     """
@@ -94,7 +94,10 @@ def results_of(leaves, output, lse, grads):
     """output, lse and the gradients of the leaves, by name."""
     torch.autograd.backward([output, lse], [grads["grad_output"], grads["grad_lse"]])
     found = {"output": output.detach(), "lse": lse.detach()}
-    return found | {f"grad_{n}": x.grad for n, x in leaves.items() if x.requires_grad}
+    for name, x in leaves.items():
+        if x.requires_grad:
+            found[f"grad_{name}"] = torch.zeros_like(x) if x.grad is None else x.grad
+    return found
 
 
 def by_one(whole, dtype=None):
@@ -126,8 +129,9 @@ def _attend(tensors, whole, document):
 
 def _attend_documents(tensors, whole):
     query, value = tensors["query"], tensors["value"]
-    outputs = [query.new_zeros(whole.heads, whole.gap, value.size(-1))]
-    lses = [outputs[0].new_full((whole.heads, whole.gap), -math.inf)]
+    nothing = 0 * query.sum()  # there may be no documents, but there is a gradient
+    outputs = [nothing.expand(whole.heads, whole.gap, value.size(-1))]
+    lses = [nothing.expand(whole.heads, whole.gap) - math.inf]
     ends = whole.ends.tolist()
     for number, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):
         own = dict(tensors)

@@ -261,7 +261,7 @@ def test_other_derivatives_are_errors():
         for message in (second, same):
             assert message == (
                 "ring_attention: a second derivative is asked for, but over a ring of ranks there "
-                "are only first derivatives, by backward; with method=\"heads\", or on one rank, "
+                'are only first derivatives, by backward; with method="heads", or on one rank, '
                 "there are all of them"
             )
         assert forward.startswith("ring_attention: forward mode is asked for, but over a ring")
