@@ -16,7 +16,6 @@ _attention = torch.ops.qkv.attention.default
 _dropout_seed = torch.ops.qkv.dropout_seed.default
 
 
-@torch.compiler.disable
 @show_options(_attention)
 def ring_attention(
     query: Tensor,
