@@ -165,7 +165,7 @@ def test_dropout_of_documents_is_varlen_attns():
         torch.testing.assert_close(results, varlen(whole), rtol=1e-12, atol=1e-12)
 
 
-def parts_of_heads(whole, message_bytes):
+def in_parts(whole, message_bytes):
     _passes.MESSAGE_BYTES, usual = message_bytes, _passes.MESSAGE_BYTES
     try:
         return on_rank(whole)
@@ -173,11 +173,13 @@ def parts_of_heads(whole, message_bytes):
         _passes.MESSAGE_BYTES = usual
 
 
-@pytest.mark.parametrize("whole", [CASES[-1], CASES[2], CASES[18], PACKED(kv_heads=2)], ids=repr)
-def test_parts_of_heads(whole):
-    """Messages that are cut by heads, which only those of long sequences are otherwise."""
-    assert_same(whole, together(whole, run(3, parts_of_heads, whole, 1)))
-    assert_same(whole, together(whole, run(2, parts_of_heads, whole, 2000)))
+@pytest.mark.parametrize(
+    "whole", [CASES[-1], CASES[2], CASES[5], CASES[18], PACKED(kv_heads=2)], ids=repr
+)
+def test_parts_of_messages(whole):
+    """Messages are cut by heads and rows, as those of long sequences are."""
+    for size, message_bytes in ((3, 1), (2, 300), (3, 2000)):
+        assert_same(whole, together(whole, run(size, in_parts, whole, message_bytes)))
 
 
 def arrives_meanwhile():
