@@ -23,10 +23,10 @@ from qkv.distributed._ranks import Ranks
 from qkv.distributed._sinks import starting_lse
 
 # Keys and values travel by parts, as many as leave messages of this many bytes or more: parts of
-# their heads, and where a head is larger than that, of its rows. The memory for what is on its way,
-# and for the gradients that go back, is that of seven messages, and not that of a few times all
-# keys and values of a rank. A message of 1 MiB takes 0.1 ms at 100 Gbit/s, beside which a delay of
-# 20 us is little.
+# their heads, and where one head is larger than that, of its rows. So the memory for what is on its
+# way, and for the gradients that go back, is that of a few messages, and not a few times that of
+# all keys and values of a rank. A MiB takes 0.1 ms at 100 Gbit/s, beside which a delay of 20 us is
+# little.
 MESSAGE_BYTES = 1 << 20
 
 
