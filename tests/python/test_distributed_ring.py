@@ -93,6 +93,10 @@ def test_rounding(size, dtype):
         check(size, Whole(dtype=dtype, seqlen=300, scalars=scalars))
 
 
+def test_half_precision_on_eight_ranks():
+    check(8, Whole(dtype=torch.bfloat16, seqlen=300, scalars=CAUSAL))
+
+
 @st.composite
 def wholes(draw):
     """Calls of ring_attention with options of every kind."""
