@@ -2,6 +2,7 @@
 
 import functools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -175,12 +176,9 @@ def test_dropout_of_documents_is_varlen_attns():
         torch.testing.assert_close(results, varlen(whole), rtol=1e-12, atol=1e-12)
 
 
-def in_parts(whole, message_bytes):
-    _passes.MESSAGE_BYTES, usual = message_bytes, _passes.MESSAGE_BYTES
-    try:
+def in_parts(whole, least_bytes):
+    with mock.patch.object(_passes, "LEAST_BYTES", least_bytes):
         return on_rank(whole)
-    finally:
-        _passes.MESSAGE_BYTES = usual
 
 
 @pytest.mark.parametrize(
@@ -188,8 +186,8 @@ def in_parts(whole, message_bytes):
 )
 def test_parts_of_messages(whole):
     """Messages are cut by heads and rows, as those of long sequences are."""
-    for size, message_bytes in ((3, 1), (2, 300), (3, 2000)):
-        assert_same(whole, together(whole, run(size, in_parts, whole, message_bytes)))
+    for size, least_bytes in ((3, 1), (2, 300), (3, 2000)):
+        assert_same(whole, together(whole, run(size, in_parts, whole, least_bytes)))
 
 
 def arrives_meanwhile():
