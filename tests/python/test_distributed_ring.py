@@ -232,6 +232,39 @@ def test_gradients_of_some(wanted):
         torch.testing.assert_close(grad, leaves[name].grad, rtol=1e-12, atol=1e-12)
 
 
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def a_loss_without_gradient():
+    """The second rank calls backward, but no gradient comes to its output."""
+    tensors, grads = Whole().tensors()
+    local = {name: shard(x, -2).requires_grad_() for name, x in tensors.items()}
+    output = ring_attention(**local, seqlen=50)
+    (output if dist.get_rank() == 0 else NoGradient.apply(output)).backward(
+        shard(grads["grad_output"], -2)
+    )
+    return {name: x.grad for name, x in local.items()}
+
+
+def test_a_rank_without_a_gradient():
+    """It helps the other one to those of its keys and values."""
+    tensors, grads = Whole().tensors()
+    leaves = leaves_of(tensors)
+    of_first = grads["grad_output"]
+    of_first[..., 13:39, :] = 0  # chunks 1 and 2 of 4
+    qkv.attention(**leaves).backward(of_first)
+    found = together(Whole(), run(2, a_loss_without_gradient))
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, leaves[name].grad, rtol=1e-12, atol=1e-12)
+
+
 def without_gradients():
     tensors, _ = Whole(dtype=torch.bfloat16).tensors()
     local = [shard(x, -2) for x in tensors.values()]
