@@ -280,25 +280,38 @@ def test_without_gradients():
         torch.testing.assert_close(output, qkv.attention(*tensors.values()))
 
 
+# bfloat16 does not tell these numbers apart.
+MASK = 1000 + torch.arange(50.0).sin()
+
+
 def under_autocast():
+    """The results for float32 tensors under autocast, also backward, and for bfloat16 ones."""
     tensors, grads = Whole(dtype=torch.float32).tensors()
-    local = [shard(x, -2).requires_grad_() for x in tensors.values()]
-    mask = torch.zeros(50)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = ring_attention(*local, mask, seqlen=50, is_causal=True)
-    output.backward(shard(grads["grad_output"], -2).bfloat16())
-    return {"output": output.detach(), **{n: x.grad for n, x in zip(tensors, local, strict=True)}}
+    grad = shard(grads["grad_output"], -2).bfloat16()
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = leaves_of({name: shard(x, -2).to(dtype) for name, x in tensors.items()})
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
+            mask = MASK.to(dtype)
+            output = ring_attention(**leaves, attn_mask=mask, seqlen=50, is_causal=True)
+            output.backward(grad)
+        found.append({"output": output.detach(), **{n: x.grad for n, x in leaves.items()}})
+    return found
 
 
 def test_autocast():
-    """As qkv.attention does under autocast, but for how that rounds on its way."""
-    found = together(Whole(dtype=torch.float32), run(2, under_autocast))
+    """As qkv.attention does under autocast; to the bit as for tensors of its dtype."""
+    of_ranks = run(2, under_autocast)
+    for cast, narrow in of_ranks:
+        assert cast["output"].dtype == torch.bfloat16 and cast["query"].dtype == torch.float32
+        assert all(torch.equal(x, narrow[name].to(x.dtype)) for name, x in cast.items())
     tensors, grads = Whole(dtype=torch.float32).tensors()
     leaves = leaves_of(tensors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = qkv.attention(**leaves, is_causal=True)
+        output = qkv.attention(**leaves, attn_mask=MASK, is_causal=True)
     output.backward(grads["grad_output"].bfloat16())
     expected = {"output": output.detach(), **{n: x.grad for n, x in leaves.items()}}
+    found = together(Whole(dtype=torch.float32), [cast for cast, _ in of_ranks])
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
