@@ -1,0 +1,101 @@
+"""Attention over a sequence that is cut over a ring of ranks, and its gradients."""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from qkv.distributed._block import OPTION_TENSORS
+from qkv.distributed._passes import Ring, backward_pass, forward_pass, wide
+from qkv.distributed._sinks import sinks_gradient
+
+
+class RingAttention(Function):
+    """(output, lse, exact), where exact is the output in float32 if the inputs are in half
+    precision, else None.
+
+    Takes query, key, value, attn_mask, bias, alibi_slopes, sinks, ring.
+    """
+
+    @staticmethod
+    def forward(query, key, value, attn_mask, bias, alibi_slopes, sinks, ring: Ring):
+        with torch.autocast("cpu", enabled=False):
+            tensors = _present((attn_mask, bias, alibi_slopes))
+            output, lse = forward_pass(query, key, value, tensors, sinks, ring)
+        if output.dtype == query.dtype:
+            return output, lse, None
+        return output.to(query.dtype), lse, output
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.ring = inputs
+        result, lse, exact = output
+        if exact is not None:
+            ctx.mark_non_differentiable(exact)
+        ctx.save_for_backward(*tensors, result if exact is None else exact, lse)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        *tensors, output, lse = ctx.saved_tensors
+        grad_output, grad_lse, _ = grads
+        if grad_output is None and grad_lse is None:  # the others may have some, and wait
+            grad_lse = torch.zeros_like(lse)
+        found = RingGradients.apply(
+            grad_output, grad_lse, *tensors, output, lse, ctx.ring, ctx.needs_input_grad[:7]
+        )
+        return *found, None
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(_ONE_DERIVATIVE.format("forward mode"))
+
+
+class RingGradients(Function):
+    """The gradients of the tensors that RingAttention takes, as far as they are `wanted`, from
+    those of its results."""
+
+    @staticmethod
+    def forward(
+        grad_output, grad_lse, query, key, value, attn_mask, bias, alibi_slopes, sinks, output, lse,
+        ring: Ring, wanted: tuple[bool, ...],
+    ):  # fmt: skip
+        with torch.autocast("cpu", enabled=False):
+            tensors = _present((attn_mask, bias, alibi_slopes))
+            sums = {
+                name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
+                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:6], strict=True)
+                if is_wanted
+            }
+            inputs, results, grads = (query, key, value), (output, lse), (grad_output, grad_lse)
+            found = backward_pass(inputs, results, grads, wanted[:3], tensors, sums, ring)
+            of_sinks = None
+            if wanted[6]:
+                of_sinks = sinks_gradient(sinks, results, grads, ring.ranks.rank, ring.plan)
+        return (
+            *(x if x is None else x.to(query.dtype) for x in found),
+            *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
+            of_sinks,
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
+
+
+_ONE_DERIVATIVE = (
+    "ring_attention: {} is asked for, but over a ring of ranks there are only first derivatives, "
+    'by backward; with method="heads", or on one rank, there are all of them'
+)
+
+
+def _present(tensors: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+    named = zip(OPTION_TENSORS, tensors, strict=True)
+    return {name: tensor for name, tensor in named if tensor is not None}
