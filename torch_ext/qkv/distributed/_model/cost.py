@@ -1,0 +1,208 @@
+"""How long one attention layer trains, forward and backward, on many hosts: arithmetic alone.
+
+docs/distributed.md derives it. Everything is in seconds, bytes and tokens of one sequence; a pair
+is one query and one key that it sees.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Of a pair, a head and a feature: two products of two operations each forward, five backward.
+FLOPS = {"forward": 4, "backward": 10}
+MESSAGE_BYTES = 4 << 20  # of _ring.py
+GRADIENT_BYTES = 4  # gradients of keys and values travel as float32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """head_dim is that of keys and of values; itemsize is that of what attention is given."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    itemsize: int = 2
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a block of attention takes on one core, forward or backward.
+
+    fixed: seconds of a block, however small. element: seconds for each element of its queries,
+    which merging a block with those before takes. flop: seconds of an operation.
+    """
+
+    fixed: float
+    element: float
+    flop: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """bytes_per_s go each way while as many come the other way; latency is that of a message."""
+
+    bytes_per_s: float
+    latency: float
+
+
+@dataclass(frozen=True)
+class Core:
+    """What is measured on two cores of one machine. transport: over loopback, where both ends are
+    programs on a core of their own and nothing else is slow: what gloo can do. transport_cpu:
+    seconds of a core that computing loses to each byte that a rank sends and receives."""
+
+    forward: Pass
+    backward: Pass
+    transport: Link
+    transport_cpu: float
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What computes, and what is between. scaling: the share of `cores` times a core's speed that
+    a host has. network: None between programs that the Core's loopback connects."""
+
+    core: Core
+    cores: int = 1
+    scaling: float = 1.0
+    network: Link | None = None
+
+    @property
+    def speed(self) -> float:
+        return self.cores * self.scaling
+
+    @property
+    def link(self) -> Link:
+        """The network cannot be used faster than gloo's one thread can, and its latency comes on
+        top of gloo's own."""
+        if self.network is None:
+            return self.core.transport
+        return Link(
+            min(self.network.bytes_per_s, self.core.transport.bytes_per_s),
+            self.network.latency + self.core.transport.latency,
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """`heads` ranks divide the heads (all-to-all), `ring` ranks the sequence."""
+
+    heads: int
+    ring: int
+
+    def __str__(self) -> str:
+        return f"{self.heads}×{self.ring}"
+
+
+def splits(ranks: int, layer: Layer) -> Iterator[Split]:
+    """All that this many ranks can do. Where there are fewer heads of keys than ranks, some ranks
+    have the same one."""
+    for heads in range(1, layer.heads + 1):
+        few, many = sorted((heads, layer.kv_heads))
+        if not (ranks % heads or layer.heads % heads or many % few):
+            yield Split(heads, ranks // heads)
+
+
+def ideal(layer: Layer, tokens: int, ranks: int, hosts: Hosts) -> float:
+    """The operations of causal attention, evenly divided, and nothing else."""
+    pairs = tokens**2 / 2 * layer.heads * layer.head_dim
+    flops = {name: count * pairs for name, count in FLOPS.items()}
+    core = hosts.core
+    seconds = flops["forward"] * core.forward.flop + flops["backward"] * core.backward.flop
+    return seconds / ranks / hosts.speed
+
+
+def predict(
+    layer: Layer, tokens: int, split: Split, hosts: Hosts, is_zigzag: bool = True
+) -> float:
+    """Seconds of forward and backward of causal attention over `tokens` on `split`'s ranks."""
+    passes = sum(
+        exchange(name, layer, tokens, split, hosts)
+        + ring(name, layer, tokens, split, hosts, is_zigzag)
+        for name in FLOPS
+    )
+    return agreement(split, hosts) + passes
+
+
+def agreement(split: Split, hosts: Hosts) -> float:
+    """Ranks compare their arguments before they compute: a few bytes from each to all others, over
+    the heads and then over the ring. gloo hands them on from neighbour to neighbour."""
+    return (split.heads - 1 + split.ring - 1) * hosts.link.latency
+
+
+def exchange(name: str, layer: Layer, tokens: int, split: Split, hosts: Hosts) -> float:
+    """What the all-to-alls of one pass take: query, key and value on their way there and output
+    and lse on their way back, or the output's gradient there and the three others back. Nothing
+    computes meanwhile. A rank keeps its own part, and its messages go one after the other."""
+    others = split.heads - 1
+    if not others:
+        return 0.0
+    features = 2 * (layer.heads + max(layer.kv_heads, split.heads)) * layer.head_dim
+    local = tokens / (split.heads * split.ring) * features * layer.itemsize
+    calls = {"forward": 5, "backward": 4}[name]
+    link = hosts.link
+    return local * others / split.heads / link.bytes_per_s + calls * others * link.latency
+
+
+def ring(
+    name: str, layer: Layer, tokens: int, split: Split, hosts: Hosts, is_zigzag: bool
+) -> float:
+    """What the ring's steps of one pass take, all of them as long as on the rank that has most.
+
+    A rank has `rows` tokens, and in each step sees the keys of one rank. With zigzag shards every
+    step has half of the pairs: in the first they are causal; in the others one half of the queries
+    sees all keys, or all queries one half. Without, a rank sees all of the keys or none of them,
+    and the last rank sees all in every step but the first.
+
+    All steps are taken for one part of the heads after the other (_ring.py), so that a message is
+    no longer than it needs to be.
+    """
+    rows = tokens / split.ring
+    heads, kv_heads = layer.heads / split.heads, max(1, layer.kv_heads / split.heads)
+    elements = 2 * rows * kv_heads * layer.head_dim  # of keys and values
+    parts = parts_of(int(kv_heads), elements * layer.itemsize) if split.ring > 1 else 1
+    keys = elements * layer.itemsize / parts
+    gradients = elements * GRADIENT_BYTES / parts if name == "backward" and split.ring > 1 else 0.0
+    block = {"forward": hosts.core.forward, "backward": hosts.core.backward}[name]
+
+    def compute(pairs: float) -> float:
+        features = heads / parts * layer.head_dim
+        work = rows * features * block.element + FLOPS[name] * pairs * features * block.flop
+        return block.fixed + work / hosts.speed
+
+    def moved(step: int, part: int = 0) -> float:
+        """The keys of the next step are on their way here, the gradients of the step before on
+        their way home. Keys and gradients of each part's first step are this rank's own."""
+        coming = keys if step < split.ring - 1 else 0.0
+        leaving = gradients if step > 1 or (step == 0 and part > 0) else 0.0
+        return coming + leaving
+
+    half, full = compute(rows**2 / 2), compute(rows**2)
+    total = overlapped(half, moved(0), hosts) + (parts - 1) * overlapped(half, moved(0, 1), hosts)
+    for amount, steps in Counter(moved(step) for step in range(1, split.ring)).items():
+        total += parts * steps * overlapped(half if is_zigzag else full, amount, hosts)
+    return total + overlapped(0.0, gradients, hosts)  # the last have nothing to hide behind
+
+
+def parts_of(kv_heads: int, size: float) -> int:
+    """Into how many parts of their heads keys and values of `size` bytes are cut."""
+    most = max(1, min(kv_heads, int(size) // MESSAGE_BYTES))
+    return next(n for n in range(most, 0, -1) if kv_heads % n == 0)
+
+
+def overlapped(compute: float, moved: float, hosts: Hosts) -> float:
+    """Of computing while so many bytes go out and come in: what takes longer, where computing also
+    loses the time of the cores that move the bytes."""
+    if not moved:
+        return compute
+    link = hosts.link
+    slowed = compute + moved * hosts.core.transport_cpu / hosts.cores
+    return max(slowed, link.latency + moved / link.bytes_per_s)
+
+
+def efficiency(
+    layer: Layer, tokens: int, split: Split, hosts: Hosts, is_zigzag: bool = True
+) -> float:
+    """The share of the time in which all hosts do nothing but the operations of attention."""
+    ranks = split.heads * split.ring
+    return ideal(layer, tokens, ranks, hosts) / predict(layer, tokens, split, hosts, is_zigzag)

@@ -1,0 +1,123 @@
+"""A ring's steps on two ranks, and whole calls, as things to time."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._attention import ring_attention
+from .._block import Options, block_forward, rows_of
+from .._exchange import Exchange, Return, Visit
+from .._plan import Plan
+from .._ranks import Ranks
+from .._ring import _add_block, _merge, _numbers_of, _OfRows
+
+VISIT = Visit(part=0, step=1)  # of the other rank's keys
+
+
+class ForwardStep:
+    """Some queries of this rank on keys of the other one. `compute` is what ring_attention does
+    with them when they are here; `transport` brings them; `both` does this while the keys of a
+    next step come."""
+
+    phase = "forward"
+
+    def __init__(self, rows: int, heads: int, head_dim: int, dtype: torch.dtype):
+        ranks = Ranks(dist.group.WORLD, dist.get_rank(), 2)
+        plan = Plan(2, rows // 2, 2 * rows, is_causal=True, positions=False)
+        self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
+        self.options = Options(heads=heads)
+        self.exchange = Exchange((self.key, self.value), ranks, plan, 1, self.phase)
+        (self.block,) = self.exchange.steps[VISIT.step].blocks
+        self.output = torch.zeros(1, heads, rows, head_dim)
+        self.lse = torch.zeros(1, heads, rows)
+        self.facts = {"pass": self.phase, "rows": rows, "bytes": self.key_bytes}
+        self.keys: list[Tensor] = []
+        self.transport()
+
+    @property
+    def key_bytes(self) -> int:
+        """Of keys and values of a rank: one of the two gets all of the other's, and every rank of a
+        larger ring does in some steps."""
+        return 2 * self.key.numel() * self.key.element_size()
+
+    def start(self) -> None:
+        self.arrivals = self.exchange.arrivals()
+        next(self.arrivals)  # the first step's keys are here, and the second step's on their way
+
+    def finish(self) -> None:
+        _, arrival = next(self.arrivals)
+        self.keys = list(arrival.wait())
+        next(self.arrivals, None)
+
+    def transport(self) -> None:
+        self.start()
+        self.finish()
+
+    def both(self) -> None:
+        self.start()
+        self.compute()
+        self.finish()
+
+    def compute(self) -> None:
+        rows, columns = self.block.rows, self.block.columns
+        keys, values = (x.float() for x in self.keys)
+        found = block_forward(
+            rows_of(self.query, rows).float(), rows_of(keys, columns), rows_of(values, columns),
+            self.block, self.options,
+        )  # fmt: skip
+        _merge(rows_of(self.output, rows), _numbers_of(self.lse, rows), *found)
+
+
+class BackwardStep(ForwardStep):
+    """The same of the backward pass, in which gradients of the step before go home, too."""
+
+    phase = "backward"
+
+    def __init__(self, rows: int, heads: int, head_dim: int, dtype: torch.dtype):
+        self.home = list(torch.zeros(2, 1, heads, rows, head_dim))
+        self.shares = self.back = None
+        super().__init__(rows, heads, head_dim, dtype)
+        self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
+        grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
+        self.own = _OfRows(
+            self.query, self.output, self.lse, grad_output.to(dtype), None, grad_query
+        )
+
+    def start(self) -> None:
+        super().start()
+        self.shares = self.exchange.shares(VISIT, self.home)
+        self.back = self.exchange.send_back(VISIT, self.shares, self.home)
+
+    def finish(self) -> None:
+        super().finish()
+        for transfer in self.back.transfers:
+            transfer.wait()
+
+    def compute(self) -> None:
+        shares = self.exchange.shares(VISIT, self.home)
+        keys = [x.float() for x in self.keys]
+        wanted = (True, True, True)
+        _add_block(self.own, keys, shares.views, self.block, self.options, wanted, {})
+        Return(self.back.home, self.back.views, self.back.columns, []).wait()  # adds, at home
+
+
+class Whole:
+    """ring_attention, forward and backward, of `rows` tokens a rank."""
+
+    def __init__(
+        self, method: str, ranks: int, rows: int, heads: int, head_dim: int, dtype: torch.dtype
+    ):
+        groups = [dist.new_group([rank]) for rank in range(2)]
+        self.group = dist.group.WORLD if ranks == 2 else groups[dist.get_rank()]
+        self.method = method
+        self.inputs = [
+            x.requires_grad_() for x in torch.randn(3, 1, heads, rows, head_dim).to(dtype).unbind()
+        ]
+        self.grad_output = torch.randn(1, heads, rows, head_dim).to(dtype)
+        self.facts = {"method": method, "ranks": ranks, "tokens": ranks * rows}
+
+    def __call__(self) -> None:
+        output = ring_attention(
+            *self.inputs, is_causal=True, method=self.method, group=self.group
+        )
+        torch.autograd.grad(output, self.inputs, self.grad_output)
