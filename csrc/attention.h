@@ -55,6 +55,16 @@ struct Pages {
   int64_t key_stride = 0, value_stride = 0;
 };
 
+// Where a Problem stands in a whole of which it is a part: in a sequence that is cut over several
+// machines, or in a cache. Its query i is query query_offset + i of seqlen_q, its key j is key
+// key_offset + j of seqlen_k, and its head h is head head_offset + h of `heads`; 0 for a size of the
+// whole: as many as the Problem has itself. What positions mean (is_causal, the window, ALiBi's
+// distances and dropout's counters) is then as in the whole. Batch items: Problem::dropout_batch.
+struct Shard {
+  int64_t query_offset = 0, key_offset = 0, head_offset = 0;
+  int64_t seqlen_q = 0, seqlen_k = 0, heads = 0;
+};
+
 // A call's inputs and options. Every pointer must be aligned to its element type.
 struct Problem {
   DType dtype = DType::f32;  // of query, key, value, output and their gradients
@@ -94,6 +104,8 @@ struct Problem {
   const int64_t* dropout_seeds = nullptr;
   int64_t dropout_items = 1;
 
+  Shard shard;  // the i, j, L and S of is_causal, the window, ALiBi and dropout are the whole's
+
   int num_threads = 1;
 
   int64_t batch() const {
@@ -107,6 +119,18 @@ struct Problem {
   }
   int64_t dropout_number(int64_t b) const {
     return dropout_batch + (dropout_seeds ? b % dropout_items : b);
+  }
+  // Of dropout's counters: the number of head h of batch item b.
+  int64_t dropout_plane(int64_t b, int64_t h) const {
+    return dropout_number(b) * (shard.heads ? shard.heads : heads) + shard.head_offset + h;
+  }
+  // Query i stands beside key i + top_left() where the first query and the first key of the whole
+  // do, and beside key i + bottom_right() where the last ones do.
+  int64_t top_left() const { return shard.query_offset - shard.key_offset; }
+  int64_t bottom_right() const {
+    const int64_t queries = shard.seqlen_q ? shard.seqlen_q : seqlen_q;
+    const int64_t keys = shard.seqlen_k ? shard.seqlen_k : seqlen_k;
+    return keys - queries + top_left();
   }
   // Query heads that share one key/value head.
   int64_t group() const { return kv_heads ? heads / kv_heads : 1; }

@@ -17,25 +17,25 @@ inline bool hides_positions(const Problem& p) {
 // Query i sees keys [key_begin(p, i), key_end(p, i)); none, if the beginning is not before the end.
 inline int64_t key_begin(const Problem& p, int64_t i) {
   if (p.window_left < 0) return 0;
-  return std::clamp<int64_t>(i + p.seqlen_k - p.seqlen_q - p.window_left, 0, p.seqlen_k);
+  return std::clamp<int64_t>(i + p.bottom_right() - p.window_left, 0, p.seqlen_k);
 }
 inline int64_t key_end(const Problem& p, int64_t i) {
   int64_t end = p.seqlen_k;
-  if (p.is_causal) end = std::min(end, i + 1);
-  if (p.window_right >= 0) end = std::min(end, i + p.seqlen_k - p.seqlen_q + p.window_right + 1);
+  if (p.is_causal) end = std::min(end, i + p.top_left() + 1);
+  if (p.window_right >= 0) end = std::min(end, i + p.bottom_right() + p.window_right + 1);
   return std::max<int64_t>(end, 0);
 }
 
 // Keys [begin, end) are seen by no query outside [query_begin, query_end).
 inline int64_t query_begin(const Problem& p, int64_t begin) {
-  int64_t first = p.is_causal ? begin : 0;
+  int64_t first = p.is_causal ? begin - p.top_left() : 0;
   if (p.window_right >= 0)
-    first = std::max(first, begin - (p.seqlen_k - p.seqlen_q) - p.window_right);
+    first = std::max(first, begin - p.bottom_right() - p.window_right);
   return std::clamp<int64_t>(first, 0, p.seqlen_q);
 }
 inline int64_t query_end(const Problem& p, int64_t end) {
   if (p.window_left < 0) return p.seqlen_q;
-  return std::clamp<int64_t>(end - (p.seqlen_k - p.seqlen_q) + p.window_left, 0, p.seqlen_q);
+  return std::clamp<int64_t>(end - p.bottom_right() + p.window_left, 0, p.seqlen_q);
 }
 
 // Whether some of queries [first, last] do not see all of keys [begin, end).

@@ -56,11 +56,11 @@ struct Head {
   }
 
   // How far key j lies ahead of query i, where the last query and the last key are side by side.
-  int64_t ahead(int64_t i, int64_t j) const { return j - (i + p.seqlen_k - p.seqlen_q); }
+  int64_t ahead(int64_t i, int64_t j) const { return j - (i + p.bottom_right()); }
 
   // Query i may see key j: neither their positions nor a mask hide it.
   bool attends(int64_t i, int64_t j) const {
-    if (p.is_causal && j > i) return false;
+    if (p.is_causal && j > i + p.top_left()) return false;
     if (p.window_left >= 0 && ahead(i, j) < -p.window_left) return false;
     if (p.window_right >= 0 && ahead(i, j) > p.window_right) return false;
     return std::none_of(masks.begin(), masks.end(),
@@ -104,8 +104,10 @@ struct Head {
   // stays NaN, as in torch.
   double keep(int64_t i, int64_t j) const {
     if (!(p.dropout_p > 0)) return 1;
-    const int64_t plane = p.dropout_number(b) * p.heads + h;
-    return kept(p.seed_of(b), dropout_threshold(p.dropout_p), plane, i, j)
+    const uint32_t threshold = dropout_threshold(p.dropout_p);
+    const Shard& of = p.shard;
+    return kept(p.seed_of(b), threshold, p.dropout_plane(b, h), of.query_offset + i,
+                of.key_offset + j)
                ? dropout_scale(p.dropout_p)
                : 0;
   }

@@ -18,6 +18,17 @@ int64_t draw_window(Random& random, const Case& c) {
       random, {-1, 0, draw(random, 1, 9), draw(random, 0, c.L + c.S), int64_t{1} << 40});
 }
 
+// A part of a whole that is larger on every side, or not.
+Shard draw_shard(Random& random, const Case& c) {
+  const auto more = [&] { return draw(random, 0, 1) ? 0 : draw(random, 0, 150); };
+  Shard shard;
+  shard.query_offset = more(), shard.key_offset = more(), shard.head_offset = draw(random, 0, 5);
+  shard.seqlen_q = shard.query_offset + c.L + more();
+  shard.seqlen_k = shard.key_offset + c.S + more();
+  shard.heads = shard.head_offset + c.heads() + draw(random, 0, 5);
+  return shard;
+}
+
 }  // namespace
 
 DType draw_dtype(Random& random) {
@@ -51,6 +62,7 @@ void draw_options(Random& random, Case& c) {
   c.weights_factor = draw_from<double>(random, {1, 0.25});
   c.share_batch = one_in(random, 2);
   c.share_heads = one_in(random, 2);
+  if (option(3)) c.shard = draw_shard(random, c);
   if (!option(3)) return;
   c.bias_type = draw_from(random, float_masks(c.dtype));
   c.grad_bias = one_in(random, 2);

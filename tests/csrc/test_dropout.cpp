@@ -20,6 +20,7 @@ class DropoutTest : public IsaTest {
     attention_forward(p, outputs.forward_result(true));
     const std::vector<double> before = w.make_weights().values();
     const std::vector<double> weights = outputs.values().weights;
+    const int64_t heads = c.shard.heads ? c.shard.heads : p.heads;
     int64_t n = 0, wrong = 0;
     for (int64_t b = 0; b < p.batch(); ++b)
       for (int64_t h = 0; h < p.heads; ++h)
@@ -30,7 +31,8 @@ class DropoutTest : public IsaTest {
             const int64_t item = c.own_seeds ? b % p.dropout_items : b;
             const bool keep = reference::attends(p, b, h, i, j) &&
                               kept(seed, dropout_threshold(c.dropout_p),
-                                   (c.dropout_batch + item) * p.heads + h, i, j);
+                                   (c.dropout_batch + item) * heads + c.shard.head_offset + h,
+                                   c.shard.query_offset + i, c.shard.key_offset + j);
             wrong += keep != (weights[n] != before[n]);
           }
     EXPECT_EQ(wrong, 0);
@@ -78,6 +80,21 @@ TEST_P(DropoutTest, InWindows) {
       Case c = weights_case();
       c.dtype = dtype, c.L = 90, c.S = 97 + left % 3, c.group = 2;
       c.window_left = left, c.window_right = left % 4, c.is_causal = left % 2;
+      expect_exactly_kept(c);
+    }
+  }
+}
+
+// A part of a whole drops what the whole drops there. Its first key may lie anywhere within the
+// four keys of a counter.
+TEST_P(DropoutTest, InShards) {
+  for (DType dtype : kDTypes) {
+    for (int64_t offset = 0; offset < 6; ++offset) {
+      Case c = weights_case();
+      c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 50, c.S = 70 + offset;
+      c.dropout_batch = 3, c.own_seeds = offset % 2;
+      c.shard = {.query_offset = 7 * offset, .key_offset = offset, .head_offset = offset,
+                 .seqlen_q = 100, .seqlen_k = 90, .heads = 11};
       expect_exactly_kept(c);
     }
   }

@@ -9,7 +9,7 @@
 namespace qkv::test {
 namespace {
 
-TEST(Visible, RangesOfKeysAndQueries) {
+void expect_ranges_of_keys_and_queries(const Shard& shard) {
   const Sizes windows = {-1, 0, 1, 3, 20, int64_t{1} << 40};
   for (int64_t L : {1, 2, 7}) {
     for (int64_t S : {1, 2, 7, 12}) {
@@ -19,8 +19,11 @@ TEST(Visible, RangesOfKeysAndQueries) {
             Problem p;
             p.seqlen_q = L, p.seqlen_k = S, p.is_causal = is_causal;
             p.window_left = left, p.window_right = right;
+            p.shard = shard;
             SCOPED_TRACE(::testing::Message() << "L " << L << " S " << S << " window " << left
-                                              << "," << right << " causal " << is_causal);
+                                              << "," << right << " causal " << is_causal
+                                              << " from " << shard.query_offset << ","
+                                              << shard.key_offset);
             bool hidden = false;
             for (int64_t i = 0; i < L; ++i) {
               for (int64_t j = 0; j < S; ++j) {
@@ -42,6 +45,15 @@ TEST(Visible, RangesOfKeysAndQueries) {
       }
     }
   }
+}
+
+TEST(Visible, RangesOfKeysAndQueries) { expect_ranges_of_keys_and_queries({}); }
+
+TEST(Visible, InShards) {
+  for (int64_t query_offset : {0, 2, 9})
+    for (int64_t key_offset : {0, 3, 14})
+      expect_ranges_of_keys_and_queries({.query_offset = query_offset, .key_offset = key_offset,
+                                         .seqlen_q = 17, .seqlen_k = 26 + query_offset});
 }
 
 }  // namespace

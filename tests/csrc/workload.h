@@ -80,6 +80,7 @@ struct Workload {
     p.masks = {Mask{c.mask_type, mask.input()}, Mask{c.bias_type, bias.input()}};
     p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
+    p.shard = c.shard;
     p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // so that both 32-bit halves are in use
     if (c.own_seeds && !c.batch.empty()) {
       p.dropout_seeds = kOwnSeeds;

@@ -20,6 +20,10 @@ WINDOWS = [
     None, (0, 0), (-1, -1), (-2, 0), (0, -(2**63)), (2**63 - 1, 2**63 - 1), (2**62, 0), (3,),
     (1, 2, 3), (), 3, (1.5, 0),
 ]  # fmt: skip
+SHARDS = [
+    (0,) * 7, (3, 5, 100, 100, 1, 50, 2), (90, 0, 100, 100, 0, 50, 0), (2**40,) * 7, (2**62,) * 7,
+    (0, 0, 2**40, 2**40, 0, 0, 2**40), (-1, 0, 0, 0, 0, 0, 0), (1,), (), 3, (1.5,) * 7,
+]  # fmt: skip
 JUNK = [None, "query", 1, 2.5, True, [1, 2], torch.float32]
 
 
@@ -156,6 +160,8 @@ def where_there_was_none(draw, name, good):
         return draw(st.sampled_from(["heads", "queries", "", "keys"]))
     if name == "window_size":
         return draw(st.sampled_from(WINDOWS))
+    if name == "shard":
+        return draw(st.sampled_from(SHARDS))
     others = [x for x in good.values() if isinstance(x, torch.Tensor)]
     return other_tensor(draw, draw(st.sampled_from(others)))
 

@@ -40,6 +40,8 @@ def as_tuple(results):
 
 def plain(call):
     """(query, key, value), options: what attend() takes, detached and with the seed as a number."""
+    if call.get("shard") not in (None, (0,) * 7):
+        raise NotJudged("a part of a larger call")
     inputs = [call[n].detach() for n in INPUTS if n in call]
     options = {n: call[n] for n in SOFT if call.get(n) is not None}
     options = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in options.items()}

@@ -82,7 +82,10 @@ PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
 
 
 def low_level(names):
-    return {name: x for name, x in NO_OPTIONS.items() if name in names}
+    return {name: NO_OPTIONS.get(name) for name in names}
+
+
+ATTENTION = (*NO_OPTIONS, "shard")
 
 
 def seeded(call):
@@ -170,7 +173,7 @@ def without_grad(call):
 
 @st.composite
 def attention_backward_calls(draw):
-    call = low_level(NO_OPTIONS) | seeded(without_grad(draw(dense(SOFT))))
+    call = low_level(ATTENTION) | seeded(without_grad(draw(dense(SOFT))))
     output, lse = ops.attention_forward(**call)
     call |= {"output": output, "logsumexp": lse}
     call["output_mask"] = draw(masks(ops.attention_backward))
@@ -197,7 +200,7 @@ def draw_tangents(draw, call):
 
 @st.composite
 def attention_jvp_calls(draw):
-    call = low_level([n for n in NO_OPTIONS if n not in PACKED])
+    call = low_level([n for n in ATTENTION if n not in PACKED])
     call |= seeded(without_grad(draw(dense(SOFT))))
     torch.manual_seed(draw(st.integers(0, 1000)))
     return call | draw_tangents(draw, call)
@@ -310,11 +313,11 @@ OPERATORS = {
         ops.dropout_seed, st.builds(lambda c: {"query": c["query"]}, dense(SOFT)), seed_only
     ),
     "attention_forward": Operator(
-        ops.attention_forward, through_low_level(dense(SOFT), NO_OPTIONS), held.attention
+        ops.attention_forward, through_low_level(dense(SOFT), ATTENTION), held.attention
     ),
     "attention_forward, packed": Operator(
         ops.attention_forward,
-        through_low_level(packed_calls().map(drop_lengths), NO_OPTIONS),
+        through_low_level(packed_calls().map(drop_lengths), ATTENTION),
         held.packed,
     ),
     "weights_forward": Operator(

@@ -71,6 +71,8 @@ void for_each_option(const Operator& op, AnyOptions& options, const Visit& visit
         using T = std::decay_t<decltype(option)>;
         if constexpr (std::is_same_v<T, Window>) {
           visit(option.left), visit(option.right);
+        } else if constexpr (std::is_same_v<T, ShardNumbers>) {
+          for (auto& number : option.all) visit(number);
         } else if constexpr (std::is_same_v<T, Reduce>) {
           int64_t number = int64_t(option);
           visit(number);

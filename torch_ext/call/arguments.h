@@ -86,6 +86,19 @@ struct Window {
   c10::SymInt left = -1, right = -1;
 };
 
+// Where a call stands in a larger one, of which it computes a part: query_offset, key_offset,
+// seqlen_q, seqlen_k, head_offset, heads and batch_offset. They are the members of csrc's Shard, and
+// what is added to Problem::dropout_batch. The schemas have None where all are 0.
+struct ShardNumbers {
+  std::array<c10::SymInt, 7> all;
+
+  bool is_whole() const {
+    for (const c10::SymInt& number : all)
+      if (number.maybe_as_int() != 0) return false;
+    return true;
+  }
+};
+
 // What attention_weights returns: all weights, their mean over heads or their sum over queries.
 enum class Reduce { none, heads, queries };
 
@@ -98,6 +111,7 @@ enum class Reduce { none, heads, queries };
   X(window_size, Window)                                       \
   X(softcap, double)                                           \
   X(causal, bool) /* as is_causal, but aligned bottom-right */ \
+  X(shard, ShardNumbers)                                       \
   X(reduce, Reduce)                                            \
   X(straight_through, bool)                                    \
   X(max_q, c10::SymInt)                                        \

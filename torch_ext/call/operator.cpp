@@ -67,12 +67,12 @@ ParsedParameter parse_parameter(const std::string& text) {
   const std::string argument = as == std::string::npos ? name : text.substr(as + 4);
   for (int i = 0; i < opt::count; ++i) {
     if (argument != kOptions[i].name) continue;
-    return {{name, int8_t(i), /*is_tensor=*/false, /*is_required=*/false},
+    return {{name, int8_t(i), /*is_tensor=*/false, /*is_required=*/false, has_default},
             c10::str(kOptions[i].type, " ", name,
                      has_default ? c10::str("=", kOptions[i].default_value) : ""),
             /*is_written=*/false};
   }
-  return {{name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none},
+  return {{name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none, has_default},
           c10::str("Tensor", alias, may_be_none ? "? " : " ", name, has_default ? "=None" : ""),
           !alias.empty()};
 }
@@ -129,9 +129,12 @@ std::string full_signature(const Operator& forward, const std::string& signature
   const auto [name, inner] = split(signature.substr(0, signature.size() - 1), "(");
   const auto [gradients, saved] = split(inner, "; ");
   std::vector<std::string> tensors, options;
-  for (const Parameter& p : forward.parameters)
-    (p.is_tensor ? tensors : options)
-        .push_back(p.name + (p.is_tensor && !p.is_required ? "?" : ""));
+  for (const Parameter& p : forward.parameters) {
+    if (p.is_tensor)
+      tensors.push_back(p.name + (p.is_required ? "" : "?"));
+    else
+      options.push_back(p.name + (p.has_default ? "=" : ""));
+  }
   return name + "(" + gradients + ", " + joined(tensors) + ", " + saved + ", *, " +
          joined(options) + ") -> ";
 }

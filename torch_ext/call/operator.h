@@ -24,6 +24,7 @@ struct Parameter {
   int8_t which;      // an Argument or an Option
   bool is_tensor;
   bool is_required = false;  // a tensor that must not be None
+  bool has_default = false;
 };
 
 // The functions of an operator; those that it does not have are null.
@@ -63,7 +64,7 @@ class Operator {
   //   attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)
   //
   // It takes the named gradients of the results, then the tensors that `forward` takes, then what
-  // is named after the semicolon, results of it, and its options. It returns a gradient for every
+  // is named after the semicolon, results of it, and its options with their defaults, if any. It returns a gradient for every
   // differentiable argument of `forward`; None for those that are not floating, or that output_mask
   // does not ask for. If `forward` is a backward operator itself, the gradients of what it returns
   // are called tangents: of the arguments whose gradients those are.

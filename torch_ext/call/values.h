@@ -5,6 +5,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -58,6 +59,26 @@ struct Value<Window> {
   static c10::IValue to(const Window& x) {
     if (x.left.maybe_as_int() == -1 && x.right.maybe_as_int() == -1) return {};
     return std::vector<c10::SymInt>{x.left, x.right};
+  }
+};
+
+template <>
+struct Value<ShardNumbers> {
+  static constexpr const char *kType = "SymInt[7]?", *kDefault = "None";
+  static ShardNumbers from(const c10::IValue& value, const char* op) {
+    ShardNumbers shard;
+    if (value.isNone()) return shard;
+    const auto numbers = value.toSymIntVector();
+    TORCH_CHECK_VALUE(numbers.size() == shard.all.size(), op, ": shard is ",
+                      c10::SymIntArrayRef(numbers),
+                      ", but seven numbers are expected: (query_offset, key_offset, seqlen_q, "
+                      "seqlen_k, head_offset, heads, batch_offset)");
+    std::copy(numbers.begin(), numbers.end(), shard.all.begin());
+    return shard;
+  }
+  static c10::IValue to(const ShardNumbers& x) {
+    if (x.is_whole()) return {};
+    return std::vector<c10::SymInt>(x.all.begin(), x.all.end());
   }
 };
 

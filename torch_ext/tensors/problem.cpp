@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "common/philox.h"
+#include "tensors/shard.h"
 
 namespace qkv {
 namespace {
@@ -65,18 +66,23 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   p.head_dim_v = sizes.head_dim_v;
   p.scale = options.scale.value_or(1 / std::sqrt(double(std::max<int64_t>(sizes.head_dim, 1))));
   p.is_causal = options.is_causal;
+  bind_shard(call, sizes, p);
   // No wider than all there is, so that sums do not overflow.
+  const int64_t widest = std::max(sizes.seqlen_q, p.shard.seqlen_q) +
+                         std::max(sizes.seqlen_k, p.shard.seqlen_k);
   const auto window = [&](const c10::SymInt& side) {
-    return std::min(side.guard_int(__FILE__, __LINE__), sizes.seqlen_q + sizes.seqlen_k);
+    return std::min(side.guard_int(__FILE__, __LINE__), widest);
   };
   p.window_left = window(options.window_size.left);
   p.window_right = options.causal ? 0 : window(options.window_size.right);
   p.softcap = options.softcap;
   p.dropout_p = options.dropout_p;
   if (p.dropout_p > 0) {
-    TORCH_CHECK_VALUE(p.seqlen_q <= kMaxDropoutQueries && p.seqlen_k <= kMaxDropoutKeys,
-                      call.title(), ": dropout_p is ", p.dropout_p, " with ", p.seqlen_q,
-                      " queries and ", p.seqlen_k, " keys, but at most ", kMaxDropoutQueries,
+    const int64_t queries = p.shard.query_offset + p.seqlen_q;
+    const int64_t keys = p.shard.key_offset + p.seqlen_k;
+    TORCH_CHECK_VALUE(queries <= kMaxDropoutQueries && keys <= kMaxDropoutKeys,
+                      call.title(), ": dropout_p is ", p.dropout_p, " with ", queries,
+                      " queries and ", keys, " keys, but at most ", kMaxDropoutQueries,
                       " and ", kMaxDropoutKeys, " have random numbers of their own");
     bind_seeds();
   }

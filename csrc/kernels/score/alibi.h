@@ -14,7 +14,7 @@ class Distances {
  public:
   // In f32, distances below 2^24 are exact, and larger ones are rounded.
   QKV_INLINE Distances(const Problem& p, const Tile& tile, int vector, int64_t key)
-      : first_(positions<T>(p, tile, vector) + T(tile.first + p.seqlen_k - p.seqlen_q - key)) {}
+      : first_(positions<T>(p, tile, vector) + T(tile.first + p.bottom_right() - key)) {}
 
   QKV_INLINE Vec<T> next() {
     const Vec<T> distance = first_ - passed_;

@@ -64,7 +64,8 @@ class Dropout {
     for (int lane = 0; lane < tile.lanes; lane += W) {
       Counter row[kStreams][3] = {};
       counters(p, tile, lane, row);
-      for (int64_t four = key / 4; four * 4 < key + keys; ++four) {
+      const int64_t begin = key + p.shard.key_offset;
+      for (int64_t four = begin / 4; four * 4 < begin + keys; ++four) {
         Counter words[kStreams][4];
         QKV_UNROLL
         for (int s = 0; s < kStreams; ++s) {
@@ -72,7 +73,7 @@ class Dropout {
           words[s][1] = row[s][0], words[s][2] = row[s][1], words[s][3] = row[s][2];
           philox(words[s]);
         }
-        const int64_t first = four * 4 - key;
+        const int64_t first = four * 4 - begin;
         QKV_UNROLL
         for (int w = 0; w < 4; ++w)
           if (first + w >= 0 && first + w < keys) each(first + w, lane, kept(words, w));
@@ -84,11 +85,11 @@ class Dropout {
   // The three words of the counters that depend on the row: the query, and the low and the high
   // half of batch * H + head. Element i of row[stream] belongs to lane stream + kStreams * i.
   static void counters(const Problem& p, const Tile& tile, int lane, Counter (&row)[kStreams][3]) {
-    const int64_t heads = p.dropout_number(tile.batch) * p.heads + tile.kv_head * p.group();
+    const int64_t heads = p.dropout_plane(tile.batch, tile.kv_head * p.group());
     for (int l = 0; l < W; ++l) {
       const int64_t r = tile.row + lane + l, plane = heads + r % p.group();
       Counter(&of)[3] = row[l % kStreams];
-      of[0][l / kStreams] = uint64_t(r / p.group());
+      of[0][l / kStreams] = uint64_t(r / p.group() + p.shard.query_offset);
       of[1][l / kStreams] = uint32_t(plane);
       of[2][l / kStreams] = uint64_t(plane) >> 32;
     }

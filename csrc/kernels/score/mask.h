@@ -93,8 +93,8 @@ void add_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key
 template <class T>
 void hide_positions(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
   constexpr int W = kLanes<T>;
-  const int64_t shift = p.seqlen_k - p.seqlen_q;
-  int64_t ahead = p.is_causal ? 1 : p.seqlen_k;
+  const int64_t shift = p.bottom_right();
+  int64_t ahead = p.is_causal ? p.top_left() + 1 : p.seqlen_k;
   if (p.window_right >= 0) ahead = std::min(ahead, shift + p.window_right + 1);
   const int64_t right = std::max(key, key_end(p, tile.first));  // all rows see what is before
   const int64_t left = std::min(key + keys, key_begin(p, tile.last));

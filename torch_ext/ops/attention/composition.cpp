@@ -38,7 +38,9 @@ Tensors gradients_of(const Call& call, const Gradient& gradient) {
 
 }  // namespace
 
-bool composes_attention(const Call& call) { return !call.is_packed(); }
+bool composes_attention(const Call& call) {
+  return !call.is_packed() && call.options.shard.is_whole();
+}
 
 Tensors attention_forward_composition(const Call& call) {
   const Steps steps = steps_of(call);

@@ -8,7 +8,7 @@
 
 namespace qkv::ops {
 
-// Whether the call is not one of packed documents.
+// Whether the call is neither one of packed documents nor a part of a larger one.
 bool composes_attention(const Call& call);
 
 // What attention_forward, attention_forward_jvp, attention_backward and attention_double_backward

@@ -1,0 +1,10 @@
+"""Attention over many machines, on torch.distributed.
+
+A sequence that is too long for one machine is cut over the ranks of a process group: see
+`ring_attention`, `shard` and `unshard`.
+"""
+
+from qkv.distributed._attention import ring_attention
+from qkv.distributed._shards import shard, unshard
+
+__all__ = ["ring_attention", "shard", "unshard"]

@@ -1,0 +1,79 @@
+"""A call with other arguments than the other ranks' must be an error on all ranks, at once."""
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from qkv.distributed._ranks import Ranks, Team
+from qkv.distributed._transport import all_gather, telling
+
+Facts = dict[str, Any]
+
+
+def agree(facts: Facts, team: Team, number: int = 0) -> int:
+    """Compares what each rank says about its call, and returns the `number` of the team's first.
+
+    Only a hash of the facts travels, beside the number, and the facts themselves once the hashes
+    differ: 16 bytes a rank.
+
+    Args:
+        facts: by the names of arguments, printable: equal on all ranks, or it is an error.
+            "function" is the function that was called; "error", if there is one, what this rank has
+            to complain of.
+        number: of 64 bits.
+
+    Raises:
+        RuntimeError: on every rank alike, naming an argument and the values of two ranks, or the
+            error of one.
+    """
+    function = facts["function"]
+    doing = f"{function}: comparing the arguments with the other ranks'"
+    text = repr(list(facts.items())).encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    mine = torch.tensor([int.from_bytes(digest, "little", signed=True), number])
+    all_of_them = mine[None]
+    for ranks in team.all:
+        all_of_them = torch.cat(all_gather(all_of_them, ranks, doing))
+    if (all_of_them[:, 0] != all_of_them[0, 0]).any():
+        said = {team.ring.name(team.ring.rank): facts}
+        for ranks in team.all:
+            said = _gather_objects(said, ranks, doing)
+        raise RuntimeError(f"{function}: {_difference(said)}")
+    if "error" in facts:
+        raise RuntimeError(f"{function}: {facts['error']}")
+    return int(all_of_them[0, 1])
+
+
+def _gather_objects(said: dict[str, Facts], ranks: Ranks, doing: str) -> dict[str, Facts]:
+    if ranks.size == 1:
+        return said
+    found: list[dict[str, Facts]] = [{}] * ranks.size
+    with telling(doing):
+        dist.all_gather_object(found, said, group=ranks.group)
+    return {rank: facts for part in found for rank, facts in part.items()}
+
+
+def _difference(said: dict[str, Facts]) -> str:
+    for rank, facts in said.items():
+        if "error" in facts:
+            return f"on {rank}: {facts['error']}"
+    (first, expected), *others = said.items()
+    for other, facts in others:
+        for name in {**expected, **facts}:
+            if expected.get(name) != facts.get(name):
+                return (
+                    f"{name} is {expected.get(name)} on {first}, but {facts.get(name)} on {other}; "
+                    "the same is expected on all ranks"
+                )
+    raise AssertionError("two hashes differ, and nothing that was hashed")
+
+
+def told(tensor: Tensor | None) -> str | None:
+    """What is said about a tensor: its dtype, shape, and whether its gradient is wanted."""
+    if tensor is None:
+        return None
+    needs = " that requires grad" if torch.is_grad_enabled() and tensor.requires_grad else ""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}{needs}"

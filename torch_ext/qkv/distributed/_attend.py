@@ -1,0 +1,106 @@
+"""Which ranks compute what of a call, and the call itself."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qkv.distributed._block import OPTION_TENSORS
+from qkv.distributed._call import Call
+from qkv.distributed._check import why_not_by_heads
+from qkv.distributed._heads import attend_by_heads
+from qkv.distributed._plan import Plan
+from qkv.distributed._ranks import ALONE, Team
+from qkv.distributed._ring import Ring, RingAttention
+
+_forward = torch.ops.qkv.attention_forward.default
+_NAMES = (*OPTION_TENSORS, "sinks")
+
+
+def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
+    """The team as the call's method wants it: a ring of all ranks, or all of them over heads.
+
+    auto divides the heads where it can: key and value then travel once, and each rank makes one
+    call for the whole sequence, where around a ring they go to every rank and each makes a call or
+    more for every other. Masks stay where they are in a ring, and have to travel with the rows.
+    """
+    if team.heads.size > 1 or call.method == "ring":
+        return team
+    has_rows = any(mask.dim() > 1 and mask.size(-2) > 1 for mask in call.masks)
+    if call.method == "auto":
+        if has_rows or why_not_by_heads(call, lead, team.size) is not None:
+            return team
+    return Team(heads=team.ring, ring=ALONE)
+
+
+def attend(
+    call: Call, lead: tuple[int, ...], seed: Tensor | None, team: Team
+) -> tuple[Tensor, Tensor]:
+    """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
+    heads = lead[-1] if lead else 1
+    own = heads // team.heads.size
+    place = {"own_heads": own, "heads": heads, "first_head": team.heads.rank * own}
+    seqlen = call.query.size(-2) * team.size if call.seqlen is None else call.seqlen
+    # A packed call has no masks, but a ring has, of documents too: also one of a single rank.
+    alone = team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks)
+
+    def attend_heads(query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor]):
+        of_options = {name: tensors.get(name) for name in _NAMES}
+        if alone:
+            shard = [0, 0, 0, 0, place["first_head"], heads, 0]
+            return _attend_whole((query, key, value), of_options, call, seed, seqlen, shard)
+        documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
+        scalars = call.scalars | place | {"dropout_seed": seed, "documents": documents}
+        del scalars["is_causal"]
+        plan = _plan(call, team.ring.size, query.size(-2) // 2, seqlen)
+        ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), scalars)
+        return RingAttention.apply(query, key, value, *of_options.values(), ring)[:2]
+
+    return attend_by_heads(
+        call.query, call.key, call.value, call.tensors, team.heads, attend_heads
+    )
+
+
+def _plan(call: Call, size: int, chunk: int, seqlen: int) -> Plan:
+    window = tuple(call.scalars["window_size"] or (-1, -1))
+    is_placed = window != (-1, -1) or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
+    return Plan(
+        size=size,
+        chunk=chunk,
+        seqlen=seqlen,
+        is_causal=call.scalars["is_causal"],
+        window=window,
+        positions=is_placed or bool(call.masks) or "alibi_slopes" in call.tensors,
+        ends=None if call.cu_seqlens is None else tuple(call.cu_seqlens.tolist()),
+        may_pack=not call.masks,
+    )
+
+
+def _attend_whole(
+    inputs: tuple[Tensor, ...],
+    tensors: dict[str, Tensor | None],
+    call: Call,
+    seed: Tensor | None,
+    seqlen: int,
+    shard: list[int],
+) -> tuple[Tensor, Tensor]:
+    """By one call, where all rows are here in their own order. What pads them is left out, and back
+    again in the results."""
+    rows = inputs[0].size(-2)
+    inputs = tuple(x.narrow(-2, 0, seqlen) for x in inputs)
+    for name in ("attn_mask", "bias"):
+        mask = tensors[name]
+        if mask is not None and mask.dim() > 1 and mask.size(-2) > 1:
+            tensors[name] = mask.narrow(-2, 0, seqlen)
+    ends = call.cu_seqlens
+    if ends is not None:
+        inputs = tuple(x.transpose(0, 1) for x in inputs)
+    output, lse = _forward(
+        *inputs, **tensors, dropout_seed=seed, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None,
+        shard=shard, **call.scalars,
+    )  # fmt: skip
+    if ends is not None:
+        output = output.transpose(0, 1)
+    padding = rows - seqlen
+    return F.pad(output, (0, 0, 0, padding)), F.pad(lse, (0, padding), value=-math.inf)

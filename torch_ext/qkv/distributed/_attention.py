@@ -1,0 +1,146 @@
+"""Attention over a sequence that is cut over ranks."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from qkv.distributed._agree import Facts, agree, told
+from qkv.distributed._attend import attend, resolved
+from qkv.distributed._call import Call, prepare
+from qkv.distributed._check import check
+from qkv.distributed._ranks import Group, Team, team_of
+from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
+
+_attention = torch.ops.qkv.attention.default
+_dropout_seed = torch.ops.qkv.dropout_seed.default
+
+
+@torch.compiler.disable
+@show_options(_attention)
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: bool = False,
+    seqlen: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None,
+    method: Literal["ring", "heads", "auto"] = "ring",
+    group: Group = None,
+    **options: Unpack[ScoreOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`qkv.attention` over a sequence of which each rank of a process group has a shard.
+
+    Everything means what it means in one call over the whole sequence, of N positions. All ranks
+    call it, with the same arguments but for the tensors' contents.
+
+    Args:
+        query: `[..., H, L_local, D]`: this rank's shard, as `shard` cuts it: of the 2n chunks of
+            the sequence, on n ranks, numbers r and 2n - 1 - r. float32, float64, bfloat16 or
+            float16, on the CPU.
+        key: `[..., H, L_local, D]`, of query's dtype: the same shard of keys.
+        value: `[..., H, L_local, Dv]`, of query's dtype.
+        attn_mask: broadcastable to `[..., H, L_local, N]`: the rows are this rank's, in the order
+            of its shard, or one for all; the columns are those of the whole sequence in its own
+            order. So is bias. alibi_slopes and sinks are the same on all ranks.
+        dropout_p: as in `qkv.attention`: which weights are dropped does not depend on the number of
+            ranks.
+        is_causal: each query sees the keys up to its own position.
+        **options: see `qkv.options.ScoreOptions`.
+        return_lse: also return the logarithm of each softmax's denominator.
+        seqlen: N, where shards are padded; `n * L_local` if None. What is padded is hidden, its
+            output is 0, and it gets no gradient.
+        cu_seqlens: `[documents + 1]`, int32 or int64, the same on all ranks: where each of several
+            packed documents begins in the sequence, and where the last one ends, as in
+            `qkv.varlen_attn`. Each attends to itself alone. query is `[H, L_local, D]` or
+            `[1, H, L_local, D]`; alibi_slopes and sinks are `[H]` or `[documents, H]`.
+        dropout_seed: 64 bits that say which weights are dropped, the same on all ranks. If None,
+            the first rank's default generator draws them.
+        method: "ring": key and value of each rank go to every other, while that one computes.
+            "heads": each rank gets all rows of some heads, so that n must divide H, and divide the
+            heads of key and value or be divided by them. "auto": "heads" where that is possible and
+            no mask has rows, which would have to travel too; else "ring".
+        group: a process group or a mesh of one dimension; the default group if None. A mesh of two
+            dimensions, (heads, ring), does both: the sequence is cut over all of its ranks; the
+            heads over the first dimension, and what the ranks of that have of the sequence together
+            goes around the second.
+
+    Returns:
+        `[..., H, L_local, Dv]` in query's dtype; with return_lse also `[..., H, L_local]`, float64
+        for float64, else float32.
+
+        Differentiable by backward, which all ranks have to call, with respect to query, key,
+        value, a floating attn_mask, bias, alibi_slopes and sinks. Gradients are those of the sum of
+        all ranks' losses. Those of query, key and value are complete; those of attn_mask, bias,
+        alibi_slopes and sinks are the share of this rank's rows (over heads: of its heads), which
+        is to be summed over the ranks, as DDP does with all parameters. Over heads, or on one rank,
+        there are second derivatives and forward mode too.
+
+    Raises:
+        RuntimeError: on every rank: an argument that does not fit or is not the same on all ranks,
+            by its name; a rank that failed, and in which step this one noticed, after the group's
+            timeout at the latest.
+        NotImplementedError: a second derivative or forward mode over a ring.
+
+    In a ring, half precision travels as it is; the rest is float32: what is computed, what is added
+    up over the ranks, and the gradients that travel back.
+
+    Example (torchrun --nproc-per-node=2):
+        >>> dist.init_process_group("gloo")
+        >>> whole = torch.randn(3, 1, 8, 1000, 64, generator=torch.Generator().manual_seed(0))
+        >>> query, key, value = qkv.distributed.shard(whole, dim=-2)  # 500 rows each
+        >>> output = qkv.distributed.ring_attention(query, key, value, is_causal=True)
+        >>> output = qkv.distributed.unshard(output, dim=-2)
+        >>> output.allclose(qkv.attention(*whole, is_causal=True), atol=1e-5)
+        True
+
+    Sources: Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers", 2023; the order
+    of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
+    2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
+    """
+    refuse_unknown(ring_attention, options)
+    team = team_of("ring_attention", group)
+    call = Call.of(
+        query, key, value, attn_mask, dropout_p, is_causal, seqlen, cu_seqlens, method, options
+    )
+    lead, seed = _agreed(call, dropout_seed, team)
+    output, lse = attend(call, lead, seed, resolved(call, lead, team))
+    if cu_seqlens is not None and query.dim() == 4:
+        output, lse = output[None], lse[None]
+    return (output, lse) if return_lse else output
+
+
+def _agreed(
+    call: Call, dropout_seed: int | Tensor | None, team: Team
+) -> tuple[tuple[int, ...], Tensor | None]:
+    """`[..., H]` of the output and dropout's seed, once all ranks make the same call."""
+    facts: Facts = {"function": "ring_attention"}
+    lead: tuple[int, ...] = ()
+    number = 0
+    try:
+        prepare(call)
+        lead = check(call, team)
+        if call.scalars["dropout_p"] > 0:
+            if dropout_seed is None:
+                dropout_seed = _dropout_seed(call.query)
+            else:
+                facts["dropout_seed"] = int(dropout_seed)
+            number = _signed(int(dropout_seed))
+        facts |= {n: told(getattr(call, n)) for n in ("query", "key", "value")}
+        facts |= {n: told(x) for n, x in call.tensors.items()}
+        facts |= {**call.scalars, "seqlen": call.seqlen, "method": call.method}
+        facts["cu_seqlens"] = None if call.cu_seqlens is None else call.cu_seqlens.tolist()
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        facts["error"] = str(error)
+    number = agree(facts, team, number)
+    return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None
+
+
+def _signed(number: int) -> int:
+    """The same 64 bits as an int64."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,159 @@
+"""Attention of some queries to some keys of a sequence, by the operators that know where in the
+whole a call stands."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qkv.distributed._plan import Block, Range
+
+_forward = torch.ops.qkv.attention_forward.default
+_backward = torch.ops.qkv.attention_backward.default
+# The tensors that act on scores, in the operators' order, and which dimension is their heads.
+OPTION_TENSORS = {"attn_mask": -3, "bias": -3, "alibi_slopes": -1}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What acts on the scores of `own_heads` of the `heads` heads of a call, from first_head on.
+
+    tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
+    and columns as in the sequence of length N; alibi_slopes `[..., own_heads]`, or one row for each
+    packed document, of which there are `documents`.
+    """
+
+    tensors: dict[str, Tensor]
+    own_heads: int
+    heads: int
+    first_head: int = 0
+    documents: int | None = None
+    dropout_seed: Tensor | None = None  # int64 [1]
+    dropout_p: float = 0.0
+    scale: float | None = None
+    enable_gqa: bool = False
+    window_size: tuple[int, int] | None = None
+    softcap: float = 0.0
+
+    def of_heads(self, part: int, parts: int) -> "Options":
+        """Those of one of so many equal parts of the heads."""
+        own_heads = self.own_heads // parts
+        return replace(
+            self,
+            tensors=option_heads(self.tensors, part, parts),
+            own_heads=own_heads,
+            first_head=self.first_head + part * own_heads,
+        )
+
+
+def option_heads(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
+    """Views of one of so many equal parts of the heads."""
+    return {n: heads_of(x, OPTION_TENSORS[n], part, parts) for n, x in tensors.items()}
+
+
+def heads_of(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:
+    """A view of one of so many equal parts of a tensor whose heads are dimension `dim`: the tensor
+    itself where it has one head for all."""
+    if tensor.dim() < -dim or tensor.size(dim) == 1:
+        return tensor
+    heads = tensor.size(dim) // parts
+    return tensor.narrow(dim, part * heads, heads)
+
+
+def rows_of(tensor: Tensor, rows: Range) -> Tensor:
+    """A view of these rows of `[..., L, D]`."""
+    return tensor.narrow(-2, rows.begin, rows.size)
+
+
+def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:
+    """A view of what a tensor of the options has for a block."""
+    if name == "alibi_slopes":
+        if documents is None or tensor.dim() < 2:
+            return tensor
+        if tensor.size(0) == 1:
+            return tensor[0]
+        if block.ends is None:
+            return tensor[block.document]
+        return tensor.narrow(0, block.document, len(block.ends) - 1)
+    if tensor.dim() > 1 and tensor.size(-2) > 1:
+        tensor = rows_of(tensor, block.rows)
+    return tensor if tensor.size(-1) == 1 else tensor.narrow(-1, block.key_begin, block.columns.size)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Half precision in float32, as query, key and value are."""
+    known = tensor.dtype in (torch.bool, torch.float32, torch.float64)
+    return tensor if known else tensor.float()
+
+
+def _arguments(block: Block, options: Options) -> dict:
+    """What a call for the block has besides query, key, value and results. A packed one has the
+    documents as they are, with positions of their own."""
+    ends = None if block.ends is None else torch.tensor(block.ends)
+    offsets = block.query_begin - block.origin, block.key_begin - block.origin
+    heads = options.first_head, options.heads
+    parts = {
+        name: _widened(_part(name, tensor, block, options.documents))
+        for name, tensor in options.tensors.items()
+    }
+    return dict.fromkeys(OPTION_TENSORS) | {
+        **parts,
+        "cu_seq_q": ends,
+        "cu_seq_k": ends,
+        "seqused_k": None,
+        "sinks": None,
+        "dropout_seed": options.dropout_seed,
+        "dropout_p": options.dropout_p,
+        "is_causal": block.is_causal,
+        "scale": options.scale,
+        "enable_gqa": options.enable_gqa,
+        "window_size": options.window_size,
+        "softcap": options.softcap,
+        "shard": [*offsets, block.length, block.length, *heads, block.document],
+    }
+
+
+def _laid_out(block: Block, tensor: Tensor | None) -> Tensor | None:
+    """`[..., H, L, D]` as the operators take it, or back: of packed documents, `[L, H, D]`."""
+    return tensor if block.ends is None or tensor is None else tensor.transpose(0, 1)
+
+
+def block_forward(
+    query: Tensor, key: Tensor, value: Tensor, block: Block, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Output and lse of the block's rows of query, which attend to its columns of key and value."""
+    inputs = [_laid_out(block, x) for x in (query, key, value)]
+    output, lse = _forward(*inputs, **_arguments(block, options))
+    return _laid_out(block, output), lse
+
+
+def block_backward(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor],
+    grads: tuple[Tensor | None, Tensor | None],
+    block: Block,
+    options: Options,
+    wanted: tuple[bool, bool, bool],
+    option_grads: dict[str, Tensor],
+) -> list[Tensor | None]:
+    """The block's share of the gradients of query, key and value, as far as they are wanted; those
+    of the options are added to what is in option_grads.
+
+    Args:
+        inputs: the block's rows of query, its columns of key and value.
+        results: output and lse of these rows, after all the keys that they see anywhere.
+        grads: of these results.
+        option_grads: of the shapes of `options.tensors`.
+    """
+    query, key, value = (_laid_out(block, x) for x in inputs)
+    output, grad_output = (_laid_out(block, x) for x in (results[0], grads[0]))
+    found = _backward(
+        grad_output, grads[1], query, key, value, output=output, logsumexp=results[1],
+        output_mask=[*wanted, *(name in option_grads for name in OPTION_TENSORS), False],
+        **_arguments(block, options),
+    )  # fmt: skip
+    for name, share in zip(OPTION_TENSORS, found[3:6], strict=True):
+        if name in option_grads:
+            part = _part(name, option_grads[name], block, options.documents)
+            part += share
+    return [_laid_out(block, x) for x in found[:3]]

@@ -1,0 +1,67 @@
+"""The arguments of ring_attention."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.distributed._block import OPTION_TENSORS
+
+_SCALARS = {"scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0}
+
+
+@dataclass
+class Call:
+    """The arguments of ring_attention. query, key and value are `[H, L_local, D]` where there are
+    documents."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    tensors: dict[str, Tensor]  # attn_mask, bias, alibi_slopes and sinks, those that are given
+    scalars: dict[str, Any]  # dropout_p, is_causal, scale, enable_gqa, window_size and softcap
+    seqlen: int | None
+    cu_seqlens: Tensor | None
+    method: str
+
+    @property
+    def masks(self) -> list[Tensor]:
+        return [self.tensors[name] for name in ("attn_mask", "bias") if name in self.tensors]
+
+    @classmethod
+    def of(
+        cls, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
+        dropout_p: float, is_causal: bool, seqlen: int | None, cu_seqlens: Tensor | None,
+        method: str, options: Mapping[str, Any],
+    ) -> "Call":  # fmt: skip
+        given = {**options, "attn_mask": attn_mask}
+        names = (*OPTION_TENSORS, "sinks")
+        tensors = {name: x for name in names if (x := given.pop(name, None)) is not None}
+        scalars = _SCALARS | {"dropout_p": dropout_p, "is_causal": is_causal} | given
+        return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method)
+
+
+def prepare(call: Call) -> None:
+    """Under autocast, tensors of its dtype, as qkv.attention has them; documents without a
+    dimension for a batch."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        for name in ("query", "key", "value"):
+            setattr(call, name, _cast(getattr(call, name), dtype))
+        if "attn_mask" in call.tensors:
+            call.tensors["attn_mask"] = _cast(call.tensors["attn_mask"], dtype)
+    if call.cu_seqlens is None or call.query.dim() != 4 or call.query.size(0) != 1:
+        return
+    for name in ("query", "key", "value"):
+        tensor = getattr(call, name)
+        setattr(call, name, tensor[0] if tensor.dim() == 4 else tensor)
+    for name in call.tensors.keys() & {"attn_mask", "bias"}:
+        if call.tensors[name].dim() == 4:
+            call.tensors[name] = call.tensors[name][0]
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if is_cast else tensor

@@ -1,0 +1,99 @@
+"""All-to-all over heads, after Jacobs et al., "DeepSpeed Ulysses", 2023: from some rows of all heads
+to all rows of some heads, and back."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from qkv.distributed._block import OPTION_TENSORS, heads_of
+from qkv.distributed._ranks import Ranks
+from qkv.distributed._shards import natural, zigzag
+from qkv.distributed._transport import all_to_all
+
+_DOING = "ring_attention: all-to-all over heads, {}"
+
+
+class _ToHeads(Function):
+    """`[..., n * H, L, D]`, in the order of shards, to `[..., H, n * L, D]`, in the order of the
+    sequence. Each number goes to one place, so that the way back is the gradient too."""
+
+    @staticmethod
+    def forward(tensor: Tensor, ranks: Ranks) -> Tensor:
+        parts = tensor.chunk(ranks.size, -3)
+        return natural(all_to_all(parts, ranks, _DOING.format("rows to heads")), -2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.ranks = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _ToRows.apply(grad, ctx.ranks), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return _ToHeads.apply(tangent, ctx.ranks)
+
+
+class _ToRows(Function):
+    """The way back of _ToHeads."""
+
+    @staticmethod
+    def forward(tensor: Tensor, ranks: Ranks) -> Tensor:
+        parts = zigzag(tensor, -2, ranks.size)
+        return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.ranks = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _ToHeads.apply(grad, ctx.ranks), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return _ToRows.apply(tangent, ctx.ranks)
+
+
+def divides(heads: int, size: int) -> bool:
+    """Whether each of `size` ranks can have equally many of the heads of key or value, or as many
+    ranks the same one."""
+    return heads > 0 and (heads % size == 0 or size % heads == 0)
+
+
+def _heads(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's heads of all rows. Where there are fewer heads than ranks, some have the same."""
+    if tensor.size(-3) < ranks.size:
+        tensor = tensor.repeat_interleave(ranks.size // tensor.size(-3), -3)
+    return _ToHeads.apply(tensor, ranks)
+
+
+def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+    """What acts on the scores of this rank's heads. Rows of masks come from all ranks."""
+    if name in ("attn_mask", "bias") and tensor.dim() > 1 and tensor.size(-2) > 1:
+        return _heads(tensor if tensor.dim() > 2 else tensor[None], ranks)
+    return heads_of(tensor, OPTION_TENSORS.get(name, -1), ranks.rank, ranks.size)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
+
+
+def attend_by_heads(
+    query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor], ranks: Ranks,
+    attend: Attend,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output and lse of the rows that this rank has, from `attend`, which gets some of the heads,
+    with the rows of all ranks in the order of the sequence.
+
+    tensors: attn_mask, bias, alibi_slopes and sinks, as far as there are any.
+    """
+    if ranks.size == 1:
+        return attend(query, key, value, tensors)
+    inputs = (_heads(x, ranks) for x in (query, key, value))
+    tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
+    output, lse = attend(*inputs, tensors)
+    lse = _ToRows.apply(lse.unsqueeze(-1), ranks).squeeze(-1)
+    return _ToRows.apply(output, ranks), lse

@@ -1,0 +1,204 @@
+"""Which queries of a rank see which keys of another, and by which calls that is computed.
+
+Every rank can tell this for any two ranks. So a rank knows what the others need of its keys, and
+sends only that; what positions hide is neither sent nor multiplied.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, order=True)
+class Range:
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return max(0, self.end - self.begin)
+
+    def __and__(self, other: "Range") -> "Range":
+        return Range(max(self.begin, other.begin), min(self.end, other.end))
+
+    def moved(self, by: int) -> "Range":
+        return Range(self.begin + by, self.end + by)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbours in the sequence that are neighbours on their rank, too."""
+
+    positions: Range  # in the sequence
+    shift: int  # what is added to a position to get the row in the rank's tensors
+
+
+@dataclass(frozen=True)
+class Block:
+    """One call of the operator: some rows of a rank's queries, some rows of another's keys."""
+
+    rows: Range
+    columns: Range
+    is_causal: bool
+    # The positions of the first query and the first key, in a sequence or document that begins at
+    # position `origin` and is `length` long. A length of 0: is_causal counts rows and columns as
+    # they are, and nothing else depends on positions.
+    query_begin: int = 0
+    key_begin: int = 0
+    origin: int = 0
+    length: int = 0
+    # Of packed documents: the number of the first, and where each begins and the last one ends,
+    # in rows of the call; None if there is one alone.
+    document: int = 0
+    ends: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the queries of one rank see of the keys of another."""
+
+    columns: list[Range]  # the rows of the keys that any query sees
+    blocks: list[Block]  # whose columns are counted in these alone
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a sequence lies on `size` ranks, and what its queries see.
+
+    Attributes:
+        chunk: how long each of its 2 * size chunks is (_shards.py).
+        seqlen: its length without padding.
+        is_causal, window: whether a query sees no keys after its own, and how many before and after
+            it at most; -1: all.
+        positions: whether a score depends on where its query and key are, except for is_causal.
+        ends: where packed documents begin and the last one ends, [N + 1] positions.
+        may_pack: whether documents may be computed by one packed call.
+    """
+
+    size: int
+    chunk: int
+    seqlen: int
+    is_causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    positions: bool = True
+    ends: Sequence[int] | None = None
+    may_pack: bool = True
+
+    def spans(self, rank: int) -> list[Span]:
+        """What a rank holds. The two chunks of the last rank are neighbours."""
+        numbers = rank, 2 * self.size - 1 - rank
+        places = [Range(i * self.chunk, (i + 1) * self.chunk) for i in numbers]
+        if numbers[0] + 1 == numbers[1]:
+            found = [Span(Range(places[0].begin, places[1].end), -places[0].begin)]
+        else:
+            found = [Span(p, i * self.chunk - p.begin) for i, p in enumerate(places)]
+        whole = Range(0, self.seqlen)
+        found = [replace(span, positions=span.positions & whole) for span in found]
+        return [span for span in found if span.positions.size]
+
+    def step(self, rank: int, other: int) -> Step:
+        """What the queries of `rank` see of the keys of `other`."""
+        blocks = [*(self._blocks if self.positions else self._one_block)(rank, other)]
+        columns = _union(block.columns for block in blocks)
+        return Step(columns, [_counted_in(columns, block) for block in blocks])
+
+    def _one_block(self, rank: int, other: int) -> Iterator[Block]:
+        """Where only the order of positions matters, one call does all chunks: rows are in the
+        order of positions on every rank; and of two chunks on different ranks, one sees the other
+        whole or not at all."""
+        seen = [
+            (mine.positions.moved(mine.shift), theirs.positions.moved(theirs.shift))
+            for mine in self.spans(rank)
+            for theirs in self.spans(other)
+            if rank == other or not self.is_causal or theirs.positions < mine.positions
+        ]
+        if seen:
+            rows, columns = (_hull(ranges) for ranges in zip(*seen, strict=True))
+            yield Block(rows, columns, self.is_causal and rank == other)
+
+    def _blocks(self, rank: int, other: int) -> Iterator[Block]:
+        for mine in self.spans(rank):
+            for theirs in self.spans(other):
+                if self.ends is None:
+                    yield from self._dense(mine, theirs, Range(0, self.seqlen))
+                elif mine == theirs:
+                    yield from self._of_documents_within(mine, self.ends)
+                else:
+                    yield from self._of_document_across(mine, theirs, self.ends)
+
+    def _dense(self, mine: Span, theirs: Span, whole: Range, number: int = 0) -> Iterator[Block]:
+        """What two spans have of a sequence, or of document `number`, less the queries that see
+        nothing and the keys that are not seen because of the window."""
+        queries, keys = mine.positions & whole, theirs.positions & whole
+        left, right = (math.inf if side < 0 else side for side in self.window)
+        right = 0 if self.is_causal else right
+        seen = keys & _around(queries, left, right)
+        queries &= _around(seen, right, left)
+        if seen.size and queries.size:
+            yield Block(
+                queries.moved(mine.shift), seen.moved(theirs.shift), self.is_causal,
+                queries.begin, seen.begin, whole.begin, whole.size, number,
+            )  # fmt: skip
+
+    def _of_documents_within(self, span: Span, ends: Sequence[int]) -> Iterator[Block]:
+        """Those that lie in a span as a whole are one packed call; of the first and the last there
+        may be only a part."""
+        place = span.positions
+        first = max(0, bisect_right(ends, place.begin) - 1)
+        last = min(len(ends) - 1, bisect_left(ends, place.end))
+        packed = range(bisect_left(ends, place.begin), bisect_right(ends, place.end) - 1)
+        if not self.may_pack or len(packed) < 2:
+            packed = range(0)
+        else:
+            begin, end = ends[packed.start], ends[packed.stop]
+            rows = Range(begin, end).moved(span.shift)
+            own_ends = tuple(x - begin for x in ends[packed.start : packed.stop + 1])
+            yield Block(
+                rows, rows, self.is_causal, begin, begin, begin, 0, packed.start, own_ends
+            )  # fmt: skip
+        for number in range(first, last):
+            if number not in packed:
+                whole = Range(ends[number], ends[number + 1])
+                yield from self._dense(span, span, whole, number)
+
+    def _of_document_across(
+        self, mine: Span, theirs: Span, ends: Sequence[int]
+    ) -> Iterator[Block]:
+        """Two spans have one document in common at most: that of the last position of the first."""
+        last = min(mine.positions.end, theirs.positions.end) - 1
+        number = bisect_right(ends, last) - 1
+        if 0 <= number < len(ends) - 1:
+            yield from self._dense(mine, theirs, Range(ends[number], ends[number + 1]), number)
+
+
+def _around(places: Range, before: float, after: float) -> Range:
+    """From `before` the first place to `after` the last one."""
+    if not places.size:
+        return places
+    begin = 0 if before == math.inf else places.begin - int(before)
+    return Range(begin, 2**62 if after == math.inf else places.end + int(after))
+
+
+def _hull(ranges: Iterable[Range]) -> Range:
+    found = [*ranges]
+    return Range(min(x.begin for x in found), max(x.end for x in found))
+
+
+def _union(ranges: Iterable[Range]) -> list[Range]:
+    found: list[Range] = []
+    for one in sorted(ranges):
+        if found and one.begin <= found[-1].end:
+            found[-1] = _hull([found[-1], one])
+        else:
+            found.append(one)
+    return found
+
+
+def _counted_in(columns: list[Range], block: Block) -> Block:
+    before = 0
+    for one in columns:
+        if one.begin <= block.columns.begin < one.end:
+            return replace(block, columns=block.columns.moved(before - one.begin))
+        before += one.size
+    raise AssertionError("a block's columns are not among those of its step")

@@ -1,0 +1,93 @@
+"""The processes over which a sequence is cut."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+Group = dist.ProcessGroup | DeviceMesh | None
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process group as one of its members sees it; without a group, that member alone."""
+
+    group: dist.ProcessGroup | None = None
+    rank: int = 0
+    size: int = 1
+
+    def name(self, rank: int) -> str:
+        """What messages call a member: by its number among all processes of the job."""
+        return "rank 0" if self.group is None else f"rank {dist.get_global_rank(self.group, rank)}"
+
+    def around(self, step: int) -> int:
+        """The member so many places further on, in a ring."""
+        return (self.rank + step) % self.size
+
+
+ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class Team:
+    """The ranks that share a sequence: `heads` times `ring` of them.
+
+    The ring cuts the sequence into `ring.size` shares, and the ranks of `heads` cut each share once
+    more. While they attend, each of the latter has the whole share for some of the heads.
+    """
+
+    heads: Ranks
+    ring: Ranks
+
+    @property
+    def size(self) -> int:
+        return self.heads.size * self.ring.size
+
+    @property
+    def rank(self) -> int:
+        """Which shard of the sequence is this process's: the shards of a share are neighbours."""
+        return self.ring.rank * self.heads.size + self.heads.rank
+
+    @property
+    def all(self) -> list[Ranks]:
+        """The groups over which something must be gathered, in turn, to come from every rank."""
+        return [self.heads, self.ring]
+
+
+def team_of(function: str, group: Group) -> Team:
+    """The team that a user names: all of its ranks in the ring, but for those of the first
+    dimension of a mesh of two.
+
+    Raises:
+        TypeError: it is no group.
+        ValueError: it is a mesh of three dimensions or more, or this process is not in it.
+        RuntimeError: torch.distributed is not initialized.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            f"{function}: torch.distributed is not initialized; start the program with torchrun "
+            'and call torch.distributed.init_process_group("gloo") first'
+        )
+    if isinstance(group, DeviceMesh):
+        if group.ndim > 2:
+            raise ValueError(
+                f"{function}: group is a mesh of {group.ndim} dimensions, but one (ring) or two "
+                "(heads, ring) are expected; mesh[names] takes a part of one"
+            )
+        if group.get_coordinate() is None:
+            raise ValueError(f"{function}: this process is not in the mesh that group is")
+        members = [_ranks_of(function, group.get_group(dim)) for dim in range(group.ndim)]
+        return Team(*([ALONE] * (2 - len(members))), *members)
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"{function}: group is {group!r}, but a process group, a DeviceMesh or None, the "
+            "default group, is expected"
+        )
+    return Team(ALONE, _ranks_of(function, group or dist.group.WORLD))
+
+
+def _ranks_of(function: str, group: dist.ProcessGroup | None) -> Ranks:
+    rank = dist.get_rank(group)
+    if group is None or rank < 0:
+        raise ValueError(f"{function}: this process is not in the process group that group is")
+    return Ranks(group, rank, dist.get_world_size(group))

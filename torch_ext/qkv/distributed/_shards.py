@@ -1,0 +1,159 @@
+"""Which rank holds which part of a sequence.
+
+A sequence over n ranks is cut into 2n chunks of one size, and rank r holds chunks r and 2n - 1 - r,
+in this order: its shard. A query of a causal model attends to all that is before it, so that the
+first chunks have little to compute and the last ones much; with one of both, all ranks have equally
+much. The last chunks are padded where the length does not divide.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from qkv.distributed._agree import agree
+from qkv.distributed._ranks import Group, Ranks, team_of
+from qkv.distributed._transport import all_gather, all_to_all
+
+
+def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) -> Tensor:
+    """This rank's part of a tensor that every rank has whole, in the order of `ring_attention`.
+
+    For whatever goes along with the sequence: token numbers, labels, embeddings, the positions for
+    RoPE (`shard(torch.arange(N), 0)`). No rank waits for another here.
+
+    Args:
+        tensor: of any dtype, the same on all ranks; `N` long along dim.
+        dim: which dimension is the sequence.
+        group: as in `ring_attention`.
+        value: what it is padded with where 2n does not divide N, of n ranks: of labels, the number
+            that the loss ignores.
+
+    Returns:
+        A copy, `2 * ceil(N / (2 * n))` long along dim: of the 2n chunks of the sequence, numbers r
+        and 2n - 1 - r. Its gradient is that of this rank's own tensor: 0 where other ranks have
+        their parts.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialized.
+        ValueError, TypeError: group is none, or this process is not in it.
+        IndexError: there is no such dim.
+
+    Example (torchrun --nproc-per-node=2):
+        >>> qkv.distributed.shard(torch.arange(8), 0)
+        tensor([0, 1, 6, 7])  # on rank 0
+        tensor([2, 3, 4, 5])  # on rank 1
+    """
+    team = team_of("shard", group)
+    length = tensor.size(dim)
+    chunk = -(-length // (2 * team.size))
+    parts = []
+    for number in (team.rank, 2 * team.size - 1 - team.rank):
+        begin, end = (min(i * chunk, length) for i in (number, number + 1))
+        parts.append(tensor.narrow(dim, begin, end - begin))
+        shape = [*tensor.shape]
+        shape[dim] = chunk - (end - begin)
+        parts.append(tensor.new_full(shape, value))
+    return torch.cat(parts, dim)
+
+
+def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None = None) -> Tensor:
+    """The whole of a tensor of which each rank has a shard, on every rank.
+
+    Args:
+        tensor: a shard, as `shard` and `ring_attention` return it: of one shape and dtype on all
+            ranks.
+        dim: which dimension is the sequence.
+        group: as in `ring_attention`.
+        seqlen: the length of the sequence, if it was padded.
+
+    Returns:
+        n times as long along dim, or seqlen long, in the order of the sequence. Its gradient is
+        that of the sum of all ranks' losses, as of `torch.distributed.nn.all_gather`: every rank
+        must call backward, and gets the sum over the ranks of what belongs to its shard. So n
+        ranks that all compute one loss of the whole get n times its gradient, of which the mean
+        over ranks that DDP takes is the gradient itself.
+
+    Raises:
+        RuntimeError: shards that differ, or a rank that failed, on every rank.
+        ValueError, TypeError: as `shard` does.
+    """
+    team = team_of("unshard", group)
+    dim = dim if dim >= 0 else dim + tensor.dim()
+    facts = {"function": "unshard", "dim": dim, "seqlen": seqlen}
+    facts |= {"tensor": f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"}
+    if not 0 <= dim < tensor.dim():
+        facts["error"] = f"dim is out of range for a tensor of {tensor.dim()} dimensions"
+    elif tensor.size(dim) % 2:
+        facts["error"] = (
+            f"tensor has {tensor.size(dim)} rows along dim {dim}, but an even number is expected, "
+            "as shard returns"
+        )
+    elif seqlen is not None and not 0 <= seqlen <= tensor.size(dim) * team.size:
+        facts["error"] = (
+            f"seqlen is {seqlen}, but 0 to {tensor.size(dim) * team.size} is expected, what the "
+            "shards have together"
+        )
+    agree(facts, team)
+    for ranks in team.all:
+        tensor = _Unshard.apply(tensor, dim, ranks)
+    return tensor if seqlen is None else tensor.narrow(dim, 0, seqlen)
+
+
+def natural(shards: Sequence[Tensor], dim: int) -> Tensor:
+    """The shards of all ranks as one tensor, in the order of the sequence."""
+    halves = [x.chunk(2, dim) for x in shards] if shards[0].size(dim) else [(x, x) for x in shards]
+    return torch.cat([first for first, _ in halves] + [last for _, last in reversed(halves)], dim)
+
+
+def zigzag(tensor: Tensor, dim: int, size: int) -> list[Tensor]:
+    """The shards of `size` ranks; 2 * size divides the length."""
+    chunks = tensor.split(max(1, tensor.size(dim) // (2 * size)), dim)
+    if tensor.size(dim) == 0:
+        chunks = (tensor,) * (2 * size)
+    return [torch.cat([chunks[r], chunks[-1 - r]], dim) for r in range(size)]
+
+
+class _Unshard(Function):
+    @staticmethod
+    def forward(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
+        return natural(all_gather(tensor, ranks, "unshard: gathering"), dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.dim, ctx.ranks = inputs
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _SumOfShards.apply(grad, ctx.dim, ctx.ranks), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return _Unshard.apply(tangent, ctx.dim, ctx.ranks)
+
+
+class _SumOfShards(Function):
+    """Of the tensors of all ranks, whole: the sum of what belongs to this rank's shard."""
+
+    @staticmethod
+    def forward(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
+        doing = "unshard: summing gradients"
+        received = all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing)
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        total = received[0].to(wide)
+        for part in received[1:]:
+            total = total + part
+        return total.to(tensor.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.dim, ctx.ranks = inputs
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Unshard.apply(grad, ctx.dim, ctx.ranks), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return _SumOfShards.apply(tangent, ctx.dim, ctx.ranks)

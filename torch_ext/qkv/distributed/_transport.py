@@ -1,0 +1,85 @@
+"""What goes from rank to rank, and errors that say what was on its way when a rank failed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from qkv.distributed._ranks import Ranks
+
+
+@contextmanager
+def telling(doing: str) -> Iterator[None]:
+    """Errors of torch.distributed say what this process was doing."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{doing} failed; another rank has ended, raised an error of its own or makes other "
+            f"calls than this one: {error}"
+        ) from error
+
+
+class Transfer:
+    """One message to or from another rank, on its way while this rank computes."""
+
+    def __init__(self, tensor: Tensor, work: dist.Work | None, doing: str):
+        self._tensor, self._work, self._doing = tensor, work, doing
+
+    def wait(self) -> Tensor:
+        """What was sent or received, when it has been."""
+        if self._work is not None:
+            with telling(self._doing):
+                self._work.wait()
+            self._work = None
+        return self._tensor
+
+
+def send(tensor: Tensor, ranks: Ranks, to: int, tag: int, doing: str) -> Transfer:
+    """Begins to send a contiguous tensor, which must not change before wait()."""
+    doing = f"{doing} to {ranks.name(to)}"
+    if tensor.numel() == 0:
+        return Transfer(tensor, None, doing)
+    with telling(doing):
+        work = dist.isend(_as_bytes(tensor), group=ranks.group, group_dst=to, tag=tag)
+    return Transfer(tensor, work, doing)
+
+
+def receive(tensor: Tensor, ranks: Ranks, source: int, tag: int, doing: str) -> Transfer:
+    """Begins to receive into a contiguous tensor, which is complete after wait()."""
+    doing = f"{doing} from {ranks.name(source)}"
+    if tensor.numel() == 0:
+        return Transfer(tensor, None, doing)
+    with telling(doing):
+        work = dist.irecv(_as_bytes(tensor), group=ranks.group, group_src=source, tag=tag)
+    return Transfer(tensor, work, doing)
+
+
+def all_to_all(parts: Sequence[Tensor], ranks: Ranks, doing: str) -> list[Tensor]:
+    """parts[r] goes to rank r: all of one shape. Returns what came from each."""
+    if ranks.size == 1 or parts[0].numel() == 0:
+        return list(parts)
+    sent = torch.stack([*parts])
+    received = torch.empty_like(sent)
+    with telling(doing):
+        dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=ranks.group)
+    return list(received)
+
+
+def all_gather(tensor: Tensor, ranks: Ranks, doing: str) -> list[Tensor]:
+    """The tensor of each rank: all of one shape."""
+    if ranks.size == 1 or tensor.numel() == 0:
+        return [tensor] * ranks.size
+    received = tensor.new_empty(ranks.size, *tensor.shape)
+    with telling(doing):
+        dist.all_gather_into_tensor(
+            _as_bytes(received), _as_bytes(tensor.contiguous()), group=ranks.group
+        )
+    return list(received)
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as one of a dtype that every backend can send."""
+    return tensor.detach().view(-1).view(torch.uint8)
