@@ -24,7 +24,7 @@ REPEATS = 15
 
 
 def measure(head_dim: int, dtype: torch.dtype) -> dict:
-    """{"layer", "samples", "whole"}: what was attended to; of each pass and length, the seconds of
+    """{"layer_measured", "samples", "whole"}: what was attended to; of each pass and length, the seconds of
     a step ("pass", "rows", "bytes", "compute", "transport", "both"); and of ring_attention, forward
     and backward ("method", "ranks", "tokens", "seconds").
 
@@ -39,7 +39,7 @@ def measure(head_dim: int, dtype: torch.dtype) -> dict:
         name: [slower(*pair) for pair in zip(*(rank[name] for rank in ranks), strict=True)]
         for name in ranks[0]
     }
-    return {"layer": layer.__dict__, **found}
+    return {"layer_measured": layer.__dict__, **found}
 
 
 class limited_threads:
@@ -83,9 +83,10 @@ def run(rank: int, folder: str, head_dim: int, dtype: torch.dtype) -> None:
             step = kind(rows, HEADS, head_dim, dtype)
             calls = {"compute": step.compute, "transport": step.transport, "both": step.both}
             found["samples"].append(step.facts | seconds(calls))
-    for method, ranks in (("ring", 1), ("ring", 2), ("heads", 2)):
+    alone = [dist.new_group([n]) for n in range(2)][rank]
+    for method, group in (("ring", alone), ("ring", dist.group.WORLD), ("heads", dist.group.WORLD)):
         for rows in CHECKED:
-            call = Whole(method, ranks, rows, HEADS, head_dim, dtype)
+            call = Whole(method, group, rows, HEADS, head_dim, dtype)
             found["whole"].append(call.facts | seconds({"seconds": call}))
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

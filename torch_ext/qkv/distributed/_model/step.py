@@ -25,7 +25,7 @@ class ForwardStep:
         ranks = Ranks(dist.group.WORLD, dist.get_rank(), 2)
         plan = Plan(2, rows // 2, 2 * rows, is_causal=True, positions=False)
         self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
-        self.options = Options(heads=heads)
+        self.options = Options(tensors={}, own_heads=heads, heads=heads)
         self.exchange = Exchange((self.key, self.value), ranks, plan, 1, self.phase)
         (self.block,) = self.exchange.steps[VISIT.step].blocks
         self.output = torch.zeros(1, heads, rows, head_dim)
@@ -105,15 +105,14 @@ class Whole:
     """ring_attention, forward and backward, of `rows` tokens a rank."""
 
     def __init__(
-        self, method: str, ranks: int, rows: int, heads: int, head_dim: int, dtype: torch.dtype
-    ):
-        groups = [dist.new_group([rank]) for rank in range(2)]
-        self.group = dist.group.WORLD if ranks == 2 else groups[dist.get_rank()]
-        self.method = method
-        self.inputs = [
-            x.requires_grad_() for x in torch.randn(3, 1, heads, rows, head_dim).to(dtype).unbind()
-        ]
+        self, method: str, group: dist.ProcessGroup, rows: int, heads: int, head_dim: int,
+        dtype: torch.dtype,
+    ):  # fmt: skip
+        self.method, self.group = method, group
+        inputs = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
+        self.inputs = [x.requires_grad_() for x in inputs.unbind()]
         self.grad_output = torch.randn(1, heads, rows, head_dim).to(dtype)
+        ranks = dist.get_world_size(group)
         self.facts = {"method": method, "ranks": ranks, "tokens": ranks * rows}
 
     def __call__(self) -> None:
