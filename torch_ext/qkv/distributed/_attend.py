@@ -57,20 +57,19 @@ def attend(
         ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), scalars)
         return RingAttention.apply(query, key, value, *of_options.values(), ring)[:2]
 
-    return attend_by_heads(
-        call.query, call.key, call.value, call.tensors, team.heads, attend_heads
-    )
+    return attend_by_heads(call.query, call.key, call.value, call.tensors, team.heads, attend_heads)
 
 
 def _plan(call: Call, size: int, chunk: int, seqlen: int) -> Plan:
-    window = tuple(call.scalars["window_size"] or (-1, -1))
-    is_placed = window != (-1, -1) or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
+    left, right = call.scalars["window_size"] or (-1, -1)
+    is_windowed = left >= 0 or right >= 0
+    is_placed = is_windowed or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
     return Plan(
         size=size,
         chunk=chunk,
         seqlen=seqlen,
         is_causal=call.scalars["is_causal"],
-        window=window,
+        window=(left, right),
         positions=is_placed or bool(call.masks) or "alibi_slopes" in call.tensors,
         ends=None if call.cu_seqlens is None else tuple(call.cu_seqlens.tolist()),
         may_pack=not call.masks,

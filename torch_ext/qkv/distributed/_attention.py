@@ -126,11 +126,9 @@ def _agreed(
         prepare(call)
         lead = check(call, team)
         if call.scalars["dropout_p"] > 0:
-            if dropout_seed is None:
-                dropout_seed = _dropout_seed(call.query)
-            else:
-                facts["dropout_seed"] = int(dropout_seed)
-            number = _signed(int(dropout_seed))
+            given = _dropout_seed(call.query) if dropout_seed is None else dropout_seed
+            number = _signed(int(given))
+            facts["dropout_seed"] = None if dropout_seed is None else number
         facts |= {n: told(getattr(call, n)) for n in ("query", "key", "value")}
         facts |= {n: told(x) for n, x in call.tensors.items()}
         facts |= {**call.scalars, "seqlen": call.seqlen, "method": call.method}

@@ -65,6 +65,11 @@ def rows_of(tensor: Tensor, rows: Range) -> Tensor:
     return tensor.narrow(-2, rows.begin, rows.size)
 
 
+def numbers_of(tensor: Tensor, rows: Range) -> Tensor:
+    """A view of these rows of `[..., L]`."""
+    return tensor.narrow(-1, rows.begin, rows.size)
+
+
 def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:
     """A view of what a tensor of the options has for a block."""
     if name == "alibi_slopes":
@@ -77,7 +82,9 @@ def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Ten
         return tensor.narrow(0, block.document, len(block.ends) - 1)
     if tensor.dim() > 1 and tensor.size(-2) > 1:
         tensor = rows_of(tensor, block.rows)
-    return tensor if tensor.size(-1) == 1 else tensor.narrow(-1, block.key_begin, block.columns.size)
+    return (
+        tensor if tensor.size(-1) == 1 else tensor.narrow(-1, block.key_begin, block.columns.size)
+    )
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -113,47 +120,87 @@ def _arguments(block: Block, options: Options) -> dict:
     }
 
 
-def _laid_out(block: Block, tensor: Tensor | None) -> Tensor | None:
+@dataclass(frozen=True)
+class Queries:
+    """What has a row for each query, `[..., H, L, D]` or `[..., H, L]`. Output and lse are those
+    after all keys that a query sees anywhere; gradients are None where there are none, or where
+    they are not wanted."""
+
+    query: Tensor
+    output: Tensor
+    lse: Tensor
+    grad_output: Tensor | None
+    grad_lse: Tensor | None
+    grad_query: Tensor | None
+
+    def of_heads(self, part: int, parts: int) -> "Queries":
+        """Views of one of so many equal parts of the heads."""
+        cut = {
+            name: heads_of(x, -2 if name.endswith("lse") else -3, part, parts)
+            for name, x in vars(self).items()
+            if x is not None
+        }
+        return replace(self, **cut)
+
+    def rows(self, rows: Range) -> "Queries":
+        """Views of some rows."""
+        cut = {
+            name: numbers_of(x, rows) if name.endswith("lse") else rows_of(x, rows)
+            for name, x in vars(self).items()
+            if x is not None
+        }
+        return replace(self, **cut)
+
+
+def _laid_out(block: Block, tensor: Tensor) -> Tensor:
     """`[..., H, L, D]` as the operators take it, or back: of packed documents, `[L, H, D]`."""
-    return tensor if block.ends is None or tensor is None else tensor.transpose(0, 1)
+    return tensor if block.ends is None else tensor.transpose(0, 1)
 
 
 def block_forward(
     query: Tensor, key: Tensor, value: Tensor, block: Block, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Output and lse of the block's rows of query, which attend to its columns of key and value."""
+    """Output and lse of the block's rows of query, which attend to its columns of key and value, in
+    the dtype of the latter."""
+    query = rows_of(query, block.rows).to(key.dtype)
+    key, value = (rows_of(x, block.columns) for x in (key, value))
     inputs = [_laid_out(block, x) for x in (query, key, value)]
     output, lse = _forward(*inputs, **_arguments(block, options))
     return _laid_out(block, output), lse
 
 
 def block_backward(
-    inputs: tuple[Tensor, Tensor, Tensor],
-    results: tuple[Tensor, Tensor],
-    grads: tuple[Tensor | None, Tensor | None],
+    queries: Queries,
+    keys: list[Tensor],
+    shares: list[Tensor | None],
     block: Block,
     options: Options,
-    wanted: tuple[bool, bool, bool],
     option_grads: dict[str, Tensor],
-) -> list[Tensor | None]:
-    """The block's share of the gradients of query, key and value, as far as they are wanted; those
-    of the options are added to what is in option_grads.
+) -> None:
+    """Adds the block's share of all gradients to those of its rows of query, `shares` of its
+    columns of key and value, and option_grads of the tensors of the options: those that are not
+    None, or not there, are not wanted.
 
     Args:
-        inputs: the block's rows of query, its columns of key and value.
-        results: output and lse of these rows, after all the keys that they see anywhere.
-        grads: of these results.
-        option_grads: of the shapes of `options.tensors`.
+        keys: key and value, of the dtype that is computed in.
     """
-    query, key, value = (_laid_out(block, x) for x in inputs)
-    output, grad_output = (_laid_out(block, x) for x in (results[0], grads[0]))
+    own, dtype = queries.rows(block.rows), keys[0].dtype
+    wanted = [x is not None for x in (own.grad_query, *shares)]
+    key, value = (_laid_out(block, rows_of(x, block.columns)) for x in keys)
+    grad_output = own.grad_output
+    if grad_output is not None:
+        grad_output = _laid_out(block, grad_output.to(dtype))
     found = _backward(
-        grad_output, grads[1], query, key, value, output=output, logsumexp=results[1],
+        grad_output, own.grad_lse, _laid_out(block, own.query.to(dtype)), key, value,
+        output=_laid_out(block, own.output), logsumexp=own.lse,
         output_mask=[*wanted, *(name in option_grads for name in OPTION_TENSORS), False],
         **_arguments(block, options),
     )  # fmt: skip
-    for name, share in zip(OPTION_TENSORS, found[3:6], strict=True):
+    if own.grad_query is not None:
+        own.grad_query.add_(_laid_out(block, found[0]))
+    for share, more in zip(shares, found[1:3], strict=True):
+        if share is not None:
+            rows_of(share, block.columns).add_(_laid_out(block, more))
+    for name, more in zip(OPTION_TENSORS, found[3:6], strict=True):
         if name in option_grads:
-            part = _part(name, option_grads[name], block, options.documents)
-            part += share
-    return [_laid_out(block, x) for x in found[:3]]
+            _part(name, option_grads[name], block, options.documents).add_(more)

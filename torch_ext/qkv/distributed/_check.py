@@ -119,7 +119,9 @@ def why_not_by_heads(call: Call, lead: tuple[int, ...], size: int) -> str | None
     """Why heads cannot be divided among `size` ranks, if they cannot."""
     heads = lead[-1] if lead else 1
     if heads % size or not lead or call.query.size(-3) not in (1, heads):
-        return f"query has {heads} heads, but a multiple of {size} is expected, a part for each rank"
+        return (
+            f"query has {heads} heads, but a multiple of {size} is expected, a part for each rank"
+        )
     for name, tensor in (("key", call.key), ("value", call.value)):
         own = tensor.size(-3) if tensor.dim() > 2 else 1
         if tensor.dim() < 3 or not divides(own, size):

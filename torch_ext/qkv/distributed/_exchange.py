@@ -59,9 +59,7 @@ class Exchange:
         phase: what errors call it.
     """
 
-    def __init__(
-        self, tensors: Sequence[Tensor], ranks: Ranks, plan: Plan, parts: int, phase: str
-    ):
+    def __init__(self, tensors: Sequence[Tensor], ranks: Ranks, plan: Plan, parts: int, phase: str):
         self._tensors, self._ranks, self._parts, self._phase = tensors, ranks, parts, phase
         others = [ranks.around(-step) for step in range(ranks.size)]
         self.steps: list[Step] = [plan.step(ranks.rank, other) for other in others]
@@ -108,18 +106,22 @@ class Exchange:
             send(leaving, self._ranks, target, _KEYS, doing.format("sending")),
         )
 
-    def shares(self, visit: Visit, home: Sequence[Tensor]) -> "Shares":
-        """Zeros, for the gradients of the keys and values of a visit; of those of `home`."""
-        own = self.own(home, visit.part)
-        return Shares(*_buffer(own, self.steps[visit.step].columns, zero=True))
+    def shares(self, visit: Visit, home: Sequence[Tensor | None]) -> "Shares":
+        """Zeros, for the gradients of the keys and values of a visit, which belong to other ranks:
+        of those of which this rank has the gradients `home`."""
+        own = self.own([x for x in home if x is not None], visit.part)
+        flat, views = _buffer(own, self.steps[visit.step].columns, zero=True)
+        rest = iter(views)
+        return Shares(flat, [x if x is None else next(rest) for x in home])
 
-    def send_back(self, visit: Visit, shares: "Shares", home: Sequence[Tensor]) -> "Return":
+    def send_back(self, visit: Visit, shares: "Shares", home: Sequence[Tensor | None]) -> "Return":
         """Begins to send the shares to the rank that they belong to, and to receive what another
         has computed for `home`, the gradients of the own keys and values."""
         part, step = visit
-        own = self.own(home, part)
+        own = self.own([x for x in home if x is not None], part)
         if step == 0:
-            return Return(own, shares.views, self.steps[0].columns, [])
+            views = [x for x in shares.views if x is not None]
+            return Return(own, views, self.steps[0].columns, [])
         coming, views = _buffer(own, self._seen[step])
         source, target = self._ranks.around(-step), self._ranks.around(step)
         doing = self._doing(step, "{} gradients of keys and values")
@@ -132,10 +134,10 @@ class Exchange:
 
 @dataclass
 class Shares:
-    """Gradients of the keys and values of a visit, one message."""
+    """Gradients of keys and values of another rank: one message, and views of it."""
 
     flat: Tensor
-    views: list[Tensor]
+    views: list[Tensor | None]
 
 
 @dataclass
@@ -150,7 +152,9 @@ class Return:
     def wait(self) -> None:
         for transfer in self.transfers:
             transfer.wait()
-        _add(self.home, self.views, self.columns)
+        for tensor, share in zip(self.home, self.views, strict=True):
+            for place, rows in _places(self.columns):
+                rows_of(tensor, rows).add_(rows_of(share, place))
 
 
 def _places(columns: list[Range]) -> list[tuple[Range, Range]]:
@@ -180,9 +184,3 @@ def _selected(tensor: Tensor, columns: list[Range]) -> Tensor:
     if len(columns) == 1:
         return rows_of(tensor, columns[0])
     return torch.cat([rows_of(tensor, rows) for rows in columns or [Range(0, 0)]], -2)
-
-
-def _add(home: Sequence[Tensor], shares: Sequence[Tensor], columns: list[Range]) -> None:
-    for tensor, share in zip(home, shares, strict=True):
-        for place, rows in _places(columns):
-            rows_of(tensor, rows).add_(rows_of(share, place))

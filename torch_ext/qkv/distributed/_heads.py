@@ -1,5 +1,5 @@
-"""All-to-all over heads, after Jacobs et al., "DeepSpeed Ulysses", 2023: from some rows of all heads
-to all rows of some heads, and back."""
+"""All-to-all over heads, after Jacobs et al., "DeepSpeed Ulysses", 2023: from some rows of all
+heads to all rows of some heads, and back."""
 
 from collections.abc import Callable
 
@@ -29,12 +29,12 @@ class _ToHeads(Function):
         ctx.ranks = inputs[1]
 
     @staticmethod
-    def backward(ctx, grad):
-        return _ToRows.apply(grad, ctx.ranks), None
+    def backward(ctx, *grads):
+        return _ToRows.apply(*grads, ctx.ranks), None
 
     @staticmethod
-    def jvp(ctx, tangent, _):
-        return _ToHeads.apply(tangent, ctx.ranks)
+    def jvp(ctx, *tangents):
+        return _ToHeads.apply(tangents[0], ctx.ranks)
 
 
 class _ToRows(Function):
@@ -50,12 +50,12 @@ class _ToRows(Function):
         ctx.ranks = inputs[1]
 
     @staticmethod
-    def backward(ctx, grad):
-        return _ToHeads.apply(grad, ctx.ranks), None
+    def backward(ctx, *grads):
+        return _ToHeads.apply(*grads, ctx.ranks), None
 
     @staticmethod
-    def jvp(ctx, tangent, _):
-        return _ToRows.apply(tangent, ctx.ranks)
+    def jvp(ctx, *tangents):
+        return _ToRows.apply(tangents[0], ctx.ranks)
 
 
 def divides(heads: int, size: int) -> bool:
@@ -92,8 +92,8 @@ def attend_by_heads(
     """
     if ranks.size == 1:
         return attend(query, key, value, tensors)
-    inputs = (_heads(x, ranks) for x in (query, key, value))
+    query, key, value = (_heads(x, ranks) for x in (query, key, value))
     tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
-    output, lse = attend(*inputs, tensors)
+    output, lse = attend(query, key, value, tensors)
     lse = _ToRows.apply(lse.unsqueeze(-1), ranks).squeeze(-1)
     return _ToRows.apply(output, ranks), lse

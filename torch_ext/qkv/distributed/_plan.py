@@ -148,23 +148,22 @@ class Plan:
         first = max(0, bisect_right(ends, place.begin) - 1)
         last = min(len(ends) - 1, bisect_left(ends, place.end))
         packed = range(bisect_left(ends, place.begin), bisect_right(ends, place.end) - 1)
-        if not self.may_pack or len(packed) < 2:
+        if not self.may_pack or len(packed) < 2 or ends[packed.start] == ends[packed.stop]:
             packed = range(0)
         else:
-            begin, end = ends[packed.start], ends[packed.stop]
-            rows = Range(begin, end).moved(span.shift)
-            own_ends = tuple(x - begin for x in ends[packed.start : packed.stop + 1])
-            yield Block(
-                rows, rows, self.is_causal, begin, begin, begin, 0, packed.start, own_ends
-            )  # fmt: skip
+            yield self._packed(span, ends[packed.start : packed.stop + 1], packed.start)
         for number in range(first, last):
             if number not in packed:
                 whole = Range(ends[number], ends[number + 1])
                 yield from self._dense(span, span, whole, number)
 
-    def _of_document_across(
-        self, mine: Span, theirs: Span, ends: Sequence[int]
-    ) -> Iterator[Block]:
+    def _packed(self, span: Span, ends: Sequence[int], number: int) -> Block:
+        begin = ends[0]
+        rows = Range(begin, ends[-1]).moved(span.shift)
+        own_ends = tuple(end - begin for end in ends)
+        return Block(rows, rows, self.is_causal, begin, begin, begin, 0, number, own_ends)
+
+    def _of_document_across(self, mine: Span, theirs: Span, ends: Sequence[int]) -> Iterator[Block]:
         """Two spans have one document in common at most: that of the last position of the first."""
         last = min(mine.positions.end, theirs.positions.end) - 1
         number = bisect_right(ends, last) - 1

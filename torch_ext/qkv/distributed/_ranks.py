@@ -1,6 +1,7 @@
 """The processes over which a sequence is cut."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -78,16 +79,16 @@ def team_of(function: str, group: Group) -> Team:
             raise ValueError(f"{function}: this process is not in the mesh that group is")
         members = [_ranks_of(function, group.get_group(dim)) for dim in range(group.ndim)]
         return Team(*([ALONE] * (2 - len(members))), *members)
-    if group is not None and not isinstance(group, dist.ProcessGroup):
+    is_given = group not in (None, dist.GroupMember.NON_GROUP_MEMBER)
+    if is_given and not isinstance(group, dist.ProcessGroup):
         raise TypeError(
             f"{function}: group is {group!r}, but a process group, a DeviceMesh or None, the "
             "default group, is expected"
         )
-    return Team(ALONE, _ranks_of(function, group or dist.group.WORLD))
+    return Team(ALONE, _ranks_of(function, dist.group.WORLD if group is None else group))
 
 
-def _ranks_of(function: str, group: dist.ProcessGroup | None) -> Ranks:
-    rank = dist.get_rank(group)
-    if group is None or rank < 0:
+def _ranks_of(function: str, group: Any) -> Ranks:
+    if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:
         raise ValueError(f"{function}: this process is not in the process group that group is")
-    return Ranks(group, rank, dist.get_world_size(group))
+    return Ranks(group, dist.get_rank(group), dist.get_world_size(group))

@@ -84,7 +84,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     facts = {"function": "unshard", "dim": dim, "seqlen": seqlen}
     facts |= {"tensor": f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"}
     if not 0 <= dim < tensor.dim():
-        facts["error"] = f"dim is out of range for a tensor of {tensor.dim()} dimensions"
+        facts["error"] = f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected"
     elif tensor.size(dim) % 2:
         facts["error"] = (
             f"tensor has {tensor.size(dim)} rows along dim {dim}, but an even number is expected, "
@@ -125,12 +125,12 @@ class _Unshard(Function):
         _, ctx.dim, ctx.ranks = inputs
 
     @staticmethod
-    def backward(ctx, grad):
-        return _SumOfShards.apply(grad, ctx.dim, ctx.ranks), None, None
+    def backward(ctx, *grads):
+        return _SumOfShards.apply(*grads, ctx.dim, ctx.ranks), None, None
 
     @staticmethod
-    def jvp(ctx, tangent, *_):
-        return _Unshard.apply(tangent, ctx.dim, ctx.ranks)
+    def jvp(ctx, *tangents):
+        return _Unshard.apply(tangents[0], ctx.dim, ctx.ranks)
 
 
 class _SumOfShards(Function):
@@ -151,9 +151,9 @@ class _SumOfShards(Function):
         _, ctx.dim, ctx.ranks = inputs
 
     @staticmethod
-    def backward(ctx, grad):
-        return _Unshard.apply(grad, ctx.dim, ctx.ranks), None, None
+    def backward(ctx, *grads):
+        return _Unshard.apply(*grads, ctx.dim, ctx.ranks), None, None
 
     @staticmethod
-    def jvp(ctx, tangent, *_):
-        return _SumOfShards.apply(tangent, ctx.dim, ctx.ranks)
+    def jvp(ctx, *tangents):
+        return _SumOfShards.apply(tangents[0], ctx.dim, ctx.ranks)

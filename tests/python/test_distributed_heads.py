@@ -1,0 +1,162 @@
+"""ring_attention by all-to-all over heads, and over heads and a ring at once."""
+
+import functools
+
+import pytest
+import torch
+from distributed_calls import Whole, assert_same, mesh_of, on_rank, together
+from distributed_world import run
+from test_distributed_ring import CAUSAL, DROPOUT, PACKED, SINKS, SLOPES
+
+from qkv.distributed import ring_attention, shard
+from qkv.distributed._attend import resolved
+from qkv.distributed._call import Call
+from qkv.distributed._check import check as check_call
+from qkv.distributed._ranks import ALONE, Ranks, Team
+
+CASES = [
+    Whole(),
+    Whole(scalars={**CAUSAL, "softcap": 2.0}, kv_heads=2, head_dims=(8, 5)),
+    Whole(scalars={**CAUSAL, **DROPOUT}, kv_heads=1),
+    Whole(heads=8, kv_heads=2, scalars={"window_size": (7, 3)}, per_head={"sinks": (8,)}),
+    Whole(per_head=SLOPES | SINKS),
+    Whole(per_head={"alibi_slopes": (2, 1), "sinks": (2, 4)}, scalars=DROPOUT),
+    Whole(masks={"attn_mask": ("N", "N"), "bias": (4, "N", "N")}),
+    Whole(masks={"attn_mask": (2, 1, "N", "N")}, is_bool=True, kv_heads=2),
+    Whole(masks={"attn_mask": (2, 1, 1, "N"), "bias": (4, 1, "N")}, scalars=DROPOUT),
+    Whole(dtype=torch.float32, scalars={**CAUSAL, **DROPOUT}),
+    PACKED(gap=2, scalars={**CAUSAL, **DROPOUT}, per_head={"alibi_slopes": (6, 4), "sinks": (4,)}),
+]
+
+
+def check(size, whole, method, mesh_shape=None):
+    found = together(whole, run(size, on_rank, whole, method, mesh_shape), mesh_shape)
+    assert_same(whole, found)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("whole", CASES, ids=repr)
+def test_every_option(size, whole):
+    check(size, whole, "heads")
+
+
+def test_eight_ranks():
+    check(8, CASES[3], "heads")
+
+
+@pytest.mark.parametrize("mesh_shape", [(2, 2), (1, 4), (4, 1)])
+@pytest.mark.parametrize("whole", [*CASES, PACKED(masks={"bias": (4, "N", "N")})], ids=repr)
+def test_a_mesh_does_both(mesh_shape, whole):
+    if mesh_shape == (2, 2) or whole in (CASES[1], CASES[5]):
+        check(4, whole, "auto", mesh_shape)
+
+
+@pytest.mark.parametrize("size, whole", [(3, CASES[1]), (2, CASES[1]), (2, CASES[6])], ids=repr)
+def test_auto(size, whole):
+    check(size, whole, "auto")
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, masks, size, by_heads",
+    [
+        (4, 4, {}, 2, True),
+        (4, 2, {}, 4, True),  # two ranks share a head of key and value
+        (4, 4, {}, 3, False),
+        (6, 2, {}, 3, False),
+        (4, 4, {"attn_mask": (1, 1, 1, "N")}, 2, True),
+        (4, 4, {"attn_mask": ("N", "N")}, 2, False),
+    ],
+)
+def test_what_auto_takes(heads, kv_heads, masks, size, by_heads):
+    whole = Whole(seqlen=12, heads=heads, kv_heads=kv_heads, masks=masks)
+    tensors, _ = whole.tensors()
+    tensors = {n: shard_of(x, size, n) for n, x in tensors.items()}
+    inputs = (tensors.pop(name) for name in ("query", "key", "value"))
+    options = whole.options()
+    call = Call.of(*inputs, tensors.get("attn_mask"), 0.0, False, None, None, "auto", options)
+    team = Team(ALONE, Ranks(None, 0, size))
+    lead = check_call(call, team)
+    assert (resolved(call, lead, team).heads.size == size) == by_heads
+
+
+def shard_of(tensor, size, name):
+    rows = tensor.size(-2)
+    return tensor.narrow(-2, 0, rows // size) if rows > 1 and name != "bias" else tensor
+
+
+def derivatives(function):
+    """Second derivatives and forward mode, of what is computed over heads, by this rank."""
+    whole = Whole(seqlen=8, batch=(), heads=2, kv_heads=2, scalars={**CAUSAL, **DROPOUT})
+    tensors, _ = whole.tensors()
+    local = [shard(x, -2) for x in tensors.values()]
+    attend = functools.partial(ring_attention, method="heads", **whole.options())
+    return function(attend, local, [shard(x, -2) for x in tensors.values()])
+
+
+def second_derivatives(attend, local, directions):
+    local = [x.requires_grad_() for x in local]
+    first = torch.autograd.grad(attend(*local).square().sum(), local, create_graph=True)
+    total = sum((x * y).sum() for x, y in zip(first, directions, strict=True))
+    return {"grad_query": torch.autograd.grad(total, local[0])[0]}
+
+
+def forward_mode(attend, local, directions):
+    return {"output": torch.func.jvp(attend, tuple(local), tuple(directions))[1]}
+
+
+@pytest.mark.parametrize("function", [second_derivatives, forward_mode])
+def test_every_derivative(function):
+    """On two ranks as on one."""
+    whole = Whole(seqlen=8)
+    (one,), two = run(1, derivatives, function), run(2, derivatives, function)
+    assert len(one) == 1
+    for name, x in together(whole, two).items():
+        torch.testing.assert_close(x, one[name], rtol=1e-12, atol=1e-12)
+
+
+def message_of(function):
+    with pytest.raises(RuntimeError) as error:
+        function()
+    return str(error.value)
+
+
+def refused(method="heads", mesh_shape=None, **more):
+    tensors, _ = Whole(**{"heads": 6, "kv_heads": 6, **more}).tensors()
+    group = mesh_of(mesh_shape) if mesh_shape else None
+    local = {n: shard(x, -2, group) if x.size(-2) > 1 else x for n, x in tensors.items()}
+    ends = torch.tensor([0, 10])
+    documents = {"cu_seqlens": ends} if local["query"].dim() == 3 else {}
+    return message_of(
+        lambda: ring_attention(
+            **local, method=method, group=group, seqlen=50, **documents, enable_gqa=True
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({}, "query has 6 heads, but a multiple of 4 is expected, a part for each rank"),
+        (
+            {"heads": 12, "kv_heads": 3},
+            "key has 3 heads, but a multiple or a divisor of 4 is expected, the number of ranks "
+            "that divide the heads",
+        ),
+        (
+            {"heads": 4, "batch": (), "kv_heads": 4, "masks": {"bias": (4, "N", "N")}},
+            "attn_mask or bias is given with cu_seqlens, which only a ring takes together",
+        ),
+        (
+            {"mesh_shape": (2, 2)},
+            'method is "heads" with a mesh of two dimensions, which cuts heads and rows; "ring" or '
+            '"auto" is expected',
+        ),
+        (
+            {"mesh_shape": (4, 1), "method": "ring"},
+            "query has 6 heads, but a multiple of 4 is expected, a part for each rank",
+        ),
+    ],
+    ids=str,
+)
+def test_errors(more, message):
+    assert set(run(4, functools.partial(refused, **more))) == {f"ring_attention: {message}"}

@@ -1,0 +1,268 @@
+"""ring_attention around a ring against one process: outputs, lse and all gradients."""
+
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed_calls import Whole, assert_same, by_one, leaves_of, on_rank, together
+from distributed_world import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import qkv
+from qkv.distributed import _ring, ring_attention, shard, unshard
+
+CAUSAL = {"is_causal": True}
+SLOPES, SINKS = {"alibi_slopes": (4,)}, {"sinks": (4,)}
+DROPOUT = {"dropout_p": 0.3, "dropout_seed": 0x123456789ABCDEF}
+# A shape of each kind that broadcasts to [B, H, L, N].
+MASKS = [("N", "N"), (2, 1, "N", "N"), (1, 4, "N", "N"), (2, 1, 1, "N"), (4, 1, "N"), ("N", 1)]
+
+CASES = [
+    Whole(),
+    Whole(scalars=CAUSAL),
+    Whole(scalars={"scale": 0.7, "softcap": 2.0}, head_dims=(8, 5)),
+    Whole(scalars=CAUSAL, kv_heads=2),
+    Whole(scalars=CAUSAL, kv_heads=1, head_dims=(4, 6)),
+    Whole(scalars={"window_size": (5, 0)}),
+    Whole(scalars={"window_size": (3, 20)}),
+    Whole(scalars={"window_size": (-1, 7)}),
+    Whole(scalars={"window_size": (0, 0)}),
+    Whole(scalars={"window_size": (100, -1), **CAUSAL}),
+    Whole(per_head=SLOPES),
+    Whole(per_head={"alibi_slopes": (2, 4)}, scalars=CAUSAL),
+    Whole(per_head=SINKS, scalars=CAUSAL),
+    Whole(per_head={"sinks": (2, 1)}, scalars={"window_size": (4, 0), **DROPOUT}),
+    *(Whole(masks={"attn_mask": shape}) for shape in MASKS),
+    Whole(masks={"attn_mask": ("N", "N")}, is_bool=True, per_head=SINKS),
+    Whole(masks={"attn_mask": (2, 1, 1, "N"), "bias": (4, "N", "N")}, is_bool=True, scalars=CAUSAL),
+    Whole(masks={"bias": (4, "N", "N")}, scalars={"window_size": (9, 2), **DROPOUT}),
+    Whole(scalars=DROPOUT),
+    Whole(scalars={**CAUSAL, **DROPOUT}, kv_heads=2),
+    Whole(batch=(), heads=3, kv_heads=3),
+    Whole(batch=(2, 3), heads=2, kv_heads=2, seqlen=21, scalars=CAUSAL),
+    Whole(seqlen=1, scalars=CAUSAL),
+    Whole(seqlen=5, scalars=CAUSAL, per_head=SINKS),
+    Whole(seqlen=48, scalars={**CAUSAL, **DROPOUT, "softcap": 3.0, "window_size": (20, -1)},
+          per_head=SLOPES | SINKS, masks={"bias": (1, 4, "N", "N")}, kv_heads=2),
+]  # fmt: skip
+PACKED = functools.partial(Whole, batch=(), lengths=(3, 0, 11, 20, 1, 7), seqlen=44)
+DOCUMENTS = [
+    PACKED(gap=2),
+    PACKED(scalars=CAUSAL, kv_heads=2),
+    PACKED(lengths=(1, 2, 3, 4, 5, 6, 7, 8), scalars={"window_size": (2, 0)}, per_head=SINKS),
+    PACKED(gap=1, scalars=CAUSAL | DROPOUT, per_head={"alibi_slopes": (6, 4), "sinks": (6, 4)}),
+    PACKED(scalars=DROPOUT, per_head={"alibi_slopes": (4,), "sinks": (1, 4)}),
+    PACKED(masks={"bias": (4, "N", "N"), "attn_mask": (1, "N")}, scalars=CAUSAL, per_head=SINKS),
+    PACKED(lengths=(44,), scalars=CAUSAL),
+    PACKED(lengths=(), gap=3, per_head=SINKS),
+    PACKED(lengths=(0, 0), gap=3),
+]  # fmt: skip
+
+
+def check(size, whole, *args, **more):
+    assert_same(whole, together(whole, run(size, functools.partial(on_rank, **more), whole, *args)))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("whole", CASES + DOCUMENTS, ids=repr)
+def test_every_option(size, whole):
+    check(size, whole)
+
+
+@pytest.mark.parametrize("size", [1, 4, 8])
+@pytest.mark.parametrize("whole", [CASES[-1], DOCUMENTS[3]], ids=repr)
+def test_numbers_of_ranks(size, whole):
+    check(size, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [2, 4])
+def test_rounding(size, dtype):
+    for scalars in (CAUSAL, {**DROPOUT, "softcap": 5.0}):
+        check(size, Whole(dtype=dtype, scalars=scalars, per_head=SLOPES | SINKS, kv_heads=2))
+        check(size, Whole(dtype=dtype, seqlen=300, scalars=scalars))
+
+
+@st.composite
+def wholes(draw):
+    """Calls of ring_attention with options of every kind."""
+    maybe = functools.partial(draw, st.booleans())
+    kv_heads = draw(st.sampled_from([1, 2, 4]))
+    lengths = None
+    if draw(st.integers(0, 2)) == 0:
+        lengths = tuple(draw(st.lists(st.integers(0, 25), max_size=8)))
+    gap = draw(st.integers(0, 3)) if lengths is not None else 0
+    seqlen = gap + sum(lengths or ()) + draw(st.integers(0, 30 if lengths is None else 2))
+    side = st.sampled_from([-1, 0, 1, 4, 17, 100])
+    scalars = {"is_causal": True} if maybe() else {}
+    if maybe():
+        scalars["window_size"] = (draw(side), draw(side))
+    if maybe():
+        scalars |= {"dropout_p": 0.3, "dropout_seed": draw(st.integers(-(2**63), 2**64 - 1))}
+    if maybe():
+        scalars["softcap"] = 2.0
+    batch = () if lengths is not None else draw(st.sampled_from([(), (2,), (1, 2)]))
+    rows, items = st.sampled_from(["N", 1]), st.sampled_from([*batch[-1:], 1])
+    masks = {}
+    for name in ("attn_mask", "bias"):
+        if maybe() and maybe():
+            masks[name] = (
+                *([draw(items)] if batch else []),
+                draw(st.sampled_from([1, 4])),
+                draw(rows),
+                "N",
+            )
+    per_head = {}
+    for name in ("alibi_slopes", "sinks"):
+        if maybe() and maybe():
+            per_head[name] = (4,) if lengths is None or maybe() else (len(lengths), 4)
+    return Whole(
+        seqlen=seqlen, batch=batch, kv_heads=kv_heads, head_dims=(4, draw(st.sampled_from([4, 3]))),
+        masks=masks, is_bool=maybe(), per_head=per_head, lengths=lengths, gap=gap, scalars=scalars,
+        seed=draw(st.integers(0, 2**16)),
+    )  # fmt: skip
+
+
+@settings(max_examples=settings().max_examples * 2)
+@given(size=st.sampled_from([1, 2, 3, 4]), whole=wholes())
+def test_drawn(size, whole):
+    check(size, whole)
+
+
+def varlen(whole):
+    """All documents by one call of qkv.varlen_attn."""
+    from torch.nn.attention.varlen import AuxRequest
+
+    tensors, grads = whole.tensors()
+    inputs = (tensors[name].transpose(0, 1) for name in ("query", "key", "value"))
+    torch.manual_seed(3)
+    output, lse = qkv.varlen_attn(
+        *inputs, whole.ends, None, 44, 44, dropout_p=0.3, window_size=(-1, 0),
+        return_aux=AuxRequest(lse=True),
+    )  # fmt: skip
+    return output.transpose(0, 1), lse
+
+
+def drawn_dropout(whole):
+    """With the seed that the first rank's generator draws."""
+    torch.manual_seed(3 if dist.get_rank() == 0 else 4)
+    tensors, _ = whole.tensors()
+    local = [shard(tensors[name], -2) for name in ("query", "key", "value")]
+    output, lse = ring_attention(
+        *local, dropout_p=0.3, is_causal=True, seqlen=whole.seqlen, cu_seqlens=whole.ends.int(),
+        return_lse=True,
+    )  # fmt: skip
+    return unshard(output, -2, seqlen=whole.seqlen), unshard(lse, -1, seqlen=whole.seqlen)
+
+
+def test_dropout_of_documents_is_varlen_attns():
+    whole = PACKED(gap=2)
+    for results in run(2, drawn_dropout, whole):
+        torch.testing.assert_close(results, varlen(whole), rtol=1e-12, atol=1e-12)
+
+
+def parts_of_heads(whole, message_bytes):
+    _ring.MESSAGE_BYTES, usual = message_bytes, _ring.MESSAGE_BYTES
+    try:
+        return on_rank(whole)
+    finally:
+        _ring.MESSAGE_BYTES = usual
+
+
+@pytest.mark.parametrize("whole", [CASES[-1], CASES[2], CASES[18], PACKED(kv_heads=2)], ids=repr)
+def test_parts_of_heads(whole):
+    """Messages that are cut by heads, which only those of long sequences are otherwise."""
+    assert_same(whole, together(whole, run(3, parts_of_heads, whole, 1)))
+    assert_same(whole, together(whole, run(2, parts_of_heads, whole, 2000)))
+
+
+def some_gradients(wanted):
+    tensors, grads = Whole().tensors()
+    local = {name: shard(x, -2) for name, x in tensors.items()}
+    for name in wanted:
+        local[name].requires_grad_()
+    output, lse = ring_attention(**local, seqlen=50, return_lse=True)
+    assert lse.grad_fn is not None
+    output.backward(shard(grads["grad_output"], -2))
+    return {name: x.grad for name, x in local.items() if x.requires_grad}
+
+
+@pytest.mark.parametrize("wanted", [("query",), ("key",), ("value",), ("query", "value")])
+def test_gradients_of_some(wanted):
+    whole = Whole()
+    tensors, grads = whole.tensors()
+    leaves = leaves_of(tensors)
+    qkv.attention(**leaves).backward(grads["grad_output"])
+    found = together(whole, run(3, some_gradients, wanted))
+    assert found.keys() == {*wanted}
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, leaves[name].grad, rtol=1e-12, atol=1e-12)
+
+
+def without_gradients():
+    tensors, _ = Whole(dtype=torch.bfloat16).tensors()
+    local = [shard(x, -2) for x in tensors.values()]
+    with torch.no_grad():
+        output = ring_attention(*local, seqlen=50)
+    return output.requires_grad, unshard(output, -2, seqlen=50)
+
+
+def test_without_gradients():
+    tensors, _ = Whole(dtype=torch.bfloat16).tensors()
+    for requires_grad, output in run(2, without_gradients):
+        assert not requires_grad
+        torch.testing.assert_close(output, qkv.attention(*tensors.values()))
+
+
+def under_autocast():
+    tensors, grads = Whole(dtype=torch.float32).tensors()
+    local = [shard(x, -2).requires_grad_() for x in tensors.values()]
+    mask = torch.zeros(50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = ring_attention(*local, mask, seqlen=50, is_causal=True)
+    output.backward(shard(grads["grad_output"], -2).bfloat16())
+    return {"output": output.detach(), **{n: x.grad for n, x in zip(tensors, local, strict=True)}}
+
+
+def test_autocast():
+    whole = Whole(dtype=torch.float32, scalars=CAUSAL)
+    found = together(whole, run(2, under_autocast))
+    expected = by_one(Whole(dtype=torch.bfloat16, scalars=CAUSAL))
+    assert found["output"].dtype == torch.bfloat16
+    for name in ("query", "key", "value"):
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(
+            found[name], expected[f"grad_{name}"].float(), rtol=0.02, atol=0.02
+        )
+
+
+def other_derivatives():
+    tensors, _ = Whole().tensors()
+    local = [shard(x, -2).requires_grad_() for x in tensors.values()]
+    attend = functools.partial(ring_attention, seqlen=50)
+    messages = []
+    (first,) = torch.autograd.grad(attend(*local).square().sum(), local[0], create_graph=True)
+    for function in (
+        lambda: torch.autograd.grad(first.sum(), local[0]),
+        lambda: first.sum().backward(),
+        lambda: torch.func.jvp(lambda q: attend(q, *local[1:]), (local[0],), (local[0],)),
+    ):
+        with pytest.raises(NotImplementedError) as error:
+            function()
+        messages.append(str(error.value))
+    by_func = torch.func.grad(lambda q: attend(q, *local[1:]).square().sum())(local[0])
+    return messages, torch.equal(by_func, first)
+
+
+def test_other_derivatives_are_errors():
+    for (second, same, forward), by_func in run(2, other_derivatives):
+        for message in (second, same):
+            assert message == (
+                "ring_attention: a second derivative is asked for, but over a ring of ranks there "
+                "are only first derivatives, by backward; with method=\"heads\", or on one rank, "
+                "there are all of them"
+            )
+        assert forward.startswith("ring_attention: forward mode is asked for, but over a ring")
+        assert by_func
