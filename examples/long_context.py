@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Trains a GPT on a context that does not fit into the memory of one process, cut over four.
+"""Trains a GPT on a context that is too long for the memory of one process, cut over four.
 
 Each process holds a shard of the bytes, of their positions and of their labels, and a whole model;
-qkv.distributed.ring_attention is where the shards see each other, and gradients are summed at the
-end of a step. A limit of the operating system (RLIMIT_DATA) is each process's memory. One process
-with this limit fails; a shorter context, which fits, it trains to the same losses. The model and
-its data are those of examples/gpt. It needs matplotlib.
+in qkv.distributed.ring_attention the shards see each other, and gradients are summed at the end of
+a step. A limit of the operating system (RLIMIT_DATA) is each process's memory: one process alone
+fails with it, and trains a shorter context, which fits, to the same losses. The model and its data
+are those of examples/gpt. It needs matplotlib.
 
     torchrun --nproc-per-node=4 examples/long_context.py
 """
@@ -17,7 +17,6 @@ import resource
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,11 +27,11 @@ from torch import Tensor
 import qkv
 import qkv.distributed as over_ranks
 from gpt.data import load_corpus, sample_batch
-from gpt.model import GPT, ModelConfig, rotary_table
+from gpt.model import GPT, ModelConfig
 
 MIB = 2**20
 UNLIMITED = 0
-SHORT_STEPS = 12
+SHORT, SHORT_STEPS = 2048, 12  # bytes, of which one process holds the context
 
 
 def memory(field: str) -> int:
@@ -48,10 +47,9 @@ def limit_memory(mebibytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory("VmData") + mebibytes * MIB, most))
 
 
-@contextmanager
-def time_in_wait():
-    """A list of one number: the seconds in which this process has waited for what other processes
-    send, or take, and had nothing else to do."""
+def count_waiting() -> list[float]:
+    """A list of one number: the seconds that this process spends, from now on, in waiting for what
+    other processes send or take, with nothing else to do."""
     spent, wait = [0.0], dist.Work.wait
 
     def timed(work, *args):
@@ -62,10 +60,7 @@ def time_in_wait():
             spent[0] += time.perf_counter() - start
 
     dist.Work.wait = timed
-    try:
-        yield spent
-    finally:
-        dist.Work.wait = wait
+    return spent
 
 
 def train(text: Tensor, context: int, steps: int, seed: int, is_alone: bool) -> list[float]:
@@ -79,7 +74,7 @@ def train(text: Tensor, context: int, steps: int, seed: int, is_alone: bool) -> 
     torch.manual_seed(seed)
     model = GPT(ModelConfig(layers=2, heads=2, head_dim=32, context=context), attention)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.8, 0.95))
-    table, losses = cut(model.rotary, 0), []  # the positions are those in the whole context
+    table, losses = cut(model.rotary, 0), []  # positions are those in the whole context
     for step in range(steps):
         tokens, targets = sample_batch(text, 1, context, seed * 1_000_003 + step)
         logits = model(cut(tokens, 1), table)
@@ -99,16 +94,15 @@ def train(text: Tensor, context: int, steps: int, seed: int, is_alone: bool) -> 
 
 
 def measure(text: Tensor, context: int, steps: int, args: argparse.Namespace) -> dict:
-    """train(), and what this process has to tell of it; or the error of its memory."""
+    """train(), and what it took of this process; or the error, if that is alone."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from what is resident now
-    before, start = memory("VmRSS"), time.perf_counter()
-    with time_in_wait() as waited:
-        try:
-            losses = train(text, context, steps, args.seed, args.alone)
-        except (MemoryError, RuntimeError) as error:
-            if not args.alone:
-                raise
-            return {"error": str(error).splitlines()[0]}
+    before, waited, start = memory("VmRSS"), count_waiting(), time.perf_counter()
+    try:
+        losses = train(text, context, steps, args.seed, args.alone)
+    except (MemoryError, RuntimeError) as error:
+        if not args.alone:
+            raise
+        return {"error": str(error).splitlines()[0]}
     seconds = time.perf_counter() - start
     return {
         "losses": losses,
@@ -118,111 +112,90 @@ def measure(text: Tensor, context: int, steps: int, args: argparse.Namespace) ->
     }
 
 
-def alone(args: argparse.Namespace, context: int, steps: int, limit: int) -> dict:
+def run_alone(args: argparse.Namespace, context: int, steps: int, limit: int) -> dict:
     """measure() in a process of its own that knows of no others."""
-    command = [sys.executable, __file__, "--alone", "--context", context, "--steps", steps]
-    command += ["--limit", limit, "--seed", args.seed]
-    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, check=True)
+    options = {"context": context, "steps": steps, "limit": limit, "seed": args.seed}
+    command = [sys.executable, __file__, "--alone", *(f"--{k}={v}" for k, v in options.items())]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
-def main(argv: list[str] | None = None) -> dict | None:
-    """Returns, on rank 0, what it printed."""
-    args = parse(argv)
-    if args.alone:
-        text = load_corpus().train
-        train(text, 64, 1, args.seed, is_alone=True)  # takes what every process takes
-        if args.limit:
-            limit_memory(args.limit)
-        print(json.dumps(measure(text, args.context, args.steps, args)))
-        return None
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    found = {}
-    if rank == 0:
-        found["limited"] = alone(args, args.context, 1, args.limit)
-        found["free"] = alone(args, args.context, 1, UNLIMITED)
-        found["short"] = alone(args, args.short, SHORT_STEPS, args.limit)
-    dist.barrier()
-    text = load_corpus().train
-    train(text, 2 * size, 1, args.seed, is_alone=False)  # also connects the processes
-    limit_memory(args.limit)
-    short = measure(text, args.short, SHORT_STEPS, args)
-    ranks: list[dict] = [{}] * size
-    dist.all_gather_object(ranks, measure(text, args.context, args.steps, args))
-    if rank == 0:
-        found |= {"ranks": ranks, "short, on all": short}
-        report(args, found)
-        draw(args, found)
-    dist.destroy_process_group()
-    return found
+def report(args: argparse.Namespace, limited: dict, free: dict, short: list, ranks: list) -> None:
+    """limited, free: of one process. short: of the shorter context, on one process and on all."""
+    if "error" not in limited:
+        raise SystemExit(f"--limit: one process can hold {args.context} bytes in {args.limit} MiB")
+    print(f"one process, {args.context} bytes, {args.limit} MiB: {limited['error']}")
+    off = max(abs(a - b) / a for a, b in zip(*(x["losses"] for x in short), strict=True))
+    print(
+        f"{SHORT} bytes, {SHORT_STEPS} steps, on one process and on {len(ranks)}: losses "
+        f"differ by {off:.1e} of themselves at most"
+    )
+    print(f"{args.context} bytes{'tokens/s':>22}{'peak, MiB':>11}{'waiting':>9}")
+    for n, rank in enumerate(ranks):
+        print(f"rank {n:<22}{rank['tokens/s']:11.0f}{rank['MiB']:11.1f}{rank['waiting']:9.0%}")
+    print(f"one process, no limit      {free['tokens/s']:11.0f}{free['MiB']:11.1f}")
+
+    from matplotlib.figure import Figure  # for which rank 0 alone needs memory
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    several = f"{len(ranks)} processes"
+    left.plot(ranks[0]["losses"], color="#1b6ca8", label=f"{args.context} bytes, {several}")
+    left.plot(short[1]["losses"], color="#d1612a", label=f"{SHORT} bytes, {several}")
+    left.plot(short[0]["losses"], "ko", mfc="none", ms=4, label=f"{SHORT} bytes, one process")
+    left.set(xlabel="step", ylabel="nats a byte", title="Loss")
+    names = [f"rank {n}\nwaits {rank['waiting']:.0%}" for n, rank in enumerate(ranks)]
+    peaks = [process["MiB"] for process in (*ranks, free)]
+    right.bar([*names, "one process,\nno limit"], peaks, color=["#1b6ca8"] * len(ranks) + ["0.7"])
+    right.axhline(args.limit, color="#d1612a", ls="--", lw=1.5, label="limit")
+    right.set(ylabel="MiB", title=f"Memory at its peak, {args.context} bytes")
+    for axes in (left, right):
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(args.picture, dpi=130)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--context", type=int, default=16384, help="bytes (default: 16384)")
-    parser.add_argument("--short", type=int, default=2048, help="bytes that one process can hold")
-    parser.add_argument(
-        "--limit", type=int, default=128, metavar="MIB",
-        help="memory of a process beyond Python, torch and the data (default: 128)",
-    )  # fmt: skip
+    parser.add_argument("--limit", type=int, default=128, metavar="MIB",
+                        help="what a process may add to its memory (default: 128)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--picture", type=Path, default=Path("long_context.png"), metavar="FILE.png")
+    parser.add_argument("--picture", type=Path, default="long_context.png", metavar="FILE.png")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    size = int(os.environ.get("WORLD_SIZE", 0))
     if args.steps < 1:
         parser.error(f"--steps: expected 1 or more, got {args.steps}")
-    size = int(os.environ.get("WORLD_SIZE", 0))
     if not size and not args.alone:
-        parser.error(f"start it with torchrun: {__doc__.splitlines()[-1].strip()}")
-    for name in ("context", "short"):
-        if not args.alone and getattr(args, name) % (2 * size):
-            parser.error(f"--{name}: expected a multiple of {2 * size}, twice the processes")
+        parser.error(f"start it by: {__doc__.splitlines()[-1].strip()}")
+    if not args.alone and (args.context % (2 * size) or SHORT % (2 * size)):
+        parser.error(f"--context: expected, as {SHORT}, a multiple of twice the {size} processes")
     return args
 
 
-def report(args: argparse.Namespace, found: dict) -> None:
-    if "error" not in found["limited"]:
-        raise SystemExit(f"--limit: one process can hold {args.context} bytes in {args.limit} MiB")
-    print(f"one process, {args.context} bytes, {args.limit} MiB: {found['limited']['error']}")
-    pairs = zip(found["short"]["losses"], found["short, on all"]["losses"], strict=True)
-    found["off"] = max(abs(a - b) / a for a, b in pairs)
-    ranks = found["ranks"]
-    print(
-        f"{args.short} bytes, {SHORT_STEPS} steps, one process and {len(ranks)}: losses differ by "
-        f"{found['off']:.1e} of themselves at most"
-    )
-    print(f"{args.context} bytes{'tokens/s':>22}{'peak, MiB':>11}{'waiting':>9}")
-    for n, rank in enumerate(ranks):
-        print(f"rank {n:<22}{rank['tokens/s']:11.0f}{rank['MiB']:11.1f}{rank['waiting']:9.0%}")
-    free = found["free"]
-    print(f"one process, no limit      {free['tokens/s']:11.0f}{free['MiB']:11.1f}")
-
-
-def draw(args: argparse.Namespace, found: dict) -> None:
-    from matplotlib.figure import Figure  # where rank 0 alone needs memory for it
-
-    ranks = found["ranks"]
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    several, one = f"{len(ranks)} processes", "one process"
-    left.plot(ranks[0]["losses"], color="#1b6ca8", label=f"{args.context} bytes, {several}")
-    left.plot(found["short, on all"]["losses"], color="#d1612a", label=f"{args.short}, {several}")
-    left.plot(
-        found["short"]["losses"], "o", color="0.2", ms=4, mfc="none", label=f"{args.short}, {one}"
-    )
-    left.set(xlabel="step", ylabel="nats a byte", title="Loss")
-    left.legend(frameon=False)
-    names = [f"rank {n}\nwaits {rank['waiting']:.0%}" for n, rank in enumerate(ranks)]
-    peaks = [process["MiB"] for process in (*ranks, found["free"])]
-    right.bar([*names, f"{one},\nno limit"], peaks, color=["#1b6ca8"] * len(ranks) + ["0.7"])
-    right.axhline(args.limit, color="#d1612a", ls="--", lw=1.5, label="limit")
-    right.set(ylabel="MiB", title=f"Memory at its peak, {args.context} bytes")
-    right.legend(frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(args.picture, dpi=130)
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    text, alone = load_corpus().train, []
+    if not args.alone:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            long = [run_alone(args, args.context, 1, limit) for limit in (args.limit, UNLIMITED)]
+            alone = [*long, run_alone(args, SHORT, SHORT_STEPS, args.limit)]
+        dist.barrier()
+    train(text, 64, 1, args.seed, args.alone)  # starts threads and connects the processes
+    if args.limit != UNLIMITED:
+        limit_memory(args.limit)
+    if args.alone:
+        print(json.dumps(measure(text, args.context, args.steps, args)))
+        return
+    short = measure(text, SHORT, SHORT_STEPS, args)
+    ranks: list[dict] = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, measure(text, args.context, args.steps, args))
+    if dist.get_rank() == 0:
+        report(args, *alone[:2], [alone[2], short], ranks)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

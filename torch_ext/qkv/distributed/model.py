@@ -51,7 +51,7 @@ def measured(args: argparse.Namespace) -> dict:
 
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     found = measure(args.head_dim, getattr(torch, args.dtype))
-    core = fit(found["samples"], Layer(**found["layer"]))
+    core = fit(found["samples"], Layer(**found["layer_measured"]))
     about = (
         f"{cpu_model()}, {min(2, cores)} of {cores} cores, {qkv.active_isa()}, {args.dtype}; "
         f"qkv {qkv.__version__}, torch {torch.__version__}; load {load:.1f} before"

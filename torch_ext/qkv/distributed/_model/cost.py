@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .._passes import MESSAGE_BYTES
+
 # Of a pair, a head and a feature: two products of two operations each forward, five backward.
 FLOPS = {"forward": 4, "backward": 10}
-MESSAGE_BYTES = 4 << 20  # of _ring.py
 GRADIENT_BYTES = 4  # gradients of keys and values travel as float32
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -19,11 +19,15 @@ from .cost import Layer
 # other's noise; with all of a model's heads, computing is a second long, and transport a hundredth.
 HEADS = 4
 LENGTHS = (256, 512, 1024, 2048)  # tokens a rank
-CHECKED = (512, 1024, 2048)
 REPEATS = 15
 
 
-def measure(head_dim: int, dtype: torch.dtype) -> dict:
+def measure(
+    head_dim: int,
+    dtype: torch.dtype,
+    lengths: Sequence[int] = LENGTHS,
+    repeats: int = REPEATS,
+) -> dict:
     """{"layer_measured", "samples", "whole"}: what was attended to; of each pass and length, the seconds of
     a step ("pass", "rows", "bytes", "compute", "transport", "both"); and of ring_attention, forward
     and backward ("method", "ranks", "tokens", "seconds").
@@ -32,7 +36,7 @@ def measure(head_dim: int, dtype: torch.dtype) -> dict:
         torch.multiprocessing.ProcessRaisedException, ProcessExitedException: a rank failed.
     """
     with tempfile.TemporaryDirectory() as folder, limited_threads():
-        torch.multiprocessing.spawn(run, (folder, head_dim, dtype), nprocs=2)
+        torch.multiprocessing.spawn(run, (folder, head_dim, dtype, lengths, repeats), nprocs=2)
         ranks = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(2)]
     layer = Layer(HEADS, HEADS, head_dim, dtype.itemsize)
     found = {
@@ -69,7 +73,9 @@ def slower(one: dict, other: dict) -> dict:
     }
 
 
-def run(rank: int, folder: str, head_dim: int, dtype: torch.dtype) -> None:
+def run(
+    rank: int, folder: str, head_dim: int, dtype: torch.dtype, lengths: Sequence[int], repeats: int
+) -> None:
     """What a rank does. Its figures are lists of all repeats, in folder/<rank>.json."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})  # before torch and gloo start their threads
@@ -78,25 +84,25 @@ def run(rank: int, folder: str, head_dim: int, dtype: torch.dtype) -> None:
     from .step import BackwardStep, ForwardStep, Whole
 
     found: dict[str, list[dict]] = {"samples": [], "whole": []}
-    for rows in LENGTHS:
+    for rows in lengths:
         for kind in (ForwardStep, BackwardStep):
             step = kind(rows, HEADS, head_dim, dtype)
             calls = {"compute": step.compute, "transport": step.transport, "both": step.both}
-            found["samples"].append(step.facts | seconds(calls))
+            found["samples"].append(step.facts | seconds(calls, repeats))
     alone = [dist.new_group([n]) for n in range(2)][rank]
     for method, group in (("ring", alone), ("ring", dist.group.WORLD), ("heads", dist.group.WORLD)):
-        for rows in CHECKED:
+        for rows in lengths:
             call = Whole(method, group, rows, HEADS, head_dim, dtype)
-            found["whole"].append(call.facts | seconds({"seconds": call}))
+            found["whole"].append(call.facts | seconds({"seconds": call}, repeats))
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def seconds(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Of each call, REPEATS times, in turn and after a round that does not count. Both ranks begin
+def seconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Of each call, so many times, in turn and after a round that does not count. Both ranks begin
     together."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(1 + REPEATS):
+    for repeat in range(1 + repeats):
         for name, call in calls.items():
             dist.barrier()
             start = time.perf_counter()

@@ -5,11 +5,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._attention import ring_attention
-from .._block import Options, block_forward, rows_of
+from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
 from .._exchange import Exchange, Return, Visit
+from .._passes import _merge
 from .._plan import Plan
 from .._ranks import Ranks
-from .._ring import _add_block, _merge, _numbers_of, _OfRows
 
 VISIT = Visit(part=0, step=1)  # of the other rank's keys
 
@@ -59,13 +59,10 @@ class ForwardStep:
         self.finish()
 
     def compute(self) -> None:
-        rows, columns = self.block.rows, self.block.columns
         keys, values = (x.float() for x in self.keys)
-        found = block_forward(
-            rows_of(self.query, rows).float(), rows_of(keys, columns), rows_of(values, columns),
-            self.block, self.options,
-        )  # fmt: skip
-        _merge(rows_of(self.output, rows), _numbers_of(self.lse, rows), *found)
+        found = block_forward(self.query, keys, values, self.block, self.options)
+        rows = self.block.rows
+        _merge(rows_of(self.output, rows), numbers_of(self.lse, rows), *found)
 
 
 class BackwardStep(ForwardStep):
@@ -79,7 +76,7 @@ class BackwardStep(ForwardStep):
         super().__init__(rows, heads, head_dim, dtype)
         self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
         grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
-        self.own = _OfRows(
+        self.queries = Queries(
             self.query, self.output, self.lse, grad_output.to(dtype), None, grad_query
         )
 
@@ -96,8 +93,7 @@ class BackwardStep(ForwardStep):
     def compute(self) -> None:
         shares = self.exchange.shares(VISIT, self.home)
         keys = [x.float() for x in self.keys]
-        wanted = (True, True, True)
-        _add_block(self.own, keys, shares.views, self.block, self.options, wanted, {})
+        block_backward(self.queries, keys, shares.views, self.block, self.options, {})
         Return(self.back.home, self.back.views, self.back.columns, []).wait()  # adds, at home
 
 
