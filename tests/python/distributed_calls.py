@@ -5,6 +5,7 @@ import functools
 import math
 
 import torch
+from rounding import assert_within_rounding, magnitudes
 from torch.distributed.device_mesh import init_device_mesh
 
 import qkv.distributed
@@ -19,9 +20,9 @@ _forward = torch.ops.qkv.attention_forward
 class Whole:
     """A recipe for tensors and options.
 
-    masks: {"attn_mask" or "bias": shape}, where "N" is the length; attn_mask is bool where `is_bool`.
-    per_head: {"alibi_slopes" or "sinks": shape}. lengths: of packed documents, after `gap` rows that
-    are in none. scalars: the other options of ring_attention.
+    masks: {"attn_mask" or "bias": shape}, where "N" is the length; is_bool: attn_mask is bool.
+    per_head: {"alibi_slopes" or "sinks": shape}. lengths: of packed documents, after `gap` rows
+    that are in none. scalars: the other options of ring_attention.
     """
 
     seqlen: int = 50
@@ -94,7 +95,10 @@ def results_of(leaves, output, lse, grads):
     """output, lse and the gradients of the leaves, by name."""
     torch.autograd.backward([output, lse], [grads["grad_output"], grads["grad_lse"]])
     found = {"output": output.detach(), "lse": lse.detach()}
-    return found | {f"grad_{n}": x.grad for n, x in leaves.items() if x.requires_grad}
+    for name, x in leaves.items():
+        if x.requires_grad:
+            found[f"grad_{name}"] = torch.zeros_like(x) if x.grad is None else x.grad
+    return found
 
 
 def by_one(whole, dtype=None):
@@ -126,8 +130,9 @@ def _attend(tensors, whole, document):
 
 def _attend_documents(tensors, whole):
     query, value = tensors["query"], tensors["value"]
-    outputs = [query.new_zeros(whole.heads, whole.gap, value.size(-1))]
-    lses = [outputs[0].new_full((whole.heads, whole.gap), -math.inf)]
+    nothing = 0 * query.sum()  # there may be no documents, but there is a gradient
+    outputs = [nothing.expand(whole.heads, whole.gap, value.size(-1))]
+    lses = [nothing.expand(whole.heads, whole.gap) - math.inf]
     ends = whole.ends.tolist()
     for number, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):
         own = dict(tensors)
@@ -200,22 +205,23 @@ def together(whole, of_ranks, mesh_shape=None):
 
 
 def assert_same(whole, found, expected=None):
-    """The results are those of one process: f64 to 1e-12, others no further from those of f64 than
-    what one process gets in their dtype, but for a few roundings."""
+    """The results are those of one process: f64 to 1e-12; others no further from the truth, but for
+    a few roundings of the sums that they are made of (rounding.py)."""
     expected = expected or by_one(whole)
     assert found.keys() == expected.keys()
-    truth = expected if whole.dtype == torch.float64 else by_one(whole, torch.float64)
+    if whole.dtype == torch.float64:
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    else:
+        assert_rounded(whole, found, expected)
+
+
+def assert_rounded(whole, found, expected):
+    tensors, grads = whole.tensors()
+    options = whole.options() | {n: x for n, x in tensors.items() if n not in INPUTS}
+    inputs = [tensors[name] for name in INPUTS]
+    sizes = magnitudes(*inputs, **options, grads=(grads["grad_output"], grads["grad_lse"]))
+    truth = by_one(whole, torch.float64)
     for name, x in found.items():
-        own, true = expected[name], truth[name].double()
-        assert x.shape == own.shape and x.dtype == own.dtype, name
-        nothing = true == -math.inf
-        assert torch.equal(x == -math.inf, nothing), name
-        x, own, true = (y.double().masked_fill(nothing, 0) for y in (x, own, true))
-        size = max(1.0, true.abs().max().item() if true.numel() else 0)
-        error, theirs = ((y - true).abs().max().item() if y.numel() else 0 for y in (x, own))
-        # Half precision is rounded once, at the end: by half an ulp of the largest at most.
-        eps = torch.finfo(found[name].dtype).eps
-        rounding = {torch.float64: 1e-12, torch.float32: 8 * eps}.get(found[name].dtype, eps / 2)
-        assert error <= (0 if whole.dtype == torch.float64 else theirs) + rounding * size, (
-            f"{name} is off by {error:.2g}, one process by {theirs:.2g}"
-        )
+        assert x.dtype == expected[name].dtype
+        size = sizes[name.removeprefix("grad_")]
+        assert_within_rounding(x, expected[name], truth[name], size, whole.dtype)

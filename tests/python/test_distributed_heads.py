@@ -26,6 +26,7 @@ CASES = [
     Whole(masks={"attn_mask": (2, 1, 1, "N"), "bias": (4, 1, "N")}, scalars=DROPOUT),
     Whole(dtype=torch.float32, scalars={**CAUSAL, **DROPOUT}),
     PACKED(gap=2, scalars={**CAUSAL, **DROPOUT}, per_head={"alibi_slopes": (6, 4), "sinks": (4,)}),
+    PACKED(masks={"bias": (4, "N", "N")}),
 ]
 
 
@@ -45,7 +46,7 @@ def test_eight_ranks():
 
 
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (1, 4), (4, 1)])
-@pytest.mark.parametrize("whole", [*CASES, PACKED(masks={"bias": (4, "N", "N")})], ids=repr)
+@pytest.mark.parametrize("whole", CASES, ids=repr)
 def test_a_mesh_does_both(mesh_shape, whole):
     if mesh_shape == (2, 2) or whole in (CASES[1], CASES[5]):
         check(4, whole, "auto", mesh_shape)
@@ -68,7 +69,7 @@ def test_auto(size, whole):
     ],
 )
 def test_what_auto_takes(heads, kv_heads, masks, size, by_heads):
-    whole = Whole(seqlen=12, heads=heads, kv_heads=kv_heads, masks=masks)
+    whole = Whole(seqlen=24, heads=heads, kv_heads=kv_heads, masks=masks)
     tensors, _ = whole.tensors()
     tensors = {n: shard_of(x, size, n) for n, x in tensors.items()}
     inputs = (tensors.pop(name) for name in ("query", "key", "value"))
@@ -124,12 +125,8 @@ def refused(method="heads", mesh_shape=None, **more):
     tensors, _ = Whole(**{"heads": 6, "kv_heads": 6, **more}).tensors()
     group = mesh_of(mesh_shape) if mesh_shape else None
     local = {n: shard(x, -2, group) if x.size(-2) > 1 else x for n, x in tensors.items()}
-    ends = torch.tensor([0, 10])
-    documents = {"cu_seqlens": ends} if local["query"].dim() == 3 else {}
     return message_of(
-        lambda: ring_attention(
-            **local, method=method, group=group, seqlen=50, **documents, enable_gqa=True
-        )
+        lambda: ring_attention(**local, method=method, group=group, seqlen=50, enable_gqa=True)
     )
 
 
@@ -141,10 +138,6 @@ def refused(method="heads", mesh_shape=None, **more):
             {"heads": 12, "kv_heads": 3},
             "key has 3 heads, but a multiple or a divisor of 4 is expected, the number of ranks "
             "that divide the heads",
-        ),
-        (
-            {"heads": 4, "batch": (), "kv_heads": 4, "masks": {"bias": (4, "N", "N")}},
-            "attn_mask or bias is given with cu_seqlens, which only a ring takes together",
         ),
         (
             {"mesh_shape": (2, 2)},

@@ -5,13 +5,13 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_calls import Whole, assert_same, by_one, leaves_of, on_rank, together
+from distributed_calls import Whole, assert_same, leaves_of, on_rank, together
 from distributed_world import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
-from qkv.distributed import _ring, ring_attention, shard, unshard
+from qkv.distributed import _passes, ring_attention, shard, unshard
 
 CAUSAL = {"is_causal": True}
 SLOPES, SINKS = {"alibi_slopes": (4,)}, {"sinks": (4,)}
@@ -164,11 +164,11 @@ def test_dropout_of_documents_is_varlen_attns():
 
 
 def parts_of_heads(whole, message_bytes):
-    _ring.MESSAGE_BYTES, usual = message_bytes, _ring.MESSAGE_BYTES
+    _passes.MESSAGE_BYTES, usual = message_bytes, _passes.MESSAGE_BYTES
     try:
         return on_rank(whole)
     finally:
-        _ring.MESSAGE_BYTES = usual
+        _passes.MESSAGE_BYTES = usual
 
 
 @pytest.mark.parametrize("whole", [CASES[-1], CASES[2], CASES[18], PACKED(kv_heads=2)], ids=repr)
@@ -227,15 +227,15 @@ def under_autocast():
 
 
 def test_autocast():
-    whole = Whole(dtype=torch.float32, scalars=CAUSAL)
-    found = together(whole, run(2, under_autocast))
-    expected = by_one(Whole(dtype=torch.bfloat16, scalars=CAUSAL))
-    assert found["output"].dtype == torch.bfloat16
-    for name in ("query", "key", "value"):
-        assert found[name].dtype == torch.float32
-        torch.testing.assert_close(
-            found[name], expected[f"grad_{name}"].float(), rtol=0.02, atol=0.02
-        )
+    """As qkv.attention does under autocast, but for how that rounds on its way."""
+    found = together(Whole(dtype=torch.float32), run(2, under_autocast))
+    tensors, grads = Whole(dtype=torch.float32).tensors()
+    leaves = leaves_of(tensors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = qkv.attention(**leaves, is_causal=True)
+    output.backward(grads["grad_output"].bfloat16())
+    expected = {"output": output.detach(), **{n: x.grad for n, x in leaves.items()}}
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 def other_derivatives():
@@ -261,7 +261,7 @@ def test_other_derivatives_are_errors():
         for message in (second, same):
             assert message == (
                 "ring_attention: a second derivative is asked for, but over a ring of ranks there "
-                "are only first derivatives, by backward; with method=\"heads\", or on one rank, "
+                'are only first derivatives, by backward; with method="heads", or on one rank, '
                 "there are all of them"
             )
         assert forward.startswith("ring_attention: forward mode is asked for, but over a ring")

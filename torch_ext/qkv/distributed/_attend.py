@@ -42,7 +42,7 @@ def attend(
     own = heads // team.heads.size
     place = {"own_heads": own, "heads": heads, "first_head": team.heads.rank * own}
     seqlen = call.query.size(-2) * team.size if call.seqlen is None else call.seqlen
-    # A packed call has no masks, but a ring has, of documents too: also one of a single rank.
+    # A packed call has no masks. A ring has, of documents too, also one of a single rank.
     alone = team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks)
 
     def attend_heads(query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor]):

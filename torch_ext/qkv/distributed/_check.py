@@ -129,6 +129,4 @@ def why_not_by_heads(call: Call, lead: tuple[int, ...], size: int) -> str | None
                 f"{name} has {own} heads, but a multiple or a divisor of {size} is expected, the "
                 "number of ranks that divide the heads"
             )
-    if call.cu_seqlens is not None and call.masks:
-        return "attn_mask or bias is given with cu_seqlens, which only a ring takes together"
     return None

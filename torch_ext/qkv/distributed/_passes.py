@@ -67,7 +67,8 @@ def forward_pass(
     dtype, parts, options = wide(query.dtype), ring.parts(key, value), ring.options(tensors)
     shape = (*ring.lead, query.size(-2))
     output = torch.zeros(*shape, value.size(-1), dtype=dtype)
-    lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, dtype)
+    # In float64 until it is whole, so that it is not rounded at every step.
+    lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
     exchange = Exchange((key, value), ring.ranks, ring.plan, parts, "forward")
     for visit, arrival in exchange.arrivals():
         part = visit.part, parts
@@ -78,15 +79,18 @@ def forward_pass(
             found = block_forward(queries, keys, values, block, own)
             _merge(rows_of(own_output, block.rows), numbers_of(own_lse, block.rows), *found)
         del keys, values
-    return output, lse
+    return output, lse.to(dtype)
 
 
 def _merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
     """Adds what the same queries get from other keys to output and lse, in place."""
     total = torch.logaddexp(lse, more_lse)
     nothing = total == -math.inf
-    before, more = ((x - total).exp_().masked_fill_(nothing, 0) for x in (lse, more_lse))
-    output.mul_(before.unsqueeze(-1)).addcmul_(more_output, more.unsqueeze(-1))
+    before, more = (
+        (x - total).exp_().masked_fill_(nothing, 0).to(output.dtype).unsqueeze(-1)
+        for x in (lse, more_lse)
+    )
+    output.mul_(before).addcmul_(more_output, more)
     lse.copy_(total)
 
 

@@ -72,12 +72,11 @@ def all_gather(tensor: Tensor, ranks: Ranks, doing: str) -> list[Tensor]:
     """The tensor of each rank: all of one shape."""
     if ranks.size == 1 or tensor.numel() == 0:
         return [tensor] * ranks.size
-    received = tensor.new_empty(ranks.size, *tensor.shape)
+    tensor = tensor.contiguous()
+    received = [torch.empty_like(tensor) for _ in range(ranks.size)]
     with telling(doing):
-        dist.all_gather_into_tensor(
-            _as_bytes(received), _as_bytes(tensor.contiguous()), group=ranks.group
-        )
-    return list(received)
+        dist.all_gather([_as_bytes(x) for x in received], _as_bytes(tensor), group=ranks.group)
+    return received
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
