@@ -7,7 +7,7 @@ a step. A limit of the operating system (RLIMIT_DATA) is each process's memory: 
 fails with it, and trains a shorter context, which fits, to the same losses. The model and its data
 are those of examples/gpt. It needs matplotlib.
 
-    torchrun --nproc-per-node=4 examples/long_context.py
+    torchrun --standalone --nproc-per-node=4 examples/long_context.py
 """
 
 import argparse
@@ -29,7 +29,6 @@ import qkv.distributed as over_ranks
 from gpt.data import load_corpus, sample_batch
 from gpt.model import GPT, ModelConfig
 
-MIB = 2**20
 UNLIMITED = 0
 SHORT, SHORT_STEPS = 2048, 12  # bytes, of which one process holds the context
 
@@ -41,10 +40,11 @@ def memory(field: str) -> int:
 
 
 def limit_memory(mebibytes: int) -> None:
-    """So much beyond what Python, torch and the data take already. What counts is memory that a
-    process may write and shares with no other, whether it is used or not."""
+    """So much beyond what this process has. What counts is memory that it may write and shares
+    with no other, whether it is used or not."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory("VmData") + mebibytes * MIB, most))
+    limit = most if mebibytes == UNLIMITED else memory("VmData") + mebibytes * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def count_waiting() -> list[float]:
@@ -107,7 +107,7 @@ def measure(text: Tensor, context: int, steps: int, args: argparse.Namespace) ->
     return {
         "losses": losses,
         "tokens/s": steps * context / seconds,
-        "MiB": (memory("VmHWM") - before) / MIB,
+        "MiB": (memory("VmHWM") - before) / 2**20,
         "waiting": waited[0] / seconds,
     }
 
@@ -116,8 +116,7 @@ def run_alone(args: argparse.Namespace, context: int, steps: int, limit: int) ->
     """measure() in a process of its own that knows of no others."""
     options = {"context": context, "steps": steps, "limit": limit, "seed": args.seed}
     command = [sys.executable, __file__, "--alone", *(f"--{k}={v}" for k, v in options.items())]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    return json.loads(subprocess.check_output(command))
 
 
 def report(args: argparse.Namespace, limited: dict, free: dict, short: list, ranks: list) -> None:
@@ -135,13 +134,13 @@ def report(args: argparse.Namespace, limited: dict, free: dict, short: list, ran
         print(f"rank {n:<22}{rank['tokens/s']:11.0f}{rank['MiB']:11.1f}{rank['waiting']:9.0%}")
     print(f"one process, no limit      {free['tokens/s']:11.0f}{free['MiB']:11.1f}")
 
-    from matplotlib.figure import Figure  # for which rank 0 alone needs memory
+    limit_memory(UNLIMITED)  # of what has been measured
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    several = f"{len(ranks)} processes"
-    left.plot(ranks[0]["losses"], color="#1b6ca8", label=f"{args.context} bytes, {several}")
-    left.plot(short[1]["losses"], color="#d1612a", label=f"{SHORT} bytes, {several}")
+    left.plot(ranks[0]["losses"], color="#1b6ca8", label=f"{args.context} bytes, all processes")
+    left.plot(short[1]["losses"], color="#d1612a", label=f"{SHORT} bytes, all processes")
     left.plot(short[0]["losses"], "ko", mfc="none", ms=4, label=f"{SHORT} bytes, one process")
     left.set(xlabel="step", ylabel="nats a byte", title="Loss")
     names = [f"rank {n}\nwaits {rank['waiting']:.0%}" for n, rank in enumerate(ranks)]
@@ -159,8 +158,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--context", type=int, default=16384, help="bytes (default: 16384)")
-    parser.add_argument("--limit", type=int, default=128, metavar="MIB",
-                        help="what a process may add to its memory (default: 128)")  # fmt: skip
+    parser.add_argument("--limit", type=int, default=128, help="MiB a process (default: 128)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, default="long_context.png", metavar="FILE.png")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
@@ -185,8 +183,7 @@ def main(argv: list[str] | None = None) -> None:
             alone = [*long, run_alone(args, SHORT, SHORT_STEPS, args.limit)]
         dist.barrier()
     train(text, 64, 1, args.seed, args.alone)  # starts threads and connects the processes
-    if args.limit != UNLIMITED:
-        limit_memory(args.limit)
+    limit_memory(args.limit)
     if args.alone:
         print(json.dumps(measure(text, args.context, args.steps, args)))
         return

@@ -10,9 +10,8 @@ from bench_runs import PNG
 
 from qkv.distributed import model
 from qkv.distributed._model import table
-from qkv.distributed._model.cost import (
-    Core, Hosts, Layer, Link, Pass, Split, efficiency, ideal, parts_of, predict, splits,
-)  # fmt: skip
+from qkv.distributed._model.cost import Split, efficiency, ideal, parts_of, predict, splits
+from qkv.distributed._model.figures import Core, Hosts, Layer, Link, Pass
 from qkv.distributed._model.fit import fit, nonnegative
 from qkv.distributed._model.measure import measure
 from qkv.distributed._passes import Ring
@@ -25,7 +24,9 @@ FLOP = 1e-9
 
 
 def core(fixed=0.0, element=0.0, transport=FREE, transport_cpu=0.0):
-    return Core(Pass(fixed, element, FLOP), Pass(fixed, element, 2 * FLOP), transport, transport_cpu)
+    return Core(
+        Pass(fixed, element, FLOP), Pass(fixed, element, 2 * FLOP), transport, transport_cpu
+    )
 
 
 def operations(pairs):
@@ -143,7 +144,9 @@ def samples_of(core, layer):
         for rows in (256, 512, 1024):
             elements, moved = rows * layer.heads * layer.head_dim, 1000.0 * rows
             count = {"forward": 4, "backward": 10}[name]
-            compute = block.fixed + elements * block.element + count * rows / 2 * elements * block.flop
+            compute = (
+                block.fixed + elements * block.element + count * rows / 2 * elements * block.flop
+            )
             transport = core.transport.latency + moved / core.transport.bytes_per_s
             both = max(compute + core.transport_cpu * moved, transport)
             yield {"pass": name, "rows": rows, "bytes": moved, "compute": compute,

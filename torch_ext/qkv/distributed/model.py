@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from ._model.cost import Core, Hosts, Layer, Link, Pass, Split, predict
+from ._model.cost import Split, predict
+from ._model.figures import Core, Hosts, Layer, Link, Pass
 from ._model.fit import fit
 from ._model.table import grid, tables
 
@@ -90,7 +91,7 @@ def predictions(run: dict, args: argparse.Namespace) -> dict:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    summary, _, details = __doc__.partition("\n\n")
+    summary, _, details = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         prog="python -m qkv.distributed.model",
         description=summary.partition(": ")[2],

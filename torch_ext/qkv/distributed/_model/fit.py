@@ -4,7 +4,8 @@ from statistics import median
 
 import torch
 
-from .cost import FLOPS, Core, Layer, Link, Pass
+from .cost import FLOPS
+from .figures import Core, Layer, Link, Pass
 
 
 def fit(samples: list[dict], layer: Layer) -> Core:

@@ -5,15 +5,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 
-from .cost import Layer
+from .figures import Layer
+from .step import BackwardStep, ForwardStep, Whole
 
 # Transport and computing take about as long with so many heads, so that neither is lost in the
 # other's noise; with all of a model's heads, computing is a second long, and transport a hundredth.
@@ -36,7 +38,7 @@ def measure(
         torch.multiprocessing.ProcessRaisedException, ProcessExitedException: a rank failed.
     """
     with tempfile.TemporaryDirectory() as folder, limited_threads():
-        torch.multiprocessing.spawn(run, (folder, head_dim, dtype, lengths, repeats), nprocs=2)
+        spawn(run, (folder, head_dim, dtype, lengths, repeats), nprocs=2)
         ranks = [json.loads(Path(folder, f"{n}.json").read_text()) for n in range(2)]
     layer = Layer(HEADS, HEADS, head_dim, dtype.itemsize)
     found = {
@@ -81,16 +83,14 @@ def run(
     os.sched_setaffinity(0, {cores[rank % len(cores)]})  # before torch and gloo start their threads
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    from .step import BackwardStep, ForwardStep, Whole
-
     found: dict[str, list[dict]] = {"samples": [], "whole": []}
     for rows in lengths:
         for kind in (ForwardStep, BackwardStep):
             step = kind(rows, HEADS, head_dim, dtype)
             calls = {"compute": step.compute, "transport": step.transport, "both": step.both}
             found["samples"].append(step.facts | seconds(calls, repeats))
-    alone = [dist.new_group([n]) for n in range(2)][rank]
-    for method, group in (("ring", alone), ("ring", dist.group.WORLD), ("heads", dist.group.WORLD)):
+    alone: Any = [dist.new_group([n]) for n in range(2)][rank]
+    for method, group in (("ring", alone), ("ring", None), ("heads", None)):
         for rows in lengths:
             call = Whole(method, group, rows, HEADS, head_dim, dtype)
             found["whole"].append(call.facts | seconds({"seconds": call}, repeats))
@@ -98,7 +98,7 @@ def run(
     dist.destroy_process_group()
 
 
-def seconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def seconds(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
     """Of each call, so many times, in turn and after a round that does not count. Both ranks begin
     together."""
     taken: dict[str, list[float]] = {name: [] for name in calls}

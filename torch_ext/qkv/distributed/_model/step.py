@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .._attention import ring_attention
 from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
-from .._exchange import Exchange, Return, Visit
+from .._exchange import Exchange, Return, Shares, Visit
 from .._passes import _merge
 from .._plan import Plan
 from .._ranks import Ranks
@@ -69,10 +69,11 @@ class BackwardStep(ForwardStep):
     """The same of the backward pass, in which gradients of the step before go home, too."""
 
     phase = "backward"
+    shares: Shares
+    back: Return
 
     def __init__(self, rows: int, heads: int, head_dim: int, dtype: torch.dtype):
         self.home = list(torch.zeros(2, 1, heads, rows, head_dim))
-        self.shares = self.back = None
         super().__init__(rows, heads, head_dim, dtype)
         self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
         grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
@@ -101,7 +102,7 @@ class Whole:
     """ring_attention, forward and backward, of `rows` tokens a rank."""
 
     def __init__(
-        self, method: str, group: dist.ProcessGroup, rows: int, heads: int, head_dim: int,
+        self, method: str, group: dist.ProcessGroup | None, rows: int, heads: int, head_dim: int,
         dtype: torch.dtype,
     ):  # fmt: skip
         self.method, self.group = method, group
@@ -112,7 +113,5 @@ class Whole:
         self.facts = {"method": method, "ranks": ranks, "tokens": ranks * rows}
 
     def __call__(self) -> None:
-        output = ring_attention(
-            *self.inputs, is_causal=True, method=self.method, group=self.group
-        )
+        output = ring_attention(*self.inputs, is_causal=True, method=self.method, group=self.group)
         torch.autograd.grad(output, self.inputs, self.grad_output)

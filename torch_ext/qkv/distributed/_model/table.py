@@ -1,6 +1,7 @@
 """What was measured, how far the model is from it, and what it says of many hosts: as text."""
 
-from .cost import Hosts, Layer, Split, efficiency, splits
+from .cost import Split, efficiency, splits
+from .figures import Hosts, Layer
 
 KI = 1024
 TOKENS = tuple(n * KI for n in (128, 256, 512, KI, 4 * KI, 16 * KI))  # 128 Ki to 16 Mi
