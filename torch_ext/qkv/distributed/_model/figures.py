@@ -1,7 +1,5 @@
-"""What the model is made of: figures of the machine that measures, and of the hosts that it is about.
-
-Everything is in seconds and bytes.
-"""
+"""What the model is made of: figures of the machine that measures, and of the hosts that it is
+about, in seconds and bytes."""
 
 from dataclasses import dataclass
 

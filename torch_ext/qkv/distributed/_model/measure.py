@@ -30,9 +30,9 @@ def measure(
     lengths: Sequence[int] = LENGTHS,
     repeats: int = REPEATS,
 ) -> dict:
-    """{"layer_measured", "samples", "whole"}: what was attended to; of each pass and length, the seconds of
-    a step ("pass", "rows", "bytes", "compute", "transport", "both"); and of ring_attention, forward
-    and backward ("method", "ranks", "tokens", "seconds").
+    """{"layer_measured", "samples", "whole"}: what was attended to; of each pass and length, the
+    seconds of a step ("pass", "rows", "bytes", "compute", "transport", "both"); and of
+    ring_attention, forward and backward ("method", "ranks", "tokens", "seconds").
 
     Raises:
         torch.multiprocessing.ProcessRaisedException, ProcessExitedException: a rank failed.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, ScalarFormatter
 
@@ -9,7 +10,7 @@ from .table import KI, METHODS, size
 
 COLORS = {"ring": "#1b6ca8", "plain": "#8a8a8a", "heads": "#d1612a", "both": "#3a7d44"}
 SMALL, SMALLER = 10, 8  # points
-SHOWN = KI**2  # tokens
+SHOWN = 128 * KI  # tokens: so few that networks and methods differ
 
 
 def draw(run: dict, path: Path) -> None:
@@ -53,13 +54,10 @@ def draw_methods(axes, networks: dict[str, list[dict]]) -> None:
 def draw_lengths(axes, name: str, cells: list[dict]) -> None:
     lengths = sorted({cell["tokens"] for cell in cells})
     for number, tokens in enumerate(lengths):
-        shade = 0.25 + 0.75 * number / max(1, len(lengths) - 1)
-        color = (0.11 * shade, 0.42 * shade, 0.66 * shade + 0.3 * (1 - shade))
-        axes.plot(
-            *curve(cells, tokens, "ring"), color=color, alpha=0.35 + 0.65 * shade, marker="o", ms=3,
-            label=size(tokens),
-        )  # fmt: skip
-    over_hosts(axes, f"Ring with zigzag, {name}, by tokens")
+        color = colormaps["viridis_r"](0.15 + 0.85 * number / len(lengths))
+        label = f"{size(tokens)} tokens"
+        axes.plot(*curve(cells, tokens, "ring"), color=color, marker="o", ms=3, label=label)
+    over_hosts(axes, f"Ring with zigzag, {name}")
 
 
 def over_hosts(axes, title: str) -> None:

@@ -108,8 +108,8 @@ def stated(run: dict) -> str:
     layer, hosts = run["layer"], run["hosts"]
     return (
         f"Predicted: {layer['heads']} heads, {layer['kv_heads']} of keys and values, of "
-        f"{layer['head_dim']} features of {layer['itemsize']} bytes; hosts of {hosts['cores']} such "
-        f"cores at {hosts['scaling']:.0%} of their speed"
+        f"{layer['head_dim']} features of {layer['itemsize']} bytes; hosts of {hosts['cores']} "
+        f"such cores at {hosts['scaling']:.0%} of their speed"
     )
 
 
