@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv.distributed import _passes, ring_attention, shard, unshard
+from qkv.distributed._ranks import team_of
+from qkv.distributed._transport import receive, send
 
 CAUSAL = {"is_causal": True}
 SLOPES, SINKS = {"alibi_slopes": (4,)}, {"sinks": (4,)}
@@ -176,6 +178,25 @@ def test_parts_of_heads(whole):
     """Messages that are cut by heads, which only those of long sequences are otherwise."""
     assert_same(whole, together(whole, run(3, parts_of_heads, whole, 1)))
     assert_same(whole, together(whole, run(2, parts_of_heads, whole, 2000)))
+
+
+def arrives_meanwhile():
+    """Waits for a message without a call of torch.distributed."""
+    ranks = team_of("test", None).ring
+    coming, leaving = torch.zeros(1 << 22), torch.ones(1 << 22)
+    transfers = [
+        receive(coming, ranks, ranks.around(-1), 7, "receiving"),
+        send(leaving, ranks, ranks.around(1), 7, "sending"),
+    ]
+    while not coming.all():
+        pass
+    for transfer in transfers:
+        transfer.wait()
+    return True
+
+
+def test_messages_travel_while_a_rank_computes():
+    assert run(2, arrives_meanwhile) == [True, True]
 
 
 def some_gradients(wanted):

@@ -16,7 +16,6 @@ _attention = torch.ops.qkv.attention.default
 _dropout_seed = torch.ops.qkv.dropout_seed.default
 
 
-@torch.compiler.disable
 @show_options(_attention)
 def ring_attention(
     query: Tensor,
@@ -90,7 +89,7 @@ def ring_attention(
     In a ring, half precision travels as it is; the rest is float32: what is computed, what is added
     up over the ranks, and the gradients that travel back.
 
-    Example (torchrun --nproc-per-node=2):
+    Example (on each of two ranks):
         >>> dist.init_process_group("gloo")
         >>> whole = torch.randn(3, 1, 8, 1000, 64, generator=torch.Generator().manual_seed(0))
         >>> query, key, value = qkv.distributed.shard(whole, dim=-2)  # 500 rows each

@@ -1,6 +1,7 @@
 """Attention of some queries to some keys of a sequence, by the operators that know where in the
 whole a call stands."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -172,35 +173,33 @@ def block_forward(
 def block_backward(
     queries: Queries,
     keys: list[Tensor],
-    shares: list[Tensor | None],
+    wanted: Sequence[bool],
     block: Block,
     options: Options,
     option_grads: dict[str, Tensor],
-) -> None:
-    """Adds the block's share of all gradients to those of its rows of query, `shares` of its
-    columns of key and value, and option_grads of the tensors of the options: those that are not
-    None, or not there, are not wanted.
+) -> list[Tensor | None]:
+    """The block's share of the gradients of its columns of key and value, as far as they are
+    wanted. Those of its rows of query and of the tensors of the options are added to what is in
+    queries.grad_query and option_grads; what is not there is not wanted.
 
     Args:
         keys: key and value, of the dtype that is computed in.
     """
     own, dtype = queries.rows(block.rows), keys[0].dtype
-    wanted = [x is not None for x in (own.grad_query, *shares)]
     key, value = (_laid_out(block, rows_of(x, block.columns)) for x in keys)
     grad_output = own.grad_output
     if grad_output is not None:
         grad_output = _laid_out(block, grad_output.to(dtype))
+    of_options = [name in option_grads for name in OPTION_TENSORS]
     found = _backward(
         grad_output, own.grad_lse, _laid_out(block, own.query.to(dtype)), key, value,
         output=_laid_out(block, own.output), logsumexp=own.lse,
-        output_mask=[*wanted, *(name in option_grads for name in OPTION_TENSORS), False],
+        output_mask=[own.grad_query is not None, *wanted, *of_options, False],
         **_arguments(block, options),
     )  # fmt: skip
     if own.grad_query is not None:
         own.grad_query.add_(_laid_out(block, found[0]))
-    for share, more in zip(shares, found[1:3], strict=True):
-        if share is not None:
-            rows_of(share, block.columns).add_(_laid_out(block, more))
     for name, more in zip(OPTION_TENSORS, found[3:6], strict=True):
         if name in option_grads:
             _part(name, option_grads[name], block, options.documents).add_(more)
+    return [x if x is None else _laid_out(block, x) for x in found[1:3]]

@@ -18,7 +18,7 @@ from qkv.distributed._block import (
     rows_of,
 )
 from qkv.distributed._exchange import Exchange
-from qkv.distributed._plan import Plan
+from qkv.distributed._plan import Plan, Range
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._sinks import starting_lse
 
@@ -118,14 +118,37 @@ def backward_pass(
         part = visit.part, parts
         queries, own = all_queries.of_heads(*part), options.of_heads(*part)
         own_grads = option_heads(option_grads, *part)
-        shares = exchange.shares(visit, found[1:])
         keys = [x.to(dtype) for x in arrival.wait()]
+        shares: list[Tensor | None] = [None, None]
         for block in exchange.steps[visit.step].blocks:
-            block_backward(queries, keys, shares.views, block, own, own_grads)
+            more = block_backward(queries, keys, wanted[1:], block, own, own_grads)
+            shares = [_added(*x, block.columns) for x in zip(shares, more, keys, strict=True)]
+        shares = _or_zeros(shares, keys, wanted[1:])
+        del keys
         if returning is not None:
-            returning.wait()
+            returning.finish()
         returning = exchange.send_back(visit, shares, found[1:])
-        del keys, shares
     if returning is not None:
-        returning.wait()
+        returning.finish()
     return found
+
+
+def _added(
+    share: Tensor | None, more: Tensor | None, like: Tensor, columns: Range
+) -> Tensor | None:
+    """The share of a gradient of `like`, with that of some of its rows added."""
+    if more is None or share is None and columns.size == like.size(-2):
+        return more
+    share = torch.zeros_like(like) if share is None else share
+    rows_of(share, columns).add_(more)
+    return share
+
+
+def _or_zeros(
+    shares: list[Tensor | None], like: list[Tensor], wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Where there was no block, because nothing is seen."""
+    return [
+        torch.zeros_like(x) if is_wanted and share is None else share
+        for share, x, is_wanted in zip(shares, like, wanted, strict=True)
+    ]

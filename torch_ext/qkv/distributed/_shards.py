@@ -40,10 +40,9 @@ def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) ->
         ValueError, TypeError: group is none, or this process is not in it.
         IndexError: there is no such dim.
 
-    Example (torchrun --nproc-per-node=2):
-        >>> qkv.distributed.shard(torch.arange(8), 0)
-        tensor([0, 1, 6, 7])  # on rank 0
-        tensor([2, 3, 4, 5])  # on rank 1
+    Example (of two ranks, on the first):
+        >>> qkv.distributed.shard(torch.arange(7), 0, value=-100)
+        tensor([   0,    1,    6, -100])
     """
     team = team_of("shard", group)
     length = tensor.size(dim)
@@ -78,6 +77,11 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     Raises:
         RuntimeError: shards that differ, or a rank that failed, on every rank.
         ValueError, TypeError: as `shard` does.
+
+    Example (on each of two ranks):
+        >>> own = qkv.distributed.shard(torch.arange(7), 0)
+        >>> qkv.distributed.unshard(own, 0, seqlen=7)
+        tensor([0, 1, 2, 3, 4, 5, 6])
     """
     team = team_of("unshard", group)
     dim = dim if dim >= 0 else dim + tensor.dim()
