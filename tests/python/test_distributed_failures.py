@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_calls import Whole, assert_same, on_rank, together
+from distributed_calls import Whole, assert_same, mesh_of, on_rank, together
 from distributed_world import run, run_fresh
 
 from qkv.distributed import ring_attention, unshard
@@ -179,6 +179,18 @@ def test_ranks_that_call_unlike(unlike_others, message):
     found = run(2, unlike, unlike_others)
     assert found[0] == found[1]
     assert found[0].startswith(f"ring_attention: {message}"), found[0]
+
+
+def unlike_on_a_mesh():
+    return message_of(attend, group=mesh_of((2, 2)), is_causal=dist.get_rank() == 2)
+
+
+def test_ranks_of_a_mesh_that_call_unlike():
+    (found,) = set(run(4, unlike_on_a_mesh))
+    assert found == (
+        "ring_attention: is_causal is False on rank 0, but True on rank 2; the same is expected on "
+        "all ranks"
+    )
 
 
 def dropout_seeds():

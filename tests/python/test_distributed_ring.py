@@ -1,14 +1,16 @@
 """ring_attention around a ring against one process: outputs, lse and all gradients."""
 
 import functools
+import math
 
 import pytest
 import torch
 import torch.distributed as dist
-from distributed_calls import Whole, assert_same, leaves_of, on_rank, together
+from distributed_calls import Whole, assert_same, leaves_of, on_rank, results_of, together
 from distributed_world import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import qkv
 from qkv.distributed import _passes, ring_attention, shard, unshard
@@ -165,7 +167,7 @@ def test_dropout_of_documents_is_varlen_attns():
         torch.testing.assert_close(results, varlen(whole), rtol=1e-12, atol=1e-12)
 
 
-def parts_of_heads(whole, message_bytes):
+def in_parts(whole, message_bytes):
     _passes.MESSAGE_BYTES, usual = message_bytes, _passes.MESSAGE_BYTES
     try:
         return on_rank(whole)
@@ -173,11 +175,13 @@ def parts_of_heads(whole, message_bytes):
         _passes.MESSAGE_BYTES = usual
 
 
-@pytest.mark.parametrize("whole", [CASES[-1], CASES[2], CASES[18], PACKED(kv_heads=2)], ids=repr)
-def test_parts_of_heads(whole):
-    """Messages that are cut by heads, which only those of long sequences are otherwise."""
-    assert_same(whole, together(whole, run(3, parts_of_heads, whole, 1)))
-    assert_same(whole, together(whole, run(2, parts_of_heads, whole, 2000)))
+@pytest.mark.parametrize(
+    "whole", [CASES[-1], CASES[2], CASES[5], CASES[18], PACKED(kv_heads=2)], ids=repr
+)
+def test_parts_of_messages(whole):
+    """Messages are cut by heads and rows, as those of long sequences are."""
+    for size, message_bytes in ((3, 1), (2, 300), (3, 2000)):
+        assert_same(whole, together(whole, run(size, in_parts, whole, message_bytes)))
 
 
 def arrives_meanwhile():
@@ -257,6 +261,68 @@ def test_autocast():
     output.backward(grads["grad_output"].bfloat16())
     expected = {"output": output.detach(), **{n: x.grad for n, x in leaves.items()}}
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def spoilt(size):
+    """A key and a value are NaN, another one is infinite; by one process if size is 0."""
+    whole = Whole(seqlen=24, scalars=CAUSAL)
+    tensors, grads = whole.tensors()
+    tensors["key"][0, 0, 12] = tensors["value"][1, 1, 17] = math.nan
+    tensors["value"][1, 2, 20] = math.inf
+    if not size:
+        leaves = leaves_of(tensors)
+        return results_of(leaves, *qkv.attention(**leaves, **CAUSAL, return_lse=True), grads)
+    leaves = leaves_of({name: shard(x, -2) for name, x in tensors.items()})
+    grads = {name: shard(x, -1 if name == "grad_lse" else -2) for name, x in grads.items()}
+    return results_of(leaves, *ring_attention(**leaves, **CAUSAL, return_lse=True), grads)
+
+
+def test_nan_and_infinity():
+    """They are where one process has them: what is hidden does not leak."""
+    expected = spoilt(0)
+    found = together(Whole(seqlen=24), run(3, spoilt, 3))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert expected["output"].isnan().any() and expected["output"].isfinite().any()
+
+
+def with_checkpoint():
+    tensors, _ = Whole().tensors()
+    tensors |= {"sinks": torch.randn(4, dtype=torch.float64)}
+
+    def attend(query, key, value, sinks):
+        return ring_attention(query, key, value, dropout_p=0.3, seqlen=50, sinks=sinks)
+
+    found = []
+    for function in (attend, functools.partial(checkpoint, attend, use_reentrant=False)):
+        torch.manual_seed(dist.get_rank())
+        local = {n: shard(x, -2) if n != "sinks" else x for n, x in tensors.items()}
+        leaves = leaves_of({name: x.detach().clone() for name, x in local.items()})
+        function(*leaves.values()).square().sum().backward()
+        found.append([x.grad for x in leaves.values()])
+    return all(map(torch.equal, *found))
+
+
+def test_checkpoint():
+    """The same weights are dropped when the call is repeated."""
+    assert run(2, with_checkpoint) == [True, True]
+
+
+def broadcasts():
+    """Key and value have fewer batch items and heads than query."""
+    query, key, value = torch.randn(2, 4, 8, 4), torch.randn(1, 1, 8, 4), torch.randn(4, 8, 4)
+    found = []
+    for attend, cut in ((qkv.attention, lambda x: x), (ring_attention, lambda x: shard(x, -2))):
+        leaves = [cut(x.double()).requires_grad_() for x in (query, key, value)]
+        output = attend(*leaves, is_causal=True)
+        (output * cut(torch.arange(8.0)[:, None])).sum().backward()
+        found.append([output.detach(), *(x.grad for x in leaves)])
+    alone, of_ring = found
+    return [cut(x) for x in alone], of_ring
+
+
+def test_broadcasting():
+    for expected, found in run(2, broadcasts):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def other_derivatives():

@@ -7,6 +7,7 @@ from torch.nn.attention.varlen import AuxRequest
 from typing_extensions import assert_type
 
 import qkv
+from qkv.distributed import ring_attention, shard, unshard
 
 Pair = tuple[Tensor, Tensor]
 
@@ -44,3 +45,11 @@ def others(x: Tensor) -> None:
 
 def module(x: Tensor) -> torch.Tensor:
     return torch.nn.functional.relu(qkv.attention(x, x, x))
+
+
+def distributed(x: Tensor, lse: bool) -> None:
+    assert_type(ring_attention(x, x, x, is_causal=True, seqlen=3, sinks=x), Tensor)
+    assert_type(ring_attention(x, x, x, method="heads", return_lse=True), Pair)
+    assert_type(ring_attention(x, x, x, return_lse=lse), Tensor | Pair)
+    ring_attention(x, x, x, method="tree")  # pyright: ignore[reportArgumentType]
+    assert_type(unshard(shard(x, -2, value=-1), -2, seqlen=3), Tensor)

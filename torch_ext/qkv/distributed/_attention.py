@@ -1,6 +1,6 @@
 """Attention over a sequence that is cut over ranks."""
 
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -13,9 +13,61 @@ from qkv.distributed._ranks import Group, Team, team_of
 from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
 
 _attention = torch.ops.qkv.attention.default
+Method = Literal["ring", "heads", "auto"]
 _dropout_seed = torch.ops.qkv.dropout_seed.default
 
 
+@overload
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: Literal[False] = False,
+    seqlen: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None,
+    method: Method = "ring",
+    group: Group = None,
+    **options: Unpack[ScoreOptions],
+) -> Tensor: ...
+@overload
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: Literal[True],
+    seqlen: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None,
+    method: Method = "ring",
+    group: Group = None,
+    **options: Unpack[ScoreOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: bool,
+    seqlen: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None,
+    method: Method = "ring",
+    group: Group = None,
+    **options: Unpack[ScoreOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 @show_options(_attention)
 def ring_attention(
     query: Tensor,
@@ -29,7 +81,7 @@ def ring_attention(
     seqlen: int | None = None,
     cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None,
-    method: Literal["ring", "heads", "auto"] = "ring",
+    method: Method = "ring",
     group: Group = None,
     **options: Unpack[ScoreOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def _check_documents(call: Call, seqlen: int) -> None:
     if ends.dim() != 1 or ends.numel() == 0:
         raise ValueError(f"cu_seqlens is {[*ends.shape]}, but [N + 1] is expected")
     numbers = ends.tolist()
-    if numbers[0] < 0 or numbers[-1] > seqlen or any(ends.diff() < 0):
+    if numbers[0] < 0 or numbers[-1] > seqlen or (ends.diff() < 0).any():
         raise ValueError(
             f"cu_seqlens is {numbers if len(numbers) < 10 else '...'}, but numbers from 0 to the "
             f"length of the sequence, {seqlen}, that do not fall are expected"

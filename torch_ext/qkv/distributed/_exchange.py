@@ -23,10 +23,11 @@ _KEYS, _GRADIENTS = 7161, 7162
 
 
 class Visit(NamedTuple):
-    """One step of one part of the heads."""
+    """A cut of what is seen at one step, of one part of the heads."""
 
     part: int
     step: int
+    cut: int
 
 
 @dataclass
@@ -74,27 +75,44 @@ class Exchange:
 
     Args:
         tensors: key and value `[..., Hkv, L_local, D]`, of the same shapes on all ranks.
-        parts: into how many parts of their heads messages are cut.
+        parts, cuts: into how many parts of the heads, and each of these into how many of the rows,
+            what is seen at a step is cut. The own keys and values, step 0, only by heads.
         phase: what errors call it.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], ranks: Ranks, plan: Plan, parts: int, phase: str):
-        self._tensors, self._ranks, self._parts, self._phase = tensors, ranks, parts, phase
-        every = range(ranks.size)
-        self.steps: list[Step] = [plan.step(ranks.rank, ranks.around(-step)) for step in every]
+    def __init__(
+        self, tensors: Sequence[Tensor], ranks: Ranks, plan: Plan, parts: int, cuts: int, phase: str
+    ):
+        self._tensors, self._ranks, self._phase = tensors, ranks, phase
+        self._parts, self._cuts = parts, cuts
+        steps = range(ranks.size)
+        self._steps = [plan.step(ranks.rank, ranks.around(-step)) for step in steps]
         # What the rank that many places further on sees of the own keys.
-        self._seen = [plan.step(ranks.around(step), ranks.rank).columns for step in every]
-        self._visits = [Visit(part, step) for part in range(parts) for step in every]
+        self._others_steps = [plan.step(ranks.around(step), ranks.rank) for step in steps]
 
     def arrivals(self) -> Iterator[tuple[Visit, Arrival]]:
         """Each visit, while the keys and values of the next one are on their way."""
-        arriving = self._start(self._visits[0])
-        for number, visit in enumerate(self._visits):
+        visits = [
+            Visit(part, step, cut)
+            for part in range(self._parts)
+            for step in range(self._ranks.size)
+            for cut in range(self._cuts if step else 1)
+        ]
+        arriving = self._start(visits[0])
+        for number, visit in enumerate(visits):
             current = arriving
-            if number + 1 < len(self._visits):
-                arriving = self._start(self._visits[number + 1])
+            if number + 1 < len(visits):
+                arriving = self._start(visits[number + 1])
             yield visit, current
             current.finish()
+
+    def seen(self, visit: Visit) -> Step:
+        """What is seen at a visit."""
+        return self._steps[visit.step].cut(visit.cut, self._cuts if visit.step else 1)
+
+    def _seen_here(self, visit: Visit) -> list[Range]:
+        """The rows of the own keys that another rank sees, at the same visit of its own."""
+        return self._others_steps[visit.step].cut(visit.cut, self._cuts).columns
 
     def _own(self, tensors: Sequence[Tensor], part: int) -> list[Tensor]:
         """Views of one part of the heads."""
@@ -103,11 +121,14 @@ class Exchange:
     def _start(self, visit: Visit) -> Arrival:
         """Begins to receive the keys and values of a visit, and to send the own ones to the rank
         that is as many places further on."""
-        part, step = visit
-        own, columns = self._own(self._tensors, part), self.steps[step].columns
+        own, columns, step = (
+            self._own(self._tensors, visit.part),
+            self.seen(visit).columns,
+            visit.step,
+        )
         if step == 0:
             return Arrival([_selected(x, columns) for x in own], [])
-        leaving = [_selected(x, self._seen[step]) for x in own]
+        leaving = [_selected(x, self._seen_here(visit)) for x in own]
         coming = [_room(x, columns) for x in own]
         source, target = self._ranks.around(-step), self._ranks.around(step)
         transfers = self._exchange("keys and values", step, coming, source, leaving, target, _KEYS)
@@ -119,16 +140,16 @@ class Exchange:
         """Begins to send gradients of the keys and values of a visit to the rank that they belong
         to, and to receive what another has computed for `home`, the gradients of the own ones: both
         None where they are not wanted."""
-        part, step = visit
-        own = self._own([x for x in home if x is not None], part)
+        own, step = self._own([x for x in home if x is not None], visit.part), visit.step
         leaving = [x for x in shares if x is not None]
         if step == 0:
-            return Return(own, self.steps[0].columns, leaving, [])
-        coming = [_room(x, self._seen[step]) for x in own]
+            return Return(own, self.seen(visit).columns, leaving, [])
+        columns = self._seen_here(visit)
+        coming = [_room(x, columns) for x in own]
         source, target = self._ranks.around(step), self._ranks.around(-step)
         what = "gradients of keys and values"
         transfers = self._exchange(what, step, coming, source, leaving, target, _GRADIENTS)
-        return Return(own, self._seen[step], coming, transfers)
+        return Return(own, columns, coming, transfers)
 
     def _exchange(
         self, what: str, step: int, coming: list[Tensor], source: int, leaving: list[Tensor],

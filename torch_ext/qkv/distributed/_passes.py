@@ -22,11 +22,12 @@ from qkv.distributed._plan import Plan, Range
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._sinks import starting_lse
 
-# Keys and values travel by parts of their heads, as many as leave messages of this many bytes or
-# more. The memory for what is on its way, and for the gradients that come back, is then that of a
-# few messages rather than of a few times all keys and values of a rank. The time of a message of
-# 4 MiB is 0.3 ms at 100 Gbit/s, beside which a delay of 20 us is little.
-MESSAGE_BYTES = 4 << 20
+# Keys and values travel by parts, as many as leave messages of this many bytes or more: parts of
+# their heads, and where one head is larger than that, of its rows. So the memory for what is on its
+# way, and for the gradients that go back, is that of a few messages, and not a few times that of
+# all keys and values of a rank. A MiB takes 0.1 ms at 100 Gbit/s, beside which a delay of 20 us is
+# little.
+MESSAGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Ring:
     def options(self, tensors: dict[str, Tensor]) -> Options:
         return Options(tensors=tensors, **self.scalars)
 
-    def parts(self, key: Tensor, value: Tensor) -> int:
-        """Into how many parts of the heads the work is cut: a divisor of the number of key's heads
-        and of value's."""
+    def parts(self, key: Tensor, value: Tensor) -> tuple[int, int]:
+        """Into how many parts of the heads the work is cut, a divisor of the number of key's heads
+        and of value's, and into how many of the rows."""
         heads = math.gcd(*(x.size(-3) if x.dim() > 2 else 1 for x in (key, value)))
-        size = (key.numel() + value.numel()) * key.element_size()
-        most = max(1, min(heads, size // MESSAGE_BYTES))
-        return next(n for n in range(most, 0, -1) if heads % n == 0) if heads else 1
+        size = (key.numel() + value.numel()) * key.element_size() // MESSAGE_BYTES
+        parts = next((n for n in range(min(heads, size), 1, -1) if heads % n == 0), 1)
+        return parts, max(1, min(size // parts, key.size(-2)))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -64,18 +65,19 @@ def forward_pass(
     ring: Ring,
 ) -> tuple[Tensor, Tensor]:
     """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, in float32 or float64."""
-    dtype, parts, options = wide(query.dtype), ring.parts(key, value), ring.options(tensors)
+    dtype, options = wide(query.dtype), ring.options(tensors)
+    parts, cuts = ring.parts(key, value)
     shape = (*ring.lead, query.size(-2))
     output = torch.zeros(*shape, value.size(-1), dtype=dtype)
     # In float64 until it is whole, so that it is not rounded at every step.
     lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
-    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, "forward")
+    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
     for visit, arrival in exchange.arrivals():
         part = visit.part, parts
         own, queries = options.of_heads(*part), heads_of(query, -3, *part)
         own_output, own_lse = heads_of(output, -3, *part), heads_of(lse, -2, *part)
         keys, values = (x.to(dtype) for x in arrival.wait())
-        for block in exchange.steps[visit.step].blocks:
+        for block in exchange.seen(visit).blocks:
             found = block_forward(queries, keys, values, block, own)
             _merge(rows_of(own_output, block.rows), numbers_of(own_lse, block.rows), *found)
         del keys, values
@@ -106,13 +108,14 @@ def backward_pass(
     """The gradients of query, key and value, in float32 or float64, as far as they are wanted;
     those of the options are added to what is in option_grads."""
     query, key, value = inputs
-    dtype, parts, options = wide(query.dtype), ring.parts(key, value), ring.options(tensors)
+    dtype, options = wide(query.dtype), ring.options(tensors)
+    parts, cuts = ring.parts(key, value)
     found = [
         torch.zeros_like(x, dtype=dtype) if is_wanted else None
         for x, is_wanted in zip(inputs, wanted, strict=True)
     ]
     all_queries = Queries(query, results[0], results[1], grads[0], grads[1], found[0])
-    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, "backward")
+    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
     returning = None
     for visit, arrival in exchange.arrivals():
         part = visit.part, parts
@@ -120,7 +123,7 @@ def backward_pass(
         own_grads = option_heads(option_grads, *part)
         keys = [x.to(dtype) for x in arrival.wait()]
         shares: list[Tensor | None] = [None, None]
-        for block in exchange.steps[visit.step].blocks:
+        for block in exchange.seen(visit).blocks:
             more = block_backward(queries, keys, wanted[1:], block, own, own_grads)
             shares = [_added(*x, block.columns) for x in zip(shares, more, keys, strict=True)]
         shares = _or_zeros(shares, keys, wanted[1:])

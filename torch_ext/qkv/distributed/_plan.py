@@ -53,6 +53,12 @@ class Block:
     document: int = 0
     ends: tuple[int, ...] | None = None
 
+    def of_columns(self, part: Range) -> "list[Block]":
+        """What the block has of these columns, counted from the first of them."""
+        own = self.columns & part
+        begin = self.key_begin + (own.begin - self.columns.begin if self.length else 0)
+        return [replace(self, columns=own.moved(-part.begin), key_begin=begin)] if own.size else []
+
 
 @dataclass(frozen=True)
 class Step:
@@ -60,6 +66,19 @@ class Step:
 
     columns: list[Range]  # the rows of the keys that any query sees
     blocks: list[Block]  # whose columns are counted in these alone
+
+    def cut(self, number: int, cuts: int) -> "Step":
+        """One of so many equal parts of the columns. Packed documents are not cut."""
+        if cuts == 1:
+            return self
+        count = sum(rows.size for rows in self.columns)
+        own = Range(count * number // cuts, count * (number + 1) // cuts)
+        columns, begin = [], 0
+        for rows in self.columns:
+            seen = Range(begin, begin + rows.size) & own
+            columns += [seen.moved(rows.begin - begin)] if seen.size else []
+            begin += rows.size
+        return Step(columns, [x for block in self.blocks for x in block.of_columns(own)])
 
 
 @dataclass(frozen=True)
