@@ -45,11 +45,27 @@ def test_one_rank_only_computes():
 @pytest.mark.parametrize("ranks", [2, 5, 64])
 def test_zigzag_halves_every_step(ranks):
     """Without transport and fixed costs it is ideal; without zigzag, the last rank has all pairs of
-    each step but the first."""
+    each step but the first. The longer sequence travels in parts."""
     hosts = Hosts(core(), cores=4, scaling=0.5)
-    assert efficiency(LAYER, 640, Split(1, ranks), hosts) == pytest.approx(1)
-    plain = efficiency(LAYER, 640, Split(1, ranks), hosts, is_zigzag=False)
-    assert plain == pytest.approx(ranks / (2 * ranks - 1))
+    for tokens in (640, 640 << 13):
+        assert efficiency(LAYER, tokens, Split(1, ranks), hosts) == pytest.approx(1)
+        plain = efficiency(LAYER, tokens, Split(1, ranks), hosts, is_zigzag=False)
+        assert plain == pytest.approx(ranks / (2 * ranks - 1))
+
+
+def test_parts_share_the_bytes_and_each_has_its_own_cost():
+    """Two ranks of 2**16 tokens: keys and values are two parts of the heads, each of two cuts."""
+    hosts = Hosts(Core(Pass(1.0, 0, 0), Pass(1.0, 0, 0), Link(1e5, 0.0), 0.0))
+    rows = 2**16
+    assert parts_of(2, rows, 2 * rows * 2 * 8 * 2) == (2, 2)
+    keys, gradients = (2 * rows * 8 * size / 2 / 1e5 for size in (2, 4))  # seconds of a message
+    assert 1 < keys < 2 * keys == gradients
+    # Each of the four messages comes during the visit before its own, and its gradients go home
+    # during the one after: the last ones of a part beside the next part's first keys, or alone.
+    first_part = keys + keys + gradients
+    backward = first_part + (gradients + keys) + keys + gradients + gradients
+    expected = 2 * (keys + keys + 1.0) + backward
+    assert predict(LAYER, 2 * rows, Split(1, 2), hosts) == pytest.approx(expected)
 
 
 def test_transport_is_what_takes_longer():
@@ -136,7 +152,7 @@ def test_pairs_and_keys_are_those_of_the_plan(ranks):
 def test_parts_are_those_of_the_ring(heads, rows):
     ring = Ring(ALONE, Plan(1, rows // 2, rows), (1, heads), {})
     keys = torch.empty(1, heads, rows, 64, device="meta")
-    assert parts_of(heads, 2 * keys.numel() * 4) == ring.parts(keys, keys)
+    assert parts_of(heads, rows, 2 * keys.numel() * 4) == ring.parts(keys, keys)
 
 
 def samples_of(core, layer):

@@ -4,7 +4,6 @@ docs/distributed.md derives it. Everything is in seconds, bytes and tokens of on
 is one query and one key that it sees.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -85,15 +84,18 @@ def ring(
     sees all keys, or all queries one half. Without, a rank sees all of the keys or none of them,
     and the last rank sees all in every step but the first.
 
-    All steps are taken for one part of the heads after the other (_ring.py), so that a message is
-    no longer than it needs to be.
+    Keys travel in parts of the heads, and of the rows (_passes.py): a visit is what is computed with
+    one message. Each step but the first has so many `cuts`, of all queries and some of the keys.
     """
     rows = tokens / split.ring
     heads, kv_heads = layer.heads / split.heads, max(1, layer.kv_heads / split.heads)
     elements = 2 * rows * kv_heads * layer.head_dim  # of keys and values
-    parts = parts_of(int(kv_heads), elements * layer.itemsize) if split.ring > 1 else 1
-    keys = elements * layer.itemsize / parts
-    gradients = elements * GRADIENT_BYTES / parts if name == "backward" and split.ring > 1 else 0.0
+    parts, cuts = parts_of(int(kv_heads), rows, elements * layer.itemsize)
+    visits = 1 + (split.ring - 1) * cuts  # of a part
+    keys = elements * layer.itemsize / parts / cuts
+    gradients = elements * GRADIENT_BYTES / parts / cuts if name == "backward" else 0.0
+    if split.ring == 1:  # which is one call of the operator
+        parts, gradients = 1, 0.0
     block = {"forward": hosts.core.forward, "backward": hosts.core.backward}[name]
 
     def compute(pairs: float) -> float:
@@ -101,24 +103,28 @@ def ring(
         work = rows * features * block.element + FLOPS[name] * pairs * features * block.flop
         return block.fixed + work / hosts.speed
 
-    def moved(step: int, part: int = 0) -> float:
-        """The keys of the next step are on their way here, the gradients of the step before on
-        their way home. Keys and gradients of each part's first step are this rank's own."""
-        coming = keys if step < split.ring - 1 else 0.0
-        leaving = gradients if step > 1 or (step == 0 and part > 0) else 0.0
+    def moved(visit: int, part: int = 0) -> float:
+        """The keys of the next visit are on their way here, the gradients of the visit before on
+        their way home. Keys and gradients of each part's first visit are this rank's own."""
+        coming = keys if visit < visits - 1 else 0.0
+        leaving = gradients if visit > 1 or (visit == 0 and part > 0) else 0.0
         return coming + leaving
 
-    half, full = compute(rows**2 / 2), compute(rows**2)
-    total = overlapped(half, moved(0), hosts) + (parts - 1) * overlapped(half, moved(0, 1), hosts)
-    for amount, steps in Counter(moved(step) for step in range(1, split.ring)).items():
-        total += parts * steps * overlapped(half if is_zigzag else full, amount, hosts)
+    own, other = compute(rows**2 / 2), compute(rows**2 / (2 if is_zigzag else 1) / cuts)
+    total = overlapped(own, moved(0), hosts) + (parts - 1) * overlapped(own, moved(0, 1), hosts)
+    # All but the second and the last are alike.
+    for visit, count in ((1, 1), (2, max(0, visits - 3)), (visits - 1, 1 if visits > 2 else 0)):
+        if count and visits > 1:
+            total += parts * count * overlapped(other, moved(visit), hosts)
     return total + overlapped(0.0, gradients, hosts)  # the last have nothing to hide behind
 
 
-def parts_of(kv_heads: int, size: float) -> int:
-    """Into how many parts of their heads keys and values of `size` bytes are cut."""
-    most = max(1, min(kv_heads, int(size) // MESSAGE_BYTES))
-    return next(n for n in range(most, 0, -1) if kv_heads % n == 0)
+def parts_of(kv_heads: int, rows: float, size: float) -> tuple[int, int]:
+    """Into how many parts of their heads keys and values of `size` bytes are cut, and each of these
+    into how many of its rows."""
+    messages = int(size) // MESSAGE_BYTES
+    parts = next((n for n in range(min(kv_heads, messages), 1, -1) if kv_heads % n == 0), 1)
+    return parts, max(1, min(messages // parts, int(rows)))
 
 
 def overlapped(compute: float, moved: float, hosts: Hosts) -> float:

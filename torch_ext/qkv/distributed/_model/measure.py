@@ -20,7 +20,7 @@ from .step import BackwardStep, ForwardStep, Whole
 # Transport and computing take about as long with so many heads, so that neither is lost in the
 # other's noise; with all of a model's heads, computing is a second long, and transport a hundredth.
 HEADS = 4
-LENGTHS = (256, 512, 1024, 2048)  # tokens a rank
+LENGTHS = (128, 256, 512, 1024, 2048)  # tokens a rank
 REPEATS = 15
 
 

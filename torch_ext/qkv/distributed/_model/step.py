@@ -6,12 +6,12 @@ from torch import Tensor
 
 from .._attention import ring_attention
 from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
-from .._exchange import Exchange, Return, Shares, Visit
+from .._exchange import Exchange, Return, Visit
 from .._passes import _merge
 from .._plan import Plan
 from .._ranks import Ranks
 
-VISIT = Visit(part=0, step=1)  # of the other rank's keys
+VISIT = Visit(part=0, step=1, cut=0)  # all of the other rank's keys at once
 
 
 class ForwardStep:
@@ -26,10 +26,10 @@ class ForwardStep:
         plan = Plan(2, rows // 2, 2 * rows, is_causal=True, positions=False)
         self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
         self.options = Options(tensors={}, own_heads=heads, heads=heads)
-        self.exchange = Exchange((self.key, self.value), ranks, plan, 1, self.phase)
-        (self.block,) = self.exchange.steps[VISIT.step].blocks
+        self.exchange = Exchange((self.key, self.value), ranks, plan, 1, 1, self.phase)
+        (self.block,) = self.exchange.seen(VISIT).blocks
         self.output = torch.zeros(1, heads, rows, head_dim)
-        self.lse = torch.zeros(1, heads, rows)
+        self.lse = torch.zeros(1, heads, rows, dtype=torch.float64)
         self.facts = {"pass": self.phase, "rows": rows, "bytes": self.key_bytes}
         self.keys: list[Tensor] = []
         self.transport()
@@ -69,21 +69,22 @@ class BackwardStep(ForwardStep):
     """The same of the backward pass, in which gradients of the step before go home, too."""
 
     phase = "backward"
-    shares: Shares
     back: Return
 
     def __init__(self, rows: int, heads: int, head_dim: int, dtype: torch.dtype):
         self.home = list(torch.zeros(2, 1, heads, rows, head_dim))
+        self.shares: list[Tensor] = []
         super().__init__(rows, heads, head_dim, dtype)
         self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
         grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
         self.queries = Queries(
-            self.query, self.output, self.lse, grad_output.to(dtype), None, grad_query
+            self.query, self.output, self.lse.float(), grad_output.to(dtype), None, grad_query
         )
 
     def start(self) -> None:
         super().start()
-        self.shares = self.exchange.shares(VISIT, self.home)
+        columns = self.block.columns.size
+        self.shares = self.shares or [x[..., :columns, :].contiguous() for x in self.home]
         self.back = self.exchange.send_back(VISIT, self.shares, self.home)
 
     def finish(self) -> None:
@@ -92,10 +93,10 @@ class BackwardStep(ForwardStep):
             transfer.wait()
 
     def compute(self) -> None:
-        shares = self.exchange.shares(VISIT, self.home)
         keys = [x.float() for x in self.keys]
-        block_backward(self.queries, keys, shares.views, self.block, self.options, {})
-        Return(self.back.home, self.back.views, self.back.columns, []).wait()  # adds, at home
+        block_backward(self.queries, keys, (True, True), self.block, self.options, {})
+        # Adds what another rank has sent, or is just sending, to the gradients of the own keys.
+        Return(self.home, self.back.columns, self.back.shares, []).finish()
 
 
 class Whole:
