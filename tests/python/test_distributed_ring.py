@@ -81,6 +81,10 @@ def test_numbers_of_ranks(size, whole):
     check(size, whole)
 
 
+def test_a_mesh_of_one_dimension():
+    check(2, CASES[1], "ring", (2,))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [2, 4])
 def test_rounding(size, dtype):
@@ -323,6 +327,27 @@ def broadcasts():
 def test_broadcasting():
     for expected, found in run(2, broadcasts):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def compiled():
+    tensors, _ = Whole().tensors()
+    found = []
+
+    def step(query, key, value):
+        return ring_attention(2 * query, key, value, is_causal=True, seqlen=50).square().sum()
+
+    for function in (step, torch.compile(step, backend="aot_eager")):
+        leaves = leaves_of({name: shard(x, -2) for name, x in tensors.items()})
+        loss = function(**leaves)
+        loss.backward()
+        found.append([loss, *(x.grad for x in leaves.values())])
+    return all(map(torch.equal, *found))
+
+
+@pytest.mark.long
+def test_compiled():
+    """Around the call: the graph breaks there."""
+    assert run(2, compiled, timeout=600.0) == [True, True]
 
 
 def other_derivatives():

@@ -48,7 +48,8 @@ def attend(
     def attend_heads(query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor]):
         of_options = {name: tensors.get(name) for name in _NAMES}
         if alone:
-            shard = [0, 0, 0, 0, place["first_head"], heads, 0]
+            is_part = team.heads.size > 1
+            shard = [0, 0, 0, 0, place["first_head"], heads, 0] if is_part else None
             return _attend_whole((query, key, value), of_options, call, seed, seqlen, shard)
         documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
         scalars = call.scalars | place | {"dropout_seed": seed, "documents": documents}
@@ -82,7 +83,7 @@ def _attend_whole(
     call: Call,
     seed: Tensor | None,
     seqlen: int,
-    shard: list[int],
+    shard: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """By one call, where all rows are here in their own order. What pads them is left out, and back
     again in the results."""

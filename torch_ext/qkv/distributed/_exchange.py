@@ -121,11 +121,8 @@ class Exchange:
     def _start(self, visit: Visit) -> Arrival:
         """Begins to receive the keys and values of a visit, and to send the own ones to the rank
         that is as many places further on."""
-        own, columns, step = (
-            self._own(self._tensors, visit.part),
-            self.seen(visit).columns,
-            visit.step,
-        )
+        own, step = self._own(self._tensors, visit.part), visit.step
+        columns = self.seen(visit).columns
         if step == 0:
             return Arrival([_selected(x, columns) for x in own], [])
         leaving = [_selected(x, self._seen_here(visit)) for x in own]
