@@ -5,7 +5,7 @@ is one query and one key that it sees.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .._passes import MESSAGE_BYTES
 from .figures import Hosts, Layer
@@ -84,8 +84,8 @@ def ring(
     sees all keys, or all queries one half. Without, a rank sees all of the keys or none of them,
     and the last rank sees all in every step but the first.
 
-    Keys travel in parts of the heads, and of the rows (_passes.py): a visit is what is computed with
-    one message. Each step but the first has so many `cuts`, of all queries and some of the keys.
+    Keys travel in parts of their heads and rows (_passes.py): a visit is what is computed with one
+    message. Each step but the first has so many `cuts`, of all queries and some of the keys.
     """
     rows = tokens / split.ring
     heads, kv_heads = layer.heads / split.heads, max(1, layer.kv_heads / split.heads)
@@ -94,9 +94,9 @@ def ring(
     visits = 1 + (split.ring - 1) * cuts  # of a part
     keys = elements * layer.itemsize / parts / cuts
     gradients = elements * GRADIENT_BYTES / parts / cuts if name == "backward" else 0.0
-    if split.ring == 1:  # which is one call of the operator
-        parts, gradients = 1, 0.0
     block = {"forward": hosts.core.forward, "backward": hosts.core.backward}[name]
+    if split.ring == 1:  # which is one call of the operator, and nothing is merged
+        parts, gradients, block = 1, 0.0, replace(block, element=0.0)
 
     def compute(pairs: float) -> float:
         features = heads / parts * layer.head_dim

@@ -90,9 +90,12 @@ def run(
             calls = {"compute": step.compute, "transport": step.transport, "both": step.both}
             found["samples"].append(step.facts | seconds(calls, repeats))
     alone: Any = [dist.new_group([n]) for n in range(2)][rank]
-    for method, group in (("ring", alone), ("ring", None), ("heads", None)):
-        for rows in lengths:
-            call = Whole(method, group, rows, HEADS, head_dim, dtype)
+    for rows in lengths:
+        for call in (
+            Whole("ring", alone, rows, HEADS, head_dim, dtype),
+            Whole("ring", None, rows, HEADS, head_dim, dtype),
+            Whole("heads", None, rows, HEADS, head_dim, dtype),
+        ):
             found["whole"].append(call.facts | seconds({"seconds": call}, repeats))
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

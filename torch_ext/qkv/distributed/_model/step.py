@@ -1,5 +1,7 @@
 """A ring's steps on two ranks, and whole calls, as things to time."""
 
+from typing import Literal
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -103,7 +105,7 @@ class Whole:
     """ring_attention, forward and backward, of `rows` tokens a rank."""
 
     def __init__(
-        self, method: str, group: dist.ProcessGroup | None, rows: int, heads: int, head_dim: int,
+        self, method: Literal["ring", "heads"], group: dist.ProcessGroup | None, rows: int, heads: int, head_dim: int,
         dtype: torch.dtype,
     ):  # fmt: skip
         self.method, self.group = method, group
