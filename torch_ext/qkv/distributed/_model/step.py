@@ -108,7 +108,8 @@ class Whole:
         self, method: Literal["ring", "heads"], group: dist.ProcessGroup | None, rows: int, heads: int, head_dim: int,
         dtype: torch.dtype,
     ):  # fmt: skip
-        self.method, self.group = method, group
+        self.method: Literal["ring", "heads"] = method
+        self.group = group
         inputs = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
         self.inputs = [x.requires_grad_() for x in inputs.unbind()]
         self.grad_output = torch.randn(1, heads, rows, head_dim).to(dtype)
@@ -116,5 +117,8 @@ class Whole:
         self.facts = {"method": method, "ranks": ranks, "tokens": ranks * rows}
 
     def __call__(self) -> None:
-        output = ring_attention(*self.inputs, is_causal=True, method=self.method, group=self.group)
+        query, key, value = self.inputs
+        output = ring_attention(
+            query, key, value, is_causal=True, method=self.method, group=self.group
+        )
         torch.autograd.grad(output, self.inputs, self.grad_output)
