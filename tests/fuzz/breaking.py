@@ -92,7 +92,7 @@ def negated(draw, x):
 
 def other_kind(draw, x):
     ways = [lambda: x.to("meta"), lambda: x.to("meta"), x.to_sparse]
-    for layout in (torch.jagged, torch.strided):
+    for layout in (torch.jagged, torch.strided) if x.dim() else ():
         ways.append(lambda layout=layout: torch.nested.nested_tensor([x, x], layout=layout))
     if x.dtype == torch.float32 and 0 < x.dim() <= 5:  # oneDNN takes up to 5 dimensions
         ways.append(x.to_mkldnn)

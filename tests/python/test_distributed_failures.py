@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from distributed_calls import Whole, assert_same, mesh_of, on_rank, together
 from distributed_world import run, run_fresh
+from torch.distributed.tensor import distribute_tensor
 
 from qkv.distributed import ring_attention, unshard
 
@@ -206,6 +207,18 @@ def functions():
     if dist.get_rank() == 1:
         return message_of(unshard, torch.zeros(4), 0)
     return message_of(attend)
+
+
+def of_a_dtensor():
+    return message_of(attend, query=distribute_tensor(torch.zeros(2, 4, 4, 8), mesh_of((2,))))
+
+
+def test_a_dtensor():
+    for found in run(2, of_a_dtensor):
+        assert found == (
+            "ring_attention: query is a DTensor, but what this rank has of it, .to_local(), is "
+            "expected"
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -93,6 +94,10 @@ def test_rounding(size, dtype):
         check(size, Whole(dtype=dtype, seqlen=300, scalars=scalars))
 
 
+def test_half_precision_on_eight_ranks():
+    check(8, Whole(dtype=torch.bfloat16, seqlen=300, scalars=CAUSAL))
+
+
 @st.composite
 def wholes(draw):
     """Calls of ring_attention with options of every kind."""
@@ -171,12 +176,9 @@ def test_dropout_of_documents_is_varlen_attns():
         torch.testing.assert_close(results, varlen(whole), rtol=1e-12, atol=1e-12)
 
 
-def in_parts(whole, message_bytes):
-    _passes.MESSAGE_BYTES, usual = message_bytes, _passes.MESSAGE_BYTES
-    try:
+def in_parts(whole, least_bytes):
+    with mock.patch.object(_passes, "LEAST_BYTES", least_bytes):
         return on_rank(whole)
-    finally:
-        _passes.MESSAGE_BYTES = usual
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,8 @@ def in_parts(whole, message_bytes):
 )
 def test_parts_of_messages(whole):
     """Messages are cut by heads and rows, as those of long sequences are."""
-    for size, message_bytes in ((3, 1), (2, 300), (3, 2000)):
-        assert_same(whole, together(whole, run(size, in_parts, whole, message_bytes)))
+    for size, least_bytes in ((3, 1), (2, 300), (3, 2000)):
+        assert_same(whole, together(whole, run(size, in_parts, whole, least_bytes)))
 
 
 def arrives_meanwhile():
@@ -230,6 +232,39 @@ def test_gradients_of_some(wanted):
         torch.testing.assert_close(grad, leaves[name].grad, rtol=1e-12, atol=1e-12)
 
 
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def a_loss_without_gradient():
+    """The second rank calls backward, but no gradient comes to its output."""
+    tensors, grads = Whole().tensors()
+    local = {name: shard(x, -2).requires_grad_() for name, x in tensors.items()}
+    output = ring_attention(**local, seqlen=50)
+    (output if dist.get_rank() == 0 else NoGradient.apply(output)).backward(
+        shard(grads["grad_output"], -2)
+    )
+    return {name: x.grad for name, x in local.items()}
+
+
+def test_a_rank_without_a_gradient():
+    """It helps the other one to those of its keys and values."""
+    tensors, grads = Whole().tensors()
+    leaves = leaves_of(tensors)
+    of_first = grads["grad_output"]
+    of_first[..., 13:39, :] = 0  # chunks 1 and 2 of 4
+    qkv.attention(**leaves).backward(of_first)
+    found = together(Whole(), run(2, a_loss_without_gradient))
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, leaves[name].grad, rtol=1e-12, atol=1e-12)
+
+
 def without_gradients():
     tensors, _ = Whole(dtype=torch.bfloat16).tensors()
     local = [shard(x, -2) for x in tensors.values()]
@@ -245,25 +280,38 @@ def test_without_gradients():
         torch.testing.assert_close(output, qkv.attention(*tensors.values()))
 
 
+# bfloat16 does not tell these numbers apart.
+MASK = 1000 + torch.arange(50.0).sin()
+
+
 def under_autocast():
+    """The results for float32 tensors under autocast, also backward, and for bfloat16 ones."""
     tensors, grads = Whole(dtype=torch.float32).tensors()
-    local = [shard(x, -2).requires_grad_() for x in tensors.values()]
-    mask = torch.zeros(50)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = ring_attention(*local, mask, seqlen=50, is_causal=True)
-    output.backward(shard(grads["grad_output"], -2).bfloat16())
-    return {"output": output.detach(), **{n: x.grad for n, x in zip(tensors, local, strict=True)}}
+    grad = shard(grads["grad_output"], -2).bfloat16()
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = leaves_of({name: shard(x, -2).to(dtype) for name, x in tensors.items()})
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.float32):
+            mask = MASK.to(dtype)
+            output = ring_attention(**leaves, attn_mask=mask, seqlen=50, is_causal=True)
+            output.backward(grad)
+        found.append({"output": output.detach(), **{n: x.grad for n, x in leaves.items()}})
+    return found
 
 
 def test_autocast():
-    """As qkv.attention does under autocast, but for how that rounds on its way."""
-    found = together(Whole(dtype=torch.float32), run(2, under_autocast))
+    """As qkv.attention does under autocast; to the bit as for tensors of its dtype."""
+    of_ranks = run(2, under_autocast)
+    for cast, narrow in of_ranks:
+        assert cast["output"].dtype == torch.bfloat16 and cast["query"].dtype == torch.float32
+        assert all(torch.equal(x, narrow[name].to(x.dtype)) for name, x in cast.items())
     tensors, grads = Whole(dtype=torch.float32).tensors()
     leaves = leaves_of(tensors)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = qkv.attention(**leaves, is_causal=True)
+        output = qkv.attention(**leaves, attn_mask=MASK, is_causal=True)
     output.backward(grads["grad_output"].bfloat16())
     expected = {"output": output.detach(), **{n: x.grad for n, x in leaves.items()}}
+    found = together(Whole(dtype=torch.float32), [cast for cast, _ in of_ranks])
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 

@@ -150,6 +150,14 @@ def unshard_of_unlike_shapes():
     return raises(lambda: unshard(torch.zeros(4, 2 + dist.get_rank()), 0))
 
 
+def unshard_along_unlike_dimensions():
+    return raises(lambda: unshard(torch.zeros(4, 4), dist.get_rank()))
+
+
+def unshard_of_unlike_lengths():
+    return raises(lambda: unshard(torch.zeros(4), 0, seqlen=7 + dist.get_rank()))
+
+
 def unshard_of_an_odd_one():
     return raises(lambda: unshard(torch.zeros(4 + dist.get_rank()), 0))
 
@@ -175,6 +183,10 @@ def shard_by_a_large_mesh():
     {
         unshard_of_unlike_shapes: "unshard: tensor is float32 [4, 2] on rank 0, but float32 [4, 3] "
         "on rank 1; the same is expected on all ranks",
+        unshard_along_unlike_dimensions: "unshard: dim is 0 on rank 0, but 1 on rank 1; the same "
+        "is expected on all ranks",
+        unshard_of_unlike_lengths: "unshard: seqlen is 7 on rank 0, but 8 on rank 1; the same is "
+        "expected on all ranks",
         unshard_of_an_odd_one: "unshard: on rank 1: tensor has 5 rows along dim 0, but an even "
         "number is expected, as shard returns",
         unshard_of_too_long_a_sequence: "unshard: seqlen is 9, but 0 to 8 is expected, what the "

@@ -52,6 +52,10 @@ def _check_tensors(call: Call) -> None:
         if not isinstance(tensor, Tensor) or tensor.is_nested:
             what = "a nested tensor" if isinstance(tensor, Tensor) else repr(tensor)
             raise TypeError(f"{name} is {what}, but a dense tensor is expected")
+        if hasattr(tensor, "placements"):  # torch.distributed.tensor takes time to import
+            raise TypeError(
+                f"{name} is a DTensor, but what this rank has of it, .to_local(), is expected"
+            )
         if tensor.device.type != "cpu":
             raise RuntimeError(f"{name} is on {tensor.device}, but a tensor on the CPU is expected")
     for name, tensor in inputs.items():

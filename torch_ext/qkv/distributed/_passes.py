@@ -22,12 +22,13 @@ from qkv.distributed._plan import Plan, Range
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._sinks import starting_lse
 
-# Keys and values travel by parts, as many as leave messages of this many bytes or more: parts of
-# their heads, and where one head is larger than that, of its rows. So the memory for what is on its
-# way, and for the gradients that go back, is that of a few messages, and not a few times that of
-# all keys and values of a rank. A MiB takes 0.1 ms at 100 Gbit/s, beside which a delay of 20 us is
-# little.
-MESSAGE_BYTES = 1 << 20
+# Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
+# on its way, and the gradients that go back, then take the memory of a few parts, and not a few
+# times that of all keys and values of a rank. But more parts also mean that output and gradients
+# of the queries are read and written more often, for fewer keys each time. So there are this many
+# at most, and none of fewer bytes than that: a MiB takes 0.1 ms at 100 Gbit/s, beside which a delay
+# of 20 us is little.
+MOST_PARTS, LEAST_BYTES = 32, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Ring:
         """Into how many parts of the heads the work is cut, a divisor of the number of key's heads
         and of value's, and into how many of the rows."""
         heads = math.gcd(*(x.size(-3) if x.dim() > 2 else 1 for x in (key, value)))
-        size = (key.numel() + value.numel()) * key.element_size() // MESSAGE_BYTES
-        parts = next((n for n in range(min(heads, size), 1, -1) if heads % n == 0), 1)
-        return parts, max(1, min(size // parts, key.size(-2)))
+        size = (key.numel() + value.numel()) * key.element_size()
+        most = min(MOST_PARTS, size // LEAST_BYTES)
+        parts = next((n for n in range(min(heads, most), 1, -1) if heads % n == 0), 1)
+        return parts, max(1, most // parts)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
