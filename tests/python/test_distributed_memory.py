@@ -32,7 +32,7 @@ def train(attention, length):
 
 def growth():
     """MiB by which forward and backward, and their inputs, add to a rank at their peak."""
-    _passes.MESSAGE_BYTES = _passes.MESSAGE_BYTES * HEAD_DIM // USUAL
+    _passes.LEAST_BYTES = _passes.LEAST_BYTES * HEAD_DIM // USUAL
     size = dist.get_world_size()
     attention = qkv.attention if size == 1 else qkv.distributed.ring_attention
     train(attention, 64)  # connections and stacks

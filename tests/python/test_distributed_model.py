@@ -58,7 +58,7 @@ def test_parts_share_the_bytes_and_each_has_its_own_cost():
     """Two ranks of 2**16 tokens: keys and values are two parts of the heads, each of two cuts."""
     hosts = Hosts(Core(Pass(1.0, 0, 0), Pass(1.0, 0, 0), Link(1e5, 0.0), 0.0))
     rows = 2**16
-    assert parts_of(2, rows, 2 * rows * 2 * 8 * 2) == (2, 2)
+    assert parts_of(2, 2 * rows * 2 * 8 * 2) == (2, 2)
     keys, gradients = (2 * rows * 8 * size / 2 / 1e5 for size in (2, 4))  # seconds of a message
     assert 1 < keys < 2 * keys == gradients
     # Each of the four messages comes during the visit before its own, and its gradients go home
@@ -149,11 +149,11 @@ def test_pairs_and_keys_are_those_of_the_plan(ranks):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 6, 8])
-@pytest.mark.parametrize("rows", [256, 4096, 1 << 17])
+@pytest.mark.parametrize("rows", [256, 4096, 1 << 17, 1 << 20])
 def test_parts_are_those_of_the_ring(heads, rows):
     ring = Ring(ALONE, Plan(1, rows // 2, rows), (1, heads), {})
     keys = torch.empty(1, heads, rows, 64, device="meta")
-    assert parts_of(heads, rows, 2 * keys.numel() * 4) == ring.parts(keys, keys)
+    assert parts_of(heads, 2 * keys.numel() * 4) == ring.parts(keys, keys)
 
 
 def samples_of(core, layer):
