@@ -4,18 +4,20 @@ import functools
 import importlib
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from bench_runs import PNG
+from common import attempt
 from torch.profiler import ProfilerActivity, profile
 
 PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
 NEEDS = {"finetune_transformers": "transformers", "flow": "sklearn", "vit_digits": "sklearn"}
 SCRIPTS = [
-    "finetune_transformers", "flow", "forces", "packed_documents", "serve", "translate",
-    "vit_digits",
+    "finetune_transformers", "flow", "forces", "long_context", "packed_documents", "serve",
+    "translate", "vit_digits",
 ]  # fmt: skip
 WITH_TORCH = ["finetune_transformers", "translate", "vit_digits"]
 
@@ -145,6 +147,37 @@ def test_flow_on_both_attentions():
         found.append([error.detach(), torch.cat([x.flatten() for x in grads])])
     for x, expected in zip(*found, strict=True):
         assert (x - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_long_context(tmp_path):
+    """Four processes with a limit train what one process with that limit cannot, and to the same
+    losses where it can."""
+    ((start, arguments),) = re.findall(
+        r"^torchrun (.*) examples/long_context\.py *(.*)$", PAGE.read_text(), re.M
+    )
+    done = attempt(
+        sys.executable, "-m", "torch.distributed.run", *start.split(),
+        PAGE.parents[1] / "examples" / "long_context.py", *arguments.split(),
+        *"--steps 2 --context 8192 --limit 64".split(), cwd=tmp_path,
+        env={"GLOO_SOCKET_IFNAME": "lo"},  # a machine's name need not resolve
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "one process, 8192 bytes, 64 MiB: " in done.stdout
+    assert "allocate memory" in done.stdout
+    (off,) = re.findall(r"losses differ by (\S+) of themselves", done.stdout)
+    assert float(off) < 1e-5
+    peaks = [float(peak) for peak in re.findall(r"^rank \d +\d+ +(\S+)", done.stdout, re.M)]
+    (alone,) = re.findall(r"^one process, no limit +\d+ +(\S+)", done.stdout, re.M)
+    assert len(peaks) == 4
+    assert max(peaks) < 64 < float(alone)
+    assert (tmp_path / "long_context.png").read_bytes().startswith(PNG)
+
+
+def test_long_context_wants_torchrun(capsys):
+    with pytest.raises(SystemExit) as end:
+        load("long_context").main([])
+    assert end.value.code == 2
+    assert "start it by: torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

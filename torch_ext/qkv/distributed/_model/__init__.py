@@ -1,0 +1,1 @@
+"""What `python -m qkv.distributed.model` is made of."""

@@ -1,0 +1,124 @@
+"""A ring's steps on two ranks, and whole calls, as things to time."""
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._attention import ring_attention
+from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
+from .._exchange import Exchange, Return, Visit
+from .._passes import _merge
+from .._plan import Plan
+from .._ranks import Ranks
+
+VISIT = Visit(part=0, step=1, cut=0)  # all of the other rank's keys at once
+
+
+class ForwardStep:
+    """Some queries of this rank on keys of the other one. `compute` is what ring_attention does
+    with them when they are here; `transport` brings them; `both` does this while the keys of a
+    next step come."""
+
+    phase = "forward"
+
+    def __init__(self, rows: int, heads: int, head_dim: int, dtype: torch.dtype):
+        ranks = Ranks(dist.group.WORLD, dist.get_rank(), 2)
+        plan = Plan(2, rows // 2, 2 * rows, is_causal=True, positions=False)
+        self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
+        self.options = Options(tensors={}, own_heads=heads, heads=heads)
+        self.exchange = Exchange((self.key, self.value), ranks, plan, 1, 1, self.phase)
+        (self.block,) = self.exchange.seen(VISIT).blocks
+        self.output = torch.zeros(1, heads, rows, head_dim)
+        self.lse = torch.zeros(1, heads, rows, dtype=torch.float64)
+        self.facts = {"pass": self.phase, "rows": rows, "bytes": self.key_bytes}
+        self.keys: list[Tensor] = []
+        self.transport()
+
+    @property
+    def key_bytes(self) -> int:
+        """Of keys and values of a rank: one of the two gets all of the other's, and every rank of a
+        larger ring does in some steps."""
+        return 2 * self.key.numel() * self.key.element_size()
+
+    def start(self) -> None:
+        self.arrivals = self.exchange.arrivals()
+        next(self.arrivals)  # the first step's keys are here, and the second step's on their way
+
+    def finish(self) -> None:
+        _, arrival = next(self.arrivals)
+        self.keys = list(arrival.wait())
+        next(self.arrivals, None)
+
+    def transport(self) -> None:
+        self.start()
+        self.finish()
+
+    def both(self) -> None:
+        self.start()
+        self.compute()
+        self.finish()
+
+    def compute(self) -> None:
+        keys, values = (x.float() for x in self.keys)
+        found = block_forward(self.query, keys, values, self.block, self.options)
+        rows = self.block.rows
+        _merge(rows_of(self.output, rows), numbers_of(self.lse, rows), *found)
+
+
+class BackwardStep(ForwardStep):
+    """The same of the backward pass, in which gradients of the step before go home, too."""
+
+    phase = "backward"
+    back: Return
+
+    def __init__(self, rows: int, heads: int, head_dim: int, dtype: torch.dtype):
+        self.home = list(torch.zeros(2, 1, heads, rows, head_dim))
+        self.shares: list[Tensor] = []
+        super().__init__(rows, heads, head_dim, dtype)
+        self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
+        grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
+        self.queries = Queries(
+            self.query, self.output, self.lse.float(), grad_output.to(dtype), None, grad_query
+        )
+
+    def start(self) -> None:
+        super().start()
+        columns = self.block.columns.size
+        self.shares = self.shares or [x[..., :columns, :].contiguous() for x in self.home]
+        self.back = self.exchange.send_back(VISIT, self.shares, self.home)
+
+    def finish(self) -> None:
+        super().finish()
+        for transfer in self.back.transfers:
+            transfer.wait()
+
+    def compute(self) -> None:
+        keys = [x.float() for x in self.keys]
+        block_backward(self.queries, keys, (True, True), self.block, self.options, {})
+        # Adds what another rank has sent, or is just sending, to the gradients of the own keys.
+        Return(self.home, self.back.columns, self.back.shares, []).finish()
+
+
+class Whole:
+    """ring_attention, forward and backward, of `rows` tokens a rank."""
+
+    def __init__(
+        self, method: Literal["ring", "heads"], group: dist.ProcessGroup | None, rows: int, heads: int, head_dim: int,
+        dtype: torch.dtype,
+    ):  # fmt: skip
+        self.method: Literal["ring", "heads"] = method
+        self.group = group
+        inputs = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
+        self.inputs = [x.requires_grad_() for x in inputs.unbind()]
+        self.grad_output = torch.randn(1, heads, rows, head_dim).to(dtype)
+        ranks = dist.get_world_size(group)
+        self.facts = {"method": method, "ranks": ranks, "tokens": ranks * rows}
+
+    def __call__(self) -> None:
+        query, key, value = self.inputs
+        output = ring_attention(
+            query, key, value, is_causal=True, method=self.method, group=self.group
+        )
+        torch.autograd.grad(output, self.inputs, self.grad_output)
