@@ -1,7 +1,7 @@
 """Attention over more than one process, on torch.distributed.
 
-On import, every operator of the package learns what to do with DTensors. A sequence that is too long
-for one machine is cut over the ranks of a process group: see `ring_attention`, `shard` and
+On import, every operator of the package learns what to do with DTensors. A sequence that is too
+long for one machine is cut over the ranks of a process group: see `ring_attention`, `shard` and
 `unshard`.
 """
 

@@ -105,8 +105,8 @@ class Whole:
     """ring_attention, forward and backward, of `rows` tokens a rank."""
 
     def __init__(
-        self, method: Literal["ring", "heads"], group: dist.ProcessGroup | None, rows: int, heads: int, head_dim: int,
-        dtype: torch.dtype,
+        self, method: Literal["ring", "heads"], group: dist.ProcessGroup | None, rows: int,
+        heads: int, head_dim: int, dtype: torch.dtype,
     ):  # fmt: skip
         self.method: Literal["ring", "heads"] = method
         self.group = group
