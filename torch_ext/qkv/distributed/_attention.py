@@ -98,7 +98,8 @@ def ring_attention(
         value: `[..., H, L_local, Dv]`, of query's dtype.
         attn_mask: broadcastable to `[..., H, L_local, N]`: the rows are this rank's, in the order
             of its shard, or one for all; the columns are those of the whole sequence in its own
-            order. So is bias. alibi_slopes and sinks are the same on all ranks.
+            order. So is bias, of packed documents too. alibi_slopes and sinks are the same on all
+            ranks.
         dropout_p: as in `qkv.attention`: which weights are dropped does not depend on the number of
             ranks.
         is_causal: each query sees the keys up to its own position.
