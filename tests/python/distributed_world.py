@@ -47,7 +47,10 @@ GROUP_TIMEOUT = 60.0
 GRACE = 2.0
 # The processes are forked from one that has imported these and started no threads: 20 ms each,
 # where importing torch takes seconds.
-_PRELOADED = ["torch.distributed.tensor.parallel", "torch.distributed.fsdp", "pytest", "qkv"]
+_PRELOADED = [
+    "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch._dynamo", "pytest", "qkv",
+    "qkv.distributed",
+]  # fmt: skip
 
 
 class WorkerError(AssertionError):
