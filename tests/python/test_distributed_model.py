@@ -23,10 +23,9 @@ FREE = Link(1e18, 0.0)  # transport that takes no time
 FLOP = 1e-9
 
 
-def core(fixed=0.0, element=0.0, transport=FREE, transport_cpu=0.0):
-    return Core(
-        Pass(fixed, element, FLOP), Pass(fixed, element, 2 * FLOP), transport, transport_cpu
-    )
+def core(fixed=0.0, element=0.0, transport=FREE, transport_cpu=0.0, causal=1.0):
+    passes = (Pass(fixed, element, flop, causal) for flop in (FLOP, 2 * FLOP))
+    return Core(*passes, transport, transport_cpu)
 
 
 def operations(pairs):
@@ -67,6 +66,14 @@ def test_parts_share_the_bytes_and_each_has_its_own_cost():
     backward = first_part + (gradients + keys) + keys + gradients + gradients
     expected = 2 * (keys + keys + 1.0) + backward
     assert predict(LAYER, 2 * rows, Split(1, 2), hosts) == pytest.approx(expected)
+
+
+def test_the_first_step_of_a_ring_is_causal():
+    """One of four steps; with all heads divided, all there is."""
+    hosts = Hosts(core(causal=1.4))
+    computing = sum(operations(64**2 / 2)) / 4
+    assert predict(LAYER, 64, Split(1, 4), hosts) == pytest.approx(computing * (3 + 1.4) / 4)
+    assert predict(LAYER, 64, Split(4, 1), hosts) == pytest.approx(computing * 1.4)
 
 
 def test_transport_is_what_takes_longer():
@@ -166,12 +173,12 @@ def samples_of(core, layer):
             )
             transport = core.transport.latency + moved / core.transport.bytes_per_s
             both = max(compute + core.transport_cpu * moved, transport)
-            yield {"pass": name, "rows": rows, "bytes": moved, "compute": compute,
+            yield {"pass": name, "rows": rows, "bytes": moved, "compute": compute, "own": block.causal * compute,
                    "transport": transport, "both": both}  # fmt: skip
 
 
 def test_fit_finds_what_samples_are_made_of():
-    made = core(fixed=1e-3, element=1e-8, transport=Link(2e9, 1e-4), transport_cpu=2e-10)
+    made = core(fixed=1e-3, element=1e-8, transport=Link(2e9, 1e-4), transport_cpu=2e-10, causal=1.2)
     layer = Layer(4, 4, 16)
     found = fit(list(samples_of(made, layer)), layer)
     for one, other in zip(flat(found), flat(made), strict=True):

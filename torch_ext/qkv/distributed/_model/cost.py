@@ -110,7 +110,8 @@ def ring(
         leaving = gradients if visit > 1 or (visit == 0 and part > 0) else 0.0
         return coming + leaving
 
-    own, other = compute(rows**2 / 2), compute(rows**2 / (2 if is_zigzag else 1) / cuts)
+    own = block.causal * compute(rows**2 / 2)
+    other = compute(rows**2 / (2 if is_zigzag else 1) / cuts)
     total = overlapped(own, moved(0), hosts) + (parts - 1) * overlapped(own, moved(0, 1), hosts)
     # All but the second and the last are alike.
     for visit, count in ((1, 1), (2, max(0, visits - 3)), (visits - 1, 1 if visits > 2 else 0)):

@@ -10,7 +10,7 @@ from .figures import Core, Layer, Link, Pass
 
 def fit(samples: list[dict], layer: Layer) -> Core:
     """samples: of measure.steps(). Each is "forward" or "backward" ("pass") of one length, with the
-    seconds of "compute", of "transport" and of "both" at once, and the "bytes" that moved."""
+    seconds of "compute", of "own", of "transport" and of "both" at once, and the "bytes" moved."""
     passes = {name: fit_pass(name, samples, layer) for name in FLOPS}
     moved = [([1.0, s["bytes"]], s["transport"]) for s in samples]
     latency, seconds_per_byte = nonnegative(moved)
@@ -32,7 +32,8 @@ def fit_pass(name: str, samples: list[dict], layer: Layer) -> Pass:
             elements = sample["rows"] * layer.heads * layer.head_dim
             flops = FLOPS[name] * sample["rows"] * elements / 2
             measured.append(([1.0, elements, flops], sample["compute"]))
-    return Pass(*nonnegative(measured))
+    causal = median(s["own"] / s["compute"] for s in samples if s["pass"] == name)
+    return Pass(*nonnegative(measured), causal)
 
 
 def nonnegative(measured: list[tuple[list[float], float]]) -> list[float]:

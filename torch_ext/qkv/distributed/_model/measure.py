@@ -31,7 +31,7 @@ def measure(
     repeats: int = REPEATS,
 ) -> dict:
     """{"layer_measured", "samples", "whole"}: what was attended to; of each pass and length, the
-    seconds of a step ("pass", "rows", "bytes", "compute", "transport", "both"); and of
+    seconds of a step ("pass", "rows", "bytes", "compute", "own" of the first step, "transport", "both"); and of
     ring_attention, forward and backward ("method", "ranks", "tokens", "seconds").
 
     Raises:
@@ -87,7 +87,8 @@ def run(
     for rows in lengths:
         for kind in (ForwardStep, BackwardStep):
             step = kind(rows, HEADS, head_dim, dtype)
-            calls = {"compute": step.compute, "transport": step.transport, "both": step.both}
+            calls = {"compute": step.compute, "own": step.compute_own}
+            calls |= {"transport": step.transport, "both": step.both}
             found["samples"].append(step.facts | seconds(calls, repeats))
     alone: Any = [dist.new_group([n]) for n in range(2)][rank]
     for rows in lengths:

@@ -10,9 +10,10 @@ from .._attention import ring_attention
 from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
 from .._exchange import Exchange, Return, Visit
 from .._passes import _merge
-from .._plan import Plan
+from .._plan import Block, Plan
 from .._ranks import Ranks
 
+OWN = Visit(part=0, step=0, cut=0)
 VISIT = Visit(part=0, step=1, cut=0)  # all of the other rank's keys at once
 
 
@@ -30,6 +31,7 @@ class ForwardStep:
         self.options = Options(tensors={}, own_heads=heads, heads=heads)
         self.exchange = Exchange((self.key, self.value), ranks, plan, 1, 1, self.phase)
         (self.block,) = self.exchange.seen(VISIT).blocks
+        (self.own_block,) = self.exchange.seen(OWN).blocks
         self.output = torch.zeros(1, heads, rows, head_dim)
         self.lse = torch.zeros(1, heads, rows, dtype=torch.float64)
         self.facts = {"pass": self.phase, "rows": rows, "bytes": self.key_bytes}
@@ -61,9 +63,16 @@ class ForwardStep:
         self.finish()
 
     def compute(self) -> None:
-        keys, values = (x.float() for x in self.keys)
-        found = block_forward(self.query, keys, values, self.block, self.options)
-        rows = self.block.rows
+        self.attend(self.keys, self.block)
+
+    def compute_own(self) -> None:
+        """The first step: causal, with as many pairs."""
+        self.attend([self.key, self.value], self.own_block)
+
+    def attend(self, tensors: list[Tensor], block: Block) -> None:
+        keys, values = (x.float() for x in tensors)
+        found = block_forward(self.query, keys, values, block, self.options)
+        rows = block.rows
         _merge(rows_of(self.output, rows), numbers_of(self.lse, rows), *found)
 
 
@@ -94,9 +103,9 @@ class BackwardStep(ForwardStep):
         for transfer in self.back.transfers:
             transfer.wait()
 
-    def compute(self) -> None:
-        keys = [x.float() for x in self.keys]
-        block_backward(self.queries, keys, (True, True), self.block, self.options, {})
+    def attend(self, tensors: list[Tensor], block: Block) -> None:
+        keys = [x.float() for x in tensors]
+        block_backward(self.queries, keys, (True, True), block, self.options, {})
         # Adds what another rank has sent, or is just sending, to the gradients of the own keys.
         Return(self.home, self.back.columns, self.back.shares, []).finish()
 
