@@ -173,12 +173,21 @@ def samples_of(core, layer):
             )
             transport = core.transport.latency + moved / core.transport.bytes_per_s
             both = max(compute + core.transport_cpu * moved, transport)
-            yield {"pass": name, "rows": rows, "bytes": moved, "compute": compute, "own": block.causal * compute,
-                   "transport": transport, "both": both}  # fmt: skip
+            yield {
+                "pass": name,
+                "rows": rows,
+                "bytes": moved,
+                "compute": compute,
+                "own": block.causal * compute,
+                "transport": transport,
+                "both": both,
+            }
 
 
 def test_fit_finds_what_samples_are_made_of():
-    made = core(fixed=1e-3, element=1e-8, transport=Link(2e9, 1e-4), transport_cpu=2e-10, causal=1.2)
+    made = core(
+        fixed=1e-3, element=1e-8, transport=Link(2e9, 1e-4), transport_cpu=2e-10, causal=1.2
+    )
     layer = Layer(4, 4, 16)
     found = fit(list(samples_of(made, layer)), layer)
     for one, other in zip(flat(found), flat(made), strict=True):

@@ -33,7 +33,8 @@ def fit_pass(name: str, samples: list[dict], layer: Layer) -> Pass:
             flops = FLOPS[name] * sample["rows"] * elements / 2
             measured.append(([1.0, elements, flops], sample["compute"]))
     causal = median(s["own"] / s["compute"] for s in samples if s["pass"] == name)
-    return Pass(*nonnegative(measured), causal)
+    fixed, element, flop = nonnegative(measured)
+    return Pass(fixed, element, flop, causal)
 
 
 def nonnegative(measured: list[tuple[list[float], float]]) -> list[float]:

@@ -31,8 +31,8 @@ def measure(
     repeats: int = REPEATS,
 ) -> dict:
     """{"layer_measured", "samples", "whole"}: what was attended to; of each pass and length, the
-    seconds of a step ("pass", "rows", "bytes", "compute", "own" of the first step, "transport", "both"); and of
-    ring_attention, forward and backward ("method", "ranks", "tokens", "seconds").
+    seconds of a step ("pass", "rows", "bytes", "compute", "own" of the first step, "transport",
+    "both"); and of ring_attention, forward and backward ("method", "ranks", "tokens", "seconds").
 
     Raises:
         torch.multiprocessing.ProcessRaisedException, ProcessExitedException: a rank failed.

@@ -77,8 +77,8 @@ def found(run: dict) -> str:
         block = core[name]
         lines.append(
             f"{name}: {1e-9 / block['flop']:.1f} GFLOP/s a core, {1e6 * block['fixed']:.0f} µs a "
-            f"step, {1e9 * block['element']:.2f} ns for each element of the queries; a causal block "
-            f"takes {block['causal']:.2f} times as long as another of as many pairs"
+            f"step, {1e9 * block['element']:.2f} ns for each element of the queries; a causal "
+            f"block takes {block['causal']:.2f} times as long as another of as many pairs"
         )
     link = core["transport"]
     lines.append(
