@@ -8,6 +8,7 @@
 #include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/backward.h"
+#include "ops/attention/jvp.h"
 #include "tensors/copies.h"
 #include "tensors/gradients.h"
 #include "tensors/layout.h"
@@ -83,15 +84,17 @@ Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& size
   return tangents;
 }
 
-// With all tensors in float32. What the passes before returned is rounded, so they run once more.
+// With all tensors in float32. What the forward pass returned is rounded, so it runs once more,
+// together with the first pass.
 Tensors both_passes_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
                          const Call& call) {
   const CopiedCall wide(call, widened);
-  const Tensors results = attention_forward_cpu((*wide).as(attention_forward));
+  const Tensors results = attention_jvp_cpu((*wide).as(attention_forward_jvp));
   Call exact = *wide;
-  exact.set(arg::output, results[0]);
-  exact.set(arg::logsumexp, results[1]);
-  exact.set(arg::output_tangent, kNone);
+  int i = 0;
+  for (const Argument a :
+       {arg::output, arg::logsumexp, arg::output_tangent, arg::logsumexp_tangent})
+    exact.set(a, results[i++]);
   return both_passes(gradients, sizes, exact);
 }
 
