@@ -1,5 +1,6 @@
 """The command of one or several suites: python -m qkv.bench, and python -m benchmarks."""
 
+import argparse
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from .machine import name_of
 from .run import run_suite
 
 
-def command(package, suites, parser, argv=None):
+def command(package, suites, parser: argparse.ArgumentParser, argv=None):
     """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2.
     package: what python -m takes; suites: {name: Suite}; parser: as make_parser() makes it."""
     argv = sys.argv[1:] if argv is None else argv

@@ -86,7 +86,8 @@ def mean(results, direction):
 
 def figures(entry, dtype, direction, timing, peak, read_gbs):
     taken = timing["samples_s"]
-    result = {"repeats": len(taken["qkv"])} | {x: timing[x] for x in ("way", "tried_s", "skipped")}
+    result: dict = {x: timing[x] for x in ("way", "tried_s", "skipped")}
+    result["repeats"] = len(taken["qkv"])
     for name, samples in taken.items():
         computed, how = (entry, direction) if name != "base" else base_of(entry, direction)
         seconds = quartiles(samples)
