@@ -24,7 +24,7 @@ help:
 	@echo 'make gallery  what attention is, in pictures: one page, gallery/index.html; after make demo'
 	@echo 'make test     build and run every test suite: what every change has to pass'
 	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'
-	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"'
+	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"; benchmarks/ has more'
 	@echo 'make docs     the site, in build/site; open its index.html'
 	@echo 'make wheel    one wheel, in dist/, for all the versions of torch in TORCH="2.13.0 2.15.0"'
 	@echo 'make sdist    the source distribution, in dist/'

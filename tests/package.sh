@@ -66,7 +66,7 @@ run_tests() {
   "$env/bin/python" -m pip install --quiet --disable-pip-version-check \
     "torch==$torch" "$wheel[bench]" numpy pytest pytest-xdist hypothesis expecttest cmake ninja
   mkdir "$work/outside"
-  cp -r tests examples docs *.md pyproject.toml "$work/outside"
+  cp -r tests benchmarks examples docs *.md pyproject.toml "$work/outside"
   (cd "$work/outside" && PATH=$env/bin:$PATH "$env/bin/python" -m pytest -rs \
     --numprocesses=auto --maxprocesses=8 "$@")
 }

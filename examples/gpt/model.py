@@ -1,6 +1,5 @@
 """A byte-level GPT: pre-norm, rotary positions, and the attention function as an argument."""
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +61,8 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 
 
 class KeyValueCache:
-    """The keys and values of one layer's last `context` positions, for generating byte by byte."""
+    """The keys and values of one layer's last `context` positions, for generating byte by byte, in
+    memory that is taken once. A subclass says which attention reads them."""
 
     def __init__(self, config: ModelConfig):
         self.context = config.context
@@ -72,16 +72,17 @@ class KeyValueCache:
         self.length = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Appends keys and values [1, H, L, D], at most `context`, and attends to what is kept."""
+        """Appends keys and values [1, H, L, D] and attends to what is kept. L is 1, or at first at
+        most `context`."""
         added = key.size(-2)
         if self.length + added > self.keys.size(-2):
             self._forget()
-        output = qkv.attention_with_kvcache(
-            query, self.keys, self.values, key, value,
-            cache_seqlens=self.length, causal=True, window_size=(self.context - 1, 0),
-        )  # fmt: skip
+        output = self._append_and_attend(query, key, value)
         self.length += added
         return output
+
+    def _append_and_attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def _forget(self) -> None:
         """Forgets all positions but those that the next one looks back to. This happens once in
@@ -92,21 +93,29 @@ class KeyValueCache:
         self.length = self.context - 1
 
 
-def attend_to_last(context: int, attention):
-    """`attention` of each position to itself and the `context - 1` before it."""
+class QkvCache(KeyValueCache):
+    def _append_and_attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return qkv.attention_with_kvcache(
+            query, self.keys, self.values, key, value,
+            cache_seqlens=self.length, causal=True, window_size=(self.context - 1, 0),
+        )  # fmt: skip
 
-    @functools.lru_cache(maxsize=1)  # one mask for all layers
-    def visible(length: int) -> Tensor:
-        distance = torch.arange(length)[:, None] - torch.arange(length)
-        return (distance >= 0) & (distance < context)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        length = query.size(-2)
-        if length <= context:
-            return attention(query, key, value, is_causal=True)
-        return attention(query, key, value, visible(length))
+class TorchCache(KeyValueCache):
+    """torch's attention knows no cache: it is written to, and the part that counts is cut out."""
 
-    return attend
+    def _append_and_attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        end = self.length + key.size(-2)
+        self.keys[..., self.length : end, :] = key
+        self.values[..., self.length : end, :] = value
+        seen = slice(max(0, end - self.context), end)
+        return F.scaled_dot_product_attention(
+            query, self.keys[..., seen, :], self.values[..., seen, :],
+            is_causal=query.size(-2) > 1,  # several queries are the first, and see no others
+        )  # fmt: skip
+
+
+CACHES = {"qkv": QkvCache, "torch": TorchCache}
 
 
 class SelfAttention(nn.Module):
@@ -193,10 +202,10 @@ class GPT(nn.Module):
             x = block(x, table, attend)
         return self.to_logits(self.norm(x))
 
-    def stepper(self):
+    def stepper(self, cache: type[KeyValueCache] = QkvCache):
         """A function that takes the next byte, [1, 1], or at first several, [1, L], and returns the
         logits, [256], of the byte after. Each layer remembers its last `context` positions."""
-        attends = [KeyValueCache(self.config).attend for _ in self.blocks]
+        attends = [cache(self.config).attend for _ in self.blocks]
         position = 0
 
         @torch.no_grad()
@@ -207,22 +216,5 @@ class GPT(nn.Module):
             table = rotary_table(position, tokens.size(1), self.config.head_dim)
             position += tokens.size(1)
             return self(tokens, table, attends)[0, -1]
-
-        return step
-
-    def rereader(self):
-        """The same function without a cache: it reads again, for each byte, all that counts."""
-        config, attention = self.config, self.blocks[0].attention.attention
-        attends = [attend_to_last(config.context, attention)] * config.layers
-        furthest = config.layers * (config.context - 1) + 1  # each layer looks further back
-        text, position = torch.empty(1, 0, dtype=torch.long), 0
-
-        @torch.no_grad()
-        def step(tokens: Tensor) -> Tensor:
-            nonlocal text, position
-            position += tokens.size(1)
-            text = torch.cat((text, tokens), dim=1)[:, -furthest:]
-            table = rotary_table(position - text.size(1), text.size(1), config.head_dim)
-            return self(text, table, attends)[0, -1]
 
         return step

@@ -5,14 +5,13 @@ import math
 
 import pytest
 import torch
-from bench_runs import PNG, TENSORS, rows_of, run_bench
+from bench_runs import PNG, TENSORS, markdown_rows, run_bench, tables_of
 
 import qkv
 from qkv.bench import machine, report, table
+from qkv.bench.columns import sizes
+from qkv.bench.grid import GRID, parse
 from qkv.bench.measure import MIN_REPEATS, quartiles
-from qkv.bench.suites import SUITES, Entry
-
-GRID = SUITES["grid"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_json_says_everything(finished):
 def test_figures_follow_from_samples(finished):
     _, run, _ = finished
     for result in run["results"]:
-        entry = Entry.parse(result["shape"])
+        entry = parse(result["shape"])
         for direction in ("forward", "backward"):
             flops, found = entry.flops(direction), result[direction]
             assert found["repeats"] >= MIN_REPEATS
@@ -74,42 +73,60 @@ def test_figures_follow_from_samples(finished):
                 assert found[name]["gflops"] == flops / seconds["median"] / 1e9
                 assert found[name]["share_of_peak"] == found[name]["gflops"] / run["peak"]["gflops"]
     for direction, mean in run["geometric_mean"].items():
-        ratios = [r[direction]["ratio"]["median"] for r in run["results"]]
+        ratios = [r[direction]["ratio"]["median"] for r in run["results"][:2]]  # the third decodes
         assert mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
 
 
 def test_only_decode_reports_memory_rate(finished):
-    stdout, run, _ = finished
+    _, run, _ = finished
     assert ["gbs" in r["forward"]["qkv"] for r in run["results"]] == [False, False, True]
     assert "gbs" not in run["results"][2]["backward"]["qkv"]
     forward = run["results"][2]["forward"]["qkv"]
     touched = 4 * 8 * (2 * 2 * 32 * 2)  # key and value
     assert forward["gbs"] == touched / forward["seconds"]["median"] / 1e9
-    assert "2x4/2x1x32x8c forward reads keys and values at" in stdout
 
 
-def test_table_is_aligned_and_names_the_machine(finished):
+def test_tables_name_the_machine_and_every_pass(finished):
     stdout, run, _ = finished
     lines = stdout.splitlines()
     assert lines[0].startswith(machine.cpu_model()) and "2 threads" in lines[0]
     assert lines[1].startswith("FMA peak") and "GB/s" in lines[1]
-    titles, rows = rows_of(stdout)
-    assert len(rows) == 4
-    column, end = titles.index("B×Hq"), titles.index("GFLOP/s") + len("GFLOP/s")
-    for row, result in zip(rows, run["results"], strict=False):
-        assert row.startswith(result["name"])
-        assert row[column:].startswith(table.sizes(result))
-        assert row[:end].endswith(f" {result['forward']['qkv']['gflops']:.0f}")
-    means = rows[3].split()
-    assert means == ["geometric", "mean"] + [f"{x:.2f}" for x in run["geometric_mean"].values()]
+    (titles, rows), (decode_titles, decode_rows) = tables_of(stdout)
+    assert "extra MiB" not in titles and len(rows) == 4 + 2 and len(decode_rows) == 2
+    found = [dict(zip(titles, row, strict=True)) for row in rows]
+    found[4:4] = [dict(zip(decode_titles, row, strict=True)) for row in decode_rows]
+    passes = [(r, direction) for r in run["results"] for direction in ("forward", "backward")]
+    for cells, (result, direction) in zip(found, passes, strict=False):
+        timing = result[direction]
+        assert cells["shape"] == result["name"] and cells["pass"] == direction
+        assert cells["B×Hq/Hkv×L×S×D"] == sizes(result)
+        assert float(cells["ms"]) == pytest.approx(1e3 * median(timing, "qkv"), rel=0.01)
+        assert float(cells["torch's ms"]) == pytest.approx(1e3 * median(timing, "torch"), rel=0.01)
+        assert cells["× torch (IQR)"].startswith(f"{timing['ratio']['median']:.2f}")
+        errors = [
+            result["check"][x] for x in TENSORS if (x == "output") == (direction == "forward")
+        ]
+        worst = max(errors, key=lambda e: e["error"] / e["limit"])
+        assert cells["error"] == f"{worst['error']:.1e}"
+        assert cells["torch's error"] == f"{worst['torch_error']:.1e}"
+    for cells, (result, direction) in zip(found[:4], passes, strict=False):
+        assert cells["GFLOP/s"] == f"{result[direction]['qkv']['gflops']:.0f}"
+    assert found[4]["K and V read, GB/s"] == f"{run['results'][2]['forward']['qkv']['gbs']:.1f}"
+    for cells, (direction, mean) in zip(found[6:], run["geometric_mean"].items(), strict=True):
+        assert [x for x in cells.values() if x] == ["geometric mean", direction, f"{mean:.2f}"]
 
 
-def test_markdown_is_a_table(finished):
-    rows = [x for x in table.markdown(finished[1]).splitlines() if x.startswith("|")]
-    assert len(rows) == 2 + 3 + 1
-    assert {row.count("|") for row in rows} == {11}
-    assert rows[4].startswith("| 2x4/2x1x32x8c | 2×4/2×1×32×8 causal | ")
-    assert all(row.count("**") == 4 for row in rows[2:])
+def median(timing, name):
+    return timing[name]["seconds"]["median"]
+
+
+def test_markdown_has_two_tables(finished):
+    rows = markdown_rows(table.markdown(finished[1], GRID.tables(finished[1])))
+    assert len(rows) == 2 + 4 + 2 + 2 + 2
+    assert [row.count("|") for row in rows] == [11] * 8 + [13] * 4
+    cells = [x.strip() for x in rows[10].split("|")]
+    assert cells[1:4] == ["2x4/2x1x32x8c", "2×4/2×1×32×8 causal", "forward"]
+    assert all(row.count("**") == 2 for row in rows[2:8] + rows[10:])
 
 
 def test_plot_is_a_picture(finished):
@@ -158,12 +175,12 @@ def test_grid_is_the_promised_one():
 
 
 def test_cost_of_a_shape():
-    entry = Entry.parse("2x4/2x3x5x8x16")
+    entry = parse("2x4/2x3x5x8x16")
     flops = 2 * (2 * 4 * 3 * 5) * (8 + 16)
     costs = {"forward": flops, "backward": 2.5 * flops, "both": 3.5 * flops}
     assert {direction: entry.flops(direction) for direction in costs} == costs
     assert entry.shape.cache_bytes(4) == 4 * 2 * 2 * 5 * (8 + 16)
-    assert Entry.parse("2x4/2x3x5x8x16c").flops("forward") == flops / 2
+    assert parse("2x4/2x3x5x8x16c").flops("forward") == flops / 2
 
 
 def test_drift_and_noise_are_reported():

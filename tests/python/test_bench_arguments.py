@@ -1,9 +1,11 @@
-"""The benchmark names bad arguments before it runs."""
+"""python -m qkv.bench and python -m benchmarks name bad arguments before they run."""
 
+import json
 import sys
 
 import pytest
 
+from benchmarks import __main__ as benchmarks
 from qkv.bench import __main__ as bench
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
@@ -17,13 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
         (["--shapes", "1x2x8x8"], "--shapes: '1x2x8x8' is not BxHq"),
         (["--shapes", "1x3/2x8x8x4"], "2 key/value heads do not divide 3 query heads"),
         (["--shapes", "1x2x0x8x4"], "'1x2x0x8x4': every size must be at least 1"),
-        (["--shapes", "flash:1x2x8x8x4"], "'flash' is no option; expected one of plain, "),
-        (["--shapes", "window:1x2x8x9x4"], "window needs as many keys as queries"),
-        (["--suite", "nothing"], "invalid choice: 'nothing'"),
-        (["--shapes", "cache:1x2x1x8x4"], "'cache:1x2x1x8x4': cache is for --suite decode"),
-        (["--suite", "decode", "--shapes", "bias:1x2x1x8x4"], "bias is for another suite"),
-        (["--suite", "decode", "--shapes", "1x2x1x8x4c"], "sees all keys, expected no 'c'"),
-        (["--suite", "derivatives", "--shapes", "varlen:2x2x8x8x4"], "of qkv.attention alone"),
+        (["--shapes", "bias:1x2x8x8x4"], "--shapes: 'bias:1x2x8x8x4' is not BxHq"),
         (["--dtype", "int8"], "--dtype: invalid choice: 'int8' (choose from 'float32', "),
         (["--threads", "0"], "'0', expected a positive int"),
         (["--threads", "two"], "'two', expected a positive int"),
@@ -36,14 +32,72 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, message):
+    assert message in refused(bench, arguments, capsys)
+
+
+def refused(program, arguments, capsys):
+    """What the program says of its arguments."""
     with pytest.raises(SystemExit) as exit:
-        bench.main(arguments)
+        program.main([*map(str, arguments)])
     assert exit.value.code == 2
-    assert message in capsys.readouterr().err
+    return capsys.readouterr().err
 
 
-def test_missing_matplotlib_is_named_before_the_run(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit):
-        bench.main(["--plot", "run.png"])
-    assert "matplotlib is missing: pip install matplotlib" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "suite, shapes, message",
+    [
+        ("options", "flash:1x2x8x8x4", "'flash' is no option; expected one of plain, "),
+        ("options", "window:1x2x8x9x4", "window needs as many keys as queries"),
+        ("options", "cache:1x2x1x8x4", "'cache:1x2x1x8x4': cache is for --suite decode"),
+        ("decode", "bias:1x2x1x8x4", "bias is for another suite"),
+        ("decode", "1x2x1x8x4c", "sees all keys, expected no 'c'"),
+        ("derivatives", "varlen:2x2x8x8x4", "of qkv.attention alone"),
+        ("derivatives", "cache:1x2x1x8x4", "cache is for --suite decode"),
+        ("nothing", "plain", "invalid choice: 'nothing'"),
+    ],
+)
+def test_shapes_of_another_suite_are_named(capsys, suite, shapes, message):
+    assert message in refused(benchmarks, ["--suite", suite, "--shapes", shapes], capsys)
+
+
+def test_a_suite_is_asked_for(capsys):
+    message = refused(benchmarks, [], capsys)
+    assert "--suite: expected one of options, derivatives, decode" in message
+
+
+@pytest.mark.parametrize(
+    "module, arguments", [("matplotlib", ["--plot", "x.png"]), ("tabulate", [])]
+)
+def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, module, arguments):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert f"{module} is missing: pip install {module}" in refused(bench, arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "cannot be read: No such file"),
+        ("milliseconds", "is no JSON, expected a file that --json has written"),
+        ("[1]", "is no run, expected a file that --json has written"),
+        ('{"suite": "grid"}', "is no run, expected a file that --json has written"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--compare", "--from"])
+def test_files_that_are_no_run_are_named(tmp_path, capsys, option, content, message):
+    path = tmp_path / "old.json"
+    if content:
+        path.write_text(content)
+    assert f"{option}: {path} {message}" in refused(bench, [option, path], capsys)
+
+
+def test_a_run_of_another_suite_is_named(tmp_path, capsys):
+    path = tmp_path / "old.json"
+    fields = ("machine", "peak", "directions", "results", "geometric_mean", "warnings")
+    path.write_text(json.dumps({"suite": "decode"} | dict.fromkeys(fields)))
+    message = refused(bench, ["--compare", path], capsys)
+    assert f"--compare: {path} is a run of 'decode', expected one of grid" in message
+
+
+def test_printing_a_run_measures_nothing(capsys):
+    message = refused(bench, ["--from", "run.json", "--shapes", "tiny", "--repeats", "1"], capsys)
+    assert "--from: measures nothing, expected no --shapes, --repeats beside it" in message

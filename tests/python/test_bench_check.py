@@ -5,12 +5,14 @@ import torch
 from bench_runs import SMALL, option_case, sdpa
 
 import qkv
+from benchmarks import by_hand
+from benchmarks.options import OPTIONS
 from qkv.bench import __main__ as bench
-from qkv.bench import torch_ways
+from qkv.bench import run
+from qkv.bench.call import Call
 from qkv.bench.case import Case
 from qkv.bench.check import WrongAnswer, check
-from qkv.bench.options import OPTIONS
-from qkv.bench.suites import Entry
+from qkv.bench.grid import parse
 from qkv.testing._tolerance import ROUNDINGS
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
@@ -41,7 +43,7 @@ def wrong_shape(query, key, value, **options):
 )
 def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong, tensor, tmp_path):
     monkeypatch.setattr(qkv, "attention", wrong)
-    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("timed a wrong answer"))
+    monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("timed a wrong answer"))
     path = tmp_path / "run.json"
     assert bench.main(["--shapes", "2x4/2x9x17x8c", "--json", str(path)]) == 1
     message = capsys.readouterr().err
@@ -52,7 +54,7 @@ def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong, tensor, tmp_pat
 
 @pytest.mark.parametrize("dtype, factor", [(torch.bfloat16, 1.03), (torch.float16, 1.004)])
 def test_half_precision_is_no_excuse(monkeypatch, dtype, factor):
-    case = Case(Entry.parse("2x4/2x33x40x8c"), dtype)
+    case = Case(parse("2x4/2x33x40x8c"), dtype)
     check(case)
     monkeypatch.setattr(qkv, "attention", lambda **x: sdpa(**x) * factor)
     with pytest.raises(WrongAnswer, match=": output is off by "):
@@ -61,7 +63,7 @@ def test_half_precision_is_no_excuse(monkeypatch, dtype, factor):
 
 def test_wrong_shape_is_named(monkeypatch):
     monkeypatch.setattr(qkv, "attention", wrong_shape)
-    case = Case(Entry.parse("1x2x8x8x4"), torch.float32)
+    case = Case(parse("1x2x8x8x4"), torch.float32)
     with pytest.raises(WrongAnswer, match=r"output is torch.float32 \[1, 2, 1, 4\], expected"):
         check(case)
 
@@ -128,10 +130,10 @@ def test_wrong_base_is_not_timed(monkeypatch):
 
 def test_torchs_way_to_other_numbers_is_refused(monkeypatch):
     def scaled(**inputs):
-        return torch_ways.composed(**inputs) * 1.01
+        return by_hand.composed(**inputs) * 1.01
 
     case = option_case(monkeypatch, "softcap")
-    case.ways["scaled"] = torch_ways.Call(scaled, case.inputs, case.grad_output)
+    case.ways["scaled"] = Call(scaled, case.inputs, case.grad_output)
     with pytest.raises(WrongAnswer, match=r"torch's output \(scaled\) is off by .* from float64"):
         check(case)
 

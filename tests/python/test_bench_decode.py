@@ -1,17 +1,19 @@
-"""python -m qkv.bench --suite decode."""
+"""python -m benchmarks --suite decode."""
 
 import json
 
 import pytest
 import torch
-from bench_runs import PNG, rows_of, run_bench
+from bench_runs import PNG, markdown_rows, run_bench, tables_of
 
 import qkv
-from qkv.bench import case, ours, table, torch_ways, truth
+from benchmarks import ours, packing
+from benchmarks.options import parse
+from benchmarks.suites import SUITES
+from qkv.bench import case, table, truth
 from qkv.bench.case import Case, copies
 from qkv.bench.check import WrongAnswer, check
 from qkv.bench.measure import quartiles
-from qkv.bench.suites import SUITES, Entry
 
 SHAPES = "cache:2x4/2x1x40x8,paged:2x4/2x3x40x8"
 
@@ -50,7 +52,7 @@ def test_calls_take_the_copies_in_turn(monkeypatch):
         return torch.zeros_like(query)
 
     monkeypatch.setattr(qkv, "attention_with_kvcache", cache, raising=False)
-    call = Case(Entry.parse("cache:1x2x1x4x8"), torch.float32, False).calls["qkv"].timed("forward")
+    call = Case(parse("cache:1x2x1x4x8"), torch.float32, False).calls["qkv"].timed("forward")
     for _ in range(2 * case.MOST_COPIES):
         call()
     assert len(set(seen)) == case.MOST_COPIES and seen[: case.MOST_COPIES] * 2 == seen
@@ -72,8 +74,8 @@ def test_pages_hold_the_cache(seqlen_k):
 
 def test_torch_gathers_the_pages():
     """torch's attention is given keys and values as they were before they went into pages."""
-    found = Case(Entry.parse("paged:3x4/2x2x40x8"), torch.float64, with_gradients=False)
-    output = torch_ways.gathered(found.turns[0], found.grad_output).output()
+    found = Case(parse("paged:3x4/2x2x40x8"), torch.float64, with_gradients=False)
+    output = packing.gathered(found.turns[0], found.grad_output).output()
     torch.testing.assert_close(output, truth.answers(found)["output"])
 
 
@@ -84,7 +86,7 @@ def test_a_wrong_cache_is_not_timed(monkeypatch, name):
     def too_short(*args, cache_seqlens, **options):
         return attention(*args, cache_seqlens=cache_seqlens - 1, **options)
 
-    entry = Entry.parse(f"{name}:2x4/2x1x40x8")
+    entry = parse(f"{name}:2x4/2x1x40x8")
     assert list(check(Case(entry, torch.bfloat16, with_gradients=False))) == ["output"]
     monkeypatch.setattr(qkv, "attention_with_kvcache", too_short)
     with pytest.raises(WrongAnswer, match=": output is off by "):
@@ -97,7 +99,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     done = run_bench(
         "--suite", "decode", "--shapes", SHAPES, "--seconds", 0.01, "--threads", 2,
-        "--json", folder / "run.json", "--plot", folder / "run.png",
+        "--json", folder / "run.json", "--plot", folder / "run.png", package="benchmarks",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = json.loads((folder / "run.json").read_text())
@@ -128,13 +130,14 @@ def test_every_shape_in_every_dtype(finished):
 
 def test_table_of_decoding(finished):
     stdout, run, _ = finished
-    titles, rows = rows_of(stdout)
-    assert len(rows) == 6 and "forward reads" not in stdout
-    end = titles.index("GB/s") + len("GB/s")
+    [(titles, rows)] = tables_of(stdout)
     for row, result in zip(rows, run["results"], strict=True):
-        assert row.split()[2] == result["dtype"]
-        assert row[:end].endswith(f" {result['forward']['qkv']['gbs']:.1f}")
-    lines = [x for x in table.markdown(run).splitlines() if x.startswith("|")]
+        cells, forward = dict(zip(titles, row, strict=True)), result["forward"]
+        assert cells["dtype"] == result["dtype"]
+        assert cells["K and V read, GB/s"] == f"{forward['qkv']['gbs']:.1f}"
+        assert cells["of memory's"] == f"{forward['qkv']['share_of_bandwidth']:.0%}"
+        assert cells["memory, GB/s"] == f"{result['read_gbs']:.1f}"
+    lines = markdown_rows(table.markdown(run, SUITES["decode"].tables(run)))
     assert len(lines) == 2 + 6 and {line.count("|") for line in lines} == {13}
 
 

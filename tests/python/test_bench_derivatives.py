@@ -1,4 +1,4 @@
-"""python -m qkv.bench --suite derivatives."""
+"""python -m benchmarks --suite derivatives."""
 
 import contextlib
 import io
@@ -6,26 +6,32 @@ import json
 
 import pytest
 import torch
-from bench_runs import PNG, TENSORS, rows_of, sdpa
+from bench_runs import PNG, TENSORS, leave_out_compiled, markdown_rows, sdpa, tables_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
-from qkv.bench import __main__ as bench
+from benchmarks import __main__ as benchmarks
+from benchmarks.suites import SUITES, parse_derivatives
 from qkv.bench import memory, table, truth
 from qkv.bench.call import Call
 from qkv.bench.case import Case
 from qkv.bench.check import WrongAnswer, check
 from qkv.bench.measure import quartiles
 from qkv.bench.report import Measured, summarize
-from qkv.bench.suites import SUITES, Entry
 from qkv.testing import attention, max_error
+
+
+@pytest.fixture(autouse=True)
+def not_compiled(monkeypatch):
+    leave_out_compiled(monkeypatch)
+
 
 DIRECTIONS = ["jvp", "double_backward", "backward_twice"]
 SECONDS = ("second_query", "second_key", "second_value", "second_grad_output")
 
 
 def derivative_case(spelling, dtype=torch.float32):
-    return Case(Entry.parse(spelling), dtype, with_tangents=True)
+    return Case(parse_derivatives(spelling), dtype, with_tangents=True)
 
 
 def test_derivatives_are_the_promised_ones():
@@ -145,16 +151,18 @@ def test_torchs_way_is_on_its_math_path():
 def test_memory_is_what_a_call_takes():
     """Of torch's path, whose scores alone take 64 MiB of two heads, and which holds several."""
     case = derivative_case("1x2x2048x2048x8")
-    found = memory.extra_bytes(case, "jvp", "SDPA")
+    found = memory.extra_bytes(case, "jvp", "SDPA", parse_derivatives)
     scores = 4 * 2 * 2048 * 2048
     assert 2 * scores < found["torch"] < 20 * scores
     assert 0 <= found["qkv"] < scores / 2
-    assert set(memory.extra_bytes(derivative_case("alone:1x1x8x8x4"), "jvp", None)) == {"qkv"}
+    assert set(
+        memory.extra_bytes(derivative_case("alone:1x1x8x8x4"), "jvp", None, parse_derivatives)
+    ) == {"qkv"}
 
 
 def test_memory_that_cannot_be_measured_is_an_error():
-    with pytest.raises(RuntimeError, match="measuring the memory of .*sideways"):
-        memory.extra_bytes(derivative_case("1x1x8x8x4"), "sideways", None)
+    with pytest.raises(RuntimeError, match="measuring the memory of 1x1x8x8x4 sideways qkv failed"):
+        memory.extra_bytes(derivative_case("1x1x8x8x4"), "sideways", None, parse_derivatives)
 
 
 @pytest.fixture(scope="module")
@@ -163,16 +171,16 @@ def finished(tmp_path_factory):
     would take a process."""
     folder, printed = tmp_path_factory.mktemp("bench"), io.StringIO()
 
-    def extra_bytes(case, direction, way):
+    def extra_bytes(case, direction, way, parse):
         return {"qkv": 3 << 20} | ({"torch": 7 << 20} if way else {})
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QKV_ISA", raising=False)
-        patch.setattr(bench, "extra_bytes", extra_bytes)
+        patch.setattr("qkv.bench.run.extra_bytes", extra_bytes)
         arguments = ["--suite", "derivatives", "--shapes", "2x4/2x24x24x8,alone:1x1x32x32x8c",
                      "--seconds", "0.01", "--json", str(folder / "run.json"),
                      "--plot", str(folder / "run.png")]  # fmt: skip
-        assert bench.main(arguments) == 0
+        assert benchmarks.main(arguments) == 0
     run = json.loads((folder / "run.json").read_text())
     return printed.getvalue(), run, (folder / "run.png").read_bytes()
 
@@ -185,7 +193,7 @@ def test_figures_follow_from_samples(finished):
     ]
     for result in run["results"]:
         assert set(result["check"]) == {*TENSORS, "tangent", *SECONDS}
-        entry = Entry.parse(f"{result['option']}:{result['shape']}")
+        entry = parse_derivatives(f"{result['option']}:{result['shape']}")
         for direction, plain in (("jvp", "forward"), ("double_backward", "backward")):
             found = result[direction]
             ours, base = (found[name]["samples_s"] for name in ("qkv", "base"))
@@ -203,22 +211,20 @@ def test_figures_follow_from_samples(finished):
 
 def test_table_of_derivatives(finished):
     stdout, run, _ = finished
-    titles, rows = rows_of(stdout)
-    assert len(rows) == 4 * 3
-    at = titles.index("derivative")
+    [(titles, rows)] = tables_of(stdout)
     names = ("jvp", "second backward", "first + second backward")
     for row, (result, direction, name) in zip(
         rows, [(r, *d) for r in run["results"] for d in zip(DIRECTIONS, names, strict=True)],
         strict=True,
     ):  # fmt: skip
-        assert f" {result['dtype']} " in row
-        found = result[direction]
-        assert row[at:].startswith(name)
-        if "own_ratio" in found:
-            assert f" {found['own_ratio']['median']:.2f}" in row
+        cells, found = dict(zip(titles, row, strict=True)), result[direction]
+        assert (cells["dtype"], cells["derivative"]) == (result["dtype"], name)
+        own = cells["× own time (IQR)"]
+        assert own.startswith(f"{found['own_ratio']['median']:.2f}" if "own_ratio" in found else "")
+        assert bool(own) == ("own_ratio" in found)
         if "extra_bytes" in found.get("torch", {}):
-            assert row.split()[-2:] == ["3", "7"]
-    lines = [x for x in table.markdown(run).splitlines() if x.startswith("|")]
+            assert (cells["extra MiB"], cells["torch's MiB"]) == ("3", "7")
+    lines = markdown_rows(table.markdown(run, SUITES["derivatives"].tables(run)))
     assert len(lines) == 2 + 4 * 3 and {line.count("|") for line in lines} == {14}
 
 
@@ -228,8 +234,8 @@ def test_plot_of_derivatives_is_a_picture(finished):
 
 def test_promises_are_of_float32():
     timing = {"samples_s": {"qkv": [2.0], "base": [0.5], "torch": [6.0]}, "way": "SDPA",
-              "tried_s": {}, "calls_per_sample": dict.fromkeys(("qkv", "base", "torch"), 1),
-              "extra_bytes": {}}  # fmt: skip
+              "tried_s": {}, "skipped": {}, "extra_bytes": {},
+              "calls_per_sample": dict.fromkeys(("qkv", "base", "torch"), 1)}  # fmt: skip
     entry = SUITES["derivatives"].entries[0]
     measured = [
         Measured(entry, dtype, {}, {"jvp": timing}) for dtype in (torch.float32, torch.bfloat16)

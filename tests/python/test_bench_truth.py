@@ -4,11 +4,11 @@ import pytest
 import torch
 from bench_runs import TENSORS, option_case
 
+from benchmarks.options import OPTIONS, drawn
 from qkv.bench import truth
 from qkv.bench.case import Case
 from qkv.bench.check import check
-from qkv.bench.options import OPTIONS, drawn
-from qkv.bench.suites import Entry
+from qkv.bench.grid import parse
 from qkv.testing import attention, max_error
 
 OTHERS = {"varlen", "varlen-each", "equal", "cache", "paged"}
@@ -18,7 +18,7 @@ OTHERS = {"varlen", "varlen-each", "equal", "cache", "paged"}
 @pytest.mark.parametrize("spelling", ["2x4/2x33x70x8c", "3x2x5x9x4x6", "1x2x600x7x4c"])
 def test_blocks_of_queries_and_of_items(monkeypatch, spelling, dtype):
     monkeypatch.setattr("qkv.bench.truth.BLOCK_ELEMENTS", 2000)
-    case = Case(Entry.parse(spelling), dtype)
+    case = Case(parse(spelling), dtype)
     inputs = [case.inputs[x].detach().double().requires_grad_() for x in case.leaves]
     shape = case.entry.shape
     output = attention(*inputs, is_causal=shape.is_causal, enable_gqa=shape.is_grouped)

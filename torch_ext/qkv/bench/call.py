@@ -13,13 +13,18 @@ def leaves_of(inputs):
     return {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.requires_grad}
 
 
+class Unavailable(Exception):
+    """Why one of torch's ways cannot be had, on this machine or for these inputs."""
+
+
 @dataclass(frozen=True)
 class Call:
     """function(**inputs) returns the output, of grad_output's shape. ours(x) brings the output
     or a gradient into the layout of the case, where that is another. more_inputs, forward only:
     others of the same sizes, which calls take in turn so as to find none in a CPU's cache.
     tangents: {leaf: the direction in which it moves}, for the derivatives of a second order and of
-    forward mode; in double backward they are what the first gradients are multiplied with."""
+    forward mode; in double backward they are what the first gradients are multiplied with.
+    refuses: {direction: why the call cannot be timed in it}."""
 
     function: Callable[..., Tensor]
     inputs: dict
@@ -27,6 +32,7 @@ class Call:
     ours: Callable[[Tensor], Tensor] = lambda x: x
     more_inputs: tuple = ()
     tangents: dict = field(default_factory=dict)
+    refuses: dict = field(default_factory=dict)
 
     @classmethod
     def in_turn(cls, calls):

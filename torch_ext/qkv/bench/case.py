@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from .call import Call, leaves_of
+from .call import Call, Unavailable, leaves_of
 from .machine import uncached_bytes
-from .torch_ways import on_math_path
+from .ways import on_math_path
 
 MOST_COPIES = 64
 
@@ -61,11 +61,34 @@ class Case:
 
     @functools.cached_property
     def ways(self):
-        """{name: Call}: torch's."""
-        ways = {name: self._call(way) for name, way in self.entry.how.ways.items()}
-        if not self.tangents:
-            return ways
-        return {name: replace(w, function=on_math_path(w.function)) for name, w in ways.items()}
+        """{name: Call}: torch's, but for those in `unavailable`."""
+        return {name: call for name, call in self._every_way.items() if isinstance(call, Call)}
+
+    @functools.cached_property
+    def unavailable(self):
+        """{name: why torch's way cannot be had}"""
+        return {name: why for name, why in self._every_way.items() if isinstance(why, str)}
+
+    @functools.cached_property
+    def _every_way(self):
+        found = {}
+        for name, way in self.entry.how.ways.items():
+            try:
+                call = self._call(way)
+            except Unavailable as why:
+                found[name] = str(why)
+                continue
+            if self.tangents:
+                call = replace(call, function=on_math_path(call.function))
+            found[name] = call.refuses.get("jvp", call) if self.tangents else call
+        return found
+
+    def ways_in(self, direction):
+        """{name: Call} of torch's ways that can be timed in that direction, and {name: why not} of
+        all others."""
+        refused = {n: c.refuses[direction] for n, c in self.ways.items() if direction in c.refuses}
+        able = {name: call for name, call in self.ways.items() if name not in refused}
+        return able, self.unavailable | refused
 
 
 def copies(inputs, is_cold):

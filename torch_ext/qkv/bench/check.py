@@ -68,6 +68,8 @@ def compare(case, tensor, ours, torchs, expected):
     size = expected.abs().max().item()
     torch_error = 0.0
     for way, answer in torchs.items():
+        if tensor not in answer:  # a way that has no backward pass
+            continue
         error = max_error(answer[tensor], expected)
         if not error <= SOMETHING_ELSE[ours.dtype] * max(SMALL, size):
             raise WrongAnswer(

@@ -1,11 +1,11 @@
-"""The run as one picture: how many times torch's speed, and how much of the machine's peak or, for
-options, how many times our own time without them."""
+"""The run as one picture: how many times torch's speed, and beside it what the suite draws."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
+from .columns import label
 from .report import label as result_label
-from .table import label, machine_lines
+from .table import machine_lines
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
 COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3a7d44"}
@@ -14,23 +14,15 @@ BETWEEN = [0.75, 1.25, 1.5, 3, 6]  # more ticks, where the axis is short
 SMALL, SMALLER = 9, 8  # points
 
 
-def draw(run, path):
-    """Writes the figure to path, in the format that its suffix names."""
-    results, directions = run["results"], run["directions"]
+def draw(run, path, beside):
+    """Writes the figure to path, in the format that its suffix names. beside(axes, run) draws the
+    right half, on the rows of the left one."""
+    results = run["results"]
     height = 1.9 + 0.46 * len(results)
     figure = Figure(figsize=(10.5, height), layout="constrained")
     ratios, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
     draw_ratios(ratios, run)
-    if "both" in directions:
-        draw_own(right, results)
-    elif run["suite"] == "derivatives":
-        draw_memory(right, results, directions)
-    elif "gflops" in run["peak"]:
-        title = f"Share of the {run['peak']['instruction']} peak"
-        draw_shares(right, results, directions, "share_of_peak", title)
-    else:
-        title = "Reading keys and values: share of the memory's bandwidth"
-        draw_shares(right, results, directions, "share_of_bandwidth", title)
+    beside(right, run)
     labels = [
         name if r["name"].endswith(r["shape"]) else f"{name}\n{r['shape']}"
         for r, name in ((r, result_label(run, r)) for r in results)
@@ -109,52 +101,13 @@ def draw_promised(axes, promised):
     axes.plot(bounds, rows, "|", color="0.1", ms=14, mew=1.6, label="promised", zorder=3)
 
 
-def draw_own(axes, results):
-    """Bars: our time over that of the base; ticks: what is promised."""
-    rows = [i for i, r in enumerate(results) if "own_ratio" in r["both"]]
-    found = [results[i]["both"]["own_ratio"]["median"] for i in rows]
-    axes.barh(rows, found, height=0.5, color=COLORS["both"], label=f"{label('both')}, qkv")
-    promised = {i: results[i]["promised"].get("both", {}).get("at_most") for i in rows}
-    promised = {i: bound for i, bound in promised.items() if bound}
-    draw_promised(axes, promised)
-    for row, ratio in zip(rows, found, strict=True):
-        at = (max(ratio, promised.get(row, 0)), row)
-        axes.annotate(
-            f"{ratio:.2f} × {results[row]['base']}", at, (6, 0), textcoords="offset points",
-            va="center", fontsize=SMALLER, color=COLORS["both"],
-        )  # fmt: skip
-    axes.margins(x=0.25)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
-    axes.set_title("Our time relative to our own without the option", fontsize=SMALL, loc="left")
-    legend(axes, ncols=2)
+def shares_of_peak(axes, run):
+    draw_shares(axes, run, "share_of_peak", f"Share of the {run['peak']['instruction']} peak")
 
 
-def draw_memory(axes, results, directions):
+def draw_shares(axes, run, key, title):
     """Bars: ours; ticks: torch's."""
-    found = [d for d in directions if "extra_bytes" in results[0][d]["qkv"]]
-    for direction in found:
-        rows = [row + offsets(directions)[direction] for row in range(len(results))]
-        ours, theirs = (
-            {
-                row: max(r[direction][name]["extra_bytes"] / 2**20, 1)  # the axis is logarithmic
-                for row, r in zip(rows, results, strict=True)
-                if name in r[direction]
-            }
-            for name in ("qkv", "torch")
-        )
-        color, name = COLORS[direction], label(direction)
-        axes.barh(list(ours), ours.values(), height=0.24, color=color, label=f"{name}, qkv")
-        last = "torch" if direction == found[-1] else None
-        axes.plot(theirs.values(), theirs.keys(), "|", color="0.1", ms=9, mew=1.6, label=last)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axes.set_title("Memory beyond the inputs, at its peak: MiB", fontsize=SMALL, loc="left")
-    legend(axes, ncols=3)
-
-
-def draw_shares(axes, results, directions, key, title):
-    """Bars: ours; ticks: torch's."""
-    largest = 1.0
+    results, directions, largest = run["results"], run["directions"], 1.0
     for direction, offset in offsets(directions).items():
         rows = [row + offset for row in range(len(results))]
         ours = [r[direction]["qkv"][key] for r in results]

@@ -1,17 +1,41 @@
-"""A bar that also moves within a step: a single one of torch's may take many seconds."""
+"""How far a run is, on stderr: a bar that also moves within a step, since a single one of torch's
+may take many seconds. Where tqdm is missing, a line for each step."""
 
+import sys
 import time
 
 SECONDS = 0.2  # from one refresh to the next
+
+
+class Lines:
+    """What Progress asks of a tqdm, as plain lines."""
+
+    def __init__(self, total):
+        self.total, self.n = total, 0.0
+
+    def set_description_str(self, text):
+        print(f"[{self.n + 1:.0f}/{self.total}] {text}", file=sys.stderr, flush=True)
+
+    def refresh(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def bar(steps):
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return Lines(steps)
+    return tqdm(total=steps, bar_format="{desc:<28}{bar} {elapsed}")
 
 
 class Progress:
     """with Progress(steps) as progress: result = progress.step(text, function, *args)"""
 
     def __init__(self, steps):
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=steps, bar_format="{desc:<28}{bar} {elapsed}")
+        self._bar = bar(steps)
         self._shown = 0.0
 
     def __enter__(self):

@@ -8,15 +8,17 @@
               before or after, where it is the limit, "base": whose time ours is compared with,
               or None, "promised": {direction: {"at_least": times torch's speed, or None,
               "at_most": times our own time, or None}}, "check", direction: D, ...}],
- "geometric_mean": {direction: of the ratios to torch; None for several dtypes}, "warnings": [...]}
+ "geometric_mean": {direction: of the ratios to torch but for decoding, which memory limits; None
+                    for several dtypes}, "warnings": [...]}
 
-where D is {"repeats", "way": torch's that was fastest, "tried_s": {way: s} of several, "qkv": C,
-"torch": C, "base": C, "ratio": quartiles of torch's time over ours, pair by pair, "own_ratio": of
-our time over the base's; of "jvp" and "double_backward" the base is our own plain pass} and C is
-{"seconds": quartiles of a call, "samples_s", "calls_per_sample", "gflops", and of one dtype
-"share_of_peak"}, for decoding also "gbs", of keys and values, and "share_of_bandwidth", of
-read_gbs, and of derivatives "extra_bytes", of memory. Where torch has no way, or nothing is the
-base, "torch" and "ratio", or "base" and "own_ratio", are missing.
+where D is {"repeats", "way": torch's that was fastest, "tried_s": {way: s} of several, "skipped":
+{way: why it took no part}, "qkv": C, "torch": C, "base": C, "ratio": quartiles of torch's time over
+ours, pair by pair, "own_ratio": of our time over the base's; of "jvp" and "double_backward" the
+base is our own plain pass} and C is {"seconds": quartiles of a call, "samples_s",
+"calls_per_sample", "gflops", and of one dtype "share_of_peak"}, for decoding also "gbs", of keys
+and values, and "share_of_bandwidth", of read_gbs, and where memory was measured "extra_bytes".
+Where torch has no way, or nothing is the base, "torch" and "ratio", or "base" and "own_ratio", are
+missing.
 """
 
 import dataclasses
@@ -25,9 +27,9 @@ from typing import NamedTuple
 
 import torch
 
+from .entry import PLAIN_PASS, Entry
 from .machine import name_of
 from .measure import quartiles
-from .suites import PLAIN_PASS, Entry
 
 NOISY = 0.1  # interquartile range of a ratio, relative to its median
 DRIFT = 0.1  # between the peak before and after the run
@@ -65,16 +67,27 @@ def summarize(suite, machine, peak, measured):
     return run
 
 
+def is_decode(result):
+    """One query a head: memory, not arithmetic, is the limit."""
+    return result["sizes"]["seqlen_q"] == 1
+
+
+def several_dtypes(run):
+    return len({r["dtype"] for r in run["results"]}) > 1
+
+
 def mean(results, direction):
-    if len({r["dtype"] for r in results}) > 1:
+    if several_dtypes({"results": results}):
         return None
-    ratios = [r[direction]["ratio"]["median"] for r in results if "ratio" in r[direction]]
+    found = [r[direction] for r in results if not is_decode(r)]
+    ratios = [timing["ratio"]["median"] for timing in found if "ratio" in timing]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
 def figures(entry, dtype, direction, timing, peak, read_gbs):
     taken = timing["samples_s"]
-    result = {"repeats": len(taken["qkv"]), "way": timing["way"], "tried_s": timing["tried_s"]}
+    result: dict = {x: timing[x] for x in ("way", "tried_s", "skipped")}
+    result["repeats"] = len(taken["qkv"])
     for name, samples in taken.items():
         computed, how = (entry, direction) if name != "base" else base_of(entry, direction)
         seconds = quartiles(samples)
@@ -107,15 +120,22 @@ def base_of(entry, direction):
     return (entry, plain) if plain else (entry.base, direction)
 
 
-def reads_memory(entry):
-    """Memory, not arithmetic, is the limit."""
-    return entry.how.is_cold or (entry.option == "plain" and entry.shape.is_decode)
+def errors_of(check, direction):
+    """Those of what a call in this direction computes: of check, by tensor, a list."""
+    kinds = {
+        "forward": ("output",),
+        "backward": ("grad_",),
+        "both": ("output", "grad_"),
+        "jvp": ("tangent",),
+        "double_backward": ("second_",),
+        "backward_twice": ("grad_", "second_"),
+    }
+    return [errors for tensor, errors in check.items() if tensor.startswith(kinds[direction])]
 
 
 def label(run, result):
     """Of one result among all."""
-    several = len({r["dtype"] for r in run["results"]}) > 1
-    return f"{result['name']} {result['dtype']}" if several else result["name"]
+    return f"{result['name']} {result['dtype']}" if several_dtypes(run) else result["name"]
 
 
 def is_noisy(ratio):
@@ -160,6 +180,16 @@ def warnings(run):
     if noisy:
         found.append(f"interquartile range of a ratio above {NOISY:.0%} of it: {', '.join(noisy)}")
     return found + [text for result in run["results"] for text in broken(result)]
+
+
+def notes(run):
+    """What to say of torch's ways that took no part: once for each reason, with where."""
+    where = {}
+    for result in run["results"]:
+        for direction in run["directions"]:
+            for reason in result[direction].get("skipped", {}).items():
+                where.setdefault(reason, []).append(f"{label(run, result)} {direction}")
+    return [f"{way} took no part in {', '.join(x)}: {why}" for (way, why), x in where.items()]
 
 
 def broken(result):

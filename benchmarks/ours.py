@@ -8,10 +8,6 @@ import qkv
 PAGE = 16  # keys; vLLM's
 
 
-def attention(**inputs):
-    return qkv.attention(**inputs)
-
-
 def with_weights(**inputs):
     return qkv.attention_with_weights(**inputs, reduce="heads")[0]
 

@@ -1,15 +1,18 @@
-"""What an option of the operator is, given a shape: the arguments, and torch's ways to the same
+"""The options that are measured: given a shape, their arguments, and torch's ways to the same
 numbers."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
-from . import ours
+from qkv.bench.entry import Entry, Option
+from qkv.bench.shapes import SPELLING as SHAPE_SPELLING
+from qkv.bench.shapes import Shape
+from qkv.bench.ways import sdpa
+
+from . import by_hand, compiled, ours, packing
 from . import torch_ways as ways
-from .shapes import Shape
 
 DROPOUT = 0.1
 SOFTCAP = 50.0  # Gemma 2's
@@ -17,47 +20,24 @@ WINDOW = (255, 0)  # the last 256 keys
 SHORTEST = 16  # of the documents drawn
 
 
-def no_arguments(shape, randn):
-    return {}
-
-
-@dataclass(frozen=True)
-class Option:
-    # (shape, randn) -> what the call takes besides query, key, value, is_causal and enable_gqa.
-    # randn(*sizes) draws a tensor of the case's dtype; what requires grad gets its gradient.
-    arguments: Callable[..., dict] = no_arguments
-    # torch's: way(inputs, grad_output) -> Call. The fastest is what we are compared with.
-    ways: dict[str, Callable] = field(default_factory=dict)
-    # shape -> (label, option, shape) of the call that our own time is compared with.
-    base: Callable[[Shape], tuple] | None = None
-    lengths: Callable[[Shape], list[int]] | None = None  # of packed documents
-    scores: Callable[[Shape], float] = lambda shape: shape.scores  # pairs that count
-    is_square: bool = False  # needs L == S
-    # Ours, of what prepare makes of the case's inputs, as are torch's ways.
-    call: Callable[..., torch.Tensor] = ours.attention
-    prepare: Callable[[dict], dict] = lambda inputs: inputs
-    # Decoding: every query sees every key; keys and values come from memory; forward only.
-    is_cold: bool = False
-
-
 def plain(shape):
-    return "plain", "plain", shape
+    return Entry("plain", shape)
 
 
 def quarter(shape):
     length = max(1, shape.seqlen_q // 4)
-    return "L / 4", "window-alone", replace(shape, seqlen_q=length, seqlen_k=length)
+    return entry("L / 4", "window-alone", replace(shape, seqlen_q=length, seqlen_k=length))
 
 
 def bias_alone(shape):
-    return "bias", "bias", shape
+    return entry("bias", "bias", shape)
 
 
 def equal_documents(shape):
     """As many documents of one length, with the same number of scores but for rounding."""
     mean_square = sum(n * n for n in drawn(shape)) / shape.batch
     length = round(math.sqrt(mean_square))
-    return "equal lengths", "equal", replace(shape, seqlen_q=length, seqlen_k=length)
+    return entry("equal lengths", "equal", replace(shape, seqlen_q=length, seqlen_k=length))
 
 
 def drawn(shape):
@@ -137,8 +117,10 @@ def filled(shape, randn):
     return {"seqlen_k": shape.seqlen_k}
 
 
-SDPA = {"SDPA": ways.sdpa}
-BY_HAND = {"by hand": ways.by_hand}
+SDPA = {"SDPA": sdpa}
+BY_HAND = {"by hand": by_hand.by_hand}
+COMPILED = {"by hand, compiled": compiled.textbook}
+FLEX = {"FlexAttention": compiled.flex}
 BOOL = {"SDPA, bool mask": ways.bool_mask}
 FLOAT = {"SDPA, float mask": ways.float_mask}
 ONE_MASK = {
@@ -147,8 +129,8 @@ ONE_MASK = {
     "SDPA, bias + float mask": ways.added_bias,
 }
 PADDED = {
-    "padded SDPA, bool mask": ways.padded_bool,
-    "padded SDPA, float mask": ways.padded_float,
+    "padded SDPA, bool mask": packing.padded_bool,
+    "padded SDPA, float mask": packing.padded_float,
 }
 WINDOW_PAIRS = {"scores": window_scores, "is_square": True}
 PACKED = {"call": ours.packed, "is_square": True}
@@ -157,29 +139,51 @@ EQUAL = {"lengths": equal, "scores": packed_scores(equal), **PACKED}
 CACHED = {"call": ours.cached, "is_cold": True}
 
 OPTIONS = {
-    "plain": Option(ways=SDPA),
+    "plain": Option(ways=SDPA | COMPILED | FLEX),
     "alone": Option(),  # beside no way of torch's, which would take too much memory or too long
     "plain-padded": Option(ways={"SDPA, q and k zero-padded": ways.zero_padded}),
-    "dropout": Option(dropout, SDPA | BY_HAND, plain),
-    "bias": Option(bias, {"SDPA": ways.masked_bias} | BY_HAND, plain),
-    "bias-padded": Option(padded_bias, ONE_MASK | BY_HAND, bias_alone),
-    "padding": Option(padding, BOOL | FLOAT, plain),
-    "mask": Option(mask, BOOL | FLOAT, plain),
-    "softcap": Option(softcap, BY_HAND, plain),
-    "alibi": Option(alibi, BY_HAND | FLOAT, plain),
-    "slopes": Option(slopes, BY_HAND, plain),
-    "sinks": Option(sinks, BY_HAND, plain),
+    "dropout": Option(dropout, SDPA | BY_HAND | COMPILED, plain),
+    "bias": Option(bias, {"SDPA": ways.masked_bias} | BY_HAND | COMPILED, plain),
+    "bias-padded": Option(padded_bias, ONE_MASK | BY_HAND | COMPILED, bias_alone),
+    "padding": Option(padding, BOOL | FLOAT | COMPILED, plain),
+    "mask": Option(mask, BOOL | FLOAT | COMPILED, plain),
+    "softcap": Option(softcap, BY_HAND | COMPILED | FLEX, plain),
+    "alibi": Option(alibi, BY_HAND | FLOAT | COMPILED | FLEX, plain),
+    "slopes": Option(slopes, BY_HAND | COMPILED, plain),
+    "sinks": Option(sinks, BY_HAND | COMPILED, plain),
     "sinks-key": Option(sinks, {"SDPA, one more key": ways.one_more_key}, plain),
     "weights": Option(
-        ways={"by hand": ways.by_hand_with_weights}, base=plain, call=ours.with_weights
+        ways={"by hand": by_hand.by_hand_with_weights}, base=plain, call=ours.with_weights
     ),
-    "window": Option(window, BOOL | FLOAT, **WINDOW_PAIRS),
+    "window": Option(window, BOOL | FLOAT | FLEX, **WINDOW_PAIRS),
     "window-cut": Option(window, {"SDPA, cut by hand": ways.cut_window}, **WINDOW_PAIRS),
     "window-alone": Option(window, **WINDOW_PAIRS),
     "growth": Option(window, base=quarter, **WINDOW_PAIRS),
     "varlen": Option(ways=PADDED, base=equal_documents, **DRAWN),
-    "varlen-each": Option(ways={"SDPA for each": ways.each_document}, **DRAWN),
+    "varlen-each": Option(ways={"SDPA for each": packing.each_document}, **DRAWN),
     "equal": Option(**EQUAL),
-    "cache": Option(filled, {"SDPA": ways.cached}, **CACHED),
-    "paged": Option(filled, {"SDPA, pages gathered": ways.gathered}, prepare=ours.pages, **CACHED),
+    "cache": Option(filled, {"SDPA": packing.cached}, **CACHED),
+    "paged": Option(
+        filled, {"SDPA, pages gathered": packing.gathered}, prepare=ours.pages, **CACHED
+    ),
 }
+
+SPELLING = f"[OPTION:]{SHAPE_SPELLING}; OPTION one of {', '.join(OPTIONS)}"
+
+
+def entry(name, option, shape):
+    return Entry(name, shape, option, OPTIONS[option])
+
+
+def parse(text, default="plain"):
+    """The Entry of text that is SPELLING; default: the option if it has none. Raises ValueError."""
+    option, _, spelling = text.rpartition(":")
+    option = option or default
+    if option not in OPTIONS:
+        raise ValueError(f"'{option}' is no option; expected one of {', '.join(OPTIONS)}")
+    how, shape = OPTIONS[option], Shape.parse(spelling)
+    if how.is_square and shape.seqlen_q != shape.seqlen_k:
+        raise ValueError(f"'{text}': {option} needs as many keys as queries")
+    if how.is_cold and shape.is_causal:
+        raise ValueError(f"'{text}': with {option} every query sees all keys, expected no 'c'")
+    return entry(text, option, shape)

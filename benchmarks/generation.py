@@ -1,0 +1,163 @@
+"""python -m benchmarks.generation: how fast a GPT writes with its keys and values in a cache."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from qkv.bench import columns, machine, saved, table
+from qkv.bench.arguments import (
+    SECONDS,
+    expect_folder,
+    expect_modules,
+    expect_none,
+    positive,
+)
+from qkv.bench.check import WrongAnswer
+from qkv.bench.measure import measure, quartiles
+from qkv.bench.table import Column, Table
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+from gpt.generate import generate  # noqa: E402
+from gpt.model import CACHES, GPT, VOCAB_SIZE, ModelConfig, load_attention  # noqa: E402
+
+DESCRIPTION = """\
+The model is that of examples/train_gpt.py, with random weights, in float32. The cache is memory
+that is taken once. Ours is qkv.attention_with_kvcache; torch's is written to, and
+scaled_dot_product_attention gets the part that is filled. Both write the same tokens, or nothing
+is timed. The time is that of the whole text: the prompt is read, then each token is written."""
+PROMPTS = (16, 1024)  # tokens that are read before the first one is written
+
+
+def main(argv=None):
+    """Returns the exit status: 0, or 1 where the tokens differ. Bad arguments exit with 2."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        if args.saved:
+            expect_none(args, ("threads", "seconds", "repeats", "json"))
+        expect_folder("--json", args.json)
+        expect_modules("tabulate")
+        run = saved.read(args.saved, {"generation"}, "--from") if args.saved else None
+        model = None if run else make_model(args)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        run = run or run_generation(model, args)
+    except WrongAnswer as error:
+        print(f"refused to time another text: {error}", file=sys.stderr)
+        return 1
+    print((table.markdown if args.markdown else table.text)(run, tables(run)))
+    if args.json:
+        args.json.write_text(json.dumps(run, indent=1, allow_nan=False) + "\n")
+    return 0
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.generation",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+    )
+    number = positive(int)
+    parser.add_argument("--layers", type=number, default=4)
+    parser.add_argument("--heads", type=number, default=8)
+    parser.add_argument("--head-dim", type=number, default=64)
+    parser.add_argument("--prompts", type=number, nargs="+", default=PROMPTS, help="their lengths")
+    parser.add_argument("--length", type=number, default=128, help="tokens to write; default: 128")
+    parser.add_argument("--threads", type=number, help="default: torch.get_num_threads()")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--seconds", type=positive(float), help=f"for each prompt; default: {SECONDS:g}"
+    )
+    length.add_argument("--repeats", type=number, help="this many for each prompt instead")
+    parser.add_argument("--markdown", action="store_true", help="print a markdown table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument(
+        "--from", dest="saved", type=Path, metavar="RUN.json", help="print what --json wrote"
+    )
+    return parser
+
+
+def make_model(args):
+    """A GPT of which every layer has a say: those of the example begin with weights of 0."""
+    context = max(args.prompts) + args.length
+    torch.manual_seed(0)
+    config = ModelConfig(args.layers, args.heads, args.head_dim, context)
+    model = GPT(config, load_attention("torch")).eval()
+    for weight in model.parameters():
+        if not weight.any():
+            torch.nn.init.normal_(weight, std=weight.size(-1) ** -0.5)
+    return model
+
+
+def run_generation(model, args):
+    """As report.py describes a run, as far as it applies. Raises WrongAnswer."""
+    described = machine.describe([torch.float32])
+    results = [timed(model, prompt, args) for prompt in args.prompts]
+    rate = machine.rates(None)
+    return {
+        "suite": "generation",
+        "machine": described,
+        "peak": machine.best(rate, rate),
+        "directions": [],
+        "results": results,
+        "geometric_mean": {},
+        "warnings": [],
+    }
+
+
+def timed(model, prompt_length, args):
+    prompt = bytes(torch.randint(VOCAB_SIZE, (prompt_length,)).tolist())
+
+    def write(name):
+        return list(generate(model, prompt, args.length, 0, 0, CACHES[name]))
+
+    expect_same(write("qkv"), write("torch"), prompt_length)
+    taken = measure(
+        {n: lambda n=n: write(n) for n in CACHES}, args.seconds or SECONDS, args.repeats
+    )
+    samples = taken["samples_s"]
+    rates = {n: quartiles([args.length / seconds for seconds in x]) for n, x in samples.items()}
+    pairs = zip(samples["torch"], samples["qkv"], strict=True)
+    return {
+        "model": f"{args.layers} layers, {args.heads} heads of {args.head_dim}",
+        "prompt": prompt_length,
+        "length": args.length,
+        "tokens_per_s": rates,
+        "samples_s": samples,
+        "generation": {"ratio": quartiles([theirs / ours for theirs, ours in pairs])},
+    }
+
+
+def expect_same(ours, theirs, prompt_length):
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a != b:
+            raise WrongAnswer(f"after {prompt_length + i} tokens qkv writes {a}, torch {b}")
+
+
+def tables(run):
+    def rate(name):
+        return lambda r: f"{r['tokens_per_s'][name]['median']:.0f}"
+
+    shown = [
+        Column("model", lambda r: r["model"], is_text=True),
+        Column("prompt", lambda r: str(r["prompt"])),
+        Column("written", lambda r: str(r["length"])),
+        Column("tokens/s", rate("qkv")),
+        Column("torch's", rate("torch")),
+        Column(
+            "× torch (IQR)",
+            columns.ratio("generation", "ratio", "", with_spread=True).cell,
+            is_bold=True,
+        ),
+    ]
+    return [Table(shown, run["results"])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Published tables have the figures of the raw runs that the page names, in benchmarks/results."""
+
+import contextlib
+import io
+import json
+import re
+
+import pytest
+from bench_runs import ROOT
+from test_docs import tables
+
+from benchmarks import generation
+from benchmarks.suites import SUITES
+from qkv.bench import __main__ as bench
+from qkv.bench import table
+from qkv.bench.grid import GRID
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results"
+NAME = r"`benchmarks/results/([\w.-]+\.json)`"
+RENDER = {suite.name: suite.tables for suite in (GRID, *SUITES.values())}
+RENDER["generation"] = generation.tables
+
+
+def rendered(path):
+    """[(titles, rows)] of the tables of a run."""
+    run = json.loads(path.read_text())
+    return list(tables(table.markdown(run, RENDER[run["suite"]](run)) + "\n"))
+
+
+def named(page):
+    """Yields (names of files, (titles, rows)) of each table of the page: what is named between it
+    and the table or heading above it."""
+    parts = re.split(r"((?:^\|.*\|\n)+)", page, flags=re.M)
+    for above, found in zip(parts[::2], parts[1::2], strict=False):
+        paragraphs = re.split(r"^#.*", above, flags=re.M)[-1]
+        yield re.findall(NAME, paragraphs), next(tables(found))
+
+
+def is_of(shown, whole):
+    """Whether a table is `whole` or some of its columns, with every row."""
+    (titles, rows), (all_titles, all_rows) = shown, whole
+    if not set(titles) <= set(all_titles):
+        return False
+    at = [all_titles.index(title) for title in titles]
+    return rows == [[row[i] for i in at] for row in all_rows]
+
+
+def wrong(page, folder):
+    """What is wrong with the tables of the page that name files of the folder."""
+    for names, shown in named(page):
+        if missing := [name for name in names if not (folder / name).exists()]:
+            yield f"there is no {', '.join(missing)}"
+        elif names and not any(is_of(shown, x) for name in names for x in rendered(folder / name)):
+            yield f"{', '.join(names)}: another table than below {shown[0]}"
+
+
+def test_published_tables_have_the_figures_of_their_runs():
+    assert list(wrong(PAGE.read_text(), RESULTS)) == []
+
+
+def test_every_run_is_published_and_described():
+    """The page names it, and the README beside it says when, where and how it was measured."""
+    described = (RESULTS / "README.md").read_text()
+    for path in RESULTS.glob("*.json"):
+        assert re.search(re.escape(f"`benchmarks/results/{path.name}`"), PAGE.read_text())
+        row = re.search(rf"^\| `{re.escape(path.name)}` \|(.*)$", described, re.M)
+        assert row and re.search(r"\| *\d{4}-\d\d-\d\d *\|.*`python -m ", f"|{row[1]}"), path.name
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder with a run, and a page with its tables."""
+    folder = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as page:
+        patch.delenv("QKV_ISA", raising=False)
+        arguments = ["--shapes", "1x2x6x5x4c,1x2x1x5x4", "--repeats", "1", "--markdown"]
+        assert bench.main([*arguments, "--json", str(folder / "run.json")]) == 0
+    return folder, f"# Here\n\nOf `benchmarks/results/run.json`:\n\n{page.getvalue()}"
+
+
+def test_a_page_that_is_printed_from_the_run_is_right(published):
+    folder, page = published
+    assert [names for names, _ in named(page)] == [["run.json"], []]
+    assert list(wrong(page, folder)) == []
+    both = page.replace("One query a head", "`benchmarks/results/run.json`. One query a head")
+    assert [names for names, _ in named(both)] == [["run.json"]] * 2
+    assert list(wrong(both, folder)) == []
+
+
+def test_columns_may_be_left_out_but_no_row(published):
+    folder, page = published
+    (titles, rows) = next(tables(page))
+    kept = [titles.index(x) for x in ("shape", "pass", "× torch (IQR)")]
+
+    def shown(rows):
+        lines = [[row[i] for i in kept] for row in (titles, titles, *rows)]
+        table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        return f"`benchmarks/results/run.json`\n\n{table}"
+
+    assert list(wrong(shown(rows), folder)) == []
+    assert list(wrong(shown(rows[1:]), folder)) != []
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda page: re.sub(r"\*\*(\d)", r"**9\1", page, count=1), "run.json: another table"),
+        (lambda page: page.replace("run.json", "gone.json"), "there is no gone.json"),
+        (lambda page: page.replace("torch's ms", "theirs"), "run.json: another table"),
+    ],
+)
+def test_what_is_not_of_the_run_is_found(published, change, message):
+    folder, page = published
+    (said,) = wrong(change(page), folder)
+    assert said.startswith(message)
+
+
+def test_a_heading_ends_what_was_named(published):
+    folder, page = published
+    text = "`benchmarks/results/gone.json`\n\n## Next\n\n| a |\n|---|\n| 1 |\n"
+    assert [names for names, _ in named(text)] == [[]]

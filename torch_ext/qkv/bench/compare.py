@@ -1,0 +1,78 @@
+"""A run beside an earlier one of the same shapes: what each shape took then, and takes now."""
+
+from . import columns
+from .columns import ROW, by_direction, in_milliseconds
+from .table import Column, Table, machine_lines
+
+SAME = ("cpu", "threads", "isa")  # where one of them differs, only ratios compare
+
+
+def key(row):
+    return row["option"], row["shape"], row["dtype"]
+
+
+def expect_common(planned, then, path):
+    """Raises ValueError if the run `then`, which path holds, has none of the key()s in planned."""
+    found = set(map(key, then["results"]))
+    if planned.isdisjoint(found):
+        wanted, had = ("; ".join(sorted(map(" ".join, keys))) for keys in (planned, found))
+        raise ValueError(f"--compare: {path} has none of: {wanted}. It has: {had}")
+
+
+def rows(now, then):
+    """by_direction() of what both runs have; with "then", what was found in that direction."""
+    before = {(*key(row), row["direction"]): row for row in by_direction(then, then["results"])}
+    return [
+        row | {"then": before[place][ROW]}
+        for row in by_direction(now, now["results"])
+        if (place := (*key(row), row["direction"])) in before
+    ]
+
+
+def table(now, then):
+    """Milliseconds then and now, and by how much they grew; and the ratio to torch, which holds on
+    other machines too."""
+    found = [
+        *columns.shape(),
+        Column("dtype", lambda r: r["dtype"], is_text=True),
+        Column("pass", lambda r: columns.label(r["direction"]), is_text=True),
+    ]
+    for name, whose in (("qkv", ""), ("torch", "torch's ")):
+        found += [
+            Column(f"{whose}ms then", took("then", name)),
+            Column("now", took(ROW, name)),
+            Column("now / then", growth(name), is_bold=True),
+        ]
+    found += [speed("then", "× torch then"), speed(ROW, "now")]
+    return Table(found, rows(now, then), caption(now, then))
+
+
+def took(when, name):
+    def cell(row):
+        timing = row[when].get(name)
+        return in_milliseconds(timing["seconds"]["median"]) if timing else ""
+
+    return cell
+
+
+def growth(name):
+    def cell(row):
+        if name not in row[ROW] or name not in row["then"]:
+            return ""
+        now, then = (row[when][name]["seconds"]["median"] for when in (ROW, "then"))
+        return f"{now / then:.2f}"
+
+    return cell
+
+
+def speed(when, title):
+    return Column(title, columns.ratio(when, "ratio", title).cell)
+
+
+def caption(now, then):
+    """What the earlier run was on, and what therefore compares."""
+    lines = ["Then: " + machine_lines(then)[0]]
+    other = [name for name in SAME if now["machine"][name] != then["machine"][name]]
+    if other:
+        lines.append(f"Then and now differ in {', '.join(other)}: only × torch compares.")
+    return "\n".join(lines)

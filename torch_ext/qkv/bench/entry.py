@@ -1,0 +1,88 @@
+"""What is measured: an option of the operator on a shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .shapes import Shape
+from .ways import attention, sdpa
+
+# What our own time in a direction is compared with, where it is that of another direction.
+PLAIN_PASS = {"jvp": "forward", "double_backward": "backward"}
+PRODUCTS = {  # by convention, in units of the two of a forward pass
+    "forward": 1,
+    "backward": 2.5,
+    "both": 3.5,
+    "jvp": 2.5,
+    "double_backward": 7.5,
+    "backward_twice": 10,
+}
+
+
+def no_arguments(shape, randn):
+    return {}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What an option of the operator is, given a shape: the arguments, and torch's ways to the same
+    numbers."""
+
+    # (shape, randn) -> what the call takes besides query, key, value, is_causal and enable_gqa.
+    # randn(*sizes) draws a tensor of the case's dtype; what requires grad gets its gradient.
+    arguments: Callable[..., dict] = no_arguments
+    # torch's: way(inputs, grad_output) -> Call. The fastest is what we are compared with.
+    ways: dict[str, Callable] = field(default_factory=dict)
+    # shape -> Entry: the call that our own time is compared with.
+    base: Callable[[Shape], Any] | None = None
+    lengths: Callable[[Shape], list[int]] | None = None  # of packed documents
+    scores: Callable[[Shape], float] = lambda shape: shape.scores  # pairs that count
+    is_square: bool = False  # needs L == S
+    # Ours, of what prepare makes of the case's inputs, as are torch's ways.
+    call: Callable[..., torch.Tensor] = attention
+    prepare: Callable[[dict], dict] = lambda inputs: inputs
+    # Decoding: every query sees every key; keys and values come from memory; forward only.
+    is_cold: bool = False
+
+
+PLAIN = Option(ways={"SDPA": sdpa})
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Of one direction, in float32."""
+
+    at_least: float | None = None  # times torch's speed
+    at_most: float | None = None  # times our own time for the base, or the plain pass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An option of the operator, its name and what it is, on a shape; and what is promised of it:
+    {direction: Promise}."""
+
+    name: str
+    shape: Shape
+    option: str = "plain"
+    how: Option = PLAIN
+    promised: dict[str, Promise] = field(default_factory=dict)
+
+    def __str__(self):
+        return str(self.shape) if self.option == "plain" else f"{self.option}:{self.shape}"
+
+    @property
+    def base(self):
+        """What our own time is compared with, or None."""
+        return self.how.base(self.shape) if self.how.base else None
+
+    @property
+    def reads_memory(self):
+        """Memory, not arithmetic, is the limit."""
+        return self.how.is_cold or (self.option == "plain" and self.shape.is_decode)
+
+    def flops(self, direction):
+        """By convention: of the pairs that count."""
+        shape, products = self.shape, PRODUCTS[direction]
+        return products * 2 * self.how.scores(shape) * (shape.head_dim + shape.head_dim_v)
