@@ -32,7 +32,7 @@ def own_time(axes, run):
     axes.margins(x=0.25)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.3g}×"))
     axes.set_title("Our time relative to our own without the option", fontsize=SMALL, loc="left")
-    legend(axes, ncols=2)
+    legend(axes)
 
 
 def memory(axes, run):
@@ -56,7 +56,7 @@ def memory(axes, run):
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.set_title("Memory beyond the inputs, at its peak: MiB", fontsize=SMALL, loc="left")
-    legend(axes, ncols=3)
+    legend(axes)
 
 
 def shares_of_bandwidth(axes, run):

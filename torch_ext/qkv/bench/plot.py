@@ -12,6 +12,7 @@ COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3
 POWERS = [2.0**n for n in range(-6, 9)]
 BETWEEN = [0.75, 1.25, 1.5, 3, 6]  # more ticks, where the axis is short
 SMALL, SMALLER = 9, 8  # points
+LEGEND = 72  # characters for which there is room beside each other, in SMALLER, under one of two axes
 
 
 def draw(run, path, beside):
@@ -90,7 +91,7 @@ def draw_ratios(axes, run):
     axes.set_title(
         "Speed relative to torch: median and interquartile range", fontsize=SMALL, loc="left"
     )
-    legend(axes, ncols=len(directions) + 1)
+    legend(axes)
 
 
 def draw_promised(axes, promised):
@@ -123,10 +124,13 @@ def draw_shares(axes, run, key, title):
     axes.set_xlim(0, largest)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_title(title, fontsize=SMALL, loc="left")
-    legend(axes, ncols=3)
+    legend(axes)
 
 
-def legend(axes, ncols):
+def legend(axes):
+    """Below the axes, in as many columns as there is room for."""
+    labels = axes.get_legend_handles_labels()[1]
+    ncols = max(1, LEGEND // (8 + max(map(len, labels))))  # 8: what stands before each
     axes.legend(
         fontsize=SMALLER, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.06), ncols=ncols
     )
