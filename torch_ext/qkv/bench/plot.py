@@ -12,7 +12,7 @@ COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3
 POWERS = [2.0**n for n in range(-6, 9)]
 BETWEEN = [0.75, 1.25, 1.5, 3, 6]  # more ticks, where the axis is short
 SMALL, SMALLER = 9, 8  # points
-LEGEND = 72  # characters for which there is room beside each other, in SMALLER, under one of two axes
+LEGEND = 72  # characters in SMALLER, for which there is room below one of two axes
 
 
 def draw(run, path, beside):
