@@ -76,4 +76,8 @@ def told(tensor: Tensor | None) -> str | None:
     if tensor is None:
         return None
     needs = " that requires grad" if torch.is_grad_enabled() and tensor.requires_grad else ""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}{needs}"
+    return dtype_and_shape(tensor) + needs
+
+
+def dtype_and_shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"

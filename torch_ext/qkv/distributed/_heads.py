@@ -2,12 +2,13 @@
 heads to all rows of some heads, and back."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from qkv.distributed._block import OPTION_TENSORS, heads_of
+from qkv.distributed._linear import linear
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._shards import natural, zigzag
 from qkv.distributed._transport import all_to_all
@@ -15,47 +16,17 @@ from qkv.distributed._transport import all_to_all
 _DOING = "ring_attention: all-to-all over heads, {}"
 
 
-class _ToHeads(Function):
+def _to_heads(tensor: Tensor, ranks: Ranks) -> Tensor:
     """`[..., n * H, L, D]`, in the order of shards, to `[..., H, n * L, D]`, in the order of the
     sequence. Each number goes to one place, so that the way back is the gradient too."""
-
-    @staticmethod
-    def forward(tensor: Tensor, ranks: Ranks) -> Tensor:
-        parts = tensor.chunk(ranks.size, -3)
-        return natural(all_to_all(parts, ranks, _DOING.format("rows to heads")), -2)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.ranks = inputs[1]
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _ToRows.apply(*grads, ctx.ranks), None
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        return _ToHeads.apply(tangents[0], ctx.ranks)
+    parts = tensor.chunk(ranks.size, -3)
+    return natural(all_to_all(parts, ranks, _DOING.format("rows to heads")), -2)
 
 
-class _ToRows(Function):
-    """The way back of _ToHeads."""
-
-    @staticmethod
-    def forward(tensor: Tensor, ranks: Ranks) -> Tensor:
-        parts = zigzag(tensor, -2, ranks.size)
-        return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.ranks = inputs[1]
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _ToHeads.apply(*grads, ctx.ranks), None
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        return _ToRows.apply(tangents[0], ctx.ranks)
+def _to_rows(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The way back of _to_heads."""
+    parts = zigzag(tensor, -2, ranks.size)
+    return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
 
 
 def divides(heads: int, size: int) -> bool:
@@ -68,7 +39,12 @@ def _heads(tensor: Tensor, ranks: Ranks) -> Tensor:
     """This rank's heads of all rows. Where there are fewer heads than ranks, some have the same."""
     if tensor.size(-3) < ranks.size:
         tensor = tensor.repeat_interleave(ranks.size // tensor.size(-3), -3)
-    return _ToHeads.apply(tensor, ranks)
+    return linear(partial(_to_heads, ranks=ranks), partial(_to_rows, ranks=ranks), tensor)
+
+
+def _rows(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """All heads of this rank's rows."""
+    return linear(partial(_to_rows, ranks=ranks), partial(_to_heads, ranks=ranks), tensor)
 
 
 def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
@@ -95,5 +71,5 @@ def attend_by_heads(
     query, key, value = (_heads(x, ranks) for x in (query, key, value))
     tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
     output, lse = attend(query, key, value, tensors)
-    lse = _ToRows.apply(lse.unsqueeze(-1), ranks).squeeze(-1)
-    return _ToRows.apply(output, ranks), lse
+    lse = _rows(lse.unsqueeze(-1), ranks).squeeze(-1)
+    return _rows(output, ranks), lse

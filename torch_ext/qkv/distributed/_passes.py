@@ -21,6 +21,7 @@ from qkv.distributed._exchange import Exchange
 from qkv.distributed._plan import Plan, Range
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._sinks import starting_lse
+from qkv.distributed._transport import wide
 
 # Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
 # on its way, and the gradients that go back, then take the memory of a few parts, and not a few
@@ -29,6 +30,14 @@ from qkv.distributed._sinks import starting_lse
 # at most, and none of fewer bytes than that: a MiB takes 0.1 ms at 100 Gbit/s, beside which a delay
 # of 20 us is little.
 MOST_PARTS, LEAST_BYTES = 32, 1 << 20
+
+
+def parts_of(heads: int, size: int) -> tuple[int, int]:
+    """Into how many parts of their heads keys and values of `size` bytes are cut, a divisor of
+    `heads`, and into how many of their rows each of these."""
+    most = min(MOST_PARTS, size // LEAST_BYTES)
+    parts = next((n for n in range(min(heads, most), 1, -1) if heads % n == 0), 1)
+    return parts, max(1, most // parts)
 
 
 @dataclass(frozen=True)
@@ -47,15 +56,7 @@ class Ring:
         """Into how many parts of the heads the work is cut, a divisor of the number of key's heads
         and of value's, and into how many of the rows."""
         heads = math.gcd(*(x.size(-3) if x.dim() > 2 else 1 for x in (key, value)))
-        size = (key.numel() + value.numel()) * key.element_size()
-        most = min(MOST_PARTS, size // LEAST_BYTES)
-        parts = next((n for n in range(min(heads, most), 1, -1) if heads % n == 0), 1)
-        return parts, max(1, most // parts)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is computed in, and what travels back."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+        return parts_of(heads, (key.numel() + value.numel()) * key.element_size())
 
 
 def forward_pass(
@@ -81,12 +82,12 @@ def forward_pass(
         keys, values = (x.to(dtype) for x in arrival.wait())
         for block in exchange.seen(visit).blocks:
             found = block_forward(queries, keys, values, block, own)
-            _merge(rows_of(own_output, block.rows), numbers_of(own_lse, block.rows), *found)
+            merge(rows_of(own_output, block.rows), numbers_of(own_lse, block.rows), *found)
         del keys, values
     return output, lse.to(dtype)
 
 
-def _merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
+def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
     """Adds what the same queries get from other keys to output and lse, in place."""
     total = torch.logaddexp(lse, more_lse)
     nothing = total == -math.inf

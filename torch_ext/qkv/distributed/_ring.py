@@ -5,8 +5,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from qkv.distributed._block import OPTION_TENSORS
-from qkv.distributed._passes import Ring, backward_pass, forward_pass, wide
+from qkv.distributed._passes import Ring, backward_pass, forward_pass
 from qkv.distributed._sinks import sinks_gradient
+from qkv.distributed._transport import wide
 
 
 class RingAttention(Function):

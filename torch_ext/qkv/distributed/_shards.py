@@ -7,14 +7,15 @@ much. The last chunks are padded where the length does not divide.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from qkv.distributed._agree import agree
+from qkv.distributed._agree import agree, dtype_and_shape
+from qkv.distributed._linear import linear
 from qkv.distributed._ranks import Group, Ranks, team_of
-from qkv.distributed._transport import all_gather, all_to_all
+from qkv.distributed._transport import all_gather, all_to_all, wide
 
 
 def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) -> Tensor:
@@ -86,7 +87,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     team = team_of("unshard", group)
     dim = dim if dim >= 0 else dim + tensor.dim()
     facts = {"function": "unshard", "dim": dim, "seqlen": seqlen}
-    facts |= {"tensor": f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"}
+    facts |= {"tensor": dtype_and_shape(tensor)}
     if not 0 <= dim < tensor.dim():
         facts["error"] = f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected"
     elif tensor.size(dim) % 2:
@@ -101,7 +102,8 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
         )
     agree(facts, team)
     for ranks in team.all:
-        tensor = _Unshard.apply(tensor, dim, ranks)
+        gathered, summed = (partial(f, dim=dim, ranks=ranks) for f in (_gathered, _sum_of_shards))
+        tensor = linear(gathered, summed, tensor)
     return tensor if seqlen is None else tensor.narrow(dim, 0, seqlen)
 
 
@@ -119,45 +121,16 @@ def zigzag(tensor: Tensor, dim: int, size: int) -> list[Tensor]:
     return [torch.cat([chunks[r], chunks[-1 - r]], dim) for r in range(size)]
 
 
-class _Unshard(Function):
-    @staticmethod
-    def forward(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
-        return natural(all_gather(tensor, ranks, "unshard: gathering"), dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.dim, ctx.ranks = inputs
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _SumOfShards.apply(*grads, ctx.dim, ctx.ranks), None, None
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        return _Unshard.apply(tangents[0], ctx.dim, ctx.ranks)
+def _gathered(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
+    """The shards of all ranks, in the order of the sequence."""
+    return natural(all_gather(tensor, ranks, "unshard: gathering"), dim)
 
 
-class _SumOfShards(Function):
+def _sum_of_shards(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
     """Of the tensors of all ranks, whole: the sum of what belongs to this rank's shard."""
-
-    @staticmethod
-    def forward(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
-        doing = "unshard: summing gradients"
-        received = all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing)
-        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        total = received[0].to(wide)
-        for part in received[1:]:
-            total = total + part
-        return total.to(tensor.dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.dim, ctx.ranks = inputs
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _Unshard.apply(*grads, ctx.dim, ctx.ranks), None, None
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        return _SumOfShards.apply(tangents[0], ctx.dim, ctx.ranks)
+    doing = "unshard: summing gradients"
+    received = all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing)
+    total = received[0].to(wide(tensor.dtype))
+    for part in received[1:]:
+        total = total + part
+    return total.to(tensor.dtype)

@@ -1,13 +1,19 @@
 """What goes from rank to rank, and errors that say what was on its way when a rank failed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from qkv.distributed._ranks import Ranks
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What is computed in, and what gradients travel and are added up in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @contextmanager
@@ -39,22 +45,21 @@ class Transfer:
 
 def send(tensor: Tensor, ranks: Ranks, to: int, tag: int, doing: str) -> Transfer:
     """Begins to send a contiguous tensor, which must not change before wait()."""
-    doing = f"{doing} to {ranks.name(to)}"
-    if tensor.numel() == 0:
-        return Transfer(tensor, None, doing)
-    with telling(doing):
-        work = dist.isend(_as_bytes(tensor), group=ranks.group, group_dst=to, tag=tag)
-    return Transfer(tensor, work, doing)
+    begin = partial(dist.isend, group=ranks.group, group_dst=to, tag=tag)
+    return _begun(begin, tensor, f"{doing} to {ranks.name(to)}")
 
 
 def receive(tensor: Tensor, ranks: Ranks, source: int, tag: int, doing: str) -> Transfer:
     """Begins to receive into a contiguous tensor, which is complete after wait()."""
-    doing = f"{doing} from {ranks.name(source)}"
+    begin = partial(dist.irecv, group=ranks.group, group_src=source, tag=tag)
+    return _begun(begin, tensor, f"{doing} from {ranks.name(source)}")
+
+
+def _begun(begin: Callable[[Tensor], dist.Work | None], tensor: Tensor, doing: str) -> Transfer:
     if tensor.numel() == 0:
         return Transfer(tensor, None, doing)
     with telling(doing):
-        work = dist.irecv(_as_bytes(tensor), group=ranks.group, group_src=source, tag=tag)
-    return Transfer(tensor, work, doing)
+        return Transfer(tensor, begin(_as_bytes(tensor)), doing)
 
 
 def all_to_all(parts: Sequence[Tensor], ranks: Ranks, doing: str) -> list[Tensor]:

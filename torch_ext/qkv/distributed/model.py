@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from qkv.bench.arguments import expect_folder, expect_modules
+
 from ._model.cost import Split, predict
 from ._model.figures import Core, Hosts, Layer, Link, Pass
 from ._model.fit import fit
@@ -134,13 +136,8 @@ def check(args: argparse.Namespace) -> None:
     if args.figures and not args.figures.is_file():
         raise ValueError(f"--figures: there is no file {args.figures}")
     for option, path in (("--json", args.json), ("--plot", args.plot)):
-        if path and not path.parent.is_dir():
-            raise ValueError(f"{option}: there is no folder {path.parent}")
-    for module in ("tabulate", "matplotlib") if args.plot else ("tabulate",):
-        try:
-            __import__(module)
-        except ImportError:
-            raise ValueError(f"{module} is missing: pip install {module}") from None
+        expect_folder(option, path)
+    expect_modules("tabulate", *(["matplotlib"] if args.plot else []))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ is one query and one key that it sees.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .._passes import LEAST_BYTES, MOST_PARTS
+from .._passes import parts_of
 from .figures import Hosts, Layer
 
 # Of a pair, a head and a feature: two products of two operations each forward, five backward.
@@ -90,7 +90,7 @@ def ring(
     rows = tokens / split.ring
     heads, kv_heads = layer.heads / split.heads, max(1, layer.kv_heads / split.heads)
     elements = 2 * rows * kv_heads * layer.head_dim  # of keys and values
-    parts, cuts = parts_of(int(kv_heads), elements * layer.itemsize)
+    parts, cuts = parts_of(int(kv_heads), int(elements * layer.itemsize))
     visits = 1 + (split.ring - 1) * cuts  # of a part
     keys = elements * layer.itemsize / parts / cuts
     gradients = elements * GRADIENT_BYTES / parts / cuts if name == "backward" else 0.0
@@ -118,14 +118,6 @@ def ring(
         if count and visits > 1:
             total += parts * count * overlapped(other, moved(visit), hosts)
     return total + overlapped(0.0, gradients, hosts)  # the last have nothing to hide behind
-
-
-def parts_of(kv_heads: int, size: float) -> tuple[int, int]:
-    """Into how many parts of their heads keys and values of `size` bytes are cut, and each of these
-    into how many of its rows."""
-    most = min(MOST_PARTS, int(size) // LEAST_BYTES)
-    parts = next((n for n in range(min(kv_heads, most), 1, -1) if kv_heads % n == 0), 1)
-    return parts, max(1, most // parts)
 
 
 def overlapped(compute: float, moved: float, hosts: Hosts) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from .._attention import ring_attention
 from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
 from .._exchange import Exchange, Return, Visit
-from .._passes import _merge
+from .._passes import merge
 from .._plan import Block, Plan
 from .._ranks import Ranks
 
@@ -73,7 +73,7 @@ class ForwardStep:
         keys, values = (x.float() for x in tensors)
         found = block_forward(self.query, keys, values, block, self.options)
         rows = block.rows
-        _merge(rows_of(self.output, rows), numbers_of(self.lse, rows), *found)
+        merge(rows_of(self.output, rows), numbers_of(self.lse, rows), *found)
 
 
 class BackwardStep(ForwardStep):
