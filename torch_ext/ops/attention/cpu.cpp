@@ -79,12 +79,9 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
 // With all tensors in float32. What the forward pass returned is rounded, so it runs once more.
 void backward_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
                    const Call& call) {
-  const CopiedCall wide(call, widened);
-  const Tensors results = ops::attention_forward_cpu((*wide).as(ops::attention_forward));
-  Call exact = *wide;
-  exact.set(arg::output, results[0]);
-  exact.set(arg::logsumexp, results[1]);
-  backward_into(gradients, sizes, exact);
+  CopiedCall wide(call, widened);
+  wide.recompute(ops::attention_forward);
+  backward_into(gradients, sizes, *wide);
 }
 
 }  // namespace

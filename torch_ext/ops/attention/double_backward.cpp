@@ -8,7 +8,6 @@
 #include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/backward.h"
-#include "ops/attention/jvp.h"
 #include "tensors/copies.h"
 #include "tensors/gradients.h"
 #include "tensors/layout.h"
@@ -88,14 +87,9 @@ Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& size
 // together with the first pass.
 Tensors both_passes_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
                          const Call& call) {
-  const CopiedCall wide(call, widened);
-  const Tensors results = attention_jvp_cpu((*wide).as(attention_forward_jvp));
-  Call exact = *wide;
-  int i = 0;
-  for (const Argument a :
-       {arg::output, arg::logsumexp, arg::output_tangent, arg::logsumexp_tangent})
-    exact.set(a, results[i++]);
-  return both_passes(gradients, sizes, exact);
+  CopiedCall wide(call, widened);
+  wide.recompute(attention_forward_jvp);
+  return both_passes(gradients, sizes, *wide);
 }
 
 }  // namespace

@@ -106,15 +106,9 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
 // With all tensors in float32. The output is rounded, so the forward pass runs once more for it.
 void backward_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
                    const at::Tensor& grad_weights) {
-  const CopiedCall wide(call, widened);
-  Call exact = *wide;
-  Tensors results;
-  if (call.has(arg::grad_output)) {
-    results = ops::attention_forward_cpu((*wide).as(ops::attention_forward));
-    exact.set(arg::output, results[0]);
-    exact.set(arg::logsumexp, results[1]);
-  }
-  backward_into(gradients, sizes, exact, grad_weights);
+  CopiedCall wide(call, widened);
+  if (call.has(arg::grad_output)) wide.recompute(ops::attention_forward);
+  backward_into(gradients, sizes, *wide, grad_weights);
 }
 
 }  // namespace
