@@ -10,6 +10,8 @@ import torch
 from qkv.bench import columns, machine, saved, table
 from qkv.bench.arguments import (
     SECONDS,
+    add_printing,
+    add_timing,
     expect_folder,
     expect_modules,
     expect_none,
@@ -69,14 +71,8 @@ def make_parser():
     parser.add_argument("--head-dim", type=number, default=64)
     parser.add_argument("--prompts", type=number, nargs="+", default=PROMPTS, help="their lengths")
     parser.add_argument("--length", type=number, default=128, help="tokens to write; default: 128")
-    parser.add_argument("--threads", type=number, help="default: torch.get_num_threads()")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--seconds", type=positive(float), help=f"for each prompt; default: {SECONDS:g}"
-    )
-    length.add_argument("--repeats", type=number, help="this many for each prompt instead")
-    parser.add_argument("--markdown", action="store_true", help="print a markdown table")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    add_timing(parser, "prompt")
+    add_printing(parser)
     parser.add_argument(
         "--from", dest="saved", type=Path, metavar="RUN.json", help="print what --json wrote"
     )
@@ -150,11 +146,7 @@ def tables(run):
         Column("written", lambda r: str(r["length"])),
         Column("tokens/s", rate("qkv")),
         Column("torch's", rate("torch")),
-        Column(
-            "× torch (IQR)",
-            columns.ratio("generation", "ratio", "", with_spread=True).cell,
-            is_bold=True,
-        ),
+        Column(columns.RATIO, columns.ratio_cell("generation", "ratio", True), is_bold=True),
     ]
     return [Table(shown, run["results"])]
 

@@ -1,10 +1,9 @@
 """The tables of each suite."""
 
 from qkv.bench import columns
-from qkv.bench.columns import ROW, by_direction
+from qkv.bench.columns import RATIO, ROW, by_direction
 from qkv.bench.table import Column, Table
 
-RATIO = "× torch (IQR)"
 OWN = "× own time (IQR)"
 
 
@@ -28,7 +27,7 @@ def of_options(run):
 def of_decoding(run):
     shown = [
         *columns.shape(),
-        Column("dtype", lambda r: r["dtype"], is_text=True),
+        columns.dtype(),
         columns.milliseconds(ROW, "qkv", "ms"),
         columns.milliseconds(ROW, "torch", "torch's"),
         columns.ratio(ROW, "ratio", RATIO, is_bold=True, with_spread=True),
@@ -42,8 +41,8 @@ def of_decoding(run):
 def of_derivatives(run):
     shown = [
         *columns.shape(),
-        Column("dtype", lambda r: r["dtype"], is_text=True),
-        Column("derivative", lambda r: columns.label(r["direction"]), is_text=True),
+        columns.dtype(),
+        columns.direction("derivative"),
         columns.milliseconds(ROW, "qkv", "ms"),
         columns.milliseconds(ROW, "torch", "torch's"),
         columns.ratio(ROW, "ratio", RATIO, is_bold=True, with_spread=True),

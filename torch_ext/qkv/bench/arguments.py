@@ -34,22 +34,16 @@ def make_parser(package, description, suites, spelling=SPELLING):
         for name, suite in suites.items()
     )
     parser.add_argument("--dtype", choices=DTYPES, help=f"default: {default}")
-    parser.add_argument("--threads", type=positive(int), help="default: torch.get_num_threads()")
     parser.add_argument(
         "--isa", help="hold qkv and torch to this instruction set: avx2, generic ..."
     )
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--seconds", type=positive(float), help=f"for each figure; default: {SECONDS:g}"
-    )
-    length.add_argument("--repeats", type=positive(int), help="this many for each figure instead")
+    add_timing(parser, "figure")
     parser.add_argument(
         "--memory",
         action="store_true",
         help="measure what each call takes beyond its inputs too: a process for each figure",
     )
-    parser.add_argument("--markdown", action="store_true", help="print markdown tables")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    add_printing(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
     parser.add_argument(
         "--compare", type=Path, metavar="OLD.json", help="print what --json wrote then beside it"
@@ -62,6 +56,21 @@ def make_parser(package, description, suites, spelling=SPELLING):
         help="print, draw or compare what --json wrote, and measure nothing",
     )
     return parser
+
+
+def add_timing(parser, what):
+    """On how many threads, and for how long each `what` is measured."""
+    parser.add_argument("--threads", type=positive(int), help="default: torch.get_num_threads()")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--seconds", type=positive(float), help=f"for each {what}; default: {SECONDS:g}"
+    )
+    length.add_argument("--repeats", type=positive(int), help=f"this many for each {what} instead")
+
+
+def add_printing(parser):
+    parser.add_argument("--markdown", action="store_true", help="print markdown tables")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
 
 
 def positive(kind):

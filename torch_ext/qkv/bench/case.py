@@ -59,29 +59,34 @@ class Case:
         call = Call.in_turn([way(inputs, self.grad_output) for inputs in self.turns])
         return replace(call, tangents=self.tangents)
 
-    @functools.cached_property
+    def way(self, name):
+        """One of torch's, as a Call. Raises Unavailable."""
+        call = self._call(self.entry.how.ways[name])
+        if not self.tangents:
+            return call
+        if "jvp" in call.refuses:
+            raise Unavailable(call.refuses["jvp"])
+        return replace(call, function=on_math_path(call.function))
+
+    @property
     def ways(self):
         """{name: Call}: torch's, but for those in `unavailable`."""
-        return {name: call for name, call in self._every_way.items() if isinstance(call, Call)}
+        return self._every_way[0]
 
-    @functools.cached_property
+    @property
     def unavailable(self):
         """{name: why torch's way cannot be had}"""
-        return {name: why for name, why in self._every_way.items() if isinstance(why, str)}
+        return self._every_way[1]
 
     @functools.cached_property
     def _every_way(self):
-        found = {}
-        for name, way in self.entry.how.ways.items():
+        ways, unavailable = {}, {}
+        for name in self.entry.how.ways:
             try:
-                call = self._call(way)
+                ways[name] = self.way(name)
             except Unavailable as why:
-                found[name] = str(why)
-                continue
-            if self.tangents:
-                call = replace(call, function=on_math_path(call.function))
-            found[name] = call.refuses.get("jvp", call) if self.tangents else call
-        return found
+                unavailable[name] = str(why)
+        return ways, unavailable
 
     def ways_in(self, direction):
         """{name: Call} of torch's ways that can be timed in that direction, and {name: why not} of

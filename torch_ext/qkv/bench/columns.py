@@ -5,6 +5,7 @@ from .report import errors_of, is_noisy, kept
 from .table import Column
 
 ROW = "row"  # the direction of a row that has one, see by_direction()
+RATIO = "× torch (IQR)"
 LABELS = {
     "both": "forward + backward",
     "double_backward": "second backward",
@@ -37,6 +38,15 @@ def shape():
         Column("shape", lambda r: r["name"], is_text=True),
         Column("B×Hq/Hkv×L×S×D", sizes, is_text=True),
     ]
+
+
+def dtype():
+    return Column("dtype", lambda r: r["dtype"], is_text=True)
+
+
+def direction(title):
+    """That of a row."""
+    return Column(title, lambda r: label(r["direction"]), is_text=True)
 
 
 def sizes(result):
@@ -101,27 +111,37 @@ def number(direction, name, key, title, form):
 
 
 def ratio(direction, key, title, with_spread=False, **options):
+    return Column(titled(direction, title), ratio_cell(direction, key, with_spread), **options)
+
+
+def ratio_cell(place, key, with_spread=False):
+    """row -> text of what row[place][key] says of a ratio."""
+
     def cell(row):
-        found = row[direction].get(key)
+        found = row[place].get(key)
         if not found:
             return ""
         spread = f" ({found['iqr']:.2f})" if with_spread else ""
         return f"{found['median']:.2f}{'~' if is_noisy(found) else ''}{spread}"
 
-    return Column(titled(direction, title), cell, **options)
+    return cell
 
 
 def milliseconds(direction, name, title):
+    return Column(titled(direction, title), milliseconds_cell(direction, name))
+
+
+def milliseconds_cell(place, name):
+    """row -> text of how long a call of row[place][name] takes."""
+
     def cell(row):
-        found = row[direction].get(name)
-        return in_milliseconds(found["seconds"]["median"]) if found else ""
+        found = row[place].get(name)
+        if not found:
+            return ""
+        ms = 1e3 * found["seconds"]["median"]
+        return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
 
-    return Column(titled(direction, title), cell)
-
-
-def in_milliseconds(seconds):
-    ms = 1e3 * seconds
-    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"
+    return cell
 
 
 def promise(direction, bound, sign):

@@ -1,7 +1,7 @@
 """A run beside an earlier one of the same shapes: what each shape took then, and takes now."""
 
 from . import columns
-from .columns import ROW, by_direction, in_milliseconds
+from .columns import ROW, by_direction, milliseconds_cell, ratio_cell
 from .table import Column, Table, machine_lines
 
 SAME = ("cpu", "threads", "isa")  # where one of them differs, only ratios compare
@@ -32,27 +32,18 @@ def rows(now, then):
 def table(now, then):
     """Milliseconds then and now, and by how much they grew; and the ratio to torch, which holds on
     other machines too."""
-    found = [
-        *columns.shape(),
-        Column("dtype", lambda r: r["dtype"], is_text=True),
-        Column("pass", lambda r: columns.label(r["direction"]), is_text=True),
-    ]
+    found = [*columns.shape(), columns.dtype(), columns.direction("pass")]
     for name, whose in (("qkv", ""), ("torch", "torch's ")):
         found += [
-            Column(f"{whose}ms then", took("then", name)),
-            Column("now", took(ROW, name)),
+            Column(f"{whose}ms then", milliseconds_cell("then", name)),
+            Column("now", milliseconds_cell(ROW, name)),
             Column("now / then", growth(name), is_bold=True),
         ]
-    found += [speed("then", "× torch then"), speed(ROW, "now")]
+    found += [
+        Column("× torch then", ratio_cell("then", "ratio")),
+        Column("now", ratio_cell(ROW, "ratio")),
+    ]
     return Table(found, rows(now, then), caption(now, then))
-
-
-def took(when, name):
-    def cell(row):
-        timing = row[when].get(name)
-        return in_milliseconds(timing["seconds"]["median"]) if timing else ""
-
-    return cell
 
 
 def growth(name):
@@ -63,10 +54,6 @@ def growth(name):
         return f"{now / then:.2f}"
 
     return cell
-
-
-def speed(when, title):
-    return Column(title, columns.ratio(when, "ratio", title).cell)
 
 
 def caption(now, then):

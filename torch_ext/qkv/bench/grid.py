@@ -2,12 +2,12 @@
 against scaled_dot_product_attention."""
 
 from . import columns
-from .columns import ROW, by_direction
+from .columns import RATIO, ROW, by_direction
 from .entry import Entry
 from .report import is_decode, several_dtypes
 from .shapes import Shape
 from .suite import Suite
-from .table import Column, Table
+from .table import Table
 
 SHAPES = {
     "vit-s": "8x6x197x197x64",
@@ -51,16 +51,9 @@ def tables(run):
     return found
 
 
-RATIO = "× torch (IQR)"
-
-
 def of_shape(run):
-    dtype = [Column("dtype", lambda r: r["dtype"], is_text=True)] if several_dtypes(run) else []
-    return [
-        *columns.shape(),
-        *dtype,
-        Column("pass", lambda r: columns.label(r["direction"]), is_text=True),
-    ]
+    dtype = [columns.dtype()] if several_dtypes(run) else []
+    return [*columns.shape(), *dtype, columns.direction("pass")]
 
 
 def times():

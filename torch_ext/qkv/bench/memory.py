@@ -41,7 +41,7 @@ def taken(parse, spelling, dtype, direction, way, with_tangents, threads):
         sizes = {"seqlen_q": seqlen, "seqlen_k": seqlen} if seqlen else {}
         measured = replace(entry, shape=replace(entry.shape, **sizes))
         case = Case(measured, dtype, with_tangents=with_tangents)
-        call = case.ways[way] if way else case.calls["qkv"]
+        call = case.way(way) if way else case.calls["qkv"]
         found = growth(lambda call=call: call.timed(direction)())
     return found
 
