@@ -33,9 +33,12 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
   using T = Compute<typename P::Element>;
   state.tile = tile;
   state.query = products.pack(tile, state.memory);
-  std::fill_n(state.output, P::output_size(p), T(0));
-  std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
-  std::fill(state.sum, state.sum + tile.lanes, T(0));
+  state.has_output = !kOverwritesOutput<P>;
+  if (state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    store(state.max + v, splat(-kInfinity<T>));
+    store(state.sum + v, Vec<T>{});
+  }
   if (with_sink) add_sinks(p, tile, state.max, state.sum);
 }
 
@@ -48,20 +51,22 @@ void add_values(const Problem& p, int64_t key, int64_t keys,
                 ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   const Tile& tile = state.tile;
+  const T* const rescale = state.has_output ? s.rescale : nullptr;
+  state.has_output = true;
   if (!hides_any(p) || !hides_pairs(p, tile, key, touched_keys(keys, P::kKeyMultiple)))
-    return s.products.add_values(tile, key, keys, weights, s.rescale, state.output, state.output);
+    return s.products.add_values(tile, key, keys, weights, rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
   const bool expects_none = !s.saw_nonfinite || s.products.separate_values();
   if (expects_none) {
-    s.products.add_values(tile, key, keys, weights, s.rescale, before, state.output);
+    s.products.add_values(tile, key, keys, weights, rescale, before, state.output);
     if (!s.products.is_spoilt(tile, state.output) || s.products.separate_values()) return;
     s.saw_nonfinite = true;
   }
   if (s.products.hides_nonfinite(tile, key, keys, weights))
-    s.products.add_visible_values(tile, key, keys, weights, s.rescale, before, state.output);
+    s.products.add_visible_values(tile, key, keys, weights, rescale, before, state.output);
   else if (!expects_none)
-    s.products.add_values(tile, key, keys, weights, s.rescale, before, state.output);
+    s.products.add_values(tile, key, keys, weights, rescale, before, state.output);
 }
 
 // Scores, weights and output of one tile of queries for keys [key, key + keys).
