@@ -133,7 +133,7 @@ struct Problem {
     return keys - queries + top_left();
   }
   // Query heads that share one key/value head.
-  int64_t group() const { return kv_heads ? heads / kv_heads : 1; }
+  int64_t group() const { return kv_heads && heads != kv_heads ? heads / kv_heads : 1; }
 };
 
 struct ForwardResult {

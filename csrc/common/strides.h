@@ -9,12 +9,15 @@ namespace qkv {
 // dimensions.
 inline int64_t plane_offset(const Problem& problem, const Strides& strides, int64_t batch,
                             int64_t head) {
-  int64_t offset = (head / strides.head_repeat) * strides.head;
-  for (int d = problem.batch_rank - 1; d >= 0; --d) {
+  // Divisions are avoided where they would change nothing: one takes 10 to 20 cycles, and a small
+  // plane is done in 2000.
+  if (strides.head_repeat > 1) head /= strides.head_repeat;
+  int64_t offset = head * strides.head;
+  for (int d = problem.batch_rank - 1; d > 0; --d) {
     offset += (batch % problem.batch_sizes[d]) * strides.batch[d];
     batch /= problem.batch_sizes[d];
   }
-  return offset;
+  return problem.batch_rank > 0 ? offset + batch * strides.batch[0] : offset;
 }
 
 // The element [batch, head, 0, 0] of a tensor; null if the tensor is.

@@ -25,6 +25,9 @@ struct ForwardItem {
   // there are no splits, and items that run at the same time share no element of it.
   void* partial_output;
   void* partial_lse;
+  // The item that the thread will probably run next, for fetching into the cache what it reads
+  // first. Null: not known.
+  const ForwardItem* next = nullptr;
 };
 
 // An item of the backward pass: keys [key_begin, key_end) of a plane, one split of them, against

@@ -2,6 +2,7 @@
 // the merging of parts where keys were split.
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "attention.h"
@@ -101,6 +102,21 @@ struct Task {
     item_rows = ceil_div(item_rows, whole_queries) * whole_queries;
   }
 
+  // What item `index` is, unless by_plane: rows [begin, end) of item_planes planes from `plane` on,
+  // against one split of the keys.
+  struct Place {
+    int64_t plane, split, begin, end;
+  };
+  Place place(int64_t index) const {
+    const int64_t piece = index / row_items;
+    // Under is_causal the last rows see the most keys, so they go first.
+    const int64_t begin = (row_items - 1 - index % row_items) * item_rows;
+    return {piece / splits * item_planes, piece % splits, begin,
+            std::min(planes.rows, begin + item_rows)};
+  }
+  // Whether an item is one call of a kernel.
+  bool has_simple_items() const { return !by_plane && item_planes == 1 && call_rows == item_rows; }
+
   Items items() const {
     const int64_t each = by_plane ? 1 : row_items * splits;
     return {planes.count / item_planes * each, planes.flops * double(item_planes) / double(each)};
@@ -110,18 +126,23 @@ struct Task {
             double((p.head_dim_v + 1) * splits)};
   }
 
+  ForwardItem of_kernel(int64_t plane, int64_t split, int64_t row, int64_t end) const {
+    return {plane / p.kv_heads,
+            plane % p.kv_heads,
+            row,
+            std::min(end, row + call_rows),
+            split == 0 ? 0 : first_split + (split - 1) * split_keys,
+            std::min(p.seqlen_k, first_split + split * split_keys),
+            nullptr,
+            nullptr};
+  }
+
   // Runs rows [row, end), call_rows at most, of one plane against one split of the keys. The first
   // split begins at key 0, and the kernels skip the keys before those that a query sees.
   void attend(int64_t plane, int64_t split, int64_t row, int64_t end, char* plane_parts,
-              void* workspace) const {
-    ForwardItem item{plane / p.kv_heads,
-                     plane % p.kv_heads,
-                     row,
-                     std::min(end, row + call_rows),
-                     split == 0 ? 0 : first_split + (split - 1) * split_keys,
-                     std::min(p.seqlen_k, first_split + split * split_keys),
-                     nullptr,
-                     nullptr};
+              void* workspace, const ForwardItem* next = nullptr) const {
+    ForwardItem item = of_kernel(plane, split, row, end);
+    item.next = next;
     if (splits > 1) {
       const int64_t at = split * planes.rows + row;
       item.partial_output = plane_parts + at * p.head_dim_v * element;
@@ -206,15 +227,17 @@ class ForwardPass {
   char* workspace(int thread) const { return threads_memory_ + size_t(thread) * thread_bytes_; }
 
   void run_rows(const Task& task, const Item& item) const {
-    const int64_t split = item.index / task.row_items % task.splits;
-    const int64_t first = item.index / (task.row_items * task.splits) * task.item_planes;
-    // Under is_causal the last rows see the most keys, so they go first.
-    const int64_t begin = (task.row_items - 1 - item.index % task.row_items) * task.item_rows;
-    const int64_t end = std::min(task.planes.rows, begin + task.item_rows);
-    for (int64_t plane = first; plane < first + task.item_planes; ++plane)
-      for (int64_t row = begin; row < end; row += task.call_rows)
-        task.attend(plane, split, row, end, task.parts + plane * task.parts_bytes,
-                    workspace(item.thread));
+    const Task::Place at = task.place(item.index);
+    // Most often a thread goes on with the next item of the list.
+    std::optional<ForwardItem> next;
+    if (task.has_simple_items() && item.index + 1 < task.items().count) {
+      const Task::Place to = task.place(item.index + 1);
+      next = task.of_kernel(to.plane, to.split, to.begin, to.end);
+    }
+    for (int64_t plane = at.plane; plane < at.plane + task.item_planes; ++plane)
+      for (int64_t row = at.begin; row < at.end; row += task.call_rows)
+        task.attend(plane, at.split, row, at.end, task.parts + plane * task.parts_bytes,
+                    workspace(item.thread), next ? &*next : nullptr);
   }
 
   void run_plane(const Task& task, const Item& item) const {

@@ -51,6 +51,37 @@ QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
   return sum + a * b;
 }
 
+// C [M x NV vectors] = beta * C + sum; C begins at c.
+template <class E, Beta beta, int M, int NV, class T>
+QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c) {
+  constexpr int W = kLanes<T>;
+  const int64_t c_row = args.c_row;
+  const T* before = c + args.before;
+  Vec<T> lanes[NV];
+  if constexpr (beta == Beta::lanes) {
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) lanes[v] = load(args.lanes + v * W);
+  }
+  QKV_UNROLL
+  for (int i = 0; i < M; ++i, c += c_row, before += c_row) {
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      if (std::is_same_v<E, Pair> && args.alpha != 1) sum[i][v] *= args.alpha;
+      if constexpr (beta == Beta::one) {
+        Vec<T> summed = load(before + v * W);
+        sum[i][v] += summed;
+        // The sum of two NaN is the first, on every instruction set, or the signs of NaN would
+        // depend on how keys are split. Where an addition overwrites its first operand, this keeps
+        // the compiler from taking the second for it.
+        if constexpr (!kHasFma)
+          asm("" : QKV_VECTOR_REGISTER(sum[i][v]), QKV_VECTOR_REGISTER(summed));
+      }
+      if (beta == Beta::lanes) sum[i][v] += lanes[v] * load(before + v * W);
+      store(c + v * W, sum[i][v]);
+    }
+  }
+}
+
 // Computes M * tiles rows of C, NV vectors wide: `tiles` times M rows, whose sums are in registers.
 template <class E, Access access, int M, int NV>
 void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
@@ -61,7 +92,7 @@ void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
   const int64_t b_row = args.b_row, c_row = args.c_row, depth = args.depth;
   const E* first = args.a;
   T* c = args.c;
-  for (; tiles > 0; --tiles, first += M * a_row) {
+  for (; tiles > 0; --tiles, first += M * a_row, c += M * c_row) {
     const E* a[M];
     QKV_UNROLL
     for (int i = 0; i < M; ++i) a[i] = first + i * a_row;
@@ -84,16 +115,16 @@ void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
       b += b_row;
     }
 
-    QKV_UNROLL
-    for (int i = 0; i < M; ++i, c += c_row) {
-      QKV_UNROLL
-      for (int v = 0; v < NV; ++v) {
-        if (std::is_same_v<E, Pair> && args.alpha != 1) sum[i][v] *= args.alpha;
-        const T* before = c + args.before + v * W;
-        if (args.beta == Beta::one) sum[i][v] += load(before);
-        if (args.beta == Beta::lanes) sum[i][v] += load(args.lanes + v * W) * load(before);
-        store(c + v * W, sum[i][v]);
-      }
+    switch (args.beta) {  // here, and not once for each vector
+      case Beta::zero:
+        store_sums<E, Beta::zero>(args, sum, c);
+        break;
+      case Beta::one:
+        store_sums<E, Beta::one>(args, sum, c);
+        break;
+      case Beta::lanes:
+        store_sums<E, Beta::lanes>(args, sum, c);
+        break;
     }
   }
 }
@@ -135,8 +166,9 @@ void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
 
 // Computes all rows of C for one or two vectors of columns. The rows are cut into tiles of equal
 // height, and some of one row less: that is faster than full tiles and a low one for the remainder.
+// Overwrites args.a and args.c.
 template <class E, Access access, int NV>
-void gemm_panel(int64_t rows, MicroArgs<E> args) {
+QKV_INLINE void gemm_panel(int64_t rows, MicroArgs<E>& args) {
   if (rows == 0) return;
   const int64_t tiles = (rows + kMaxRows[NV - 1] - 1) / kMaxRows[NV - 1];
   const int64_t low = rows / tiles, high_tiles = rows % tiles;
@@ -149,15 +181,18 @@ void gemm_panel(int64_t rows, MicroArgs<E> args) {
 }
 
 template <class E, Access access>
-void gemm_access(int64_t rows, int64_t columns, MicroArgs<E> args) {
+void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
   constexpr int W = kLanes<E>;
-  while (columns > 0) {
-    const int step = columns >= 2 * W ? 2 * W : W;
-    step == W ? gemm_panel<E, access, 1>(rows, args) : gemm_panel<E, access, 2>(rows, args);
+  MicroArgs<E> args = product;
+  for (int64_t at = 0; at < columns;) {
+    const bool is_wide = columns - at >= 2 * W;
+    is_wide ? gemm_panel<E, access, 2>(rows, args) : gemm_panel<E, access, 1>(rows, args);
+    const int step = is_wide ? 2 * W : W;
+    at += step;
+    args.a = product.a;
     args.b += step;
-    args.c += step;
+    args.c = product.c + at;
     args.lanes += step;
-    columns -= step;
   }
 }
 

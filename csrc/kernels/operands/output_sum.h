@@ -8,18 +8,35 @@
 
 namespace qkv::QKV_ISA {
 
-// to [tile.rows, padded(dim)] = the columns of output [dim x lanes] times factors
-// [lanes]. Overwrites output.
-template <class T>
-const T* transposed_rows(const Tile& tile, int64_t dim, const T* factors, T* output, T* to) {
-  for (int v = 0; v < tile.lanes; v += kLanes<T>)
-    for (int64_t d = 0; d < dim; ++d) {
-      T* at = output + d * tile.lanes + v;
-      store(at, load(at) * load(factors + v));
+// Writes the columns of output [padded(dim) x lanes] times factors [lanes] (null: 1) to rows begin,
+// begin + 1, ... of `to`, one for each row of the tile. They are transposed in registers.
+template <class E, class T>
+void write_columns(const Tile& tile, int64_t dim, const T* factors, const T* output,
+                   const Rows<E>& to, int64_t begin) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes; v += W) {
+    const Vec<T> factor = factors ? load(factors + v) : splat(T(1));
+    const int rows = std::min(W, tile.rows - v);
+    E* at[W];
+    row_addresses(to, begin + v, rows, at);
+    const T* from = output + v;
+    for (int64_t d = 0; d < dim; d += W) {
+      Vec<T> square[W];
+      QKV_UNROLL
+      for (int i = 0; i < W; ++i, from += tile.lanes) square[i] = load(from) * factor;
+      exchange<T, W / 2>(square);
+      if (to.col == 1 && d + W <= dim && rows == W) {
+        QKV_UNROLL
+        for (int r = 0; r < W; ++r) store_narrow(at[r] + d, square[r]);
+      } else {
+        T parts[W][W];
+        QKV_UNROLL
+        for (int r = 0; r < W; ++r) store(parts[r], square[r]);
+        for (int r = 0; r < rows; ++r)
+          scatter_row(parts[r], false, std::min<int64_t>(W, dim - d), at[r] + d * to.col, to.col);
+      }
     }
-  const int64_t step = padded<T>(dim);
-  transpose(output, tile.lanes, to, step, step, tile.lanes);
-  return to;
+  }
 }
 
 // Whether a row of output [dim x lanes] holds NaN or an infinity. One in a value spoils all lanes
@@ -47,17 +64,21 @@ class OutputSum {
   // How many elements the output of a tile has.
   static int64_t size(const Problem& p) { return kTileRows<T> * padded<T>(p.head_dim_v); }
 
-  // output = rescale [lanes] * before + V^T weights [keys x lanes]. `before` and `output` lie in
-  // one workspace, and may be the same.
+  // output = rescale [lanes] * before + V^T weights [keys x lanes], or, if rescale is null, the
+  // product alone. `before` and `output` lie in one workspace, and may be the same.
   void add(const Tile& tile, const LeftOperand<T>& values, int64_t, const T* weights,
            const T* rescale, const T* before, T* output) const {
-    multiply(values, {weights, tile.step}, tile.lanes,
-             Sum<T>{output, tile.lanes, Beta::lanes, rescale, before - output});
+    multiply(
+        values, {weights, tile.step}, tile.lanes,
+        Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale, before - output});
   }
 
-  // Returns the rows [tile.rows, padded(Dv)] of factors [lanes] * output; both are overwritten.
-  const T* rows(const Tile& tile, T* factors, T* output, T* to) const {
-    return transposed_rows(tile, dim_, factors, output, to);
+  // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`. Overwrites
+  // the factors.
+  template <class To>
+  void write(const Tile& tile, T* factors, const T* output, const Rows<To>& to,
+             int64_t begin) const {
+    write_columns(tile, dim_, factors, output, to, begin);
   }
 
  private:

@@ -143,6 +143,23 @@ class RowOperand<BFloat16> {
   BFloat16* natural() const { return rows_; }
   int64_t step() const { return padded_halves(dim_); }
 
+  static RightOperand<Pair> pack(const BFloat16* const (&from)[kLanes<Pair>], int64_t col,
+                                 int64_t dim, int64_t lanes, float factor, Pair* to) {
+    constexpr int W = kLanes<Pair>;
+    int64_t d = 0;
+    for (; col == 1 && d + kPairHalves <= dim; d += kPairHalves)
+      transpose_square<Pair>(
+          [&](int r) { return load(reinterpret_cast<const Pair*>(from[r] + d)); },
+          to + d / 2 * lanes, lanes);
+    for (BFloat16 rows[W][kPairHalves]; d < dim; d += kPairHalves) {
+      for (int r = 0; r < W; ++r)
+        copy_row(from[r] + d * col, col, std::min<int64_t>(kPairHalves, dim - d), rows[r]);
+      transpose_square<Pair>([&](int r) { return load(reinterpret_cast<const Pair*>(rows[r])); },
+                             to + d / 2 * lanes, lanes);
+    }
+    return {to, lanes, factor};
+  }
+
  private:
   int64_t dim_;
   BFloat16* rows_;

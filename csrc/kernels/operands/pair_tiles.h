@@ -91,7 +91,7 @@ class OutputSum<BFloat16> {
     const float* largest = largest_weights(tile, before);
     float* now_largest = largest_weights(tile, output);
     for (int v = 0; v < tile.lanes; v += kLanes<float>) {
-      const Vec<float> rescaled = load(largest + v) * load(rescale + v);
+      const Vec<float> rescaled = rescale ? load(largest + v) * load(rescale + v) : Vec<float>{};
       Vec<float> top = max<float>(rescaled, splat(1e-30f));  // not 0, which would give 0 / 0
       for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
       store(now_largest + v, top);
@@ -102,12 +102,16 @@ class OutputSum<BFloat16> {
         weights_.scaled(tile, weights, keys, values.depth, inverse, errors);
     for (int v = 0; v < tile.lanes; v += kLanes<float>)
       store(now_largest + tile.lanes + v,
-            load(largest + tile.lanes + v) * load(keep + v) + load(errors + v));
-    multiply(values, b, tile.lanes,
-             Sum<float>{output, tile.lanes, Beta::lanes, keep, before - output});
+            rescale ? load(largest + tile.lanes + v) * load(keep + v) + load(errors + v)
+                    : load(errors + v));
+    multiply(
+        values, b, tile.lanes,
+        Sum<float>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, keep, before - output});
   }
 
-  const float* rows(const Tile& tile, float* factors, float* output, float* to) const {
+  template <class To>
+  void write(const Tile& tile, float* factors, const float* output, const Rows<To>& to,
+             int64_t begin) const {
     for (int v = 0; v < tile.lanes; v += kLanes<float>) {
       const float* largest = largest_weights(tile, output) + v;
       const Vec<float> factor = load(factors + v) * load(largest);
@@ -116,7 +120,7 @@ class OutputSum<BFloat16> {
       const Vec<float> error = p_.dropout_p > 0 ? Vec<float>{} : load(largest + tile.lanes);
       store(factors + v, factor / (1 + error * factor));
     }
-    return transposed_rows(tile, p_.head_dim_v, factors, output, to);
+    write_columns(tile, p_.head_dim_v, factors, output, to, begin);
   }
 
  private:

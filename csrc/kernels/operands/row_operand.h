@@ -47,17 +47,43 @@ class RowOperand {
   T* natural() const { return rows_; }
   int64_t step() const { return padded<T>(dim_); }
 
+  // What read() and pack() do, for the rows of one vector of lanes and without a copy of them: to
+  // [packed_size(dim) x lanes], of which one vector is written, = the transposed matrix of rows
+  // from[0], from[1], ... times `factor`. Their elements are `col` apart.
+  static RightOperand<T> pack(const E* const (&from)[kLanes<T>], int64_t col, int64_t dim,
+                              int64_t lanes, T factor, T* to) {
+    constexpr int W = kLanes<T>;
+    int64_t d = 0;
+    for (; col == 1 && d + W <= dim; d += W)
+      transpose_square<T>([&](int r) { return factor * load_wide(from[r] + d); }, to + d * lanes,
+                          lanes);
+    for (T rows[W][W]; d < dim; d += W) {
+      for (int r = 0; r < W; ++r)
+        gather_row(from[r] + d * col, col, std::min<int64_t>(W, dim - d), rows[r]);
+      transpose_square<T>([&](int r) { return factor * load(rows[r]); }, to + d * lanes, lanes);
+    }
+    return {to, lanes};
+  }
+
  private:
   int64_t dim_;
   T* rows_;
 };
 
-// Packs the queries of a tile, times scale, into `to`. `rows` is scratch.
+// Packs the queries of a tile, times scale, into `to` [packed_size(D) x lanes]. Lanes without a row
+// repeat the last row.
 template <class E>
-QKV_INLINE RightOperand<Factor<E>> pack_queries(const Problem& p, const Tile& tile,
-                                                RowOperand<E>& rows, Factor<E>* to) {
-  rows.read(rows_of<E>(p, p.query, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes);
-  return rows.pack(0, tile.lanes, Compute<E>(p.scale), to);
+RightOperand<Factor<E>> pack_queries(const Problem& p, const Tile& tile, Factor<E>* to) {
+  constexpr int W = kLanes<Factor<E>>;
+  const Rows<const E> rows = rows_of<E>(p, p.query, tile.batch, tile.kv_head);
+  RightOperand<Factor<E>> packed{};
+  for (int lane = tile.lanes - W; lane >= 0; lane -= W) {
+    const E* from[W];
+    row_addresses(rows, tile.row + lane, tile.rows - lane, from);
+    packed =
+        RowOperand<E>::pack(from, rows.col, p.head_dim, tile.lanes, Compute<E>(p.scale), to + lane);
+  }
+  return packed;
 }
 
 }  // namespace qkv::QKV_ISA

@@ -24,6 +24,21 @@ struct Rows {
   }
 };
 
+// to [W] = where rows begin, begin + 1, ... are; after `count` of them, where the last one is.
+template <class T, int W>
+QKV_INLINE void row_addresses(const Rows<T>& rows, int64_t begin, int count, T* (&to)[W]) {
+  if (rows.group > 1) {
+    for (int r = 0; r < W; ++r) to[r] = rows[begin + std::min(r, count - 1)];
+    return;
+  }
+  T* at = rows.data + begin * rows.row;
+  QKV_UNROLL
+  for (int r = 0; r < W; ++r) {
+    to[r] = at;
+    at += r + 1 < count ? rows.row : 0;
+  }
+}
+
 template <class T>
 Rows<const T> rows_of(const Problem& p, const Input& t, int64_t batch, int64_t kv_head) {
   return {plane<T>(p, t, batch, kv_head * p.group()), p.group(), t.strides.head, t.strides.row,

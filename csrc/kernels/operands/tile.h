@@ -42,7 +42,9 @@ Tile make_tile(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, in
                int64_t step = 0) {
   const int rows = int(std::min<int64_t>(kTileRows<T>, row_end - row));
   const int lanes = rows <= kLanes<T> ? kLanes<T> : 2 * kLanes<T>;
-  const int64_t first = row / p.group(), last = (row + rows - 1) / p.group();
+  const int64_t group = p.group();
+  const int64_t first = group == 1 ? row : row / group;
+  const int64_t last = group == 1 ? row + rows - 1 : (row + rows - 1) / group;
   return {batch,
           kv_head,
           row,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/operands/tile.h"
+#include "kernels/passes/forward_ahead.h"
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_state.h"
 #include "kernels/passes/forward_tiles.h"
@@ -33,9 +34,12 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
   using T = Compute<typename P::Element>;
   state.tile = tile;
   state.query = products.pack(tile, state.memory);
-  std::fill_n(state.output, P::output_size(p), T(0));
-  std::fill(state.max, state.max + tile.lanes, -kInfinity<T>);
-  std::fill(state.sum, state.sum + tile.lanes, T(0));
+  state.has_output = !kOverwritesOutput<P>;
+  if (state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    store(state.max + v, splat(-kInfinity<T>));
+    store(state.sum + v, Vec<T>{});
+  }
   if (with_sink) add_sinks(p, tile, state.max, state.sum);
 }
 
@@ -48,35 +52,40 @@ void add_values(const Problem& p, int64_t key, int64_t keys,
                 ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   const Tile& tile = state.tile;
+  const T* const rescale = state.has_output ? s.rescale : nullptr;
+  state.has_output = true;
   if (!hides_any(p) || !hides_pairs(p, tile, key, touched_keys(keys, P::kKeyMultiple)))
-    return s.products.add_values(tile, key, keys, weights, s.rescale, state.output, state.output);
+    return s.products.add_values(tile, key, keys, weights, rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;
   const bool expects_none = !s.saw_nonfinite || s.products.separate_values();
   if (expects_none) {
-    s.products.add_values(tile, key, keys, weights, s.rescale, before, state.output);
+    s.products.add_values(tile, key, keys, weights, rescale, before, state.output);
     if (!s.products.is_spoilt(tile, state.output) || s.products.separate_values()) return;
     s.saw_nonfinite = true;
   }
   if (s.products.hides_nonfinite(tile, key, keys, weights))
-    s.products.add_visible_values(tile, key, keys, weights, s.rescale, before, state.output);
+    s.products.add_visible_values(tile, key, keys, weights, rescale, before, state.output);
   else if (!expects_none)
-    s.products.add_values(tile, key, keys, weights, s.rescale, before, state.output);
+    s.products.add_values(tile, key, keys, weights, rescale, before, state.output);
 }
 
 // Scores, weights and output of one tile of queries for keys [key, key + keys).
 template <class P>
-void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scratch,
-            ForwardState<P>& state) {
+void attend(const Problem& p, int64_t key, int64_t keys, ForwardAhead<P>& ahead,
+            ForwardScratch<P>& scratch, ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   T* scores = state.weights.at(state.tile, key, keys, scratch.scores);
+  ahead.ask();
   scratch.products.scores(state.tile, key, keys, state.query, scores);
+  ahead.ask();
   apply_score_options<T>(p, state.tile, key, keys, scores, nullptr);
   (state.tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, scores, state.max,
                                                                             state.sum,
                                                                             scratch.rescale);
   if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
   state.weights.rescale(state.tile, key, scratch.rescale);
+  ahead.ask();
   add_values(p, key, keys, scores, scratch, state);
 }
 
@@ -96,18 +105,20 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
   // values is read from memory once and serves every tile. Where blocks begin does not depend on
   // the tiles.
   const int64_t step = P::block_keys(item.key_end - item.key_begin);
+  ForwardAhead<P> ahead(p, result, item, step);
   const int64_t last = std::min(item.key_end, scratch.tiles[tiles - 1].tile.key_end);
   int64_t key = item.key_begin;
   key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
   for (; key < last; key += step) {
     const int64_t end = std::min(key + step, last);
     bool is_loaded = false;
+    ahead.begin_block(end, last);
     for (int64_t t = 0; t < tiles; ++t) {
       const KeyRange seen = keys_seen<T, P::kKeyMultiple>(p, scratch.tiles[t].tile, key, end - key);
       if (seen.is_empty()) continue;
       if (!is_loaded) scratch.products.load_block(item.batch, item.kv_head, key, end - key);
       is_loaded = true;
-      attend(p, seen.begin, seen.end - seen.begin, scratch, scratch.tiles[t]);
+      attend(p, seen.begin, seen.end - seen.begin, ahead, scratch, scratch.tiles[t]);
     }
   }
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);

@@ -3,6 +3,8 @@
 
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
+#include "kernels/passes/forward_few_rows.h"
+#include "kernels/passes/forward_tiles.h"
 #include "kernels/passes/kept_weights.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/softmax.h"
@@ -20,8 +22,16 @@ struct ForwardState {
   T* output;                // [Dv x lanes], or laid out as P does; not yet divided by sum
   T* max;                   // [lanes]
   T* sum;                   // [lanes]
+  bool has_output;          // whether anything has been written to output
   KeptWeights<T> weights;
 };
+
+// Whether P::add_values takes a null `rescale` for a tile whose output has not been written; else
+// that begins with zeros.
+template <class P>
+constexpr bool kOverwritesOutput = false;
+template <class E>
+constexpr bool kOverwritesOutput<ForwardTiles<E>> = true;
 
 template <class P>
 struct ForwardScratch {
@@ -29,7 +39,7 @@ struct ForwardScratch {
   using Factor = typename P::Factor;
 
   P products;
-  T *rows, *rescale;
+  T* rescale;
   T* scores;  // of a block of keys, where KeptWeights has no place for them
   T* spare;   // a second output, for add_values, where pairs can be hidden
   Dropout<T> dropout;
@@ -38,7 +48,6 @@ struct ForwardScratch {
 
   ForwardScratch(Arena& arena, const Problem& p, int64_t rows_count, bool with_weights)
       : products(arena, p),
-        rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
         rescale(arena.take<T>(kTileRows<T>)),
         scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
         spare(hides_any(p) ? arena.take<T>(P::output_size(p)) : nullptr),
@@ -62,39 +71,64 @@ struct ForwardScratch {
   }
 };
 
+// As many consecutive elements as there are doubles in a vector, converted from and to double.
+template <class T>
+using PartOfVector
+    __attribute__((vector_size(kLanes<double> * sizeof(T)), aligned(sizeof(T)), may_alias)) = T;
+template <class T>
+QKV_INLINE Vec<double> load_double(const T* from) {
+  return __builtin_convertvector(*reinterpret_cast<const PartOfVector<T>*>(from), Vec<double>);
+}
+template <class T>
+QKV_INLINE void store_double(T* to, Vec<double> x) {
+  *reinterpret_cast<PartOfVector<T>*>(to) = __builtin_convertvector(x, PartOfVector<T>);
+}
+
 // out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
 // scores and the sums of the online softmax. They are computed in double, because a logarithm that
 // is rounded twice would show in the gradients.
 template <class T>
-void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, double* out) {
-  constexpr int W = kLanes<T>;
+void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, T* out) {
+  constexpr int W = kLanes<T>, N = W / kLanes<double>;
   for (int v = 0; v < tile.lanes; v += W) {
     const Reference<T> reference(load(max_state + v));
-    constexpr int N = W / kLanes<double>;
-    double sums[W];
-    QKV_UNROLL
-    for (int i = 0; i < W; ++i) sums[i] = sum_state[v + i];
+    T base[W], shift[W];
+    store(base, reference.base);
+    store(shift, reference.shift);
     Vec<double> sum[N];
     QKV_UNROLL
-    for (int i = 0; i < N; ++i) sum[i] = load(sums + i * kLanes<double>);
+    for (int i = 0; i < N; ++i) sum[i] = load_double(sum_state + v + i * kLanes<double>);
     log<N>(sum);
     QKV_UNROLL
-    for (int i = 0; i < W; ++i)
-      out[v + i] = sum[i / kLanes<double>][i % kLanes<double>] +
-                   (double(reference.base[i]) + reference.shift[i] * kLn2);
+    for (int i = 0; i < N; ++i) {
+      const int at = i * kLanes<double>;
+      store_double(out + v + at,
+                   sum[i] + (load_double(base + at) + load_double(shift + at) * kLn2));
+    }
   }
 }
 
-// Writes the rows [lanes, padded(Dv)] and the log-sum-exps of a tile, its first row to row `begin`.
-template <class E, class T>
-void write_tile(const Problem& p, const Tile& tile, int64_t begin, const T* rows,
-                const double* log_sum, const Rows<E>& output, const Rows<T>& lse) {
-  for (int l = 0; l < tile.rows; ++l) {
-    const int64_t r = begin + l;
-    if (output.data)
-      scatter_row(rows + l * padded<T>(p.head_dim_v), false, p.head_dim_v, output[r], output.col);
-    if (lse.data) *lse[r] = T(log_sum[l]);
-  }
+// Writes the numbers [lanes] of a tile, the first to row `begin`.
+template <class T>
+void write_numbers(const Tile& tile, const T* numbers, const Rows<T>& to, int64_t begin) {
+  if (to.group == 1 && to.row == 1)
+    std::memcpy(to[begin], numbers, size_t(tile.rows) * sizeof(T));
+  else
+    for (int l = 0; l < tile.rows; ++l) *to[begin + l] = numbers[l];
+}
+
+// Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`.
+template <class E, class To, class T>
+void write_output(const Problem&, const ForwardTiles<E>& products, const Tile& tile, T* factors,
+                  T* output, const Rows<To>& to, int64_t begin) {
+  products.write(tile, factors, output, to, begin);
+}
+template <class E, class To, class T>
+void write_output(const Problem& p, const ForwardFewRows<E>& products, const Tile& tile, T* factors,
+                  T* output, const Rows<To>& to, int64_t begin) {
+  const T* rows = products.output_rows(tile, factors, output, nullptr);
+  for (int l = 0; l < tile.rows; ++l)
+    scatter_row(rows + l * p.head_dim_v, false, p.head_dim_v, to[begin + l], to.col);
 }
 
 // Divides the output of a tile, and its weights if they are wanted, by the sum of the weights, and
@@ -109,18 +143,21 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
     const Vec<T> sum = load(state.sum + v);
     store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
   }
+  if (!state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
   if (result.weights.data) state.weights.add_to(p, result, tile, scratch.rescale, scratch.scores);
-  const T* rows = scratch.products.output_rows(tile, scratch.rescale, state.output, scratch.rows);
-  double log_sum[kTileRows<T>];
-  log_sum_exp(tile, state.max, state.sum, log_sum);
-
+  const auto write = [&](const auto& output, const Rows<T>& lse, int64_t begin) {
+    if (output.data)
+      write_output(p, scratch.products, tile, scratch.rescale, state.output, output, begin);
+    if (!lse.data) return;
+    T numbers[kTileRows<T>];
+    log_sum_exp(tile, state.max, state.sum, numbers);
+    write_numbers(tile, numbers, lse, begin);
+  };
   if (item.partial_output)
-    return write_tile(p, tile, tile.row - item.row_begin, rows, log_sum,
-                      Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
-                      Rows<T>{static_cast<T*>(item.partial_lse), 1, 0, 1, 1});
-  write_tile(p, tile, tile.row, rows, log_sum,
-             rows_of<E>(p, result.output, tile.batch, tile.kv_head),
-             rows_of<T>(p, result.lse, tile.batch, tile.kv_head));
+    return write(Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
+                 Rows<T>{static_cast<T*>(item.partial_lse), 1, 0, 1, 1}, tile.row - item.row_begin);
+  write(rows_of<E>(p, result.output, tile.batch, tile.kv_head),
+        rows_of<T>(p, result.lse, tile.batch, tile.kv_head), tile.row);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -23,7 +23,6 @@ class ForwardTiles {
   ForwardTiles(Arena& arena, const Problem& p)
       : p_(p),
         unit_(!arena.counting()),
-        rows_(arena, kTileRows<T>, p.head_dim),
         keys_(arena, p, kKeyBlock, p.head_dim, Use::rows),
         values_(arena, p, kKeyBlock, p.head_dim_v, Use::columns),
         output_(arena, p) {
@@ -36,9 +35,7 @@ class ForwardTiles {
   static int64_t query_size(const Problem& p) { return kTileRows<T> * packed_size<E>(p.head_dim); }
   static int64_t output_size(const Problem& p) { return OutputSum<E>::size(p); }
 
-  QKV_INLINE Query pack(const Tile& tile, Factor* memory) {
-    return pack_queries<E>(p_, tile, rows_, memory);
-  }
+  Query pack(const Tile& tile, Factor* memory) { return pack_queries<E>(p_, tile, memory); }
 
   // Reads keys [key, key + keys) and their values, a block, which serves every tile before the next
   // one is read.
@@ -55,7 +52,8 @@ class ForwardTiles {
     multiply_rows(tile, keys_.rows(key, keys), query, scores);
   }
 
-  // output [Dv x lanes] = rescale [lanes] * before + V^T weights [keys x lanes].
+  // output [Dv x lanes] = rescale [lanes] * before + V^T weights [keys x lanes], or, if rescale is
+  // null, the product alone.
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) const {
     output_.add(tile, values_.columns(key, keys), keys, weights, rescale, before, output);
@@ -83,15 +81,17 @@ class ForwardTiles {
     return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);
   }
 
-  // Returns the rows [tile.rows, padded(Dv)] of factors [lanes] * output; both are overwritten.
-  const T* output_rows(const Tile& tile, T* factors, T* output, T* rows) const {
-    return output_.rows(tile, factors, output, rows);
+  // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`. Overwrites
+  // the factors.
+  template <class To>
+  void write(const Tile& tile, T* factors, const T* output, const Rows<To>& to,
+             int64_t begin) const {
+    output_.write(tile, factors, output, to, begin);
   }
 
  private:
   const Problem& p_;
   ProductUnit<E> unit_;
-  RowOperand<E> rows_;  // scratch
   KeyOperand<E> keys_, values_;
   int64_t value_ = 0, value_count_ = 0;  // the first value that is loaded, and how many
   KeyRows<E> value_rows_;

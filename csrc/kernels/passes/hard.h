@@ -66,14 +66,12 @@ struct HardScratch {
   using T = Compute<E>;
 
   ProductUnit<E> unit;
-  RowOperand<E> rows;
   KeyOperand<E> keys;
   Factor<E>* query;  // memory for the packed queries of a tile
   T* scores;         // [kKeyBlock, kTileRows]
 
   HardScratch(Arena& arena, const Problem& p)
       : unit(!arena.counting()),
-        rows(arena, kTileRows<T>, p.head_dim),
         keys(arena, p, kKeyBlock, p.head_dim, Use::rows),
         query(arena.take<Factor<E>>(kTileRows<T> * packed_size<E>(p.head_dim))),
         scores(arena.take<T>(kTileRows<T> * kKeyBlock)) {}
@@ -99,7 +97,7 @@ void hard(const Problem& p, const HardResult& result, const ForwardItem& item, v
   const int64_t step = key_step(p.seqlen_k), counted = kCountedKeys / step * step;
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>) {
     const Tile tile = make_tile<T>(p, item.batch, item.kv_head, row, item.row_end);
-    const auto query = pack_queries<E>(p, tile, s.rows, s.query);
+    const auto query = pack_queries<E>(p, tile, s.query);
     Best<T> best[2];
     for (int64_t first = tile.key_begin; first < tile.key_end; first += counted) {
       const int64_t end = std::min(first + counted, tile.key_end);

@@ -156,18 +156,17 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
                      const JvpState<T>& state) {
   const Tile& tile = state.tile;
   divide_sums(p, a, s, state);
-  const auto write = [&](const T* sums, const double* numbers, const Output& output,
+  const auto write = [&](const T* sums, const T* numbers, const Output& output,
                          const Output& of_rows) {
-    const int64_t dim = padded<T>(p.head_dim_v);
-    transpose<T>(sums, tile.lanes, s.rows, dim, dim, tile.lanes, 1);
-    write_tile(p, tile, tile.row, s.rows, numbers, rows_of<E>(p, output, tile.batch, tile.kv_head),
-               rows_of<T>(p, of_rows, tile.batch, tile.kv_head));
+    const Rows<E> rows = rows_of<E>(p, output, tile.batch, tile.kv_head);
+    const Rows<T> to = rows_of<T>(p, of_rows, tile.batch, tile.kv_head);
+    if (rows.data) write_columns<E, T>(tile, p.head_dim_v, nullptr, sums, rows, tile.row);
+    if (to.data) write_numbers(tile, numbers, to, tile.row);
   };
-  double lse[kTileRows<T>], lse_jvp[kTileRows<T>];
+  T lse[kTileRows<T>];
   log_sum_exp(tile, state.max, state.sum, lse);
-  std::copy_n(state.sum_jvp, tile.lanes, lse_jvp);
   write(state.output, lse, result.output, result.lse);
-  write(state.output_jvp, lse_jvp, result.output_jvp, result.lse_jvp);
+  write(state.output_jvp, state.sum_jvp, result.output_jvp, result.lse_jvp);
 }
 
 template <class E>

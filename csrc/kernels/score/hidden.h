@@ -85,7 +85,7 @@ bool mask_hides_tile(const Problem& p, const Mask& mask, const Tile& tile, int64
 template <class T>
 bool masks_hide_tile(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
   for (const Mask& mask : p.masks)
-    if (mask_hides_tile<T>(p, mask, tile, key, keys)) return true;
+    if (mask.type != MaskType::none && mask_hides_tile<T>(p, mask, tile, key, keys)) return true;
   return false;
 }
 

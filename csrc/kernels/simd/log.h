@@ -11,11 +11,16 @@ namespace qkv::QKV_ISA {
 template <int N>
 QKV_INLINE void log(Vec<double> (&x)[N]) {
   using Bits = IntVec<double>;
+  typedef uint64_t UnsignedBits __attribute__((vector_size(kVectorBytes)));
   constexpr int64_t kHalfRoot = 0x3fe6a09e667f3bcd;  // sqrt(1/2)
+  constexpr int64_t kOne = int64_t(1023) << 52;      // 1.0
+  constexpr int64_t kMagic = int64_t(1075) << 52;    // 2^52, whose lowest bits are integers
   QKV_UNROLL
   for (int i = 0; i < N; ++i) {
-    const Bits exponent = ((Bits)x[i] - kHalfRoot) >> 52;
-    const Vec<double> m = (Vec<double>)((Bits)x[i] - (exponent << 52));
+    // The exponent, biased so that it is positive: AVX2 lacks arithmetic shifts of 64 bits, and
+    // conversions.
+    const UnsignedBits exponent = (UnsignedBits)((Bits)x[i] - kHalfRoot + kOne) >> 52;
+    const Vec<double> m = (Vec<double>)((Bits)x[i] - ((Bits)(exponent << 52) - kOne));
     const Vec<double> z = (m - 1) / (m + 1), w = z * z;
     Vec<double> series = w * (1. / 19) + 1. / 17;
     series = series * w + 1. / 15;
@@ -26,7 +31,7 @@ QKV_INLINE void log(Vec<double> (&x)[N]) {
     series = series * w + 1. / 5;
     series = series * w + 1. / 3;
     series = z + z * w * series;
-    const Vec<double> e = __builtin_convertvector(exponent, Vec<double>);
+    const Vec<double> e = (Vec<double>)((Bits)exponent | kMagic) - (0x1p52 + 1023);
     const Vec<double> special = x[i] == 0 ? splat(-kInfinity<double>) : x[i];
     x[i] = ((x[i] > 0) & (x[i] < kInfinity<double>)) ? e * kLn2 + (series + series) : special;
   }

@@ -92,12 +92,17 @@ QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
   return native_max(a, b);
 }
 
+// Lane 0 | lane 1 | ... of bits.
+template <int h = kLanes<double> / 2>
+QKV_INLINE int64_t or_lanes(IntVec<double> bits) {
+  if constexpr (h > 0)
+    return or_lanes<h / 2>(bits | shuffle(bits, bits, [](int l) { return l ^ h; }));
+  return bits[0];
+}
+
 template <class T>
 QKV_INLINE bool any_nonzero(Vec<T> v) {
-  bool any = false;
-  QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) any |= v[i] != 0;
-  return any;
+  return or_lanes((IntVec<double>)(v != 0)) != 0;
 }
 
 }  // namespace qkv::QKV_ISA
