@@ -29,6 +29,8 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
     **options: Unpack[SoftmaxOptions],
@@ -49,6 +51,8 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
     **options: Unpack[SoftmaxOptions],
@@ -69,6 +73,8 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
     **options: Unpack[SoftmaxOptions],
@@ -95,6 +101,10 @@ def varlen_attn(
             `[blocks, block_size, Hkv, D]` and `[blocks, block_size, Hkv, Dv]`; document n has the
             first `seqused_k[n]` keys of the blocks `block_table[n]`. Needs seqused_k, and the
             numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
+        k_scale: float32, what the numbers of an int8 key are multiplied by: `[]` or `[1]` for all,
+            `[Hkv]` for each head, or `[blocks, block_size, Hkv]` for each row of each head. With
+            block_table alone, and query float32, bfloat16 or float16. None: key is not int8.
+        v_scale: likewise, of value. Its shape need not be that of k_scale.
         num_splits: accepted and not needed: the result of a document never depends on the others.
         dropout_p: as in `qkv.attention`.
         **options: see `qkv.options.SoftmaxOptions`.
@@ -128,6 +138,10 @@ def varlen_attn(
         own["seqused_k"] = seqused_k
     if block_table is not None:
         own["block_table"] = block_table
+    if k_scale is not None:
+        own["k_scale"] = k_scale
+    if v_scale is not None:
+        own["v_scale"] = v_scale
     if dropout_p != 0.0:
         own["dropout_p"] = dropout_p
     if window_size != (-1, -1):
