@@ -29,10 +29,10 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor: ...
 @overload
@@ -51,10 +51,10 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @show_options(_varlen_attention)
@@ -73,10 +73,10 @@ def varlen_attn(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.varlen.varlen_attn` for the CPU, with more options and all gradients.
@@ -101,12 +101,12 @@ def varlen_attn(
             `[blocks, block_size, Hkv, D]` and `[blocks, block_size, Hkv, Dv]`; document n has the
             first `seqused_k[n]` keys of the blocks `block_table[n]`. Needs seqused_k, and the
             numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
+        num_splits: accepted and not needed: the result of a document never depends on the others.
+        dropout_p: as in `qkv.attention`.
         k_scale: float32, what the numbers of an int8 key are multiplied by: `[]` or `[1]` for all,
             `[Hkv]` for each head, or `[blocks, block_size, Hkv]` for each row of each head. With
             block_table alone, and query float32, bfloat16 or float16. None: key is not int8.
         v_scale: likewise, of value. Its shape need not be that of k_scale.
-        num_splits: accepted and not needed: the result of a document never depends on the others.
-        dropout_p: as in `qkv.attention`.
         **options: see `qkv.options.SoftmaxOptions`.
 
     Returns:
