@@ -7,6 +7,7 @@
 #include "kernels/operands/key_rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/products/few_rows.h"
+#include "kernels/products/few_values.h"
 #include "kernels/score/few_softmax.h"
 #include "repair/counts.h"
 #include "repair/marks.h"
