@@ -81,7 +81,7 @@ class ForwardFewRows {
       typename FewValues<K>::Run runs[kFewKeys];
       auto* end = runs;
       values_.for_each_run(begin, count,
-                           [&](int64_t j, int64_t n) { *end++ = {values_.at(j), n}; });
+                           [&](int64_t j, int64_t n) { *end++ = {values_.at(j), n, j - begin}; });
       const auto fetch = [&](int64_t panel, int64_t panels) QKV_INLINE_LAMBDA {
         const int64_t first = begin + count + count * panel / panels;
         const int64_t last = begin + count + count * (panel + 1) / panels;
@@ -96,8 +96,8 @@ class ForwardFewRows {
     });
   }
 
-  // Hidden pairs are left out of the sums: runs of keys that all rows see are multiplied for all
-  // rows together, other keys row by row.
+  // Hidden pairs are left out of the sums, which otherwise are those of add_values, to the last
+  // bit: 0 times a finite value changes none.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
     few_to_tile(tile, keys, weights, tile_weights_);
     return mark_pairs(p_, tile, key, keys, tile_weights_, tile.step, marks_);
@@ -106,35 +106,18 @@ class ForwardFewRows {
                           const T* rescale, const T* before, T* output) const {
     const int64_t dim = p_.head_dim_v;
     weights = of_elements(tile, key, keys, weights);
-    for (int r = 0; r < tile.rows; ++r)
-      for (int64_t d = r * dim; d < (r + 1) * dim; d += kLanes<T>)
-        store(output + d, load(before + d) * rescale[r]);
-    const auto all_see = [&](int64_t j, int64_t row, int64_t rows) {
-      bool all = true;
-      for (int64_t r = row; r < row + rows; ++r) all &= marks_[(j - key) * tile.step + r] != 0;
-      return all;
-    };
-    // Calls add for the runs of keys in [first, last) that all of these rows see, and others for
-    // the runs between them.
-    const auto sort_runs = [&](int64_t first, int64_t last, int64_t row, int64_t rows,
-                               const auto& add, const auto& others) {
-      for (int64_t j = first, end; j < last; j = end) {
-        const bool seen = all_see(j, row, rows);
-        for (end = j + 1; end < last && all_see(end, row, rows) == seen;) ++end;
-        seen ? add(row, rows, j, end) : others(j, end);
+    for_each_chunk(tile, dim, key, keys, [&](int64_t begin, int64_t count, bool) {
+      const T* const first = begin == key ? before : output;
+      const T* const factors = begin == key ? rescale : ones_;
+      for (int r = 0; r < tile.rows; ++r) {
+        typename FewValues<K>::Run runs[kFewKeys];
+        auto* end = runs;
+        for (int64_t j = begin; j < begin + count; ++j)
+          if (marks_[(j - key) * tile.step + r] != 0) *end++ = {values_.at(j), 1, j - begin};
+        add_few_values<K>(1, dim, {runs, end, values_.row()},
+                          weights + r * kFewStep + (begin - key), factors + r, first + r * dim,
+                          output + r * dim, [](int64_t, int64_t) {});
       }
-    };
-    const auto add = [&](int64_t row, int64_t rows, int64_t j, int64_t end) {
-      const typename FewValues<K>::Run run{values_.at(j), end - j};
-      add_few_values<K>(rows, dim, {&run, &run + 1, values_.row()},
-                        weights + row * kFewStep + (j - key), ones_, output + row * dim,
-                        output + row * dim, [](int64_t, int64_t) {});
-    };
-    values_.for_each_run(key, keys, [&](int64_t first, int64_t count) {
-      sort_runs(first, first + count, 0, tile.rows, add, [&](int64_t begin, int64_t end) {
-        for (int r = 0; r < tile.rows; ++r)
-          sort_runs(begin, end, r, 1, add, [](int64_t, int64_t) {});
-      });
     });
   }
 

@@ -11,6 +11,7 @@ struct FewValues {
   struct Run {
     const E* rows;
     int64_t count;
+    int64_t weight;  // the place of the first one's weight in a row of weights
   };
   const Run *begin, *end;
   int64_t row;
@@ -31,11 +32,11 @@ __attribute__((noinline)) void add_columns(const FewValues<E>& values, int64_t c
   }
   for (auto* run = values.begin; run != values.end; ++run) {
     const E* value = run->rows + column;
-    const T* const end = weights + run->count;
-    for (; weights != end; ++weights, value += values.row) {
+    const T* at = weights + run->weight;
+    for (const T* const end = at + run->count; at != end; ++at, value += values.row) {
       Vec<T> weight[ROWS];
       QKV_UNROLL
-      for (int r = 0; r < ROWS; ++r) weight[r] = in_register(splat(weights[r * kFewStep]));
+      for (int r = 0; r < ROWS; ++r) weight[r] = in_register(splat(at[r * kFewStep]));
       const auto add = [&](int v, const Vec<T>& x) QKV_INLINE_LAMBDA {
         QKV_UNROLL
         for (int r = 0; r < ROWS; ++r) sum[r][v] += weight[r] * x;
@@ -52,8 +53,8 @@ __attribute__((noinline)) void add_columns(const FewValues<E>& values, int64_t c
   for (int r = 0; r < ROWS; ++r) {
     QKV_UNROLL
     for (int v = 0; v < NV; ++v) {
-      const int64_t at = r * dim + column + v * W;
-      store(output + at, load(before + at) * rescale[r] + sum[r][v]);
+      const int64_t i = r * dim + column + v * W;
+      store(output + i, load(before + i) * rescale[r] + sum[r][v]);
     }
   }
 }
