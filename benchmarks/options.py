@@ -117,6 +117,20 @@ def filled(shape, randn):
     return {"seqlen_k": shape.seqlen_k}
 
 
+def int8_numbers(shape, randn):
+    """A full cache of numbers that int8 has, times a power of two that every dtype has."""
+
+    def drawn(head_dim):
+        x = randn(shape.batch, shape.kv_heads, shape.seqlen_k, head_dim)
+        return (x / ours.INT8_SCALE).round().clamp(-127, 127) * ours.INT8_SCALE
+
+    return filled(shape, randn) | {"key": drawn(shape.head_dim), "value": drawn(shape.head_dim_v)}
+
+
+def not_int8(shape):
+    return entry("cache", "cache", shape)
+
+
 SDPA = {"SDPA": sdpa}
 BY_HAND = {"by hand": by_hand.by_hand}
 COMPILED = {"by hand, compiled": compiled.textbook}
@@ -163,6 +177,14 @@ OPTIONS = {
     "varlen-each": Option(ways={"SDPA for each": packing.each_document}, **DRAWN),
     "equal": Option(**EQUAL),
     "cache": Option(filled, {"SDPA": packing.cached}, **CACHED),
+    "int8": Option(
+        int8_numbers,
+        {"SDPA, cache widened": packing.widened},
+        not_int8,
+        prepare=ours.as_int8,
+        itemsize=1,
+        **CACHED,
+    ),
     "paged": Option(
         filled, {"SDPA, pages gathered": packing.gathered}, prepare=ours.pages, **CACHED
     ),

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 import qkv
 
 PAGE = 16  # keys; vLLM's
+INT8_SCALE = 2.0**-5  # of normal numbers: 127 of it are 4
 
 
 def with_weights(**inputs):
@@ -20,11 +21,16 @@ def packed(is_causal, cu_seq_q, **inputs):
     )
 
 
-def cached(query, key, value, is_causal, enable_gqa, seqlen_k, block_table=None):
+def cached(query, key, value, is_causal, enable_gqa, seqlen_k, **cache):
     """The cache is full: nothing is appended."""
-    return qkv.attention_with_kvcache(
-        query, key, value, cache_seqlens=seqlen_k, block_table=block_table
-    )
+    return qkv.attention_with_kvcache(query, key, value, cache_seqlens=seqlen_k, **cache)
+
+
+def as_int8(inputs):
+    """`inputs` with key and value of multiples of INT8_SCALE as int8, and scales for each row."""
+    scale = torch.full(inputs["key"].shape[:3], INT8_SCALE)
+    int8 = {n: (inputs[n] / INT8_SCALE).to(torch.int8) for n in ("key", "value")}
+    return inputs | int8 | {"k_scale": scale, "v_scale": scale.clone()}
 
 
 def pages(inputs):

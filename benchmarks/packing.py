@@ -66,6 +66,20 @@ def cached(inputs, grad_output):
     return Call(function, inputs, grad_output)
 
 
+def widened(inputs, grad_output):
+    """torch's attention takes no int8: its caller makes floating numbers of the cache."""
+
+    def function(query, key, value, k_scale, v_scale, seqlen_k, is_causal, enable_gqa):
+        def widen(x, scale):
+            return x.to(query.dtype) * scale.unsqueeze(-1).to(query.dtype)
+
+        return F.scaled_dot_product_attention(
+            query, widen(key, k_scale), widen(value, v_scale), enable_gqa=enable_gqa
+        )
+
+    return Call(function, inputs, grad_output)
+
+
 def gathered(inputs, grad_output):
     """Pages put in order at every call: at each there is one key more."""
 

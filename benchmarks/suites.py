@@ -42,6 +42,8 @@ DECODING = {
     "one-head": "cache:1x8/1x1x65536x128",
     "ungrouped": "cache:4x8x1x4096x128",
     "paged": "paged:8x32/8x1x4096x128",
+    "int8": "int8:8x32/8x1x4096x128",
+    "int8-ungrouped": "int8:4x8x1x4096x128",
 }
 
 TWICE = ("jvp", "double_backward", "backward_twice")

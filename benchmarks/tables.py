@@ -25,12 +25,16 @@ def of_options(run):
 
 
 def of_decoding(run):
+    """Beside int8 caches, how they compare with caches of the query's dtype."""
+    has_own = any("own_ratio" in result["forward"] for result in run["results"])
+    own = [columns.ratio(ROW, "own_ratio", OWN, is_bold=True, with_spread=True)] if has_own else []
     shown = [
         *columns.shape(),
         columns.dtype(),
         columns.milliseconds(ROW, "qkv", "ms"),
         columns.milliseconds(ROW, "torch", "torch's"),
         columns.ratio(ROW, "ratio", RATIO, is_bold=True, with_spread=True),
+        *own,
         *columns.cache_reads(),
         Column("threads", lambda r: str(run["machine"]["threads"])),
         Column("torch's way", lambda r: r[ROW]["way"] or "", is_text=True),

@@ -53,6 +53,7 @@ struct Pages {
   const int32_t* table = nullptr;
   int64_t size = 0;
   int64_t key_stride = 0, value_stride = 0;
+  int64_t key_scale_stride = 0, value_scale_stride = 0;  // likewise, of Problem::key_scale
 };
 
 // Where a Problem stands in a whole of which it is a part: in a sequence that is cut over several
@@ -87,6 +88,11 @@ struct Problem {
   Input key;
   Input value;
   Pages pages;
+  // Float [B..., Hkv, S] (col unused), or, in pages, [pages, Hkv, size]; strides of 0 broadcast. If
+  // they are given, both are: key and value are int8 in memory, and row j of a head stands for its
+  // numbers times the scale of that row. For the forward pass only, and not for f64; null: key and
+  // value are of `dtype`.
+  Input key_scale, value_scale;
   std::array<Mask, kMasks> masks;
   Input alibi_slopes;  // [B..., H], double, or null
   Input sinks;         // [B..., H], double, or null
@@ -132,6 +138,7 @@ struct Problem {
     const int64_t keys = shard.seqlen_k ? shard.seqlen_k : seqlen_k;
     return keys - queries + top_left();
   }
+  bool is_int8() const { return key_scale.data != nullptr; }  // key and value
   // Query heads that share one key/value head.
   int64_t group() const { return kv_heads && heads != kv_heads ? heads / kv_heads : 1; }
 };

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from gpt.data import load_corpus
 from gpt.generate import generate, timed
-from gpt.model import CACHES, ModelConfig, load_attention
+from gpt.model import CACHES, Int8Cache, ModelConfig, load_attention
 from gpt.text import decode, encode
 from gpt.train import TrainConfig, Trainer, load_model
 
@@ -48,6 +48,8 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
+    if args.int8_cache and (args.generate is None or args.attention != "qkv"):
+        raise ValueError("--int8-cache: expected with --generate, on qkv's attention")
     if args.compare and "dropout" in args:
         raise ValueError("--dropout: --compare trains without, and then times steps with it")
     if args.resume or args.generate is not None:
@@ -91,9 +93,13 @@ def make_parser() -> argparse.ArgumentParser:
         add(flag(field), field.type, field.default, MEANING[field.name], stored=False)
     add("--save-every", int, 200, "steps from one checkpoint to the next")
 
-    add = adder(parser.add_argument_group("writing"))
+    writing = parser.add_argument_group("writing")
+    add = adder(writing)
     add("--length", int, 500, "in bytes; a run of blanks is one or two")
     add("--temperature", float, 0.7, "0: always the likeliest byte")
+    writing.add_argument(
+        "--int8-cache", action="store_true", help="keep keys and values in a quarter of the memory"
+    )
 
     add = adder(parser.add_argument_group("comparison"))
     add("--seconds", float, 120.0, "for all of it")
@@ -208,10 +214,11 @@ def write(args: argparse.Namespace) -> int:
     model = load_model(args.checkpoint, load_attention(args.attention))
     seed = given(args, TrainConfig).get("seed", 0)
     prompt = encode(args.generate.encode())
-    cache = CACHES[args.attention]
+    cache = Int8Cache if args.int8_cache else CACHES[args.attention]
     text, rate = timed(generate(model, prompt, args.length, args.temperature, seed, cache))
     print(args.generate + decode(text))
-    print(f"{rate:.0f} tokens/s on {args.attention}'s attention, with a cache", file=sys.stderr)
+    kind = "an int8 cache" if args.int8_cache else "a cache"
+    print(f"{rate:.0f} tokens/s on {args.attention}'s attention, with {kind}", file=sys.stderr)
     return 0
 
 

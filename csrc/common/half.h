@@ -28,7 +28,7 @@ struct Pair {
 template <class E>
 constexpr bool kIsHalf = std::is_same_v<E, BFloat16> || std::is_same_v<E, Float16>;
 
-// The C++ type of compute_type() in attention.h.
+// The C++ type of compute_type() in attention.h; of int8 keys and values, too.
 template <class E>
 using Compute = std::conditional_t<std::is_same_v<E, double>, double, float>;
 
@@ -59,6 +59,7 @@ inline float float_of_bits(uint32_t bits) {
   return x;
 }
 
+inline float widen(int8_t x) { return x; }
 inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
 inline float widen(BFloat16 x) { return float_of_bits(uint32_t(x.bits) << 16); }

@@ -59,7 +59,7 @@ struct Task {
   Task(const Problem& problem, const ForwardResult& to)
       : p(problem),
         result(to),
-        kernels(active_kernels(p.dtype)),
+        kernels(forward_kernels(p)),
         planes(p, 1),
         split_keys(kSplitKeys * ceil_div(planes.rows, kSplitRows)),
         first_split(p.seqlen_k),

@@ -50,6 +50,9 @@
 #endif
 
 #define QKV_INLINE inline __attribute__((always_inline))
+// After the parameters of a lambda. GCC takes a function that does nothing but prefetch for one
+// without effects, and leaves out calls of it.
+#define QKV_INLINE_LAMBDA __attribute__((always_inline))
 
 // A vector register, for asm.
 #if defined(__x86_64__)

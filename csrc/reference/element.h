@@ -6,7 +6,7 @@
 
 namespace qkv::reference {
 
-enum class Type { f32, f64, bf16, f16, byte, int32, int64 };
+enum class Type { f32, f64, bf16, f16, byte, int8, int32, int64 };
 
 inline Type type_of(DType dtype) {
   switch (dtype) {
@@ -40,6 +40,7 @@ inline Type type_of(MaskType mask) {
 inline int64_t size_of(Type type) {
   switch (type) {
     case Type::byte:
+    case Type::int8:
       return 1;
     case Type::bf16:
     case Type::f16:
@@ -64,6 +65,8 @@ inline double read(Type type, const void* data, int64_t at) {
       return widen(static_cast<const Float16*>(data)[at]);
     case Type::byte:
       return static_cast<const uint8_t*>(data)[at];
+    case Type::int8:
+      return static_cast<const int8_t*>(data)[at];
     case Type::int32:
       return static_cast<const int32_t*>(data)[at];
     case Type::int64:
@@ -89,6 +92,9 @@ inline void write(Type type, void* data, int64_t at, double x) {
       break;
     case Type::byte:
       static_cast<uint8_t*>(data)[at] = uint8_t(x);
+      break;
+    case Type::int8:
+      static_cast<int8_t*>(data)[at] = int8_t(x);
       break;
     case Type::int32:
       static_cast<int32_t*>(data)[at] = int32_t(x);

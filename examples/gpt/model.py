@@ -84,11 +84,15 @@ class KeyValueCache:
     def _append_and_attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def _memory(self) -> tuple[Tensor, ...]:
+        """All that has a row for each position, [1, H, positions, numbers of one]."""
+        return self.keys, self.values
+
     def _forget(self) -> None:
         """Forgets all positions but those that the next one looks back to. This happens once in
         `context` positions."""
         kept = slice(self.length - self.context + 1, self.length)
-        for x in (self.keys, self.values):
+        for x in self._memory():
             x[..., : self.context - 1, :] = x[..., kept, :].clone()
         self.length = self.context - 1
 
@@ -97,6 +101,25 @@ class QkvCache(KeyValueCache):
     def _append_and_attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return qkv.attention_with_kvcache(
             query, self.keys, self.values, key, value,
+            cache_seqlens=self.length, causal=True, window_size=(self.context - 1, 0),
+        )  # fmt: skip
+
+
+class Int8Cache(KeyValueCache):
+    """Each number in one byte, and a scale for each position of each head."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.keys, self.values = self.keys.to(torch.int8), self.values.to(torch.int8)
+        self.scales = [torch.empty(1, config.heads, 2 * config.context, 1) for _ in range(2)]
+
+    def _memory(self) -> tuple[Tensor, ...]:
+        return self.keys, self.values, *self.scales
+
+    def _append_and_attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        k_scale, v_scale = (x.squeeze(-1) for x in self.scales)
+        return qkv.attention_with_kvcache(
+            query, self.keys, self.values, key, value, k_scale=k_scale, v_scale=v_scale,
             cache_seqlens=self.length, causal=True, window_size=(self.context - 1, 0),
         )  # fmt: skip
 
@@ -115,7 +138,7 @@ class TorchCache(KeyValueCache):
         )  # fmt: skip
 
 
-CACHES = {"qkv": QkvCache, "torch": TorchCache}
+CACHES = {"qkv": QkvCache, "torch": TorchCache}  # by the name of the attention that reads them
 
 
 class SelfAttention(nn.Module):

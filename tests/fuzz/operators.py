@@ -14,6 +14,7 @@ from common import NO_OPTIONS
 from gradients import LEAVES, is_float
 from hypothesis import strategies as st
 from strategies import cases
+from test_int8_cache import INT8_MEMORY, int8_calls, numbers
 from test_kvcache import calls as kvcache_calls
 from test_varlen import cumulative, in_blocks
 
@@ -281,6 +282,13 @@ def hold_kvcache(call, results):
     held.dense_results(call, results, testing.attention_with_kvcache(**call))
 
 
+def hold_int8(call, results):
+    """Likewise, with int8 caches: they and the scales after the call stand for the reference's."""
+    k_cache, v_cache, k_scale, v_scale = results[2:]
+    after = numbers(k_cache, k_scale), numbers(v_cache, v_scale)
+    held.dense_results(call, (*results[:2], *after), testing.attention_with_kvcache(**call))
+
+
 def seed_only(call, results):
     assert results[0].dtype == torch.int64 and results[0].shape == (1,)
     assert results[0].item() == drawn_seed()
@@ -308,6 +316,7 @@ OPERATORS = {
     "attention_with_kvcache": Operator(
         kvcache, kvcache_calls(), hold_kvcache, ("k_cache", "v_cache")
     ),
+    "attention_with_kvcache, int8": Operator(kvcache, int8_calls(), hold_int8, INT8_MEMORY),
     "dropout_seed": Operator(
         ops.dropout_seed, st.builds(lambda c: {"query": c["query"]}, dense(SOFT)), seed_only
     ),

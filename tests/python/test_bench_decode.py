@@ -27,6 +27,8 @@ def test_decoding_is_the_promised_one():
         "one-head cache:1x8/1x1x65536x128",
         "ungrouped cache:4x8x1x4096x128",
         "paged paged:8x32/8x1x4096x128",
+        "int8 int8:8x32/8x1x4096x128",
+        "int8-ungrouped int8:4x8x1x4096x128",
     ]
 
 
@@ -79,7 +81,23 @@ def test_torch_gathers_the_pages():
     torch.testing.assert_close(output, truth.answers(found)["output"])
 
 
-@pytest.mark.parametrize("name", ["cache", "paged"])
+def test_int8_holds_the_cache():
+    """Every dtype has its numbers, and torch's attention is given them."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found = Case(parse("int8:3x4/2x2x40x8"), dtype, with_gradients=False)
+        int8 = found.turns[0]
+        for name, scale in (("key", "k_scale"), ("value", "v_scale")):
+            assert int8[name].dtype == torch.int8 and int8[name].abs().amax() > 64
+            wide = int8[name].double() * int8[scale].double().unsqueeze(-1)
+            assert torch.equal(wide, found.inputs[name].double())
+        output = packing.widened(int8, found.grad_output).output()
+        torch.testing.assert_close(
+            output.double(), truth.answers(found)["output"], atol=2e-2, rtol=2e-2
+        )
+        assert found.base.entry.option == "cache"
+
+
+@pytest.mark.parametrize("name", ["cache", "paged", "int8"])
 def test_a_wrong_cache_is_not_timed(monkeypatch, name):
     attention = qkv.attention_with_kvcache
 

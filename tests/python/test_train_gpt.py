@@ -16,6 +16,7 @@ from gpt.data import SKIPPED_FOLDERS, load_corpus, sample_batch
 from gpt.generate import generate, timed
 from gpt.model import (
     GPT,
+    Int8Cache,
     ModelConfig,
     QkvCache,
     TorchCache,
@@ -486,6 +487,24 @@ def test_the_same_text_from_either_cache(trained):
         assert list(generate(*options, QkvCache)) == list(generate(*options, TorchCache))
 
 
+def test_an_int8_cache_writes_on(trained):
+    """Beyond `context`, where it forgets; the likeliest bytes are those of a float cache as long as
+    rounding does not decide between two, and at least the first ones are."""
+    options = trained.model, b"def ", 3 * MODEL.context, 0, 1
+    plain, int8 = (list(generate(*options, cache)) for cache in (QkvCache, Int8Cache))
+    assert len(int8) == 3 * MODEL.context and int8[0] == plain[0]
+
+
+def test_int8_caches_change_logits_little(trained):
+    """After a prompt, and byte by byte, while positions are forgotten."""
+    text = list(b"def __init__(self):\n    self.")
+    plain, int8 = trained.model.stepper(QkvCache), trained.model.stepper(Int8Cache)
+    for tokens in ([text], *([[byte]] for byte in 4 * text)):
+        truth, found = plain(torch.tensor(tokens)), int8(torch.tensor(tokens))
+        assert not torch.equal(truth, found)
+        assert (truth - found).square().mean() < 1e-3 * truth.var()
+
+
 def test_timed_counts_tokens_a_second(monkeypatch):
     clock = iter([10, 12])
     monkeypatch.setattr("gpt.generate.perf_counter", lambda: next(clock))
@@ -501,6 +520,9 @@ def test_writing_from_a_checkpoint(tmp_path, capsys, trained):
         found[attention] = capsys.readouterr()
     texts = [printed.out for printed in found.values()]
     assert texts[0] == texts[1] and texts[0].startswith("def f(") and len(texts[0]) > 30
+    assert train_gpt.main([*arguments, "--int8-cache"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("def f(") and "attention, with an int8 cache" in printed.err
     for attention, printed in found.items():
         line = rf"^\d+ tokens/s on {attention}'s attention, with a cache$"
         assert re.search(line, printed.err, re.M)
@@ -522,6 +544,11 @@ def test_writing_from_a_checkpoint(tmp_path, capsys, trained):
         (["--learning-rate", "x"], "--learning-rate: invalid float value: 'x'"),
         (["--attention", "flash"], "--attention: invalid choice: 'flash'"),
         (["--compare", "--dropout", "0.2"], "--dropout: --compare trains without, and then times"),
+        (["--int8-cache"], "--int8-cache: expected with --generate, on qkv's attention"),
+        (
+            ["--int8-cache", "--generate", "a", "--attention", "torch"],
+            "--int8-cache: expected with --generate, on qkv's attention",
+        ),
         (["--resume", "--compare"], "not allowed with argument --resume"),
     ],
 )

@@ -33,6 +33,8 @@ namespace qkv {
   X(cache_seqlens)     /* [B] */                                                            \
   X(cache_batch_idx)   /* [B] */                                                            \
   X(cache_leftpad)     /* [B] */                                                            \
+  X(key_scale)         /* float32 [1], [Hkv] or key's shape without D: of int8 key */       \
+  X(value_scale)       /* likewise */                                                       \
   X(output)            /* [..., H, L, Dv], what a forward operator returned */              \
   X(logsumexp)         /* [..., H, L] */                                                    \
   X(weights)           /* [..., H, L, S], or reduced */                                     \

@@ -25,6 +25,8 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: Literal[False] = False,
     **options: Unpack[SoftmaxOptions],
@@ -44,6 +46,8 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: Literal[True],
     **options: Unpack[SoftmaxOptions],
@@ -63,6 +67,8 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool,
     **options: Unpack[SoftmaxOptions],
@@ -82,6 +88,8 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     **options: Unpack[SoftmaxOptions],
@@ -90,8 +98,8 @@ def attention_with_kvcache(
 
     For inference: there are no gradients. The tensors have this library's layout, heads before
     rows; caches laid out as FlashAttention's, `[B, S, H, D]`, are passed as `.transpose(1, 2)`,
-    which copies nothing. All are of one dtype: float32, float64, bfloat16 or float16. Any strides
-    will do. Index tensors are int32 or int64.
+    which copies nothing. All are of one dtype: float32, float64, bfloat16 or float16; but caches
+    may be int8, unless it is float64. Any strides will do. Index tensors are int32 or int64.
 
     Args:
         query: `[B, H, L, D]`. L is 1 in most steps of decoding, but may be anything.
@@ -116,6 +124,12 @@ def attention_with_kvcache(
         window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
             `i + S - L + right`; -1 leaves a side open, None both. With causal, right is 0.
         **options: see `qkv.options.SoftmaxOptions`.
+        k_scale: float32, what the numbers of an int8 k_cache are multiplied by: `[]` or `[1]` for
+            all, `[Hkv]` for each head, or k_cache's shape without D for each row of each head,
+            `[B, Hkv, S_max]`. Appending divides key by it and rounds to the nearest even integer
+            from -127 to 127; scales of rows it makes itself, the row's largest number over 127, and
+            writes them in place. None: k_cache is not int8.
+        v_scale: likewise, of v_cache. Its shape need not be that of k_scale.
         num_splits: accepted and not needed: how the keys are split over the cores depends on the
             shape of a row alone, so its result never depends on the others.
         return_softmax_lse: also return the logarithm of each softmax's denominator.
@@ -127,9 +141,10 @@ def attention_with_kvcache(
 
     Raises:
         RuntimeError: shapes, dtypes, lengths, tables or strides that do not fit, by the argument's
-            name; two batch items that would write to the same place; caches that share memory
-            with themselves, each other, or what is appended; a tensor that requires grad while
-            gradients are recorded. The caches are then as they were.
+            name; one of two caches int8, an int8 cache without its scale, a scale without one; two
+            batch items that would write to the same place; caches that share memory with
+            themselves, each other, or what is appended; a tensor that requires grad while gradients
+            are recorded. The caches are then as they were.
         ValueError: a number that is out of range: softmax_scale, window_size, softcap.
         NotImplementedError: tensors that are not on the CPU.
 
@@ -163,6 +178,10 @@ def attention_with_kvcache(
         own["cache_leftpad"] = cache_leftpad
     if block_table is not None:
         own["block_table"] = block_table
+    if k_scale is not None:
+        own["k_scale"] = k_scale
+    if v_scale is not None:
+        own["v_scale"] = v_scale
     if softmax_scale is not None:
         own["softmax_scale"] = softmax_scale
     if causal:

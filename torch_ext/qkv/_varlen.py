@@ -31,6 +31,8 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor: ...
 @overload
@@ -51,6 +53,8 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @show_options(_varlen_attention)
@@ -71,6 +75,8 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.varlen.varlen_attn` for the CPU, with more options and all gradients.
@@ -97,6 +103,10 @@ def varlen_attn(
             numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
         num_splits: accepted and not needed: the result of a document never depends on the others.
         dropout_p: as in `qkv.attention`.
+        k_scale: float32, what the numbers of an int8 key are multiplied by: `[]` or `[1]` for all,
+            `[Hkv]` for each head, or `[blocks, block_size, Hkv]` for each row of each head. With
+            block_table alone, and query float32, bfloat16 or float16. None: key is not int8.
+        v_scale: likewise, of value. Its shape need not be that of k_scale.
         **options: see `qkv.options.SoftmaxOptions`.
 
     Returns:
@@ -128,6 +138,10 @@ def varlen_attn(
         own["seqused_k"] = seqused_k
     if block_table is not None:
         own["block_table"] = block_table
+    if k_scale is not None:
+        own["k_scale"] = k_scale
+    if v_scale is not None:
+        own["v_scale"] = v_scale
     if dropout_p != 0.0:
         own["dropout_p"] = dropout_p
     if window_size != (-1, -1):

@@ -34,8 +34,8 @@ QKV_INLINE V native_mul_low(V a, V b) {
   return (V)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 }
 
-// As many bytes from p as there are lanes, each widened to a lane. (The compiler takes them one by
-// one.)
+// As many bytes from p as there are lanes, each widened to a lane, signed or not. (The compiler
+// takes them one by one.)
 typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
 QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
@@ -45,6 +45,9 @@ QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) {
   int32_t four;
   std::memcpy(&four, p, 4);
   return (Int64)_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
+}
+QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
+  return (Int32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
 // Every lane zero-extended. (The compiler makes it of halves of the vector.)

@@ -30,9 +30,9 @@ QKV_INLINE V native_mul_low(V a, V b) {
   return (a & 0xffffffff) * (b & 0xffffffff);
 }
 
-// As many bytes from p as `wide` has lanes, each widened to a lane.
-template <class I>
-QKV_INLINE I native_widen(const uint8_t* p, I wide) {
+// As many bytes from p as `wide` has lanes, each widened to a lane, signed or not.
+template <class Byte, class I>
+QKV_INLINE I native_widen(const Byte* p, I wide) {
   QKV_UNROLL
   for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); ++i) wide[i] = p[i];
   return wide;

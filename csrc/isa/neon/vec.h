@@ -41,14 +41,19 @@ QKV_INLINE V native_mul_low(V a, V b) {
   return (V)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
 }
 
-// As many bytes from p as there are lanes, each widened to a lane. (The compiler takes them one by
-// one.)
+// As many bytes from p as there are lanes, each widened to a lane, signed or not. (The compiler
+// takes them one by one.)
 typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
 QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
   uint32_t four;
   std::memcpy(&four, p, 4);
   return (Int32)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  return (Int32)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
 }
 QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) { return Int64{p[0], p[1]}; }
 

@@ -15,8 +15,23 @@ struct Matrix {
   Matrix from(int64_t r) const { return {data + r * row, row, col}; }
 };
 
+// Where the rows of one plane begin, in one tensor or in pages (attention.h): row `key` at element
+// at(key) of the tensor that begins at `first`.
+template <class E>
+struct RowPlaces {
+  const E* first = nullptr;
+  int64_t row = 0;
+  Pages pages;
+  int64_t page_stride = 0;
+
+  const E* at(int64_t key) const {
+    if (!pages.table) return first + key * row;
+    return first + pages.table[key / pages.size] * page_stride + key % pages.size * row;
+  }
+};
+
 // The rows of key or value of one plane: S rows of `dim` elements of type E, in one tensor or in
-// pages (attention.h).
+// pages. Rows of int8 have scales (Problem::key_scale).
 template <class E>
 class KeyRows {
   using T = Compute<E>;
@@ -25,28 +40,37 @@ class KeyRows {
   KeyRows() = default;
   KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
           int64_t kv_head)
-      : first_(plane<E>(p, input, batch, kv_head)),
-        row_(input.strides.row),
+      : rows_{plane<E>(p, input, batch, kv_head), input.strides.row, p.pages, page_stride},
         col_(input.strides.col),
-        dim_(dim),
-        pages_(p.pages),
-        page_stride_(page_stride) {}
+        dim_(dim) {}
+  // Of int8.
+  KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim,
+          const Input& scale, int64_t scale_page_stride, int64_t batch, int64_t kv_head)
+      : KeyRows(p, input, page_stride, dim, batch, kv_head) {
+    scales_ = {plane<float>(p, scale, batch, kv_head), scale.strides.row, p.pages,
+               scale_page_stride};
+  }
 
   // Rows that lie in dense memory, `row` elements apart, of which the first counts as row `key`.
   KeyRows(const E* rows, int64_t key, int64_t row, int64_t dim)
-      : first_(rows - key * row), row_(row), col_(1), dim_(dim) {}
+      : rows_{rows - key * row, row, {}, 0}, col_(1), dim_(dim) {}
 
-  // Rows [key, key + keys) as an operand. They are read where they are if they have the compute
-  // type and lie in one run, that is, in one page; else they are copied to scratch [keys,
-  // padded(dim)].
+  // Rows [key, key + keys) as an operand, times their scales. They are read where they are if they
+  // have the compute type and lie in one run, that is, in one page; else they are copied to scratch
+  // [keys, padded(dim)].
   Matrix<T> read(int64_t key, int64_t keys, T* scratch) const {
-    if constexpr (!kIsHalf<E>)
-      if (run_end(key) >= key + keys) return {at(key), row_, col_};
+    if constexpr (std::is_same_v<E, T>)
+      if (run_end(key) >= key + keys) return {at(key), row(), col_};
     const int64_t step = padded<T>(dim_);
     for_each_run(key, keys, [&](int64_t first, int64_t count) {
       const E* from = at(first);
-      for (int64_t j = 0; j < count; ++j)
-        gather_row(from + j * row_, col_, dim_, scratch + (first - key + j) * step);
+      for (int64_t j = 0; j < count; ++j) {
+        T* const to = scratch + (first - key + j) * step;
+        gather_row(from + j * row(), col_, dim_, to);
+        if constexpr (std::is_same_v<E, int8_t>)
+          for (int64_t d = 0; d < step; d += kLanes<T>)
+            store(to + d, load(to + d) * *scales_.at(first + j));
+      }
     });
     return {scratch, step, 1};
   }
@@ -61,38 +85,51 @@ class KeyRows {
     }
   }
 
-  const E* at(int64_t key) const {
-    if (!pages_.table) return first_ + key * row_;
-    return first_ + pages_.table[key / pages_.size] * page_stride_ + key % pages_.size * row_;
-  }
+  const E* at(int64_t key) const { return rows_.at(key); }
+  const RowPlaces<float>& scales() const { return scales_; }  // of int8
   // Rows [key, run_end(key)) are row() apart.
   int64_t run_end(int64_t key) const {
-    if (!pages_.table) return std::numeric_limits<int64_t>::max();
-    return (key / pages_.size + 1) * pages_.size;
+    const Pages& pages = rows_.pages;
+    if (!pages.table) return std::numeric_limits<int64_t>::max();
+    return (key / pages.size + 1) * pages.size;
   }
-  int64_t row() const { return row_; }
+  int64_t row() const { return rows_.row; }
   int64_t col() const { return col_; }
+  int64_t dim() const { return dim_; }
 
  private:
-  const E* first_ = nullptr;
-  int64_t row_ = 0, col_ = 0, dim_ = 0;
-  Pages pages_;
-  int64_t page_stride_ = 0;
+  RowPlaces<E> rows_;
+  RowPlaces<float> scales_;
+  int64_t col_ = 0, dim_ = 0;
 };
 
 template <class E>
 KeyRows<E> key_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  return {p, p.key, p.pages.key_stride, p.head_dim, batch, kv_head};
+  if constexpr (std::is_same_v<E, int8_t>)
+    return {p,     p.key,  p.pages.key_stride, p.head_dim, p.key_scale, p.pages.key_scale_stride,
+            batch, kv_head};
+  else
+    return {p, p.key, p.pages.key_stride, p.head_dim, batch, kv_head};
 }
 template <class E>
 KeyRows<E> value_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  return {p, p.value, p.pages.value_stride, p.head_dim_v, batch, kv_head};
+  if constexpr (std::is_same_v<E, int8_t>)
+    return {p,
+            p.value,
+            p.pages.value_stride,
+            p.head_dim_v,
+            p.value_scale,
+            p.pages.value_scale_stride,
+            batch,
+            kv_head};
+  else
+    return {p, p.value, p.pages.value_stride, p.head_dim_v, batch, kv_head};
 }
 
 // Whether KeyRows::read may copy, and so needs scratch memory.
 template <class E>
 bool copies_keys(const Problem& p) {
-  return kIsHalf<E> || p.pages.table;
+  return !std::is_same_v<E, Compute<E>> || p.pages.table;
 }
 
 }  // namespace qkv::QKV_ISA

@@ -70,10 +70,12 @@ void add_values(const Problem& p, int64_t key, int64_t keys,
     s.products.add_values(tile, key, keys, weights, rescale, before, state.output);
 }
 
-// Scores, weights and output of one tile of queries for keys [key, key + keys).
+// Makes the weights of one tile of queries for keys [key, key + keys), relative to the largest
+// score so far, and returns them as add_values takes them. scratch.rescale: see softmax_tile.
 template <class P>
-void attend(const Problem& p, int64_t key, int64_t keys, ForwardAhead<P>& ahead,
-            ForwardScratch<P>& scratch, ForwardState<P>& state) {
+const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t keys,
+                                          ForwardAhead<P>& ahead, ForwardScratch<P>& scratch,
+                                          ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   T* scores = state.weights.at(state.tile, key, keys, scratch.scores);
   ahead.ask();
@@ -84,9 +86,44 @@ void attend(const Problem& p, int64_t key, int64_t keys, ForwardAhead<P>& ahead,
                                                                             state.sum,
                                                                             scratch.rescale);
   if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
+  return scores;
+}
+
+// The same for few rows, whose scores are [rows x keys]. Options work on tiles: where there are
+// any, the scores become a tile and come back.
+template <class E, class K>
+const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
+                        ForwardAhead<ForwardFewRows<E, K>>&,
+                        ForwardScratch<ForwardFewRows<E, K>>& scratch,
+                        ForwardState<ForwardFewRows<E, K>>& state) {
+  using T = Compute<E>;
+  const Tile& tile = state.tile;
+  T* scores = scratch.products.scores(tile, key, keys, state.query);
+  if (changes_scores(p, tile, key, keys)) {
+    few_to_tile(tile, keys, scores, scratch.scores);
+    apply_score_options<T>(p, tile, key, keys, scratch.scores, nullptr);
+    few_from_tile(tile, keys, scratch.scores, scores);
+  }
+  softmax_few(tile, keys, scores, state.max, state.sum, scratch.rescale);
+  if (p.dropout_p > 0 || state.weights.are_wanted()) {
+    T* const weights = state.weights.at(tile, key, keys, scratch.scores);
+    few_to_tile(tile, keys, scores, weights);
+    if (p.dropout_p > 0) {
+      drop_weights(p, scratch.dropout, tile, key, keys, weights);
+      few_from_tile(tile, keys, weights, scores);
+    }
+  }
+  return scores;
+}
+
+// Weights and output of one tile of queries for keys [key, key + keys).
+template <class P>
+void attend(const Problem& p, int64_t key, int64_t keys, ForwardAhead<P>& ahead,
+            ForwardScratch<P>& scratch, ForwardState<P>& state) {
+  const auto* weights = weigh(p, key, keys, ahead, scratch, state);
   state.weights.rescale(state.tile, key, scratch.rescale);
   ahead.ask();
-  add_values(p, key, keys, scores, scratch, state);
+  add_values(p, key, keys, weights, scratch, state);
 }
 
 template <class P>
@@ -104,7 +141,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
   // The loop over keys is outside and the loop over tiles inside, so that a block of keys and
   // values is read from memory once and serves every tile. Where blocks begin does not depend on
   // the tiles.
-  const int64_t step = P::block_keys(item.key_end - item.key_begin);
+  const int64_t step = scratch.products.block_keys(item.key_end - item.key_begin);
   ForwardAhead<P> ahead(p, result, item, step);
   const int64_t last = std::min(item.key_end, scratch.tiles[tiles - 1].tile.key_end);
   int64_t key = item.key_begin;
@@ -124,11 +161,29 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);
 }
 
+// Whether there are kernels for int8 keys and values beside queries of type E: what multiplies
+// pairs has none (forward_kernels in kernel_table.h), and neither has f64.
+template <class E>
+constexpr bool kTakesInt8 = !kInPairs<E> && !std::is_same_v<E, double>;
+
+// Calls f with a ForwardFewRows or a ForwardTiles*, null, whichever computes the problem.
+template <class E, class F>
+auto with_products(const Problem& p, const F& f) {
+  const bool few = has_few_rows<E>(p);
+  if constexpr (kTakesInt8<E>)
+    if (p.is_int8())
+      return few ? f(static_cast<ForwardFewRows<E, int8_t>*>(nullptr))
+                 : f(static_cast<ForwardTiles<E, int8_t>*>(nullptr));
+  return few ? f(static_cast<ForwardFewRows<E>*>(nullptr))
+             : f(static_cast<ForwardTiles<E>*>(nullptr));
+}
+
 template <class E>
 void forward(const Problem& p, const ForwardResult& result, const ForwardItem& item,
              void* workspace) {
-  (has_few_rows<E>(p) ? forward_by<ForwardFewRows<E>>
-                      : forward_by<ForwardTiles<E>>)(p, result, item, workspace);
+  with_products<E>(p, [&](auto* products) {
+    forward_by<std::remove_pointer_t<decltype(products)>>(p, result, item, workspace);
+  });
 }
 
 }  // namespace qkv::QKV_ISA

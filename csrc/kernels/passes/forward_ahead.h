@@ -70,8 +70,8 @@ struct ForwardAhead {
   void ask() {}
 };
 
-template <class E>
-class ForwardAhead<ForwardTiles<E>> {
+template <class E, class K>
+class ForwardAhead<ForwardTiles<E, K>> {
   using T = Compute<E>;
   // How often ask() is called for a tile and a block of keys.
   static constexpr int64_t kTimes = 3;
@@ -131,12 +131,12 @@ class ForwardAhead<ForwardTiles<E>> {
   // The first block of keys [key, end), and their values; of pages, what lies in the first one.
   void add_keys(const ForwardItem& item, int64_t key, int64_t end, RowsAhead& to) const {
     if (key >= end) return;
-    const auto add = [&](const KeyRows<E>& rows, int64_t dim) {
+    const auto add = [&](const KeyRows<K>& rows, int64_t dim) {
       const int64_t last = std::min({key + step_, end, rows.run_end(key)});
       to.add(rows.at(key), rows.row(), rows.col(), dim, last - key);
     };
-    add(key_rows<E>(p_, item.batch, item.kv_head), p_.head_dim);
-    add(value_rows<E>(p_, item.batch, item.kv_head), p_.head_dim_v);
+    add(key_rows<K>(p_, item.batch, item.kv_head), p_.head_dim);
+    add(value_rows<K>(p_, item.batch, item.kv_head), p_.head_dim_v);
   }
 
   const Problem& p_;

@@ -30,8 +30,8 @@ struct ForwardState {
 // that begins with zeros.
 template <class P>
 constexpr bool kOverwritesOutput = false;
-template <class E>
-constexpr bool kOverwritesOutput<ForwardTiles<E>> = true;
+template <class E, class K>
+constexpr bool kOverwritesOutput<ForwardTiles<E, K>> = true;
 
 template <class P>
 struct ForwardScratch {
@@ -118,14 +118,14 @@ void write_numbers(const Tile& tile, const T* numbers, const Rows<T>& to, int64_
 }
 
 // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`.
-template <class E, class To, class T>
-void write_output(const Problem&, const ForwardTiles<E>& products, const Tile& tile, T* factors,
+template <class E, class K, class To, class T>
+void write_output(const Problem&, const ForwardTiles<E, K>& products, const Tile& tile, T* factors,
                   T* output, const Rows<To>& to, int64_t begin) {
   products.write(tile, factors, output, to, begin);
 }
-template <class E, class To, class T>
-void write_output(const Problem& p, const ForwardFewRows<E>& products, const Tile& tile, T* factors,
-                  T* output, const Rows<To>& to, int64_t begin) {
+template <class E, class K, class To, class T>
+void write_output(const Problem& p, const ForwardFewRows<E, K>& products, const Tile& tile,
+                  T* factors, T* output, const Rows<To>& to, int64_t begin) {
   const T* rows = products.output_rows(tile, factors, output, nullptr);
   for (int l = 0; l < tile.rows; ++l)
     scatter_row(rows + l * p.head_dim_v, false, p.head_dim_v, to[begin + l], to.col);

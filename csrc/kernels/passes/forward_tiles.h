@@ -10,9 +10,13 @@
 
 namespace qkv::QKV_ISA {
 
-template <class E>
+// K is what keys and values are in memory: E, or int8, which becomes the compute type when a block
+// is read.
+template <class E, class K = E>
 class ForwardTiles {
   using T = Compute<E>;
+  using O = std::conditional_t<std::is_same_v<K, E>, E, T>;  // what is multiplied
+  static_assert(std::is_same_v<QKV_ISA::Factor<O>, QKV_ISA::Factor<E>>);
 
  public:
   using Element = E;
@@ -26,6 +30,10 @@ class ForwardTiles {
         keys_(arena, p, kKeyBlock, p.head_dim, Use::rows),
         values_(arena, p, kKeyBlock, p.head_dim_v, Use::columns),
         output_(arena, p) {
+    if (!std::is_same_v<K, O>) {
+      wide_keys_ = arena.take<T>(kKeyBlock * padded<T>(p.head_dim));
+      wide_values_ = arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v));
+    }
     if (hides_any(p)) nonfinite_values_.emplace(arena, p, p.head_dim_v);
   }
 
@@ -40,9 +48,9 @@ class ForwardTiles {
   // Reads keys [key, key + keys) and their values, a block, which serves every tile before the next
   // one is read.
   void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
-    keys_.load(key_rows<E>(p_, batch, kv_head), key, keys);
+    keys_.load(as_multiplied(key_rows<K>(p_, batch, kv_head), key, keys, wide_keys_), key, keys);
     value_ = key, value_count_ = keys;
-    value_rows_ = value_rows<E>(p_, batch, kv_head);
+    value_rows_ = as_multiplied(value_rows<K>(p_, batch, kv_head), key, keys, wide_values_);
     values_.load(value_rows_, key, keys);
   }
 
@@ -90,13 +98,25 @@ class ForwardTiles {
   }
 
  private:
+  // Rows [key, key + keys) as KeyOperand reads them: where they are, or times their scales in
+  // `wide`.
+  static KeyRows<O> as_multiplied(const KeyRows<K>& rows, int64_t key, int64_t keys, T* wide) {
+    if constexpr (std::is_same_v<K, O>) {
+      return rows;
+    } else {
+      const Matrix<T> copy = rows.read(key, keys, wide);
+      return {copy.data, key, copy.row, rows.dim()};
+    }
+  }
+
   const Problem& p_;
   ProductUnit<E> unit_;
-  KeyOperand<E> keys_, values_;
-  int64_t value_ = 0, value_count_ = 0;  // the first value that is loaded, and how many
-  KeyRows<E> value_rows_;
+  KeyOperand<O> keys_, values_;
+  T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
+  int64_t value_ = 0, value_count_ = 0;              // the first value that is loaded, and how many
+  KeyRows<O> value_rows_;
   OutputSum<E> output_;
-  std::optional<NonfiniteKeys<E, Infinities::kept>> nonfinite_values_;
+  std::optional<NonfiniteKeys<O, Infinities::kept>> nonfinite_values_;
 };
 
 }  // namespace qkv::QKV_ISA

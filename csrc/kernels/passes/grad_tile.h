@@ -8,6 +8,7 @@
 #include "kernels/products/products.h"
 #include "kernels/score/alibi.h"
 #include "kernels/score/dropout.h"
+#include "kernels/score/few_softmax.h"
 #include "kernels/score/grad_mask.h"
 #include "kernels/score/grad_softmax.h"
 #include "kernels/score/score.h"
@@ -32,11 +33,15 @@ void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t k
 template <class E, class T = Compute<E>>
 void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
                     T* scores, const BackwardScratch<E>& s) {
-  if (s.few_query)
-    few_scores<E>(t.tile, p.head_dim, keys, s.keys.source().at(key), s.keys.source().row(),
-                  s.few_query, scores, {});
-  else
-    multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
+  if (!s.few_query) return multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
+  T block[kFewRows * kFewStep];
+  for (int64_t j = 0, count; j < keys; j += count) {
+    count = std::min(kFewKeys, keys - j);
+    const E* const rows = s.keys.source().at(key + j);
+    const int64_t row = s.keys.source().row();
+    few_scores<E>(t.tile.rows, p.head_dim, {rows, row, count}, s.few_query, block);
+    few_to_tile(t.tile, count, block, scores + j * t.tile.step);
+  }
 }
 
 // Computes P and dS of one tile of rows and keys [key, key + keys) into s.weights and

@@ -109,16 +109,13 @@ void hard(const Problem& p, const HardResult& result, const ForwardItem& item, v
   }
 }
 
-// What forward() needs for items of `rows` rows. It is enough for hard(), which of planes of few
-// rows needs something else, and of all others less.
+// What forward() needs for items of `rows` rows, and enough for hard().
 template <class E>
 size_t forward_workspace(const Problem& p, int64_t rows, bool with_weights) {
   Arena arena(nullptr), for_hard(nullptr);
-  if (!has_few_rows<E>(p)) {
-    ForwardScratch<ForwardTiles<E>>(arena, p, rows, with_weights);
-    return arena.used();
-  }
-  ForwardScratch<ForwardFewRows<E>>(arena, p, rows, with_weights);
+  with_products<E>(p, [&](auto* products) {
+    ForwardScratch<std::remove_pointer_t<decltype(products)>>(arena, p, rows, with_weights);
+  });
   HardScratch<E>(for_hard, p);
   return std::max(arena.used(), for_hard.used());
 }

@@ -23,6 +23,8 @@ class KeptWeights {
   // One block more than there are keys, since products may write whole blocks.
   static int64_t size(const Problem& p) { return (p.seqlen_k + kKeyBlock) * kTileRows<T>; }
 
+  bool are_wanted() const { return memory_; }
+
   // Where the scores of keys [key, key + keys) are to be made: in this memory, or, if the weights
   // are not wanted, at `elsewhere`. Keys come in ascending order, and those that are left out
   // between them have weights of 0.

@@ -45,6 +45,12 @@ void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }
 
+// Whether apply_score_options changes a score of these keys.
+inline bool changes_scores(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
+  return p.softcap > 0 || p.alibi_slopes.data || has_masks(p) ||
+         hides_positions(p, tile.first, tile.last, key, key + keys);
+}
+
 // scores [keys x lanes]: dot products times scale before, scores after. tanhs [keys x lanes], if
 // not null, gets what softcap_backward needs.
 template <class T>

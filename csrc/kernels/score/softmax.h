@@ -75,6 +75,16 @@ QKV_INLINE void max_of_tile(int64_t keys, const T* scores, Vec<T> (&top)[NV]) {
   }
 }
 
+// The binary logarithm of the factor by which what was summed relative to the maximum `before` must
+// be multiplied to be relative to `now`.
+template <class T>
+QKV_INLINE Vec<T> log2_rescale(Vec<T> before, const Reference<T>& now) {
+  const Reference<T> was(before);
+  const Vec<T> factor = (was.base - now.base) * T(kLog2e) + (was.shift - now.shift);
+  // Where nothing was summed before, the factor is 0, whatever the references: not 0 * inf.
+  return before == -kInfinity<T> ? splat(-kInfinity<T>) : factor;
+}
+
 // Turns scores [keys x lanes] into weights, exp(score - Reference(max)), and updates the largest
 // score max_state [lanes] and the sum of the weights sum_state [lanes]. rescale [lanes] is the
 // factor by which everything that was summed before, relative to the former maximum, must be
@@ -89,11 +99,9 @@ void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescal
   max_of_tile<T, NV>(keys, scores, top);
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) {
-    const Reference<T> before(load(max_state + v * W)), now(top[v]);
+    const Reference<T> now(top[v]);
     by[v] = ShiftedExp<T>(now.shift);
-    factor[v] = (before.base - now.base) * T(kLog2e) + (before.shift - now.shift);
-    // Where nothing was summed before, the factor is 0, whatever the references: not 0 * inf.
-    factor[v] = load(max_state + v * W) == -kInfinity<T> ? splat(-kInfinity<T>) : factor[v];
+    factor[v] = log2_rescale(load(max_state + v * W), now);
     subtract_base<T>(now.base, keys, NV * W, scores + v * W);
     store(max_state + v * W, top[v]);
     sum[v] = Vec<T>{};

@@ -1,5 +1,5 @@
 // Loads and stores that convert between memory of any element type and vectors of its compute type
-// (attention.h): f32 for bf16 and f16, else the type itself.
+// (attention.h): f32 for bf16, f16 and int8, else the type itself.
 #pragma once
 
 #include "kernels/simd/vec.h"
@@ -29,8 +29,46 @@ QKV_INLINE Vec<Compute<E>> load_wide(const E* p) {
     Halves x;
     std::memcpy(&x, p, sizeof x);
     return widen_halves(x, E{});
+  } else if constexpr (std::is_same_v<E, int8_t>) {
+    return __builtin_convertvector(native_widen(p, IntVec<float>{}), Vec<float>);
   } else {
     return load(p);
+  }
+}
+
+// 2 W consecutive elements as two vectors, in the order in which they are cheapest to widen: those
+// of bf16 by their places, even (half = 0) and odd (1), since a vector of pairs becomes either by
+// one instruction; all others W after W. half = -1: the W elements at p, as they lie.
+template <class E>
+constexpr bool kInParts = std::is_same_v<E, BFloat16>;
+template <int half, class E>
+QKV_INLINE Vec<Compute<E>> load_part(const E* p) {
+  if constexpr (kInParts<E> && half >= 0) {
+    HalfBits pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    return (Vec<float>)(half == 0 ? pairs << 16 : pairs & 0xffff0000u);
+  } else {
+    return load_wide(p + (half > 0 ? kLanes<Compute<E>> : 0));
+  }
+}
+
+// Brings 2 W numbers at p into the order in which load_part<0> and load_part<1> would give them, if
+// they were of type E in memory, and back.
+template <class E, class T = Compute<E>>
+QKV_INLINE void to_parts(T* p) {
+  if constexpr (kInParts<E>) {
+    const Vec<T> a = load(p), b = load(p + kLanes<T>);
+    store(p, shuffle(a, b, [](int l) { return 2 * l; }));
+    store(p + kLanes<T>, shuffle(a, b, [](int l) { return 2 * l + 1; }));
+  }
+}
+template <class E, class T = Compute<E>>
+QKV_INLINE void from_parts(T* p) {
+  if constexpr (kInParts<E>) {
+    constexpr int W = kLanes<T>;
+    const Vec<T> a = load(p), b = load(p + W);
+    store(p, shuffle(a, b, [](int l) { return l / 2 + l % 2 * W; }));
+    store(p + W, shuffle(a, b, [](int l) { return (l + W) / 2 + l % 2 * W; }));
   }
 }
 

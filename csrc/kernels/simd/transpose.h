@@ -59,17 +59,68 @@ QKV_INLINE void exchange(Vec<T>* rows) {
   }
 }
 
-// Returns the vector whose lane i is the sum of all lanes of sums[i]. Overwrites sums [W].
-template <class T, int h = kLanes<T> / 2>
-QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
-  if constexpr (h > 0) {
-    QKV_UNROLL
-    for (int i = 0; i < h; ++i)
-      sums[i] =
-          exchange_first<T, h>(sums[i], sums[i + h]) + exchange_second<T, h>(sums[i], sums[i + h]);
-    return sum_lanes<T, h / 2>(sums);
+// One stage of putting all lanes of each of W vectors together by `fold`, a function of two vectors
+// that does not depend on their order: what becomes of vectors a and b, which are h apart. With h =
+// 1 it is their last.
+template <class T, int h, class Fold>
+QKV_INLINE Vec<T> fold_two(Vec<T> a, Vec<T> b, const Fold& fold) {
+  if constexpr (h > 1) {
+    return fold(exchange_first<T, h>(a, b), exchange_second<T, h>(a, b));
+  } else {  // two blends and one permutation instead of two of each
+    const Vec<T> own = shuffle(a, b, [](int l) { return (l & 1) ? kLanes<T> + l : l; });
+    const Vec<T> other = shuffle(a, b, [](int l) { return (l & 1) ? l : kLanes<T> + l; });
+    return fold(own, shuffle(other, other, [](int l) { return l ^ 1; }));
   }
-  return sums[0];
+}
+
+// Returns the vector whose lane i is all lanes of vectors[i] put together by `fold`; in the last
+// stage by `last`. Overwrites vectors [W].
+template <class T, int h = kLanes<T> / 2, class Fold, class Last>
+QKV_INLINE Vec<T> fold_lanes(Vec<T>* vectors, const Fold& fold, const Last& last) {
+  if constexpr (h == 1) {
+    return fold_two<T, 1>(vectors[0], vectors[1], last);
+  } else {
+    QKV_UNROLL
+    for (int i = 0; i < h; ++i) vectors[i] = fold_two<T, h>(vectors[i], vectors[i + h], fold);
+    return fold_lanes<T, h / 2>(vectors, fold, last);
+  }
+}
+
+struct Add {
+  template <class V>
+  QKV_INLINE V operator()(V a, V b) const {
+    return a + b;
+  }
+};
+// The sum, and what rounding has taken off it, exactly (Knuth's TwoSum).
+template <class T>
+struct AddExactly {
+  Vec<T>& rest;
+  QKV_INLINE Vec<T> operator()(Vec<T> a, Vec<T> b) const {
+    const Vec<T> sum = a + b, of_b = sum - a;
+    rest = (a - (sum - of_b)) + (b - of_b);
+    return sum;
+  }
+};
+template <class T>
+struct Larger {
+  QKV_INLINE Vec<T> operator()(Vec<T> a, Vec<T> b) const { return max<T>(a, b); }
+};
+
+// Returns the vector whose lane i is the sum of all lanes of sums[i]. Overwrites sums [W].
+template <class T>
+QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
+  return fold_lanes<T>(sums, Add(), Add());
+}
+// Likewise; rest is what the last addition has rounded off.
+template <class T>
+QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums, Vec<T>& rest) {
+  return fold_lanes<T>(sums, Add(), AddExactly<T>{rest});
+}
+// Likewise, the largest of all lanes; NaN or not if one of them is NaN (max).
+template <class T>
+QKV_INLINE Vec<T> max_lanes(Vec<T>* vectors) {
+  return fold_lanes<T>(vectors, Larger<T>(), Larger<T>());
 }
 
 // out[c][r] = in[r][c] for W rows of W elements; load(r) returns row r.

@@ -69,13 +69,16 @@ QKV_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_jvp
 //
 // block_table [N, M], int32 or int64: key [blocks, block size, Hkv, D] and value lie in blocks;
 // document n has the first seqused_k[n] keys of the blocks block_table[n]. Needs seqused_k;
-// the numbers in cu_seq_k are not used; no gradients, no dropout, no attn_mask. See qkv/kvcache.h,
-// too.
+// the numbers in cu_seq_k are not used; no gradients, no dropout, no attn_mask. key and value may
+// be int8 there, with k_scale and v_scale, float32 [1], [Hkv] or [blocks, block size, Hkv]: what
+// their numbers are multiplied by. See qkv/kvcache.h, too.
 QKV_API std::tuple<at::Tensor, at::Tensor> varlen_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& cu_seq_q, const std::optional<at::Tensor>& cu_seq_k = std::nullopt,
     const AttentionOptions& options = {}, const std::optional<at::Tensor>& seqused_k = std::nullopt,
-    const std::optional<at::Tensor>& block_table = std::nullopt);
+    const std::optional<at::Tensor>& block_table = std::nullopt,
+    const std::optional<at::Tensor>& k_scale = std::nullopt,
+    const std::optional<at::Tensor>& v_scale = std::nullopt);
 
 // The weights that attention gives to the values, after all options, dropout included:
 // [..., H, L, S]. reduce = "heads": their mean over heads, [..., L, S]; "queries": their sum over

@@ -46,6 +46,11 @@ struct KvCacheOptions {
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   // Floating, broadcastable to [B, H]: the score of one more key, whose value is 0.
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+  // float32, of int8 caches: what their numbers are multiplied by, [1] for all, [Hkv] for each head
+  // or the cache's shape without its last dimension for each row of each head. Appending writes the
+  // last kind, and uses the others.
+  TORCH_ARG(std::optional<at::Tensor>, k_scale) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, v_scale) = std::nullopt;
 };
 
 // Appends key and value to the caches, in place, at cache_seqlens; then attends to what each row of
@@ -55,8 +60,9 @@ struct KvCacheOptions {
 //   key [B, Hkv, L_new, D], value [B, Hkv, L_new, Dv]
 //   -> output [B, H, L, Dv], laid out in memory like query, and softmax_lse [B, H, L]
 //
-// All of one floating dtype; Hkv divides H; any strides. With cache_batch_idx the caches have any
-// number of rows. A row that has nothing to attend to: output 0, softmax_lse -inf (the sink).
+// All of one floating dtype, or the caches int8; Hkv divides H; any strides. With cache_batch_idx
+// the caches have any number of rows. A row that has nothing to attend to: output 0, softmax_lse
+// -inf (the sink).
 //
 // For inference: throws c10::Error if a tensor requires grad while gradients are recorded, and,
 // before anything is written, for sizes, dtypes, lengths and tables that do not fit, for two

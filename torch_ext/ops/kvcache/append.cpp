@@ -1,8 +1,11 @@
 #include "ops/kvcache/append.h"
 
+#include <ATen/Dispatch.h>
+
 #include <algorithm>
 #include <cstring>
 
+#include "ops/kvcache/quantize.h"
 #include "tensors/overlap.h"
 #include "threads/parallel.h"
 
@@ -14,20 +17,27 @@ constexpr int64_t kItemBytes = int64_t(64) << 10;
 constexpr double kFlopsOfByte = 5;
 
 void check_memory(const Call& call) {
+  c10::SmallVector<Argument, 4> written = {arg::key, arg::value};
+  for (const Argument scale : {arg::key_scale, arg::value_scale})
+    if (is_per_token(call[scale])) written.push_back(scale);
   // What shares memory only until one of the two is written (torch._lazy_clone) parts here.
-  for (const at::Tensor* cache : {&call[arg::key], &call[arg::value]}) cache->mutable_data_ptr();
-  for (const Argument cache : {arg::key, arg::value})
-    TORCH_CHECK(!overlaps_itself(call[cache]), call.title(), ": ", call.name_of(cache),
-                ", with the strides ", call[cache].strides(),
+  for (const Argument argument : written) call[argument].mutable_data_ptr();
+  for (const Argument argument : written)
+    TORCH_CHECK(!overlaps_itself(call[argument]), call.title(), ": ", call.name_of(argument),
+                ", with the strides ", call[argument].strides(),
                 ", has elements that share memory, but with key, it is written to; clone() it");
-  TORCH_CHECK(!overlap(call[arg::key], call[arg::value]), call.title(),
-              ": k_cache and v_cache share memory, but with key, both are written to");
+  for (size_t i = 0; i < written.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      TORCH_CHECK(!overlap(call[written[j]], call[written[i]]), call.title(), ": ",
+                  call.name_of(written[j]), " and ", call.name_of(written[i]),
+                  " share memory, but with key, both are written to");
   for (const auto& [name, tensor] : {std::pair("query", &call[arg::query]),
                                      {"key", &call[arg::new_key]},
                                      {"value", &call[arg::new_value]}})
-    for (const Argument cache : {arg::key, arg::value})
-      TORCH_CHECK(!overlap(*tensor, call[cache]), call.title(), ": ", name, " shares memory with ",
-                  call.name_of(cache), ", which is written to; clone() it");
+    for (const Argument argument : written)
+      TORCH_CHECK(!overlap(*tensor, call[argument]), call.title(), ": ", name,
+                  " shares memory with ", call.name_of(argument),
+                  ", which is written to; clone() it");
 }
 
 template <class T>
@@ -38,16 +48,21 @@ void copy_elements(char* to, int64_t to_stride, const char* from, int64_t from_s
 }
 
 // One of the caches, [rows, Hkv, S_max, D] or [blocks, Hkv, block size, D], and what is appended to
-// it, [B, Hkv, L_new, D].
+// it, [B, Hkv, L_new, D]: copied or, for an int8 cache, quantized.
 class Appending {
  public:
-  Appending(const at::Tensor& cache, const at::Tensor& added, const CacheRows& rows)
-      : to_(static_cast<char*>(cache.mutable_data_ptr())),
+  // scale: of an int8 cache, else undefined.
+  Appending(const at::Tensor& cache, const at::Tensor& added, const at::Tensor& scale,
+            const CacheRows& rows)
+      : scale_(scale),
+        dtype_(added.scalar_type()),
+        to_(static_cast<char*>(cache.mutable_data_ptr())),
         from_(static_cast<const char*>(added.const_data_ptr())),
         to_strides_(cache.strides()),
         from_strides_(added.strides()),
         rows_(rows),
-        size_(cache.element_size()),
+        size_(added.element_size()),
+        to_size_(cache.element_size()),
         heads_(cache.sizes()[1]),
         block_size_(cache.sizes()[2]),
         columns_(cache.sizes()[3]) {
@@ -74,14 +89,42 @@ class Appending {
         at %= block_size_;
         n = std::min(n, block_size_ - at);
       }
-      copy(to_ + offset(to_strides_, place, head, at), from_ + offset(from_strides_, b, head, row),
-           n);
+      char* const to = to_ + offset(to_strides_, place, head, at) * to_size_;
+      const char* const from = from_ + offset(from_strides_, b, head, row) * size_;
+      if (scale_.defined())
+        quantize_rows(to, from, place, head, at, n);
+      else
+        copy(to, from, n);
     }
   }
 
  private:
   int64_t offset(at::IntArrayRef strides, int64_t batch, int64_t head, int64_t row) const {
-    return (batch * strides[0] + head * strides[1] + row * strides[2]) * size_;
+    return batch * strides[0] + head * strides[1] + row * strides[2];
+  }
+
+  void quantize_rows(char* to, const char* from, int64_t place, int64_t head, int64_t at,
+                     int64_t rows) const {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dtype_, "append", [&] {
+      for (int64_t i = 0; i < rows; ++i) {
+        const FloatRow<scalar_t> row{from + i * from_strides_[2] * size_, from_strides_[3] * size_,
+                                     columns_};
+        auto* const numbers = reinterpret_cast<int8_t*>(to) + i * to_strides_[2];
+        quantize(row, scale_of_row(row, place, head, at + i), numbers, to_strides_[3]);
+      }
+    });
+  }
+
+  // The given scale, or the row's own, which is written.
+  template <class E>
+  float scale_of_row(const FloatRow<E>& row, int64_t place, int64_t head, int64_t at) const {
+    if (!is_per_token(scale_)) {
+      const int64_t given = scale_.numel() > 1 ? head * scale_.strides()[0] : 0;
+      return scale_.const_data_ptr<float>()[given];
+    }
+    const float scale = scale_of(row);
+    scale_.mutable_data_ptr<float>()[offset(scale_.strides(), place, head, at)] = scale;
+    return scale;
   }
 
   void copy(char* to, const char* from, int64_t rows) const {
@@ -104,11 +147,14 @@ class Appending {
     }
   }
 
+  const at::Tensor& scale_;
+  at::ScalarType dtype_;
   char* to_;
   const char* from_;
   at::IntArrayRef to_strides_, from_strides_;
   const CacheRows& rows_;
-  int64_t size_, heads_, block_size_, columns_;
+  int64_t size_, to_size_;  // the bytes of an element of what is appended, and of the cache
+  int64_t heads_, block_size_, columns_;
   int64_t item_rows_, head_items_;
 };
 
@@ -117,8 +163,8 @@ class Appending {
 void append(const Call& call, const CacheRows& rows, int num_threads) {
   check_memory(call);
   if (rows.new_rows == 0) return;
-  const Appending both[] = {{call[arg::key], call[arg::new_key], rows},
-                            {call[arg::value], call[arg::new_value], rows}};
+  const Appending both[] = {{call[arg::key], call[arg::new_key], call[arg::key_scale], rows},
+                            {call[arg::value], call[arg::new_value], call[arg::value_scale], rows}};
   double flops = 0;
   for (const Appending& one : both) flops += one.items().count * one.items().flops;
   const Phase copy = {[&](int64_t job) { return both[job].items(); },

@@ -1,4 +1,4 @@
-// Copies key and value behind the keys and values that a cache has.
+// Copies key and value behind the keys and values that a cache has; to int8 caches as int8.
 #pragma once
 
 #include "ops/kvcache/rows.h"

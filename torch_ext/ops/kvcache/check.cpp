@@ -48,6 +48,47 @@ void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key
               " must divide those of query");
 }
 
+// What an int8 key or value is multiplied by: one number, one a head, or one for every row of every
+// head.
+template <class T>
+void check_scale(const Call& call, Argument scale, Argument of, int64_t head) {
+  const char *title = call.title(), *argument = call.name_of(scale);
+  const at::Tensor& tensor = call[scale];
+  const at::ScalarType found = tensor.scalar_type();
+  TORCH_CHECK(found == at::kFloat, title, ": ", argument, " is ", name(found),
+              ", but float32 is expected");
+  const auto sizes = sizes_of<T>(tensor), cache = sizes_of<T>(call[of]);
+  const auto rows = cache.slice(0, 3);
+  const bool fits = tensor.dim() == 0   ? true
+                    : tensor.dim() == 1 ? sizes[0] == 1 || sizes[0] == cache[head]
+                                        : sizes == rows;
+  TORCH_CHECK(fits, title, ": ", argument, " has the shape ", sizes, ", but [1], [Hkv] = [",
+              cache[head], "] or the shape of ", call.name_of(of), " without its last dimension, ",
+              rows, ", is expected");
+}
+
+// `head` is the dimension of key and value that has the heads.
+template <class T>
+void check_int8(const Call& call, int64_t head) {
+  const char* title = call.title();
+  const std::pair<Argument, Argument> both[] = {{arg::key, arg::key_scale},
+                                                {arg::value, arg::value_scale}};
+  for (const auto& [cache, scale] : both) {
+    const bool is_char = call[cache].scalar_type() == at::kChar;
+    TORCH_CHECK(is_char == is_int8(call), title, ": ", call.name_of(cache), " is ",
+                name(call[cache].scalar_type()), ", but ", call.name_of(arg::key), " is ",
+                name(call[arg::key].scalar_type()), "; expected int8 for both or neither");
+    TORCH_CHECK(is_char || !call.has(scale), title, ": ", call.name_of(scale), " is given, but ",
+                call.name_of(cache), " is ", name(call[cache].scalar_type()), "; expected int8");
+    TORCH_CHECK(!is_char || call.has(scale), title, ": ", call.name_of(cache), " is int8, but ",
+                call.name_of(scale), " is None; expected what its numbers are multiplied by");
+    if (is_char) check_scale<T>(call, scale, cache, head);
+  }
+  TORCH_CHECK(!is_int8(call) || call[arg::query].scalar_type() != at::kDouble, title,
+              ": query is float64, but with int8 ", call.name_of(arg::key),
+              " float32, bfloat16 or float16 is expected");
+}
+
 // Its shape is [sequences, blocks of a sequence]; the blocks have `block_size` rows.
 template <class T>
 void check_block_table(const Call& call, const at::Tensor& table, const char* dims, Sizes<T>& sizes,
@@ -128,6 +169,7 @@ Sizes<T> check_kvcache(const Call& call) {
   const bool paged = is_paged(call);
   check_pool(call, sizes, 1, paged ? "[blocks, Hkv, block_size, D]" : "[rows, Hkv, S_max, D]",
              paged ? "[blocks, Hkv, block_size, Dv]" : "[rows, Hkv, S_max, Dv]");
+  check_int8<T>(call, 1);
   const auto cache = sizes_of<T>(call[arg::key]);
   sizes.seqlen_k = cache[2];
   sizes.is_cache = true;
@@ -159,6 +201,7 @@ Sizes<T> check_paged_varlen(const Call& call) {
   sizes.heads = query[1];
   sizes.head_dim = query[2];
   check_pool(call, sizes, 2, "[blocks, block_size, Hkv, D]", "[blocks, block_size, Hkv, Dv]");
+  check_int8<T>(call, 2);
   check_documents(call, sizes);
   check_block_table(call, call[arg::block_table], "[N, blocks of a document]", sizes,
                     sizes.documents, sizes_of<T>(call[arg::key])[1]);

@@ -8,8 +8,34 @@
 namespace qkv::ops {
 namespace {
 
+// Elements from one row of the caches, or block, to the next in a scale.
+int64_t place_stride(const at::Tensor& scale) {
+  return is_per_token(scale) ? scale.strides()[0] : 0;
+}
+
+// The scales of int8 keys and values; `head` is the dimension of these that has the heads.
+void bind_scales(const Call& call, int64_t head, Problem& p) {
+  for (const auto& [input, which] :
+       {std::pair(&p.key_scale, arg::key_scale), {&p.value_scale, arg::value_scale}}) {
+    const at::Tensor& scale = call[which];
+    if (!scale.defined()) continue;
+    input->data = scale.const_data_ptr();
+    if (is_per_token(scale)) {
+      input->strides.head = scale.strides()[head];
+      input->strides.row = scale.strides()[3 - head];
+    } else if (scale.numel() > 1) {
+      input->strides.head = scale.strides()[0];
+    }
+  }
+}
+
 Pages pages_of(const Call& call, const BlockTable& table, int64_t n, int64_t block_size) {
-  return {table[n], block_size, call[arg::key].strides()[0], call[arg::value].strides()[0]};
+  return {table[n],
+          block_size,
+          call[arg::key].strides()[0],
+          call[arg::value].strides()[0],
+          place_stride(call[arg::key_scale]),
+          place_stride(call[arg::value_scale])};
 }
 
 // Batch item b alone. `whole` is the first one, `tensors` are what `result` points into.
@@ -31,11 +57,15 @@ ForwardJob item(const Call& call, const CacheRows& rows, const Problem& whole,
     p.pages = pages_of(call, *rows.table, b, call[arg::key].sizes()[2]);
     return job;
   }
+  const auto skip_rows = [&](Input& input, int64_t place, int64_t element) {
+    skip(input, row.row, place, element);
+    skip(input, row.hidden, input.strides.row, element);
+  };
   for (const auto& [input, cache] :
-       {std::pair(&p.key, &call[arg::key]), {&p.value, &call[arg::value]}}) {
-    skip(*input, row.row, cache->strides()[0], size);
-    skip(*input, row.hidden, input->strides.row, size);
-  }
+       {std::pair(&p.key, &call[arg::key]), {&p.value, &call[arg::value]}})
+    skip_rows(*input, cache->strides()[0], cache->element_size());
+  skip_rows(p.key_scale, place_stride(call[arg::key_scale]), sizeof(float));
+  skip_rows(p.value_scale, place_stride(call[arg::value_scale]), sizeof(float));
   return job;
 }
 
@@ -43,6 +73,7 @@ void attend_to_rows(const Call& call, const Sizes<int64_t>& sizes, const CacheRo
                     const Tensors& results) {
   if (!is_aligned(call)) return attend_to_rows(*CopiedCall(call, aligned), sizes, rows, results);
   KernelCall kernel(call, sizes);
+  bind_scales(call, 1, kernel.problem);
   ForwardResult result;
   kernel.bind(result.output, results[0], Dims::head_row_column);
   kernel.bind(result.lse, results[1], Dims::head_row);
@@ -77,6 +108,7 @@ Tensors paged_varlen_cpu(const Call& call) {
   for (size_t n = 0; n < lengths.size(); ++n) pages.push_back(pages_of(call, table, n, pool[1]));
   Tensors results = empty_results(call, sizes);
   KernelCall kernel(call, sizes);
+  bind_scales(call, 2, kernel.problem);
   ForwardResult result;
   kernel.bind(result.output, results[0], Dims::head_row_column);
   kernel.bind(result.lse, results[1], Dims::head_row);

@@ -13,6 +13,12 @@ extern Operator varlen_attention_paged;
 inline bool is_paged(const Call& call) { return call.has(arg::block_table); }
 inline bool appends(const Call& call) { return call.has(arg::new_key); }
 
+// Whether key and value are int8, and so have scales.
+inline bool is_int8(const Call& call) { return call[arg::key].scalar_type() == at::kChar; }
+// Whether a scale, of those that fit, has a number for every row of every head: appending writes
+// it.
+inline bool is_per_token(const at::Tensor& scale) { return scale.defined() && scale.dim() == 3; }
+
 // Throw c10::Error for shapes, dtypes and options that do not fit. seqlen_k is the most keys that a
 // sequence can have. The numbers in index tensors are not looked at.
 template <class T>

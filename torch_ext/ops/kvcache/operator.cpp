@@ -20,15 +20,17 @@ Tensors paged_varlen_meta(const Call& call) {
   return empty_results(call, check_paged_varlen<c10::SymInt>(call));
 }
 
-// query, key and value are cast; the caches are written to, so they must have that dtype.
+// query, key and value are cast; the caches are written to, so they must have that dtype, or be
+// int8.
 Tensors kvcache_autocast(const Call& call) {
   Call cast = call;
   const Autocast autocast(cast, {arg::query, arg::new_key, arg::new_value});
   for (const Argument cache : {arg::key, arg::value}) {
     if (!cast.has(cache) || !cast.has(arg::query)) continue;
     const at::ScalarType found = cast[cache].scalar_type(), dtype = cast[arg::query].scalar_type();
-    TORCH_CHECK(found == dtype, call.title(), ": ", call.name_of(cache), " is ", name(found),
-                ", but autocast makes query ", name(dtype), "; expected caches of that dtype");
+    TORCH_CHECK(found == dtype || found == at::kChar, call.title(), ": ", call.name_of(cache),
+                " is ", name(found), ", but autocast makes query ", name(dtype),
+                "; expected caches of that dtype");
   }
   return run(cast);
 }
@@ -39,6 +41,8 @@ void count_writes(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& st
   const Call call = boxed::call_of(op, stack);
   std::vector<at::Tensor> written;
   if (appends(call)) written = {call[arg::key], call[arg::value]};
+  for (const Argument scale : {arg::key_scale, arg::value_scale})
+    if (appends(call) && is_per_token(call[scale])) written.push_back(call[scale]);
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     op.handle().redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, &stack);
@@ -56,8 +60,9 @@ void resolve_negative(const Operator& op, c10::DispatchKeySet keys, boxed::Stack
   for (const Parameter& p : op.parameters) {
     c10::IValue& argument = *value++;
     if (!p.is_tensor || argument.isNone() || !argument.toTensor().is_neg()) continue;
-    TORCH_CHECK(!appends(call) || (p.which != arg::key && p.which != arg::value), call.title(),
-                ": ", p.name,
+    const bool is_written = p.which == arg::key || p.which == arg::value ||
+                            p.which == arg::key_scale || p.which == arg::value_scale;
+    TORCH_CHECK(!appends(call) || !is_written, call.title(), ": ", p.name,
                 " is a view that negates its memory (is_neg()), but a tensor that can "
                 "be written to is expected: ",
                 p.name, ".resolve_neg()");
@@ -73,7 +78,7 @@ Operator attention_with_kvcache(
     "attention_with_kvcache(query, k_cache(a!) as key, v_cache(b!) as value, key?= as new_key, "
     "value?= as new_value, *, cache_seqlens?=, cache_batch_idx?=, cache_leftpad?=, block_table?=, "
     "softmax_scale= as scale, causal=, window_size=, " QKV_SCORE_KEYWORDS
-    ", sinks?=) "
+    ", sinks?=, k_scale(c!)?= as key_scale, v_scale(d!)?= as value_scale) "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &kvcache_cpu,
      .meta = &kvcache_meta,
@@ -86,7 +91,7 @@ Operator varlen_attention_paged(
     "varlen_attention",
     "varlen_attention_paged(query, key, value, cu_seq_q, cu_seq_k?, seqused_k, block_table, *, "
     "scale=, window_size=, enable_gqa=, " QKV_SCORE_KEYWORDS
-    ", sinks?=) "
+    ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &paged_varlen_cpu,
      .meta = &paged_varlen_meta,
@@ -125,6 +130,8 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(const at::Tensor& quer
   call.set(arg::bias, tensor_of(o.bias()));
   call.set(arg::alibi_slopes, tensor_of(o.alibi_slopes()));
   call.set(arg::sinks, tensor_of(o.sinks()));
+  call.set(arg::key_scale, tensor_of(o.k_scale()));
+  call.set(arg::value_scale, tensor_of(o.v_scale()));
   call.options.scale = o.softmax_scale();
   call.options.causal = o.causal();
   call.options.softcap = o.softcap();

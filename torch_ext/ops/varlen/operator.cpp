@@ -20,6 +20,16 @@ void check_largest(const Call& call, Option option, const c10::SymInt& size) {
                     " is ", size, ", but the largest number of rows of a document is expected");
 }
 
+Tensors run_cast(Call& call) {
+  const Autocast autocast(call);
+  return run(call);
+}
+// key and value stay what they are.
+Tensors run_int8(Call& call) {
+  const Autocast autocast(call, {arg::query});
+  return run(call);
+}
+
 Tensors attend_to_pages(const Call& call) {
   TORCH_CHECK_VALUE(call.options.dropout_p == 0, call.title(), ": dropout_p is ",
                     call.options.dropout_p,
@@ -30,8 +40,7 @@ Tensors attend_to_pages(const Call& call) {
               ": block_table is given, but seqused_k is None; expected how many keys of its blocks "
               "each document has");
   Call forward = call.as(varlen_attention_paged);
-  const Autocast autocast(forward);
-  return run(forward);
+  return is_int8(call) ? run_int8(forward) : run_cast(forward);
 }
 
 Tensors varlen_composite(const Call& call) {
@@ -39,14 +48,18 @@ Tensors varlen_composite(const Call& call) {
   TORCH_CHECK(call.is_packed(), call.op->title, ": cu_seq_q is an undefined tensor");
   check_largest(call, opt::max_q, call.options.max_q);
   check_largest(call, opt::max_k, call.options.max_k);
-  return call.has(arg::block_table) ? attend_to_pages(call) : attend(call);
+  if (call.has(arg::block_table)) return attend_to_pages(call);
+  for (const Argument scale : {arg::key_scale, arg::value_scale})
+    TORCH_CHECK(!call.has(scale), call.title(), ": ", call.name_of(scale),
+                " is given, but block_table is None; int8 keys and values are expected in blocks");
+  return attend(call);
 }
 
 Operator varlen(
     "varlen_attention",
     "varlen_attention(query, key, value, cu_seq_q, cu_seq_k?, max_q, max_k, *, "
     "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, " QKV_SCORE_KEYWORDS
-    ", sinks?=) -> output, logsumexp",
+    ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) -> output, logsumexp",
     {.composite = &varlen_composite});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) { varlen.define(m); }
@@ -54,18 +67,19 @@ TORCH_LIBRARY_FRAGMENT(qkv, m) { varlen.define(m); }
 }  // namespace
 }  // namespace ops
 
-std::tuple<at::Tensor, at::Tensor> varlen_attention(const at::Tensor& query, const at::Tensor& key,
-                                                    const at::Tensor& value,
-                                                    const at::Tensor& cu_seq_q,
-                                                    const std::optional<at::Tensor>& cu_seq_k,
-                                                    const AttentionOptions& options,
-                                                    const std::optional<at::Tensor>& seqused_k,
-                                                    const std::optional<at::Tensor>& block_table) {
+std::tuple<at::Tensor, at::Tensor> varlen_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& cu_seq_q, const std::optional<at::Tensor>& cu_seq_k,
+    const AttentionOptions& options, const std::optional<at::Tensor>& seqused_k,
+    const std::optional<at::Tensor>& block_table, const std::optional<at::Tensor>& k_scale,
+    const std::optional<at::Tensor>& v_scale) {
   Call call = call_of(ops::varlen, query, key, value, options);
   call.set(arg::cu_seq_q, cu_seq_q);
   call.set(arg::cu_seq_k, tensor_of(cu_seq_k));
   call.set(arg::seqused_k, tensor_of(seqused_k));
   call.set(arg::block_table, tensor_of(block_table));
+  call.set(arg::key_scale, tensor_of(k_scale));
+  call.set(arg::value_scale, tensor_of(v_scale));
   return pair_of(ops::varlen_composite(call));
 }
 

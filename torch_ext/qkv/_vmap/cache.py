@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from qkv._vmap.pools import Pool
-from qkv._vmap.samples import Samples
+from qkv._vmap.samples import Samples, refuse_int8
 
 _CACHES = ("k_cache", "v_cache")
 _ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad")
 
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
+    refuse_int8(samples, "attention_with_kvcache")
     appends = samples.get("key") is not None
     if appends:
         _refuse_shared_caches(samples)

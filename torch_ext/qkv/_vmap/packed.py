@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from qkv._vmap import seeds
 from qkv._vmap.pools import Pool
-from qkv._vmap.samples import Samples
+from qkv._vmap.samples import Samples, refuse_int8
 
 _MASKS = ("attn_mask", "bias")
 _PER_HEAD = ("alibi_slopes", "sinks")
@@ -130,6 +130,7 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
 
 def paged_rule(op: Any, samples: Samples, options: dict[str, Any]):
     """Of varlen_attention_paged: key and value are blocks."""
+    refuse_int8(samples, "varlen_attention")
     documents = _Documents(samples, options)
     pool = Pool(samples, ("key", "value"), samples.each("block_table"))
     used = samples.needed("seqused_k")

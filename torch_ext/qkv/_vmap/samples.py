@@ -61,3 +61,11 @@ class Samples(NamedTuple):
         assert tensor is not None
         is_one = tensor.dim() <= dims_after or tensor.size(0) == 1
         return is_one and not self.is_batched(name)
+
+
+def refuse_int8(samples: Samples, operator: str) -> None:
+    if samples.get("k_scale") is not None or samples.get("v_scale") is not None:
+        raise NotImplementedError(
+            f"vmap: {operator} has k_scale or v_scale, but int8 keys and values are not "
+            "implemented under vmap; call it once for each sample, or with the samples as its batch"
+        )

@@ -45,6 +45,7 @@ class Option:
     prepare: Callable[[dict], dict] = lambda inputs: inputs
     # Decoding: every query sees every key; keys and values come from memory; forward only.
     is_cold: bool = False
+    itemsize: int | None = None  # the bytes of an element of keys and values; None: the dtype's
 
 
 PLAIN = Option(ways={"SDPA": sdpa})
@@ -81,6 +82,10 @@ class Entry:
     def reads_memory(self):
         """Memory, not arithmetic, is the limit."""
         return self.how.is_cold or (self.option == "plain" and self.shape.is_decode)
+
+    def cache_bytes(self, dtype):
+        """Of key and value: what decoding has to read."""
+        return self.shape.cache_bytes(self.how.itemsize or dtype.itemsize)
 
     def flops(self, direction):
         """By convention: of the pairs that count."""

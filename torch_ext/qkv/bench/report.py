@@ -101,7 +101,7 @@ def figures(entry, dtype, direction, timing, peak, read_gbs):
         if "gflops" in peak:
             result[name]["share_of_peak"] = gflops / peak["gflops"]
         if read_gbs and direction == "forward":
-            gbs = entry.shape.cache_bytes(dtype.itemsize) / seconds["median"] / 1e9
+            gbs = computed.cache_bytes(dtype) / seconds["median"] / 1e9
             result[name] |= {"gbs": gbs, "share_of_bandwidth": gbs / read_gbs}
         if name in timing["extra_bytes"]:
             result[name]["extra_bytes"] = timing["extra_bytes"][name]

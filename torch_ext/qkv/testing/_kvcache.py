@@ -23,13 +23,15 @@ def attention_with_kvcache(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     num_splits: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`qkv.attention_with_kvcache` in torch's operators, which writes to nothing.
 
     Arguments are as there. Returns output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the
-    call would leave them, all in dtype.
+    call would leave them, all in dtype; of int8 caches the numbers that they stand for.
 
     Raises:
         TypeError: as `attention` does.
@@ -40,15 +42,20 @@ def attention_with_kvcache(
     if key is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
     batch, window = query.size(0), (-1, -1) if window_size is None else window_size
-    caches = [x.to(dtype, copy=True) for x in (k_cache, v_cache)]
+    scales = [k_scale, v_scale]
+    caches = [
+        x.to(dtype, copy=True) if s is None else (x.double() * _of_rows(s)).to(dtype)
+        for x, s in zip((k_cache, v_cache), scales, strict=True)
+    ]
     slots = [_slots(k_cache, b, cache_batch_idx, block_table) for b in range(batch)]
     ends = [_number(cache_seqlens, b, len(slots[b][1])) for b in range(batch)]
     if key is not None and value is not None:
         for b, (rows, at) in enumerate(slots):
             new = slice(ends[b], ends[b] + key.size(2))
             ends[b] = new.stop
-            for cache, x in zip(caches, (key, value), strict=True):
-                cache[rows[new], :, at[new]] = x[b].to(dtype).transpose(0, 1)
+            for cache, x, scale in zip(caches, (key, value), scales, strict=True):
+                x = x[b] if scale is None else _rounded(x[b], scale)
+                cache[rows[new], :, at[new]] = x.to(dtype).transpose(0, 1)
 
     lead = query.shape[:2]
     output = query.new_zeros(*query.shape[:3], v_cache.size(3), dtype=dtype)
@@ -65,6 +72,42 @@ def attention_with_kvcache(
             dtype=dtype, return_lse=True,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
+
+
+def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows as int8, and the scale by which to multiply them: what appending to an int8 cache does.
+
+    Args:
+        rows: `[..., D]`, floating.
+        scale: float32, to divide by, broadcastable to `[..., D]`. None: for each row its largest
+            number over 127; NaN for a row that is not finite.
+
+    Returns:
+        int8 `[..., D]`, rounded to the nearest even from -127 to 127, and 0 for NaN; the scale, as
+        it was given or float32 `[...]`.
+    """
+    rows = rows.float()
+    if scale is None:
+        scale = rows.abs().amax(-1) / 127 if rows.size(-1) else rows.new_zeros(rows.shape[:-1])
+        scale = torch.where(scale.isfinite(), scale, torch.nan)
+        divisor = scale.unsqueeze(-1)
+    else:
+        divisor = scale
+    return (rows / divisor).round().clamp(-127, 127).nan_to_num().to(torch.int8), scale
+
+
+def _of_rows(scale: Tensor) -> Tensor:
+    """A scale, in double, that broadcasts to a cache `[rows, Hkv, S, D]`."""
+    if scale.dim() == 3:
+        return scale.double().unsqueeze(-1)
+    return scale.double().reshape(-1, 1, 1)
+
+
+def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
+    """`[Hkv, L_new, D]`: what new rows become in an int8 cache with such a scale, in double."""
+    given = None if scale.dim() == 3 else scale.reshape(-1, 1, 1)
+    numbers, used = quantize(rows, given)
+    return numbers.double() * (used.double().unsqueeze(-1) if given is None else used.double())
 
 
 def _slots(

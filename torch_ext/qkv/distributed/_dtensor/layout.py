@@ -28,7 +28,16 @@ def is_key_or_value(name: str) -> bool:
 
 
 def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layout:
-    """For a call with these tensors, those that are not None, and with these options."""
+    """For a call with these tensors, those that are not None, and with these options.
+
+    Raises:
+        NotImplementedError: for int8 keys and values.
+    """
+    if {"k_scale", "v_scale"} & set(tensors):
+        raise NotImplementedError(
+            "k_scale or v_scale is given, but int8 keys and values are not implemented for "
+            "DTensors; expected the tensors of this process, to_local(), and a call on each"
+        )
     if "cu_seq_q" in tensors:
         return _paged if "block_table" in tensors else _packed
     if "k_cache" in tensors:

@@ -1,0 +1,120 @@
+// The online softmax (score/softmax.h) of planes of few rows, whose scores are [rows x keys]: keys
+// are in the lanes, and only the largest score and the sum of a row go across lanes, once a block.
+#pragma once
+
+#include "kernels/products/few_rows.h"
+#include "kernels/score/softmax.h"
+#include "kernels/simd/exp.h"
+#include "kernels/simd/transpose.h"
+
+namespace qkv::QKV_ISA {
+
+// How many vectors' exponentials are computed in step: of those of a full block none is left over.
+template <class T>
+constexpr int few_in_step() {
+  int n = kVectorsInStep;
+  while (kFewKeys / kLanes<T> % n) --n;
+  return n;
+}
+// The scores of a row go through the softmax in steps of so many keys.
+template <class T>
+constexpr int64_t kFewSoftmaxKeys = few_in_step<T>() * kLanes<T>;
+
+// The largest of `keys` scores, a multiple of W, lane by lane.
+template <class T>
+QKV_INLINE Vec<T> max_of_row(int64_t keys, const T* scores) {
+  Vec<T> top = load(scores);
+  for (int64_t j = kLanes<T>; j < keys; j += kLanes<T>) top = max<T>(top, load(scores + j));
+  return top;
+}
+
+// Turns `keys` scores of one row, a multiple of kFewSoftmaxKeys, into weights, exp(score - base) /
+// 2^shift; returns their sum, lane by lane.
+template <class T>
+QKV_INLINE Vec<T> weights_of_row(int64_t keys, T* scores, T base, const ShiftedExp<T>& shift) {
+  constexpr int W = kLanes<T>, N = few_in_step<T>();
+  if (base != 0)
+    for (int64_t j = 0; j < keys; j += W) store(scores + j, load(scores + j) - base);
+  const ShiftedExp<T> by[] = {shift};
+  Vec<T> sum{};
+  for (int64_t j = 0; j < keys; j += N * W) {
+    Vec<T> weight[N];
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) weight[i] = load(scores + j + i * W);
+    exp<T>(weight, by);
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) store(scores + j + i * W, weight[i]);
+    QKV_UNROLL
+    for (int i = 1; i < N; ++i) weight[0] += weight[i];
+    sum += weight[0];
+  }
+  return sum;
+}
+
+// What softmax_tile does, for scores [rows x keys]. Beyond the last key it writes weights of 0, up
+// to a multiple of kFewSoftmaxKeys. max_state, sum_state and rescale [lanes] are those of
+// softmax_tile.
+template <class T>
+void softmax_few(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state,
+                 T* rescale) {
+  constexpr int W = kLanes<T>;
+  const int64_t end = (keys + kFewSoftmaxKeys<T> - 1) / kFewSoftmaxKeys<T> * kFewSoftmaxKeys<T>;
+  for (int r = 0; r < tile.rows; ++r)
+    for (int64_t j = keys; j < end; ++j) scores[r * kFewStep + j] = -kInfinity<T>;
+  for (int v = 0; v < tile.lanes; v += W, scores += W * kFewStep) {
+    const int rows = std::min(W, tile.rows - v);
+    Vec<T> of_row[W];
+    for (int r = 0; r < W; ++r)
+      of_row[r] = r < rows ? max_of_row(end, scores + r * kFewStep) : splat(-kInfinity<T>);
+    const Vec<T> before = load(max_state + v), top = max<T>(before, max_lanes<T>(of_row));
+    const Reference<T> now(top);
+    const ShiftedExp<T> by(now.shift);
+    Vec<T> factor[] = {log2_rescale(before, now)};
+    exp2<T>(factor);
+    T base[W], magic[W], low[W];
+    store(base, now.base), store(magic, by.magic), store(low, by.low);
+    for (int r = 0; r < W; ++r) {
+      ShiftedExp<T> of;
+      of.magic = splat(magic[r]), of.low = splat(low[r]);
+      of_row[r] = r < rows ? weights_of_row(end, scores + r * kFewStep, base[r], of) : Vec<T>{};
+    }
+    store(max_state + v, top);
+    store(rescale + v, factor[0]);
+    store(sum_state + v, load(sum_state + v) * factor[0] + sum_lanes<T>(of_row));
+  }
+}
+
+// tile [keys x lanes], with tile.step elements from key to key, = scores [rows x keys], 0 in lanes
+// without a row; and back.
+template <class T>
+void few_to_tile(const Tile& tile, int64_t keys, const T* scores, T* to) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes; v += W)
+    for (int64_t j = 0; j < keys; j += W) {
+      Vec<T> square[W];
+      QKV_UNROLL
+      for (int r = 0; r < W; ++r)
+        square[r] = v + r < tile.rows ? load(scores + (v + r) * kFewStep + j) : Vec<T>{};
+      exchange<T, W / 2>(square);
+      QKV_UNROLL
+      for (int i = 0; i < W; ++i)
+        if (j + i < keys) store(to + (j + i) * tile.step + v, square[i]);
+    }
+}
+template <class T>
+void few_from_tile(const Tile& tile, int64_t keys, const T* from, T* scores) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes; v += W)
+    for (int64_t j = 0; j < keys; j += W) {
+      Vec<T> square[W];
+      QKV_UNROLL
+      for (int i = 0; i < W; ++i)
+        square[i] = load(from + std::min(j + i, keys - 1) * tile.step + v);
+      exchange<T, W / 2>(square);
+      QKV_UNROLL
+      for (int r = 0; r < W; ++r)
+        if (v + r < tile.rows) store(scores + (v + r) * kFewStep + j, square[r]);
+    }
+}
+
+}  // namespace qkv::QKV_ISA
