@@ -30,51 +30,79 @@ struct ForwardItem {
   const ForwardItem* next = nullptr;
 };
 
-// An item of the backward pass: keys [key_begin, key_end) of a plane, one split of them, against
-// every row that may see one of these keys. Items that run at the same time share no element of
-// GradMask::each.
-struct BackwardItem {
-  int64_t batch, kv_head;
-  int64_t key_begin, key_end;
-  // [G * L, D]: where this split's part of grad_query goes; if null, it goes to BackwardArgs.
-  void* partial_grad_query;
-  // Whether grad_query is added to what is there, instead of overwriting it.
-  bool accumulate;
-  // Whether the rows of grad_query that see none of the keys are set to 0.
-  bool clear_others;
-  // [G], if grad_alibi_slopes is wanted: this split's part of it, overwritten.
-  double* grad_slopes = nullptr;
-  // [G * L] for each mask, if GradMask::queries is wanted: this split's part of it, overwritten.
-  std::array<double*, kMasks> grad_mask_rows{};
-};
-
-// An item of the phase that completes grad_query: to rows [row_begin, row_end) of one plane it adds
-// the parts of keys [split_keys, 2 * split_keys), [2 * split_keys, 3 * split_keys) and so on, in
-// this order. The part of the first split is there already.
-struct GradQueryItem {
-  int64_t batch, kv_head;
-  int64_t row_begin, row_end;
-  int64_t split_keys;
-  int64_t parts;
-  const void* partial_grad_query;  // [parts, G * L, D]
-  // [G * L, D]: the sums so far, overwritten; the final ones are rounded to grad_query. If null,
-  // grad_query itself holds the sums.
-  void* sums;
-};
-
 // A block of rows: this many neighbouring rows of a plane go through the backward pass together.
 // They are packed once for all keys of an item, and are the depth of the products that make the
 // gradients of key and value.
 constexpr int64_t kGradRows = 64;
 
-// A backward pass over keys [key_begin, key_end) looks at rows [grad_row_begin, grad_row_end), of
-// which the first is a multiple of kGradRows.
+// Keys [key_begin, key_end) are seen by no rows but [grad_row_begin, grad_row_end), of which the
+// first is a multiple of kGradRows.
 inline int64_t grad_row_begin(const Problem& p, int64_t key_begin) {
   return query_begin(p, key_begin) * p.group() / kGradRows * kGradRows;
 }
 inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
   return query_end(p, key_end) * p.group();
 }
+
+// What is in memory for grad_query of a block of rows.
+enum class QuerySums : uint8_t {
+  none,      // nothing was added to its sums yet: they are 0, whatever is in memory
+  begun,     // the sums of items so far
+  complete,  // not the sums, but the gradient itself, in BackwardArgs::grad_query
+};
+
+// The sums of the backward pass over one plane, to which its items add. T is the compute type, and
+// padded(n) is n rounded up to whole vectors. Null: not wanted.
+//
+// They may be the gradients themselves, where these have the compute type and lie densely enough.
+struct BackwardSums {
+  // Of grad_query, without its factor, scale: row r of the plane is at element
+  // r / G * query_row + r % G * query_head, and has padded(D) elements.
+  void* grad_query = nullptr;
+  int64_t query_row = 0, query_head = 0;
+  QuerySums* query_sums = nullptr;  // [blocks of rows]
+  void* grad_key = nullptr;         // [S, padded(D)], without scale
+  void* grad_value = nullptr;       // [S, padded(Dv)]
+  double* grad_slopes = nullptr;    // [blocks of rows, G]
+  // Of GradMask::queries [G * L], and of GradMask::keys [S, G, lanes], whose lanes are equal.
+  std::array<double*, kMasks> mask_rows{};
+  std::array<void*, kMasks> mask_keys{};
+};
+
+// An item of the backward pass: rows [row_begin, row_end) of a plane, whole blocks of them, against
+// keys [key_begin, key_end), whole strips of `strip_keys` keys, of which the last of the plane may
+// be shorter. A block of rows meets strip after strip, in the order of the keys or, if `descends`,
+// the other way round; and a strip meets the blocks of rows in their order. Nothing is added up
+// beyond a strip and a block before it is added to `sums`, so how a plane is cut into items does
+// not matter: what matters is in which order a block meets the strips, and a strip the blocks.
+// Items that run at the same time share no rows, no keys and no element of GradMask::each.
+struct BackwardItem {
+  int64_t batch, kv_head;
+  int64_t row_begin, row_end;
+  int64_t key_begin, key_end;
+  int64_t strip_keys;
+  bool descends;
+  // Whether no item after this one adds to the sums of these rows, of which there is one part.
+  bool completes_rows;
+  BackwardSums sums;
+};
+
+// Rows [begin, end) of a plane to which no item adds any more: there are `parts` of their sums, of
+// which each is `part_bytes` after the one before, and its query_sums `part_blocks`. They are added
+// up.
+struct FinishedRows {
+  int64_t batch, kv_head;
+  int64_t begin, end;
+  BackwardSums sums;
+  int64_t parts, part_bytes, part_blocks;
+};
+
+// Keys [begin, end) of a plane whose sums are complete.
+struct FinishedKeys {
+  int64_t batch, kv_head;
+  int64_t begin, end;
+  BackwardSums sums;
+};
 
 // The kernels for one dtype. Workspaces are in bytes, one for each thread. The parts that items
 // leave, and the operands and results of the functions for tests, are in the compute type.
@@ -83,9 +111,11 @@ struct Kernels {
   // with_weights: whether ForwardResult::weights is wanted.
   size_t (*forward_workspace)(const Problem&, int64_t rows, bool with_weights);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
+  // `keys`: the most that an item of the backward pass has.
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
-  void (*finish_grad_query)(const Problem&, const BackwardArgs&, const GradQueryItem&);
+  void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
+  void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
   // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
   void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardItem&,
                       void* workspace);

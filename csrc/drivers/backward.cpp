@@ -1,4 +1,4 @@
-// The backward passes of all jobs of a call, in one parallel region of up to four phases.
+// The backward passes of all jobs of a call, in one parallel region of up to two phases.
 #include <algorithm>
 #include <vector>
 
@@ -10,14 +10,6 @@
 
 namespace qkv {
 namespace {
-
-// The most bytes of parts that wait in memory at the same time (Waves), of all planes and jobs
-// together: four times what one plane may have. Without this limit, 40 heads of 8192 keys on 16
-// threads took 645 MB beyond their gradients.
-constexpr int64_t kMaxWaveBytes = int64_t(128) << 20;
-// The fewest items of a wave for each thread. All threads wait for the last item of a wave, so a
-// wave of fewer items is made larger than kMaxWaveBytes instead.
-constexpr int64_t kWaveItems = 4;
 
 class BackwardPass {
  public:
@@ -34,16 +26,8 @@ class BackwardPass {
     parallel_phases(
         threads_, int64_t(tasks_.size()),
         {{[this](int64_t job) { return tasks_[job].items(); },
-          [this](const Item& item) {
-            tasks_[item.job].run(item.index, item.round, workspace(item.thread));
-          },
+          [this](const Item& item) { tasks_[item.job].run(item.index, workspace(item.thread)); },
           true},
-         {[this](int64_t job) { return tasks_[job].row_items(); },
-          [this](const Item& item) { tasks_[item.job].finish_rows(item.index, item.round); },
-          waves_.count > 1},
-         {[this](int64_t job) { return tasks_[job].head_items(); },
-          [this](const Item& item) { tasks_[item.job].finish_heads(item.index, item.round); },
-          waves_.count > 1},
          {[this](int64_t job) { return tasks_[job].mask_items(); },
           [this](const Item& item) { tasks_[item.job].finish_mask(item.index); }}});
   }
@@ -53,43 +37,22 @@ class BackwardPass {
     Team team{1, 0};
     for (const BackwardTask& task : tasks_) team.flops += task.flops();
     team.threads = threads_.team = usable_threads(threads_.team, team.flops);
-    for (BackwardTask& task : tasks_) task.plan(team);
-    plan_waves();
     int64_t items = 0;
-    for (const BackwardTask& task : tasks_) {
-      items += std::max(task.items().count, task.head_items().count);
+    for (BackwardTask& task : tasks_) {
+      task.plan(team);
+      items += task.items().count;
     }
     threads_.working = int(std::clamp<int64_t>(items, 1, team.threads));
   }
 
-  void plan_waves() {
-    int64_t bytes = 0, items = 0;
-    for (BackwardTask& task : tasks_) {
-      task.join(waves_, bytes);
-      bytes += task.waiting_bytes();
-      items += task.waiting_items();
-      waves_.positions = std::max(waves_.positions, task.positions());
-    }
-    waves_.slots = waves_.positions > 1 ? 2 : 1;
-    const int64_t most = std::max<int64_t>(1, items / (kWaveItems * threads_.team));
-    waves_.count = std::clamp<int64_t>(ceil_div(waves_.slots * bytes, kMaxWaveBytes), 1, most);
-    if (waves_.count > 1) waves_.slots = 1;
-    constexpr int64_t kLine = int64_t(kCacheLine);
-    waves_.bytes = std::max(kLine, ceil_div(ceil_div(bytes, waves_.count), kLine) * kLine);
-  }
-
-  // Divides `memory` among the waves and the threads' workspaces; returns how many bytes that
-  // takes.
+  // Divides `memory` among the tasks and the threads; returns how many bytes that takes.
   size_t lay_out(void* memory) {
     Arena arena(memory);
     workspace_bytes_ = 0;
-    int64_t overhang = 0;  // how far the parts of a wave's last class may reach beyond the wave
     for (BackwardTask& task : tasks_) {
-      if (waves_.count > 1) overhang = std::max(overhang, task.class_bytes());
       workspace_bytes_ = std::max(workspace_bytes_, task.workspace_bytes());
       task.take_memory(arena);
     }
-    waves_.memory = arena.take<char>(waves_.slots * waves_.bytes + overhang);
     workspaces_ = arena.take<char>(int64_t(workspace_bytes_) * threads_.working);
     return arena.used();
   }
@@ -97,7 +60,6 @@ class BackwardPass {
   void* workspace(int thread) const { return workspaces_ + size_t(thread) * workspace_bytes_; }
 
   Threads threads_;
-  Waves waves_;
   std::vector<BackwardTask> tasks_;
   size_t workspace_bytes_ = 0;
   char* workspaces_ = nullptr;

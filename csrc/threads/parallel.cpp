@@ -7,6 +7,8 @@
 #include <atomic>
 #include <vector>
 
+#include "observer.h"
+
 namespace qkv {
 namespace {
 
@@ -24,36 +26,32 @@ const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 // One phase while it is worked off: its items, cut into the runs that threads fetch.
 class Deal {
  public:
-  Deal(const Phase& phase, WorkList list)
-      : phase_(&phase), list_(std::move(list)), next_run_(size_t(list_.rounds())) {}
+  Deal(const Phase& phase, WorkList list) : phase_(&phase), list_(std::move(list)) {}
+  Deal(Deal&& other) : phase_(other.phase_), list_(std::move(other.list_)) {}  // before it begins
 
-  int64_t rounds() const { return list_.rounds(); }
   bool wait() const { return phase_->wait; }
 
-  // Works off runs of a round, as one of the `working` threads, all of which call this.
-  void work(int thread, int working, int64_t round) {
-    if (round >= rounds()) return;
+  // Works off runs, as one of the `working` threads, all of which call this.
+  void work(int thread, int working) {
     if (list_.one_run_a_thread()) {
       // OpenMP may give fewer threads than were asked for; then some take several runs.
-      for (int64_t at = thread; at < list_.runs(); at += working) run(at, round, thread);
+      for (int64_t at = thread; at < list_.runs(); at += working) run(at, thread);
     } else {
       // This is no `omp for`: threads beyond `working` would have to come here too, and would be
       // given items although they have no memory to work in.
-      std::atomic<int64_t>& next = next_run_[size_t(round)];
-      for (int64_t at; (at = next.fetch_add(1, std::memory_order_relaxed)) < list_.runs();)
-        run(at, round, thread);
+      for (int64_t at; (at = next_run_.fetch_add(1, std::memory_order_relaxed)) < list_.runs();)
+        run(at, thread);
     }
   }
 
  private:
-  void run(int64_t at, int64_t round, int thread) const {
-    list_.for_each_item(
-        at, round, [&](int64_t job, int64_t index) { phase_->run({job, index, round, thread}); });
+  void run(int64_t at, int thread) const {
+    list_.for_each_item(at, [&](int64_t job, int64_t index) { phase_->run({job, index, thread}); });
   }
 
   const Phase* phase_;
   WorkList list_;
-  std::vector<std::atomic<int64_t>> next_run_;  // [rounds]: the first run that nobody has taken
+  std::atomic<int64_t> next_run_{0};  // the first run that nobody has taken
 };
 
 std::vector<Deal> deal(int threads, int64_t jobs, std::initializer_list<Phase> phases) {
@@ -68,17 +66,10 @@ std::vector<Deal> deal(int threads, int64_t jobs, std::initializer_list<Phase> p
 }
 
 void run_here(int64_t jobs, std::initializer_list<Phase> phases) {
-  int64_t rounds = 1;
-  for (int64_t round = 0; round < rounds; ++round) {
-    for (const Phase& phase : phases) {
-      for (int64_t job = 0; job < jobs; ++job) {
-        const Items items = phase.items(job);
-        if (round >= items.rounds) continue;
-        rounds = std::max(rounds, items.rounds);
-        for (int64_t at = 0; at < items.count; ++at) phase.run({job, at, round, 0});
-      }
-    }
-  }
+  for (const Phase& phase : phases)
+    for (int64_t job = 0; job < jobs; ++job)
+      for (int64_t at = 0, count = phase.items(job).count; at < count; ++at)
+        phase.run({job, at, 0});
 }
 
 }  // namespace
@@ -92,25 +83,22 @@ int usable_threads(int wanted, double flops) {
 bool in_forked_child() { return forked; }
 
 void parallel_phases(const Threads& threads, int64_t jobs, std::initializer_list<Phase> phases) {
+  if (observer) return observer->run(threads, jobs, phases);
   if (threads.working <= 1) return run_here(jobs, phases);
   std::vector<Deal> deals = deal(threads.working, jobs, phases);
-  int64_t rounds = 0;
-  for (const Deal& deal : deals) rounds = std::max(rounds, deal.rounds());
 #pragma omp parallel num_threads(threads.team)
   {
     const int thread = omp_get_thread_num();
     const int working = std::min(threads.working, omp_get_num_threads());
     bool wait = false;
-    for (int64_t round = 0; round < rounds; ++round) {
-      for (Deal& deal : deals) {
-        // Waiting takes long when the machine is busy, so threads wait only where a phase demands
-        // it, and at the end of the region.
-        if (wait) {
+    for (Deal& deal : deals) {
+      // Waiting takes long when the machine is busy, so threads wait only where a phase demands
+      // it, and at the end of the region.
+      if (wait) {
 #pragma omp barrier
-        }
-        if (thread < working) deal.work(thread, working, round);
-        wait = deal.wait();
       }
+      if (thread < working) deal.work(thread, working);
+      wait = deal.wait();
     }
   }
 }

@@ -14,15 +14,14 @@ namespace qkv {
 struct Item {
   int64_t job;    // the number of the problem among those of the call
   int64_t index;  // 0 ... Items::count of the job - 1
-  int64_t round;  // 0 ... Items::rounds of the job - 1
   int thread;     // 0 ... Threads::working - 1
 };
 
-// Work items that may all run at the same time.
+// Work items that may run at the same time, but for those that wait for each other (progress.h).
 struct Phase {
   std::function<Items(int64_t job)> items;
   std::function<void(const Item&)> run;
-  // Whether all items of a round must be done before any item that follows begins.
+  // Whether all items must be done before any item of the next phase begins.
   bool wait = false;
 };
 
@@ -47,9 +46,9 @@ QKV_CORE_API int usable_threads(int wanted, double flops);
 // Whether this process is the child of a fork() since the library was loaded.
 QKV_CORE_API bool in_forked_child();
 
-// Runs the phases one after the other, and all of them again for every round. The items of a phase
-// run in any order on the working threads, in one parallel region; if only one thread works, on the
-// caller's thread without a region. Items must not throw.
+// Runs the phases one after the other. The threads take the items of a phase in the order of its
+// WorkList, in one parallel region; if only one thread works, it is the caller's, without a region.
+// Items must not throw.
 QKV_CORE_API void parallel_phases(const Threads& threads, int64_t jobs,
                                   std::initializer_list<Phase> phases);
 

@@ -66,6 +66,24 @@ TEST_P(ThreadsTest, AnyNumberOfThreads) {
   }
 }
 
+// Far more threads than cores, so that the one that is waited for often has none: of one plane,
+// whose cells wait for each other, and of planes that share a mask's gradient.
+TEST_P(ThreadsTest, SixtyFourThreads) {
+  Case c;
+  c.L = kQuick ? 450 : 1000, c.S = kQuick ? 520 : 1300, c.D = 32, c.Dv = 16;
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (bool is_causal : {false, true}) {
+      c.dtype = dtype, c.is_causal = is_causal, c.window_left = is_causal ? 300 : -1;
+      c.kv_heads = is_causal ? 3 : 1, c.share_heads = is_causal;
+      c.mask_type = is_causal ? MaskType::f32 : MaskType::none, c.grad_mask = is_causal;
+      SCOPED_TRACE(::testing::Message() << c);
+      Workload w(c);
+      const Results expected = run_with(1, w);
+      for (int i = 0; i < 3; ++i) expect_identical(run_with(64, w), expected);
+    }
+  }
+}
+
 TEST_P(ThreadsTest, RunToRun) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(::testing::Message() << c);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -15,10 +16,10 @@ constexpr double kDear = 1e7, kCheap = 1e3;
 
 using Portion = std::vector<std::pair<int64_t, int64_t>>;  // the {job, index} of a run's items
 
-std::vector<Portion> runs_of(const WorkList& list, int64_t round = 0) {
+std::vector<Portion> runs_of(const WorkList& list) {
   std::vector<Portion> runs(list.runs());
   for (int64_t r = 0; r < list.runs(); ++r)
-    list.for_each_item(r, round, [&](int64_t job, int64_t at) { runs[r].emplace_back(job, at); });
+    list.for_each_item(r, [&](int64_t job, int64_t at) { runs[r].emplace_back(job, at); });
   return runs;
 }
 
@@ -92,15 +93,37 @@ TEST(WorkList, ItemsWithoutWorkAreDoneToo) {
   expect_each_once(runs_of(WorkList({jobs[0]}, 3)), {jobs[0]});
 }
 
-TEST(WorkList, JobsTakePartInTheirRoundsOnly) {
-  std::vector<Items> jobs = {{4, kCheap, 1}, {3, kDear, 3}, {200, kCheap, 2}};
-  const WorkList list(jobs, 4);
-  EXPECT_EQ(list.rounds(), 3);
-  for (int64_t round = 0; round < 4; ++round) {
-    std::vector<Items> left = jobs;
-    for (Items& job : left)
-      if (job.rounds <= round) job.count = 0;
-    expect_each_once(runs_of(list, round), left);
+// A job of which two items run at a time is spread over the list, in its order, among the items of
+// others; so of eight threads two are with it as long as there are others.
+TEST(WorkList, ItemsThatWaitAreSpreadAmongOthers) {
+  const std::vector<Items> jobs = {{200, kDear}, {80, kDear, 40}, {30, 3 * kDear}};
+  const std::vector<Portion> runs = runs_of(WorkList(jobs, 8));
+  expect_each_once(runs, jobs);
+  int64_t next = 0, chained = 0;
+  for (size_t r = 0; r < 200; ++r) {
+    for (const auto& [job, at] : runs[r]) {
+      if (job != 1) continue;
+      EXPECT_EQ(at, next++);
+      ++chained;
+    }
+    // The others take (200 + 3 * 30) / 6 = 48 times as long as one item, longer than the 40 steps.
+    const double flops = 1e-7 * std::accumulate(runs.begin(), runs.begin() + r + 1, 0.,
+                                                [&](double sum, const Portion& run) {
+                                                  return sum + flops_of(run, jobs);
+                                                });
+    EXPECT_NEAR(double(chained), flops / 4, 4) << r;
+  }
+}
+
+// Whatever steps they are in, a job's items keep their order.
+TEST(WorkList, EveryJobKeepsItsOrder) {
+  const std::vector<Items> jobs = {{50, kCheap, 7}, {90, kDear, 90}, {31, 0, 3}, {64, kDear, 2}};
+  for (int threads : {1, 3, 64}) {
+    const std::vector<Portion> runs = runs_of(WorkList(jobs, threads));
+    expect_each_once(runs, jobs);
+    std::vector<int64_t> next(jobs.size());
+    for (const Portion& run : runs)
+      for (const auto& [job, at] : run) EXPECT_EQ(at, next[size_t(job)]++);
   }
 }
 

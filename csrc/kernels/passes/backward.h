@@ -1,11 +1,11 @@
-// The backward pass over one BackwardItem: a range of keys of one plane against all rows that may
-// see one. With P the weights, dP = dO V^T and delta as in grad_rows.h, the gradient of the scores
+// The backward pass over one BackwardItem: some rows of one plane against some of its keys. With P
+// the weights, dP = dO V^T and delta as in grad_rows.h, the gradient of the scores
 // is dS = P * (dP - delta), and there are five products:
 //
 //   S^T = K Q^T    dP^T = V dO^T    dQ^T += K^T dS^T    dV += P^T dO    dK += dS^T Q
 //
-// The loop over rows is outside and the loop over keys inside: a block of rows is packed once and
-// finished in one go, while dK and dV of the item's keys are summed in the second-level cache.
+// The loop over rows is outside and the loop over keys inside: a block of rows is packed once an
+// item, while dK and dV of the item's keys are summed in the second-level cache.
 //
 // The second derivative (double_backward.h) has the same loops around other tiles. So they are
 // templates of the scratch memory S, a BackwardScratch or what is derived from it, and the
@@ -19,6 +19,7 @@
 #include "kernels/passes/grad_tile.h"
 #include "kernels/products/products.h"
 #include "kernels/score/hidden.h"
+#include "kernels/simd/transpose.h"
 #include "repair/counts.h"
 
 namespace qkv::QKV_ISA {
@@ -86,6 +87,12 @@ void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, i
     add_grad_rows(rows, keys, s.query, s.grad_scores, s.nonfinite_query, p.head_dim, grad_key, s);
 }
 
+// Where the sums of a key begin; null: not wanted.
+template <class T>
+T* sums_at(void* sums, int64_t key, int64_t dim) {
+  return sums ? static_cast<T*>(sums) + key * padded<T>(dim) : nullptr;
+}
+
 // One block of rows against keys [key, key + keys), which are no more than a tile has.
 template <class S>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
@@ -108,10 +115,11 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
     clear_keys(tile, 0, from - begin, s);
     clear_keys(tile, to - begin, end - begin, s);
   }
-  const int64_t lane = rows.tiles[first].lane, at = begin - item.key_begin;
+  const int64_t lane = rows.tiles[first].lane;
   const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
-  add_grad_key_value(p, a, lane, depth, end - begin, s.grad_key + at * padded<T>(p.head_dim),
-                     s.grad_value + at * padded<T>(p.head_dim_v), s);
+  add_grad_key_value(p, a, lane, depth, end - begin,
+                     sums_at<T>(item.sums.grad_key, begin, p.head_dim),
+                     sums_at<T>(item.sums.grad_value, begin, p.head_dim_v), s);
 }
 
 // Sets s.hides_pairs, whether pairs of these rows and keys [key, key_end) are hidden, and
@@ -128,69 +136,91 @@ void look_for_nonfinite(const Problem& p, const BackwardRows<S>& rows, int64_t k
   s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
 }
 
-// One block of rows against all keys of the item. grad_query goes to the user's tensor, with G = E,
-// or is a part of one split, with G the compute type.
-template <class S, class G>
-void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
-                   int64_t count, const Rows<G>& grad_query, S& s) {
-  using T = typename S::T;
-  const BackwardRows<S> rows(p, a, item.batch, item.kv_head, row, count, s);
-  look_for_nonfinite(p, rows, item.key_begin, item.key_end, s);
-  const int64_t key_end = std::min(item.key_end, rows.last().key_end);
-  const int64_t step = key_step(item.key_end - item.key_begin);
-  int64_t key = item.key_begin;
-  key += std::max<int64_t>(0, rows.first().key_begin - key) / step * step;
-  for (; key < key_end; key += step)
-    backward_keys(p, a, item, rows, key, std::min(step, key_end - key), s);
+// One block of rows against one strip of keys, [begin, end).
+template <class S>
+void backward_strip(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                    const BackwardRows<S>& rows, int64_t begin, int64_t end, S& s) {
+  const int64_t step = key_step(end - begin);
+  const int64_t stop = std::min(end, rows.last().key_end);
+  begin += std::max<int64_t>(0, rows.first().key_begin - begin) / step * step;
+  for (int64_t key = begin; key < stop; key += step)
+    backward_keys(p, a, item, rows, key, std::min(step, end - key), s);
+}
 
-  if (!grad_query.data) return;
+// Brings the sums of grad_query of a block of rows into its tiles, or back.
+template <class S, class T = typename S::T>
+void load_grad_query(const Problem& p, const Rows<T>& sums, bool has_sums,
+                     const BackwardRows<S>& rows, S& s) {
   const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
     const auto& of = rows.tiles[t];
-    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes, T(p.scale));
+    if (!has_sums) {
+      std::fill_n(of.grad_query, of.tile.lanes * dim, T(0));
+      continue;
+    }
     for (int r = 0; r < of.tile.rows; ++r)
-      scatter_row(s.grad_query + r * dim, item.accumulate, p.head_dim,
-                  grad_query[row + of.lane + r], grad_query.col);
+      std::copy_n(sums[of.tile.row + r], dim, s.grad_query + r * dim);
+    std::fill(s.grad_query + of.tile.rows * dim, s.grad_query + of.tile.lanes * dim, T(0));
+    transpose<T>(s.grad_query, dim, of.grad_query, of.tile.lanes, of.tile.lanes, dim);
+  }
+}
+template <class S, class T = typename S::T>
+void store_grad_query(const Problem& p, const Rows<T>& sums, const BackwardRows<S>& rows, S& s) {
+  const int64_t dim = padded<T>(p.head_dim);
+  for (int t = 0; t < rows.count; ++t) {
+    const auto& of = rows.tiles[t];
+    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
+    for (int r = 0; r < of.tile.rows; ++r)
+      std::copy_n(s.grad_query + r * dim, dim, sums[of.tile.row + r]);
+  }
+}
+// Makes the gradient of the sums in the tiles, where no others are to come.
+template <class S, class T = typename S::T>
+void complete_grad_query(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                         const BackwardRows<S>& rows, S& s) {
+  const auto to = rows_of<typename S::Element>(p, a.grad_query, item.batch, item.kv_head);
+  const int64_t dim = padded<T>(p.head_dim);
+  for (int t = 0; t < rows.count; ++t) {
+    const auto& of = rows.tiles[t];
+    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
+    for (int r = 0; r < of.tile.rows; ++r) {
+      T* const row = s.grad_query + r * dim;
+      finish_row<typename S::Element>([&](int64_t d, Vec<T>& all) { all = load(row + d); },
+                                      T(p.scale), p.head_dim, to[of.tile.row + r], to.col);
+    }
   }
 }
 
-// All rows of the plane that may see one of the item's keys, block after block.
-template <class S, class G>
-void backward_plane(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                    const Rows<G>& grad_query, S& s) {
-  const int64_t end = grad_row_end(p, item.key_end);
-  const int64_t begin = std::min(grad_row_begin(p, item.key_begin), end);
-  for (int64_t row = begin; row < end; row += kGradRows)
-    backward_rows(p, a, item, row, std::min(kGradRows, end - row), grad_query, s);
-  if (!grad_query.data || !item.clear_others) return;
-  clear_rows(grad_query, 0, begin, p.head_dim);
-  clear_rows(grad_query, end, p.group() * p.seqlen_q, p.head_dim);
+// One block of rows against all keys of the item.
+template <class S>
+void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
+                   int64_t count, S& s) {
+  using T = typename S::T;
+  const BackwardRows<S> rows(p, a, item.batch, item.kv_head, row, count, s);
+  const Rows<T> sums{static_cast<T*>(item.sums.grad_query), p.group(), item.sums.query_head,
+                     item.sums.query_row, 1};
+  QuerySums* const its = item.sums.query_sums + row / kGradRows;
+  if (sums.data) load_grad_query(p, sums, *its == QuerySums::begun, rows, s);
+  look_for_nonfinite(p, rows, item.key_begin, item.key_end, s);
+  const int64_t strips = (item.key_end - item.key_begin + item.strip_keys - 1) / item.strip_keys;
+  for (int64_t n = 0; n < strips; ++n) {
+    const int64_t strip = item.descends ? strips - 1 - n : n;
+    const int64_t begin = item.key_begin + strip * item.strip_keys;
+    backward_strip(p, a, item, rows, begin, std::min(item.key_end, begin + item.strip_keys), s);
+  }
+  if (!sums.data) return;
+  item.completes_rows ? complete_grad_query(p, a, item, rows, s)
+                      : store_grad_query(p, sums, rows, s);
+  *its = item.completes_rows ? QuerySums::complete : QuerySums::begun;
 }
 
 template <class S>
 void backward_item(const Problem& p, const BackwardArgs& a, const BackwardItem& item, S& s) {
-  using E = typename S::Element;
-  using T = typename S::T;
-  const int64_t keys = item.key_end - item.key_begin;
-  std::fill_n(s.grad_key, keys * padded<T>(p.head_dim), T(0));
-  std::fill_n(s.grad_value, keys * padded<T>(p.head_dim_v), T(0));
-  for (int m = 0; m < kMasks; ++m)
-    if (a.grad_masks[m].keys.data) std::fill_n(s.key_sums[m], keys * p.group() * kLanes<T>, T(0));
-  if (item.grad_slopes) std::fill_n(item.grad_slopes, p.group(), 0.);
-  for (double* sums : item.grad_mask_rows)
-    if (sums) std::fill_n(sums, p.group() * p.seqlen_q, 0.);
-
-  s.load_keys(p, item.batch, item.kv_head, item.key_begin, keys);
-  if (item.partial_grad_query) {
-    backward_plane(p, a, item,
-                   Rows<T>{static_cast<T*>(item.partial_grad_query), 1, 0, p.head_dim, 1}, s);
-  } else {
-    backward_plane(p, a, item, rows_of<E>(p, a.grad_query, item.batch, item.kv_head), s);
-  }
-  if (a.grad_key.data || a.grad_value.data) finish_grad_key_value(p, a, item, s);
-  for (int m = 0; m < kMasks; ++m)
-    if (a.grad_masks[m].keys.data)
-      finish_grad_mask_keys<E>(p, a.grad_masks[m].keys, item, s.key_sums[m]);
+  s.load_keys(p, item.batch, item.kv_head, item.key_begin, item.key_end - item.key_begin);
+  const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
+  const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
+  for (int64_t row = begin; row < end; row += kGradRows)
+    backward_rows(p, a, item, row, std::min(kGradRows, item.row_end - row), s);
 }
 
 template <class E>

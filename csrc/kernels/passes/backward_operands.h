@@ -114,7 +114,7 @@ struct BackwardOperands {
     values.load(value_rows<E>(p, batch, kv_head), key, count);
   }
 
-  // Reads rows [row, row + rows) of query and grad_output, and sets grad_query to 0.
+  // Reads rows [row, row + rows) of query and grad_output.
   void load_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
                  int64_t row, int64_t rows) {
     if (kInPairs<E>) {
@@ -130,7 +130,6 @@ struct BackwardOperands {
     read(p.query, query, 1);
     if (has_grad_output) read(a.grad_output, grad_output, T(dropout_scale(p.dropout_p)));
     if (few_query) pack_few_queries<E>(p, batch, kv_head, row, rows, few_query);
-    std::fill_n(grad_query_t, count * padded<T>(p.head_dim), T(0));
   }
 
   // Packs a tile whose first row is row `lane` of those that were read.

@@ -90,8 +90,8 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   const Tile& tile = t.tile;
   T *first = s.grad_scores + at, *second = s.change + at;
   double_scores_of_tile(p, t, key, keys, at, s);
-  for (int m = 0; m < kMasks; ++m) add_grad_mask_of_tile(p, a, item, m, tile, key, keys, second, s);
-  if (item.grad_slopes) add_grad_slopes(p, tile, key, keys, second, item.grad_slopes);
+  for (int m = 0; m < kMasks; ++m) add_grad_mask_of_tile<E>(p, a, item, m, tile, key, keys, second);
+  add_grad_slopes_of_tile(p, item, tile, key, keys, second);
   const bool grads_query =
       a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
   const bool looks = s.hides_pairs && (grads_query || p.softcap > 0);

@@ -2,60 +2,78 @@
 #pragma once
 
 #include "kernels/operands/rows.h"
-#include "kernels/passes/grad_rows.h"
 
 namespace qkv::QKV_ISA {
 
-template <class E>
-void finish_grad_key_value(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                           const BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  const int64_t dim = padded<T>(p.head_dim), dim_v = padded<T>(p.head_dim_v);
-  E* grad_key = plane<E>(p, a.grad_key, item.batch, item.kv_head);
-  E* grad_value = plane<E>(p, a.grad_value, item.batch, item.kv_head);
-  const Strides& k = a.grad_key.strides;
-  const Strides& v = a.grad_value.strides;
-  for (int64_t j = 0; j < item.key_end - item.key_begin; ++j) {
-    const int64_t key = item.key_begin + j;
-    T* from_key = s.grad_key + j * dim;
-    T* from_value = s.grad_value + j * dim_v;
-    for (int64_t d = 0; d < dim; d += kLanes<T>)
-      store(from_key + d, load(from_key + d) * T(p.scale));
-    if (grad_key) scatter_row(from_key, false, p.head_dim, grad_key + key * k.row, k.col);
-    if (grad_value) scatter_row(from_value, false, p.head_dim_v, grad_value + key * v.row, v.col);
+// to [dim] = factor * the sums, of which sum(d, at) puts elements [d, d + lanes) in `at`. They may
+// lie where `to` is. All NaN get the same bits: whether one comes from a product or from repair/
+// depends on what else an item has.
+template <class E, class Sum, class T = Compute<E>>
+QKV_INLINE void finish_row(const Sum& sum, T factor, int64_t dim, E* to, int64_t col) {
+  const Vec<T> nan = splat(std::numeric_limits<T>::quiet_NaN());
+  Vec<T> all;
+  int64_t d = 0;
+  if (col == 1) {
+    for (; d + kLanes<T> <= dim; d += kLanes<T>) {
+      sum(d, all);
+      store_narrow(to + d, all == all ? all * factor : nan);
+    }
+  }
+  for (; d < dim; d += kLanes<T>) {
+    sum(d, all);
+    all = all == all ? all * factor : nan;
+    for (int64_t i = d; i < std::min(dim, d + kLanes<T>); ++i) to[i * col] = narrow<E>(all[i - d]);
   }
 }
 
-template <class E, class T = Compute<E>>
-void finish_grad_mask_keys(const Problem& p, const Output& grad, const BackwardItem& item,
-                           const T* sums) {
-  for (int64_t key = item.key_begin; key < item.key_end; ++key)
-    for (int64_t g = 0; g < p.group(); ++g, sums += kLanes<T>)
-      plane<T>(p, grad, item.batch, item.kv_head * p.group() + g)[key * grad.strides.col] = *sums;
+template <class E>
+void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of) {
+  using T = Compute<E>;
+  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.batch, of.kv_head);
+  const Rows<T> sums{static_cast<T*>(of.sums.grad_query), p.group(), of.sums.query_head,
+                     of.sums.query_row, 1};
+  const int64_t step = of.part_bytes / int64_t(sizeof(T));
+  for (int64_t block = of.begin / kGradRows; block * kGradRows < of.end; ++block) {
+    const QuerySums* const its = of.sums.query_sums + block;
+    if (*its == QuerySums::complete) continue;
+    const int64_t end = std::min(of.end, (block + 1) * kGradRows);
+    for (int64_t r = block * kGradRows; r < end; ++r) {
+      T* const row = sums[r];
+      const auto sum = [&](int64_t d, Vec<T>& all) {
+        all = Vec<T>{};
+        for (int64_t part = 0; part < of.parts; ++part)
+          if (its[part * of.part_blocks] == QuerySums::begun) all += load(row + part * step + d);
+      };
+      finish_row<E>(sum, T(p.scale), p.head_dim, grad_query[r], grad_query.col);
+    }
+  }
 }
 
-// Adds the parts of row r that the splits after the first have left to `sum`.
-template <class T>
-void add_parts(const Problem& p, const GradQueryItem& item, int64_t r, T* sum, int64_t col) {
-  const T* partial = static_cast<const T*>(item.partial_grad_query);
-  const int64_t total = p.group() * p.seqlen_q;
-  for (int64_t part = 0; part < item.parts; ++part)
-    if (r >= grad_row_begin(p, (part + 1) * item.split_keys) &&
-        r < grad_row_end(p, std::min(p.seqlen_k, (part + 2) * item.split_keys)))
-      scatter_row(partial + (part * total + r) * p.head_dim, true, p.head_dim, sum, col);
+// Keys [begin, end) of sums [S, padded(dim)].
+template <class E, class T = Compute<E>>
+void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
+                 const Output& to) {
+  if (!to.data) return;
+  E* const rows = plane<E>(p, to, of.batch, of.kv_head);
+  for (int64_t key = of.begin; key < of.end; ++key) {
+    T* const row = static_cast<T*>(sums) + key * padded<T>(dim);
+    finish_row<E>([&](int64_t d, Vec<T>& all) { all = load(row + d); }, factor, dim,
+                  rows + key * to.strides.row, to.strides.col);
+  }
 }
 
 template <class E>
-void finish_grad_query(const Problem& p, const BackwardArgs& a, const GradQueryItem& item) {
+void finish_keys(const Problem& p, const BackwardArgs& a, const FinishedKeys& of) {
   using T = Compute<E>;
-  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, item.batch, item.kv_head);
-  for (int64_t r = item.row_begin; r < item.row_end; ++r) {
-    if (item.sums) {
-      T* sum = static_cast<T*>(item.sums) + r * p.head_dim;
-      add_parts(p, item, r, sum, 1);
-      scatter_row(sum, false, p.head_dim, grad_query[r], grad_query.col);
-    } else if constexpr (!kIsHalf<E>) {  // halves without sums have one split, and no parts
-      add_parts(p, item, r, grad_query[r], grad_query.col);
+  finish_sums<E>(p, of, of.sums.grad_key, T(p.scale), p.head_dim, a.grad_key);
+  finish_sums<E>(p, of, of.sums.grad_value, T(1), p.head_dim_v, a.grad_value);
+  for (int m = 0; m < kMasks; ++m) {
+    const Output& grad = a.grad_masks[m].keys;
+    for (int64_t g = 0; grad.data && g < p.group(); ++g) {
+      T* const to = plane<T>(p, grad, of.batch, of.kv_head * p.group() + g);
+      for (int64_t key = of.begin; key < of.end; ++key)
+        to[key * grad.strides.col] =
+            static_cast<const T*>(of.sums.mask_keys[m])[(key * p.group() + g) * kLanes<T>];
     }
   }
 }

@@ -19,17 +19,15 @@ struct BackwardScratch : BackwardOperands<E> {
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
   T *base, *shift, *factor, *delta;
-  T *weights, *grad_scores;           // [padded(kKeyBlock), kGradRows]
-  T* cap_tanhs;                       // [kKeyBlock, kGradRows], t of softcap; or null
-  T *grad_key, *grad_value;           // [keys, padded(D)], [keys, padded(Dv)]
-  T* grad_query;                      // [kTileRows, padded(D)], the rows of a tile
-  std::array<T*, kMasks> key_sums{};  // [keys, G, lanes of a vector] each, for GradMask::keys
-  T* marks;                           // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
+  T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
+  T* cap_tanhs;              // [kKeyBlock, kGradRows], t of softcap; or null
+  T* grad_query;             // [kTileRows, padded(D)], the rows of a tile
+  T* marks;                  // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
   bool hides_pairs = false;  // whether pairs of the block of rows and the item's keys are hidden
   bool needs_marks = false;  // whether, besides, something in these rows is not finite
 
-  // For an item of `key_count` keys; if 0, for one tile of keys at a time, without dK and dV.
+  // For an item of `key_count` keys; if 0, for one tile of keys at a time.
   BackwardScratch(Arena& arena, const Problem& p, int64_t key_count)
       : BackwardOperands<E>(arena, p, key_count ? key_count : kKeyBlock),
         base(arena.take<T>(kGradRows)),
@@ -39,14 +37,9 @@ struct BackwardScratch : BackwardOperands<E> {
         weights(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
         grad_scores(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
         cap_tanhs(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
-        grad_key(arena.take<T>(key_count * padded<T>(p.head_dim))),
-        grad_value(arena.take<T>(key_count * padded<T>(p.head_dim_v))),
         grad_query(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim))),
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
-        dropout(p) {
-    for (int m = 0; m < kMasks; ++m)
-      if (is_floating(p.masks[m])) key_sums[m] = arena.take<T>(key_count * p.group() * kLanes<T>);
-  }
+        dropout(p) {}
 
   // Whether factor and delta of the first `rows` rows are finite.
   bool statistics_are_finite(int64_t rows) const {
@@ -76,26 +69,32 @@ QKV_INLINE T dot(const E* a, int64_t a_col, const E* b, int64_t b_col, int64_t d
 template <class E, class T = Compute<E>>
 void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t rows,
                const BackwardScratch<E>& s) {
+  // Whole tiles, and whole steps of the exponential.
+  constexpr int64_t kStep = kVectorsInStep * kLanes<double>;
+  constexpr int64_t kMultiple = std::max<int64_t>(kStep, kTileRows<T>);
+  static_assert(kMultiple % kStep == 0 && kMultiple % kTileRows<T> == 0 &&
+                kGradRows % kMultiple == 0);
+  const int64_t lanes = (rows + kMultiple - 1) / kMultiple * kMultiple;
   double exponent[kGradRows];
   T center[kGradRows];
   const double spread = std::log(double(p.seqlen_k));
-  for (int64_t r = 0; r < kGradRows; ++r) {
+  for (int64_t r = 0; r < lanes; ++r) {
     exponent[r] = r < rows ? *lse[row + r] : -HUGE_VAL;
     // lse = log(sum of exp(score)) over S keys. If all scores of the row were equal, each would be
     // lse - log(S), and no score is ever larger than lse. The weights' exponent is taken relative
     // to that point, so that it stays small.
     center[r] = T(exponent[r] - spread);
   }
-  for (int64_t r = 0; r < kGradRows; r += kLanes<T>) {
+  for (int64_t r = 0; r < lanes; r += kLanes<T>) {
     const Reference<T> reference(load(center + r));
     store(s.base + r, reference.base);
     store(s.shift + r, reference.shift);
   }
-  for (int64_t r = 0; r < kGradRows; ++r)
+  for (int64_t r = 0; r < lanes; ++r)
     exponent[r] = exponent[r] == -HUGE_VAL
                       ? exponent[r]
                       : double(s.shift[r]) - (exponent[r] - double(s.base[r])) * kLog2e;
-  for (int64_t r = 0; r < kGradRows; r += kVectorsInStep * kLanes<double>) {
+  for (int64_t r = 0; r < lanes; r += kStep) {
     Vec<double> t[kVectorsInStep];
     QKV_UNROLL
     for (int i = 0; i < kVectorsInStep; ++i) t[i] = load(exponent + r + i * kLanes<double>);
@@ -103,7 +102,7 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
     QKV_UNROLL
     for (int i = 0; i < kVectorsInStep; ++i) store(exponent + r + i * kLanes<double>, t[i]);
   }
-  for (int64_t r = 0; r < kGradRows; ++r) s.factor[r] = T(exponent[r]);
+  for (int64_t r = 0; r < lanes; ++r) s.factor[r] = T(exponent[r]);
 }
 
 // Computes what rows [row, row + rows) need of the forward pass: base, shift, factor and delta.

@@ -71,15 +71,23 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 // Adds dS of a tile to the gradient of mask m, or to its sums over rows or keys.
 template <class E, class T = Compute<E>>
 void add_grad_mask_of_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int m,
-                           const Tile& tile, int64_t key, int64_t keys, const T* grad_scores,
-                           const BackwardScratch<E>& s) {
+                           const Tile& tile, int64_t key, int64_t keys, const T* grad_scores) {
   const GradMask& grad = a.grad_masks[m];
-  double* const row_sums = item.grad_mask_rows[m];
+  double* const row_sums = item.sums.mask_rows[m];
   if (grad.each.data) add_grad_mask(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
   if (grad.keys.data)
     add_key_sums(p, tile, keys, grad_scores,
-                 s.key_sums[m] + (key - item.key_begin) * p.group() * kLanes<T>);
+                 static_cast<T*>(item.sums.mask_keys[m]) + key * p.group() * kLanes<T>);
   if (row_sums) add_row_sums(tile, keys, grad_scores, row_sums + tile.row);
+}
+
+// Adds dS of a tile to its share of the gradient of the slopes, if that is wanted.
+template <class T>
+void add_grad_slopes_of_tile(const Problem& p, const BackwardItem& item, const Tile& tile,
+                             int64_t key, int64_t keys, const T* grad_scores) {
+  if (!item.sums.grad_slopes) return;
+  double* const sums = item.sums.grad_slopes + tile.row / kGradRows * p.group();
+  add_grad_slopes(p, tile, key, keys, grad_scores, sums);
 }
 
 // Computes P and dS of one tile and everything that is made of them but dK and dV: the
@@ -93,8 +101,8 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   T* grad_scores = s.grad_scores + at;
   grad_scores_of_tile(p, a, t, key, keys, at, s);
   for (int m = 0; m < kMasks; ++m)
-    add_grad_mask_of_tile(p, a, item, m, tile, key, keys, grad_scores, s);
-  if (item.grad_slopes) add_grad_slopes(p, tile, key, keys, grad_scores, item.grad_slopes);
+    add_grad_mask_of_tile<E>(p, a, item, m, tile, key, keys, grad_scores);
+  add_grad_slopes_of_tile(p, item, tile, key, keys, grad_scores);
   // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
   // dK and dV in add_grad_key_value.
   const bool grads_query =

@@ -1,0 +1,127 @@
+#include "cells.h"
+
+#include <algorithm>
+
+#include "threads/parallel.h"
+
+namespace qkv {
+namespace {
+
+// The strips of all planes of a batch item are enough for about so many threads, if they have
+// kStripKeys keys each: is_causal hides half of the meetings of a step.
+constexpr int64_t kWantedWidth = 128;
+// The fewest keys of a strip, and what its keys are a multiple of. Where every strip is an item,
+// each block of rows is packed once for it, which takes a tenth of the time of 64 keys (Zen 3, D =
+// 64).
+constexpr int64_t kStripKeys = 64;
+// Planes of fewer keys have one strip of them. To take a plane in two laps, a thread packs its rows
+// twice, which shows where it would pack them once otherwise.
+constexpr int64_t kFewestKeys = 400;
+// Where there are fewer blocks of rows than kWantedParts, keys are cut into parts of at least
+// kPartKeys keys, so that about as many threads find work.
+constexpr int64_t kWantedParts = 8;
+constexpr int64_t kPartKeys = 256;
+
+// The size of a strip of `total` rows or keys, a multiple of `unit`, if there are to be at most
+// `count` of them.
+int64_t strip_size(int64_t total, int64_t count, int64_t unit) {
+  return std::max(unit, ceil_div(ceil_div(total, count), unit) * unit);
+}
+
+}  // namespace
+
+Grid::Grid(const Problem& p, int64_t rows) : p_(p), total_rows_(rows) {
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(rows, kGradRows));
+  if (blocks < kWantedParts)
+    parts_ = std::clamp<int64_t>(p.seqlen_k / kPartKeys, 1, kWantedParts / blocks);
+  part_keys_ = std::max<int64_t>(1, ceil_div(p.seqlen_k, parts_));
+  parts_ = std::max<int64_t>(1, ceil_div(p.seqlen_k, part_keys_));
+  int64_t wanted = ceil_div(kWantedWidth << p.is_causal, std::max<int64_t>(1, p.kv_heads));
+  wanted = std::min({wanted, blocks, part_keys_ / kStripKeys});
+  if (p.seqlen_k < kFewestKeys) wanted = 1;
+  if (wanted <= 1) {
+    strips_.keys = part_keys_, strips_.rows = blocks * kGradRows;
+  } else {
+    strips_.keys = strip_size(part_keys_, wanted, kStripKeys);
+    strips_.rows = strip_size(rows, wanted, kGradRows);
+  }
+  strips_.count =
+      std::max({int64_t{1}, ceil_div(part_keys_, strips_.keys), ceil_div(rows, strips_.rows)});
+  strips_.descends = p.window_left >= 0;
+}
+
+int64_t Grid::width() const {
+  const int64_t rows = std::max<int64_t>(1, ceil_div(total_rows_, strips_.rows));
+  const int64_t keys = std::max<int64_t>(1, ceil_div(part_keys_, strips_.keys));
+  return parts_ * std::min(rows, keys);
+}
+
+Range Grid::rows(const Range& strips) const {
+  return {std::min(total_rows_, strips.begin * strips_.rows),
+          std::min(total_rows_, strips.end * strips_.rows)};
+}
+
+Range Grid::keys(int64_t part, const Range& strips) const {
+  const Range natural =
+      strips_.descends ? Range{strips_.count - strips.end, strips_.count - strips.begin} : strips;
+  const int64_t first = part * part_keys_, end = std::min(p_.seqlen_k, first + part_keys_);
+  return {std::min(end, first + natural.begin * strips_.keys),
+          std::min(end, first + natural.end * strips_.keys)};
+}
+
+// Whether any pair of the cell is visible.
+bool Grid::sees(const Cell& cell, int64_t part) const {
+  bool found = false;
+  for_each_rectangle(cell, part, p_.seqlen_k + strips_.keys, [&](const Rectangle& of) {
+    found |= std::max(of.rows.begin, grad_row_begin(p_, of.keys.begin)) <
+             std::min(of.rows.end, grad_row_end(p_, of.keys.end));
+  });
+  return found;
+}
+
+std::vector<Cell> Grid::candidates(int64_t groups) const {
+  const int64_t n = strips_.count, strips = ceil_div(n, groups);
+  groups = ceil_div(n, strips);
+  const auto group = [&](int64_t i) { return Range{i * strips, std::min(n, (i + 1) * strips)}; };
+  std::vector<Cell> found;
+  for (int64_t row = 0; row < groups; ++row) {
+    for (int64_t key = 0; key < groups; ++key) {
+      const Range rows = group(row), keys = group(key);
+      const int64_t step = row + key + 1;
+      if (rows.end + keys.end - 1 >= n)
+        found.push_back({rows, keys, false, int32_t(row), int32_t(key), int32_t(step - groups)});
+      if (rows.begin + keys.begin + 1 < n)
+        found.push_back({rows, keys, true, int32_t(row), int32_t(key), int32_t(step)});
+    }
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Cell& a, const Cell& b) { return a.step < b.step; });
+  return found;
+}
+
+std::vector<Cell> Grid::cells(int64_t part, int64_t groups) const {
+  const std::vector<Cell> all = candidates(groups);
+  std::vector<char> kept(all.size()), has_row(strips_.count), has_key(strips_.count);
+  const auto keep = [&](size_t i) { kept[i] = has_row[all[i].row] = has_key[all[i].key] = true; };
+  for (size_t i = 0; i < all.size(); ++i)
+    if (sees(all[i], part)) keep(i);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Cell& cell = all[i];
+    if ((!has_row[cell.row] && !rows(cell.rows).is_empty()) ||
+        (!has_key[cell.key] && !keys(part, cell.keys).is_empty()))
+      keep(i);
+  }
+  std::vector<int32_t> of_row(strips_.count), of_key(strips_.count);
+  std::vector<Cell> found;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!kept[i]) continue;
+    Cell cell = all[i];
+    cell.row_rank = of_row[cell.row]++;
+    cell.key_rank = of_key[cell.key]++;
+    found.push_back(cell);
+  }
+  for (Cell& cell : found) cell.row_cells = of_row[cell.row], cell.key_cells = of_key[cell.key];
+  return found;
+}
+
+}  // namespace qkv

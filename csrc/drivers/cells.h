@@ -1,0 +1,121 @@
+// In which order the backward pass of a plane takes its rows and its keys.
+//
+// Both are cut into strips. A strip of rows that meets a strip of keys adds to the sums of both, so
+// two meetings that have a strip in common must not happen at the same time; and so that sums have
+// the same bits whoever makes them, every strip meets those of the other kind in an order that
+// follows from the shape alone. With n strips of each kind, strip r of the rows and strip s of the
+// keys meet at step
+//
+//   (r + s + 1) mod n                          s = 0  1  2  3
+//                                      r = 0       1  2  3 |0
+// which for a given r is another            1       2  3 |0  1
+// one for each s, and for a given s         2       3 |0  1  2
+// another for each r. At each step          3      |0  1  2  3
+// there are n meetings; where is_causal hides those with s > r, n / 2 of them or one more; and
+// where a window leaves some diagonals, n on each of these, if the strips of keys are numbered from
+// the last one on. (All orders of a fixed sum have the bound n: DASH, arXiv 2601.21824, calls its
+// own shift scheduling.)
+//
+// A line of this table has two laps: one from step 0 on, the meetings with r + s + 1 >= n, right of
+// the bar, and one that ends with step n - 1, left of it. Within a lap, steps ascend with r and
+// with s. So whoever takes many strips of rows and many of keys at once, first what belongs to the
+// first lap and then what belongs to the second, may go through each lap row by row or key by key:
+// every strip meets the others in the same order. One lap of such a rectangle is a cell, and a
+// plane is cut into as many as there is use for.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "dispatch/kernel_table.h"
+
+namespace qkv {
+
+struct Range {
+  int64_t begin = 0, end = 0;
+  bool is_empty() const { return begin >= end; }
+};
+
+// How the rows of a plane and one part of its keys are cut. Where there are more strips of one kind
+// than of the other, the last ones of the other are empty.
+struct Strips {
+  int64_t count = 1;                   // n
+  int64_t rows = kGradRows, keys = 1;  // of a strip; all but the last have so many
+  bool descends = false;               // whether strips of keys are numbered from the last one on
+};
+
+struct Cell {
+  Range rows, keys;  // numbers of strips
+  bool second_lap;
+  // Which group of strips of rows, and of keys, the cell has.
+  int32_t row = 0, key = 0;
+  int32_t step = 0;  // cells of the same step have no group in common
+  // How many cells of its groups come before it, and how many there are.
+  int32_t row_rank = 0, key_rank = 0;
+  int32_t row_cells = 0, key_cells = 0;
+};
+
+// Rows and keys of a plane: those of some strips of one lap.
+struct Rectangle {
+  Range rows, keys;
+  bool ends_rows;  // whether these rows meet no other keys of the cell after these
+};
+
+// The strips of one plane, and the parts of its keys: where rows are few and keys many, each part
+// of the keys has strips of its own, and its own sum for grad_query.
+class Grid {
+ public:
+  Grid(const Problem& problem, int64_t rows);
+
+  int64_t parts() const { return parts_; }
+  const Strips& strips() const { return strips_; }
+  // The most threads that can work on the plane at the same time.
+  int64_t width() const;
+  // Into how many groups of equally many strips the strips can be cut, at most.
+  int64_t most_groups() const { return strips_.count; }
+  // The cells of one part, of which there are none without rows or keys that see each other, but
+  // for one of each group at least; in an order in which they can run one after the other.
+  std::vector<Cell> cells(int64_t part, int64_t groups) const;
+
+  Range rows(const Range& strips) const;
+  Range keys(int64_t part, const Range& strips) const;
+
+  // Calls f(Rectangle) for rectangles that together are a cell, each with no more strips of keys
+  // than `most_keys` keys have, in an order in which they can run.
+  template <class F>
+  void for_each_rectangle(const Cell& cell, int64_t part, int64_t most_keys, const F& f) const;
+
+ private:
+  // The cells of a plane in which every row sees every key.
+  std::vector<Cell> candidates(int64_t groups) const;
+  bool sees(const Cell& cell, int64_t part) const;
+
+  const Problem& p_;
+  int64_t total_rows_;
+  Strips strips_;
+  int64_t parts_ = 1, part_keys_ = 0;
+};
+
+template <class F>
+void Grid::for_each_rectangle(const Cell& cell, int64_t part, int64_t most_keys, const F& f) const {
+  const int64_t n = strips_.count, most = std::max<int64_t>(1, most_keys / strips_.keys);
+  const auto run = [&](int64_t row, int64_t row_end, int64_t key, int64_t key_end, bool ends_rows) {
+    const Rectangle found{rows({row, row_end}), keys(part, {key, key_end}), ends_rows};
+    if (!found.rows.is_empty() && !found.keys.is_empty()) f(found);
+  };
+  for (int64_t key = cell.keys.begin; key < cell.keys.end; key += most) {
+    const int64_t end = std::min(cell.keys.end, key + most);
+    const bool ends = end == cell.keys.end;
+    // Of strips [key, end), strip r of the rows meets in the first lap those from n - 1 - r on: the
+    // last one from r = n - end on, and all from r = n - 1 - key on.
+    const int64_t some = std::clamp(n - end, cell.rows.begin, cell.rows.end);
+    const int64_t all = std::clamp(n - 1 - key, cell.rows.begin, cell.rows.end);
+    if (cell.second_lap) run(cell.rows.begin, some, key, end, ends);
+    for (int64_t r = some; r < all; ++r)
+      cell.second_lap ? run(r, r + 1, key, n - 1 - r, true) : run(r, r + 1, n - 1 - r, end, ends);
+    if (!cell.second_lap) run(all, cell.rows.end, key, end, ends);
+  }
+}
+
+}  // namespace qkv

@@ -1,0 +1,58 @@
+// The memory to which the cells of a plane add (BackwardSums): the gradients themselves where they
+// can be, else memory of a plane's own.
+#pragma once
+
+#include "attention.h"
+#include "cells.h"
+#include "common/workspace.h"
+#include "dispatch/kernel_table.h"
+
+namespace qkv {
+
+class PlaneSums {
+ public:
+  // For the kernels of the problem's dtype, and a grid that outlives this.
+  PlaneSums(const Problem& problem, const BackwardArgs& args, const Kernels& kernels,
+            const Grid& grid);
+
+  // What one plane needs of its own; null: not needed, or not wanted.
+  struct Memory {
+    char* grad_query;                       // [parts, G * L, padded(D)]
+    QuerySums* query_sums;                  // [parts, blocks of rows]
+    char* grad_key;                         // [S, padded(D)]
+    char* grad_value;                       // [S, padded(Dv)]
+    double* grad_slopes;                    // [parts, blocks of rows, G]
+    std::array<double*, kMasks> mask_rows;  // [parts, G * L]
+    std::array<char*, kMasks> mask_keys;    // [S, G, lanes]
+  };
+  Memory take(Arena& arena) const;
+  // How many bytes that takes.
+  int64_t bytes() const;
+
+  BackwardSums of(int64_t plane, int64_t part, const Memory& memory) const;
+  // Set the sums of some rows, or keys, of a plane to 0.
+  void clear_rows(const BackwardSums& sums, const Range& rows) const;
+  void clear_keys(const BackwardSums& sums, const Range& keys) const;
+
+  // Complete the gradients of some rows, or keys, or of what belongs to heads.
+  // `first`: the sums of the first part.
+  void finish_rows(int64_t plane, const Range& rows, const BackwardSums& first) const;
+  void finish_keys(int64_t plane, const Range& keys, const BackwardSums& sums) const;
+  void finish_heads(int64_t plane, const Memory& memory) const;
+
+ private:
+  int64_t padded(int64_t dim) const { return (dim + lanes_ - 1) / lanes_ * lanes_; }
+  // Whether a gradient whose last dimension is `dim` can be its own sum.
+  bool is_sum(const Output& grad, int64_t dim) const;
+  bool are_keys_sum(const Output& grad, int64_t dim) const;
+
+  const Problem& p_;
+  const BackwardArgs& args_;
+  const Kernels& kernels_;
+  const Grid& grid_;
+  int64_t lanes_, element_, rows_, blocks_;
+  bool query_in_place_, key_in_place_, value_in_place_;
+  bool has_heads_;  // whether something is wanted of each head
+};
+
+}  // namespace qkv
