@@ -39,7 +39,7 @@ if(csrc_tests)
   target_precompile_headers(qkv_csrc_tests PRIVATE <gtest/gtest.h> <random>)
   list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # for tests that start the program again
   target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
-  target_link_libraries(qkv_csrc_tests PRIVATE qkv_reference qkv_kernels GTest::gtest_main -fopenmp)
+  target_link_libraries(qkv_csrc_tests PRIVATE qkv_reference qkv_simulator qkv_kernels GTest::gtest_main -fopenmp)
   gtest_discover_tests(qkv_csrc_tests DISCOVERY_MODE PRE_TEST)
 endif()
 

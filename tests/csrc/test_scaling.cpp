@@ -1,0 +1,116 @@
+// How calls would scale to 64 cores, on the real items with counted costs (benchmarks/scaling): the
+// same on every machine.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "allocations.h"
+#include "cases.h"
+#include "counted.h"
+#include "dispatch/dispatch.h"
+#include "shapes.h"
+#include "simulator.h"
+
+namespace qkv::test {
+namespace {
+
+class Scaling : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    before_ = active_isa();
+    scaling::add_counted();
+    set_isa("counted");
+  }
+  void TearDown() override { set_isa(before_.c_str()); }
+
+  static scaling::Simulator::Result predict(const std::function<void()>& call) {
+    scaling::Simulator simulator(scaling::counted);
+    return simulator.observe(call);
+  }
+  // The share of the threads' time that is not lost.
+  static double efficiency(const std::function<void(int)>& call, int threads) {
+    const double alone = predict([&] { call(1); }).work;
+    return alone / (threads * predict([&] { call(threads); }).duration);
+  }
+
+ private:
+  std::string before_;
+};
+
+TEST_F(Scaling, SixtyFourCores) {
+  // What is reached, rounded down: less is a step back. Of shapes that have no more work for so
+  // many cores (vit-s has 48 planes of one item each), or little work at all, less is asked for.
+  const std::map<std::string, std::pair<double, double>> least = {
+      {"vit-s", {.85, .74}}, {"bert", {.95, .90}},   {"gpt2", {.95, .90}},  {"base", {.95, .90}},
+      {"long", {.95, .90}},  {"long1h", {.95, .85}}, {"llama", {.95, .85}}, {"sd-unet", {.95, .45}},
+      {"tiny", {.95, .95}},  {"cross", {.70, .75}},  {"d256", {.95, .85}}};
+  for (const scaling::Named& shape : scaling::kGrid) {
+    const scaling::Call call(shape.shape);
+    const auto [forward, backward] = least.at(shape.name);
+    EXPECT_GE(efficiency([&](int threads) { call.forward(threads); }, 64), forward) << shape.name;
+    EXPECT_GE(efficiency([&](int threads) { call.backward(threads); }, 64), backward) << shape.name;
+  }
+}
+
+// However many threads there are, the work is all there, and does not take longer than on fewer.
+TEST_F(Scaling, OneTo192Cores) {
+  for (const char* shape : {"1x1x2048x2048x64", "1x6x1000x1000x64c", "2x8/2x700x700x32"}) {
+    const scaling::Call call(shape);
+    const double alone = predict([&] { call.backward(1); }).work;
+    double before = HUGE_VAL;
+    for (int threads : {1, 2, 4, 8, 16, 32, 64, 128, 192}) {
+      const auto found = predict([&] { call.backward(threads); });
+      EXPECT_GE(found.work, alone * 0.999) << shape << " " << threads;
+      EXPECT_LE(found.work, alone * 1.3) << shape << " " << threads;
+      EXPECT_LE(found.duration, before * 1.05) << shape << " " << threads;
+      before = found.duration;
+    }
+  }
+}
+
+// Of packed documents, one long one among short ones does not keep threads waiting.
+TEST_F(Scaling, OneLongDocumentAmongShortOnes) {
+  std::vector<float> numbers(8192 * 64), sums(3 * numbers.size());
+  const auto job = [&](int64_t length, int threads) {
+    BackwardJob found;
+    Problem& p = found.problem;
+    p.seqlen_q = p.seqlen_k = length, p.head_dim = p.head_dim_v = 64, p.num_threads = threads;
+    Strides strides;
+    strides.row = 64, strides.col = 1;
+    p.query = p.key = p.value = {numbers.data(), strides};
+    found.args.output = found.args.grad_output = p.query;
+    found.args.lse = {numbers.data(), {}};
+    Output* const grads[] = {&found.args.grad_query, &found.args.grad_key, &found.args.grad_value};
+    for (int n = 0; n < 3; ++n) *grads[n] = {sums.data() + n * numbers.size(), strides};
+    return found;
+  };
+  for (const int64_t longest : {2048, 4096, 8192}) {
+    const auto call = [&](int threads) {
+      std::vector<BackwardJob> jobs(400, job(300, threads));
+      jobs[200] = job(longest, threads);
+      attention_backward(jobs);
+    };
+    EXPECT_GE(efficiency(call, 16), 0.9) << longest;
+    EXPECT_GE(efficiency(call, 64), 0.75) << longest;
+  }
+}
+
+// Beside the gradients a call takes no more than a quarter of their memory, or 32 MiB.
+TEST_F(Scaling, MemoryOfAnyNumberOfThreads) {
+#if defined(QKV_SANITIZER_ALLOCATES)
+  GTEST_SKIP() << "a sanitizer allocates on its own";
+#endif
+  for (const scaling::Named& shape : scaling::kGrid) {
+    const scaling::Call call(shape.shape);
+    const int64_t most = std::max<int64_t>(int64_t{32} << 20, call.gradient_bytes() / 4);
+    for (int threads : {1, 16, 64, 192}) {
+      largest_workspace();
+      predict([&] { call.backward(threads); });
+      EXPECT_LE(largest_workspace(), most) << shape.name << " " << threads;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::test
