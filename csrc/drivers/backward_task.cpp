@@ -50,16 +50,16 @@ BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
 }
 
 void BackwardTask::plan(const Team& team) {
-  const int64_t chains = classes() * groups_.count();
+  // Without rows or keys there are no cells.
+  if (team.threads == 1 || flops() == 0 || groups_.count() > 1) return plan_by_class();
   const int64_t most_sums =
       std::max(int64_t(double(kMostSumBytes) * flops() / team.flops), gradient_bytes() / kSumShare);
   const int64_t bytes = std::max<int64_t>(1, sums_.bytes());
-  const bool alone = flops() == team.flops;
-  const bool fits = std::min<int64_t>(team.threads, chains) * bytes <= most_sums;
   // Whole classes are taken where they fill the threads evenly, or nearly so.
-  if (team.threads == 1 || groups_.count() > 1 ||
-      (fits && (grid_.width() == 1 || team.pieces(flops() / double(chains), 4) == 1 ||
-                (alone && chains % team.threads == 0))))
+  const bool alone = flops() == team.flops;
+  if (std::min<int64_t>(team.threads, classes()) * bytes <= most_sums &&
+      (grid_.width() == 1 || team.pieces(flops() / double(classes()), 4) == 1 ||
+       (alone && classes() % team.threads == 0)))
     return plan_by_class();
   waiting_planes_ = std::clamp<int64_t>(most_sums / bytes, 1, planes_);
   const auto together = double(std::min(classes(), waiting_planes_));
