@@ -74,15 +74,12 @@ static_assert(kFewKeys <= kKeyBlock,
               "Planes of few rows take kFewKeys keys at a time (ForwardFewRows), whose scores lie "
               "in memory for kKeyBlock keys where options work on them (ForwardScratch)");
 
-static_assert(
-    kFewStep - kFewKeys >= kFewSums<float>,
-    "A product of few rows writes the scores of whole steps of keys: a row of scores must "
-    "have room for those beyond the last key");
+static_assert(kFewPad >= few_run_places<float, 1>() && kFewPad >= few_run_places<double, 1>(),
+              "A product of few rows takes whole runs of keys: a row of scores must have room for "
+              "those beyond the last key");
 
-static_assert(kFewPortion<float> <= kFewSums<float> && kFewPortion<double> <= kFewSums<double> &&
-                  kFewSums<float> % kLanes<float> == 0 && kFewSums<double> % kLanes<double> == 0,
-              "dot_rows makes the sums of all rows of a portion and at least one key in registers, "
-              "and adds up their lanes a vector of sums at a time (sum_lanes)");
+static_assert(kFewPortion<float> <= kFewSums<float> && kFewPortion<double> <= kFewSums<double>,
+              "dot_rows makes the sums of all rows of a portion and at least one key in registers");
 
 static_assert(kKeyBlock <= kLongestChain || kTiles,
               "The keys of a tile are the depth of the second product, which is one chain of "

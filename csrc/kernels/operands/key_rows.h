@@ -28,6 +28,31 @@ struct RowPlaces {
     if (!pages.table) return first + key * row;
     return first + pages.table[key / pages.size] * page_stride + key % pages.size * row;
   }
+
+  // Calls f(first, count, j) for each run of rows that are `row` apart: `count` of rows [key, key +
+  // keys), from the j-th of them on, which begins at `first`. It divides once, not for each run.
+  template <class F>
+  QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
+    if (!pages.table) return f(first + key * row, keys, int64_t(0));
+    int64_t page = key / pages.size, begin = key % pages.size;
+    for (int64_t j = 0; j < keys; ++page, begin = 0) {
+      const int64_t count = std::min(keys - j, pages.size - begin);
+      f(first + pages.table[page] * page_stride + begin * row, count, j);
+      j += count;
+    }
+  }
+  // to [keys] = at(key), at(key + 1), ...
+  void addresses(int64_t key, int64_t keys, const E** to) const {
+    for_each_run(key, keys, [&](const E* from, int64_t count, int64_t j) QKV_INLINE_LAMBDA {
+      const E** next = to + j;
+      const E** const end = next + count;
+      for (; next + 4 <= end; next += 4, from += 4 * row) {
+        QKV_UNROLL
+        for (int i = 0; i < 4; ++i) next[i] = from + i * row;
+      }
+      for (; next < end; ++next, from += row) *next = from;
+    });
+  }
 };
 
 // The rows of key or value of one plane: S rows of `dim` elements of type E, in one tensor or in
@@ -86,6 +111,7 @@ class KeyRows {
   }
 
   const E* at(int64_t key) const { return rows_.at(key); }
+  const RowPlaces<E>& places() const { return rows_; }
   const RowPlaces<float>& scales() const { return scales_; }  // of int8
   // Rows [key, run_end(key)) are row() apart.
   int64_t run_end(int64_t key) const {

@@ -14,10 +14,10 @@
 
 namespace qkv::QKV_ISA {
 
-// The bytes of a chunk of keys or values, of which one is multiplied while the next one is fetched:
-// two of them, the queries, the scores and the output have to fit into a first-level cache of 32
-// KiB. With 16 KiB, f32 and bf16 from memory took up to 1.2 times as long on a Zen 3.
-constexpr int64_t kFewBytes = int64_t(8) << 10;
+// The most bytes of a chunk of keys or values, of which one is multiplied while the next one is
+// fetched: two of them, the queries, the scores and the output have to fit into a first-level cache
+// of 32 KiB.
+constexpr int64_t kFewBytes = int64_t(12) << 10;
 
 // The counterpart of ForwardTiles, whose functions are described there, but for block_keys and
 // scores. Output is [rows, Dv], and weights are [rows x keys] (products/few_rows.h).
@@ -36,6 +36,9 @@ class ForwardFewRows {
   ForwardFewRows(Arena& arena, const Problem& p)
       : p_(p),
         scores_(arena.take<T>(kFewScores * (kHasRests<K> ? 2 : 1))),
+        key_at_(arena.take<const K*>(kFewStep)),
+        value_at_(arena.take<const K*>(kFewStep)),
+        next_at_(arena.take<const K*>(kFewStep)),
         marks_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
         tile_weights_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
         scales_(kHasScales ? arena.take<T>(kFewStep) : nullptr),
@@ -58,42 +61,36 @@ class ForwardFewRows {
     values_ = value_rows<K>(p_, batch, kv_head);
   }
 
-  // Returns scores [rows x keys] of keys [key, key + keys), before any option.
-  T* scores(const Tile& tile, int64_t key, int64_t keys, Query query) const {
-    for_each_chunk(tile, p_.head_dim, key, keys, [&](int64_t begin, int64_t count, bool is_last) {
-      const KeyRows<K>& next = is_last ? values_ : keys_;
-      const int64_t ahead = is_last ? key : begin + count;
-      keys_.for_each_run(begin, count, [&](int64_t j, int64_t n) {
-        const K* const fetched = next.at(std::min(ahead + (j - begin), p_.seqlen_k - 1));
-        few_scores<K>(tile.rows, p_.head_dim, {keys_.at(j), keys_.row(), n, fetched, next.row()},
-                      query, scores_ + (j - key));
-      });
+  // Returns scores [rows x keys] of keys [key, key + keys), before any option. The functions below
+  // are to be called for the same keys, next.
+  T* scores(const Tile& tile, int64_t key, int64_t keys, Query query) {
+    if (key != next_key_ || keys > next_keys_) few_places(keys_, key, keys, key_at_);
+    few_places(values_, key, keys, value_at_);
+    for_each_chunk(p_.head_dim, keys, [&](int64_t begin, int64_t count, bool is_last) {
+      const K* const* const rows = key_at_ + begin;
+      const FewPlaces<K> next = is_last ? FewPlaces<K>{value_at_, count}
+                                        : FewPlaces<K>{rows + count, keys - begin - count};
+      FewAhead<K> ahead = to_fetch(next, count, is_last ? values_ : keys_);
+      few_scores<K>(tile.rows, p_.head_dim, {rows, count}, query, scores_ + begin, ahead);
     });
     if constexpr (kHasScales) times_scales<true>(tile, keys_, key, keys, scores_, scores_);
     return scores_;
   }
 
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
-                  const T* before, T* output) const {
+                  const T* before, T* output) {
     weights = of_elements(tile, key, keys, weights);
-    for_each_chunk(tile, p_.head_dim_v, key, keys, [&](int64_t begin, int64_t count, bool is_last) {
-      const KeyRows<K>& next = is_last ? keys_ : values_;
-      typename FewValues<K>::Run runs[kFewKeys];
-      auto* end = runs;
-      values_.for_each_run(begin, count,
-                           [&](int64_t j, int64_t n) { *end++ = {values_.at(j), n, j - begin}; });
-      const auto fetch = [&](int64_t panel, int64_t panels) QKV_INLINE_LAMBDA {
-        const int64_t first = begin + count + count * panel / panels;
-        const int64_t last = begin + count + count * (panel + 1) / panels;
-        next.for_each_run(first, std::min(last, p_.seqlen_k) - first,
-                          [&](int64_t j, int64_t n) QKV_INLINE_LAMBDA {
-                            fetch_rows(next.at(j), next.row(), n, next.dim());
-                          });
-      };
-      add_few_values<K>(tile.rows, p_.head_dim_v, {runs, end, values_.row()},
-                        weights + (begin - key), begin == key ? rescale : ones_,
-                        begin == key ? before : output, output, fetch);
+    next_key_ = key + keys, next_keys_ = std::min(kFewKeys, p_.seqlen_k - next_key_);
+    few_places(keys_, next_key_, next_keys_, next_at_);
+    for_each_chunk(p_.head_dim_v, keys, [&](int64_t begin, int64_t count, bool is_last) {
+      const K* const* const rows = value_at_ + begin;
+      const FewPlaces<K> next = is_last ? FewPlaces<K>{next_at_, next_keys_}
+                                        : FewPlaces<K>{rows + count, keys - begin - count};
+      FewAhead<K> ahead = to_fetch(next, count, is_last ? keys_ : values_);
+      add_few_values<K>(tile.rows, p_.head_dim_v, {rows, count}, weights + begin,
+                        begin == 0 ? rescale : ones_, begin == 0 ? before : output, output, ahead);
     });
+    std::swap(key_at_, next_at_);
   }
 
   // Hidden pairs are left out of the sums, which otherwise are those of add_values, to the last
@@ -106,17 +103,19 @@ class ForwardFewRows {
                           const T* rescale, const T* before, T* output) const {
     const int64_t dim = p_.head_dim_v;
     weights = of_elements(tile, key, keys, weights);
-    for_each_chunk(tile, dim, key, keys, [&](int64_t begin, int64_t count, bool) {
-      const T* const first = begin == key ? before : output;
-      const T* const factors = begin == key ? rescale : ones_;
+    for_each_chunk(dim, keys, [&](int64_t begin, int64_t count, bool) {
+      const T* const first = begin == 0 ? before : output;
+      const T* const factors = begin == 0 ? rescale : ones_;
       for (int r = 0; r < tile.rows; ++r) {
-        typename FewValues<K>::Run runs[kFewKeys];
-        auto* end = runs;
+        const K* seen[kFewKeys];
+        T seen_weights[kFewKeys];
+        int64_t n = 0;
+        FewAhead<K> nothing{};
         for (int64_t j = begin; j < begin + count; ++j)
-          if (marks_[(j - key) * tile.step + r] != 0) *end++ = {values_.at(j), 1, j - begin};
-        add_few_values<K>(1, dim, {runs, end, values_.row()},
-                          weights + r * kFewStep + (begin - key), factors + r, first + r * dim,
-                          output + r * dim, [](int64_t, int64_t) {});
+          if (marks_[j * tile.step + r] != 0)
+            seen[n] = value_at_[j], seen_weights[n++] = weights[r * kFewStep + j];
+        add_few_values<K>(1, dim, {seen, n}, seen_weights, factors + r, first + r * dim,
+                          output + r * dim, nothing);
       }
     });
   }
@@ -144,15 +143,14 @@ class ForwardFewRows {
   void times_scales(const Tile& tile, const KeyRows<K>& rows, int64_t key, int64_t keys,
                     const T* from, T* to) const {
     const int64_t end = padded<T>(keys);
-    rows.for_each_run(key, keys, [&](int64_t first, int64_t count) {
-      const RowPlaces<float>& scales = rows.scales();
-      const float *from = scales.at(first),
-                  *ahead = scales.at(std::min(first + kFewKeys, p_.seqlen_k - 1));
-      for (int64_t j = first - key; j < first - key + count; ++j) {
-        scales_[j] = *from;
-        __builtin_prefetch(ahead);
-        from += scales.row, ahead += scales.row;
-      }
+    const RowPlaces<float>& scales = rows.scales();
+    scales.for_each_run(key, keys, [&](const float* scale, int64_t count, int64_t j) {
+      for (int64_t i = 0; i < count; ++i) scales_[j + i] = scale[i * scales.row];
+    });
+    const int64_t next = std::min(kFewKeys, p_.seqlen_k - key - keys);
+    const int64_t step = scales.row == 1 ? int64_t(kCacheLine / sizeof(float)) : 1;
+    scales.for_each_run(key + keys, next, [&](const float* scale, int64_t count, int64_t) {
+      for (int64_t i = 0; i < count; i += step) __builtin_prefetch(scale + i * scales.row);
     });
     for (int64_t j = keys; j < end; ++j) scales_[j] = 0;
     for (int r = 0; r < tile.rows; ++r)
@@ -175,23 +173,31 @@ class ForwardFewRows {
     }
   }
 
-  // Calls f(begin, count, is_last) for keys or values [key, key + keys) in chunks of about
-  // kFewBytes; of more rows for more queries, whose sums are read and written once a chunk. While
-  // one is worked off the next one is fetched: after the keys of a block its values, and after
-  // these the next keys.
+  // What is fetched while `count` rows are multiplied: as many of the next ones.
+  static FewAhead<K> to_fetch(FewPlaces<K> next, int64_t count, const KeyRows<K>& rows) {
+    return {{next.rows, std::max<int64_t>(0, std::min(count, next.count))}, rows.dim()};
+  }
+
+  // Calls f(begin, count, is_last) for keys or values [begin, begin + count) of a block, in chunks
+  // of up to kFewBytes, but no fewer than a quarter of a full block, since the sums of values are
+  // read and written once a chunk. While one is worked off the next one is fetched: after the keys
+  // of a block its values, and after these the next keys. Chunks of a full block are equal: after a
+  // short one, too little would have been fetched (1.3 times the time from memory, on a Zen 3).
   template <class F>
-  QKV_INLINE void for_each_chunk(const Tile& tile, int64_t dim, int64_t key, int64_t keys,
-                                 const F& f) const {
-    const int64_t bytes = std::max<int64_t>(1, dim * int64_t(sizeof(K)));
-    const int64_t step = std::max({int64_t(16), int64_t(4 * tile.rows), kFewBytes / bytes});
-    for (int64_t begin = key; begin < key + keys; begin += step) {
-      const int64_t count = std::min(step, key + keys - begin);
-      f(begin, count, begin + count == key + keys);
+  QKV_INLINE void for_each_chunk(int64_t dim, int64_t keys, const F& f) const {
+    int64_t step = kFewKeys;
+    while (step > kFewKeys / 4 && step * dim * int64_t(sizeof(K)) > kFewBytes) step /= 2;
+    for (int64_t begin = 0; begin < keys; begin += step) {
+      const int64_t count = std::min(step, keys - begin);
+      f(begin, count, begin + count == keys);
     }
   }
 
   const Problem& p_;
-  T* scores_;                    // [kFewRows, kFewStep]
+  T* scores_;  // [kFewRows, kFewStep]
+  // [kFewStep], where rows begin: those of the block, and its next keys.
+  const K **key_at_, **value_at_, **next_at_;
+  int64_t next_key_ = -1, next_keys_ = 0;
   T* marks_;                     // [keys x lanes], of scores (repair/)
   T* tile_weights_;              // [keys x lanes]
   T *scales_, *scaled_weights_;  // of int8: [keys], [kFewRows, kFewStep]

@@ -37,9 +37,10 @@ void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int
   T block[kFewRows * kFewStep];
   for (int64_t j = 0, count; j < keys; j += count) {
     count = std::min(kFewKeys, keys - j);
-    const E* const rows = s.keys.source().at(key + j);
-    const int64_t row = s.keys.source().row();
-    few_scores<E>(t.tile.rows, p.head_dim, {rows, row, count}, s.few_query, block);
+    const E* places[kFewStep];
+    FewAhead<E> nothing{};
+    few_scores<E>(t.tile.rows, p.head_dim, few_places(s.keys.source(), key + j, count, places),
+                  s.few_query, block, nothing);
     few_to_tile(t.tile, count, block, scores + j * t.tile.step);
   }
 }

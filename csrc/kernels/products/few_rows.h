@@ -10,6 +10,7 @@
 
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
+#include "kernels/products/few_ahead.h"
 #include "kernels/simd/halves.h"
 #include "kernels/simd/transpose.h"
 
@@ -19,14 +20,15 @@ constexpr int64_t kFewRows = 8;
 // The most keys of a block: whole steps of the softmax (few_softmax.h) for every number of lanes,
 // and no more than the tile has room for on which options work.
 constexpr int64_t kFewKeys = 96;
-// Elements from one row of scores to the next. A product writes up to 16 scores beyond the last
-// key, which the next run of keys, or the softmax, overwrites.
-constexpr int64_t kFewStep = kFewKeys + 16;
+// Elements from one row of scores to the next. A product takes whole runs of keys, and writes up to
+// kFewPad scores beyond the last one, which the next run, or the softmax, overwrites.
+constexpr int64_t kFewStep = kFewKeys + kFewPad;
 
-// How many sums a product has in registers: half of them, since what is multiplied has to be there
-// too, and at least as many as sum_lanes makes at once.
+// How many sums a product has in registers: all but four, which hold what is multiplied, and no
+// more than 16. Eight keep two FMA units of latency 4 busy, but just so: sums of values by twelve
+// are 1.1 times as fast on a Zen 3.
 template <class T>
-constexpr int kFewSums = std::max<int>(kLanes<T>, kRegisters / 2);
+constexpr int kFewSums = std::max<int>(kLanes<T>, std::min(kRegisters - 4, 16));
 
 // Whether a problem is computed in this way. The shape of a plane alone decides, since the forward
 // and the backward pass must round alike.
@@ -35,37 +37,6 @@ bool has_few_rows(const Problem& p) {
   constexpr int64_t W = kLanes<Compute<E>>;
   return p.group() * p.seqlen_q <= std::min<int64_t>(kFewRows, 2 * W) && p.key.strides.col == 1 &&
          p.value.strides.col == 1 && p.head_dim % W == 0 && p.head_dim_v % W == 0;
-}
-
-// `count` rows of key or value, `row` elements apart, the first of which begins at `rows`. As many
-// rows from `ahead` on, `ahead_row` apart, are fetched into the cache meanwhile. They need not
-// exist; null: none.
-template <class E>
-struct FewKeys {
-  const E* rows;
-  int64_t row, count;
-  const E* ahead = nullptr;
-  int64_t ahead_row = 0;
-};
-
-// Fetches rows of `dim` elements into the cache, LINES of its lines at a time: a loop over single
-// lines costs a mispredicted branch once a row. All of a row at once: between the multiplications
-// the same prefetches brought a cache in memory no faster than without them (Zen 3).
-template <int LINES, class E>
-QKV_INLINE void fetch_lines(const E* rows, int64_t row, int64_t count, int64_t dim) {
-  constexpr int kLine = int(kCacheLine / sizeof(E));
-  for (int64_t r = 0; r < count; ++r, rows += row)
-    for (int64_t d = 0; d < dim; d += LINES * kLine) {
-      QKV_UNROLL
-      for (int l = 0; l < LINES; ++l) __builtin_prefetch(rows + d + l * kLine);
-    }
-}
-template <class E>
-QKV_INLINE void fetch_rows(const E* rows, int64_t row, int64_t count, int64_t dim) {
-  const int64_t lines = dim * int64_t(sizeof(E)) / int64_t(kCacheLine);
-  if (lines % 4 == 0) return fetch_lines<4>(rows, row, count, dim);
-  if (lines % 2 == 0) return fetch_lines<2>(rows, row, count, dim);
-  fetch_lines<1>(rows, row, count, dim);
 }
 
 // Calls f(row, rows) for `rows` rows in portions of 8, 4, 2 and 1, no larger than MAX: the size of
@@ -81,7 +52,7 @@ QKV_INLINE void for_each_portion(int64_t rows, const F& f) {
     for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>());
   for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
 }
-// With more rows at once, the vectors of the queries would not stay in registers.
+// With more rows at once there would be no registers for two keys, or two vectors of values.
 template <class T>
 constexpr int kFewPortion = std::min(kFewSums<T>, kRegisters / 4);
 
@@ -92,80 +63,125 @@ template <class E>
 constexpr bool kHasRests = std::is_same_v<E, int8_t>;
 constexpr int64_t kFewScores = kFewRows * kFewStep;
 
-// scores[r * kFewStep + j] = the dot product of query r with key j, for ROWS queries. So many keys
-// are taken at a time as make kFewSums sums.
-template <class E, int ROWS, class T = Compute<E>>
-__attribute__((noinline)) void dot_rows(int64_t dim, const FewKeys<E>& keys, const T* query,
-                                        T* scores) {
-  constexpr int W = kLanes<T>, SUMS = kFewSums<T>, KEYS = SUMS / ROWS;
-  for (int64_t begin = 0; begin < keys.count; begin += KEYS) {
-    const int64_t count = std::min<int64_t>(KEYS, keys.count - begin);
-    const E* row[KEYS];
+// to [N] = the lanes of x from `first` on.
+template <int N, class T>
+QKV_INLINE void store_lanes(T* to, const Vec<T>& x, int first) {
+  if constexpr (N == kLanes<T>)
+    store(to, x);
+  else
+    std::memcpy(to, reinterpret_cast<const T*>(&x) + first, N * sizeof(T));
+}
+
+// How many keys are taken at a time: so many that they make kFewSums sums with ROWS queries; of one
+// query, what waits for loads anyway. And the next power of two, their places in store_sums.
+template <class T, int ROWS>
+constexpr int kFewRun = ROWS == 1 ? std::max(8, kLanes<T>) : kFewSums<T> / ROWS;
+template <class T, int ROWS>
+constexpr int few_run_places() {
+  int n = 1;
+  while (n < kFewRun<T, ROWS>) n *= 2;
+  return n;
+}
+
+// scores[r * kFewStep + j] = the sum of all lanes of sum[r][j]. In the places beyond the run, the
+// last key is once more.
+template <class E, int ROWS, int KEYS, class T>
+QKV_INLINE void store_sums(const Vec<T> (&sum)[ROWS][KEYS], T* scores) {
+  constexpr int W = kLanes<T>, PLACES = few_run_places<T, ROWS>(), N = std::min(W, PLACES);
+  static_assert(ROWS * PLACES % W == 0);
+  QKV_UNROLL
+  for (int first = 0; first < ROWS * PLACES; first += W) {
+    Vec<T> part[W], rest;
     QKV_UNROLL
-    for (int j = 0; j < KEYS; ++j)
-      row[j] = keys.rows + (begin + std::min<int64_t>(j, count - 1)) * keys.row;
-    if (keys.ahead) fetch_rows(keys.ahead + begin * keys.ahead_row, keys.ahead_row, count, dim);
-    Vec<T> sum[SUMS];
+    for (int i = 0; i < W; ++i)
+      part[i] = sum[(first + i) / PLACES][std::min((first + i) % PLACES, KEYS - 1)];
+    const Vec<T> all = kHasRests<E> ? sum_lanes<T>(part, rest) : sum_lanes<T>(part);
     QKV_UNROLL
-    for (int i = 0; i < SUMS; ++i) sum[i] = Vec<T>{};
-    const auto add = [&](int64_t d, auto part) {
-      constexpr int half = part;
-      Vec<T> q[ROWS];
-      QKV_UNROLL
-      for (int r = 0; r < ROWS; ++r)
-        q[r] = in_register(load(query + r * dim + d + (half > 0 ? W : 0)));
-      QKV_UNROLL
-      for (int j = 0; j < KEYS; ++j) {
-        const Vec<T> k = load_part<half>(row[j] + d);
-        QKV_UNROLL
-        for (int r = 0; r < ROWS; ++r) sum[r * KEYS + j] += k * q[r];
-      }
-    };
-    int64_t d = 0;
-    for (; d + 2 * W <= dim; d += 2 * W) {
-      add(d, std::integral_constant<int, 0>());
-      add(d, std::integral_constant<int, 1>());
-    }
-    if (d < dim) add(d, std::integral_constant<int, -1>());
-    T sums[SUMS], rests[kHasRests<E> ? SUMS : 1];
-    QKV_UNROLL
-    for (int i = 0; i < SUMS; i += W) {
-      if constexpr (kHasRests<E>) {
-        Vec<T> rest;
-        store(sums + i, sum_lanes<T>(sum + i, rest));
-        store(rests + i, rest);
-      } else {
-        store(sums + i, sum_lanes<T>(sum + i));
-      }
-    }
-    QKV_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      T* const at = scores + r * kFewStep + begin;
-      std::memcpy(at, sums + r * KEYS, KEYS * sizeof(T));
-      if constexpr (kHasRests<E>) std::memcpy(at + kFewScores, rests + r * KEYS, KEYS * sizeof(T));
+    for (int i = 0; i < W; i += N) {
+      T* const to = scores + (first + i) / PLACES * kFewStep + (first + i) % PLACES;
+      store_lanes<N>(to, all, i);
+      if constexpr (kHasRests<E>) store_lanes<N>(to + kFewScores, rest, i);
     }
   }
 }
 
-// query [rows, D] = rows [row, row + rows) of the queries of a plane, times scale, in the order in
-// which load_part reads keys of K.
+// scores[r * kFewStep + j] = the dot product of query r with key j, for ROWS queries, packed.
+template <class E, int ROWS, class T = Compute<E>>
+__attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
+                                        FewAhead<E>& ahead) {
+  constexpr int W = kLanes<T>, KEYS = kFewRun<T, ROWS>;
+  const E* const* const end = keys.rows + keys.count;
+  for (; keys.rows < end; keys.rows += KEYS, scores += KEYS) {
+    ahead.step();
+    Vec<T> sum[ROWS][KEYS];
+    const E* row[KEYS];
+    QKV_UNROLL
+    for (int j = 0; j < KEYS; ++j) {
+      row[j] = keys.rows[j];
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) sum[r][j] = Vec<T>{};
+    }
+    const auto add = [&](int64_t d, auto half) QKV_INLINE_LAMBDA {
+      const T* const q = query + (d + (half > 0 ? W : 0)) * ROWS;
+      Vec<T> k[KEYS];
+      QKV_UNROLL
+      for (int j = 0; j < KEYS && ROWS > 1; ++j) k[j] = in_register(load_part<half>(row[j] + d));
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        const Vec<T> x = in_register(load(q + r * W));
+        QKV_UNROLL
+        for (int j = 0; j < KEYS; ++j)
+          sum[r][j] += (ROWS > 1 ? k[j] : load_part<half>(row[j] + d)) * x;
+      }
+    };
+    int64_t d = 0;
+    if constexpr (kInParts<E>) {  // with both halves in one loop, sums would be spilled (GCC 12)
+      for (; d + 2 * W <= dim; d += 2 * W) add(d, std::integral_constant<int, 0>());
+      for (d = 0; d + 2 * W <= dim; d += 2 * W) add(d, std::integral_constant<int, 1>());
+    }
+    constexpr std::integral_constant<int, -1> as_they_lie;
+    if constexpr (ROWS == 1)
+      for (; d + 2 * W <= dim; d += 2 * W) add(d, as_they_lie), add(d + W, as_they_lie);
+    for (; d < dim; d += W) add(d, as_they_lie);
+    ahead.step();
+    store_sums<E>(sum, scores);
+  }
+}
+
+// Packs rows [row, row + rows) of the queries of a plane, times scale, for keys of K: portion after
+// portion [D / W, rows of the portion, W], the elements in the order in which load_part reads them.
 template <class E, class K = E, class T = Compute<E>>
 void pack_few_queries(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t rows,
                       T* query) {
   constexpr int W = kLanes<T>;
-  gather_rows(rows_of<E>(p, p.query, batch, kv_head), row, rows, rows, p.head_dim, query);
-  for (int64_t i = 0; i < rows * p.head_dim; i += W) store(query + i, load(query + i) * T(p.scale));
-  for (int64_t r = 0; r < rows; ++r, query += p.head_dim)
-    for (int64_t d = 0; d + 2 * W <= p.head_dim; d += 2 * W) to_parts<K>(query + d);
+  const Rows<const E> from = rows_of<E>(p, p.query, batch, kv_head);
+  for_each_portion<kFewPortion<T>>(rows, [&](int64_t first, auto count) {
+    for (int r = 0; r < count; ++r)
+      for (int64_t d = 0; d < p.head_dim; d += 2 * W) {
+        T part[2 * W];
+        const int64_t n = std::min<int64_t>(2 * W, p.head_dim - d);
+        const E* const at = from[row + first + r] + d * from.col;
+        for (int64_t i = 0; i < n; i += W)
+          from.col == 1 ? store(part + i, load_wide(at + i))
+                        : gather_row(at + i * from.col, from.col, W, part + i);
+        if (n == 2 * W) to_parts<K>(part);
+        for (int64_t i = 0; i < n; i += W)
+          store(query + first * p.head_dim + (d + i) * count + r * W, load(part + i) * T(p.scale));
+      }
+  });
 }
 
-// scores [rows x keys] = the scores of query [rows, dim].
+// scores [rows x keys] = the scores of the queries of pack_few_queries.
 template <class E, class T = Compute<E>>
-void few_scores(int64_t rows, int64_t dim, const FewKeys<E>& keys, const T* query, T* scores) {
+void few_scores(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
+                FewAhead<E>& ahead) {
+  ahead.steps = 0;
+  for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
+    constexpr int kRun = kFewRun<T, count>;
+    ahead.steps += 2 * ((keys.count + kRun - 1) / kRun);
+  });
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t r, auto count) {
-    FewKeys<E> of = keys;
-    if (r > 0) of.ahead = nullptr;
-    dot_rows<E, count>(dim, of, query + r * dim, scores + r * kFewStep);
+    dot_rows<E, count>(dim, keys, query + r * dim, scores + r * kFewStep, ahead);
   });
 }
 

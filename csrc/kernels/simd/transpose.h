@@ -64,10 +64,10 @@ QKV_INLINE void exchange(Vec<T>* rows) {
 // 1 it is their last.
 template <class T, int h, class Fold>
 QKV_INLINE Vec<T> fold_two(Vec<T> a, Vec<T> b, const Fold& fold) {
-  if constexpr (h > 1) {
-    return fold(exchange_first<T, h>(a, b), exchange_second<T, h>(a, b));
-  } else {  // two blends and one permutation instead of two of each
-    const Vec<T> own = shuffle(a, b, [](int l) { return (l & 1) ? kLanes<T> + l : l; });
+  const Vec<T> own = shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l : l; });
+  if constexpr (h > 1 || sizeof(T) == 8) {
+    return fold(own, shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l - h : l + h; }));
+  } else {  // no instruction takes odd lanes of a and even ones of b at once
     const Vec<T> other = shuffle(a, b, [](int l) { return (l & 1) ? l : kLanes<T> + l; });
     return fold(own, shuffle(other, other, [](int l) { return l ^ 1; }));
   }

@@ -1,0 +1,63 @@
+// Rows of keys or values, in one tensor or in pages, and how they are fetched into the cache while
+// others are multiplied.
+#pragma once
+
+#include "kernels/operands/key_rows.h"
+
+namespace qkv::QKV_ISA {
+
+// Where some rows begin. A product takes whole runs of keys: behind the last one are kFewPad more,
+// whichever they are.
+template <class E>
+struct FewPlaces {
+  const E* const* rows;
+  int64_t count;
+};
+constexpr int64_t kFewPad = 16;
+
+// Returns the places of rows [key, key + keys), and behind them the last one again and again; none
+// if keys <= 0. memory: [keys + kFewPad].
+template <class E>
+FewPlaces<E> few_places(const KeyRows<E>& rows, int64_t key, int64_t keys, const E** memory) {
+  if (keys <= 0) return {memory, 0};
+  rows.places().addresses(key, keys, memory);
+  std::fill_n(memory + keys, kFewPad, memory[keys - 1]);
+  return {memory, keys};
+}
+
+// Fetches a row of `dim` elements, LINES lines at a time: a loop over single lines costs more.
+template <int LINES, class E>
+QKV_INLINE void fetch_lines(const E* row, int64_t dim) {
+  constexpr int kLine = int(kCacheLine / sizeof(E));
+  for (int64_t d = 0; d < dim; d += LINES * kLine) {
+    QKV_UNROLL
+    for (int l = 0; l < LINES; ++l) __builtin_prefetch(row + d + l * kLine);
+  }
+}
+
+// Rows of `dim` elements that are fetched while others are multiplied, evenly: `steps` calls of
+// step() fetch them all.
+//
+// All of a row at once: a line of it between every few multiplications brought a cache in memory
+// 1.2 to 1.4 times as slowly as that. And few rows at once: a core waits if it has some twenty
+// requests open, and three rows of 512 bytes cost 1.25 times the time of one and a half (Zen 3).
+template <class E>
+struct FewAhead {
+  FewPlaces<E> places;
+  int64_t dim;
+  int64_t steps = 1, due = 0;
+
+  QKV_INLINE void step() {
+    for (due += places.count; due >= steps; due -= steps) fetch(*places.rows++);
+  }
+
+ private:
+  QKV_INLINE void fetch(const E* row) const {
+    const int64_t lines = dim * int64_t(sizeof(E)) / int64_t(kCacheLine);
+    if (lines % 4 == 0) return fetch_lines<4>(row, dim);
+    if (lines % 2 == 0) return fetch_lines<2>(row, dim);
+    fetch_lines<1>(row, dim);
+  }
+};
+
+}  // namespace qkv::QKV_ISA
