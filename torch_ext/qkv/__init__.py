@@ -5,6 +5,7 @@ from qkv._library import load as _load
 _load()  # before anything that calls torch.ops.qkv
 
 from qkv import nn  # noqa: E402
+from qkv._cache import new_cache  # noqa: E402
 from qkv._conversion import convert  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention  # noqa: E402
@@ -39,6 +40,7 @@ __all__ = [
     "half_products",
     "hard_attention",
     "merge",
+    "new_cache",
     "nn",
     "replace_sdpa",
     "sdpa_report",
