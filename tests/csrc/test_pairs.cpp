@@ -281,9 +281,11 @@ TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
           sums[l] *= rescale[l], rounded_sums[l] *= rescale[l];
           for (int64_t j = 0; j < keys; ++j) {
             const float weight = weights[begin + j * lanes + l];
-            const double exact =
-                l == 0 ? 0 : std::exp(double(scores[begin + j * lanes + l]) - double(largest));
-            ASSERT_NEAR(weight, exact, 2e-7 * exact + 1e-37) << j << ", " << l;
+            const double below = double(scores[begin + j * lanes + l]) - double(largest);
+            const double exact = l == 0 ? 0 : std::exp(below);
+            // A difference of scores is rounded, so errors are relative to it.
+            ASSERT_NEAR(weight, exact, (2e-7 - 8e-8 * std::max(-87., below)) * exact + 1e-37)
+                << j << ", " << l;
             const Pair pair = pairs[j / 2 * lanes + l];
             const BFloat16 rounded = j % 2 ? pair.second : pair.first;
             ASSERT_EQ(rounded.bits, narrow<BFloat16>(flushed(weight)).bits) << j << ", " << l;
@@ -292,8 +294,8 @@ TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
           if (keys % 2) {
             ASSERT_EQ(pairs[keys / 2 * lanes + l].second.bits, 0);
           }
-          ASSERT_NEAR(sum[l], sums[l], 2e-7 * sums[l]) << keys << ", " << l;
-          ASSERT_NEAR(rounded_sum[l], rounded_sums[l], 2e-7 * rounded_sums[l]) << keys << ", " << l;
+          ASSERT_NEAR(sum[l], sums[l], 5e-7 * sums[l]) << keys << ", " << l;
+          ASSERT_NEAR(rounded_sum[l], rounded_sums[l], 5e-7 * rounded_sums[l]) << keys << ", " << l;
         }
       }
     }
