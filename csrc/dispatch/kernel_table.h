@@ -146,7 +146,7 @@ struct Kernels {
   // out [columns x rows] = the transposed in [rows x columns]; both are multiples of `lanes`.
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);
-  // The functions of kernels/gemm/pairs.h, for bf16 where pairs are multiplied; else null.
+  // Functions of kernels/gemm/pairs.h, for bf16 where pairs are multiplied; else null.
   struct {
     bool tiles;  // whether gemm multiplies AMX's tiles, and so takes only an A whose a_col is 1
     // C = beta * C + alpha * A * B, where A and B hold pairs; `depth` counts pairs.
@@ -154,8 +154,9 @@ struct Kernels {
                  int64_t a_col, const Pair* b, int64_t b_row, float* c, int64_t c_row, int beta,
                  const float* lanes_beta, float alpha);
     void (*pair_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out);
-    void (*pair_scaled_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes,
-                             const float* factors, Pair* out, float* errors);
+    // softmax_pairs (kernels/score/pair_softmax.h), for tiles of one or two vectors of lanes.
+    void (*softmax)(int64_t keys, int64_t lanes, float* scores, float* max_state, float* sum_state,
+                    float* rounded_sum, float* rescale, Pair* pairs);
     void (*narrow_rows)(const float* in, int64_t in_row, int64_t rows, int64_t columns,
                         BFloat16* out, int64_t out_row);
   } pairs = {};

@@ -252,27 +252,53 @@ TEST_P(PairsTest, Rounding) {
   }
 }
 
-TEST_P(PairsTest, ScaledRowsAndTheErrorsOfTheirSums) {
+// Two blocks of keys, one after the other, against exponentials in double. Lane 0 sees no key, and
+// in lane 1 the second block has by far the largest score.
+TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
   const Kernels& kernels = active_implementation().bf16;
-  const int64_t lanes = 2 * kernels.lanes;
-  for (int64_t rows : {1, 2, 40, 41}) {
-    const Array<float> in(rows * lanes), factors(lanes), errors(lanes);
-    fill(in), fill(factors);
-    const Array<Pair> pairs((rows + 1) / 2 * lanes);
-    kernels.pairs.pair_scaled_rows(in.data(), lanes, rows, lanes, factors.data(), pairs.data(),
-                                   errors.data());
-    for (int64_t l = 0; l < lanes; ++l) {
-      double error = 0;
-      for (int64_t r = 0; r < rows; ++r) {
-        const float x = in[r * lanes + l] * factors[l];
-        const Pair pair = pairs[r / 2 * lanes + l];
-        const BFloat16 rounded = r % 2 ? pair.second : pair.first;
-        ASSERT_EQ(rounded.bits, narrow<BFloat16>(x).bits) << r << ", " << l;
-        error += widen(rounded) - x;
+  for (int64_t lanes : {kernels.lanes, 2 * kernels.lanes})
+    for (int64_t keys : {1, 2, 7, 32, 41}) {
+      const Array<float> scores(2 * keys * lanes), weights(2 * keys * lanes);
+      fill(scores);
+      for (int64_t j = 0; j < 2 * keys; ++j)
+        for (int64_t l = 0; l < lanes; ++l) scores[j * lanes + l] *= 8;
+      for (int64_t j = 0; j < 2 * keys; ++j) scores[j * lanes] = -INFINITY;
+      scores[(2 * keys - 1) * lanes + 1] = 700;
+      const Array<float> top(lanes), sum(lanes), rounded_sum(lanes), rescale(lanes);
+      std::fill_n(top.data(), lanes, -INFINITY);
+      std::copy_n(scores.data(), scores.size(), weights.data());
+      std::vector<double> sums(lanes), rounded_sums(lanes);
+      for (int64_t block : {0, 1}) {
+        const int64_t begin = block * keys * lanes;
+        const Array<Pair> pairs((keys + 1) / 2 * lanes);
+        kernels.pairs.softmax(keys, lanes, weights.data() + begin, top.data(), sum.data(),
+                              rounded_sum.data(), rescale.data(), pairs.data());
+        for (int64_t l = 0; l < lanes; ++l) {
+          float largest = -INFINITY;
+          for (int64_t j = 0; j < (block + 1) * keys; ++j)
+            largest = std::max(largest, scores[j * lanes + l]);
+          ASSERT_EQ(top[l], largest);
+          sums[l] *= rescale[l], rounded_sums[l] *= rescale[l];
+          for (int64_t j = 0; j < keys; ++j) {
+            const float weight = weights[begin + j * lanes + l];
+            const double below = double(scores[begin + j * lanes + l]) - double(largest);
+            const double exact = l == 0 ? 0 : std::exp(below);
+            // A difference of scores is rounded, so errors are relative to it.
+            ASSERT_NEAR(weight, exact, (2e-7 - 8e-8 * std::max(-87., below)) * exact + 1e-37)
+                << j << ", " << l;
+            const Pair pair = pairs[j / 2 * lanes + l];
+            const BFloat16 rounded = j % 2 ? pair.second : pair.first;
+            ASSERT_EQ(rounded.bits, narrow<BFloat16>(flushed(weight)).bits) << j << ", " << l;
+            sums[l] += weight, rounded_sums[l] += widen(rounded);
+          }
+          if (keys % 2) {
+            ASSERT_EQ(pairs[keys / 2 * lanes + l].second.bits, 0);
+          }
+          ASSERT_NEAR(sum[l], sums[l], 5e-7 * sums[l]) << keys << ", " << l;
+          ASSERT_NEAR(rounded_sum[l], rounded_sums[l], 5e-7 * rounded_sums[l]) << keys << ", " << l;
+        }
       }
-      ASSERT_NEAR(errors[l], error, 1e-5) << rows;
     }
-  }
 }
 
 // Behind the last column, memory may hold anything, and the last column's pair must not have it.

@@ -71,25 +71,6 @@ inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lan
       store(out + l, pair_up(load(in + l), r + 1 < rows ? load(in + in_row + l) : Vec<float>{}));
 }
 
-// The same for rows that are first multiplied by factors [lanes]. errors [lanes] = the sum of the
-// rounded rows minus the sum of the exact ones.
-inline void pair_rows(const float* in, int64_t in_row, int64_t rows, int64_t lanes,
-                      const float* factors, Pair* out, float* errors) {
-  for (int64_t l = 0; l < lanes; l += kLanes<float>) {
-    const Vec<float> factor = load(factors + l);
-    Vec<float> error{};
-    for (int64_t r = 0; r < rows; r += 2) {
-      const Vec<float> first = load(in + r * in_row + l) * factor;
-      const Vec<float> second =
-          r + 1 < rows ? load(in + (r + 1) * in_row + l) * factor : Vec<float>{};
-      const Vec<Pair> pairs = pair_up(first, second);
-      error += (Vec<float>)(pairs << 16) - first + ((Vec<float>)(pairs & 0xffff0000) - second);
-      store(out + r / 2 * lanes + l, pairs);
-    }
-    store(errors + l, error);
-  }
-}
-
 // Rounds `columns` elements of each row from f32 to bf16. Up to kPairHalves - 1 more are written,
 // which mean nothing; but the one that the last of an odd number of columns is paired with is 0.
 inline void narrow_rows(const float* in, int64_t in_row, int64_t rows, int64_t columns,

@@ -51,6 +51,19 @@ QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
   return sum + a * b;
 }
 
+// Multiplies sums by alpha. (It is looked at once: after each store the compiler would read it
+// again.)
+template <int M, int NV, class T>
+QKV_INLINE void scale_sums(T alpha, Vec<T> (&sum)[M][NV]) {
+  if (alpha == 1) return;
+  const Vec<T> factor = splat(alpha);
+  QKV_UNROLL
+  for (int i = 0; i < M; ++i) {
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) sum[i][v] *= factor;
+  }
+}
+
 // C [M x NV vectors] = beta * C + sum; C begins at c.
 template <class E, Beta beta, int M, int NV, class T>
 QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c) {
@@ -66,7 +79,6 @@ QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c)
   for (int i = 0; i < M; ++i, c += c_row, before += c_row) {
     QKV_UNROLL
     for (int v = 0; v < NV; ++v) {
-      if (std::is_same_v<E, Pair> && args.alpha != 1) sum[i][v] *= args.alpha;
       if constexpr (beta == Beta::one) {
         Vec<T> summed = load(before + v * W);
         sum[i][v] += summed;
@@ -115,6 +127,7 @@ void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
       b += b_row;
     }
 
+    if constexpr (std::is_same_v<E, Pair>) scale_sums(args.alpha, sum);
     switch (args.beta) {  // here, and not once for each vector
       case Beta::zero:
         store_sums<E, Beta::zero>(args, sum, c);

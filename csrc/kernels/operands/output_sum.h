@@ -1,9 +1,11 @@
-// The output of a tile, O^T [Dv x lanes], while it is summed over blocks of keys.
+// The output of a tile, O^T [Dv x lanes], while it is summed over blocks of keys, and the weights that
+// values are multiplied by.
 #pragma once
 
 #include "kernels/operands/operand.h"
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
+#include "kernels/score/softmax.h"
 #include "kernels/simd/transpose.h"
 
 namespace qkv::QKV_ISA {
@@ -59,13 +61,29 @@ class OutputSum {
   using T = Compute<E>;
 
  public:
+  using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
+
   OutputSum(Arena&, const Problem& p) : dim_(p.head_dim_v) {}
 
   // How many elements the output of a tile has.
   static int64_t size(const Problem& p) { return kTileRows<T> * padded<T>(p.head_dim_v); }
 
+  // Whether the output is divided by a sum of its own, that of rounded weights; if not, softmax()
+  // leaves it alone.
+  static bool has_own_sum(const Problem&) { return false; }
+
+  // softmax_tile; own_sum [lanes] is updated as sum_state is.
+  void softmax(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state, T*,
+               T* rescale) const {
+    (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, scores, max_state,
+                                                                        sum_state, rescale);
+  }
+  // The weights [keys x lanes] that softmax() has made were changed.
+  void change_weights(const Tile&, int64_t, const T*) const {}
+
   // output = rescale [lanes] * before + V^T weights [keys x lanes], or, if rescale is null, the
-  // product alone. `before` and `output` lie in one workspace, and may be the same.
+  // product alone. The weights are those that softmax() or change_weights() had last. `before` and
+  // `output` lie in one workspace, and may be the same.
   void add(const Tile& tile, const LeftOperand<T>& values, int64_t, const T* weights,
            const T* rescale, const T* before, T* output) const {
     multiply(

@@ -13,19 +13,27 @@
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/operands/tile_operand.h"
+#include "kernels/score/pair_softmax.h"
 
 namespace qkv::QKV_ISA {
+
+// The most pairs of keys of a tile, and of zeros after them.
+constexpr int64_t kMostPairs = padded<Pair>(pairs_in(kKeyBlock));
+
+// Adds rows of zeros to those of `keys` keys, up to `depth` pairs.
+inline void clear_pairs(int64_t lanes, int64_t keys, int64_t depth, Pair* pairs) {
+  std::fill(pairs + pairs_in(keys) * lanes, pairs + depth * lanes, Pair{});
+}
 
 template <>
 class TileAsB<BFloat16> {
  public:
-  explicit TileAsB(Arena& arena)
-      : pairs_(arena.take<Pair>(padded<Pair>(pairs_in(kKeyBlock)) * kTileRows<float>)) {}
+  explicit TileAsB(Arena& arena) : pairs_(arena.take<Pair>(kMostPairs * kTileRows<float>)) {}
 
   template <class F>
   void each(const Tile& tile, const float* from, int64_t keys, int64_t depth, bool with_rest,
             const F& product) const {
-    pad(tile.lanes, keys, depth);
+    clear_pairs(tile.lanes, keys, depth, pairs_);
     pair_rows(from, tile.step, keys, tile.lanes, pairs_);
     product(RightOperand<Pair>{pairs_, tile.lanes});
     if (!with_rest) return;
@@ -33,20 +41,7 @@ class TileAsB<BFloat16> {
     product(RightOperand<Pair>{pairs_, tile.lanes});
   }
 
-  // The tile times factors [lanes]; errors [lanes] as pair_rows has them.
-  RightOperand<Pair> scaled(const Tile& tile, const float* from, int64_t keys, int64_t depth,
-                            const float* factors, float* errors) const {
-    pair_rows(from, tile.step, keys, tile.lanes, factors, pairs_, errors);
-    pad(tile.lanes, keys, depth);
-    return {pairs_, tile.lanes};
-  }
-
  private:
-  // Adds rows of zeros up to `depth` pairs.
-  void pad(int64_t lanes, int64_t keys, int64_t depth) const {
-    std::fill(pairs_ + pairs_in(keys) * lanes, pairs_ + depth * lanes, Pair{});
-  }
-
   Pair* pairs_;
 };
 
@@ -70,67 +65,46 @@ class TileAsA<BFloat16> {
   BFloat16* narrow_;
 };
 
-// The weights are rounded to bf16. To keep their error small they are first divided by the largest
-// weight of their row so far, which so becomes 1, and at the end the output is divided by the sum
-// of the rounded weights. The log-sum-exp has the sum of the exact ones.
-//
-// Below the output [padded(Dv) x lanes] lie two rows more: the largest weight, by which the output
-// is divided, and what rounding has added to the sum of the weights, divided by it as well.
+// The weights are rounded to bf16, and the output is divided by the sum of the rounded ones
+// (pair_softmax.h). With dropout the sum is that of all weights, and those that are multiplied are
+// only the kept ones, so there is no sum of its own.
 template <>
 class OutputSum<BFloat16> {
  public:
-  OutputSum(Arena& arena, const Problem& p) : p_(p), weights_(arena) {}
+  using Reference = LargestScore<float>;
 
-  static int64_t size(const Problem& p) {
-    return kTileRows<float> * (padded<float>(p.head_dim_v) + 2);
+  OutputSum(Arena& arena, const Problem& p)
+      : dim_(p.head_dim_v), pairs_(arena.take<Pair>(kMostPairs * kTileRows<float>)) {}
+
+  static int64_t size(const Problem& p) { return kTileRows<float> * padded<float>(p.head_dim_v); }
+  static bool has_own_sum(const Problem& p) { return p.dropout_p == 0; }
+
+  void softmax(const Tile& tile, int64_t keys, float* scores, float* max_state, float* sum_state,
+               float* own_sum, float* rescale) const {
+    (tile.lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(
+        keys, scores, max_state, sum_state, own_sum, rescale, pairs_);
+  }
+  void change_weights(const Tile& tile, int64_t keys, const float* weights) const {
+    pair_rows(weights, tile.step, keys, tile.lanes, pairs_);
   }
 
-  void add(const Tile& tile, const LeftOperand<Pair>& values, int64_t keys, const float* weights,
+  void add(const Tile& tile, const LeftOperand<Pair>& values, int64_t keys, const float*,
            const float* rescale, const float* before, float* output) const {
-    float inverse[kTileRows<float>], keep[kTileRows<float>], errors[kTileRows<float>];
-    const float* largest = largest_weights(tile, before);
-    float* now_largest = largest_weights(tile, output);
-    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
-      const Vec<float> rescaled = rescale ? load(largest + v) * load(rescale + v) : Vec<float>{};
-      Vec<float> top = max<float>(rescaled, splat(1e-30f));  // not 0, which would give 0 / 0
-      for (int64_t j = 0; j < keys; ++j) top = max<float>(top, load(weights + j * tile.step + v));
-      store(now_largest + v, top);
-      store(inverse + v, 1 / top);
-      store(keep + v, rescaled / top);
-    }
-    const RightOperand<Pair> b =
-        weights_.scaled(tile, weights, keys, values.depth, inverse, errors);
-    for (int v = 0; v < tile.lanes; v += kLanes<float>)
-      store(now_largest + tile.lanes + v,
-            rescale ? load(largest + tile.lanes + v) * load(keep + v) + load(errors + v)
-                    : load(errors + v));
-    multiply(
-        values, b, tile.lanes,
-        Sum<float>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, keep, before - output});
+    clear_pairs(tile.lanes, keys, values.depth, pairs_);
+    multiply(values, {pairs_, tile.lanes}, tile.lanes,
+             Sum<float>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale,
+                        before - output});
   }
 
   template <class To>
   void write(const Tile& tile, float* factors, const float* output, const Rows<To>& to,
              int64_t begin) const {
-    for (int v = 0; v < tile.lanes; v += kLanes<float>) {
-      const float* largest = largest_weights(tile, output) + v;
-      const Vec<float> factor = load(factors + v) * load(largest);
-      // With dropout the sum is that of all weights, and those that were multiplied are only the
-      // kept ones, so what rounding added to these says nothing about the sum.
-      const Vec<float> error = p_.dropout_p > 0 ? Vec<float>{} : load(largest + tile.lanes);
-      store(factors + v, factor / (1 + error * factor));
-    }
-    write_columns(tile, p_.head_dim_v, factors, output, to, begin);
+    write_columns(tile, dim_, factors, output, to, begin);
   }
 
  private:
-  template <class F>  // float or const float
-  F* largest_weights(const Tile& tile, F* output) const {
-    return output + tile.lanes * padded<float>(p_.head_dim_v);
-  }
-
-  const Problem& p_;
-  TileAsB<BFloat16> weights_;
+  int64_t dim_;
+  Pair* pairs_;
 };
 
 }  // namespace qkv::QKV_ISA

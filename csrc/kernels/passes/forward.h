@@ -15,12 +15,13 @@
 namespace qkv::QKV_ISA {
 
 // A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
-template <class T>
+// The sum is relative to R.
+template <class T, class R = Reference<T>>
 void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes / W; ++v) {
     const Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
-    const Reference<T> reference(sink);
+    const R reference(sink);
     Vec<T> weight[] = {sink - reference.base};
     exp<T>(weight, {ShiftedExp<T>(reference.shift)});
     store(max_state + v * W, sink);
@@ -40,7 +41,8 @@ void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
     store(state.max + v, splat(-kInfinity<T>));
     store(state.sum + v, Vec<T>{});
   }
-  if (with_sink) add_sinks(p, tile, state.max, state.sum);
+  if (with_sink) add_sinks<T, typename P::Reference>(p, tile, state.max, state.sum);
+  std::copy_n(state.sum, tile.lanes, state.own_sum);
 }
 
 // Adds the values of keys [key, key + keys), times weights [keys x lanes], to the output of a tile.
@@ -82,10 +84,12 @@ const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   ahead.ask();
   apply_score_options<T>(p, state.tile, key, keys, scores, nullptr);
-  (state.tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, scores, state.max,
-                                                                            state.sum,
-                                                                            scratch.rescale);
-  if (p.dropout_p > 0) drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
+  scratch.products.softmax(state.tile, keys, scores, state.max, state.sum, state.own_sum,
+                           scratch.rescale);
+  if (p.dropout_p > 0) {
+    drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
+    scratch.products.change_weights(state.tile, keys, scores);
+  }
   return scores;
 }
 

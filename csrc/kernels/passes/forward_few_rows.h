@@ -31,6 +31,7 @@ class ForwardFewRows {
   using Element = E;
   using Factor = T;
   using Query = const T*;  // [rows, D], times scale
+  using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
   static constexpr int64_t kKeyMultiple = 1;
 
   ForwardFewRows(Arena& arena, const Problem& p)
@@ -49,6 +50,7 @@ class ForwardFewRows {
   static int64_t block_keys(int64_t) { return kFewKeys; }
   static int64_t query_size(const Problem& p) { return kTileRows<T> * p.head_dim; }
   static int64_t output_size(const Problem& p) { return kTileRows<T> * p.head_dim_v; }
+  static bool has_own_sum(const Problem&) { return false; }
 
   Query pack(const Tile& tile, T* memory) const {
     pack_few_queries<E, K>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, memory);

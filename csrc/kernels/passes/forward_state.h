@@ -20,8 +20,8 @@ struct ForwardState {
   typename P::Factor* memory;
   typename P::Query query;  // packed in that memory
   T* output;                // [Dv x lanes], or laid out as P does; not yet divided by sum
-  T* max;                   // [lanes]
-  T* sum;                   // [lanes]
+  T *max, *sum;             // [lanes]
+  T* own_sum;               // [lanes], the sum that output is divided by if P::has_own_sum
   bool has_output;          // whether anything has been written to output
   KeptWeights<T> weights;
 };
@@ -57,15 +57,16 @@ struct ForwardScratch {
     tiles = arena.take<ForwardState<P>>(count);
     Factor* query = arena.take<Factor>(count * query_size);
     T* output = arena.take<T>(count * output_size);
-    T* state = arena.take<T>(count * kTileRows<T> * 2);
+    T* state = arena.take<T>(count * kTileRows<T> * 3);
     const int64_t weights_size = with_weights ? KeptWeights<T>::size(p) : 0;
     T* weights = arena.take<T>(count * weights_size);
     if (arena.counting()) return;
     for (int64_t t = 0; t < count; ++t) {
       tiles[t].memory = query + t * query_size;
       tiles[t].output = output + t * output_size;
-      tiles[t].max = state + t * kTileRows<T> * 2;
+      tiles[t].max = state + t * kTileRows<T> * 3;
       tiles[t].sum = tiles[t].max + kTileRows<T>;
+      tiles[t].own_sum = tiles[t].sum + kTileRows<T>;
       tiles[t].weights = KeptWeights<T>(with_weights ? weights + t * weights_size : nullptr);
     }
   }
@@ -87,11 +88,11 @@ QKV_INLINE void store_double(T* to, Vec<double> x) {
 // out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
 // scores and the sums of the online softmax. They are computed in double, because a logarithm that
 // is rounded twice would show in the gradients.
-template <class T>
+template <class T, class R>
 void log_sum_exp(const Tile& tile, const T* max_state, const T* sum_state, T* out) {
   constexpr int W = kLanes<T>, N = W / kLanes<double>;
   for (int v = 0; v < tile.lanes; v += W) {
-    const Reference<T> reference(load(max_state + v));
+    const R reference(load(max_state + v));
     T base[W], shift[W];
     store(base, reference.base);
     store(shift, reference.shift);
@@ -139,18 +140,22 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   using E = typename P::Element;
   using T = Compute<E>;
   const Tile& tile = state.tile;
-  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-    const Vec<T> sum = load(state.sum + v);
-    store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
-  }
+  const auto divide_by = [&](const T* sums) {
+    for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+      const Vec<T> sum = load(sums + v);
+      store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);
+    }
+  };
   if (!state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
+  divide_by(state.sum);
   if (result.weights.data) state.weights.add_to(p, result, tile, scratch.rescale, scratch.scores);
+  if (P::has_own_sum(p)) divide_by(state.own_sum);
   const auto write = [&](const auto& output, const Rows<T>& lse, int64_t begin) {
     if (output.data)
       write_output(p, scratch.products, tile, scratch.rescale, state.output, output, begin);
     if (!lse.data) return;
     T numbers[kTileRows<T>];
-    log_sum_exp(tile, state.max, state.sum, numbers);
+    log_sum_exp<T, typename P::Reference>(tile, state.max, state.sum, numbers);
     write_numbers(tile, numbers, lse, begin);
   };
   if (item.partial_output)

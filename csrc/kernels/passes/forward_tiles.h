@@ -42,6 +42,8 @@ class ForwardTiles {
   // How many Factors a packed tile of queries has, and how many elements its output.
   static int64_t query_size(const Problem& p) { return kTileRows<T> * packed_size<E>(p.head_dim); }
   static int64_t output_size(const Problem& p) { return OutputSum<E>::size(p); }
+  using Reference = typename OutputSum<E>::Reference;
+  static bool has_own_sum(const Problem& p) { return OutputSum<E>::has_own_sum(p); }
 
   Query pack(const Tile& tile, Factor* memory) { return pack_queries<E>(p_, tile, memory); }
 
@@ -58,6 +60,15 @@ class ForwardTiles {
   // option.
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query& query, T* scores) const {
     multiply_rows(tile, keys_.rows(key, keys), query, scores);
+  }
+
+  // Turns scores into weights (OutputSum).
+  void softmax(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state, T* own_sum,
+               T* rescale) const {
+    output_.softmax(tile, keys, scores, max_state, sum_state, own_sum, rescale);
+  }
+  void change_weights(const Tile& tile, int64_t keys, const T* weights) const {
+    output_.change_weights(tile, keys, weights);
   }
 
   // output [Dv x lanes] = rescale [lanes] * before + V^T weights [keys x lanes], or, if rescale is

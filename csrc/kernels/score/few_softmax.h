@@ -69,7 +69,7 @@ void softmax_few(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum
     const Vec<T> before = load(max_state + v), top = max<T>(before, max_lanes<T>(of_row));
     const Reference<T> now(top);
     const ShiftedExp<T> by(now.shift);
-    Vec<T> factor[] = {log2_rescale(before, now)};
+    Vec<T> factor[] = {log2_rescale<T>(before, now)};
     exp2<T>(factor);
     T base[W], magic[W], low[W];
     store(base, now.base), store(magic, by.magic), store(low, by.low);

@@ -30,6 +30,17 @@ struct Reference {
   }
 };
 
+// The largest score itself, for weights that are rounded to half precision: then the largest weight
+// is 1, which rounding leaves alone, and so the sum of a row keeps most of its digits.
+template <class T>
+struct LargestScore {
+  Vec<T> base, shift{};
+
+  explicit QKV_INLINE LargestScore(Vec<T> max) {
+    base = max == -kInfinity<T> ? Vec<T>{} : max;
+  }
+};
+
 // Subtracts base from `keys` vectors of scores, which are `step` elements apart.
 template <class T>
 void subtract_base(Vec<T> base, int64_t keys, int64_t step, T* scores) {
@@ -77,9 +88,9 @@ QKV_INLINE void max_of_tile(int64_t keys, const T* scores, Vec<T> (&top)[NV]) {
 
 // The binary logarithm of the factor by which what was summed relative to the maximum `before` must
 // be multiplied to be relative to `now`.
-template <class T>
-QKV_INLINE Vec<T> log2_rescale(Vec<T> before, const Reference<T>& now) {
-  const Reference<T> was(before);
+template <class T, class R>
+QKV_INLINE Vec<T> log2_rescale(Vec<T> before, const R& now) {
+  const R was(before);
   const Vec<T> factor = (was.base - now.base) * T(kLog2e) + (was.shift - now.shift);
   // Where nothing was summed before, the factor is 0, whatever the references: not 0 * inf.
   return before == -kInfinity<T> ? splat(-kInfinity<T>) : factor;
@@ -101,7 +112,7 @@ void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescal
   for (int v = 0; v < NV; ++v) {
     const Reference<T> now(top[v]);
     by[v] = ShiftedExp<T>(now.shift);
-    factor[v] = log2_rescale(load(max_state + v * W), now);
+    factor[v] = log2_rescale<T>(load(max_state + v * W), now);
     subtract_base<T>(now.base, keys, NV * W, scores + v * W);
     store(max_state + v * W, top[v]);
     sum[v] = Vec<T>{};

@@ -119,8 +119,9 @@ struct ShiftedExp {
 };
 
 // x = r and shifted = n + magic for x * log2(e) = n + r, with an integer n and |r| <= 1/2. Vector i
-// has the magic of by[i % NV]. Where n is 0, the error of r is relative to x.
-template <class T, int N, int NV>
+// has the magic of by[i % NV]. Where n is 0, the error of r is relative to x. Without the tail of
+// log2(e), r is off by 2e-8 times x more.
+template <class T, bool with_tail = true, int N, int NV>
 QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
                                Vec<T> (&shifted)[N]) {
   constexpr T kHigh = T(kLog2e), kLow = T(Exp2<T>::kLog2eTail);
@@ -133,7 +134,7 @@ QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
   for (int i = 0; i < N; ++i) {
     if constexpr (kHasFma) {
       r[i] = native_fma(x[i], splat(kHigh), -r[i]);
-      x[i] = x[i] * kLow + r[i];
+      x[i] = with_tail ? x[i] * kLow + r[i] : r[i];
     } else {
       x[i] -= r[i] * Exp2<T>::kLn2High;  // exact: the product fits
       x[i] = (x[i] - r[i] * Exp2<T>::kLn2Low) * kHigh;
@@ -149,6 +150,18 @@ QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
   QKV_UNROLL
   for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
   split_exponent<T>(x, by, shifted);
+  finish_exp2<T>(x, shifted);
+}
+
+// x = exp(x) for x <= 0, for one operation less: off by 1.4e-8 times x more, which is large only
+// where exp(x) is small. 0 where exp(x) would be subnormal, and NaN for NaN.
+template <class T, int N>
+QKV_INLINE void exp_of_negative(Vec<T> (&x)[N]) {
+  const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
+  Vec<T> shifted[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = max<T>(by[0].low, x[i]);
+  split_exponent<T, false>(x, by, shifted);
   finish_exp2<T>(x, shifted);
 }
 
