@@ -183,6 +183,7 @@ OPTIONS = {
         not_int8,
         prepare=ours.as_int8,
         itemsize=1,
+        refuses=(torch.float64,),
         **CACHED,
     ),
     "paged": Option(

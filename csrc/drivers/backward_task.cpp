@@ -45,8 +45,11 @@ BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
       groups_(p_, args, sharing_, grid_.width() > 1) {
   const int64_t key_bytes = (p_.head_dim + p_.head_dim_v) * size_of(compute_type(p_.dtype));
   const int64_t keys = std::max(kFewestKeys, kCachedBytes / std::max<int64_t>(1, key_bytes));
-  const int64_t calls = ceil_div(grid_.strips().count * grid_.strips().keys, keys);
-  most_keys_ = ceil_div(grid_.strips().count, calls) * grid_.strips().keys;
+  const Strips& strips = grid_.strips();
+  const int64_t calls = ceil_div(strips.count * strips.keys, keys);
+  most_keys_ = ceil_div(strips.count, calls) * strips.keys;
+  // Where rows are few, and where planes are many, strips of keys are long.
+  if (strips.keys >= 2 * keys) most_keys_ = strip_size(strips.keys, strips.keys / keys, kStripKeys);
 }
 
 void BackwardTask::plan(const Team& team) {

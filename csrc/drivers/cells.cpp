@@ -10,10 +10,6 @@ namespace {
 // The strips of all planes of a batch item are enough for about so many threads, if they have
 // kStripKeys keys each: is_causal hides half of the meetings of a step.
 constexpr int64_t kWantedWidth = 128;
-// The fewest keys of a strip, and what its keys are a multiple of. Where every strip is an item,
-// each block of rows is packed once for it, which takes a tenth of the time of 64 keys (Zen 3, D =
-// 64).
-constexpr int64_t kStripKeys = 64;
 // Planes of fewer keys have one strip of them. To take a plane in two laps, a thread packs its rows
 // twice, which shows where it would pack them once otherwise.
 constexpr int64_t kFewestKeys = 400;
@@ -21,12 +17,6 @@ constexpr int64_t kFewestKeys = 400;
 // kPartKeys keys, so that about as many threads find work.
 constexpr int64_t kWantedParts = 8;
 constexpr int64_t kPartKeys = 256;
-
-// The size of a strip of `total` rows or keys, a multiple of `unit`, if there are to be at most
-// `count` of them.
-int64_t strip_size(int64_t total, int64_t count, int64_t unit) {
-  return std::max(unit, ceil_div(ceil_div(total, count), unit) * unit);
-}
 
 }  // namespace
 

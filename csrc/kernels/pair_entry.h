@@ -22,8 +22,8 @@ inline void pair_gemm_entry(int64_t rows, int64_t columns, int64_t depth, const 
 
 inline void pair_softmax_entry(int64_t keys, int64_t lanes, float* scores, float* max_state,
                                float* sum_state, float* rounded_sum, float* rescale, Pair* pairs) {
-  (lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(
-      keys, scores, max_state, sum_state, rounded_sum, rescale, pairs);
+  (lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(keys, scores, max_state, sum_state,
+                                                                 rounded_sum, rescale, pairs);
 }
 
 template <class E>

@@ -87,7 +87,8 @@ TEST(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
     SCOPED_TRACE(::testing::Message() << p.seqlen_q << " x " << p.seqlen_k);
     std::map<int64_t, Meetings> of_rows, of_keys;  // with one group
     for (int64_t groups : {1, 2, 3, 5, 8, 96}) {
-      for (int64_t most_keys : {int64_t{1}, 3 * walk.grid.strips().keys, p.seqlen_k}) {
+      for (int64_t strips : {1, 3, 10000}) {
+        const int64_t most_keys = strips * walk.grid.strips().keys;
         std::map<int64_t, Meetings> rows, keys;
         std::set<std::pair<int64_t, int64_t>> seen;
         walk.for_each_meeting(groups, most_keys, [&](const Cell&, int64_t block, int64_t strip) {
@@ -156,6 +157,33 @@ TEST(Cells, RectanglesThatEndTheirRows) {
               });
         }
     }
+  }
+}
+
+// A strip with too many keys for a rectangle is taken in parts, one after the other.
+TEST(Cells, PartsOfAStrip) {
+  for (const Problem& p : problems()) {
+    const Walk walk(p);
+    const int64_t most_keys = 48;
+    for (int64_t part = 0; part < walk.grid.parts(); ++part)
+      for (const Cell& cell : walk.grid.cells(part, 3)) {
+        std::vector<Rectangle> parts;
+        walk.grid.for_each_rectangle(cell, part, most_keys,
+                                     [&](const Rectangle& of) { parts.push_back(of); });
+        size_t at = 0;
+        const int64_t whole = walk.grid.strips().keys;
+        walk.grid.for_each_rectangle(cell, part, whole, [&](const Rectangle& of) {
+          for (int64_t begin = of.keys.begin; begin < of.keys.end; begin += most_keys, ++at) {
+            ASSERT_LT(at, parts.size());
+            EXPECT_EQ(parts[at].rows.begin, of.rows.begin);
+            EXPECT_EQ(parts[at].rows.end, of.rows.end);
+            EXPECT_EQ(parts[at].keys.begin, begin);
+            EXPECT_EQ(parts[at].keys.end, std::min(begin + most_keys, of.keys.end));
+            EXPECT_EQ(parts[at].ends_rows, of.ends_rows && parts[at].keys.end == of.keys.end);
+          }
+        });
+        EXPECT_EQ(at, parts.size());
+      }
   }
 }
 

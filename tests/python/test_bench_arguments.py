@@ -101,3 +101,9 @@ def test_a_run_of_another_suite_is_named(tmp_path, capsys):
 def test_printing_a_run_measures_nothing(capsys):
     message = refused(bench, ["--from", "run.json", "--shapes", "tiny", "--repeats", "1"], capsys)
     assert "--from: measures nothing, expected no --shapes, --repeats beside it" in message
+
+
+def test_a_dtype_that_an_option_has_not_is_named(capsys):
+    """An int8 cache takes no query of float64."""
+    message = refused(benchmarks, ["--suite", "decode", "--dtype", "float64"], capsys)
+    assert "--dtype float64: int8:8x32/8x1x4096x128 has no query of this dtype" in message

@@ -11,7 +11,7 @@ from qkv.bench.check import check
 from qkv.bench.grid import parse
 from qkv.testing import attention, max_error
 
-OTHERS = {"varlen", "varlen-each", "equal", "cache", "paged"}
+OTHERS = {"varlen", "varlen-each", "equal", "cache", "int8", "paged"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,5 +1,5 @@
-// The output of a tile, O^T [Dv x lanes], while it is summed over blocks of keys, and the weights that
-// values are multiplied by.
+// The output of a tile, O^T [Dv x lanes], while it is summed over blocks of keys, and the weights
+// that values are multiplied by.
 #pragma once
 
 #include "kernels/operands/operand.h"

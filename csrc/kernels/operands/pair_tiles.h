@@ -81,8 +81,9 @@ class OutputSum<BFloat16> {
 
   void softmax(const Tile& tile, int64_t keys, float* scores, float* max_state, float* sum_state,
                float* own_sum, float* rescale) const {
-    (tile.lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(
-        keys, scores, max_state, sum_state, own_sum, rescale, pairs_);
+    (tile.lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(keys, scores, max_state,
+                                                                        sum_state, own_sum, rescale,
+                                                                        pairs_);
   }
   void change_weights(const Tile& tile, int64_t keys, const float* weights) const {
     pair_rows(weights, tile.step, keys, tile.lanes, pairs_);

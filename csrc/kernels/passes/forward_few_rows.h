@@ -30,7 +30,7 @@ class ForwardFewRows {
  public:
   using Element = E;
   using Factor = T;
-  using Query = const T*;  // [rows, D], times scale
+  using Query = const T*;                   // [rows, D], times scale
   using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
   static constexpr int64_t kKeyMultiple = 1;
 

@@ -37,7 +37,7 @@ class KeptWeights {
   }
 
   // Multiplies the weights of the keys before `key` by factors [lanes], the `rescale` of
-  // softmax_tile, which hardly ever is anything but 1.
+  // softmax_tile, which hardly ever is anything but 1, or that of softmax_pairs.
   void rescale(const Tile& tile, int64_t key, const T* factors) {
     if (!memory_ || begin_ == key) return;
     for (int v = 0; v < tile.lanes; v += kLanes<T>) {

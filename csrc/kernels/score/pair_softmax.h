@@ -1,5 +1,5 @@
-// The online softmax (score/softmax.h) where weights are multiplied as pairs of bf16: one sweep over
-// the scores makes the weights, rounds and pairs them, and adds up both.
+// The online softmax (score/softmax.h) where weights are multiplied as pairs of bf16: one sweep
+// over the scores makes the weights, rounds and pairs them, and adds up both.
 //
 // The output is a sum of values times rounded weights, so it is divided by the sum of the rounded
 // weights: then they add up to 1, and a common error of all of them cancels. The log-sum-exp has

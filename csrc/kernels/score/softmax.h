@@ -36,9 +36,7 @@ template <class T>
 struct LargestScore {
   Vec<T> base, shift{};
 
-  explicit QKV_INLINE LargestScore(Vec<T> max) {
-    base = max == -kInfinity<T> ? Vec<T>{} : max;
-  }
+  explicit QKV_INLINE LargestScore(Vec<T> max) { base = max == -kInfinity<T> ? Vec<T>{} : max; }
 };
 
 // Subtracts base from `keys` vectors of scores, which are `step` elements apart.

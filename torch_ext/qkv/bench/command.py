@@ -1,6 +1,7 @@
 """The command of one or several suites: python -m qkv.bench, and python -m benchmarks."""
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -45,6 +46,9 @@ def prepared(args, suites):
     suite = suites[names[0]]
     entries = choose_entries(suite, args.shapes)
     dtypes = (getattr(torch, args.dtype),) if args.dtype else suite.dtypes
+    for e, dtype in itertools.product(entries, dtypes):
+        if dtype in e.how.refuses:
+            raise ValueError(f"--dtype {name_of(dtype)}: {e} has no query of this dtype")
     planned = {(e.option, str(e.shape), name_of(dtype)) for e in entries for dtype in dtypes}
     then = earlier(args, suite, planned)
     remembered = suite.directions if args.memory else suite.remembered

@@ -46,6 +46,7 @@ class Option:
     # Decoding: every query sees every key; keys and values come from memory; forward only.
     is_cold: bool = False
     itemsize: int | None = None  # the bytes of an element of keys and values; None: the dtype's
+    refuses: tuple[torch.dtype, ...] = ()  # dtypes of query that the option has not
 
 
 PLAIN = Option(ways={"SDPA": sdpa})

@@ -30,6 +30,8 @@ def varlen_attn(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     **options,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -40,6 +42,8 @@ def varlen_attn(
             value are `[blocks, block_size, Hkv, ...]`.
         max_q, max_k, num_splits: not needed.
         bias: broadcastable to `[N, H, L, S]`, by positions within a document.
+        k_scale, v_scale: what the numbers of an int8 key and value are multiplied by: `[]`, `[1]`,
+            `[Hkv]` or `[blocks, block_size, Hkv]`.
         options: scale, window_size, enable_gqa, softcap, dropout_p, and dropout_seed, for which
             documents count as batch items. is_causal, which `qkv.varlen_attn` has not, is aligned
             to the beginning of each document.
@@ -53,6 +57,10 @@ def varlen_attn(
     """
     if block_table is not None and seqused_k is None:
         raise ValueError("seqused_k is None, but with block_table `[N]` is expected")
+    key, value = (
+        x if scale is None else x.double() * scale.double().unsqueeze(-1)
+        for x, scale in ((key, k_scale), (value, v_scale))
+    )
     per_document = (len(cu_seq_q) - 1, query.size(1))
     heads = {
         name: x.expand(per_document)

@@ -56,7 +56,8 @@ def _written(op: Any, given: Mapping[str, DTensor]) -> list[str]:
     """The caches, if something is appended to them."""
     if "key" not in given:
         return []
-    return [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+    written = (a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write)
+    return [name for name in written if name in given]
 
 
 def _plan_of(
