@@ -65,7 +65,7 @@ void BackwardTask::plan(const Team& team) {
        (alone && classes() % team.threads == 0)))
     return plan_by_class();
   waiting_planes_ = std::clamp<int64_t>(most_sums / bytes, 1, planes_);
-  const auto together = double(std::min(classes(), waiting_planes_));
+  const auto together = double(std::min(classes(), wave()));
   const double threads = double(team.threads) * flops() / team.flops / together;
   const double wanted = (p_.is_causal ? 2 : 1) * kWidthPerThread * threads / double(grid_.parts());
   order_cells(std::min(int64_t(std::ceil(wanted + kMoreWidth)), grid_.most_groups()));
@@ -74,6 +74,12 @@ void BackwardTask::plan(const Team& team) {
 int64_t BackwardTask::gradient_bytes() const {
   const int64_t queries = p_.group() * p_.seqlen_q * p_.head_dim;
   return size_of(p_.dtype) * planes_ * (queries + p_.seqlen_k * (p_.head_dim + p_.head_dim_v));
+}
+
+// Where not all planes have memory at the same time, half as many as have it begin together: so the
+// next ones begin while these end.
+int64_t BackwardTask::wave() const {
+  return waiting_planes_ < planes_ ? ceil_div(waiting_planes_, 2) : planes_;
 }
 
 void BackwardTask::plan_by_class() {
@@ -92,12 +98,11 @@ void BackwardTask::order_cells(int64_t groups) {
     for (int32_t part = 0; part < grid_.parts(); ++part)
       for (int32_t cell = 0; cell < int32_t(cells_[part].size()); ++cell)
         turns_.push_back({plane, part, cell});
-  // Planes that share a mask's gradient follow each other by one step. Where not all planes have
-  // memory at the same time, half as many as have it begin together: so the next ones begin while
-  // these end.
-  const int64_t wave = waiting_planes_ < planes_ ? ceil_div(waiting_planes_, 2) : planes_;
+  // Planes that share a mask's gradient follow each other by one step.
+  const int64_t together = wave();
   const auto step = [&](const Turn& turn) {
-    return std::pair(turn.plane / wave, cells_[turn.part][turn.cell].step + turn.plane / classes());
+    return std::pair(turn.plane / together,
+                     cells_[turn.part][turn.cell].step + turn.plane / classes());
   };
   std::stable_sort(turns_.begin(), turns_.end(), [&](const Turn& a, const Turn& b) {
     return std::pair(step(a), a.plane) < std::pair(step(b), b.plane);

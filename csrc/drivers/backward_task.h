@@ -64,6 +64,8 @@ class BackwardTask {
     return sharing_.plane(number % classes(), number / classes());
   }
   void order_cells(int64_t groups);
+  // How many planes begin together.
+  int64_t wave() const;
   size_t kernel_bytes() const;     // the workspace of a kernel
   int64_t gradient_bytes() const;  // of query, key and value
   void run_cell(const BackwardArgs& args, int64_t plane, int64_t part, const Cell& cell,

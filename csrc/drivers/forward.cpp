@@ -19,9 +19,11 @@ namespace {
 // hundred microseconds of reading from memory. A split leaves a row of output for each of its rows,
 // so planes of more rows have proportionally larger splits: the parts that wait to be merged then
 // take at most a quarter of a byte for each element of the values, which is an eighth of their size
-// in half precision.
+// in half precision. The splits of a plane are equal but for the last one, as their sizes are
+// multiples of kSplitUnit.
 constexpr int64_t kSplitKeys = 512;
 constexpr int64_t kSplitRows = 32;
+constexpr int64_t kSplitUnit = 64;
 // The most queries of a plane whose keys are split although its rows are more than two tiles: a
 // decoding step has few queries, and all heads that share keys read them together.
 constexpr int64_t kFewQueries = 16;
@@ -77,6 +79,7 @@ struct Task {
                      (p.seqlen_q <= kFewQueries && planes.rows <= kItemRows);
     if (!few || end - begin <= split_keys) return;
     splits = ceil_div(end - begin, split_keys);
+    split_keys = ceil_div(ceil_div(end - begin, splits), kSplitUnit) * kSplitUnit;
     first_split = begin + split_keys;
     output_bytes = splits * planes.rows * p.head_dim_v * element;
     parts_bytes = output_bytes + splits * planes.rows * element;
@@ -86,13 +89,19 @@ struct Task {
   // this may follow the number of threads.
   void cut_rows(const Team& team) {
     const int64_t pieces = team.pieces(planes.flops * double(item_planes));
-    call_rows = item_rows = rows_of_item(planes.rows, kernels.tile_rows, ceil_div(pieces, splits));
+    item_rows = rows_of_item(planes.rows, kernels.tile_rows, ceil_div(pieces, splits));
+    const bool alone = team.flops == planes.flops * double(planes.count);
+    if (alone && !p.is_causal && item_planes == 1)
+      item_rows =
+          even_rows(item_rows, planes.rows, kernels.tile_rows, planes.count * splits, team.threads);
+    call_rows = item_rows;
     if (result.weights.data) limit_kept_weights();
     row_items = ceil_div(planes.rows, item_rows);
     // With so many threads none gets two items of a plane in a row, whose keys it would have in its
     // cache: on two threads the order by rows takes 3 to 5 % longer (Zen 3, causal shapes of
     // python -m qkv.bench). On 64 the order by planes would leave a sixth of their time unused.
-    by_rows = p.is_causal && team.threads >= row_items;
+    const bool equal = !p.is_causal && planes.rows % item_rows == 0;
+    by_rows = !equal && team.threads >= row_items;
     // Parts of several items wait in memory, so only where that is needed to keep threads busy.
     by_plane = splits > 1 && pieces == 1;
   }
@@ -116,8 +125,10 @@ struct Task {
   Place place(int64_t index) const {
     const int64_t each = row_items * splits, all = planes.count / item_planes;
     const int64_t of_plane = by_rows ? index / all : index % each;
-    // Under is_causal the last rows see the most keys, so they go first.
-    const int64_t begin = (row_items - 1 - of_plane % row_items) * item_rows;
+    // Under is_causal the last rows see the most keys, so they go first. Elsewhere the last item
+    // may have the fewest rows.
+    const int64_t nth = of_plane % row_items;
+    const int64_t begin = (p.is_causal ? row_items - 1 - nth : nth) * item_rows;
     return {(by_rows ? index % all : index / each) * item_planes, of_plane / row_items, begin,
             std::min(planes.rows, begin + item_rows)};
   }

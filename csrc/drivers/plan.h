@@ -59,4 +59,25 @@ inline int64_t rows_of_item(int64_t rows, int64_t tile_rows, int64_t pieces) {
   return std::max<int64_t>(1, ceil_div(wanted, tile_rows)) * tile_rows;
 }
 
+// How many rows, `most` or down to half of them, an item gets so that `threads` threads end at
+// about the same time, if every one of `planes` planes is cut alike, all its tiles take equally
+// long, and the items with what is left of each plane go last.
+inline int64_t even_rows(int64_t most, int64_t rows, int64_t tile_rows, int64_t planes,
+                         int64_t threads) {
+  const int64_t tiles = ceil_div(rows, tile_rows);
+  // The tiles of the thread that ends last, if an item has `each`.
+  const auto time = [&](int64_t each) {
+    const int64_t whole = planes * (tiles / each), rounds = ceil_div(whole, threads);
+    const int64_t left = tiles % each;
+    if (left == 0) return rounds * each;
+    const int64_t filled = (rounds * threads - whole) * (each / left);
+    return rounds * each + ceil_div(std::max<int64_t>(0, planes - filled), threads) * left;
+  };
+  const int64_t first = std::min(tiles, ceil_div(most, tile_rows));
+  int64_t best = first;
+  for (int64_t each = first - 1; each >= ceil_div(first, 2); --each)
+    if (time(each) < time(best)) best = each;
+  return best * tile_rows;
+}
+
 }  // namespace qkv
