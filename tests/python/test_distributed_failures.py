@@ -254,7 +254,14 @@ def alike(arguments):
             {"query": torch.zeros(2, 4, 4, 8, device="meta")},
             "query is on meta, but a tensor on the CPU",
         ),
-        ({"cu_seqlens": [0, 8], "batch": None}, "cu_seqlens is not a tensor of int32 or int64"),
+        (
+            {"cu_seqlens": [0, 8], "batch": None},
+            "cu_seqlens is [0, 8], but a tensor of int32 or int64 is expected",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0.0, 8.0]), "batch": None},
+            "cu_seqlens is torch.float32, but a tensor of int32 or int64 is expected",
+        ),
         (
             {"cu_seqlens": torch.zeros(2, 2, dtype=torch.int32), "batch": None},
             "cu_seqlens is [2, 2], but [N + 1] is expected",

@@ -273,7 +273,7 @@ class TestDropout:
         for batched in (["query"], ["dropout_seed"], ["key", "dropout_seed"]):
             compare(gradients, call, batched, batches, randomness="same")
 
-    @pytest.mark.parametrize("randomness", itertools.product(["same", "different"], repeat=3))
+    @pytest.mark.parametrize("randomness", [*itertools.product(["same", "different"], repeat=3)])
     @pytest.mark.parametrize("packed", [False, True])
     def test_nested(self, randomness, packed):
         """Three levels, each of which is the same or different: the weights that are kept are equal

@@ -71,7 +71,8 @@ def _check_tensors(call: Call) -> None:
 def _check_documents(call: Call, seqlen: int) -> None:
     ends = call.cu_seqlens
     if not isinstance(ends, Tensor) or ends.dtype not in (torch.int32, torch.int64):
-        raise TypeError("cu_seqlens is not a tensor of int32 or int64, as is expected")
+        found = ends.dtype if isinstance(ends, Tensor) else repr(ends)
+        raise TypeError(f"cu_seqlens is {found}, but a tensor of int32 or int64 is expected")
     if ends.dim() != 1 or ends.numel() == 0:
         raise ValueError(f"cu_seqlens is {[*ends.shape]}, but [N + 1] is expected")
     numbers = ends.tolist()
