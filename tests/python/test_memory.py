@@ -190,3 +190,27 @@ print(growth(lambda: torch.ops.qkv.attention_backward(
 """
     (ours,) = megabytes(code)
     assert ours < 2 * 64 + 48
+
+
+def test_gradients_on_many_threads():
+    """What 64 threads take beside the gradients themselves, of base, long, long1h and llama."""
+    code = """
+import ctypes
+torch.set_num_threads(64)
+
+def beyond(heads, kv_heads, length, dim, is_causal):
+    x = [torch.randn(1, n, length, dim).requires_grad_() for n in (heads, kv_heads, kv_heads)]
+    output = attention(*x, is_causal=is_causal, enable_gqa=True)
+    ones = torch.ones_like(output)
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is not resident, so that it counts again
+    grown = growth(lambda: torch.autograd.grad(output, x, ones))
+    return grown - sum(t.nbytes for t in x) / 2**20
+
+beyond(8, 8, 2048, 64, False)  # the stacks of the threads, and what torch imports at its first call
+print(beyond(8, 8, 1024, 64, False))
+print(beyond(8, 8, 4096, 64, True))
+print(beyond(1, 1, 4096, 64, False))
+print(beyond(32, 8, 1024, 128, True))
+"""
+    found = megabytes(code)
+    assert len(found) == 4 and all(0 < beyond <= 32 for beyond in found)
