@@ -139,7 +139,7 @@ Items BackwardTask::items() const {
   return {chains, flops() / double(chains)};
 }
 
-Items BackwardTask::mask_items() const {
+Items BackwardTask::last_items() const {
   if (groups_.count() == 1) return {};
   return {classes(), double(groups_.count() * p_.seqlen_q * p_.seqlen_k)};
 }

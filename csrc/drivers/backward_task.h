@@ -8,8 +8,7 @@
 //   by class:  an item is a class (of a problem with mask groups, mask_groups.h, the planes of one
 //              group in a class), plane after plane. A plane is one part and one group of strips.
 //   by cell:   an item is a cell. It waits for the cells that add to the same sums before it, all
-//   of
-//              which come before it in the list of items, so that some thread has them already.
+//              of which come before it in the list of items, so that some thread has them already.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +27,7 @@
 namespace qkv {
 
 // A task is the backward pass of one job. Whoever runs it calls plan() with all the work of the
-// call, then take_memory(), and then the items of its two phases: run, finish_mask.
+// call, then take_memory(), and then the items of its two phases: run, finish.
 class BackwardTask {
  public:
   BackwardTask(const Problem& problem, const BackwardArgs& args);
@@ -46,8 +45,8 @@ class BackwardTask {
   // The phases, in their order; `index` counts the items of one. The first runs the kernel.
   Items items() const;
   void run(int64_t index, void* workspace);
-  Items mask_items() const;  // an item adds up GradMask::each of one class, over its groups
-  void finish_mask(int64_t index) const { groups_.add(index); }
+  Items last_items() const;  // an item adds up GradMask::each of one class, over its groups
+  void finish(int64_t index) const { groups_.add(index); }
 
   // One class, for a task without mask groups that works by class.
   int64_t classes() const { return sharing_.classes(); }
