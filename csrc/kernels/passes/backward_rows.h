@@ -1,0 +1,80 @@
+// A block of rows of the backward pass: what is packed of it, and how the sum of its dQ comes into
+// its tiles and leaves them.
+#pragma once
+
+#include "kernels/operands/rows.h"
+#include "kernels/operands/tile.h"
+#include "kernels/passes/finish_grad.h"
+#include "kernels/passes/grad_rows.h"
+#include "kernels/simd/transpose.h"
+
+namespace qkv::QKV_ISA {
+
+// A block of up to kGradRows rows, packed, and the tiles it consists of.
+template <class S>
+struct BackwardRows {
+  using T = typename S::T;
+  int64_t row, rows;
+  static constexpr int kMaxTiles = kGradRows / kTileRows<T>;
+  typename S::RowTile tiles[kMaxTiles];
+  int count = 0;
+
+  BackwardRows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
+               int64_t row_begin, int64_t row_count, S& s)
+      : row(row_begin), rows(row_count) {
+    load_statistics(p, a, batch, kv_head, row, rows, s);
+    s.load_rows(p, a, batch, kv_head, row, rows);
+    for (int64_t lane = 0; lane < rows; lane += kTileRows<T>, ++count)
+      s.pack(p, make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane,
+             tiles[count]);
+  }
+
+  const Tile& first() const { return tiles[0].tile; }
+  const Tile& last() const { return tiles[count - 1].tile; }
+};
+
+// Brings the sums of grad_query of a block of rows into its tiles, or back.
+template <class S, class T = typename S::T>
+void load_grad_query(const Problem& p, const Rows<T>& sums, bool has_sums,
+                     const BackwardRows<S>& rows, S& s) {
+  const int64_t dim = padded<T>(p.head_dim);
+  for (int t = 0; t < rows.count; ++t) {
+    const auto& of = rows.tiles[t];
+    if (!has_sums) {
+      std::fill_n(of.grad_query, of.tile.lanes * dim, T(0));
+      continue;
+    }
+    for (int r = 0; r < of.tile.rows; ++r)
+      std::copy_n(sums[of.tile.row + r], dim, s.grad_query + r * dim);
+    std::fill(s.grad_query + of.tile.rows * dim, s.grad_query + of.tile.lanes * dim, T(0));
+    transpose<T>(s.grad_query, dim, of.grad_query, of.tile.lanes, of.tile.lanes, dim);
+  }
+}
+template <class S, class T = typename S::T>
+void store_grad_query(const Problem& p, const Rows<T>& sums, const BackwardRows<S>& rows, S& s) {
+  const int64_t dim = padded<T>(p.head_dim);
+  for (int t = 0; t < rows.count; ++t) {
+    const auto& of = rows.tiles[t];
+    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
+    for (int r = 0; r < of.tile.rows; ++r)
+      std::copy_n(s.grad_query + r * dim, dim, sums[of.tile.row + r]);
+  }
+}
+// Makes the gradient of the sums in the tiles, where no others are to come.
+template <class S, class T = typename S::T>
+void complete_grad_query(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                         const BackwardRows<S>& rows, S& s) {
+  const auto to = rows_of<typename S::Element>(p, a.grad_query, item.batch, item.kv_head);
+  const int64_t dim = padded<T>(p.head_dim);
+  for (int t = 0; t < rows.count; ++t) {
+    const auto& of = rows.tiles[t];
+    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
+    for (int r = 0; r < of.tile.rows; ++r) {
+      T* const row = s.grad_query + r * dim;
+      finish_row<typename S::Element>([&](int64_t d, Vec<T>& all) { all = load(row + d); },
+                                      T(p.scale), p.head_dim, to[of.tile.row + r], to.col);
+    }
+  }
+}
+
+}  // namespace qkv::QKV_ISA
