@@ -87,13 +87,18 @@ class TestAgainstComposition:
         )
         compare(as_int8(call | {"causal": True}))
 
-    @pytest.mark.parametrize("L", [1, 40])
-    def test_error_is_that_of_a_float_cache(self, L):
-        """But for the product of score and scale, where that is rounded by itself."""
-        squares = torch.zeros(2)
-        for seed in range(4):
+    @pytest.mark.parametrize("L, draws", [(1, 16), (40, 1)])
+    def test_error_is_that_of_a_float_cache(self, L, draws):
+        """But for the product of score and scale, where that is rounded by itself: without FMA.
+
+        The ratio of one draw's mean errors has a standard deviation of 0.04 where there is one
+        query a sequence, that of 16 draws 0.01; they are 1.01 times as large on AVX2, and 1.07
+        times on generic.
+        """
+        errors = torch.zeros(2, dtype=torch.float64)
+        for seed in range(draws):
             torch.manual_seed(seed)
-            call = make(2, 8, 2, L, None, 2000, 64, dtype=torch.float32, lengths=[2000, 1700])
+            call = make(32, 8, 2, L, None, 1000, 64, dtype=torch.float32, lengths=[1000, 700] * 16)
             call = as_int8(call)
             truth = testing.attention_with_kvcache(**call)[0]
             ours = qkv.attention_with_kvcache(**call)
@@ -101,9 +106,9 @@ class TestAgainstComposition:
             plain = {n: x for n, x in call.items() if n not in INT8_MEMORY}
             plain |= {n: x.float() for n, x in wide.items()}
             theirs = qkv.attention_with_kvcache(**plain)
-            squares += torch.tensor([testing.rms_error(x, truth) ** 2 for x in (ours, theirs)])
+            errors += torch.stack([(x.double() - truth).abs().mean() for x in (ours, theirs)])
         has_fma = qkv.active_isa() != "generic"
-        assert squares[0] <= (1.05 if has_fma else 1.3) ** 2 * squares[1]
+        assert errors[0] <= (1.05 if has_fma else 1.15) * errors[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
