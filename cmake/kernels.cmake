@@ -22,7 +22,12 @@ target_compile_features(qkv_kernels PUBLIC cxx_std_17)
 # There is no -ffast-math, because NaN and infinity must come out as torch's.
 target_compile_options(qkv_kernels PRIVATE
   $<$<NOT:$<CONFIG:Debug>>:-O2> -ffp-contract=fast -fno-math-errno -fno-trapping-math
-  -Wall -Wextra "SHELL:-include ${PROJECT_SOURCE_DIR}/csrc/common/old_glibc.h")
+  -Wall -Wextra)
+# A program that is linked with -static brings its glibc along, and that one has no old versions.
+if(NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-static( |$)")
+  target_compile_options(qkv_kernels PRIVATE
+    "SHELL:-include ${PROJECT_SOURCE_DIR}/csrc/common/old_glibc.h")
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Code after a pragma that the compiler does not accept, or with a vector that is passed in
   # memory, is 40 times slower.
