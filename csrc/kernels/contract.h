@@ -45,6 +45,10 @@ static_assert(kVectorsInStep >= 2 && kVectorsInStep % 2 == 0,
               "wide in step (softmax_tile). Of 0 keys it would never end, and of an odd number of "
               "vectors one would be left");
 
+static_assert(!kLooksUp || (kHasFma && kLanes<float> == 16),
+              "The table of exponentials has 16 numbers, one in each lane, and what is left of the "
+              "exponent is taken with FMA (exp_table.h, split_exponent)");
+
 // Micro-kernels. kMaxRows[n] is for those that are n + 1 vectors wide.
 
 static_assert(kMaxRows[0] >= 1 && kMaxRows[1] >= 1 && kMaxRows[0] <= 32 && kMaxRows[1] <= 32,

@@ -16,6 +16,8 @@ constexpr int kVectorBytes = 32;
 constexpr int kMaxRows[2] = {12, 6};
 // How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 4;
+// Whether there is a native_look_up() (kernels/simd/exp_table.h).
+constexpr bool kLooksUp = false;
 
 // The larger number, lane by lane; that of b if either is NaN. (The compiler makes a compare and a
 // blend of a > b ? a : b.)

@@ -15,7 +15,7 @@ constexpr int kVectorBytes = 64;
 // accumulators, two vectors of B and one broadcast of A fill 31 of 32 registers.
 constexpr int kMaxRows[2] = {14, 14};
 // How many vectors' exponentials are computed in step (kernels/simd/exp.h).
-constexpr int kVectorsInStep = 8;
+constexpr int kVectorsInStep = 4;
 
 // The larger number, lane by lane; that of b if either is NaN. (The compiler makes a compare and a
 // blend of a > b ? a : b.)
@@ -34,9 +34,15 @@ QKV_INLINE V native_mul_low(V a, V b) {
   return (V)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 }
 
+typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
+// table[index % 16], lane by lane (kernels/simd/exp_table.h).
+constexpr bool kLooksUp = true;
+QKV_INLINE Int32 native_look_up(Int32 table, Int32 index) {
+  return (Int32)_mm512_permutexvar_epi32((__m512i)index, (__m512i)table);
+}
+
 // As many bytes from p as there are lanes, each widened to a lane, signed or not. (The compiler
 // takes them one by one.)
-typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
 QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
   return (Int32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -22,6 +22,8 @@ constexpr int kVectorBytes = 16;
 constexpr int kMaxRows[2] = {8, 4};
 // How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 2;
+// Whether there is a native_look_up() (kernels/simd/exp_table.h).
+constexpr bool kLooksUp = false;
 
 }  // namespace qkv::QKV_ISA
 

@@ -17,6 +17,8 @@ constexpr int kVectorBytes = 16;
 constexpr int kMaxRows[2] = {10, 10};
 // How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 4;
+// Whether there is a native_look_up() (kernels/simd/exp_table.h).
+constexpr bool kLooksUp = false;
 
 // The larger number, lane by lane; that of b if either is NaN. (FMAX would keep the NaN of a, and
 // FMAXNM the number beside a NaN.)

@@ -20,8 +20,11 @@ struct Reference {
   Vec<T> base, shift;
 
   explicit QKV_INLINE Reference(Vec<T> max) {
-    constexpr T kGrid = 16, kLarge = T(kHasFma ? 1 << 20 : 1 << 14);  // see Exp2::kLn2High
-    constexpr T kMagic = Exp2<T>::kMagic - Exp2<T>::kBias;            // rounds to integers
+    // With kLarge, the magic number minus kSteps * shift (ShiftedExp) stays in [2^23, 2^24), where
+    // adding it rounds to integers; without FMA see Exp2::kLn2High.
+    constexpr T kGrid = 16;
+    constexpr T kLarge = T(kSteps<T> > 1 ? 1 << 17 : kHasFma ? 1 << 20 : 1 << 14);
+    constexpr T kMagic = Exp2<T>::kMagic - Exp2<T>::kBias;  // rounds to integers
     const Vec<T> zero{};
     const Vec<T> rounded = (max * T(kLog2e / kGrid) + kMagic - kMagic) * kGrid;
     const auto large = (max > kLarge) | (max < -kLarge);

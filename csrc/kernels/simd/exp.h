@@ -6,6 +6,7 @@
 // with instructions that wait (kVectorsInStep in isa/<name>/vec.h).
 #pragma once
 
+#include "kernels/simd/exp_table.h"
 #include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
@@ -108,23 +109,26 @@ QKV_INLINE void exp2(Vec<T> (&t)[N]) {
 }
 
 // The constants that make exp(x) / 2^shift of x, for an integer shift in each lane. The shift takes
-// no time and rounds nothing, since it is taken off the magic number; x below `low` gives 0.
-template <class T>
+// no time and rounds nothing, since it is taken off the magic number. Without a table (steps is 1),
+// x below `low` gives 0.
+template <class T, int steps = kSteps<T>>
 struct ShiftedExp {
+  static constexpr T kMagic = steps == 1 ? Exp2<T>::kMagic : T(ExpTable::kMagic);
   Vec<T> magic, low;
 
   ShiftedExp() = default;
   explicit QKV_INLINE ShiftedExp(Vec<T> shift)
-      : magic(Exp2<T>::kMagic - shift), low((shift - T(Exp2<T>::kBias)) * T(kLn2)) {}
+      : magic(kMagic - shift * T(steps)), low((shift - T(Exp2<T>::kBias)) * T(kLn2)) {}
 };
 
-// x = r and shifted = n + magic for x * log2(e) = n + r, with an integer n and |r| <= 1/2. Vector i
-// has the magic of by[i % NV]. Where n is 0, the error of r is relative to x. Without the tail of
-// log2(e), r is off by 2e-8 times x more.
-template <class T, bool with_tail = true, int N, int NV>
-QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
+// x = r and shifted = n + magic for x * log2(e) * steps = n + r, with an integer n and |r| <= 1/2.
+// Vector i has the magic of by[i % NV]. Where n is 0, the error of r is relative to x. Without the
+// tail of log2(e), r is off by 2e-8 * steps times x more.
+template <class T, bool with_tail = true, int steps, int N, int NV>
+QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T, steps> (&by)[NV],
                                Vec<T> (&shifted)[N]) {
-  constexpr T kHigh = T(kLog2e), kLow = T(Exp2<T>::kLog2eTail);
+  static_assert(kHasFma || steps == 1);
+  constexpr T kHigh = T(kLog2e) * steps, kLow = T(Exp2<T>::kLog2eTail) * steps;
   Vec<T> r[N];
   QKV_UNROLL
   for (int i = 0; i < N; ++i) shifted[i] = x[i] * kHigh + by[i % NV].magic;
@@ -143,26 +147,27 @@ QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV],
 }
 
 // x = exp(x) / 2^shift, vector i with the shift of by[i % NV]. Accuracy and range are those of
-// exp2().
-template <class T, int N, int NV>
+// exp2(). Without the tail of log2(e) it is off by 1.4e-8 times x more.
+template <class T, bool with_tail = true, int N, int NV>
 QKV_INLINE void exp(Vec<T> (&x)[N], const ShiftedExp<T> (&by)[NV]) {
   Vec<T> shifted[N];
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
-  split_exponent<T>(x, by, shifted);
-  finish_exp2<T>(x, shifted);
+  if constexpr (kSteps<T> == 1) {
+    QKV_UNROLL
+    for (int i = 0; i < N; ++i) x[i] = max<T>(by[i % NV].low, x[i]);
+  }
+  split_exponent<T, with_tail>(x, by, shifted);
+  if constexpr (kSteps<T> == 1)
+    finish_exp2<T>(x, shifted);
+  else
+    finish_by_table<T>(x, shifted);
 }
 
-// x = exp(x) for x <= 0, for one operation less: off by 1.4e-8 times x more, which is large only
+// x = exp(x) for x <= 0, for one operation less: the tail is missing, whose error is large only
 // where exp(x) is small. 0 where exp(x) would be subnormal, and NaN for NaN.
 template <class T, int N>
 QKV_INLINE void exp_of_negative(Vec<T> (&x)[N]) {
   const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
-  Vec<T> shifted[N];
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = max<T>(by[0].low, x[i]);
-  split_exponent<T, false>(x, by, shifted);
-  finish_exp2<T>(x, shifted);
+  exp<T, false>(x, by);
 }
 
 // x = tanh(x), at most 4 ulp off, also where x is small. With e = exp(2|x|) - 1 it is e / (e + 2),
@@ -171,7 +176,7 @@ template <class T, int N>
 QKV_INLINE void tanh(Vec<T> (&x)[N]) {
   using E = Exp2<T>;
   constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // the 2|x| from which on tanh rounds to 1
-  const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
+  const ShiftedExp<T, 1> by[] = {ShiftedExp<T, 1>(Vec<T>{})};
   const IntVec<T> sign_bit = (IntVec<T>)splat(T(-0.));
   IntVec<T> sign[N];
   Vec<T> r[N], shifted[N], p[N];

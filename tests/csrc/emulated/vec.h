@@ -23,6 +23,8 @@ constexpr int kRegisters = 32;  // those of AVX-512
 constexpr int kVectorBytes = 64;
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 8;
+// Whether there is a native_look_up() (kernels/simd/exp_table.h).
+constexpr bool kLooksUp = false;
 
 // vdpbf16ps: the product of the second numbers of two pairs is added first, then that of the first
 // numbers. It is not inlined: a micro-kernel unrolls it up to 28 times, and would take minutes to
