@@ -21,23 +21,23 @@ template <class E>
 struct RowPlaces {
   const E* first = nullptr;
   int64_t row = 0;
-  Pages pages;
+  const Pages* pages = nullptr;  // null: not in pages
   int64_t page_stride = 0;
 
   const E* at(int64_t key) const {
-    if (!pages.table) return first + key * row;
-    return first + pages.table[key / pages.size] * page_stride + key % pages.size * row;
+    if (!pages) return first + key * row;
+    return first + pages->table[key / pages->size] * page_stride + key % pages->size * row;
   }
 
   // Calls f(first, count, j) for each run of rows that are `row` apart: `count` of rows [key, key +
   // keys), from the j-th of them on, which begins at `first`. It divides once, not for each run.
   template <class F>
   QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
-    if (!pages.table) return f(first + key * row, keys, int64_t(0));
-    int64_t page = key / pages.size, begin = key % pages.size;
+    if (!pages) return f(first + key * row, keys, int64_t(0));
+    int64_t page = key / pages->size, begin = key % pages->size;
     for (int64_t j = 0; j < keys; ++page, begin = 0) {
-      const int64_t count = std::min(keys - j, pages.size - begin);
-      f(first + pages.table[page] * page_stride + begin * row, count, j);
+      const int64_t count = std::min(keys - j, pages->size - begin);
+      f(first + pages->table[page] * page_stride + begin * row, count, j);
       j += count;
     }
   }
@@ -55,30 +55,38 @@ struct RowPlaces {
   }
 };
 
-// The rows of key or value of one plane: S rows of `dim` elements of type E, in one tensor or in
-// pages. Rows of int8 have scales (Problem::key_scale).
+// The scales of rows, which only int8 has (Problem::key_scale).
 template <class E>
-class KeyRows {
+struct RowScales {};
+template <>
+struct RowScales<int8_t> {
+  RowPlaces<float> scales_;
+};
+
+// The rows of key or value of one plane: S rows of `dim` elements of type E, in one tensor or in
+// pages. It refers to the Problem, which must outlive it.
+template <class E>
+class KeyRows : RowScales<E> {
   using T = Compute<E>;
 
  public:
   KeyRows() = default;
   KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
           int64_t kv_head)
-      : rows_{plane<E>(p, input, batch, kv_head), input.strides.row, p.pages, page_stride},
+      : rows_{plane<E>(p, input, batch, kv_head), input.strides.row, pages_of(p), page_stride},
         col_(input.strides.col),
         dim_(dim) {}
   // Of int8.
   KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim,
           const Input& scale, int64_t scale_page_stride, int64_t batch, int64_t kv_head)
       : KeyRows(p, input, page_stride, dim, batch, kv_head) {
-    scales_ = {plane<float>(p, scale, batch, kv_head), scale.strides.row, p.pages,
-               scale_page_stride};
+    this->scales_ = {plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
+                     scale_page_stride};
   }
 
   // Rows that lie in dense memory, `row` elements apart, of which the first counts as row `key`.
   KeyRows(const E* rows, int64_t key, int64_t row, int64_t dim)
-      : rows_{rows - key * row, row, {}, 0}, col_(1), dim_(dim) {}
+      : rows_{rows - key * row, row}, col_(1), dim_(dim) {}
 
   // Rows [key, key + keys) as an operand, times their scales. They are read where they are if they
   // have the compute type and lie in one run, that is, in one page; else they are copied to scratch
@@ -94,7 +102,7 @@ class KeyRows {
         gather_row(from + j * row(), col_, dim_, to);
         if constexpr (std::is_same_v<E, int8_t>)
           for (int64_t d = 0; d < step; d += kLanes<T>)
-            store(to + d, load(to + d) * *scales_.at(first + j));
+            store(to + d, load(to + d) * *scales().at(first + j));
       }
     });
     return {scratch, step, 1};
@@ -112,20 +120,21 @@ class KeyRows {
 
   const E* at(int64_t key) const { return rows_.at(key); }
   const RowPlaces<E>& places() const { return rows_; }
-  const RowPlaces<float>& scales() const { return scales_; }  // of int8
+  const RowPlaces<float>& scales() const { return this->scales_; }  // of int8
   // Rows [key, run_end(key)) are row() apart.
   int64_t run_end(int64_t key) const {
-    const Pages& pages = rows_.pages;
-    if (!pages.table) return std::numeric_limits<int64_t>::max();
-    return (key / pages.size + 1) * pages.size;
+    if (!rows_.pages) return std::numeric_limits<int64_t>::max();
+    const int64_t size = rows_.pages->size;
+    return (key / size + 1) * size;
   }
   int64_t row() const { return rows_.row; }
   int64_t col() const { return col_; }
   int64_t dim() const { return dim_; }
 
  private:
+  static const Pages* pages_of(const Problem& p) { return p.pages.table ? &p.pages : nullptr; }
+
   RowPlaces<E> rows_;
-  RowPlaces<float> scales_;
   int64_t col_ = 0, dim_ = 0;
 };
 

@@ -30,10 +30,9 @@ void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
 }
 
 template <class P>
-void begin_tile(const Problem& p, const Tile& tile, bool with_sink, P& products,
-                ForwardState<P>& state) {
+void begin_tile(const Problem& p, bool with_sink, P& products, ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
-  state.tile = tile;
+  const Tile& tile = state.tile;
   state.query = products.pack(tile, state.memory);
   state.has_output = !kOverwritesOutput<P>;
   if (state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
@@ -139,9 +138,13 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
 
   const bool with_sink = p.sinks.data && item.key_begin == 0;
   int64_t tiles = 0;
-  for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
-    begin_tile(p, make_tile<T>(p, item.batch, item.kv_head, row, item.row_end), with_sink,
-               scratch.products, scratch.tiles[tiles]);
+  for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles) {
+    ForwardState<P>& state = scratch.tiles[tiles];
+    // The tile is made in place: a copy of what was just written, by wider loads than the stores
+    // were, would wait until they have left for the cache.
+    new (&state.tile) Tile(make_tile<T>(p, item.batch, item.kv_head, row, item.row_end));
+    begin_tile(p, with_sink, scratch.products, state);
+  }
   // The loop over keys is outside and the loop over tiles inside, so that a block of keys and
   // values is read from memory once and serves every tile. Where blocks begin does not depend on
   // the tiles.

@@ -50,10 +50,9 @@ class ForwardTiles {
   // Reads keys [key, key + keys) and their values, a block, which serves every tile before the next
   // one is read.
   void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
-    keys_.load(as_multiplied(key_rows<K>(p_, batch, kv_head), key, keys, wide_keys_), key, keys);
-    value_ = key, value_count_ = keys;
-    value_rows_ = as_multiplied(value_rows<K>(p_, batch, kv_head), key, keys, wide_values_);
-    values_.load(value_rows_, key, keys);
+    load(keys_, key_rows<K>(p_, batch, kv_head), key, keys, wide_keys_);
+    load(values_, value_rows<K>(p_, batch, kv_head), key, keys, wide_values_);
+    batch_ = batch, kv_head_ = kv_head, key_ = key, count_ = keys;
   }
 
   // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
@@ -82,7 +81,12 @@ class ForwardTiles {
   //
   // Returns whether all of the loaded values are finite. If not, it separates those that are not
   // from the others (repair/nonfinite_keys.h), for add_visible_values.
-  bool separate_values() { return nonfinite_values_->separate(value_rows_, value_, value_count_); }
+  bool separate_values() {
+    if constexpr (std::is_same_v<K, O>)
+      return nonfinite_values_->separate(value_rows<K>(p_, batch_, kv_head_), key_, count_);
+    else
+      return nonfinite_values_->separate(in_wide(wide_values_, key_, p_.head_dim_v), key_, count_);
+  }
   // Whether one of these values, which separate_values has separated, is not finite and hidden from
   // a row.
   bool hides_nonfinite(const Tile& tile, int64_t key, int64_t keys, const T* weights) {
@@ -109,23 +113,26 @@ class ForwardTiles {
   }
 
  private:
-  // Rows [key, key + keys) as KeyOperand reads them: where they are, or times their scales in
-  // `wide`.
-  static KeyRows<O> as_multiplied(const KeyRows<K>& rows, int64_t key, int64_t keys, T* wide) {
+  // Reads rows [key, key + keys) into `operand`: from where they are, or, of int8, times their
+  // scales from `wide`.
+  static void load(KeyOperand<O>& operand, const KeyRows<K>& rows, int64_t key, int64_t keys,
+                   T* wide) {
     if constexpr (std::is_same_v<K, O>) {
-      return rows;
+      operand.load(rows, key, keys);
     } else {
-      const Matrix<T> copy = rows.read(key, keys, wide);
-      return {copy.data, key, copy.row, rows.dim()};
+      rows.read(key, keys, wide);
+      operand.load(in_wide(wide, key, rows.dim()), key, keys);
     }
+  }
+  static KeyRows<O> in_wide(const T* wide, int64_t key, int64_t dim) {
+    return {wide, key, padded<T>(dim), dim};
   }
 
   const Problem& p_;
   ProductUnit<E> unit_;
   KeyOperand<O> keys_, values_;
-  T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
-  int64_t value_ = 0, value_count_ = 0;              // the first value that is loaded, and how many
-  KeyRows<O> value_rows_;
+  T *wide_keys_ = nullptr, *wide_values_ = nullptr;        // [kKeyBlock, padded(D)], of int8
+  int64_t batch_ = 0, kv_head_ = 0, key_ = 0, count_ = 0;  // the block that is loaded
   OutputSum<E> output_;
   std::optional<NonfiniteKeys<O, Infinities::kept>> nonfinite_values_;
 };
