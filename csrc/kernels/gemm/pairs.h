@@ -113,10 +113,13 @@ inline void narrow_rest(const float* in, int64_t in_row, int64_t rows, int64_t c
 
 // to[0 .. padded_halves(dim)) = the `dim` elements of one row, `col` apart, and zeros.
 QKV_INLINE void copy_row(const BFloat16* from, int64_t col, int64_t dim, BFloat16* to) {
+  int64_t d = 0;
   if (col == 1)
-    std::memcpy(to, from, size_t(dim) * sizeof *to);
-  else
-    for (int64_t d = 0; d < dim; ++d) to[d] = from[d * col];
+    for (; d + kPairHalves <= dim; d += kPairHalves) {
+      const PairHalves whole = load_halves(from + d);
+      std::memcpy(to + d, &whole, sizeof whole);
+    }
+  for (; d < dim; ++d) to[d] = from[d * col];
   std::fill(to + dim, to + padded_halves(dim), BFloat16{});
 }
 

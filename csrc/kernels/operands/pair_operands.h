@@ -81,13 +81,16 @@ class KeyOperand<BFloat16> {
 
  private:
   void zip(const KeyRows<BFloat16>& rows) {
-    const int64_t step = padded_halves(dim_), pairs = pairs_in(count_), end = first_ + count_;
-    const auto zip_pair = [&](int64_t pair, Pair* to) {
-      const int64_t j = first_ + 2 * pair;
-      zip_rows(rows.at(j), j + 1 < end ? rows.at(j + 1) : nullptr, rows.col(), dim_, to);
+    // Copies of the members (RowOperand::read).
+    const int64_t dim = dim_, first = first_, end = first_ + count_;
+    const int64_t step = padded_halves(dim), pairs = pairs_in(count_);
+    const auto zip_pair = [=, &rows](int64_t pair, Pair* to) {
+      const int64_t j = first + 2 * pair;
+      zip_rows(rows.at(j), j + 1 < end ? rows.at(j + 1) : nullptr, rows.col(), dim, to);
     };
     if (!kTiles) {
-      for (int64_t i = 0; i < pairs; ++i) zip_pair(i, zipped_ + i * step);
+      Pair* const to = zipped_;
+      for (int64_t i = 0; i < pairs; ++i) zip_pair(i, to + i * step);
       columns_ = {zipped_, 1, step};
       return;
     }
@@ -120,9 +123,12 @@ class RowOperand<BFloat16> {
   void read(const Rows<const BFloat16>& rows, int64_t begin, int64_t valid, int64_t count,
             float factor = 1) {
     factor_ = factor;
-    for (int64_t r = 0; r < valid; ++r)
-      copy_row(rows[begin + r], rows.col, dim_, rows_ + r * step());
-    std::fill(rows_ + valid * step(), rows_ + count * step(), BFloat16{});
+    // Copies of the members: what is stored might be a member, for all the compiler knows.
+    const int64_t dim = dim_, step = this->step();
+    BFloat16* const to = rows_;
+    const Rows<const BFloat16> from = rows;
+    for (int64_t r = 0; r < valid; ++r) copy_row(from[begin + r], from.col, dim, to + r * step);
+    std::fill(to + valid * step, to + count * step, BFloat16{});
   }
 
   RightOperand<Pair> pack(int64_t lane, int64_t lanes, float factor, Pair* to) const {
@@ -133,8 +139,11 @@ class RowOperand<BFloat16> {
 
   // Makes pairs of consecutive rows.
   void zip(int64_t count) const {
+    const int64_t step = this->step();
+    const BFloat16* const from = rows_;
+    Pair* const to = zipped_;
     for (int64_t r = 0; r < count; r += 2)
-      zip_rows(rows_ + r * step(), rows_ + (r + 1) * step(), 1, step(), zipped_ + r / 2 * step());
+      zip_rows(from + r * step, from + (r + 1) * step, 1, step, to + r / 2 * step);
   }
   RightOperand<Pair> rows(int64_t lane) const {
     return {zipped_ + lane / 2 * step(), step(), factor_};

@@ -63,8 +63,8 @@ QKV_INLINE void gather_row(const E* from, int64_t col, int64_t dim, T* to) {
 
 // to [count, padded(dim)] = rows [begin, begin + valid), widened, and below them rows of zeros.
 template <class E, class T = Compute<E>>
-void gather_rows(const Rows<const E>& rows, int64_t begin, int64_t valid, int64_t count,
-                 int64_t dim, T* to) {
+void gather_rows(Rows<const E> rows, int64_t begin, int64_t valid, int64_t count, int64_t dim,
+                 T* to) {
   const int64_t step = padded<T>(dim);
   for (int64_t r = 0; r < valid; ++r) gather_row(rows[begin + r], rows.col, dim, to + r * step);
   std::fill(to + valid * step, to + count * step, T(0));

@@ -69,11 +69,8 @@ void complete_grad_query(const Problem& p, const BackwardArgs& a, const Backward
   for (int t = 0; t < rows.count; ++t) {
     const auto& of = rows.tiles[t];
     transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
-    for (int r = 0; r < of.tile.rows; ++r) {
-      T* const row = s.grad_query + r * dim;
-      finish_row<typename S::Element>([&](int64_t d, Vec<T>& all) { all = load(row + d); },
-                                      T(p.scale), p.head_dim, to[of.tile.row + r], to.col);
-    }
+    finish_dense<typename S::Element>(s.grad_query, of.tile.rows, to, of.tile.row, T(p.scale),
+                                      p.head_dim);
   }
 }
 

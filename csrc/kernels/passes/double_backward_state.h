@@ -111,12 +111,8 @@ void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int
   const Rows<const T> lse_jvp = rows_of<T>(p, s.direction.lse_jvp, batch, kv_head);
   std::fill_n(s.lse_jvp, kGradRows, T(0));
   std::fill_n(s.delta_jvp, kGradRows, T(0));
-  for (int64_t r = 0; r < rows; ++r) {
-    s.lse_jvp[r] = *lse_jvp[row + r];
-    if (grad_output.data)
-      s.delta_jvp[r] = dot(grad_output[row + r], grad_output.col, output_jvp[row + r],
-                           output_jvp.col, p.head_dim_v);
-  }
+  for (int64_t r = 0; r < rows; ++r) s.lse_jvp[r] = *lse_jvp[row + r];
+  if (grad_output.data) dot_rows(grad_output, output_jvp, row, rows, p.head_dim_v, s.delta_jvp);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -26,6 +26,17 @@ QKV_INLINE void finish_row(const Sum& sum, T factor, int64_t dim, E* to, int64_t
   }
 }
 
+// Rows begin, begin + 1, ... of `to` [dim] = factor * sums [rows, padded(dim)]. What the loop needs
+// are copies: the compiler would read it again after each store, which might have changed it.
+template <class E, class T = Compute<E>>
+QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t begin, T factor,
+                             int64_t dim) {
+  const int64_t step = padded<T>(dim);
+  for (int64_t r = 0; r < rows; ++r, sums += step)
+    finish_row<E>([sums](int64_t d, Vec<T>& all) { all = load(sums + d); }, factor, dim,
+                  to[begin + r], to.col);
+}
+
 template <class E>
 void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of) {
   using T = Compute<E>;
@@ -54,12 +65,9 @@ template <class E, class T = Compute<E>>
 void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
                  const Output& to) {
   if (!to.data) return;
-  E* const rows = plane<E>(p, to, of.batch, of.kv_head);
-  for (int64_t key = of.begin; key < of.end; ++key) {
-    T* const row = static_cast<T*>(sums) + key * padded<T>(dim);
-    finish_row<E>([&](int64_t d, Vec<T>& all) { all = load(row + d); }, factor, dim,
-                  rows + key * to.strides.row, to.strides.col);
-  }
+  const Rows<E> rows{plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row, to.strides.col};
+  finish_dense<E>(static_cast<const T*>(sums) + of.begin * padded<T>(dim), of.end - of.begin, rows,
+                  of.begin, factor, dim);
 }
 
 template <class E>

@@ -72,19 +72,6 @@ struct ForwardScratch {
   }
 };
 
-// As many consecutive elements as there are doubles in a vector, converted from and to double.
-template <class T>
-using PartOfVector
-    __attribute__((vector_size(kLanes<double> * sizeof(T)), aligned(sizeof(T)), may_alias)) = T;
-template <class T>
-QKV_INLINE Vec<double> load_double(const T* from) {
-  return __builtin_convertvector(*reinterpret_cast<const PartOfVector<T>*>(from), Vec<double>);
-}
-template <class T>
-QKV_INLINE void store_double(T* to, Vec<double> x) {
-  *reinterpret_cast<PartOfVector<T>*>(to) = __builtin_convertvector(x, PartOfVector<T>);
-}
-
 // out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
 // scores and the sums of the online softmax. They are computed in double, because a logarithm that
 // is rounded twice would show in the gradients.

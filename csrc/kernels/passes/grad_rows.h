@@ -7,6 +7,7 @@
 #include "kernels/score/dropout.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/exp.h"
+#include "kernels/simd/transpose.h"
 
 namespace qkv::QKV_ISA {
 
@@ -49,17 +50,32 @@ struct BackwardScratch : BackwardOperands<E> {
   }
 };
 
+// sums = the products of elements [0, dim) of rows a and b, one in each lane where both are side by
+// side. Returns the sum of the products that are not in whole vectors.
 template <class E, class T = Compute<E>>
-QKV_INLINE T dot(const E* a, int64_t a_col, const E* b, int64_t b_col, int64_t dim) {
-  Vec<T> sums{};
+QKV_INLINE T multiply_elements(const E* a, int64_t a_col, const E* b, int64_t b_col, int64_t dim,
+                               Vec<T>& sums) {
   int64_t d = 0;
+  sums = Vec<T>{};
   if (a_col == 1 && b_col == 1)
     for (; d + kLanes<T> <= dim; d += kLanes<T>) sums += load_wide(a + d) * load_wide(b + d);
-  T sum = 0;
-  for (; d < dim; ++d) sum += widen(a[d * a_col]) * widen(b[d * b_col]);
-  QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) sum += sums[i];
-  return sum;
+  T rest = 0;
+  for (; d < dim; ++d) rest += widen(a[d * a_col]) * widen(b[d * b_col]);
+  return rest;
+}
+
+// to [padded(rows)] = the dot products of rows begin, begin + 1, ... of a and b, and zeros. The
+// lanes of as many rows as a vector has are summed at once.
+template <class E, class T = Compute<E>>
+void dot_rows(Rows<const E> a, Rows<const E> b, int64_t begin, int64_t rows, int64_t dim, T* to) {
+  constexpr int W = kLanes<T>;
+  for (int64_t r = 0; r < rows; r += W) {
+    Vec<T> sums[W] = {};
+    T rest[W] = {};
+    for (int64_t i = 0; i < std::min<int64_t>(W, rows - r); ++i)
+      rest[i] = multiply_elements(a[begin + r + i], a.col, b[begin + r + i], b.col, dim, sums[i]);
+    store(to + r, sum_lanes<T>(sums) + load(rest));
+  }
 }
 
 // Computes base, shift and factor of `rows` rows, so that weight = exp(score - lse) is factor *
@@ -75,34 +91,32 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
   static_assert(kMultiple % kStep == 0 && kMultiple % kTileRows<T> == 0 &&
                 kGradRows % kMultiple == 0);
   const int64_t lanes = (rows + kMultiple - 1) / kMultiple * kMultiple;
-  double exponent[kGradRows];
-  T center[kGradRows];
-  const double spread = std::log(double(p.seqlen_k));
-  for (int64_t r = 0; r < lanes; ++r) {
-    exponent[r] = r < rows ? *lse[row + r] : -HUGE_VAL;
-    // lse = log(sum of exp(score)) over S keys. If all scores of the row were equal, each would be
-    // lse - log(S), and no score is ever larger than lse. The weights' exponent is taken relative
-    // to that point, so that it stays small.
-    center[r] = T(exponent[r] - spread);
-  }
+  T numbers[kGradRows];
+  for (int64_t r = 0; r < rows; ++r) numbers[r] = *lse[row + r];
+  std::fill(numbers + rows, numbers + lanes, -kInfinity<T>);
+  // lse = log(sum of exp(score)) over S keys. If all scores of the row were equal, each would be
+  // lse - log(S), and no score is ever larger than lse. The weights' exponent is taken relative to
+  // that point, so that it stays small.
+  const T spread = T(std::log(double(p.seqlen_k)));
   for (int64_t r = 0; r < lanes; r += kLanes<T>) {
-    const Reference<T> reference(load(center + r));
+    const Reference<T> reference(load(numbers + r) - spread);
     store(s.base + r, reference.base);
     store(s.shift + r, reference.shift);
   }
-  for (int64_t r = 0; r < lanes; ++r)
-    exponent[r] = exponent[r] == -HUGE_VAL
-                      ? exponent[r]
-                      : double(s.shift[r]) - (exponent[r] - double(s.base[r])) * kLog2e;
   for (int64_t r = 0; r < lanes; r += kStep) {
-    Vec<double> t[kVectorsInStep];
+    Vec<double> exponent[kVectorsInStep];
     QKV_UNROLL
-    for (int i = 0; i < kVectorsInStep; ++i) t[i] = load(exponent + r + i * kLanes<double>);
-    exp2<double>(t);
+    for (int i = 0; i < kVectorsInStep; ++i) {
+      const int64_t at = r + i * kLanes<double>;
+      const Vec<double> of = load_double(numbers + at);
+      exponent[i] = load_double(s.shift + at) - (of - load_double(s.base + at)) * kLog2e;
+      exponent[i] = of == -kInfinity<double> ? of : exponent[i];
+    }
+    exp2<double>(exponent);
     QKV_UNROLL
-    for (int i = 0; i < kVectorsInStep; ++i) store(exponent + r + i * kLanes<double>, t[i]);
+    for (int i = 0; i < kVectorsInStep; ++i)
+      store_double(s.factor + r + i * kLanes<double>, exponent[i]);
   }
-  for (int64_t r = 0; r < lanes; ++r) s.factor[r] = T(exponent[r]);
 }
 
 // Computes what rows [row, row + rows) need of the forward pass: base, shift, factor and delta.
@@ -115,11 +129,11 @@ void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int
   const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
   const Rows<const T> grad_lse = rows_of<T>(p, a.grad_lse, batch, kv_head);
   const Rows<const T> weights_dot = rows_of<T>(p, a.grad_weights_dot, batch, kv_head);
-  std::fill_n(s.delta, kGradRows, T(0));
+  std::fill(s.delta + rows / kLanes<T> * kLanes<T>, s.delta + kGradRows, T(0));
   if (grad_output.data)
-    for (int64_t r = 0; r < rows; ++r)
-      s.delta[r] =
-          dot(grad_output[row + r], grad_output.col, output[row + r], output.col, p.head_dim_v);
+    dot_rows(grad_output, output, row, rows, p.head_dim_v, s.delta);
+  else
+    std::fill_n(s.delta, rows, T(0));
   if (grad_lse.data)
     for (int64_t r = 0; r < rows; ++r) s.delta[r] -= *grad_lse[row + r];
   if (weights_dot.data)
