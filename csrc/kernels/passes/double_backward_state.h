@@ -112,7 +112,7 @@ void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int
   std::fill_n(s.lse_jvp, kGradRows, T(0));
   std::fill_n(s.delta_jvp, kGradRows, T(0));
   for (int64_t r = 0; r < rows; ++r) s.lse_jvp[r] = *lse_jvp[row + r];
-  if (grad_output.data) dot_rows(grad_output, output_jvp, row, rows, p.head_dim_v, s.delta_jvp);
+  if (grad_output.data) row_dots(grad_output, output_jvp, row, rows, p.head_dim_v, s.delta_jvp);
 }
 
 }  // namespace qkv::QKV_ISA

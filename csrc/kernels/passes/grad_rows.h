@@ -67,7 +67,7 @@ QKV_INLINE T multiply_elements(const E* a, int64_t a_col, const E* b, int64_t b_
 // to [padded(rows)] = the dot products of rows begin, begin + 1, ... of a and b, and zeros. The
 // lanes of as many rows as a vector has are summed at once.
 template <class E, class T = Compute<E>>
-void dot_rows(Rows<const E> a, Rows<const E> b, int64_t begin, int64_t rows, int64_t dim, T* to) {
+void row_dots(Rows<const E> a, Rows<const E> b, int64_t begin, int64_t rows, int64_t dim, T* to) {
   constexpr int W = kLanes<T>;
   for (int64_t r = 0; r < rows; r += W) {
     Vec<T> sums[W] = {};
@@ -131,7 +131,7 @@ void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int
   const Rows<const T> weights_dot = rows_of<T>(p, a.grad_weights_dot, batch, kv_head);
   std::fill(s.delta + rows / kLanes<T> * kLanes<T>, s.delta + kGradRows, T(0));
   if (grad_output.data)
-    dot_rows(grad_output, output, row, rows, p.head_dim_v, s.delta);
+    row_dots(grad_output, output, row, rows, p.head_dim_v, s.delta);
   else
     std::fill_n(s.delta, rows, T(0));
   if (grad_lse.data)
