@@ -36,6 +36,11 @@ void forward(const Problem& p, const ForwardResult&, const ForwardItem& item, vo
            kCall;
 }
 
+// An element of a part counts as one of a gradient does.
+void merge_parts(const Problem& p, const ForwardResult&, const RowParts& of) {
+  count += double(of.splits) * double(p.head_dim_v) * kFinished;
+}
+
 void backward(const Problem& p, const BackwardArgs&, const BackwardItem& item, void*) {
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
@@ -58,7 +63,7 @@ Implementation counted_isa() {
   k.tile_rows = kTileRows, k.lanes = 16;
   k.forward_workspace = [](const Problem&, int64_t, bool) { return size_t{0}; };
   k.backward_workspace = [](const Problem&, int64_t) { return size_t{0}; };
-  k.forward = forward, k.backward = backward;
+  k.forward = forward, k.merge_parts = merge_parts, k.backward = backward;
   k.finish_rows = finish_rows, k.finish_keys = finish_keys;
   return {"counted", [] { return true; }, k, {}, {}, {}};
 }

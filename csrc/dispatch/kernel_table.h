@@ -30,6 +30,17 @@ struct ForwardItem {
   const ForwardItem* next = nullptr;
 };
 
+// What the splits of the keys have left of row `row` of a plane, which has `rows` of them, in the
+// compute type: for each split the output of each row over its keys, and the log-sum-exp of its
+// scores there.
+struct RowParts {
+  int64_t batch, kv_head;
+  int64_t row;
+  void* output;     // [splits, rows, Dv]; that of the first split is overwritten
+  const void* lse;  // [splits, rows]
+  int64_t splits, rows;
+};
+
 // A block of rows: this many neighbouring rows of a plane go through the backward pass together.
 // They are packed once for all keys of an item, and are the depth of the products that make the
 // gradients of key and value.
@@ -111,6 +122,8 @@ struct Kernels {
   // with_weights: whether ForwardResult::weights is wanted.
   size_t (*forward_workspace)(const Problem&, int64_t rows, bool with_weights);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
+  // Writes the row to the result.
+  void (*merge_parts)(const Problem&, const ForwardResult&, const RowParts&);
   // `keys`: the most that an item of the backward pass has.
   size_t (*backward_workspace)(const Problem&, int64_t keys);
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);

@@ -4,8 +4,6 @@
 #include <numeric>
 #include <optional>
 
-#include "merge.h"
-
 namespace qkv {
 namespace {
 
@@ -180,8 +178,9 @@ void ForwardTask::finish(int64_t index) const {
 }
 
 void ForwardTask::merge(int64_t plane, int64_t row, char* plane_parts) const {
-  merge_row(p_, result_, plane / p_.kv_heads, plane % p_.kv_heads, row,
-            {plane_parts, plane_parts + output_bytes_, splits_, planes_.rows});
+  kernels_.merge_parts(p_, result_,
+                       {plane / p_.kv_heads, plane % p_.kv_heads, row, plane_parts,
+                        plane_parts + output_bytes_, splits_, planes_.rows});
 }
 
 }  // namespace qkv

@@ -10,6 +10,7 @@
 #include "kernels/passes/forward.h"
 #include "kernels/passes/hard.h"
 #include "kernels/passes/jvp.h"
+#include "kernels/passes/merge_parts.h"
 #include "kernels/passes/weights_dot.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"
@@ -74,16 +75,27 @@ constexpr void add_jvp_kernels(Kernels& kernels) {
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
-  Kernels kernels{kTileRows<T>,   forward_workspace<E>,
-                  forward<E>,     backward_workspace<E>,
-                  backward<E>,    finish_rows<E>,
-                  finish_keys<E>, weights_dot<E>,
-                  hard<E>,        nullptr,
-                  nullptr,        nullptr,
-                  nullptr,        {kMaxRows[0], kMaxRows[1]},
-                  kLanes<T>,      gemm_entry<T>,
-                  exp2_entry<T>,  exp_entry<T>,
-                  tanh_entry<T>,  transpose_entry<T>};
+  Kernels kernels{kTileRows<T>,
+                  forward_workspace<E>,
+                  forward<E>,
+                  merge_parts<E>,
+                  backward_workspace<E>,
+                  backward<E>,
+                  finish_rows<E>,
+                  finish_keys<E>,
+                  weights_dot<E>,
+                  hard<E>,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  {kMaxRows[0], kMaxRows[1]},
+                  kLanes<T>,
+                  gemm_entry<T>,
+                  exp2_entry<T>,
+                  exp_entry<T>,
+                  tanh_entry<T>,
+                  transpose_entry<T>};
   add_jvp_kernels<E>(kernels);
   return kernels;
 }

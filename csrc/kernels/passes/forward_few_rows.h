@@ -147,7 +147,10 @@ class ForwardFewRows {
     const int64_t end = padded<T>(keys);
     const RowPlaces<float>& scales = rows.scales();
     scales.for_each_run(key, keys, [&](const float* scale, int64_t count, int64_t j) {
-      for (int64_t i = 0; i < count; ++i) scales_[j + i] = scale[i * scales.row];
+      if (scales.row == 1)
+        std::copy_n(scale, count, scales_ + j);
+      else
+        for (int64_t i = 0; i < count; ++i) scales_[j + i] = scale[i * scales.row];
     });
     const int64_t next = std::min(kFewKeys, p_.seqlen_k - key - keys);
     const int64_t step = scales.row == 1 ? int64_t(kCacheLine / sizeof(float)) : 1;
