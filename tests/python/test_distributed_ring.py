@@ -277,7 +277,9 @@ def test_without_gradients():
     tensors, _ = Whole(dtype=torch.bfloat16).tensors()
     for requires_grad, output in run(2, without_gradients):
         assert not requires_grad
-        torch.testing.assert_close(output, qkv.attention(*tensors.values()))
+        # Each part's weights are rounded relative to its own largest one where products are of
+        # bfloat16: 2^-8 of values of about 1.
+        torch.testing.assert_close(output, qkv.attention(*tensors.values()), atol=2**-8, rtol=2**-6)
 
 
 # bfloat16 does not tell these numbers apart.

@@ -28,6 +28,7 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     alibi_slopes: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
@@ -41,7 +42,8 @@ def varlen_attn(
         query: `[T, H, D]`. key: `[Tk, Hkv, D]`. value: `[Tk, Hkv, Dv]`; with block_table key and
             value are `[blocks, block_size, Hkv, ...]`.
         max_q, max_k, num_splits: not needed.
-        bias: broadcastable to `[N, H, L, S]`, by positions within a document.
+        bias: broadcastable to `[N, H, L, S]`, by positions within a document; attn_mask, which
+            `qkv.varlen_attn` has not, likewise.
         k_scale, v_scale: what the numbers of an int8 key and value are multiplied by: `[]`, `[1]`,
             `[Hkv]` or `[blocks, block_size, Hkv]`.
         options: scale, window_size, enable_gqa, softcap, dropout_p, and dropout_seed, for which
@@ -82,8 +84,11 @@ def varlen_attn(
         its_query, its_key, its_value = (
             x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])
         )
-        if bias is not None:
-            own["bias"] = _of_document(bias, n, its_query.size(1), its_key.size(1))
+        own |= {
+            name: _of_document(mask, n, its_query.size(1), its_key.size(1))
+            for name, mask in (("attn_mask", attn_mask), ("bias", bias))
+            if mask is not None and its_key.size(1)  # without a pair, nobody looks at them
+        }
         found = attention(
             its_query, its_key, its_value, **own, **options,
             dtype=dtype, return_lse=True, place=Place(first_item=n),
