@@ -30,9 +30,8 @@ struct ForwardItem {
   const ForwardItem* next = nullptr;
 };
 
-// What the splits of the keys have left of row `row` of a plane, which has `rows` of them, in the
-// compute type: for each split the output of each row over its keys, and the log-sum-exp of its
-// scores there.
+// The parts of row `row` of a plane of `rows` rows whose keys were split: for each split, what the
+// kernel wrote to ForwardItem's partial_output and partial_lse.
 struct RowParts {
   int64_t batch, kv_head;
   int64_t row;
@@ -122,7 +121,7 @@ struct Kernels {
   // with_weights: whether ForwardResult::weights is wanted.
   size_t (*forward_workspace)(const Problem&, int64_t rows, bool with_weights);
   void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
-  // Writes the row to the result.
+  // Puts the parts of a row together, and writes it to the result.
   void (*merge_parts)(const Problem&, const ForwardResult&, const RowParts&);
   // `keys`: the most that an item of the backward pass has.
   size_t (*backward_workspace)(const Problem&, int64_t keys);

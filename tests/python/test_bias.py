@@ -69,6 +69,7 @@ def test_both_gradients(dtype, floating):
         torch.testing.assert_close(found.double(), true, rtol=size, atol=size)
 
 
+@pytest.mark.bf16
 def test_float32_beside_half():
     query, key, value, bias, padding = problem(torch.bfloat16)
     bias = bias.float().requires_grad_()
@@ -76,6 +77,7 @@ def test_float32_beside_half():
     assert bias.grad.dtype == torch.float32
 
 
+@pytest.mark.bf16
 def test_autocast_leaves_it_alone():
     query, key, value, bias, padding = problem(torch.float32)
     bias.requires_grad_()

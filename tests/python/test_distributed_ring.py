@@ -94,6 +94,7 @@ def test_rounding(size, dtype):
         check(size, Whole(dtype=dtype, seqlen=300, scalars=scalars))
 
 
+@pytest.mark.bf16
 def test_half_precision_on_eight_ranks():
     check(8, Whole(dtype=torch.bfloat16, seqlen=300, scalars=CAUSAL))
 
@@ -273,6 +274,7 @@ def without_gradients():
     return output.requires_grad, unshard(output, -2, seqlen=50)
 
 
+@pytest.mark.bf16
 def test_without_gradients():
     tensors, _ = Whole(dtype=torch.bfloat16).tensors()
     for requires_grad, output in run(2, without_gradients):
@@ -301,6 +303,7 @@ def under_autocast():
     return found
 
 
+@pytest.mark.bf16
 def test_autocast():
     """As qkv.attention does under autocast; to the bit as for tensors of its dtype."""
     of_ranks = run(2, under_autocast)

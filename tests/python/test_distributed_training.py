@@ -192,6 +192,7 @@ class TestDataParallel:
     def test_with_tensor_parallel(self):
         run(4, both_agree)
 
+    @pytest.mark.bf16
     def test_fsdp_in_bfloat16(self):
         run(2, fsdp_in_bfloat16)
 

@@ -314,6 +314,7 @@ class TestSecondOrder:
         f = lambda *x: attention(*x, mask)  # noqa: E731
         assert torch.autograd.gradgradcheck(f, leaves, check_fwd_over_rev=True)
 
+    @pytest.mark.bf16
     def test_half_precision(self, leaves):
         """In float32 between inputs and results, as in the kernels."""
         x = [t.detach().bfloat16() for t in leaves]

@@ -145,6 +145,7 @@ class TestManyWeights:
             expected = (query[i].double() * key[:, 0].double()).softmax(-1)
             torch.testing.assert_close(weights[i].double(), expected, rtol=2e-3, atol=1e-7)
 
+    @pytest.mark.bf16
     def test_gradient_of_a_mask(self):
         """A mask in which each row sees a few keys: its gradient is 0 elsewhere."""
         needs(2 * 2**32 / 2**30)

@@ -319,6 +319,7 @@ def test_dtypes(dtype, need_weights):
 @pytest.mark.parametrize("call", [
     {}, {"average_attn_weights": False}, {"need_weights": False}, {"attn_mask": torch.zeros(L, L)},
 ], ids=str)  # fmt: skip
+@pytest.mark.bf16
 @pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
 def test_autocast(arguments, call):
     theirs, ours = twins(batch_first=True, **arguments)

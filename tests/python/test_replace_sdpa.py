@@ -191,6 +191,7 @@ class TestTaken:
         found.sum().backward() if found.requires_grad else None
         assert_taken(lambda: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
 
+    @pytest.mark.bf16
     def test_autocast(self, tensors, replaced):
         with torch.autocast("cpu", torch.bfloat16):
             assert_taken(lambda: F.scaled_dot_product_attention(*tensors))
@@ -503,6 +504,7 @@ class TestFastPaths:
         error = (found.float() - encoder_layer()(x)).abs().max()
         assert error <= 1.2 * (expected.float() - encoder_layer()(x)).abs().max() + 1e-6
 
+    @pytest.mark.bf16
     def test_autocast(self, x, replaced):
         layer = encoder_layer()
         attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()

@@ -210,6 +210,7 @@ class TestWithOutput:
         assert torch.equal(weights, qkv.attention_weights(one, key, reduce=reduce))
         torch.testing.assert_close(output, qkv.attention(one, key, value))
 
+    @pytest.mark.bf16
     def test_broadcast_key_in_half_precision(self, reduce):
         """The gradient of a key that several queries share is added up in float32."""
         query = torch.randn(2, 4, 20, 8).bfloat16().requires_grad_()

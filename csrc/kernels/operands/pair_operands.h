@@ -81,7 +81,7 @@ class KeyOperand<BFloat16> {
 
  private:
   void zip(const KeyRows<BFloat16>& rows) {
-    // Copies of the members (RowOperand::read).
+    // The members are copied for the reason that RowOperand::read gives.
     const int64_t dim = dim_, first = first_, end = first_ + count_;
     const int64_t step = padded_halves(dim), pairs = pairs_in(count_);
     const auto zip_pair = [=, &rows](int64_t pair, Pair* to) {
@@ -123,7 +123,8 @@ class RowOperand<BFloat16> {
   void read(const Rows<const BFloat16>& rows, int64_t begin, int64_t valid, int64_t count,
             float factor = 1) {
     factor_ = factor;
-    // Copies of the members: what is stored might be a member, for all the compiler knows.
+    // The members are copied because the compiler cannot tell that the stores leave them alone, and
+    // would load them again after each.
     const int64_t dim = dim_, step = this->step();
     BFloat16* const to = rows_;
     const Rows<const BFloat16> from = rows;

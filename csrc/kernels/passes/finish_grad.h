@@ -27,7 +27,8 @@ QKV_INLINE void finish_row(const Sum& sum, T factor, int64_t dim, E* to, int64_t
 }
 
 // Rows begin, begin + 1, ... of `to` [dim] = factor * sums [rows, padded(dim)]. What the loop needs
-// are copies: the compiler would read it again after each store, which might have changed it.
+// is passed by value: the compiler would load a member again after each store, which might have
+// changed it.
 template <class E, class T = Compute<E>>
 QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t begin, T factor,
                              int64_t dim) {

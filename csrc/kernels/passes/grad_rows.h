@@ -50,8 +50,8 @@ struct BackwardScratch : BackwardOperands<E> {
   }
 };
 
-// sums = the products of elements [0, dim) of rows a and b, one in each lane where both are side by
-// side. Returns the sum of the products that are not in whole vectors.
+// Adds up the products of elements [0, dim) of rows a and b: lane by lane in `sums` what fills
+// whole vectors of elements that lie side by side, and in the number that it returns what does not.
 template <class E, class T = Compute<E>>
 QKV_INLINE T multiply_elements(const E* a, int64_t a_col, const E* b, int64_t b_col, int64_t dim,
                                Vec<T>& sums) {

@@ -26,9 +26,8 @@ struct ExpTable {
       0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
       0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
       0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
-  // 2^(r/16) - 1 = r * (c[0] + c[1] * r + c[2] * r^2), off by 1.6e-9 at most: least squares over
-  // |r|
-  // <= 1/2, whose weights were changed until the largest errors were equal (Lawson).
+  // 2^(r/16) - 1 = r * (c[0] + c[1] * r + c[2] * r^2) for |r| <= 1/2, off by 1.6e-9 at most: by
+  // least squares, whose weights were changed until the largest errors were equal (Lawson).
   static constexpr float kLess1[] = {4.332169891667e-2f, 9.3841518769539e-4f, 1.3550326267161e-5f};
   static constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   // The least n, that of the smallest normal number, 2^-126.

@@ -22,7 +22,7 @@ constexpr bool kHasFma = false;
 constexpr int kRegisters = 32;  // those of AVX-512
 constexpr int kVectorBytes = 64;
 constexpr int kMaxRows[2] = {14, 14};
-constexpr int kVectorsInStep = 8;
+constexpr int kVectorsInStep = 4;
 // Whether there is a native_look_up() (kernels/simd/exp_table.h).
 constexpr bool kLooksUp = false;
 
