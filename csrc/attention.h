@@ -17,7 +17,6 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "common/tensor.h"
 #include "export.h"
@@ -47,13 +46,26 @@ inline bool is_floating(const Mask& mask) {
 
 // Pages of `size` rows each in two tensors, key [pages, Hkv, size, D] and value [pages, Hkv, size,
 // Dv]. Key j is row j % size of page table[j / size], and page n begins n * key_stride elements
-// (n * value_stride, of value) after the beginning of its tensor. If `table` is null, keys and
-// values do not lie in pages. For the forward pass only, and for Problems of one batch item.
+// (n * value_stride, of value) after the beginning of its tensor. The table is that of the batch
+// item, Span::pages; if it is null, keys and values do not lie in pages. For the forward pass only.
 struct Pages {
   const int32_t* table = nullptr;
   int64_t size = 0;
   int64_t key_stride = 0, value_stride = 0;
   int64_t key_scale_stride = 0, value_scale_stride = 0;  // likewise, of Problem::key_scale
+};
+
+// Where the rows of one batch item are, if items have rows of different numbers: of a document in a
+// packed batch, or of a sequence in a cache. Its queries are rows [query_begin, query_begin +
+// seqlen_q) of query and of all tensors that have a row for each query; its keys are rows
+// [key_begin, key_begin + seqlen_k) of batch item `key_item` of all tensors that have a row for each
+// key, or lie in pages. Masks, slopes and sinks have a batch item of their own for it, and count
+// rows and columns from its first query and key on.
+struct Span {
+  int64_t query_begin = 0, seqlen_q = 0;
+  int64_t key_begin = 0, seqlen_k = 0;
+  int64_t key_item = 0;
+  const int32_t* pages = nullptr;  // Pages::table
 };
 
 // Where a Problem stands in a whole of which it is a part: in a sequence that is cut over several
@@ -75,6 +87,10 @@ struct Problem {
   int64_t kv_heads = 1;    // Hkv, divides H
   int64_t seqlen_q = 0;    // L
   int64_t seqlen_k = 0;    // S
+  // If not null: a span for every batch item, batch_rank is 1, and no item has the L and S above.
+  // Without weights: neither ForwardResult::weights nor BackwardArgs::grad_weights.
+  const Span* spans = nullptr;
+  Span rows;  // of an item(); its beginnings are 0 otherwise
   int64_t head_dim = 0;    // D
   int64_t head_dim_v = 0;  // Dv
   double scale = 1.0;
@@ -101,8 +117,7 @@ struct Problem {
   // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).
   double dropout_p = 0;
   uint64_t dropout_seed = 0;
-  // The number by which dropout knows the first batch item. The documents of a packed batch are
-  // Problems of their own, and each must drop other weights than the documents before it.
+  // The number by which dropout knows the first batch item.
   int64_t dropout_batch = 0;
   // If not null: seeds instead of dropout_seed, one for every dropout_items batch items, which
   // dropout numbers from dropout_batch on again. So each of these parts of the batch drops what it
@@ -118,6 +133,15 @@ struct Problem {
     int64_t n = 1;
     for (int d = 0; d < batch_rank; ++d) n *= batch_sizes[d];
     return n;
+  }
+  // With spans: the same problem, with L, S and rows of batch item b. It knows the item by the same
+  // number, so that all that belongs to batch items is found as before.
+  Problem item(int64_t b) const {
+    Problem p = *this;
+    p.rows = spans[b];
+    p.seqlen_q = p.rows.seqlen_q, p.seqlen_k = p.rows.seqlen_k;
+    p.pages.table = p.rows.pages;
+    return p;
   }
   // The seed of batch item b, and the number by which dropout knows that item.
   uint64_t seed_of(int64_t b) const {
@@ -162,7 +186,8 @@ struct GradMask {
   // added up, in ascending order.
   Output each;
   // Of a mask that broadcasts over queries, [B..., H, S] (row unused), summed over the queries; of
-  // one that broadcasts over keys, [B..., H, L] (col unused), summed over the keys.
+  // one that broadcasts over keys, [B..., H, L] (col unused), summed over the keys. With spans both
+  // have the rows of keys and of queries.
   Output keys;
   Output queries;
 };
@@ -202,28 +227,14 @@ struct HardResult {
   Output index;
 };
 
-// A job is one of several problems that are solved together. Their sizes may differ; num_threads of
-// the first one's problem holds for all.
-struct ForwardJob {
-  Problem problem;
-  ForwardResult result;
-};
-struct BackwardJob {
-  Problem problem;
-  BackwardArgs args;
-};
-
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and gradients
-// 0. The results have the same bits whatever num_threads is, however large the batch is, and
-// whatever other jobs there are; only sums over a batch (GradMask::each) depend on the batch, and
-// the output and lse of few rows have other last digits where the weights are wanted as well. No
-// two jobs of a backward pass may share an output, but for GradMask::each: where two in a row do,
-// all must, with the same strides and heads and a batch of 1, and they add to it in their order.
-// All throw std::bad_alloc if there is no memory for their workspace.
+// 0. The results have the same bits whatever num_threads is, and however large the batch is; only
+// sums over a batch (GradMask::each) depend on the batch, and the output and lse of few rows have
+// other last digits where the weights are wanted as well. With spans, each item has the bits that
+// it would have alone, and nothing is written for rows that are in no span. All throw
+// std::bad_alloc if there is no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
-QKV_CORE_API void attention_forward(const std::vector<ForwardJob>& jobs);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);
-QKV_CORE_API void attention_backward(const std::vector<BackwardJob>& jobs);
 
 // dot [B..., H, L] = BackwardArgs::grad_weights_dot, from output, lse and grad_weights of `args`.
 QKV_CORE_API void attention_weights_dot(const Problem& problem, const BackwardArgs& args,

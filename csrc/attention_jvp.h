@@ -36,12 +36,6 @@ struct JvpResult {
   Output lse_jvp;     // [B..., H, L], in the compute type
 };
 
-struct JvpJob {
-  Problem problem;
-  JvpArgs args;
-  JvpResult result;
-};
-
 // A row with nothing to attend to gets output 0, lse -inf (the sink, if there is one) and
 // derivatives of 0 (that of the sink). A direction of a hidden key or value reaches nothing, not
 // even as NaN. Where a number that a row may see is not finite, the row's derivatives are not
@@ -49,6 +43,5 @@ struct JvpJob {
 // product. Bits and exceptions are as attention.h says.
 QKV_CORE_API void attention_jvp(const Problem& problem, const JvpArgs& args,
                                 const JvpResult& result);
-QKV_CORE_API void attention_jvp(const std::vector<JvpJob>& jobs);
 
 }  // namespace qkv

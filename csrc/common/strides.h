@@ -1,6 +1,8 @@
 // Finds one head of one batch item in a strided tensor.
 #pragma once
 
+#include <type_traits>
+
 #include "attention.h"
 
 namespace qkv {
@@ -20,17 +22,33 @@ inline int64_t plane_offset(const Problem& problem, const Strides& strides, int6
   return problem.batch_rank > 0 ? offset + batch * strides.batch[0] : offset;
 }
 
-// The element [batch, head, 0, 0] of a tensor; null if the tensor is.
-template <class T>
-const T* plane(const Problem& problem, const Input& input, int64_t batch, int64_t head) {
-  if (!input.data) return nullptr;
-  return static_cast<const T*>(input.data) + plane_offset(problem, input.strides, batch, head);
+// Where the rows of that head begin: in a tensor that has a row for each query of the item, or for
+// each key.
+inline int64_t query_offset(const Problem& p, const Strides& strides, int64_t batch, int64_t head) {
+  return plane_offset(p, strides, batch, head) + p.rows.query_begin * strides.row;
+}
+inline int64_t key_offset(const Problem& p, const Strides& strides, int64_t batch, int64_t head) {
+  return plane_offset(p, strides, p.spans ? p.rows.key_item : batch, head) +
+         p.rows.key_begin * strides.row;
 }
 
-template <class T>
-T* plane(const Problem& problem, const Output& output, int64_t batch, int64_t head) {
-  if (!output.data) return nullptr;
-  return static_cast<T*>(output.data) + plane_offset(problem, output.strides, batch, head);
+// The elements at these offsets; null if the tensor is. An Input's elements are const.
+template <class T, class Tensor>
+auto element_at(const Tensor& tensor, int64_t offset) {
+  using Element = std::conditional_t<std::is_same_v<Tensor, Input>, const T, T>;
+  return tensor.data ? static_cast<Element*>(tensor.data) + offset : nullptr;
+}
+template <class T, class Tensor>
+auto plane(const Problem& p, const Tensor& tensor, int64_t batch, int64_t head) {
+  return element_at<T>(tensor, plane_offset(p, tensor.strides, batch, head));
+}
+template <class T, class Tensor>
+auto query_plane(const Problem& p, const Tensor& tensor, int64_t batch, int64_t head) {
+  return element_at<T>(tensor, query_offset(p, tensor.strides, batch, head));
+}
+template <class T, class Tensor>
+auto key_plane(const Problem& p, const Tensor& tensor, int64_t batch, int64_t head) {
+  return element_at<T>(tensor, key_offset(p, tensor.strides, batch, head));
 }
 
 }  // namespace qkv

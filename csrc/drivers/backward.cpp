@@ -11,37 +11,33 @@
 namespace qkv {
 namespace {
 
-void add(const Problem& p, const BackwardArgs& args, Pass<BackwardTask>& pass) {
-  if (p.batch() > 0 && p.heads > 0) pass.add(p, args);
+void run_together(const Problem& p, const BackwardArgs& args,
+                  const std::vector<Stretch>& stretches) {
+  Pass<BackwardTask> pass(stretches.size(), p.num_threads);
+  for (const Stretch& stretch : stretches) pass.add(p, args, stretch);
+  pass.run();
 }
 
-// Whether the jobs add to the same elements of GradMask::each.
-bool share_sums(const std::vector<BackwardJob>& jobs) {
-  const auto shares = [](const BackwardJob& a, const BackwardJob& b) {
-    for (int m = 0; m < kMasks; ++m) {
-      const void* const sums = a.args.grad_masks[m].each.data;
-      if (a.problem.heads > 0 && sums && sums == b.args.grad_masks[m].each.data) return true;
-    }
-    return false;
-  };
-  return std::adjacent_find(jobs.begin(), jobs.end(), shares) != jobs.end();
-}
-
-// Jobs that add to the same sums, in their order: an item is one class of all jobs, job after job.
-// Returns false, and has done nothing, where a job alone has work for more threads than there are
-// classes.
-bool run_in_turn(const std::vector<BackwardJob>& jobs) {
-  const int wanted = jobs.front().problem.num_threads;
+// Batch items of different sizes that add to the same sums, in their order: an item of work is one
+// class of all of them, one after the other. Where there are fewer classes than one of them alone
+// could use threads, each is a pass of its own.
+void run_in_turn(const Problem& p, const BackwardArgs& args,
+                 const std::vector<Stretch>& stretches) {
   std::vector<BackwardTask> tasks;
-  tasks.reserve(jobs.size());
+  tasks.reserve(stretches.size());
   double flops = 0;
-  for (const BackwardJob& job : jobs) {
-    const BackwardTask& task = tasks.emplace_back(job.problem, job.args);
-    if (task.has_groups() || task.classes() < usable_threads(wanted, task.flops())) return false;
+  bool all_fill_threads = true;
+  for (const Stretch& stretch : stretches) {
+    const BackwardTask& task = tasks.emplace_back(p, args, stretch);
+    all_fill_threads &= task.classes() >= usable_threads(p.num_threads, task.flops());
     flops += task.flops();
   }
+  if (!all_fill_threads) {
+    for (const Stretch& stretch : stretches) run_together(p, args, {stretch});
+    return;
+  }
   const int64_t classes = tasks.front().classes();
-  Threads threads{usable_threads(wanted, flops), 1};
+  Threads threads{usable_threads(p.num_threads, flops), 1};
   threads.working = int(std::min<int64_t>(threads.team, classes));
   size_t bytes = 0;
   for (BackwardTask& task : tasks) {
@@ -55,27 +51,15 @@ bool run_in_turn(const std::vector<BackwardJob>& jobs) {
                       char* const own = static_cast<char*>(workspaces.data()) + item.thread * bytes;
                       for (const BackwardTask& task : tasks) task.run_class(item.index, own);
                     }}});
-  return true;
 }
 
 }  // namespace
 
-void attention_backward(const Problem& problem, const BackwardArgs& args) {
-  Pass<BackwardTask> pass(1, problem.num_threads);
-  add(problem, args, pass);
-  pass.run();
-}
-
-void attention_backward(const std::vector<BackwardJob>& jobs) {
-  if (jobs.empty()) return;
-  if (share_sums(jobs)) {
-    if (!run_in_turn(jobs))
-      for (const BackwardJob& job : jobs) attention_backward(job.problem, job.args);
-    return;
-  }
-  Pass<BackwardTask> pass(jobs.size(), jobs.front().problem.num_threads);
-  for (const BackwardJob& job : jobs) add(job.problem, job.args, pass);
-  pass.run();
+void attention_backward(const Problem& p, const BackwardArgs& args) {
+  const bool in_turn = Sharing::between_items(p, args);
+  const std::vector<Stretch> stretches = stretches_of(p, in_turn);
+  if (stretches.empty()) return;
+  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(p, args, stretches);
 }
 
 }  // namespace qkv

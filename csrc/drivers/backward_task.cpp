@@ -32,15 +32,22 @@ bool wants_kernels(const BackwardArgs& a) {
 
 }  // namespace
 
-BackwardTask::BackwardTask(const Problem& problem, const BackwardArgs& args)
-    : p_(problem),
+BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch)
+    : BackwardTask(call, args, stretch, *ItemProblem(call, stretch.first)) {}
+
+BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
+                           const Problem& item)
+    : p_(call),
       args_(args),
+      stretch_(stretch),
       kernels_(args.direction ? jvp_kernels(p_.dtype) : active_kernels(p_.dtype)),
-      sharing_(p_, args),
-      grid_(p_, p_.group() * p_.seqlen_q),
-      sums_(p_, args_, kernels_, grid_),
-      planes_(sharing_.classes() * sharing_.positions()),
-      plane_flops_(Planes(p_, args.direction ? 10 : 5).flops),
+      sharing_(p_, args, stretch),
+      grid_(item, p_.group() * item.seqlen_q),
+      sums_(item, args_, kernels_, grid_),
+      planes_(stretch.count * p_.kv_heads),
+      rows_(p_.group() * item.seqlen_q),
+      keys_(item.seqlen_k),
+      plane_flops_(Planes(item, stretch.count, args.direction ? 10 : 5).flops),
       runs_kernels_(wants_kernels(args)),
       groups_(p_, args, sharing_, grid_.width() > 1) {
   const int64_t key_bytes = (p_.head_dim + p_.head_dim_v) * size_of(compute_type(p_.dtype));
@@ -72,8 +79,7 @@ void BackwardTask::plan(const Team& team) {
 }
 
 int64_t BackwardTask::gradient_bytes() const {
-  const int64_t queries = p_.group() * p_.seqlen_q * p_.head_dim;
-  return size_of(p_.dtype) * planes_ * (queries + p_.seqlen_k * (p_.head_dim + p_.head_dim_v));
+  return size_of(p_.dtype) * planes_ * (rows_ * p_.head_dim + keys_ * (p_.head_dim + p_.head_dim_v));
 }
 
 // Where not all planes have memory at the same time, half as many as have it begin together: so the
@@ -85,13 +91,15 @@ int64_t BackwardTask::wave() const {
 void BackwardTask::plan_by_class() {
   by_class_ = true;
   cells_.clear();
-  for (int64_t part = 0; part < grid_.parts(); ++part) cells_.push_back(grid_.cells(part, 1));
+  const ItemProblem item(p_, stretch_.first);
+  for (int64_t part = 0; part < grid_.parts(); ++part) cells_.push_back(grid_.cells(*item, part, 1));
 }
 
 void BackwardTask::order_cells(int64_t groups) {
   cells_.clear();
+  const ItemProblem item(p_, stretch_.first);
   for (int64_t part = 0; part < grid_.parts(); ++part) {
-    cells_.push_back(grid_.cells(part, groups));
+    cells_.push_back(grid_.cells(*item, part, groups));
     plane_cells_ += int32_t(cells_.back().size());
   }
   for (int32_t plane = 0; plane < planes_; ++plane)
@@ -113,9 +121,10 @@ void BackwardTask::order_cells(int64_t groups) {
 }
 
 size_t BackwardTask::kernel_bytes() const {
-  const int64_t keys = std::min(most_keys_, std::max<int64_t>(1, p_.seqlen_k));
-  return args_.direction ? kernels_.double_backward_workspace(p_, *args_.direction, keys)
-                         : kernels_.backward_workspace(p_, keys);
+  const int64_t keys = std::min(most_keys_, std::max<int64_t>(1, keys_));
+  const ItemProblem item(p_, stretch_.first);
+  return args_.direction ? kernels_.double_backward_workspace(*item, *args_.direction, keys)
+                         : kernels_.backward_workspace(*item, keys);
 }
 
 size_t BackwardTask::workspace_bytes() const {
@@ -132,7 +141,7 @@ void BackwardTask::take_memory(Arena& arena) {
 }
 
 Items BackwardTask::items() const {
-  if (!runs_kernels_ && args_.grad_sinks.data) return {planes_, double(p_.group() * p_.seqlen_q)};
+  if (!runs_kernels_ && args_.grad_sinks.data) return {planes_, double(rows_)};
   if (!runs_kernels_) return {};
   if (!by_class_) return {int64_t(turns_.size()), flops() / double(turns_.size()), steps_};
   const int64_t chains = classes() * groups_.count();
@@ -145,7 +154,10 @@ Items BackwardTask::last_items() const {
 }
 
 void BackwardTask::run(int64_t index, void* workspace) {
-  if (!runs_kernels_) return sums_.finish_heads(index, {});
+  if (!runs_kernels_) {
+    const Plane own = plane(index);
+    return sums_.finish_heads(*ItemProblem(p_, own.batch), own, {});
+  }
   if (by_class_) return run_group(index / groups_.count(), index % groups_.count(), workspace);
   run_turn(turns_[size_t(index)], workspace);
 }
@@ -157,36 +169,40 @@ void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) 
   void* const own = arena.take<char>(0);
   groups_.clear(group, its_class);
   for (int64_t position = sharing_.positions() * group / groups;
-       position < sharing_.positions() * (group + 1) / groups; ++position) {
-    const int64_t plane = sharing_.plane(its_class, position);
-    const BackwardSums first = sums_.of(plane, 0, memory);
-    for (int64_t part = 0; part < grid_.parts(); ++part) {
-      const BackwardSums sums = part == 0 ? first : sums_.of(plane, part, memory);
-      for (const Cell& cell : cells_[part]) {
-        run_cell(groups_.args(group), plane, part, cell, sums, own);
-        if (ends_rows(cell) && part + 1 == grid_.parts())
-          sums_.finish_rows(plane, grid_.rows(cell.rows), first);
-      }
-    }
-    sums_.finish_heads(plane, memory);
-  }
+       position < sharing_.positions() * (group + 1) / groups; ++position)
+    run_plane(groups_.args(group), plane(sharing_.plane(its_class, position)), memory, own);
 }
 
-void BackwardTask::run_cell(const BackwardArgs& args, int64_t plane, int64_t part, const Cell& cell,
-                            const BackwardSums& sums, void* workspace) const {
+void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane,
+                             const PlaneSums::Memory& memory, void* workspace) const {
+  const ItemProblem item(p_, plane.batch);
+  const BackwardSums first = sums_.of(*item, plane, 0, memory);
+  for (int64_t part = 0; part < grid_.parts(); ++part) {
+    const BackwardSums sums = part == 0 ? first : sums_.of(*item, plane, part, memory);
+    for (const Cell& cell : cells_[part]) {
+      run_cell(*item, args, plane, part, cell, sums, workspace);
+      if (ends_rows(cell) && part + 1 == grid_.parts())
+        sums_.finish_rows(*item, plane, grid_.rows(cell.rows), first);
+    }
+  }
+  sums_.finish_heads(*item, plane, memory);
+}
+
+void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane,
+                            int64_t part, const Cell& cell, const BackwardSums& sums,
+                            void* workspace) const {
   const Range keys = grid_.keys(part, cell.keys);
   if (cell.row_rank == 0) sums_.clear_rows(sums, grid_.rows(cell.rows));
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);
   const auto kernel = args.direction ? kernels_.double_backward : kernels_.backward;
   const bool completes = ends_rows(cell) && grid_.parts() == 1;
   grid_.for_each_rectangle(cell, part, most_keys_, [&](const Rectangle& of) {
-    kernel(p_, args,
-           {plane / p_.kv_heads, plane % p_.kv_heads, of.rows.begin, of.rows.end, of.keys.begin,
-            of.keys.end, grid_.strips().keys, grid_.strips().descends, completes && of.ends_rows,
-            sums},
+    kernel(p, args,
+           {plane.batch, plane.kv_head, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end,
+            grid_.strips().keys, grid_.strips().descends, completes && of.ends_rows, sums},
            workspace);
   });
-  if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(plane, keys, sums);
+  if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(p, plane, keys, sums);
 }
 
 void BackwardTask::run_turn(const Turn& turn, void* workspace) {
@@ -199,17 +215,18 @@ void BackwardTask::run_turn(const Turn& turn, void* workspace) {
   wait_for(rows, cell.row_rank);
   wait_for(keys, cell.key_rank);
 
-  const int64_t its_plane = plane(turn.plane);
+  const Plane own = plane_of(turn);
+  const ItemProblem item(p_, own.batch);
   Arena arena(memory_ + turn.plane % waiting_planes_ * sums_.bytes());
   const PlaneSums::Memory memory = sums_.take(arena);
-  run_cell(args_, its_plane, turn.part, cell, sums_.of(its_plane, turn.part, memory), workspace);
+  run_cell(*item, args_, own, turn.part, cell, sums_.of(*item, own, turn.part, memory), workspace);
   advance(rows, cell.row_rank + 1);
   advance(keys, cell.key_rank + 1);
 
   if (ends_rows(cell) && add_one(progress_.row_parts(turn.plane, cell.row)) == grid_.parts())
-    sums_.finish_rows(its_plane, grid_.rows(cell.rows), sums_.of(its_plane, 0, memory));
+    sums_.finish_rows(*item, own, grid_.rows(cell.rows), sums_.of(*item, own, 0, memory));
   if (add_one(progress_.cells(turn.plane)) < plane_cells_) return;
-  sums_.finish_heads(its_plane, memory);
+  sums_.finish_heads(*item, own, memory);
   advance(progress_.is_done(turn.plane), 1);
 }
 

@@ -1,4 +1,4 @@
-// The backward pass of one problem: how it is cut into work items, and what each item does.
+// The backward pass of one stretch of batch items: how it is cut into work items, and what each item does.
 //
 // A plane is one batch item and one key/value head. Planes that add to the same elements of a
 // mask's gradient form a class (sharing.h); where nothing is shared, every plane is a class of its
@@ -26,11 +26,11 @@
 
 namespace qkv {
 
-// A task is the backward pass of one job. Whoever runs it calls plan() with all the work of the
+// A task is the backward pass of one stretch. Whoever runs it calls plan() with all the work of the
 // call, then take_memory(), and then the items of its two phases: run, finish.
 class BackwardTask {
  public:
-  BackwardTask(const Problem& problem, const BackwardArgs& args);
+  BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch);
 
   // About how many floating-point operations all planes take.
   double flops() const { return double(planes_) * plane_flops_; }
@@ -48,9 +48,8 @@ class BackwardTask {
   Items last_items() const;  // an item adds up GradMask::each of one class, over its groups
   void finish(int64_t index) const { groups_.add(index); }
 
-  // One class, for a task without mask groups that works by class.
+  // One class, for a task that works by class and has no mask groups: that of a single batch item.
   int64_t classes() const { return sharing_.classes(); }
-  bool has_groups() const { return groups_.count() > 1; }
   void run_class(int64_t its_class, void* workspace) const { run_group(its_class, 0, workspace); }
 
  private:
@@ -59,28 +58,37 @@ class BackwardTask {
     int32_t plane, part, cell;
   };
 
-  int64_t plane(int64_t number) const {
-    return sharing_.plane(number % classes(), number / classes());
+  BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
+               const Problem& item);
+  // The plane with that number in the stretch, and that of a turn.
+  Plane plane(int64_t number) const {
+    return {stretch_.batch(p_, number), number % p_.kv_heads};
+  }
+  Plane plane_of(const Turn& turn) const {
+    return plane(sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   }
   void order_cells(int64_t groups);
   // How many planes begin together.
   int64_t wave() const;
   size_t kernel_bytes() const;     // the workspace of a kernel
   int64_t gradient_bytes() const;  // of query, key and value
-  void run_cell(const BackwardArgs& args, int64_t plane, int64_t part, const Cell& cell,
-                const BackwardSums& sums, void* workspace) const;
+  void run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane, int64_t part,
+                const Cell& cell, const BackwardSums& sums, void* workspace) const;
+  void run_plane(const BackwardArgs& args, const Plane& plane, const PlaneSums::Memory& memory,
+                 void* workspace) const;
   void run_group(int64_t its_class, int64_t group, void* workspace) const;
   void run_turn(const Turn& turn, void* workspace);
   // Whether the cell is the last of its rows in this part of the keys.
   static bool ends_rows(const Cell& cell) { return cell.row_rank + 1 == cell.row_cells; }
 
-  const Problem& p_;
+  const Problem& p_;  // of the call
   const BackwardArgs& args_;
+  const Stretch stretch_;
   const Kernels& kernels_;
   Sharing sharing_;
   Grid grid_;
   PlaneSums sums_;
-  int64_t planes_;
+  int64_t planes_, rows_, keys_;  // how many planes, and of one its rows and keys
   double plane_flops_;
   bool runs_kernels_;  // else only the gradient of the sinks is wanted
   MaskGroups groups_;

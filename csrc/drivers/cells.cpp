@@ -20,7 +20,7 @@ constexpr int64_t kPartKeys = 256;
 
 }  // namespace
 
-Grid::Grid(const Problem& p, int64_t rows) : p_(p), total_rows_(rows) {
+Grid::Grid(const Problem& p, int64_t rows) : total_rows_(rows), total_keys_(p.seqlen_k) {
   const int64_t blocks = std::max<int64_t>(1, ceil_div(rows, kGradRows));
   if (blocks < kWantedParts)
     parts_ = std::clamp<int64_t>(p.seqlen_k / kPartKeys, 1, kWantedParts / blocks);
@@ -54,17 +54,17 @@ Range Grid::rows(const Range& strips) const {
 Range Grid::keys(int64_t part, const Range& strips) const {
   const Range natural =
       strips_.descends ? Range{strips_.count - strips.end, strips_.count - strips.begin} : strips;
-  const int64_t first = part * part_keys_, end = std::min(p_.seqlen_k, first + part_keys_);
+  const int64_t first = part * part_keys_, end = std::min(total_keys_, first + part_keys_);
   return {std::min(end, first + natural.begin * strips_.keys),
           std::min(end, first + natural.end * strips_.keys)};
 }
 
 // Whether any pair of the cell is visible.
-bool Grid::sees(const Cell& cell, int64_t part) const {
+bool Grid::sees(const Problem& p, const Cell& cell, int64_t part) const {
   bool found = false;
-  for_each_rectangle(cell, part, p_.seqlen_k + strips_.keys, [&](const Rectangle& of) {
-    found |= std::max(of.rows.begin, grad_row_begin(p_, of.keys.begin)) <
-             std::min(of.rows.end, grad_row_end(p_, of.keys.end));
+  for_each_rectangle(cell, part, total_keys_ + strips_.keys, [&](const Rectangle& of) {
+    found |= std::max(of.rows.begin, grad_row_begin(p, of.keys.begin)) <
+             std::min(of.rows.end, grad_row_end(p, of.keys.end));
   });
   return found;
 }
@@ -89,12 +89,12 @@ std::vector<Cell> Grid::candidates(int64_t groups) const {
   return found;
 }
 
-std::vector<Cell> Grid::cells(int64_t part, int64_t groups) const {
+std::vector<Cell> Grid::cells(const Problem& item, int64_t part, int64_t groups) const {
   const std::vector<Cell> all = candidates(groups);
   std::vector<char> kept(all.size()), has_row(strips_.count), has_key(strips_.count);
   const auto keep = [&](size_t i) { kept[i] = has_row[all[i].row] = has_key[all[i].key] = true; };
   for (size_t i = 0; i < all.size(); ++i)
-    if (sees(all[i], part)) keep(i);
+    if (sees(item, all[i], part)) keep(i);
   for (size_t i = 0; i < all.size(); ++i) {
     const Cell& cell = all[i];
     if ((!has_row[cell.row] && !rows(cell.rows).is_empty()) ||

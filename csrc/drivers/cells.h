@@ -78,7 +78,8 @@ struct Rectangle {
 // of the keys has strips of its own, and its own sum for grad_query.
 class Grid {
  public:
-  Grid(const Problem& problem, int64_t rows);
+  // `item` is the problem of any batch item of the stretch.
+  Grid(const Problem& item, int64_t rows);
 
   int64_t parts() const { return parts_; }
   const Strips& strips() const { return strips_; }
@@ -88,7 +89,7 @@ class Grid {
   int64_t most_groups() const { return strips_.count; }
   // The cells of one part, of which there are none without rows or keys that see each other, but
   // for one of each group at least; in an order in which they can run one after the other.
-  std::vector<Cell> cells(int64_t part, int64_t groups) const;
+  std::vector<Cell> cells(const Problem& item, int64_t part, int64_t groups) const;
 
   Range rows(const Range& strips) const;
   Range keys(int64_t part, const Range& strips) const;
@@ -102,10 +103,9 @@ class Grid {
  private:
   // The cells of a plane in which every row sees every key.
   std::vector<Cell> candidates(int64_t groups) const;
-  bool sees(const Cell& cell, int64_t part) const;
+  bool sees(const Problem& item, const Cell& cell, int64_t part) const;
 
-  const Problem& p_;
-  int64_t total_rows_;
+  int64_t total_rows_, total_keys_;
   Strips strips_;
   int64_t parts_ = 1, part_keys_ = 0;
 };

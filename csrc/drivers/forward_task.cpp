@@ -26,24 +26,30 @@ constexpr int64_t kWeightsBytes = int64_t(512) << 10;
 
 }  // namespace
 
-ForwardTask::ForwardTask(const Problem& problem, const ForwardResult& result)
-    : p_(problem),
+ForwardTask::ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch)
+    : ForwardTask(call, result, stretch, *ItemProblem(call, stretch.first)) {}
+
+ForwardTask::ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
+                         const Problem& item)
+    : p_(call),
       result_(result),
+      stretch_(stretch),
       kernels_(forward_kernels(p_)),
-      planes_(p_, 1),
-      first_split_(p_.seqlen_k),
+      planes_(item, stretch.count, 1),
+      seqlen_k_(item.seqlen_k),
+      first_split_(seqlen_k_),
       element_(size_of(compute_type(p_.dtype))) {
-  if (!result_.weights.data) split_keys();
+  if (!result_.weights.data) split_keys(item);
   if (result_.weights.data && result_.weights.strides.head == 0) item_planes_ = p_.kv_heads;
 }
 
 // With few queries and many keys, the keys that any query sees are split. The order of summation
 // follows from the splits, so they follow from the shape of one plane alone.
-void ForwardTask::split_keys() {
+void ForwardTask::split_keys(const Problem& item) {
   const int64_t most_keys = kSplitKeys * ceil_div(planes_.rows, kSplitRows);
-  const int64_t begin = key_begin(p_, 0), keys = key_end(p_, p_.seqlen_q - 1) - begin;
+  const int64_t begin = key_begin(item, 0), keys = key_end(item, item.seqlen_q - 1) - begin;
   const bool few = planes_.rows <= 2 * kernels_.tile_rows ||
-                   (p_.seqlen_q <= kFewQueries && planes_.rows <= kItemRows);
+                   (item.seqlen_q <= kFewQueries && planes_.rows <= kItemRows);
   if (!few || keys <= most_keys) return;
   splits_ = ceil_div(keys, most_keys);
   split_keys_ = ceil_div(ceil_div(keys, splits_), kSplitUnit) * kSplitUnit;
@@ -72,7 +78,7 @@ void ForwardTask::plan(const Team& team) {
 }
 
 void ForwardTask::limit_kept_weights() {
-  const int64_t tile_bytes = kernels_.tile_rows * std::max<int64_t>(1, p_.seqlen_k) * element_;
+  const int64_t tile_bytes = kernels_.tile_rows * std::max<int64_t>(1, seqlen_k_) * element_;
   const int64_t most_tiles = std::max<int64_t>(1, kWeightsBytes / tile_bytes);
   call_rows_ = item_rows_ = std::min(item_rows_, most_tiles * kernels_.tile_rows);
   // The heads of a group add to the same elements, and no two items may: an item has all rows of
@@ -83,7 +89,9 @@ void ForwardTask::limit_kept_weights() {
 }
 
 size_t ForwardTask::kernel_bytes() const {
-  return kernels_.forward_workspace(p_, std::min(call_rows_, planes_.rows), result_.weights.data);
+  const ItemProblem item(p_, stretch_.first);
+  return kernels_.forward_workspace(*item, std::min(call_rows_, planes_.rows),
+                                    result_.weights.data);
 }
 
 // A thread has a workspace for the kernels, and behind it the parts of the plane that it works on.
@@ -121,12 +129,12 @@ ForwardTask::Place ForwardTask::place(int64_t index) const {
 
 // The first split begins at key 0, and the kernels skip the keys before those that a query sees.
 ForwardItem ForwardTask::of_kernel(int64_t plane, int64_t split, int64_t row, int64_t end) const {
-  return {plane / p_.kv_heads,
+  return {stretch_.batch(p_, plane),
           plane % p_.kv_heads,
           row,
           std::min(end, row + call_rows_),
           split == 0 ? 0 : first_split_ + (split - 1) * split_keys_,
-          std::min(p_.seqlen_k, first_split_ + split * split_keys_),
+          std::min(seqlen_k_, first_split_ + split * split_keys_),
           nullptr,
           nullptr};
 }
@@ -142,10 +150,12 @@ void ForwardTask::run_rows(int64_t index, void* workspace) const {
   if (has_simple_items() && index + 1 < items().count) {
     const Place to = place(index + 1);
     next = of_kernel(to.plane, to.split, to.begin, to.end);
+    if (p_.spans && next->batch != stretch_.batch(p_, at.plane)) next.reset();
   }
+  const ItemProblem item(p_, stretch_.batch(p_, at.plane));
   for (int64_t plane = at.plane; plane < at.plane + item_planes_; ++plane)
     for (int64_t row = at.begin; row < at.end; row += call_rows_)
-      attend(plane, at.split, row, at.end, parts_ + plane * parts_bytes_, workspace,
+      attend(*item, plane, at.split, row, at.end, parts_ + plane * parts_bytes_, workspace,
              next ? &*next : nullptr);
 }
 
@@ -153,15 +163,16 @@ void ForwardTask::run_plane(int64_t plane, void* workspace) const {
   Arena arena(workspace);
   void* const own = arena.take<char>(int64_t(kernel_bytes()));
   char* const parts = arena.take<char>(parts_bytes_);
+  const ItemProblem item(p_, stretch_.batch(p_, plane));
   for (int64_t split = 0; split < splits_; ++split)
     for (int64_t row = 0; row < planes_.rows; row += item_rows_)
-      attend(plane, split, row, planes_.rows, parts, own);
-  for (int64_t row = 0; row < planes_.rows; ++row) merge(plane, row, parts);
+      attend(*item, plane, split, row, planes_.rows, parts, own);
+  for (int64_t row = 0; row < planes_.rows; ++row) merge(*item, plane, row, parts);
 }
 
 // Runs rows [row, end), call_rows_ at most, of one plane against one split of the keys.
-void ForwardTask::attend(int64_t plane, int64_t split, int64_t row, int64_t end, char* plane_parts,
-                         void* workspace, const ForwardItem* next) const {
+void ForwardTask::attend(const Problem& p, int64_t plane, int64_t split, int64_t row, int64_t end,
+                         char* plane_parts, void* workspace, const ForwardItem* next) const {
   ForwardItem item = of_kernel(plane, split, row, end);
   item.next = next;
   if (splits_ > 1) {
@@ -169,17 +180,17 @@ void ForwardTask::attend(int64_t plane, int64_t split, int64_t row, int64_t end,
     item.partial_output = plane_parts + at * p_.head_dim_v * element_;
     item.partial_lse = plane_parts + output_bytes_ + at * element_;
   }
-  kernels_.forward(p_, result_, item, workspace);
+  kernels_.forward(p, result_, item, workspace);
 }
 
 void ForwardTask::finish(int64_t index) const {
   const int64_t plane = index / planes_.rows;
-  merge(plane, index % planes_.rows, parts_ + plane * parts_bytes_);
+  merge(*ItemProblem(p_, stretch_.batch(p_, plane)), plane, index % planes_.rows, parts_ + plane * parts_bytes_);
 }
 
-void ForwardTask::merge(int64_t plane, int64_t row, char* plane_parts) const {
-  kernels_.merge_parts(p_, result_,
-                       {plane / p_.kv_heads, plane % p_.kv_heads, row, plane_parts,
+void ForwardTask::merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {
+  kernels_.merge_parts(p, result_,
+                       {stretch_.batch(p, plane), plane % p_.kv_heads, row, plane_parts,
                         plane_parts + output_bytes_, splits_, planes_.rows});
 }
 

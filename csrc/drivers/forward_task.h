@@ -1,4 +1,4 @@
-// The forward pass of one problem: how it is cut into work items, and what each item does.
+// The forward pass of one stretch of batch items: how it is cut into work items, and what each item does.
 //
 // An item is some rows of one plane against one split of its keys. Where keys are split, each split
 // leaves a part of each row's output in memory, and a second phase merges them. If there are
@@ -17,11 +17,11 @@
 
 namespace qkv {
 
-// A task is the forward pass of one job. Whoever runs it calls plan() with all the work of the
+// A task is the forward pass of one stretch. Whoever runs it calls plan() with all the work of the
 // call, then take_memory(), and then the items of its two phases: run, finish.
 class ForwardTask {
  public:
-  ForwardTask(const Problem& problem, const ForwardResult& result);
+  ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch);
 
   // About how many floating-point operations all planes take.
   double flops() const { return double(planes_.count) * planes_.flops; }
@@ -44,7 +44,9 @@ class ForwardTask {
     int64_t plane, split, begin, end;
   };
 
-  void split_keys();
+  ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
+              const Problem& item);
+  void split_keys(const Problem& item);
   void limit_kept_weights();
   // What item `index` is, unless by plane.
   Place place(int64_t index) const;
@@ -56,14 +58,16 @@ class ForwardTask {
   size_t kernel_bytes() const;  // the workspace of a kernel
   void run_rows(int64_t index, void* workspace) const;
   void run_plane(int64_t plane, void* workspace) const;
-  void attend(int64_t plane, int64_t split, int64_t row, int64_t end, char* plane_parts,
-              void* workspace, const ForwardItem* next = nullptr) const;
-  void merge(int64_t plane, int64_t row, char* plane_parts) const;
+  void attend(const Problem& item, int64_t plane, int64_t split, int64_t row, int64_t end,
+              char* plane_parts, void* workspace, const ForwardItem* next = nullptr) const;
+  void merge(const Problem& item, int64_t plane, int64_t row, char* plane_parts) const;
 
-  const Problem& p_;
+  const Problem& p_;  // of the call
   const ForwardResult& result_;
+  const Stretch stretch_;
   const Kernels& kernels_;
   Planes planes_;
+  int64_t seqlen_k_;  // of each item
   int64_t splits_ = 1;      // of a plane
   int64_t split_keys_ = 0;  // the keys of a split
   int64_t first_split_;     // the end of the first split

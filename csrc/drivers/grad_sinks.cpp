@@ -12,7 +12,7 @@ namespace {
 // The number of one row in a tensor [B..., H, L]; 0 if there is no such tensor.
 template <class E>
 double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, int64_t query) {
-  return t.data ? double(plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
+  return t.data ? double(query_plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
 }
 
 // sum_j weight_ij * grad_weight_ij of one row i, where grad_weight is all that reaches the weights:
@@ -24,8 +24,8 @@ double weighted_grad(const Problem& p, const BackwardArgs& a, const Input& outpu
   double sum = value_at<Compute<E>>(p, a.grad_weights_dot, batch, head, query);
   if (!a.grad_output.data) return sum;
   const Strides &g = a.grad_output.strides, &o = output.strides;
-  const E* grad_output = plane<E>(p, a.grad_output, batch, head) + query * g.row;
-  const E* row = plane<E>(p, output, batch, head) + query * o.row;
+  const E* grad_output = query_plane<E>(p, a.grad_output, batch, head) + query * g.row;
+  const E* row = query_plane<E>(p, output, batch, head) + query * o.row;
   for (int64_t d = 0; d < p.head_dim_v; ++d)
     sum += double(widen(grad_output[d * g.col])) * double(widen(row[d * o.col]));
   return sum;

@@ -5,13 +5,15 @@
 
 namespace qkv {
 
-void attention_hard(const Problem& p, const HardResult& result) {
-  const Kernels& kernels = active_kernels(p.dtype);
+void attention_hard(const Problem& problem, const HardResult& result) {
+  const Kernels& kernels = active_kernels(problem.dtype);
   for_each_row_item(
-      {{p, kernels, [&](int64_t rows) { return kernels.forward_workspace(p, rows, false); },
-        [&](const ForwardItem& item, void* workspace) {
-          kernels.hard(p, result, item, workspace);
-        }}});
+      problem,
+      {kernels,
+       [&](const Problem& p, int64_t rows) { return kernels.forward_workspace(p, rows, false); },
+       [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+         kernels.hard(p, result, rows, workspace);
+       }});
 }
 
 }  // namespace qkv

@@ -11,20 +11,21 @@
 
 #include "attention.h"
 #include "common/visible.h"
+#include "stretch.h"
 #include "threads/parallel.h"
 
 namespace qkv {
 
-// The planes of a problem. All are of one size.
+// The planes of a stretch of batch items. All are of one size.
 struct Planes {
   int64_t count;
   int64_t rows;  // of one plane: G * L
   double flops;  // about what one plane takes
 
-  // The flops counted are those of `products` matrix products of rows x keys x D, and of as many of
-  // rows x keys x Dv.
-  Planes(const Problem& p, int products)
-      : count(p.batch() * p.kv_heads),
+  // Of `items` batch items, of which p is one. The flops counted are those of `products` matrix
+  // products of rows x keys x D, and of as many of rows x keys x Dv.
+  Planes(const Problem& p, int64_t items, int products)
+      : count(items * p.kv_heads),
         rows(p.group() * p.seqlen_q),
         flops(2.0 * products * rows * visible_keys(p) * (p.head_dim + p.head_dim_v)) {}
 };

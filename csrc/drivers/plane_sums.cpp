@@ -19,14 +19,14 @@ void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, 
                double x) {
   const int64_t at = row * to.strides.row;
   if (compute_type(p.dtype) == DType::f32) {
-    plane<float>(p, to, batch, head)[at] = float(x);
+    query_plane<float>(p, to, batch, head)[at] = float(x);
   } else {
-    plane<double>(p, to, batch, head)[at] = x;
+    query_plane<double>(p, to, batch, head)[at] = x;
   }
 }
 
-char* element_of(const Problem& p, const Output& to, int64_t batch, int64_t head) {
-  return static_cast<char*>(to.data) + plane_offset(p, to.strides, batch, head) * size_of(p.dtype);
+void* element_of(const Problem& p, const Output& to, int64_t offset) {
+  return static_cast<char*>(to.data) + offset * size_of(p.dtype);
 }
 
 double sum_of(const double* from, int64_t count, int64_t step) {
@@ -39,29 +39,32 @@ double sum_of(const double* from, int64_t count, int64_t step) {
 
 PlaneSums::PlaneSums(const Problem& p, const BackwardArgs& args, const Kernels& kernels,
                      const Grid& grid)
-    : p_(p),
-      args_(args),
+    : args_(args),
       kernels_(kernels),
       grid_(grid),
+      group_(p.group()),
+      head_dim_(p.head_dim),
+      head_dim_v_(p.head_dim_v),
       lanes_(kernels.lanes),
       element_(size_of(compute_type(p.dtype))),
-      rows_(p.group() * p.seqlen_q),
+      rows_(group_ * p.seqlen_q),
+      keys_(p.seqlen_k),
       blocks_((rows_ + kGradRows - 1) / kGradRows),
-      query_in_place_(grid.parts() == 1 && is_sum(args.grad_query, p.head_dim)),
-      key_in_place_(are_keys_sum(args.grad_key, p.head_dim)),
-      value_in_place_(are_keys_sum(args.grad_value, p.head_dim_v)),
+      query_in_place_(grid.parts() == 1 && is_sum(p, args.grad_query, p.head_dim)),
+      key_in_place_(are_keys_sum(p, args.grad_key, p.head_dim)),
+      value_in_place_(are_keys_sum(p, args.grad_value, p.head_dim_v)),
       has_heads_(args.grad_alibi_slopes.data || args.grad_sinks.data ||
                  std::any_of(args.grad_masks.begin(), args.grad_masks.end(),
                              [](const GradMask& grad) { return grad.queries.data != nullptr; })) {}
 
-bool PlaneSums::is_sum(const Output& grad, int64_t dim) const {
-  return p_.dtype == compute_type(p_.dtype) && grad.strides.col == 1 && dim % lanes_ == 0;
+bool PlaneSums::is_sum(const Problem& p, const Output& grad, int64_t dim) const {
+  return p.dtype == compute_type(p.dtype) && grad.strides.col == 1 && dim % lanes_ == 0;
 }
 
 // Rows that are far apart would fall into few sets of the first-level cache; and small sums are in
 // the cache if every plane has the same memory for them.
-bool PlaneSums::are_keys_sum(const Output& grad, int64_t dim) const {
-  return is_sum(grad, dim) && grad.strides.row == dim && p_.seqlen_k * dim * element_ > kSmallBytes;
+bool PlaneSums::are_keys_sum(const Problem& p, const Output& grad, int64_t dim) const {
+  return is_sum(p, grad, dim) && grad.strides.row == dim && keys_ * dim * element_ > kSmallBytes;
 }
 
 PlaneSums::Memory PlaneSums::take(Arena& arena) const {
@@ -69,20 +72,20 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
     const bool takes = grad.data && !in_place;
     return takes ? arena.take<char>(count * padded(dim) * element_) : nullptr;
   };
-  Memory memory{rows(args_.grad_query, query_in_place_, grid_.parts() * rows_, p_.head_dim),
+  Memory memory{rows(args_.grad_query, query_in_place_, grid_.parts() * rows_, head_dim_),
                 arena.take<QuerySums>(grid_.parts() * blocks_),
-                rows(args_.grad_key, key_in_place_, p_.seqlen_k, p_.head_dim),
-                rows(args_.grad_value, value_in_place_, p_.seqlen_k, p_.head_dim_v),
+                rows(args_.grad_key, key_in_place_, keys_, head_dim_),
+                rows(args_.grad_value, value_in_place_, keys_, head_dim_v_),
                 nullptr,
                 {},
                 {}};
   if (args_.grad_alibi_slopes.data)
-    memory.grad_slopes = arena.take<double>(grid_.parts() * blocks_ * p_.group());
+    memory.grad_slopes = arena.take<double>(grid_.parts() * blocks_ * group_);
   for (int m = 0; m < kMasks; ++m) {
     const GradMask& grad = args_.grad_masks[m];
     if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(grid_.parts() * rows_);
     if (grad.keys.data)
-      memory.mask_keys[m] = arena.take<char>(p_.seqlen_k * p_.group() * lanes_ * element_);
+      memory.mask_keys[m] = arena.take<char>(keys_ * group_ * lanes_ * element_);
   }
   return memory;
 }
@@ -93,24 +96,26 @@ int64_t PlaneSums::bytes() const {
   return int64_t(arena.used());
 }
 
-BackwardSums PlaneSums::of(int64_t plane, int64_t part, const Memory& memory) const {
-  const int64_t batch = plane / p_.kv_heads, kv_head = plane % p_.kv_heads;
+BackwardSums PlaneSums::of(const Problem& p, const Plane& plane, int64_t part,
+                           const Memory& memory) const {
+  const auto [batch, kv_head] = plane;
+  const auto of_keys = [&](const Output& grad, bool in_place, char* own) -> void* {
+    if (!grad.data || !in_place) return own;
+    return element_of(p, grad, key_offset(p, grad.strides, batch, kv_head));
+  };
   BackwardSums sums;
   sums.query_sums = memory.query_sums + part * blocks_;
   if (args_.grad_query.data && query_in_place_) {
-    sums.grad_query = element_of(p_, args_.grad_query, batch, kv_head * p_.group());
+    sums.grad_query = element_of(
+        p, args_.grad_query, query_offset(p, args_.grad_query.strides, batch, kv_head * group_));
     sums.query_row = args_.grad_query.strides.row, sums.query_head = args_.grad_query.strides.head;
   } else if (args_.grad_query.data) {
-    sums.grad_query = memory.grad_query + part * rows_ * padded(p_.head_dim) * element_;
-    sums.query_head = padded(p_.head_dim), sums.query_row = p_.group() * sums.query_head;
+    sums.grad_query = memory.grad_query + part * rows_ * padded(head_dim_) * element_;
+    sums.query_head = padded(head_dim_), sums.query_row = group_ * sums.query_head;
   }
-  if (args_.grad_key.data)
-    sums.grad_key =
-        key_in_place_ ? element_of(p_, args_.grad_key, batch, kv_head) : memory.grad_key;
-  if (args_.grad_value.data)
-    sums.grad_value =
-        value_in_place_ ? element_of(p_, args_.grad_value, batch, kv_head) : memory.grad_value;
-  if (memory.grad_slopes) sums.grad_slopes = memory.grad_slopes + part * blocks_ * p_.group();
+  sums.grad_key = of_keys(args_.grad_key, key_in_place_, memory.grad_key);
+  sums.grad_value = of_keys(args_.grad_value, value_in_place_, memory.grad_value);
+  if (memory.grad_slopes) sums.grad_slopes = memory.grad_slopes + part * blocks_ * group_;
   for (int m = 0; m < kMasks; ++m) {
     if (memory.mask_rows[m]) sums.mask_rows[m] = memory.mask_rows[m] + part * rows_;
     sums.mask_keys[m] = memory.mask_keys[m];
@@ -123,8 +128,8 @@ void PlaneSums::clear_rows(const BackwardSums& sums, const Range& rows) const {
   const Range blocks{rows.begin / kGradRows, (rows.end + kGradRows - 1) / kGradRows};
   std::fill(sums.query_sums + blocks.begin, sums.query_sums + blocks.end, QuerySums::none);
   if (sums.grad_slopes)
-    std::fill(sums.grad_slopes + blocks.begin * p_.group(),
-              sums.grad_slopes + blocks.end * p_.group(), 0.);
+    std::fill(sums.grad_slopes + blocks.begin * group_,
+              sums.grad_slopes + blocks.end * group_, 0.);
   for (double* of : sums.mask_rows)
     if (of) std::fill(of + rows.begin, of + rows.end, 0.);
 }
@@ -136,36 +141,38 @@ void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
       std::memset(static_cast<char*>(of) + keys.begin * size * element_, 0,
                   size_t((keys.end - keys.begin) * size * element_));
   };
-  clear(sums.grad_key, padded(p_.head_dim));
-  clear(sums.grad_value, padded(p_.head_dim_v));
-  for (void* of : sums.mask_keys) clear(of, p_.group() * lanes_);
+  clear(sums.grad_key, padded(head_dim_));
+  clear(sums.grad_value, padded(head_dim_v_));
+  for (void* of : sums.mask_keys) clear(of, group_ * lanes_);
 }
 
-void PlaneSums::finish_rows(int64_t plane, const Range& rows, const BackwardSums& first) const {
+void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& rows,
+                            const BackwardSums& first) const {
   if (!args_.grad_query.data) return;
-  kernels_.finish_rows(p_, args_,
-                       {plane / p_.kv_heads, plane % p_.kv_heads, rows.begin, rows.end, first,
-                        grid_.parts(), rows_ * padded(p_.head_dim) * element_, blocks_});
+  kernels_.finish_rows(p, args_,
+                       {plane.batch, plane.kv_head, rows.begin, rows.end, first,
+                        grid_.parts(), rows_ * padded(head_dim_) * element_, blocks_});
 }
 
-void PlaneSums::finish_keys(int64_t plane, const Range& keys, const BackwardSums& sums) const {
-  kernels_.finish_keys(p_, args_,
-                       {plane / p_.kv_heads, plane % p_.kv_heads, keys.begin, keys.end, sums});
+void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& keys,
+                            const BackwardSums& sums) const {
+  kernels_.finish_keys(p, args_,
+                       {plane.batch, plane.kv_head, keys.begin, keys.end, sums});
 }
 
-void PlaneSums::finish_heads(int64_t plane, const Memory& memory) const {
+void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const {
   if (!has_heads_) return;
-  const int64_t batch = plane / p_.kv_heads, group = p_.group();
-  for (int64_t g = 0; g < group; ++g) {
-    const int64_t head = plane % p_.kv_heads * group + g;
+  const int64_t batch = plane.batch;
+  for (int64_t g = 0; g < group_; ++g) {
+    const int64_t head = plane.kv_head * group_ + g;
     if (memory.grad_slopes)
-      *qkv::plane<double>(p_, args_.grad_alibi_slopes, batch, head) =
-          sum_of(memory.grad_slopes + g, grid_.parts() * blocks_, group);
+      *qkv::plane<double>(p, args_.grad_alibi_slopes, batch, head) =
+          sum_of(memory.grad_slopes + g, grid_.parts() * blocks_, group_);
     for (int m = 0; m < kMasks; ++m)
-      for (int64_t i = 0; i < p_.seqlen_q && memory.mask_rows[m]; ++i)
-        store_row(p_, args_.grad_masks[m].queries, batch, head, i,
-                  sum_of(memory.mask_rows[m] + i * group + g, grid_.parts(), rows_));
-    if (args_.grad_sinks.data) grad_sink(p_, args_, batch, head);
+      for (int64_t i = 0; i < p.seqlen_q && memory.mask_rows[m]; ++i)
+        store_row(p, args_.grad_masks[m].queries, batch, head, i,
+                  sum_of(memory.mask_rows[m] + i * group_ + g, grid_.parts(), rows_));
+    if (args_.grad_sinks.data) grad_sink(p, args_, batch, head);
   }
 }
 

@@ -9,10 +9,16 @@
 
 namespace qkv {
 
+// One key/value head of one batch item.
+struct Plane {
+  int64_t batch, kv_head;
+};
+
 class PlaneSums {
  public:
-  // For the kernels of the problem's dtype, and a grid that outlives this.
-  PlaneSums(const Problem& problem, const BackwardArgs& args, const Kernels& kernels,
+  // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The grid
+  // and the arguments must outlive this. What is done for one plane is given the problem of its item.
+  PlaneSums(const Problem& item, const BackwardArgs& args, const Kernels& kernels,
             const Grid& grid);
 
   // What one plane needs of its own; null: not needed, or not wanted.
@@ -29,28 +35,30 @@ class PlaneSums {
   // How many bytes that takes.
   int64_t bytes() const;
 
-  BackwardSums of(int64_t plane, int64_t part, const Memory& memory) const;
+  BackwardSums of(const Problem& p, const Plane& plane, int64_t part, const Memory& memory) const;
   // Set the sums of some rows, or keys, of a plane to 0.
   void clear_rows(const BackwardSums& sums, const Range& rows) const;
   void clear_keys(const BackwardSums& sums, const Range& keys) const;
 
   // Complete the gradients of some rows, or keys, or of what belongs to heads.
   // `first`: the sums of the first part.
-  void finish_rows(int64_t plane, const Range& rows, const BackwardSums& first) const;
-  void finish_keys(int64_t plane, const Range& keys, const BackwardSums& sums) const;
-  void finish_heads(int64_t plane, const Memory& memory) const;
+  void finish_rows(const Problem& p, const Plane& plane, const Range& rows,
+                   const BackwardSums& first) const;
+  void finish_keys(const Problem& p, const Plane& plane, const Range& keys,
+                   const BackwardSums& sums) const;
+  void finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const;
 
  private:
   int64_t padded(int64_t dim) const { return (dim + lanes_ - 1) / lanes_ * lanes_; }
   // Whether a gradient whose last dimension is `dim` can be its own sum.
-  bool is_sum(const Output& grad, int64_t dim) const;
-  bool are_keys_sum(const Output& grad, int64_t dim) const;
+  bool is_sum(const Problem& p, const Output& grad, int64_t dim) const;
+  bool are_keys_sum(const Problem& p, const Output& grad, int64_t dim) const;
 
-  const Problem& p_;
   const BackwardArgs& args_;
   const Kernels& kernels_;
   const Grid& grid_;
-  int64_t lanes_, element_, rows_, blocks_;
+  int64_t group_, head_dim_, head_dim_v_, lanes_, element_;
+  int64_t rows_, keys_, blocks_;  // of a plane
   bool query_in_place_, key_in_place_, value_in_place_;
   bool has_heads_;  // whether something is wanted of each head
 };

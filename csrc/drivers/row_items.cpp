@@ -9,12 +9,18 @@
 namespace qkv {
 namespace {
 
-// How the planes of one problem are cut into items.
+// How the planes of one stretch are cut into items.
 struct Cut {
+  const Problem& p;  // of the call
+  Stretch stretch;
+  int64_t keys;  // of a plane
   Planes planes;
   int64_t item_rows = 0, row_items = 0;  // the rows of an item, and how many items a plane has
 
-  explicit Cut(const Problem& p) : planes(p, 1) {
+  Cut(const Problem& call, const Stretch& stretch)
+      : Cut(call, stretch, *ItemProblem(call, stretch.first)) {}
+  Cut(const Problem& call, const Stretch& stretch, const Problem& item)
+      : p(call), stretch(stretch), keys(item.seqlen_k), planes(item, stretch.count, 1) {
     if (planes.rows == 0) planes.count = 0;
   }
   double flops() const { return double(planes.count) * planes.flops; }
@@ -28,14 +34,14 @@ struct Cut {
     if (planes.count == 0) return {};
     return {planes.count * row_items, planes.flops / double(row_items)};
   }
-  ForwardItem item(const Problem& p, int64_t index) const {
+  ForwardItem item(int64_t index) const {
     const int64_t plane = index / row_items, row = index % row_items * item_rows;
-    return {plane / p.kv_heads,
+    return {stretch.batch(p, plane),
             plane % p.kv_heads,
             row,
             std::min(planes.rows, row + item_rows),
             0,
-            p.seqlen_k,
+            keys,
             nullptr,
             nullptr};
   }
@@ -43,29 +49,30 @@ struct Cut {
 
 }  // namespace
 
-void for_each_row_item(const std::vector<RowPass>& passes) {
+void for_each_row_item(const Problem& p, const RowPass& pass) {
   std::vector<Cut> cuts;
   Team team{1, 0};
-  for (const RowPass& pass : passes) team.flops += cuts.emplace_back(pass.problem).flops();
-  team.threads = usable_threads(passes.front().problem.num_threads, team.flops);
+  for (const Stretch& stretch : stretches_of(p))
+    team.flops += cuts.emplace_back(p, stretch).flops();
+  team.threads = usable_threads(p.num_threads, team.flops);
   int64_t items = 0;
   size_t bytes = 0;
-  for (size_t n = 0; n < passes.size(); ++n) {
-    cuts[n].cut_rows(team, passes[n].kernels);
-    const int64_t count = cuts[n].items().count;
-    if (count == 0) continue;
-    items += count;
-    bytes = std::max(bytes, passes[n].workspace(std::min(cuts[n].item_rows, cuts[n].planes.rows)));
+  for (Cut& cut : cuts) {
+    cut.cut_rows(team, pass.kernels);
+    if (cut.items().count == 0) continue;
+    items += cut.items().count;
+    bytes = std::max(bytes, pass.workspace(*ItemProblem(p, cut.stretch.first),
+                                           std::min(cut.item_rows, cut.planes.rows)));
   }
   if (items == 0) return;
   const Threads threads{team.threads, int(std::min<int64_t>(team.threads, items))};
   const Buffer workspaces(bytes * size_t(threads.working));
   const auto run = [&](const Item& item) {
-    const RowPass& pass = passes[item.job];
-    pass.run(cuts[item.job].item(pass.problem, item.index),
+    const ForwardItem rows = cuts[item.job].item(item.index);
+    pass.run(*ItemProblem(p, rows.batch), rows,
              static_cast<char*>(workspaces.data()) + size_t(item.thread) * bytes);
   };
-  parallel_phases(threads, int64_t(passes.size()),
+  parallel_phases(threads, int64_t(cuts.size()),
                   {{[&](int64_t job) { return cuts[job].items(); }, run}});
 }
 

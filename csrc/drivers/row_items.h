@@ -3,24 +3,20 @@
 #pragma once
 
 #include <functional>
-#include <vector>
 
 #include "attention.h"
 #include "dispatch/kernel_table.h"
 
 namespace qkv {
 
-// Such a pass over one problem.
 struct RowPass {
-  const Problem& problem;
   const Kernels& kernels;
-  // The bytes of workspace that `run` needs for an item of so many rows.
-  std::function<size_t(int64_t rows)> workspace;
-  std::function<void(const ForwardItem& item, void* workspace)> run;
+  // The bytes of workspace that `run` needs for so many rows of a batch item.
+  std::function<size_t(const Problem& item, int64_t rows)> workspace;
+  std::function<void(const Problem& item, const ForwardItem& rows, void* workspace)> run;
 };
 
-// Runs the passes on items that together have every row of every plane of their problems, in
-// parallel, on num_threads of the first one's problem.
-void for_each_row_item(const std::vector<RowPass>& passes);
+// Runs the pass on items that together have every row of every plane of the problem, in parallel.
+void for_each_row_item(const Problem& problem, const RowPass& pass);
 
 }  // namespace qkv

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "attention.h"
+#include "stretch.h"
 
 namespace qkv {
 
@@ -11,29 +13,40 @@ namespace qkv {
 // the same elements of GradMask::each, which are those that differ only in dimensions over which
 // one of these outputs broadcasts. The position of a plane is its place within its
 // class. So planes of one class must not run at the same time, and planes at the same position of
-// different classes always may. Positions ascend with the flat index of the plane.
+// different classes always may. Positions ascend with the number of the plane.
+//
+// All of it is about the planes of one stretch of batch items. Items of different sizes, whose
+// stretches are others, may add to the same elements, too (between_items): then every item is a
+// stretch of its own, with the same classes, and they take turns.
 class Sharing {
  public:
-  Sharing(const Problem& p, const BackwardArgs& args) : p_(p) {
-    for (int d = 0; d < p.batch_rank; ++d) {
+  Sharing(const Problem& p, const BackwardArgs& args, const Stretch& stretch)
+      : kv_heads_(p.kv_heads), rank_(p.batch_rank), sizes_(p.batch_sizes) {
+    if (p.spans) sizes_[0] = stretch.count;
+    for (int d = 0; d < rank_; ++d) {
       shared_[d] = broadcasts(args, [d](const Strides& s) { return s.batch[d] == 0; });
-      (shared_[d] ? positions_ : classes_) *= p.batch_sizes[d];
+      (shared_[d] ? positions_ : classes_) *= sizes_[d];
     }
     shared_heads_ = broadcasts(args, [](const Strides& s) { return s.head == 0; });
-    (shared_heads_ ? positions_ : classes_) *= p.kv_heads;
+    (shared_heads_ ? positions_ : classes_) *= kv_heads_;
+  }
+
+  // Whether all batch items of a problem with spans add to the same elements.
+  static bool between_items(const Problem& p, const BackwardArgs& args) {
+    return p.spans && broadcasts(args, [](const Strides& s) { return s.batch[0] == 0; });
   }
 
   int64_t classes() const { return classes_; }
   int64_t positions() const { return positions_; }
   // How many classes the heads of one batch item belong to.
-  int64_t head_classes() const { return shared_heads_ ? 1 : p_.kv_heads; }
+  int64_t head_classes() const { return shared_heads_ ? 1 : kv_heads_; }
   // Whether every element of the gradient is a sum over all batch items, and over more than one
   // plane.
   bool sums_whole_batch() const {
-    return classes_ == head_classes() && positions_ * head_classes() > p_.kv_heads;
+    return classes_ == head_classes() && positions_ * head_classes() > kv_heads_;
   }
 
-  // The flat index, batch * kv_heads + kv_head, of a plane.
+  // The number of a plane in the stretch: item * kv_heads + kv_head.
   int64_t plane(int64_t its_class, int64_t position) const {
     int64_t plane = 0, step = 1;
     const auto digit = [&](int64_t size, bool shared) {
@@ -42,8 +55,8 @@ class Sharing {
       from /= size;
       step *= size;
     };
-    digit(p_.kv_heads, shared_heads_);
-    for (int d = p_.batch_rank - 1; d >= 0; --d) digit(p_.batch_sizes[d], shared_[d]);
+    digit(kv_heads_, shared_heads_);
+    for (int d = rank_ - 1; d >= 0; --d) digit(sizes_[d], shared_[d]);
     return plane;
   }
 
@@ -55,8 +68,11 @@ class Sharing {
     });
   }
 
-  const Problem& p_;
-  bool shared_[kMaxBatchRank], shared_heads_ = false;
+  int64_t kv_heads_;
+  int rank_;
+  std::array<int64_t, kMaxBatchRank> sizes_;
+  std::array<bool, kMaxBatchRank> shared_{};
+  bool shared_heads_ = false;
   int64_t classes_ = 1, positions_ = 1;
 };
 

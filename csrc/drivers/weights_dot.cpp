@@ -5,12 +5,13 @@
 
 namespace qkv {
 
-void attention_weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot) {
-  const Kernels& kernels = active_kernels(p.dtype);
-  for_each_row_item({{p, kernels, [&](int64_t) { return kernels.backward_workspace(p, 0); },
-                      [&](const ForwardItem& item, void* workspace) {
-                        kernels.weights_dot(p, args, dot, item, workspace);
-                      }}});
+void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot) {
+  const Kernels& kernels = active_kernels(problem.dtype);
+  for_each_row_item(
+      problem, {kernels, [&](const Problem& p, int64_t) { return kernels.backward_workspace(p, 0); },
+                [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+                  kernels.weights_dot(p, args, dot, rows, workspace);
+                }});
 }
 
 }  // namespace qkv

@@ -18,7 +18,7 @@ int64_t size_from_right(const at::Tensor& tensor, int64_t i) {
 }  // namespace
 
 GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
-    : call_(call), sizes_(sizes) {
+    : call_(call), sizes_(sizes), documents_(documents_of(call, sizes)) {
   const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
   const std::array<Sizes<int64_t>::Shape, 3> shapes = {
       sizes.tensor(sizes.heads, sizes.seqlen_q, sizes.head_dim),
@@ -49,19 +49,17 @@ void GradientTensors::allocate_mask(int m) {
   const bool packed = sizes_.packed;
   const int64_t rows = size_from_right(mask, 1), columns = size_from_right(mask, 0);
   auto shape = sizes_.lse();
-  if (packed) shape.insert(shape.begin(), sizes_.documents);
   if (packed ? columns == 1 : columns != sizes_.seqlen_k) {
     mask_sums_[m] = MaskSum::queries;
-    if (packed && rows > 1) shape.back() = rows;
   } else if (packed ? rows == 1 : rows != sizes_.seqlen_q) {
     mask_sums_[m] = MaskSum::keys;
-    shape.back() = columns;
+    shape.back() = packed ? sizes_.seqlen_k : columns;
   } else {
     full_[kMaskArguments[m]] = zero_gradient(mask);
     return;
   }
   const auto options = mask.options().dtype(compute_type(call_[arg::query].scalar_type()));
-  full_[kMaskArguments[m]] = packed ? at::zeros(shape, options) : at::empty(shape, options);
+  full_[kMaskArguments[m]] = at::empty(shape, options);
 }
 
 void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
@@ -95,19 +93,43 @@ void GradientTensors::zero() const {
     if (full.defined()) full.zero_();
 }
 
-void GradientTensors::zero_gaps(const Documents& documents) const {
+void GradientTensors::zero_gaps() const {
+  if (!sizes_.packed) return;
   const auto zero = [](const at::Tensor& full) {
     if (full.defined()) full.zero_();
   };
   zero(full_[arg::alibi_slopes]);
   zero(full_[arg::sinks]);
   if (full_[arg::query].defined())
-    for_each_gap(documents, sizes_.seqlen_q, [&](int64_t begin, int64_t end) {
+    for_each_gap(documents_, sizes_.seqlen_q, [&](int64_t begin, int64_t end) {
       full_[arg::query].slice(0, begin, end).zero_();
     });
-  if (documents.covers_keys) return;
+  if (documents_.covers_keys) return;
   zero(full_[arg::key]);
   zero(full_[arg::value]);
+}
+
+// Of a mask that broadcasts over queries or keys, for each document: the sums over what it has only
+// one of, from the sums of each key or query, [H, Tk] or [H, T].
+at::Tensor GradientTensors::sum_of_documents(Argument argument, MaskSum summed) const {
+  const at::Tensor& mask = call_[argument];
+  const at::Tensor sum = at::zeros(mask.sizes(), mask.options().dtype(at::kDouble));
+  const at::Tensor rows = full_[argument].to(at::kDouble);
+  const auto step = [&](int64_t i) { return size_from_right(sum, i) == 1 ? 0 : sum.stride(-1 - i); };
+  const bool of_keys = summed == MaskSum::keys;
+  const int64_t row_step = step(of_keys ? 0 : 1);
+  for (size_t n = 0; n < documents_.all.size(); ++n) {
+    const Span& span = documents_.all[n];
+    if (span.seqlen_q == 0) continue;  // nothing was computed for it
+    const int64_t begin = of_keys ? span.key_begin : span.query_begin;
+    const int64_t count = of_keys ? span.seqlen_k : span.seqlen_q;
+    for (int64_t h = 0; h < sizes_.heads; ++h) {
+      const double* from = rows.const_data_ptr<double>() + h * rows.stride(0) + begin;
+      double* const to = sum.mutable_data_ptr<double>() + int64_t(n) * step(3) + h * step(2);
+      for (int64_t i = 0; i < count; ++i) to[i * row_step] += from[i];
+    }
+  }
+  return sum;
 }
 
 at::Tensor GradientTensors::reduced(Argument argument) const {
@@ -119,6 +141,8 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   const MaskSum summed =
       mask == kMaskArguments.end() ? MaskSum::none : mask_sums_[mask - kMaskArguments.begin()];
   const bool own_layout = summed == MaskSum::none;
+  if (!own_layout && sizes_.packed)
+    return empty_gradient<int64_t>(tensor).copy_(sum_of_documents(argument, summed));
   if (!own_layout) sum = sum.unsqueeze(summed == MaskSum::keys ? -2 : -1);
   if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())
     return sum;

@@ -20,23 +20,27 @@ class GradientTensors {
   bool are_wide() const { return wide_; }
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
-  // Zeroes what packed documents leave out or share.
-  void zero_gaps(const Documents& documents) const;
+  // Zeroes what packed documents leave out.
+  void zero_gaps() const;
+  const Span* spans() const { return documents_.all.empty() ? nullptr : documents_.all.data(); }
   // Of the operator; those of gradients and tangents are left undefined.
   Tensors results() const;
 
  private:
+  // How the gradient of a mask is summed: see GradMask.
+  enum class MaskSum { none, keys, queries };
+
   void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);
   void allocate_mask(int m);
   void bind_mask(int m, KernelCall& kernel, GradMask& grad) const;
+  at::Tensor sum_of_documents(Argument mask, MaskSum summed) const;
   at::Tensor reduced(Argument argument) const;
 
   const Call& call_;
   const Sizes<int64_t>& sizes_;
+  const Documents documents_;
   bool wide_ = false;
   Gradients full_;  // undefined: not wanted
-  // How the gradient of each mask is summed: see GradMask.
-  enum class MaskSum { none, keys, queries };
   std::array<MaskSum, kMasks> mask_sums_{};
 };
 

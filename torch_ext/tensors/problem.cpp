@@ -163,18 +163,15 @@ void KernelCall::add(const at::Tensor& tensor, Strides& strides, Dims dims) {
       strides.col = stride_from_right(tensor, 0);
       strides.row = stride_from_right(tensor, 1);
       strides.head = stride_from_right(tensor, 2);
-      strides.batch[0] = stride_from_right(tensor, 3);
       operands_.push_back({&tensor, &strides, 3});
       break;
     case Dims::head_row:
       strides.row = stride_from_right(tensor, 0);
       strides.head = stride_from_right(tensor, 1);
-      strides.batch[0] = stride_from_right(tensor, 2);
       operands_.push_back({&tensor, &strides, 2});
       break;
     case Dims::head:
       strides.head = stride_from_right(tensor, 0);
-      strides.row = stride_from_right(tensor, 1);
       operands_.push_back({&tensor, &strides, 1});
       break;
   }
@@ -182,6 +179,12 @@ void KernelCall::add(const at::Tensor& tensor, Strides& strides, Dims dims) {
 
 void KernelCall::set_strides() {
   Problem& p = problem;
+  if (sizes_.packed || sizes_.is_cache) {
+    p.batch_rank = 1;
+    p.batch_sizes[0] = sizes_.packed ? sizes_.documents : sizes_.batch[0];
+    for (const Operand& o : operands_) o.strides->batch[0] = stride_from_right(*o.tensor, o.batch);
+    return;
+  }
   // From the innermost dimension out, filling the arrays from their end.
   int first = kMaxBatchRank;
   const int64_t rank = sizes_.batch.size();

@@ -10,7 +10,7 @@ namespace qkv {
 enum class Dims {
   head_row_column,  // packed: [row, head, column]
   head_row,
-  head,    // [document, head] or [batch, head]; the first one's stride is called row
+  head,    // [head]; packed: [document, head]
   scores,  // [head, row, column], packed or not: of a mask
 };
 
@@ -28,7 +28,8 @@ class KernelCall {
   // The tangents of the call's arguments, of which each may be None.
   void bind_tangents(JvpArgs& args);
 
-  // Sets problem.batch_* and all strides. Adjacent batch dimensions that all tensors step through
+  // Sets problem.batch_* and all strides. The batch of packed documents, or of a cache, has an item
+  // for each, whose rows are then to be given (Problem::spans). Of others, adjacent batch dimensions that all tensors step through
   // evenly become one; throws c10::Error if more than kMaxBatchRank are left.
   void set_strides();
 
@@ -52,23 +53,8 @@ class KernelCall {
   c10::SmallVector<Operand, 28> operands_;
 };
 
-// `view` from element n * stride on; the elements have `size` bytes. Null stays null.
-template <class View>
-void skip(View& view, int64_t n, int64_t stride, int64_t size) {
-  using Byte = std::conditional_t<std::is_same_v<View, Input>, const char, char>;
-  if (view.data) view.data = static_cast<Byte*>(view.data) + n * stride * size;
-}
-
 // As torch is set; 1 inside a parallel region of the caller's.
 int num_threads();
-
-// The mask, or what a gradient of it is summed in, of the document or batch item number `item`: the
-// first dimension of four, or of three without rows or columns. KernelCall leaves its stride where
-// the kernels, to whom this is one batch item, do not look.
-template <class View>
-void skip_items(View& view, int64_t item, int64_t size) {
-  skip(view, item, view.strides.batch[0], size);
-}
 
 // Without any, there is nothing for the kernels to do.
 inline bool has_queries(const Problem& p) { return p.batch() > 0 && p.heads > 0 && p.seqlen_q > 0; }

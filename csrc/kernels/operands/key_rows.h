@@ -73,14 +73,14 @@ class KeyRows : RowScales<E> {
   KeyRows() = default;
   KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
           int64_t kv_head)
-      : rows_{plane<E>(p, input, batch, kv_head), input.strides.row, pages_of(p), page_stride},
+      : rows_{key_plane<E>(p, input, batch, kv_head), input.strides.row, pages_of(p), page_stride},
         col_(input.strides.col),
         dim_(dim) {}
   // Of int8.
   KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim,
           const Input& scale, int64_t scale_page_stride, int64_t batch, int64_t kv_head)
       : KeyRows(p, input, page_stride, dim, batch, kv_head) {
-    this->scales_ = {plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
+    this->scales_ = {key_plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
                      scale_page_stride};
   }
 

@@ -66,7 +66,7 @@ template <class E, class T = Compute<E>>
 void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
                  const Output& to) {
   if (!to.data) return;
-  const Rows<E> rows{plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row, to.strides.col};
+  const Rows<E> rows{key_plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row, to.strides.col};
   finish_dense<E>(static_cast<const T*>(sums) + of.begin * padded<T>(dim), of.end - of.begin, rows,
                   of.begin, factor, dim);
 }
@@ -79,7 +79,8 @@ void finish_keys(const Problem& p, const BackwardArgs& a, const FinishedKeys& of
   for (int m = 0; m < kMasks; ++m) {
     const Output& grad = a.grad_masks[m].keys;
     for (int64_t g = 0; grad.data && g < p.group(); ++g) {
-      T* const to = plane<T>(p, grad, of.batch, of.kv_head * p.group() + g);
+      T* const to = plane<T>(p, grad, of.batch, of.kv_head * p.group() + g) +
+                    p.rows.key_begin * grad.strides.col;
       for (int64_t key = of.begin; key < of.end; ++key)
         to[key * grad.strides.col] =
             static_cast<const T*>(of.sums.mask_keys[m])[(key * p.group() + g) * kLanes<T>];

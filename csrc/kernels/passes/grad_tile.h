@@ -57,7 +57,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
     const T factor = T(dropout_scale(p.dropout_p));
-    read_tile<T>(rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
+    read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
                  [&](int64_t j, int v, Vec<T> grad) {
                    T* to = grad_scores + j * kGradRows + v;
                    store(to, load(to) + grad * factor);

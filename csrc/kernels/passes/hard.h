@@ -49,7 +49,7 @@ void write_best(const Problem& p, const HardResult& result, const Tile& tile,
                 const Best<T> (&best)[2]) {
   const Rows<E> output = rows_of<E>(p, result.output, tile.batch, tile.kv_head);
   const Rows<int64_t> index = rows_of<int64_t>(p, result.index, tile.batch, tile.kv_head);
-  const E* value = plane<E>(p, p.value, tile.batch, tile.kv_head);
+  const E* value = key_plane<E>(p, p.value, tile.batch, tile.kv_head);
   const Strides& v = p.value.strides;
   for (int l = 0; l < tile.rows; ++l) {
     const int64_t key = best[l / kLanes<T>].index[l % kLanes<T>];

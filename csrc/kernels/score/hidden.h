@@ -46,7 +46,7 @@ bool all_minus_infinity(const M* at, int64_t col, int64_t keys) {
 template <class M, class HidesRow>
 bool hides_each_row(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
                     const HidesRow& hides_row) {
-  const Rows<const M> rows = rows_of<M>(p, mask, tile.batch, tile.kv_head);
+  const Rows<const M> rows = score_rows_of<M>(p, mask, tile.batch, tile.kv_head);
   const int first = same_for_all_rows(rows) ? tile.rows - 1 : 0;
   for (int r = tile.rows - 1; r >= first; --r)
     if (!hides_row(rows[tile.row + r] + key * rows.col, rows.col)) return false;

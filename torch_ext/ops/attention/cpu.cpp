@@ -17,46 +17,17 @@ Tensors ops::attention_forward_cpu(const Call& call) {
   kernel.bind(result.output, results[0], Dims::head_row_column);
   if (results[1].defined()) kernel.bind(result.lse, results[1], Dims::head_row);
   kernel.set_strides();
-  if (call.is_packed()) {
-    qkv::attention_forward(documents_of(call, sizes), kernel.problem, result, results);
-  } else if (has_queries(kernel.problem)) {
-    qkv::attention_forward(kernel.problem, result);
-  }
+  run_on_rows(call, sizes, kernel.problem, results,
+              [&](const Problem& p) { qkv::attention_forward(p, result); });
   return results;
 }
 
-namespace {
-
-void backward_documents(const Call& call, const Sizes<int64_t>& sizes, const Problem& problem,
-                        const BackwardArgs& args, const GradientTensors& gradients) {
-  if (sizes.heads == 0) return gradients.zero();
-  const Documents documents = documents_of(call, sizes);
-  std::vector<BackwardJob> jobs;
-  std::vector<BackwardDirection> directions;  // jobs have their addresses
-  jobs.reserve(documents.all.size());
-  directions.reserve(documents.all.size());
-  for (size_t i = 0; i < documents.all.size(); ++i) {
-    const Document& document = documents.all[i];
-    if (document.seqlen_q == 0) continue;
-    BackwardArgs& own = jobs.emplace_back(cut(problem, args, document, int64_t(i))).args;
-    if (args.direction)
-      own.direction = &directions.emplace_back(cut(problem, *args.direction, document, int64_t(i)));
-  }
-  gradients.zero_gaps(documents);
-  attention_backward(jobs);
-}
-
-}  // namespace
-
-void ops::run_backward(const Call& call, const Sizes<int64_t>& sizes, const Problem& problem,
-                       const BackwardArgs& args, const GradientTensors& gradients) {
-  if (call.is_packed()) {
-    backward_documents(call, sizes, problem, args, gradients);
-  } else if (has_queries(problem)) {
-    qkv::attention_backward(problem, args);
-  } else {
-    gradients.zero();
-  }
+void ops::run_backward(Problem& problem, const BackwardArgs& args,
+                       const GradientTensors& gradients) {
+  if (!has_queries(problem)) return gradients.zero();
+  gradients.zero_gaps();
+  problem.spans = gradients.spans();
+  qkv::attention_backward(problem, args);
 }
 
 namespace {
@@ -73,7 +44,7 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
     kernel.bind(args.grad_lse, call[arg::grad_logsumexp], Dims::head_row);
   gradients.bind(kernel, args);
   kernel.set_strides();
-  ops::run_backward(call, sizes, kernel.problem, args, gradients);
+  ops::run_backward(kernel.problem, args, gradients);
 }
 
 // With all tensors in float32. What the forward pass returned is rounded, so it runs once more.

@@ -36,12 +36,8 @@ Tensors first_pass(const Call& call, const Sizes<int64_t>& sizes) {
   kernel.bind(result.output_jvp, tangents[0], Dims::head_row_column);
   kernel.bind(result.lse_jvp, tangents[1], Dims::head_row);
   kernel.set_strides();
-  if (call.is_packed()) {
-    const Tensors results = {at::Tensor(), at::Tensor(), tangents[0], tangents[1]};
-    qkv::attention_jvp(documents_of(call, sizes), kernel.problem, args, result, results);
-  } else if (has_queries(kernel.problem)) {
-    qkv::attention_jvp(kernel.problem, args, result);
-  }
+  run_on_rows(call, sizes, kernel.problem, {at::Tensor(), at::Tensor(), tangents[0], tangents[1]},
+              [&](const Problem& p) { qkv::attention_jvp(p, args, result); });
   return tangents;
 }
 
@@ -62,7 +58,7 @@ void second_pass(const GradientTensors& gradients, const Sizes<int64_t>& sizes, 
   args.direction = &direction;
   gradients.bind(kernel, args);
   kernel.set_strides();
-  run_backward(call, sizes, kernel.problem, args, gradients);
+  run_backward(kernel.problem, args, gradients);
 }
 
 bool wants_second_pass(const Call& call) {

@@ -38,11 +38,8 @@ Tensors attention_jvp_cpu(const Call& call) {
   kernel.bind(result.output_jvp, results[2], Dims::head_row_column);
   kernel.bind(result.lse_jvp, results[3], Dims::head_row);
   kernel.set_strides();
-  if (call.is_packed()) {
-    qkv::attention_jvp(documents_of(call, sizes), kernel.problem, args, result, results);
-  } else if (has_queries(kernel.problem)) {
-    qkv::attention_jvp(kernel.problem, args, result);
-  }
+  run_on_rows(call, sizes, kernel.problem, results,
+              [&](const Problem& p) { qkv::attention_jvp(p, args, result); });
   return results;
 }
 

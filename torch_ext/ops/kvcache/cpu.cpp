@@ -20,6 +20,7 @@ void bind_scales(const Call& call, int64_t head, Problem& p) {
     const at::Tensor& scale = call[which];
     if (!scale.defined()) continue;
     input->data = scale.const_data_ptr();
+    input->strides.batch[0] = place_stride(scale);
     if (is_per_token(scale)) {
       input->strides.head = scale.strides()[head];
       input->strides.row = scale.strides()[3 - head];
@@ -29,59 +30,50 @@ void bind_scales(const Call& call, int64_t head, Problem& p) {
   }
 }
 
-Pages pages_of(const Call& call, const BlockTable& table, int64_t n, int64_t block_size) {
-  return {table[n],
-          block_size,
+// The blocks of key and value, without a table; `size` is how many rows each has.
+Pages blocks_of(const Call& call, int64_t size) {
+  return {nullptr,
+          size,
           call[arg::key].strides()[0],
           call[arg::value].strides()[0],
           place_stride(call[arg::key_scale]),
           place_stride(call[arg::value_scale])};
 }
 
-// Batch item b alone. `whole` is the first one, `tensors` are what `result` points into.
-ForwardJob item(const Call& call, const CacheRows& rows, const Problem& whole,
-                const ForwardResult& result, const Tensors& tensors, int64_t b) {
-  const at::Tensor &output = tensors[0], &lse = tensors[1];
-  const CacheRow& row = rows.rows[b];
-  const int64_t size = size_of(whole.dtype);
-  ForwardJob job{whole, result};
-  Problem& p = job.problem;
-  p.seqlen_k = row.length + rows.new_rows - row.hidden;
-  skip(p.query, b, call[arg::query].strides()[0], size);
-  skip(p.alibi_slopes, b, p.alibi_slopes.strides.row, sizeof(double));
-  skip(p.sinks, b, p.sinks.strides.row, sizeof(double));
-  for (Mask& mask : p.masks) skip_items(mask.input, b, size_of(mask.type));
-  skip(job.result.output, b, output.strides()[0], size);
-  skip(job.result.lse, b, lse.strides()[0], lse.element_size());
-  if (rows.table) {
-    p.pages = pages_of(call, *rows.table, b, call[arg::key].sizes()[2]);
-    return job;
+std::vector<Span> spans_of(const CacheRows& rows, int64_t seqlen_q) {
+  std::vector<Span> spans;
+  spans.reserve(rows.rows.size());
+  for (size_t b = 0; b < rows.rows.size(); ++b) {
+    const CacheRow& row = rows.rows[b];
+    const int64_t seqlen_k = row.length + rows.new_rows - row.hidden;
+    spans.push_back({0, seqlen_q, row.hidden, seqlen_k, 0, nullptr});
+    if (rows.table)
+      spans.back().pages = (*rows.table)[int64_t(b)];
+    else
+      spans.back().key_item = row.row;
   }
-  const auto skip_rows = [&](Input& input, int64_t place, int64_t element) {
-    skip(input, row.row, place, element);
-    skip(input, row.hidden, input.strides.row, element);
-  };
-  for (const auto& [input, cache] :
-       {std::pair(&p.key, &call[arg::key]), {&p.value, &call[arg::value]}})
-    skip_rows(*input, cache->strides()[0], cache->element_size());
-  skip_rows(p.key_scale, place_stride(call[arg::key_scale]), sizeof(float));
-  skip_rows(p.value_scale, place_stride(call[arg::value_scale]), sizeof(float));
-  return job;
+  return spans;
+}
+
+// `head` is the dimension of key and value that has the heads.
+void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head,
+                     const std::vector<Span>& spans, const Tensors& results) {
+  KernelCall kernel(call, sizes);
+  ForwardResult result;
+  kernel.bind(result.output, results[0], Dims::head_row_column);
+  kernel.bind(result.lse, results[1], Dims::head_row);
+  kernel.set_strides();
+  Problem& p = kernel.problem;
+  bind_scales(call, head, p);
+  if (call.has(arg::block_table)) p.pages = blocks_of(call, call[arg::key].sizes()[3 - head]);
+  p.spans = spans.data();
+  attention_forward(p, result);
 }
 
 void attend_to_rows(const Call& call, const Sizes<int64_t>& sizes, const CacheRows& rows,
                     const Tensors& results) {
   if (!is_aligned(call)) return attend_to_rows(*CopiedCall(call, aligned), sizes, rows, results);
-  KernelCall kernel(call, sizes);
-  bind_scales(call, 1, kernel.problem);
-  ForwardResult result;
-  kernel.bind(result.output, results[0], Dims::head_row_column);
-  kernel.bind(result.lse, results[1], Dims::head_row);
-  std::vector<ForwardJob> jobs;
-  jobs.reserve(rows.rows.size());
-  for (int64_t b = 0; b < sizes.batch[0]; ++b)
-    jobs.push_back(item(call, rows, kernel.problem, result, results, b));
-  attention_forward(jobs);
+  attend_to_spans(call, sizes, 1, spans_of(rows, sizes.seqlen_q), results);
 }
 
 }  // namespace
@@ -98,21 +90,16 @@ Tensors kvcache_cpu(const Call& call) {
 Tensors paged_varlen_cpu(const Call& call) {
   const auto sizes = check_paged_varlen<int64_t>(call);
   if (!is_aligned(call)) return paged_varlen_cpu(*CopiedCall(call, aligned));
-  const Documents documents = paged_documents_of(call, sizes);
+  Documents documents = paged_documents_of(call, sizes);
   c10::SmallVector<int64_t, 16> lengths;
-  for (const Document& document : documents.all) lengths.push_back(document.seqlen_k);
+  for (const Span& document : documents.all) lengths.push_back(document.seqlen_k);
   const auto pool = call[arg::key].sizes();
   const BlockTable table(call.title(), call.name_of(arg::key), call[arg::block_table], pool[0],
                          pool[1], lengths);
-  c10::SmallVector<Pages, 16> pages;
-  for (size_t n = 0; n < lengths.size(); ++n) pages.push_back(pages_of(call, table, n, pool[1]));
+  for (size_t n = 0; n < lengths.size(); ++n) documents.all[n].pages = table[int64_t(n)];
   Tensors results = empty_results(call, sizes);
-  KernelCall kernel(call, sizes);
-  bind_scales(call, 2, kernel.problem);
-  ForwardResult result;
-  kernel.bind(result.output, results[0], Dims::head_row_column);
-  kernel.bind(result.lse, results[1], Dims::head_row);
-  attention_forward(documents, kernel.problem, result, results, pages);
+  fill_gaps(documents, sizes.seqlen_q, results);
+  if (!documents.all.empty()) attend_to_spans(call, sizes, 2, documents.all, results);
   return results;
 }
 

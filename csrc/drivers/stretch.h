@@ -1,0 +1,56 @@
+// Batch items of one size, which are cut into work items alike, and the problem of each.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+
+namespace qkv {
+
+// The problem of one batch item: the call's own, or, with spans, a copy that has the item's sizes
+// and rows. So the kernels see no spans, and there is no copy for each item of a call, but only for
+// those that are being worked on.
+class ItemProblem {
+ public:
+  ItemProblem(const Problem& p, int64_t batch) : p_(&p) {
+    if (p.spans) p_ = &own_.emplace(p.item(batch));
+  }
+  ItemProblem(const ItemProblem&) = delete;
+  const Problem& operator*() const { return *p_; }
+
+ private:
+  const Problem* p_;
+  std::optional<Problem> own_;
+};
+
+// Batch items [first, first + count). The planes of a stretch are numbered item by item.
+struct Stretch {
+  int64_t first = 0, count = 0;
+
+  int64_t batch(const Problem& p, int64_t plane) const { return first + plane / p.kv_heads; }
+};
+
+// All batch items of a problem; with spans, those that have queries, and only neighbours of one size
+// together. One by one, if they are to be worked off in their order.
+inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = false) {
+  const int64_t items = p.batch();
+  if (items == 0 || p.heads == 0) return {};
+  if (!p.spans) return {{0, items}};
+  std::vector<Stretch> all;
+  for (int64_t b = 0; b < items; ++b) {
+    const Span& span = p.spans[b];
+    if (span.seqlen_q == 0) continue;
+    if (!one_by_one && !all.empty() && all.back().first + all.back().count == b) {
+      const Span& before = p.spans[b - 1];
+      if (before.seqlen_q == span.seqlen_q && before.seqlen_k == span.seqlen_k) {
+        ++all.back().count;
+        continue;
+      }
+    }
+    all.push_back({b, 1});
+  }
+  return all;
+}
+
+}  // namespace qkv
