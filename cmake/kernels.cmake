@@ -38,6 +38,11 @@ endif()
 # the runtime. libqkv.so takes the one that torch has loaded.
 target_compile_options(qkv_kernels PRIVATE -fopenmp)
 
+# Builds that look for mistakes stop where a backward pass makes other scores than the forward pass.
+if(QKV_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+  target_compile_definitions(qkv_kernels PRIVATE QKV_CHECK_SCORES)
+endif()
+
 if(QKV_SANITIZE)
   set(sanitizers address,undefined)
   if(QKV_SANITIZE STREQUAL "thread")

@@ -78,6 +78,23 @@ struct Shard {
   int64_t seqlen_q = 0, seqlen_k = 0, heads = 0;
 };
 
+// How scores are made. There is more than one way, and each has its own last digits: a weight is
+// exp(score - lse), which with scores of 1e6 tells nothing where the score was made in another way
+// than those behind the lse. So whoever computes with an lse says how the pass that left it made
+// its scores, unless that was attention_forward with the same tensors and settings (half_products()
+// in dispatch.h).
+//
+// Scores are made by tiles, of elements or, for bf16 where the instruction set has such products, of
+// pairs. Where a plane has few rows, they are made row by row from elements: few_rows_of() in
+// common/score_way.h says where.
+enum class ScoreWay : uint8_t {
+  automatic,  // few rows row by row; others by pairs if there are any and half_products() is native
+  elements,   // few rows row by row; others by tiles of elements
+  pairs,      // few rows row by row; others by tiles of pairs, if the instruction set has them
+  tiles,      // by tiles of elements: as attention_jvp does whose output is wanted
+  few_rows,   // row by row, whatever value is: for a backward pass
+};
+
 // A call's inputs and options. Every pointer must be aligned to its element type.
 struct Problem {
   DType dtype = DType::f32;  // of query, key, value, output and their gradients
@@ -124,6 +141,8 @@ struct Problem {
   // would drop as a Problem of its own.
   const int64_t* dropout_seeds = nullptr;
   int64_t dropout_items = 1;
+
+  ScoreWay score_way = ScoreWay::automatic;
 
   Shard shard;  // the i, j, L and S of is_causal, the window, ALiBi and dropout are the whole's
 
@@ -234,6 +253,9 @@ struct HardResult {
 // it would have alone, and nothing is written for rows that are in no span. All throw
 // std::bad_alloc if there is no memory for their workspace.
 QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult& result);
+// The way in which attention_forward makes the scores of a problem without spans; for passes with
+// another value.
+QKV_CORE_API ScoreWay score_way_of(const Problem& problem);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);
 
 // dot [B..., H, L] = BackwardArgs::grad_weights_dot, from output, lse and grad_weights of `args`.

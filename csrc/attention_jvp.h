@@ -24,7 +24,8 @@ struct JvpArgs {
   Input alibi_slopes;  // [B..., H], double
   Input sinks;         // [B..., H], double
   // ForwardResult::output, if the caller has it: then it is read instead of computed, which saves
-  // one of six products, and JvpResult::output must be null.
+  // one of six products, JvpResult::output must be null, and few rows have their scores made as the
+  // forward pass made them (ScoreWay).
   Input output;
 };
 

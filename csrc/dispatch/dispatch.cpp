@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/score_way.h"
 #include "dispatch/kernel_table.h"
 #if defined(__x86_64__)
 #include "dispatch/cpuid.h"
@@ -130,6 +131,26 @@ const Kernels& jvp_kernels(DType dtype) {
   const Kernels& kernels = implementation.kernels(dtype);
   return kernels.jvp ? kernels : implementation.others->kernels(dtype);
 }
+
+const Kernels& kernels_for(const Problem& p) {
+  switch (p.is_int8() ? ScoreWay::tiles : p.score_way) {
+    case ScoreWay::elements:
+    case ScoreWay::tiles:
+      return jvp_kernels(p.dtype);
+    case ScoreWay::pairs:
+      return active_implementation().kernels(p.dtype);
+    default:
+      return active_kernels(p.dtype);
+  }
+}
+
+ScoreWay score_way_of(const Problem& p) {
+  const Kernels& kernels = kernels_for(p);
+  if (few_rows_of(p, kernels.lanes)) return ScoreWay::few_rows;
+  return kernels.pairs.gemm ? ScoreWay::pairs : ScoreWay::tiles;
+}
+
+bool multiplies_pairs(DType dtype) { return active_kernels(dtype).pairs.gemm != nullptr; }
 
 const char* half_products() { return kHalfProducts[active_half_products()]; }
 

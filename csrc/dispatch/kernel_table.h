@@ -212,10 +212,8 @@ const Kernels& active_kernels(DType dtype);
 // The kernels of the active implementation that have jvp and double_backward: they multiply no
 // pairs, and widen half precision on every instruction set.
 const Kernels& jvp_kernels(DType dtype);
-// Those that compute the forward pass of a problem. Int8 keys and values are widened, as in
-// jvp_kernels.
-inline const Kernels& forward_kernels(const Problem& p) {
-  return p.is_int8() ? jvp_kernels(p.dtype) : active_kernels(p.dtype);
-}
+// Those that make the scores of a problem in its way (Problem::score_way). Int8 keys and values are
+// widened, as in jvp_kernels.
+const Kernels& kernels_for(const Problem& p);
 
 }  // namespace qkv

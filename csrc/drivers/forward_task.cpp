@@ -34,7 +34,7 @@ ForwardTask::ForwardTask(const Problem& call, const ForwardResult& result, const
     : p_(call),
       result_(result),
       stretch_(stretch),
-      kernels_(forward_kernels(p_)),
+      kernels_(kernels_for(p_)),
       planes_(item, stretch.count, 1),
       seqlen_k_(item.seqlen_k),
       first_split_(seqlen_k_),

@@ -6,7 +6,7 @@
 namespace qkv {
 
 void attention_hard(const Problem& problem, const HardResult& result) {
-  const Kernels& kernels = active_kernels(problem.dtype);
+  const Kernels& kernels = kernels_for(problem);
   for_each_row_item(
       problem,
       {kernels,

@@ -6,7 +6,7 @@
 namespace qkv {
 
 void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot) {
-  const Kernels& kernels = active_kernels(problem.dtype);
+  const Kernels& kernels = kernels_for(problem);
   for_each_row_item(
       problem, {kernels, [&](const Problem& p, int64_t) { return kernels.backward_workspace(p, 0); },
                 [&](const Problem& p, const ForwardItem& rows, void* workspace) {

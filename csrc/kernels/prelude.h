@@ -25,6 +25,7 @@
 #include "attention.h"
 #include "common/half.h"
 #include "common/philox.h"
+#include "common/score_way.h"
 #include "common/strides.h"
 #include "common/visible.h"
 #include "common/workspace.h"

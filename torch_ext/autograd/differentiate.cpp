@@ -9,6 +9,7 @@
 #include "autograd/node.h"
 #include "autograd/tangents.h"
 #include "call/check.h"
+#include "dispatch/dispatch.h"
 
 namespace qkv::autograd {
 namespace {
@@ -71,6 +72,16 @@ c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) 
       std::move(edges));
 }
 
+// The call with `scores` said, where a setting decides how they are made: it may be another one when
+// the backward pass runs.
+Call with_scores(const Call& call) {
+  Call said = call;
+  if (call.op->takes(opt::scores) && call.options.scores == Scores::automatic &&
+      call[arg::query].scalar_type() == at::kBFloat16)
+    said.options.scores = multiplies_pairs(DType::bf16) ? Scores::pairs : Scores::elements;
+  return said;
+}
+
 template <class Compute>
 Tensors below_autograd(const Compute& compute, bool has_node) {
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -84,7 +95,7 @@ Tensors below_autograd(const Compute& compute, bool has_node) {
 Tensors differentiate_forward(const Call& call, c10::function_ref<Tensors(bool)> compute) {
   const Tensors jvp = run_jvp(call);
   Tensors results(jvp.begin(), jvp.begin() + call.op->results.size());
-  const auto node = at::GradMode::is_enabled() ? OperatorNode::of(call) : nullptr;
+  const auto node = at::GradMode::is_enabled() ? OperatorNode::of(with_scores(call)) : nullptr;
   if (node || results[0].key_set().has(c10::DispatchKey::Batched))
     results = below_autograd(compute, /*has_node=*/true);
   if (node) node->set_results(results);
@@ -100,7 +111,7 @@ Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute
   if (!at::GradMode::is_enabled()) return below_autograd(compute, false);
   if (call.op->kernels.no_gradient) refuse_gradients(call);
   if (call.op->backward) {
-    const auto node = OperatorNode::of(call);
+    const auto node = OperatorNode::of(with_scores(call));
     Tensors results = below_autograd(compute, node != nullptr);
     if (node) node->set_results(results);
     return results;

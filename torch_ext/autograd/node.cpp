@@ -73,11 +73,11 @@ void for_each_option(const Operator& op, AnyOptions& options, const Visit& visit
           visit(option.left), visit(option.right);
         } else if constexpr (std::is_same_v<T, ShardNumbers>) {
           for (auto& number : option.all) visit(number);
-        } else if constexpr (std::is_same_v<T, Reduce>) {
+        } else if constexpr (std::is_enum_v<T>) {
           int64_t number = int64_t(option);
           visit(number);
           if constexpr (!std::is_const_v<std::remove_reference_t<decltype(option)>>)
-            option = Reduce(number);
+            option = T(number);
         } else {
           visit(option);
         }

@@ -104,6 +104,11 @@ struct ShardNumbers {
 // What attention_weights returns: all weights, their mean over heads or their sum over queries.
 enum class Reduce { none, heads, queries };
 
+// How the forward pass made the scores that lse belongs to, in the words of csrc's ScoreWay, so that
+// whatever is computed from lse makes them in the same way. None: as these arguments and settings
+// have it.
+enum class Scores { automatic, elements, pairs, tiles };
+
 // X(name, type): what is no tensor. Each has its type's zero, or what stands for None, as default.
 #define QKV_OPTIONS(X)                                         \
   X(dropout_p, double)                                         \
@@ -114,6 +119,7 @@ enum class Reduce { none, heads, queries };
   X(softcap, double)                                           \
   X(causal, bool) /* as is_causal, but aligned bottom-right */ \
   X(shard, ShardNumbers)                                       \
+  X(scores, Scores)                                            \
   X(reduce, Reduce)                                            \
   X(straight_through, bool)                                    \
   X(max_q, c10::SymInt)                                        \

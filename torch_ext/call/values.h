@@ -104,4 +104,22 @@ struct Value<Reduce> {
   }
 };
 
+// None, "elements", "pairs" or "tiles".
+template <>
+struct Value<Scores> {
+  static constexpr const char *kType = "str?", *kDefault = "None";
+  static constexpr const char* kNames[] = {"", "elements", "pairs", "tiles"};
+  static Scores from(const c10::IValue& value, const char* op) {
+    if (value.isNone()) return Scores::automatic;
+    const std::string_view name = value.toStringView();
+    for (int i = 1; i < int(std::size(kNames)); ++i)
+      if (name == kNames[i]) return Scores(i);
+    TORCH_CHECK_VALUE(false, op, ": scores is '", name,
+                      "', but None, 'elements', 'pairs' or 'tiles' is expected");
+  }
+  static c10::IValue to(Scores x) {
+    return x == Scores::automatic ? c10::IValue() : c10::IValue(kNames[int(x)]);
+  }
+};
+
 }  // namespace qkv

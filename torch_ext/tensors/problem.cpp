@@ -86,6 +86,9 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
                       " have random numbers of their own");
     bind_seeds();
   }
+  constexpr ScoreWay kWays[] = {ScoreWay::automatic, ScoreWay::elements, ScoreWay::pairs,
+                                ScoreWay::tiles};
+  p.score_way = kWays[int(options.scores)];
   p.num_threads = num_threads();
 
   bind(p.query, call[arg::query], Dims::head_row_column);

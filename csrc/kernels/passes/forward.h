@@ -169,7 +169,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
 }
 
 // Whether there are kernels for int8 keys and values beside queries of type E: what multiplies
-// pairs has none (forward_kernels in kernel_table.h), and neither has f64.
+// pairs has none (kernels_for in kernel_table.h), and neither has f64.
 template <class E>
 constexpr bool kTakesInt8 = !kInPairs<E> && !std::is_same_v<E, double>;
 

@@ -31,19 +31,25 @@ void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t k
 // scores [keys x lanes] = the scores of keys [key, key + keys), before any option, made as the
 // forward pass makes them.
 template <class E, class T = Compute<E>>
-void scores_of_tile(const Problem& p, const BackwardTile<E>& t, int64_t key, int64_t keys,
+void scores_of_tile(const Problem&, const BackwardTile<E>& t, int64_t key, int64_t keys,
                     T* scores, const BackwardScratch<E>& s) {
   if (!s.few_query) return multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
-  T block[kFewRows * kFewStep];
-  for (int64_t j = 0, count; j < keys; j += count) {
-    count = std::min(kFewKeys, keys - j);
-    const E* places[kFewStep];
-    FewAhead<E> nothing{};
-    few_scores<E>(t.tile.rows, p.head_dim, few_places(s.keys.source(), key + j, count, places),
-                  s.few_query, block, nothing);
-    few_to_tile(t.tile, count, block, scores + j * t.tile.step);
+  few_scores_of_tile<E>(t.tile, s.keys.source(), key, keys, s.few_query, scores);
+}
+
+#ifdef QKV_CHECK_SCORES
+// Stops the program where a score is larger than the log-sum-exp of its row by more than that was
+// rounded: the forward pass has then made it in another way (ScoreWay).
+template <class T>
+void check_scores(const Rows<const T>& lse, const Tile& tile, int64_t keys, const T* scores) {
+  constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
+  for (int r = 0; r < tile.rows; ++r) {
+    const T top = *lse[tile.row + r], slack = kEpsilon * (4 + 2 * std::abs(top));
+    for (int64_t j = 0; j < keys; ++j)
+      if (scores[j * tile.step + r] > top + slack) __builtin_trap();
   }
 }
+#endif
 
 // Computes P and dS of one tile of rows and keys [key, key + keys) into s.weights and
 // s.grad_scores, where the tile begins at element `at`.
@@ -54,6 +60,9 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
   scores_of_tile(p, t, key, keys, weights, s);
   apply_score_options(p, t.tile, key, keys, weights, s.cap_tanhs ? s.cap_tanhs + at : nullptr);
+#ifdef QKV_CHECK_SCORES
+  check_scores(rows_of<T>(p, a.lse, t.tile.batch, t.tile.kv_head), t.tile, keys, weights);
+#endif
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
     const T factor = T(dropout_scale(p.dropout_p));

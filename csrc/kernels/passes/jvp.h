@@ -13,6 +13,7 @@
 #include "kernels/passes/forward.h"
 #include "kernels/passes/jvp_state.h"
 #include "kernels/score/dropout.h"
+#include "kernels/score/few_softmax.h"
 #include "kernels/score/hidden.h"
 #include "kernels/score/score.h"
 #include "kernels/score/score_jvp.h"
@@ -45,6 +46,8 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
     return s.query_rows.pack(0, tile.lanes, T(p.scale), memory);
   };
   state.query = pack(p.query, state.query_memory);
+  if (s.few_query)
+    pack_few_queries<E>(p, tile.batch, tile.kv_head, tile.row, tile.rows, s.few_query);
   if (a.query.data) state.query_jvp = pack(a.query, state.query_jvp_memory);
   for (T* output : {state.output, state.output_jvp})
     std::fill_n(output, tile.lanes * padded<T>(p.head_dim_v), T(0));
@@ -65,7 +68,10 @@ template <class E, class T = Compute<E>>
 void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, Hidden hidden,
                     const JvpScratch<E>& s, const JvpState<T>& state) {
   const Tile& tile = state.tile;
-  s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
+  if (s.few_query)
+    few_scores_of_tile<E>(tile, s.keys.source(), key, keys, s.few_query, s.scores);
+  else
+    s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
   apply_score_options(p, tile, key, keys, s.scores, s.cap_tanhs);
   if (!s.with_scores) return;
   Beta beta = Beta::zero;

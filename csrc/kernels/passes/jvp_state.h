@@ -5,6 +5,7 @@
 #include "kernels/operands/operands.h"
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
+#include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
 #include "kernels/score/dropout.h"
 #include "repair/counts.h"
@@ -50,6 +51,7 @@ class JvpKeys {
     source_ = KeyRows<E>(p_, input_, 0, dim_, batch, kv_head);
     operand_.load(source_, key, keys);
   }
+  const KeyRows<E>& source() const { return source_; }
   bool is_finite() const { return !*this || all_finite(operand_.natural(), block_keys_, dim_); }
 
   // sum [keys x lanes] += keys [key, key + keys) times columns [dim x lanes], or, with Beta::zero,
@@ -96,6 +98,7 @@ struct JvpScratch {
   T* cap_tanhs;            // the same, t of softcap; or null
   T* rescale;              // [kTileRows]
   T* rows;                 // [kTileRows, padded(Dv)]
+  T* few_query;            // as BackwardOperands has it, where the caller has the output; else null
   Dropout<T> dropout;
   JvpState<T>* tiles;
   bool with_scores, with_output;  // whether scores change; whether the output is made
@@ -115,6 +118,8 @@ struct JvpScratch {
         cap_tanhs(p.softcap > 0 ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
         rescale(arena.take<T>(kTileRows<T>)),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
+        few_query(a.output.data && has_few_rows<E>(p) ? arena.take<T>(kFewRows * p.head_dim)
+                                                      : nullptr),
         dropout(p),
         with_scores(moves_scores(a)),
         with_output(!a.output.data) {

@@ -16,7 +16,6 @@
 
 namespace qkv::QKV_ISA {
 
-constexpr int64_t kFewRows = 8;
 // The most keys of a block: whole steps of the softmax (few_softmax.h) for every number of lanes,
 // and no more than the tile has room for on which options work.
 constexpr int64_t kFewKeys = 96;
@@ -30,13 +29,10 @@ constexpr int64_t kFewStep = kFewKeys + kFewPad;
 template <class T>
 constexpr int kFewSums = std::max<int>(kLanes<T>, std::min(kRegisters - 4, 16));
 
-// Whether a problem is computed in this way. The shape of a plane alone decides, since the forward
-// and the backward pass must round alike.
+// Whether a problem is computed in this way.
 template <class E>
 bool has_few_rows(const Problem& p) {
-  constexpr int64_t W = kLanes<Compute<E>>;
-  return p.group() * p.seqlen_q <= std::min<int64_t>(kFewRows, 2 * W) && p.key.strides.col == 1 &&
-         p.value.strides.col == 1 && p.head_dim % W == 0 && p.head_dim_v % W == 0;
+  return few_rows_of(p, kLanes<Compute<E>>);
 }
 
 // Calls f(row, rows) for `rows` rows in portions of 8, 4, 2 and 1, no larger than MAX: the size of

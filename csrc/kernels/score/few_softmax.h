@@ -117,4 +117,19 @@ void few_from_tile(const Tile& tile, int64_t keys, const T* from, T* scores) {
     }
 }
 
+// to [keys x lanes] = the scores of keys [key, key + keys) with the queries of pack_few_queries.
+template <class E, class T = Compute<E>>
+void few_scores_of_tile(const Tile& tile, const KeyRows<E>& rows, int64_t key, int64_t keys,
+                        const T* query, T* to) {
+  T block[kFewRows * kFewStep];
+  for (int64_t j = 0, count; j < keys; j += count) {
+    count = std::min(kFewKeys, keys - j);
+    const E* places[kFewStep];
+    FewAhead<E> nothing{};
+    few_scores<E>(tile.rows, rows.dim(), few_places(rows, key + j, count, places), query, block,
+                  nothing);
+    few_to_tile(tile, count, block, to + j * tile.step);
+  }
+}
+
 }  // namespace qkv::QKV_ISA

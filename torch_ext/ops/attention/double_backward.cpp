@@ -85,7 +85,9 @@ Tensors both_passes_wide(const GradientTensors& gradients, const Sizes<int64_t>&
                          const Call& call) {
   CopiedCall wide(call, widened);
   wide.recompute(attention_forward_jvp);
-  return both_passes(gradients, sizes, *wide);
+  Call by_tiles = *wide;
+  by_tiles.options.scores = Scores::tiles;
+  return both_passes(gradients, sizes, by_tiles);
 }
 
 }  // namespace
@@ -157,7 +159,9 @@ Tensors attention_backward_jvp(const Call& call) {
 // gradients. The tangents are linear in the directions, whose gradients are those of a backward
 // pass with the second gradients; and the gradients of the inputs are those of a double backward
 // with them, and of a plain backward with the first ones.
-Tensors attention_jvp_backward(const Call& call) {
+Tensors attention_jvp_backward(const Call& of_jvp) {
+  Call call = of_jvp;
+  call.options.scores = Scores::tiles;  // as attention_jvp makes them
   Tensors results = no_results(call);
   add(*call.op, results, attention_backward,
       backward_of(call, arg::grad_output, arg::grad_logsumexp));

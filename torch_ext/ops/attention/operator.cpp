@@ -85,7 +85,7 @@ Operator attention_forward("attention",
                            "attention_forward(query, key, value, " QKV_SCORE_TENSORS
                            ", sinks?, dropout_seed?, cu_seq_q?, "
                            "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
-                           ", shard=) -> output, logsumexp",
+                           ", shard=, scores=) -> output, logsumexp",
                            {.cpu = &attention_forward_cpu,
                             .meta = &forward_meta,
                             .autocast = &forward_autocast,
@@ -107,7 +107,7 @@ Operator attention_forward_jvp(
     "attention_forward_jvp(query, key, value, " QKV_SCORE_TENSORS
     ", sinks?, dropout_seed?, cu_seq_q?, cu_seq_k?, seqused_k?, " QKV_TANGENTS
     ", *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
-    ", shard=) -> output, logsumexp, output_tangent, logsumexp_tangent",
+    ", shard=, scores=) -> output, logsumexp, output_tangent, logsumexp_tangent",
     {.cpu = &attention_jvp_cpu,
      .meta = &attention_jvp_meta,
      .autocast = &forward_autocast,

@@ -41,7 +41,8 @@ struct Forward {
   double weights_factor = 1;
 };
 
-void run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forward& to) {
+// Returns how the scores were made.
+ScoreWay run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forward& to) {
   KernelCall kernel(call, sizes);
   ForwardResult result;
   if (to.output.defined()) kernel.bind(result.output, to.output, Dims::head_row_column);
@@ -50,11 +51,12 @@ void run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forward& t
   result.weights_factor = to.weights_factor;
   kernel.set_strides();
   if (has_queries(kernel.problem)) attention_forward(kernel.problem, result);
+  return score_way_of(kernel.problem);
 }
 
 // [..., H, S]
 at::Tensor sum_over_queries(const Call& call, const Sizes<int64_t>& forward_sizes,
-                            const at::Tensor& lse) {
+                            const at::Tensor& lse, ScoreWay way) {
   const auto sizes = with_column_of_values(forward_sizes);
   const at::TensorOptions options = call[arg::query].options();
   at::Tensor sums = at::zeros(sizes.weights(Reduce::queries), options);
@@ -68,6 +70,7 @@ at::Tensor sum_over_queries(const Call& call, const Sizes<int64_t>& forward_size
   kernel.bind(args.output, zero, Dims::head_row_column);
   kernel.bind(args.grad_output, one, Dims::head_row_column);
   kernel.set_strides();
+  kernel.problem.score_way = way;
   if (has_queries(kernel.problem)) attention_backward(kernel.problem, args);
   return sums;
 }
@@ -127,8 +130,8 @@ Tensors ops::weights_forward_cpu(const Call& call) {
     to.weights = mean ? result.unsqueeze(-3) : result;  // one head for all: added up
     if (mean) to.weights_factor = 1.0 / double(std::max<int64_t>(1, sizes.heads));
   }
-  run_forward(call, sizes, to);
-  if (reduce == Reduce::queries) result = sum_over_queries(call, sizes, to.lse);
+  const ScoreWay way = run_forward(call, sizes, to);
+  if (reduce == Reduce::queries) result = sum_over_queries(call, sizes, to.lse, way);
   result = result.to(call[arg::query].scalar_type());
   if (!has_output) return {std::move(result), std::move(to.lse)};
   return {std::move(to.output), std::move(result), std::move(to.lse)};

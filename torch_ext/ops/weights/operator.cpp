@@ -39,7 +39,7 @@ const Kernels kBackward = {.cpu = &weights_backward_cpu,
                            .composition = &attention_backward_composition,
                            .composes = &composes_attention};
 const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
-const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce";
+const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";
 // attention's arguments after the value, in its order and with its defaults, then ours.
 const std::string kArguments =
     ", attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
