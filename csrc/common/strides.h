@@ -31,6 +31,12 @@ inline int64_t key_offset(const Problem& p, const Strides& strides, int64_t batc
   return plane_offset(p, strides, p.spans ? p.rows.key_item : batch, head) +
          p.rows.key_begin * strides.row;
 }
+// The same in a tensor [B..., H, S], whose columns are the keys.
+inline int64_t key_column_offset(const Problem& p, const Strides& strides, int64_t batch,
+                                 int64_t head) {
+  return plane_offset(p, strides, p.spans ? p.rows.key_item : batch, head) +
+         p.rows.key_begin * strides.col;
+}
 
 // The elements at these offsets; null if the tensor is. An Input's elements are const.
 template <class T, class Tensor>

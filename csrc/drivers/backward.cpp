@@ -57,7 +57,7 @@ void run_in_turn(const Problem& p, const BackwardArgs& args,
 
 void attention_backward(const Problem& p, const BackwardArgs& args) {
   const bool in_turn = Sharing::between_items(p, args);
-  const std::vector<Stretch> stretches = stretches_of(p, in_turn);
+  const std::vector<Stretch> stretches = stretches_of(p, in_turn, /*without_queries=*/true);
   if (stretches.empty()) return;
   (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(p, args, stretches);
 }

@@ -31,16 +31,18 @@ struct Stretch {
   int64_t batch(const Problem& p, int64_t plane) const { return first + plane / p.kv_heads; }
 };
 
-// All batch items of a problem; with spans, those that have queries, and only neighbours of one size
-// together. One by one, if they are to be worked off in their order.
-inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = false) {
+// All batch items of a problem; with spans, only neighbours of one size together. One by one, if they
+// are to be worked off in their order. Items without queries have results only in a backward pass:
+// the gradients of their keys, which are 0.
+inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = false,
+                                         bool without_queries = false) {
   const int64_t items = p.batch();
   if (items == 0 || p.heads == 0) return {};
   if (!p.spans) return {{0, items}};
   std::vector<Stretch> all;
   for (int64_t b = 0; b < items; ++b) {
     const Span& span = p.spans[b];
-    if (span.seqlen_q == 0) continue;
+    if (span.seqlen_q == 0 && !without_queries) continue;
     if (!one_by_one && !all.empty() && all.back().first + all.back().count == b) {
       const Span& before = p.spans[b - 1];
       if (before.seqlen_q == span.seqlen_q && before.seqlen_k == span.seqlen_k) {

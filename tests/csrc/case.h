@@ -78,6 +78,7 @@ struct Case {
   bool alibi_slopes = false, sinks = false;
   double dropout_p = 0;
   int64_t dropout_batch = 0;
+  uint64_t dropout_seed = 0;  // 0 stands for `seed`
   Shard shard = {};
   bool own_seeds = false;  // for each item of the first dimension of batch, at most three
   int64_t key_head_repeat = 1, value_head_repeat = 1;
@@ -113,7 +114,7 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.is_causal << " window " << c.window_left << "," << c.window_right << " softcap "
              << c.softcap << " mask " << c.mask_type << " bias " << c.bias_type << " slopes "
              << c.alibi_slopes << " sinks " << c.sinks << " dropout " << c.dropout_p << " at batch "
-             << c.dropout_batch << " shard from " << c.shard.query_offset << ","
+             << c.dropout_batch << " dropout seed " << c.dropout_seed << " shard from " << c.shard.query_offset << ","
              << c.shard.key_offset << "," << c.shard.head_offset << " of " << c.shard.seqlen_q
              << "," << c.shard.seqlen_k << "," << c.shard.heads << " own seeds " << c.own_seeds
              << " head_repeat " << c.key_head_repeat << "," << c.value_head_repeat

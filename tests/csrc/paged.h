@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <deque>
 #include <numeric>
 #include <vector>
 
@@ -61,63 +62,86 @@ class PagedRows {
   uint8_t* memory_;
 };
 
-// The keys and values of a Workload in pages, which are in any order, with others between them that
-// may not be read. With `repeat` some pages serve several times; the Workload's keys and values are
-// made to repeat accordingly. The Workload has one batch item, and must outlive this.
+// The keys and values of Workloads in pages, which are in any order, with others between them that
+// may not be read. With `repeat` some pages of a Workload serve several times; its keys and values
+// are made to repeat accordingly. The Workloads have no batch, differ only in L, S and seed, and
+// must outlive this.
 class Paged {
  public:
-  Paged(Workload& w, int64_t size, uint64_t seed, bool repeat = true)
-      : w_(w), random_(seed), size_(size) {
-    const Case& c = w.c;
-    const int64_t count = (c.S + size - 1) / size, room = 2 * count + 1;
+  Paged(const std::vector<Workload*>& all, int64_t size, uint64_t seed, bool repeat = true)
+      : all_(all), random_(seed), size_(size) {
+    int64_t pages = 0;
+    for (const Workload* w : all_) pages += count(*w);
+    const int64_t room = 2 * pages + 1;
     std::vector<int64_t> order(room);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_);
-    table_ = Tensor(Type::int32, {1, 1, count}, {0, 0, 1}, c.at_front);
-    for (int64_t n = 0; n < count; ++n) table_.set({0, 0, n}, double(order[n]));
-    for (int64_t n = 1; n < c.S / size && repeat; ++n)
-      if (draw(random_, 0, 3) == 0) share(draw(random_, 0, n - 1), n);
-    key_ = fill(w.key, c.kv_heads / c.key_head_repeat, c.D, room);
-    value_ = fill(w.value, c.kv_heads / c.value_head_repeat, c.Dv, room);
-    table_.make_read_only();
+    auto next = order.begin();
+    for (size_t n = 0; n < all_.size(); ++n) {
+      Workload& w = *all_[n];
+      Tensor& table = tables_.emplace_back(Type::int32, Sizes{1, 1, count(w)}, Sizes{0, 0, 1},
+                                           w.c.at_front);
+      table.fill([&] { return double(*next++); });
+      for (int64_t page = 1; page < w.c.S / size && repeat; ++page)
+        if (draw(random_, 0, 3) == 0) share(n, draw(random_, 0, page - 1), page);
+      table.make_read_only();
+    }
+    const Case& c = all_[0]->c;
+    key_ = fill(&Workload::key, c.kv_heads / c.key_head_repeat, c.D, room);
+    value_ = fill(&Workload::value, c.kv_heads / c.value_head_repeat, c.Dv, room);
   }
+  Paged(Workload& w, int64_t size, uint64_t seed, bool repeat = true)
+      : Paged(std::vector<Workload*>{&w}, size, seed, repeat) {}
 
+  // The problem of the only Workload.
   Problem problem() const {
-    Problem p = w_.problem();
+    Problem p = all_[0]->problem();
+    put_in_pages(p);
+    p.pages.table = table(0);
+    return p;
+  }
+  // Gives a problem these pages instead of its keys and values. The table is left to the caller.
+  void put_in_pages(Problem& p) const {
     const int64_t key_repeat = p.key.strides.head_repeat;
     const int64_t value_repeat = p.value.strides.head_repeat;
     p.key = key_->input(), p.key.strides.head_repeat = key_repeat;
     p.value = value_->input(), p.value.strides.head_repeat = value_repeat;
-    p.pages = {static_cast<const int32_t*>(table_.data()), size_, key_->page_stride(),
-               value_->page_stride()};
-    return p;
+    p.pages = {nullptr, size_, key_->page_stride(), value_->page_stride()};
   }
+  const int32_t* table(size_t n) const { return static_cast<const int32_t*>(tables_[n].data()); }
 
  private:
-  // Page n, which must be full, becomes another name for page m.
-  void share(int64_t m, int64_t n) {
-    table_.set({0, 0, n}, table_.get({0, 0, m}));
+  int64_t count(const Workload& w) const { return (w.c.S + size_ - 1) / size_; }
+
+  // Page b of Workload n, which must be full, becomes another name for page a.
+  void share(size_t n, int64_t a, int64_t b) {
+    Workload& w = *all_[n];
+    tables_[n].set({0, 0, b}, tables_[n].get({0, 0, a}));
     const auto copy = [&](Tensor& t, int64_t heads, int64_t cols) {
       for (int64_t h = 0; h < heads; ++h)
         for (int64_t j = 0; j < size_; ++j)
           for (int64_t d = 0; d < cols; ++d)
-            t.set({h, n * size_ + j, d}, t.get({h, m * size_ + j, d}));
+            t.set({h, b * size_ + j, d}, t.get({h, a * size_ + j, d}));
     };
-    copy(w_.key, w_.c.kv_heads / w_.c.key_head_repeat, w_.c.D);
-    copy(w_.value, w_.c.kv_heads / w_.c.value_head_repeat, w_.c.Dv);
+    copy(w.key, w.c.kv_heads / w.c.key_head_repeat, w.c.D);
+    copy(w.value, w.c.kv_heads / w.c.value_head_repeat, w.c.Dv);
   }
 
-  std::unique_ptr<PagedRows> fill(const Tensor& from, int64_t heads, int64_t cols, int64_t room) {
-    auto rows = std::make_unique<PagedRows>(type_of(w_.c.dtype), heads, size_, cols, room, random_);
-    for (int64_t n = 0; n < table_.numel(); ++n)
-      rows->write(int64_t(table_.get({0, 0, n})), from, {heads, w_.c.S, cols}, n * size_, size_);
+  std::unique_ptr<PagedRows> fill(Tensor Workload::*from, int64_t heads, int64_t cols,
+                                  int64_t room) {
+    const Type type = type_of(all_[0]->c.dtype);
+    auto rows = std::make_unique<PagedRows>(type, heads, size_, cols, room, random_);
+    for (size_t n = 0; n < all_.size(); ++n)
+      for (int64_t page = 0; page < tables_[n].numel(); ++page)
+        rows->write(int64_t(tables_[n].get({0, 0, page})), all_[n]->*from,
+                    {heads, all_[n]->c.S, cols}, page * size_, size_);
     return rows;
   }
 
-  Workload& w_;
+  std::vector<Workload*> all_;
   Random random_;
   int64_t size_;
-  Tensor table_;
+  std::deque<Tensor> tables_;
   std::unique_ptr<PagedRows> key_, value_;
 };
 

@@ -55,6 +55,7 @@ class Tensor {
     if (memory_) memory_->make_read_only();
   }
 
+  Type type() const { return type_; }
   const Sizes& sizes() const { return sizes_; }
   int64_t numel() const {
     return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
@@ -107,6 +108,8 @@ class Tensor {
     return copy;
   }
 
+  int64_t element() const { return reference::size_of(type_); }  // bytes
+
   // Whether nothing but elements was written, neither in the gaps nor around the tensor.
   bool canaries_alive() const {
     if (!*this) return true;
@@ -139,8 +142,6 @@ class Tensor {
     for (size_t d = 0; d < sizes_.size(); ++d) last += (sizes_[d] - 1) * strides_[d];
     return (last + 1) * element();
   }
-
-  int64_t element() const { return reference::size_of(type_); }
 
   Type type_ = Type::f32;
   Sizes sizes_, strides_;

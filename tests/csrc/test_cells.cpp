@@ -53,7 +53,7 @@ struct Walk {
   template <class F>
   void for_each_meeting(int64_t groups, int64_t most_keys, const F& f) const {
     for (int64_t part = 0; part < grid.parts(); ++part)
-      for (const Cell& cell : grid.cells(part, groups))
+      for (const Cell& cell : grid.cells(p, part, groups))
         grid.for_each_rectangle(cell, part, most_keys,
                                 [&](const Rectangle& of) { for_each_of(cell, part, of, f); });
   }
@@ -121,7 +121,7 @@ TEST(Cells, StepsAndRanks) {
         std::map<int32_t, std::set<int32_t>> rows_of_step, keys_of_step;
         std::map<int32_t, int32_t> cells_of_row, cells_of_key;
         int32_t step = -1;
-        const std::vector<Cell> cells = walk.grid.cells(part, groups);
+        const std::vector<Cell> cells = walk.grid.cells(walk.p, part, groups);
         for (const Cell& cell : cells) {
           EXPECT_GE(cell.step, step);
           step = cell.step;
@@ -146,7 +146,7 @@ TEST(Cells, RectanglesThatEndTheirRows) {
     const Walk walk(p);
     for (int64_t groups : {1, 3, 96}) {
       for (int64_t part = 0; part < walk.grid.parts(); ++part)
-        for (const Cell& cell : walk.grid.cells(part, groups)) {
+        for (const Cell& cell : walk.grid.cells(walk.p, part, groups)) {
           std::set<int64_t> ended;
           walk.grid.for_each_rectangle(
               cell, part, 3 * walk.grid.strips().keys, [&](const Rectangle& of) {
@@ -166,7 +166,7 @@ TEST(Cells, PartsOfAStrip) {
     const Walk walk(p);
     const int64_t most_keys = 48;
     for (int64_t part = 0; part < walk.grid.parts(); ++part)
-      for (const Cell& cell : walk.grid.cells(part, 3)) {
+      for (const Cell& cell : walk.grid.cells(walk.p, part, 3)) {
         std::vector<Rectangle> parts;
         walk.grid.for_each_rectangle(cell, part, most_keys,
                                      [&](const Rectangle& of) { parts.push_back(of); });

@@ -245,37 +245,6 @@ TEST_P(DoubleBackwardTest, AnyNumberOfThreads) {
   }
 }
 
-// Several problems at once: each has the same bits as alone.
-TEST_P(DoubleBackwardTest, Jobs) {
-  std::vector<JvpWorkload> workloads;
-  for (int64_t length : {40, 3, 0, 170, 1}) {
-    Case c;
-    c.L = c.S = length, c.kv_heads = 2, c.is_causal = length != 3, c.seed = 5 + length;
-    c.num_threads = 3;
-    workloads.emplace_back(c);
-  }
-  std::vector<Outputs> outputs;
-  std::vector<Tensor> changes;
-  std::vector<BackwardDirection> directions;
-  std::vector<BackwardJob> jobs;
-  outputs.reserve(workloads.size()), directions.reserve(workloads.size());
-  changes.reserve(2 * workloads.size());
-  for (const JvpWorkload& w : workloads) {
-    const Outputs& own = outputs.emplace_back(w);
-    const Tensor& output_jvp =
-        changes.emplace_back(w.make_output(Type::f32, w.c.heads(), w.c.L, 8));
-    const Tensor& lse_jvp = changes.emplace_back(w.make_output(Type::f32, w.c.heads(), w.c.L, 1));
-    attention_forward(w.problem(), own.forward_result(true));
-    attention_jvp(w.problem(), w.args(), {{}, {}, output_jvp.output(), lse_jvp.output()});
-    directions.push_back({w.args(), output_jvp.input(), lse_jvp.input()});
-    jobs.push_back({w.problem(), own.backward_args()});
-    jobs.back().args.direction = &directions.back();
-  }
-  attention_backward(jobs);
-  for (size_t n = 0; n < jobs.size(); ++n)
-    expect_identical(run_double(workloads[n]), outputs[n].values());
-}
-
 // The root mean square of the errors is far below the error that is allowed one element.
 TEST_P(DoubleBackwardTest, RoundingErrorIsSmallOnAverage) {
   for (DType dtype : kDTypes) {

@@ -297,32 +297,6 @@ TEST_P(JvpTest, ABatchOfOneAndTheSameItemAmongEight) {
   }
 }
 
-// Several problems at once: each has the same bits as alone.
-TEST_P(JvpTest, Jobs) {
-  std::vector<JvpWorkload> workloads;
-  for (int64_t length : {40, 0, 3, 170, 1}) {
-    Case c;
-    c.L = c.S = length, c.kv_heads = 2, c.is_causal = length != 3, c.seed = 5 + length;
-    c.num_threads = 3;
-    workloads.emplace_back(c);
-  }
-  std::vector<JvpJob> jobs;
-  std::vector<Tensor> results;
-  results.reserve(4 * workloads.size());
-  for (const JvpWorkload& w : workloads) {
-    const auto result = [&](int64_t columns) {
-      return results.emplace_back(w.make_output(Type::f32, w.c.heads(), w.c.L, columns)).output();
-    };
-    jobs.push_back({w.problem(), w.args(), {result(w.c.Dv), result(1), result(w.c.Dv), result(1)}});
-  }
-  attention_jvp(jobs);
-  for (size_t n = 0; n < jobs.size(); ++n)
-    expect_same_bits(run_jvp(workloads[n]),
-                     {results[4 * n].values(), results[4 * n + 1].values(),
-                      results[4 * n + 2].values(), results[4 * n + 3].values()});
-  attention_jvp(std::vector<JvpJob>{});
-}
-
 // The root mean square of the errors is far below the error that is allowed one element.
 TEST_P(JvpTest, RoundingErrorIsSmallOnAverage) {
   for (DType dtype : kDTypes) {

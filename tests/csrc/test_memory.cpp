@@ -48,15 +48,19 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
     BackwardArgs a;
     a.output = a.lse = a.grad_output = a.grad_weights = a.grad_weights_dot = input;
     a.grad_query = a.grad_key = a.grad_value = nowhere;
-    const std::vector<ForwardJob> forward = {{p, {nowhere, nowhere}}, {p, {nowhere, nowhere}}};
-    const std::vector<BackwardJob> backward = {{p, a}, {p, a}};
+    const std::vector<Span> spans(2, {0, p.seqlen_q, 0, p.seqlen_k});
+    Problem packed = p;
+    packed.spans = spans.data(), packed.batch_rank = 1, packed.batch_sizes[0] = 2;
+    BackwardArgs packed_args = a;
+    packed_args.grad_weights = packed_args.grad_weights_dot = {};
     const MemoryLimit limit(rlim_t{1} << 20);
     EXPECT_THROW(attention_forward(p, {nowhere, nowhere}), std::bad_alloc);
     EXPECT_THROW(attention_backward(p, a), std::bad_alloc);
-    EXPECT_THROW(attention_forward(forward), std::bad_alloc);
-    EXPECT_THROW(attention_backward(backward), std::bad_alloc);
+    EXPECT_THROW(attention_forward(packed, {nowhere, nowhere}), std::bad_alloc);
+    EXPECT_THROW(attention_backward(packed, packed_args), std::bad_alloc);
     EXPECT_THROW(attention_weights_dot(p, a, nowhere), std::bad_alloc);
     EXPECT_THROW(attention_hard(p, {nowhere, {}}), std::bad_alloc);
+    EXPECT_THROW(attention_hard(packed, {nowhere, {}}), std::bad_alloc);
   }
 }
 
@@ -109,36 +113,37 @@ TEST(Memory, SumsOfPlanesAreBounded) {
     Problem p = w.problem();
     BackwardArgs args = outputs.backward_args();
     attention_forward(p, outputs.forward_result(true));
-    // All planes read and write the same head.
-    const int64_t numel = c.L * c.D;
+    // All planes read the same head: as heads of one batch item, as documents of one size, and as
+    // documents of two sizes in turn.
+    const int64_t numel = c.L * c.D, plane = numel * 4;
     const Tensor to(type_of(dtype), {kHeads, c.L, c.D}, {numel, c.D, 1});
-    p.heads = p.kv_heads = kHeads;
     for (Input* of_head : {&p.query, &p.key, &p.value}) of_head->strides.head = 0;
     for (Input* of_head : {&args.output, &args.lse, &args.grad_output}) of_head->strides.head = 0;
     args.grad_query = to.output();
-    const auto run = [&](int threads, const std::vector<BackwardJob>& jobs) {
-      std::vector<BackwardJob> on_threads = jobs;
-      on_threads.front().problem.num_threads = threads;
+    args.grad_query.strides.batch[0] = numel;
+    Problem heads = p, equal = p;
+    heads.heads = heads.kv_heads = kHeads;
+    std::vector<Span> spans(kHeads, {0, c.L, 0, c.S}), other_spans = spans;
+    for (int64_t n = 0; n < kHeads; n += 2)
+      other_spans[size_t(n)].seqlen_q = other_spans[size_t(n)].seqlen_k = c.L - 16;
+    equal.batch_rank = 1, equal.batch_sizes[0] = kHeads, equal.spans = spans.data();
+    Problem unequal = equal;
+    unequal.spans = other_spans.data();
+    const auto run = [&](Problem of, int threads) {
+      of.num_threads = threads;
+      std::memset(args.grad_query.data, 0, size_t(kHeads * numel * size_of(dtype)));
       largest_workspace();
-      attention_backward(on_threads);
+      attention_backward(of, args);
       return largest_workspace();
     };
-    const std::vector<BackwardJob> one = {{p, args}};
-    std::vector<BackwardJob> jobs(kHeads, {p, args});  // as many problems of one head
-    for (int64_t h = 0; h < kHeads; ++h) {
-      jobs[size_t(h)].problem.heads = jobs[size_t(h)].problem.kv_heads = 1;
-      auto* const first = static_cast<char*>(args.grad_query.data);
-      jobs[size_t(h)].args.grad_query.data = first + h * numel * size_of(dtype);
-    }
 
-    for (const auto& all : {one, jobs}) {
-      run(1, all);
+    for (const Problem& of : {heads, equal, unequal}) {
+      run(of, 1);
       const std::vector<double> expected = to.values();
-      std::memset(args.grad_query.data, 0, size_t(kHeads * numel * size_of(dtype)));
-      // Jobs have the sums of a plane each.
-      const int64_t most = all.size() == 1 ? 28 * kMiB : kHeads * numel * 4 + 8 * kMiB;
-      EXPECT_LE(run(kThreads, all), most) << dtype << " " << all.size();
-      EXPECT_EQ(to.values(), expected) << dtype << " " << all.size();
+      // Documents of different sizes have the sums of a plane each.
+      const int64_t most = of.spans == other_spans.data() ? kHeads * plane + 8 * kMiB : 28 * kMiB;
+      EXPECT_LE(run(of, kThreads), most) << dtype << " " << of.heads;
+      EXPECT_EQ(to.values(), expected) << dtype << " " << of.heads;
     }
   }
 }

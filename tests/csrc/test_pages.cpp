@@ -2,9 +2,10 @@
 // table is read.
 #include <gtest/gtest.h>
 
-#include <deque>
+#include <vector>
 
 #include "cases.h"
+#include "packed.h"
 #include "paged.h"
 
 namespace qkv::test {
@@ -112,25 +113,47 @@ TEST_P(PagesTest, HiddenKeysDoNotLeak) {
   }
 }
 
-// Every sequence of a batch is a job; some of them lie in pages, some do not.
-TEST_P(PagesTest, Jobs) {
-  Random random(2);
-  std::deque<Workload> workloads;  // a deque never moves its elements
-  std::deque<Paged> paged;
-  std::deque<Outputs> outputs;
-  std::vector<ForwardJob> jobs;
-  for (int n = 0; n < 12; ++n) {
-    Workload& w = workloads.emplace_back(random_step(random));
-    const bool in_pages = n % 3 > 0;
-    if (in_pages) paged.emplace_back(w, 16, random());
-    w.c.num_threads = 3;
-    jobs.push_back({in_pages ? paged.back().problem() : w.problem(),
-                    outputs.emplace_back(w).forward_result(true)});
+// Every sequence of a batch has pages of its own, or, if one page has room for it, lies in batch
+// item `page` of the keys and values, which are as far apart as pages.
+void expect_as_alone(Case c, uint64_t seed) {
+  constexpr int64_t kSize = 16;
+  Random random(seed);
+  std::vector<Case> cases;
+  for (int n = 0; n < 12; ++n, ++c.seed) {
+    if (draw(random, 0, 3)) c.L = draw(random, 0, 9), c.S = draw(random, 0, n % 3 ? 900 : kSize);
+    cases.push_back(c);
   }
-  attention_forward(jobs);
-  for (size_t n = 0; n < jobs.size(); ++n) {
-    SCOPED_TRACE(::testing::Message() << "job " << n << ": " << workloads[n].c);
-    expect_identical(forward_values(outputs[n]), run_forward(workloads[n], jobs[n].problem));
+  Packed packed(cases, {});
+  std::vector<Workload*> sequences;
+  for (size_t n = 0; n < packed.size(); ++n) sequences.push_back(&packed.document(n));
+  const Paged paged(sequences, kSize, random());
+  Problem p = packed.problem(1);
+  std::vector<Span> spans(p.spans, p.spans + packed.size());
+  paged.put_in_pages(p);
+  p.spans = spans.data();
+  p.key.strides.batch[0] = p.pages.key_stride, p.value.strides.batch[0] = p.pages.value_stride;
+  for (size_t n = 0; n < packed.size(); ++n) {
+    const bool in_one_page = 0 < cases[n].S && cases[n].S <= kSize && n % 2;
+    spans[n].key_begin = 0;
+    spans[n].key_item = in_one_page ? *paged.table(n) : 0;
+    spans[n].pages = in_one_page ? nullptr : paged.table(n);
+  }
+  for (int num_threads : {1, 3, 5}) {
+    p.num_threads = num_threads;
+    const std::vector<Results> actual = run_forward(packed, p);
+    for (size_t n = 0; n < packed.size(); ++n) {
+      SCOPED_TRACE(::testing::Message() << "sequence " << n << ": " << packed.document(n).c);
+      expect_identical(actual[n], run_forward(packed.document(n), packed.document(n).problem()));
+    }
+  }
+}
+
+TEST_P(PagesTest, Sequences) {
+  Random random(2);
+  for (int n = 0; n < (kQuick ? 8 : 30) && !HasFailure(); ++n) {
+    Case c = random_step(random);
+    c.shard = {};
+    expect_as_alone(c, random());
   }
 }
 

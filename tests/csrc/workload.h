@@ -81,7 +81,8 @@ struct Workload {
     p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
     p.shard = c.shard;
-    p.dropout_seed = c.seed * 0x9E3779B97F4A7C15;  // so that both 32-bit halves are in use
+    // Multiplied, so that both 32-bit halves are in use.
+    p.dropout_seed = (c.dropout_seed ? c.dropout_seed : c.seed) * 0x9E3779B97F4A7C15;
     if (c.own_seeds && !c.batch.empty()) {
       p.dropout_seeds = kOwnSeeds;
       p.dropout_items = std::accumulate(c.batch.begin() + 1, c.batch.end(), int64_t{1},

@@ -79,8 +79,8 @@ void finish_keys(const Problem& p, const BackwardArgs& a, const FinishedKeys& of
   for (int m = 0; m < kMasks; ++m) {
     const Output& grad = a.grad_masks[m].keys;
     for (int64_t g = 0; grad.data && g < p.group(); ++g) {
-      T* const to = plane<T>(p, grad, of.batch, of.kv_head * p.group() + g) +
-                    p.rows.key_begin * grad.strides.col;
+      T* const to = element_at<T>(
+          grad, key_column_offset(p, grad.strides, of.batch, of.kv_head * p.group() + g));
       for (int64_t key = of.begin; key < of.end; ++key)
         to[key * grad.strides.col] =
             static_cast<const T*>(of.sums.mask_keys[m])[(key * p.group() + g) * kLanes<T>];
