@@ -13,7 +13,7 @@ from common import INF, run_python
 
 import qkv
 from qkv.nn import MultiheadAttention
-from qkv.nn.multihead import adopt
+from qkv.nn.multihead import adopt, release
 from qkv.options import ScoreOptions, defaults
 
 B, L, S, E, H, KDIM = 2, 5, 7, 16, 4, 6
@@ -142,19 +142,22 @@ def test_states_of_old_versions():
     torch.testing.assert_close(old(x, x, x), ours(x, x, x))
 
 
-def test_adopt_and_undo():
+def test_adopt_and_release():
     theirs, ours = twins(batch_first=True)
     theirs.eval()
     x = batch_of(L)
     parameters, expected = dict(theirs.named_parameters()), theirs(x, x, x)
-    undo = adopt(theirs)
+    adopt(theirs)
     assert type(theirs) is MultiheadAttention
     assert all(p is parameters[n] for n, p in theirs.named_parameters())
     torch.testing.assert_close(theirs(x, x, x), ours(x, x, x))
     torch.testing.assert_close(theirs(x, x, x), expected)
-    undo()
-    assert type(theirs) is torch.nn.MultiheadAttention
-    assert not theirs.out_proj._forward_pre_hooks
+    for layer in (copy.deepcopy(theirs), theirs):
+        release(layer)
+        assert type(layer) is torch.nn.MultiheadAttention
+        assert not layer.out_proj._forward_pre_hooks
+    release(ours)
+    assert type(ours) is MultiheadAttention and ours.out_proj._forward_pre_hooks
     with pytest.raises(TypeError, match="exactly a torch.nn.MultiheadAttention"):
         adopt(ours)
 
