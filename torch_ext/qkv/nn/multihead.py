@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.nn._attend import attend, attend_documents
-from qkv.nn._check import check_inputs, check_masks, check_nested
-from qkv.nn._masks import causal_mask, mask_arguments, with_columns
+from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
+from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
 from qkv.nn._nested import packed
 from qkv.nn._project import project
 
@@ -207,6 +207,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             is_causal = False  # it would hide the keys behind the others
         elif is_causal and not need_weights:
             attn_mask = None  # the hint says as much
+        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
         call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
         output, weights = attend(query, key, value, self._dropout_p(), need_weights, average, call)
@@ -227,9 +229,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         check_nested(self, query, key, value, *masks)
         values, ends, nested_like = packed(query)
         call = {name: getattr(self, name) for name in self._given}
-        call.update(bias=attn_bias, is_causal=is_causal)
+        bias = attn_bias if attn_bias is None else as_bias(attn_bias)
+        call.update(bias=bias, is_causal=is_causal)
         longest = int(ends.diff().max()) if need_weights else None
         heads, keys, values = project(self, values, values, values)
+        check_dtypes(heads.dtype, attn_bias=attn_bias)
         output, weights = attend_documents(
             heads, keys, values, ends, longest, self._dropout_p(), average, call
         )
