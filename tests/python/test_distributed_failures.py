@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -244,6 +245,10 @@ def alike(arguments):
         ({"rows": 5}, "query has 5 rows, but an even number is expected, as qkv.distributed.shard"),
         ({"seqlen": 9}, "seqlen is 9, but 0 to 8 is expected: 2 shards of 4 rows"),
         ({"seqlen": -1}, "seqlen is -1, but 0 to 8 is expected"),
+        ({"seqlen": np.int64(9)}, "seqlen is 9, but 0 to 8 is expected: 2 shards of 4 rows"),
+        ({"seqlen": True}, "seqlen is True, but an int is expected"),
+        ({"seqlen": 8.0}, "seqlen is 8.0, but an int is expected"),
+        ({"seqlen": "8"}, "seqlen is '8', but an int is expected"),
         ({"method": "tree"}, "method is 'tree', but one of ('ring', 'heads', 'auto') is expected"),
         (
             {"query": torch.zeros(2, 4, 6, 8)},
@@ -290,6 +295,21 @@ def alike(arguments):
 def test_bad_arguments(arguments, message):
     for found in run(2, alike, arguments):
         assert found.startswith(f"ring_attention: {message}"), found
+
+
+def lengths():
+    """The last rank's is an int, the others' are numpy's and torch's."""
+    torch.manual_seed(dist.get_rank())
+    length = [np.int64(7), torch.tensor(7), 7][dist.get_rank()]
+    query = torch.randn(2, 4, 4, 8)
+    output = ring_attention(query, query, query, seqlen=length)
+    assert torch.equal(output, ring_attention(query, query, query, seqlen=7))
+    return unshard(output, -2, seqlen=length).shape
+
+
+def test_a_length_may_be_any_whole_number():
+    for shape in run(3, lengths):
+        assert shape == (2, 4, 7, 8)
 
 
 def test_unknown_option():

@@ -166,6 +166,10 @@ def unshard_of_too_long_a_sequence():
     return raises(lambda: unshard(torch.zeros(4), 0, seqlen=9))
 
 
+def unshard_of_no_length():
+    return raises(lambda: unshard(torch.zeros(4), 0, seqlen=True))
+
+
 def unshard_along_no_dimension():
     return raises(lambda: unshard(torch.zeros(4), 1))
 
@@ -191,6 +195,7 @@ def shard_by_a_large_mesh():
         "number is expected, as shard returns",
         unshard_of_too_long_a_sequence: "unshard: seqlen is 9, but 0 to 8 is expected, what the "
         "shards have together",
+        unshard_of_no_length: "unshard: seqlen is True, but an int is expected",
         unshard_along_no_dimension: "unshard: dim is 1, but 0 to 0 is expected",
         shard_by_no_group: "shard: group is 'world', but a process group, a DeviceMesh or None, "
         "the default group, is expected",

@@ -13,7 +13,7 @@ from common import INF, run_python
 
 import qkv
 from qkv.nn import MultiheadAttention
-from qkv.nn.multihead import adopt
+from qkv.nn.multihead import adopt, release
 from qkv.options import ScoreOptions, defaults
 
 B, L, S, E, H, KDIM = 2, 5, 7, 16, 4, 6
@@ -142,19 +142,22 @@ def test_states_of_old_versions():
     torch.testing.assert_close(old(x, x, x), ours(x, x, x))
 
 
-def test_adopt_and_undo():
+def test_adopt_and_release():
     theirs, ours = twins(batch_first=True)
     theirs.eval()
     x = batch_of(L)
     parameters, expected = dict(theirs.named_parameters()), theirs(x, x, x)
-    undo = adopt(theirs)
+    adopt(theirs)
     assert type(theirs) is MultiheadAttention
     assert all(p is parameters[n] for n, p in theirs.named_parameters())
     torch.testing.assert_close(theirs(x, x, x), ours(x, x, x))
     torch.testing.assert_close(theirs(x, x, x), expected)
-    undo()
-    assert type(theirs) is torch.nn.MultiheadAttention
-    assert not theirs.out_proj._forward_pre_hooks
+    for layer in (copy.deepcopy(theirs), theirs):
+        release(layer)
+        assert type(layer) is torch.nn.MultiheadAttention
+        assert not layer.out_proj._forward_pre_hooks
+    release(ours)
+    assert type(ours) is MultiheadAttention and ours.out_proj._forward_pre_hooks
     with pytest.raises(TypeError, match="exactly a torch.nn.MultiheadAttention"):
         adopt(ours)
 
@@ -481,10 +484,57 @@ def test_shapes_that_do_not_fit(shapes, call, message):
             theirs.train()(*inputs, **call)
 
 
-@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask"])
-def test_masks_of_integers(name):
+WRONG = [(torch.float32, torch.float64), (torch.float32, torch.float16)]
+WRONG += [(torch.bfloat16, torch.float16), (torch.float64, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("dtype, other", [(torch.float32, torch.uint8), *WRONG])
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "attn_bias"])
+def test_dtypes_of_masks_that_do_not_fit(name, dtype, other):
+    """The operator, to which they are attn_mask and bias, is not asked; nor is it where they are
+    two, of which one becomes its bias."""
+    ours = twins(batch_first=True)[1].to(dtype)
+    x = batch_of(L).to(dtype)
+    masks = {"key_padding_mask": torch.zeros(B, L), "attn_mask": torch.zeros(L, L)}
+    masks["attn_bias"] = torch.zeros(L, L)
+    wrong = masks.pop(name).to(other)
+    kinds = "" if name == "attn_bias" else "bool .True = hidden., "
+    message = (
+        f"MultiheadAttention: {name} is {other}, but {kinds}float32 or the dtype of the projected "
+        f"query, {dtype}, is expected"
+    )
+    for more in ({}, masks):
+        with pytest.raises(RuntimeError, match=message):
+            ours(x, x, x, **{name: wrong}, **more)
+
+
+def test_dtype_of_the_bias_of_a_nested_tensor():
+    _, ours = twins(batch_first=True)
+    x = torch.nested.nested_tensor([torch.randn(L, E)], layout=torch.jagged)
+    with pytest.raises(RuntimeError, match="attn_bias is torch.float64, but float32 or"):
+        ours(x, x, x, attn_bias=torch.zeros(L, L, dtype=torch.float64))
+
+
+def test_half_masks_under_autocast():
+    """Autocast makes of query another dtype than masks of a half-precision model have."""
     _, ours = twins(batch_first=True)
     x = batch_of(L)
-    mask = torch.zeros(B if name == "key_padding_mask" else L, L, dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match=f"{name} is torch.uint8, but bool"):
-        ours(x, x, x, **{name: mask})
+    pad, mask = torch.randn(B, L).half(), torch.randn(L, L).half()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = [
+            ours(x, x, x, key_padding_mask=y(pad), attn_mask=y(mask))[0]
+            for y in (torch.Tensor.half, torch.Tensor.float)
+        ]
+    torch.testing.assert_close(*outputs, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_hint_is_not_looked_at(need_weights):
+    _, ours = twins(batch_first=True)
+    x = batch_of(L)
+    call = {"attn_mask": torch.zeros(L, L, dtype=torch.float64), "need_weights": need_weights}
+    if not need_weights:
+        ours(x, x, x, is_causal=True, **call)
+    else:
+        with pytest.raises(RuntimeError, match="attn_mask is torch.float64"):
+            ours(x, x, x, is_causal=True, **call)

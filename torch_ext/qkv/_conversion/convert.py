@@ -14,7 +14,8 @@ class Conversion:
     """What `convert` returns; printed, it is a table.
 
     changed: what was done to each module, by its name in the model.
-    left: why each module whose class is called an attention was left as it was, by its name.
+    left: why each module whose class is called an attention was left as it was, by its name: also
+        one that an earlier `convert` has changed, and whose `undo()` changes it back.
     """
 
     def __init__(self) -> None:
@@ -46,8 +47,9 @@ def convert(model: nn.Module) -> Conversion:
       `TransformerDecoderLayer` and `Transformer`: they become `qkv.nn.MultiheadAttention`;
     - models of transformers: `model.set_attn_implementation("qkv")`, see
       `qkv.integrations.transformers`;
-    - timm's layers with a `fused_attn`, and diffusers' with a `processor`: these are switched on to
-      scaled_dot_product_attention, and what they call by that name is `qkv.attention`.
+    - timm's layers with a `fused_attn`, and diffusers' with a `processor` that has a way to
+      scaled_dot_product_attention: these are switched on to it, and what they call by that name is
+      `qkv.attention`.
 
     Args:
         model: any module; one of the above itself, too.
@@ -60,6 +62,9 @@ def convert(model: nn.Module) -> Conversion:
     Raises:
         TypeError: model is no `torch.nn.Module`.
         ImportError: a model of a version of transformers that qkv does not know.
+
+    Copies of a converted layer, by copy or pickle, are converted. `convert` of a copy makes it one
+    whose `undo()` makes the copy what the layer was before.
 
     Tensors on other devices than the CPU are attended to by torch, as before. Scripted modules
     cannot be converted, nor converted ones of timm and diffusers scripted.

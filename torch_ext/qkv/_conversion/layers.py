@@ -1,28 +1,51 @@
 """Single layers, of torch, timm and diffusers."""
 
-from collections.abc import Callable
+import inspect
+from types import FunctionType
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 
 from qkv._conversion.found import Found
-from qkv._conversion.route import route_sdpa
-from qkv.nn.multihead import MultiheadAttention, adopt
+from qkv._conversion.route import route_sdpa, unroute
+from qkv.nn.multihead import MultiheadAttention, adopt, release
 
 _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
+# Functions that end in torch's scaled_dot_product_attention; the second is diffusers'.
+_FUSED = {"scaled_dot_product_attention", "dispatch_attention_fn"}
+# The layers that a Conversion can undo. Their copies are converted too, but are not in here.
+_converted: WeakSet[nn.Module] = WeakSet()
 
 
 def convert_layer(module: nn.Module) -> Found | None:
     """An attention layer; None for a module that is none, and for one of qkv's own."""
+    if module in _converted:
+        return Found("converted already")
+    _restore(module)  # a copy of a converted layer: from here on it is one that can be undone
+    found = _convert(module)
+    if found is None or found.undo is None:
+        return found
+    _converted.add(module)
+    return found
+
+
+def _restore(module: nn.Module) -> None:
+    _converted.discard(module)
+    release(module)
+    unroute(module)
+
+
+def _convert(module: nn.Module) -> Found | None:
     library = type(module).__module__.partition(".")[0]
+    name = type(module).__qualname__
     if type(module) is nn.MultiheadAttention:
-        what = "torch.nn.MultiheadAttention -> qkv.nn.MultiheadAttention"
-        return Found(what, adopt(module))
+        adopt(module)
+        return _changed(module, "torch.nn.MultiheadAttention -> qkv.nn.MultiheadAttention")
     if library == "timm" and isinstance(getattr(module, "fused_attn", None), bool):
-        return _switched(module, _set(module, "fused_attn", True), "fused_attn")
+        return _timm(module)
     if library == "diffusers" and hasattr(module, "set_processor") and hasattr(module, "processor"):
         return _diffusers(module)
-    name = type(module).__qualname__
     if isinstance(module, MultiheadAttention):
         return None
     if isinstance(module, nn.MultiheadAttention):
@@ -30,33 +53,40 @@ def convert_layer(module: nn.Module) -> Found | None:
     return Found(f"{name} is no layer that qkv knows") if "attention" in name.lower() else None
 
 
+def _changed(module: nn.Module, what: str) -> Found:
+    return Found(what, lambda: _restore(module))
+
+
+def _timm(module: Any) -> Found:
+    if module.fused_attn:
+        route_sdpa(module)
+        return _changed(module, _ROUTED)
+    route_sdpa(module, fused_attn=True)
+    return _changed(module, f"fused_attn; {_ROUTED}")
+
+
 def _diffusers(module: Any) -> Found:
-    """diffusers' processors are what a layer computes with. The one called AttnProcessor writes
-    out softmax(q k) v; AttnProcessor2_0 is the same with scaled_dot_product_attention."""
-    before = module.processor
-    if type(before).__name__ != "AttnProcessor":
-        return _switched(module, None, "")
-    from diffusers.models.attention_processor import AttnProcessor2_0
+    """diffusers' processors are what a layer computes with. AttnProcessor writes out
+    softmax(q k) v; AttnProcessor2_0 is the same with scaled_dot_product_attention and the usual
+    scale, so that diffusers itself does not give it to layers with scale_qk=False."""
+    from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 
-    module.set_processor(AttnProcessor2_0())
-    return _switched(module, lambda: module.set_processor(before), "AttnProcessor2_0")
-
-
-def _switched(module: nn.Module, undo_switch: Callable[[], object] | None, name: str) -> Found:
-    undo_route = route_sdpa(module)
-
-    def undo() -> None:
-        undo_route()
-        if undo_switch is not None:
-            undo_switch()
-
-    return Found(_ROUTED if undo_switch is None else f"{name}; {_ROUTED}", undo)
+    processor = type(module.processor)
+    if _calls_sdpa(processor):
+        route_sdpa(module)
+        return _changed(module, _ROUTED)
+    if processor is AttnProcessor and getattr(module, "scale_qk", True):
+        route_sdpa(module, processor=AttnProcessor2_0())
+        return _changed(module, f"AttnProcessor2_0; {_ROUTED}")
+    name = processor.__name__
+    return Found(f"its processor, {name}, does not call scaled_dot_product_attention")
 
 
-def _set(module: nn.Module, name: str, value: Any) -> Callable[[], object] | None:
-    """Sets the attribute, and returns what sets it back; None if that is what it was."""
-    before = getattr(module, name)
-    if before == value:
-        return None
-    setattr(module, name, value)
-    return lambda: setattr(module, name, before)
+def _calls_sdpa(processor: type) -> bool:
+    """Whether a method of the class calls it, by what is written there."""
+    members = [member for c in processor.__mro__ for member in vars(c).values()]
+    methods = [inspect.unwrap(member) for member in members if callable(member)]
+    return any(
+        isinstance(method, FunctionType) and not _FUSED.isdisjoint(method.__code__.co_names)
+        for method in methods
+    )

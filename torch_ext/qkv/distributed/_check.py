@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from qkv.distributed._agree import as_int
 from qkv.distributed._call import Call
 from qkv.distributed._heads import divides
 from qkv.distributed._ranks import Team
@@ -24,8 +25,10 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
             f"query has {rows} rows, but an even number is expected, as qkv.distributed.shard "
             "returns"
         )
+    if call.seqlen is not None:
+        call.seqlen = as_int("seqlen", call.seqlen)
     seqlen = most if call.seqlen is None else call.seqlen
-    if not isinstance(seqlen, int) or not 0 <= seqlen <= most:
+    if not 0 <= seqlen <= most:
         raise ValueError(
             f"seqlen is {seqlen}, but 0 to {most} is expected: {team.size} shards of {rows} rows"
         )

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qkv.distributed._agree import agree, dtype_and_shape
+from qkv.distributed._agree import agree, as_int, dtype_and_shape
 from qkv.distributed._linear import linear
 from qkv.distributed._ranks import Group, Ranks, team_of
 from qkv.distributed._transport import all_gather, all_to_all, wide
@@ -86,25 +86,33 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     """
     team = team_of("unshard", group)
     dim = dim if dim >= 0 else dim + tensor.dim()
-    facts = {"function": "unshard", "dim": dim, "seqlen": seqlen}
-    facts |= {"tensor": dtype_and_shape(tensor)}
-    if not 0 <= dim < tensor.dim():
-        facts["error"] = f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected"
-    elif tensor.size(dim) % 2:
-        facts["error"] = (
-            f"tensor has {tensor.size(dim)} rows along dim {dim}, but an even number is expected, "
-            "as shard returns"
-        )
-    elif seqlen is not None and not 0 <= seqlen <= tensor.size(dim) * team.size:
-        facts["error"] = (
-            f"seqlen is {seqlen}, but 0 to {tensor.size(dim) * team.size} is expected, what the "
-            "shards have together"
-        )
+    facts = {"function": "unshard", "dim": dim}
+    try:
+        seqlen = seqlen if seqlen is None else as_int("seqlen", seqlen)
+        _check_shard(tensor, dim, seqlen, team.size)
+    except (TypeError, ValueError) as error:
+        facts["error"] = str(error)
+    facts |= {"seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
     agree(facts, team)
     for ranks in team.all:
         gathered, summed = (partial(f, dim=dim, ranks=ranks) for f in (_gathered, _sum_of_shards))
         tensor = linear(gathered, summed, tensor)
     return tensor if seqlen is None else tensor.narrow(dim, 0, seqlen)
+
+
+def _check_shard(tensor: Tensor, dim: int, seqlen: int | None, size: int) -> None:
+    if not 0 <= dim < tensor.dim():
+        raise ValueError(f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected")
+    if tensor.size(dim) % 2:
+        raise ValueError(
+            f"tensor has {tensor.size(dim)} rows along dim {dim}, but an even number is expected, "
+            "as shard returns"
+        )
+    if seqlen is not None and not 0 <= seqlen <= tensor.size(dim) * size:
+        raise ValueError(
+            f"seqlen is {seqlen}, but 0 to {tensor.size(dim) * size} is expected, what the "
+            "shards have together"
+        )
 
 
 def natural(shards: Sequence[Tensor], dim: int) -> Tensor:

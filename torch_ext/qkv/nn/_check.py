@@ -46,18 +46,28 @@ def check_masks(
         "attn_mask": (attn_mask, ((queries, keys), (heads * sum(batch or (1,)), queries, keys))),
     }
     for name, (mask, shapes) in expected.items():
-        if mask is None:
-            continue
-        if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise RuntimeError(
-                f"MultiheadAttention: {name} is {mask.dtype}, but bool (True = hidden) or floating "
-                "is expected"
-            )
-        if tuple(mask.shape) not in shapes:
+        if mask is not None and tuple(mask.shape) not in shapes:
             raise RuntimeError(
                 f"MultiheadAttention: {name} is {_shape(mask)}, but "
                 f"{' or '.join(map(str, map(list, shapes)))} is expected"
             )
+
+
+def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
+    """dtype: that of the projected query, which autocast may have chosen. The operator, which has
+    the masks under other names, would speak of those."""
+    added = {torch.float32, dtype}
+    if torch.is_autocast_enabled("cpu") and dtype != torch.float64:
+        added |= {torch.bfloat16, torch.float16}
+    for name, mask in masks.items():
+        may_hide = name != "attn_bias"
+        if mask is None or mask.dtype in added or (may_hide and mask.dtype == torch.bool):
+            continue
+        hiding = "bool (True = hidden), " if may_hide else ""
+        raise RuntimeError(
+            f"MultiheadAttention: {name} is {mask.dtype}, but {hiding}float32 or the dtype of the "
+            f"projected query, {dtype}, is expected"
+        )
 
 
 def check_nested(

@@ -36,10 +36,17 @@ def mask_arguments(
     if masks:
         arguments["attn_mask"] = ~masks[0] if masks[0].dtype == torch.bool else masks[0]
     if len(masks) == 2:
-        arguments["bias"] = _as_added(masks[1])
-    elif attn_bias is not None:
-        arguments["bias"] = attn_bias
+        attn_bias = _as_added(masks[1])
+    if attn_bias is not None:
+        arguments["bias"] = as_bias(attn_bias)
     return arguments
+
+
+def as_bias(added: Tensor) -> Tensor:
+    """Autocast gives the operator's attn_mask its dtype, but not the bias. float32 goes with any
+    dtype of query."""
+    is_half = added.dtype in (torch.bfloat16, torch.float16)
+    return added.float() if is_half and torch.is_autocast_enabled("cpu") else added
 
 
 def _merged(mask: Tensor, other: Tensor) -> Tensor:
@@ -49,7 +56,7 @@ def _merged(mask: Tensor, other: Tensor) -> Tensor:
 
 
 def _as_added(mask: Tensor) -> Tensor:
-    """Floating: -inf where a bool mask hides. float32 goes with any dtype of query."""
+    """Floating: -inf where a bool mask hides."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, float("-inf"))

@@ -1,16 +1,14 @@
 """Multi-head attention: torch's layer on the operator."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from qkv.nn._attend import attend, attend_documents
-from qkv.nn._check import check_inputs, check_masks, check_nested
-from qkv.nn._masks import causal_mask, mask_arguments, with_columns
+from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
+from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
 from qkv.nn._nested import packed
 from qkv.nn._project import project
 
@@ -209,6 +207,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             is_causal = False  # it would hide the keys behind the others
         elif is_causal and not need_weights:
             attn_mask = None  # the hint says as much
+        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
         call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
         output, weights = attend(query, key, value, self._dropout_p(), need_weights, average, call)
@@ -229,9 +229,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         check_nested(self, query, key, value, *masks)
         values, ends, nested_like = packed(query)
         call = {name: getattr(self, name) for name in self._given}
-        call.update(bias=attn_bias, is_causal=is_causal)
+        bias = attn_bias if attn_bias is None else as_bias(attn_bias)
+        call.update(bias=bias, is_causal=is_causal)
         longest = int(ends.diff().max()) if need_weights else None
         heads, keys, values = project(self, values, values, values)
+        check_dtypes(heads.dtype, attn_bias=attn_bias)
         output, weights = attend_documents(
             heads, keys, values, ends, longest, self._dropout_p(), average, call
         )
@@ -265,25 +267,30 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         )
 
 
-def adopt(layer: torch.nn.MultiheadAttention) -> Callable[[], None]:
+def adopt(layer: torch.nn.MultiheadAttention) -> None:
     """Makes a layer of torch's class one of this class, in place: parameters, hooks and whatever
-    refers to it stay. Returns what undoes it."""
+    refers to it stay."""
     if type(layer) is not torch.nn.MultiheadAttention:
         raise TypeError(
             f"adopt: layer is a {type(layer).__qualname__}, but exactly a "
             "torch.nn.MultiheadAttention is expected"
         )
-    handle = _keep_off_fast_path(layer)
+    _keep_off_fast_path(layer)
     layer.__class__ = MultiheadAttention
 
-    def undo() -> None:
-        handle.remove()
-        layer.__class__ = torch.nn.MultiheadAttention
 
-    return undo
+def release(layer: torch.nn.Module) -> None:
+    """Undoes `adopt`, of a copy of the layer too. To another layer, also to one that was made as
+    one of this class, it does nothing."""
+    if type(layer) is not MultiheadAttention or "_given" in layer.__dict__:
+        return
+    hooks = layer.out_proj._forward_pre_hooks
+    for number in [number for number, hook in hooks.items() if hook is _never_called]:
+        del hooks[number]
+    layer.__class__ = torch.nn.MultiheadAttention  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _keep_off_fast_path(layer: torch.nn.MultiheadAttention) -> RemovableHandle:
+def _keep_off_fast_path(layer: torch.nn.MultiheadAttention) -> None:
     """Makes torch.nn.TransformerEncoderLayer call `layer` in eval mode, too.
 
     Without gradients it would hand the layer's parameters to one operator of its own,
@@ -291,7 +298,7 @@ def _keep_off_fast_path(layer: torch.nn.MultiheadAttention) -> RemovableHandle:
     the layer. It does not if any module within it has a forward hook. out_proj is such a module,
     and since nobody calls it (its parameters are read, by torch's layer as well as by this one), a
     hook there costs nothing."""
-    return layer.out_proj.register_forward_pre_hook(_never_called)
+    layer.out_proj.register_forward_pre_hook(_never_called)
 
 
 def _never_called(module: torch.nn.Module, args: Any) -> None:
