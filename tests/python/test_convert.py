@@ -154,6 +154,91 @@ def test_transformers_within_a_model():
     assert model["a"].config._attn_implementation == "eager"
 
 
+class AttentionPooling(nn.Module):
+    """As classifiers have it on top of an encoder: attention by name, and none of transformers'."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.score = nn.Linear(width, 1)
+
+    def forward(self, hidden, attention_mask):
+        scores = self.score(hidden).masked_fill(attention_mask[..., None] == 0, -1e9)
+        return (scores.softmax(1) * hidden).sum(1)
+
+
+def classifiers():
+    """Beside an encoder, in a subclass of one, and beside one that an Auto class builds; all of the
+    same weights and config."""
+    transformers = pytest.importorskip("transformers")
+
+    class Beside(transformers.BertPreTrainedModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.bert = self.make(config)
+            self.pool = AttentionPooling(config.hidden_size)
+            self.post_init()
+
+        def make(self, config):
+            return transformers.BertModel(config)
+
+        def forward(self, tokens, seen):
+            return self.pool(self.bert(tokens, attention_mask=seen).last_hidden_state, seen)
+
+    class Auto(Beside):
+        def make(self, config):
+            return transformers.AutoModel.from_config(config)
+
+    class Subclass(transformers.BertModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.pool = AttentionPooling(config.hidden_size)
+            self.post_init()
+
+        def forward(self, tokens, seen):
+            hidden = super().forward(tokens, attention_mask=seen).last_hidden_state
+            return self.pool(hidden, seen)
+
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=50,
+    )  # fmt: skip
+    return {"beside": Beside, "auto": Auto, "subclass": Subclass}, config
+
+
+@pytest.mark.parametrize("name", ["beside", "auto", "subclass"])
+@pytest.mark.parametrize("before", ["sdpa", "eager"])
+def test_transformers_with_a_layer_of_the_users(name, before):
+    kinds, config = classifiers()
+    torch.manual_seed(0)
+    model = kinds[name]._from_config(config, attn_implementation=before).eval()
+    encoder = model if name == "subclass" else model.bert
+    seen = torch.ones(2, 9, dtype=torch.int64)
+    seen[1, 6:] = 0
+    conversion = assert_converts(model, torch.randint(50, (2, 9)), seen)
+    assert f'attn_implementation "{before}" -> "qkv"' in conversion.changed.popitem()[1]
+    assert {model.config._attn_implementation, encoder.config._attn_implementation} == {before}
+    made = kinds[name]._from_config(config, attn_implementation="qkv")
+    assert made.config._attn_implementation == "qkv"
+
+
+def test_transformers_without_attention_to_exchange():
+    """It stays as fast as it was, and the report says why."""
+    transformers = pytest.importorskip("transformers")
+    bloom = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)
+    sam = transformers.SamVisionConfig(
+        hidden_size=16, mlp_dim=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
+        patch_size=4, output_channels=4,
+    )  # fmt: skip
+    for model, before in (
+        (transformers.BloomModel(bloom), "eager"), (transformers.SamVisionModel(sam), "sdpa"),
+    ):  # fmt: skip
+        assert model.config._attn_implementation == before
+        conversion = qkv.convert(model)
+        assert not conversion.changed
+        assert "is written out in its own code and not exchanged" in conversion.left[""]
+        assert model.config._attn_implementation == before
+
+
 @pytest.fixture(scope="module")
 def timm():
     return pytest.importorskip("timm")

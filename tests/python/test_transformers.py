@@ -422,6 +422,8 @@ def test_masks_mean_what_transformers_does(name, padding):
         call = (2, queries, keys, q_offset, kv_offset, function, user)
         expected = _masks.sdpa_mask(*call, allow_is_causal_skip=False)
         found = _masks.make_mask(*call, allow_is_causal_skip=name in PATTERNS)
+        assert found is None or isinstance(found, _pattern_mask.PatternMask)
+        seen_patterns += found is not None and found.dense is None
         q, k, v = qkv_heads(2, 4, 2, queries, keys)
         (output, weights), (plain, plain_weights), (only, _) = (
             _attention.attention_forward(torch.nn.Module(), q, k, v, m, output_attentions=w)
@@ -430,11 +432,7 @@ def test_masks_mean_what_transformers_does(name, padding):
         assert_close(plain, output)
         assert_close(only, output)
         assert_close(plain_weights, weights)
-        if isinstance(found, _pattern_mask.PatternMask):
-            seen_patterns += 1
-            found = found.written_out()
-        if found is None:
-            found = torch.ones_like(expected)
+        found = torch.ones_like(expected) if found is None else found.written_out()
         assert torch.equal(found.expand_as(expected), expected)
     assert (seen_patterns > 0) == (name in PATTERNS and not (fixed and user is not None))
 
@@ -463,8 +461,15 @@ def test_a_mask_that_a_model_touches():
     assert torch.equal(torch.where(mask, 0.0, 1.0), torch.where(expected, 0.0, 1.0))
 
     x = qkv_heads(2)
-    with pytest.raises(NotImplementedError, match="aten.add.Tensor with a mask that is True"):
-        x[0] + mask[..., :6]
+    row = _masks.make_mask(2, 1, 6, 5, attention_mask=mask.padding)
+    unknown = _masks.make_mask(2, 6, 6, mask_function=lambda batch, head, query, key: key < 2)
+    for one in (mask[..., :6], mask[..., :5, :4], row, row[:, :, :, 1:], unknown, unknown[0]):
+        scores = torch.zeros(2, 2, *one.shape[-2:])
+        for mistake in (scores.add, scores.add_):
+            with pytest.raises(NotImplementedError, match="aten.add.* with a mask that is True"):
+                mistake(one)
+        with pytest.raises(NotImplementedError, match="aten.masked_fill"):
+            scores.masked_fill(one, -1.0)
 
     mask = _masks.make_mask(1, 6, 6)
     mask[0, 0, 0, 5] = True

@@ -1,6 +1,8 @@
-"""Models of transformers, through their own switch."""
+"""Models of transformers, through the switch in their configs."""
 
+import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -8,26 +10,49 @@ from torch import nn
 from qkv._conversion.found import Found
 from qkv.integrations import transformers as integration
 
-NAME = integration.NAMES[0]
+NAME, ADDED = integration.NAMES[0], integration.ADDED
 
 
 def convert_transformers(module: nn.Module) -> Found | None:
-    """A PreTrainedModel, with the models inside it; None for one that is switched already, and for
-    any other module. transformers is not imported: where there is such a model, it has been."""
+    """A PreTrainedModel, with the models inside it; None for one that has no attention that is not
+    switched already, and for any other module. What cannot be switched stays what it is, "sdpa" for
+    instance. transformers is not imported: where there is such a model, it has been."""
     library = sys.modules.get("transformers")
     if library is None or not isinstance(module, library.PreTrainedModel):
         return None
     models: list[Any] = [m for m in module.modules() if isinstance(m, library.PreTrainedModel)]
-    before = [(m, m.config._attn_implementation) for m in models]
-    if all(name == NAME for _, name in before):
+    outermost = {id(m.config): m for m in reversed(models)}  # of those that share a config
+    models = [m for m in models if outermost[id(m.config)] is m]
+    before = [(c, c._attn_implementation) for m in models for c in _with_parts(m.config)]
+    models = [m for m in models if m.config._attn_implementation not in (*integration.NAMES, ADDED)]
+    if not models:
         return None
     integration.register()
-    models[0].set_attn_implementation(NAME)
-    if models[0].config._attn_implementation != NAME:
-        return Found(f"{type(module).__name__} does not take an attn_implementation")
+    own = importlib.import_module("qkv.integrations.transformers._own_attention")
+    found = [(m, own.suited(m, NAME, ADDED)) for m in models]
+    whys = "; ".join(dict.fromkeys(what.why for _, what in found if what.why))
+    switched = [(m.config._attn_implementation, what.name) for m, what in found if what.asks]
+    if not switched:
+        return Found(whys) if whys else None
+    to = {
+        id(c): name for c, name in before if id(c) in outermost
+    }  # others follow those around them
+    to |= {id(m.config): what.name for m, what in found if what.name != "eager"}
+    _set([(config, to[id(config)]) for config, _ in before if id(config) in to])
+    what = ", ".join(dict.fromkeys(f'"{old}" -> "{new}"' for old, new in switched))
+    return Found(f"attn_implementation {what}" + (whys and f"; {whys}"), lambda: _set(before))
 
-    def undo() -> None:
-        for model, name in before:
-            model.set_attn_implementation(name)
 
-    return Found(f'attn_implementation "{before[0][1]}" -> "{NAME}"', undo)
+def _with_parts(config: Any) -> Iterator[Any]:
+    """A config and those inside it, the outer ones first."""
+    yield config
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            yield from _with_parts(part)
+
+
+def _set(implementations: list[tuple[Any, str]]) -> None:
+    """One after the other, since a config hands it on to those inside it."""
+    for config, name in implementations:
+        config._attn_implementation = name

@@ -9,6 +9,9 @@ __all__ = ["NAMES", "register"]
 # What models are told to use. The second is how continuous batching was asked for once;
 # transformers takes "paged|" off again, and warns.
 NAMES = ("qkv", "paged|qkv")
+# What a model has instead that also writes attention out in its own code: the masks of "eager",
+# which are added to scores, since its layers share them.
+ADDED = "qkv_added_masks"
 
 
 def register() -> None:
@@ -21,7 +24,8 @@ def register() -> None:
     see nothing at all gets 0 where eager averages all values.
 
     What is not on the CPU, or of a dtype that qkv does not have, goes to transformers' own `sdpa`.
-    Models with attention of their own, which never ask the interface, stay with eager, and say so.
+    Models with attention of their own, which never ask the interface, stay with eager, and say so;
+    where some layers of a model ask and others do not, all get eager's masks ("qkv_added_masks").
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.
@@ -43,8 +47,9 @@ def register() -> None:
     masks = importlib.import_module("qkv.integrations.transformers._masks")
     own = importlib.import_module("qkv.integrations.transformers._own_attention")
 
-    for name in NAMES:
+    mask_functions = dict.fromkeys(NAMES, masks.make_mask) | {ADDED: masking_utils.eager_mask}
+    for name, mask_function in mask_functions.items():
         transformers.AttentionInterface.register(name, attention.attention_forward)
-        masking_utils.AttentionMaskInterface.register(name, masks.make_mask)
-    batching.allow(NAMES)
-    own.leave_alone(NAMES)
+        masking_utils.AttentionMaskInterface.register(name, mask_function)
+    batching.allow(mask_functions)
+    own.find_out(NAMES, ADDED)

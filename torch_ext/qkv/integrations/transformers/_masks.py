@@ -35,10 +35,12 @@ def make_mask(
     places. attention_mask is the user's, `[batch_size, places]`, bool, False for padding.
 
     Returns:
-        A `PatternMask` where mask_function is made of functions of transformers whose meaning is
-        known: no L x S elements. For a single query, whose mask is a row anyway, None if it sees
-        all keys and may be without mask, else the row. For any other function the whole mask. On
-        other devices and in torch.compile, what transformers' `sdpa_mask` returns.
+        A `PatternMask`, which no layer can mistake for a mask that is added. Where mask_function is
+        made of functions of transformers whose meaning is known, it has no L x S elements. For a
+        single query, whose mask is a row anyway, None if it sees all keys and may be without mask,
+        else the row. For any other function the whole mask. On other devices and in torch.compile,
+        what transformers' `sdpa_mask` returns: `_own_attention` sees to it that none but layers
+        that ask the interface get it.
     """
 
     def of_transformers(
@@ -50,22 +52,27 @@ def make_mask(
             allow_is_bidirectional_skip=bidirectional_skip, device=device, **kwargs,
         )  # fmt: skip
 
+    def written_out() -> PatternMask:
+        mask = of_transformers()
+        assert mask is not None  # it was not allowed to be skipped
+        return PatternMask.holding(mask)
+
     if torch.device(device).type != "cpu" or is_tracing(attention_mask):
         return of_transformers(allow_is_causal_skip, allow_is_bidirectional_skip)
     found = _pattern(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
-        return of_transformers()
+        return written_out()
     band, documents = found
     padding = _local_padding(attention_mask, kv_length, kv_offset)
     band = band.shifted(int(q_offset) - kv_offset).within(q_length, kv_length)
     window = band.window(q_length, kv_length)
     if window is None:
-        return of_transformers()
+        return written_out()
     if documents is not None:
         shape = (batch_size, q_length) if q_length == kv_length else None
         falls = (documents.diff(dim=-1) < 0).any()
         if padding is not None or documents.shape != shape or falls:
-            return of_transformers()
+            return written_out()
     if padding is not None and padding[:, : window[0]].all():
         padding = None
     mask = PatternMask((batch_size, 1, q_length, kv_length), band, padding, documents)
@@ -73,7 +80,7 @@ def make_mask(
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = band == Band() and padding is None
-    return None if may_be_none and sees_all else mask.written_out()
+    return None if may_be_none and sees_all else PatternMask.holding(mask.written_out())
 
 
 def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:

@@ -1,46 +1,63 @@
-"""Models whose attention is written out in their own code: transformers would give them the masks
-of "qkv", which they would take for those of "eager"."""
+"""Models with attention that is written out in their own code, which would take the masks of "qkv"
+for those of "eager"."""
 
 import functools
-import sys
 from collections.abc import Collection
+from typing import NamedTuple
 
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
+
+from qkv.integrations.transformers._classes import attentions
 
 _logger = logging.get_logger(__name__)
 
 
-def leave_alone(names: Collection[str]) -> None:
-    """Gives such models "eager" where one of these names is asked for, with a warning."""
+class Suited(NamedTuple):
+    """What a model can take of what it is asked to."""
+
+    name: str  # the attn_implementation
+    asks: bool  # whether any of its attention, as far as it is known, goes by that
+    why: str  # about the attention that does not, or nothing
+
+
+def suited(model: PreTrainedModel, requested: str, added: str) -> Suited:
+    """requested; or `added`, which is the same with the masks of "eager", where only a part of the
+    attention can be exchanged; or "eager", where none can."""
+    found = attentions(_models_of_one_config(model))
+    names = ", ".join(found.own)
+    why = names and f"the attention of {names} is written out in its own code and not exchanged"
+    if found.masked and found.asks:
+        return Suited(added, True, why)
+    if found.own and (found.masked or not (found.asks or found.unknown)):
+        return Suited("eager", False, why)
+    return Suited(requested, found.asks, why)
+
+
+def find_out(names: Collection[str], added: str) -> None:
+    """Gives models what is suited where one of these names is asked for; "eager" with a warning."""
     correct = PreTrainedModel.get_correct_attn_implementation
     if getattr(correct, "__module__", None) == __name__:
         return
 
     @functools.wraps(correct, assigned=("__name__", "__doc__"))
-    def correct_unless_own(self, *args, **kwargs):
-        found = correct(self, *args, **kwargs)
-        if found not in names or not _has_own_attention(type(self)):
-            return found
-        _logger.warning_once(
-            f'attn_implementation="{found}": the attention of {type(self).__name__} is written out '
-            'in its own code and cannot be exchanged; it stays with "eager"'
-        )
-        return "eager"
+    def correct_for_classes(self, *args, **kwargs):
+        requested = correct(self, *args, **kwargs)
+        if requested not in names:
+            return requested
+        found = suited(self, requested, added)
+        if found.name == "eager":
+            _logger.warning_once(
+                f'attn_implementation="{requested}": {found.why}; {type(self).__name__} stays with '
+                '"eager"'
+            )
+        return found.name
 
-    PreTrainedModel.get_correct_attn_implementation = correct_unless_own
+    PreTrainedModel.get_correct_attn_implementation = correct_for_classes
 
 
-def _has_own_attention(model_class: type) -> bool:
-    """Whether the module of the class has layers called attention, and not the interface that those
-    of other models ask."""
-    module = sys.modules.get(model_class.__module__)
-    names = {} if module is None else vars(module)
-    return "ALL_ATTENTION_FUNCTIONS" not in names and any(
-        "Attention" in name
-        and isinstance(thing, type)
-        and issubclass(thing, nn.Module)
-        and thing.__module__ == model_class.__module__
-        for name, thing in names.items()
-    )
+def _models_of_one_config(model: PreTrainedModel) -> set[type[PreTrainedModel]]:
+    """The classes of a model and of the models in it that have the same config, as far as they are
+    there: transformers asks the outermost alone when it sets their attention."""
+    inside = (x for x in model.modules() if isinstance(x, PreTrainedModel))
+    return {type(x) for x in inside if x.config is model.config}

@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_map_only
 
 _aten = torch.ops.aten
 _UNCHANGED = (_aten.detach.default, _aten.alias.default)
+# Parts of a mask, which are as easily mistaken as the whole.
+_VIEWS = (_aten.slice, _aten.select, _aten.expand, _aten.view, _aten.unsqueeze, _aten.squeeze)
 # Right for masks that are added, or True where they hide; wrong for this one.
 _MISTAKEN = (_aten.add, _aten.add_, _aten.masked_fill, _aten.masked_fill_)
 
@@ -76,7 +78,7 @@ class PatternMask(torch.Tensor):
     @staticmethod
     def __new__(
         cls,
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, ...],
         band: Band,
         padding: Tensor | None = None,
         documents: Tensor | None = None,
@@ -90,6 +92,13 @@ class PatternMask(torch.Tensor):
         mask.documents = documents
         mask.dense = None
         mask.nothing = torch.empty(0)
+        return mask
+
+    @staticmethod
+    def holding(dense: Tensor) -> "PatternMask":
+        """The mask that is in memory already, which no model may mistake either."""
+        mask = PatternMask(tuple(dense.shape), Band())
+        mask.dense = dense
         return mask
 
     def written_out(self) -> Tensor:
@@ -124,7 +133,8 @@ class PatternMask(torch.Tensor):
                 '"eager" for this model'
             )
         dense = tree_map_only(PatternMask, PatternMask.written_out, (args, kwargs or {}))
-        return func(*dense[0], **dense[1])
+        result = func(*dense[0], **dense[1])
+        return PatternMask.holding(result) if func.overloadpacket in _VIEWS else result
 
     def _again(self) -> "PatternMask":
         return PatternMask._of(tuple(self.shape), self.band, vars(self))

@@ -1,0 +1,252 @@
+"""attn_implementation="qkv" for transformers' models that write attention out in their own code,
+alone or beside layers that ask transformers' interface: what such a model gets is what "eager"
+gives, compiled or not."""
+
+import numpy as np
+import pytest
+import torch
+from test_convert import operators
+from torch.testing import assert_close
+
+transformers = pytest.importorskip("transformers")
+
+import qkv.integrations.transformers  # noqa: E402
+
+qkv.integrations.transformers.register()
+
+from transformers import masking_utils  # noqa: E402
+
+from qkv.integrations.transformers._classes import attentions  # noqa: E402
+
+LAYERS = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+}  # fmt: skip
+TEXT = LAYERS | {"vocab_size": 61, "max_position_embeddings": 64, "pad_token_id": 0}
+TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
+
+
+def git():
+    """The text layers are its own, those of the image ask."""
+    config = transformers.GitConfig(
+        **TEXT, vision_config=LAYERS | {"image_size": 16, "patch_size": 8}
+    )
+    return transformers.GitForCausalLM, config, {
+        "input_ids": torch.randint(3, 61, (2, 9)), "pixel_values": torch.randn(2, 3, 16, 16),
+    }  # fmt: skip
+
+
+def bigbird(kind):
+    """The encoder is its own, the decoder asks, and both have one config."""
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=61, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, attention_type=kind,
+        max_position_embeddings=64, block_size=4, num_random_blocks=1,
+    )  # fmt: skip
+    seen = torch.ones(2, 32, dtype=torch.int64)
+    seen[1, 20:] = 0
+    return transformers.BigBirdPegasusForConditionalGeneration, config, {
+        "input_ids": torch.randint(3, 61, (2, 32)), "attention_mask": seen,
+        "decoder_input_ids": torch.randint(3, 61, (2, 7)),
+    }  # fmt: skip
+
+
+def clap():
+    """The audio layers are its own, the text asks."""
+    config = transformers.ClapConfig(
+        text_config=TEXT, projection_dim=16,
+        audio_config={
+            "hidden_size": 16, "num_mel_bins": 16, "spec_size": 64, "patch_size": 4,
+            "patch_stride": [4, 4], "patch_embeds_hidden_size": 8, "depths": [1, 1],
+            "num_attention_heads": [2, 2], "window_size": 4,
+        },
+    )  # fmt: skip
+    seen = torch.ones(2, 9, dtype=torch.int64)
+    seen[1, 6:] = 0
+    return transformers.ClapModel, config, {
+        "input_ids": torch.randint(3, 61, (2, 9)), "attention_mask": seen,
+        "input_features": torch.randn(2, 1, 256, 16), "is_longer": torch.zeros(2, 1).bool(),
+    }  # fmt: skip
+
+
+def reading_order():
+    """The part of PP-DocLayoutV2 with attention of its own, in a module that also asks."""
+    from transformers.models.pp_doclayout_v2 import modeling_pp_doclayout_v2 as family
+
+    config = family.PPDocLayoutV2ReadingOrder.config_class(
+        **LAYERS, vocab_size=61, coordinate_size=5, shape_size=6, global_pointer_head_size=8
+    )
+    corners = torch.randint(0, 500, (2, 6, 2))
+    return family.PPDocLayoutV2ReadingOrder, config, {
+        "boxes": torch.cat([corners, corners + 20], -1), "labels": torch.randint(0, 19, (2, 6)),
+        "mask": torch.arange(6) < torch.tensor([[6], [4]]),
+    }  # fmt: skip
+
+
+MODELS = {
+    "git": (git, {"GitModel": "eager", "GitVisionModel": "qkv"}),
+    "bigbird full": (lambda: bigbird("original_full"), {
+        "BigBirdPegasusEncoder": "qkv_added_masks", "BigBirdPegasusDecoder": "qkv_added_masks",
+    }),
+    "bigbird sparse": (lambda: bigbird("block_sparse"), {
+        "BigBirdPegasusEncoder": "qkv_added_masks", "BigBirdPegasusDecoder": "qkv_added_masks",
+    }),
+    "clap": (clap, {"ClapTextModel": "qkv", "ClapAudioModel": "eager"}),
+    "reading order": (reading_order, {"PPDocLayoutV2ReadingOrder": "eager"}),
+}  # fmt: skip
+
+
+def both(name):
+    """The same model with "eager" and with "qkv", and a call of it."""
+    torch.manual_seed(0)
+    model_class, config, call = MODELS[name][0]()
+    eager = model_class._from_config(config, attn_implementation="eager").eval()
+    ours = model_class._from_config(config, attn_implementation="qkv").eval()
+    with torch.no_grad():  # of the size that trained ones have, so that mistakes show
+        for parameter in eager.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    ours.load_state_dict(eager.state_dict())
+    return eager, ours, call
+
+
+def tensors(output):
+    """The floating tensors at the top of an output."""
+    values = [output] if isinstance(output, torch.Tensor) else output.values()
+    return [x for x in values if isinstance(x, torch.Tensor) and x.is_floating_point()]
+
+
+def implementations(model):
+    models = [m for m in model.modules() if isinstance(m, transformers.PreTrainedModel)]
+    return {type(m).__name__: m.config._attn_implementation for m in models}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, compiled", [
+    *((name, False) for name in MODELS), ("git", True), ("bigbird full", True),
+])  # fmt: skip
+def test_what_eager_gives(name, compiled):
+    eager, ours, call = both(name)
+    np.random.seed(0)  # BigBird's blocks
+    expected = tensors(eager(**call))
+    run = torch.compile(ours, backend="aot_eager") if compiled else ours
+    np.random.seed(0)
+    found = tensors(run(**call))
+    torch._dynamo.reset()
+    assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_what_can_be_exchanged_is(name):
+    _, model, call = both(name)
+    wanted = MODELS[name][1]
+    assert implementations(model) | wanted == implementations(model)
+    asks = any(x.startswith("qkv") for x in wanted.values())
+    assert bool(operators(lambda: model(**call))) == asks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("switched, compiled", [(False, False), (True, False), (True, True)])
+def test_git_is_causal(switched, compiled):
+    """Whether it is made with "qkv" or switched to it."""
+    torch.manual_seed(0)
+    model_class, config, call = git()
+    model = model_class._from_config(config, attn_implementation="eager" if switched else "qkv")
+    model.eval()
+    if switched:
+        model.set_attn_implementation("qkv")
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    first = run(**call).logits
+    call["input_ids"][:, -1] = 60 - call["input_ids"][:, -1]
+    second = run(**call).logits
+    torch._dynamo.reset()
+    assert torch.equal(first[:, :-1], second[:, :-1])
+    assert not torch.allclose(first[:, -1], second[:, -1])
+
+
+def test_git_generates_the_same():
+    eager, ours, call = both("git")
+    options = {"max_new_tokens": 12, "do_sample": False}
+    assert torch.equal(ours.generate(**call, **options), eager.generate(**call, **options))
+
+
+@pytest.mark.parametrize("name", ["git", "bigbird full", "clap"])
+def test_convert_leaves_what_is_not_exchanged(name):
+    """ "sdpa" stays, where a model has it; undone, all is what it was."""
+    model_class, config, _ = MODELS[name][0]()
+    model = model_class(config)
+    before = implementations(model)
+    conversion = qkv.convert(model)
+    for part, implementation in MODELS[name][1].items():
+        expected = before[part] if implementation == "eager" else implementation
+        assert implementations(model)[part] == expected
+    assert "is written out in its own code and not exchanged" in conversion.changed[""]
+    assert not qkv.convert(model).changed
+    conversion.undo()
+    assert implementations(model) == before
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attention = self.make(config)
+
+    def make(self, config):
+        return KINDS[config.kind]()
+
+
+class OwnAttention(torch.nn.Module):
+    def forward(self, x, attention_mask):
+        return weigh(x @ x.mT + attention_mask) @ x
+
+
+class Pooling(torch.nn.Module):
+    def forward(self, x, mask):
+        return x.sum(-1).masked_fill(~mask, -1e9).softmax(-1) @ x
+
+
+def weigh(scores):
+    return torch.nn.functional.softmax(scores, -1)
+
+
+KINDS = {"own": OwnAttention}
+
+
+class Below(transformers.LlamaModel):
+    """Makes masks, and hands them to what it builds itself."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.more = Layer(config)
+
+    def forward(self, x, mask):
+        mask = masking_utils.create_causal_mask(self.config, x, mask, None, None)
+        return self.more(x, mask)
+
+
+class Beside(transformers.LlamaModel):
+    """Its own part has no masks but the user's."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.pool = Pooling()
+
+
+class WithAuto(transformers.PreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = transformers.AutoModel.from_config(config)
+        self.pool = Pooling()
+
+
+@pytest.mark.parametrize("model_class, expected", [
+    (Below, (True, True, ["OwnAttention"], ["OwnAttention"])),
+    (Beside, (True, True, ["Pooling"], [])),
+    (WithAuto, (False, True, ["Pooling"], [])),
+    (transformers.LlamaForCausalLM, (True, False, [], [])),
+    (transformers.BloomForCausalLM, (False, False, ["BloomAttention"], ["BloomAttention"])),
+    (transformers.LlavaModel, (False, True, [], [])),
+    (transformers.SamVisionModel,
+     (False, False, ["SamVisionAttention", "SamVisionSdpaAttention"], [])),
+])  # fmt: skip
+def test_what_a_class_is_built_of(model_class, expected):
+    assert attentions([model_class]) == expected

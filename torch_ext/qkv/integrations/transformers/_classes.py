@@ -1,0 +1,194 @@
+"""What the attention of a class of models is, as the code of the class says it.
+
+A model may have several kinds of attention: layers that ask transformers' `AttentionInterface`, and
+layers that write attention out in their own code. Only the first can be exchanged, and only they
+know what to do with the mask of an exchanged attention. Neither the name of a class nor the module
+it stands in tells them apart, so that this file follows what `__init__` builds, class by class."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel, masking_utils
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+_WEIGHING = {"softmax", "Softmax", "scaled_dot_product_attention"}
+_MAKERS = {name for name in vars(masking_utils) if name.startswith("create_")}
+_MASKS = {"mask", "attention_mask", "attn_mask", "encoder_attention_mask"}
+
+
+class Attentions(NamedTuple):
+    """The attention within some classes, without the parts that have a config of another class,
+    which are asked for themselves."""
+
+    asks: bool  # whether anything in there asks the interface
+    unknown: bool  # whether there may be more: an Auto class builds something, which is asked for
+    # itself, or something is not of transformers, and may be written in any way
+    own: list[str]  # the innermost classes of attention that ask nobody, by name
+    masked: list[str]  # those of them that are given masks of transformers.masking_utils
+
+
+def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
+    """Of these classes and of those that they are parts of: a decoder that writes its attention out
+    shares its config, and so its masks, with the encoder beside it."""
+    parts: set[type] = set()
+    for model_class in model_classes:
+        for whole in _wholes(model_class):
+            parts |= _within(whole, whole.config_class)
+    given: set[type] = set()
+    for base in {base for part in parts for base in part.__mro__ if _makes_masks(base)}:
+        given |= {x for part in _builds(base) for x in _within(part)}
+    own = {part for part in parts if _is_own(part)}
+    own -= {x for x in own if not own.isdisjoint(_within(x) - {x})}
+    masked = {part for part in own & given if _takes_mask(part) and _weighs(part)}
+    return Attentions(
+        any(_asks(part) for part in parts),
+        any(_has_unknown_parts(part) for part in parts),
+        *(sorted(x.__name__ for x in some) for some in (own, masked)),
+    )
+
+
+def _wholes(model_class: type[PreTrainedModel]) -> set[type[PreTrainedModel]]:
+    """The class, and the models of its module that it is a part of and shares its config with."""
+    beside = vars(sys.modules.get(model_class.__module__, object)).values()
+    models = {x for x in beside if isinstance(x, type) and issubclass(x, PreTrainedModel)}
+    config = model_class.config_class
+    return {model_class} | {
+        x for x in models if x.config_class is config and model_class in _within(x, config)
+    }
+
+
+def _within(start: type, config_class: type | None = None) -> set[type]:
+    """The modules that a module is built of, itself among them; with config_class no models that
+    have a config of another class."""
+    found, todo = set(), [start]
+    while todo:
+        module = todo.pop()
+        if module in found:
+            continue
+        found.add(module)
+        for part in (x for base in module.__mro__ for x in _builds(base)):
+            other = config_class is not None and issubclass(part, PreTrainedModel)
+            if not other or part.config_class is config_class:
+                todo.append(part)
+    return found
+
+
+@functools.cache
+def _is_own(module: type) -> bool:
+    """Whether it is an attention that asks nobody, and neither does what it is built of."""
+    if issubclass(module, PreTrainedModel) or any(_asks(part) for part in _within(module)):
+        return False
+    return "attention" in module.__name__.lower() or (_takes_mask(module) and _weighs(module))
+
+
+@functools.cache
+def _asks(module: type) -> bool:
+    functions = _reached(_methods(module))
+    return any(isinstance(x, AttentionInterface) for f in functions for x in _things(f))
+
+
+@functools.cache
+def _has_unknown_parts(module: type) -> bool:
+    things = [x for f in _methods(module) for x in _things(f)]
+    has_auto = any(isinstance(x, type) and issubclass(x, _BaseAutoModelClass) for x in things)
+    return has_auto or not module.__module__.startswith("transformers.")
+
+
+@functools.cache
+def _weighs(module: type) -> bool:
+    """Whether its methods make weights of scores; linear attention does not, nor does a module that
+    leaves this to torch.nn.MultiheadAttention."""
+    return any(not _WEIGHING.isdisjoint(_words(f)) for f in _reached(_methods(module)))
+
+
+@functools.cache
+def _takes_mask(module: type) -> bool:
+    codes = [f.__code__ for f in _methods(module)]
+    arguments = {x for c in codes for x in c.co_varnames[: c.co_argcount + c.co_kwonlyargcount]}
+    return not arguments.isdisjoint(_MASKS)
+
+
+@functools.cache
+def _makes_masks(base: type) -> bool:
+    """Whether what the class itself defines calls functions of transformers.masking_utils."""
+    return any(not _MAKERS.isdisjoint(_words(f)) for f in _reached(_defined(base)))
+
+
+@functools.cache
+def _builds(base: type) -> frozenset[type]:
+    """The modules that `__init__` of this class names, itself or in a method that it calls. What
+    its own bases build is not among them."""
+    defined = {f.__name__: f for f in _defined(base)}
+    building = [f for name, f in defined.items() if name == "__init__"]
+    for function in building:
+        names = _words(function)
+        building += [f for n, f in defined.items() if n in names and f not in building]
+    things = [x for f in _reached(building) for x in _things(f)]
+    things += [vars(base).get(name) for f in building for name in _words(f)]
+    modules = {x for x in things if isinstance(x, type) and issubclass(x, nn.Module)}
+    return frozenset(x for x in modules if not x.__module__.startswith("torch.") and x is not base)
+
+
+def _defined(base: type) -> Iterator[FunctionType]:
+    """The methods in the body of a class, without the wrappers of decorators. Those of torch and
+    of `PreTrainedModel` say nothing about attention; `_init_weights` names modules to compare."""
+    if base is not PreTrainedModel and not base.__module__.startswith("torch."):
+        for name, thing in vars(base).items():
+            function = _unwrapped(getattr(thing, "__func__", getattr(thing, "fget", thing)))
+            if isinstance(function, FunctionType) and name != "_init_weights":
+                yield function
+
+
+def _methods(module: type) -> list[FunctionType]:
+    """What an object of the class runs: of methods that override each other the first, and those
+    behind it as long as they call super()."""
+    found: list[FunctionType] = []
+    done: set[str] = set()
+    for base in module.__mro__:
+        here = [f for f in _defined(base) if f.__name__ not in done]
+        found += here
+        done |= {f.__name__ for f in here if "super" not in f.__code__.co_names}
+    return found
+
+
+def _reached(functions: Iterable[FunctionType]) -> list[FunctionType]:
+    """The functions, and those of the same module that they call."""
+    found = list(dict.fromkeys(functions))
+    for function in found:
+        named = {x for x in _things(function) if isinstance(x, FunctionType)}
+        found += [x for x in named if x.__module__ == function.__module__ and x not in found]
+    return found
+
+
+def _things(function: FunctionType) -> Iterator[Any]:
+    """What the global names in a function stand for, and those of modules; what is in lists and
+    dicts of that name."""
+    words = _words(function)
+    named = [function.__globals__.get(word) for word in words]
+    modules = {id(x): vars(x) for x in named if isinstance(x, ModuleType)}.values()
+    for thing in named + [names[word] for names in modules for word in words & names.keys()]:
+        several = tuple(thing.values()) if isinstance(thing, dict) else thing
+        for one in several if isinstance(several, (list, tuple)) else (several,):
+            yield _unwrapped(one)
+
+
+@functools.cache
+def _words(function: FunctionType) -> frozenset[str]:
+    return frozenset(name for code in _codes(function.__code__) for name in code.co_names)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _unwrapped(thing: Any) -> Any:
+    return inspect.unwrap(thing) if isinstance(thing, FunctionType) else thing
