@@ -23,7 +23,7 @@ class Call:
     that the call has in use; each may be left out, unless it is in `needed`. leaves: of tensors,
     those that get gradients. form: the call, in which {keywords} stands for them. results: what it
     returns, by name; cotangents: those of them that are differentiable. order: of derivatives.
-    truth: problems.py's function. facts: what else it has to know. tags: what the call is about,
+    truth: problems.py's function. body: lines before the call, setup: before the tensors. facts: what else it has to know. tags: what the call is about,
     for the statistics. check: judges results that have no truth, or None."""
 
     operator: str
@@ -38,34 +38,27 @@ class Call:
     order: int = 0
     jvp: bool = True
     setup: tuple = ()
+    body: tuple = ()
     facts: dict = dataclasses.field(default_factory=dict)
-    in_place: tuple = ()
     tags: tuple = ()
     check: Callable | None = None
     dtype: torch.dtype = torch.float32
-    composed: bool = False  # second derivatives are torch's operators, whose bits depend on threads
+    composed: bool = False  # second derivatives are torch's, whose bits depend on threads
+    torchs: bool = False  # and so are parts of the results
 
     def source(self):
         """The program that makes the tensors and defines `call`, a function of the leaves."""
         keywords = "".join(f", {n}={x}" for n, x in self.keywords.items())
-        lines = [*self.setup, *(f"{n} = {x}" for n, x in self.used_tensors().items()), ""]
+        lines = [*self.setup, *(f"{n} = {x}" for n, x in self.tensors.items()), ""]
         lines.append(f"def call({', '.join(self.used_leaves())}):")
         if "dropout_p" in self.keywords:
             lines.append(f"    torch.manual_seed({self.facts['manual_seed']})")
+        lines += [f"    {line}" for line in self.body]
         lines.append("    return " + self.form.replace("{keywords}", keywords))
         return PREAMBLE + "\n" + "\n".join(lines) + "\n"
 
-    def used_tensors(self):
-        """Those that the call refers to: a keyword that was left out takes its tensors along."""
-        return {
-            n: x
-            for n, x in self.tensors.items()
-            if n in self.keywords or not (n in OPTIONAL or n.endswith("_tangent"))
-        }
-
     def used_leaves(self):
-        used = self.used_tensors()
-        return [n for n in self.leaves if n in used]
+        return [n for n in self.leaves if n in self.tensors]
 
     def execute(self):
         """The names that the program defines."""
@@ -75,18 +68,17 @@ class Call:
 
     def arguments(self, names):
         """What the truth is told: tensors and options by name."""
-        v = {n: names[n] for n in self.used_tensors()}
+        v = {n: names[n] for n in self.tensors}
         for n, text in self.keywords.items():
-            v[n] = names[n] if n in v else eval(text, names)
+            if n not in v:
+                v[n] = eval(text, names)
         return v | self.facts
 
     def without(self, keyword):
         gone = (keyword, f"{keyword}_tangent")
-        keywords = {n: x for n, x in self.keywords.items() if n not in gone}
-        return dataclasses.replace(self, keywords=keywords)
-
-
-OPTIONAL = ("attn_mask", "bias", "alibi_slopes", "sinks")
+        less = lambda group: {n: x for n, x in group.items() if n not in gone}  # noqa: E731
+        tensors, keywords = less(self.tensors), less(self.keywords)
+        return dataclasses.replace(self, keywords=keywords, tensors=tensors)
 
 
 def as_tuple(results):

@@ -68,6 +68,8 @@ def options(d, queries, keys, H, *, soft=True):
     if d.chance(0.5):
         more = d.pick((0, 0, 2))
         shape = d.broadcast((N, H, L + more, S + more), 0 if d.chance(0.2) else 2)
+        if d.chance(0.3):  # one for all documents, whose gradient is a sum over them
+            shape = (1, *shape[1:]) if len(shape) == 4 else shape
         shape = (1,) * (2 - len(shape)) + shape
         d.mask("bias", shape, d.pick(("same", "f32")))
     d.scores(L, S)

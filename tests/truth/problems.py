@@ -148,13 +148,13 @@ def attention_jvp(v, arithmetic):
 
 
 def widened(v, key, value, heads):
-    """int8 [..., D] times its scales, where there are any. heads: the dimension of the heads."""
+    """int8 [..., D] times its scales, where there are any. heads: the dimension of the heads, from
+    the end."""
     found = []
     for x, scale in ((key, v.get("k_scale")), (value, v.get("v_scale"))):
         if scale is not None:
-            if scale.dim() == 1 and scale.numel() > 1 or scale.shape == (x.size(heads),):
-                scale = scale.view(-1, *[1] * (x.dim() - 2 - heads % x.dim()))
-            x = x.to(scale.dtype) * (scale[..., None] if scale.dim() else scale)
+            of_rows = scale[..., None] if scale.dim() > 1 else scale.view(-1, *[1] * (-heads - 1))
+            x = x.to(scale.dtype) * of_rows
         found.append(x)
     return found
 
