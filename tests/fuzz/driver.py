@@ -1,0 +1,136 @@
+"""What fuzzers share: a process for each instruction set, which makes calls in rounds, each from a
+seed of its own, and a process that starts the others and outlives them.
+
+What fails, crashes or hangs is reported with the call and with the command that makes its round
+again. A fuzzer gives `Fuzzer` its folder, and what a process does (`work`).
+"""
+
+import argparse
+import dataclasses
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROUND = 100  # the most calls of a round, few enough to make a round again in seconds
+
+
+@dataclasses.dataclass
+class Fuzzer:
+    """folder: with its __main__.py. work: takes the options, of one instruction set."""
+
+    folder: Path
+    work: Callable
+
+    @property
+    def name(self):
+        return f"tests/{self.folder.name}"
+
+    def arguments(self, text, more=()):
+        """Parses the command line. more: flags besides those that all fuzzers have."""
+        parser = argparse.ArgumentParser(prog=f"python {self.name}", description=text)
+        add = parser.add_argument
+        add("--calls", type=int, default=2000, help="on each instruction set (%(default)s)")
+        add("--minutes", type=float, help="on each instruction set, instead of --calls")
+        add("--seed", type=int, help="the first round's; a new one each time if not given")
+        add("--isa", action="append", help="this one only; may be repeated")
+        add("--operator", action="append", help="this one only; may be repeated")
+        add("--worker", metavar="FILE", help=argparse.SUPPRESS)  # the file for what it is doing
+        for flag, text in more:
+            add(flag, action="store_true", help=text)
+        return parser.parse_args()
+
+    def run(self, text, more=()):
+        """The program: the exit status."""
+        options = self.arguments(text, more)
+        flags = [flag for flag, _ in more if getattr(options, flag[2:].replace("-", "_"))]
+        return self.work(options) if options.worker else self.main(options, flags)
+
+    def command_of(self, seed, calls, isa, operator):
+        what = f"--seed {seed} --calls {calls} --isa {isa}"
+        return f'python {self.name} {what} --operator "{operator}"'
+
+    # --- the process that starts the others ---
+
+    def start(self, options, isa, seed, record, flags):
+        command = [sys.executable, str(self.folder), "--worker", str(record), "--isa", isa]
+        command += ["--seed", str(seed), "--calls", str(options.calls), *flags]
+        command += ["--minutes", str(options.minutes)] if options.minutes else []
+        for name in options.operator or []:
+            command += ["--operator", name]
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def main(self, options, flags):
+        import qkv
+
+        if options.seed is None:
+            options.seed = random.SystemRandom().randrange(2**31)
+        isas = options.isa or qkv.supported_isas()
+        print(f"seed {options.seed}", flush=True)
+        folder = self.folder.parents[1] / "build" / self.folder.name
+        folder.mkdir(parents=True, exist_ok=True)
+        good, waiting, running = True, list(isas), []
+        while waiting or running:
+            while waiting and len(running) < max(1, os.cpu_count() or 1):
+                isa = waiting.pop(0)
+                record = folder / f"{isa}.{os.getpid()}"
+                # Every instruction set gets other calls: no two of them share a round.
+                seed = options.seed + 1_000_000 * isas.index(isa)
+                running.append((isa, self.start(options, isa, seed, record, flags), record))
+            isa, process, record = running.pop(0)
+            good &= report(isa, process, record)
+            record.unlink(missing_ok=True)
+        return 0 if good else 1
+
+
+# --- the process that makes the calls -----------------------------------------------------------
+
+
+class Record:
+    """What a process is doing, in a file, for whoever outlives the process."""
+
+    def __init__(self, path):
+        self.file = open(path, "wb", buffering=0)
+        self.head = b""
+
+    def begin_round(self, command):
+        self.head = command.encode() + b"\n"
+
+    def __call__(self, text):
+        data = self.head + text.encode() + b"\n"
+        os.pwrite(self.file.fileno(), data, 0)
+        os.ftruncate(self.file.fileno(), len(data))
+
+    def done(self):
+        os.ftruncate(self.file.fileno(), 0)
+
+
+def rounds(options, operators):
+    """Yields (seed, operator, calls) until there are enough calls, or the time is over."""
+    end = time.monotonic() + 60 * options.minutes if options.minutes else None
+    left, n = options.calls, 0
+    size = ROUND if end else max(1, min(ROUND, left // len(operators)))
+    while time.monotonic() < end if end else left > 0:
+        calls = size if end else min(size, left)
+        yield options.seed + n // len(operators), operators[n % len(operators)], calls
+        left, n = left - calls, n + 1
+
+
+def report(isa, process, record):
+    """Prints how the process ended. Returns True if it ended well."""
+    output, _ = process.communicate()
+    print(f"{isa}: {'done' if process.returncode == 0 else 'FAILED'}\n{output}", end="", flush=True)
+    if process.returncode == 0:
+        return True
+    if process.returncode < 0:
+        print(f"  killed by signal {-process.returncode}")
+    if record.exists() and (text := record.read_text()):
+        again, _, call = text.partition("\n")
+        print(f"  the last call: {call}\n  once more: {again}", flush=True)
+    return False

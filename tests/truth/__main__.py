@@ -1,0 +1,67 @@
+"""Holds every operator, with random arguments, against the formula in float64: each result and
+each gradient, of the first order and the second, by its own size, and the same bits on 1, 3 and 7
+threads.
+
+    python tests/truth                                       2000 calls on each instruction set
+    python tests/truth --calls 100000 --seed 7 --isa avx2 --operator varlen_attn
+    python tests/truth --minutes 2
+
+tests/fuzz has right and wrong calls, and loose bounds; here all calls are right ones, and bounds
+are tight. What fails is printed as a program that stands alone, with as few options as fail.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.parent / "fuzz")]
+
+import driver  # noqa: E402
+
+FLAGS = [("--rounded-lse", "take for right what a float32 lse of large scores makes inaccurate")]
+
+
+def work(options):
+    from catalogue import OPERATORS
+    from pool import unfair
+    from worker import Worker
+
+    import qkv
+
+    (isa,) = options.isa
+    qkv.set_isa(isa)
+    operators = options.operator or list(OPERATORS)
+    record = driver.Record(options.worker)
+    workers = {n: Worker(n, OPERATORS[n], isa, record, options) for n in operators}
+    for seed, name, calls in driver.rounds(options, operators):
+        again = FUZZER.command_of(seed, calls, isa, name)
+        record.begin_round(again)
+        before = workers[name].counts["failed"]
+        workers[name].round(seed, calls)
+        if workers[name].counts["failed"] > before:
+            print(f"  once more: {again}", flush=True)
+    record.done()
+    total = dict.fromkeys(("held", "failed", "refused"), 0)
+    for name, worker in workers.items():
+        print(f"    {name}: {counted(worker.counts)}")
+        total = {what: n + worker.counts[what] for what, n in total.items()}
+    worse = unfair(workers)
+    for line in worse:
+        print(f"    {line}")
+    calls = sum(total.values())
+    print(f"{isa}: {counted(total)} of {calls} calls")
+    if total["failed"] or worse or total["refused"] > calls / 20:
+        return 1
+    return 0
+
+
+def counted(counts):
+    return ", ".join(f"{n} {what}" for what, n in counts.items())
+
+
+FUZZER = driver.Fuzzer(HERE, work)
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    sys.exit(FUZZER.run(__doc__.split("\n\n")[0], FLAGS))

@@ -1,0 +1,22 @@
+"""All operators, by the names of `--operator`: from a seed to a call.Call."""
+
+import caches
+import dense
+import layers
+import packed
+
+OPERATORS = {
+    "attention": dense.attention,
+    "attention_weights": dense.attention_weights,
+    "attention_with_weights": dense.attention_with_weights,
+    "hard_attention": dense.hard_attention,
+    "attention_jvp": dense.attention_jvp,
+    "varlen_attn": packed.varlen_attn,
+    "varlen_attn, paged": packed.paged,
+    "merge": layers.merge,
+    "nn.MultiheadAttention": layers.multihead,
+    "nn.AdditiveAttention": layers.additive,
+    "nn.GaussianSmoothing": layers.smoothing,
+    "nn.SoftDictionary": layers.dictionary,
+    "attention_with_kvcache": caches.attention_with_kvcache,
+}

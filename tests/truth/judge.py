@@ -1,0 +1,235 @@
+"""Whether what a call returns is right: each result and each gradient by its own size.
+
+    error   the largest distance from the truth, the formula in float64 of the same numbers
+    yard    the larger one of two errors: of the formula by torch's operators in the dtype that is
+            computed in (float32 for half precision), and of rounding.Noisy
+    size    the largest number of this very tensor, in the truth
+
+A tensor is right if error <= TIMES * yard + ROUNDINGS * eps * size, eps being that of its dtype.
+"""
+
+import dataclasses
+import math
+
+import torch
+from derivatives import derivatives, forward_mode
+from formula import PLAIN
+from rounding import Noisy
+
+# The worst error / yard of right results: measured by --calibrate, see README.md.
+TIMES = 12.0
+TIMES_HALF = 12.0
+ROUNDINGS = 4.0
+# Numbers that float32 has no normal numbers for may be 0, and so may their products with others.
+NOTHING = 1e-30
+SEED = 77  # of the yardstick's noise, the cotangents and the directions
+
+
+@dataclasses.dataclass
+class Failure(Exception):
+    """name: of the tensor; place: its worst element; got, expected: there."""
+
+    name: str
+    what: str
+    place: tuple = ()
+    got: float = math.nan
+    expected: float = math.nan
+    allowed: float = math.nan
+    threads: int = 0
+
+    def __str__(self):
+        return f"{self.name}: {self.what}"
+
+
+def random_like(x, seed, offset=0.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(x.shape, generator=generator, dtype=torch.float64) + offset).to(x.dtype)
+
+
+def compute_dtype(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def wide(x, dtype):
+    """x, a tensor or anything else, in the dtype to compute in."""
+    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().to(dtype) if floating else x
+
+
+class Case:
+    """A call that has been made ready: its tensors, and the random cotangents and directions."""
+
+    def __init__(self, call):
+        self.call, self.names = call, call.execute()
+        self.values = call.arguments(self.names)
+        self.leaves = {n: self.names[n] for n in call.used_leaves()}
+        self.cotangents = None
+        offset = 100.0 if "offset" in call.tags and call.dtype not in HALVES else 0.0
+        self.offset = offset
+        # Of the cotangent of each result, and of the direction of each leaf.
+        self.seeds = {n: SEED + 1 + k for k, n in enumerate((*self.leaves, *call.results))}
+        self.directions = {n: random_like(x, self.seeds[n]) for n, x in self.leaves.items()}
+
+    def ready(self):
+        """The case, with its cotangents."""
+        self.ours(1)
+        return self
+
+    def product(self, leaves):
+        found = self.names["call"](**leaves)
+        found = (found,) if isinstance(found, torch.Tensor) else found
+        return dict(zip(self.call.results, found, strict=True))
+
+    def ours(self, threads):
+        """What qkv returns, with so many threads."""
+        torch.set_num_threads(threads)
+        poison([*self.values.values()])
+        if self.cotangents is None:
+            with torch.no_grad():
+                results = self.product({n: x.detach() for n, x in self.leaves.items()})
+            self.cotangents = {
+                n: random_like(results[n], self.seeds[n], self.offset)
+                for n in self.call.cotangents
+            }
+            poison([*self.values.values()])
+        arguments = (self.leaves, self.cotangents, self.directions, self.call.order)
+        found = derivatives(self.product, *arguments)
+        if self.call.order > 1 and self.call.jvp and self.leaves:
+            found |= forward_mode(self.product, self.leaves, self.call.cotangents, self.directions)
+        return found
+
+    def formula(self, dtype, arithmetic, more):
+        """The same by the formula."""
+        torch.set_num_threads(1)
+        values = {n: wide(x, dtype) for n, x in (self.values | more).items()}
+        names = [n for n in self.call.results]
+
+        def f(leaves):
+            return dict(zip(names, self.call.truth(values | leaves, arithmetic), strict=True))
+
+        cast = [{n: wide(x, dtype) for n, x in group.items()}
+                for group in (self.leaves, self.cotangents, self.directions)]  # fmt: skip
+        found = derivatives(f, *cast, self.call.order)
+        for n in self.call.cotangents:
+            if f"second grad_{n}" in found:
+                found[f"tangent {n}"] = found[f"second grad_{n}"]
+        return found
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def poison(values):
+    """Fills memory that the call may get next with NaN, so that what it forgets to write shows."""
+    sizes = {x.numel() for x in values if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    junk = [torch.full((n,), math.nan) for n in sizes for _ in range(2)]
+    del junk
+
+
+def same_bits(x, y):
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    x, y = (z.detach().contiguous().flatten().view(torch.uint8) for z in (x, y))
+    return torch.equal(x, y)
+
+
+def hold_bits(case, ours, threads=(3, 7)):
+    for n in threads:
+        for name, x in case.ours(n).items():
+            if case.call.composed and name.startswith(("second", "tangent")):
+                continue
+            if not same_bits(x, ours[name]):
+                raise Failure(name, f"differs between 1 thread and {n}", threads=n)
+
+
+def distance(x, truth):
+    """The largest distance; NaN and infinity, where both have them, count as equal."""
+    x, truth = x.detach().double(), truth.detach().double()
+    if not x.numel():
+        return 0.0
+    off = (x - truth).abs().masked_fill((x == truth) | (x.isnan() & truth.isnan()), 0)
+    return off.nan_to_num(nan=math.inf).max().item()
+
+
+def size_of(x):
+    x = x.detach().double()
+    x = x.masked_fill(~x.isfinite(), 0)
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def rms(x, truth):
+    off = x.detach().double() - truth.detach().double()
+    off = off.masked_fill(~off.isfinite(), 0)
+    return off.square().mean().sqrt().item() if off.numel() else 0.0
+
+
+@dataclasses.dataclass
+class Verdict:
+    """Of one tensor: error in units of what is allowed at TIMES = 1; and its root mean square error
+    beside that of torch's operators, for the statistics."""
+
+    name: str
+    ratio: float
+    ours: float
+    theirs: float
+    size: float
+
+
+def judge_tensor(name, x, truth, yards, dtype):
+    """Verdict; raises Failure."""
+    if x.shape != truth.shape:
+        raise Failure(name, f"shape {[*x.shape]}, expected {[*truth.shape]}")
+    size = size_of(truth)
+    info = torch.finfo(x.dtype)
+    if size > 0.9 * info.max:
+        return None
+    error = distance(x, truth)
+    yard = max(distance(y.to(x.dtype), truth) for y in yards)
+    yard = yard if math.isfinite(yard) else size
+    eps = max(info.eps, torch.finfo(compute_dtype(dtype)).eps)
+    # An lse is the logarithm of a sum of numbers up to 1, which is rounded.
+    terms = max(size, 1) if name == "lse" else size
+    floor = ROUNDINGS * eps * terms + NOTHING + info.smallest_normal * info.eps
+    times = TIMES_HALF if dtype in HALVES else TIMES
+    allowed = times * yard + floor
+    if not error <= allowed:
+        off = (x.double() - truth).abs().nan_to_num(nan=math.inf)
+        off = off.masked_fill((x.double() == truth) | (x.isnan() & truth.isnan()), 0)
+        place = torch.unravel_index(off.argmax(), off.shape)
+        place = tuple(int(n) for n in place)
+        got, expected = x[place].item(), truth[place].item()
+        what = f"{got:.9g} at {[*place]}, expected {expected:.9g} within {allowed:.3g}"
+        what += f" (off by {error:.3g}; yard {yard:.3g}; size {size:.3g})"
+        raise Failure(name, what, place, got, expected, allowed)
+    theirs = rms(yards[0].to(x.dtype), truth)
+    return Verdict(name, (error - floor) / max(yard, 1e-300), rms(x, truth), theirs, size)
+
+
+def fail(name, what):
+    raise Failure(name, what)
+
+
+def hold(case, threads=(3, 7), rounded_lse=False):
+    """Makes the call and judges it: [Verdict]. Raises Failure."""
+    call = case.call
+    ours = case.ours(1)
+    more = {}
+    if "index" in ours:
+        more = {"chosen": ours["index"]}
+    if "k_scale_after" in ours:  # rounded to int8: which numbers these may be, call.check says
+        more = {"after": ours, "k_scale": ours["k_scale_after"], "v_scale": ours["v_scale_after"]}
+    truth = case.formula(torch.float64, PLAIN, more)
+    if call.check:
+        call.check(case, ours, fail)
+    dtype = compute_dtype(call.dtype)
+    noisy = Noisy(call.dtype, SEED, rounded_lse)
+    yards = [case.formula(dtype, PLAIN, more), case.formula(dtype, noisy, more)]
+    verdicts = []
+    for name, x in ours.items():
+        if x.is_floating_point():
+            verdict = judge_tensor(name, x, truth[name], [y[name] for y in yards], call.dtype)
+            if verdict:
+                verdicts.append(verdict)
+    if not call.torchs:
+        hold_bits(case, ours, threads)
+    return verdicts

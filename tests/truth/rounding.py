@@ -1,0 +1,104 @@
+"""The same formula with the errors that a kernel may make: the second yardstick of judge.py.
+
+The first yardstick is the formula by torch's operators in the dtype that is computed in. Where
+numbers are few its error is a matter of luck, and may be 0; in float64 it always is, since that is
+the truth itself. So here each place where a fused kernel rounds differently gets a random error of
+the size of one rounding, relative to the terms of the sum, not to the sum:
+
+    dots          |query| . |key|: in whatever order the products are added up
+    exponentials  themselves; with bfloat16 they are rounded to it as factors
+    total         the sum of a row, on the way there and back
+    output        itself, rounded to the dtype of the results. The sum of a row that the backward
+                  pass takes off, D = grad_output . output, is learned from the rounded output
+    gradients of scores, where they become factors; with bfloat16 they are rounded to it
+"""
+
+import math
+
+import torch
+
+from formula import Plain
+
+
+class Average(torch.autograd.Function):
+    """kept @ value / total. Its backward pass knows the output only with the given errors, and
+    takes the sum of a row from it, as a kernel does that has no weights in memory."""
+
+    @staticmethod
+    def forward(ctx, kept, value, total, error):
+        output = (kept @ value) / total * (1 + error)
+        ctx.save_for_backward(kept, value, total, error)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        kept, value, total, error = ctx.saved_tensors
+        output = Average.apply(kept, value, total, error)
+        scaled = grad / total
+        of_total = -(scaled * output).sum(-1, keepdim=True)
+        return scaled @ value.mT, kept.mT @ scaled, of_total, None
+
+
+class OnTheWayBack(torch.autograd.Function):
+    """x itself, whose gradient is multiplied by (1 + error)."""
+
+    @staticmethod
+    def forward(ctx, x, error):
+        ctx.save_for_backward(error)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (error,) = ctx.saved_tensors
+        return OnTheWayBack.apply(grad, error) * (1 + error), None
+
+
+class Noisy(Plain):
+    """dtype: of query. What is random follows from the seed. rounded_lse: the weights are made anew
+    from an lse that was rounded, so that those of a row are all wrong by one factor."""
+
+    def __init__(self, dtype, seed, rounded_lse=False):
+        self.rounded_lse = rounded_lse or dtype == torch.float64
+        self.generator = torch.Generator().manual_seed(seed)
+        self.row = 0.0
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        self.sums = torch.finfo(compute).eps
+        self.factors = torch.finfo(dtype).eps if dtype == torch.bfloat16 else self.sums
+        self.results = torch.finfo(dtype).eps
+
+    def random(self, like, size):
+        """Half of `size` to all of it, up or down: never so little that adding it changes nothing."""
+        x = torch.rand(like.shape, generator=self.generator, dtype=like.dtype) - 0.5
+        return size * (x + x.sign() / 2)
+
+    def dots(self, query, key):
+        dots = query @ key.mT
+        terms = query.detach().abs() @ key.detach().abs().mT
+        return dots + self.random(dots, self.sums) * terms
+
+    def scores(self, scores):
+        scores = scores + self.random(scores, self.sums) * scores.detach()
+        return OnTheWayBack.apply(scores, self.random(scores, self.factors))
+
+    def exponentials(self, exponentials):
+        exponentials = exponentials * (1 + self.random(exponentials, self.factors))
+        return exponentials * (1 + self.row)
+
+    def rows(self, scores, seen, top, sinks):
+        """The scores; what is wrong of the weights of a row by one factor comes back with their
+        gradients, and reaches the output by exponentials()."""
+        if not self.rounded_lse:
+            return scores
+        sums = (scores.detach() - top[..., None]).masked_fill(~seen, -math.inf).exp().sum(-1)
+        size = (top + sums.clamp(min=1).log()).abs()
+        self.row = (self.random(size, self.sums) * size).clamp(-0.5, 0.5)[..., None]
+        return OnTheWayBack.apply(scores, self.row.expand_as(scores))
+
+    def total(self, total):
+        """The sum of a row; its gradient is the sum that the backward pass takes off."""
+        total = total * (1 + self.random(total, self.sums))
+        return OnTheWayBack.apply(total, self.random(total, self.sums))
+
+    def average(self, exponentials, value, total):
+        shape = exponentials.new_empty(*exponentials.shape[:-1], value.size(-1))
+        return Average.apply(exponentials, value, total, self.random(shape, self.results))
