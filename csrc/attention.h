@@ -221,8 +221,8 @@ struct BackwardArgs {
   Input lse;          // ForwardResult::lse, as attention_forward left it
   Input grad_output;  // null data stands for zeros
   Input grad_lse;     // null data stands for zeros
-  // [B..., H, L, S], the gradient of the weights themselves, and [B..., H, L],
-  // sum_j weight_ij * grad_weights_ij: both or neither.
+  // [B..., H, L, S], the gradient of the weights themselves, and [B..., H, L, 2], what
+  // attention_weights_dot has made of it: both or neither. With them, `output` is not read.
   Input grad_weights;
   Input grad_weights_dot;
 
@@ -258,7 +258,10 @@ QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult&
 QKV_CORE_API ScoreWay score_way_of(const Problem& problem);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);
 
-// dot [B..., H, L] = BackwardArgs::grad_weights_dot, from output, lse and grad_weights of `args`.
+// dot [B..., H, L, 2] = BackwardArgs::grad_weights_dot, from lse, grad_output and grad_weights of
+// `args`: of row i, sum_j weight_ij * (grad_weights_ij + dot(grad_output_i, value_j)), and what
+// exp(sink - lse_i) and all exp(score_ij - lse_i) add up to, by which the backward pass divides
+// these. It differs from 1 because lse_i is rounded, and is 1 where a row has nothing to attend to.
 QKV_CORE_API void attention_weights_dot(const Problem& problem, const BackwardArgs& args,
                                         const Output& dot);
 

@@ -22,7 +22,7 @@ template <class E>
 double weighted_grad(const Problem& p, const BackwardArgs& a, const Input& output, int64_t batch,
                      int64_t head, int64_t query) {
   double sum = value_at<Compute<E>>(p, a.grad_weights_dot, batch, head, query);
-  if (!a.grad_output.data) return sum;
+  if (!a.grad_output.data || a.grad_weights_dot.data) return sum;
   const Strides &g = a.grad_output.strides, &o = output.strides;
   const E* grad_output = query_plane<E>(p, a.grad_output, batch, head) + query * g.row;
   const E* row = query_plane<E>(p, output, batch, head) + query * o.row;

@@ -12,7 +12,7 @@ struct BackwardHead : Head {
   InputView grad_output;       // [L, Dv] or null
   InputView grad_lse;          // [L, 1] or null
   InputView grad_weights;      // [L, S] or null
-  InputView grad_weights_dot;  // [L, 1] or null
+  InputView grad_weights_dot;  // [L, 2] or null
 
   BackwardHead(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h)
       : Head(p, b, h),
@@ -25,11 +25,12 @@ struct BackwardHead : Head {
 
   // The weights of the forward pass, before dropout, follow from its lse:
   //   softmax_ij = exp(score_ij - lse_i)
-  double softmax(int64_t i, int64_t j) const {
-    return lse(i, 0) == -kInf ? 0 : std::exp(score(i, j) - lse(i, 0));
-  }
-  double softmax_of_sink(int64_t i) const {
-    return lse(i, 0) == -kInf ? 0 : std::exp(sink() - lse(i, 0));
+  // They are divided by their sum where that is known, since lse is rounded.
+  double softmax(int64_t i, int64_t j) const { return share(i, score(i, j)); }
+  double softmax_of_sink(int64_t i) const { return share(i, sink()); }
+  double share(int64_t i, double of_score) const {
+    const double sum = grad_weights_dot ? grad_weights_dot(i, 1) : 1;
+    return lse(i, 0) == -kInf ? 0 : std::exp(of_score - lse(i, 0)) / sum;
   }
 
   double weight(int64_t i, int64_t j) const { return keep(i, j) * softmax(i, j); }
@@ -46,11 +47,11 @@ struct BackwardHead : Head {
 
   // All gradients of scores of row i have a term in common, which comes through lse_i:
   //   delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i
-  // The sum of it that comes through the output needs no weights:
+  // Where only the output has a gradient, that needs no weights:
   //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
   double delta(int64_t i) const {
     double sum = grad_weights_dot ? grad_weights_dot(i, 0) : 0;
-    if (grad_output)
+    if (grad_output && !grad_weights_dot)
       for (int64_t d = 0; d < p.head_dim_v; ++d) sum += grad_output(i, d) * output(i, d);
     return grad_lse ? sum - grad_lse(i, 0) : sum;
   }

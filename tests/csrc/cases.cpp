@@ -19,7 +19,7 @@ Outputs::Outputs(const Workload& w) : w_(w) {
   const Type element = type_of(c.dtype), compute = w.compute_element();
   output_ = w.make_output(element, H, c.L, c.Dv);
   lse_ = w.make_output(compute, H, c.L, 1);
-  if (c.grad_weights) weights_dot_ = w.make_output(compute, H, c.L, 1);
+  if (c.grad_weights) weights_dot_ = w.make_output(compute, H, c.L, 2);
   if (c.grad_query) grad_query_ = w.make_output(element, H, c.L, c.D);
   if (c.grad_key) grad_key_ = w.make_output(element, c.kv_heads, c.S, c.D);
   if (c.grad_value) grad_value_ = w.make_output(element, c.kv_heads, c.S, c.Dv);

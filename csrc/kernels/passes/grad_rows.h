@@ -18,7 +18,8 @@ struct BackwardScratch : BackwardOperands<E> {
   using T = Compute<E>;
 
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
-  // delta_i = <dO_i, O_i> - dlse_i + sum_j weight_ij * dweight_ij. All [kGradRows].
+  // delta_i = sum_j weight_ij * dP_ij - dlse_i, of which the sum is <dO_i, O_i> unless the weights
+  // have a gradient themselves (weights_dot.h). All [kGradRows].
   T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
   T* cap_tanhs;              // [kKeyBlock, kGradRows], t of softcap; or null
@@ -130,14 +131,18 @@ void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int
   const Rows<const T> grad_lse = rows_of<T>(p, a.grad_lse, batch, kv_head);
   const Rows<const T> weights_dot = rows_of<T>(p, a.grad_weights_dot, batch, kv_head);
   std::fill(s.delta + rows / kLanes<T> * kLanes<T>, s.delta + kGradRows, T(0));
-  if (grad_output.data)
+  if (weights_dot.data) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* const dot = weights_dot[row + r];
+      s.delta[r] = dot[0], s.factor[r] /= dot[weights_dot.col];
+    }
+  } else if (grad_output.data && output.data) {
     row_dots(grad_output, output, row, rows, p.head_dim_v, s.delta);
-  else
+  } else {
     std::fill_n(s.delta, rows, T(0));
+  }
   if (grad_lse.data)
     for (int64_t r = 0; r < rows; ++r) s.delta[r] -= *grad_lse[row + r];
-  if (weights_dot.data)
-    for (int64_t r = 0; r < rows; ++r) s.delta[r] += *weights_dot[row + r];
 }
 
 }  // namespace qkv::QKV_ISA

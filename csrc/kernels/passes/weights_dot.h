@@ -1,17 +1,70 @@
-// sum_j weight_ij * dweight_ij for every row i. The backward pass of the weights needs this number
-// of a row before it can begin with it, as delta.
+// delta of every row i where the weights have a gradient themselves: sum_j weight_ij * dP_ij, with
+// dP_ij all that reaches a weight, <dO_i, V_j> + dweight_ij. The backward pass needs this number of
+// a row before it can begin with it.
+//
+// The log-sum-exp of a row is rounded, so its weights add up to 1 + d, and the sum would be off by d
+// times itself, which is more than the gradients of scores where the dP_ij have much in common. So
+// it is divided by what the weights of the row add up to, the sink's among them, and the backward
+// pass divides the weights by that, too. For the same reason <dO_i, O_i>, which is rounded in
+// another way, is no part of it.
 #pragma once
 
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
-#include "kernels/score/grad_mask.h"
+#include "kernels/score/dropout.h"
 #include "kernels/score/hidden.h"
+#include "kernels/simd/halves.h"
 
 namespace qkv::QKV_ISA {
 
-// Uses the tiles of the backward pass: with delta = 0, its dS is weight * dweight.
+// The sums over the keys of a block of rows.
+struct WeightSums {
+  double weights[kGradRows] = {};   // of weight_ij, before dropout
+  double products[kGradRows] = {};  // of weight_ij * dP_ij, of those that dropout keeps
+};
+
+// sums [tile.rows] += the sum of numbers [keys x lanes] over the keys. It is made in double, because
+// an error of delta is in the gradients of all scores of the row, and adds up in those of a slope.
+template <class T>
+void add_in_double(const Tile& tile, int64_t keys, const T* numbers, double* sums) {
+  constexpr int W = kLanes<double>;
+  for (int v = 0; v < tile.lanes; v += W) {
+    Vec<double> sum{};
+    for (int64_t j = 0; j < keys; ++j) sum += load_double(numbers + j * tile.step + v);
+    for (int l = v; l < std::min(v + W, tile.rows); ++l) sums[l] += sum[l - v];
+  }
+}
+
+// Adds up the keys [key, key + keys) of a block of rows, which fit into one tile. `whole` is the
+// problem without dropout: with delta = 0, the dS of its backward pass is weight * dP.
+template <class E>
+void add_weights(const Problem& whole, const Problem& p, const BackwardArgs& a,
+                 const BackwardRows<BackwardScratch<E>>& rows, int64_t key, int64_t keys,
+                 BackwardScratch<E>& s, WeightSums& sums) {
+  using T = Compute<E>;
+  s.load_keys(p, rows.first().batch, rows.first().kv_head, key, keys);
+  for (int t = 0; t < rows.count; ++t) {
+    const BackwardTile<E>& of = rows.tiles[t];
+    const int64_t begin = std::max(key, of.tile.key_begin);
+    const int64_t count = std::min(key + keys, of.tile.key_end) - begin;
+    if (count <= 0 || masks_hide_tile<T>(p, of.tile, begin, count)) continue;
+    grad_scores_of_tile(whole, a, of, begin, count, of.lane, s);
+    if (p.dropout_p > 0)
+      drop_weights(p, s.dropout, of.tile, begin, count, s.grad_scores + of.lane);
+    add_in_double(of.tile, count, s.weights + of.lane, sums.weights + of.lane);
+    add_in_double(of.tile, count, s.grad_scores + of.lane, sums.products + of.lane);
+  }
+}
+
+// The weight of the sink of row `row`, whose log-sum-exp is lse; 0 if there are no sinks.
+inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row, double lse) {
+  const double* const sink =
+      plane<double>(p, p.sinks, item.batch, item.kv_head * p.group() + row % p.group());
+  return sink ? std::exp(*sink - lse) : 0;
+}
+
 template <class E>
 void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
                  const ForwardItem& item, void* workspace) {
@@ -20,28 +73,29 @@ void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
   BackwardScratch<E> s(arena, p, 0);
   BackwardArgs a;
   a.lse = args.lse;
+  a.grad_output = args.grad_output;
   a.grad_weights = args.grad_weights;
+  Problem whole = p;
+  whole.dropout_p = 0;
   const Rows<T> out = rows_of<T>(p, dot, item.batch, item.kv_head);
+  const Rows<const T> lse = rows_of<T>(p, a.lse, item.batch, item.kv_head);
   const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
-    const BackwardRows<BackwardScratch<E>> rows(p, a, item.batch, item.kv_head, row,
+    const BackwardRows<BackwardScratch<E>> rows(whole, a, item.batch, item.kv_head, row,
                                                 std::min(kGradRows, item.row_end - row), s);
     s.hides_pairs = hides_any(p);
     s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
-    double sums[kGradRows] = {};
+    WeightSums sums;
     const int64_t end = rows.last().key_end;
-    for (int64_t key = 0; key < end; key += step) {
-      s.load_keys(p, item.batch, item.kv_head, key, std::min(step, end - key));
-      for (int t = 0; t < rows.count; ++t) {
-        const BackwardTile<E>& tile = rows.tiles[t];
-        const int64_t begin = std::max(key, tile.tile.key_begin);
-        const int64_t keys = std::min(key + step, tile.tile.key_end) - begin;
-        if (keys <= 0 || masks_hide_tile<T>(p, tile.tile, begin, keys)) continue;
-        grad_scores_of_tile(p, a, tile, begin, keys, tile.lane, s);
-        add_row_sums(tile.tile, keys, s.grad_scores + tile.lane, sums + tile.lane);
-      }
+    for (int64_t key = rows.first().key_begin / step * step; key < end; key += step)
+      add_weights(whole, p, a, rows, key, std::min(step, end - key), s, sums);
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      // Without weights there is nothing to divide, whatever the sink is.
+      const double total =
+          sums.weights[r] == 0 ? 1 : sums.weights[r] + sink_weight(p, item, row + r, *lse[row + r]);
+      out[row + r][0] = T(dropout_scale(p.dropout_p) * sums.products[r] / total);
+      out[row + r][out.col] = T(total);
     }
-    for (int64_t r = 0; r < rows.rows; ++r) *out[row + r] = T(sums[r]);
   }
 }
 

@@ -84,18 +84,18 @@ at::Tensor grad_of_each(const Call& call, const Sizes<int64_t>& sizes) {
 
 void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
                    const at::Tensor& grad_weights) {
-  const at::Tensor dot = at::empty(sizes.lse(), compute_options(call));
+  auto dot_sizes = sizes.lse();
+  dot_sizes.push_back(2);
+  const at::Tensor dot = at::empty(dot_sizes, compute_options(call));
   KernelCall kernel(call, sizes);
   BackwardArgs args;
   Output dot_output;
   kernel.bind(args.lse, call[arg::logsumexp], Dims::head_row);
   kernel.bind(args.grad_weights, grad_weights, Dims::head_row_column);
-  kernel.bind(args.grad_weights_dot, dot, Dims::head_row);
-  kernel.bind(dot_output, dot, Dims::head_row);
-  if (call.has(arg::grad_output)) {
-    kernel.bind(args.output, call[arg::output], Dims::head_row_column);
+  kernel.bind(args.grad_weights_dot, dot, Dims::head_row_column);
+  kernel.bind(dot_output, dot, Dims::head_row_column);
+  if (call.has(arg::grad_output))
     kernel.bind(args.grad_output, call[arg::grad_output], Dims::head_row_column);
-  }
   gradients.bind(kernel, args);
   kernel.set_strides();
   if (has_queries(kernel.problem)) {
@@ -106,11 +106,10 @@ void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes
   }
 }
 
-// With all tensors in float32. The output is rounded, so the forward pass runs once more for it.
+// With all tensors in float32.
 void backward_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
                    const at::Tensor& grad_weights) {
-  CopiedCall wide(call, widened);
-  if (call.has(arg::grad_output)) wide.recompute(ops::attention_forward);
+  const CopiedCall wide(call, widened);
   backward_into(gradients, sizes, *wide, grad_weights);
 }
 
