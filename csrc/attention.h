@@ -58,9 +58,9 @@ struct Pages {
 // Where the rows of one batch item are, if items have rows of different numbers: of a document in a
 // packed batch, or of a sequence in a cache. Its queries are rows [query_begin, query_begin +
 // seqlen_q) of query and of all tensors that have a row for each query; its keys are rows
-// [key_begin, key_begin + seqlen_k) of batch item `key_item` of all tensors that have a row for each
-// key, or lie in pages. Masks, slopes and sinks have a batch item of their own for it, and count
-// rows and columns from its first query and key on.
+// [key_begin, key_begin + seqlen_k) of batch item `key_item` of all tensors that have a row for
+// each key, or lie in pages. Masks, slopes and sinks have a batch item of their own for it, and
+// count rows and columns from its first query and key on.
 struct Span {
   int64_t query_begin = 0, seqlen_q = 0;
   int64_t key_begin = 0, seqlen_k = 0;
@@ -84,8 +84,8 @@ struct Shard {
 // its scores, unless that was attention_forward with the same tensors and settings (half_products()
 // in dispatch.h).
 //
-// Scores are made by tiles, of elements or, for bf16 where the instruction set has such products, of
-// pairs. Where a plane has few rows, they are made row by row from elements: few_rows_of() in
+// Scores are made by tiles, of elements or, for bf16 where the instruction set has such products,
+// of pairs. Where a plane has few rows, they are made row by row from elements: few_rows_of() in
 // common/score_way.h says where.
 enum class ScoreWay : uint8_t {
   automatic,  // few rows row by row; others by pairs if there are any and half_products() is native
@@ -100,14 +100,14 @@ struct Problem {
   DType dtype = DType::f32;  // of query, key, value, output and their gradients
   int batch_rank = 0;        // 0: one batch item
   std::array<int64_t, kMaxBatchRank> batch_sizes{};
-  int64_t heads = 1;       // H
-  int64_t kv_heads = 1;    // Hkv, divides H
-  int64_t seqlen_q = 0;    // L
-  int64_t seqlen_k = 0;    // S
+  int64_t heads = 1;     // H
+  int64_t kv_heads = 1;  // Hkv, divides H
+  int64_t seqlen_q = 0;  // L
+  int64_t seqlen_k = 0;  // S
   // If not null: a span for every batch item, batch_rank is 1, and no item has the L and S above.
   // Without weights: neither ForwardResult::weights nor BackwardArgs::grad_weights.
   const Span* spans = nullptr;
-  Span rows;  // of an item(); its beginnings are 0 otherwise
+  Span rows;               // of an item(); its beginnings are 0 otherwise
   int64_t head_dim = 0;    // D
   int64_t head_dim_v = 0;  // Dv
   double scale = 1.0;

@@ -24,8 +24,8 @@ QKV_CORE_API void set_isa(const char* name);
 // amx; weights and gradients of scores are rounded to it as factors. "float32": every factor is
 // widened, and nothing but results is rounded. The setting is the one that the environment variable
 // QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both functions throw
-// std::invalid_argument for any other name. Each has its own order of summation, and so its own last
-// digits of a score: a backward pass under another setting than its forward pass has to say so
+// std::invalid_argument for any other name. Each has its own order of summation, and so its own
+// last digits of a score: a backward pass under another setting than its forward pass has to say so
 // (ScoreWay in attention.h), as autograd does.
 QKV_CORE_API const char* half_products();
 QKV_CORE_API void set_half_products(const char* name);

@@ -79,7 +79,8 @@ void BackwardTask::plan(const Team& team) {
 }
 
 int64_t BackwardTask::gradient_bytes() const {
-  return size_of(p_.dtype) * planes_ * (rows_ * p_.head_dim + keys_ * (p_.head_dim + p_.head_dim_v));
+  return size_of(p_.dtype) * planes_ *
+         (rows_ * p_.head_dim + keys_ * (p_.head_dim + p_.head_dim_v));
 }
 
 // Where not all planes have memory at the same time, half as many as have it begin together: so the
@@ -92,7 +93,8 @@ void BackwardTask::plan_by_class() {
   by_class_ = true;
   cells_.clear();
   const ItemProblem item(p_, stretch_.first);
-  for (int64_t part = 0; part < grid_.parts(); ++part) cells_.push_back(grid_.cells(*item, part, 1));
+  for (int64_t part = 0; part < grid_.parts(); ++part)
+    cells_.push_back(grid_.cells(*item, part, 1));
 }
 
 void BackwardTask::order_cells(int64_t groups) {

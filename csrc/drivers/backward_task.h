@@ -1,4 +1,5 @@
-// The backward pass of one stretch of batch items: how it is cut into work items, and what each item does.
+// The backward pass of one stretch of batch items: how it is cut into work items, and what each
+// item does.
 //
 // A plane is one batch item and one key/value head. Planes that add to the same elements of a
 // mask's gradient form a class (sharing.h); where nothing is shared, every plane is a class of its
@@ -61,9 +62,7 @@ class BackwardTask {
   BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
                const Problem& item);
   // The plane with that number in the stretch, and that of a turn.
-  Plane plane(int64_t number) const {
-    return {stretch_.batch(p_, number), number % p_.kv_heads};
-  }
+  Plane plane(int64_t number) const { return {stretch_.batch(p_, number), number % p_.kv_heads}; }
   Plane plane_of(const Turn& turn) const {
     return plane(sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   }

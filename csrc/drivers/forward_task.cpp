@@ -185,7 +185,8 @@ void ForwardTask::attend(const Problem& p, int64_t plane, int64_t split, int64_t
 
 void ForwardTask::finish(int64_t index) const {
   const int64_t plane = index / planes_.rows;
-  merge(*ItemProblem(p_, stretch_.batch(p_, plane)), plane, index % planes_.rows, parts_ + plane * parts_bytes_);
+  merge(*ItemProblem(p_, stretch_.batch(p_, plane)), plane, index % planes_.rows,
+        parts_ + plane * parts_bytes_);
 }
 
 void ForwardTask::merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {

@@ -1,4 +1,5 @@
-// The forward pass of one stretch of batch items: how it is cut into work items, and what each item does.
+// The forward pass of one stretch of batch items: how it is cut into work items, and what each item
+// does.
 //
 // An item is some rows of one plane against one split of its keys. Where keys are split, each split
 // leaves a part of each row's output in memory, and a second phase merges them. If there are
@@ -67,7 +68,7 @@ class ForwardTask {
   const Stretch stretch_;
   const Kernels& kernels_;
   Planes planes_;
-  int64_t seqlen_k_;  // of each item
+  int64_t seqlen_k_;        // of each item
   int64_t splits_ = 1;      // of a plane
   int64_t split_keys_ = 0;  // the keys of a split
   int64_t first_split_;     // the end of the first split

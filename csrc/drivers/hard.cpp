@@ -7,13 +7,13 @@ namespace qkv {
 
 void attention_hard(const Problem& problem, const HardResult& result) {
   const Kernels& kernels = kernels_for(problem);
-  for_each_row_item(
-      problem,
-      {kernels,
-       [&](const Problem& p, int64_t rows) { return kernels.forward_workspace(p, rows, false); },
-       [&](const Problem& p, const ForwardItem& rows, void* workspace) {
-         kernels.hard(p, result, rows, workspace);
-       }});
+  for_each_row_item(problem, {kernels,
+                              [&](const Problem& p, int64_t rows) {
+                                return kernels.forward_workspace(p, rows, false);
+                              },
+                              [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+                                kernels.hard(p, result, rows, workspace);
+                              }});
 }
 
 }  // namespace qkv

@@ -7,12 +7,13 @@ namespace qkv {
 
 void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result) {
   const Kernels& kernels = jvp_kernels(problem.dtype);
-  for_each_row_item(
-      problem, {kernels,
-                [&](const Problem& p, int64_t rows) { return kernels.jvp_workspace(p, args, rows); },
-                [&](const Problem& p, const ForwardItem& rows, void* workspace) {
-                  kernels.jvp(p, args, result, rows, workspace);
-                }});
+  for_each_row_item(problem, {kernels,
+                              [&](const Problem& p, int64_t rows) {
+                                return kernels.jvp_workspace(p, args, rows);
+                              },
+                              [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+                                kernels.jvp(p, args, result, rows, workspace);
+                              }});
 }
 
 }  // namespace qkv

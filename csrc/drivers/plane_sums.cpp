@@ -84,8 +84,7 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
   for (int m = 0; m < kMasks; ++m) {
     const GradMask& grad = args_.grad_masks[m];
     if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(grid_.parts() * rows_);
-    if (grad.keys.data)
-      memory.mask_keys[m] = arena.take<char>(keys_ * group_ * lanes_ * element_);
+    if (grad.keys.data) memory.mask_keys[m] = arena.take<char>(keys_ * group_ * lanes_ * element_);
   }
   return memory;
 }
@@ -128,8 +127,7 @@ void PlaneSums::clear_rows(const BackwardSums& sums, const Range& rows) const {
   const Range blocks{rows.begin / kGradRows, (rows.end + kGradRows - 1) / kGradRows};
   std::fill(sums.query_sums + blocks.begin, sums.query_sums + blocks.end, QuerySums::none);
   if (sums.grad_slopes)
-    std::fill(sums.grad_slopes + blocks.begin * group_,
-              sums.grad_slopes + blocks.end * group_, 0.);
+    std::fill(sums.grad_slopes + blocks.begin * group_, sums.grad_slopes + blocks.end * group_, 0.);
   for (double* of : sums.mask_rows)
     if (of) std::fill(of + rows.begin, of + rows.end, 0.);
 }
@@ -150,14 +148,13 @@ void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& r
                             const BackwardSums& first) const {
   if (!args_.grad_query.data) return;
   kernels_.finish_rows(p, args_,
-                       {plane.batch, plane.kv_head, rows.begin, rows.end, first,
-                        grid_.parts(), rows_ * padded(head_dim_) * element_, blocks_});
+                       {plane.batch, plane.kv_head, rows.begin, rows.end, first, grid_.parts(),
+                        rows_ * padded(head_dim_) * element_, blocks_});
 }
 
 void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& keys,
                             const BackwardSums& sums) const {
-  kernels_.finish_keys(p, args_,
-                       {plane.batch, plane.kv_head, keys.begin, keys.end, sums});
+  kernels_.finish_keys(p, args_, {plane.batch, plane.kv_head, keys.begin, keys.end, sums});
 }
 
 void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const {

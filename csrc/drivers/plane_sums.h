@@ -17,7 +17,8 @@ struct Plane {
 class PlaneSums {
  public:
   // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The grid
-  // and the arguments must outlive this. What is done for one plane is given the problem of its item.
+  // and the arguments must outlive this. What is done for one plane is given the problem of its
+  // item.
   PlaneSums(const Problem& item, const BackwardArgs& args, const Kernels& kernels,
             const Grid& grid);
 

@@ -31,9 +31,9 @@ struct Stretch {
   int64_t batch(const Problem& p, int64_t plane) const { return first + plane / p.kv_heads; }
 };
 
-// All batch items of a problem; with spans, only neighbours of one size together. One by one, if they
-// are to be worked off in their order. Items without queries have results only in a backward pass:
-// the gradients of their keys, which are 0.
+// All batch items of a problem; with spans, only neighbours of one size together. One by one, if
+// they are to be worked off in their order. Items without queries have results only in a backward
+// pass: the gradients of their keys, which are 0.
 inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = false,
                                          bool without_queries = false) {
   const int64_t items = p.batch();

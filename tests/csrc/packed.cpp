@@ -14,8 +14,7 @@ void PackedTensor::for_each_of(size_t n, F f) const {
   const Place& at = places_[n];
   for (int64_t h = 0; h < part[0]; ++h)
     for (int64_t i = 0; i < part[1]; ++i)
-      for (int64_t j = 0; j < part[2]; ++j)
-        f(memory_.offset({at.item, h, at.row + i, at.col + j}));
+      for (int64_t j = 0; j < part[2]; ++j) f(memory_.offset({at.item, h, at.row + i, at.col + j}));
 }
 
 void PackedTensor::write(size_t n, const std::vector<double>& values) {
@@ -33,8 +32,7 @@ void PackedTensor::expect_nothing_else_written() const {
   if (!*this) return;
   EXPECT_TRUE(memory_.canaries_alive()) << "something beside a result was written";
   std::vector<int64_t> own;
-  for (size_t n = 0; n < parts_.size(); ++n)
-    for_each_of(n, [&](int64_t at) { own.push_back(at); });
+  for (size_t n = 0; n < parts_.size(); ++n) for_each_of(n, [&](int64_t at) { own.push_back(at); });
   std::sort(own.begin(), own.end());
   const std::vector<uint8_t> canary(size_t(memory_.element()), GuardedMemory::kCanary);
   int64_t wrong = 0;
@@ -129,7 +127,10 @@ PackedTensor Packed::make(Of of, Type type, int64_t heads, int64_t cols, bool sh
   for (size_t n = 0; n < size(); ++n) {
     const Span& s = spans_[n];
     const int64_t item = per_document ? int64_t(n) : of_keys ? s.key_item : 0;
-    places.push_back({item, of == Of::queries ? s.query_begin : of == Of::keys ? s.key_begin : 0,
+    places.push_back({item,
+                      of == Of::queries ? s.query_begin
+                      : of == Of::keys  ? s.key_begin
+                                        : 0,
                       of == Of::key_columns ? s.key_begin : 0});
     parts.push_back({heads, 1, cols});
     if (of == Of::queries || of == Of::pairs) parts[n][1] = s.seqlen_q;
@@ -149,7 +150,7 @@ PackedTensor Packed::make(Of of, Type type, int64_t heads, int64_t cols, bool sh
 }
 
 // What documents share is at first what the last of them has; then all are given the same.
-PackedTensor Packed::pack(Of of, Tensor JvpWorkload::*which, bool shared) {
+PackedTensor Packed::pack(Of of, Tensor JvpWorkload::* which, bool shared) {
   const Tensor& first = documents_[0].*which;
   if (!first) return {};
   PackedTensor packed = make(of, first.type(), first.sizes()[0], first.sizes()[2], shared);
@@ -239,10 +240,9 @@ class PackedOutputs {
     output_.memory().make_read_only(), lse_.memory().make_read_only();
   }
   PackedResults results() const {
-    for (const PackedTensor* t :
-         {&output_, &lse_, &grad_query_, &grad_key_, &grad_value_, &grad_alibi_slopes_,
-          &grad_sinks_, &mask_keys_[0], &mask_keys_[1], &mask_queries_[0], &mask_queries_[1],
-          &sums_[0], &sums_[1]})
+    for (const PackedTensor* t : {&output_, &lse_, &grad_query_, &grad_key_, &grad_value_,
+                                  &grad_alibi_slopes_, &grad_sinks_, &mask_keys_[0], &mask_keys_[1],
+                                  &mask_queries_[0], &mask_queries_[1], &sums_[0], &sums_[1]})
       t->expect_nothing_else_written();
     PackedResults all;
     for (size_t n = 0; n < packed_.size(); ++n) all.documents.push_back(document(n));

@@ -85,7 +85,7 @@ class Packed {
 
  private:
   void place_documents();
-  PackedTensor pack(Of of, Tensor JvpWorkload::*which, bool shared = false);
+  PackedTensor pack(Of of, Tensor JvpWorkload::* which, bool shared = false);
 
   std::deque<JvpWorkload> documents_;  // a deque never moves its elements
   Layout layout_;
@@ -117,7 +117,8 @@ std::vector<JvpResults> run_jvp(const Packed& packed, int num_threads);
 // add to the shared sums, one after the other.
 PackedResults run_one_by_one(const Packed& packed);
 // The shared sums as the reference makes them of each document alone, added up in double.
-std::array<std::vector<double>, kMasks> true_sums(const Packed& packed, const PackedResults& actual);
+std::array<std::vector<double>, kMasks> true_sums(const Packed& packed,
+                                                  const PackedResults& actual);
 
 void expect_identical(const PackedResults& actual, const PackedResults& expected);
 

@@ -79,8 +79,8 @@ class Paged {
     auto next = order.begin();
     for (size_t n = 0; n < all_.size(); ++n) {
       Workload& w = *all_[n];
-      Tensor& table = tables_.emplace_back(Type::int32, Sizes{1, 1, count(w)}, Sizes{0, 0, 1},
-                                           w.c.at_front);
+      Tensor& table =
+          tables_.emplace_back(Type::int32, Sizes{1, 1, count(w)}, Sizes{0, 0, 1}, w.c.at_front);
       table.fill([&] { return double(*next++); });
       for (int64_t page = 1; page < w.c.S / size && repeat; ++page)
         if (draw(random_, 0, 3) == 0) share(n, draw(random_, 0, page - 1), page);
@@ -127,7 +127,7 @@ class Paged {
     copy(w.value, w.c.kv_heads / w.c.value_head_repeat, w.c.Dv);
   }
 
-  std::unique_ptr<PagedRows> fill(Tensor Workload::*from, int64_t heads, int64_t cols,
+  std::unique_ptr<PagedRows> fill(Tensor Workload::* from, int64_t heads, int64_t cols,
                                   int64_t room) {
     const Type type = type_of(all_[0]->c.dtype);
     auto rows = std::make_unique<PagedRows>(type, heads, size_, cols, room, random_);

@@ -337,3 +337,40 @@ def test_bad_call(change, exception, message):
         qkv.attention_weights(**arguments)
     with pytest.raises(exception, match=message):
         qkv.attention_with_weights(**arguments, value=torch.zeros(2, 4, 5, 8))
+
+
+def slope_and_keys(offset, seed):
+    torch.manual_seed(seed)
+    q, k = torch.randn(8, 64, 64), torch.randn(8, 256, 64) + offset
+    return [x.requires_grad_() for x in (q, k, torch.full((8,), -0.5))]
+
+
+def formula(query, key, slopes):
+    """All weights, out of torch's operators."""
+    L, S = query.size(-2), key.size(-2)
+    distance = (torch.arange(L)[:, None] + S - L - torch.arange(S)).abs()
+    scores = query @ key.transpose(-1, -2) / 8 - slopes[:, None, None] * distance
+    return scores.softmax(-1)
+
+
+@reductions
+@pytest.mark.parametrize("offset", [4, 16, 1000])
+def test_keys_with_a_mean(isa, reduce, offset):
+    """Gradients are differences from a mean over the keys. Where the keys have much in common, that
+    mean is large, and weights that do not quite add up to 1 leave some of it."""
+    reduced = {None: lambda w: w, "heads": lambda w: w.mean(-3), "queries": lambda w: w.sum(-2)}
+    errors = torch.zeros(2, 3, dtype=torch.float64)
+    for seed in range(3):
+        leaves = slope_and_keys(offset, seed)
+        wide = [x.detach().double().requires_grad_() for x in leaves]
+        ours = qkv.attention_weights(*leaves[:2], alibi_slopes=leaves[2], reduce=reduce)
+        grad = torch.randn_like(ours)
+        found = [torch.autograd.grad(ours, leaves, grad)]
+        found.append(torch.autograd.grad(reduced[reduce](formula(*leaves)), leaves, grad))
+        truth = torch.autograd.grad(reduced[reduce](formula(*wide)), wide, grad.double())
+        for which, gradients_of in enumerate(found):
+            for i, (x, y) in enumerate(zip(gradients_of, truth, strict=True)):
+                errors[which, i] += (x.double() - y).pow(2).sum()
+    ratios = (errors[0] / errors[1]).sqrt()
+    # Ours were 5 to 290 times as large. A slope's error is that of one number a head, and so noisy.
+    assert (ratios < torch.tensor([1.1, 1.1, 2.0])).all(), ratios

@@ -1,14 +1,11 @@
 """Calls of attention_with_kvcache: drawn, and the truth of them."""
 
-import math
-
 import dense
 import torch
+from draw import Draw
 from formula import attend
 from packed import int8_tensor
 from problems import options_of, widened
-
-from draw import Draw
 
 
 def attention_with_kvcache(seed):
@@ -33,7 +30,7 @@ def attention_with_kvcache(seed):
     d.keywords["cache_seqlens"] = "cache_seqlens"
     options(d, B, H, L, longest)
     scales = [n for n in ("k_scale", "v_scale") if n in d.tensors]
-    body = [f"k_after, v_after = copy.deepcopy((k_cache, v_cache))"]
+    body = ["k_after, v_after = copy.deepcopy((k_cache, v_cache))"]
     body += [f"{n}_after = copy.deepcopy({n})" for n in scales]
     for n in scales:
         d.keywords[n] = f"{n}_after"
@@ -86,7 +83,9 @@ def caches(d, mood, room, Hkv, D, Dv, lens):
         layouts = ("plain", "transposed", "sliced")
         d.tensor(name, shape, mood, role={"k": "key", "v": "value"}[name[0]], layouts=layouts)
         if lens and "cache_batch_idx" not in d.keywords and "block_table" not in d.keywords:
-            beyond = f"torch.arange({room[1]})[:, None] >= torch.tensor({lens})[:, None, None, None]"
+            beyond = (
+                f"torch.arange({room[1]})[:, None] >= torch.tensor({lens})[:, None, None, None]"
+            )
             d.tensors[name] += f".masked_fill_({beyond}, math.nan)"  # nobody may read it
 
 
@@ -172,8 +171,13 @@ def appended(case, ours, fail):
         touched = torch.zeros(len(was), dtype=torch.bool)
         if v.get(new) is not None:
             heads = scales if own else scales.view(-1, *[1, 1] if scales.numel() > 1 else [])
-            flat = heads.expand(before.shape[:-1]) if own else heads.squeeze(-1).expand(
-                before.shape[:-1]) if scales.numel() > 1 else scales.reshape(1, 1, 1).expand(before.shape[:-1])
+            flat = (
+                heads.expand(before.shape[:-1])
+                if own
+                else heads.squeeze(-1).expand(before.shape[:-1])
+                if scales.numel() > 1
+                else scales.reshape(1, 1, 1).expand(before.shape[:-1])
+            )
             flat = flat.transpose(1, 2).flatten(0, 1)  # [rows, Hkv]
             for b in range(v[new].size(0)):
                 at = places_of(v, b)[-v[new].size(2) :]

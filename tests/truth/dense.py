@@ -2,9 +2,9 @@
 
 import problems
 import torch
-from call import Call
-
 from draw import Draw
+
+from call import Call
 
 PIECES = ("query", "key", "value")
 
@@ -31,7 +31,7 @@ def shapes(d):
         leads = [(*d.broadcast(x[:-1]), x[-1]) if d.chance(0.3) else x for x in leads]
         batch = torch.broadcast_shapes(*(x[:-1] for x in leads))
     elif d.chance(0.3):
-        leads = [(*d.broadcast(x), ) or (1,) for x in leads]
+        leads = [(*d.broadcast(x),) or (1,) for x in leads]
         batch = torch.broadcast_shapes(*leads)[:-1]
         H = torch.broadcast_shapes(*leads)[-1]
     lead = (*batch, H)
@@ -60,9 +60,7 @@ def mask_shape(d, lead, L, S):
 
 
 def floating(d, names):
-    return [
-        n for n in names if n in d.tensors and ">" not in d.tensors[n].split("masked_fill")[0]
-    ]
+    return [n for n in names if n in d.tensors and ">" not in d.tensors[n].split("masked_fill")[0]]
 
 
 def drawn(seed, operator, pieces=PIECES, soft=True):
@@ -155,7 +153,9 @@ def attention_jvp(seed):
     names = floating(d, LEAVES)
     for name in names:
         if d.chance(0.7):
-            d.tensors[f"{name}_tangent"] = f"torch.randn({name}.shape, generator=torch.Generator().manual_seed({d.seed()})).to({name}.dtype)"
+            d.tensors[f"{name}_tangent"] = (
+                f"torch.randn({name}.shape, generator=torch.Generator().manual_seed({d.seed()})).to({name}.dtype)"
+            )
             d.keywords[f"{name}_tangent"] = f"{name}_tangent"
     tangents = tuple(f"{n}_tangent" for n in names if f"{n}_tangent" in d.tensors)
     results = ("output", "lse", "output_tangent", "lse_tangent")

@@ -88,8 +88,7 @@ class Case:
             with torch.no_grad():
                 results = self.product({n: x.detach() for n, x in self.leaves.items()})
             self.cotangents = {
-                n: random_like(results[n], self.seeds[n], self.offset)
-                for n in self.call.cotangents
+                n: random_like(results[n], self.seeds[n], self.offset) for n in self.call.cotangents
             }
             poison([*self.values.values()])
         arguments = (self.leaves, self.cotangents, self.directions, self.call.order)

@@ -2,10 +2,9 @@
 
 import dense
 import torch
+from draw import SUFFIX, Draw
 from formula import PLAIN, Options, attend
 from problems import kept
-
-from draw import SUFFIX, Draw
 
 
 def parameter(d, name, *shape):
@@ -69,14 +68,20 @@ def multihead(seed):
         "in_proj_weight": (3 * E, E), "in_proj_bias": (3 * E,), "out_proj_weight": (E, E),
         "out_proj_bias": (E,)}.items()}  # fmt: skip
     for name, n in (("query", L), ("key", S), ("value", S)):
-        d.tensor(name, (B, n, E), d.pick(("ordinary", "ordinary", "mean")) if name == "key" else "ordinary")
+        d.tensor(
+            name,
+            (B, n, E),
+            d.pick(("ordinary", "ordinary", "mean")) if name == "key" else "ordinary",
+        )
     constructor, extra = constructed(d, L, S)
     if "window_size" not in constructor and "alibi" not in constructor and d.chance(0.2):
         constructor += ", add_bias_kv=True"
         named |= {n: parameter(d, n, 1, 1, E) for n in ("bias_k", "bias_v")}
     masks(d, B, H, L, S)
     average = d.pick(("True", "False"))
-    parameters = ", ".join(f'"{n.replace("out_proj_", "out_proj.")}": {x}' for n, x in named.items())
+    parameters = ", ".join(
+        f'"{n.replace("out_proj_", "out_proj.")}": {x}' for n, x in named.items()
+    )
     form = (
         f"torch.func.functional_call(layer, {{{parameters}}}, (query, key, value), "
         f"dict(average_attn_weights={average}{{keywords}}))"
@@ -112,7 +117,9 @@ def masks(d, B, H, L, S):
             d.keywords[name] = name
     if d.chance(0.4):
         shape = d.broadcast((B, H, L, S), 2)
-        d.tensors["attn_bias"] = f"normal({', '.join(map(str, (d.seed(), *shape)))}){SUFFIX[d.dtype]}"
+        d.tensors["attn_bias"] = (
+            f"normal({', '.join(map(str, (d.seed(), *shape)))}){SUFFIX[d.dtype]}"
+        )
         d.keywords["attn_bias"] = "attn_bias"
 
 
@@ -179,7 +186,9 @@ def additive(seed):
 
 def true_additive(v, arithmetic):
     """The batch takes the place of the heads."""
-    hidden = (v["query"] @ v["query_weight"].mT)[:, :, None] + (v["key"] @ v["key_weight"].mT)[:, None]
+    hidden = (v["query"] @ v["query_weight"].mT)[:, :, None] + (v["key"] @ v["key_weight"].mT)[
+        :, None
+    ]
     scores = hidden.tanh() @ v["v"]
     masks = (scores,) if v.get("attn_mask") is None else (scores, v["attn_mask"])
     B, L, S = scores.shape
@@ -254,5 +263,3 @@ def true_dictionary(v, arithmetic):
     query = v["query"].reshape(1, -1, shape[-1])
     found = attend(query, v["keys"][None], v["values"][None], Options(scale=v["scale"]), arithmetic)
     return found.output[0].unflatten(0, shape[:-1]), found.weights[0].unflatten(0, shape[:-1])
-
-

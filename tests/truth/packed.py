@@ -3,7 +3,6 @@
 import dense
 import problems
 import torch
-
 from draw import SUFFIX, Draw
 
 PIECES = ("query", "key", "value")

@@ -49,7 +49,9 @@ def items(v):
         inputs = [x.expand(*x.shape[:-3], H, *x.shape[-2:]) for x in inputs]
     H, L = inputs[0].shape[-3:-1]
     S = inputs[1].size(-2)
-    flat = [x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in inputs]
+    flat = [
+        x.expand(*batch, *x.shape[-3:]).reshape(math.prod(batch), *x.shape[-3:]) for x in inputs
+    ]
 
     def of_item(n):
         def share(x, own):
@@ -196,6 +198,8 @@ def varlen_attn(v, arithmetic):
         options = options_of(v, n, H, L, S, share)
         inputs = (x.transpose(0, 1) for x in (query[rows], key, value))
         found = attend(*inputs, options, arithmetic)
-        outputs = torch.cat([outputs[: rows.start], found.output.transpose(0, 1), outputs[rows.stop :]])
+        outputs = torch.cat(
+            [outputs[: rows.start], found.output.transpose(0, 1), outputs[rows.stop :]]
+        )
         lses = torch.cat([lses[:, : rows.start], found.lse, lses[:, rows.stop :]], 1)
     return outputs, lses

@@ -16,7 +16,6 @@ the size of one rounding, relative to the terms of the sum, not to the sum:
 import math
 
 import torch
-
 from formula import Plain
 
 

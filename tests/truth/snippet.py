@@ -49,7 +49,9 @@ def derivative(case, name):
     if name[0] == "tangent":
         add(f"directions = [{directions(case)}]")
         add("f = lambda *x: call(*x)")
-        add("_, tangents = torch.func.jvp(f, tuple(x.detach().clone() for x in leaves), tuple(directions))")
+        add(
+            "_, tangents = torch.func.jvp(f, tuple(x.detach().clone() for x in leaves), tuple(directions))"
+        )
         add("tangents = tangents if isinstance(tangents, tuple) else (tangents,)")
         add(f"return tangents[{call.results.index(name[1])}]")
         return lines
@@ -65,7 +67,9 @@ def derivative(case, name):
         )
         seeds.append(x)
     del n
-    add(f"pairs = [(y, g) for y, g in [{', '.join(f'({x}, grad_{x})' for x in seeds)}] if y.requires_grad]")
+    add(
+        f"pairs = [(y, g) for y, g in [{', '.join(f'({x}, grad_{x})' for x in seeds)}] if y.requires_grad]"
+    )
     add("outputs, seeds = zip(*pairs)")
     create = ", create_graph=True" if name[0] == "second" else ""
     add(f"found = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True{create})")
@@ -75,12 +79,13 @@ def derivative(case, name):
     add(f"directions = [{directions(case)}]")
     add("used = [(g, t) for g, t in zip(found, directions) if g is not None and g.requires_grad]")
     add("gradients, directions = zip(*used)")
-    add(f"return torch.autograd.grad(gradients, {name[1]}_leaf, directions)[0]".replace(
-        f"{name[1]}_leaf", f"leaves[{leaves.index(name[1])}]" if name[1] in leaves else name[1]))
+    add(
+        f"return torch.autograd.grad(gradients, {name[1]}_leaf, directions)[0]".replace(
+            f"{name[1]}_leaf", f"leaves[{leaves.index(name[1])}]" if name[1] in leaves else name[1]
+        )
+    )
     return lines
 
 
 def directions(case):
-    return ", ".join(
-        f"normal({case.seeds[n]}, *{n}.shape).to({n}.dtype)" for n in case.directions
-    )
+    return ", ".join(f"normal({case.seeds[n]}, *{n}.shape).to({n}.dtype)" for n in case.directions)

@@ -72,8 +72,8 @@ c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) 
       std::move(edges));
 }
 
-// The call with `scores` said, where a setting decides how they are made: it may be another one when
-// the backward pass runs.
+// The call with `scores` said, where a setting decides how they are made: it may be another one
+// when the backward pass runs.
 Call with_scores(const Call& call) {
   Call said = call;
   if (call.op->takes(opt::scores) && call.options.scores == Scores::automatic &&

@@ -104,9 +104,9 @@ struct ShardNumbers {
 // What attention_weights returns: all weights, their mean over heads or their sum over queries.
 enum class Reduce { none, heads, queries };
 
-// How the forward pass made the scores that lse belongs to, in the words of csrc's ScoreWay, so that
-// whatever is computed from lse makes them in the same way. None: as these arguments and settings
-// have it.
+// How the forward pass made the scores that lse belongs to, in the words of csrc's ScoreWay, so
+// that whatever is computed from lse makes them in the same way. None: as these arguments and
+// settings have it.
 enum class Scores { automatic, elements, pairs, tiles };
 
 // X(name, type): what is no tensor. Each has its type's zero, or what stands for None, as default.

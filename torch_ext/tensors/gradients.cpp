@@ -115,7 +115,9 @@ at::Tensor GradientTensors::sum_of_documents(Argument argument, MaskSum summed) 
   const at::Tensor& mask = call_[argument];
   const at::Tensor sum = at::zeros(mask.sizes(), mask.options().dtype(at::kDouble));
   const at::Tensor rows = full_[argument].to(at::kDouble);
-  const auto step = [&](int64_t i) { return size_from_right(sum, i) == 1 ? 0 : sum.stride(-1 - i); };
+  const auto step = [&](int64_t i) {
+    return size_from_right(sum, i) == 1 ? 0 : sum.stride(-1 - i);
+  };
   const bool of_keys = summed == MaskSum::keys;
   const int64_t row_step = step(of_keys ? 0 : 1);
   for (size_t n = 0; n < documents_.all.size(); ++n) {

@@ -29,8 +29,9 @@ class KernelCall {
   void bind_tangents(JvpArgs& args);
 
   // Sets problem.batch_* and all strides. The batch of packed documents, or of a cache, has an item
-  // for each, whose rows are then to be given (Problem::spans). Of others, adjacent batch dimensions that all tensors step through
-  // evenly become one; throws c10::Error if more than kMaxBatchRank are left.
+  // for each, whose rows are then to be given (Problem::spans). Of others, adjacent batch
+  // dimensions that all tensors step through evenly become one; throws c10::Error if more than
+  // kMaxBatchRank are left.
   void set_strides();
 
  private:

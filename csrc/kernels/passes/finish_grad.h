@@ -66,7 +66,8 @@ template <class E, class T = Compute<E>>
 void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
                  const Output& to) {
   if (!to.data) return;
-  const Rows<E> rows{key_plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row, to.strides.col};
+  const Rows<E> rows{key_plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row,
+                     to.strides.col};
   finish_dense<E>(static_cast<const T*>(sums) + of.begin * padded<T>(dim), of.end - of.begin, rows,
                   of.begin, factor, dim);
 }

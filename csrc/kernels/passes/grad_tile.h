@@ -31,8 +31,8 @@ void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t k
 // scores [keys x lanes] = the scores of keys [key, key + keys), before any option, made as the
 // forward pass makes them.
 template <class E, class T = Compute<E>>
-void scores_of_tile(const Problem&, const BackwardTile<E>& t, int64_t key, int64_t keys,
-                    T* scores, const BackwardScratch<E>& s) {
+void scores_of_tile(const Problem&, const BackwardTile<E>& t, int64_t key, int64_t keys, T* scores,
+                    const BackwardScratch<E>& s) {
   if (!s.few_query) return multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
   few_scores_of_tile<E>(t.tile, s.keys.source(), key, keys, s.few_query, scores);
 }
@@ -66,8 +66,8 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
     const T factor = T(dropout_scale(p.dropout_p));
-    read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key, keys,
-                 [&](int64_t j, int v, Vec<T> grad) {
+    read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key,
+                 keys, [&](int64_t j, int v, Vec<T> grad) {
                    T* to = grad_scores + j * kGradRows + v;
                    store(to, load(to) + grad * factor);
                  });

@@ -2,11 +2,11 @@
 // dP_ij all that reaches a weight, <dO_i, V_j> + dweight_ij. The backward pass needs this number of
 // a row before it can begin with it.
 //
-// The log-sum-exp of a row is rounded, so its weights add up to 1 + d, and the sum would be off by d
-// times itself, which is more than the gradients of scores where the dP_ij have much in common. So
-// it is divided by what the weights of the row add up to, the sink's among them, and the backward
-// pass divides the weights by that, too. For the same reason <dO_i, O_i>, which is rounded in
-// another way, is no part of it.
+// The log-sum-exp of a row is rounded, so its weights add up to 1 + d, and the sum would be off by
+// d times itself, which is more than the gradients of scores where the dP_ij have much in common.
+// So it is divided by what the weights of the row add up to, the sink's among them, and the
+// backward pass divides the weights by that, too. For the same reason <dO_i, O_i>, which is rounded
+// in another way, is no part of it.
 #pragma once
 
 #include "kernels/operands/rows.h"
@@ -25,8 +25,9 @@ struct WeightSums {
   double products[kGradRows] = {};  // of weight_ij * dP_ij, of those that dropout keeps
 };
 
-// sums [tile.rows] += the sum of numbers [keys x lanes] over the keys. It is made in double, because
-// an error of delta is in the gradients of all scores of the row, and adds up in those of a slope.
+// sums [tile.rows] += the sum of numbers [keys x lanes] over the keys. It is made in double,
+// because an error of delta is in the gradients of all scores of the row, and adds up in those of a
+// slope.
 template <class T>
 void add_in_double(const Tile& tile, int64_t keys, const T* numbers, double* sums) {
   constexpr int W = kLanes<double>;
@@ -51,8 +52,7 @@ void add_weights(const Problem& whole, const Problem& p, const BackwardArgs& a,
     const int64_t count = std::min(key + keys, of.tile.key_end) - begin;
     if (count <= 0 || masks_hide_tile<T>(p, of.tile, begin, count)) continue;
     grad_scores_of_tile(whole, a, of, begin, count, of.lane, s);
-    if (p.dropout_p > 0)
-      drop_weights(p, s.dropout, of.tile, begin, count, s.grad_scores + of.lane);
+    if (p.dropout_p > 0) drop_weights(p, s.dropout, of.tile, begin, count, s.grad_scores + of.lane);
     add_in_double(of.tile, count, s.weights + of.lane, sums.weights + of.lane);
     add_in_double(of.tile, count, s.grad_scores + of.lane, sums.products + of.lane);
   }
