@@ -154,7 +154,8 @@ def attention_jvp(seed):
     for name in names:
         if d.chance(0.7):
             d.tensors[f"{name}_tangent"] = (
-                f"torch.randn({name}.shape, generator=torch.Generator().manual_seed({d.seed()})).to({name}.dtype)"
+                f"torch.randn({name}.shape, generator=torch.Generator().manual_seed({d.seed()}))"
+                f".to({name}.dtype)"
             )
             d.keywords[f"{name}_tangent"] = f"{name}_tangent"
     tangents = tuple(f"{n}_tangent" for n in names if f"{n}_tangent" in d.tensors)

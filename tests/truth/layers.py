@@ -91,7 +91,10 @@ def multihead(seed):
         d, "nn.MultiheadAttention", form, ("output", "weights"), true_multihead,
         leaves=("query", "key", "value", *named, "attn_bias"), cotangents=("output", "weights"),
         order=d.order(0.2), facts=extra | {"heads": H, "average": average == "True"},
-        setup=(f"layer = qkv.nn.MultiheadAttention({E}, {H}, batch_first=True{constructor}).to({dtype})",),
+        setup=(
+            f"layer = qkv.nn.MultiheadAttention({E}, {H}, batch_first=True{constructor})"
+            f".to({dtype})",
+        ),
         torchs=True,
     )  # fmt: skip
 

@@ -50,7 +50,8 @@ def derivative(case, name):
         add(f"directions = [{directions(case)}]")
         add("f = lambda *x: call(*x)")
         add(
-            "_, tangents = torch.func.jvp(f, tuple(x.detach().clone() for x in leaves), tuple(directions))"
+            "_, tangents = torch.func.jvp("
+            "f, tuple(x.detach().clone() for x in leaves), tuple(directions))"
         )
         add("tangents = tangents if isinstance(tangents, tuple) else (tangents,)")
         add(f"return tangents[{call.results.index(name[1])}]")
@@ -59,7 +60,7 @@ def derivative(case, name):
     add("results = results if isinstance(results, tuple) else (results,)")
     add(f"{results}{',' if len(call.results) == 1 else ''} = results")
     seeds = []
-    for x, cotangent in case.cotangents.items():
+    for x in case.cotangents:
         seed = case.seeds[x]
         add(
             f"grad_{x} = normal({seed}, *{x}.shape).add({case.offset}).to({x}.dtype)"
@@ -68,7 +69,8 @@ def derivative(case, name):
         seeds.append(x)
     del n
     add(
-        f"pairs = [(y, g) for y, g in [{', '.join(f'({x}, grad_{x})' for x in seeds)}] if y.requires_grad]"
+        f"pairs = [(y, g) for y, g in [{', '.join(f'({x}, grad_{x})' for x in seeds)}] "
+        "if y.requires_grad]"
     )
     add("outputs, seeds = zip(*pairs)")
     create = ", create_graph=True" if name[0] == "second" else ""
