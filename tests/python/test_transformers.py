@@ -7,6 +7,7 @@ import pytest
 import torch
 from common import run_python
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
@@ -620,25 +621,41 @@ def test_register_again():
     assert switch is continuous_api.ContinuousBatchingManager.switch_to_cb_friendly_attn
 
 
-def test_what_qkv_does_not_have_goes_to_sdpa(monkeypatch):
-    """Another device, of which the meta device is one, and another dtype."""
-    calls = []
+class Watched(TorchFunctionMode):
+    """Remembers how torch's scaled_dot_product_attention is called."""
 
-    def sdpa(module, query, key, value, mask, **kwargs):
-        calls.append((mask, kwargs))
-        return query.transpose(1, 2), None
+    def __init__(self):
+        super().__init__()
+        self.calls = []
 
-    monkeypatch.setattr(_attention, "sdpa_attention_forward", sdpa)
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.calls.append(kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_qkv_does_not_have_goes_to_sdpa():
+    """Another device, of which the meta device is one, and another dtype, which torch does not have
+    either. What sdpa cannot do is an error of transformers', or ours where it would say nothing."""
+    module = torch.nn.Module()
     elsewhere = [x.to("meta") for x in qkv_heads()]
     other_dtype = [x.to(torch.float8_e4m3fn) for x in qkv_heads()]
-    for x, mask in ((elsewhere, None), (other_dtype, _masks.make_mask(1, 6, 6))):
-        _attention.attention_forward(torch.nn.Module(), *x, mask, 0.1, 2.0, softcap=3.0)
-    assert calls[0][0] is None
-    assert torch.equal(calls[1][0], torch.ones(6, 6, dtype=torch.bool).tril()[None, None])
-    for _, kwargs in calls:
-        assert (kwargs["dropout"], kwargs["scaling"], kwargs["softcap"]) == (0.1, 2.0, 3.0)
+    mask = torch.zeros(1, 1, 6, 6, device="meta")
+    with Watched() as sdpa:
+        output, weights = _attention.attention_forward(module, *elsewhere, mask, 0.1, 2.0)
+        with pytest.raises(NotImplementedError, match="not implemented for 'Float8_e4m3fn'"):
+            _attention.attention_forward(module, *other_dtype, _masks.make_mask(1, 6, 6), 0.1, 2.0)
+    assert output.shape == (1, 6, 2, 8) and output.is_meta and weights is None
+    given = [call["attn_mask"] for call in sdpa.calls]
+    assert given[0] is mask
+    assert torch.equal(given[1], torch.ones(6, 6, dtype=torch.bool).tril()[None, None])
+    assert type(given[1]) is torch.Tensor
+    for call in sdpa.calls:
+        assert (call["dropout_p"], call["scale"], call["is_causal"]) == (0.1, 2.0, False)
+    with pytest.raises(ValueError, match="does not support `softcap`"):
+        _attention.attention_forward(module, *elsewhere, None, softcap=3.0)
     with pytest.raises(NotImplementedError, match="sinks .s_aux. on meta"):
-        _attention.attention_forward(torch.nn.Module(), *elsewhere, None, s_aux=torch.zeros(2))
+        _attention.attention_forward(module, *elsewhere, None, s_aux=torch.zeros(2))
 
 
 def test_meta_model():
