@@ -31,9 +31,10 @@ struct Stretch {
   int64_t batch(const Problem& p, int64_t plane) const { return first + plane / p.kv_heads; }
 };
 
-// All batch items of a problem; with spans, only neighbours of one size together. One by one, if
-// they are to be worked off in their order. Items without queries have results only in a backward
-// pass: the gradients of their keys, which are 0.
+// All batch items of a problem; with spans, only neighbours of one size together.
+// Keys in pages need other memory than keys in rows, and so are no neighbours of these. One by one,
+// if they are to be worked off in their order. Items without queries have results only in a
+// backward pass: the gradients of their keys, which are 0.
 inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = false,
                                          bool without_queries = false) {
   const int64_t items = p.batch();
@@ -45,7 +46,8 @@ inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = fal
     if (span.seqlen_q == 0 && !without_queries) continue;
     if (!one_by_one && !all.empty() && all.back().first + all.back().count == b) {
       const Span& before = p.spans[b - 1];
-      if (before.seqlen_q == span.seqlen_q && before.seqlen_k == span.seqlen_k) {
+      if (before.seqlen_q == span.seqlen_q && before.seqlen_k == span.seqlen_k &&
+          !before.pages == !span.pages) {
         ++all.back().count;
         continue;
       }
