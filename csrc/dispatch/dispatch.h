@@ -29,7 +29,8 @@ QKV_CORE_API void set_isa(const char* name);
 // (ScoreWay in attention.h), as autograd does.
 QKV_CORE_API const char* half_products();
 QKV_CORE_API void set_half_products(const char* name);
-// Whether tiles of scores of query and key of this type are made by pairs: under both settings.
+// Whether tiles of scores of query and key of this type are made by pairs, with the instruction set
+// and the setting in use.
 QKV_CORE_API bool multiplies_pairs(DType dtype);
 
 }  // namespace qkv
