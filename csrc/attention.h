@@ -217,14 +217,15 @@ struct BackwardDirection;  // attention_double_backward.h
 // output, grad_output and the gradients of query, key and value are in `dtype`, all
 // others in the compute type unless they say otherwise.
 struct BackwardArgs {
-  Input output;       // ForwardResult::output, as attention_forward left it
-  Input lse;          // ForwardResult::lse, as attention_forward left it
-  Input grad_output;  // null data stands for zeros
-  Input grad_lse;     // null data stands for zeros
-  // [B..., H, L, S], the gradient of the weights themselves, and [B..., H, L, 2], what
-  // attention_weights_dot has made of it: both or neither. With them, `output` is not read.
-  Input grad_weights;
-  Input grad_weights_dot;
+  Input output;        // ForwardResult::output, as attention_forward left it
+  Input lse;           // ForwardResult::lse, as attention_forward left it
+  Input grad_output;   // null data stands for zeros
+  Input grad_lse;      // null data stands for zeros
+  Input grad_weights;  // [B..., H, L, S], the gradient of the weights themselves, or null
+  // Made by attention_backward for some rows (common/row_sums.h), null from its callers. [B..., H,
+  // L, 2]: of row i, sum_j weight_ij * (grad_weights_ij + dot(grad_output_i, value_j)), and what
+  // exp(sink - lse_i) and all exp(score_ij - lse_i) add up to, by which weights are divided.
+  Input row_sums;
 
   Output grad_query;
   Output grad_key;
@@ -257,13 +258,6 @@ QKV_CORE_API void attention_forward(const Problem& problem, const ForwardResult&
 // another value.
 QKV_CORE_API ScoreWay score_way_of(const Problem& problem);
 QKV_CORE_API void attention_backward(const Problem& problem, const BackwardArgs& args);
-
-// dot [B..., H, L, 2] = BackwardArgs::grad_weights_dot, from lse, grad_output and grad_weights of
-// `args`: of row i, sum_j weight_ij * (grad_weights_ij + dot(grad_output_i, value_j)), and what
-// exp(sink - lse_i) and all exp(score_ij - lse_i) add up to, by which the backward pass divides
-// these. It differs from 1 because lse_i is rounded, and is 1 where a row has nothing to attend to.
-QKV_CORE_API void attention_weights_dot(const Problem& problem, const BackwardArgs& args,
-                                        const Output& dot);
 
 // Dropout and sinks of the problem are ignored.
 QKV_CORE_API void attention_hard(const Problem& problem, const HardResult& result);

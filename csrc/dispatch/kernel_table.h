@@ -129,8 +129,8 @@ struct Kernels {
   void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
   void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
   // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
-  void (*weights_dot)(const Problem&, const BackwardArgs&, const Output& dot, const ForwardItem&,
-                      void* workspace);
+  void (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
+                   void* workspace);
   // The item has all keys, and no part. Its workspace is forward_workspace without weights.
   void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
   // The item has all keys, and no part. Null where pairs are multiplied (jvp_kernels).

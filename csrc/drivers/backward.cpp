@@ -6,6 +6,7 @@
 #include "common/workspace.h"
 #include "pass.h"
 #include "plan.h"
+#include "row_sums.h"
 #include "threads/parallel.h"
 
 namespace qkv {
@@ -59,7 +60,8 @@ void attention_backward(const Problem& p, const BackwardArgs& args) {
   const bool in_turn = Sharing::between_items(p, args);
   const std::vector<Stretch> stretches = stretches_of(p, in_turn, /*without_queries=*/true);
   if (stretches.empty()) return;
-  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(p, args, stretches);
+  const RowSums sums(p, args);
+  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(p, sums.args(), stretches);
 }
 
 }  // namespace qkv

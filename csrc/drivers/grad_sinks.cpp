@@ -4,6 +4,7 @@
 
 #include "attention_double_backward.h"
 #include "common/half.h"
+#include "common/row_sums.h"
 #include "common/strides.h"
 
 namespace qkv {
@@ -15,14 +16,12 @@ double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, i
   return t.data ? double(query_plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
 }
 
-// sum_j weight_ij * grad_weight_ij of one row i, where grad_weight is all that reaches the weights:
-// through the output, and directly (BackwardArgs::grad_weights). With the output's derivative in a
-// direction for the output, its change.
+// <grad_output_i, output_i> of one row i.
 template <class E>
-double weighted_grad(const Problem& p, const BackwardArgs& a, const Input& output, int64_t batch,
-                     int64_t head, int64_t query) {
-  double sum = value_at<Compute<E>>(p, a.grad_weights_dot, batch, head, query);
-  if (!a.grad_output.data || a.grad_weights_dot.data) return sum;
+double output_dot(const Problem& p, const BackwardArgs& a, const Input& output, int64_t batch,
+                  int64_t head, int64_t query) {
+  if (!a.grad_output.data) return 0;
+  double sum = 0;
   const Strides &g = a.grad_output.strides, &o = output.strides;
   const E* grad_output = query_plane<E>(p, a.grad_output, batch, head) + query * g.row;
   const E* row = query_plane<E>(p, output, batch, head) + query * o.row;
@@ -34,18 +33,19 @@ double weighted_grad(const Problem& p, const BackwardArgs& a, const Input& outpu
 // What the share of the sink in the softmax of a row, exp(sink - lse), is multiplied by in the
 // gradient: delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i. With a direction the product
 // of both changes, by the share times (sink' - lse'_i) * delta_i + <grad_output_i, output'_i>.
+// `sums` are the row's in BackwardArgs::row_sums, if it wants them.
 template <class E>
 double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
-                  int64_t query) {
+                  int64_t query, const Compute<E>* sums) {
   using T = Compute<E>;
-  const double delta = weighted_grad<E>(p, a, a.output, batch, head, query) -
-                       value_at<T>(p, a.grad_lse, batch, head, query);
+  const double weighted = sums ? sums[0] : output_dot<E>(p, a, a.output, batch, head, query);
+  const double delta = weighted - value_at<T>(p, a.grad_lse, batch, head, query);
   if (!a.direction) return delta;
   const BackwardDirection& direction = *a.direction;
   const double* sink_jvp = plane<double>(p, direction.along.sinks, batch, head);
   return ((sink_jvp ? *sink_jvp : 0) - value_at<T>(p, direction.lse_jvp, batch, head, query)) *
              delta +
-         weighted_grad<E>(p, a, direction.output_jvp, batch, head, query);
+         output_dot<E>(p, a, direction.output_jvp, batch, head, query);
 }
 
 //   grad_sink = -sum_i exp(sink - lse_i) * grad_share_i
@@ -57,7 +57,10 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
-    grad -= std::exp(*sink - lse) * grad_share<E>(p, a, batch, head, query);
+    const T* const sums =
+        sums_row(p, a, lse) ? query_plane<T>(p, a.row_sums, batch, head) + query * 2 : nullptr;
+    grad -= std::exp(*sink - lse) / (sums ? sums[1] : 1) *
+            grad_share<E>(p, a, batch, head, query, sums);
   }
   *plane<double>(p, a.grad_sinks, batch, head) = grad;
 }

@@ -11,7 +11,7 @@
 #include "kernels/passes/hard.h"
 #include "kernels/passes/jvp.h"
 #include "kernels/passes/merge_parts.h"
-#include "kernels/passes/weights_dot.h"
+#include "kernels/passes/row_sums.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"
 
@@ -83,7 +83,7 @@ constexpr Kernels kernels_of() {
                   backward<E>,
                   finish_rows<E>,
                   finish_keys<E>,
-                  weights_dot<E>,
+                  row_sums<E>,
                   hard<E>,
                   nullptr,
                   nullptr,

@@ -100,7 +100,9 @@ void grad_per_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h
 
 }  // namespace
 
-void attention_backward(const Problem& p, const BackwardArgs& a) {
+void attention_backward(const Problem& p, const BackwardArgs& args) {
+  BackwardArgs a = args;
+  const std::vector<double> row_sums = add_row_sums(p, a);
   if (a.direction) return attention_double_backward(p, a);
   for (int64_t b = 0; b < p.batch(); ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {

@@ -2,17 +2,19 @@
 // weights, and the gradient of a score, each under the formula that it follows from.
 #pragma once
 
+#include <vector>
+
 #include "reference/head.h"
 
 namespace qkv::reference {
 
 struct BackwardHead : Head {
-  InputView output;            // [L, Dv]
-  InputView lse;               // [L, 1]
-  InputView grad_output;       // [L, Dv] or null
-  InputView grad_lse;          // [L, 1] or null
-  InputView grad_weights;      // [L, S] or null
-  InputView grad_weights_dot;  // [L, 2] or null
+  InputView output;        // [L, Dv]
+  InputView lse;           // [L, 1]
+  InputView grad_output;   // [L, Dv] or null
+  InputView grad_lse;      // [L, 1] or null
+  InputView grad_weights;  // [L, S] or null
+  InputView row_sums;      // [L, 2], of f64
 
   BackwardHead(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h)
       : Head(p, b, h),
@@ -21,15 +23,15 @@ struct BackwardHead : Head {
         grad_output(p, a.grad_output, type_of(p.dtype), b, h),
         grad_lse(p, a.grad_lse, type_of(compute_type(p.dtype)), b, h),
         grad_weights(p, a.grad_weights, type_of(compute_type(p.dtype)), b, h),
-        grad_weights_dot(p, a.grad_weights_dot, type_of(compute_type(p.dtype)), b, h) {}
+        row_sums(p, a.row_sums, Type::f64, b, h) {}
 
   // The weights of the forward pass, before dropout, follow from its lse:
   //   softmax_ij = exp(score_ij - lse_i)
-  // They are divided by their sum where that is known, since lse is rounded.
+  // They are divided by what they add up to, since lse is rounded.
   double softmax(int64_t i, int64_t j) const { return share(i, score(i, j)); }
   double softmax_of_sink(int64_t i) const { return share(i, sink()); }
   double share(int64_t i, double of_score) const {
-    const double sum = grad_weights_dot ? grad_weights_dot(i, 1) : 1;
+    const double sum = row_sums ? row_sums(i, 1) : 1;
     return lse(i, 0) == -kInf ? 0 : std::exp(of_score - lse(i, 0)) / sum;
   }
 
@@ -47,13 +49,16 @@ struct BackwardHead : Head {
 
   // All gradients of scores of row i have a term in common, which comes through lse_i:
   //   delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i
-  // Where only the output has a gradient, that needs no weights:
-  //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
   double delta(int64_t i) const {
-    double sum = grad_weights_dot ? grad_weights_dot(i, 0) : 0;
-    if (grad_output && !grad_weights_dot)
-      for (int64_t d = 0; d < p.head_dim_v; ++d) sum += grad_output(i, d) * output(i, d);
-    return grad_lse ? sum - grad_lse(i, 0) : sum;
+    return grad_lse ? row_sums(i, 0) - grad_lse(i, 0) : row_sums(i, 0);
+  }
+  // Where only the output has a gradient, the sum needs no weights:
+  //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
+  double dot(int64_t i) const {
+    double sum = 0;
+    for (int64_t d = 0; grad_output && d < p.head_dim_v; ++d)
+      sum += grad_output(i, d) * output(i, d);
+    return sum;
   }
 
   // The gradient of score_ij comes through
@@ -63,5 +68,9 @@ struct BackwardHead : Head {
     return softmax(i, j) * (keep(i, j) * grad_weight(i, j) - delta_i);
   }
 };
+
+// Computes BackwardArgs::row_sums of `args` into the vector that it returns, which must outlive
+// them.
+std::vector<double> add_row_sums(const Problem& p, BackwardArgs& args);
 
 }  // namespace qkv::reference

@@ -14,9 +14,8 @@ namespace qkv::reference {
 // These compute what their namesakes in attention.h do, on one thread.
 void attention_forward(const Problem& problem, const ForwardResult& result);
 void attention_backward(const Problem& problem, const BackwardArgs& args);
-// attention_backward with BackwardArgs::direction.
+// What attention_backward does with BackwardArgs::direction.
 void attention_double_backward(const Problem& problem, const BackwardArgs& args);
-void attention_weights_dot(const Problem& problem, const BackwardArgs& args, const Output& dot);
 void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result);
 void attention_hard(const Problem& problem, const HardResult& result);
 

@@ -8,10 +8,9 @@
 
 namespace qkv::test {
 
-const Library kKernels = {attention_forward, attention_backward, attention_weights_dot,
-                          attention_hard};
+const Library kKernels = {attention_forward, attention_backward, attention_hard};
 const Library kReference = {reference::attention_forward, reference::attention_backward,
-                            reference::attention_weights_dot, reference::attention_hard};
+                            reference::attention_hard};
 
 Outputs::Outputs(const Workload& w) : w_(w) {
   const Case& c = w.c;
@@ -19,7 +18,6 @@ Outputs::Outputs(const Workload& w) : w_(w) {
   const Type element = type_of(c.dtype), compute = w.compute_element();
   output_ = w.make_output(element, H, c.L, c.Dv);
   lse_ = w.make_output(compute, H, c.L, 1);
-  if (c.grad_weights) weights_dot_ = w.make_output(compute, H, c.L, 2);
   if (c.grad_query) grad_query_ = w.make_output(element, H, c.L, c.D);
   if (c.grad_key) grad_key_ = w.make_output(element, c.kv_heads, c.S, c.D);
   if (c.grad_value) grad_value_ = w.make_output(element, c.kv_heads, c.S, c.Dv);
@@ -43,7 +41,7 @@ BackwardArgs Outputs::backward_args() const {
   BackwardArgs a;
   a.output = output_.input(), a.lse = lse_.input();
   a.grad_output = w_.grad_output.input(), a.grad_lse = w_.grad_lse.input();
-  a.grad_weights = w_.grad_weights.input(), a.grad_weights_dot = weights_dot_.input();
+  a.grad_weights = w_.grad_weights.input();
   a.grad_query = grad_query_.output(), a.grad_key = grad_key_.output();
   a.grad_value = grad_value_.output();
   a.grad_masks = {
@@ -56,7 +54,6 @@ BackwardArgs Outputs::backward_args() const {
 std::vector<const Tensor*> Outputs::all() const {
   return {&output_,
           &lse_,
-          &weights_dot_,
           &grad_query_,
           &grad_key_,
           &grad_value_,
@@ -88,7 +85,6 @@ void Outputs::expect_nothing_else_written() const {
 Results Outputs::values() const {
   Results r;
   r.output = output_.values(), r.lse = lse_.values();
-  r.weights_dot = weights_dot_.values();
   r.grad_query = grad_query_.values(), r.grad_key = grad_key_.values();
   r.grad_value = grad_value_.values();
   r.grad_mask = grad_mask_.values(), r.grad_mask_keys = grad_mask_keys_.values();
@@ -124,8 +120,6 @@ namespace {
 
 void run_backward(const Workload& w, const Outputs& outputs, const Library& library) {
   outputs.forward_is_done();
-  if (w.c.grad_weights)
-    library.weights_dot(w.problem(), outputs.backward_args(), outputs.weights_dot());
   library.backward(w.problem(), outputs.backward_args());
   outputs.expect_nothing_else_written();
 }

@@ -17,7 +17,6 @@ namespace qkv::test {
 struct Library {
   void (*forward)(const Problem&, const ForwardResult&);
   void (*backward)(const Problem&, const BackwardArgs&);
-  void (*weights_dot)(const Problem&, const BackwardArgs&, const Output&);
   void (*hard)(const Problem&, const HardResult&);
 };
 extern const Library kKernels, kReference;
@@ -28,7 +27,7 @@ struct Results {
   std::vector<double> grad_query, grad_key, grad_value;
   std::vector<double> grad_mask, grad_mask_keys, grad_mask_queries, grad_alibi_slopes, grad_sinks;
   std::vector<double> grad_bias, grad_bias_keys, grad_bias_queries;
-  std::vector<double> weights, weights_dot;
+  std::vector<double> weights;
   std::vector<double> hard_output, hard_index;
 };
 
@@ -51,7 +50,6 @@ constexpr NamedResult kResults[] = {{"output", &Results::output, true},
                                     {"grad_alibi_slopes", &Results::grad_alibi_slopes},
                                     {"grad_sinks", &Results::grad_sinks},
                                     {"weights", &Results::weights},
-                                    {"weights_dot", &Results::weights_dot},
                                     {"hard_output", &Results::hard_output, true},
                                     {"hard_index", &Results::hard_index}};
 
@@ -60,10 +58,9 @@ class Outputs {
  public:
   explicit Outputs(const Workload& w);
 
-  // The arguments of forward, weights_dot and backward, called in this order: each call reads what
-  // the one before has written. weights_dot is called only if the case has grad_weights.
+  // The arguments of forward and backward, called in this order: the second call reads what the
+  // first has written.
   ForwardResult forward_result(bool want_lse) const;
-  Output weights_dot() const { return weights_dot_.output(); }
   BackwardArgs backward_args() const;
 
   // Replaces the output of the forward pass, row-major, before the backward pass reads it.
@@ -78,7 +75,7 @@ class Outputs {
   std::vector<const Tensor*> all() const;
 
   const Workload& w_;
-  Tensor output_, lse_, weights_dot_;
+  Tensor output_, lse_;
   Tensor grad_query_, grad_key_, grad_value_;
   Tensor grad_mask_, grad_mask_keys_, grad_mask_queries_, grad_alibi_slopes_, grad_sinks_;
   Tensor grad_bias_, grad_bias_keys_, grad_bias_queries_;

@@ -130,7 +130,6 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
       6 * grad * size(L) * (L + double(c.S)),                   // grad_alibi_slopes
       6 * grad * size(L),                                       // grad_sinks
       6 * keep * weight * shared + sum(eps, expected.weights),  // weights
-      6 * keep * weight,                                        // weights_dot
       0,                                                        // hard_output
       0,                                                        // hard_index
   };

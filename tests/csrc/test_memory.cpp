@@ -46,19 +46,18 @@ TEST(Memory, WorkspaceThatCannotBeHad) {
     const Output nowhere{&sink, Strides{}};
     const Input input = p.query;
     BackwardArgs a;
-    a.output = a.lse = a.grad_output = a.grad_weights = a.grad_weights_dot = input;
+    a.output = a.lse = a.grad_output = a.grad_weights = input;
     a.grad_query = a.grad_key = a.grad_value = nowhere;
     const std::vector<Span> spans(2, {0, p.seqlen_q, 0, p.seqlen_k});
     Problem packed = p;
     packed.spans = spans.data(), packed.batch_rank = 1, packed.batch_sizes[0] = 2;
     BackwardArgs packed_args = a;
-    packed_args.grad_weights = packed_args.grad_weights_dot = {};
+    packed_args.grad_weights = {};
     const MemoryLimit limit(rlim_t{1} << 20);
     EXPECT_THROW(attention_forward(p, {nowhere, nowhere}), std::bad_alloc);
     EXPECT_THROW(attention_backward(p, a), std::bad_alloc);
     EXPECT_THROW(attention_forward(packed, {nowhere, nowhere}), std::bad_alloc);
     EXPECT_THROW(attention_backward(packed, packed_args), std::bad_alloc);
-    EXPECT_THROW(attention_weights_dot(p, a, nowhere), std::bad_alloc);
     EXPECT_THROW(attention_hard(p, {nowhere, {}}), std::bad_alloc);
     EXPECT_THROW(attention_hard(packed, {nowhere, {}}), std::bad_alloc);
   }
@@ -83,7 +82,6 @@ TEST(Memory, HiddenNaNAllocatesNothingMore) {
       const BackwardArgs args = outputs.backward_args();
       const int64_t before = allocations();
       attention_forward(p, result);
-      attention_weights_dot(p, args, outputs.weights_dot());
       attention_backward(p, args);
       return allocations() - before;
     };

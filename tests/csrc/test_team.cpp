@@ -42,7 +42,7 @@ TEST(Team, CallsOfAnySizeStartNoThreads) {
       c.num_threads = kTeam;
       SCOPED_TRACE(::testing::Message() << c);
       const Workload w(c);
-      run(w);  // forward, backward, weights_dot
+      run(w);
       EXPECT_EQ(threads_of_a_full_team(), before);
       run_hard(w);
       EXPECT_EQ(threads_of_a_full_team(), before);

@@ -44,8 +44,10 @@ template <class E, class Nonfinite, class T = Compute<E>>
 void add_grad_rows(const RowRange& rows, int64_t keys, const RowOperand<E>& operand, const T* tiles,
                    const Nonfinite& nonfinite, int64_t dim, T* sums, const BackwardScratch<E>& s) {
   if (s.needs_marks && all_nan(sums, keys * padded<T>(dim))) return;
-  add_over_rows(keys, s.as_a, tiles + rows.lane, rows.depth, operand.rows(rows.lane), dim,
-                s.sees_few, sums);
+  const int64_t end = rows.lane + rows.depth, chain = s.has_few_keys ? kShortChain : rows.depth;
+  for (int64_t lane = rows.lane; lane < end; lane += chain)
+    add_over_rows(keys, s.as_a, tiles + lane, std::min(chain, end - lane), operand.rows(lane), dim,
+                  s.sees_few, sums);
   if (s.needs_marks) nonfinite->add(rows.lane, rows.depth, keys, s.marks + rows.lane, sums);
 }
 

@@ -2,6 +2,7 @@
 // values of an item.
 #pragma once
 
+#include "common/row_sums.h"
 #include "kernels/operands/key_rows.h"
 #include "kernels/operands/operands.h"
 #include "kernels/operands/rows.h"
@@ -74,6 +75,9 @@ struct BackwardOperands {
   using F = Factor<E>;
 
   ProductUnit<E> unit;
+  // Few keys: sums over rows, of dK and dV, are made of short chains of additions, and what the
+  // weights of a row add up to is made of its tile.
+  bool has_few_keys;
   RowOperand<E> query, grad_output;  // of the block; grad_output times dropout's factor
   bool has_grad_output = false;
   // Whether the rows see at most an eighth of the keys. Such rows have the largest weights, which
@@ -94,6 +98,7 @@ struct BackwardOperands {
 
   BackwardOperands(Arena& arena, const Problem& p, int64_t key_count)
       : unit(!arena.counting()),
+        has_few_keys(qkv::has_few_keys<E>(p)),
         query(arena, kGradRows, p.head_dim),
         grad_output(arena, kGradRows, p.head_dim_v),
         keys(arena, p, key_count),

@@ -11,6 +11,13 @@
 
 namespace qkv::QKV_ISA {
 
+// The statistics of one vector of lanes (BackwardScratch).
+template <class T>
+struct GradLanes {
+  ShiftedExp<T> by[1];
+  Vec<T> factor, delta;
+};
+
 template <class E>
 struct BackwardScratch : BackwardOperands<E> {
   using Element = E;
@@ -18,8 +25,8 @@ struct BackwardScratch : BackwardOperands<E> {
   using T = Compute<E>;
 
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
-  // delta_i = sum_j weight_ij * dP_ij - dlse_i, of which the sum is <dO_i, O_i> unless the weights
-  // have a gradient themselves (weights_dot.h). All [kGradRows].
+  // delta_i = sum_j weight_ij * dP_ij - dlse_i, of which the sum is <dO_i, O_i> unless row_sums.h
+  // has it. All [kGradRows].
   T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
   T* cap_tanhs;              // [kKeyBlock, kGradRows], t of softcap; or null
@@ -42,6 +49,10 @@ struct BackwardScratch : BackwardOperands<E> {
         grad_query(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim))),
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
         dropout(p) {}
+
+  GradLanes<T> lanes(int64_t lane) const {
+    return {{ShiftedExp<T>(load(shift + lane))}, load(factor + lane), load(delta + lane)};
+  }
 
   // Whether factor and delta of the first `rows` rows are finite.
   bool statistics_are_finite(int64_t rows) const {
@@ -129,12 +140,12 @@ void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int
   const Rows<const E> output = rows_of<E>(p, a.output, batch, kv_head);
   const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
   const Rows<const T> grad_lse = rows_of<T>(p, a.grad_lse, batch, kv_head);
-  const Rows<const T> weights_dot = rows_of<T>(p, a.grad_weights_dot, batch, kv_head);
+  const Rows<const T> row_sums = rows_of<T>(p, a.row_sums, batch, kv_head);
   std::fill(s.delta + rows / kLanes<T> * kLanes<T>, s.delta + kGradRows, T(0));
-  if (weights_dot.data) {
+  if (row_sums.data) {
     for (int64_t r = 0; r < rows; ++r) {
-      const T* const dot = weights_dot[row + r];
-      s.delta[r] = dot[0], s.factor[r] /= dot[weights_dot.col];
+      const T* const sums = row_sums[row + r];
+      s.delta[r] = sums[0], s.factor[r] /= sums[1];
     }
   } else if (grad_output.data && output.data) {
     row_dots(grad_output, output, row, rows, p.head_dim_v, s.delta);

@@ -13,6 +13,7 @@
 #include "kernels/score/grad_softmax.h"
 #include "kernels/score/score.h"
 #include "kernels/score/softcap.h"
+#include "kernels/score/whole_rows.h"
 #include "repair/marks.h"
 
 namespace qkv::QKV_ISA {
@@ -65,14 +66,16 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 #endif
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
-    const T factor = T(dropout_scale(p.dropout_p));
     read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key,
                  keys, [&](int64_t j, int v, Vec<T> grad) {
                    T* to = grad_scores + j * kGradRows + v;
-                   store(to, load(to) + grad * factor);
+                   store(to, load(to) + grad * s.dropout.scale);
                  });
   }
-  weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
+  if (s.has_few_keys && !s.needs_marks)
+    grad_whole_tile(p, a, t, key, keys, weights, grad_scores, s);
+  else
+    weights_and_gradients(p, t, key, keys, weights, grad_scores, s);
   if (!s.needs_marks) return;
   mark_pairs<T, 2>(p, t.tile, key, keys, weights, t.tile.step, s.marks + at,
                    {weights, grad_scores});

@@ -48,7 +48,10 @@ class Dropout {
   static constexpr int kStreams = 8 / sizeof(T);
 
  public:
-  explicit Dropout(const Problem& p) : threshold_(dropout_threshold(p.dropout_p)) {
+  const T scale;  // what weights that are kept are multiplied by
+
+  explicit Dropout(const Problem& p)
+      : scale(T(dropout_scale(p.dropout_p))), threshold_(dropout_threshold(p.dropout_p)) {
     if (p.dropout_p > 0 && !p.dropout_seeds) philox_ = Philox(p.dropout_seed);
   }
 

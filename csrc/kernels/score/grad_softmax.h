@@ -8,13 +8,6 @@
 
 namespace qkv::QKV_ISA {
 
-// The statistics of one vector of lanes (BackwardScratch in grad_rows.h).
-template <class T>
-struct GradLanes {
-  ShiftedExp<T> by[1];
-  Vec<T> factor, delta;
-};
-
 // The same for one vector of lanes and ROWS keys, which are `step` elements apart.
 template <class T, bool hides, int ROWS>
 QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* weights,
@@ -41,9 +34,7 @@ template <bool hides, class E, class T = Compute<E>>
 void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* grad_scores,
                   const BackwardScratch<E>& s) {
   for (int64_t v = 0; v < tile.lanes; v += kLanes<T>) {
-    const Vec<T> shift = load(s.shift + lane + v), factor = load(s.factor + lane + v);
-    const Vec<T> delta = load(s.delta + lane + v);
-    const GradLanes<T> lanes{{ShiftedExp<T>(shift)}, factor, delta};
+    const GradLanes<T> lanes = s.lanes(lane + v);
     subtract_base<T>(load(s.base + lane + v), keys, tile.step, weights + v);
     const auto run = [&](auto rows, int64_t j) {
       grad_softmax_rows<T, hides, rows>(lanes, tile.step, weights + v + j * tile.step,

@@ -84,26 +84,18 @@ at::Tensor grad_of_each(const Call& call, const Sizes<int64_t>& sizes) {
 
 void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
                    const at::Tensor& grad_weights) {
-  auto dot_sizes = sizes.lse();
-  dot_sizes.push_back(2);
-  const at::Tensor dot = at::empty(dot_sizes, compute_options(call));
   KernelCall kernel(call, sizes);
   BackwardArgs args;
-  Output dot_output;
   kernel.bind(args.lse, call[arg::logsumexp], Dims::head_row);
   kernel.bind(args.grad_weights, grad_weights, Dims::head_row_column);
-  kernel.bind(args.grad_weights_dot, dot, Dims::head_row_column);
-  kernel.bind(dot_output, dot, Dims::head_row_column);
   if (call.has(arg::grad_output))
     kernel.bind(args.grad_output, call[arg::grad_output], Dims::head_row_column);
   gradients.bind(kernel, args);
   kernel.set_strides();
-  if (has_queries(kernel.problem)) {
-    attention_weights_dot(kernel.problem, args, dot_output);
+  if (has_queries(kernel.problem))
     attention_backward(kernel.problem, args);
-  } else {
+  else
     gradients.zero();
-  }
 }
 
 // With all tensors in float32.

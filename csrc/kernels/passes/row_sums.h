@@ -1,14 +1,10 @@
-// delta of every row i where the weights have a gradient themselves: sum_j weight_ij * dP_ij, with
-// dP_ij all that reaches a weight, <dO_i, V_j> + dweight_ij. The backward pass needs this number of
-// a row before it can begin with it.
-//
-// The log-sum-exp of a row is rounded, so its weights add up to 1 + d, and the sum would be off by
-// d times itself, which is more than the gradients of scores where the dP_ij have much in common.
-// So it is divided by what the weights of the row add up to, the sink's among them, and the
-// backward pass divides the weights by that, too. For the same reason <dO_i, O_i>, which is rounded
-// in another way, is no part of it.
+// What the weights of rows add up to, and delta = sum_j weight_ij * dP_ij, with dP_ij all that
+// reaches a weight, <dO_i, V_j> + dweight_ij: for the rows of which common/row_sums.h says that the
+// backward pass needs these numbers. Weights before they are divided add up to 1 + d, and delta
+// would be off by d times itself; so it is divided by the sum, the sink's weight in it.
 #pragma once
 
+#include "common/row_sums.h"
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/passes/backward.h"
@@ -65,36 +61,51 @@ inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row
   return sink ? std::exp(*sink - lse) : 0;
 }
 
+// Brings into `sums` what the weights of a block of rows add up to, over all keys.
 template <class E>
-void weights_dot(const Problem& p, const BackwardArgs& args, const Output& dot,
-                 const ForwardItem& item, void* workspace) {
+void add_all_weights(const Problem& p, const BackwardArgs& a,
+                     const BackwardRows<BackwardScratch<E>>& rows, BackwardScratch<E>& s,
+                     WeightSums& sums) {
+  Problem whole = p;
+  whole.dropout_p = 0;
+  s.hides_pairs = hides_any(p);
+  s.has_few_keys = false;
+  s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
+  const int64_t step = key_step(p.seqlen_k), end = rows.last().key_end;
+  for (int64_t key = rows.first().key_begin / step * step; key < end; key += step)
+    add_weights(whole, p, a, rows, key, std::min(step, end - key), s, sums);
+}
+
+// Writes the two numbers of every row of the item. Of rows that do not want theirs, these are
+// <dO_i, O_i> and 1.
+template <class E>
+void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, const ForwardItem& item,
+              void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
   BackwardScratch<E> s(arena, p, 0);
-  BackwardArgs a;
-  a.lse = args.lse;
-  a.grad_output = args.grad_output;
-  a.grad_weights = args.grad_weights;
-  Problem whole = p;
-  whole.dropout_p = 0;
-  const Rows<T> out = rows_of<T>(p, dot, item.batch, item.kv_head);
+  BackwardArgs a = args;
+  a.grad_lse = {};
+  if (a.grad_weights.data) a.output = {};
+  const Rows<T> out = rows_of<T>(p, to, item.batch, item.kv_head);
   const Rows<const T> lse = rows_of<T>(p, a.lse, item.batch, item.kv_head);
-  const int64_t step = key_step(p.seqlen_k);
   for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
-    const BackwardRows<BackwardScratch<E>> rows(whole, a, item.batch, item.kv_head, row,
+    const BackwardRows<BackwardScratch<E>> rows(p, a, item.batch, item.kv_head, row,
                                                 std::min(kGradRows, item.row_end - row), s);
-    s.hides_pairs = hides_any(p);
-    s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
+    bool wanted[kGradRows] = {}, any_wanted = false;
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      any_wanted |= wanted[r] = sums_row(p, a, *lse[row + r]);
+      out[row + r][0] = s.delta[r], out[row + r][1] = 1;
+    }
+    if (!any_wanted) continue;
+    std::fill_n(s.delta, kGradRows, T(0));
     WeightSums sums;
-    const int64_t end = rows.last().key_end;
-    for (int64_t key = rows.first().key_begin / step * step; key < end; key += step)
-      add_weights(whole, p, a, rows, key, std::min(step, end - key), s, sums);
+    add_all_weights(p, a, rows, s, sums);
     for (int64_t r = 0; r < rows.rows; ++r) {
       // Without weights there is nothing to divide, whatever the sink is.
-      const double total =
-          sums.weights[r] == 0 ? 1 : sums.weights[r] + sink_weight(p, item, row + r, *lse[row + r]);
-      out[row + r][0] = T(dropout_scale(p.dropout_p) * sums.products[r] / total);
-      out[row + r][out.col] = T(total);
+      if (!wanted[r] || sums.weights[r] == 0) continue;
+      const double total = sums.weights[r] + sink_weight(p, item, row + r, *lse[row + r]);
+      out[row + r][0] = T(sums.products[r] / total), out[row + r][1] = T(total);
     }
   }
 }

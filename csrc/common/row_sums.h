@@ -1,0 +1,68 @@
+// Rows whose log-sum-exp says too little, so that the backward pass adds up their weights anew.
+//
+// A weight is exp(score - lse), and lse is rounded: the weights of a row add up to 1 + d. And
+// <dO_i, O_i>, which stands for sum_j weight_ij * dP_ij, is rounded in another way than the sum.
+// Both errors are common to all weights of the row. They are more than those of a gradient's own
+// sums where
+//   - lse is large. From 128 on d is up to 2^-18 in f32; where a mask of finfo.min hides all S keys
+//     of a row, lse = finfo.min + log(S) has lost log(S), and the weights add up to S;
+//   - weights have a gradient themselves, of which O knows nothing;
+//   - there are few keys, so that sums over them are nearly exact (kernels/score/whole_rows.h).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "attention.h"
+#include "common/half.h"
+
+namespace qkv {
+
+constexpr double kLargeLse = 128;
+
+// Torch multiplies up to 11 keys in shorter sums than more of them, and keeps weights, so that our
+// errors were 1.2 to 2.2 times its own (tests/python/test_row_sums.py).
+constexpr int64_t kFewKeys = 11;
+// How many rows are then added up to a sum of their own. With as many as a block has, errors of dK
+// and dV were up to 1.26 times torch's.
+constexpr int64_t kShortChain = 16;
+
+// Of a part of the keys (Problem::shard), weights add up to less than 1, and the sum says nothing.
+inline bool has_all_keys(const Problem& p) {
+  return !p.shard.seqlen_k || p.shard.seqlen_k == p.seqlen_k;
+}
+
+// Whether the backward pass makes short sums. In half precision O itself is rounded, for torch as
+// for us, and that is all the error there is.
+template <class E>
+bool has_few_keys(const Problem& p) {
+  return std::is_same_v<E, Compute<E>> && p.seqlen_k <= kFewKeys && has_all_keys(p);
+}
+
+// Whether the weights of a row with that lse are added up in a pass of their own.
+inline bool sums_row(const Problem& p, const BackwardArgs& a, double lse) {
+  const bool is_large = std::abs(lse) >= kLargeLse && std::abs(lse) < HUGE_VAL;
+  return a.grad_weights.data || (is_large && has_all_keys(p));
+}
+
+// Gives BackwardArgs::row_sums [B..., H, L, 2] strides, and returns how many elements that takes.
+// With spans, documents of a packed batch have rows one after the other, in one batch item.
+inline int64_t lay_out_row_sums(const Problem& p, Strides& strides) {
+  int64_t rows = p.spans ? 0 : p.seqlen_q;
+  bool are_packed = p.spans;
+  for (int64_t b = 0; p.spans && b < p.batch(); ++b) {
+    are_packed &= p.spans[b].query_begin >= rows;
+    rows = std::max(rows, p.spans[b].query_begin + p.spans[b].seqlen_q);
+  }
+  strides = {};
+  strides.col = 1, strides.row = 2, strides.head = 2 * rows;
+  int64_t item = p.heads * strides.head;
+  for (int d = p.batch_rank - 1; d >= 0 && !are_packed; --d) {
+    strides.batch[d] = item;
+    item *= p.batch_sizes[d];
+  }
+  return item;
+}
+
+}  // namespace qkv

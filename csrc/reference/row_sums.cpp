@@ -1,0 +1,39 @@
+// What the weights of the rows in common/row_sums.h add up to.
+#include "common/row_sums.h"
+
+#include "reference/backward_head.h"
+
+namespace qkv::reference {
+namespace {
+
+// Writes the two numbers of row i, in time S * (D + Dv).
+void row_sums(const BackwardHead& head, const BackwardArgs& a, int64_t i, const OutputView& to) {
+  if (!sums_row(head.p, a, head.lse(i, 0))) return to.set(i, 0, head.dot(i)), to.set(i, 1, 1);
+  double sum = 0, weights = 0;
+  for (int64_t j = 0; j < head.p.seqlen_k; ++j) {
+    if (!head.attends(i, j)) continue;
+    weights += head.softmax(i, j);
+    sum += head.weight(i, j) * head.grad_weight(i, j);
+  }
+  const double all = weights == 0 ? 1 : weights + head.softmax_of_sink(i);
+  to.set(i, 0, sum / all), to.set(i, 1, all);
+}
+
+}  // namespace
+
+std::vector<double> add_row_sums(const Problem& p, BackwardArgs& args) {
+  Output to;
+  std::vector<double> memory(lay_out_row_sums(p, to.strides));
+  to.data = memory.data();
+  for (int64_t b = 0; b < p.batch(); ++b) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const BackwardHead head(p, args, b, h);
+      const OutputView view(p, to, Type::f64, b, h);
+      for (int64_t i = 0; i < p.seqlen_q; ++i) row_sums(head, args, i, view);
+    }
+  }
+  args.row_sums = {memory.data(), to.strides};
+  return memory;
+}
+
+}  // namespace qkv::reference
