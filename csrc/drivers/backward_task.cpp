@@ -198,7 +198,7 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);
   const auto kernel = args.direction ? kernels_.double_backward : kernels_.backward;
   const bool completes = ends_rows(cell) && grid_.parts() == 1;
-  grid_.for_each_rectangle(cell, part, most_keys_, [&](const Rectangle& of) {
+  grid_.for_each_rectangle(p, cell, part, most_keys_, [&](const Rectangle& of) {
     kernel(p, args,
            {plane.batch, plane.kv_head, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end,
             grid_.strips().keys, grid_.strips().descends, completes && of.ends_rows, sums},

@@ -62,7 +62,7 @@ Range Grid::keys(int64_t part, const Range& strips) const {
 // Whether any pair of the cell is visible.
 bool Grid::sees(const Problem& p, const Cell& cell, int64_t part) const {
   bool found = false;
-  for_each_rectangle(cell, part, total_keys_ + strips_.keys, [&](const Rectangle& of) {
+  for_each_rectangle(p, cell, part, total_keys_ + strips_.keys, [&](const Rectangle& of) {
     found |= std::max(of.rows.begin, grad_row_begin(p, of.keys.begin)) <
              std::min(of.rows.end, grad_row_end(p, of.keys.end));
   });

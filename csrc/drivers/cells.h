@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/visible.h"
 #include "dispatch/kernel_table.h"
 #include "threads/parallel.h"
 
@@ -96,9 +97,10 @@ class Grid {
 
   // Calls f(Rectangle) for rectangles that together are a cell, each of at most `most_keys` keys,
   // in an order in which they can run. Keys are whole strips, or parts of one strip with more of
-  // them.
+  // them. Left out is what no row sees: there may be any number of such keys.
   template <class F>
-  void for_each_rectangle(const Cell& cell, int64_t part, int64_t most_keys, const F& f) const;
+  void for_each_rectangle(const Problem& item, const Cell& cell, int64_t part, int64_t most_keys,
+                          const F& f) const;
 
  private:
   // The cells of a plane in which every row sees every key.
@@ -111,14 +113,19 @@ class Grid {
 };
 
 template <class F>
-void Grid::for_each_rectangle(const Cell& cell, int64_t part, int64_t most_keys, const F& f) const {
+void Grid::for_each_rectangle(const Problem& item, const Cell& cell, int64_t part,
+                              int64_t most_keys, const F& f) const {
   const int64_t n = strips_.count, most = std::max<int64_t>(1, most_keys / strips_.keys);
   const auto run = [&](int64_t row, int64_t row_end, int64_t key, int64_t key_end, bool ends_rows) {
     const Range its_rows = rows({row, row_end}), its_keys = keys(part, {key, key_end});
     if (its_rows.is_empty()) return;
-    for (int64_t begin = its_keys.begin; begin < its_keys.end; begin += most_keys) {
+    const int64_t seen = qkv::key_begin(item, its_rows.begin / item.group());
+    const int64_t seen_end = qkv::key_end(item, (its_rows.end - 1) / item.group());
+    const int64_t skipped = std::max<int64_t>(0, seen - its_keys.begin) / most_keys * most_keys;
+    const int64_t last = std::min(its_keys.end, seen_end);
+    for (int64_t begin = its_keys.begin + skipped; begin < last; begin += most_keys) {
       const int64_t end = std::min(its_keys.end, begin + most_keys);
-      f({its_rows, {begin, end}, ends_rows && end == its_keys.end});
+      f({its_rows, {begin, end}, ends_rows && end >= last});
     }
   };
   for (int64_t key = cell.keys.begin; key < cell.keys.end; key += most) {

@@ -54,7 +54,7 @@ struct Walk {
   void for_each_meeting(int64_t groups, int64_t most_keys, const F& f) const {
     for (int64_t part = 0; part < grid.parts(); ++part)
       for (const Cell& cell : grid.cells(p, part, groups))
-        grid.for_each_rectangle(cell, part, most_keys,
+        grid.for_each_rectangle(p, cell, part, most_keys,
                                 [&](const Rectangle& of) { for_each_of(cell, part, of, f); });
   }
 
@@ -112,6 +112,24 @@ TEST(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
   }
 }
 
+// However many keys there are, work goes with those that a window shows to some row.
+TEST(Cells, NoRectanglesOfKeysThatNoRowSees) {
+  for (int64_t L : {1, 64, 1500}) {
+    Problem p = problem(L, int64_t{1} << 30);
+    p.window_left = 200, p.window_right = 90;
+    const Walk walk(p);
+    int64_t rectangles = 0, meetings = 0;
+    for (int64_t part = 0; part < walk.grid.parts(); ++part)
+      for (const Cell& cell : walk.grid.cells(walk.p, part, 1))
+        walk.grid.for_each_rectangle(walk.p, cell, part, 256, [&](const Rectangle& of) {
+          ++rectangles;
+          meetings += of.keys.end - of.keys.begin;
+        });
+    EXPECT_GE(meetings, L + 200) << L;  // the window of the last row stands at the last key
+    EXPECT_LE(rectangles, 2 * walk.grid.parts() * (L + 300) / 256 + 100) << L;
+  }
+}
+
 // Cells of one step have neither rows nor keys in common, and ranks count the cells of a group.
 TEST(Cells, StepsAndRanks) {
   for (const Problem& p : problems()) {
@@ -149,7 +167,7 @@ TEST(Cells, RectanglesThatEndTheirRows) {
         for (const Cell& cell : walk.grid.cells(walk.p, part, groups)) {
           std::set<int64_t> ended;
           walk.grid.for_each_rectangle(
-              cell, part, 3 * walk.grid.strips().keys, [&](const Rectangle& of) {
+              walk.p, cell, part, 3 * walk.grid.strips().keys, [&](const Rectangle& of) {
                 for (int64_t row = of.rows.begin; row < of.rows.end; row += kGradRows) {
                   EXPECT_EQ(ended.count(row), 0u);
                   if (of.ends_rows) ended.insert(row);
@@ -160,7 +178,8 @@ TEST(Cells, RectanglesThatEndTheirRows) {
   }
 }
 
-// A strip with too many keys for a rectangle is taken in parts, one after the other.
+// A strip with too many keys for a rectangle is taken in parts, one after the other, but for those
+// that no row sees.
 TEST(Cells, PartsOfAStrip) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
@@ -168,18 +187,23 @@ TEST(Cells, PartsOfAStrip) {
     for (int64_t part = 0; part < walk.grid.parts(); ++part)
       for (const Cell& cell : walk.grid.cells(walk.p, part, 3)) {
         std::vector<Rectangle> parts;
-        walk.grid.for_each_rectangle(cell, part, most_keys,
+        walk.grid.for_each_rectangle(walk.p, cell, part, most_keys,
                                      [&](const Rectangle& of) { parts.push_back(of); });
         size_t at = 0;
         const int64_t whole = walk.grid.strips().keys;
-        walk.grid.for_each_rectangle(cell, part, whole, [&](const Rectangle& of) {
-          for (int64_t begin = of.keys.begin; begin < of.keys.end; begin += most_keys, ++at) {
+        walk.grid.for_each_rectangle(walk.p, cell, part, whole, [&](const Rectangle& of) {
+          const int64_t seen = key_begin(walk.p, of.rows.begin / walk.p.group());
+          const int64_t last =
+              std::min(of.keys.end, key_end(walk.p, (of.rows.end - 1) / walk.p.group()));
+          for (int64_t begin = of.keys.begin; begin < last; begin += most_keys) {
+            if (begin + most_keys <= seen) continue;
             ASSERT_LT(at, parts.size());
             EXPECT_EQ(parts[at].rows.begin, of.rows.begin);
             EXPECT_EQ(parts[at].rows.end, of.rows.end);
             EXPECT_EQ(parts[at].keys.begin, begin);
             EXPECT_EQ(parts[at].keys.end, std::min(begin + most_keys, of.keys.end));
-            EXPECT_EQ(parts[at].ends_rows, of.ends_rows && parts[at].keys.end == of.keys.end);
+            EXPECT_EQ(parts[at].ends_rows, of.ends_rows && parts[at].keys.end >= last);
+            ++at;
           }
         });
         EXPECT_EQ(at, parts.size());
