@@ -4,8 +4,9 @@
 // <dO_i, O_i>, which stands for sum_j weight_ij * dP_ij, is rounded in another way than the sum.
 // Both errors are common to all weights of the row. They are more than those of a gradient's own
 // sums where
-//   - lse is large. From 128 on d is up to 2^-18 in f32; where a mask of finfo.min hides all S keys
-//     of a row, lse = finfo.min + log(S) has lost log(S), and the weights add up to S;
+//   - lse is large. Below 128, half a unit of its last place is at most 2^-18 in f32, and so is d;
+//     it grows with lse. Where a mask is finfo.min for all S keys of a row, lse = finfo.min +
+//     log(S) has lost log(S), and the weights add up to S;
 //   - weights have a gradient themselves, of which O knows nothing;
 //   - there are few keys, so that sums over them are nearly exact (kernels/score/whole_rows.h).
 #pragma once
@@ -19,13 +20,14 @@
 
 namespace qkv {
 
+// Scores of trained models rarely come to this, and the passes of a row beyond it take longer.
 constexpr double kLargeLse = 128;
 
-// Torch multiplies up to 11 keys in shorter sums than more of them, and keeps weights, so that our
-// errors were 1.2 to 2.2 times its own (tests/python/test_row_sums.py).
+// Torch multiplies up to 11 keys in shorter sums than more of them, and keeps the weights of the
+// forward pass. Our errors were 1.2 to 2.2 times torch's (tests/python/test_row_sums.py).
 constexpr int64_t kFewKeys = 11;
-// How many rows are then added up to a sum of their own. With as many as a block has, errors of dK
-// and dV were up to 1.26 times torch's.
+// With few keys, dK and dV are made of sums over so many rows. With as many as a block has, their
+// errors were up to 1.26 times torch's.
 constexpr int64_t kShortChain = 16;
 
 // Of a part of the keys (Problem::shard), weights add up to less than 1, and the sum says nothing.

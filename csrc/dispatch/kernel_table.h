@@ -215,5 +215,9 @@ const Kernels& jvp_kernels(DType dtype);
 // Those that make the scores of a problem in its way (Problem::score_way). Int8 keys and values are
 // widened, as in jvp_kernels.
 const Kernels& kernels_for(const Problem& p);
+// Those of its backward pass: with BackwardArgs::direction, the ones that have double_backward.
+inline const Kernels& kernels_for(const Problem& p, const BackwardArgs& a) {
+  return a.direction ? jvp_kernels(p.dtype) : kernels_for(p);
+}
 
 }  // namespace qkv

@@ -40,7 +40,7 @@ BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const 
     : p_(call),
       args_(args),
       stretch_(stretch),
-      kernels_(args.direction ? jvp_kernels(p_.dtype) : kernels_for(p_)),
+      kernels_(kernels_for(p_, args)),
       sharing_(p_, args, stretch),
       grid_(item, p_.group() * item.seqlen_q),
       sums_(item, args_, kernels_, grid_),

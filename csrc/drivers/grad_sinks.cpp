@@ -33,7 +33,7 @@ double output_dot(const Problem& p, const BackwardArgs& a, const Input& output, 
 // What the share of the sink in the softmax of a row, exp(sink - lse), is multiplied by in the
 // gradient: delta_i = sum_j weight_ij * grad_weight_ij - grad_lse_i. With a direction the product
 // of both changes, by the share times (sink' - lse'_i) * delta_i + <grad_output_i, output'_i>.
-// `sums` are the row's in BackwardArgs::row_sums, if it wants them.
+// `sums`: what BackwardArgs::row_sums has of the row; null where sums_row() says no.
 template <class E>
 double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
                   int64_t query, const Compute<E>* sums) {
@@ -57,8 +57,9 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
-    const T* const sums =
-        sums_row(p, a, lse) ? query_plane<T>(p, a.row_sums, batch, head) + query * 2 : nullptr;
+    const T* sums = nullptr;
+    if (sums_row(p, a, lse))
+      sums = query_plane<T>(p, a.row_sums, batch, head) + query * a.row_sums.strides.row;
     grad -= std::exp(*sink - lse) / (sums ? sums[1] : 1) *
             grad_share<E>(p, a, batch, head, query, sums);
   }

@@ -121,3 +121,21 @@ def test_far_places_in_a_long_sequence():
         keys = slice(first, i + 1)
         row = qkv.attention(query[..., i : i + 1, :], key[..., keys, :], value[..., keys, :])
         torch.testing.assert_close(output[..., i : i + 1, :], row, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("sides", [(5, 3), (200, 90)])
+def test_a_window_over_very_many_keys(sides):
+    """The time of the backward pass goes with the keys that the window shows: all 2^34 of them
+    would take minutes. They are one key, broadcast, so that the output does not depend on the
+    query; its gradient is that of the lse, scale * key."""
+    query = torch.randn(1, 2, 64, 16, requires_grad=True)
+    key, value = torch.randn(2, 1, 2, 1, 16)
+    output, lse = qkv.attention(
+        query, *(x.expand(1, 2, 2**34, 16) for x in (key, value)), window_size=sides,
+        return_lse=True,
+    )  # fmt: skip
+    grads = torch.randn_like(output), torch.randn_like(lse)
+    (found,) = torch.autograd.grad((output, lse), query, grads)
+    torch.testing.assert_close(found, 0.25 * grads[1][..., None] * key, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output, value.expand_as(output))

@@ -1,7 +1,7 @@
 // What the weights of rows add up to, and delta = sum_j weight_ij * dP_ij, with dP_ij all that
 // reaches a weight, <dO_i, V_j> + dweight_ij: for the rows of which common/row_sums.h says that the
 // backward pass needs these numbers. Weights before they are divided add up to 1 + d, and delta
-// would be off by d times itself; so it is divided by the sum, the sink's weight in it.
+// would be off by d times itself. So it is divided by that sum, to which the sink's weight belongs.
 #pragma once
 
 #include "common/row_sums.h"
@@ -69,7 +69,6 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
   Problem whole = p;
   whole.dropout_p = 0;
   s.hides_pairs = hides_any(p);
-  s.has_few_keys = false;
   s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
   const int64_t step = key_step(p.seqlen_k), end = rows.last().key_end;
   for (int64_t key = rows.first().key_begin / step * step; key < end; key += step)
@@ -84,6 +83,7 @@ void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, cons
   using T = Compute<E>;
   Arena arena(workspace);
   BackwardScratch<E> s(arena, p, 0);
+  s.has_few_keys = false;  // tiles of few keys would divide the weights by their sum themselves
   BackwardArgs a = args;
   a.grad_lse = {};
   if (a.grad_weights.data) a.output = {};

@@ -8,7 +8,7 @@
 
 namespace qkv::QKV_ISA {
 
-// The same for one vector of lanes and ROWS keys, which are `step` elements apart.
+// What grad_softmax does, for one vector of lanes and ROWS keys, which are `step` elements apart.
 template <class T, bool hides, int ROWS>
 QKV_INLINE void grad_softmax_rows(const GradLanes<T>& lanes, int64_t step, T* weights,
                                   T* grad_scores) {
