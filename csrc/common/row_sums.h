@@ -9,10 +9,13 @@
 //     log(S) has lost log(S), and the weights add up to S;
 //   - weights have a gradient themselves, of which O knows nothing;
 //   - there are few keys, so that sums over them are nearly exact (kernels/score/whole_rows.h).
+// Whoever has cut the keys into parts gives a part the log-sum-exp of them all. Its weights add up
+// to less than 1, and the sum says nothing: see are_whole().
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "attention.h"
@@ -30,22 +33,27 @@ constexpr int64_t kFewKeys = 11;
 // errors were up to 1.26 times torch's.
 constexpr int64_t kShortChain = 16;
 
-// Of a part of the keys (Problem::shard), weights add up to less than 1, and the sum says nothing.
-inline bool has_all_keys(const Problem& p) {
-  return !p.shard.seqlen_k || p.shard.seqlen_k == p.seqlen_k;
+// Weights that add up to `sum` are all weights of their row if that is no more than rounding makes
+// of 1. Half a unit in the last place of lse is at most |lse| * epsilon / 2, and is taken twice;
+// kSumRounding * epsilon is left for the sum.
+constexpr int kSumRounding = 16;
+template <class T>
+bool are_whole(double sum, T lse) {
+  const double most = double(std::numeric_limits<T>::epsilon()) * (kSumRounding + std::abs(lse));
+  return 1 - sum <= most && sum - 1 <= most * sum;
 }
 
 // Whether the backward pass makes short sums. In half precision O itself is rounded, for torch as
 // for us, and that is all the error there is.
 template <class E>
 bool has_few_keys(const Problem& p) {
-  return std::is_same_v<E, Compute<E>> && p.seqlen_k <= kFewKeys && has_all_keys(p);
+  return std::is_same_v<E, Compute<E>> && p.seqlen_k <= kFewKeys;
 }
 
 // Whether the weights of a row with that lse are added up in a pass of their own.
-inline bool sums_row(const Problem& p, const BackwardArgs& a, double lse) {
+inline bool sums_row(const BackwardArgs& a, double lse) {
   const bool is_large = std::abs(lse) >= kLargeLse && std::abs(lse) < HUGE_VAL;
-  return a.grad_weights.data || (is_large && has_all_keys(p));
+  return a.grad_weights.data || is_large;
 }
 
 // Gives BackwardArgs::row_sums [B..., H, L, 2] strides, and returns how many elements that takes.

@@ -16,11 +16,11 @@ double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, i
   return t.data ? double(query_plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
 }
 
-// <grad_output_i, output_i> of one row i.
+// <grad_output_i, output_i> of one row i; 0 without an output, as where there are no keys.
 template <class E>
 double output_dot(const Problem& p, const BackwardArgs& a, const Input& output, int64_t batch,
                   int64_t head, int64_t query) {
-  if (!a.grad_output.data) return 0;
+  if (!a.grad_output.data || !output.data) return 0;
   double sum = 0;
   const Strides &g = a.grad_output.strides, &o = output.strides;
   const E* grad_output = query_plane<E>(p, a.grad_output, batch, head) + query * g.row;
@@ -58,7 +58,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
     const double lse = value_at<T>(p, a.lse, batch, head, query);
     if (lse == -HUGE_VAL) continue;
     const T* sums = nullptr;
-    if (sums_row(p, a, lse))
+    if (sums_row(a, lse))
       sums = query_plane<T>(p, a.row_sums, batch, head) + query * a.row_sums.strides.row;
     grad -= std::exp(*sink - lse) / (sums ? sums[1] : 1) *
             grad_share<E>(p, a, batch, head, query, sums);

@@ -52,11 +52,12 @@ struct BackwardHead : Head {
   double delta(int64_t i) const {
     return grad_lse ? row_sums(i, 0) - grad_lse(i, 0) : row_sums(i, 0);
   }
-  // Where only the output has a gradient, the sum needs no weights:
+  // Where only the output has a gradient, the sum needs no weights (and is 0 without keys, where
+  // there may be no output):
   //   sum_j weight_ij * (sum_d grad_output_id * value_jd) = sum_d grad_output_id * output_id
   double dot(int64_t i) const {
     double sum = 0;
-    for (int64_t d = 0; grad_output && d < p.head_dim_v; ++d)
+    for (int64_t d = 0; grad_output && output && d < p.head_dim_v; ++d)
       sum += grad_output(i, d) * output(i, d);
     return sum;
   }

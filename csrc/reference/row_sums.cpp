@@ -6,16 +6,25 @@
 namespace qkv::reference {
 namespace {
 
+// The reference rounds an lse to the type that kernels compute in.
+bool are_whole(const Problem& p, double sum, double lse) {
+  return compute_type(p.dtype) == DType::f64 ? qkv::are_whole(sum, lse)
+                                             : qkv::are_whole(sum, float(lse));
+}
+
 // Writes the two numbers of row i, in time S * (D + Dv).
 void row_sums(const BackwardHead& head, const BackwardArgs& a, int64_t i, const OutputView& to) {
-  if (!sums_row(head.p, a, head.lse(i, 0))) return to.set(i, 0, head.dot(i)), to.set(i, 1, 1);
+  if (!sums_row(a, head.lse(i, 0))) return to.set(i, 0, head.dot(i)), to.set(i, 1, 1);
   double sum = 0, weights = 0;
   for (int64_t j = 0; j < head.p.seqlen_k; ++j) {
     if (!head.attends(i, j)) continue;
     weights += head.softmax(i, j);
     sum += head.weight(i, j) * head.grad_weight(i, j);
   }
-  const double all = weights == 0 ? 1 : weights + head.softmax_of_sink(i);
+  const double all = weights + head.softmax_of_sink(i);
+  const bool divides =
+      weights != 0 && (a.grad_weights.data || are_whole(head.p, all, head.lse(i, 0)));
+  if (!divides) return to.set(i, 0, head.dot(i)), to.set(i, 1, 1);
   to.set(i, 0, sum / all), to.set(i, 1, all);
 }
 

@@ -99,18 +99,23 @@ def test_options(S, options):
 
 
 @pytest.mark.usefixtures("isa")
-def test_a_part_of_the_keys():
-    """The weights of a part (the option shard) add up to less than 1, and are left as they are."""
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("offset", [0, 300])
+def test_a_part_of_the_keys(is_told, offset):
+    """The weights of a part add up to less than 1, and are left as they are: told of it by the
+    option shard or not, as where torch's context parallelism goes round a ring."""
     query, key, value, grad = torch.randn(4, 1, 2, 8, 16).double()
+    query[..., 0], key[..., 0] = 4, offset
     output, lse = qkv.attention(query, key, value, return_lse=True)
     whole = gradients(lambda *x: qkv.attention(*x), (query, key, value), grad)
     query_grad = torch.zeros_like(query)
     for begin in (0, 4):
+        shard = [0, begin, 8, 8, 0, 0, 0] if is_told else None
         keys = slice(begin, begin + 4)
         found = torch.ops.qkv.attention_backward(
             grad, None, query, key[..., keys, :], value[..., keys, :], *[None] * 8, output, lse,
             dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, window_size=None,
-            softcap=0.0, shard=[0, begin, 8, 8, 0, 0, 0], output_mask=[True] * 3 + [False] * 4,
+            softcap=0.0, shard=shard, output_mask=[True] * 3 + [False] * 4,
         )  # fmt: skip
         query_grad += found[0]
         torch.testing.assert_close(found[1], whole[1][..., keys, :])

@@ -189,6 +189,23 @@ class TestWithOutput:
         )  # fmt: skip
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
+    @pytest.mark.parametrize("L, S", [(0, 4), (4, 0), (0, 0), (1, 1), (300, 1)])
+    def test_sizes(self, reduce, L, S):
+        """With sinks, whose gradient asks for the output of rows even where there are no keys."""
+        query, key = make(L, S)
+        value, sinks = torch.randn(2, 4, S, 9).double(), torch.randn(4).double().requires_grad_()
+        ours = qkv.attention_with_weights(query, key, value, reduce=reduce, sinks=sinks)
+        truth = (
+            testing.attention(query, key, value, sinks=sinks),
+            attend_weights(query, key, reduce, sinks=sinks),
+        )
+        g = [torch.randn_like(x) for x in truth]
+        found, expected = (
+            torch.autograd.grad(results, (query, key, sinks), g, materialize_grads=True)
+            for results in (ours, truth)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
     def test_no_gradient_reaches_the_value_through_the_weights(self, reduce):
         query, key = make()
         value = torch.randn(2, 4, 23, 9).double().requires_grad_()

@@ -94,7 +94,7 @@ void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, cons
                                                 std::min(kGradRows, item.row_end - row), s);
     bool wanted[kGradRows] = {}, any_wanted = false;
     for (int64_t r = 0; r < rows.rows; ++r) {
-      any_wanted |= wanted[r] = sums_row(p, a, *lse[row + r]);
+      any_wanted |= wanted[r] = sums_row(a, *lse[row + r]);
       out[row + r][0] = s.delta[r], out[row + r][1] = 1;
     }
     if (!any_wanted) continue;
@@ -105,6 +105,7 @@ void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, cons
       // Without weights there is nothing to divide, whatever the sink is.
       if (!wanted[r] || sums.weights[r] == 0) continue;
       const double total = sums.weights[r] + sink_weight(p, item, row + r, *lse[row + r]);
+      if (!a.grad_weights.data && !qkv::are_whole(total, *lse[row + r])) continue;
       out[row + r][0] = T(sums.products[r] / total), out[row + r][1] = T(total);
     }
   }

@@ -11,11 +11,19 @@
 
 namespace qkv::QKV_ISA {
 
+// See qkv::are_whole(); of lanes.
+template <class T>
+QKV_INLINE auto are_whole(Vec<T> sum, Vec<T> lse) {
+  const Vec<T> most = std::numeric_limits<T>::epsilon() * (kSumRounding + max<T>(lse, -lse));
+  return (sum > 0) & (1 - sum <= most) & (sum - 1 <= most * sum);
+}
+
 // One vector of lanes: weights and grad_scores begin with it. Scores and dP, which is 0 where
 // dropout drops the pair, become weights and dS. `sink` is the weight of the sink.
 template <class T>
-QKV_INLINE void grad_whole_rows(const GradLanes<T>& lanes, bool hides, Vec<T> sink, Vec<T> grad_lse,
-                                int64_t keys, int64_t step, T* weights, T* grad_scores) {
+QKV_INLINE void grad_whole_rows(const GradLanes<T>& lanes, bool hides, Vec<T> sink, Vec<T> lse,
+                                Vec<T> grad_lse, int64_t keys, int64_t step, T* weights,
+                                T* grad_scores) {
   Vec<T> sum = sink, dot{};
   for (int64_t j = 0; j < keys; ++j) {
     T *const weight = weights + j * step, *const grad = grad_scores + j * step;
@@ -28,10 +36,12 @@ QKV_INLINE void grad_whole_rows(const GradLanes<T>& lanes, bool hides, Vec<T> si
     store(weight, of[0]);
     sum += of[0], dot += of[0] * load(grad);
   }
+  const auto is_whole = are_whole<T>(sum, lse);
+  const Vec<T> divisor = is_whole ? sum : splat(T(1));
+  const Vec<T> own = dot / divisor - grad_lse;
   // Of infinite dP, <dO, O> may be infinite where the sum is NaN: infinities behave here as in all
   // other tiles.
-  const Vec<T> divisor = sum == 0 ? splat(T(1)) : sum, own = dot / divisor - grad_lse;
-  const Vec<T> delta = own * 0 == 0 ? own : lanes.delta;
+  const Vec<T> delta = is_whole & (own * 0 == 0) ? own : lanes.delta;
   for (int64_t j = 0; j < keys; ++j) {
     T *const weight = weights + j * step, *const grad = grad_scores + j * step;
     const Vec<T> share = load(weight) / divisor;
@@ -45,9 +55,12 @@ template <class E, class T = Compute<E>>
 void grad_whole_tile(const Problem& p, const BackwardArgs& a, const BackwardTile<E>& t, int64_t key,
                      int64_t keys, T* weights, T* grad_scores, const BackwardScratch<E>& s) {
   const Tile& tile = t.tile;
-  T grad_lse[kTileRows<T>] = {};
-  const Rows<const T> given = rows_of<T>(p, a.grad_lse, tile.batch, tile.kv_head);
-  for (int r = 0; given.data && r < tile.rows; ++r) grad_lse[r] = *given[tile.row + r];
+  T lse[kTileRows<T>] = {}, grad_lse[kTileRows<T>] = {};
+  const auto read = [&](const Input& from, T* to) {
+    const Rows<const T> rows = rows_of<T>(p, from, tile.batch, tile.kv_head);
+    for (int r = 0; rows.data && r < tile.rows; ++r) to[r] = *rows[tile.row + r];
+  };
+  read(a.lse, lse), read(a.grad_lse, grad_lse);
   if (p.dropout_p > 0) drop_weights(p, s.dropout, tile, key, keys, grad_scores);
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const GradLanes<T> lanes = s.lanes(t.lane + v);
@@ -59,8 +72,8 @@ void grad_whole_tile(const Problem& p, const BackwardArgs& a, const BackwardTile
       sink[0] *= lanes.factor;
     }
     subtract_base<T>(base, keys, tile.step, weights + v);
-    grad_whole_rows<T>(lanes, s.hides_pairs, sink[0], load(grad_lse + v), keys, tile.step,
-                       weights + v, grad_scores + v);
+    grad_whole_rows<T>(lanes, s.hides_pairs, sink[0], load(lse + v), load(grad_lse + v), keys,
+                       tile.step, weights + v, grad_scores + v);
   }
   if (p.dropout_p > 0) drop_weights(p, s.dropout, tile, key, keys, weights);
 }
