@@ -18,6 +18,25 @@ def make(L, S, D=8, batch=(1, 2), dtype=torch.float64):
     return [torch.randn(*batch, n, D, dtype=dtype) for n in (L, S, S)]
 
 
+def test_time_goes_with_the_window():
+    """2^34 keys, one row of memory, of which a window shows few: forward, backward, a tangent, and
+    second derivatives look at these, and give what near keys would."""
+    query = torch.randn(1, 2, 300, 8, requires_grad=True)
+    key, value = torch.randn(2, 1, 2, 1, 8)
+    sinks = torch.randn(2, dtype=torch.float64)
+    tangent = torch.randn_like(query)
+    found = []
+    for S in (2**34, 400):
+        keys, values = (x.expand(1, 2, S, 8) for x in (key, value))
+        options = {"window_size": (30, 0), "sinks": sinks}
+        f = lambda q: qkv.attention(q, keys, values, **options)  # noqa: E731, B023
+        (grad,) = torch.autograd.grad(f(query), query, tangent, create_graph=True)
+        (second,) = torch.autograd.grad(grad, query, tangent)
+        found.append([f(query), grad, second, torch.func.jvp(f, (query,), (tangent,))[1]])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert all(x.abs().max() > 1e-3 for x in found[0])
+
+
 def flash_attention_window(L, S, left, right):
     """In the words of flash_attn_func: query i attends to keys between
     [i + seqlen_k - seqlen_q - window_size[0], i + seqlen_k - seqlen_q + window_size[1]]."""
