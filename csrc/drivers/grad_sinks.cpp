@@ -13,7 +13,7 @@ namespace {
 // The number of one row in a tensor [B..., H, L]; 0 if there is no such tensor.
 template <class E>
 double value_at(const Problem& p, const Input& t, int64_t batch, int64_t head, int64_t query) {
-  return t.data ? double(query_plane<E>(p, t, batch, head)[query * t.strides.row]) : 0;
+  return t.data ? double(widen(query_plane<E>(p, t, batch, head)[query * t.strides.row])) : 0;
 }
 
 // <grad_output_i, output_i> of one row i; 0 without an output, as where there are no keys.
@@ -48,6 +48,17 @@ double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_
          output_dot<E>(p, a, direction.output_jvp, batch, head, query);
 }
 
+// exp(sink - lse), the share of the sink in the softmax of a row. A row that sees nothing is all
+// sink, even one that is NaN or +inf: then its output is 0, while that of other rows is NaN, as is
+// delta where there is no output, since the weights are.
+template <class E>
+double share_of_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
+                     int64_t query, double sink, double lse) {
+  const double share = std::exp(sink - lse);
+  if (!std::isnan(share) || std::isfinite(sink)) return share;
+  return p.head_dim_v == 0 || value_at<E>(p, a.output, batch, head, query) == 0 ? 1 : share;
+}
+
 //   grad_sink = -sum_i exp(sink - lse_i) * grad_share_i
 template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
@@ -60,7 +71,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
     const T* sums = nullptr;
     if (sums_row(a, lse))
       sums = query_plane<T>(p, a.row_sums, batch, head) + query * a.row_sums.strides.row;
-    grad -= std::exp(*sink - lse) / (sums ? sums[1] : 1) *
+    grad -= share_of_sink<E>(p, a, batch, head, query, *sink, lse) / (sums ? sums[1] : 1) *
             grad_share<E>(p, a, batch, head, query, sums);
   }
   *plane<double>(p, a.grad_sinks, batch, head) = grad;

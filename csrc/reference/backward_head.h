@@ -28,12 +28,13 @@ struct BackwardHead : Head {
   // The weights of the forward pass, before dropout, follow from its lse:
   //   softmax_ij = exp(score_ij - lse_i)
   // They are divided by what they add up to, since lse is rounded.
-  double softmax(int64_t i, int64_t j) const { return share(i, score(i, j)); }
-  double softmax_of_sink(int64_t i) const { return share(i, sink()); }
-  double share(int64_t i, double of_score) const {
-    const double sum = row_sums ? row_sums(i, 1) : 1;
-    return lse(i, 0) == -kInf ? 0 : std::exp(of_score - lse(i, 0)) / sum;
+  double softmax(int64_t i, int64_t j) const {
+    return lse(i, 0) == -kInf ? 0 : std::exp(score(i, j) - lse(i, 0)) / sum(i);
   }
+  double softmax_of_sink(int64_t i) const {
+    return lse(i, 0) == -kInf ? 0 : share_of_sink(i, lse(i, 0)) / sum(i);
+  }
+  double sum(int64_t i) const { return row_sums ? row_sums(i, 1) : 1; }
 
   double weight(int64_t i, int64_t j) const { return keep(i, j) * softmax(i, j); }
 

@@ -20,7 +20,7 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   const int64_t S = p.seqlen_k;
 
   // sum = (exp(sink) + sum_j exp(score_j)) / exp(max), where max is the largest of sink and scores.
-  double max = head.sink(), sum = exp_below(max, max);
+  double max = head.sink(), sum = head.share_of_sink(i, max);
   for (int64_t j = 0; j < S; ++j) {
     if (!head.attends(i, j)) continue;
     const double score = head.score(i, j);
@@ -38,7 +38,7 @@ void output_row(const Problem& p, const ForwardResult& result, int64_t b, int64_
   }
   for (int64_t d = 0; d < p.head_dim_v; ++d) output.set(i, d, sum == 0 ? sums[d] : sums[d] / sum);
 
-  // The lse is -inf if there was nothing to attend to: both terms are.
+  // The lse is the sink, -inf without one, if there was nothing to attend to.
   lse.set(i, 0, max + std::log(sum));
 }
 

@@ -100,6 +100,17 @@ struct Head {
   // The sink joins the scores in the softmax's denominator. It is -inf where there is none.
   double sink() const { return sinks ? sinks(0, 0) : -kInf; }
 
+  // This is exp(sink - base), the part of the sink in a sum over row i that is relative to base. Of
+  // a row all of whose scores are -inf, whose base is the sink, it is 1, and NaN or +inf spoil
+  // none.
+  double share_of_sink(int64_t i, double base) const {
+    const double share = sink() == -kInf ? 0 : std::exp(sink() - base);
+    bool sees_any = !std::isnan(share);
+    for (int64_t j = 0; j < p.seqlen_k && !sees_any; ++j)
+      sees_any = attends(i, j) && score(i, j) != -kInf;
+    return sees_any ? share : 1;
+  }
+
   // This is kept_ij / (1 - dropout_p). A weight that is dropped is multiplied by 0, so that NaN
   // stays NaN, as in torch.
   double keep(int64_t i, int64_t j) const {

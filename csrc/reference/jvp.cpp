@@ -18,9 +18,10 @@ struct JvpRow {
     const int64_t S = head.p.seqlen_k, Dv = head.p.head_dim_v;
     double max = head.sink();
     for (int64_t j = 0; j < S; ++j)
-      if (head.attends(i, j) && !(head.score(i, j) <= max)) max = head.score(i, j);
+      if (head.attends(i, j) && head.score(i, j) != -kInf && !(head.score(i, j) <= max))
+        max = head.score(i, j);
     const auto share = [&](double score) { return score == -kInf ? 0 : std::exp(score - max); };
-    double sum = share(head.sink());
+    double sum = head.share_of_sink(i, max);
     if (along.sinks && sum > 0) lse_jvp = sum * along.sinks(0, 0);
     for (int64_t j = 0; j < S; ++j) {
       if (!head.attends(i, j)) continue;
@@ -34,7 +35,7 @@ struct JvpRow {
         output_jvp[d] += kept * (value_jvp + score_jvp * value);
       }
     }
-    lse = max + std::log(sum);  // -inf if there was nothing to attend to
+    lse = max + std::log(sum);  // the sink if there was nothing to attend to
     if (sum == 0) return;
     lse_jvp /= sum;
     for (int64_t d = 0; d < Dv; ++d) {

@@ -3,8 +3,10 @@
 // tests need neither memory nor time.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "attention_double_backward.h"
 #include "cases.h"
 #include "common/philox.h"
 
@@ -70,6 +72,44 @@ TEST_P(FarKeys, TheWindowIsWhereItWouldBe) {
     // With near keys, the first rows have none on their left.
     for (int64_t i = kLeft; i < kRows; ++i) EXPECT_EQ(lse[1][i], lse[0][i]) << dtype;
     for (int64_t i = 0; i < kLeft; ++i) EXPECT_EQ(lse[1][i], lse[0][kLeft]) << dtype;
+  }
+}
+
+// The derivatives of queries whose window stands among so many keys are those of near keys, and
+// take the time of these.
+TEST_P(FarKeys, DerivativesTakeTheTimeOfTheWindow) {
+  constexpr int64_t kQueries = 300;
+  for (DType dtype : kDTypes) {
+    Case c;
+    c.dtype = dtype, c.L = kQueries, c.S = 1, c.D = 4, c.Dv = 4, c.sinks = true;
+    const Workload w(c);
+    std::vector<double> found[2];
+    for (int far = 0; far < 2; ++far) {
+      Problem p = far_problem(w, far ? int64_t{1} << 34 : kQueries);
+      p.window_left = kLeft, p.window_right = 0;
+      const auto rows = [&](Type type, int64_t columns) {
+        return Tensor(type, {1, kQueries, columns}, {kQueries * columns, columns, 1});
+      };
+      const Type element = type_of(dtype), compute = w.compute_element();
+      Tensor output = rows(element, 4), lse = rows(compute, 1), output_jvp = rows(element, 4);
+      Tensor lse_jvp = rows(compute, 1), grad_query = rows(element, 4), change = rows(element, 4);
+      attention_forward(p, {output.output(), lse.output()});
+      JvpArgs along;
+      along.query = w.grad_output.input();  // any numbers
+      attention_jvp(p, along, {{}, {}, output_jvp.output(), lse_jvp.output()});
+      BackwardArgs a;
+      a.output = output.input(), a.lse = lse.input(), a.grad_output = w.grad_output.input();
+      a.grad_query = grad_query.output();
+      attention_backward(p, a);
+      const BackwardDirection direction{along, output_jvp.input(), lse_jvp.input()};
+      a.direction = &direction, a.grad_query = change.output();
+      attention_backward(p, a);
+      for (const Tensor* t : {&grad_query, &change, &output_jvp})
+        for (int64_t i = kLeft * 4; i < kQueries * 4; ++i) found[far].push_back(t->get(i));
+    }
+    for (size_t i = 0; i < found[0].size(); ++i)
+      EXPECT_NEAR(found[1][i], found[0][i], is_half(dtype) ? 1e-2 : 1e-6) << dtype << " " << i;
+    EXPECT_TRUE(std::any_of(found[1].begin(), found[1].end(), [](double x) { return x != 0; }));
   }
 }
 

@@ -230,7 +230,7 @@ TEST_P(JvpTest, OnePoisonedElement) {
     draw_options(random, c);
     JvpWorkload w(c);
     std::vector<Tensor*> all;
-    for (Tensor* t : {&w.query, &w.key, &w.value, &w.query_jvp, &w.key_jvp, &w.value_jvp,
+    for (Tensor* t : {&w.query, &w.key, &w.value, &w.sinks, &w.query_jvp, &w.key_jvp, &w.value_jvp,
                       &w.mask_jvp, &w.bias_jvp, &w.slopes_jvp, &w.sinks_jvp})
       if (*t) all.push_back(t);
     Tensor& t = *draw_from(random, all);

@@ -157,6 +157,42 @@ TEST_P(OptionsTest, SinksOfAnySize) {
   }
 }
 
+// A row that sees no key has output 0 and gradients 0, and as lse its sink, even one that spoils
+// the rows that see any.
+TEST_P(OptionsTest, NothingButASinkThatIsNotFinite) {
+  for (double sink : {kInf, kNaN}) {
+    for (const auto& [L, S] : {std::pair<int64_t, int64_t>{40, 5}, {3, 5}, {40, 300}, {2, 3000}}) {
+      Case c;
+      c.L = L, c.S = S, c.sinks = c.grad_sinks = true, c.mask_type = MaskType::boolean;
+      c.weights = L == 40;
+      for (Case each : variants(c)) {
+        for (bool only_blind : {false, true}) {
+          Workload w(each);
+          w.sinks.fill([&] { return sink; });
+          const auto is_blind = [&](int64_t i) { return i == 1 || only_blind; };
+          for (int64_t h = 0; h < each.heads(); ++h)
+            for (int64_t i = 0; i < L; ++i)
+              for (int64_t j = 0; j < S; ++j) w.mask.set({h, i, j}, !is_blind(i));
+          SCOPED_TRACE(::testing::Message() << sink << " blind " << only_blind << " " << each);
+          const Results r = test::expect_truth(w);
+          for (int64_t h = 0; h < each.heads(); ++h) {
+            for (int64_t i = 0; i < L; ++i) {
+              const size_t row = size_t(h * L + i);
+              EXPECT_EQ(std::isnan(r.output[row * each.Dv]), !is_blind(i));
+              EXPECT_EQ(r.output[row * each.Dv] == 0, is_blind(i));
+              EXPECT_EQ(r.grad_query[row * each.D] == 0, is_blind(i));
+              EXPECT_EQ(r.lse[row] == kInf, is_blind(i) && sink == kInf);
+              EXPECT_FALSE(std::isfinite(r.lse[row]));
+            }
+            EXPECT_EQ(std::isnan(r.grad_sinks[h]), !only_blind);
+          }
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(OptionsTest, Dropout) {
   for (double p : {1e-3, 0.1, 0.5, 0.99, 1.0}) {
     for (const auto& [L, S] : {std::pair<int64_t, int64_t>{40, 90}, {2, 1500}}) {

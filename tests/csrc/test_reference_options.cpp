@@ -51,7 +51,7 @@ TEST(Reference, SoftcapAlibiAndMaskInThisOrder) {
   EXPECT_NEAR(r.lse[0], std::log(sum), 1e-14);
 }
 
-// Weights are those of softmax(cat([scores, sink])).
+// Weights are those of softmax(cat([scores, sink])), and 0 where no score is seen.
 TEST(Reference, SinksJoinTheDenominatorAlone) {
   Case c = small_case();
   c.L = 1, c.S = 2, c.D = 1, c.Dv = 1, c.scale = 0, c.sinks = true;
@@ -65,8 +65,14 @@ TEST(Reference, SinksJoinTheDenominatorAlone) {
       const Results r = run(w, kReference);
       SCOPED_TRACE(::testing::Message() << "sink " << sink << " seen " << seen);
       if (sink == kInf || std::isnan(sink)) {
-        EXPECT_TRUE(std::isnan(r.output[0]));
-        EXPECT_TRUE(std::isnan(r.lse[0]));
+        EXPECT_EQ(r.output[0] == 0, seen == 0);
+        EXPECT_EQ(std::isnan(r.output[0]), seen > 0);
+        EXPECT_EQ(r.lse[0] == sink, seen == 0 && sink == kInf);
+        EXPECT_FALSE(std::isfinite(r.lse[0]));
+        EXPECT_EQ(r.grad_value[0] == 0, seen == 0);
+        if (seen == 0) {
+          EXPECT_EQ(r.grad_sinks[0], w.grad_lse.get({0, 0, 0}));
+        }
         continue;
       }
       const double sum = seen + std::exp(sink);

@@ -21,6 +21,9 @@ from rounding import assert_within_rounding, magnitudes
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+import qkv
+from qkv import testing
+
 NAN = float("nan")
 attend_with_junk = functools.partial(attend, nonfinite=True)
 pytestmark = pytest.mark.usefixtures("isa")
@@ -232,6 +235,93 @@ class TestGradientsOfOptions:
             assert_within_rounding(x, theirs, true, size, dtype)
         if junk != -INF:
             assert lse[:, 0].isnan().all() and output[:, 0].isnan().all()
+
+
+@dtypes
+@sizes
+@pytest.mark.parametrize("junk", [NAN, INF])
+@pytest.mark.parametrize("blind", ["some", "all"])
+class TestBlindRowsAndASinkThatIsNotFinite:
+    """A row that sees nothing has output 0 and gradients 0, and its sink for lse, whatever the sink
+    is; other rows of that head are NaN, and the other head does not change."""
+
+    def make(self, L, S, D, dtype, junk, blind):
+        inputs, grads = make(L, S, D, dtype)
+        rows = torch.arange(L) % 3 == 0 if blind == "some" else torch.ones(L, dtype=torch.bool)
+        mask = torch.zeros(L, S, dtype=dtype).masked_fill(rows[:, None], -INF)
+        return inputs, grads, rows, {"attn_mask": mask, "sinks": torch.tensor([junk, 0.5])}
+
+    def test_gradients(self, L, S, D, dtype, junk, blind):
+        inputs, grads, rows, options = self.make(L, S, D, dtype, junk, blind)
+        names = ("query", "key", "value", "attn_mask", "sinks")
+        found = gradients(fused, inputs, options, grads, names)
+        finite = options | {"sinks": torch.tensor([0.0, 0.5])}
+        expected = gradients(fused, inputs, finite, grads, names)
+        output, lse = fused(*inputs, **options)
+        assert torch.equal(output[:, 1], fused(*inputs, **finite)[0][:, 1])
+        assert (output[:, :, rows] == 0).all() and output[:, 0, ~rows].isnan().all()
+        torch.testing.assert_close(
+            lse[:, 0, rows], torch.full_like(lse[:, 0, rows], junk), equal_nan=True
+        )
+        assert lse[:, 0, ~rows].isnan().all()
+        assert (found["query"][:, :, rows] == 0).all()
+        assert (found["attn_mask"][rows] == 0).all()
+        for name in names[:3]:
+            assert torch.equal(found[name][:, 1], expected[name][:, 1])
+        seen = not rows.all()
+        assert found["query"][:, 0, ~rows].isnan().all()
+        assert (found["key"][:, 0].isnan() if seen else found["key"][:, 0] == 0).all()
+        assert (found["value"][:, 0].isnan() if seen else found["value"][:, 0] == 0).all()
+        assert found["sinks"][0].isnan() if seen else found["sinks"][0] == expected["sinks"][0]
+        truth = testing.attention(*inputs, **options, return_lse=True)
+        for x, y in zip((output, lse), truth, strict=True):
+            assert torch.equal(x.isnan(), y.isnan()) and torch.equal(x == 0, y == 0)
+
+    def test_gradient_of_the_lse_alone(self, L, S, D, dtype, junk, blind):
+        inputs, (_, g), rows, options = self.make(L, S, D, dtype, junk, blind)
+        sinks = options["sinks"].requires_grad_()
+        (grad,) = torch.autograd.grad(fused(*inputs, **options)[1], sinks, g)
+        assert grad[1].isfinite() and grad[0].isnan() == (not rows.all())
+        if rows.all():
+            torch.testing.assert_close(grad[0], g[:, 0].sum().to(grad), rtol=1e-4, atol=1e-4)
+
+    def test_weights(self, L, S, D, dtype, junk, blind):
+        inputs, _, rows, options = self.make(L, S, D, dtype, junk, blind)
+        leaves = [x.requires_grad_() for x in (*inputs[:2], options["sinks"])]
+        weights = qkv.attention_weights(*inputs[:2], **options)
+        assert (weights[:, :, rows] == 0).all() and weights[:, 0, ~rows].isnan().all()
+        assert torch.equal(
+            qkv.attention_with_weights(*inputs, **options)[1].isnan(), weights.isnan()
+        )
+        found = torch.autograd.grad(weights, leaves, torch.randn_like(weights))
+        assert (found[0][:, :, rows] == 0).all() and found[1][:, 1].isfinite().all()
+        assert found[2][0].isnan() if not rows.all() else (found[2] == 0).all()
+
+    def test_tangents(self, L, S, D, dtype, junk, blind):
+        inputs, _, rows, options = self.make(L, S, D, dtype, junk, blind)
+        tangents = [torch.randn_like(x) for x in inputs]
+        output, lse, of_output, of_lse = qkv.attention_jvp(
+            *inputs, **options, query_tangent=tangents[0], key_tangent=tangents[1],
+            value_tangent=tangents[2], sinks_tangent=torch.tensor([3.0, 4.0]),
+        )  # fmt: skip
+        for x in (output, of_output):
+            assert (x[:, :, rows] == 0).all() and x[:, 1].isfinite().all()
+            assert x[:, 0, ~rows].isnan().all()
+        assert (of_lse[:, 0, rows] == 3).all() and of_lse[:, 0, ~rows].isnan().all()
+        assert torch.equal(lse.isnan(), fused(*inputs, **options)[1].isnan())
+
+    def test_higher_derivatives(self, L, S, D, dtype, junk, blind):
+        """Fused, and from the third on composed."""
+        inputs, _, rows, options = self.make(L, S, D, dtype, junk, blind)
+        leaves = [x.requires_grad_() for x in (*inputs, options["sinks"])]
+        results = [fused(*inputs, **options)[0]]
+        for _ in range(3):
+            seeds = [torch.randn_like(x) for x in results]
+            results = torch.autograd.grad(results, leaves, seeds, create_graph=True)
+            assert (results[0][:, :, rows] == 0).all()
+            assert all(x[:, 1].isfinite().all() for x in results[:3])
+            if rows.all():
+                assert all((x == 0).all() for x in results)
 
 
 @dtypes

@@ -324,6 +324,44 @@ def test_any_number_of_threads(reduce, threads):
             assert torch.equal(x, y)
 
 
+def in_derivatives(function, leaves, options, order):
+    """The gradients up to that order, each of all of those before it along fixed seeds."""
+    call = dict(zip(("query", "key", *options), leaves, strict=True))
+    results, found = [function(**call)], []
+    for _ in range(order):
+        draws = torch.Generator().manual_seed(0)
+        seeds = [torch.randn(x.shape, generator=draws, dtype=x.dtype) for x in results]
+        results = torch.autograd.grad(results, leaves, seeds, create_graph=True)
+        found += [x.detach() for x in results]
+    return found
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("learned", [False, True])
+# The products are torch's, and what divides a matrix among threads changes its last digits. So
+# there are more matrices than threads, or sums of one element.
+@pytest.mark.parametrize("B, H, L, S, D", [
+    (4, 2, 300, 17, 8), (2, 4, 140, 33, 8), (2, 4, 100, 100, 8), (2, 4, 40, 1000, 8),
+    (1, 1, 1100, 33, 1), (1, 1, 64, 1000, 1), (1, 1, 400, 100, 1),
+])  # fmt: skip
+def test_derivatives_of_any_order_and_number_of_threads(B, H, L, S, D, learned, dtype, threads):
+    """Composed of torch's operators from the second one on: single numbers, such as the gradient of
+    a slope or of a scalar bias, are sums of as many products as there are scores."""
+    torch.manual_seed(0)
+    shapes = {"query": (B, H, L, D), "key": (B, H, S, D)}
+    if learned:
+        shapes |= {"alibi_slopes": (H,), "sinks": (H,), "bias": (1, 1)}
+    leaves = [torch.randn(x, dtype=dtype).requires_grad_() for x in shapes.values()]
+    results = []
+    for n in (1, 2, 3, 7):
+        threads(n)
+        results.append(in_derivatives(qkv.attention_weights, leaves, list(shapes)[2:], 3))
+    for found in results[1:]:
+        for x, y in zip(found, results[0], strict=True):
+            assert torch.equal(x, y)
+
+
 def test_compile():
     torch.compiler.reset()
     query, key = make()

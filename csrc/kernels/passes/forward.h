@@ -14,21 +14,6 @@
 
 namespace qkv::QKV_ISA {
 
-// A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
-// The sum is relative to R.
-template <class T, class R = Reference<T>>
-void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
-  constexpr int W = kLanes<T>;
-  for (int v = 0; v < tile.lanes / W; ++v) {
-    const Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
-    const R reference(sink);
-    Vec<T> weight[] = {sink - reference.base};
-    exp<T>(weight, {ShiftedExp<T>(reference.shift)});
-    store(max_state + v * W, sink);
-    store(sum_state + v * W, weight[0]);
-  }
-}
-
 template <class P>
 void begin_tile(const Problem& p, bool with_sink, P& products, ForwardState<P>& state) {
   using T = Compute<typename P::Element>;

@@ -72,6 +72,35 @@ struct ForwardScratch {
   }
 };
 
+// A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
+// The sum is relative to R. Sinks that are NaN or +inf wait for finish_sinks.
+template <class T, class R = Reference<T>>
+void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes / W; ++v) {
+    Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
+    sink = sink < kInfinity<T> ? sink : splat(-kInfinity<T>);
+    const R reference(sink);
+    Vec<T> weight[] = {sink - reference.base};
+    exp<T>(weight, {ShiftedExp<T>(reference.shift)});
+    store(max_state + v * W, sink);
+    store(sum_state + v * W, weight[0]);
+  }
+}
+
+// Adds sinks that are NaN or +inf when all keys have been seen: they make NaN of the sum, but not
+// of a row all of whose scores are -inf, which has output 0 and the sink as its log-sum-exp.
+template <class T>
+void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    const Vec<T> sink = per_head<T>(p, tile, p.sinks, v / kLanes<T>);
+    const Vec<T> max = load(max_state + v), sum = load(sum_state + v);
+    const Vec<T> spoilt = sum == 0 ? splat(T(1)) : splat(std::numeric_limits<T>::quiet_NaN());
+    store(max_state + v, sink < kInfinity<T> ? max : sink);
+    store(sum_state + v, sink < kInfinity<T> ? sum : spoilt);
+  }
+}
+
 // out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
 // scores and the sums of the online softmax. They are computed in double, because a logarithm that
 // is rounded twice would show in the gradients.
@@ -127,7 +156,8 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   using E = typename P::Element;
   using T = Compute<E>;
   const Tile& tile = state.tile;
-  const auto divide_by = [&](const T* sums) {
+  const auto divide_by = [&](T* sums) {
+    if (p.sinks.data && !item.partial_output) finish_sinks(p, tile, state.max, sums);
     for (int v = 0; v < tile.lanes; v += kLanes<T>) {
       const Vec<T> sum = load(sums + v);
       store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);

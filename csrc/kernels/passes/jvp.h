@@ -23,13 +23,15 @@
 namespace qkv::QKV_ISA {
 
 // sum_jvp [lanes] = the part of the sinks in the sum of weights, times the changes of the sinks. A
-// sink of -inf has no part.
+// sink of -inf has no part. `finishes`: only of the sinks of finish_sinks, which do at the end.
 template <class T>
-void add_sinks_jvp(const Problem& p, const JvpArgs& a, const JvpState<T>& state) {
+void add_sinks_jvp(const Problem& p, const JvpArgs& a, const JvpState<T>& state, bool finishes) {
   for (int v = 0; v < state.tile.lanes; v += kLanes<T>) {
     const Vec<T> change = per_head<T>(p, state.tile, a.sinks, v / kLanes<T>);
     const Vec<T> part = load(state.sum + v);
-    store(state.sum_jvp + v, part == 0 ? Vec<T>{} : part * change);
+    const Vec<T> product = part == 0 ? Vec<T>{} : part * change;
+    const Vec<T> begun = load(state.max + v) < kInfinity<T> ? load(state.sum_jvp + v) : product;
+    store(state.sum_jvp + v, finishes ? begun : product);
   }
 }
 
@@ -55,7 +57,7 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
   std::fill_n(state.sum, tile.lanes, T(0));
   std::fill_n(state.sum_jvp, tile.lanes, T(0));
   if (p.sinks.data) add_sinks(p, tile, state.max, state.sum);
-  if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state);
+  if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state, false);
 }
 
 // What has to be done about hidden pairs of a tile: nothing, since there are none; their changes of
@@ -161,6 +163,8 @@ template <class E, class T = Compute<E>>
 void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result, JvpScratch<E>& s,
                      const JvpState<T>& state) {
   const Tile& tile = state.tile;
+  if (p.sinks.data) finish_sinks(p, tile, state.max, state.sum);
+  if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state, true);
   divide_sums(p, a, s, state);
   const auto write = [&](const T* sums, const T* numbers, const Output& output,
                          const Output& of_rows) {

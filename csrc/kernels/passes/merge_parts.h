@@ -48,6 +48,10 @@ void merge_parts(const Problem& p, const ForwardResult& result, const RowParts& 
     is_first = false;
   }
   if (is_first) std::fill_n(total, dim, T(0));
+  const double* const sink =
+      plane<double>(p, p.sinks, of.batch, of.kv_head * p.group() + of.row % p.group());
+  if (sink && !(T(*sink) < kInfinity<T>))  // is in no part: see finish_sinks
+    max = T(*sink), sum = is_first ? 1 : std::numeric_limits<T>::quiet_NaN();
   if (result.lse.data)
     *rows_of<T>(p, result.lse, of.batch, of.kv_head)[of.row] =
         T(double(max) + std::log(double(sum)));

@@ -1,11 +1,8 @@
 #include "ops/attention/composition.h"
 
-#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/SymInt.h>
-
-#include <limits>
 
 #include "ops/attention/attention.h"
 #include "ops/attention/steps.h"
@@ -23,7 +20,7 @@ at::Tensor before_softcap(const at::Tensor& grad, const Steps& steps) {
   return steps.tanhs.defined() ? grad.sub(grad.mul(steps.tanhs).mul(steps.tanhs)) : grad;
 }
 
-at::Tensor sum_of_rows(const at::Tensor& of_rows) { return of_rows.sum({-2, -1}); }
+at::Tensor sum_of_rows(const at::Tensor& of_rows) { return of_rows.sum(-1).sum(-1); }
 
 // The results of a backward operator: gradient(argument) of each that is wanted, reduced to the
 // argument's shape.
@@ -53,9 +50,7 @@ Tensors attention_forward_composition(const Call& call) {
     } else if (result == arg::weights) {
       results.push_back(reduced_weights(weights, call.options.reduce).to(type));
     } else {
-      results.push_back(
-          at::logsumexp(steps.logits, -1)
-              .masked_fill(steps.dead.squeeze(-1), -std::numeric_limits<double>::infinity()));
+      results.push_back(steps.lse.squeeze(-1));
     }
   }
   return results;

@@ -1,16 +1,17 @@
 #include "ops/attention/steps.h"
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/new_ones.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/SymInt.h>
 
 #include <limits>
+#include <vector>
 
 #include "call/check.h"
 #include "call/run.h"
@@ -76,8 +77,9 @@ at::Tensor scores_of(const Call& call, const Sizes<c10::SymInt>& sizes, Steps& s
   for (const Argument argument : kMaskArguments) {
     if (!call.has(argument)) continue;
     const at::Tensor& mask = call[argument];
-    scores = mask.scalar_type() == at::kBool ? scores.masked_fill(mask.logical_not(), -kInfinity)
-                                             : scores.add(mask.to(scores.scalar_type()));
+    scores = mask.scalar_type() == at::kBool
+                 ? scores.masked_fill(mask.logical_not(), -kInfinity)
+                 : scores.add(spread(mask.to(scores.scalar_type()), scores.sym_sizes()));
   }
   return hide_positions(call.options, scores);
 }
@@ -102,17 +104,26 @@ Steps steps_of(const Call& call) {
                     : c10::SymFloat(1.0) / c10::SymFloat(steps.query.sym_size(-1)).sqrt();
   at::Tensor logits = scores_of(call, sizes, steps);
   const c10::SymInt keys = logits.sym_size(-1);
+  // The softmax of nothing but -inf, and its derivatives, would be NaN. A sink does not count.
+  const at::Tensor dead = logits.eq(-kInfinity).all(-1, /*keepdim=*/true);
+  at::Tensor sinks;
   if (call.has(arg::sinks)) {
-    auto column = logits.sym_sizes().vec();
-    column.back() = 1;
-    logits = at::cat({logits, per_head(call[arg::sinks], steps).expand_symint(column)}, -1);
+    sinks = per_head(call[arg::sinks], steps);
+    logits = at::cat({logits, sinks}, -1);
   }
-  // The softmax of nothing but -inf, and its derivatives, would be NaN.
-  steps.dead = logits.eq(-kInfinity).all(-1, /*keepdim=*/true);
-  steps.logits = logits.masked_fill(steps.dead, 0);
-  const at::Tensor weights = at::softmax(steps.logits, -1).masked_fill(steps.dead, 0);
+  logits = logits.masked_fill(dead, 0);
+  // Not at::softmax: the last digits of its derivative depend on the number of threads. The
+  // exponentials are relative to a number that cancels out, and takes no part in derivatives.
+  const at::Tensor base = at::logsumexp(logits.detach(), -1, /*keepdim=*/true);
+  const at::Tensor exponentials = logits.sub(base).exp();
+  const at::Tensor sum = exponentials.sum(-1, /*keepdim=*/true);
+  const at::Tensor weights = exponentials.div(sum).masked_fill(dead, 0);
   steps.weights = weights.narrow_symint(-1, 0, keys);
-  if (call.has(arg::sinks)) steps.sink_weights = weights.narrow_symint(-1, keys, 1);
+  steps.lse = sum.log().add(base).masked_fill(dead, -kInfinity);
+  if (sinks.defined()) {
+    steps.sink_weights = at::where(dead, sinks.ne(-kInfinity), weights.narrow_symint(-1, keys, 1));
+    steps.lse = at::where(dead, sinks, steps.lse);
+  }
   if (call.options.dropout_p > 0) steps.kept = kept_weights(call, steps);
   return steps;
 }
@@ -133,7 +144,28 @@ at::Tensor distances(const Steps& steps) {
 
 at::Tensor per_head(const at::Tensor& tensor, const Steps& steps) {
   const at::Tensor numbers = tensor.to(steps.weights.scalar_type());
-  return steps.weights.dim() == 2 ? numbers.squeeze() : numbers.unsqueeze(-1).unsqueeze(-1);
+  auto sizes = steps.weights.sym_sizes().vec();
+  sizes.back() = 1;
+  return spread(steps.weights.dim() == 2 ? numbers.squeeze() : numbers.unsqueeze(-1).unsqueeze(-1),
+                sizes);
+}
+
+at::Tensor spread(const at::Tensor& tensor, c10::SymIntArrayRef sizes) {
+  std::vector<c10::SymInt> now(sizes.size() - size_t(tensor.dim()), 1);
+  for (const c10::SymInt& size : tensor.sym_sizes()) now.push_back(size);
+  at::Tensor result = tensor;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    now[d] = sizes[d];
+    result = result.expand_symint(now);
+  }
+  return result;
+}
+
+at::Tensor gathered(at::Tensor tensor, c10::SymIntArrayRef sizes) {
+  const int64_t lead = tensor.dim() - int64_t(sizes.size());
+  for (int64_t d = tensor.dim() - 1; d >= 0; --d)
+    if (d < lead || sizes[size_t(d - lead)] == 1) tensor = tensor.sum(d, /*keepdim=*/d >= lead);
+  return tensor;
 }
 
 Changes changes_of(const Call& call, const Steps& steps) {
@@ -154,7 +186,8 @@ Changes changes_of(const Call& call, const Steps& steps) {
   if (call.has(arg::alibi_slopes_tangent))
     scores = scores.sub(distances(steps).mul(per_head(call[arg::alibi_slopes_tangent], steps)));
   for (const Argument mask : kMaskArguments)
-    if (call.has(tangent_of(mask))) scores = scores.add(call[tangent_of(mask)].to(type));
+    if (call.has(tangent_of(mask)))
+      scores = scores.add(spread(call[tangent_of(mask)].to(type), scores.sym_sizes()));
   scores = scores.masked_fill(steps.weights.eq(0), 0);
   const at::Tensor weighted = steps.weights.mul(scores);
   changes.lse = weighted.sum(-1, /*keepdim=*/true);
@@ -192,7 +225,7 @@ FirstDerivative first_derivative(const Call& call, const Steps& steps) {
 
 at::Tensor gradient_of_option(Argument argument, const at::Tensor& grad_scores,
                               const Steps& steps) {
-  return argument == arg::alibi_slopes ? grad_scores.mul(distances(steps)).sum({-2, -1}).neg()
+  return argument == arg::alibi_slopes ? grad_scores.mul(distances(steps)).sum(-1).sum(-1).neg()
                                        : grad_scores;
 }
 
@@ -204,7 +237,7 @@ at::Tensor reduced(const Call& call, Argument argument, at::Tensor gradient) {
         gradient.unflatten_symint(-3, {heads, call[arg::query].sym_size(-3) / heads}).sum(-3);
   }
   if (gradient.dim() < tensor.dim()) gradient = gradient.view_symint(tensor.sym_sizes());
-  return at::sum_to(std::move(gradient), tensor.sym_sizes()).to(tensor.scalar_type());
+  return gathered(std::move(gradient), tensor.sym_sizes()).to(tensor.scalar_type());
 }
 
 }  // namespace qkv::ops

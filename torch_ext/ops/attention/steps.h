@@ -14,15 +14,20 @@ struct Steps {
   // With a head for every head of query, or one for all. No value: for the weights alone.
   at::Tensor query, key, value;
   c10::SymFloat scale;
-  at::Tensor tanhs;  // of softcap; undefined: there is none
-  at::Tensor logits,
-      dead;            // the scores, and the sink after the last one; [..., L, 1]: none is seen
-  at::Tensor weights;  // P
+  at::Tensor tanhs;         // of softcap; undefined: there is none
+  at::Tensor lse;           // [..., L, 1]
+  at::Tensor weights;       // P
   at::Tensor sink_weights;  // [..., L, 1]; undefined: there are no sinks
   at::Tensor kept;          // K; undefined: there is no dropout
 };
 
 Steps steps_of(const Call& call);
+
+// tensor.expand(sizes), and what takes a gradient back: at::sum_to(tensor, sizes). Both go one
+// dimension at a time, the derivative of expand, too: a sum whose result is a single number, torch
+// divides among threads, and of how many there are its last digits tell.
+at::Tensor spread(const at::Tensor& tensor, c10::SymIntArrayRef sizes);
+at::Tensor gathered(at::Tensor tensor, c10::SymIntArrayRef sizes);
 
 // `weights` times K.
 at::Tensor after_dropout(const at::Tensor& weights, const Steps& steps);
@@ -30,7 +35,7 @@ at::Tensor after_dropout(const at::Tensor& weights, const Steps& steps);
 at::Tensor for_each_head(const Call& call, const at::Tensor& tensor, at::ScalarType type);
 // |i + S - L - j|.
 at::Tensor distances(const Steps& steps);
-// A number for each head, as a factor of the scores.
+// A number for each head, [..., H, L, 1], as a factor of the scores.
 at::Tensor per_head(const at::Tensor& tensor, const Steps& steps);
 
 // How scores change along the tangents of a call, and what follows from that.

@@ -70,18 +70,18 @@ def attention(
 
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weights `[..., H, L, S]` and the logarithm of their denominator, `[..., H, L]`. Where every
-    score is -inf, and the sink too, the weights are 0 and the lse is -inf."""
+    score is -inf, the weights are 0, and the lse is the sink, -inf without one."""
     if sinks is None:
         sinks = scores.new_full((), -INF)
     check_broadcast("sinks", sinks, scores.shape[:-2], "[..., H]")
-    # A sink is the score of one more key, so that no row is without any.
     lead = torch.broadcast_shapes(scores.shape[:-2], sinks.shape)
+    scores = scores.expand(*lead, *scores.shape[-2:])
+    nothing = (scores.detach() == -INF).all(-1, keepdim=True)
+    # A sink is the score of one more key.
     column = sinks.to(scores.dtype)[..., None, None].expand(*lead, scores.size(-2), 1)
-    scores = torch.cat([scores.expand(*lead, *scores.shape[-2:]), column], -1)
+    scores = torch.cat([scores, column], -1).masked_fill(nothing, 0)
     # Relative to the largest of a row, which cancels out and so takes no part in derivatives.
     largest = scores.detach().amax(-1, keepdim=True)
-    nothing = largest == -INF
-    scores, largest = scores.masked_fill(nothing, 0), largest.masked_fill(nothing, 0)
     weights = scores.softmax(-1).masked_fill(nothing, 0)[..., :-1]
     lse = (scores - largest).exp().sum(-1).log() + largest.squeeze(-1)
-    return weights, lse.masked_fill(nothing.squeeze(-1), -INF)
+    return weights, lse.where(~nothing.squeeze(-1), column.squeeze(-1))
