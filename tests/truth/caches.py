@@ -164,31 +164,27 @@ def appended(case, ours, fail):
     """Holds that int8 caches have been changed where rows were appended, and there by the scales:
     no number is further off than half a scale, and the row's own scale is its largest over 127."""
     v = case.values
-    for cache, new, scale in (("k", "key", "k_scale"), ("v", "value", "v_scale")):
+    for cache, new in (("k", "key"), ("v", "value")):
         before, after = v[f"{cache}_cache"], ours[f"{cache}_after"]
-        scales, own = ours[f"{scale}_after"].double(), v[scale].dim() == 3
         (was,), (now,) = rows_of(before), rows_of(after)
-        touched = torch.zeros(len(was), dtype=torch.bool)
-        if v.get(new) is not None:
-            heads = scales if own else scales.view(-1, *[1, 1] if scales.numel() > 1 else [])
-            flat = (
-                heads.expand(before.shape[:-1])
-                if own
-                else heads.squeeze(-1).expand(before.shape[:-1])
-                if scales.numel() > 1
-                else scales.reshape(1, 1, 1).expand(before.shape[:-1])
-            )
-            flat = flat.transpose(1, 2).flatten(0, 1)  # [rows, Hkv]
-            for b in range(v[new].size(0)):
-                at = places_of(v, b)[-v[new].size(2) :]
-                touched[at] = True
-                x, s = v[new][b].transpose(0, 1).double(), flat[at]
-                if own:
-                    want = x.abs().amax(-1) / 127
-                    if ((s - want).abs() > 1e-6 * want).any():
-                        fail(f"{scale}_after", "a row's own scale is not its largest number / 127")
-                wanted = (x / s[..., None]).clamp(-127, 127).nan_to_num(0.0)
-                if ((now[at].double() - wanted).abs() > 0.5 + 1e-4).any():
-                    fail(f"{cache}_after", "an appended number is further off than half a scale")
-        if not torch.equal(was[~touched], now[~touched]):
+        untouched = torch.ones(len(was), dtype=torch.bool)
+        for b in range(v[new].size(0) if new in v else 0):
+            at = places_of(v, b)[-v[new].size(2) :]
+            untouched[at] = False
+            x = v[new][b].transpose(0, 1).double()  # [rows, Hkv, D]
+            scale = scale_of(ours[f"{cache}_scale_after"].double(), before.shape, at)
+            own = x.abs().amax(-1, keepdim=True) / 127
+            if v[f"{cache}_scale"].dim() == 3 and ((scale - own).abs() > 1e-6 * own).any():
+                fail(f"{cache}_scale_after", "a row's own scale is not its largest number / 127")
+            wanted = (x / scale).nan_to_num(0.0).clamp(-127, 127)
+            # Division in float32 may move a number over a half by so much.
+            if ((now[at].double() - wanted).abs() > 0.5 + 1e-4).any():
+                fail(f"{cache}_after", "an appended number is further off than half a scale")
+        if not torch.equal(was[untouched], now[untouched]):
             fail(f"{cache}_after", "a row was changed to which nothing was appended")
+
+
+def scale_of(scale, shape, at):
+    """[rows, Hkv, 1]: the scale of each of the cache's rows `at`, whatever scales there are."""
+    of_rows = scale[..., None] if scale.dim() == 3 else scale.view(-1, 1, 1)
+    return rows_of(of_rows.expand(*shape[:3], 1))[0][at]

@@ -21,11 +21,11 @@ def normal(seed, *shape):
 class Call:
     """tensors: name -> expression, in order, with the names before it in sight. keywords: options
     that the call has in use; each may be left out, unless it is in `needed`. leaves: of tensors,
-    those that get gradients. form: the call, in which {keywords} stands for them. results: what it
-    returns, by name; cotangents: those of them that are differentiable. order: of derivatives.
-    truth: problems.py's function. body: lines before the call, setup: before the tensors. facts:
-    what else it has to know. tags: what the call is about,
-    for the statistics. check: judges results that have no truth, or None."""
+    those that get gradients. form: the call, in which {keywords} stands for them; body: lines
+    before it, setup: lines before the tensors. results: what it returns, by name; cotangents: those
+    of them that are differentiable. order: of derivatives. truth: computes the same by the formula.
+    facts: what else the truth has to know. tags: what the numbers are like. check: judges results
+    that have no truth, or None."""
 
     operator: str
     form: str

@@ -3,6 +3,8 @@
 import caches
 import dense
 import layers
+import merging
+import multihead
 import packed
 
 OPERATORS = {
@@ -13,8 +15,8 @@ OPERATORS = {
     "attention_jvp": dense.attention_jvp,
     "varlen_attn": packed.varlen_attn,
     "varlen_attn, paged": packed.paged,
-    "merge": layers.merge,
-    "nn.MultiheadAttention": layers.multihead,
+    "merge": merging.merge,
+    "nn.MultiheadAttention": multihead.multihead,
     "nn.AdditiveAttention": layers.additive,
     "nn.GaussianSmoothing": layers.smoothing,
     "nn.SoftDictionary": layers.dictionary,

@@ -153,10 +153,9 @@ def attention_jvp(seed):
     names = floating(d, LEAVES)
     for name in names:
         if d.chance(0.7):
-            d.tensors[f"{name}_tangent"] = (
-                f"torch.randn({name}.shape, generator=torch.Generator().manual_seed({d.seed()}))"
-                f".to({name}.dtype)"
-            )
+            generator = f"generator=torch.Generator().manual_seed({d.seed()})"
+            text = f"torch.randn({name}.shape, {generator}).to({name}.dtype)"
+            d.tensors[f"{name}_tangent"] = text
             d.keywords[f"{name}_tangent"] = f"{name}_tangent"
     tangents = tuple(f"{n}_tangent" for n in names if f"{n}_tangent" in d.tensors)
     results = ("output", "lse", "output_tangent", "lse_tangent")

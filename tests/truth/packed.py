@@ -23,8 +23,8 @@ def both_lengths(d):
     """(queries, keys) of each document."""
     documents = d.between(1, 6)
     if d.chance(0.03):  # above the thresholds at which threads share documents
-        queries = [d.pick((0, 512, 512)) for _ in range(min(documents, 3))]
-        return queries, [d.pick((0, 512, 512)) if n else d.pick((0, 3)) for n in queries]
+        sizes = d.pick([(512, 512), (512, 8, 512), (512, 3), (3, 512, 512)])
+        return [*sizes], [n if n == 512 else d.pick((0, n)) for n in sizes]
     most = d.pick((5, 20, 40, 150))
     queries = lengths(d, documents, most)
     relation = d.pick({"alike": 3, "any": 4, "one to three": 2, "more": 1, "fewer": 1})
@@ -35,8 +35,10 @@ def both_lengths(d):
         "more": lambda: [n + d.between(0, 9) for n in queries],
         "fewer": lambda: [max(0, n - d.between(0, 9)) for n in queries],
     }[relation]()
-    if relation != "alike" and d.chance(0.3):
-        keys[d.between(0, documents - 1)] = 0
+    if relation != "alike" and d.chance(0.5):  # no keys: at either end, between, several in a row
+        begin = d.pick((0, documents - 1, d.between(0, documents - 1)))
+        for n in range(begin, min(documents, begin + d.pick((1, 1, 2)))):
+            keys[n] = 0
     if 1 <= max(keys) <= 3:
         d.tags.append("few keys")
     return queries, keys
@@ -67,8 +69,8 @@ def options(d, queries, keys, H, *, soft=True):
     if d.chance(0.5):
         more = d.pick((0, 0, 2))
         shape = d.broadcast((N, H, L + more, S + more), 0 if d.chance(0.2) else 2)
-        if d.chance(0.3):  # one for all documents, whose gradient is a sum over them
-            shape = (1, *shape[1:]) if len(shape) == 4 else shape
+        if d.chance(0.4):  # one for all documents, or all heads too: its gradient is their sum
+            shape = (1, d.pick((1, 1, H)), *shape[-2:]) if len(shape) > 2 else shape
         shape = (1,) * (2 - len(shape)) + shape
         d.mask("bias", shape, d.pick(("same", "f32")))
     d.scores(L, S)

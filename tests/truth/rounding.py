@@ -66,8 +66,7 @@ class Noisy(Plain):
         self.results = torch.finfo(dtype).eps
 
     def random(self, like, size):
-        """Half of `size` to all of it, up or down: never so little that adding it changes
-        nothing."""
+        """Half of `size` to all of it, up or down: enough to change a 1 that it is added to."""
         x = torch.rand(like.shape, generator=self.generator, dtype=like.dtype) - 0.5
         return size * (x + x.sign() / 2)
 

@@ -29,64 +29,53 @@ def snippet(case, failure, isa, threads=None):
     return text + "\n"
 
 
+TUPLE = "results = results if isinstance(results, tuple) else (results,)"
+
+
 def derivative(case, name):
     """Lines that define compute(), which returns the tensor of this name: ["lse"], ["grad",
     "query"], ["second", "grad_output"], ["tangent", "output"]."""
-    call, leaves = case.call, [*case.leaves]
-    lines = ["def compute():"]
-    add = lambda text: lines.append("    " + text)  # noqa: E731
-    results = ", ".join(call.results)
-    listed = ", ".join(leaves)
-    if name[0] in call.results:
-        add(f"results = call({listed})")
-        add("results = results if isinstance(results, tuple) else (results,)")
-        add(f"return results[{call.results.index(name[0])}]")
-        return lines
-    if name[0] not in ("grad", "second", "tangent"):
-        return [*lines, f"    call({listed})", f"    return {name[0]}"]
-    n = [call.results.index(x) for x in call.cotangents]
-    add(f"leaves = [x.detach().requires_grad_() for x in ({listed},)]")
-    if name[0] == "tangent":
-        add(f"directions = [{directions(case)}]")
-        add("f = lambda *x: call(*x)")
-        add(
-            "_, tangents = torch.func.jvp("
-            "f, tuple(x.detach().clone() for x in leaves), tuple(directions))"
-        )
-        add("tangents = tangents if isinstance(tangents, tuple) else (tangents,)")
-        add(f"return tangents[{call.results.index(name[1])}]")
-        return lines
-    add("results = call(*leaves)")
-    add("results = results if isinstance(results, tuple) else (results,)")
-    add(f"{results}{',' if len(call.results) == 1 else ''} = results")
-    seeds = []
+    call, listed = case.call, ", ".join(case.leaves)
+    if name[0] in ("grad", "second"):
+        body = gradient(case, *name)
+    elif name[0] == "tangent":
+        body = [
+            f"leaves = tuple(x.clone() for x in ({listed},))",
+            f"results = torch.func.jvp(call, leaves, ({directions(case)},))[1]",
+            TUPLE,
+            f"return results[{call.results.index(name[1])}]",
+        ]
+    else:
+        body = [f"results = call({listed})", TUPLE]
+        body += [f"return results[{call.results.index(name[0])}]"]
+    return ["def compute():", *("    " + line for line in body)]
+
+
+def gradient(case, order, name):
+    """The body of compute() for a gradient of the first or the second order."""
+    leaves, results = [*case.leaves], case.call.results
+    lines = [
+        f"leaves = [x.detach().requires_grad_() for x in ({', '.join(leaves)},)]",
+        "results = call(*leaves)", TUPLE, f"({', '.join(results)},) = results",
+    ]  # fmt: skip
     for x in case.cotangents:
-        seed = case.seeds[x]
-        add(
-            f"grad_{x} = normal({seed}, *{x}.shape).add({case.offset}).to({x}.dtype)"
-            ".requires_grad_()"
-        )
-        seeds.append(x)
-    del n
-    add(
-        f"pairs = [(y, g) for y, g in [{', '.join(f'({x}, grad_{x})' for x in seeds)}] "
-        "if y.requires_grad]"
-    )
-    add("outputs, seeds = zip(*pairs)")
-    create = ", create_graph=True" if name[0] == "second" else ""
-    add(f"found = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True{create})")
-    if name[0] == "grad":
-        add(f"return found[{leaves.index(name[1])}]")
-        return lines
-    add(f"directions = [{directions(case)}]")
-    add("used = [(g, t) for g, t in zip(found, directions) if g is not None and g.requires_grad]")
-    add("gradients, directions = zip(*used)")
-    add(
-        f"return torch.autograd.grad(gradients, {name[1]}_leaf, directions)[0]".replace(
-            f"{name[1]}_leaf", f"leaves[{leaves.index(name[1])}]" if name[1] in leaves else name[1]
-        )
-    )
-    return lines
+        numbers = f"normal({case.seeds[x]}, *{x}.shape).add({case.offset}).to({x}.dtype)"
+        lines.append(f"grad_{x} = {numbers}.requires_grad_()")
+    pairs = ", ".join(f"({x}, grad_{x})" for x in case.cotangents)
+    more = ", allow_unused=True" + (", create_graph=True" if order == "second" else "")
+    lines += [
+        f"pairs = [(y, g) for y, g in [{pairs}] if y.requires_grad]",
+        "outputs, seeds = zip(*pairs)",
+        f"found = torch.autograd.grad(outputs, leaves, seeds{more})",
+    ]
+    if order == "grad":
+        return [*lines, f"return found[{leaves.index(name)}]"]
+    of = f"leaves[{leaves.index(name)}]" if name in leaves else name
+    return [
+        *lines, f"used = [(g, t) for g, t in zip(found, ({directions(case)},)) if g is not None]",
+        "gradients, directions = zip(*[(g, t) for g, t in used if g.requires_grad])",
+        f"return torch.autograd.grad(gradients, {of}, directions)[0]",
+    ]  # fmt: skip
 
 
 def directions(case):
