@@ -54,6 +54,9 @@ class Plain:
     def dots(self, query, key):
         return query @ key.mT
 
+    def tanh(self, x):
+        return torch.tanh(x)
+
     def scores(self, scores):
         return scores
 
@@ -103,7 +106,7 @@ def scores_of(query, key, options, arithmetic=PLAIN):
     scale = options.scale if options.scale is not None else (D**-0.5 if D else 1.0)
     scores = arithmetic.dots(query, key) * scale
     if options.softcap:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
+        scores = options.softcap * arithmetic.tanh(scores / options.softcap)
     if options.slopes is not None:
         distance = (torch.arange(L)[:, None] + (S - L) - torch.arange(S)).abs()
         scores = scores - options.slopes[:, None, None] * distance

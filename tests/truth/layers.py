@@ -50,7 +50,7 @@ def true_additive(v, arithmetic):
     hidden = (v["query"] @ v["query_weight"].mT)[:, :, None] + (v["key"] @ v["key_weight"].mT)[
         :, None
     ]
-    scores = hidden.tanh() @ v["v"]
+    scores = arithmetic.tanh(hidden) @ v["v"]
     masks = (scores,) if v.get("attn_mask") is None else (scores, v["attn_mask"])
     B, L, S = scores.shape
     query, key = scores.new_zeros(B, L, 1), scores.new_zeros(B, S, 1)

@@ -52,6 +52,42 @@ class OnTheWayBack(torch.autograd.Function):
         return OnTheWayBack.apply(grad, error) * (1 + error), None
 
 
+def signed_noise(like, size, generator):
+    """Half of `size` to all of it, up or down: enough to change a 1 that it is added to."""
+    x = torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.5
+    return size * (x + x.sign() / 2)
+
+
+class Tanh(torch.autograd.Function):
+    """tanh(x), whose derivative 1 - tanh(x)^2 is made of a tanh with the given errors: where it is
+    nearly 1, as under a softcap that is far exceeded, the rest has few digits."""
+
+    @staticmethod
+    def forward(ctx, x, error):
+        ctx.save_for_backward(x, error)
+        return torch.tanh(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, error = ctx.saved_tensors
+        t = Tanh.apply(x, error) * (1 + error)
+        return grad * (1 - t * t), None
+
+
+class Nudge:
+    """Makes each number of a floating tensor a rounding larger or smaller. What that changes, no
+    order of sums and no way to write the formula can spare."""
+
+    def __init__(self, eps, seed):
+        self.eps, self.generator = eps, torch.Generator().manual_seed(seed)
+
+    def __call__(self, x):
+        if not (isinstance(x, torch.Tensor) and x.is_floating_point()):
+            return x
+        nudged = x * (1 + signed_noise(x, self.eps, self.generator))
+        return nudged.where(nudged.isfinite(), x)
+
+
 class Noisy(Plain):
     """dtype: of query. What is random follows from the seed. rounded_lse: the weights are made anew
     from an lse that was rounded, so that those of a row are all wrong by one factor."""
@@ -66,14 +102,15 @@ class Noisy(Plain):
         self.results = torch.finfo(dtype).eps
 
     def random(self, like, size):
-        """Half of `size` to all of it, up or down: enough to change a 1 that it is added to."""
-        x = torch.rand(like.shape, generator=self.generator, dtype=like.dtype) - 0.5
-        return size * (x + x.sign() / 2)
+        return signed_noise(like, size, self.generator)
 
     def dots(self, query, key):
         dots = query @ key.mT
         terms = query.detach().abs() @ key.detach().abs().mT
         return dots + self.random(dots, self.sums) * terms
+
+    def tanh(self, x):
+        return Tanh.apply(x, self.random(x, self.sums))
 
     def scores(self, scores):
         scores = scores + self.random(scores, self.sums) * scores.detach()
