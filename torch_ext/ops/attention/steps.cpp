@@ -121,8 +121,11 @@ Steps steps_of(const Call& call) {
   steps.weights = weights.narrow_symint(-1, 0, keys);
   steps.lse = sum.log().add(base).masked_fill(dead, -kInfinity);
   if (sinks.defined()) {
-    steps.sink_weights = at::where(dead, sinks.ne(-kInfinity), weights.narrow_symint(-1, keys, 1));
-    steps.lse = at::where(dead, sinks, steps.lse);
+    const at::Tensor is_none = sinks.eq(-kInfinity);
+    const at::Tensor alone = sinks.masked_fill(is_none, -kInfinity);  // has no gradient if none
+    steps.sink_weights =
+        at::where(dead, is_none.logical_not(), weights.narrow_symint(-1, keys, 1));
+    steps.lse = at::where(dead, alone, steps.lse);
   }
   if (call.options.dropout_p > 0) steps.kept = kept_weights(call, steps);
   return steps;

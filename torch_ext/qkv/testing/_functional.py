@@ -84,4 +84,6 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     largest = scores.detach().amax(-1, keepdim=True)
     weights = scores.softmax(-1).masked_fill(nothing, 0)[..., :-1]
     lse = (scores - largest).exp().sum(-1).log() + largest.squeeze(-1)
-    return weights, lse.where(~nothing.squeeze(-1), column.squeeze(-1))
+    # A sink of -inf is none, and has no gradient.
+    alone = column.masked_fill(column == -INF, -INF).squeeze(-1)
+    return weights, lse.where(~nothing.squeeze(-1), alone)
