@@ -123,8 +123,7 @@ Steps steps_of(const Call& call) {
   if (sinks.defined()) {
     const at::Tensor is_none = sinks.eq(-kInfinity);
     const at::Tensor alone = sinks.masked_fill(is_none, -kInfinity);  // has no gradient if none
-    steps.sink_weights =
-        at::where(dead, is_none.logical_not(), weights.narrow_symint(-1, keys, 1));
+    steps.sink_weights = at::where(dead, is_none.logical_not(), weights.narrow_symint(-1, keys, 1));
     steps.lse = at::where(dead, alone, steps.lse);
   }
   if (call.options.dropout_p > 0) steps.kept = kept_weights(call, steps);
