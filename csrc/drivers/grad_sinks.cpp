@@ -48,9 +48,10 @@ double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_
          output_dot<E>(p, a, direction.output_jvp, batch, head, query);
 }
 
-// exp(sink - lse), the share of the sink in the softmax of a row. A row that sees nothing is all
-// sink, even one that is NaN or +inf: then its output is 0, while that of other rows is NaN, as is
-// delta where there is no output, since the weights are.
+// exp(sink - lse), the share of the sink in the softmax of a row. In a row that sees nothing it is
+// 1, even if the sink is NaN or +inf. Such a row is known by its output, which is 0; beside such a
+// sink, the output of a row that sees a key is NaN. Without an output every row passes for one that
+// sees nothing: then the weights have a gradient, and delta is NaN where they are.
 template <class E>
 double share_of_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
                      int64_t query, double sink, double lse) {

@@ -100,9 +100,9 @@ struct Head {
   // The sink joins the scores in the softmax's denominator. It is -inf where there is none.
   double sink() const { return sinks ? sinks(0, 0) : -kInf; }
 
-  // This is exp(sink - base), the part of the sink in a sum over row i that is relative to base. Of
-  // a row all of whose scores are -inf, whose base is the sink, it is 1, and NaN or +inf spoil
-  // none.
+  // This is exp(sink - base), what the sink adds to a sum over row i that is relative to base. It
+  // is 1 in a row all of whose scores are -inf, even if the sink is NaN or +inf: such a row is
+  // relative to its sink, and has output 0.
   double share_of_sink(int64_t i, double base) const {
     const double share = sink() == -kInf ? 0 : std::exp(sink() - base);
     bool sees_any = !std::isnan(share);

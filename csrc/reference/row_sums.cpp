@@ -6,7 +6,7 @@
 namespace qkv::reference {
 namespace {
 
-// The reference rounds an lse to the type that kernels compute in.
+// This is qkv::are_whole() of an lse that kernels have rounded to the type that they compute in.
 bool are_whole(const Problem& p, double sum, double lse) {
   return compute_type(p.dtype) == DType::f64 ? qkv::are_whole(sum, lse)
                                              : qkv::are_whole(sum, float(lse));

@@ -3,8 +3,8 @@
 AUX = "from torch.nn.attention.varlen import AuxRequest\n"
 
 
-def snippet(case, failure, isa, threads=None):
-    """The program. threads: those that differ from one thread, of a failure of bits."""
+def snippet(case, failure, isa):
+    """The program."""
     call = case.call
     lines = [call.source(), f'qkv.set_isa("{isa}")', "torch.set_num_threads(1)", ""]
     lines += derivative(case, failure.name.split(" "))

@@ -7,6 +7,7 @@
 #include "kernels/passes/forward_tiles.h"
 #include "kernels/passes/kept_weights.h"
 #include "kernels/score/dropout.h"
+#include "kernels/score/sinks.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/log.h"
 
@@ -71,35 +72,6 @@ struct ForwardScratch {
     }
   }
 };
-
-// A sink is a score without a value: with sinks, the sum of the softmax begins with exp(sink).
-// The sum is relative to R. Sinks that are NaN or +inf wait for finish_sinks.
-template <class T, class R = Reference<T>>
-void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
-  constexpr int W = kLanes<T>;
-  for (int v = 0; v < tile.lanes / W; ++v) {
-    Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
-    sink = sink < kInfinity<T> ? sink : splat(-kInfinity<T>);
-    const R reference(sink);
-    Vec<T> weight[] = {sink - reference.base};
-    exp<T>(weight, {ShiftedExp<T>(reference.shift)});
-    store(max_state + v * W, sink);
-    store(sum_state + v * W, weight[0]);
-  }
-}
-
-// Adds sinks that are NaN or +inf when all keys have been seen: they make NaN of the sum, but not
-// of a row all of whose scores are -inf, which has output 0 and the sink as its log-sum-exp.
-template <class T>
-void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
-  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-    const Vec<T> sink = per_head<T>(p, tile, p.sinks, v / kLanes<T>);
-    const Vec<T> max = load(max_state + v), sum = load(sum_state + v);
-    const Vec<T> spoilt = sum == 0 ? splat(T(1)) : splat(std::numeric_limits<T>::quiet_NaN());
-    store(max_state + v, sink < kInfinity<T> ? max : sink);
-    store(sum_state + v, sink < kInfinity<T> ? sum : spoilt);
-  }
-}
 
 // out [lanes] = the log-sum-exps of a tile, -inf for rows that have seen no key, from the largest
 // scores and the sums of the online softmax. They are computed in double, because a logarithm that

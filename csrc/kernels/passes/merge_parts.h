@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/operands/rows.h"
+#include "kernels/score/sinks.h"
 #include "kernels/simd/halves.h"
 #include "kernels/simd/vec.h"
 
@@ -48,8 +49,7 @@ void merge_parts(const Problem& p, const ForwardResult& result, const RowParts& 
     is_first = false;
   }
   if (is_first) std::fill_n(total, dim, T(0));
-  const double* const sink =
-      plane<double>(p, p.sinks, of.batch, of.kv_head * p.group() + of.row % p.group());
+  const double* const sink = sink_of_row(p, of.batch, of.kv_head, of.row);
   if (sink && !(T(*sink) < kInfinity<T>))  // is in no part: see finish_sinks
     max = T(*sink), sum = is_first ? 1 : std::numeric_limits<T>::quiet_NaN();
   if (result.lse.data)

@@ -11,6 +11,7 @@
 #include "kernels/passes/grad_tile.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/hidden.h"
+#include "kernels/score/sinks.h"
 #include "kernels/simd/halves.h"
 
 namespace qkv::QKV_ISA {
@@ -56,8 +57,7 @@ void add_weights(const Problem& whole, const Problem& p, const BackwardArgs& a,
 
 // The weight of the sink of row `row`, whose log-sum-exp is lse; 0 if there are no sinks.
 inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row, double lse) {
-  const double* const sink =
-      plane<double>(p, p.sinks, item.batch, item.kv_head * p.group() + row % p.group());
+  const double* const sink = sink_of_row(p, item.batch, item.kv_head, row);
   return sink ? std::exp(*sink - lse) : 0;
 }
 

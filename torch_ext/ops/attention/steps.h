@@ -23,9 +23,9 @@ struct Steps {
 
 Steps steps_of(const Call& call);
 
-// tensor.expand(sizes), and what takes a gradient back: at::sum_to(tensor, sizes). Both go one
-// dimension at a time, the derivative of expand, too: a sum whose result is a single number, torch
-// divides among threads, and of how many there are its last digits tell.
+// tensor.expand(sizes), and at::sum_to(tensor, sizes), which takes a gradient back. Both go one
+// dimension at a time, and so does the derivative of spread: where the result of a sum is a single
+// number, torch divides it among threads, and its last digits depend on how many there are.
 at::Tensor spread(const at::Tensor& tensor, c10::SymIntArrayRef sizes);
 at::Tensor gathered(at::Tensor tensor, c10::SymIntArrayRef sizes);
 

@@ -1,0 +1,44 @@
+// A sink is a score without a value: the sum of the softmax begins with exp(sink).
+#pragma once
+
+#include "kernels/operands/tile.h"
+#include "kernels/score/softmax.h"
+#include "kernels/simd/vec.h"
+
+namespace qkv::QKV_ISA {
+
+// Begins the online softmax of a tile: its largest scores are the sinks, and its sums, which are
+// relative to R, the weights of these. Sinks that are NaN or +inf wait for finish_sinks.
+template <class T, class R = Reference<T>>
+void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < tile.lanes / W; ++v) {
+    Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
+    sink = sink < kInfinity<T> ? sink : splat(-kInfinity<T>);
+    const R reference(sink);
+    Vec<T> weight[] = {sink - reference.base};
+    exp<T>(weight, {ShiftedExp<T>(reference.shift)});
+    store(max_state + v * W, sink);
+    store(sum_state + v * W, weight[0]);
+  }
+}
+
+// Adds sinks that are NaN or +inf when all keys have been seen: they make NaN of the sum, but not
+// of a row all of whose scores are -inf, which has output 0 and the sink as its log-sum-exp.
+template <class T>
+void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    const Vec<T> sink = per_head<T>(p, tile, p.sinks, v / kLanes<T>);
+    const Vec<T> max = load(max_state + v), sum = load(sum_state + v);
+    const Vec<T> spoilt = sum == 0 ? splat(T(1)) : splat(std::numeric_limits<T>::quiet_NaN());
+    store(max_state + v, sink < kInfinity<T> ? max : sink);
+    store(sum_state + v, sink < kInfinity<T> ? sum : spoilt);
+  }
+}
+
+// The sink of one row of a key head, or null if there are no sinks.
+inline const double* sink_of_row(const Problem& p, int64_t batch, int64_t kv_head, int64_t row) {
+  return plane<double>(p, p.sinks, batch, kv_head * p.group() + row % p.group());
+}
+
+}  // namespace qkv::QKV_ISA
