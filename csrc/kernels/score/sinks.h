@@ -23,10 +23,25 @@ void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
   }
 }
 
+// The sink of one row of a key head, or null if there are no sinks.
+inline const double* sink_of_row(const Problem& p, int64_t batch, int64_t kv_head, int64_t row) {
+  return plane<double>(p, p.sinks, batch, kv_head * p.group() + row % p.group());
+}
+
+// Whether a sink of the tile's heads is NaN or +inf.
+template <class T>
+bool any_sink_waits(const Problem& p, const Tile& tile) {
+  bool waits = false;
+  for (int64_t head = 0; head < p.group(); ++head)
+    waits |= !(T(*sink_of_row(p, tile.batch, tile.kv_head, head)) < kInfinity<T>);
+  return waits;
+}
+
 // Adds sinks that are NaN or +inf when all keys have been seen: they make NaN of the sum, but not
 // of a row all of whose scores are -inf, which has output 0 and the sink as its log-sum-exp.
 template <class T>
 void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
+  if (!any_sink_waits<T>(p, tile)) return;
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     const Vec<T> sink = per_head<T>(p, tile, p.sinks, v / kLanes<T>);
     const Vec<T> max = load(max_state + v), sum = load(sum_state + v);
@@ -34,11 +49,6 @@ void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state
     store(max_state + v, sink < kInfinity<T> ? max : sink);
     store(sum_state + v, sink < kInfinity<T> ? sum : spoilt);
   }
-}
-
-// The sink of one row of a key head, or null if there are no sinks.
-inline const double* sink_of_row(const Problem& p, int64_t batch, int64_t kv_head, int64_t row) {
-  return plane<double>(p, p.sinks, batch, kv_head * p.group() + row % p.group());
 }
 
 }  // namespace qkv::QKV_ISA
