@@ -18,10 +18,10 @@ from errors import distance, rms, same_bits, size_of
 from formula import PLAIN
 from rounding import Noisy, Nudge
 
-# Provisional. Of 6000 calls (seed 401, four instruction sets of a Zen 4) one had a right result that
-# was further off than this times its yard: a gradient of attention_jvp in float16, the sum of two
-# that are ten times as large and have been rounded, which no yard knows. To be measured: three times
-# the worst.
+# Provisional. Of 6000 calls (seed 401, four instruction sets of a Zen 4) one had a right result
+# further off than this times its yard: a gradient of attention_jvp in float16, the sum of two that
+# are ten times as large and have been rounded, which no yard knows. To be measured: three times the
+# worst.
 TIMES = 12.0
 ROUNDINGS = 4.0
 # Numbers that float32 has no normal numbers for may be 0, and so may their products with others.
