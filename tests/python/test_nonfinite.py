@@ -15,7 +15,7 @@ from common import (
     reference,
 )
 from gradients import LEAVES, gradients
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from rounding import assert_within_rounding, magnitudes
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -162,6 +162,11 @@ class TestDrawn:
         dropout_p=st.sampled_from([0.0, 0.0, 0.4]),
         seed=st.integers(0, 1000),
     )
+    # A row whose only score is -inf, but not hidden, beside a sink: 0 * NaN is NaN in its gradient.
+    @example(
+        size=(1, 1, 1), junk=[(0, 0.0, INF), (2, 0.0, NAN)], is_causal=False, mask=None,
+        window=None, softcap=0.0, heads={"sinks"}, dropout_p=0.0, seed=0,
+    )  # fmt: skip
     def test_junk_anywhere(
         self, dtype, size, junk, is_causal, mask, window, softcap, heads, dropout_p, seed
     ):

@@ -104,11 +104,12 @@ Steps steps_of(const Call& call) {
                     : c10::SymFloat(1.0) / c10::SymFloat(steps.query.sym_size(-1)).sqrt();
   at::Tensor logits = scores_of(call, sizes, steps);
   const c10::SymInt keys = logits.sym_size(-1);
-  // The softmax of nothing but -inf, and its derivatives, would be NaN. A sink does not count.
-  const at::Tensor dead = logits.eq(-kInfinity).all(-1, /*keepdim=*/true);
+  // The softmax of nothing but -inf, and its derivatives, would be NaN. A finite sink prevents it.
+  at::Tensor dead = logits.eq(-kInfinity).all(-1, /*keepdim=*/true);
   at::Tensor sinks;
   if (call.has(arg::sinks)) {
     sinks = per_head(call[arg::sinks], steps);
+    dead = dead.logical_and(sinks.isfinite().logical_not());
     logits = at::cat({logits, sinks}, -1);
   }
   logits = logits.masked_fill(dead, 0);

@@ -76,9 +76,10 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     check_broadcast("sinks", sinks, scores.shape[:-2], "[..., H]")
     lead = torch.broadcast_shapes(scores.shape[:-2], sinks.shape)
     scores = scores.expand(*lead, *scores.shape[-2:])
-    nothing = (scores.detach() == -INF).all(-1, keepdim=True)
     # A sink is the score of one more key.
     column = sinks.to(scores.dtype)[..., None, None].expand(*lead, scores.size(-2), 1)
+    # Where it is finite, nothing is special about a row without other scores.
+    nothing = (scores.detach() == -INF).all(-1, keepdim=True) & ~column.isfinite()
     scores = torch.cat([scores, column], -1).masked_fill(nothing, 0)
     # Relative to the largest of a row, which cancels out and so takes no part in derivatives.
     largest = scores.detach().amax(-1, keepdim=True)
