@@ -14,9 +14,9 @@ enable_testing()
 file(GLOB csrc_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/csrc/*.cpp)
 if(csrc_tests)
   # The kernels are held against the reference, and only the tests link it.
-  file(GLOB reference CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/reference/*.cpp)
+  file(GLOB reference CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/reference/*.cpp)
   add_library(qkv_reference STATIC ${reference})
-  target_include_directories(qkv_reference PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
+  target_include_directories(qkv_reference PUBLIC ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
   target_compile_features(qkv_reference PUBLIC cxx_std_17)
   target_compile_options(qkv_reference PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Compiles every header of csrc/ by itself, as an editor with clangd does: it must include what it
-# uses, and a kernel header, which isa/<name>/kernels.cpp compiles for an instruction set, is generic
-# code then. Headers of another architecture than the compiler's are left out.
+# Compiles every header of csrc/ and of the reference by itself, as an editor with clangd does: it
+# must include what it uses, and a kernel header, which isa/<name>/kernels.cpp compiles for an
+# instruction set, is generic code then. Headers of another architecture than the compiler's are left
+# out.
 #
 #   tests/headers.sh [COMPILER [FOLDER...]]
 set -euo pipefail
@@ -9,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 compiler=${1:-c++}
 folders=("${@:2}")
-[ ${#folders[@]} -gt 0 ] || folders=(csrc tests/csrc/emulated)
+[ ${#folders[@]} -gt 0 ] || folders=(csrc tests/reference tests/csrc/emulated)
 
 case $("$compiler" -dumpmachine) in
   x86_64*) foreign='isa/neon/' ;;

@@ -1,4 +1,4 @@
-// csrc/reference on tensors: what the operators are held against. It computes in float64 and
+// tests/reference on tensors: what the operators are held against. It computes in float64 and
 // returns query's dtype; torch's autograd differentiates it, once. Dropout takes no part.
 #pragma once
 
