@@ -18,15 +18,15 @@ from errors import distance, rms, same_bits, size_of
 from formula import PLAIN
 from rounding import Noisy, Nudge
 
-# Provisional. Of 6000 calls (seed 401, four instruction sets of a Zen 4) one had a right result
-# further off than this times its yard: a gradient of attention_jvp in float16, the sum of two that
-# are ten times as large and have been rounded, which no yard knows. To be measured: three times the
-# worst.
+# Of 100,000 calls (seed 3000000, four instruction sets of a Zen 4) none had a right result further
+# off than this times its yard.
 TIMES = 12.0
 ROUNDINGS = 4.0
 # Numbers that float32 has no normal numbers for may be 0, and so may their products with others.
 NOTHING = 1e-30
-NOISES = 2  # of one alone, a tensor of few numbers may be right by luck
+# Of one draw alone, a tensor of few numbers may be right by luck. What fails beside the first two is
+# held against more of them: the luckiest of 100,000 tensors was right beside nine draws in a row.
+NOISES, MORE_NOISES = 2, 16
 SEED = 77  # of the yardstick's noise, the cotangents and the directions
 
 
@@ -182,8 +182,26 @@ def judge_tensor(name, x, truth, yards, dtype):
     return Verdict(name, (error - floor) / max(yard, 1e-300), rms(x, truth), theirs, size)
 
 
+def judge(ours, truth, yards, dtype):
+    verdicts = [
+        judge_tensor(name, x, truth[name], [y[name] for y in yards], dtype)
+        for name, x in ours.items()
+        if x.is_floating_point()
+    ]
+    return [v for v in verdicts if v]
+
+
 def fail(name, what):
     raise Failure(name, what)
+
+
+def noise(case, seeds, more, rounded_lse):
+    """The results of the formula with random errors, twice for each seed."""
+    dtype = compute_dtype(case.call.dtype)
+    for seed in seeds:
+        yield case.formula(dtype, Noisy(case.call.dtype, seed, rounded_lse), more)
+        nudge = Nudge(torch.finfo(dtype).eps, seed)
+        yield case.formula(torch.float64, PLAIN, more, nudge)
 
 
 def hold(case, threads=(3, 7), rounded_lse=False):
@@ -198,20 +216,15 @@ def hold(case, threads=(3, 7), rounded_lse=False):
     truth = case.formula(torch.float64, PLAIN, more)
     if call.check:
         call.check(case, ours, fail)
-    dtype = compute_dtype(call.dtype)
-    yards = [case.formula(dtype, PLAIN, more)]
-    for seed in range(SEED, SEED + NOISES):
-        yards.append(case.formula(dtype, Noisy(call.dtype, seed, rounded_lse), more))
-        nudge = Nudge(torch.finfo(dtype).eps, seed)
-        yards.append(case.formula(torch.float64, PLAIN, more, nudge))
+    yards = [case.formula(compute_dtype(call.dtype), PLAIN, more)]
+    yards += noise(case, range(SEED, SEED + NOISES), more, rounded_lse)
     if call.torchs and call.dtype in HALVES:  # torch rounds what lies between its operators, too
         yards.append(case.formula(call.dtype, PLAIN, more))
-    verdicts = []
-    for name, x in ours.items():
-        if x.is_floating_point():
-            verdict = judge_tensor(name, x, truth[name], [y[name] for y in yards], call.dtype)
-            if verdict:
-                verdicts.append(verdict)
+    try:
+        verdicts = judge(ours, truth, yards, call.dtype)
+    except Failure:
+        yards += noise(case, range(SEED + NOISES, SEED + MORE_NOISES), more, rounded_lse)
+        verdicts = judge(ours, truth, yards, call.dtype)
     if not call.torchs:
         hold_bits(case, ours, threads)
     return verdicts

@@ -85,6 +85,9 @@ def true_smoothing(v, arithmetic):
     query, key, sigma = v["query_position"], v["position"], v["log_sigma"].exp()
     scores = -(query[:, :, None] - key[:, None]).square().sum(-1) / (2 * sigma.square())
     if arithmetic is not PLAIN:  # the layer's own way, which loses digits of positions far apart
+        if S := key.size(1):
+            centre = v["position"].detach().sum(-2, keepdim=True) / S
+            query, key = query - centre, key - centre
         key = torch.cat([key, key.square().sum(-1, keepdim=True) / -2], -1)
         query = torch.cat([query, torch.ones_like(query[..., :1])], -1) / sigma.square()
         scores = arithmetic.scores(arithmetic.dots(query, key))

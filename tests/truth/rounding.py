@@ -5,12 +5,15 @@ numbers are few its error is a matter of luck, and may be 0; in float64 it alway
 the truth itself. So here each place where a fused kernel rounds differently gets a random error of
 the size of one rounding, relative to the terms of the sum, not to the sum:
 
-    dots          |query| . |key|: in whatever order the products are added up
+    dots          |query| . |key|, and |grad_output| . |value| on the way back: in whatever order the
+                  products are added up
     exponentials  themselves; with bfloat16 they are rounded to it as factors
     total         the sum of a row, on the way there and back
     output        itself, rounded to the dtype of the results. The sum of a row that the backward
                   pass takes off, D = grad_output . output, is learned from the rounded output
     gradients of scores, where they become factors; with bfloat16 they are rounded to it
+    weights       in derivatives they are made anew from the log-sum-exp, which is rounded: those of
+                  a row are all wrong by one factor (docs/accuracy.md)
 """
 
 import math
@@ -24,18 +27,19 @@ class Average(torch.autograd.Function):
     takes the sum of a row from it, as a kernel does that has no weights in memory."""
 
     @staticmethod
-    def forward(ctx, kept, value, total, error):
+    def forward(ctx, kept, value, total, error, error_of_dots):
         output = (kept @ value) / total * (1 + error)
-        ctx.save_for_backward(kept, value, total, error)
+        ctx.save_for_backward(kept, value, total, error, error_of_dots)
         return output
 
     @staticmethod
     def backward(ctx, grad):
-        kept, value, total, error = ctx.saved_tensors
-        output = Average.apply(kept, value, total, error)
+        kept, value, total, error, error_of_dots = ctx.saved_tensors
+        output = Average.apply(kept, value, total, error, error_of_dots)
         scaled = grad / total
         of_total = -(scaled * output).sum(-1, keepdim=True)
-        return scaled @ value.mT, kept.mT @ scaled, of_total, None
+        terms = scaled.detach().abs() @ value.detach().abs().mT
+        return scaled @ value.mT + error_of_dots * terms, kept.mT @ scaled, of_total, None, None
 
 
 class OnTheWayBack(torch.autograd.Function):
@@ -88,14 +92,18 @@ class Nudge:
         return nudged.where(nudged.isfinite(), x)
 
 
+# In float32, the weights of these rows are divided by their sum: beyond this log-sum-exp, and with
+# no more keys than this.
+LARGE_LSE, FEW_KEYS = 128, 11
+
+
 class Noisy(Plain):
-    """dtype: of query. What is random follows from the seed. rounded_lse: the weights are made anew
-    from an lse that was rounded, so that those of a row are all wrong by one factor."""
+    """dtype: of query. What is random follows from the seed. rounded_lse: the weights of all rows
+    are made from an lse that was rounded, also of those that are divided by their sum."""
 
     def __init__(self, dtype, seed, rounded_lse=False):
         self.rounded_lse = rounded_lse or dtype == torch.float64
         self.generator = torch.Generator().manual_seed(seed)
-        self.row = 0.0
         compute = torch.float64 if dtype == torch.float64 else torch.float32
         self.sums = torch.finfo(compute).eps
         self.factors = torch.finfo(dtype).eps if dtype == torch.bfloat16 else self.sums
@@ -123,10 +131,13 @@ class Noisy(Plain):
     def rows(self, scores, seen, top, sinks):
         """The scores; what is wrong of the weights of a row by one factor comes back with their
         gradients, and reaches the output by exponentials()."""
-        if not self.rounded_lse:
+        self.row = 0.0
+        if not self.rounded_lse and scores.size(-1) <= FEW_KEYS:
             return scores
         sums = (scores.detach() - top[..., None]).masked_fill(~seen, -math.inf).exp().sum(-1)
         size = (top + sums.clamp(min=1).log()).abs()
+        if not self.rounded_lse:
+            size = size.masked_fill(size >= LARGE_LSE, 0)
         self.row = (self.random(size, self.sums) * size).clamp(-0.5, 0.5)[..., None]
         return OnTheWayBack.apply(scores, self.row.expand_as(scores))
 
@@ -137,4 +148,5 @@ class Noisy(Plain):
 
     def average(self, exponentials, value, total):
         shape = exponentials.new_empty(*exponentials.shape[:-1], value.size(-1))
-        return Average.apply(exponentials, value, total, self.random(shape, self.results))
+        errors = self.random(shape, self.results), self.random(exponentials, self.sums)
+        return Average.apply(exponentials, value, total, *errors)
