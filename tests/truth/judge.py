@@ -24,8 +24,8 @@ TIMES = 12.0
 ROUNDINGS = 4.0
 # Numbers that float32 has no normal numbers for may be 0, and so may their products with others.
 NOTHING = 1e-30
-# Of one draw alone, a tensor of few numbers may be right by luck. What fails beside the first two is
-# held against more of them: the luckiest of 100,000 tensors was right beside nine draws in a row.
+# Of one draw alone, a tensor of few numbers may be right by luck. What fails beside the first two
+# draws is held against more of them.
 NOISES, MORE_NOISES = 2, 16
 SEED = 77  # of the yardstick's noise, the cotangents and the directions
 
