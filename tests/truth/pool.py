@@ -13,8 +13,8 @@ LEAST = 100  # ratios; with fewer, nothing is said
 # The geometric mean that is allowed, and the largest and smallest ratio that counts. The noise of
 # the mean of `n` logarithms is added: three times their standard deviation / sqrt(n).
 TIMES, CLIP = 1.5, 30.0
-# Torch's operators keep weight * (change of score - lse'), where ours subtracts lse' * output in the
-# end: of changes of scores in the millions, that leaves their rounding (docs/accuracy.md).
+# Torch's operators keep weight * (change of score - lse'), where ours subtracts lse' * output in
+# the end: of changes of scores in the millions, that leaves their rounding (docs/accuracy.md).
 KNOWN = {("attention_jvp", "scores", "grad value")}
 
 

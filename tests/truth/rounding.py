@@ -5,8 +5,8 @@ numbers are few its error is a matter of luck, and may be 0; in float64 it alway
 the truth itself. So here each place where a fused kernel rounds differently gets a random error of
 the size of one rounding, relative to the terms of the sum, not to the sum:
 
-    dots          |query| . |key|, and |grad_output| . |value| on the way back: in whatever order the
-                  products are added up
+    dots          |query| . |key|, and |grad_output| . |value| on the way back: in whatever order
+                  the products are added up
     exponentials  themselves; with bfloat16 they are rounded to it as factors
     total         the sum of a row, on the way there and back
     output        itself, rounded to the dtype of the results. The sum of a row that the backward

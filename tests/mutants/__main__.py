@@ -1,0 +1,125 @@
+"""Changes a sign, a bound or a stride of qkv, or puts a defect back, and runs the tests: a mutant
+that none of them notices shows what they do not test.
+
+    python tests/mutants                      the defects that were in qkv: defects.toml
+    python tests/mutants --drawn 50 --seed 7  changes at random places of csrc and torch_ext
+    python tests/mutants --only sinks         those whose name has that word
+
+All of it happens in a copy of the repository, build/mutants, built with generic and AVX2 kernels
+alone. The suites run one after the other, the shortest first, until one fails.
+"""
+
+import argparse
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import tomllib
+from draw import Mutant, drawn
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "mutants"
+TREE, BUILD = WORK / "tree", WORK / "build"
+LIMIT = 1800  # seconds of one suite; one that takes longer has noticed
+CMAKE = ("-DQKV_TORCH=ON", "-DQKV_TESTS=ON", "-DQKV_AVX512=OFF", "-DQKV_EMULATED_ISAS=")
+SUITES = {
+    "truth": "python tests/truth --calls 300 --seed 0",
+    "csrc": f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1",
+    "torch_ext": f"{BUILD}/qkv_torch_tests --gtest_brief=1",
+    "python": "python -m pytest tests/python --ignore-glob=*/test_distributed_* "
+    "-x -q --numprocesses=auto --maxprocesses=8",
+    "distributed": "python -m pytest -x -q tests/python/test_distributed_*.py",
+}
+
+
+def run(command, limit=None):
+    """(whether it succeeded, its last lines)."""
+    settings = dict(os.environ, QKV_QUICK_TESTS="1", PYTHONPATH=str(TREE / "torch_ext"))
+    try:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=TREE, env=settings, timeout=limit, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False, f"took more than {limit} s"
+    return done.returncode == 0, done.stdout
+
+
+def build():
+    install = f"cmake --install {BUILD} --prefix torch_ext/qkv"
+    return run(f"cmake --build {BUILD} && {install}")
+
+
+def prepare():
+    """Copies what is tracked, as it is now, where it differs, and builds it."""
+    listed = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True)
+    for name in listed.splitlines():
+        source, copy = ROOT / name, TREE / name
+        if source.is_file() and not (copy.exists() and filecmp.cmp(source, copy, shallow=False)):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+    configured, text = run(f"cmake -S . -B {BUILD} -G Ninja {' '.join(CMAKE)}")
+    built, text = build() if configured else (False, text)
+    if not built:
+        sys.exit(text[-3000:])
+
+
+def first_failure(text):
+    """What a suite says of the first test that failed."""
+    marks = ("[  FAILED  ]", "FAILED ", "ERROR ", " failed", "took more")
+    lines = [x.strip() for x in text.splitlines() if any(m in x for m in marks)]
+    return lines[0][:90] if lines else text.strip().splitlines()[-1][:90]
+
+
+def judged(mutant, suites):
+    """(the suite that noticed, what it said); "lived" if none did."""
+    path = TREE / mutant.file
+    before = path.read_text()
+    path.write_text(mutant.applied(before))
+    try:
+        if mutant.compiles:
+            built, text = build()
+            if not built:
+                return "compiler", first_failure(text)
+        for suite in suites:
+            passed, text = run(SUITES[suite], LIMIT)
+            if not passed:
+                return suite, first_failure(text)
+        return "LIVED", ""
+    finally:
+        path.write_text(before)
+
+
+def defects():
+    listed = tomllib.loads((Path(__file__).parent / "defects.toml").read_text())["mutant"]
+    return [Mutant(**one) for one in listed]
+
+
+def main():
+    text = __doc__.split("\n\n")[0]
+    parser = argparse.ArgumentParser(prog="python tests/mutants", description=text)
+    parser.add_argument("--drawn", type=int, default=0, metavar="N", help="random ones instead")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--suites", nargs="+", choices=SUITES, default=[*SUITES])
+    options = parser.parse_args()
+    mutants = drawn(ROOT, options.drawn, options.seed) if options.drawn else defects()
+    prepare()
+    rows = []
+    for mutant in (m for m in mutants if options.only in m.name):
+        began = time.monotonic()
+        rows.append((mutant.name, *judged(mutant, options.suites), time.monotonic() - began))
+        print("{}: {} {} ({:.0f} s)".format(*rows[-1]), flush=True)
+    lived = sum(row[1] == "LIVED" for row in rows)
+    print(tabulate(rows, ("mutant", "noticed by", "test", "seconds"), floatfmt=".0f"))
+    print(f"{lived} of {len(rows)} lived")
+    return lived > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
