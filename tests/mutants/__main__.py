@@ -63,7 +63,10 @@ def prepare():
         if source.is_file() and not (copy.exists() and filecmp.cmp(source, copy, shallow=False)):
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
-    configured, text = run(f"cmake -S . -B {BUILD} -G Ninja {' '.join(CMAKE)}")
+    torch = (
+        '-DCMAKE_PREFIX_PATH="$(python -c "import torch; print(torch.utils.cmake_prefix_path)")"'
+    )
+    configured, text = run(f"cmake -S . -B {BUILD} -G Ninja {' '.join(CMAKE)} {torch}")
     built, text = build() if configured else (False, text)
     if not built:
         sys.exit(text[-3000:])

@@ -4,6 +4,7 @@ import faulthandler
 import sys
 
 import judge
+from case import Case
 from snippet import snippet
 
 SECONDS_A_CALL = 120  # a longer one hangs
@@ -45,7 +46,7 @@ class Worker:
         return None
 
     def hold(self, call):
-        return judge.hold(judge.Case(call), rounded_lse=self.rounded_lse)
+        return judge.hold(Case(call), rounded_lse=self.rounded_lse)
 
     def show(self, call, failure):
         if self.counts["failed"] > SNIPPETS:
@@ -55,7 +56,7 @@ class Worker:
         call, failure = self.simplest(call, failure)
         number = sum(self.counts.values())
         print(f"  {self.name} failed, after {number} calls: {failure}", flush=True)
-        text = snippet(judge.Case(call).ready(), failure, self.isa)
+        text = snippet(Case(call).ready(), failure, self.isa)
         print("    " + text.replace("\n", "\n    "), flush=True)
 
     def simplest(self, call, failure):
