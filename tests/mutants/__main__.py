@@ -74,7 +74,7 @@ def prepare():
 
 def first_failure(text):
     """What a suite says of the first test that failed."""
-    marks = ("[  FAILED  ]", "FAILED ", "ERROR ", " failed", "took more")
+    marks = ("[  FAILED  ]", "FAILED ", "ERROR ", " failed, after", "Fatal", "took more")
     lines = [x.strip() for x in text.splitlines() if any(m in x for m in marks)]
     return lines[0][:90] if lines else text.strip().splitlines()[-1][:90]
 
