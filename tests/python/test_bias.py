@@ -63,10 +63,13 @@ def test_both_gradients(dtype, floating):
     wide = [x.detach().double().requires_grad_() for x in leaves]
     truth = testing.attention(*wide[:3], wide[4] if floating else mask, bias=wide[3])
     expected = torch.autograd.grad(truth, wide, grad.double())
-    size = {torch.float64: 1e-12, torch.float32: 2e-5}.get(dtype, 0.1)
+    bound = {torch.float64: 1e-14, torch.float32: 4e-6, torch.float16: 3e-3}.get(dtype, 2e-2)
     for x, found, true in zip(leaves, actual, expected, strict=True):
         assert found.shape == x.shape and found.dtype == dtype
-        torch.testing.assert_close(found.double(), true, rtol=size, atol=size)
+        visible = true != 0
+        assert (found[~visible] == 0).all()
+        error = (found.double() - true).abs().max() / true.abs().max()
+        assert error <= bound, f"{error:.2g} of the largest"
 
 
 @pytest.mark.bf16

@@ -1,6 +1,5 @@
 """transformers' models with attn_implementation="qkv", against the same models with "eager"."""
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -602,13 +601,13 @@ def test_transformers_is_not_imported_with_qkv():
     (None, "needs transformers 5.22 or newer, but it is not installed"),
     ("4.57.1", "needs transformers 5.22 or newer, but transformers 4.57.1 is installed"),
 ])  # fmt: skip
-def test_missing_or_old_transformers(monkeypatch, found, message):
-    def version(name):
-        if found is None:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return found
-
-    monkeypatch.setattr(qkv.integrations.transformers._version, "version", version)
+def test_missing_or_old_transformers(monkeypatch, tmp_path, found, message):
+    """What is installed is what lies in the path."""
+    if found:
+        metadata = tmp_path / f"transformers-{found}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: transformers\nVersion: {found}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(ImportError, match=message):
         qkv.integrations.transformers.register()
 
