@@ -7,7 +7,7 @@ import judge
 from case import Case
 from snippet import snippet
 
-SECONDS_A_CALL = 120  # a longer one hangs
+SECONDS_A_CALL = 300  # a longer one hangs
 SNIPPETS = 2  # printed of each operator; of further failures a line is
 
 
