@@ -28,8 +28,9 @@ struct Parameter {
 };
 
 // The functions of an operator; those that it does not have are null.
-struct Kernels {
-  // Dispatch keys CPU and Meta; or CompositeImplicitAutograd, in terms of other operators.
+struct OperatorKernels {
+  // Dispatch keys CPU and Meta; or CompositeImplicitAutograd, in terms of other operators. Without
+  // `meta`, the Meta kernel checks the call and allocates the results (tensors/layout.h).
   Body cpu = nullptr, meta = nullptr, composite = nullptr;
   // Dispatch key AutocastCPU, where something is cast. A composite operator's own function does it.
   Body autocast = nullptr;
@@ -57,7 +58,7 @@ struct Kernels {
 class Operator {
  public:
   // title: what error messages begin with.
-  Operator(const char* title, const std::string& signature, const Kernels& kernels);
+  Operator(const char* title, const std::string& signature, const OperatorKernels& kernels);
 
   // The operator of the gradients of `forward`:
   //
@@ -68,15 +69,17 @@ class Operator {
   // returns a gradient for every differentiable argument of `forward`; None for those that are not
   // floating, or that output_mask does not ask for. If `forward` is a backward operator itself, the
   // gradients of what it returns are called tangents: of the arguments whose gradients those are.
-  Operator(Operator& forward, const std::string& signature, const Kernels& kernels);
+  Operator(Operator& forward, const std::string& signature, const OperatorKernels& kernels);
   Operator(const Operator&) = delete;
 
   const char* const title;
-  const Kernels kernels;
+  const OperatorKernels kernels;
   std::string name, schema;
   std::vector<Parameter> parameters;  // without output_mask, the last one of a backward operator
   std::vector<Argument> results;  // what they are; of a backward operator: whose gradients they are
   bool is_backward = false;
+  const Operator* differentiated = nullptr;  // of a backward operator: `forward`
+  size_t incoming = 0;  // of its parameters, how many are gradients of what `forward` returns
   int order = 0;        // of its derivative: 1 for the backward operator of a forward operator
   bool writes = false;  // to one of its arguments
   // Null: there is none, and a gradient is the composition's, or an error.
@@ -92,7 +95,6 @@ class Operator {
   void define(torch::Library& library);
 
  private:
-  void parse(const std::string& parameters_text, const std::string& results_text);
   const char* name_of(int which, bool is_tensor) const;
 
   uint64_t tensors_ = 0, options_ = 0;  // a bit for each that it takes

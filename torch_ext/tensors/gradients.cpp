@@ -33,8 +33,8 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
     if (wants(a)) allocate(a, shapes[a], wide_ ? wide : own);
   for (int m = 0; m < kMasks; ++m)
     if (wants(kMaskArguments[m])) allocate_mask(m);
-  if (wants(arg::alibi_slopes)) allocate(arg::alibi_slopes, sizes.per_head(), at::kDouble);
-  if (wants(arg::sinks)) allocate(arg::sinks, sizes.per_head(), at::kDouble);
+  for (const Argument a : {arg::alibi_slopes, arg::sinks})
+    if (wants(a)) allocate(a, sizes.per_head(), at::kDouble);
 }
 
 void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype) {
@@ -63,14 +63,13 @@ void GradientTensors::allocate_mask(int m) {
 }
 
 void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
-  const auto bind = [&](Argument argument, Output& output, Dims dims) {
-    if (full_[argument].defined()) kernel.bind(output, full_[argument], dims);
-  };
-  bind(arg::query, args.grad_query, Dims::head_row_column);
-  bind(arg::key, args.grad_key, Dims::head_row_column);
-  bind(arg::value, args.grad_value, Dims::head_row_column);
-  bind(arg::alibi_slopes, args.grad_alibi_slopes, Dims::head);
-  bind(arg::sinks, args.grad_sinks, Dims::head);
+  for (const auto& [argument, output] : {std::pair(arg::query, &args.grad_query),
+                                         {arg::key, &args.grad_key},
+                                         {arg::value, &args.grad_value},
+                                         {arg::alibi_slopes, &args.grad_alibi_slopes},
+                                         {arg::sinks, &args.grad_sinks}})
+    if (full_[argument].defined())
+      kernel.bind(*output, full_[argument], kArguments[argument].shape);
   for (int m = 0; m < kMasks; ++m)
     if (full_[kMaskArguments[m]].defined()) bind_mask(m, kernel, args.grad_masks[m]);
 }
@@ -79,11 +78,11 @@ void GradientTensors::bind_mask(int m, KernelCall& kernel, GradMask& grad) const
   const at::Tensor& full = full_[kMaskArguments[m]];
   switch (mask_sums_[m]) {
     case MaskSum::none:
-      return kernel.bind(grad.each, full, Dims::scores);
+      return kernel.bind(grad.each, full, Shape::mask);
     case MaskSum::queries:
-      return kernel.bind(grad.queries, full, Dims::head_row);
+      return kernel.bind(grad.queries, full, Shape::row);
     case MaskSum::keys:
-      kernel.bind(grad.keys, full, Dims::head_row);
+      kernel.bind(grad.keys, full, Shape::row);
       std::swap(grad.keys.strides.row, grad.keys.strides.col);
   }
 }
@@ -95,18 +94,16 @@ void GradientTensors::zero() const {
 
 void GradientTensors::zero_gaps() const {
   if (!sizes_.packed) return;
-  const auto zero = [](const at::Tensor& full) {
-    if (full.defined()) full.zero_();
+  const auto zero = [&](std::initializer_list<Argument> arguments) {
+    for (const Argument argument : arguments)
+      if (full_[argument].defined()) full_[argument].zero_();
   };
-  zero(full_[arg::alibi_slopes]);
-  zero(full_[arg::sinks]);
+  zero({arg::alibi_slopes, arg::sinks});
   if (full_[arg::query].defined())
     for_each_gap(documents_, sizes_.seqlen_q, [&](int64_t begin, int64_t end) {
       full_[arg::query].slice(0, begin, end).zero_();
     });
-  if (documents_.covers_keys) return;
-  zero(full_[arg::key]);
-  zero(full_[arg::value]);
+  if (!documents_.covers_keys) zero({arg::key, arg::value});
 }
 
 // Of a mask that broadcasts over queries or keys, for each document: the sums over what it has only

@@ -60,8 +60,7 @@ void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head
                      const std::vector<Span>& spans, const Tensors& results) {
   KernelCall kernel(call, sizes);
   ForwardResult result;
-  kernel.bind(result.output, results[0], Dims::head_row_column);
-  kernel.bind(result.lse, results[1], Dims::head_row);
+  kernel.bind({&result.output, &result.lse}, results);
   kernel.set_strides();
   Problem& p = kernel.problem;
   bind_scales(call, head, p);

@@ -1,10 +1,11 @@
-#include "call/run.h"
+#include "autograd/run.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "autograd/differentiate.h"
 #include "call/after_fork.h"
+#include "call/autocast.h"
 #include "call/boxed.h"
 
 namespace qkv {
@@ -59,6 +60,11 @@ Tensors run(const Call& call) {
   boxed::push(stack, call);
   call.op->handle().callBoxed(stack);
   return boxed::pop_results(*call.op, stack);
+}
+
+Tensors run_cast(Call call, std::initializer_list<Argument> arguments) {
+  const Autocast autocast(call, arguments);
+  return run(call);
 }
 
 }  // namespace qkv

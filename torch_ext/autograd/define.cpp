@@ -2,6 +2,7 @@
 #include "autograd/differentiate.h"
 #include "call/boxed.h"
 #include "call/check.h"
+#include "tensors/layout.h"
 
 namespace qkv {
 namespace {
@@ -28,7 +29,7 @@ void Operator::define(torch::Library& library) {
   implement(DispatchKey::CompositeImplicitAutograd, kernels.composite);
   if (kernels.composite) return;
   implement(DispatchKey::CPU, kernels.cpu);
-  implement(DispatchKey::Meta, kernels.meta);
+  implement(DispatchKey::Meta, kernels.meta ? kernels.meta : &empty_results_meta);
   implement(DispatchKey::Autograd, &autograd::kernel);
   for (const DispatchKey key : {DispatchKey::CompositeExplicitAutograd,
                                 DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA})
