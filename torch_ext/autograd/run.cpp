@@ -20,8 +20,9 @@ c10::DispatchKeySet keys_of(const Call& call) {
   return keys - local.excluded_;
 }
 
-// Not under torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation), a tracer or
-// the profiler, and for no tensors but plain dense ones on the CPU.
+// Whether the dispatcher would do no more than run the Autograd kernel and the CPU kernel. It does
+// more under torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation), a tracer
+// or the profiler, and for tensors that are not plain dense ones on the CPU.
 bool is_direct(const Call& call) {
   // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
   // their arguments.

@@ -101,14 +101,6 @@ struct Call {
 // A gradient for each differentiable argument; undefined: none.
 using Gradients = std::array<at::Tensor, arg::kDifferentiable>;
 
-// Those that a backward operator returns.
-inline Tensors results_of(const Operator& backward, Gradients&& gradients) {
-  Tensors results;
-  for (const Argument argument : backward.results)
-    results.push_back(std::move(gradients[argument]));
-  return results;
-}
-
 // No gradient at all, for a call whose results had none.
 inline Tensors no_results(const Call& call) { return Tensors(call.op->results.size()); }
 

@@ -99,6 +99,17 @@ c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {
   }
 }
 
+// The size and the stride of a dimension counted from the right: 0 is the last one. A dimension
+// that the tensor lacks has size 1, and one of size 1, which broadcasts, has stride 0.
+template <class T>
+T size_from_right(const at::Tensor& tensor, int64_t i) {
+  return i < tensor.dim() ? sizes_of<T>(tensor)[tensor.dim() - 1 - i] : T(1);
+}
+inline int64_t stride_from_right(const at::Tensor& tensor, int64_t i) {
+  const int64_t dim = tensor.dim() - 1 - i;
+  return dim < 0 || tensor.sizes()[dim] == 1 ? 0 : tensor.strides()[dim];
+}
+
 // Throw c10::Error unless an argument fits; `words` say what is expected, after what it is.
 template <class... Words>
 void expect_dtype(bool fits, const Call& call, Argument argument, const Words&... words) {

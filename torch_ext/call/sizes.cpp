@@ -6,12 +6,6 @@
 namespace qkv {
 namespace {
 
-// The size of a dimension counted from the right: 0 is the last one.
-template <class T>
-T size_from_right(const at::Tensor& tensor, int64_t i) {
-  return i < tensor.dim() ? sizes_of<T>(tensor)[tensor.dim() - 1 - i] : T(1);
-}
-
 // Whether `tensor` can be expanded to `shape`.
 template <class T>
 bool broadcasts(const at::Tensor& tensor, c10::ArrayRef<T> shape) {

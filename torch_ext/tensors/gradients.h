@@ -41,9 +41,9 @@ class GradientTensors {
   enum class MaskSum { none, keys, queries };
 
   void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);
-  void allocate_mask(int m);
-  void bind_mask(int m, KernelCall& kernel, GradMask& grad) const;
-  at::Tensor sum_of_documents(Argument mask, MaskSum summed) const;
+  void allocate_mask(Argument argument);
+  void bind_mask(Argument argument, KernelCall& kernel, GradMask& grad) const;
+  at::Tensor sum_of_documents(Argument mask) const;
   at::Tensor reduced(Argument argument) const;
 
   const Call& call_;
@@ -51,7 +51,7 @@ class GradientTensors {
   const Documents documents_;
   bool wide_ = false;
   Gradients full_;  // undefined: not wanted
-  std::array<MaskSum, kMasks> mask_sums_{};
+  std::array<MaskSum, arg::kDifferentiable> sums_{};
 };
 
 }  // namespace qkv

@@ -12,12 +12,6 @@
 namespace qkv {
 namespace {
 
-// The stride of a dimension counted from the right; 0 where it broadcasts.
-int64_t stride_from_right(const at::Tensor& tensor, int64_t i) {
-  const int64_t dim = tensor.dim() - 1 - i;
-  return dim < 0 || tensor.sizes()[dim] == 1 ? 0 : tensor.strides()[dim];
-}
-
 DType dtype_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

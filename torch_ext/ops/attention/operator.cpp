@@ -44,18 +44,18 @@ std::string tangents() {
 const std::string kTangentNames = tangents();
 
 // scaled_dot_product_attention's arguments, in its order and with its defaults, then ours.
-const std::string kArguments =
+const std::string kSignature =
     "(query, key, value, attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
     "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=";
 
-Operator attention("attention", "attention" + kArguments + ") -> output",
+Operator attention("attention", "attention" + kSignature + ") -> output",
                    {.composite = &attention_composite});
 Operator attention_with_lse("attention",
-                            "attention_with_lse" + kArguments + ") -> output, logsumexp",
+                            "attention_with_lse" + kSignature + ") -> output, logsumexp",
                             {.composite = &attention_with_lse_composite});
 Operator attention_jvp(
     "attention_jvp",
-    "attention_jvp" + kArguments +
+    "attention_jvp" + kSignature +
         ", query_tangent?=, key_tangent?=, value_tangent?=, attn_mask_tangent?=, "
         "alibi_slopes_tangent?=, bias_tangent?=, sinks_tangent?=) -> output, logsumexp, "
         "output_tangent, logsumexp_tangent",

@@ -69,7 +69,10 @@ Tensors ops::hard_backward_cpu(const Call& call) {
   Gradients gradients;
   if (call.options.straight_through) set_soft_gradients(call, gradients);
   if (call.output_mask[arg::value]) gradients[arg::value] = grad_value_of(call, sizes);
-  return results_of(*call.op, std::move(gradients));
+  Tensors results;
+  for (const Argument argument : call.op->results)
+    results.push_back(std::move(gradients[argument]));
+  return results;
 }
 
 }  // namespace qkv
