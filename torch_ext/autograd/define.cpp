@@ -18,12 +18,12 @@ Tensors refuse(const Call& call) {
 
 }  // namespace
 
-void Operator::define(torch::Library& library) {
+void Operator::define() {
   using c10::DispatchKey;
-  library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  library_.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
   handle_ = c10::Dispatcher::singleton().findSchemaOrThrow(("qkv::" + name).c_str(), "");
   const auto implement = [&](DispatchKey key, auto body) {
-    if (body) library.impl(name.c_str(), torch::dispatch(key, boxed::kernel(*this, body)));
+    if (body) library_.impl(name.c_str(), torch::dispatch(key, boxed::kernel(*this, body)));
   };
   implement(DispatchKey::AutocastCPU, kernels.composite ? kernels.composite : kernels.autocast);
   implement(DispatchKey::CompositeImplicitAutograd, kernels.composite);

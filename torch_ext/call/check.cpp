@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "call/dtypes.h"
+
 namespace qkv {
 namespace {
 
@@ -19,9 +21,7 @@ void check_dtype(const Call& call, Argument argument) {
   switch (kArguments[argument].type) {
     case Type::query:
       if (argument == arg::query)
-        return expect(found == at::kFloat || found == at::kDouble || found == at::kBFloat16 ||
-                          found == at::kHalf,
-                      ", but ", kDtypes, " is expected");
+        return expect(dtype_of(found).has_value(), ", but ", kDtypes, " is expected");
       // ops/kvcache checks what has to go with int8.
       if (argument < arg::kDifferentiable && call.op->takes(arg::key_scale) && found == at::kChar)
         return;

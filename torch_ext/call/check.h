@@ -52,16 +52,14 @@ struct Sizes {
 template <class T>
 Sizes<T> check(const Call& call);
 
-// Parts of it, for operators whose tensors have other shapes: attn_mask, alibi_slopes, sinks and
-// dropout_seed; cu_seq_q, cu_seq_k and seqused_k, which sets sizes.documents; that the kernels,
-// which count rows, keys, products and bytes in int64_t, can. Symbolic sizes are checked when
-// known.
+// The same for an operator whose query, key and value have other shapes: check_sizes says which,
+// and sets the sizes.
 template <class T>
-void check_option_sizes(const Call& call, const Sizes<T>& sizes);
+Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&));
+
+// cu_seq_q, cu_seq_k and seqused_k, which set sizes.documents.
 template <class T>
 void check_documents(const Call& call, Sizes<T>& sizes);
-template <class T>
-void check_overflow(const Call& call, const Sizes<T>& sizes);
 
 // That masks have an element for every pair of the document, or batch item of a cache, number
 // `item`, which has so many queries and keys.

@@ -94,6 +94,11 @@ std::string schema_of_results(const std::vector<std::string>& names) {
 
 Operator::Operator(const char* title, const std::string& signature, const OperatorKernels& kernels)
     : title(title), kernels(kernels) {
+  parse(signature);
+  define();
+}
+
+void Operator::parse(const std::string& signature) {
   const auto [head, tail] = split(signature, ") -> ");
   const auto [own_name, parameters_text] = split(head, "(");
   name = own_name;
@@ -137,7 +142,8 @@ std::string full_signature(const Operator& forward, const std::string& signature
 }  // namespace
 
 Operator::Operator(Operator& forward, const std::string& signature, const OperatorKernels& kernels)
-    : Operator(forward.title, full_signature(forward, signature), kernels) {
+    : title(forward.title), kernels(kernels) {
+  parse(full_signature(forward, signature));
   differentiated = &forward;
   is_backward = true;
   order = forward.order + 1;
@@ -151,6 +157,7 @@ Operator::Operator(Operator& forward, const std::string& signature, const Operat
   const auto [head, none] = split(schema, ") -> ");
   schema = c10::str(head, ", bool[", names.size(), "] output_mask) -> ", schema_of_results(names));
   forward.backward = this;
+  define();
 }
 
 const char* Operator::name_of(int which, bool is_tensor) const {

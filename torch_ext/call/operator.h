@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call/arguments.h"
+#include "call/options.h"
 
 namespace qkv {
 
@@ -49,6 +50,8 @@ struct OperatorKernels {
   const char* no_gradient = nullptr;
 };
 
+// To construct an operator registers it; it lives as long as the process.
+//
 // Signatures are schemas without types and defaults, which are those of arguments.h:
 //
 //   attention(query, key, value, attn_mask?=, dropout_p=, *, scale=) -> output
@@ -89,15 +92,15 @@ class Operator {
   bool takes(Option option) const { return options_ >> option & 1; }
   const char* name_of(Argument argument) const;
   const char* name_of(Option option) const;
-  const c10::OperatorHandle& handle() const { return *handle_; }  // once it is defined
-
-  // Registers schema and kernels. The operator must live as long as the process.
-  void define(torch::Library& library);
+  const c10::OperatorHandle& handle() const { return *handle_; }
 
  private:
+  void parse(const std::string& signature);
+  void define();  // registers schema and kernels
   const char* name_of(int which, bool is_tensor) const;
 
   uint64_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
+  torch::Library library_{torch::Library::FRAGMENT, "qkv", std::nullopt, __FILE__, __LINE__};
   std::optional<c10::OperatorHandle> handle_;
 };
 

@@ -225,17 +225,27 @@ void check_tangents(const Call& call) {
   }
 }
 
-}  // namespace
-
 template <class T>
-Sizes<T> check(const Call& call) {
-  check_tensors(call);
-  check_supported(call);
-  Sizes<T> sizes;
+void check_dense(const Call& call, Sizes<T>& sizes) {
   check_rows(call, sizes);
   check_heads(call, sizes);
   check_batch(call, sizes);
   check_documents(call, sizes);
+}
+
+}  // namespace
+
+template <class T>
+Sizes<T> check(const Call& call) {
+  return check<T>(call, &check_dense<T>);
+}
+
+template <class T>
+Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
+  check_tensors(call);
+  check_supported(call);
+  Sizes<T> sizes;
+  check_sizes(call, sizes);
   check_option_sizes(call, sizes);
   check_overflow(call, sizes);
   if (call.op->is_backward) check_results(call, sizes);
@@ -304,12 +314,11 @@ T Sizes<T>::dropout_items() const {
   return items;
 }
 
-#define QKV_INSTANTIATE(T)                                        \
-  template struct Sizes<T>;                                       \
-  template void check_option_sizes(const Call&, const Sizes<T>&); \
-  template void check_documents(const Call&, Sizes<T>&);          \
-  template void check_overflow(const Call&, const Sizes<T>&);     \
-  template Sizes<T> check(const Call&);
+#define QKV_INSTANTIATE(T)                               \
+  template struct Sizes<T>;                              \
+  template void check_documents(const Call&, Sizes<T>&); \
+  template Sizes<T> check(const Call&);                  \
+  template Sizes<T> check(const Call&, void (*)(const Call&, Sizes<T>&));
 QKV_INSTANTIATE(int64_t)
 QKV_INSTANTIATE(c10::SymInt)
 

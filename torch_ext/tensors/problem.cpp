@@ -6,28 +6,16 @@
 #include <cmath>
 #include <numeric>
 
+#include "call/dtypes.h"
 #include "common/philox.h"
 #include "tensors/shard.h"
 
 namespace qkv {
 namespace {
 
-DType dtype_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kHalf:
-      return DType::f16;
-    default:
-      return DType::f32;
-  }
-}
-
 MaskType mask_type_of(at::ScalarType dtype) {
   if (dtype == at::kBool) return MaskType::boolean;
-  switch (dtype_of(dtype)) {
+  switch (*dtype_of(dtype)) {
     case DType::f64:
       return MaskType::f64;
     case DType::bf16:
@@ -51,7 +39,7 @@ int num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads();
 KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(call), sizes_(sizes) {
   const Options& options = call.options;
   Problem& p = problem;
-  p.dtype = dtype_of(call[arg::query].scalar_type());
+  p.dtype = *dtype_of(call[arg::query].scalar_type());
   p.heads = sizes.heads;
   p.kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
   p.seqlen_q = sizes.seqlen_q;

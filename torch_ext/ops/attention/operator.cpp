@@ -102,13 +102,6 @@ Operator attention_forward_jvp_backward(
     "grad_logsumexp_tangent?; output, logsumexp, output_tangent, logsumexp_tangent)",
     {.composite = &attention_jvp_backward});
 
-TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op :
-       {&attention, &attention_with_lse, &attention_jvp, &attention_forward, &attention_forward_jvp,
-        &attention_backward, &attention_double_backward, &attention_forward_jvp_backward})
-    op->define(m);
-}
-
 void check_query(const Call& call) {
   TORCH_CHECK(call.has(arg::query), call.title(), ": query is an undefined tensor");
 }

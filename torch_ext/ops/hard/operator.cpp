@@ -53,10 +53,6 @@ Operator hard("hard_attention",
               "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=) -> output, index",
               {.composite = &hard_composite});
 
-TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op : {&hard, &hard_forward, &hard_backward}) op->define(m);
-}
-
 }  // namespace
 }  // namespace ops
 

@@ -121,16 +121,11 @@ void check_new_rows(const Call& call, const Sizes<T>& sizes) {
                  {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim_v});
 }
 
-}  // namespace
-
 template <class T>
-Sizes<T> check_kvcache(const Call& call) {
-  check_tensors(call);
-  check_supported(call);
+void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
   check_combination(call);
   check_rank<T>(call, arg::query, 4, "[B, H, L, D]");
   const auto query = sizes_of<T>(call[arg::query]);
-  Sizes<T> sizes;
   sizes.batch = {query[0]};
   sizes.has_heads = true;
   sizes.heads = query[1];
@@ -152,18 +147,12 @@ Sizes<T> check_kvcache(const Call& call) {
   for (const Argument each : {arg::cache_seqlens, arg::cache_batch_idx, arg::cache_leftpad})
     if (call.has(each)) check_shape<T>(call, each, "[B]", {query[0]});
   check_new_rows(call, sizes);
-  check_option_sizes(call, sizes);
-  check_overflow(call, sizes);
-  return sizes;
 }
 
 template <class T>
-Sizes<T> check_paged_varlen(const Call& call) {
-  check_tensors(call);
-  check_supported(call);
+void check_paged_sizes(const Call& call, Sizes<T>& sizes) {
   check_rank<T>(call, arg::query, 3, "[T, H, D]");
   const auto query = sizes_of<T>(call[arg::query]);
-  Sizes<T> sizes;
   sizes.packed = sizes.has_heads = true;
   sizes.seqlen_q = query[0];
   sizes.heads = query[1];
@@ -173,9 +162,17 @@ Sizes<T> check_paged_varlen(const Call& call) {
   check_documents(call, sizes);
   check_block_table(call, "[N, blocks of a document]", sizes, sizes.documents,
                     sizes_of<T>(call[arg::key])[1]);
-  check_option_sizes(call, sizes);
-  check_overflow(call, sizes);
-  return sizes;
+}
+
+}  // namespace
+
+template <class T>
+Sizes<T> check_kvcache(const Call& call) {
+  return check<T>(call, &check_cache_sizes<T>);
+}
+template <class T>
+Sizes<T> check_paged_varlen(const Call& call) {
+  return check<T>(call, &check_paged_sizes<T>);
 }
 
 template Sizes<int64_t> check_kvcache(const Call&);

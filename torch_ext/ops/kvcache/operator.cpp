@@ -98,13 +98,11 @@ Operator varlen_attention_paged(
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   using c10::DispatchKey;
   Operator& kvcache = attention_with_kvcache;
-  kvcache.define(m);
   const auto implement = [&](DispatchKey key, boxed::BodyWithKeys body) {
     m.impl(kvcache.name.c_str(), torch::dispatch(key, boxed::kernel(kvcache, body)));
   };
   implement(DispatchKey::ADInplaceOrView, &count_writes);
   implement(DispatchKey::Negative, &resolve_negative);
-  varlen_attention_paged.define(m);
 }
 
 }  // namespace ops

@@ -51,8 +51,6 @@ Operator varlen(
     ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) -> output, logsumexp",
     {.composite = &varlen_composite});
 
-TORCH_LIBRARY_FRAGMENT(qkv, m) { varlen.define(m); }
-
 }  // namespace
 }  // namespace ops
 

@@ -60,12 +60,6 @@ Operator with_weights("attention_with_weights",
                           " -> output, weights",
                       {.composite = &with_weights_composite});
 
-TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op : {&weights, &weights_forward, &weights_backward, &with_weights,
-                       &with_weights_forward, &with_weights_backward})
-    op->define(m);
-}
-
 }  // namespace
 }  // namespace ops
 
