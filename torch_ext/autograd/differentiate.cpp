@@ -8,7 +8,6 @@
 #include "autograd/composition_node.h"
 #include "autograd/node.h"
 #include "call/check.h"
-#include "dispatch/dispatch.h"
 
 namespace qkv::autograd {
 namespace {
@@ -74,20 +73,10 @@ NodePointer node_without_kernel(const Call& call) {
       std::move(edges));
 }
 
-// The call with `scores` said, where a setting decides how they are made: it may be another one
-// when the backward pass runs.
-Call with_scores(const Call& call) {
-  Call said = call;
-  if (call.op->takes(opt::scores) && call.options.scores == Scores::automatic &&
-      call[arg::query].scalar_type() == at::kBFloat16)
-    said.options.scores = multiplies_pairs(DType::bf16) ? Scores::pairs : Scores::elements;
-  return said;
-}
-
 // Null if nothing that the results depend on requires grad, or gradients are not recorded.
 NodePointer node_of(const Call& call) {
   if (!at::GradMode::is_enabled()) return {};
-  if (call.op->backward) return OperatorNode::of(with_scores(call));
+  if (call.op->backward) return OperatorNode::of(call);
   return node_without_kernel(call);
 }
 

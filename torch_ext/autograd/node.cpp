@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "autograd/run.h"
+#include "dispatch/dispatch.h"
 
 namespace qkv::autograd {
 namespace {
@@ -65,6 +66,16 @@ void for_each_option(const Operator& op, AnyOptions& options, const Visit& visit
           visit(option);
         }
       });
+}
+
+// The options of a call with `scores` said, where a setting decides how they are made: it may be
+// another one when the backward pass runs.
+Options with_scores(const Call& call) {
+  Options said = call.options;
+  if (call.op->takes(opt::scores) && said.scores == Scores::automatic &&
+      call[arg::query].scalar_type() == at::kBFloat16)
+    said.scores = multiplies_pairs(DType::bf16) ? Scores::pairs : Scores::elements;
+  return said;
 }
 
 variable_list gradients(const Operator& forward, const Operator& backward,
@@ -129,7 +140,7 @@ c10::intrusive_ptr<OperatorNode> OperatorNode::of(const Call& call) {
 }
 
 OperatorNode::OperatorNode(const Call& call)
-    : forward_(*call.op), backward_(*call.op->backward), options_(call.options) {
+    : forward_(*call.op), backward_(*call.op->backward), options_(with_scores(call)) {
   torch::autograd::edge_list edges;
   edges.reserve(backward_.results.size());
   for (const Argument argument : backward_.results)

@@ -63,7 +63,7 @@ Tensors run(const Call& call) {
   return boxed::pop_results(*call.op, stack);
 }
 
-Tensors run_cast(Call call, std::initializer_list<Argument> arguments) {
+Tensors run_cast(Call&& call, std::initializer_list<Argument> arguments) {
   const Autocast autocast(call, arguments);
   return run(call);
 }

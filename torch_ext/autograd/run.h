@@ -12,7 +12,7 @@ namespace qkv {
 Tensors run(const Call& call);
 
 // The same under autocast (call/autocast.h), which casts these arguments.
-Tensors run_cast(Call call, std::initializer_list<Argument> arguments = {
-                                arg::query, arg::key, arg::value, arg::attn_mask});
+Tensors run_cast(Call&& call, std::initializer_list<Argument> arguments = {
+                                  arg::query, arg::key, arg::value, arg::attn_mask});
 
 }  // namespace qkv

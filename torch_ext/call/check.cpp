@@ -44,11 +44,8 @@ void check_dtype(const Call& call, Argument argument) {
 
 // Not of results, their gradients and tangents, which check(call) looks at.
 void check_dtypes(const Call& call) {
-  check_dtype(call, arg::query);
-  for (const Parameter& p : call.op->parameters) {
-    const auto argument = Argument(p.which);
-    if (p.is_tensor && call.has(argument) && argument < arg::output) check_dtype(call, argument);
-  }
+  for (int i = 0; i < arg::output; ++i)
+    if (call.has(Argument(i))) check_dtype(call, Argument(i));
 }
 
 void check_options(const Call& call) {

@@ -30,7 +30,7 @@ Tensors attention_jvp_composite(const Call& call) {
 }
 
 // For those who call attention_forward and attention_forward_jvp themselves: _jagged.py.
-Tensors forward_autocast(const Call& call) { return run_cast(call); }
+Tensors forward_autocast(const Call& call) { return run_cast(Call(call)); }
 
 Tensors forward_mode(const Call& call) { return run(call.as(attention_forward_jvp)); }
 

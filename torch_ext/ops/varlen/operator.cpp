@@ -28,8 +28,8 @@ Tensors attend_to_pages(const Call& call) {
   TORCH_CHECK(call.has(arg::seqused_k), call.title(),
               ": block_table is given, but seqused_k is None; expected how many keys of its blocks "
               "each document has");
-  const Call forward = call.as(varlen_attention_paged);
-  return is_int8(call) ? run_cast(forward, {arg::query}) : run_cast(forward);
+  if (is_int8(call)) return run_cast(call.as(varlen_attention_paged), {arg::query});
+  return run_cast(call.as(varlen_attention_paged));
 }
 
 Tensors varlen_composite(const Call& call) {
