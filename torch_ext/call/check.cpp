@@ -45,7 +45,7 @@ void check_dtype(const Call& call, Argument argument) {
 // Not of results, their gradients and tangents, which check(call) looks at.
 void check_dtypes(const Call& call) {
   for (int i = 0; i < arg::output; ++i)
-    if (call.has(Argument(i))) check_dtype(call, Argument(i));
+    if (call.op->takes(Argument(i)) && call.has(Argument(i))) check_dtype(call, Argument(i));
 }
 
 void check_options(const Call& call) {

@@ -36,6 +36,24 @@ int64_t head_repeat(int64_t kv_heads, int64_t heads) {
 
 int num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
+template <class Inputs, class Which>
+void KernelCall::bind_differentiable(Inputs& to, const Which& which) {
+  bind(to.query, which(arg::query));
+  bind(to.key, which(arg::key));
+  bind(to.value, which(arg::value));
+  to.key.strides.head_repeat = head_repeat(problem.kv_heads, sizes_.key_heads);
+  to.value.strides.head_repeat = head_repeat(problem.kv_heads, sizes_.value_heads);
+  static_assert(kMaskArguments.size() == kMasks);
+  for (int m = 0; m < kMasks; ++m) {
+    const Argument mask = which(kMaskArguments[m]);
+    if (!call_.has(mask)) continue;
+    to.masks[m].type = mask_type_of(call_[mask].scalar_type());
+    bind(to.masks[m].input, mask);
+  }
+  bind_per_head(which(arg::alibi_slopes), to.alibi_slopes);
+  bind_per_head(which(arg::sinks), to.sinks);
+}
+
 KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(call), sizes_(sizes) {
   const Options& options = call.options;
   Problem& p = problem;
@@ -76,24 +94,7 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   bind_differentiable(p, [](Argument argument) { return argument; });
 }
 
-template <class Inputs>
-void KernelCall::bind_differentiable(Inputs& to, Argument (*which)(Argument)) {
-  bind(to.query, which(arg::query));
-  bind(to.key, which(arg::key));
-  bind(to.value, which(arg::value));
-  to.key.strides.head_repeat = head_repeat(problem.kv_heads, sizes_.key_heads);
-  to.value.strides.head_repeat = head_repeat(problem.kv_heads, sizes_.value_heads);
-  static_assert(kMaskArguments.size() == kMasks);
-  for (int m = 0; m < kMasks; ++m) {
-    const Argument mask = which(kMaskArguments[m]);
-    if (!call_.has(mask)) continue;
-    to.masks[m].type = mask_type_of(call_[mask].scalar_type());
-    bind(to.masks[m].input, mask);
-  }
-  bind_per_head(which(arg::alibi_slopes), to.alibi_slopes);
-  bind_per_head(which(arg::sinks), to.sinks);
-}
-template void KernelCall::bind_differentiable(JvpArgs&, Argument (*)(Argument));
+void KernelCall::bind_tangents(JvpArgs& args) { bind_differentiable(args, tangent_of); }
 
 void KernelCall::bind_seeds() {
   seeds_ = call_[arg::dropout_seed].contiguous();

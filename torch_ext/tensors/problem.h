@@ -23,7 +23,7 @@ class KernelCall {
   // What the call's operator returns, in its order; undefined: not wanted.
   void bind(std::initializer_list<Output*> outputs, const Tensors& results);
   // The tangents of the call's arguments, of which each may be None.
-  void bind_tangents(JvpArgs& args) { bind_differentiable(args, &tangent_of); }
+  void bind_tangents(JvpArgs& args);
 
   // Sets problem.batch_* and all strides. The batch of packed documents, or of a cache, has an item
   // for each, whose rows are then to be given (Problem::spans). Of others, adjacent batch
@@ -40,8 +40,8 @@ class KernelCall {
   void add(const at::Tensor& tensor, Strides& strides, Shape shape);
   // Query, key, value, masks, slopes and sinks, or what `which` says of them. Inputs: Problem or
   // JvpArgs.
-  template <class Inputs>
-  void bind_differentiable(Inputs& to, Argument (*which)(Argument));
+  template <class Inputs, class Which>
+  void bind_differentiable(Inputs& to, const Which& which);
   void bind_per_head(Argument argument, Input& input);
   void bind_seeds();
 
