@@ -7,12 +7,12 @@
 
 #include "autograd/composition_node.h"
 #include "autograd/node.h"
-#include "autograd/tangents.h"
 #include "call/check.h"
-#include "dispatch/dispatch.h"
 
 namespace qkv::autograd {
 namespace {
+
+constexpr uint64_t kLevel = 0;  // torch has one; nested ones are torch.func's, a call for each
 
 bool requires_grad(const Call& call, Argument argument) {
   return call.has(argument) && call[argument].requires_grad();
@@ -28,9 +28,9 @@ void check_python_tensors(const Call& call) {
   check_supported(call);
 }
 
-bool has_tangents(const Call& call) {
+bool carries_tangents(const Call& call) {
   return std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor* tensor) {
-    return tensor->defined() && tensor->_fw_grad(/*level=*/0).defined();
+    return tensor->defined() && tensor->_fw_grad(kLevel).defined();
   });
 }
 
@@ -57,8 +57,9 @@ void refuse_gradients(const Call& call) {
 
 constexpr const char* kOrders[] = {"derivatives", "second derivatives", "third derivatives"};
 
-// The Node of an operator without a backward operator. Null if none of the tensors require grad.
-c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) {
+using NodePointer = c10::intrusive_ptr<torch::autograd::Node>;
+
+NodePointer node_without_kernel(const Call& call) {
   if (has_composition(call)) return CompositionNode::of(call);
   torch::autograd::edge_list edges;
   for (const at::Tensor* tensor : call.tensors)
@@ -72,14 +73,18 @@ c10::intrusive_ptr<torch::autograd::Node> node_without_kernel(const Call& call) 
       std::move(edges));
 }
 
-// The call with `scores` said, where a setting decides how they are made: it may be another one
-// when the backward pass runs.
-Call with_scores(const Call& call) {
-  Call said = call;
-  if (call.op->takes(opt::scores) && call.options.scores == Scores::automatic &&
-      call[arg::query].scalar_type() == at::kBFloat16)
-    said.options.scores = multiplies_pairs(DType::bf16) ? Scores::pairs : Scores::elements;
-  return said;
+// Null if nothing that the results depend on requires grad, or gradients are not recorded.
+NodePointer node_of(const Call& call) {
+  if (!at::GradMode::is_enabled()) return {};
+  if (call.op->backward) return OperatorNode::of(call);
+  return node_without_kernel(call);
+}
+
+// Makes the results of `op` parts of the graph, behind their Node; null: they are constants.
+void set_history(const Operator& op, const NodePointer& node, const Tensors& results) {
+  if (!node) return;
+  if (op.backward) return static_cast<OperatorNode&>(*node).set_results(results);
+  for (const at::Tensor& result : results) torch::autograd::set_history(result, node);
 }
 
 template <class Compute>
@@ -88,38 +93,54 @@ Tensors below_autograd(const Compute& compute, bool has_node) {
   return compute(has_node);
 }
 
-// By Kernels::jvp. The results are computed once more, as in a call without tangents, if they
-// require grad as well: the Node of such a call saves the arguments with their tangents, so that
-// the backward pass has tangents, too. And if the tangents alone are batched by the vmap of torch's
-// core, which gradcheck uses: then the results must not be.
+// What OperatorKernels::jvp returns for a call whose tensors carry tangents: the results, and then
+// their tangents. The latter are parts of the graph like the results of any call, so that they can
+// be differentiated backward.
+Tensors run_jvp(const Call& call) {
+  Call with_tangents = call;
+  with_tangents.wants_lse = true;
+  std::array<at::Tensor, arg::count> primals, tangents;
+  for (const Parameter& p : call.op->parameters) {
+    const auto argument = Argument(p.which);
+    if (!p.is_tensor || !call.has(argument)) continue;
+    const at::Tensor& tangent = tangents[argument] = call[argument]._fw_grad(kLevel);
+    if (!tangent.defined()) continue;
+    with_tangents.set(argument, primals[argument] = call[argument]._fw_primal(kLevel));
+    if (tangent_of(argument) != arg::count && !tangent._is_zerotensor())
+      with_tangents.set(tangent_of(argument), tangent);
+  }
+  return call.op->kernels.jvp(with_tangents);
+}
+
+// By OperatorKernels::jvp. The results are computed once more, as in a call without tangents, if
+// they require grad as well: the Node of such a call saves the arguments with their tangents, so
+// that the backward pass has tangents, too. And if the tangents alone are batched by the vmap of
+// torch's core, which gradcheck uses: then the results must not be.
 Tensors differentiate_forward(const Call& call, c10::function_ref<Tensors(bool)> compute) {
   const Tensors jvp = run_jvp(call);
-  Tensors results(jvp.begin(), jvp.begin() + call.op->results.size());
-  const auto node = at::GradMode::is_enabled() ? OperatorNode::of(with_scores(call)) : nullptr;
+  const Operator& op = *call.op;
+  const size_t count = op.results.size();
+  Tensors results(jvp.begin(), jvp.begin() + count);
+  const auto node = node_of(call);
   if (node || results[0].key_set().has(c10::DispatchKey::Batched))
     results = below_autograd(compute, /*has_node=*/true);
-  if (node) node->set_results(results);
-  set_tangents(results, jvp);
+  set_history(op, node, results);
+  for (size_t i = 0; i < count; ++i)
+    if (results[i].defined() && jvp[count + i].defined())
+      results[i]._set_fw_grad(jvp[count + i], kLevel, /*is_inplace_op=*/false);
   return results;
 }
 
 }  // namespace
 
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute) {
-  if (has_tangents(call))
+  if (carries_tangents(call))
     return call.op->kernels.jvp ? differentiate_forward(call, compute) : compose_tangents(call);
-  if (!at::GradMode::is_enabled()) return below_autograd(compute, false);
-  if (call.op->kernels.no_gradient) refuse_gradients(call);
-  if (call.op->backward) {
-    const auto node = OperatorNode::of(with_scores(call));
-    Tensors results = below_autograd(compute, node != nullptr);
-    if (node) node->set_results(results);
-    return results;
-  }
-  const auto node = node_without_kernel(call);
+  if (call.op->kernels.no_gradient && at::GradMode::is_enabled()) refuse_gradients(call);
+  const Operator& op = *call.op;
+  const auto node = node_of(call);
   Tensors results = below_autograd(compute, node != nullptr);
-  if (node)
-    for (const at::Tensor& result : results) torch::autograd::set_history(result, node);
+  set_history(op, node, results);
   return results;
 }
 

@@ -7,7 +7,8 @@
 #include <map>
 #include <mutex>
 
-#include "call/run.h"
+#include "autograd/run.h"
+#include "dispatch/dispatch.h"
 
 namespace qkv::autograd {
 namespace {
@@ -18,28 +19,14 @@ using torch::dynamo::autograd::IValuePacker;
 using torch::dynamo::autograd::PackedArgs;
 
 // What a backward operator returns are gradients: none of them is an argument of another operator.
-bool is_result(const Operator& forward, Argument argument) {
+bool returns(const Operator& forward, Argument argument) {
   return !forward.is_backward &&
          std::count(forward.results.begin(), forward.results.end(), argument) > 0;
 }
 
 // The gradient of a result, as backward operators take it; `count`: it has none.
-Argument gradient_of(const Operator& forward, Argument result) {
-  if (forward.is_backward) return result < arg::kDifferentiable ? tangent_of(result) : arg::count;
-  switch (result) {
-    case arg::output:
-      return arg::grad_output;
-    case arg::logsumexp:
-      return arg::grad_logsumexp;
-    case arg::weights:
-      return arg::grad_weights;
-    case arg::output_tangent:
-      return arg::grad_output_tangent;
-    case arg::logsumexp_tangent:
-      return arg::grad_logsumexp_tangent;
-    default:
-      return arg::count;
-  }
+Argument incoming_of(const Operator& forward, Argument result) {
+  return forward.is_backward ? tangent_of(result) : gradient_of(result);
 }
 
 // The results of `forward` whose gradients `backward` takes, in the order of the Node's inputs.
@@ -47,19 +34,16 @@ template <class Visit>
 void for_each_differentiable_result(const Operator& forward, const Operator& backward,
                                     const Visit& visit) {
   for (size_t i = 0; i < forward.results.size(); ++i) {
-    const Argument gradient = gradient_of(forward, forward.results[i]);
+    const Argument gradient = incoming_of(forward, forward.results[i]);
     if (gradient != arg::count && backward.takes(gradient)) visit(i, gradient);
   }
 }
 
 // The tensors that a Node saves for `backward`: all of its tensors but the incoming gradients.
 template <class Visit>
-void for_each_saved(const Operator& forward, const Operator& backward, const Visit& visit) {
-  uint64_t incoming = 0;
-  for_each_differentiable_result(
-      forward, backward, [&](size_t, Argument gradient) { incoming |= uint64_t(1) << gradient; });
-  for (const Parameter& p : backward.parameters)
-    if (p.is_tensor && !(incoming >> p.which & 1)) visit(Argument(p.which));
+void for_each_saved(const Operator& backward, const Visit& visit) {
+  for (size_t i = backward.incoming; i < backward.parameters.size(); ++i)
+    if (backward.parameters[i].is_tensor) visit(Argument(backward.parameters[i].which));
 }
 
 // Calls visit with every option that `op` takes, as values that compiled autograd knows.
@@ -84,6 +68,16 @@ void for_each_option(const Operator& op, AnyOptions& options, const Visit& visit
       });
 }
 
+// The options of a call with `scores` said, where a setting decides how they are made: it may be
+// another one when the backward pass runs.
+Options with_scores(const Call& call) {
+  Options said = call.options;
+  if (call.op->takes(opt::scores) && said.scores == Scores::automatic &&
+      call[arg::query].scalar_type() == at::kBFloat16)
+    said.scores = multiplies_pairs(DType::bf16) ? Scores::pairs : Scores::elements;
+  return said;
+}
+
 variable_list gradients(const Operator& forward, const Operator& backward,
                         const variable_list& grads, const BackwardInputs& inputs) {
   variable_list results(backward.results.size());
@@ -96,7 +90,7 @@ variable_list gradients(const Operator& forward, const Operator& backward,
   for_each_differentiable_result(
       forward, backward, [&](size_t, Argument gradient) { call.set(gradient, grads[input++]); });
   auto saved = inputs.saved.begin();
-  for_each_saved(forward, backward, [&](Argument argument) { call.set(argument, *saved++); });
+  for_each_saved(backward, [&](Argument argument) { call.set(argument, *saved++); });
   Tensors computed = run(call);
   std::move(computed.begin(), computed.end(), results.begin());
   return results;
@@ -111,21 +105,19 @@ PackedArgs packed(const Operator& backward, BackwardInputs& inputs) {
   return args;
 }
 
-BackwardInputs unpacked(const Operator& forward, const Operator& backward,
-                        const std::vector<c10::IValue>& values) {
+BackwardInputs unpacked(const Operator& backward, const std::vector<c10::IValue>& values) {
   PackedArgs args(values);
   BackwardInputs inputs;
-  for_each_saved(forward, backward,
-                 [&](Argument) { inputs.saved.push_back(args.unpack<at::Tensor>()); });
+  for_each_saved(backward, [&](Argument) { inputs.saved.push_back(args.unpack<at::Tensor>()); });
   for_each_option(backward, inputs.options,
                   [&](auto& value) { value = args.unpack<std::decay_t<decltype(value)>>(); });
   inputs.output_mask = ArgumentSet::from(args.unpack<int64_t>());
   return inputs;
 }
 
-std::vector<at::TypePtr> packed_types(const Operator& forward, const Operator& backward) {
+std::vector<at::TypePtr> packed_types(const Operator& backward) {
   std::vector<at::TypePtr> types;
-  for_each_saved(forward, backward,
+  for_each_saved(backward,
                  [&](Argument) { types.push_back(IValuePacker<at::Tensor>::packed_type()); });
   const Options options;
   for_each_option(backward, options, [&](const auto& value) {
@@ -148,7 +140,7 @@ c10::intrusive_ptr<OperatorNode> OperatorNode::of(const Call& call) {
 }
 
 OperatorNode::OperatorNode(const Call& call)
-    : forward_(*call.op), backward_(*call.op->backward), options_(call.options) {
+    : forward_(*call.op), backward_(*call.op->backward), options_(with_scores(call)) {
   torch::autograd::edge_list edges;
   edges.reserve(backward_.results.size());
   for (const Argument argument : backward_.results)
@@ -157,8 +149,8 @@ OperatorNode::OperatorNode(const Call& call)
                         : torch::autograd::Edge());
   set_next_edges(std::move(edges));
   saved_.reserve(backward_.parameters.size());
-  for_each_saved(forward_, backward_, [&](Argument argument) {
-    if (call.has(argument) && !is_result(forward_, argument)) {
+  for_each_saved(backward_, [&](Argument argument) {
+    if (call.has(argument) && !returns(forward_, argument)) {
       saved_.emplace_back(call[argument], /*is_output=*/false);
     } else {
       saved_.emplace_back();
@@ -172,9 +164,9 @@ void OperatorNode::set_results(const Tensors& results) {
     torch::autograd::set_history(results[i], self);
   });
   size_t at = 0;
-  for_each_saved(forward_, backward_, [&](Argument argument) {
+  for_each_saved(backward_, [&](Argument argument) {
     const auto found = std::find(forward_.results.begin(), forward_.results.end(), argument);
-    if (is_result(forward_, argument))
+    if (returns(forward_, argument))
       saved_[at] = SavedVariable(results[found - forward_.results.begin()], /*is_output=*/true);
     ++at;
   });
@@ -192,9 +184,8 @@ std::string OperatorNode::name() const {
 BackwardInputs OperatorNode::inputs() {
   BackwardInputs inputs{{}, options_, {}};
   auto saved = saved_.begin();
-  for_each_saved(forward_, backward_, [&](Argument argument) {
-    inputs.saved.push_back(is_result(forward_, argument) ? saved->unpack(getptr())
-                                                         : saved->unpack());
+  for_each_saved(backward_, [&](Argument argument) {
+    inputs.saved.push_back(returns(forward_, argument) ? saved->unpack(getptr()) : saved->unpack());
     ++saved;
   });
   for (size_t i = 0; i < backward_.results.size(); ++i)
@@ -214,8 +205,8 @@ void OperatorNode::release_variables() {
 
 void OperatorNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const {
   auto saved = saved_.begin();
-  for_each_saved(forward_, backward_,
-                 [&](Argument argument) { args.collect(*saved++, is_result(forward_, argument)); });
+  for_each_saved(backward_,
+                 [&](Argument argument) { args.collect(*saved++, returns(forward_, argument)); });
   for_each_option(backward_, options_, [&](const auto& value) { args.collect(value); });
 }
 
@@ -250,9 +241,9 @@ const std::string& OperatorNode::compiled_function(PyObject* compiler) const {
         compiler, name(),
         [&forward = forward_, &backward = backward_](const variable_list& grads,
                                                      const std::vector<c10::IValue>& values) {
-          return gradients(forward, backward, grads, unpacked(forward, backward, values));
+          return gradients(forward, backward, grads, unpacked(backward, values));
         },
-        packed_types(forward_, backward_));
+        packed_types(backward_));
   return bound;
 }
 

@@ -8,14 +8,13 @@
 
 namespace qkv {
 
-// Casts tensors of `call` as autocast has it. They live, and nothing else is cast, as long as this.
-// Without more: query, key, value and a floating attn_mask, as torch does for its own attention,
-// and the tangents of these. Where query keeps its dtype (float64, another device, no autocast) so
+// Casts `arguments` of `call`, if they are floating, and their tangents, as autocast has it. They
+// live, and nothing else is cast, as long as this. torch does so for its own attention with query,
+// key, value and attn_mask. Where query keeps its dtype (float64, another device, no autocast) so
 // does everything; alibi_slopes and sinks always do. The casts do not hang after fork().
 class Autocast {
  public:
-  explicit Autocast(Call& call, std::initializer_list<Argument> arguments = {
-                                    arg::query, arg::key, arg::value, arg::attn_mask}) {
+  Autocast(Call& call, std::initializer_list<Argument> arguments) {
     if (!enabled_ || !at::autocast::is_eligible(call[arg::query], at::kCPU)) return;
     const at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
     tensors_.reserve(2 * arguments.size());  // the call points to its elements

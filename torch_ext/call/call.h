@@ -75,6 +75,22 @@ struct Call {
   bool differentiates(Argument argument) const {
     return !op->kernels.differentiates || op->kernels.differentiates(*this, argument);
   }
+  // Whether a backward operator is given a gradient of what is differentiated. Without any, all
+  // that it returns is None.
+  bool has_incoming() const {
+    for (const Operator* o = op; o->is_backward; o = o->differentiated) {
+      bool any = false;
+      for (size_t i = 0; i < o->incoming; ++i) any |= has(Argument(o->parameters[i].which));
+      if (!any) return false;
+    }
+    return true;
+  }
+  // Whether the call has the tangent of a differentiable argument beside it.
+  bool has_tangents() const {
+    for (int i = 0; i < arg::kDifferentiable; ++i)
+      if (has(tangent_of(Argument(i)))) return true;
+    return false;
+  }
   // Whether a backward operator has this gradient to compute: not of None or a boolean mask.
   bool wants_gradient(Argument argument) const {
     return output_mask[argument] && has(argument) &&
@@ -84,14 +100,6 @@ struct Call {
 
 // A gradient for each differentiable argument; undefined: none.
 using Gradients = std::array<at::Tensor, arg::kDifferentiable>;
-
-// Those that a backward operator returns.
-inline Tensors results_of(const Operator& backward, Gradients&& gradients) {
-  Tensors results;
-  for (const Argument argument : backward.results)
-    results.push_back(std::move(gradients[argument]));
-  return results;
-}
 
 // No gradient at all, for a call whose results had none.
 inline Tensors no_results(const Call& call) { return Tensors(call.op->results.size()); }

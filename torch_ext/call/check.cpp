@@ -5,38 +5,47 @@
 
 #include <cmath>
 
+#include "call/dtypes.h"
+
 namespace qkv {
 namespace {
 
 constexpr const char* kDtypes = "float32, float64, bfloat16 or float16";
 
+void check_dtype(const Call& call, Argument argument) {
+  const at::ScalarType query = call[arg::query].scalar_type(), found = call[argument].scalar_type();
+  const bool is_wide = found == at::kFloat || found == query;
+  const auto expect = [&](bool fits, const auto&... words) {
+    expect_dtype(fits, call, argument, words...);
+  };
+  switch (kArguments[argument].type) {
+    case Type::query:
+      if (argument == arg::query)
+        return expect(dtype_of(found).has_value(), ", but ", kDtypes, " is expected");
+      // ops/kvcache checks what has to go with int8.
+      if (argument < arg::kDifferentiable && call.op->takes(arg::key_scale) && found == at::kChar)
+        return;
+      return expect(found == query, ", but query is ", name(query));
+    case Type::mask:
+      return expect(found == at::kBool || is_wide, ", but bool, float32 or query's dtype (",
+                    name(query), ") is expected");
+    case Type::addend:
+      return expect(is_wide, ", but float32 or query's dtype (", name(query), ") is expected");
+    case Type::floating:
+      return expect(at::isFloatingType(found), ", but a floating dtype is expected");
+    case Type::float32:
+      return expect(found == at::kFloat, ", but float32 is expected");
+    case Type::index:
+      return expect(found == at::kInt || found == at::kLong, ", but int32 or int64 is expected");
+    default:
+      return;
+  }
+}
+
+// Not of results, their gradients and tangents, which check(call) looks at.
 void check_dtypes(const Call& call) {
-  const at::ScalarType dtype = call[arg::query].scalar_type();
-  TORCH_CHECK(
-      dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
-      call.title(), ": query is ", name(dtype), ", but ", kDtypes, " is expected");
-  for (const Argument argument : {arg::key, arg::value}) {
-    if (!call.has(argument)) continue;
-    // ops/kvcache checks what has to go with int8.
-    if (call.op->takes(arg::key_scale) && call[argument].scalar_type() == at::kChar) continue;
-    TORCH_CHECK(call[argument].scalar_type() == dtype, call.title(), ": ", call.name_of(argument),
-                " is ", name(call[argument].scalar_type()), ", but query is ", name(dtype));
-  }
-  for (const Argument argument : kMaskArguments) {
-    if (!call.has(argument)) continue;
-    const at::ScalarType mask = call[argument].scalar_type();
-    const bool may_be_bool = argument == kMaskArguments[0];
-    TORCH_CHECK((mask == at::kBool && may_be_bool) || mask == at::kFloat || mask == dtype,
-                call.title(), ": ", call.name_of(argument), " is ", name(mask), ", but ",
-                may_be_bool ? "bool, " : "", "float32 or query's dtype (", name(dtype),
-                ") is expected");
-  }
-  for (const Argument argument : {arg::alibi_slopes, arg::sinks}) {
-    if (!call.has(argument)) continue;
-    TORCH_CHECK(at::isFloatingType(call[argument].scalar_type()), call.title(), ": ",
-                call.name_of(argument), " is ", name(call[argument].scalar_type()),
-                ", but a floating dtype is expected");
-  }
+  for (int i = 0; i < arg::output; ++i)
+    if (call.op->takes(Argument(i)) && call.has(Argument(i))) check_dtype(call, Argument(i));
 }
 
 void check_options(const Call& call) {
@@ -79,7 +88,6 @@ void check_packed(const Call& call) {
     const char* name_of = call.name_of(argument);
     TORCH_CHECK(call.is_packed(), call.title(), ": ", name_of,
                 " is given, but cu_seq_q is None; expected both or neither");
-    check_index(call.title(), name_of, tensor);
     TORCH_CHECK(tensor.dim() == 1, call.title(), ": ", name_of, " has ", tensor.dim(),
                 " dimensions, but 1 is expected");
   }
@@ -99,11 +107,6 @@ void check_tensor(const char* op, const char* argument, const at::Tensor& tensor
 }
 
 }  // namespace
-
-void check_index(const char* op, const char* argument, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong, op, ": ",
-              argument, " is ", name(tensor.scalar_type()), ", but int32 or int64 is expected");
-}
 
 bool is_finite_for(at::ScalarType query, double x) {
   return std::isfinite(query == at::kDouble ? x : double(float(x)));

@@ -17,7 +17,7 @@ namespace qkv {
 // [row, head, column], but logsumexp is [head, row].
 template <class T>
 struct Sizes {
-  using Shape = c10::SmallVector<T, 6>;
+  using Shape = c10::SmallVector<T, 6>;  // not qkv::Shape, what it follows from
 
   bool packed = false;
   Shape batch;
@@ -40,6 +40,8 @@ struct Sizes {
   Shape per_head() const;  // [..., H] or, packed, [N, H]: of alibi_slopes and sinks, broadcast
   // How many things dropout tells apart by their number: batch items, or documents.
   T dropout_items() const;
+  // Of a result, or what is given beside the results.
+  Shape of(Argument argument, Reduce reduce) const;
   // Of a tensor like query, key and value.
   Shape tensor(const T& heads, const T& rows, const T& columns) const;
 };
@@ -50,16 +52,14 @@ struct Sizes {
 template <class T>
 Sizes<T> check(const Call& call);
 
-// Parts of it, for operators whose tensors have other shapes: attn_mask, alibi_slopes, sinks and
-// dropout_seed; cu_seq_q, cu_seq_k and seqused_k, which sets sizes.documents; that the kernels,
-// which count rows, keys, products and bytes in int64_t, can. Symbolic sizes are checked when
-// known.
+// The same for an operator whose query, key and value have other shapes: check_sizes says which,
+// and sets the sizes.
 template <class T>
-void check_option_sizes(const Call& call, const Sizes<T>& sizes);
+Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&));
+
+// cu_seq_q, cu_seq_k and seqused_k, which set sizes.documents.
 template <class T>
 void check_documents(const Call& call, Sizes<T>& sizes);
-template <class T>
-void check_overflow(const Call& call, const Sizes<T>& sizes);
 
 // That masks have an element for every pair of the document, or batch item of a cache, number
 // `item`, which has so many queries and keys.
@@ -68,8 +68,6 @@ void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t
 // The parts of it that need no sizes. That no tensor is missing, and that all are dense and on one
 // device, which is all that torch's own attention needs to be checked for:
 void check_tensors(const Call& call);
-// int32 or int64.
-void check_index(const char* op, const char* argument, const at::Tensor& tensor);
 // That the device, dtypes and options are valid, and implemented.
 void check_supported(const Call& call);
 
@@ -83,6 +81,13 @@ std::string_view name(at::ScalarType dtype);
 // What is computed with, summed up in and logsumexp is in: float64 for float64, else float32.
 inline at::ScalarType compute_type(at::ScalarType dtype) { return at::toOpMathType(dtype); }
 
+// Of what an operator returns, or is given beside what another one returned: is_result.
+inline at::ScalarType result_type(const Call& call, Argument argument) {
+  const at::ScalarType query = call[arg::query].scalar_type();
+  const Type type = kArguments[argument].type;
+  return type == Type::query ? query : type == Type::compute ? compute_type(query) : at::kLong;
+}
+
 template <class T>
 c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<T, int64_t>) {
@@ -90,6 +95,29 @@ c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {
   } else {
     return tensor.sym_sizes();
   }
+}
+
+// The size and the stride of a dimension counted from the right: 0 is the last one. A dimension
+// that the tensor lacks has size 1, and one of size 1, which broadcasts, has stride 0.
+template <class T>
+T size_from_right(const at::Tensor& tensor, int64_t i) {
+  return i < tensor.dim() ? sizes_of<T>(tensor)[tensor.dim() - 1 - i] : T(1);
+}
+inline int64_t stride_from_right(const at::Tensor& tensor, int64_t i) {
+  const int64_t dim = tensor.dim() - 1 - i;
+  return dim < 0 || tensor.sizes()[dim] == 1 ? 0 : tensor.strides()[dim];
+}
+
+// Throw c10::Error unless an argument fits; `words` say what is expected, after what it is.
+template <class... Words>
+void expect_dtype(bool fits, const Call& call, Argument argument, const Words&... words) {
+  TORCH_CHECK(fits, call.title(), ": ", call.name_of(argument), " is ",
+              name(call[argument].scalar_type()), words...);
+}
+template <class T, class... Words>
+void expect_shape(bool fits, const Call& call, Argument argument, const Words&... words) {
+  TORCH_CHECK(fits, call.title(), ": ", call.name_of(argument), " has the shape ",
+              sizes_of<T>(call[argument]), words...);
 }
 
 template <class T>

@@ -6,6 +6,17 @@
 
 namespace qkv {
 
+// Sets what AttentionOptions and KvCacheOptions have in common. Refers to the tensors.
+template <class AnyOptions>
+void set_scores(Call& call, const AnyOptions& options) {
+  call.set(arg::bias, tensor_of(options.bias()));
+  call.set(arg::alibi_slopes, tensor_of(options.alibi_slopes()));
+  call.set(arg::sinks, tensor_of(options.sinks()));
+  call.options.softcap = options.softcap();
+  if (const auto& window = options.window_size())
+    call.options.window_size = {(*window)[0], (*window)[1]};
+}
+
 // Refers to the tensors.
 inline Call call_of(const Operator& op, const at::Tensor& query, const at::Tensor& key,
                     const at::Tensor& value, const AttentionOptions& options) {
@@ -14,16 +25,11 @@ inline Call call_of(const Operator& op, const at::Tensor& query, const at::Tenso
   call.set(arg::key, key);
   call.set(arg::value, value);
   call.set(arg::attn_mask, tensor_of(options.attn_mask()));
-  call.set(arg::bias, tensor_of(options.bias()));
-  call.set(arg::alibi_slopes, tensor_of(options.alibi_slopes()));
-  call.set(arg::sinks, tensor_of(options.sinks()));
+  set_scores(call, options);
   call.options.dropout_p = options.dropout_p();
   call.options.is_causal = options.is_causal();
   call.options.scale = options.scale();
   call.options.enable_gqa = options.enable_gqa();
-  if (const auto& window = options.window_size())
-    call.options.window_size = {(*window)[0], (*window)[1]};
-  call.options.softcap = options.softcap();
   return call;
 }
 

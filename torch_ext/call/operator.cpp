@@ -7,12 +7,6 @@
 namespace qkv {
 namespace {
 
-constexpr const char* kTensorNames[] = {
-#define QKV_NAME(name) #name,
-    QKV_DIFFERENTIABLE_TENSORS(QKV_NAME) QKV_OTHER_TENSORS(QKV_NAME)
-#undef QKV_NAME
-};
-
 struct OptionDescription {
   const char *name, *type, *default_value;
 };
@@ -43,9 +37,9 @@ bool remove_suffix(std::string& text, std::string_view suffix) {
 }
 
 Argument tensor_named(const std::string& name) {
-  for (int i = 0; i < arg::count; ++i)
-    if (name == kTensorNames[i]) return Argument(i);
-  TORCH_INTERNAL_ASSERT(false, "arguments.h has no tensor ", name);
+  const Argument argument = argument_named("", name, "");
+  TORCH_INTERNAL_ASSERT(argument != arg::count, "arguments.h has no tensor ", name);
+  return argument;
 }
 
 // "name=" and "name? as argument", taken apart.
@@ -98,8 +92,13 @@ std::string schema_of_results(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Operator::Operator(const char* title, const std::string& signature, const Kernels& kernels)
+Operator::Operator(const char* title, const std::string& signature, const OperatorKernels& kernels)
     : title(title), kernels(kernels) {
+  parse(signature);
+  define();
+}
+
+void Operator::parse(const std::string& signature) {
   const auto [head, tail] = split(signature, ") -> ");
   const auto [own_name, parameters_text] = split(head, "(");
   name = own_name;
@@ -142,10 +141,13 @@ std::string full_signature(const Operator& forward, const std::string& signature
 
 }  // namespace
 
-Operator::Operator(Operator& forward, const std::string& signature, const Kernels& kernels)
-    : Operator(forward.title, full_signature(forward, signature), kernels) {
+Operator::Operator(Operator& forward, const std::string& signature, const OperatorKernels& kernels)
+    : title(forward.title), kernels(kernels) {
+  parse(full_signature(forward, signature));
+  differentiated = &forward;
   is_backward = true;
   order = forward.order + 1;
+  incoming = pieces(split(split(signature, "(").after, "; ").before).size();
   std::vector<std::string> names;
   for (const Parameter& p : forward.parameters) {
     if (!p.is_tensor || !may_have_gradient(p.which)) continue;
@@ -155,12 +157,13 @@ Operator::Operator(Operator& forward, const std::string& signature, const Kernel
   const auto [head, none] = split(schema, ") -> ");
   schema = c10::str(head, ", bool[", names.size(), "] output_mask) -> ", schema_of_results(names));
   forward.backward = this;
+  define();
 }
 
 const char* Operator::name_of(int which, bool is_tensor) const {
   for (const Parameter& p : parameters)
     if (p.is_tensor == is_tensor && p.which == which) return p.name.c_str();
-  return is_tensor ? kTensorNames[which] : kOptions[which].name;
+  return is_tensor ? kArguments[which].name.data() : kOptions[which].name;
 }
 const char* Operator::name_of(Argument argument) const { return name_of(argument, true); }
 const char* Operator::name_of(Option option) const { return name_of(option, false); }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call/arguments.h"
+#include "call/options.h"
 
 namespace qkv {
 
@@ -28,8 +29,9 @@ struct Parameter {
 };
 
 // The functions of an operator; those that it does not have are null.
-struct Kernels {
-  // Dispatch keys CPU and Meta; or CompositeImplicitAutograd, in terms of other operators.
+struct OperatorKernels {
+  // Dispatch keys CPU and Meta; or CompositeImplicitAutograd, in terms of other operators. Without
+  // `meta`, the Meta kernel checks the call and allocates the results (tensors/layout.h).
   Body cpu = nullptr, meta = nullptr, composite = nullptr;
   // Dispatch key AutocastCPU, where something is cast. A composite operator's own function does it.
   Body autocast = nullptr;
@@ -48,6 +50,8 @@ struct Kernels {
   const char* no_gradient = nullptr;
 };
 
+// To construct an operator registers it; it lives as long as the process.
+//
 // Signatures are schemas without types and defaults, which are those of arguments.h:
 //
 //   attention(query, key, value, attn_mask?=, dropout_p=, *, scale=) -> output
@@ -57,7 +61,7 @@ struct Kernels {
 class Operator {
  public:
   // title: what error messages begin with.
-  Operator(const char* title, const std::string& signature, const Kernels& kernels);
+  Operator(const char* title, const std::string& signature, const OperatorKernels& kernels);
 
   // The operator of the gradients of `forward`:
   //
@@ -68,15 +72,17 @@ class Operator {
   // returns a gradient for every differentiable argument of `forward`; None for those that are not
   // floating, or that output_mask does not ask for. If `forward` is a backward operator itself, the
   // gradients of what it returns are called tangents: of the arguments whose gradients those are.
-  Operator(Operator& forward, const std::string& signature, const Kernels& kernels);
+  Operator(Operator& forward, const std::string& signature, const OperatorKernels& kernels);
   Operator(const Operator&) = delete;
 
   const char* const title;
-  const Kernels kernels;
+  const OperatorKernels kernels;
   std::string name, schema;
   std::vector<Parameter> parameters;  // without output_mask, the last one of a backward operator
   std::vector<Argument> results;  // what they are; of a backward operator: whose gradients they are
   bool is_backward = false;
+  const Operator* differentiated = nullptr;  // of a backward operator: `forward`
+  size_t incoming = 0;  // of its parameters, how many are gradients of what `forward` returns
   int order = 0;        // of its derivative: 1 for the backward operator of a forward operator
   bool writes = false;  // to one of its arguments
   // Null: there is none, and a gradient is the composition's, or an error.
@@ -86,16 +92,15 @@ class Operator {
   bool takes(Option option) const { return options_ >> option & 1; }
   const char* name_of(Argument argument) const;
   const char* name_of(Option option) const;
-  const c10::OperatorHandle& handle() const { return *handle_; }  // once it is defined
-
-  // Registers schema and kernels. The operator must live as long as the process.
-  void define(torch::Library& library);
+  const c10::OperatorHandle& handle() const { return *handle_; }
 
  private:
-  void parse(const std::string& parameters_text, const std::string& results_text);
+  void parse(const std::string& signature);
+  void define();  // registers schema and kernels
   const char* name_of(int which, bool is_tensor) const;
 
   uint64_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
+  torch::Library library_{torch::Library::FRAGMENT, "qkv", std::nullopt, __FILE__, __LINE__};
   std::optional<c10::OperatorHandle> handle_;
 };
 

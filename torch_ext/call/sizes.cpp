@@ -6,12 +6,6 @@
 namespace qkv {
 namespace {
 
-// The size of a dimension counted from the right: 0 is the last one.
-template <class T>
-T size_from_right(const at::Tensor& tensor, int64_t i) {
-  return i < tensor.dim() ? sizes_of<T>(tensor)[tensor.dim() - 1 - i] : T(1);
-}
-
 // Whether `tensor` can be expanded to `shape`.
 template <class T>
 bool broadcasts(const at::Tensor& tensor, c10::ArrayRef<T> shape) {
@@ -27,14 +21,13 @@ bool broadcasts(const at::Tensor& tensor, c10::ArrayRef<T> shape) {
 template <class T>
 void check_rank(const Call& call, Argument argument, const char* expected,
                 const char* expected_packed) {
-  const at::Tensor& tensor = call[argument];
-  if (call.is_packed()) {
-    TORCH_CHECK(tensor.dim() == 3, call.title(), ": ", call.name_of(argument), " has the shape ",
-                sizes_of<T>(tensor), ", but 3 dimensions are expected: ", expected_packed);
-  } else {
-    TORCH_CHECK(tensor.dim() >= 2, call.title(), ": ", call.name_of(argument), " has the shape ",
-                sizes_of<T>(tensor), ", but at least 2 dimensions are expected: ", expected);
-  }
+  const int64_t rank = call[argument].dim();
+  if (call.is_packed())
+    expect_shape<T>(rank == 3, call, argument,
+                    ", but 3 dimensions are expected: ", expected_packed);
+  else
+    expect_shape<T>(rank >= 2, call, argument,
+                    ", but at least 2 dimensions are expected: ", expected);
 }
 
 // L, S, D, Dv.
@@ -49,16 +42,14 @@ void check_rows(const Call& call, Sizes<T>& sizes) {
   sizes.head_dim = size_from_right<T>(call[arg::query], 0);
   sizes.seqlen_k = size_from_right<T>(call[arg::key], row);
   const T key_dim = size_from_right<T>(call[arg::key], 0);
-  TORCH_CHECK(key_dim == sizes.head_dim, call.title(), ": key has the shape ",
-              sizes_of<T>(call[arg::key]), ", but its last dimension must be query's, ",
-              sizes.head_dim);
+  expect_shape<T>(key_dim == sizes.head_dim, call, arg::key,
+                  ", but its last dimension must be query's, ", sizes.head_dim);
   if (!call.op->takes(arg::value)) return;
   check_rank<T>(call, arg::value, "[..., H, S, Dv]", "[Tk, H, Dv]");
   sizes.head_dim_v = size_from_right<T>(call[arg::value], 0);
   const T value_rows = size_from_right<T>(call[arg::value], row);
-  TORCH_CHECK(value_rows == sizes.seqlen_k, call.title(), ": value has the shape ",
-              sizes_of<T>(call[arg::value]), ", but its ", packed ? "first" : "second last",
-              " dimension must be key's, ", sizes.seqlen_k);
+  expect_shape<T>(value_rows == sizes.seqlen_k, call, arg::value, ", but its ",
+                  packed ? "first" : "second last", " dimension must be key's, ", sizes.seqlen_k);
 }
 
 template <class T>
@@ -70,13 +61,10 @@ void check_heads(const Call& call, Sizes<T>& sizes) {
       call.op->takes(arg::value) ? size_from_right<T>(call[arg::value], head) : T(key);
   sizes.heads = query;
   if (call.options.enable_gqa) {
-    const auto divides = [&](const T& heads) {
-      return heads == 0 ? query == 0 : query % heads == 0;
-    };
-    TORCH_CHECK(divides(key), call.title(), ": key has ", key, " heads and query ", query,
-                ", but with enable_gqa the heads of key must divide those of query");
-    TORCH_CHECK(divides(value), call.title(), ": value has ", value, " heads and query ", query,
-                ", but with enable_gqa the heads of value must divide those of query");
+    for (const auto& [name, heads] : {std::pair("key", &key), {"value", &value}})
+      TORCH_CHECK(*heads == 0 ? query == 0 : query % *heads == 0, call.title(), ": ", name, " has ",
+                  *heads, " heads and query ", query, ", but with enable_gqa the heads of ", name,
+                  " must divide those of query");
     return;
   }
   if (sizes.heads == 1) sizes.heads = key;
@@ -121,9 +109,9 @@ void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   const int64_t rank = expected.size();
   if (sizes.packed) expected[rank - 2] = size_from_right<T>(mask, 1);
   if (sizes.packed || sizes.is_cache) expected[rank - 1] = size_from_right<T>(mask, 0);
-  TORCH_CHECK(broadcasts<T>(mask, expected), call.title(), ": ", call.name_of(argument),
-              " has the shape ", sizes_of<T>(mask), ", which does not broadcast to ",
-              sizes.packed ? "[N, H, L, S] = " : "[..., H, L, S] = ", c10::ArrayRef<T>(expected));
+  expect_shape<T>(
+      broadcasts<T>(mask, expected), call, argument, ", which does not broadcast to ",
+      sizes.packed ? "[N, H, L, S] = " : "[..., H, L, S] = ", c10::ArrayRef<T>(expected));
 }
 
 }  // namespace
@@ -135,31 +123,31 @@ void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t
     const at::Tensor& mask = call[argument];
     const int64_t rows = size_from_right<int64_t>(mask, 1);
     const int64_t columns = size_from_right<int64_t>(mask, 0);
-    TORCH_CHECK((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
-                call.title(), ": ", call.name_of(argument), " has the shape ", mask.sizes(),
-                ", but ", call.is_packed() ? "document " : "batch item ", item, " has ", seqlen_q,
-                " queries and ", seqlen_k,
-                " keys; a row and a column for each, or one for all, are expected");
+    expect_shape<int64_t>((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
+                          call, argument, ", but ", call.is_packed() ? "document " : "batch item ",
+                          item, " has ", seqlen_q, " queries and ", seqlen_k,
+                          " keys; a row and a column for each, or one for all, are expected");
   }
 }
 
 template <class T>
 void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
-  for (const Argument argument : kMaskArguments)
-    if (call.has(argument)) check_mask(call, argument, sizes);
-  for (const Argument argument : {arg::alibi_slopes, arg::sinks}) {
+  for (int i = 0; i < arg::kDifferentiable; ++i) {
+    const auto argument = Argument(i);
     if (!call.has(argument)) continue;
+    if (kArguments[i].shape == Shape::mask) check_mask(call, argument, sizes);
+    if (kArguments[i].shape != Shape::per_head) continue;
     const auto expected = sizes.per_head();
-    TORCH_CHECK(broadcasts<T>(call[argument], expected), call.title(), ": ", call.name_of(argument),
-                " has the shape ", sizes_of<T>(call[argument]), ", which does not broadcast to ",
-                sizes.packed ? "[N, H] = " : "[..., H] = ", c10::ArrayRef<T>(expected));
+    expect_shape<T>(broadcasts<T>(call[argument], expected), call, argument,
+                    ", which does not broadcast to ",
+                    sizes.packed ? "[N, H] = " : "[..., H] = ", c10::ArrayRef<T>(expected));
   }
   if (call.options.dropout_p > 0) {
     const auto seed = sizes_of<T>(call[arg::dropout_seed]);
     const T items = sizes.dropout_items();
-    TORCH_CHECK(seed[0] == 1 || (seed[0] == 0 ? items == 0 : items % seed[0] == 0), call.title(),
-                ": dropout_seed has the shape ", seed, ", but [1] is expected, or [n] for n equal ",
-                "parts of the ", items, sizes.packed ? " documents" : " batch items");
+    expect_shape<T>(seed[0] == 1 || (seed[0] == 0 ? items == 0 : items % seed[0] == 0), call,
+                    arg::dropout_seed, ", but [1] is expected, or [n] for n equal parts of the ",
+                    items, sizes.packed ? " documents" : " batch items");
   }
 }
 
@@ -167,19 +155,14 @@ template <class T>
 void check_documents(const Call& call, Sizes<T>& sizes) {
   if (!call.is_packed()) return;
   const T ends = sizes_of<T>(call[arg::cu_seq_q])[0];
-  TORCH_CHECK(ends >= 1, call.title(), ": cu_seq_q has the shape ",
-              sizes_of<T>(call[arg::cu_seq_q]), ", but [N + 1] is expected for N documents");
+  expect_shape<T>(ends >= 1, call, arg::cu_seq_q, ", but [N + 1] is expected for N documents");
   sizes.documents = ends - 1;
-  if (call.has(arg::cu_seq_k)) {
-    const auto shape = sizes_of<T>(call[arg::cu_seq_k]);
-    TORCH_CHECK(shape[0] == ends, call.title(), ": cu_seq_k has the shape ", shape,
-                ", but cu_seq_q's is expected, [", ends, "]");
-  }
-  if (call.has(arg::seqused_k)) {
-    const auto shape = sizes_of<T>(call[arg::seqused_k]);
-    TORCH_CHECK(shape[0] == sizes.documents, call.title(), ": seqused_k has the shape ", shape,
-                ", but one number for each document is expected, [", sizes.documents, "]");
-  }
+  if (call.has(arg::cu_seq_k))
+    expect_shape<T>(sizes_of<T>(call[arg::cu_seq_k])[0] == ends, call, arg::cu_seq_k,
+                    ", but cu_seq_q's is expected, [", ends, "]");
+  if (call.has(arg::seqused_k))
+    expect_shape<T>(sizes_of<T>(call[arg::seqused_k])[0] == sizes.documents, call, arg::seqused_k,
+                    ", but one number for each document is expected, [", sizes.documents, "]");
 }
 
 template <class T>
@@ -208,23 +191,18 @@ namespace {
 // and their gradients.
 template <class T>
 void check_results(const Call& call, const Sizes<T>& sizes) {
-  const auto check = [&](Argument argument, c10::ArrayRef<T> expected, at::ScalarType dtype) {
-    if (!call.has(argument)) return;
+  for (const Parameter& p : call.op->parameters) {
+    const auto argument = Argument(p.which);
+    if (!p.is_tensor || !is_result(argument) || !call.has(argument)) continue;
     const at::Tensor& tensor = call[argument];
-    const char* name_of = call.name_of(argument);
-    TORCH_CHECK(sizes_of<T>(tensor) == expected, call.title(), "_backward: ", name_of,
-                " has the shape ", sizes_of<T>(tensor), ", but ", expected, " is expected");
-    TORCH_CHECK(tensor.scalar_type() == dtype, call.title(), "_backward: ", name_of, " is ",
+    const typename Sizes<T>::Shape expected = sizes.of(argument, call.options.reduce);
+    TORCH_CHECK(sizes_of<T>(tensor) == c10::ArrayRef<T>(expected), call.title(),
+                "_backward: ", p.name, " has the shape ", sizes_of<T>(tensor), ", but ",
+                c10::ArrayRef<T>(expected), " is expected");
+    const at::ScalarType dtype = result_type(call, argument);
+    TORCH_CHECK(tensor.scalar_type() == dtype, call.title(), "_backward: ", p.name, " is ",
                 name(tensor.scalar_type()), ", but ", name(dtype), " is expected");
-  };
-  const at::ScalarType dtype = call[arg::query].scalar_type();
-  const auto output = sizes.output(), lse = sizes.lse();
-  for (const Argument argument : {arg::output, arg::grad_output, arg::output_tangent})
-    check(argument, output, dtype);
-  for (const Argument argument : {arg::logsumexp, arg::grad_logsumexp, arg::logsumexp_tangent})
-    check(argument, lse, compute_type(dtype));
-  check(arg::grad_weights, sizes.weights(call.options.reduce), dtype);
-  check(arg::index, lse, at::kLong);
+  }
 }
 
 // A tangent has the shape and the dtype of what it is the tangent of.
@@ -232,33 +210,42 @@ template <class T>
 void check_tangents(const Call& call) {
   for (int i = 0; i < arg::kDifferentiable; ++i) {
     const auto argument = Argument(i);
-    if (!call.op->takes(tangent_of(argument)) || !call.has(tangent_of(argument))) continue;
-    const at::Tensor& tangent = call[tangent_of(argument)];
-    const char* name_of = call.name_of(tangent_of(argument));
-    TORCH_CHECK(call.has(argument), call.title(), ": ", name_of, " is given, but ",
-                call.name_of(argument), " is None");
-    TORCH_CHECK(sizes_of<T>(tangent) == sizes_of<T>(call[argument]), call.title(), ": ", name_of,
-                " has the shape ", sizes_of<T>(tangent), ", but that of ", call.name_of(argument),
-                ", ", sizes_of<T>(call[argument]), ", is expected");
-    TORCH_CHECK(tangent.scalar_type() == call[argument].scalar_type() &&
-                    at::isFloatingType(tangent.scalar_type()),
-                call.title(), ": ", name_of, " is ", name(tangent.scalar_type()), ", and ",
-                call.name_of(argument), " is ", name(call[argument].scalar_type()),
-                ", but the same floating dtype is expected");
+    const Argument tangent = tangent_of(argument);
+    if (!call.op->takes(tangent) || !call.has(tangent)) continue;
+    const char* primal = call.name_of(argument);
+    TORCH_CHECK(call.has(argument), call.title(), ": ", call.name_of(tangent), " is given, but ",
+                primal, " is None");
+    const auto expected = sizes_of<T>(call[argument]);
+    expect_shape<T>(sizes_of<T>(call[tangent]) == expected, call, tangent, ", but that of ", primal,
+                    ", ", expected, ", is expected");
+    const at::ScalarType dtype = call[argument].scalar_type();
+    expect_dtype(call[tangent].scalar_type() == dtype && at::isFloatingType(dtype), call, tangent,
+                 ", and ", primal, " is ", name(dtype),
+                 ", but the same floating dtype is expected");
   }
+}
+
+template <class T>
+void check_dense(const Call& call, Sizes<T>& sizes) {
+  check_rows(call, sizes);
+  check_heads(call, sizes);
+  check_batch(call, sizes);
+  check_documents(call, sizes);
 }
 
 }  // namespace
 
 template <class T>
 Sizes<T> check(const Call& call) {
+  return check<T>(call, &check_dense<T>);
+}
+
+template <class T>
+Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
   check_tensors(call);
   check_supported(call);
   Sizes<T> sizes;
-  check_rows(call, sizes);
-  check_heads(call, sizes);
-  check_batch(call, sizes);
-  check_documents(call, sizes);
+  check_sizes(call, sizes);
   check_option_sizes(call, sizes);
   check_overflow(call, sizes);
   if (call.op->is_backward) check_results(call, sizes);
@@ -300,6 +287,18 @@ typename Sizes<T>::Shape Sizes<T>::weights(Reduce reduce) const {
 }
 
 template <class T>
+typename Sizes<T>::Shape Sizes<T>::of(Argument argument, Reduce reduce) const {
+  switch (kArguments[argument].shape) {
+    case qkv::Shape::output:
+      return output();
+    case qkv::Shape::row:
+      return lse();
+    default:
+      return weights(reduce);
+  }
+}
+
+template <class T>
 typename Sizes<T>::Shape Sizes<T>::per_head() const {
   if (packed) return {documents, heads};
   Shape shape = batch;
@@ -315,12 +314,11 @@ T Sizes<T>::dropout_items() const {
   return items;
 }
 
-#define QKV_INSTANTIATE(T)                                        \
-  template struct Sizes<T>;                                       \
-  template void check_option_sizes(const Call&, const Sizes<T>&); \
-  template void check_documents(const Call&, Sizes<T>&);          \
-  template void check_overflow(const Call&, const Sizes<T>&);     \
-  template Sizes<T> check(const Call&);
+#define QKV_INSTANTIATE(T)                               \
+  template struct Sizes<T>;                              \
+  template void check_documents(const Call&, Sizes<T>&); \
+  template Sizes<T> check(const Call&);                  \
+  template Sizes<T> check(const Call&, void (*)(const Call&, Sizes<T>&));
 QKV_INSTANTIATE(int64_t)
 QKV_INSTANTIATE(c10::SymInt)
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "call/arguments.h"
+#include "call/options.h"
 
 namespace qkv {
 

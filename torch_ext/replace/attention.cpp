@@ -3,6 +3,7 @@
 #include <c10/core/SymInt.h>
 
 #include "call/check.h"
+#include "call/dtypes.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
 #include "qkv/attention.h"
@@ -30,15 +31,7 @@ Outcome outcome_of(const at::Tensor& query) {
   if (!query.device().is_cpu()) return Outcome::elsewhere;
   // torch's fused kernel for CPUs, which qkv takes the place of, goes by flash attention's switch.
   if (!at::globalContext().userEnabledFlashSDP()) return Outcome::no_flash;
-  switch (query.scalar_type()) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kBFloat16:
-    case at::kHalf:
-      return Outcome::taken;
-    default:
-      return Outcome::dtype;
-  }
+  return dtype_of(query.scalar_type()) ? Outcome::taken : Outcome::dtype;
 }
 
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

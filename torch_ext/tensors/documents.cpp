@@ -43,41 +43,29 @@ void fill_gaps(const Documents& documents, int64_t seqlen_q, const Tensors& tens
 
 Documents documents_of(const Call& call, const Sizes<int64_t>& sizes) {
   if (!call.is_packed()) return {};
+  const bool is_paged = call.has(arg::block_table);
   const Argument cu_seq_k = call.has(arg::cu_seq_k) ? arg::cu_seq_k : arg::cu_seq_q;
   const auto queries = boundaries_of(call, arg::cu_seq_q, "query", sizes.seqlen_q);
-  const auto keys = boundaries_of(call, cu_seq_k, "key", sizes.seqlen_k);
-  std::vector<int64_t> used;
+  std::vector<int64_t> keys, used;
+  if (!is_paged) keys = boundaries_of(call, cu_seq_k, "key", sizes.seqlen_k);
   if (call.has(arg::seqused_k)) used = values_of(call[arg::seqused_k]);
 
   Documents documents;
   documents.query_begin = queries.front();
   documents.query_end = queries.back();
-  documents.covers_keys = keys.front() == 0 && keys.back() == sizes.seqlen_k;
+  documents.covers_keys = !is_paged && keys.front() == 0 && keys.back() == sizes.seqlen_k;
   documents.all.reserve(sizes.documents);
   for (int64_t i = 0; i < sizes.documents; ++i) {
-    const int64_t seqlen_q = queries[i + 1] - queries[i], length = keys[i + 1] - keys[i];
+    const int64_t seqlen_q = queries[i + 1] - queries[i], key_begin = is_paged ? 0 : keys[i];
+    const int64_t length = is_paged ? used[i] : keys[i + 1] - key_begin;
     const int64_t seqlen_k = used.empty() ? length : used[i];
+    TORCH_CHECK(!is_paged || seqlen_k >= 0, call.title(), ": seqused_k[", i, "] is ", seqlen_k,
+                ", but 0 or more is expected");
     TORCH_CHECK(0 <= seqlen_k && seqlen_k <= length, call.title(), ": seqused_k[", i, "] is ",
                 seqlen_k, ", but document ", i, " has ", length, " keys; expected 0 to ", length);
     documents.covers_keys &= length == 0 || (seqlen_q > 0 && seqlen_k == length);
     check_masks_cover(call, i, seqlen_q, seqlen_k);
-    documents.all.push_back({queries[i], seqlen_q, keys[i], seqlen_k, 0, nullptr});
-  }
-  return documents;
-}
-
-Documents paged_documents_of(const Call& call, const Sizes<int64_t>& sizes) {
-  const auto queries = boundaries_of(call, arg::cu_seq_q, "query", sizes.seqlen_q);
-  const auto used = values_of(call[arg::seqused_k]);
-  Documents documents;
-  documents.query_begin = queries.front();
-  documents.query_end = queries.back();
-  documents.all.reserve(sizes.documents);
-  for (int64_t i = 0; i < sizes.documents; ++i) {
-    TORCH_CHECK(used[i] >= 0, call.title(), ": seqused_k[", i, "] is ", used[i],
-                ", but 0 or more is expected");
-    check_masks_cover(call, i, queries[i + 1] - queries[i], used[i]);
-    documents.all.push_back({queries[i], queries[i + 1] - queries[i], 0, used[i], 0, nullptr});
+    documents.all.push_back({queries[i], seqlen_q, key_begin, seqlen_k, 0, nullptr});
   }
   return documents;
 }

@@ -15,10 +15,9 @@ struct Documents {
 };
 
 // Of a packed call; none of any other. Throws c10::Error unless cu_seq_q, cu_seq_k and seqused_k
-// describe documents.
+// describe documents. With a block_table seqused_k alone says how many keys a document has, and its
+// first key is that of its first page.
 Documents documents_of(const Call& call, const Sizes<int64_t>& sizes);
-// Likewise with keys in pages: of any number, seqused_k, from page 0 on.
-Documents paged_documents_of(const Call& call, const Sizes<int64_t>& sizes);
 
 // gap(begin, end) for the queries that are in no document.
 template <class Gap>

@@ -3,20 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include "tensors/layout.h"
 
 namespace qkv {
-namespace {
-
-int64_t size_from_right(const at::Tensor& tensor, int64_t i) {
-  return i < tensor.dim() ? tensor.size(-1 - i) : 1;
-}
-
-}  // namespace
-
 GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
     : call_(call), sizes_(sizes), documents_(documents_of(call, sizes)) {
   const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
@@ -29,12 +20,13 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
   wide_ = own != wide && call.op->order > 1;
   for (const Argument a : {arg::query, arg::key, arg::value})
     wide_ |= own != wide && wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
-  for (const Argument a : {arg::query, arg::key, arg::value})
-    if (wants(a)) allocate(a, shapes[a], wide_ ? wide : own);
-  for (int m = 0; m < kMasks; ++m)
-    if (wants(kMaskArguments[m])) allocate_mask(m);
-  if (wants(arg::alibi_slopes)) allocate(arg::alibi_slopes, sizes.per_head(), at::kDouble);
-  if (wants(arg::sinks)) allocate(arg::sinks, sizes.per_head(), at::kDouble);
+  for (int i = 0; i < arg::kDifferentiable; ++i) {
+    const auto a = Argument(i);
+    if (!wants(a)) continue;
+    if (kArguments[a].shape == Shape::tensor) allocate(a, shapes[a], wide_ ? wide : own);
+    if (kArguments[a].shape == Shape::per_head) allocate(a, sizes.per_head(), at::kDouble);
+    if (kArguments[a].shape == Shape::mask) allocate_mask(a);
+  }
 }
 
 void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype) {
@@ -44,46 +36,47 @@ void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::Sc
                         : at::empty(shape, tensor.options().dtype(dtype));
 }
 
-void GradientTensors::allocate_mask(int m) {
-  const at::Tensor& mask = call_[kMaskArguments[m]];
+void GradientTensors::allocate_mask(Argument argument) {
+  const at::Tensor& mask = call_[argument];
   const bool packed = sizes_.packed;
-  const int64_t rows = size_from_right(mask, 1), columns = size_from_right(mask, 0);
+  const int64_t rows = size_from_right<int64_t>(mask, 1),
+                columns = size_from_right<int64_t>(mask, 0);
   auto shape = sizes_.lse();
   if (packed ? columns == 1 : columns != sizes_.seqlen_k) {
-    mask_sums_[m] = MaskSum::queries;
+    sums_[argument] = MaskSum::queries;
   } else if (packed ? rows == 1 : rows != sizes_.seqlen_q) {
-    mask_sums_[m] = MaskSum::keys;
+    sums_[argument] = MaskSum::keys;
     shape.back() = packed ? sizes_.seqlen_k : columns;
   } else {
-    full_[kMaskArguments[m]] = zero_gradient(mask);
+    full_[argument] = zero_gradient(mask);
     return;
   }
   const auto options = mask.options().dtype(compute_type(call_[arg::query].scalar_type()));
-  full_[kMaskArguments[m]] = at::empty(shape, options);
+  full_[argument] = at::empty(shape, options);
 }
 
 void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
-  const auto bind = [&](Argument argument, Output& output, Dims dims) {
-    if (full_[argument].defined()) kernel.bind(output, full_[argument], dims);
-  };
-  bind(arg::query, args.grad_query, Dims::head_row_column);
-  bind(arg::key, args.grad_key, Dims::head_row_column);
-  bind(arg::value, args.grad_value, Dims::head_row_column);
-  bind(arg::alibi_slopes, args.grad_alibi_slopes, Dims::head);
-  bind(arg::sinks, args.grad_sinks, Dims::head);
+  for (const auto& [argument, output] : {std::pair(arg::query, &args.grad_query),
+                                         {arg::key, &args.grad_key},
+                                         {arg::value, &args.grad_value},
+                                         {arg::alibi_slopes, &args.grad_alibi_slopes},
+                                         {arg::sinks, &args.grad_sinks}})
+    if (full_[argument].defined())
+      kernel.bind(*output, full_[argument], kArguments[argument].shape);
   for (int m = 0; m < kMasks; ++m)
-    if (full_[kMaskArguments[m]].defined()) bind_mask(m, kernel, args.grad_masks[m]);
+    if (full_[kMaskArguments[m]].defined())
+      bind_mask(kMaskArguments[m], kernel, args.grad_masks[m]);
 }
 
-void GradientTensors::bind_mask(int m, KernelCall& kernel, GradMask& grad) const {
-  const at::Tensor& full = full_[kMaskArguments[m]];
-  switch (mask_sums_[m]) {
+void GradientTensors::bind_mask(Argument argument, KernelCall& kernel, GradMask& grad) const {
+  const at::Tensor& full = full_[argument];
+  switch (sums_[argument]) {
     case MaskSum::none:
-      return kernel.bind(grad.each, full, Dims::scores);
+      return kernel.bind(grad.each, full, Shape::mask);
     case MaskSum::queries:
-      return kernel.bind(grad.queries, full, Dims::head_row);
+      return kernel.bind(grad.queries, full, Shape::row);
     case MaskSum::keys:
-      kernel.bind(grad.keys, full, Dims::head_row);
+      kernel.bind(grad.keys, full, Shape::row);
       std::swap(grad.keys.strides.row, grad.keys.strides.col);
   }
 }
@@ -95,30 +88,26 @@ void GradientTensors::zero() const {
 
 void GradientTensors::zero_gaps() const {
   if (!sizes_.packed) return;
-  const auto zero = [](const at::Tensor& full) {
-    if (full.defined()) full.zero_();
+  const auto zero = [&](std::initializer_list<Argument> arguments) {
+    for (const Argument argument : arguments)
+      if (full_[argument].defined()) full_[argument].zero_();
   };
-  zero(full_[arg::alibi_slopes]);
-  zero(full_[arg::sinks]);
+  zero({arg::alibi_slopes, arg::sinks});
   if (full_[arg::query].defined())
     for_each_gap(documents_, sizes_.seqlen_q, [&](int64_t begin, int64_t end) {
       full_[arg::query].slice(0, begin, end).zero_();
     });
-  if (documents_.covers_keys) return;
-  zero(full_[arg::key]);
-  zero(full_[arg::value]);
+  if (!documents_.covers_keys) zero({arg::key, arg::value});
 }
 
 // Of a mask that broadcasts over queries or keys, for each document: the sums over what it has only
 // one of, from the sums of each key or query, [H, Tk] or [H, T].
-at::Tensor GradientTensors::sum_of_documents(Argument argument, MaskSum summed) const {
+at::Tensor GradientTensors::sum_of_documents(Argument argument) const {
   const at::Tensor& mask = call_[argument];
   const at::Tensor sum = at::zeros(mask.sizes(), mask.options().dtype(at::kDouble));
   const at::Tensor rows = full_[argument].to(at::kDouble);
-  const auto step = [&](int64_t i) {
-    return size_from_right(sum, i) == 1 ? 0 : sum.stride(-1 - i);
-  };
-  const bool of_keys = summed == MaskSum::keys;
+  const auto step = [&](int64_t i) { return stride_from_right(sum, i); };
+  const bool of_keys = sums_[argument] == MaskSum::keys;
   const int64_t row_step = step(of_keys ? 0 : 1);
   for (size_t n = 0; n < documents_.all.size(); ++n) {
     const Span& span = documents_.all[n];
@@ -139,18 +128,17 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   at::Tensor sum = full_[argument];
   if (!sum.defined()) return sum;
   // The sums of a mask that one dimension shares are laid out as the log-sum-exp is.
-  const auto mask = std::find(kMaskArguments.begin(), kMaskArguments.end(), argument);
-  const MaskSum summed =
-      mask == kMaskArguments.end() ? MaskSum::none : mask_sums_[mask - kMaskArguments.begin()];
+  const MaskSum summed = sums_[argument];
   const bool own_layout = summed == MaskSum::none;
   if (!own_layout && sizes_.packed)
-    return empty_gradient<int64_t>(tensor).copy_(sum_of_documents(argument, summed));
+    return empty_gradient<int64_t>(tensor).copy_(sum_of_documents(argument));
   if (!own_layout) sum = sum.unsqueeze(summed == MaskSum::keys ? -2 : -1);
   if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())
     return sum;
   if (argument == arg::key || argument == arg::value) {
     const int64_t head = sizes_.packed ? 1 : 2;
-    const int64_t own = size_from_right(tensor, head), heads = size_from_right(sum, head);
+    const int64_t own = size_from_right<int64_t>(tensor, head),
+                  heads = size_from_right<int64_t>(sum, head);
     if (own != heads && own != 0) sum = sum.unflatten(-1 - head, {own, heads / own}).sum(-1 - head);
   }
   return empty_gradient<int64_t>(tensor).copy_(sum.sum_to_size(tensor.sizes()));

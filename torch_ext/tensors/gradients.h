@@ -1,6 +1,7 @@
 // The gradients of one call: what the kernels write, and from that what the operator returns.
 #pragma once
 
+#include "tensors/copies.h"
 #include "tensors/documents.h"
 #include "tensors/problem.h"
 
@@ -18,6 +19,15 @@ class GradientTensors {
   // be less accurate than torch's; or they are second derivatives, which are differences of what
   // earlier passes return, rounded.
   bool are_wide() const { return wide_; }
+  // run(call), or, if the gradients are wide, run of the call in float32. What the forward pass
+  // returned is rounded, so `again`, unless it is null, is run once more to make it in float32.
+  template <class Run>
+  auto run_wide(const Operator* again, const Run& run) const {
+    if (!wide_) return run(call_);
+    CopiedCall wide(call_, widened);
+    if (again) wide.recompute(*again);
+    return run(*wide);
+  }
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
   // Zeroes what packed documents leave out.
@@ -31,9 +41,9 @@ class GradientTensors {
   enum class MaskSum { none, keys, queries };
 
   void allocate(Argument argument, c10::IntArrayRef shape, at::ScalarType dtype);
-  void allocate_mask(int m);
-  void bind_mask(int m, KernelCall& kernel, GradMask& grad) const;
-  at::Tensor sum_of_documents(Argument mask, MaskSum summed) const;
+  void allocate_mask(Argument argument);
+  void bind_mask(Argument argument, KernelCall& kernel, GradMask& grad) const;
+  at::Tensor sum_of_documents(Argument mask) const;
   at::Tensor reduced(Argument argument) const;
 
   const Call& call_;
@@ -41,7 +51,7 @@ class GradientTensors {
   const Documents documents_;
   bool wide_ = false;
   Gradients full_;  // undefined: not wanted
-  std::array<MaskSum, kMasks> mask_sums_{};
+  std::array<MaskSum, arg::kDifferentiable> sums_{};
 };
 
 }  // namespace qkv

@@ -69,22 +69,23 @@ Dims<T> contiguous_strides(c10::ArrayRef<T> sizes) {
 }  // namespace
 
 template <class T>
-at::Tensor empty_output(const Call& call, const Sizes<T>& sizes) {
-  const Dims<T> shape = sizes.output();
-  return empty(shape, dense_strides<T>(shape, call[arg::query], 1), call[arg::query].scalar_type());
-}
-
-template <class T>
-at::Tensor empty_rows(const Sizes<T>& sizes, at::ScalarType dtype) {
-  const Dims<T> shape = sizes.lse();
-  return empty(shape, contiguous_strides<T>(shape), dtype);
+at::Tensor empty_result(const Call& call, const Sizes<T>& sizes, Argument result) {
+  const Dims<T> shape = sizes.of(result, call.options.reduce);
+  const bool is_output = kArguments[result].shape == Shape::output;
+  return empty(
+      shape,
+      is_output ? dense_strides<T>(shape, call[arg::query], 1) : contiguous_strides<T>(shape),
+      result_type(call, result));
 }
 
 template <class T>
 Tensors empty_results(const Call& call, const Sizes<T>& sizes) {
-  const at::ScalarType lse = compute_type(call[arg::query].scalar_type());
-  return {empty_output(call, sizes),
-          call.wants_lse || call.is_packed() ? empty_rows(sizes, lse) : at::Tensor()};
+  Tensors results;
+  for (const Argument result : call.op->results) {
+    const bool is_wanted = result != arg::logsumexp || call.wants_lse || call.is_packed();
+    results.push_back(is_wanted ? empty_result(call, sizes, result) : at::Tensor());
+  }
+  return results;
 }
 
 template <class T>
@@ -93,11 +94,14 @@ at::Tensor empty_gradient(const at::Tensor& tensor) {
   return empty(sizes, dense_strides<T>(sizes, tensor, 0), tensor.scalar_type());
 }
 
-Tensors empty_gradients(const Call& call) {
-  Tensors gradients;
-  for (const Argument argument : call.op->results)
-    gradients.push_back(call.wants_gradient(argument) ? empty_gradient<c10::SymInt>(call[argument])
-                                                      : at::Tensor());
+Tensors empty_results_meta(const Call& call) {
+  const auto sizes = check<c10::SymInt>(call);
+  if (!call.op->is_backward) return empty_results(call, sizes);
+  Tensors gradients = no_results(call);
+  if (!call.has_incoming()) return gradients;
+  for (size_t i = 0; i < gradients.size(); ++i)
+    if (const Argument argument = call.op->results[i]; call.wants_gradient(argument))
+      gradients[i] = empty_gradient<c10::SymInt>(call[argument]);
   return gradients;
 }
 
@@ -106,10 +110,9 @@ at::Tensor zero_gradient(const at::Tensor& tensor) {
                compute_type(tensor.scalar_type()));
 }
 
-#define QKV_INSTANTIATE(T)                                         \
-  template at::Tensor empty_output(const Call&, const Sizes<T>&);  \
-  template at::Tensor empty_rows(const Sizes<T>&, at::ScalarType); \
-  template Tensors empty_results(const Call&, const Sizes<T>&);    \
+#define QKV_INSTANTIATE(T)                                                  \
+  template at::Tensor empty_result(const Call&, const Sizes<T>&, Argument); \
+  template Tensors empty_results(const Call&, const Sizes<T>&);             \
   template at::Tensor empty_gradient<T>(const at::Tensor&);
 QKV_INSTANTIATE(int64_t)
 QKV_INSTANTIATE(c10::SymInt)

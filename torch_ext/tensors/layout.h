@@ -6,25 +6,23 @@
 
 namespace qkv {
 
-// The output: laid out in memory like query, but with the last dimension innermost.
+// A result, or the tangent of one. The output is laid out in memory like query, but with the last
+// dimension innermost; all others are contiguous.
 template <class T>
-at::Tensor empty_output(const Call& call, const Sizes<T>& sizes);
+at::Tensor empty_result(const Call& call, const Sizes<T>& sizes, Argument result);
 
-// A number for each row [..., H, L]: contiguous.
-template <class T>
-at::Tensor empty_rows(const Sizes<T>& sizes, at::ScalarType dtype);
-
-// The output and, in the compute type, the log-sum-exp; undefined where the call does not want it.
+// What a forward operator returns; undefined: a log-sum-exp that the call does not want.
 template <class T>
 Tensors empty_results(const Call& call, const Sizes<T>& sizes);
+
+// The Meta kernel: the results of a forward operator, or the gradients that a backward operator
+// returns.
+Tensors empty_results_meta(const Call& call);
 
 // A gradient, laid out like its tensor: with the same strides if that has no gaps
 // and no overlap, else dense in the same order.
 template <class T>
 at::Tensor empty_gradient(const at::Tensor& tensor);
-
-// Of every argument whose gradient a backward operator returns; for Meta kernels.
-Tensors empty_gradients(const Call& call);
 
 // A gradient, zero, for a kernel that adds to it: in the compute type.
 at::Tensor zero_gradient(const at::Tensor& tensor);

@@ -6,34 +6,16 @@
 #include <cmath>
 #include <numeric>
 
+#include "call/dtypes.h"
 #include "common/philox.h"
 #include "tensors/shard.h"
 
 namespace qkv {
 namespace {
 
-// The stride of a dimension counted from the right; 0 where it broadcasts.
-int64_t stride_from_right(const at::Tensor& tensor, int64_t i) {
-  const int64_t dim = tensor.dim() - 1 - i;
-  return dim < 0 || tensor.sizes()[dim] == 1 ? 0 : tensor.strides()[dim];
-}
-
-DType dtype_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kBFloat16:
-      return DType::bf16;
-    case at::kHalf:
-      return DType::f16;
-    default:
-      return DType::f32;
-  }
-}
-
 MaskType mask_type_of(at::ScalarType dtype) {
   if (dtype == at::kBool) return MaskType::boolean;
-  switch (dtype_of(dtype)) {
+  switch (*dtype_of(dtype)) {
     case DType::f64:
       return MaskType::f64;
     case DType::bf16:
@@ -54,10 +36,28 @@ int64_t head_repeat(int64_t kv_heads, int64_t heads) {
 
 int num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
+template <class Inputs, class Which>
+void KernelCall::bind_differentiable(Inputs& to, const Which& which) {
+  bind(to.query, which(arg::query));
+  bind(to.key, which(arg::key));
+  bind(to.value, which(arg::value));
+  to.key.strides.head_repeat = head_repeat(problem.kv_heads, sizes_.key_heads);
+  to.value.strides.head_repeat = head_repeat(problem.kv_heads, sizes_.value_heads);
+  static_assert(kMaskArguments.size() == kMasks);
+  for (int m = 0; m < kMasks; ++m) {
+    const Argument mask = which(kMaskArguments[m]);
+    if (!call_.has(mask)) continue;
+    to.masks[m].type = mask_type_of(call_[mask].scalar_type());
+    bind(to.masks[m].input, mask);
+  }
+  bind_per_head(which(arg::alibi_slopes), to.alibi_slopes);
+  bind_per_head(which(arg::sinks), to.sinks);
+}
+
 KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(call), sizes_(sizes) {
   const Options& options = call.options;
   Problem& p = problem;
-  p.dtype = dtype_of(call[arg::query].scalar_type());
+  p.dtype = *dtype_of(call[arg::query].scalar_type());
   p.heads = sizes.heads;
   p.kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
   p.seqlen_q = sizes.seqlen_q;
@@ -91,31 +91,10 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   p.score_way = kWays[int(options.scores)];
   p.num_threads = num_threads();
 
-  bind(p.query, call[arg::query], Dims::head_row_column);
-  bind(p.key, call[arg::key], Dims::head_row_column);
-  p.key.strides.head_repeat = head_repeat(p.kv_heads, sizes.key_heads);
-  if (call.op->takes(arg::value)) {
-    bind(p.value, call[arg::value], Dims::head_row_column);
-    p.value.strides.head_repeat = head_repeat(p.kv_heads, sizes.value_heads);
-  }
-  bind_masks(p.masks, [](Argument mask) { return mask; });
-  bind_per_head(arg::alibi_slopes, p.alibi_slopes);
-  bind_per_head(arg::sinks, p.sinks);
+  bind_differentiable(p, [](Argument argument) { return argument; });
 }
 
-void KernelCall::bind_tangents(JvpArgs& args) {
-  const auto bind_rows = [&](Argument tangent, Input& input, const Input& primal) {
-    if (!call_.has(tangent)) return;
-    bind(input, call_[tangent], Dims::head_row_column);
-    input.strides.head_repeat = primal.strides.head_repeat;
-  };
-  bind_rows(arg::query_tangent, args.query, problem.query);
-  bind_rows(arg::key_tangent, args.key, problem.key);
-  bind_rows(arg::value_tangent, args.value, problem.value);
-  bind_masks(args.masks, [](Argument mask) { return tangent_of(mask); });
-  bind_per_head(arg::alibi_slopes_tangent, args.alibi_slopes);
-  bind_per_head(arg::sinks_tangent, args.sinks);
-}
+void KernelCall::bind_tangents(JvpArgs& args) { bind_differentiable(args, tangent_of); }
 
 void KernelCall::bind_seeds() {
   seeds_ = call_[arg::dropout_seed].contiguous();
@@ -128,56 +107,44 @@ void KernelCall::bind_seeds() {
   problem.dropout_items = std::max<int64_t>(1, sizes_.dropout_items() / n);
 }
 
-void KernelCall::bind_masks(std::array<Mask, kMasks>& masks, Argument (*which)(Argument)) {
-  static_assert(kMaskArguments.size() == kMasks);
-  for (int m = 0; m < kMasks; ++m) {
-    const at::Tensor& mask = call_[which(kMaskArguments[m])];
-    if (!mask.defined()) continue;
-    masks[m].type = mask_type_of(mask.scalar_type());
-    bind(masks[m].input, mask, Dims::scores);
-  }
-}
-
 void KernelCall::bind_per_head(Argument argument, Input& input) {
   if (!call_.has(argument)) return;
   per_head_.push_back(call_[argument].to(at::kDouble));
-  bind(input, per_head_.back(), Dims::head);
+  bind(input, per_head_.back(), Shape::per_head);
 }
 
-void KernelCall::bind(Input& input, const at::Tensor& tensor, Dims dims) {
+void KernelCall::bind(Input& input, Argument argument) {
+  if (call_.has(argument)) bind(input, call_[argument], kArguments[argument].shape);
+}
+
+void KernelCall::bind(Input& input, const at::Tensor& tensor, Shape shape) {
   input.data = tensor.const_data_ptr();
-  add(tensor, input.strides, dims);
+  add(tensor, input.strides, shape);
 }
 
-void KernelCall::bind(Output& output, const at::Tensor& tensor, Dims dims) {
+void KernelCall::bind(Output& output, const at::Tensor& tensor, Shape shape) {
   output.data = tensor.mutable_data_ptr();
-  add(tensor, output.strides, dims);
+  add(tensor, output.strides, shape);
 }
 
-void KernelCall::add(const at::Tensor& tensor, Strides& strides, Dims dims) {
-  switch (dims) {
-    case Dims::head_row_column:
-      strides.col = stride_from_right(tensor, 0);
-      strides.row = stride_from_right(tensor, sizes_.packed ? 2 : 1);
-      strides.head = stride_from_right(tensor, sizes_.packed ? 1 : 2);
-      operands_.push_back({&tensor, &strides, 3});
-      break;
-    case Dims::scores:
-      strides.col = stride_from_right(tensor, 0);
-      strides.row = stride_from_right(tensor, 1);
-      strides.head = stride_from_right(tensor, 2);
-      operands_.push_back({&tensor, &strides, 3});
-      break;
-    case Dims::head_row:
-      strides.row = stride_from_right(tensor, 0);
-      strides.head = stride_from_right(tensor, 1);
-      operands_.push_back({&tensor, &strides, 2});
-      break;
-    case Dims::head:
-      strides.head = stride_from_right(tensor, 0);
-      operands_.push_back({&tensor, &strides, 1});
-      break;
+void KernelCall::bind(std::initializer_list<Output*> outputs, const Tensors& results) {
+  size_t i = 0;
+  for (Output* output : outputs) {
+    if (results[i].defined()) bind(*output, results[i], kArguments[call_.op->results[i]].shape);
+    ++i;
   }
+}
+
+void KernelCall::add(const at::Tensor& tensor, Strides& strides, Shape shape) {
+  const bool has_column = shape != Shape::row && shape != Shape::per_head;
+  const bool has_row = shape != Shape::per_head;
+  const bool rows_first = sizes_.packed && has_column && shape != Shape::mask;
+  int64_t dims = 0;
+  if (has_column) strides.col = stride_from_right(tensor, dims++);
+  if (rows_first) strides.head = stride_from_right(tensor, dims++);
+  if (has_row) strides.row = stride_from_right(tensor, dims++);
+  if (!rows_first) strides.head = stride_from_right(tensor, dims++);
+  operands_.push_back({&tensor, &strides, dims});
 }
 
 void KernelCall::set_strides() {

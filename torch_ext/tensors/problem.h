@@ -6,14 +6,6 @@
 
 namespace qkv {
 
-// Which dimensions a tensor has after those of the batch.
-enum class Dims {
-  head_row_column,  // packed: [row, head, column]
-  head_row,
-  head,    // [head]; packed: [document, head]
-  scores,  // [head, row, column], packed or not: of a mask
-};
-
 // A Problem, and the tensors that it and its results point into. `call` and `sizes` must outlive
 // this. Everything is bound before set_strides().
 class KernelCall {
@@ -23,8 +15,13 @@ class KernelCall {
 
   Problem problem;
 
-  void bind(Input& input, const at::Tensor& tensor, Dims dims);
-  void bind(Output& output, const at::Tensor& tensor, Dims dims);
+  // Each with the dimensions that Shape gives it after those of the batch.
+  void bind(Input& input, const at::Tensor& tensor, Shape shape);
+  void bind(Output& output, const at::Tensor& tensor, Shape shape);
+  // An argument of the call, unless it is None.
+  void bind(Input& input, Argument argument);
+  // What the call's operator returns, in its order; undefined: not wanted.
+  void bind(std::initializer_list<Output*> outputs, const Tensors& results);
   // The tangents of the call's arguments, of which each may be None.
   void bind_tangents(JvpArgs& args);
 
@@ -40,8 +37,11 @@ class KernelCall {
     Strides* strides;
     int64_t batch;  // how many dimensions come after those of the batch
   };
-  void add(const at::Tensor& tensor, Strides& strides, Dims dims);
-  void bind_masks(std::array<Mask, kMasks>& masks, Argument (*which)(Argument));
+  void add(const at::Tensor& tensor, Strides& strides, Shape shape);
+  // Query, key, value, masks, slopes and sinks, or what `which` says of them. Inputs: Problem or
+  // JvpArgs.
+  template <class Inputs, class Which>
+  void bind_differentiable(Inputs& to, const Which& which);
   void bind_per_head(Argument argument, Input& input);
   void bind_seeds();
 

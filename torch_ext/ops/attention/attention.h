@@ -1,16 +1,31 @@
 // qkv::attention, qkv::attention_with_lse and the operators they are made of.
 #pragma once
 
-#include "call/call.h"
+#include "tensors/gradients.h"
 
 namespace qkv::ops {
 
 extern Operator attention_forward, attention_backward, attention_double_backward;
 extern Operator attention_forward_jvp;
 
-// Their CPU kernels, for other operators.
+// Their CPU kernels.
 Tensors attention_forward_cpu(const Call& call);
 Tensors attention_backward_cpu(const Call& call);
+Tensors attention_jvp_cpu(const Call& call);
+// The gradient of <tangents, what attention_backward returns> (docs/derivatives.md). output_tangent
+// and logsumexp_tangent are what attention_forward_jvp returns for the same tangents; they are
+// computed where they are not given.
+Tensors attention_double_backward_cpu(const Call& call);
+
+// attention_backward in forward mode (OperatorKernels::jvp).
+Tensors attention_backward_jvp(const Call& call);
+// The gradient of what attention_forward_jvp returns, by the other operators.
+Tensors attention_jvp_backward(const Call& call);
+
+// The kernel library's backward pass, of first derivatives or, with args.direction, of second ones:
+// binds what both have in common and runs it. `kernel` is of `call`; the gradients become 0 where
+// there is nothing to attend to.
+void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors& gradients);
 
 // Under autocast, with a seed if there is dropout: what the users' operators do, by the operator
 // that computes it. For CPU and meta tensors.

@@ -1,7 +1,6 @@
 // Attention and its derivatives, composed of torch's operators: what gives the derivatives of
 // orders for which there are no kernels (autograd/composition_node.h). They need the memory of a
-// few
-// [..., H, L, S] tensors.
+// few [..., H, L, S] tensors.
 #pragma once
 
 #include "call/call.h"

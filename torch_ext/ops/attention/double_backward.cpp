@@ -1,40 +1,26 @@
-#include "ops/attention/double_backward.h"
-
+// The derivatives of attention_backward and of attention_forward_jvp (docs/derivatives.md).
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/SymInt.h>
 
 #include "attention_double_backward.h"
-#include "call/run.h"
+#include "autograd/run.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/backward.h"
-#include "tensors/copies.h"
-#include "tensors/gradients.h"
 #include "tensors/layout.h"
 
 namespace qkv::ops {
 namespace {
 
-bool has_gradient(const Call& call) {
-  return call.has(arg::grad_output) || call.has(arg::grad_logsumexp);
-}
-
-bool has_tangents(const Call& call) {
-  for (int i = 0; i < arg::kDifferentiable; ++i)
-    if (call.has(tangent_of(Argument(i)))) return true;
-  return false;
-}
-
 // output_tangent and logsumexp_tangent, in that order: pass 1, which has the output.
 Tensors first_pass(const Call& call, const Sizes<int64_t>& sizes) {
-  Tensors tangents = empty_results(call, sizes);
+  Tensors tangents = {empty_result(call, sizes, arg::output_tangent),
+                      empty_result(call, sizes, arg::logsumexp_tangent)};
   KernelCall kernel(call, sizes);
   JvpArgs args;
   JvpResult result;
   kernel.bind_tangents(args);
-  kernel.bind(args.output, call[arg::output], Dims::head_row_column);
-  kernel.bind(result.output_jvp, tangents[0], Dims::head_row_column);
-  kernel.bind(result.lse_jvp, tangents[1], Dims::head_row);
+  kernel.bind(args.output, arg::output);
+  kernel.bind(result.output_jvp, tangents[0], Shape::output);
+  kernel.bind(result.lse_jvp, tangents[1], Shape::row);
   kernel.set_strides();
   run_on_rows(call, sizes, kernel.problem, {at::Tensor(), at::Tensor(), tangents[0], tangents[1]},
               [&](const Problem& p) { qkv::attention_jvp(p, args, result); });
@@ -46,19 +32,11 @@ void second_pass(const GradientTensors& gradients, const Sizes<int64_t>& sizes, 
   KernelCall kernel(call, sizes);
   BackwardArgs args;
   BackwardDirection direction;
-  kernel.bind(args.output, call[arg::output], Dims::head_row_column);
-  kernel.bind(args.lse, call[arg::logsumexp], Dims::head_row);
-  if (call.has(arg::grad_output))
-    kernel.bind(args.grad_output, call[arg::grad_output], Dims::head_row_column);
-  if (call.has(arg::grad_logsumexp))
-    kernel.bind(args.grad_lse, call[arg::grad_logsumexp], Dims::head_row);
   kernel.bind_tangents(direction.along);
-  kernel.bind(direction.output_jvp, call[arg::output_tangent], Dims::head_row_column);
-  kernel.bind(direction.lse_jvp, call[arg::logsumexp_tangent], Dims::head_row);
+  kernel.bind(direction.output_jvp, arg::output_tangent);
+  kernel.bind(direction.lse_jvp, arg::logsumexp_tangent);
   args.direction = &direction;
-  gradients.bind(kernel, args);
-  kernel.set_strides();
-  run_backward(kernel.problem, args, gradients);
+  run_backward(kernel, args, gradients);
 }
 
 bool wants_second_pass(const Call& call) {
@@ -68,42 +46,26 @@ bool wants_second_pass(const Call& call) {
 }
 
 // Both passes; returns what the first one does.
-Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
-                    const Call& call) {
+Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& sizes, Call call) {
+  if (gradients.are_wide()) call.options.scores = Scores::tiles;  // as the jvp made them anew
   Tensors tangents = {call[arg::output_tangent], call[arg::logsumexp_tangent]};
   if (!tangents[0].defined() || !tangents[1].defined()) tangents = first_pass(call, sizes);
-  Call second = call;
-  second.set(arg::output_tangent, tangents[0]);
-  second.set(arg::logsumexp_tangent, tangents[1]);
-  if (wants_second_pass(call)) second_pass(gradients, sizes, second);
+  call.set(arg::output_tangent, tangents[0]);
+  call.set(arg::logsumexp_tangent, tangents[1]);
+  if (wants_second_pass(call)) second_pass(gradients, sizes, call);
   return tangents;
-}
-
-// With all tensors in float32. What the forward pass returned is rounded, so it runs once more,
-// together with the first pass.
-Tensors both_passes_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes,
-                         const Call& call) {
-  CopiedCall wide(call, widened);
-  wide.recompute(attention_forward_jvp);
-  Call by_tiles = *wide;
-  by_tiles.options.scores = Scores::tiles;
-  return both_passes(gradients, sizes, by_tiles);
 }
 
 }  // namespace
 
-Tensors attention_double_backward_meta(const Call& call) {
-  check<c10::SymInt>(call);
-  return has_gradient(call) && has_tangents(call) ? empty_gradients(call) : no_results(call);
-}
-
 Tensors attention_double_backward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
-  if (!has_gradient(call) || !has_tangents(call)) return no_results(call);
+  if (!call.has_incoming()) return no_results(call);
   if (!is_aligned(call)) return attention_double_backward_cpu(*CopiedCall(call, aligned));
   const GradientTensors gradients(call, sizes);
-  const Tensors tangents =
-      (gradients.are_wide() ? both_passes_wide : both_passes)(gradients, sizes, call);
+  const Tensors tangents = gradients.run_wide(&attention_forward_jvp, [&](const Call& wide) {
+    return both_passes(gradients, sizes, wide);
+  });
   Tensors results = gradients.results();
   for (size_t i = 0; i < results.size(); ++i) {
     const Argument argument = call.op->results[i];
@@ -145,7 +107,7 @@ Tensors attention_backward_jvp(const Call& call) {
   Tensors results = run(call.as(attention_backward));  // without tangents
   Tensors tangents = no_results(call);
   Call second = call.as(attention_double_backward);
-  if (has_tangents(call)) add(*call.op, tangents, attention_double_backward, run(second));
+  if (call.has_tangents()) add(*call.op, tangents, attention_double_backward, run(second));
   add(*call.op, tangents, attention_backward,
       backward_of(call, arg::grad_output_tangent, arg::grad_logsumexp_tangent));
   for (size_t i = 0; i < tangents.size(); ++i)
@@ -169,7 +131,7 @@ Tensors attention_jvp_backward(const Call& of_jvp) {
   Call second = call.as(attention_double_backward);
   second.set(arg::grad_output, call[arg::grad_output_tangent]);
   second.set(arg::grad_logsumexp, call[arg::grad_logsumexp_tangent]);
-  if (has_tangents(call)) add(*call.op, results, attention_double_backward, run(second));
+  if (call.has_tangents()) add(*call.op, results, attention_double_backward, run(second));
   Call directions = call;
   for (int i = 0; i < arg::kDifferentiable; ++i)
     directions.output_mask.set(Argument(i), call.output_mask[tangent_of(Argument(i))]);

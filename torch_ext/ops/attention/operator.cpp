@@ -1,21 +1,9 @@
-#include <c10/core/SymInt.h>
-
-#include "call/autocast.h"
-#include "call/check.h"
+#include "autograd/run.h"
 #include "call/from_options.h"
-#include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/composition.h"
-#include "ops/attention/double_backward.h"
-#include "ops/attention/jvp.h"
 #include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
-#include "tensors/layout.h"
-
-// The tangents of an operator's differentiable tensors, in a signature.
-#define QKV_TANGENTS                                                                  \
-  "query_tangent?, key_tangent?, value_tangent?, attn_mask_tangent?, bias_tangent?, " \
-  "alibi_slopes_tangent?, sinks_tangent?"
 
 namespace qkv {
 namespace ops {
@@ -35,14 +23,6 @@ Tensors attention_with_lse_composite(const Call& call) {
   return attend(call);
 }
 
-Tensors forward_meta(const Call& call) { return empty_results(call, check<c10::SymInt>(call)); }
-
-Tensors backward_meta(const Call& call) {
-  check<c10::SymInt>(call);
-  if (!call.has(arg::grad_output) && !call.has(arg::grad_logsumexp)) return no_results(call);
-  return empty_gradients(call);
-}
-
 // With tangents, which it does not send elsewhere.
 Tensors attention_jvp_composite(const Call& call) {
   check_query(call);
@@ -50,27 +30,32 @@ Tensors attention_jvp_composite(const Call& call) {
 }
 
 // For those who call attention_forward and attention_forward_jvp themselves: _jagged.py.
-Tensors forward_autocast(const Call& call) {
-  Call cast = call;
-  const Autocast autocast(cast);
-  return run(cast);
-}
+Tensors forward_autocast(const Call& call) { return run_cast(Call(call)); }
 
 Tensors forward_mode(const Call& call) { return run(call.as(attention_forward_jvp)); }
 
+// The tangents of all differentiable tensors, in a signature.
+std::string tangents() {
+  std::string names;
+  for (int i = 0; i < arg::kDifferentiable; ++i)
+    names += c10::str(i > 0 ? ", " : "", kArguments[tangent_of(Argument(i))].name, "?");
+  return names;
+}
+const std::string kTangentNames = tangents();
+
 // scaled_dot_product_attention's arguments, in its order and with its defaults, then ours.
-const std::string kArguments =
+const std::string kSignature =
     "(query, key, value, attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
     "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=";
 
-Operator attention("attention", "attention" + kArguments + ") -> output",
+Operator attention("attention", "attention" + kSignature + ") -> output",
                    {.composite = &attention_composite});
 Operator attention_with_lse("attention",
-                            "attention_with_lse" + kArguments + ") -> output, logsumexp",
+                            "attention_with_lse" + kSignature + ") -> output, logsumexp",
                             {.composite = &attention_with_lse_composite});
 Operator attention_jvp(
     "attention_jvp",
-    "attention_jvp" + kArguments +
+    "attention_jvp" + kSignature +
         ", query_tangent?=, key_tangent?=, value_tangent?=, attn_mask_tangent?=, "
         "alibi_slopes_tangent?=, bias_tangent?=, sinks_tangent?=) -> output, logsumexp, "
         "output_tangent, logsumexp_tangent",
@@ -87,17 +72,15 @@ Operator attention_forward("attention",
                            "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
                            ", shard=, scores=) -> output, logsumexp",
                            {.cpu = &attention_forward_cpu,
-                            .meta = &forward_meta,
                             .autocast = &forward_autocast,
                             .jvp = &forward_mode});
-Operator attention_backward(
-    attention_forward, "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
-    {.cpu = &attention_backward_cpu, .meta = &backward_meta, .jvp = &attention_backward_jvp});
+Operator attention_backward(attention_forward,
+                            "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
+                            {.cpu = &attention_backward_cpu, .jvp = &attention_backward_jvp});
 Operator attention_double_backward(attention_backward,
-                                   "attention_double_backward(" QKV_TANGENTS
-                                   "; output_tangent?, logsumexp_tangent?)",
+                                   "attention_double_backward(" + kTangentNames +
+                                       "; output_tangent?, logsumexp_tangent?)",
                                    {.cpu = &attention_double_backward_cpu,
-                                    .meta = &attention_double_backward_meta,
                                     .composition = &attention_double_backward_composition,
                                     .composes = &composes_attention});
 
@@ -105,11 +88,11 @@ Operator attention_double_backward(attention_backward,
 Operator attention_forward_jvp(
     "attention_jvp",
     "attention_forward_jvp(query, key, value, " QKV_SCORE_TENSORS
-    ", sinks?, dropout_seed?, cu_seq_q?, cu_seq_k?, seqused_k?, " QKV_TANGENTS
-    ", *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
-    ", shard=, scores=) -> output, logsumexp, output_tangent, logsumexp_tangent",
+    ", sinks?, dropout_seed?, cu_seq_q?, cu_seq_k?, seqused_k?, " +
+        kTangentNames +
+        ", *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
+        ", shard=, scores=) -> output, logsumexp, output_tangent, logsumexp_tangent",
     {.cpu = &attention_jvp_cpu,
-     .meta = &attention_jvp_meta,
      .autocast = &forward_autocast,
      .composition = &attention_jvp_composition,
      .composes = &composes_attention});
@@ -119,22 +102,14 @@ Operator attention_forward_jvp_backward(
     "grad_logsumexp_tangent?; output, logsumexp, output_tangent, logsumexp_tangent)",
     {.composite = &attention_jvp_backward});
 
-TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op :
-       {&attention, &attention_with_lse, &attention_jvp, &attention_forward, &attention_forward_jvp,
-        &attention_backward, &attention_double_backward, &attention_forward_jvp_backward})
-    op->define(m);
-}
-
 void check_query(const Call& call) {
   TORCH_CHECK(call.has(arg::query), call.title(), ": query is an undefined tensor");
 }
 
 Tensors attend(Call call, const Operator& op) {
-  const Autocast autocast(call);
   const Seed seed(call);
   call.op = &op;
-  return run(call);
+  return run_cast(std::move(call));
 }
 
 }  // namespace ops
@@ -156,7 +131,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_jvp(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionTangents& tangents, const AttentionOptions& options) {
   Call call = call_of(ops::attention_jvp, query, key, value, options);
-#define QKV_SET_TANGENT(name) call.set(arg::name##_tangent, tensor_of(tangents.name()));
+#define QKV_SET_TANGENT(name, shape, type) \
+  call.set(arg::name##_tangent, tensor_of(tangents.name()));
   QKV_DIFFERENTIABLE_TENSORS(QKV_SET_TANGENT)
 #undef QKV_SET_TANGENT
   const Tensors results = ops::attention_jvp.kernels.composite(call);

@@ -13,8 +13,8 @@
 #include <limits>
 #include <vector>
 
+#include "autograd/run.h"
 #include "call/check.h"
-#include "call/run.h"
 #include "ops/weights/weights.h"
 
 namespace qkv::ops {

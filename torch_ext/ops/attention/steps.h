@@ -11,7 +11,8 @@ namespace qkv::ops {
 
 // All are in the compute type; [..., H, L, S] where no shape is given.
 struct Steps {
-  // With a head for every head of query, or one for all. No value: for the weights alone.
+  // Each has as many heads as query, or one that all heads of query share. `value` is undefined
+  // where the call asks for the weights alone.
   at::Tensor query, key, value;
   c10::SymFloat scale;
   at::Tensor tanhs;         // of softcap; undefined: there is none

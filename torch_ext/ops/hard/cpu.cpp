@@ -55,11 +55,10 @@ void set_soft_gradients(const Call& call, Gradients& gradients) {
 Tensors ops::hard_forward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
   if (!is_aligned(call)) return hard_forward_cpu(*CopiedCall(call, aligned));
-  Tensors results = {empty_output(call, sizes), empty_rows(sizes, at::kLong)};
+  Tensors results = empty_results(call, sizes);
   KernelCall kernel(call, sizes);
   HardResult result;
-  kernel.bind(result.output, results[0], Dims::head_row_column);
-  kernel.bind(result.index, results[1], Dims::head_row);
+  kernel.bind({&result.output, &result.index}, results);
   kernel.set_strides();
   if (has_queries(kernel.problem)) attention_hard(kernel.problem, result);
   return results;
@@ -70,7 +69,10 @@ Tensors ops::hard_backward_cpu(const Call& call) {
   Gradients gradients;
   if (call.options.straight_through) set_soft_gradients(call, gradients);
   if (call.output_mask[arg::value]) gradients[arg::value] = grad_value_of(call, sizes);
-  return results_of(*call.op, std::move(gradients));
+  Tensors results;
+  for (const Argument argument : call.op->results)
+    results.push_back(std::move(gradients[argument]));
+  return results;
 }
 
 }  // namespace qkv

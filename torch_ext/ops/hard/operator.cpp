@@ -1,13 +1,8 @@
-#include <c10/core/SymInt.h>
-
-#include "call/autocast.h"
-#include "call/check.h"
+#include "autograd/run.h"
 #include "call/from_options.h"
-#include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/hard/hard.h"
 #include "qkv/attention.h"
-#include "tensors/layout.h"
 
 namespace qkv {
 namespace ops {
@@ -16,16 +11,6 @@ namespace {
 // Which key is best does not change with a small step of query or key.
 bool differentiates(const Call& call, Argument argument) {
   return argument == arg::value || call.options.straight_through;
-}
-
-Tensors hard_meta(const Call& call) {
-  const auto sizes = check<c10::SymInt>(call);
-  return {empty_output(call, sizes), empty_rows(sizes, at::kLong)};
-}
-
-Tensors hard_backward_meta(const Call& call) {
-  check<c10::SymInt>(call);
-  return empty_gradients(call);
 }
 
 // The change of the value that was chosen, which the same lookup finds in the values' changes; with
@@ -53,29 +38,20 @@ Operator hard_forward("hard_attention",
                       "hard_forward(query, key, value, " QKV_SCORE_TENSORS
                       ", *, is_causal, " QKV_SCORE_OPTIONS ", straight_through) -> output, index",
                       {.cpu = &hard_forward_cpu,
-                       .meta = &hard_meta,
                        .differentiates = &differentiates,
                        .jvp = &forward_mode});
 Operator hard_backward(hard_forward, "hard_backward(grad_output; index)",
-                       {.cpu = &hard_backward_cpu,
-                        .meta = &hard_backward_meta,
-                        .differentiates = &differentiates});
+                       {.cpu = &hard_backward_cpu, .differentiates = &differentiates});
 
 Tensors hard_composite(const Call& call) {
   check_query(call);
-  Call forward = call.as(hard_forward);
-  const Autocast autocast(forward);
-  return run(forward);
+  return run_cast(call.as(hard_forward));
 }
 
 Operator hard("hard_attention",
               "hard_attention(query, key, value, attn_mask?=, is_causal=, *, scale=, enable_gqa=, "
               "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=) -> output, index",
               {.composite = &hard_composite});
-
-TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op : {&hard, &hard_forward, &hard_backward}) op->define(m);
-}
 
 }  // namespace
 }  // namespace ops

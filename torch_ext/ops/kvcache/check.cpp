@@ -9,20 +9,18 @@ namespace qkv::ops {
 namespace {
 
 template <class T>
-using Shape = c10::SmallVector<T, 4>;
+using Dims = c10::SmallVector<T, 4>;
 
-void check_rank(const char* op, const char* argument, const at::Tensor& tensor, int64_t rank,
-                const char* dims) {
-  TORCH_CHECK(tensor.dim() == rank, op, ": ", argument, " has the shape ", tensor.sym_sizes(),
-              ", but ", rank, " dimensions are expected: ", dims);
+template <class T>
+void check_rank(const Call& call, Argument argument, int64_t rank, const char* dims) {
+  expect_shape<T>(call[argument].dim() == rank, call, argument, ", but ", rank,
+                  " dimensions are expected: ", dims);
 }
 
 template <class T>
-void check_shape(const char* op, const char* argument, const at::Tensor& tensor, const char* dims,
-                 const Shape<T>& expected) {
-  TORCH_CHECK(sizes_of<T>(tensor) == c10::ArrayRef<T>(expected), op, ": ", argument,
-              " has the shape ", sizes_of<T>(tensor), ", but ", dims, " = ",
-              c10::ArrayRef<T>(expected), " is expected");
+void check_shape(const Call& call, Argument argument, const char* dims, const Dims<T>& expected) {
+  expect_shape<T>(sizes_of<T>(call[argument]) == c10::ArrayRef<T>(expected), call, argument,
+                  ", but ", dims, " = ", c10::ArrayRef<T>(expected), " is expected");
 }
 
 // key and value are in every place where one of them is, with these dimensions before D and Dv.
@@ -30,13 +28,11 @@ template <class T>
 void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key_dims,
                 const char* value_dims) {
   const auto key = sizes_of<T>(call[arg::key]);
-  check_rank(call.title(), call.name_of(arg::key), call[arg::key], 4, key_dims);
-  check_rank(call.title(), call.name_of(arg::value), call[arg::value], 4, value_dims);
+  check_rank<T>(call, arg::key, 4, key_dims);
+  check_rank<T>(call, arg::value, 4, value_dims);
   sizes.head_dim_v = sizes_of<T>(call[arg::value])[3];
-  check_shape<T>(call.title(), call.name_of(arg::key), call[arg::key], key_dims,
-                 {key[0], key[1], key[2], sizes.head_dim});
-  check_shape<T>(call.title(), call.name_of(arg::value), call[arg::value], value_dims,
-                 {key[0], key[1], key[2], sizes.head_dim_v});
+  check_shape<T>(call, arg::key, key_dims, {key[0], key[1], key[2], sizes.head_dim});
+  check_shape<T>(call, arg::value, value_dims, {key[0], key[1], key[2], sizes.head_dim_v});
   const T heads = sizes.key_heads = sizes.value_heads = key[head];
   if (call.op->takes(opt::enable_gqa) && !call.options.enable_gqa) {
     TORCH_CHECK(heads == sizes.heads, call.title(), ": ", call.name_of(arg::key), " has ", heads,
@@ -52,19 +48,14 @@ void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key
 // head.
 template <class T>
 void check_scale(const Call& call, Argument scale, Argument of, int64_t head) {
-  const char *title = call.title(), *argument = call.name_of(scale);
   const at::Tensor& tensor = call[scale];
-  const at::ScalarType found = tensor.scalar_type();
-  TORCH_CHECK(found == at::kFloat, title, ": ", argument, " is ", name(found),
-              ", but float32 is expected");
   const auto sizes = sizes_of<T>(tensor), cache = sizes_of<T>(call[of]);
   const auto rows = cache.slice(0, 3);
   const bool fits = tensor.dim() == 0   ? true
                     : tensor.dim() == 1 ? sizes[0] == 1 || sizes[0] == cache[head]
                                         : sizes == rows;
-  TORCH_CHECK(fits, title, ": ", argument, " has the shape ", sizes, ", but [1], [Hkv] = [",
-              cache[head], "] or the shape of ", call.name_of(of), " without its last dimension, ",
-              rows, ", is expected");
+  expect_shape<T>(fits, call, scale, ", but [1], [Hkv] = [", cache[head], "] or the shape of ",
+                  call.name_of(of), " without its last dimension, ", rows, ", is expected");
 }
 
 // `head` is the dimension of key and value that has the heads.
@@ -91,41 +82,26 @@ void check_int8(const Call& call, int64_t head) {
 
 // Its shape is [sequences, blocks of a sequence]; the blocks have `block_size` rows.
 template <class T>
-void check_block_table(const Call& call, const at::Tensor& table, const char* dims, Sizes<T>& sizes,
-                       const T& sequences, const T& block_size) {
-  check_index(call.title(), "block_table", table);
-  check_rank(call.title(), "block_table", table, 2, dims);
-  const T columns = sizes_of<T>(table)[1];
-  check_shape<T>(call.title(), "block_table", table, dims, {sequences, columns});
-  TORCH_CHECK(block_size >= 1, call.title(), ": ", call.name_of(arg::key), " has the shape ",
-              sizes_of<T>(call[arg::key]),
-              ", but with block_table its blocks must have at least 1 row");
+void check_block_table(const Call& call, const char* dims, Sizes<T>& sizes, const T& sequences,
+                       const T& block_size) {
+  check_rank<T>(call, arg::block_table, 2, dims);
+  const T columns = sizes_of<T>(call[arg::block_table])[1];
+  check_shape<T>(call, arg::block_table, dims, {sequences, columns});
+  expect_shape<T>(block_size >= 1, call, arg::key,
+                  ", but with block_table its blocks must have at least 1 row");
   int64_t product;
   const auto n = c10::SymInt(columns).maybe_as_int(), size = c10::SymInt(block_size).maybe_as_int();
-  TORCH_CHECK(!n || !size || !__builtin_mul_overflow(*n, *size, &product), call.title(),
-              ": block_table has the shape ", sizes_of<T>(table),
-              ", which makes more keys than int64 counts with blocks of ", block_size, " rows");
+  expect_shape<T>(!n || !size || !__builtin_mul_overflow(*n, *size, &product), call,
+                  arg::block_table, ", which makes more keys than int64 counts with blocks of ",
+                  block_size, " rows");
   sizes.seqlen_k = columns * block_size;
-}
-
-// What every batch item has one of.
-template <class T>
-void check_lengths(const Call& call, const char* argument, const at::Tensor& tensor,
-                   const T& batch) {
-  if (!tensor.defined()) return;
-  check_index(call.title(), argument, tensor);
-  check_shape<T>(call.title(), argument, tensor, "[B]", {batch});
 }
 
 void check_combination(const Call& call) {
   const char* op = call.title();
-  const auto excludes = [&](const char* a, const at::Tensor& x, const char* b,
-                            const at::Tensor& y) {
-    TORCH_CHECK(!x.defined() || !y.defined(), op, ": ", a, " and ", b,
-                " are given, but one of them must be None");
-  };
-  excludes("cache_batch_idx", call[arg::cache_batch_idx], "block_table", call[arg::block_table]);
-  excludes("cache_leftpad", call[arg::cache_leftpad], "block_table", call[arg::block_table]);
+  for (const Argument argument : {arg::cache_batch_idx, arg::cache_leftpad})
+    TORCH_CHECK(!call.has(argument) || !is_paged(call), op, ": ", call.name_of(argument),
+                " and block_table are given, but one of them must be None");
   TORCH_CHECK(call.has(arg::new_key) == call.has(arg::new_value), op, ": ",
               call.has(arg::new_key) ? "key" : "value", " is given, but ",
               call.has(arg::new_key) ? "value" : "key", " is None; expected both or neither");
@@ -137,30 +113,19 @@ void check_combination(const Call& call) {
 template <class T>
 void check_new_rows(const Call& call, const Sizes<T>& sizes) {
   if (!appends(call)) return;
-  const at::ScalarType dtype = call[arg::query].scalar_type();
-  for (const Argument argument : {arg::new_key, arg::new_value}) {
-    const at::ScalarType found = call[argument].scalar_type();
-    TORCH_CHECK(found == dtype, call.title(), ": ", call.name_of(argument), " is ", name(found),
-                ", but query is ", name(dtype));
-  }
-  check_rank(call.title(), "key", call[arg::new_key], 4, "[B, Hkv, L_new, D]");
+  check_rank<T>(call, arg::new_key, 4, "[B, Hkv, L_new, D]");
   const T rows = sizes_of<T>(call[arg::new_key])[2];
-  check_shape<T>(call.title(), "key", call[arg::new_key], "[B, Hkv, L_new, D]",
+  check_shape<T>(call, arg::new_key, "[B, Hkv, L_new, D]",
                  {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim});
-  check_shape<T>(call.title(), "value", call[arg::new_value], "[B, Hkv, L_new, Dv]",
+  check_shape<T>(call, arg::new_value, "[B, Hkv, L_new, Dv]",
                  {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim_v});
 }
 
-}  // namespace
-
 template <class T>
-Sizes<T> check_kvcache(const Call& call) {
-  check_tensors(call);
-  check_supported(call);
+void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
   check_combination(call);
-  check_rank(call.title(), "query", call[arg::query], 4, "[B, H, L, D]");
+  check_rank<T>(call, arg::query, 4, "[B, H, L, D]");
   const auto query = sizes_of<T>(call[arg::query]);
-  Sizes<T> sizes;
   sizes.batch = {query[0]};
   sizes.has_heads = true;
   sizes.heads = query[1];
@@ -174,28 +139,20 @@ Sizes<T> check_kvcache(const Call& call) {
   sizes.seqlen_k = cache[2];
   sizes.is_cache = true;
   if (paged) {
-    check_block_table(call, call[arg::block_table], "[B, blocks of a sequence]", sizes, query[0],
-                      cache[2]);
+    check_block_table(call, "[B, blocks of a sequence]", sizes, query[0], cache[2]);
   } else if (!call.has(arg::cache_batch_idx)) {
     TORCH_CHECK(cache[0] == query[0], call.title(), ": k_cache has ", cache[0], " rows and query ",
                 query[0], ", but they must be equal without cache_batch_idx or block_table");
   }
-  check_lengths(call, "cache_seqlens", call[arg::cache_seqlens], query[0]);
-  check_lengths(call, "cache_batch_idx", call[arg::cache_batch_idx], query[0]);
-  check_lengths(call, "cache_leftpad", call[arg::cache_leftpad], query[0]);
+  for (const Argument each : {arg::cache_seqlens, arg::cache_batch_idx, arg::cache_leftpad})
+    if (call.has(each)) check_shape<T>(call, each, "[B]", {query[0]});
   check_new_rows(call, sizes);
-  check_option_sizes(call, sizes);
-  check_overflow(call, sizes);
-  return sizes;
 }
 
 template <class T>
-Sizes<T> check_paged_varlen(const Call& call) {
-  check_tensors(call);
-  check_supported(call);
-  check_rank(call.title(), "query", call[arg::query], 3, "[T, H, D]");
+void check_paged_sizes(const Call& call, Sizes<T>& sizes) {
+  check_rank<T>(call, arg::query, 3, "[T, H, D]");
   const auto query = sizes_of<T>(call[arg::query]);
-  Sizes<T> sizes;
   sizes.packed = sizes.has_heads = true;
   sizes.seqlen_q = query[0];
   sizes.heads = query[1];
@@ -203,11 +160,19 @@ Sizes<T> check_paged_varlen(const Call& call) {
   check_pool(call, sizes, 2, "[blocks, block_size, Hkv, D]", "[blocks, block_size, Hkv, Dv]");
   check_int8<T>(call, 2);
   check_documents(call, sizes);
-  check_block_table(call, call[arg::block_table], "[N, blocks of a document]", sizes,
-                    sizes.documents, sizes_of<T>(call[arg::key])[1]);
-  check_option_sizes(call, sizes);
-  check_overflow(call, sizes);
-  return sizes;
+  check_block_table(call, "[N, blocks of a document]", sizes, sizes.documents,
+                    sizes_of<T>(call[arg::key])[1]);
+}
+
+}  // namespace
+
+template <class T>
+Sizes<T> check_kvcache(const Call& call) {
+  return check<T>(call, &check_cache_sizes<T>);
+}
+template <class T>
+Sizes<T> check_paged_varlen(const Call& call) {
+  return check<T>(call, &check_paged_sizes<T>);
 }
 
 template Sizes<int64_t> check_kvcache(const Call&);

@@ -60,8 +60,7 @@ void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head
                      const std::vector<Span>& spans, const Tensors& results) {
   KernelCall kernel(call, sizes);
   ForwardResult result;
-  kernel.bind(result.output, results[0], Dims::head_row_column);
-  kernel.bind(result.lse, results[1], Dims::head_row);
+  kernel.bind({&result.output, &result.lse}, results);
   kernel.set_strides();
   Problem& p = kernel.problem;
   bind_scales(call, head, p);
@@ -90,7 +89,7 @@ Tensors kvcache_cpu(const Call& call) {
 Tensors paged_varlen_cpu(const Call& call) {
   const auto sizes = check_paged_varlen<int64_t>(call);
   if (!is_aligned(call)) return paged_varlen_cpu(*CopiedCall(call, aligned));
-  Documents documents = paged_documents_of(call, sizes);
+  Documents documents = documents_of(call, sizes);
   c10::SmallVector<int64_t, 16> lengths;
   for (const Span& document : documents.all) lengths.push_back(document.seqlen_k);
   const auto pool = call[arg::key].sizes();

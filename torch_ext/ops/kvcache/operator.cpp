@@ -1,9 +1,10 @@
 #include <c10/core/SymInt.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 
+#include "autograd/run.h"
 #include "call/autocast.h"
 #include "call/boxed.h"
-#include "call/run.h"
+#include "call/from_options.h"
 #include "ops/kvcache/kvcache.h"
 #include "qkv/kvcache.h"
 #include "tensors/layout.h"
@@ -12,12 +13,9 @@ namespace qkv {
 namespace ops {
 namespace {
 
-Tensors kvcache_meta(const Call& call) {
-  return empty_results(call, check_kvcache<c10::SymInt>(call));
-}
-
-Tensors paged_varlen_meta(const Call& call) {
-  return empty_results(call, check_paged_varlen<c10::SymInt>(call));
+template <Sizes<c10::SymInt> (*check)(const Call&)>
+Tensors meta(const Call& call) {
+  return empty_results(call, check(call));
 }
 
 // query, key and value are cast; the caches are written to, so they must have that dtype, or be
@@ -81,7 +79,7 @@ Operator attention_with_kvcache(
     ", sinks?=, k_scale(c!)?= as key_scale, v_scale(d!)?= as value_scale) "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &kvcache_cpu,
-     .meta = &kvcache_meta,
+     .meta = &meta<check_kvcache<c10::SymInt>>,
      .autocast = &kvcache_autocast,
      .no_gradient = "call it under torch.no_grad() or detach() that"});
 
@@ -94,19 +92,17 @@ Operator varlen_attention_paged(
     ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &paged_varlen_cpu,
-     .meta = &paged_varlen_meta,
+     .meta = &meta<check_paged_varlen<c10::SymInt>>,
      .no_gradient = "with block_table, call it under torch.no_grad() or detach() that"});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   using c10::DispatchKey;
   Operator& kvcache = attention_with_kvcache;
-  kvcache.define(m);
   const auto implement = [&](DispatchKey key, boxed::BodyWithKeys body) {
     m.impl(kvcache.name.c_str(), torch::dispatch(key, boxed::kernel(kvcache, body)));
   };
   implement(DispatchKey::ADInplaceOrView, &count_writes);
   implement(DispatchKey::Negative, &resolve_negative);
-  varlen_attention_paged.define(m);
 }
 
 }  // namespace ops
@@ -127,15 +123,11 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(const at::Tensor& quer
   call.set(arg::cache_batch_idx, tensor_of(o.cache_batch_idx()));
   call.set(arg::cache_leftpad, tensor_of(o.cache_leftpad()));
   call.set(arg::block_table, tensor_of(o.block_table()));
-  call.set(arg::bias, tensor_of(o.bias()));
-  call.set(arg::alibi_slopes, tensor_of(o.alibi_slopes()));
-  call.set(arg::sinks, tensor_of(o.sinks()));
   call.set(arg::key_scale, tensor_of(o.k_scale()));
   call.set(arg::value_scale, tensor_of(o.v_scale()));
   call.options.scale = o.softmax_scale();
   call.options.causal = o.causal();
-  call.options.softcap = o.softcap();
-  if (const auto& window = o.window_size()) call.options.window_size = {(*window)[0], (*window)[1]};
+  set_scores(call, o);
   return pair_of(run(call));
 }
 

@@ -5,29 +5,17 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "call/dtypes.h"
 #include "compat/torch_versions.h"
 
 namespace {
 
-qkv::DType dtype_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return qkv::DType::f32;
-    case c10::kDouble:
-      return qkv::DType::f64;
-    case c10::kBFloat16:
-      return qkv::DType::bf16;
-    case c10::kHalf:
-      return qkv::DType::f16;
-    default:
-      TORCH_CHECK(false, "dtype: expected float32, float64, bfloat16 or float16, got ", dtype);
-  }
-}
-
 std::tuple<std::string, double> probe_peak(std::string isa, c10::ScalarType dtype,
                                            int64_t threads) {
+  const auto known = qkv::dtype_of(dtype);
+  TORCH_CHECK(known, "dtype: expected float32, float64, bfloat16 or float16, got ", dtype);
   const auto found = qkv::with_value_error(
-      [&] { return qkv::probe_peak(isa.c_str(), dtype_of(dtype), static_cast<int>(threads)); });
+      [&] { return qkv::probe_peak(isa.c_str(), *known, static_cast<int>(threads)); });
   return {found.instruction, found.gflops};
 }
 

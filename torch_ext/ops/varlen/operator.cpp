@@ -2,10 +2,9 @@
 // for keys and values in pages, varlen_attention_paged (ops/kvcache).
 #include <c10/core/SymInt.h>
 
-#include "call/autocast.h"
+#include "autograd/run.h"
 #include "call/check.h"
 #include "call/from_options.h"
-#include "call/run.h"
 #include "ops/attention/attention.h"
 #include "ops/kvcache/kvcache.h"
 #include "qkv/attention.h"
@@ -20,16 +19,6 @@ void check_largest(const Call& call, Option option, const c10::SymInt& size) {
                     " is ", size, ", but the largest number of rows of a document is expected");
 }
 
-Tensors run_cast(Call& call) {
-  const Autocast autocast(call);
-  return run(call);
-}
-// key and value stay what they are.
-Tensors run_int8(Call& call) {
-  const Autocast autocast(call, {arg::query});
-  return run(call);
-}
-
 Tensors attend_to_pages(const Call& call) {
   TORCH_CHECK_VALUE(call.options.dropout_p == 0, call.title(), ": dropout_p is ",
                     call.options.dropout_p,
@@ -39,8 +28,8 @@ Tensors attend_to_pages(const Call& call) {
   TORCH_CHECK(call.has(arg::seqused_k), call.title(),
               ": block_table is given, but seqused_k is None; expected how many keys of its blocks "
               "each document has");
-  Call forward = call.as(varlen_attention_paged);
-  return is_int8(call) ? run_int8(forward) : run_cast(forward);
+  if (is_int8(call)) return run_cast(call.as(varlen_attention_paged), {arg::query});
+  return run_cast(call.as(varlen_attention_paged));
 }
 
 Tensors varlen_composite(const Call& call) {
@@ -61,8 +50,6 @@ Operator varlen(
     "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, " QKV_SCORE_KEYWORDS
     ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) -> output, logsumexp",
     {.composite = &varlen_composite});
-
-TORCH_LIBRARY_FRAGMENT(qkv, m) { varlen.define(m); }
 
 }  // namespace
 }  // namespace ops

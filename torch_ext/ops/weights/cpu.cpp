@@ -1,6 +1,5 @@
 // Dispatch key CPU: attention_weights and attention_with_weights. The kernels' forward pass makes
 // the weights anyway, and hands them out; the sum over the queries is made by the backward pass.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
@@ -9,7 +8,6 @@
 
 #include "ops/attention/attention.h"
 #include "ops/weights/weights.h"
-#include "tensors/copies.h"
 #include "tensors/gradients.h"
 #include "tensors/large_memory.h"
 #include "tensors/layout.h"
@@ -23,10 +21,6 @@ Sizes<int64_t> with_column_of_values(Sizes<int64_t> sizes) {
   sizes.value_heads = sizes.heads;
   sizes.head_dim_v = 1;
   return sizes;
-}
-
-at::TensorOptions compute_options(const Call& call) {
-  return call[arg::query].options().dtype(compute_type(call[arg::query].scalar_type()));
 }
 
 // What the weights are added to, in the compute type.
@@ -45,9 +39,9 @@ struct Forward {
 ScoreWay run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forward& to) {
   KernelCall kernel(call, sizes);
   ForwardResult result;
-  if (to.output.defined()) kernel.bind(result.output, to.output, Dims::head_row_column);
-  if (to.lse.defined()) kernel.bind(result.lse, to.lse, Dims::head_row);
-  if (to.weights.defined()) kernel.bind(result.weights, to.weights, Dims::head_row_column);
+  if (to.output.defined()) kernel.bind(result.output, to.output, Shape::output);
+  if (to.lse.defined()) kernel.bind(result.lse, to.lse, Shape::row);
+  if (to.weights.defined()) kernel.bind(result.weights, to.weights, Shape::weights);
   result.weights_factor = to.weights_factor;
   kernel.set_strides();
   if (has_queries(kernel.problem)) attention_forward(kernel.problem, result);
@@ -64,11 +58,11 @@ at::Tensor sum_over_queries(const Call& call, const Sizes<int64_t>& forward_size
   const at::Tensor zero = at::zeros({1, 1}, options), one = at::ones({1, 1}, options);
   KernelCall kernel(call, sizes);
   BackwardArgs args;
-  kernel.bind(args.lse, lse, Dims::head_row);
-  kernel.bind(args.grad_value, columns, Dims::head_row_column);
-  kernel.bind(kernel.problem.value, zero, Dims::head_row_column);
-  kernel.bind(args.output, zero, Dims::head_row_column);
-  kernel.bind(args.grad_output, one, Dims::head_row_column);
+  kernel.bind(args.lse, lse, Shape::row);
+  kernel.bind(args.grad_value, columns, Shape::tensor);
+  kernel.bind(kernel.problem.value, zero, Shape::tensor);
+  kernel.bind(args.output, zero, Shape::tensor);
+  kernel.bind(args.grad_output, one, Shape::tensor);
   kernel.set_strides();
   kernel.problem.score_way = way;
   if (has_queries(kernel.problem)) attention_backward(kernel.problem, args);
@@ -82,29 +76,6 @@ at::Tensor grad_of_each(const Call& call, const Sizes<int64_t>& sizes) {
   return call.options.reduce == Reduce::heads ? grad.div(sizes.heads).unsqueeze(-3) : grad;
 }
 
-void backward_into(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
-                   const at::Tensor& grad_weights) {
-  KernelCall kernel(call, sizes);
-  BackwardArgs args;
-  kernel.bind(args.lse, call[arg::logsumexp], Dims::head_row);
-  kernel.bind(args.grad_weights, grad_weights, Dims::head_row_column);
-  if (call.has(arg::grad_output))
-    kernel.bind(args.grad_output, call[arg::grad_output], Dims::head_row_column);
-  gradients.bind(kernel, args);
-  kernel.set_strides();
-  if (has_queries(kernel.problem))
-    attention_backward(kernel.problem, args);
-  else
-    gradients.zero();
-}
-
-// With all tensors in float32.
-void backward_wide(const GradientTensors& gradients, const Sizes<int64_t>& sizes, const Call& call,
-                   const at::Tensor& grad_weights) {
-  const CopiedCall wide(call, widened);
-  backward_into(gradients, sizes, *wide, grad_weights);
-}
-
 }  // namespace
 
 Tensors ops::weights_forward_cpu(const Call& call) {
@@ -113,8 +84,8 @@ Tensors ops::weights_forward_cpu(const Call& call) {
   const Reduce reduce = call.options.reduce;
   const bool has_output = call.op->takes(arg::value), mean = reduce == Reduce::heads;
   Forward to;
-  if (has_output) to.output = empty_output(call, sizes);
-  to.lse = at::empty(sizes.lse(), compute_options(call));
+  if (has_output) to.output = empty_result(call, sizes, arg::output);
+  to.lse = empty_result(call, sizes, arg::logsumexp);
   at::Tensor result;
   if (reduce != Reduce::queries) {
     result = zero_weights(call, sizes.weights(reduce));
@@ -132,9 +103,21 @@ Tensors ops::weights_backward_cpu(const Call& call) {
   if (!call.has(arg::grad_weights)) return attention_backward_cpu(call.as(attention_backward));
   const auto sizes = check<int64_t>(call);
   if (!is_aligned(call)) return weights_backward_cpu(*CopiedCall(call, aligned));
-  const at::Tensor grad = grad_of_each(call, sizes);
+  const at::Tensor grad_weights = grad_of_each(call, sizes);
   const GradientTensors gradients(call, sizes);
-  (gradients.are_wide() ? backward_wide : backward_into)(gradients, sizes, call, grad);
+  gradients.run_wide(nullptr, [&](const Call& wide) {
+    KernelCall kernel(wide, sizes);
+    BackwardArgs args;
+    kernel.bind(args.lse, arg::logsumexp);
+    kernel.bind(args.grad_weights, grad_weights, Shape::weights);
+    kernel.bind(args.grad_output, arg::grad_output);
+    gradients.bind(kernel, args);
+    kernel.set_strides();
+    if (has_queries(kernel.problem))
+      qkv::attention_backward(kernel.problem, args);
+    else
+      gradients.zero();
+  });
   return gradients.results();
 }
 

@@ -1,47 +1,24 @@
-#include <ATen/ops/empty.h>
-#include <c10/core/SymInt.h>
-
-#include "call/check.h"
 #include "call/from_options.h"
 #include "call/values.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/composition.h"
 #include "ops/weights/weights.h"
 #include "qkv/attention.h"
-#include "tensors/layout.h"
 
 namespace qkv {
 namespace ops {
 namespace {
 
-Tensors weights_meta(const Call& call) {
-  const auto sizes = check<c10::SymInt>(call);
-  const at::TensorOptions options = call[arg::query].options();
-  Tensors results;
-  if (call.op->takes(arg::value)) results.push_back(empty_output(call, sizes));
-  results.push_back(at::empty_symint(sizes.weights(call.options.reduce), options));
-  results.push_back(empty_rows(sizes, compute_type(call[arg::query].scalar_type())));
-  return results;
-}
-
-Tensors weights_backward_meta(const Call& call) {
-  check<c10::SymInt>(call);
-  if (!call.has(arg::grad_output) && !call.has(arg::grad_weights)) return no_results(call);
-  return empty_gradients(call);
-}
-
-const Kernels kForward = {.cpu = &weights_forward_cpu,
-                          .meta = &weights_meta,
-                          .composition = &attention_forward_composition,
-                          .composes = &composes_attention};
-const Kernels kBackward = {.cpu = &weights_backward_cpu,
-                           .meta = &weights_backward_meta,
-                           .composition = &attention_backward_composition,
-                           .composes = &composes_attention};
+const OperatorKernels kForward = {.cpu = &weights_forward_cpu,
+                                  .composition = &attention_forward_composition,
+                                  .composes = &composes_attention};
+const OperatorKernels kBackward = {.cpu = &weights_backward_cpu,
+                                   .composition = &attention_backward_composition,
+                                   .composes = &composes_attention};
 const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
 const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";
 // attention's arguments after the value, in its order and with its defaults, then ours.
-const std::string kArguments =
+const std::string kSignature =
     ", attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
     "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=)";
 
@@ -76,18 +53,12 @@ Tensors with_weights_composite(const Call& call) {
   return results;
 }
 
-Operator weights("attention_weights", "attention_weights(query, key" + kArguments + " -> weights",
+Operator weights("attention_weights", "attention_weights(query, key" + kSignature + " -> weights",
                  {.composite = &weights_composite});
 Operator with_weights("attention_with_weights",
-                      "attention_with_weights(query, key, value" + kArguments +
+                      "attention_with_weights(query, key, value" + kSignature +
                           " -> output, weights",
                       {.composite = &with_weights_composite});
-
-TORCH_LIBRARY_FRAGMENT(qkv, m) {
-  for (Operator* op : {&weights, &weights_forward, &weights_backward, &with_weights,
-                       &with_weights_forward, &with_weights_backward})
-    op->define(m);
-}
 
 }  // namespace
 }  // namespace ops

@@ -11,4 +11,8 @@ namespace qkv {
 // so and no Node needs it; it is undefined then.
 Tensors run(const Call& call);
 
+// The same under autocast (call/autocast.h), which casts these arguments.
+Tensors run_cast(Call&& call, std::initializer_list<Argument> arguments = {
+                                  arg::query, arg::key, arg::value, arg::attn_mask});
+
 }  // namespace qkv

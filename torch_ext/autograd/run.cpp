@@ -1,10 +1,11 @@
-#include "call/run.h"
+#include "autograd/run.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "autograd/differentiate.h"
 #include "call/after_fork.h"
+#include "call/autocast.h"
 #include "call/boxed.h"
 
 namespace qkv {
@@ -19,8 +20,9 @@ c10::DispatchKeySet keys_of(const Call& call) {
   return keys - local.excluded_;
 }
 
-// Not under torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation), a tracer or
-// the profiler, and for no tensors but plain dense ones on the CPU.
+// Whether the dispatcher would do no more than run the Autograd kernel and the CPU kernel. It does
+// more under torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation), a tracer
+// or the profiler, and for tensors that are not plain dense ones on the CPU.
 bool is_direct(const Call& call) {
   // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
   // their arguments.
@@ -59,6 +61,11 @@ Tensors run(const Call& call) {
   boxed::push(stack, call);
   call.op->handle().callBoxed(stack);
   return boxed::pop_results(*call.op, stack);
+}
+
+Tensors run_cast(Call&& call, std::initializer_list<Argument> arguments) {
+  const Autocast autocast(call, arguments);
+  return run(call);
 }
 
 }  // namespace qkv

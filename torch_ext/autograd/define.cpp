@@ -2,6 +2,7 @@
 #include "autograd/differentiate.h"
 #include "call/boxed.h"
 #include "call/check.h"
+#include "tensors/layout.h"
 
 namespace qkv {
 namespace {
@@ -17,18 +18,18 @@ Tensors refuse(const Call& call) {
 
 }  // namespace
 
-void Operator::define(torch::Library& library) {
+void Operator::define() {
   using c10::DispatchKey;
-  library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
+  library_.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
   handle_ = c10::Dispatcher::singleton().findSchemaOrThrow(("qkv::" + name).c_str(), "");
   const auto implement = [&](DispatchKey key, auto body) {
-    if (body) library.impl(name.c_str(), torch::dispatch(key, boxed::kernel(*this, body)));
+    if (body) library_.impl(name.c_str(), torch::dispatch(key, boxed::kernel(*this, body)));
   };
   implement(DispatchKey::AutocastCPU, kernels.composite ? kernels.composite : kernels.autocast);
   implement(DispatchKey::CompositeImplicitAutograd, kernels.composite);
   if (kernels.composite) return;
   implement(DispatchKey::CPU, kernels.cpu);
-  implement(DispatchKey::Meta, kernels.meta);
+  implement(DispatchKey::Meta, kernels.meta ? kernels.meta : &empty_results_meta);
   implement(DispatchKey::Autograd, &autograd::kernel);
   for (const DispatchKey key : {DispatchKey::CompositeExplicitAutograd,
                                 DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA})
