@@ -17,7 +17,7 @@ namespace qkv {
 // [row, head, column], but logsumexp is [head, row].
 template <class T>
 struct Sizes {
-  using Shape = c10::SmallVector<T, 6>;  // not qkv::Shape, what it follows from
+  using Shape = c10::SmallVector<T, 6>;  // numbers; the enum qkv::Shape says which ones
 
   bool packed = false;
   Shape batch;

@@ -23,8 +23,8 @@ Tensors attention_backward_jvp(const Call& call);
 Tensors attention_jvp_backward(const Call& call);
 
 // The kernel library's backward pass, of first derivatives or, with args.direction, of second ones:
-// binds what both have in common and runs it. `kernel` is of `call`; the gradients become 0 where
-// there is nothing to attend to.
+// binds what both have in common, then runs it. The gradients become 0 where there is nothing to
+// attend to.
 void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors& gradients);
 
 // Under autocast, with a seed if there is dropout: what the users' operators do, by the operator
