@@ -89,8 +89,9 @@ def judged(mutant, suites):
             built, text = build()
             if not built:
                 return "compiler", first_failure(text)
-        for suite in suites:
-            passed, text = run(SUITES[suite], LIMIT)
+        named = {"its own tests": f"python -m pytest -x -q {mutant.tests}"} if mutant.tests else {}
+        for suite, command in (named | {s: SUITES[s] for s in suites}).items():
+            passed, text = run(command, LIMIT)
             if not passed:
                 return suite, first_failure(text)
         return "LIVED", ""
@@ -108,7 +109,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python tests/mutants", description=text)
     parser.add_argument("--drawn", type=int, default=0, metavar="N", help="random ones instead")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=[*SUITES])
     options = parser.parse_args()
     mutants = drawn(ROOT, options.drawn, options.seed) if options.drawn else defects()
@@ -118,7 +119,7 @@ def main():
         if not passed:
             sys.exit(f"{suite} fails without any mutant: {first_failure(text)}")
     rows = []
-    for mutant in (m for m in mutants if options.only in m.name):
+    for mutant in (m for m in mutants if any(word in m.name for word in options.only)):
         began = time.monotonic()
         rows.append((mutant.name, *judged(mutant, options.suites), time.monotonic() - began))
         print("{}: {} {} ({:.0f} s)".format(*rows[-1]), flush=True)

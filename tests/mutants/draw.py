@@ -26,6 +26,7 @@ class Mutant:
     old: str
     new: str
     at: int = -1  # where `old` begins; -1: it stands once in the file
+    tests: str = ""  # of tests/python, to be asked first
 
     def applied(self, text):
         at = text.index(self.old) if self.at < 0 else self.at

@@ -63,7 +63,7 @@ Documents documents_of(const Call& call, const Sizes<int64_t>& sizes) {
                 ", but 0 or more is expected");
     TORCH_CHECK(0 <= seqlen_k && seqlen_k <= length, call.title(), ": seqused_k[", i, "] is ",
                 seqlen_k, ", but document ", i, " has ", length, " keys; expected 0 to ", length);
-    documents.covers_keys &= length == 0 || (seqlen_q > 0 && seqlen_k == length);
+    documents.covers_keys &= length == 0 || seqlen_k == length;
     check_masks_cover(call, i, seqlen_q, seqlen_k);
     documents.all.push_back({queries[i], seqlen_q, key_begin, seqlen_k, 0, nullptr});
   }

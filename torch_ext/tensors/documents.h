@@ -11,7 +11,7 @@ namespace qkv {
 struct Documents {
   std::vector<Span> all;
   int64_t query_begin = 0, query_end = 0;  // queries before and after are in no document
-  bool covers_keys = true;                 // every key takes part in a document that has queries
+  bool covers_keys = true;                 // every key takes part in a document
 };
 
 // Of a packed call; none of any other. Throws c10::Error unless cu_seq_q, cu_seq_k and seqused_k
