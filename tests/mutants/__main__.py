@@ -59,6 +59,9 @@ def build():
 def prepare():
     """Copies what is tracked, as it is now, where it differs, and builds it."""
     listed = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True)
+    for old in TREE.rglob("*.cpp"):  # CMake would compile what is gone in the repository
+        if not (ROOT / old.relative_to(TREE)).exists():
+            old.unlink()
     for name in listed.splitlines():
         source, copy = ROOT / name, TREE / name
         if source.is_file() and not (copy.exists() and filecmp.cmp(source, copy, shallow=False)):
