@@ -221,17 +221,33 @@ def test_transformers_with_a_layer_of_the_users(name, before):
     assert made.config._attn_implementation == "qkv"
 
 
+def sam_vision():
+    """Its attention is its own, and it has "sdpa"."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.SamVisionModel(transformers.SamVisionConfig(
+        hidden_size=16, mlp_dim=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
+        patch_size=4, output_channels=4,
+    ))  # fmt: skip
+
+
+def test_transformers_beside_attention_that_is_not_exchanged():
+    """Another model, with a config of its own, stays as fast as it was."""
+    kinds, config = classifiers()
+    model = kinds["beside"](config)
+    model.vision = sam_vision()
+    conversion = qkv.convert(model)
+    assert model.bert.config._attn_implementation == "qkv"
+    assert model.vision.config._attn_implementation == "sdpa"
+    assert "is written out in its own code and not exchanged" in conversion.changed[""]
+    conversion.undo()
+    assert model.bert.config._attn_implementation == "sdpa"
+
+
 def test_transformers_without_attention_to_exchange():
     """It stays as fast as it was, and the report says why."""
     transformers = pytest.importorskip("transformers")
     bloom = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)
-    sam = transformers.SamVisionConfig(
-        hidden_size=16, mlp_dim=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
-        patch_size=4, output_channels=4,
-    )  # fmt: skip
-    for model, before in (
-        (transformers.BloomModel(bloom), "eager"), (transformers.SamVisionModel(sam), "sdpa"),
-    ):  # fmt: skip
+    for model, before in ((transformers.BloomModel(bloom), "eager"), (sam_vision(), "sdpa")):
         assert model.config._attn_implementation == before
         conversion = qkv.convert(model)
         assert not conversion.changed

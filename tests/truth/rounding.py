@@ -92,8 +92,8 @@ class Nudge:
         return nudged.where(nudged.isfinite(), x)
 
 
-# In float32, the weights of these rows are divided by their sum: beyond this log-sum-exp, and with
-# no more keys than this.
+# In float32, the weights of these rows are divided by their sum (docs/accuracy.md): beyond this
+# log-sum-exp, and with no more keys than this.
 LARGE_LSE, FEW_KEYS = 128, 11
 
 
