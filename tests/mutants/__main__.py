@@ -29,7 +29,7 @@ LIMIT = 1800  # seconds of one suite; one that takes longer has noticed
 CMAKE = ("-DQKV_TORCH=ON", "-DQKV_TESTS=ON", "-DQKV_AVX512=OFF", "-DQKV_EMULATED_ISAS=")
 SUITES = {
     "truth": "python tests/truth --calls 300 --seed 0",
-    "csrc": f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1 "
+    "csrc": f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1 --gtest_fail_fast "
     "'--gtest_filter=-*/emulated_*'",
     "torch_ext": f"{BUILD}/qkv_torch_tests --gtest_brief=1",
     "python": "python -m pytest tests/python --ignore-glob=*/test_distributed_* "
