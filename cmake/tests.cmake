@@ -64,4 +64,15 @@ if(QKV_TORCH)
     endif()
     gtest_discover_tests(qkv_torch_tests DISCOVERY_MODE PRE_TEST)
   endif()
+
+  # What valgrind counts the instructions of: tests/instructions.
+  find_path(QKV_VALGRIND valgrind/callgrind.h)
+  if(QKV_VALGRIND)
+    add_executable(qkv_instructions EXCLUDE_FROM_ALL
+      ${PROJECT_SOURCE_DIR}/tests/instructions/calls.cpp
+      ${PROJECT_SOURCE_DIR}/tests/instructions/memory.cpp)
+    target_include_directories(qkv_instructions PRIVATE ${QKV_VALGRIND})
+    target_compile_options(qkv_instructions PRIVATE -O1 -Wall -Wextra)
+    target_link_libraries(qkv_instructions PRIVATE qkv)
+  endif()
 endif()
