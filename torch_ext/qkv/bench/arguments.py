@@ -1,6 +1,7 @@
 """What the command lines of qkv.bench and of benchmarks/ have in common."""
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -99,6 +100,13 @@ def choose_entries(suite, text):
         return tuple(entries.get(part) or suite.parse(part) for part in text.split(","))
     except ValueError as error:
         raise ValueError(f"--shapes: {error}; the names are {', '.join(entries)}") from None
+
+
+def expect_dtypes(entries, dtypes):
+    for entry, dtype in itertools.product(entries, dtypes):
+        if dtype in entry.how.refuses:
+            name = machine.name_of(dtype)
+            raise ValueError(f"--dtype {name}: {entry} has no query of this dtype")
 
 
 def check_outputs(args):

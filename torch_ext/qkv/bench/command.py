@@ -1,7 +1,6 @@
 """The command of one or several suites: python -m qkv.bench, and python -m benchmarks."""
 
 import argparse
-import itertools
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ from functools import partial
 import torch
 
 from . import compare, saved, table
-from .arguments import SECONDS, check_outputs, choose_entries, confine
+from .arguments import SECONDS, check_outputs, choose_entries, confine, expect_dtypes
 from .check import WrongAnswer
 from .machine import name_of
 from .run import run_suite
@@ -46,9 +45,7 @@ def prepared(args, suites):
     suite = suites[names[0]]
     entries = choose_entries(suite, args.shapes)
     dtypes = (getattr(torch, args.dtype),) if args.dtype else suite.dtypes
-    for e, dtype in itertools.product(entries, dtypes):
-        if dtype in e.how.refuses:
-            raise ValueError(f"--dtype {name_of(dtype)}: {e} has no query of this dtype")
+    expect_dtypes(entries, dtypes)
     planned = {(e.option, str(e.shape), name_of(dtype)) for e in entries for dtype in dtypes}
     then = earlier(args, suite, planned)
     remembered = suite.directions if args.memory else suite.remembered

@@ -34,17 +34,20 @@ class Table:
         ]
 
 
+def machine_line(machine):
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
+        f"{machine['dtype']}; qkv {machine['qkv']} ({machine['isa']}), "
+        f"torch {machine['torch']} ({machine['torch_isa']})"
+    )
+
+
 def machine_lines(run):
-    machine, peak = run["machine"], run["peak"]
+    peak = run["peak"]
     read = f"memory read {peak['read_gbs']:.1f} GB/s"
     if "gflops" in peak:
         read = f"{peak['instruction']} peak {peak['gflops']:.0f} GFLOP/s, {read}"
-    return [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
-        f"{machine['dtype']}; qkv {machine['qkv']} ({machine['isa']}), "
-        f"torch {machine['torch']} ({machine['torch_isa']})",
-        read,
-    ]
+    return [machine_line(run["machine"]), read]
 
 
 def text(run, tables):
