@@ -53,6 +53,8 @@ def table(found):
     of_rounds = zip(*map(ratios, found.values()), strict=True)
     mean = interval([statistics.geometric_mean(x) for x in of_rounds])
     last = {"call": "geometric mean", "now / then": f"{mean[1]:.3f}", "": mark(mean)}
+    if not any(map(mark, [mean, *(r["ratio"] for r in rows)])):
+        columns.pop()
     return Table(columns, rows, means=[last | {"95 % interval": between(mean)}])
 
 
