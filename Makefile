@@ -8,7 +8,7 @@ FIRST_TORCH := $(firstword $(TORCH))
 VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(FIRST_TORCH)),-$(FIRST_TORCH))
 BIN := $(VENV)/bin
 SOURCES := CMakeLists.txt setup.py pyproject.toml torch_ext/qkv/version.py \
-  $(shell find csrc cmake torch_ext -path torch_ext/qkv -prune -o -type f -print)
+  $(shell find csrc cmake torch_ext \( -path torch_ext/qkv -o -name '*.egg-info' \) -prune -o -type f -print)
 
 ifneq ($(words $(TORCH)),1)
 ifneq ($(MAKECMDGOALS),wheel)
@@ -17,12 +17,13 @@ endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo gallery test test-long bench docs wheel sdist lint format clean
+.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist lint format clean $(VENV)/tests-ready
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
 	@echo 'make gallery  what attention is, in pictures: one page, gallery/index.html; after make demo'
 	@echo 'make test     build and run every test suite: what every change has to pass'
+	@echo 'make test-commit  new random inputs, and a twelfth of the long layer, by the hash of HEAD: seven minutes'
 	@echo 'make test-long  the same, uncut and with new random inputs, and a fuzzer: hours; ARGS="seed"'
 	@echo 'make bench    measure this machine, then qkv against torch on it; ARGS="--help"; benchmarks/ has more'
 	@echo 'make docs     the site, in build/site; open its index.html'
@@ -33,12 +34,19 @@ help:
 	@echo 'make clean    remove what these made'
 	@echo 'TORCH=2.15.0 after any of them: with that version of torch, of the index that pip is set to'
 
-# What pip does not have: see .ci/packages. Then the environment, then qkv itself; each only once,
-# and again when what it was made from changes. CMake compiles only what changed.
-$(VENV)/ready: requirements-dev.txt
+# What pip does not have: see .ci/packages. Then the environment, and what each purpose needs of
+# requirements/; then qkv itself. Each only once, and again when what it was made from changes; CMake
+# compiles only what changed.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt
+
+$(VENV)/ready: requirements/demo.txt requirements/constraints.txt
 	@PYTHON='$(PYTHON)' .ci/packages compiler python
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(FIRST_TORCH) -r requirements-dev.txt
+	$(PIP_INSTALL) torch==$(FIRST_TORCH) -r $<
+	@touch $@
+
+$(VENV)/ready-%: requirements/%.txt requirements/constraints.txt $(VENV)/ready
+	$(PIP_INSTALL) torch==$(FIRST_TORCH) -r $<
 	@touch $@
 
 $(VENV)/installed: $(VENV)/ready $(SOURCES)
@@ -56,31 +64,37 @@ gallery: $(VENV)/installed demo/gpt.pt
 demo/gpt.pt: | $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py --compare
 
-test: $(VENV)/installed
+# pip has one core's worth of work to do while the compiler has the other.
+$(VENV)/tests-ready:
 	@.ci/packages googletest
-	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/installed $(VENV)/ready-test
 
-test-long: $(VENV)/installed
-	@.ci/packages googletest
-	@PATH="$(CURDIR)/$(BIN):$$PATH" tests/run-long $(ARGS)
+test: $(VENV)/tests-ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python tests/gate quick $(ARGS)
+
+test-commit: $(VENV)/tests-ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python tests/gate commit $(ARGS)
+
+test-long: $(VENV)/tests-ready
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python tests/gate long $(ARGS)
 
 bench: $(VENV)/installed
 	$(BIN)/python -m qkv.bench $(ARGS)
 
-docs: $(VENV)/installed
+docs: $(VENV)/installed $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: $(VENV)/ready
+wheel: $(VENV)/ready-release
 	@PATH="$(CURDIR)/$(BIN):$$PATH" release/wheel.sh $(TORCH)
 
-sdist: $(VENV)/ready
+sdist: $(VENV)/ready-release
 	$(BIN)/python -m build --no-isolation --sdist .
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready-lint
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(VENV)/ready
+format: $(VENV)/ready-lint
 	$(BIN)/pre-commit run --all-files || $(BIN)/pre-commit run --all-files
 
 clean:
