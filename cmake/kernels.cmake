@@ -43,15 +43,16 @@ if(QKV_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
   target_compile_definitions(qkv_kernels PRIVATE QKV_CHECK_SCORES)
 endif()
 
+# With more than -O1 and -g1, a compilation of one minute takes seven.
+set(sanitizers address,undefined)
+if(QKV_SANITIZE STREQUAL "thread")
+  set(sanitizers thread)
+endif()
+set(qkv_sanitizer_options
+  -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
 if(QKV_SANITIZE)
-  set(sanitizers address,undefined)
-  if(QKV_SANITIZE STREQUAL "thread")
-    set(sanitizers thread)
-  endif()
-  # The options are PUBLIC, so that whoever uses the kernels is sanitized too. With more than -O1
-  # and -g1, a compilation of one minute takes seven. Python is not sanitized: programs that load
-  # libqkv.so need libasan in LD_PRELOAD (tests/run-long).
-  target_compile_options(qkv_kernels PUBLIC
-    -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
-  target_link_options(qkv_kernels PUBLIC -fsanitize=${sanitizers})
+  # The options are PUBLIC, so that whoever uses the kernels is sanitized too. Python is not:
+  # programs that load libqkv.so need libasan in LD_PRELOAD (tests/sanitized_torch.sh).
+  target_compile_options(qkv_kernels PUBLIC ${qkv_sanitizer_options})
+  target_link_options(qkv_kernels PUBLIC ${qkv_sanitizer_options})
 endif()

@@ -33,14 +33,22 @@ if(csrc_tests)
   target_link_libraries(qkv_emulated PRIVATE qkv_kernels)
   target_compile_options(qkv_emulated PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
 
-  add_executable(qkv_csrc_tests ${csrc_tests} $<TARGET_OBJECTS:qkv_emulated>)
+  # The tests are objects, so that the same ones are linked with kernels and with sanitized kernels.
+  add_library(qkv_csrc_test_objects OBJECT ${csrc_tests})
   # The tests spend their time in the library, and with -O1 compiling them takes a quarter less.
-  target_compile_options(qkv_csrc_tests PRIVATE -O1 -fopenmp -Wall -Wextra)
-  target_precompile_headers(qkv_csrc_tests PRIVATE <gtest/gtest.h> <random>)
+  target_compile_options(qkv_csrc_test_objects PRIVATE -O1 -fopenmp -Wall -Wextra)
+  target_precompile_headers(qkv_csrc_test_objects PRIVATE <gtest/gtest.h> <random>)
   list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # for tests that start the program again
-  target_compile_definitions(qkv_csrc_tests PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
-  target_link_libraries(qkv_csrc_tests PRIVATE qkv_reference qkv_simulator qkv_kernels GTest::gtest_main -fopenmp)
+  target_compile_definitions(qkv_csrc_test_objects PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
+  target_link_libraries(qkv_csrc_test_objects PRIVATE qkv_reference qkv_simulator qkv_kernels GTest::gtest)
+
+  add_executable(qkv_csrc_tests $<TARGET_OBJECTS:qkv_csrc_test_objects> $<TARGET_OBJECTS:qkv_emulated>)
+  target_link_libraries(qkv_csrc_tests PRIVATE
+    qkv_reference qkv_simulator qkv_kernels GTest::gtest_main -fopenmp)
   gtest_discover_tests(qkv_csrc_tests DISCOVERY_MODE PRE_TEST)
+  if(NOT QKV_SANITIZE)
+    include(cmake/sanitized_tests.cmake)
+  endif()
 endif()
 
 if(QKV_TORCH)
@@ -55,8 +63,8 @@ if(QKV_TORCH)
   file(GLOB torch_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/torch_ext/*.cpp)
   if(torch_tests)
     add_executable(qkv_torch_tests ${torch_tests})
-    target_compile_options(qkv_torch_tests PRIVATE -O1 -Wall -Wextra)
-    target_precompile_headers(qkv_torch_tests PRIVATE <torch/torch.h>)
+    target_compile_options(qkv_torch_tests PRIVATE -O0 -Wall -Wextra)
+    target_precompile_headers(qkv_torch_tests PRIVATE <torch/autograd.h> <torch/types.h>)
     target_link_libraries(qkv_torch_tests PRIVATE qkv qkv_reference GTest::gtest_main)
     if(QKV_SANITIZE)
       # libasan has to be the first library of a program.

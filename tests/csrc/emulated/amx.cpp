@@ -1,3 +1,4 @@
+#include "emulated/twins.h"
 #include "kernels/prelude.h"
 
 // -Wpsabi warns of vectors in arguments of functions, whose registers follow the instruction set.
@@ -18,7 +19,7 @@ const Implementation kEmulated = {
     "emulated_amx", [] { return true; }, {}, {}, emulated_amx::pair_kernels_of<BFloat16>(), {},
     &kGeneric};
 
-const bool added = (add_implementation(kEmulated), true);
+const bool added = (add_implementation(kEmulated), twins().push_back(kEmulated.name), true);
 
 }  // namespace
 }  // namespace qkv
