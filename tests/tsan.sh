@@ -24,6 +24,6 @@ export OMP_TOOL_LIBRARIES
 # threads is what AfterFork is about.
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 die_after_fork=0 halt_on_error=1 ${TSAN_OPTIONS:-}"
 # One instruction set has all there is to know of the drivers, the pairs' drivers are the same.
-filter='*ThreadsTest*/generic:*ThreadsTest*/avx2:Nested*:Team*:WorkList*:*Jobs*/generic:*Jobs*/avx2'
-filter+=':*Sharing*/generic:*Sharing*/avx2:*Options*/generic'
+filter='*ThreadsTest*/generic:*ThreadsTest*/avx2:Nested*:Team*:WorkList*:*Spans*/generic:*Spans*/avx2'
+filter+=':*Sharing*/generic:*Sharing*/avx2:*SharedMasks*/generic:*Options*/generic'
 "$build/qkv_csrc_tests" --gtest_brief=1 --gtest_filter="$filter" "$@"

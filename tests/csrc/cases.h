@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "attention.h"
 #include "dispatch/dispatch.h"
+#include "emulated/twins.h"
 #include "workload.h"
 
 namespace qkv::test {
@@ -106,10 +108,11 @@ double relative_rms_error(const std::vector<double>& actual, const std::vector<d
 // The largest relative_rms_error() of numbers that were rounded once, to half precision.
 double rms_of_rounding(DType half);
 
-// The instruction sets that tests run on: the supported ones, and the twins of emulated/.
+// The instruction sets that tests run on: the supported ones, and the twins of emulated/ that this
+// program has.
 inline std::vector<const char*> tested_isas() {
   std::vector<const char*> isas = supported_isas();
-  isas.insert(isas.end(), {"emulated_avx512bf16", "emulated_amx"});
+  isas.insert(isas.end(), twins().begin(), twins().end());
   return isas;
 }
 
@@ -123,6 +126,19 @@ class IsaTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { set_isa(GetParam()); }
   void TearDown() override { set_isa(supported_isas().front()); }
+
+  // The numbers [begin, end) of a test's cases: `all` of them, or in the quick layer `quick` others
+  // on each instruction set. They may be larger than `all`: who counts ways takes them modulo.
+  struct Seeds {
+    int begin, end;
+  };
+  Seeds seeds(int quick, int all) const {
+    if (!kQuick) return {0, all};
+    const std::vector<const char*> isas = tested_isas();
+    const auto own = std::find(isas.begin(), isas.end(), std::string(GetParam()));
+    const int begin = quick * int(own - isas.begin());
+    return {begin, begin + quick};
+  }
 };
 
 #define QKV_FOR_EACH_ISA(suite)                                            \

@@ -15,7 +15,7 @@ class BackwardTest : public IsaTest {
 QKV_FOR_EACH_ISA(BackwardTest);
 
 TEST_P(BackwardTest, RandomCases) {
-  for (int seed = 0; seed < (kQuick ? 50 : 150) && !HasFailure(); ++seed)
+  for (auto [seed, end] = seeds(12, 150); seed < end && !HasFailure(); ++seed)
     expect_truth(random_case(seed + 1000));
 }
 

@@ -51,7 +51,7 @@ TEST_P(BoundsTest, EveryMask) {
 
 // Tensors with gaps between rows and columns, without gaps, and broadcast, with any options.
 TEST_P(BoundsTest, AnyStrides) {
-  for (int seed = 0; seed < (kQuick ? 60 : 250) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(15, 250); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.dtype = draw_dtype(random);

@@ -48,8 +48,9 @@ double work(const Case& c) {
 }
 
 TEST_P(DecodeTest, Forward) {
-  Random random(1);
-  for (int n = 0; n < (kQuick ? 10 : 40) && !HasFailure(); ++n) {
+  auto [n, end] = seeds(3, 40);
+  Random random(1 + n);
+  for (; n < end && !HasFailure(); ++n) {
     Case c;
     do c = random_step(random, 4000);
     while (work(c) > (kQuick ? 2e6 : 4e6));
@@ -59,8 +60,9 @@ TEST_P(DecodeTest, Forward) {
 }
 
 TEST_P(DecodeTest, Backward) {
-  Random random(2);
-  for (int n = 0; n < (kQuick ? 10 : 40) && !HasFailure(); ++n) {
+  auto [n, end] = seeds(3, 40);
+  Random random(2 + n);
+  for (; n < end && !HasFailure(); ++n) {
     Case c;
     do c = random_step(random, 1500);
     while (work(c) > (kQuick ? 5e5 : 1e6));

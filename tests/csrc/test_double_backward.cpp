@@ -98,7 +98,7 @@ class DoubleBackwardTest : public IsaTest {};
 QKV_FOR_EACH_ISA(DoubleBackwardTest);
 
 TEST_P(DoubleBackwardTest, RandomCases) {
-  for (int seed = 0; seed < (kQuick ? 60 : 250) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(15, 250); seed < end && !HasFailure(); ++seed) {
     Case c = random_case(seed + 6000);
     c.grad_weights = c.weights = false;
     expect_second_truth(JvpWorkload(c));
@@ -191,7 +191,7 @@ TEST_P(DoubleBackwardTest, HiddenKeysDoNotLeak) {
 
 // One number that is not finite reaches what depends on it and nothing else.
 TEST_P(DoubleBackwardTest, OnePoisonedElement) {
-  for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(50, 1000); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.seed = seed, c.dtype = draw_dtype(random), c.group = draw(random, 1, 2);

@@ -14,7 +14,7 @@ class ForwardTest : public IsaTest {
 QKV_FOR_EACH_ISA(ForwardTest);
 
 TEST_P(ForwardTest, RandomCases) {
-  for (int seed = 0; seed < (kQuick ? 50 : 150) && !HasFailure(); ++seed)
+  for (auto [seed, end] = seeds(12, 150); seed < end && !HasFailure(); ++seed)
     expect_truth(random_case(seed));
 }
 

@@ -40,7 +40,7 @@ class HardTest : public IsaTest {
 QKV_FOR_EACH_ISA(HardTest);
 
 TEST_P(HardTest, RandomCases) {
-  for (int seed = 0; seed < (kQuick ? 30 : 100) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(7, 100); seed < end && !HasFailure(); ++seed) {
     Case c = random_case(seed + 2000);
     c.sinks = false, c.dropout_p = 0;
     expect_best(c);

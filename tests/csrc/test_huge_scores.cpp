@@ -118,8 +118,9 @@ Case random_step(Random& random) {
 }
 
 TEST_P(HugeScoresTest, OneKeyWins) {
-  Random random(1);
-  for (int n = 0; n < (kQuick ? 20 : 100) && !HasFailure();) {
+  auto [n, end] = seeds(5, 100);
+  Random random(1 + n);
+  while (n < end && !HasFailure()) {
     const Workload w(random_step(random));
     const std::optional<Winners> expected = winners(w);
     if (!expected) continue;

@@ -65,7 +65,7 @@ void expect_truth_of_poisoned(Case c, uint64_t seed, Random& random) {
 }
 
 TEST_P(NonfiniteTest, OnePoisonedElement) {
-  for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(50, 1000); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     expect_truth_of_poisoned(small_random_case(random, 40, 20), seed, random);
   }
@@ -73,7 +73,7 @@ TEST_P(NonfiniteTest, OnePoisonedElement) {
 
 // Few rows, and head dimensions that are a whole number of vectors, as in DecodeTest.
 TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
-  for (int seed = 0; seed < (kQuick ? 60 : 400) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(15, 400); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.dtype = draw_dtype(random);
@@ -88,7 +88,7 @@ TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
 // Several numbers at once, so that one may hide another. None of them is in grad_weights: where a
 // score is -inf without a mask, 0 * NaN would have to be NaN, and is 0.
 TEST_P(NonfiniteTest, SeveralPoisonedElements) {
-  for (int seed = 0; seed < (kQuick ? 200 : 1000) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(50, 1000); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c = small_random_case(random, 20, 5);
     c.seed = seed;
@@ -138,7 +138,7 @@ Case blocks_of_everything(Random& random) {
 }
 
 TEST_P(NonfiniteTest, ManyPoisonedElements) {
-  for (int seed = 0; seed < (kQuick ? 20 : 100) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(5, 100); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c = blocks_of_everything(random);
     c.seed = seed;
@@ -165,7 +165,7 @@ TEST_P(NonfiniteTest, TilesOfOnePosition) {
 // The number of threads decides which rows are one item, and not even the sign of a NaN may follow
 // from that.
 TEST_P(NonfiniteTest, SameBitsForAnyThreads) {
-  for (int seed = 0; seed < (kQuick ? 10 : 40) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(4, 40); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c;
     c.seed = seed, c.dtype = draw_dtype(random), c.kv_heads = 2, c.is_causal = true;
@@ -214,7 +214,7 @@ TEST_P(SplitKeysTest, NaNWithATinyWeight) {
 }
 
 TEST_P(SplitKeysTest, OnePoisonedElement) {
-  for (int seed = 0; seed < (kQuick ? 30 : 150) && !HasFailure(); ++seed) {
+  for (auto [seed, end] = seeds(7, 150); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     c.seed = seed;
     c.dtype = draw_dtype(random);

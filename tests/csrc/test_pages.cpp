@@ -59,8 +59,9 @@ Case random_step(Random& random) {
 }
 
 TEST_P(PagesTest, RandomCases) {
-  Random random(1);
-  for (int n = 0; n < (kQuick ? 20 : 100) && !HasFailure(); ++n) {
+  auto [n, end] = seeds(5, 100);
+  Random random(1 + n);
+  for (; n < end && !HasFailure(); ++n) {
     Workload w(random_step(random));
     expect_truth_of_pages(w, draw_from<int64_t>(random, {1, 3, 16, 64, 256}), random());
   }
@@ -149,8 +150,9 @@ void expect_as_alone(Case c, uint64_t seed) {
 }
 
 TEST_P(PagesTest, Sequences) {
-  Random random(2);
-  for (int n = 0; n < (kQuick ? 8 : 30) && !HasFailure(); ++n) {
+  auto [n, end] = seeds(3, 30);
+  Random random(2 + n);
+  for (; n < end && !HasFailure(); ++n) {
     Case c = random_step(random);
     c.shard = {};
     expect_as_alone(c, random());

@@ -79,14 +79,11 @@ QKV_FOR_EACH_ISA(SharedMasksTest);
 
 TEST_P(SharedMasksTest, LongDocuments) {
   const Lengths lengths = {{512, 512}, {512, 512}, {300, 512}, {512, 200}};
-  for (DType dtype : {DType::f32, DType::bf16}) {
-    for (bool share_heads : {false, true}) {
-      Case c = masked(dtype);
-      c.share_heads = share_heads;
-      expect_sums(c, lengths, kFirst);
-      c.is_causal = true;
-      expect_sums(c, lengths, kFirst);
-    }
+  // The eight ways to choose a dtype, whether heads share, and causality.
+  for (auto [way, end] = seeds(1, 8); way < end && !HasFailure(); ++way) {
+    Case c = masked(way % 2 ? DType::bf16 : DType::f32);
+    c.share_heads = way / 2 % 2, c.is_causal = way / 4 % 2;
+    expect_sums(c, lengths, kFirst);
   }
 }
 
@@ -94,13 +91,11 @@ TEST_P(SharedMasksTest, LongDocuments) {
 // behind them.
 TEST_P(SharedMasksTest, EmptyDocumentsInEveryPlace) {
   const std::vector<Lengths> empty = {{{512, 0}}, {{0, 512}}, {{0, 0}, {512, 0}, {40, 0}, {0, 9}}};
-  for (const Lengths& without : empty) {
-    for (size_t place = 0; place <= 2; ++place) {
-      Lengths all = {{512, 512}, {512, 300}};
-      all.insert(all.begin() + std::ptrdiff_t(place), without.begin(), without.end());
-      expect_sums(masked(DType::f32), all, kFirst);
-      if (HasFailure()) return;
-    }
+  for (auto [way, end] = seeds(2, 9); way < end && !HasFailure(); ++way) {
+    const Lengths& without = empty[size_t(way % 9 / 3)];
+    Lengths all = {{512, 512}, {512, 300}};
+    all.insert(all.begin() + way % 3, without.begin(), without.end());
+    expect_sums(masked(DType::f32), all, kFirst);
   }
 }
 
@@ -122,15 +117,15 @@ TEST_P(SharedMasksTest, ManyShortDocuments) {
 // for each of them.
 TEST_P(SharedMasksTest, TwoMasks) {
   const Lengths lengths = {{0, 80}, {200, 0}, {300, 300}, {300, 300}, {80, 250}, {100, 0}};
-  for (const auto& shared : {kFirst, kSecond, kBoth}) {
-    for (bool share_heads : {false, true}) {
-      Case c = with_bias(masked(DType::f32));
-      c.share_heads = share_heads, c.group = 2;
-      expect_sums(c, lengths, shared);
+  const std::array<bool, kMasks> shared[] = {kFirst, kSecond, kBoth};
+  for (auto [way, end] = seeds(1, 12); way < end && !HasFailure(); ++way) {
+    Case c = with_bias(masked(DType::f32));
+    c.share_heads = way / 2 % 2, c.group = 2;
+    if (way % 2) {
       c.dtype = DType::bf16, c.dropout_p = 0.3, c.softcap = 2;
       c.alibi_slopes = c.grad_alibi_slopes = c.sinks = c.grad_sinks = true;
-      expect_sums(c, lengths, shared);
     }
+    expect_sums(c, lengths, shared[way / 4 % 3]);
   }
 }
 

@@ -26,7 +26,7 @@ filter='-*/generic:*/emulated_*:Memory.WorkspaceThatCannotBeHad'
 if [ "${1:-}" = quick ]; then
   shift
   filter+=':NestedRegion.*:Reference*:Memory.*'
-  for suite in Threads SplitKeys Sharing Jobs Options Nonfinite; do filter+=":Isa/${suite}Test.*"; done
+  for suite in Threads SplitKeys Sharing SharedMasks Spans Options Nonfinite; do filter+=":Isa/${suite}Test.*"; done
 fi
 OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2 tests/in_shards.sh \
   qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/qkv_csrc_tests" --gtest_filter="$filter" "$@"

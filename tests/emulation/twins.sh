@@ -2,16 +2,18 @@
 # Every Python test that runs in bf16, on the emulated twins of the instruction sets that multiply
 # bf16 (tests/csrc/emulated): on any CPU, and to every bit as on one that has them (PairsTest).
 #
-#   tests/emulation/twins.sh BUILD [PYTEST_OPTION...]    BUILD: a CMake tree with tests and torch
+#   tests/emulation/twins.sh BUILD 'avx512bf16 amx' [PYTEST_OPTION...]
+#
+# BUILD: a CMake tree in which qkv_with_emulated is built, with these instruction sets.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 build=$1
-shift
-cmake --build "$build" --target qkv_with_emulated >/dev/null
+read -ra isas <<<"$2"
+shift 2
 export QKV_LIBRARY=$PWD/$build/emulated/libqkv.so
 status=0
-for isa in emulated_avx512bf16 emulated_amx; do
+for isa in "${isas[@]/#/emulated_}"; do
   QKV_ISA=$isa QKV_TEST_ISAS=$isa python -m pytest tests/python --only-bf16 "$@" || status=1
 done
 exit $status
