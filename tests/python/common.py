@@ -1,10 +1,12 @@
 """What the operator is held against, as the tests call it: qkv.testing, and torch's attention."""
 
 import doctest
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,9 @@ INF = float("inf")
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 
-# torch.compile's; inductor compiles C++.
-COMPILERS = [
-    "aot_eager",
-    pytest.param("inductor", marks=pytest.mark.skipif(not shutil.which("g++"), reason="no g++")),
-]
+# torch.compile's. Inductor compiles C++, for seconds: the quick layer has few tests with it.
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.long])]
 
 # Of results of about 1, computed in other orders; halves are rounded at the end.
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -136,6 +136,31 @@ def run_python(code, timeout=120, env=(), cwd=None):
     )  # fmt: skip
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def _execute(code, path):
+    with open(path, "w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
+    sys.stdout.flush()
+
+
+def run_forked(code, timeout=120):
+    """run_python in a process that has imported torch and qkv and has started no threads: a fork of
+    one that did so, once for all. It takes 20 ms to start, where importing them takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "qkv"])
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = context.Process(target=_execute, args=(code, output.name))
+        process.start()
+        process.join(timeout)
+        in_time = process.exitcode is not None
+        process.kill()
+        printed = output.read()
+    assert in_time, f"took more than {timeout} s\n{printed}"
+    assert process.exitcode == 0, f"exit code {process.exitcode}\n{printed}"
+    return printed
 
 
 def attempt(*command, **options):

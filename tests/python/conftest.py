@@ -1,6 +1,7 @@
 """Fixtures for every test; what the quick layer leaves to the long one; hypothesis' settings."""
 
 import os
+import time
 import zlib
 
 # This is set before torch is imported: threads sleep, and do not spin, between the thousands of
@@ -15,18 +16,28 @@ import hypothesis
 import pytest
 import torch
 import torchvision_operators  # noqa: F401
+from costs import Costs
+from hypothesis.internal.detection import is_hypothesis_test
 
 import qkv
+
+# Of a property, in the quick layer, with each of its parameters: with five instruction sets and two
+# dtypes that is 120.
+EXAMPLES = 12
+BEGAN = time.monotonic()
 
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="the long layer: see CONTRIBUTING.md")
     parser.addoption("--only-bf16", action="store_true", help="tests that run in bf16, no others")
+    parser.addoption("--part", metavar="K/N", help="one in N of the tests, K = 0 up to N - 1")
+    parser.addoption("--most-seconds", type=float, help="tests that begin later are skipped")
 
 
 def pytest_configure(config):
     """The quick layer draws the same few examples each time, so that a change is judged by the
-    change; the long one draws many new ones. QKV_TEST_EXAMPLES=<n> draws n new ones in either."""
+    change; the long one draws many new ones. QKV_TEST_EXAMPLES=<n> draws n new ones in either.
+    A test draws other examples with other parameters, so that few of each are many."""
     config.addinivalue_line("markers", "bf16: runs in bf16, though no parameter says so")
     config.addinivalue_line("markers", "long: in the long layer only")
     config.addinivalue_line("markers", "one_in(n): in the quick layer one in n of its parameters")
@@ -36,7 +47,7 @@ def pytest_configure(config):
         deadline=None,
         derandomize=not (long or examples),
         database=None,
-        max_examples=int(examples or (200 if long else 50)),
+        max_examples=int(examples or (200 if long else EXAMPLES)),
         print_blob=True,
         suppress_health_check=[
             hypothesis.HealthCheck.too_slow,
@@ -44,6 +55,8 @@ def pytest_configure(config):
         ],
     )
     hypothesis.settings.load_profile("qkv")
+    if folder := os.environ.get("QKV_TEST_COSTS"):
+        config.pluginmanager.register(Costs(folder))
 
 
 def multiplies_pairs(isa):
@@ -89,8 +102,30 @@ def thinned_out(items):
         yield from found if len(found) < len(parametrized) else found[1:]
 
 
+def pytest_runtest_setup(item):
+    limit = item.config.getoption("--most-seconds")
+    if limit and time.monotonic() - BEGAN > limit:
+        pytest.skip(f"no time left of {limit:.0f} seconds")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """Lets a property draw its own examples with each instruction set, dtype or other parameter.
+    They follow from the test's name, and in the long layer from --hypothesis-seed as well."""
+    test = getattr(item, "function", None)
+    if is_hypothesis_test(test) and not os.environ.get("QKV_TEST_EXAMPLES"):
+        seed = item.config.getoption("--hypothesis-seed")
+        hypothesis.seed(f"{item.nodeid} {seed}")(test)
+
+
+def in_another_part(config, items):
+    """The tests that --part leaves out."""
+    part, _, parts = (config.getoption("--part") or "0/1").partition("/")
+    return {x for x in items if zlib.crc32(x.nodeid.encode()) % int(parts) != int(part)}
+
+
 def pytest_collection_modifyitems(config, items):
-    left_out = set()
+    left_out = in_another_part(config, items)
     if config.getoption("--only-bf16"):
         left_out |= {x for x in items if not runs_in_bf16(x)}
     if not config.getoption("--long"):
@@ -99,6 +134,9 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=[x for x in items if x in left_out])
         items[:] = [x for x in items if x not in left_out]
+    if config.getoption("--most-seconds"):  # other files have no time left with another seed
+        seed = config.getoption("--hypothesis-seed")
+        items.sort(key=lambda x: zlib.crc32(f"{x.path.name} {seed}".encode()))
 
 
 # QKV_TEST_ISAS=avx2,generic runs the tests on these instruction sets. They may be emulated ones, of

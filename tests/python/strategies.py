@@ -4,9 +4,18 @@ import dataclasses
 import math
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 NAN = float("nan")
+
+
+def one_example_in(n):
+    """How many examples a property gets that is dear: an nth of what others get. The first one that
+    hypothesis draws is the simplest that there is, so there are at least three."""
+    return max(3, settings().max_examples // n)
+
+
 LAYOUTS = ["contiguous", "transposed", "column_major", "sliced", "column_strided", "unaligned"]
 
 

@@ -23,7 +23,7 @@ from rounding import (
     assert_within_rounding,
     magnitudes,
 )
-from strategies import LAYOUTS, cases, lay_out
+from strategies import LAYOUTS, cases, lay_out, one_example_in
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
@@ -48,7 +48,7 @@ class TestAgainstReference:
         self.check(dtype, case)
 
     @dtypes_of("bf16", "f16")
-    @settings(max_examples=settings().max_examples // 3)
+    @settings(max_examples=one_example_in(3))
     @given(case=cases(max_work=500_000))
     def test_drawn_halves(self, dtype, case):
         self.check(dtype, case)
@@ -56,7 +56,7 @@ class TestAgainstReference:
 
 @pytest.mark.usefixtures("isa")
 class TestErrorIsNoLargerThanTorchs:
-    @pytest.mark.one_in(3)
+    @pytest.mark.one_in(12)
     @pytest.mark.parametrize("shape", GRID)
     @dtypes_of("f32", "f64", "bf16", "f16")
     def test_grid(self, shape, dtype):
@@ -71,6 +71,7 @@ class TestErrorIsNoLargerThanTorchs:
         limit = 1.15 if dtype in HALVES else 1.02
         assert_no_less_accurate(lse, attend(*inputs, **options)[1], truth_lse, limit)
 
+    @pytest.mark.one_in(3)
     @dtypes_of("f32", "bf16", "f16")
     @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32])
     def test_mask(self, mask_dtype, dtype):
@@ -81,6 +82,7 @@ class TestErrorIsNoLargerThanTorchs:
         ours = torch.ops.qkv.attention(*inputs, mask)
         assert_no_less_accurate(ours, sdpa(*inputs, attn_mask=mask), truth)
 
+    @pytest.mark.one_in(3)
     @dtypes_of("f32", "bf16", "f16")
     @pytest.mark.parametrize("spread", [0.01, 3.0, 10.0])
     def test_flat_and_peaked_weights(self, spread, dtype):
@@ -93,6 +95,7 @@ class TestErrorIsNoLargerThanTorchs:
 
 @pytest.mark.usefixtures("isa")
 class TestAgainstTorchsPaths:
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
     @pytest.mark.parametrize("shape", GRID)
     def test_close(self, backend, shape):
@@ -126,7 +129,7 @@ class TestShapes:
             theirs, truth = (f(*inputs)[0] for f in (as_torch(dtype), reference))
             testing.assert_close(torch.ops.qkv.attention(*inputs), truth, theirs)
 
-    @pytest.mark.one_in(3)
+    @pytest.mark.one_in(4)
     @dtypes_of("f32", "f64", "bf16", "f16")
     @pytest.mark.parametrize("heads, D", [((4, 1), 64), ((8, 2), 80), ((2, 2), 24), ((6, 1), 128)])
     def test_few_queries_on_many_keys(self, heads, D, dtype):

@@ -72,6 +72,7 @@ class TestEveryFunction:
                 assert FUNCTIONS[name](*inputs)[0].dtype == other
             assert FUNCTIONS[name](*inputs)[0].dtype == dtype
 
+    @pytest.mark.one_in(4)
     @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
     @pytest.mark.parametrize("where", ["inside", "outside"])
     def test_compile(self, name, dtype, where):

@@ -133,7 +133,7 @@ def test_plot_is_a_picture(finished):
     assert finished[2].startswith(PNG) and len(finished[2]) > 10_000
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.long
 @pytest.mark.parametrize("isa", qkv.supported_isas())
 def test_isa_holds_torch_likewise(isa, tmp_path):
     done = run_bench(
@@ -146,6 +146,7 @@ def test_isa_holds_torch_likewise(isa, tmp_path):
     assert (run["isa"], run["torch_isa"]) == (isa, expected)
 
 
+@pytest.mark.long
 def test_qkv_isa_in_the_environment_holds_torch_too(tmp_path):
     done = run_bench(
         "--shapes", "1x1x4x4x4", "--repeats", 1, "--json", tmp_path / "run.json", QKV_ISA="generic"
@@ -208,6 +209,7 @@ def test_drift_and_noise_are_reported():
     assert report.warnings(run)[-1].endswith("tiny float32 backward, tiny float16 backward")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(dtype, tmp_path):
     path = tmp_path / "run.json"

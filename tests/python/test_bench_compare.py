@@ -101,6 +101,7 @@ def test_memory_is_shown_where_it_was_measured(capsys, old, tmp_path):
     assert [row[-2:] for row in rows] == [["3", "70"]] * 2 + [["", ""]] * 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_isa_asked_for")
 def test_memory_is_measured_when_asked_for(monkeypatch, capsys, tmp_path):
     """In processes of its own, which are left out here: test_bench_derivatives.py has them."""

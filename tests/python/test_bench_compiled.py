@@ -24,6 +24,7 @@ def alone(name, monkeypatch, option, shape=SMALL):
 
 
 # The fewest that have everything: grouped heads, a mask of positions, and a parameter that learns.
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["sinks", pytest.param("bias", marks=pytest.mark.long)])
 def test_the_compiled_textbook_is_right_and_timed(monkeypatch, option):
     case = alone("by hand, compiled", monkeypatch, option, SMALL + "c")
@@ -36,6 +37,7 @@ def test_the_compiled_textbook_is_right_and_timed(monkeypatch, option):
             ways["by hand, compiled"].timed(direction)()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "option, shape",
     [

@@ -124,6 +124,7 @@ def finished(tmp_path_factory):
     return done.stdout, run, (folder / "run.png").read_bytes()
 
 
+@pytest.mark.long
 def test_every_shape_in_every_dtype(finished):
     _, run, _ = finished
     assert run["suite"] == "decode" and run["directions"] == ["forward"]
@@ -146,6 +147,7 @@ def test_every_shape_in_every_dtype(finished):
     assert run["geometric_mean"] == {"forward": None}
 
 
+@pytest.mark.long
 def test_table_of_decoding(finished):
     stdout, run, _ = finished
     [(titles, rows)] = tables_of(stdout)
@@ -159,5 +161,6 @@ def test_table_of_decoding(finished):
     assert len(lines) == 2 + 6 and {line.count("|") for line in lines} == {13}
 
 
+@pytest.mark.long
 def test_plot_of_decoding_is_a_picture(finished):
     assert finished[2].startswith(PNG) and len(finished[2]) > 10_000

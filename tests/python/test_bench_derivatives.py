@@ -148,6 +148,7 @@ def test_torchs_way_is_on_its_math_path():
         fused.derivatives()
 
 
+@pytest.mark.long
 def test_memory_is_what_a_call_takes():
     """Of torch's path, whose scores alone take 64 MiB of two heads, and which holds several."""
     case = derivative_case("1x2x2048x2048x8")

@@ -62,6 +62,7 @@ def test_fastest_of_torchs_ways_is_kept():
 INSTRUCTIONS = {"avx512bf16": "vdpbf16ps", "amx": "tdpbf16ps"}  # for bfloat16; else FMA
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("isa", qkv.supported_isas())
 def test_peak_probe_is_a_rate(isa, dtype):

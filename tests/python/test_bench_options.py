@@ -78,6 +78,7 @@ def finished_options(tmp_path_factory):
     return printed.getvalue(), run, (folder / "run.png").read_bytes()
 
 
+@pytest.mark.long
 def test_ways_that_cannot_be_had_are_said(finished_options):
     stdout, run, _ = finished_options
     reason = {"by hand, compiled": "left out of this test"}

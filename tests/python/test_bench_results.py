@@ -82,6 +82,7 @@ def published(tmp_path_factory):
     return folder, f"# Here\n\nOf `benchmarks/results/run.json`:\n\n{page.getvalue()}"
 
 
+@pytest.mark.long
 def test_a_page_that_is_printed_from_the_run_is_right(published):
     folder, page = published
     assert [names for names, _ in named(page)] == [["run.json"], []]
@@ -91,6 +92,7 @@ def test_a_page_that_is_printed_from_the_run_is_right(published):
     assert list(wrong(both, folder)) == []
 
 
+@pytest.mark.long
 def test_columns_may_be_left_out_but_no_row(published):
     folder, page = published
     (titles, rows) = next(tables(page))
@@ -105,6 +107,7 @@ def test_columns_may_be_left_out_but_no_row(published):
     assert list(wrong(shown(rows[1:]), folder)) != []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -119,6 +122,7 @@ def test_what_is_not_of_the_run_is_found(published, change, message):
     assert said.startswith(message)
 
 
+@pytest.mark.long
 def test_a_heading_ends_what_was_named(published):
     folder, page = published
     text = "`benchmarks/results/gone.json`\n\n## Next\n\n| a |\n|---|\n| 1 |\n"

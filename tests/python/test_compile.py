@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from common import COMPILERS, attend, dtypes_of
+from common import COMPILERS, attend, dtypes_of, needs_compiler
 from strategies import LAYOUTS, lay_out
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -130,6 +130,13 @@ class TestCompile:
                 torch.testing.assert_close(gradients(), expected)
 
 
+@needs_compiler
+def test_inductor_trains_a_model():
+    """What the quick layer compiles to C++."""
+    TestCompile().test_training_step_of_a_model("inductor")
+
+
+@pytest.mark.long
 def test_compiled_autograd_with_other_options():
     """Arguments that are no tensors are part of the cache's key; else two calls would share one
     graph."""
@@ -173,7 +180,7 @@ SAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @dtypes_of("f32", "f64", "bf16")
@@ -195,6 +202,7 @@ ALL_OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @dtypes_of("f32", "f16")
 @pytest.mark.parametrize("mask", [(5, 6), (2, 3, 5, 6), (3, 1, 6), (5, 1), ()])
 def test_opcheck_of_the_gradient(mask, dtype):

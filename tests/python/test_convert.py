@@ -260,6 +260,7 @@ def timm():
     return pytest.importorskip("timm")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_timm(timm, is_fused):
     torch.manual_seed(0)

@@ -93,9 +93,7 @@ def same(found, expected):
 
 
 # A failure costs a world of processes: they are not tried again to make the example smaller.
-few = settings(
-    max_examples=max(1, settings.default.max_examples // 3), phases=[Phase.explicit, Phase.generate]
-)
+few = settings(max_examples=strategies.one_example_in(3), phases=[Phase.explicit, Phase.generate])
 
 
 class TestAgrees:

@@ -35,6 +35,7 @@ def commands(script):
     return [line.split() for line in found]
 
 
+@pytest.mark.long
 def test_finetune_transformers(tmp_path, monkeypatch):
     """What was saved tells as many right as before it was saved, and so it does on torch's
     attention."""
@@ -51,6 +52,7 @@ def test_finetune_transformers(tmp_path, monkeypatch):
         assert again > 0.85
 
 
+@pytest.mark.long
 def test_translate(capsys):
     (command,) = commands("translate")
     assert load("translate").main([*command, "--steps", "300"]) > 0.8
@@ -59,6 +61,7 @@ def test_translate(capsys):
     assert "2034-03-22 -> 22 March 2034\n" in printed
 
 
+@pytest.mark.long
 def test_vit_digits():
     (command,) = commands("vit_digits")
     assert load("vit_digits").main([*command, "--steps", "300"]) > 0.95
@@ -75,6 +78,7 @@ def test_packed_documents(capsys):
     assert int(padding) > int(tokens) > 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", commands("serve"), ids=" ".join)
 def test_serve(command, capsys):
     """It ends well only if each text is what the model writes alone."""
@@ -88,6 +92,7 @@ def test_serve(command, capsys):
     assert most <= blocks
 
 
+@pytest.mark.long
 def test_forces(tmp_path, monkeypatch, capsys):
     """It learns, and both attentions are as far from float64, but for rounding: an energy, of which
     there are two, is a sum over 255 atoms that cancels, so its last digits are luck."""
@@ -118,6 +123,7 @@ def test_forces_are_those_of_the_potential():
     assert force[0, 1].tolist() == pytest.approx([0, 0, -slope])
 
 
+@pytest.mark.long
 def test_flow(tmp_path, monkeypatch):
     """What it learns from the jvp draws digits that differ as real ones do; a step of the velocity
     itself draws the mean of a digit."""
@@ -149,6 +155,7 @@ def test_flow_on_both_attentions():
         assert (x - expected).norm() < 1e-4 * expected.norm()
 
 
+@pytest.mark.long
 def test_long_context(tmp_path):
     """Four processes with a limit train what one process with that limit cannot, and to the same
     losses where it can."""
@@ -204,6 +211,7 @@ def test_wrong_arguments(script, arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("attention", ["qkv", "torch"])
 @pytest.mark.parametrize("script", WITH_TORCH)
 def test_attention_is_the_one_asked_for(script, attention):

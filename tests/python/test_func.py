@@ -296,6 +296,7 @@ class TestVmapOfDropout:
 class TestSecondOrder:
     """With every option: test_second_order.py."""
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("options", [{}, {"is_causal": True, "scale": 0.3}, {"dropout_p": 0.3}])
     def test_all_derivatives(self, leaves, options):
         mask = torch.randn(6, 7).double().requires_grad_()

@@ -60,6 +60,7 @@ def test_learned_smoothing_keeps_jumps_apart():
     assert errors[smoothed.sigma] < 1.05 * min(errors.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scorer", dates.SCORERS)
 def test_dates_are_read_by_looking_at_them(scorer):
     """After a few steps the year is written, and found where it stands; what is padded is not
@@ -85,6 +86,7 @@ def gap_filler():
     return words.train(150)
 
 
+@pytest.mark.long
 def test_the_hidden_verb_asks_the_subject(gap_filler):
     model, losses = gap_filler
     assert losses[-1] < 0.3 * losses[0]
@@ -98,6 +100,7 @@ def test_the_hidden_verb_asks_the_subject(gap_filler):
     assert "likes" in [word for word, _ in words.guesses(model, singular, sentence.ASKING)]
 
 
+@pytest.mark.long
 def test_steps_that_are_not_the_operators_are_found_out(gap_filler, monkeypatch):
     scaled_otherwise = functools.partial(qkv.attention_with_weights, scale=1 / 63**0.5)
     monkeypatch.setattr(qkv, "attention_with_weights", scaled_otherwise)

@@ -139,6 +139,7 @@ class TestTransforms:
         compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
         self.check(compiled, f, make(dtype))
 
+    @pytest.mark.one_in(4)
     @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
     def test_compiled_autograd(self, name, dtype):
         inputs, f = make(dtype), FUNCTIONS[name]
@@ -191,7 +192,7 @@ def test_the_gradients_of_options_have_their_dtypes(dtype):
 
 @pytest.mark.usefixtures("isa")
 class TestAccuracy:
-    @pytest.mark.one_in(2)
+    @pytest.mark.one_in(8)
     @halves
     @pytest.mark.parametrize("is_causal", [True, False])
     def test_long_sequence(self, dtype, is_causal):

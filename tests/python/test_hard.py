@@ -8,7 +8,7 @@ from common import attend, compute_type, dtypes_of, fused
 from gradients import gradients
 from hypothesis import given, settings
 from rounding import score_sizes
-from strategies import cases
+from strategies import cases, one_example_in
 
 import qkv
 from qkv import testing
@@ -95,7 +95,7 @@ class TestShapes:
             assert g is None or g.isfinite().all()
 
     @dtypes_of("f32", "f64", "bf16", "f16")
-    @settings(max_examples=settings().max_examples // 4)
+    @settings(max_examples=one_example_in(4))
     @given(case=cases(max_work=300_000))
     def test_drawn(self, dtype, case):
         """Rounding may decide between keys that are almost equally good: the key that was chosen is

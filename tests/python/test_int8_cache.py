@@ -5,7 +5,7 @@ import torch
 from common import compute_type
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import LAYOUTS, lay_out
+from strategies import LAYOUTS, lay_out, one_example_in
 from test_kvcache import calls, make
 from torch.library import opcheck
 from torch.nn.attention.varlen import AuxRequest
@@ -73,7 +73,7 @@ def int8_calls(draw):
 
 @pytest.mark.usefixtures("isa")
 class TestAgainstComposition:
-    @settings(max_examples=settings().max_examples // 2)
+    @settings(max_examples=one_example_in(2))
     @given(int8_calls())
     def test_drawn(self, call):
         compare(call)
@@ -87,6 +87,7 @@ class TestAgainstComposition:
         )
         compare(as_int8(call | {"causal": True}))
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("L, draws", [(1, 16), (40, 1)])
     def test_error_is_that_of_a_float_cache(self, L, draws):
         """But for the product of score and scale, where that is rounded by itself: without FMA.

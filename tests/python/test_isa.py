@@ -17,6 +17,7 @@ def run(isa):
     )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("isa", qkv.supported_isas())
 def test_forced(isa):
     assert run(isa).stdout.strip() == isa
@@ -26,6 +27,7 @@ def test_empty_means_best():
     assert run("").stdout.strip() == qkv.supported_isas()[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("isa", ["sse9", "AVX2", " avx2"])
 def test_unknown(isa):
     done = run(isa)

@@ -17,7 +17,7 @@ from common import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import LAYOUTS, lay_out
+from strategies import LAYOUTS, lay_out, one_example_in
 
 import qkv
 from qkv import testing
@@ -118,7 +118,7 @@ def calls(draw):
 @pytest.mark.usefixtures("isa")
 class TestAgainstComposition:
     @pytest.mark.bf16
-    @settings(max_examples=settings().max_examples // 2)
+    @settings(max_examples=one_example_in(2))
     @given(calls())
     def test_drawn(self, call):
         compare(call)
@@ -466,6 +466,7 @@ class TestCompile:
     def fresh(self):
         torch.compiler.reset()
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("backend", COMPILERS)
     @pytest.mark.parametrize("block_size", [None, 16])
     def test_decoding(self, backend, block_size):

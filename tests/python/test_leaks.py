@@ -2,7 +2,7 @@
 holds does not grow. In a fresh process each, and counted in bytes, not in time."""
 
 import pytest
-from common import run_python
+from common import run_forked
 
 MEASURE = """
 import ctypes, torch, qkv
@@ -93,7 +93,7 @@ before = held()
 run({turns})
 print(held() - before)
 """
-    return int(run_python(code, timeout=600))
+    return int(run_forked(code, timeout=600))
 
 
 # Pages that the allocator has cut up come and go: up to 300 KB were seen where nothing leaks. A

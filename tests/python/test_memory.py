@@ -1,7 +1,7 @@
 """Memory grows with the length of the sequences, not its square, and no keys are copied."""
 
 import pytest
-from common import run_python
+from common import run_forked, run_python
 
 MEASURE = """
 import torch, qkv
@@ -29,8 +29,8 @@ train(64)  # libraries and thread stacks
 """
 
 
-def megabytes(code, attention="torch.ops.qkv.attention"):
-    return [float(x) for x in run_python(MEASURE.format(attention=attention) + code, 300).split()]
+def megabytes(code, attention="torch.ops.qkv.attention", run=run_forked):
+    return [float(x) for x in run(MEASURE.format(attention=attention) + code, 300).split()]
 
 
 def dtypes(*names):
@@ -45,6 +45,7 @@ def test_no_more_than_torch(dtype):
     assert ours <= theirs + 32  # the scores alone would take 64
 
 
+@pytest.mark.one_in(2)
 @dtypes("float32", "float16")
 def test_very_long_head(dtype):
     """Against what torch cannot do without either, where torch itself takes minutes: the output
@@ -98,6 +99,7 @@ def test_no_scores_in_forward_mode_and_second_order(options):
     assert forward_mode <= 32 and twice <= 32
 
 
+@pytest.mark.long
 def test_second_order_of_a_long_head():
     """The scores alone would take 1024 MB; the results of the four passes are eight tensors of
     4 MB."""
@@ -212,5 +214,5 @@ print(beyond(8, 8, 4096, 64, True))
 print(beyond(1, 1, 4096, 64, False))
 print(beyond(32, 8, 1024, 128, True))
 """
-    found = megabytes(code)
+    found = megabytes(code, run=run_python)
     assert len(found) == 4 and all(0 < beyond <= 32 for beyond in found)

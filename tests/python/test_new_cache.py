@@ -46,6 +46,7 @@ def test_a_large_cache_asks_for_huge_pages_and_begins_with_one():
         assert "hg" in flags_at(cache.data_ptr() + byte)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not SETTING.exists(), reason="this system has no transparent huge pages")
 def test_the_memory_lives_as_long_as_views_of_the_cache():
     cache = qkv.new_cache((2, HUGE_PAGE), dtype=torch.int8)

@@ -106,6 +106,7 @@ def test_blocks_of_queries(monkeypatch, elements):
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("mask", ["none", "bool", "floating"])
 def test_derivatives_of_first_and_second_order(mask, need_weights):
@@ -233,6 +234,7 @@ def test_compile(need_weights):
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.long
 def test_compile_for_any_length():
     """The first call compiles for all lengths that make one block. No two sizes of that call are
     equal: the compiler takes those that are for the same size."""

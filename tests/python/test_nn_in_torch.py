@@ -75,6 +75,7 @@ def samples_of(kind, training):
     return info.module_inputs_func(info, "cpu", torch.float64, True, training)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", SAMPLED, ids=lambda kind: kind.__name__)
 def test_samples_of_torch(kind, training):
@@ -279,6 +280,7 @@ def test_jagged_tensors_with_holes():
 # torch.compile, torch.export, torch.func.
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", COMPILERS)
 @pytest.mark.parametrize("call", [
     {}, {"need_weights": False, "is_causal": True}, {"key_padding_mask": padding(6, 4, 3)},

@@ -18,6 +18,7 @@ from gradients import LEAVES, gradients
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from rounding import assert_within_rounding, magnitudes
+from strategies import one_example_in
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -142,7 +143,7 @@ class TestAttendedComesOut:
 
 @dtypes
 class TestDrawn:
-    @settings(max_examples=settings().max_examples // 2)
+    @settings(max_examples=one_example_in(2))
     @given(
         size=st.tuples(*(st.integers(1, 24) for _ in range(3))),
         junk=st.lists(

@@ -261,6 +261,7 @@ def test_leading_dimensions():
     check({f"rank {rank}": (of_rank(rank), told) for rank in (2, 3, 4, 5, 6)})
 
 
+@pytest.mark.one_in(3)
 @dtypes_of("f64", "f16", "bf16")
 def test_dtypes(dtype):
     """Half precision is rounded once, at the end, and a float32 mask not at all."""
@@ -323,6 +324,7 @@ def test_a_window_that_is_computed():
         check_calls(program, {"": (inputs(L=L, S=9), {"window_size": (L - 4, L)})})
 
 
+@pytest.mark.long
 def test_layers():
     """Smoothing has a window that follows from a tensor, and scores in float64."""
     smoothing = qkv.nn.GaussianSmoothing(1.0)
@@ -333,6 +335,7 @@ def test_layers():
     check_model(dictionary, lambda B, L: (torch.randn(B, L, D),))
 
 
+@pytest.mark.long
 def test_weights():
     cases = {
         reduce: (inputs() | {"attn_mask": visible(), "sinks": torch.randn(H)}, {"reduce": reduce})
@@ -351,6 +354,7 @@ def test_weights():
         testing.assert_close([found[2 * i + 1], alone[i]], [truth] * 2, [torchs] * 2)
 
 
+@pytest.mark.long
 def test_later_opsets_and_no_optimizer():
     cases = each(fused)
     for options in ({"opset_version": 24}, {"opset_version": 25}, {"optimize": False}):
@@ -427,6 +431,7 @@ def padded(B, L):
     return torch.randn(B, L, 32), padding
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_multihead_attention(need_weights):
     check_model(SelfAttention(need_weights), padded, ({0: AUTO, 1: AUTO},) * 2)
@@ -439,6 +444,7 @@ def test_encoder_under_replace_sdpa():
         check_model(encoder, lambda B, L: padded(B, L)[:1], ({0: AUTO, 1: AUTO},), attentions=2)
 
 
+@pytest.mark.long
 def test_converted_encoder():
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -446,6 +452,7 @@ def test_converted_encoder():
     check_model(encoder, lambda B, L: padded(B, L)[:1], ({0: AUTO, 1: AUTO},), attentions=2)
 
 
+@pytest.mark.long
 def test_timm():
     timm = pytest.importorskip("timm")
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5)
@@ -474,6 +481,7 @@ def tokens(B, L):
     return torch.randint(0, 50, (B, L)), mask
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Bert", "Llama", "Gemma2"])
 def test_transformers(name):
     """BERT with unknown sizes. Gemma 2 caps scores and masks them."""
@@ -503,6 +511,7 @@ def test_refuses_dropout():
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("opset", [18, 22])
 def test_refuses_opsets_without_attention(opset):
     assert_refused(

@@ -46,13 +46,14 @@ def check(name, call):
     opcheck(samples.operator(name), (), call, test_utils=(*tests, *more))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", samples.names())
 def test_opcheck(name):
     for call in samples.calls(name, torch.float32):
         check(name, call)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", [n for n in samples.names() if n not in NO_GRADIENT])
 def test_opcheck_with_gradients(name):
     for number, call in enumerate(samples.calls(name, torch.float32)):

@@ -71,6 +71,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_empty_documents_in_every_place(isa, lengths, shape):
@@ -79,6 +80,7 @@ def test_empty_documents_in_every_place(isa, lengths, shape):
         check(*zip(*order, strict=True), (documents, *shape[1:]), (1,))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("heads", [HEADS, 1])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_long_documents_on_several_threads(isa, heads, place):

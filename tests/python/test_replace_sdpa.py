@@ -341,6 +341,7 @@ class TestDerivatives:
     def _on(self, replaced):
         pass
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
     def test_gradients_of_all_kinds(self, leaves, options):
         def attention(*x):

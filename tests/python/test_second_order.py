@@ -112,6 +112,7 @@ def assert_accurate(inputs, options, seeds, directions, times=1.0):
 
 @pytest.mark.parametrize("case", CASES)
 class TestCases:
+    @pytest.mark.one_in(3)
     def test_gradcheck(self, case):
         inputs, options = draw(case)
         leaves = tuple(x.requires_grad_() for x in inputs.values())
@@ -119,12 +120,14 @@ class TestCases:
         assert gradcheck(f, leaves, check_forward_ad=True, check_batched_grad=True,
                          check_batched_forward_grad=True)  # fmt: skip
 
+    @pytest.mark.one_in(3)
     def test_gradgradcheck(self, case):
         inputs, options = draw(case)
         leaves = tuple(x.requires_grad_() for x in inputs.values())
         f = positional(attend, inputs, options)
         assert gradgradcheck(f, leaves, check_fwd_over_rev=True, check_batched_grad=True)
 
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("transforms", [
         (jacfwd, jacfwd), (jacfwd, jacrev), (jacrev, jacfwd), (jacrev, jacrev),
     ], ids=SECOND)  # fmt: skip
@@ -142,6 +145,7 @@ class TestCases:
         found, expected = (twice(positional(f, inputs, options)) for f in (attend, reference))
         torch.testing.assert_close(found, expected)
 
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("modes", THIRD)
     def test_third_derivatives(self, case, modes):
         inputs, options = draw(case)
@@ -153,6 +157,7 @@ class TestCases:
         torch.testing.assert_close(found, expected)
         assert found != 0
 
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("modes", ["frr", "rfr", "rrf", "rrr"])
     def test_third_derivatives_without_transforms(self, case, modes):
         """By torch.autograd.grad and dual numbers: not the calls that torch.func makes."""

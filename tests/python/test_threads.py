@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from common import dtypes_of, run_python
+from common import dtypes_of, run_forked, run_python
 
 attention_with_lse = torch.ops.qkv.attention_with_lse
 
@@ -69,6 +69,7 @@ class TestSameBits:
             threads(n)
             assert_same_bits(everything(inputs, seeds, options), expected)
 
+    @pytest.mark.one_in(2)
     def test_any_batch_size(self, shape, dtype, threads):
         sizes, options = SHAPES[shape]
         inputs = inputs_of(sizes, 8, dtype)
@@ -159,6 +160,7 @@ def step(n=512):
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_set_num_threads(n):
     code = f"torch.set_num_threads({n}); before = threads(); forward(); print(threads() - before);"
@@ -199,15 +201,17 @@ for name, call in calls.items():
     print(name, len(known) >= 8, sum(started(call, known) for _ in range(5)))
 """
     names = ["forward", "backward", "weights", "hard", "varlen"]
-    assert run_python(SETUP + code).splitlines() == [f"{name} True 0" for name in names]
+    assert run_forked(SETUP + code).splitlines() == [f"{name} True 0" for name in names]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("n", [1, 2])
 def test_omp_num_threads(n):
     code = "before = threads(); forward(); print(threads() - before)"
     assert int(run_python(SETUP + code, env={"OMP_NUM_THREADS": str(n)})) == n - 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("used_before", ["", "step(); torch.ones(99, 999) @ torch.ones(999, 99)"])
 @pytest.mark.parametrize("child", ["step()", "torch.set_num_threads(2); step()", "step(8)"])
 def test_after_fork(used_before, child):
@@ -226,7 +230,7 @@ assert os.waitpid(pid, 0)[1] == 0
 step()
 print("parent")
 """
-    assert run_python(SETUP + code, timeout=60).strip() == "parent"
+    assert run_forked(SETUP + code, timeout=60).strip() == "parent"
 
 
 def test_data_loader_workers():

@@ -130,6 +130,7 @@ def derivatives(module, call):
         return [*second, forward_ad.unpack_dual(moved).tangent.detach()]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", LAYERS[1:])
 def test_second_order_and_forward_mode_of_layers(name):
     info, dtype = MODULES[name], torch.float64
@@ -160,6 +161,7 @@ def run_module(module, sample, grad):
     return [r.detach().clone() for r in (*results, *gradients)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name, training):

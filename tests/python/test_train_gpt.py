@@ -458,6 +458,7 @@ def test_variants_differ_in_what_they_say(corpus, monkeypatch):
     assert Variant("", {"qkv": [1.0, 5.0, 2.0]}).medians() == {"qkv": 2.0}
 
 
+@pytest.mark.long
 def test_a_comparison_from_the_command_line(tmp_path, capsys):
     arguments = [*FLAGS, "--compare", "--seconds", "1", "--out", str(tmp_path / "new")]
     assert train_gpt.main(arguments) == 0

@@ -504,6 +504,7 @@ def test_a_mask_of_the_users(name, dtype):
 # Generation in a changing batch
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:The `paged|` prefix:FutureWarning")
 @pytest.mark.parametrize("name, implementation", [
     ("mistral", "qkv"), ("gemma2", "paged|qkv"), ("gpt_oss", "qkv"),
@@ -586,6 +587,7 @@ for name in ("qkv", "eager"):
 """
 
 
+@pytest.mark.long
 def test_t5_needs_no_bias_for_each_batch_item():
     """All scores of all batch items would be 128 MB, the bias is 8 MB."""
     ours, eager = map(float, run_python(T5_STEPS, 300, cwd=Path(__file__).parent).split())

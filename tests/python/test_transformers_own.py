@@ -119,6 +119,7 @@ def implementations(model):
     return {type(m).__name__: m.config._attn_implementation for m in models}
 
 
+@pytest.mark.one_in(3)
 @torch.no_grad()
 @pytest.mark.parametrize("name, compiled", [
     *((name, False) for name in MODELS), ("git", True), ("bigbird full", True),

@@ -123,7 +123,7 @@ def results_of(function, inputs):
     return [*found, *torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @every_function
 def test_compiled_for_all_sizes(name):
     """One graph for all of them, forward and backward."""
@@ -138,6 +138,7 @@ def test_compiled_for_all_sizes(name):
     assert len(graphs) == 1  # none after the first call
 
 
+@pytest.mark.one_in(4)
 @every_function
 def test_exported_to_a_file_and_back(name):
     model = FUNCTIONS[name]
@@ -207,7 +208,7 @@ class TestCompiledDerivatives:
         _, key, value = tensors
         return lambda q: qkv.attention(q, key, value, **options).sin().sum()
 
-    @pytest.mark.one_in(2)
+    @pytest.mark.one_in(4)
     @pytest.mark.parametrize("options", [
         {}, {"is_causal": True, "scale": 0.3}, {"softcap": 2.0, "window_size": (2, 1)},
         {"alibi_slopes": torch.ones(H), "sinks": torch.ones(H), "bias": torch.ones(H, 1, 5)},
@@ -260,6 +261,7 @@ class TestCompiledDerivatives:
         )
         torch.testing.assert_close(found, expected)
 
+    @pytest.mark.long
     def test_compiled_autograd(self):
         """The backward pass of such a loss, compiled while it runs."""
         leaves = make(4, 5)

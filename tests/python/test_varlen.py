@@ -7,6 +7,7 @@ import torch
 from common import INF
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import one_example_in
 from torch.nn.attention.varlen import AuxRequest
 from torch.nn.attention.varlen import varlen_attn as torch_varlen_attn
 
@@ -135,7 +136,7 @@ class TestAgainstOneByOne:
             packed[n] = x.requires_grad_()
         compare(packed)
 
-    @settings(max_examples=settings().max_examples // 4)
+    @settings(max_examples=one_example_in(4))
     @given(
         lengths=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=9),
         window=st.tuples(st.integers(-1, 20), st.integers(-1, 20)),

@@ -8,7 +8,7 @@ from gradients import LEAVES, gradients, is_float, leaves_of, reference_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import assert_within_rounding, magnitudes
-from strategies import cases
+from strategies import cases, one_example_in
 
 import qkv
 from qkv import testing
@@ -97,7 +97,7 @@ class TestAgainstReference:
         compare(*make(L, S), reduce)
 
     @dtypes_of("f32", "f64", "bf16", "f16")
-    @settings(max_examples=settings().max_examples // 8)
+    @settings(max_examples=one_example_in(8))
     @given(case=cases(max_work=200_000), wanted=st.sets(st.sampled_from(LEAVES), min_size=1))
     def test_drawn(self, reduce, dtype, case, wanted):
         (query, key, value), options = case.tensors(dtype)
@@ -243,7 +243,7 @@ class TestWithOutput:
             assert testing.rms_error(x.detach(), y.detach()) < 1e-2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.usefixtures("isa")
 @reductions
 @pytest.mark.parametrize("options", [
