@@ -65,7 +65,7 @@ def tool(name):
 
 
 def tree():
-    """The folder in which CMake builds for these torches, and tests/run does too. Another kind of
+    """The folder in which CMake builds for these torches, and tests/gate does too. Another kind of
     machine has a tree of its own; _PYTHON_HOST_PLATFORM names it, as in builds of Python."""
     name = "torch-" + "-".join(TORCHES)
     machine = sysconfig.get_platform().rpartition("-")[2]

