@@ -2,7 +2,8 @@
 // returns query's dtype; torch's autograd differentiates it, once. Dropout takes no part.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include "qkv/options.h"
 
