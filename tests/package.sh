@@ -18,7 +18,7 @@ checkout=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 torch_here=$(python -c 'import importlib.metadata as m; print(m.version("torch"))')
-tests_of_the_package=(tests/python/test_{package,cpp_examples,isa}.py)
+tests_of_the_package=(tests/python/test_{package,cpp_examples}.py)
 
 # build_sdist: every tracked file is in it but those of CI and git. Unpacked into $work/sdist.
 build_sdist() {

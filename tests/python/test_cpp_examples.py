@@ -28,11 +28,17 @@ def run(*command):
     return done.stdout
 
 
+# The others take torch's headers as phone_book does, for ten seconds each.
+QUICK = ("phone_book", "run_exported")
+LONG = ("train", "generate")
+
+
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """The folder of the programs. The workers of pytest-xdist share it: the first one builds
-    them, and the others find that there is nothing left to do. The linker is told to drop the
-    libraries that nothing calls, which is the default of many systems."""
+def programs(tmp_path_factory, request):
+    """The folder of the programs, in the quick layer of QUICK alone. The workers of pytest-xdist
+    share it: the first one builds them, and the others find that there is nothing left to do. The
+    linker is told to drop the libraries that nothing calls, which is the default of many systems.
+    """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -42,7 +48,8 @@ def programs(tmp_path_factory):
         where = f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}"
         as_needed = "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed"
         run("cmake", "-S", SOURCE, "-B", build, where, as_needed)
-        run("cmake", "--build", build, "--parallel", "2")
+        wanted = (*QUICK, *(LONG if request.config.getoption("--long") else ()))
+        run("cmake", "--build", build, "--parallel", "2", "--target", *wanted)
     return build
 
 
@@ -71,6 +78,7 @@ def test_phone_book(programs):
     assert losses[-1] < losses[0] / 4, output
 
 
+@pytest.mark.long
 def test_training_saving_loading_and_decoding(programs, tmp_path):
     saved = tmp_path / "letters.pt"
     output = run(programs / "train", saved)
@@ -81,6 +89,7 @@ def test_training_saving_loading_and_decoding(programs, tmp_path):
     assert run(programs / "generate", saved, "z", "backgroundsh").startswith("z>z\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [[], ["file", "Word"], ["file", "a" * 13]], ids=str)
 def test_generate_says_how_it_is_called(arguments, programs):
     done = attempt(programs / "generate", *arguments)
@@ -88,7 +97,9 @@ def test_generate_says_how_it_is_called(arguments, programs):
     assert "usage: generate FILE [WORD...]" in done.stderr
 
 
-@pytest.mark.parametrize("program", ["phone_book", "train", "generate", "run_exported"])
+@pytest.mark.parametrize(
+    "program", [*QUICK, *(pytest.param(program, marks=pytest.mark.long) for program in LONG)]
+)
 def test_no_program_has_python(program, programs):
     """Each loads the library, run_exported too, which calls nothing of it."""
     loaded = run("ldd", programs / program)
