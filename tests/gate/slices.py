@@ -50,7 +50,7 @@ def slices(seed: int) -> list[tuple[str, str]]:
         (
             "python on emulated twins",
             f"{suites.build(suites.ALL_TWINS, 'qkv_with_emulated')}\n"
-            f"tests/emulation/twins.sh {suites.BUILD} '{twins}' --long -rs "
+            f"tests/emulation/twins.sh {suites.BUILD} '{twins}' tests/python --long -rs "
             f"--hypothesis-seed={seed} --most-seconds={SECONDS // 2} {suites.WORKERS}",
         ),
         (
