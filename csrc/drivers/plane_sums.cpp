@@ -97,7 +97,7 @@ int64_t PlaneSums::bytes() const {
 
 BackwardSums PlaneSums::of(const Problem& p, const Plane& plane, int64_t part,
                            const Memory& memory) const {
-  const auto [batch, kv_head] = plane;
+  const int64_t batch = plane.batch, kv_head = plane.kv_head;
   const auto of_keys = [&](const Output& grad, bool in_place, char* own) -> void* {
     if (!grad.data || !in_place) return own;
     return element_of(p, grad, key_offset(p, grad.strides, batch, kv_head));

@@ -39,6 +39,7 @@ struct ExpTable {
 template <class T, int N>
 QKV_INLINE void finish_by_table(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
   using E = ExpTable;
+  typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));  // their sum may wrap around
   IntVec<T> powers;
   std::memcpy(&powers, E::kPowers, sizeof powers);
   Vec<T> p[N];
@@ -51,7 +52,7 @@ QKV_INLINE void finish_by_table(Vec<T> (&r)[N], const Vec<T> (&shifted)[N]) {
   QKV_UNROLL
   for (int i = 0; i < N; ++i) {
     const IntVec<T> n = (IntVec<T>)shifted[i];
-    const Vec<T> power = (Vec<T>)(native_look_up(powers, n) + (n << 19));
+    const Vec<T> power = (Vec<T>)((Bits)native_look_up(powers, n) + ((Bits)n << 19));
     r[i] = shifted[i] < E::kMagic + E::kLeast ? Vec<T>{} : power * p[i] + power;
   }
 }
