@@ -39,7 +39,7 @@ def slices(seed: int) -> list[tuple[str, str]]:
         *((f"csrc uncut, part {n + 1} of 2", of_csrc(n)) for n in range(2)),
         (
             "csrc, every instruction set under sanitizers",
-            f"{suites.build_sanitized(suites.ALL_TWINS)}\nQKV_QUICK_TESTS=1 {suites.SANITIZED}",
+            f"{suites.build_sanitized(suites.ALL_TWINS)}\n{suites.SANITIZED}",
         ),
         (
             "csrc on 64-bit Arm",

@@ -13,7 +13,8 @@ BUILD = "build/torch-" + ".".join(torch.__version__.split(".")[:2])
 CORES = os.cpu_count() or 1
 JOBS = f"--parallel {os.environ['MAX_JOBS']}" if os.environ.get("MAX_JOBS") else ""
 CSRC = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1"
-SANITIZED = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests_sanitized --gtest_brief=1"
+# With sanitizers each step is ten times slower, so that the long layer has the shorter loops, too.
+SANITIZED = f"QKV_QUICK_TESTS=1 tests/in_shards.sh {BUILD}/qkv_csrc_tests_sanitized --gtest_brief=1"
 # Each test runs a little on many threads and much on one. -rs: what is skipped, and why.
 WORKERS = "--numprocesses=auto --maxprocesses=8"
 DISTRIBUTED = "tests/python/test_distributed_*.py"
@@ -127,6 +128,7 @@ def long(seed: int, calls: int) -> list[Task]:
             f"{build(ALL_TWINS, 'all qkv_with_emulated')}\n{build_sanitized(ALL_TWINS)}",
             is_build=True,
         ),
+        Task("headers", "tests/headers.sh"),
         Task("csrc", CSRC, tests),
         Task("csrc-sanitized", SANITIZED, tests),
         Task(
