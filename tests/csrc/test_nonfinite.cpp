@@ -98,6 +98,21 @@ TEST_P(NonfiniteTest, SeveralPoisonedElements) {
   }
 }
 
+// Weights exp(-inf - lse) are 0 whatever the sink is, and with them what they are multiplied by.
+TEST_P(NonfiniteTest, InfiniteSinkBesideInfiniteScores) {
+  for (DType dtype : kDTypes) {
+    for (int64_t S : {1, 3, 40}) {
+      Case c;
+      c.dtype = dtype, c.L = 3, c.S = S, c.sinks = c.grad_sinks = true;
+      Workload w(c);
+      w.sinks.set({0, 0, 0}, kInf);
+      for (int64_t j = 0; j < S; ++j) w.key.set({0, j, 0}, kInf);
+      for (int64_t i = 0; i < c.L; ++i) w.query.set({0, i, 0}, -1);
+      expect_truth(w);
+    }
+  }
+}
+
 // Turns a column, a row, a share, or all of a tensor into NaN or infinities, as they are found in
 // training that diverges.
 void poison_many(Random& random, Workload& w) {

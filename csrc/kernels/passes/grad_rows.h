@@ -54,10 +54,10 @@ struct BackwardScratch : BackwardOperands<E> {
     return {{ShiftedExp<T>(load(shift + lane))}, load(factor + lane), load(delta + lane)};
   }
 
-  // Whether factor and delta of the first `rows` rows are finite.
+  // Whether base, factor and delta of the first `rows` rows are finite.
   bool statistics_are_finite(int64_t rows) const {
     T zero = 0;
-    for (int64_t r = 0; r < rows; ++r) zero += (factor[r] + delta[r]) * 0;
+    for (int64_t r = 0; r < rows; ++r) zero += (base[r] + factor[r] + delta[r]) * 0;
     return zero == 0;
   }
 };
@@ -93,7 +93,8 @@ void row_dots(Rows<const E> a, Rows<const E> b, int64_t begin, int64_t rows, int
 // Computes base, shift and factor of `rows` rows, so that weight = exp(score - lse) is factor *
 // exp(score - base) / 2^shift: nothing is rounded before the exponential (Reference in softmax.h),
 // and the factor is computed in double. Rows with nothing to attend to, whose lse is -inf, and
-// lanes without a row get a factor of 0, and so weights of exactly 0.
+// lanes without a row get a factor of 0, and so weights of exactly 0. An lse of +inf is that of a
+// sink of +inf in a row all of whose scores are -inf: it is the base, and the factor is 1.
 template <class E, class T = Compute<E>>
 void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t rows,
                const BackwardScratch<E>& s) {
@@ -122,6 +123,7 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
       const int64_t at = r + i * kLanes<double>;
       const Vec<double> of = load_double(numbers + at);
       exponent[i] = load_double(s.shift + at) - (of - load_double(s.base + at)) * kLog2e;
+      exponent[i] = of == kInfinity<double> ? Vec<double>{} : exponent[i];
       exponent[i] = of == -kInfinity<double> ? of : exponent[i];
     }
     exp2<double>(exponent);
