@@ -130,6 +130,24 @@ TEST(Cells, NoRectanglesOfKeysThatNoRowSees) {
   }
 }
 
+// A cell in which no row sees a key is there only for a group of strips that has no other cell.
+TEST(Cells, NoneThatSeesNothing) {
+  for (const Problem& p : problems()) {
+    const Walk walk(p);
+    for (int64_t groups : {2, 3, 7, 96}) {
+      for (int64_t part = 0; part < walk.grid.parts(); ++part)
+        for (const Cell& cell : walk.grid.cells(walk.p, part, groups)) {
+          int64_t meetings = 0;
+          const auto count = [&](const Cell&, int64_t, int64_t) { ++meetings; };
+          walk.grid.for_each_rectangle(
+              walk.p, cell, part, 10000,
+              [&](const Rectangle& of) { walk.for_each_of(cell, part, of, count); });
+          EXPECT_TRUE(meetings || cell.row_cells == 1 || cell.key_cells == 1) << cell.step;
+        }
+    }
+  }
+}
+
 // Cells of one step have neither rows nor keys in common, and ranks count the cells of a group.
 TEST(Cells, StepsAndRanks) {
   for (const Problem& p : problems()) {

@@ -6,7 +6,8 @@ that none of them notices shows what they do not test.
     python tests/mutants --only sinks         those whose name has that word
 
 All of it happens in a copy of the repository, build/mutants, built with generic and AVX2 kernels
-alone. The suites run one after the other, the shortest first, until one fails.
+alone: with --pairs also with the emulated AMX, without which nothing multiplies pairs of bf16. The
+suites run one after the other, the shortest first, until one fails.
 """
 
 import argparse
@@ -26,11 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 TREE, BUILD = WORK / "tree", WORK / "build"
 LIMIT = 1800  # seconds of one suite; one that takes longer has noticed
-CMAKE = ("-DQKV_TORCH=ON", "-DQKV_TESTS=ON", "-DQKV_AVX512=OFF", "-DQKV_EMULATED_ISAS=")
+CMAKE = ("-DQKV_TORCH=ON", "-DQKV_TESTS=ON", "-DQKV_AVX512=OFF")
 SUITES = {
     "truth": "python tests/truth --calls 300 --seed 0",
-    "csrc": f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1 --gtest_fail_fast "
-    "'--gtest_filter=-*/emulated_*'",
+    "csrc": f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1 --gtest_fail_fast",
     "torch_ext": f"{BUILD}/qkv_torch_tests --gtest_brief=1",
     "python": "python -m pytest tests/python --ignore-glob=*/test_distributed_* "
     "-x -q --numprocesses=auto --maxprocesses=8",
@@ -64,7 +64,7 @@ def build():
     return run(f"cmake --build {BUILD} && {install}")
 
 
-def prepare():
+def prepare(emulated):
     """Copies what is tracked, as it is now, where it differs, and builds it."""
     listed = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True)
     for old in TREE.rglob("*.cpp"):  # CMake would compile what is gone in the repository
@@ -78,7 +78,8 @@ def prepare():
     torch = (
         '-DCMAKE_PREFIX_PATH="$(python -c "import torch; print(torch.utils.cmake_prefix_path)")"'
     )
-    configured, text = run(f"cmake -S . -B {BUILD} -G Ninja {' '.join(CMAKE)} {torch}")
+    options = " ".join([*CMAKE, f"-DQKV_EMULATED_ISAS={emulated}", torch])
+    configured, text = run(f"cmake -S . -B {BUILD} -G Ninja {options}")
     built, text = build() if configured else (False, text)
     if not built:
         sys.exit(text[-3000:])
@@ -123,9 +124,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=[*SUITES])
+    parser.add_argument("--pairs", action="store_true", help="build the emulated AMX, too")
     options = parser.parse_args()
     mutants = drawn(ROOT, options.drawn, options.seed) if options.drawn else defects()
-    prepare()
+    prepare("amx" if options.pairs else "")
     for suite in options.suites:
         passed, text = run(SUITES[suite], LIMIT)
         if not passed:

@@ -1,5 +1,6 @@
 // qkv::nn::MultiheadAttention against torch::nn::MultiheadAttention, with the same parameters.
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/serialize.h>
 
 #include <sstream>
@@ -83,6 +84,16 @@ class Layer : public testing::TestWithParam<Case> {
 TEST_P(Layer, ComputesWhatTorchDoes) {
   for (bool average : {true, false})
     expect_close(results(ours, average), results(torchs, average), kTolerance);
+}
+
+// A module whose type is not known takes defaults that stand beside the signature.
+TEST_P(Layer, InAnAnyModuleHasTorchsDefaults) {
+  using Result = std::tuple<at::Tensor, at::Tensor>;
+  torch::nn::AnyModule any(ours), expected(torchs);
+  const auto [output, weights] = any.forward<Result>(query, key, value);
+  const auto [its_output, its_weights] = expected.forward<Result>(query, key, value);
+  expect_close(output, its_output, kTolerance);
+  expect_close(weights, its_weights, kTolerance);
 }
 
 TEST_P(Layer, WithoutWeightsTheOutputIsTheSame) {
