@@ -1,4 +1,4 @@
-"""python -m qkv.distributed.model: its arithmetic, on figures that are made up. How long anything
+"""python -m benchmarks.distribution: its arithmetic, on figures that are made up. How long anything
 takes is not tested."""
 
 import dataclasses
@@ -8,12 +8,12 @@ import pytest
 import torch
 from bench_runs import PNG
 
-from qkv.distributed import model
-from qkv.distributed._model import table
-from qkv.distributed._model.cost import Split, efficiency, ideal, parts_of, predict, splits
-from qkv.distributed._model.figures import Core, Hosts, Layer, Link, Pass
-from qkv.distributed._model.fit import fit, nonnegative
-from qkv.distributed._model.measure import measure
+from benchmarks.distribution import __main__ as model
+from benchmarks.distribution import table
+from benchmarks.distribution.cost import Split, efficiency, ideal, parts_of, predict, splits
+from benchmarks.distribution.figures import Core, Hosts, Layer, Link, Pass
+from benchmarks.distribution.fit import fit, nonnegative
+from benchmarks.distribution.measure import measure
 from qkv.distributed._passes import Ring
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE

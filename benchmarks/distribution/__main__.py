@@ -1,4 +1,4 @@
-"""python -m qkv.distributed.model: how well attention over many hosts would use them.
+"""python -m benchmarks.distribution: how well attention over many hosts would use them.
 
 Two ranks, with a core of this machine each, measure what one step of a ring takes: computing alone,
 transport over loopback alone, and both at once. From these figures and a stated network follows the
@@ -19,10 +19,10 @@ import torch
 
 from qkv.bench.arguments import expect_folder, expect_modules
 
-from ._model.cost import Split, predict
-from ._model.figures import Core, Hosts, Layer, Link, Pass
-from ._model.fit import fit
-from ._model.table import grid, tables
+from .cost import Split, predict
+from .figures import Core, Hosts, Layer, Link, Pass
+from .fit import fit
+from .table import grid, tables
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         args.json.write_text(json.dumps(run, indent=1) + "\n")
     if args.plot:
-        from ._model.plot import draw
+        from .plot import draw
 
         draw(run, args.plot)
 
@@ -50,7 +50,7 @@ def measured(args: argparse.Namespace) -> dict:
     import qkv
     from qkv.bench.machine import cpu_model
 
-    from ._model.measure import measure
+    from .measure import measure
 
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     found = measure(args.head_dim, getattr(torch, args.dtype))
@@ -95,7 +95,7 @@ def predictions(run: dict, args: argparse.Namespace) -> dict:
 def make_parser() -> argparse.ArgumentParser:
     summary, _, details = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
-        prog="python -m qkv.distributed.model",
+        prog="python -m benchmarks.distribution",
         description=summary.partition(": ")[2],
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,

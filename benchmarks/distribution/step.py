@@ -6,12 +6,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._attention import ring_attention
-from .._block import Options, Queries, block_backward, block_forward, numbers_of, rows_of
-from .._exchange import Exchange, Return, Visit
-from .._passes import merge
-from .._plan import Block, Plan
-from .._ranks import Ranks
+from qkv.distributed._attention import ring_attention
+from qkv.distributed._block import (
+    Options,
+    Queries,
+    block_backward,
+    block_forward,
+    numbers_of,
+    rows_of,
+)
+from qkv.distributed._exchange import Exchange, Return, Visit
+from qkv.distributed._passes import merge
+from qkv.distributed._plan import Block, Plan
+from qkv.distributed._ranks import Ranks
 
 OWN = Visit(part=0, step=0, cut=0)
 VISIT = Visit(part=0, step=1, cut=0)  # all of the other rank's keys at once

@@ -7,7 +7,8 @@ is one query and one key that it sees.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .._passes import parts_of
+from qkv.distributed._passes import parts_of
+
 from .figures import Hosts, Layer
 
 # Of a pair, a head and a feature: two products of two operations each forward, five backward.

@@ -1,1 +1,0 @@
-"""What `python -m qkv.distributed.model` is made of."""
