@@ -94,6 +94,23 @@ TEST(Memory, HiddenNaNAllocatesNothingMore) {
   }
 }
 
+// Each thread has one workspace, however many items there are.
+TEST(Memory, ItemsOfRowsShareTheWorkspacesOfThreads) {
+#if defined(QKV_SANITIZER_ALLOCATES)
+  GTEST_SKIP() << "a sanitizer allocates on its own";
+#endif
+  const auto workspaces = [](int64_t heads) {
+    Case c;
+    c.kv_heads = heads, c.L = c.S = 64, c.D = c.Dv = 1024, c.num_threads = 2;
+    const Workload w(c);
+    largest_workspace();
+    run_hard(w);
+    return largest_workspace();
+  };
+  EXPECT_GT(workspaces(16), 0);
+  EXPECT_EQ(workspaces(64), workspaces(16));
+}
+
 // Half precision has its sums in memory of their own, in float32: those of a plane wait until all
 // its cells are done, but not those of all planes at the same time, however many threads there are.
 TEST(Memory, SumsOfPlanesAreBounded) {

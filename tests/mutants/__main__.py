@@ -26,7 +26,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 TREE, BUILD = WORK / "tree", WORK / "build"
-LIMIT = 1800  # seconds of one suite; one that takes longer has noticed
+LIMIT = 600  # seconds of one suite; one that takes longer has noticed
 CMAKE = ("-DQKV_TORCH=ON", "-DQKV_TESTS=ON", "-DQKV_AVX512=OFF")
 SUITES = {
     "truth": "python tests/truth --calls 300 --seed 0",
