@@ -88,8 +88,8 @@ def prepare(emulated):
 def first_failure(text):
     """What a suite says of the first test that failed."""
     marks = ("[  FAILED  ]", "FAILED ", "ERROR ", " failed, after", "Fatal", "took more")
-    lines = [x.strip() for x in text.splitlines() if any(m in x for m in marks)]
-    return lines[0][:90] if lines else text.strip().splitlines()[-1][:90]
+    lines = [x.strip() for x in text.splitlines() if x.strip()] or ["nothing"]
+    return next((x for x in lines if any(m in x for m in marks)), lines[-1])[:90]
 
 
 def judged(mutant, suites):
