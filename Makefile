@@ -93,6 +93,7 @@ sdist: $(VENV)/ready-release
 lint: $(VENV)/ready-lint
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/budgets.py
 
 format: $(VENV)/ready-lint
 	$(BIN)/pre-commit run --all-files || $(BIN)/pre-commit run --all-files

@@ -1,12 +1,14 @@
-"""What each suite draws beside the ratios to torch."""
+"""Runs as pictures: the ratios to torch, and what each suite draws beside them."""
 
 from matplotlib.ticker import FuncFormatter
 
 from qkv.bench.columns import label
-from qkv.bench.plot import (
+
+from .plot import (
     COLORS,
     SMALL,
     SMALLER,
+    draw_beside,
     draw_promised,
     draw_shares,
     legend,
@@ -62,3 +64,20 @@ def memory(axes, run):
 def shares_of_bandwidth(axes, run):
     title = "Reading keys and values: share of the memory's bandwidth"
     draw_shares(axes, run, "share_of_bandwidth", title)
+
+
+def shares_of_peak(axes, run):
+    draw_shares(axes, run, "share_of_peak", f"Share of the {run['peak']['instruction']} peak")
+
+
+BESIDE = {
+    "grid": shares_of_peak,
+    "options": own_time,
+    "derivatives": memory,
+    "decode": shares_of_bandwidth,
+}
+
+
+def draw(run, path):
+    """Writes the figure to path, in the format that its suffix names."""
+    draw_beside(run, path, BESIDE[run["suite"]])

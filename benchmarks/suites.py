@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from qkv.bench.entry import PLAIN, Promise
+from qkv.bench.grid import GRID
 from qkv.bench.suite import Suite
 from qkv.bench.ways import attention
 
@@ -91,20 +92,8 @@ def parse_decoding(text):
     return found
 
 
-def picture(draw_beside):
-    """draw(run, path), of the function of pictures.py that draws the right half."""
-
-    def draw(run, path):
-        from qkv.bench import plot  # needs matplotlib, which measuring does not
-
-        from . import pictures
-
-        plot.draw(run, path, getattr(pictures, draw_beside))
-
-    return draw
-
-
 SUITES = {
+    "grid": GRID,
     "options": Suite(
         "options",
         tuple(
@@ -114,7 +103,6 @@ SUITES = {
         ("forward", "backward", "both"),
         parse_training,
         tables.of_options,
-        picture("own_time"),
     ),
     "derivatives": Suite(
         "derivatives",
@@ -125,7 +113,6 @@ SUITES = {
         TWICE,
         parse_derivatives,
         tables.of_derivatives,
-        picture("memory"),
         (torch.float32, torch.bfloat16),
         remembered=("jvp", "backward_twice"),
     ),
@@ -135,7 +122,6 @@ SUITES = {
         ("forward",),
         parse_decoding,
         tables.of_decoding,
-        picture("shares_of_bandwidth"),
         (torch.float32, torch.bfloat16, torch.float16),
         has_peak=False,
     ),

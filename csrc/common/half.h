@@ -28,7 +28,7 @@ struct Pair {
 template <class E>
 constexpr bool kIsHalf = std::is_same_v<E, BFloat16> || std::is_same_v<E, Float16>;
 
-// The C++ type of compute_type() in attention.h; of int8 keys and values, too.
+// The C++ type of compute_type() in tensor.h; of int8 keys and values, too.
 template <class E>
 using Compute = std::conditional_t<std::is_same_v<E, double>, double, float>;
 

@@ -7,7 +7,8 @@
 //
 // The work can be ordered in two ways. Both give the same bits; plan() takes the faster one.
 //   by class:  an item is a class (of a problem with mask groups, mask_groups.h, the planes of one
-//              group in a class), plane after plane. A plane is one part and one group of strips.
+//              group in a class), plane after plane, and of a plane one part of the keys after the
+//              other, with all strips as one group.
 //   by cell:   an item is a cell. It waits for the cells that add to the same sums before it, all
 //              of which come before it in the list of items, so that some thread has them already.
 #pragma once

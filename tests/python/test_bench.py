@@ -21,10 +21,12 @@ def finished(tmp_path_factory):
     shapes = "tiny,1x2x8x8x4,2x4/2x1x32x8c"
     done = run_bench(
         "--shapes", shapes, "--seconds", 0.01, "--threads", 2,
-        "--json", folder / "run.json", "--plot", folder / "run.png",
+        "--json", folder / "run.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = json.loads((folder / "run.json").read_text())
+    again = ("--from", folder / "run.json", "--plot", folder / "run.png")
+    assert run_bench(*again, package="benchmarks").stdout == done.stdout
     return done.stdout, run, (folder / "run.png").read_bytes()
 
 

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
         (["--repeats", "3", "--seconds", "1"], "not allowed with"),
         (["--isa", "sse9"], "--isa: this CPU cannot run 'sse9', expected one of: "),
         (["--json", "no/such/folder/run.json"], "--json: there is no folder no/such/folder"),
-        (["--plot", "run.txt"], "--plot: 'run.txt' ends in none of .png, .svg, .pdf"),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, message):
@@ -62,15 +61,27 @@ def test_shapes_of_another_suite_are_named(capsys, suite, shapes, message):
 
 def test_a_suite_is_asked_for(capsys):
     message = refused(benchmarks, [], capsys)
-    assert "--suite: expected one of options, derivatives, decode" in message
+    assert "--suite: expected one of grid, options, derivatives, decode" in message
 
 
 @pytest.mark.parametrize(
-    "module, arguments", [("matplotlib", ["--plot", "x.png"]), ("tabulate", [])]
+    "path, message",
+    [
+        ("run.txt", "--plot: 'run.txt' ends in none of .png, .svg, .pdf"),
+        ("no/such/run.png", "--plot: there is no folder no/such"),
+    ],
 )
-def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, module, arguments):
+def test_a_picture_that_cannot_be_drawn_is_named(capsys, path, message):
+    assert message in refused(benchmarks, ["--suite", "grid", "--plot", path], capsys)
+
+
+@pytest.mark.parametrize(
+    "program, module, arguments",
+    [(benchmarks, "matplotlib", ["--plot", "x.png"]), (bench, "tabulate", [])],
+)
+def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, program, module, arguments):
     monkeypatch.setitem(sys.modules, module, None)
-    assert f"{module} is missing: pip install {module}" in refused(bench, arguments, capsys)
+    assert f"{module} is missing: pip install {module}" in refused(program, arguments, capsys)
 
 
 @pytest.mark.parametrize(

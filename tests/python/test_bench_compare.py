@@ -8,6 +8,7 @@ import sys
 import pytest
 from bench_runs import PNG, markdown_rows, tables_of
 
+from benchmarks import __main__ as benchmarks
 from qkv.bench import __main__ as bench
 from qkv.bench.progress import Progress
 
@@ -84,7 +85,8 @@ def test_nothing_in_common_is_said_before_the_run(monkeypatch, capsys, old):
 
 
 def test_a_run_is_printed_and_drawn_again(capsys, old, tmp_path):
-    stdout = printed(capsys, "--from", old, "--markdown", "--plot", tmp_path / "run.png")
+    benchmarks.main(["--from", str(old), "--markdown", "--plot", str(tmp_path / "run.png")])
+    stdout = capsys.readouterr().out
     assert len(markdown_rows(stdout)) == 2 + 2 + 2 + 2 + 2  # each with its titles, and two means
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
 

@@ -80,7 +80,7 @@ void multiply_tiles(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
   const int64_t below = rows - kTile;
   const Pair *a = args.a, *b = args.b + column;
   float *c = args.c + column, *c_below = c + kTile * args.c_row;
-  const float* lanes = args.lanes + column;
+  const float* lanes = args.lanes ? args.lanes + column : nullptr;
   begin_sum<0>(args, c, rows);
   if (NT == 2) begin_sum<1>(args, c + kTile, rows);
   if (MT == 2) begin_sum<2>(args, c_below, below);
@@ -98,9 +98,10 @@ void multiply_tiles(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
     b += kTile * args.b_row;
   }
   finish_sum<0>(args, c, lanes, rows);
-  if (NT == 2) finish_sum<1>(args, c + kTile, lanes + kTile, rows);
+  const float* lanes_beside = lanes ? lanes + kTile : nullptr;
+  if (NT == 2) finish_sum<1>(args, c + kTile, lanes_beside, rows);
   if (MT == 2) finish_sum<2>(args, c_below, lanes, below);
-  if (MT == 2 && NT == 2) finish_sum<3>(args, c_below + kTile, lanes + kTile, below);
+  if (MT == 2 && NT == 2) finish_sum<3>(args, c_below + kTile, lanes_beside, below);
 }
 
 // `columns` is a multiple of 16.

@@ -205,7 +205,7 @@ void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
     args.a = product.a;
     args.b += step;
     args.c = product.c + at;
-    args.lanes += step;
+    if (args.lanes) args.lanes += step;
   }
 }
 

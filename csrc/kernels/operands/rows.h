@@ -73,23 +73,13 @@ void gather_rows(Rows<const E> rows, int64_t begin, int64_t valid, int64_t count
   std::fill(to + valid * step, to + count * step, T(0));
 }
 
-// Writes one row of `dim` elements to the user's memory: to = from, or, with accumulate, to +=
-// from. Nothing is multiplied here, so that no fused multiply-add can make a sum depend on where
-// its terms were stored before.
+// Writes one row of `dim` elements to the user's memory.
 template <class E, class T = Compute<E>>
-QKV_INLINE void scatter_row(const T* from, bool accumulate, int64_t dim, E* to, int64_t col) {
+QKV_INLINE void scatter_row(const T* from, int64_t dim, E* to, int64_t col) {
   int64_t d = 0;
-  if (col == 1) {
-    for (; d + kLanes<T> <= dim; d += kLanes<T>)
-      store_narrow(to + d, accumulate ? load_wide(to + d) + load(from + d) : load(from + d));
-  }
-  for (; d < dim; ++d) to[d * col] = narrow<E>(accumulate ? widen(to[d * col]) + from[d] : from[d]);
-}
-
-template <class E>
-void clear_rows(const Rows<E>& rows, int64_t begin, int64_t end, int64_t dim) {
-  for (int64_t r = begin; r < end; ++r)
-    for (int64_t d = 0; d < dim; ++d) rows[r][d * rows.col] = E{};
+  if (col == 1)
+    for (; d + kLanes<T> <= dim; d += kLanes<T>) store_narrow(to + d, load(from + d));
+  for (; d < dim; ++d) to[d * col] = narrow<E>(from[d]);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -149,9 +149,9 @@ struct BackwardOperands {
                                        grad_output_t + lane * packed_size<E>(p.head_dim_v));
   }
 
-  // Takes what is not finite out of the `rows` rows that dK and dV are products of: add_nonfinite
-  // of the two NonfiniteRows has it. Returns whether all was finite. Must be called after all tiles
-  // are packed.
+  // Takes what is not finite out of the `rows` rows that dK and dV are products of, and keeps it
+  // for add() of the two NonfiniteRows. Returns whether all was finite. Must be called after all
+  // tiles are packed.
   bool separate_rows(int64_t rows) {
     const int64_t count = padded<T>(rows);
     const bool query_is_finite = nonfinite_query->separate(query, count);

@@ -127,7 +127,7 @@ class ForwardFewRows {
   static bool separate_values() { return false; }
   bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
-  const T* output_rows(const Tile& tile, const T* factors, T* output, T*) const {
+  const T* output_rows(const Tile& tile, const T* factors, T* output) const {
     constexpr int W = kLanes<T>;
     const int64_t dim = p_.head_dim_v;
     for (int r = 0; r < tile.rows; ++r) {

@@ -115,9 +115,9 @@ void write_output(const Problem&, const ForwardTiles<E, K>& products, const Tile
 template <class E, class K, class To, class T>
 void write_output(const Problem& p, const ForwardFewRows<E, K>& products, const Tile& tile,
                   T* factors, T* output, const Rows<To>& to, int64_t begin) {
-  const T* rows = products.output_rows(tile, factors, output, nullptr);
+  const T* rows = products.output_rows(tile, factors, output);
   for (int l = 0; l < tile.rows; ++l)
-    scatter_row(rows + l * p.head_dim_v, false, p.head_dim_v, to[begin + l], to.col);
+    scatter_row(rows + l * p.head_dim_v, p.head_dim_v, to[begin + l], to.col);
 }
 
 // Divides the output of a tile, and its weights if they are wanted, by the sum of the weights, and

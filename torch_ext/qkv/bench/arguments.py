@@ -12,7 +12,6 @@ from . import machine
 from .shapes import SPELLING
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-PICTURES = (".png", ".svg", ".pdf")
 SECONDS = 2.0  # for each figure
 MEASURING = ("shapes", "dtype", "threads", "isa", "seconds", "repeats", "memory", "json")
 
@@ -45,7 +44,6 @@ def make_parser(package, description, suites, spelling=SPELLING):
         help="measure what each call takes beyond its inputs too: a process for each figure",
     )
     add_printing(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
     parser.add_argument(
         "--compare", type=Path, metavar="OLD.json", help="print what --json wrote then beside it"
     )
@@ -54,7 +52,7 @@ def make_parser(package, description, suites, spelling=SPELLING):
         dest="saved",
         type=Path,
         metavar="RUN.json",
-        help="print, draw or compare what --json wrote, and measure nothing",
+        help="print or compare what --json wrote, and measure nothing",
     )
     return parser
 
@@ -113,11 +111,8 @@ def check_outputs(args):
     """What cannot be printed or written is better known before the run than after it."""
     if args.saved:
         expect_none(args, MEASURING)
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
-        expect_folder(option, path)
-    if args.plot and args.plot.suffix not in PICTURES:
-        raise ValueError(f"--plot: '{args.plot}' ends in none of {', '.join(PICTURES)}")
-    expect_modules("tabulate", *(["matplotlib"] if args.plot else []))
+    expect_folder("--json", args.json)
+    expect_modules("tabulate")
 
 
 def expect_none(args, names):

@@ -15,9 +15,10 @@ from .machine import name_of
 from .run import run_suite
 
 
-def command(package, suites, parser: argparse.ArgumentParser, argv=None):
+def command(package, suites, parser: argparse.ArgumentParser, argv=None, finish=None):
     """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2.
-    package: what python -m takes; suites: {name: Suite}; parser: as make_parser() makes it."""
+    package: what python -m takes; suites: {name: Suite}; parser: as make_parser() makes it;
+    finish(run, args): what else is done with a run."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if not args.saved:
@@ -33,6 +34,8 @@ def command(package, suites, parser: argparse.ArgumentParser, argv=None):
         print(f"refused to time a wrong answer: {error}", file=sys.stderr)
         return 1
     show(run, suites[run["suite"]], then, args)
+    if finish:
+        finish(run, args)
     return 0
 
 
@@ -80,5 +83,3 @@ def show(run, suite, then, args):
     print(set_as(run, tables))
     if args.json:
         args.json.write_text(json.dumps(run, indent=1, allow_nan=False) + "\n")
-    if args.plot:
-        suite.draw(run, args.plot)

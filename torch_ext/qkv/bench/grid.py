@@ -68,17 +68,10 @@ def errors_and_memory(run):
     return [*columns.errors(), *(columns.memory() if columns.has_memory(run) else [])]
 
 
-def draw(run, path):
-    from . import plot  # needs matplotlib, which measuring does not
-
-    plot.draw(run, path, plot.shares_of_peak)
-
-
 GRID = Suite(
     "grid",
     tuple(Entry(name, Shape.parse(text)) for name, text in SHAPES.items()),
     ("forward", "backward"),
     parse,
     tables,
-    draw,
 )

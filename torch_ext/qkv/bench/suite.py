@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -19,7 +18,6 @@ class Suite:
     # by its name.
     parse: Callable[[str], Entry]
     tables: Callable[[dict], list[Table]]  # of a run, as report.py describes it
-    draw: Callable[[dict, Path], None]  # a run, into the file of --plot
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)  # where --dtype does not say
     has_peak: bool = True  # arithmetic is the limit; else memory
     remembered: tuple[str, ...] = ()  # the directions whose memory is always measured

@@ -1,11 +1,11 @@
-"""The run as one picture: how many times torch's speed, and beside it what the suite draws."""
+"""How many times torch's speed, and room beside that: what pictures.py draws on."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from .columns import label
-from .report import label as result_label
-from .table import machine_lines
+from qkv.bench.columns import label
+from qkv.bench.report import label as result_label
+from qkv.bench.table import machine_lines
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
 COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3a7d44"}
@@ -15,9 +15,9 @@ SMALL, SMALLER = 9, 8  # points
 LEGEND = 72  # characters in SMALLER, for which there is room below one of two axes
 
 
-def draw(run, path, beside):
-    """Writes the figure to path, in the format that its suffix names. beside(axes, run) draws the
-    right half, on the rows of the left one."""
+def draw_beside(run, path, beside):
+    """Writes the figure to path. beside(axes, run) draws the right half, on the rows of the left
+    one."""
     results = run["results"]
     height = 1.9 + 0.46 * len(results)
     figure = Figure(figsize=(10.5, height), layout="constrained")
@@ -100,10 +100,6 @@ def draw_promised(axes, promised):
         return
     rows, bounds = list(promised), list(promised.values())
     axes.plot(bounds, rows, "|", color="0.1", ms=14, mew=1.6, label="promised", zorder=3)
-
-
-def shares_of_peak(axes, run):
-    draw_shares(axes, run, "share_of_peak", f"Share of the {run['peak']['instruction']} peak")
 
 
 def draw_shares(axes, run, key, title):
