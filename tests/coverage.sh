@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY=passive COVERAGE_FILE=$PWD/$tree/python
 build() {
   python -m pip install --quiet gcovr pytest-cov
   cmake -S . -B "$tree" -G Ninja -DCMAKE_BUILD_TYPE=Coverage -DQKV_TESTS=ON -DQKV_AVX512=OFF \
-    -DQKV_EMULATED_ISAS=amx -DCMAKE_CXX_FLAGS="-O1 --coverage -fprofile-abs-path" \
+    -DQKV_EMULATED_ISAS=amx -DCMAKE_CXX_FLAGS="-O2 --coverage -fprofile-abs-path" \
     -DCMAKE_PREFIX_PATH="$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')" \
     >"$tree.log" 2>&1 || { cat "$tree.log"; exit 1; }
   cmake --build "$tree" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv qkv_csrc_tests qkv_torch_tests
@@ -27,7 +27,7 @@ build() {
 
 # A test that fails still ran its lines, and some count what an instrumented library does more.
 run() {
-  tests/in_shards.sh "$tree/qkv_csrc_tests" --gtest_brief=1 || true
+  tests/in_shards.sh "$tree/qkv_csrc_tests" --gtest_brief=1 '--gtest_filter=-*avx512bf16' || true
   "$tree/qkv_torch_tests" --gtest_brief=1 || true
   python tests/truth --calls 150 --seed 0 || true
   python -m pytest -q --tb=no --numprocesses=auto --maxprocesses=8 --cov=qkv --cov-report= \

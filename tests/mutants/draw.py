@@ -14,7 +14,7 @@ CHANGES = [
     (r"\btrue\b", "false"), (r"\bfalse\b", "true"), (r"\b0\b(?![.x])", "1"), (r"\b1\b(?!\.)", "2"),
 ]  # fmt: skip
 LEFT_ALONE = re.compile(
-    r'^\s*(//|#|template|namespace|using|static_assert)|operator|constexpr int k|__arm|"'
+    r'^\s*(//|#|template|namespace|using)|operator|constexpr int k|__arm|"'
 )
 FOLDERS = ("csrc/drivers", "csrc/kernels", "csrc/repair", "csrc/common", "torch_ext")
 
@@ -41,13 +41,15 @@ class Mutant:
 
 def places(text):
     """(where it begins, what stands there, what takes its place) of all changes of a file."""
-    at = 0
+    at, is_asserted = 0, False
     for line in text.splitlines(keepends=True):
         code = line.split("//")[0]
-        if not LEFT_ALONE.search(line):
+        is_asserted |= "static_assert" in line  # the compiler says whether it holds
+        if not is_asserted and not LEFT_ALONE.search(line):
             for pattern, new in CHANGES:
                 for match in re.finditer(pattern, code):
                     yield at + match.start(), match.group(), new
+        is_asserted &= not code.rstrip().endswith(");")
         at += len(line)
 
 
