@@ -139,9 +139,9 @@ TEST(Cells, NoneThatSeesNothing) {
         for (const Cell& cell : walk.grid.cells(walk.p, part, groups)) {
           int64_t meetings = 0;
           const auto count = [&](const Cell&, int64_t, int64_t) { ++meetings; };
-          walk.grid.for_each_rectangle(
-              walk.p, cell, part, 10000,
-              [&](const Rectangle& of) { walk.for_each_of(cell, part, of, count); });
+          walk.grid.for_each_rectangle(walk.p, cell, part, 10000, [&](const Rectangle& of) {
+            walk.for_each_of(cell, part, of, count);
+          });
           EXPECT_TRUE(meetings || cell.row_cells == 1 || cell.key_cells == 1) << cell.step;
         }
     }

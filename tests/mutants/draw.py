@@ -13,9 +13,7 @@ CHANGES = [
     (r"\.row\b", ".col"), (r"\.head\b", ".row"), (r"\bkeys\b", "(keys - 1)"),
     (r"\btrue\b", "false"), (r"\bfalse\b", "true"), (r"\b0\b(?![.x])", "1"), (r"\b1\b(?!\.)", "2"),
 ]  # fmt: skip
-LEFT_ALONE = re.compile(
-    r'^\s*(//|#|template|namespace|using)|operator|constexpr int k|__arm|"'
-)
+LEFT_ALONE = re.compile(r'^\s*(//|#|template|namespace|using)|operator|constexpr int k|__arm|"')
 FOLDERS = ("csrc/drivers", "csrc/kernels", "csrc/repair", "csrc/common", "torch_ext")
 
 
