@@ -19,9 +19,7 @@ SANITIZED = f"QKV_QUICK_TESTS=1 tests/in_shards.sh {BUILD}/qkv_csrc_tests_saniti
 WORKERS = "--numprocesses=auto --maxprocesses=8"
 DISTRIBUTED = "tests/python/test_distributed_*.py"
 # What the quick layer runs on twins: to import and collect all files takes a minute of CPU time.
-ARITHMETIC = (
-    "tests/python/test_{attention_forward,attention_backward,half,kvcache,varlen,weights}.py"
-)
+ARITHMETIC = "$(sed s,^,tests/python/, tests/python/arithmetic.txt)"
 
 # The instruction sets of csrc/isa that multiply bf16. Few CPUs have both; of the one that is
 # missing, the quick layer takes the emulated twin (tests/csrc/emulated).

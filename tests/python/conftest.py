@@ -3,6 +3,7 @@
 import os
 import time
 import zlib
+from pathlib import Path
 
 # This is set before torch is imported: threads sleep, and do not spin, between the thousands of
 # short parallel regions here. Spinning makes the tests many times slower where something else wants
@@ -142,11 +143,26 @@ def pytest_collection_modifyitems(config, items):
 # QKV_TEST_ISAS=avx2,generic runs the tests on these instruction sets. They may be emulated ones, of
 # the library that QKV_LIBRARY names (tests/emulation/twins.sh).
 ISAS = [x for x in os.environ.get("QKV_TEST_ISAS", "").split(",") if x] or qkv.supported_isas()
+# Elsewhere the quick layer leaves out what stands between the first and the last instruction set
+# with kernels for every dtype: AVX2, on a CPU with AVX-512.
+BETWEEN = [isa for isa in ISAS if not multiplies_pairs(isa)][1:-1]
+ARITHMETIC = Path(__file__).with_name("arithmetic.txt").read_text().split()
 
 
-@pytest.fixture(scope="module", params=ISAS)
+def pytest_generate_tests(metafunc):
+    if "isa" not in metafunc.fixturenames:
+        return
+    if any("isa" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return
+    every = metafunc.config.getoption("--long") or metafunc.definition.path.name in ARITHMETIC
+    isas = [isa for isa in ISAS if every or isa not in BETWEEN]
+    metafunc.parametrize("isa", isas, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def isa(request):
-    """Runs the test on every instruction set of this host."""
+    """Runs the test on the instruction sets of this host: on all of them in the long layer and in
+    files that are about arithmetic."""
     before = qkv.active_isa()
     qkv.set_isa(request.param)
     yield request.param
