@@ -44,6 +44,9 @@ inline bool is_floating(const Mask& mask) {
   return mask.type != MaskType::none && mask.type != MaskType::boolean;
 }
 
+// Learned numbers of heads that scores are made with: tensors [B..., H] of doubles.
+enum HeadNumber : uint8_t { kAlibiSlopes, kSinks, kHeadNumbers };
+
 // Pages of `size` rows each in two tensors, key [pages, Hkv, size, D] and value [pages, Hkv, size,
 // Dv]. Key j is row j % size of page table[j / size], and page n begins n * key_stride elements
 // (n * value_stride, of value) after the beginning of its tensor. The table is that of the batch
@@ -127,8 +130,7 @@ struct Problem {
   // value are of `dtype`.
   Input key_scale, value_scale;
   std::array<Mask, kMasks> masks;
-  Input alibi_slopes;  // [B..., H], double, or null
-  Input sinks;         // [B..., H], double, or null
+  std::array<Input, kHeadNumbers> by_head;  // null data: the problem has none
 
   // The probability of dropping a weight, 0 to 1. If it is not 0, L and S are limited to
   // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).
@@ -231,8 +233,7 @@ struct BackwardArgs {
   Output grad_key;
   Output grad_value;
   std::array<GradMask, kMasks> grad_masks;
-  Output grad_alibi_slopes;  // [B..., H], double
-  Output grad_sinks;         // [B..., H], double
+  std::array<Output, kHeadNumbers> grad_by_head;  // [B..., H], double
 
   // If not null, all gradients above are replaced by their changes in this direction.
   const BackwardDirection* direction = nullptr;

@@ -21,8 +21,7 @@ struct JvpArgs {
   // Of floating masks; each may have another floating type than its mask. What a mask has at a
   // hidden pair is not used.
   std::array<Mask, kMasks> masks;
-  Input alibi_slopes;  // [B..., H], double
-  Input sinks;         // [B..., H], double
+  std::array<Input, kHeadNumbers> by_head;  // [B..., H], double
   // ForwardResult::output, if the caller has it: then it is read instead of computed, which saves
   // one of six products, JvpResult::output must be null, and few rows have their scores made as the
   // forward pass made them (ScoreWay).

@@ -70,10 +70,10 @@ struct BackwardSums {
   // r / G * query_row + r % G * query_head, and has padded(D) elements.
   void* grad_query = nullptr;
   int64_t query_row = 0, query_head = 0;
-  QuerySums* query_sums = nullptr;  // [blocks of rows]
-  void* grad_key = nullptr;         // [S, padded(D)], without scale
-  void* grad_value = nullptr;       // [S, padded(Dv)]
-  double* grad_slopes = nullptr;    // [blocks of rows, G]
+  QuerySums* query_sums = nullptr;              // [blocks of rows]
+  void* grad_key = nullptr;                     // [S, padded(D)], without scale
+  void* grad_value = nullptr;                   // [S, padded(Dv)]
+  std::array<double*, kHeadNumbers> by_head{};  // [blocks of rows, G]; null for sinks
   // Of GradMask::queries [G * L], and of GradMask::keys [S, G, lanes], whose lanes are equal.
   std::array<double*, kMasks> mask_rows{};
   std::array<void*, kMasks> mask_keys{};

@@ -24,7 +24,9 @@ constexpr int64_t kSumShare = 5;
 
 // Whether the kernels have to run. Only the gradient of the sinks can do without them.
 bool wants_kernels(const BackwardArgs& a) {
-  return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_alibi_slopes.data ||
+  for (int n = 0; n < kHeadNumbers; ++n)
+    if (is_sum_over_keys(n) && a.grad_by_head[n].data) return true;
+  return a.grad_query.data || a.grad_key.data || a.grad_value.data ||
          std::any_of(a.grad_masks.begin(), a.grad_masks.end(), [](const GradMask& grad) {
            return grad.each.data || grad.keys.data || grad.queries.data;
          });
@@ -143,7 +145,7 @@ void BackwardTask::take_memory(Arena& arena) {
 }
 
 Items BackwardTask::items() const {
-  if (!runs_kernels_ && args_.grad_sinks.data) return {planes_, double(rows_)};
+  if (!runs_kernels_ && args_.grad_by_head[kSinks].data) return {planes_, double(rows_)};
   if (!runs_kernels_) return {};
   if (!by_class_) return {int64_t(turns_.size()), flops() / double(turns_.size()), steps_};
   const int64_t chains = classes() * groups_.count();

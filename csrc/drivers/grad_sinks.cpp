@@ -42,7 +42,7 @@ double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_
   const double delta = weighted - value_at<T>(p, a.grad_lse, batch, head, query);
   if (!a.direction) return delta;
   const BackwardDirection& direction = *a.direction;
-  const double* sink_jvp = plane<double>(p, direction.along.sinks, batch, head);
+  const double* sink_jvp = plane<double>(p, direction.along.by_head[kSinks], batch, head);
   return ((sink_jvp ? *sink_jvp : 0) - value_at<T>(p, direction.lse_jvp, batch, head, query)) *
              delta +
          output_dot<E>(p, a, direction.output_jvp, batch, head, query);
@@ -64,7 +64,7 @@ double share_of_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int
 template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
   using T = Compute<E>;
-  const double* sink = plane<double>(p, p.sinks, batch, head);
+  const double* sink = plane<double>(p, p.by_head[kSinks], batch, head);
   double grad = 0;
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
@@ -75,7 +75,7 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
     grad -= share_of_sink<E>(p, a, batch, head, query, *sink, lse) / (sums ? sums[1] : 1) *
             grad_share<E>(p, a, batch, head, query, sums);
   }
-  *plane<double>(p, a.grad_sinks, batch, head) = grad;
+  *plane<double>(p, a.grad_by_head[kSinks], batch, head) = grad;
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace qkv {
 
-// Computes args.grad_sinks[batch, head], one double, from the rows of that head.
+// Computes args.grad_by_head[kSinks][batch, head], one double, from the rows of that head.
 void grad_sink(const Problem& problem, const BackwardArgs& args, int64_t batch, int64_t head);
 
 }  // namespace qkv

@@ -53,7 +53,8 @@ PlaneSums::PlaneSums(const Problem& p, const BackwardArgs& args, const Kernels& 
       query_in_place_(grid.parts() == 1 && is_sum(p, args.grad_query, p.head_dim)),
       key_in_place_(are_keys_sum(p, args.grad_key, p.head_dim)),
       value_in_place_(are_keys_sum(p, args.grad_value, p.head_dim_v)),
-      has_heads_(args.grad_alibi_slopes.data || args.grad_sinks.data ||
+      has_heads_(std::any_of(args.grad_by_head.begin(), args.grad_by_head.end(),
+                             [](const Output& grad) { return grad.data != nullptr; }) ||
                  std::any_of(args.grad_masks.begin(), args.grad_masks.end(),
                              [](const GradMask& grad) { return grad.queries.data != nullptr; })) {}
 
@@ -76,11 +77,12 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
                 arena.take<QuerySums>(grid_.parts() * blocks_),
                 rows(args_.grad_key, key_in_place_, keys_, head_dim_),
                 rows(args_.grad_value, value_in_place_, keys_, head_dim_v_),
-                nullptr,
+                {},
                 {},
                 {}};
-  if (args_.grad_alibi_slopes.data)
-    memory.grad_slopes = arena.take<double>(grid_.parts() * blocks_ * group_);
+  for (int n = 0; n < kHeadNumbers; ++n)
+    if (is_sum_over_keys(n) && args_.grad_by_head[n].data)
+      memory.by_head[n] = arena.take<double>(grid_.parts() * blocks_ * group_);
   for (int m = 0; m < kMasks; ++m) {
     const GradMask& grad = args_.grad_masks[m];
     if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(grid_.parts() * rows_);
@@ -114,7 +116,8 @@ BackwardSums PlaneSums::of(const Problem& p, const Plane& plane, int64_t part,
   }
   sums.grad_key = of_keys(args_.grad_key, key_in_place_, memory.grad_key);
   sums.grad_value = of_keys(args_.grad_value, value_in_place_, memory.grad_value);
-  if (memory.grad_slopes) sums.grad_slopes = memory.grad_slopes + part * blocks_ * group_;
+  for (int n = 0; n < kHeadNumbers; ++n)
+    if (memory.by_head[n]) sums.by_head[n] = memory.by_head[n] + part * blocks_ * group_;
   for (int m = 0; m < kMasks; ++m) {
     if (memory.mask_rows[m]) sums.mask_rows[m] = memory.mask_rows[m] + part * rows_;
     sums.mask_keys[m] = memory.mask_keys[m];
@@ -126,8 +129,8 @@ void PlaneSums::clear_rows(const BackwardSums& sums, const Range& rows) const {
   if (rows.is_empty()) return;
   const Range blocks{rows.begin / kGradRows, (rows.end + kGradRows - 1) / kGradRows};
   std::fill(sums.query_sums + blocks.begin, sums.query_sums + blocks.end, QuerySums::none);
-  if (sums.grad_slopes)
-    std::fill(sums.grad_slopes + blocks.begin * group_, sums.grad_slopes + blocks.end * group_, 0.);
+  for (double* of : sums.by_head)
+    if (of) std::fill(of + blocks.begin * group_, of + blocks.end * group_, 0.);
   for (double* of : sums.mask_rows)
     if (of) std::fill(of + rows.begin, of + rows.end, 0.);
 }
@@ -162,14 +165,15 @@ void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory&
   const int64_t batch = plane.batch;
   for (int64_t g = 0; g < group_; ++g) {
     const int64_t head = plane.kv_head * group_ + g;
-    if (memory.grad_slopes)
-      *qkv::plane<double>(p, args_.grad_alibi_slopes, batch, head) =
-          sum_of(memory.grad_slopes + g, grid_.parts() * blocks_, group_);
+    for (int n = 0; n < kHeadNumbers; ++n)
+      if (memory.by_head[n])
+        *qkv::plane<double>(p, args_.grad_by_head[n], batch, head) =
+            sum_of(memory.by_head[n] + g, grid_.parts() * blocks_, group_);
     for (int m = 0; m < kMasks; ++m)
       for (int64_t i = 0; i < p.seqlen_q && memory.mask_rows[m]; ++i)
         store_row(p, args_.grad_masks[m].queries, batch, head, i,
                   sum_of(memory.mask_rows[m] + i * group_ + g, grid_.parts(), rows_));
-    if (args_.grad_sinks.data) grad_sink(p, args_, batch, head);
+    if (args_.grad_by_head[kSinks].data) grad_sink(p, args_, batch, head);
   }
 }
 

@@ -14,6 +14,10 @@ struct Plane {
   int64_t batch, kv_head;
 };
 
+// Whether the gradient of what heads have of these (HeadNumber) is a sum over keys: that of the
+// sinks is made of what the backward pass has of each row (grad_sinks.h).
+constexpr bool is_sum_over_keys(int number) { return number != kSinks; }
+
 class PlaneSums {
  public:
   // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The grid
@@ -24,13 +28,13 @@ class PlaneSums {
 
   // What one plane needs of its own; null: not needed, or not wanted.
   struct Memory {
-    char* grad_query;                       // [parts, G * L, padded(D)]
-    QuerySums* query_sums;                  // [parts, blocks of rows]
-    char* grad_key;                         // [S, padded(D)]
-    char* grad_value;                       // [S, padded(Dv)]
-    double* grad_slopes;                    // [parts, blocks of rows, G]
-    std::array<double*, kMasks> mask_rows;  // [parts, G * L]
-    std::array<char*, kMasks> mask_keys;    // [S, G, lanes]
+    char* grad_query;                           // [parts, G * L, padded(D)]
+    QuerySums* query_sums;                      // [parts, blocks of rows]
+    char* grad_key;                             // [S, padded(D)]
+    char* grad_value;                           // [S, padded(Dv)]
+    std::array<double*, kHeadNumbers> by_head;  // [parts, blocks of rows, G]
+    std::array<double*, kMasks> mask_rows;      // [parts, G * L]
+    std::array<char*, kMasks> mask_keys;        // [S, G, lanes]
   };
   Memory take(Arena& arena) const;
   // How many bytes that takes.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/operands/tile.h"
-#include "kernels/score/score.h"
+#include "kernels/score/masks.h"
 #include "repair/counts.h"
 
 namespace qkv::QKV_ISA {

@@ -47,7 +47,8 @@ BackwardArgs Outputs::backward_args() const {
   a.grad_masks = {
       GradMask{grad_mask_.output(), grad_mask_keys_.output(), grad_mask_queries_.output()},
       GradMask{grad_bias_.output(), grad_bias_keys_.output(), grad_bias_queries_.output()}};
-  a.grad_alibi_slopes = grad_alibi_slopes_.output(), a.grad_sinks = grad_sinks_.output();
+  a.grad_by_head[kAlibiSlopes] = grad_alibi_slopes_.output(),
+  a.grad_by_head[kSinks] = grad_sinks_.output();
   return a;
 }
 

@@ -67,7 +67,7 @@ struct JvpWorkload : Workload {
     a.value.strides.head_repeat = c.value_head_repeat;
     if (mask_jvp) a.masks[0] = {c.mask_type, mask_jvp.input()};
     if (bias_jvp) a.masks[1] = {c.bias_type, bias_jvp.input()};
-    a.alibi_slopes = slopes_jvp.input(), a.sinks = sinks_jvp.input();
+    a.by_head[kAlibiSlopes] = slopes_jvp.input(), a.by_head[kSinks] = sinks_jvp.input();
     a.output = given_output.input();
     return a;
   }

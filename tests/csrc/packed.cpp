@@ -177,7 +177,7 @@ Problem Packed::problem(int num_threads) const {
   };
   of_keys(p.key, key_), of_keys(p.value, value_);
   p.masks[0].input = mask_.input(), p.masks[1].input = bias_.input();
-  p.alibi_slopes = alibi_slopes_.input(), p.sinks = sinks_.input();
+  p.by_head[kAlibiSlopes] = alibi_slopes_.input(), p.by_head[kSinks] = sinks_.input();
   if (!seeds_.empty()) p.dropout_seeds = seeds_.data(), p.dropout_items = 3;
   p.num_threads = num_threads;
   return p;
@@ -189,7 +189,7 @@ JvpArgs Packed::directions() const {
   a.key.strides.head_repeat = common().key_head_repeat;
   a.value.strides.head_repeat = common().value_head_repeat;
   a.masks[0].input = mask_jvp_.input(), a.masks[1].input = bias_jvp_.input();
-  a.alibi_slopes = slopes_jvp_.input(), a.sinks = sinks_jvp_.input();
+  a.by_head[kAlibiSlopes] = slopes_jvp_.input(), a.by_head[kSinks] = sinks_jvp_.input();
   a.output = {};
   return a;
 }
@@ -231,7 +231,8 @@ class PackedOutputs {
     a.grad_value = grad_value_.output();
     for (int m = 0; m < kMasks; ++m)
       a.grad_masks[m] = {sums_[m].output(), mask_keys_[m].output(), mask_queries_[m].output()};
-    a.grad_alibi_slopes = grad_alibi_slopes_.output(), a.grad_sinks = grad_sinks_.output();
+    a.grad_by_head[kAlibiSlopes] = grad_alibi_slopes_.output(),
+    a.grad_by_head[kSinks] = grad_sinks_.output();
     return a;
   }
   const PackedTensor& sums(int m) const { return sums_[m]; }

@@ -139,7 +139,7 @@ TEST_P(FarKeys, DropoutCountsThemAll) {
     const Workload w = one_key(dtype, kRows);
     for (int64_t keys : {kFar, kMaxDropoutKeys}) {
       Problem p = far_problem(w, keys);
-      p.alibi_slopes = {}, p.dropout_p = 0.5;
+      p.by_head[kAlibiSlopes] = {}, p.dropout_p = 0.5;
       p.window_left = kLeft, p.window_right = 0;
       const Tensor to(type_of(dtype), {1, kRows, 4}, {kRows * 4, 4, 1});
       attention_forward(p, {to.output(), {}});

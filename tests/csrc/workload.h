@@ -78,7 +78,7 @@ struct Workload {
     p.key.strides.head_repeat = c.key_head_repeat;
     p.value.strides.head_repeat = c.value_head_repeat;
     p.masks = {Mask{c.mask_type, mask.input()}, Mask{c.bias_type, bias.input()}};
-    p.alibi_slopes = alibi_slopes.input(), p.sinks = sinks.input();
+    p.by_head[kAlibiSlopes] = alibi_slopes.input(), p.by_head[kSinks] = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
     p.shard = c.shard;
     // Multiplied, so that both 32-bit halves are in use.

@@ -82,8 +82,8 @@ void grad_mask(const Problem& p, const BackwardArgs& a, int m, int64_t b, int64_
 // Writes the gradients of the slope and the sink of head h.
 void grad_per_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h) {
   const BackwardHead head(p, a, b, h);
-  const OutputView grad_slope(p, a.grad_alibi_slopes, Type::f64, b, h);
-  const OutputView grad_sink(p, a.grad_sinks, Type::f64, b, h);
+  const OutputView grad_slope(p, a.grad_by_head[kAlibiSlopes], Type::f64, b, h);
+  const OutputView grad_sink(p, a.grad_by_head[kSinks], Type::f64, b, h);
   double slope = 0, sink = 0;
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
     const double delta = head.delta(i);
@@ -109,7 +109,8 @@ void attention_backward(const Problem& p, const BackwardArgs& args) {
       if (a.grad_query.data)
         for (int64_t i = 0; i < p.seqlen_q; ++i) grad_query_row(p, a, b, h, i);
       for (int m = 0; m < kMasks; ++m) grad_mask(p, a, m, b, h);
-      if (a.grad_alibi_slopes.data || a.grad_sinks.data) grad_per_head(p, a, b, h);
+      if (a.grad_by_head[kAlibiSlopes].data || a.grad_by_head[kSinks].data)
+        grad_per_head(p, a, b, h);
     }
     if (!a.grad_key.data && !a.grad_value.data) continue;
     for (int64_t hk = 0; hk < p.kv_heads; ++hk)

@@ -20,8 +20,8 @@ struct Directions {
         query(of.p, a.query, type_of(of.p.dtype), of.b, of.h),
         key(of.p, a.key, type_of(of.p.dtype), of.b, of.h / of.p.group()),
         value(of.p, a.value, type_of(of.p.dtype), of.b, of.h / of.p.group()),
-        alibi_slopes(of.p, a.alibi_slopes, Type::f64, of.b, of.h),
-        sinks(of.p, a.sinks, Type::f64, of.b, of.h) {
+        alibi_slopes(of.p, a.by_head[kAlibiSlopes], Type::f64, of.b, of.h),
+        sinks(of.p, a.by_head[kSinks], Type::f64, of.b, of.h) {
     for (const Mask& mask : a.masks) masks.emplace_back(of.p, mask, of.b, of.h);
   }
 

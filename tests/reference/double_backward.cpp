@@ -120,8 +120,8 @@ void double_head(const Problem& p, const BackwardArgs& a, int64_t b, int64_t h, 
   }
   for (MaskSums& mask : masks)
     for (int64_t j = 0; j < p.seqlen_k; ++j) mask.keys.set(0, j, mask.of_keys[j]);
-  OutputView(p, a.grad_alibi_slopes, Type::f64, b, h).set(0, 0, slope);
-  OutputView(p, a.grad_sinks, Type::f64, b, h).set(0, 0, sink);
+  OutputView(p, a.grad_by_head[kAlibiSlopes], Type::f64, b, h).set(0, 0, slope);
+  OutputView(p, a.grad_by_head[kSinks], Type::f64, b, h).set(0, 0, sink);
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ struct Head {
         query(p, p.query, type_of(p.dtype), b, h),
         key(p, p.key, p.pages.key_stride, b, h / p.group()),
         value(p, p.value, p.pages.value_stride, b, h / p.group()),
-        alibi_slopes(p, p.alibi_slopes, Type::f64, b, h),
-        sinks(p, p.sinks, Type::f64, b, h) {
+        alibi_slopes(p, p.by_head[kAlibiSlopes], Type::f64, b, h),
+        sinks(p, p.by_head[kSinks], Type::f64, b, h) {
     for (const Mask& mask : p.masks) masks.emplace_back(p, mask, b, h);
   }
 

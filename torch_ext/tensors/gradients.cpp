@@ -56,13 +56,13 @@ void GradientTensors::allocate_mask(Argument argument) {
 }
 
 void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
-  for (const auto& [argument, output] : {std::pair(arg::query, &args.grad_query),
-                                         {arg::key, &args.grad_key},
-                                         {arg::value, &args.grad_value},
-                                         {arg::alibi_slopes, &args.grad_alibi_slopes},
-                                         {arg::sinks, &args.grad_sinks}})
-    if (full_[argument].defined())
-      kernel.bind(*output, full_[argument], kArguments[argument].shape);
+  const auto bind = [&](Output& output, Argument argument) {
+    if (full_[argument].defined()) kernel.bind(output, full_[argument], kArguments[argument].shape);
+  };
+  bind(args.grad_query, arg::query);
+  bind(args.grad_key, arg::key);
+  bind(args.grad_value, arg::value);
+  for (int n = 0; n < kHeadNumbers; ++n) bind(args.grad_by_head[n], kHeadArguments[n]);
   for (int m = 0; m < kMasks; ++m)
     if (full_[kMaskArguments[m]].defined())
       bind_mask(kMaskArguments[m], kernel, args.grad_masks[m]);
@@ -88,16 +88,15 @@ void GradientTensors::zero() const {
 
 void GradientTensors::zero_gaps() const {
   if (!sizes_.packed) return;
-  const auto zero = [&](std::initializer_list<Argument> arguments) {
-    for (const Argument argument : arguments)
-      if (full_[argument].defined()) full_[argument].zero_();
+  const auto zero = [&](Argument argument) {
+    if (full_[argument].defined()) full_[argument].zero_();
   };
-  zero({arg::alibi_slopes, arg::sinks});
+  for (const Argument argument : kHeadArguments) zero(argument);
   if (full_[arg::query].defined())
     for_each_gap(documents_, sizes_.seqlen_q, [&](int64_t begin, int64_t end) {
       full_[arg::query].slice(0, begin, end).zero_();
     });
-  if (!documents_.covers_keys) zero({arg::key, arg::value});
+  if (!documents_.covers_keys) zero(arg::key), zero(arg::value);
 }
 
 // Of a mask that broadcasts over queries or keys, for each document: the sums over what it has only

@@ -50,8 +50,8 @@ void KernelCall::bind_differentiable(Inputs& to, const Which& which) {
     to.masks[m].type = mask_type_of(call_[mask].scalar_type());
     bind(to.masks[m].input, mask);
   }
-  bind_per_head(which(arg::alibi_slopes), to.alibi_slopes);
-  bind_per_head(which(arg::sinks), to.sinks);
+  static_assert(kHeadArguments.size() == kHeadNumbers);
+  for (int n = 0; n < kHeadNumbers; ++n) bind_per_head(which(kHeadArguments[n]), to.by_head[n]);
 }
 
 KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(call), sizes_(sizes) {

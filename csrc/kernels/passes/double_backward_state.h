@@ -32,9 +32,9 @@ struct DoubleScratch : BackwardScratch<E> {
   // lse', and delta'_i = <dO_i, O'_i>. [kGradRows] each.
   T *lse_jvp, *delta_jvp;
   // [padded(kKeyBlock), kGradRows] each, as BackwardScratch has them: the changes of scores; what
-  // grad_output makes of the values' directions; the changes of dot products, before softcap, or
-  // null; which pairs dropout keeps, or null.
-  T *change, *grad_change, *dot_change, *kept;
+  // grad_output makes of the values' directions; which pairs dropout keeps, or null.
+  T *change, *grad_change, *kept_pairs;
+  ScoreTiles<T> changes;  // of the scores before the options that keep something
 
   DoubleScratch(Arena& arena, const Problem& p, const BackwardDirection& direction,
                 int64_t key_count)
@@ -48,8 +48,8 @@ struct DoubleScratch : BackwardScratch<E> {
         delta_jvp(arena.take<T>(kGradRows)),
         change(take_tiles(arena, true)),
         grad_change(take_tiles(arena, true)),
-        dot_change(take_tiles(arena, p.softcap > 0)),
-        kept(take_tiles(arena, p.dropout_p > 0)) {
+        kept_pairs(take_tiles(arena, p.dropout_p > 0)),
+        changes(take_score_tiles<T>(arena, p, kKeyBlock * kGradRows)) {
     if (hides_any(p)) nonfinite_query_jvp.emplace(arena, p.head_dim);
   }
 

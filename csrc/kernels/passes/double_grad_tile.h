@@ -5,12 +5,9 @@
 #include "kernels/passes/double_backward_state.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/products/products.h"
-#include "kernels/score/alibi.h"
 #include "kernels/score/double_softmax.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/score.h"
-#include "kernels/score/score_jvp.h"
-#include "kernels/score/softcap.h"
 #include "repair/marks.h"
 
 namespace qkv::QKV_ISA {
@@ -38,11 +35,8 @@ void changes_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int6
     add_product(t.tile, s.keys_jvp.rows(key, keys), t.query,
                 s.moves_query() ? Beta::one : Beta::zero, change);
   if (!s.moves_query() && !s.moves_key()) clear_tile(t.tile, keys, change);
-  if (s.dot_change)
-    for (int64_t j = 0; j < keys; ++j)
-      std::copy_n(change + j * kGradRows, t.tile.lanes, s.dot_change + at + j * kGradRows);
-  apply_score_options_jvp(p, s.direction.along, t.tile, key, keys,
-                          s.cap_tanhs ? s.cap_tanhs + at : nullptr, change);
+  score_options_jvp(p, s.direction.along, t.tile, key, keys, s.kept.at(at), change,
+                    s.changes.at(at));
 }
 
 // Turns the tiles' products into what double_softmax.h describes, in place.
@@ -52,10 +46,10 @@ void differentiate_twice(const Problem& p, const DoubleTile<E>& t, int64_t key, 
   const bool hides = s.hides_pairs && !s.needs_marks, drops = p.dropout_p > 0;
   if (drops)
     s.dropout(p, t.tile, key, keys, [&](int64_t j, int lane, IntVec<T> kept) {
-      store(s.kept + at + j * kGradRows + lane, kept ? splat(T(1)) : Vec<T>{});
+      store(s.kept_pairs + at + j * kGradRows + lane, kept ? splat(T(1)) : Vec<T>{});
     });
   const DoubleTiles<T> tiles{s.weights + at, s.grad_scores + at, s.change + at, s.grad_change + at,
-                             drops ? s.kept + at : nullptr};
+                             drops ? s.kept_pairs + at : nullptr};
   const auto run = drops   ? hides ? double_softmax<true, true, E> : double_softmax<false, true, E>
                    : hides ? double_softmax<true, false, E>
                            : double_softmax<false, false, E>;
@@ -71,8 +65,7 @@ template <class E>
 void double_scores_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
                            int64_t at, const DoubleScratch<E>& s) {
   scores_of_tile(p, t, key, keys, s.weights + at, s);
-  apply_score_options(p, t.tile, key, keys, s.weights + at,
-                      s.cap_tanhs ? s.cap_tanhs + at : nullptr);
+  apply_score_options(p, t.tile, key, keys, s.weights + at, s.kept.at(at));
   changes_of_tile(p, t, key, keys, at, s);
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, s.grad_scores + at);
   if (s.moves_value())
@@ -90,20 +83,16 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   const Tile& tile = t.tile;
   T *first = s.grad_scores + at, *second = s.change + at;
   double_scores_of_tile(p, t, key, keys, at, s);
-  for (int m = 0; m < kMasks; ++m) add_grad_mask_of_tile<E>(p, a, item, m, tile, key, keys, second);
-  add_grad_slopes_of_tile(p, item, tile, key, keys, second);
   const bool grads_query =
       a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
-  const bool looks = s.hides_pairs && (grads_query || p.softcap > 0);
+  const bool changes = changes_gradients(p), looks = s.hides_pairs && (grads_query || changes);
   const bool repairs = looks && s.keys.hides_nonfinite(p, tile, key, keys, first);
   const bool repairs_jvp =
       looks && s.moves_key() && s.keys_jvp.hides_nonfinite(p, tile, key, keys, first);
-  if (p.softcap > 0) {
-    softcap_double_backward(p, tile, keys, s.cap_tanhs + at, s.dot_change + at, first, second);
-    if (repairs || repairs_jvp || s.needs_marks)
-      mark_pairs<T, 2>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at,
-                       {first, second});
-  }
+  score_options_double_backward(p, a, item, tile, key, keys, s.kept.at(at), s.changes.at(at), first,
+                                second);
+  if (changes && (repairs || repairs_jvp || s.needs_marks))
+    mark_pairs<T, 2>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {first, second});
   if (!grads_query) return;
   s.keys.add_grad_query(tile, key, keys, s.as_b, second, s.sees_few, repairs, t.grad_query);
   if (s.moves_key())

@@ -67,7 +67,7 @@ const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t
   ahead.ask();
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   ahead.ask();
-  apply_score_options<T>(p, state.tile, key, keys, scores, nullptr);
+  apply_score_options<T>(p, state.tile, key, keys, scores);
   scratch.products.softmax(state.tile, keys, scores, state.max, state.sum, state.own_sum,
                            scratch.rescale);
   if (p.dropout_p > 0) {
@@ -89,7 +89,7 @@ const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
   T* scores = scratch.products.scores(tile, key, keys, state.query);
   if (changes_scores(p, tile, key, keys)) {
     few_to_tile(tile, keys, scores, scratch.scores);
-    apply_score_options<T>(p, tile, key, keys, scratch.scores, nullptr);
+    apply_score_options<T>(p, tile, key, keys, scratch.scores);
     few_from_tile(tile, keys, scratch.scores, scores);
   }
   softmax_few(tile, keys, scores, state.max, state.sum, scratch.rescale);
@@ -121,7 +121,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
   Arena arena(workspace);
   ForwardScratch<P> scratch(arena, p, item.row_end - item.row_begin, result.weights.data);
 
-  const bool with_sink = p.sinks.data && item.key_begin == 0;
+  const bool with_sink = p.by_head[kSinks].data && item.key_begin == 0;
   int64_t tiles = 0;
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles) {
     ForwardState<P>& state = scratch.tiles[tiles];

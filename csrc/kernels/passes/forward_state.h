@@ -129,7 +129,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   using T = Compute<E>;
   const Tile& tile = state.tile;
   const auto divide_by = [&](T* sums) {
-    if (p.sinks.data && !item.partial_output) finish_sinks(p, tile, state.max, sums);
+    if (p.by_head[kSinks].data && !item.partial_output) finish_sinks(p, tile, state.max, sums);
     for (int v = 0; v < tile.lanes; v += kLanes<T>) {
       const Vec<T> sum = load(sums + v);
       store(scratch.rescale + v, sum == 0 ? Vec<T>{} : T(dropout_scale(p.dropout_p)) / sum);

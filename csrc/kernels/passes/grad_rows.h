@@ -5,6 +5,7 @@
 #include "kernels/operands/rows.h"
 #include "kernels/passes/backward_operands.h"
 #include "kernels/score/dropout.h"
+#include "kernels/score/score.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"
@@ -29,7 +30,7 @@ struct BackwardScratch : BackwardOperands<E> {
   // has it. All [kGradRows].
   T *base, *shift, *factor, *delta;
   T *weights, *grad_scores;  // [padded(kKeyBlock), kGradRows]
-  T* cap_tanhs;              // [kKeyBlock, kGradRows], t of softcap; or null
+  ScoreTiles<T> kept;        // [kKeyBlock, kGradRows], by the options of the scores
   T* grad_query;             // [kTileRows, padded(D)], the rows of a tile
   T* marks;                  // [padded(kKeyBlock), kGradRows], see repair/marks.h; or null
   Dropout<T> dropout;
@@ -45,7 +46,7 @@ struct BackwardScratch : BackwardOperands<E> {
         delta(arena.take<T>(kGradRows)),
         weights(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
         grad_scores(arena.take<T>(padded<T>(kKeyBlock) * kGradRows)),
-        cap_tanhs(p.softcap > 0 ? arena.take<T>(kKeyBlock * kGradRows) : nullptr),
+        kept(take_score_tiles<T>(arena, p, kKeyBlock * kGradRows)),
         grad_query(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim))),
         marks(hides_any(p) ? arena.take<T>(padded<T>(kKeyBlock) * kGradRows) : nullptr),
         dropout(p) {}

@@ -6,13 +6,10 @@
 #include "kernels/passes/grad_rows.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
-#include "kernels/score/alibi.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/few_softmax.h"
-#include "kernels/score/grad_mask.h"
 #include "kernels/score/grad_softmax.h"
 #include "kernels/score/score.h"
-#include "kernels/score/softcap.h"
 #include "kernels/score/whole_rows.h"
 #include "repair/marks.h"
 
@@ -60,7 +57,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
   using T = Compute<E>;
   T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
   scores_of_tile(p, t, key, keys, weights, s);
-  apply_score_options(p, t.tile, key, keys, weights, s.cap_tanhs ? s.cap_tanhs + at : nullptr);
+  apply_score_options(p, t.tile, key, keys, weights, s.kept.at(at));
 #ifdef QKV_CHECK_SCORES
   check_scores(rows_of<T>(p, a.lse, t.tile.batch, t.tile.kv_head), t.tile, keys, weights);
 #endif
@@ -81,28 +78,6 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                    {weights, grad_scores});
 }
 
-// Adds dS of a tile to the gradient of mask m, or to its sums over rows or keys.
-template <class E, class T = Compute<E>>
-void add_grad_mask_of_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int m,
-                           const Tile& tile, int64_t key, int64_t keys, const T* grad_scores) {
-  const GradMask& grad = a.grad_masks[m];
-  double* const row_sums = item.sums.mask_rows[m];
-  if (grad.each.data) add_grad_mask(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
-  if (grad.keys.data)
-    add_key_sums(p, tile, keys, grad_scores,
-                 static_cast<T*>(item.sums.mask_keys[m]) + key * p.group() * kLanes<T>);
-  if (row_sums) add_row_sums(tile, keys, grad_scores, row_sums + tile.row);
-}
-
-// Adds dS of a tile to its share of the gradient of the slopes, if that is wanted.
-template <class T>
-void add_grad_slopes_of_tile(const Problem& p, const BackwardItem& item, const Tile& tile,
-                             int64_t key, int64_t keys, const T* grad_scores) {
-  if (!item.sums.grad_slopes) return;
-  double* const sums = item.sums.grad_slopes + tile.row / kGradRows * p.group();
-  add_grad_slopes(p, tile, key, keys, grad_scores, sums);
-}
-
 // Computes P and dS of one tile and everything that is made of them but dK and dV: the
 // gradients of masks and slopes, and dQ.
 template <class E>
@@ -113,20 +88,16 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   const Tile& tile = t.tile;
   T* grad_scores = s.grad_scores + at;
   grad_scores_of_tile(p, a, t, key, keys, at, s);
-  for (int m = 0; m < kMasks; ++m)
-    add_grad_mask_of_tile<E>(p, a, item, m, tile, key, keys, grad_scores);
-  add_grad_slopes_of_tile(p, item, tile, key, keys, grad_scores);
   // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
   // dK and dV in add_grad_key_value.
   const bool grads_query =
       a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
-  const bool hides_nonfinite = s.hides_pairs && (grads_query || p.softcap > 0) &&
+  const bool changes = changes_gradients(p);
+  const bool hides_nonfinite = s.hides_pairs && (grads_query || changes) &&
                                s.keys.hides_nonfinite(p, tile, key, keys, s.weights + at);
-  if (p.softcap > 0) {
-    softcap_backward(tile, keys, s.cap_tanhs + at, grad_scores);
-    if (hides_nonfinite || s.needs_marks)
-      mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
-  }
+  score_options_backward(p, a, item, tile, key, keys, s.kept.at(at), grad_scores);
+  if (changes && (hides_nonfinite || s.needs_marks))
+    mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
   if (!grads_query) return;
   s.keys.add_grad_query(tile, key, keys, s.as_b, grad_scores, s.sees_few, hides_nonfinite,
                         t.grad_query);

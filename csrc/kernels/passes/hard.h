@@ -83,7 +83,7 @@ void see_keys(const Problem& p, const Tile& tile, const RightOperand<Factor<E>>&
               int64_t keys, int64_t at, HardScratch<E>& s, Best<T> (&best)[2]) {
   s.keys.load(key_rows<E>(p, tile.batch, tile.kv_head), key, keys);
   multiply_rows(tile, s.keys.rows(key, keys), query, s.scores);
-  apply_score_options<T>(p, tile, key, keys, s.scores, nullptr);
+  apply_score_options<T>(p, tile, key, keys, s.scores);
   for (int v = 0; v < tile.lanes / kLanes<T>; ++v)
     for (int64_t j = 0; j < keys; ++j)
       best[v].see(load(s.scores + j * tile.lanes + v * kLanes<T>), at + j);

@@ -27,7 +27,7 @@ namespace qkv::QKV_ISA {
 template <class T>
 void add_sinks_jvp(const Problem& p, const JvpArgs& a, const JvpState<T>& state, bool finishes) {
   for (int v = 0; v < state.tile.lanes; v += kLanes<T>) {
-    const Vec<T> change = per_head<T>(p, state.tile, a.sinks, v / kLanes<T>);
+    const Vec<T> change = per_head<T>(p, state.tile, a.by_head[kSinks], v / kLanes<T>);
     const Vec<T> part = load(state.sum + v);
     const Vec<T> product = part == 0 ? Vec<T>{} : part * change;
     const Vec<T> begun = load(state.max + v) < kInfinity<T> ? load(state.sum_jvp + v) : product;
@@ -56,8 +56,8 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
   std::fill_n(state.max, tile.lanes, -kInfinity<T>);
   std::fill_n(state.sum, tile.lanes, T(0));
   std::fill_n(state.sum_jvp, tile.lanes, T(0));
-  if (p.sinks.data) add_sinks(p, tile, state.max, state.sum);
-  if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state, false);
+  if (p.by_head[kSinks].data) add_sinks(p, tile, state.max, state.sum);
+  if (p.by_head[kSinks].data && a.by_head[kSinks].data) add_sinks_jvp(p, a, state, false);
 }
 
 // What has to be done about hidden pairs of a tile: nothing, since there are none; their changes of
@@ -74,7 +74,7 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
     few_scores_of_tile<E>(tile, s.keys.source(), key, keys, s.few_query, s.scores);
   else
     s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
-  apply_score_options(p, tile, key, keys, s.scores, s.cap_tanhs);
+  apply_score_options(p, tile, key, keys, s.scores, s.kept);
   if (!s.with_scores) return;
   Beta beta = Beta::zero;
   if (a.query.data) {
@@ -85,7 +85,7 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
     s.keys_jvp.multiply_rows(tile, key, keys, state.query, beta, s.scores_jvp);
   else if (!a.query.data)
     std::fill_n(s.scores_jvp, keys * tile.step, T(0));
-  apply_score_options_jvp(p, a, tile, key, keys, s.cap_tanhs, s.scores_jvp);
+  score_options_jvp(p, a, tile, key, keys, s.kept, s.scores_jvp);
   if (hidden == Hidden::repaired)
     mark_pairs<T, 1>(p, tile, key, keys, s.scores, tile.step, s.marks, {s.scores_jvp});
   else if (hidden == Hidden::cleared)
@@ -163,8 +163,8 @@ template <class E, class T = Compute<E>>
 void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result, JvpScratch<E>& s,
                      const JvpState<T>& state) {
   const Tile& tile = state.tile;
-  if (p.sinks.data) finish_sinks(p, tile, state.max, state.sum);
-  if (p.sinks.data && a.sinks.data) add_sinks_jvp(p, a, state, true);
+  if (p.by_head[kSinks].data) finish_sinks(p, tile, state.max, state.sum);
+  if (p.by_head[kSinks].data && a.by_head[kSinks].data) add_sinks_jvp(p, a, state, true);
   divide_sums(p, a, s, state);
   const auto write = [&](const T* sums, const T* numbers, const Output& output,
                          const Output& of_rows) {

@@ -8,17 +8,11 @@
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
 #include "kernels/score/dropout.h"
+#include "kernels/score/score.h"
 #include "repair/counts.h"
 #include "repair/nonfinite_keys.h"
 
 namespace qkv::QKV_ISA {
-
-// Whether anything changes the scores; else all that changes is the values.
-inline bool moves_scores(const JvpArgs& a) {
-  bool moves = a.query.data || a.key.data || a.alibi_slopes.data;
-  for (const Mask& mask : a.masks) moves |= is_floating(mask);
-  return moves;
-}
 
 // What a tile of queries carries from one block of keys to the next.
 template <class T>
@@ -95,7 +89,7 @@ struct JvpScratch {
   std::optional<NonfiniteKeys<E, Infinities::as_nan>> nan_values, nan_values_jvp;
   T *scores, *scores_jvp;  // [kKeyBlock, kTileRows]
   T* marks;                // the same, see repair/marks.h; or null
-  T* cap_tanhs;            // the same, t of softcap; or null
+  ScoreTiles<T> kept;      // the same, by the options of the scores
   T* rescale;              // [kTileRows]
   T* rows;                 // [kTileRows, padded(Dv)]
   T* few_query;            // as BackwardOperands has it, where the caller has the output; else null
@@ -115,7 +109,7 @@ struct JvpScratch {
         scores(arena.take<T>(kTileRows<T> * kKeyBlock)),
         scores_jvp(arena.take<T>(kTileRows<T> * kKeyBlock)),
         marks(hides_any(p) ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
-        cap_tanhs(p.softcap > 0 ? arena.take<T>(kTileRows<T> * kKeyBlock) : nullptr),
+        kept(take_score_tiles<T>(arena, p, kTileRows<T> * kKeyBlock)),
         rescale(arena.take<T>(kTileRows<T>)),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
         few_query(a.output.data && has_few_rows<E>(p) ? arena.take<T>(kFewRows * p.head_dim)

@@ -2,7 +2,7 @@
 // FlashAttention does it: score -= slope * |i + S - L - j|.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/score/option.h"
 #include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
@@ -55,5 +55,27 @@ void add_grad_slopes(const Problem& p, const Tile& tile, int64_t key, int64_t ke
     }
   }
 }
+
+struct Alibi : ScoreOption<Alibi> {
+  static bool is_set(const Problem& p) { return p.by_head[kAlibiSlopes].data; }
+  static bool moves(const JvpArgs& a) { return a.by_head[kAlibiSlopes].data; }
+
+  template <class T>
+  static void apply(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores, T*) {
+    add_alibi(p, p.by_head[kAlibiSlopes], tile, key, keys, scores);
+  }
+  template <class T>
+  static void jvp(const Problem& p, const JvpArgs& a, const Tile& tile, int64_t key, int64_t keys,
+                  const T*, T* change) {
+    if (moves(a)) add_alibi(p, a.by_head[kAlibiSlopes], tile, key, keys, change);
+  }
+  template <class T>
+  static void backward(const Problem& p, const BackwardArgs&, const BackwardItem& item,
+                       const Tile& tile, int64_t key, int64_t keys, const T*, T* grad_scores) {
+    double* const sums = item.sums.by_head[kAlibiSlopes];
+    if (sums)
+      add_grad_slopes(p, tile, key, keys, grad_scores, sums + tile.row / kGradRows * p.group());
+  }
+};
 
 }  // namespace qkv::QKV_ISA

@@ -10,8 +10,8 @@ namespace qkv::QKV_ISA {
 
 // Adds dS of a tile to GradMask::each of a mask of this type.
 template <class T>
-void add_grad_mask(const Problem& p, MaskType type, const Output& to, const Tile& tile, int64_t key,
-                   int64_t keys, const T* grad_scores) {
+void add_each(const Problem& p, MaskType type, const Output& to, const Tile& tile, int64_t key,
+              int64_t keys, const T* grad_scores) {
   const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, nullptr); };
   type == MaskType::f64 ? add(score_rows_of<double>(p, to, tile.batch, tile.kv_head))
                         : add(score_rows_of<float>(p, to, tile.batch, tile.kv_head));
@@ -45,6 +45,19 @@ void add_key_sums(const Problem& p, const Tile& tile, int64_t keys, const T* gra
               {depth, grad_scores + lane, tile.step, group, ones, 0, sums + head * W, group * W,
                Beta::one, nullptr});
   }
+}
+
+// Adds dS of a tile to the gradient of mask m, or to its sums over rows or keys.
+template <class T>
+void add_grad_mask(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int m,
+                   const Tile& tile, int64_t key, int64_t keys, const T* grad_scores) {
+  const GradMask& grad = a.grad_masks[m];
+  double* const row_sums = item.sums.mask_rows[m];
+  if (grad.each.data) add_each(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
+  if (grad.keys.data)
+    add_key_sums(p, tile, keys, grad_scores,
+                 static_cast<T*>(item.sums.mask_keys[m]) + key * p.group() * kLanes<T>);
+  if (row_sums) add_row_sums(tile, keys, grad_scores, row_sums + tile.row);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -1,64 +1,127 @@
-// All options that act on scores, in the order of the formula in attention.h: softcap, ALiBi,
-// masks, positions.
+// The list of the options of the scores, and what passes do with it. A new option is a header like
+// softcap.h and its name in ScoreOptions.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/score/alibi.h"
-#include "kernels/score/mask.h"
+#include "kernels/score/masks.h"
+#include "kernels/score/option.h"
 #include "kernels/score/softcap.h"
 
 namespace qkv::QKV_ISA {
 
-// Adds a mask to scores [keys x lanes] and sets those that it hides to -inf; with kHides, it does
-// only the latter.
-template <class T, bool kHides = false>
-void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t key, int64_t keys,
-                T* scores) {
-  const auto add = [&](auto* apply) { apply(p, mask.input, tile, key, keys, scores); };
-  switch (mask.type) {
-    case MaskType::none:
-      break;
-    case MaskType::boolean:
-      return add(apply_boolean_mask<T>);
-    case MaskType::f32:
-      return add(add_mask<T, float, kHides>);
-    case MaskType::f64:
-      return add(add_mask<T, double, kHides>);
-    case MaskType::bf16:
-      return add(add_mask<T, BFloat16, kHides>);
-    case MaskType::f16:
-      return add(add_mask<T, Float16, kHides>);
-  }
-}
+template <class... Options>
+struct OptionList;
 
-// Adds all masks to scores [keys x lanes], and sets those that one of them or positions hide to
-// -inf.
+template <>
+struct OptionList<> {
+  static constexpr int kSize = 0;
+  template <class Each>
+  QKV_INLINE static void forward(const Each&, int) {}
+  template <class Each>
+  QKV_INLINE static void backward(const Each&, int) {}
+};
+
+template <class First, class... Rest>
+struct OptionList<First, Rest...> {
+  using Others = OptionList<Rest...>;
+  static constexpr int kSize = 1 + Others::kSize;
+
+  // Calls each(option, its number) in order. `first` is the number of the first one.
+  template <class Each>
+  QKV_INLINE static void forward(const Each& each, int first = 0) {
+    each(First(), first);
+    Others::forward(each, first + 1);
+  }
+  // The same from the last to the first.
+  template <class Each>
+  QKV_INLINE static void backward(const Each& each, int first = 0) {
+    Others::backward(each, first + 1);
+    each(First(), first);
+  }
+};
+
+// In the order of the formula in attention.h.
+using ScoreOptions = OptionList<Softcap, Alibi, Masks>;
 template <class T>
-void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
-  // The first mask, which alone may be boolean, comes last: so what it hides stays hidden, whatever
-  // is added. What another one hides, a floating first mask may have made NaN.
-  static_assert(kMasks <= 2);
-  for (int m = kMasks - 1; m >= 0; --m) apply_mask(p, p.masks[m], tile, key, keys, scores);
-  for (int m = 1; m < kMasks; ++m)
-    if (is_floating(p.masks[0]) && is_floating(p.masks[m]))
-      apply_mask<T, true>(p, p.masks[m], tile, key, keys, scores);
-  if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
+using ScoreTiles = OptionTiles<T, ScoreOptions::kSize>;
+
+// Memory of `size` numbers for each option that keeps some (ScoreOption::kKeeps).
+template <class T>
+ScoreTiles<T> take_score_tiles(Arena& arena, const Problem& p, int64_t size) {
+  ScoreTiles<T> taken;
+  ScoreOptions::forward([&](auto option, int i) {
+    if (option.kKeeps && option.is_set(p)) taken.tiles[i] = arena.take<T>(size);
+  });
+  return taken;
 }
 
 // Whether apply_score_options changes a score of these keys.
 inline bool changes_scores(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
-  return p.softcap > 0 || p.alibi_slopes.data || has_masks(p) ||
-         hides_positions(p, tile.first, tile.last, key, key + keys);
+  bool changes = false;
+  ScoreOptions::forward(
+      [&](auto option, int) { changes = changes || option.changes(p, tile, key, keys); });
+  return changes;
 }
 
-// scores [keys x lanes]: dot products times scale before, scores after. tanhs [keys x lanes], if
-// not null, gets what softcap_backward needs.
+// Whether gradients of scores are others before the options than after them.
+inline bool changes_gradients(const Problem& p) {
+  bool changes = false;
+  ScoreOptions::forward(
+      [&](auto option, int) { changes = changes || (option.kKeeps && option.is_set(p)); });
+  return changes;
+}
+
+// Whether scores change along these directions.
+inline bool moves_scores(const JvpArgs& a) {
+  bool moves = a.query.data || a.key.data;
+  ScoreOptions::forward([&](auto option, int) { moves = moves || option.moves(a); });
+  return moves;
+}
+
+// scores [keys x lanes]: dot products times scale before, scores after. kept: see
+// ScoreOption::kKeeps; without, there will be no derivatives.
 template <class T>
 void apply_score_options(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
-                         T* tanhs) {
-  if (p.softcap > 0) softcap(p, tile, keys, scores, tanhs);
-  if (p.alibi_slopes.data) add_alibi(p, p.alibi_slopes, tile, key, keys, scores);
-  hide_pairs(p, tile, key, keys, scores);
+                         const ScoreTiles<T>& kept = {}) {
+  ScoreOptions::forward([&](auto option, int i) {
+    if (option.is_set(p)) option.apply(p, tile, key, keys, scores, kept[i]);
+  });
+}
+
+// change [keys x lanes]: of the dot products times scale before, of the scores after. changes,
+// where they are not null, get what score_options_double_backward needs.
+template <class T>
+void score_options_jvp(const Problem& p, const JvpArgs& a, const Tile& tile, int64_t key,
+                       int64_t keys, const ScoreTiles<T>& kept, T* change,
+                       const ScoreTiles<T>& changes = {}) {
+  ScoreOptions::forward([&](auto option, int i) {
+    for (int64_t j = 0; changes[i] && j < keys; ++j)
+      std::copy_n(change + j * tile.step, tile.lanes, changes[i] + j * tile.step);
+    if (option.is_set(p)) option.jvp(p, a, tile, key, keys, kept[i], change);
+  });
+}
+
+// grad_scores [keys x lanes]: the gradients of the scores before, of the dot products times scale
+// after.
+template <class T>
+void score_options_backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                            const Tile& tile, int64_t key, int64_t keys, const ScoreTiles<T>& kept,
+                            T* grad_scores) {
+  ScoreOptions::backward([&](auto option, int i) {
+    if (option.is_set(p)) option.backward(p, a, item, tile, key, keys, kept[i], grad_scores);
+  });
+}
+
+// The same for gradients, `first`, and their changes, `second`.
+template <class T>
+void score_options_double_backward(const Problem& p, const BackwardArgs& a,
+                                   const BackwardItem& item, const Tile& tile, int64_t key,
+                                   int64_t keys, const ScoreTiles<T>& kept,
+                                   const ScoreTiles<T>& changes, T* first, T* second) {
+  ScoreOptions::backward([&](auto option, int i) {
+    if (option.is_set(p))
+      option.double_backward(p, a, item, tile, key, keys, kept[i], changes[i], first, second);
+  });
 }
 
 }  // namespace qkv::QKV_ISA

@@ -1,21 +1,10 @@
-// How scores change along given directions (attention_jvp.h), and what the softmax makes of that.
+// What the softmax makes of changes of scores (attention_jvp.h).
 #pragma once
 
-#include "kernels/score/alibi.h"
-#include "kernels/score/score.h"
-#include "kernels/score/softcap.h"
+#include "kernels/operands/tile.h"
+#include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
-
-// scores_jvp [keys x lanes]: the change of the dot products times scale before, that of the scores
-// after. tanhs [keys x lanes] is as apply_score_options leaves it.
-template <class T>
-void apply_score_options_jvp(const Problem& p, const JvpArgs& a, const Tile& tile, int64_t key,
-                             int64_t keys, const T* tanhs, T* scores_jvp) {
-  if (p.softcap > 0) softcap_backward(tile, keys, tanhs, scores_jvp);
-  if (a.alibi_slopes.data) add_alibi(p, a.alibi_slopes, tile, key, keys, scores_jvp);
-  for (const Mask& mask : a.masks) apply_mask(p, mask, tile, key, keys, scores_jvp);
-}
 
 // Sets scores_jvp to 0 where scores are -inf: a hidden pair may have any number there. Both are
 // [keys x lanes].

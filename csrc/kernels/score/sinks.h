@@ -13,7 +13,7 @@ template <class T, class R = Reference<T>>
 void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes / W; ++v) {
-    Vec<T> sink = per_head<T>(p, tile, p.sinks, v);
+    Vec<T> sink = per_head<T>(p, tile, p.by_head[kSinks], v);
     sink = sink < kInfinity<T> ? sink : splat(-kInfinity<T>);
     const R reference(sink);
     Vec<T> weight[] = {sink - reference.base};
@@ -25,7 +25,7 @@ void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
 
 // The sink of one row of a key head, or null if there are no sinks.
 inline const double* sink_of_row(const Problem& p, int64_t batch, int64_t kv_head, int64_t row) {
-  return plane<double>(p, p.sinks, batch, kv_head * p.group() + row % p.group());
+  return plane<double>(p, p.by_head[kSinks], batch, kv_head * p.group() + row % p.group());
 }
 
 // Whether a sink of the tile's heads is NaN or +inf.
@@ -43,7 +43,7 @@ template <class T>
 void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
   if (!any_sink_waits<T>(p, tile)) return;
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-    const Vec<T> sink = per_head<T>(p, tile, p.sinks, v / kLanes<T>);
+    const Vec<T> sink = per_head<T>(p, tile, p.by_head[kSinks], v / kLanes<T>);
     const Vec<T> max = load(max_state + v), sum = load(sum_state + v);
     const Vec<T> spoilt = sum == 0 ? splat(T(1)) : splat(std::numeric_limits<T>::quiet_NaN());
     store(max_state + v, sink < kInfinity<T> ? max : sink);

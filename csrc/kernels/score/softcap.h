@@ -2,7 +2,7 @@
 // its derivative is 1 - t^2, and its second one is -2 t (1 - t^2) / c.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/score/option.h"
 #include "kernels/simd/exp.h"
 
 namespace qkv::QKV_ISA {
@@ -40,7 +40,7 @@ void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* tan
 
 // grad_scores [keys x lanes] *= the derivative of softcap, of which `tanhs` are the t.
 template <class T>
-void softcap_backward(const Tile& tile, int64_t keys, const T* tanhs, T* grad_scores) {
+void multiply_by_slope(const Tile& tile, int64_t keys, const T* tanhs, T* grad_scores) {
   for (int64_t j = 0; j < keys; ++j)
     for (int v = 0; v < tile.lanes; v += kLanes<T>) {
       const int64_t at = j * tile.step + v;
@@ -49,21 +49,42 @@ void softcap_backward(const Tile& tile, int64_t keys, const T* tanhs, T* grad_sc
     }
 }
 
-// What the second derivative makes of the gradients of scores, all [keys x lanes]: first = softcap'
-// * first, and second = softcap' * second + softcap'' * change * first, where `change` is that of
-// the dot products times scale, and `first` what it was before.
-template <class T>
-void softcap_double_backward(const Problem& p, const Tile& tile, int64_t keys, const T* tanhs,
-                             const T* change, T* first, T* second) {
-  const T factor = T(-2 / p.softcap);
-  for (int64_t j = 0; j < keys; ++j)
-    for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-      const int64_t at = j * tile.step + v;
-      const Vec<T> t = load(tanhs + at), slope = 1 - t * t, of_first = load(first + at);
-      const Vec<T> curved = load(second + at) + factor * t * load(change + at) * of_first;
-      store(second + at, slope * curved);
-      store(first + at, slope * of_first);
-    }
-}
+// What it keeps of a score is t.
+struct Softcap : ScoreOption<Softcap> {
+  static constexpr bool kKeeps = true;
+
+  static bool is_set(const Problem& p) { return p.softcap > 0; }
+
+  template <class T>
+  static void apply(const Problem& p, const Tile& tile, int64_t, int64_t keys, T* scores,
+                    T* tanhs) {
+    softcap(p, tile, keys, scores, tanhs);
+  }
+  template <class T>
+  static void jvp(const Problem&, const JvpArgs&, const Tile& tile, int64_t, int64_t keys,
+                  const T* tanhs, T* change) {
+    multiply_by_slope(tile, keys, tanhs, change);
+  }
+  template <class T>
+  static void backward(const Problem&, const BackwardArgs&, const BackwardItem&, const Tile& tile,
+                       int64_t, int64_t keys, const T* tanhs, T* grad_scores) {
+    multiply_by_slope(tile, keys, tanhs, grad_scores);
+  }
+  // second = softcap' * second + softcap'' * change * first, first = softcap' * first.
+  template <class T>
+  static void double_backward(const Problem& p, const BackwardArgs&, const BackwardItem&,
+                              const Tile& tile, int64_t, int64_t keys, const T* tanhs,
+                              const T* change, T* first, T* second) {
+    const T factor = T(-2 / p.softcap);
+    for (int64_t j = 0; j < keys; ++j)
+      for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+        const int64_t at = j * tile.step + v;
+        const Vec<T> t = load(tanhs + at), slope = 1 - t * t, of_first = load(first + at);
+        const Vec<T> curved = load(second + at) + factor * t * load(change + at) * of_first;
+        store(second + at, slope * curved);
+        store(first + at, slope * of_first);
+      }
+  }
+};
 
 }  // namespace qkv::QKV_ISA

@@ -66,8 +66,8 @@ void grad_whole_tile(const Problem& p, const BackwardArgs& a, const BackwardTile
     const GradLanes<T> lanes = s.lanes(t.lane + v);
     const Vec<T> base = load(s.base + t.lane + v);
     Vec<T> sink[] = {Vec<T>{}};
-    if (p.sinks.data) {
-      sink[0] = per_head<T>(p, tile, p.sinks, v / kLanes<T>) - base;
+    if (p.by_head[kSinks].data) {
+      sink[0] = per_head<T>(p, tile, p.by_head[kSinks], v / kLanes<T>) - base;
       exp<T>(sink, lanes.by);
       sink[0] *= lanes.factor;
     }
