@@ -53,6 +53,8 @@ def pytest_configure(config):
         suppress_health_check=[
             hypothesis.HealthCheck.too_slow,
             hypothesis.HealthCheck.data_too_large,
+            # A class has another instance for each parameter of its tests.
+            hypothesis.HealthCheck.differing_executors,
         ],
     )
     hypothesis.settings.load_profile("qkv")

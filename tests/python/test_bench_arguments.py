@@ -1,12 +1,14 @@
 """python -m qkv.bench and python -m benchmarks name bad arguments before they run."""
 
 import json
+import os
 import sys
 
 import pytest
 
 from benchmarks import __main__ as benchmarks
 from qkv.bench import __main__ as bench
+from qkv.bench.arguments import confine
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
 
@@ -40,6 +42,21 @@ def refused(program, arguments, capsys):
         program.main([*map(str, arguments)])
     assert exit.value.code == 2
     return capsys.readouterr().err
+
+
+def test_isa_confines_torch_as_well(monkeypatch):
+    """A process whose environment says something else starts once more, and one that is right goes
+    on."""
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    confine(None, "generic", "qkv.bench", ["--shapes", "tiny"])
+    ((program, command, environment),) = started
+    assert program == sys.executable and command[1:] == ["-m", "qkv.bench", "--shapes", "tiny"]
+    assert environment["ATEN_CPU_CAPABILITY"] == "default"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    confine(None, "generic", "qkv.bench", ["--shapes", "tiny"])
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize(

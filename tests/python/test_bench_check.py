@@ -11,7 +11,7 @@ from qkv.bench import __main__ as bench
 from qkv.bench import run
 from qkv.bench.call import Call
 from qkv.bench.case import Case
-from qkv.bench.check import WrongAnswer, check
+from qkv.bench.check import WrongAnswer, check, compare
 from qkv.bench.grid import parse
 from qkv.testing._tolerance import ROUNDINGS
 
@@ -51,6 +51,17 @@ def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong, tensor, tmp_pat
     assert "refused to time a wrong answer: 2x4/2x9x17x8c" in message
     assert f": {tensor} is off by " in message and "torch is off by" in message
     assert not path.exists()
+
+
+def test_a_way_without_a_gradient_is_passed_over():
+    case, ours, truth = (
+        Case(parse("1x1x2x2x2"), torch.float32),
+        torch.ones(2),
+        torch.ones(2).double(),
+    )
+    torchs = {"forward alone": {"output": truth}, "both": {"grad_key": truth + 1e-3}}
+    found = compare(case, "grad_key", ours, torchs, truth)
+    assert found["error"] == 0 and found["torch_error"] == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("dtype, factor", [(torch.bfloat16, 1.03), (torch.float16, 1.004)])

@@ -161,6 +161,12 @@ def test_memory_is_what_a_call_takes():
     ) == {"qkv"}
 
 
+def test_memory_of_ours_in_this_process():
+    """Which memory.extra_bytes measures in one of its own."""
+    taken = memory.taken(parse_derivatives, "1x1x8x8x4", torch.float32, "jvp", "", True, 1)
+    assert 0 <= taken < 2**28
+
+
 def test_memory_that_cannot_be_measured_is_an_error():
     with pytest.raises(RuntimeError, match="measuring the memory of 1x1x8x8x4 sideways qkv failed"):
         memory.extra_bytes(derivative_case("1x1x8x8x4"), "sideways", None, parse_derivatives)

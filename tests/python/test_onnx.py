@@ -335,7 +335,6 @@ def test_layers():
     check_model(dictionary, lambda B, L: (torch.randn(B, L, D),))
 
 
-@pytest.mark.long
 def test_weights():
     cases = {
         reduce: (inputs() | {"attn_mask": visible(), "sinks": torch.randn(H)}, {"reduce": reduce})

@@ -15,11 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from qkv.options import DIFFERENTIABLE
+
 Call = dict[str, Any]  # the arguments of an operator, and its results, by their names
-_TANGENTS = {
-    f"{name}_tangent"
-    for name in ("query", "key", "value", "attn_mask", "bias", "alibi_slopes", "sinks")
-}
+_TANGENTS = {f"{name}_tangent" for name in DIFFERENTIABLE}
 
 
 def _numbers(tensor: Tensor | None) -> list[int] | None:

@@ -13,7 +13,7 @@ bool is_elsewhere(const Call& call) {
 Tensors attend_elsewhere(const Call& call) {
   check_tensors(call);
   const Options& o = call.options;
-  const auto refuse = [&](bool wanted, const char* what) {
+  const auto refuse = [&](bool wanted, std::string_view what) {
     TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call[arg::query].device(),
                                 ", where torch's attention computes the result, and that cannot ",
                                 what);
@@ -25,8 +25,8 @@ Tensors attend_elsewhere(const Call& call) {
   refuse(!(o.window_size.left == -1 && o.window_size.right == -1),
          "do window_size; pass an attn_mask");
   refuse(o.softcap != 0, "do softcap");
-  refuse(call.has(arg::alibi_slopes), "do alibi_slopes; pass an attn_mask");
-  refuse(call.has(arg::sinks), "do sinks");
+  for (const Argument of_heads : kHeadArguments)
+    refuse(call.has(of_heads), c10::str("do ", kArguments[of_heads].name));
   return {at::scaled_dot_product_attention(call[arg::query], call[arg::key], call[arg::value],
                                            optional(mask), o.dropout_p, o.is_causal, o.scale,
                                            o.enable_gqa)};

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from qkv._vmap.pools import Pool
 from qkv._vmap.samples import Samples, refuse_int8
+from qkv.options import BY_HEAD
 
 _CACHES = ("k_cache", "v_cache")
 _ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad")
@@ -28,7 +29,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
         index = torch.arange(items, device=query.device).expand(samples.size, -1)
     if index is not None:
         tensors[place] = index.flatten(0, 1)
-    for name, dims_after in {"bias": 3, "alibi_slopes": 1, "sinks": 1}.items():
+    for name, dims_after in ({"bias": 3} | dict.fromkeys(BY_HEAD, 1)).items():
         tensors[name] = _option(samples, name, items, dims_after)
     results = op(**pool.tensors, **tensors, **options)
     if appends:

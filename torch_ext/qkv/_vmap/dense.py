@@ -6,12 +6,11 @@ from torch import Tensor
 
 from qkv._vmap import seeds
 from qkv._vmap.samples import Samples
+from qkv.options import BY_HEAD
 
 # How many dimensions fewer than query they have.
-FEWER_DIMS = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1, "alibi_slopes": 2, "sinks": 2}
-FEWER_DIMS |= {
-    f"{name}_tangent": FEWER_DIMS[name] for name in ("logsumexp", "alibi_slopes", "sinks")
-}
+FEWER_DIMS = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1} | dict.fromkeys(BY_HEAD, 2)
+FEWER_DIMS |= {f"{name}_tangent": FEWER_DIMS[name] for name in ("logsumexp", *BY_HEAD)}
 
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):

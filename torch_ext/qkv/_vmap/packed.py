@@ -15,9 +15,8 @@ from torch.nn.functional import pad
 from qkv._vmap import seeds
 from qkv._vmap.pools import Pool
 from qkv._vmap.samples import Samples, refuse_int8
+from qkv.options import BY_HEAD, MASKS
 
-_MASKS = ("attn_mask", "bias")
-_PER_HEAD = ("alibi_slopes", "sinks")
 _ROWS = ("query", "key", "value", "output")
 _ROWS_IN_SECOND = ("logsumexp", "softmax_lse")  # [H, T]
 
@@ -68,12 +67,12 @@ def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor
     """The masks, slopes and sinks of all documents, and their tangents. wanted: those whose
     gradients are."""
     samples, tensors = documents.samples, {}
-    for option in (*_MASKS, *_PER_HEAD):
-        dims_after = 3 if option in _MASKS else 1
+    for option in (*MASKS, *BY_HEAD):
+        dims_after = 3 if option in MASKS else 1
         given = [n for n in (option, f"{option}_tangent") if samples.get(n) is not None]
         is_one = all(samples.is_one_for_all(n, dims_after) for n in given)
         for name in given:
-            if option in _MASKS and option not in wanted and is_one:
+            if option in MASKS and option not in wanted and is_one:
                 tensors[name] = samples.get(name)
                 continue
             of_documents = samples.of_items(name, documents.count, dims_after)
@@ -120,7 +119,7 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
         dims.append(None if x is None else 1 if name in _ROWS_IN_SECOND else 0)
         if x is None:
             found.append(None)
-        elif name in (*_MASKS, *_PER_HEAD):
+        elif name in (*MASKS, *BY_HEAD):
             found.append(documents.of_sample(x, name))
         else:
             rows = samples.needed(name if name in ("key", "value") else "query").size(1)

@@ -10,12 +10,14 @@ from qkv.distributed._block import OPTION_TENSORS
 from qkv.distributed._call import Call
 from qkv.distributed._check import why_not_by_heads
 from qkv.distributed._heads import attend_by_heads
+from qkv.distributed._passes import Ring
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE, Team
-from qkv.distributed._ring import Ring, RingAttention
+from qkv.distributed._ring import RingAttention
+from qkv.options import BY_HEAD, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
-_NAMES = (*OPTION_TENSORS, "sinks")
+_NAMES = (*MASKS, *BY_HEAD)
 
 
 def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
@@ -71,7 +73,7 @@ def _plan(call: Call, size: int, chunk: int, seqlen: int) -> Plan:
         seqlen=seqlen,
         is_causal=call.scalars["is_causal"],
         window=(left, right),
-        positions=is_placed or bool(call.masks) or "alibi_slopes" in call.tensors,
+        positions=is_placed or bool(call.tensors.keys() & OPTION_TENSORS.keys()),
         ends=None if call.cu_seqlens is None else tuple(call.cu_seqlens.tolist()),
         may_pack=not call.masks,
     )
@@ -89,7 +91,7 @@ def _attend_whole(
     again in the results."""
     rows = inputs[0].size(-2)
     inputs = tuple(x.narrow(-2, 0, seqlen) for x in inputs)
-    for name in ("attn_mask", "bias"):
+    for name in MASKS:
         mask = tensors[name]
         if mask is not None and mask.dim() > 1 and mask.size(-2) > 1:
             tensors[name] = mask.narrow(-2, 0, seqlen)

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from qkv.distributed._plan import Block, Range
+from qkv.options import BY_HEAD, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
 _backward = torch.ops.qkv.attention_backward.default
 # The tensors that act on scores, in the operators' order, and which dimension is their heads.
-OPTION_TENSORS = {"attn_mask": -3, "bias": -3, "alibi_slopes": -1}
+# Sinks, which come last, act on what a row sums over all keys, and on no block.
+OPTION_TENSORS = dict.fromkeys(MASKS, -3) | dict.fromkeys(BY_HEAD, -1)
+del OPTION_TENSORS["sinks"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def numbers_of(tensor: Tensor, rows: Range) -> Tensor:
 
 def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:
     """A view of what a tensor of the options has for a block."""
-    if name == "alibi_slopes":
+    if name in BY_HEAD:
         if documents is None or tensor.dim() < 2:
             return tensor
         if tensor.size(0) == 1:
@@ -199,7 +202,7 @@ def block_backward(
     )  # fmt: skip
     if own.grad_query is not None:
         own.grad_query.add_(_laid_out(block, found[0]))
-    for name, more in zip(OPTION_TENSORS, found[3:6], strict=True):
+    for name, more in zip(OPTION_TENSORS, found[3:-1], strict=True):
         if name in option_grads:
             _part(name, option_grads[name], block, options.documents).add_(more)
     return [x if x is None else _laid_out(block, x) for x in found[1:3]]

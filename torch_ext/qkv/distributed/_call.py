@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.distributed._block import OPTION_TENSORS
+from qkv.options import BY_HEAD, MASKS
 
 _SCALARS = {"scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0}
 
@@ -20,7 +20,7 @@ class Call:
     query: Tensor
     key: Tensor
     value: Tensor
-    tensors: dict[str, Tensor]  # attn_mask, bias, alibi_slopes and sinks, those that are given
+    tensors: dict[str, Tensor]  # of options.MASKS and BY_HEAD, those that are given
     scalars: dict[str, Any]  # dropout_p, is_causal, scale, enable_gqa, window_size and softcap
     seqlen: int | None
     cu_seqlens: Tensor | None
@@ -28,7 +28,7 @@ class Call:
 
     @property
     def masks(self) -> list[Tensor]:
-        return [self.tensors[name] for name in ("attn_mask", "bias") if name in self.tensors]
+        return [self.tensors[name] for name in MASKS if name in self.tensors]
 
     @classmethod
     def of(
@@ -37,7 +37,7 @@ class Call:
         method: str, options: Mapping[str, Any],
     ) -> "Call":  # fmt: skip
         given = {**options, "attn_mask": attn_mask}
-        names = (*OPTION_TENSORS, "sinks")
+        names = (*MASKS, *BY_HEAD)
         tensors = {name: x for name in names if (x := given.pop(name, None)) is not None}
         scalars = _SCALARS | {"dropout_p": dropout_p, "is_causal": is_causal} | given
         return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method)
@@ -57,7 +57,7 @@ def prepare(call: Call) -> None:
     for name in ("query", "key", "value"):
         tensor = getattr(call, name)
         setattr(call, name, tensor[0] if tensor.dim() == 4 else tensor)
-    for name in call.tensors.keys() & {"attn_mask", "bias"}:
+    for name in call.tensors.keys() & set(MASKS):
         if call.tensors[name].dim() == 4:
             call.tensors[name] = call.tensors[name][0]
 

@@ -7,6 +7,7 @@ from qkv.distributed._agree import as_int
 from qkv.distributed._call import Call
 from qkv.distributed._heads import divides
 from qkv.distributed._ranks import Team
+from qkv.options import BY_HEAD, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
 METHODS = ("ring", "heads", "auto")
@@ -103,8 +104,8 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
             shape[-2] = rows
         return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
-    tensors = {name: call.tensors.get(name) for name in ("attn_mask", "bias")}
-    for name in ("alibi_slopes", "sinks"):
+    tensors = {name: call.tensors.get(name) for name in MASKS}
+    for name in BY_HEAD:
         tensor = tensors[name] = call.tensors.get(name)
         if tensor is not None and call.cu_seqlens is not None and tensor.dim() == 2:
             documents = call.cu_seqlens.numel() - 1

@@ -12,6 +12,7 @@ from qkv.distributed._linear import linear
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._shards import natural, zigzag
 from qkv.distributed._transport import all_to_all
+from qkv.options import MASKS
 
 _DOING = "ring_attention: all-to-all over heads, {}"
 
@@ -49,7 +50,7 @@ def _rows(tensor: Tensor, ranks: Ranks) -> Tensor:
 
 def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
     """What acts on the scores of this rank's heads. Rows of masks come from all ranks."""
-    if name in ("attn_mask", "bias") and tensor.dim() > 1 and tensor.size(-2) > 1:
+    if name in MASKS and tensor.dim() > 1 and tensor.size(-2) > 1:
         return _heads(tensor if tensor.dim() > 2 else tensor[None], ranks)
     return heads_of(tensor, OPTION_TENSORS.get(name, -1), ranks.rank, ranks.size)
 

@@ -1,11 +1,13 @@
 """Attention over a sequence that is cut over a ring of ranks, and its gradients."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from qkv.distributed._block import OPTION_TENSORS
-from qkv.distributed._passes import Ring, backward_pass, forward_pass
+from qkv.distributed._passes import backward_pass, forward_pass
 from qkv.distributed._sinks import sinks_gradient
 from qkv.distributed._transport import wide
 
@@ -14,13 +16,14 @@ class RingAttention(Function):
     """(output, lse, exact), where exact is the output in float32 if the inputs are in half
     precision, else None.
 
-    Takes query, key, value, attn_mask, bias, alibi_slopes, sinks, ring.
+    Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
     """
 
     @staticmethod
-    def forward(query, key, value, attn_mask, bias, alibi_slopes, sinks, ring: Ring):
+    def forward(query, key, value, *others):
+        *tensors, sinks, ring = others
         with torch.autocast("cpu", enabled=False):
-            tensors = _present((attn_mask, bias, alibi_slopes))
+            tensors = _present(tensors)
             output, lse = forward_pass(query, key, value, tensors, sinks, ring)
         if output.dtype == query.dtype:
             return output, lse, None
@@ -42,7 +45,7 @@ class RingAttention(Function):
         if grad_output is None and grad_lse is None:  # the others may have some, and wait
             grad_lse = torch.zeros_like(lse)
         found = RingGradients.apply(
-            grad_output, grad_lse, *tensors, output, lse, ctx.ring, ctx.needs_input_grad[:7]
+            grad_output, grad_lse, *tensors, output, lse, ctx.ring, ctx.needs_input_grad[:-1]
         )
         return *found, None
 
@@ -56,21 +59,19 @@ class RingGradients(Function):
     those of its results."""
 
     @staticmethod
-    def forward(
-        grad_output, grad_lse, query, key, value, attn_mask, bias, alibi_slopes, sinks, output, lse,
-        ring: Ring, wanted: tuple[bool, ...],
-    ):  # fmt: skip
+    def forward(grad_output, grad_lse, query, key, value, *others):
+        *tensors, sinks, output, lse, ring, wanted = others
         with torch.autocast("cpu", enabled=False):
-            tensors = _present((attn_mask, bias, alibi_slopes))
+            tensors = _present(tensors)
             sums = {
                 name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
-                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:6], strict=True)
+                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:-1], strict=True)
                 if is_wanted
             }
             inputs, results, grads = (query, key, value), (output, lse), (grad_output, grad_lse)
             found = backward_pass(inputs, results, grads, wanted[:3], tensors, sums, ring)
             of_sinks = None
-            if wanted[6]:
+            if wanted[-1]:
                 of_sinks = sinks_gradient(sinks, results, grads, ring.ranks.rank, ring.plan)
         return (
             *(x if x is None else x.to(query.dtype) for x in found),
@@ -97,6 +98,6 @@ _ONE_DERIVATIVE = (
 )
 
 
-def _present(tensors: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+def _present(tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
     named = zip(OPTION_TENSORS, tensors, strict=True)
     return {name: tensor for name, tensor in named if tensor is not None}

@@ -27,6 +27,7 @@ from onnxscript import opset23 as op
 
 from qkv.integrations.onnx._masks import Mask, Places
 from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant
+from qkv.options import BY_HEAD, MASKS
 
 _INFINITY = float("inf")
 _LAST = [-1]
@@ -75,8 +76,7 @@ class Attention:
 
     def _is_masked(self) -> bool:
         """Whether the call hides or adds anything."""
-        names = ("attn_mask", "bias", "alibi_slopes", "sinks")
-        given = any(self.arguments[name] is not None for name in names)
+        given = any(self.arguments[name] is not None for name in (*MASKS, *BY_HEAD))
         return given or self.arguments["is_causal"] or self.has_window
 
     def _composes(self) -> bool:
@@ -126,7 +126,7 @@ class Attention:
 
     def _given_masks(self) -> tuple[list[Tensor], list[Tensor]]:
         seen, added = [], []
-        for name in ("attn_mask", "bias"):
+        for name in MASKS:
             value = self.arguments[name]
             if value is not None and value.dtype == ir.DataType.BOOL:
                 seen.append(Tensor.given(value).merged(self.leading))

@@ -8,7 +8,7 @@ from onnxscript import evaluator
 from torch._ops import OpOverload
 
 from qkv.integrations.onnx._attention import Attention
-from qkv.options import defaults
+from qkv.options import BY_HEAD, MASKS, defaults
 
 OPSET = 23  # the first that has Attention
 
@@ -22,7 +22,7 @@ _OPERATORS = (
 )
 # Arguments that not every one of them has.
 _ABSENT = dict.fromkeys(
-    ("bias", "alibi_slopes", "sinks", "window_size", "reduce", "cu_seq_q", "cu_seq_k", "seqused_k")
+    (*MASKS, *BY_HEAD, "window_size", "reduce", "cu_seq_q", "cu_seq_k", "seqused_k")
 ) | {"softcap": 0.0}
 
 
