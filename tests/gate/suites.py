@@ -83,6 +83,13 @@ def quick() -> list[Task]:
     no_twins = "" if TWINS else "this CPU multiplies bf16 in both ways"
     return [
         Task("build", build(TWINS, " ".join(targets)), is_build=True),
+        Task(
+            "python",
+            pytest(f"{WORKERS} tests/python --ignore-glob='*/test_distributed_*'", "python"),
+        ),
+        # One world of processes after the other, each of which has as many as there are ranks, and
+        # waits most of the time.
+        Task("distributed", pytest(DISTRIBUTED, "distributed"), cores=1),
         Task("docs", "tests/site.sh", cores=1),
         Task("package", "tests/package.sh quick", cores=1, after=tests),
         Task("csrc", CSRC, tests),
@@ -93,12 +100,6 @@ def quick() -> list[Task]:
             tests,
             cores=1,
         ),
-        Task(
-            "python",
-            pytest(f"{WORKERS} tests/python --ignore-glob='*/test_distributed_*'", "python"),
-        ),
-        # One world of processes after the other: each has as many as there are ranks.
-        Task("distributed", pytest(DISTRIBUTED, "distributed"), cores=1),
         Task(
             "python-emulated",
             f"tests/emulation/twins.sh {BUILD} '{' '.join(TWINS)}' {ARITHMETIC} {WORKERS} -rs",

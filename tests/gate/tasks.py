@@ -78,15 +78,15 @@ def run(tasks: list[Task], say: Callable[[str], None] = print) -> list[Outcome]:
 
 
 def ready(waiting, running, outcomes, named):
-    """The tasks that may begin now. There is room for two that keep all cores busy, because none
-    does so from beginning to end: at that of a build one file is left to compile."""
+    """The tasks that may begin now. There is room for two that keep all cores busy and one more,
+    because none does so from beginning to end: at that of a build one file is left to compile."""
     cores = os.cpu_count() or 1
     busy = sum(task.cores or cores for task, *_ in running.values())
     for task in list(waiting):
         before = [outcomes.get(name) for name in task.after if name in named]
         needed = min(task.cores or cores, cores)
         done = all(x and x.ended in ("passed", "skipped") for x in before)
-        if done and busy + needed <= 2 * cores:
+        if done and busy + needed <= 2 * cores + 1:
             busy += needed
             yield task
 

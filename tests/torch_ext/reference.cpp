@@ -50,7 +50,8 @@ Problem describe(const variable_list& tensors, const AttentionOptions& options) 
     const bool is_bool = mask.scalar_type() == at::kBool;
     p.masks[m] = {is_bool ? MaskType::boolean : MaskType::f64, input(mask)};
   }
-  p.alibi_slopes = input(tensors[kSlopes]), p.sinks = input(tensors[kSinks]);
+  p.by_head[qkv::kAlibiSlopes] = input(tensors[kSlopes]);
+  p.by_head[qkv::kSinks] = input(tensors[kSinks]);
   return p;
 }
 
@@ -95,7 +96,8 @@ class Attention : public torch::autograd::Function<Attention> {
     a.grad_query = output(found[kQuery]), a.grad_key = output(found[kKey]);
     a.grad_value = output(found[kValue]);
     for (int m = 0; m < kMasks; ++m) a.grad_masks[m].each = output(found[kMask + m]);
-    a.grad_alibi_slopes = output(found[kSlopes]), a.grad_sinks = output(found[kSinks]);
+    a.grad_by_head[qkv::kAlibiSlopes] = output(found[kSlopes]);
+    a.grad_by_head[qkv::kSinks] = output(found[kSinks]);
     reference::attention_backward(p, a);
     found.emplace_back();  // of the options
     return found;

@@ -15,11 +15,6 @@ at::Tensor reduced_weights(const at::Tensor& weights, Reduce reduce) {
   return reduce == Reduce::heads && weights.dim() > 2 ? weights.mean(-3) : weights;
 }
 
-// softcap' of the dot products times `grad`.
-at::Tensor before_softcap(const at::Tensor& grad, const Steps& steps) {
-  return steps.tanhs.defined() ? grad.sub(grad.mul(steps.tanhs).mul(steps.tanhs)) : grad;
-}
-
 at::Tensor sum_of_rows(const at::Tensor& of_rows) { return of_rows.sum(-1).sum(-1); }
 
 // The results of a backward operator: gradient(argument) of each that is wanted, reduced to the
@@ -69,7 +64,7 @@ Tensors attention_backward_composition(const Call& call) {
   const Steps steps = steps_of(call);
   const FirstDerivative first = first_derivative(call, steps);
   const at::Tensor grad = steps.weights.mul(first.difference);
-  const at::Tensor of_dots = before_softcap(grad, steps);
+  const at::Tensor of_dots = before_options(grad, steps);
   return gradients_of(call, [&](Argument argument) -> at::Tensor {
     switch (argument) {
       case arg::query:
@@ -108,11 +103,8 @@ Tensors attention_double_backward_composition(const Call& call) {
   const at::Tensor grad = steps.weights.mul(first.difference);  // W
   const at::Tensor change =                                     // Wdot
       changes.weights.mul(first.difference).add(steps.weights.mul(of_weights.sub(delta)));
-  const at::Tensor of_dots = before_softcap(grad, steps);     // w
-  at::Tensor change_of_dots = before_softcap(change, steps);  // wdot
-  if (steps.tanhs.defined() && changes.dots.defined())
-    change_of_dots = change_of_dots.add(
-        of_dots.mul(changes.dots).mul(steps.tanhs).mul(-2 / call.options.softcap));
+  const at::Tensor of_dots = before_options(grad, steps);                                    // w
+  const at::Tensor change_of_dots = change_before_options(change, of_dots, changes, steps);  // wdot
   return gradients_of(call, [&](Argument argument) -> at::Tensor {
     switch (argument) {
       case arg::grad_output:

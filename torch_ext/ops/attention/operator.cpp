@@ -34,14 +34,14 @@ Tensors forward_autocast(const Call& call) { return run_cast(Call(call)); }
 
 Tensors forward_mode(const Call& call) { return run(call.as(attention_forward_jvp)); }
 
-// The tangents of all differentiable tensors, in a signature.
-std::string tangents() {
+// The tangents of all differentiable tensors, in a signature; suffix: "?", or "?=" with a default.
+std::string tangents(std::string_view suffix) {
   std::string names;
   for (int i = 0; i < arg::kDifferentiable; ++i)
-    names += c10::str(i > 0 ? ", " : "", kArguments[tangent_of(Argument(i))].name, "?");
+    names += c10::str(i > 0 ? ", " : "", kArguments[tangent_of(Argument(i))].name, suffix);
   return names;
 }
-const std::string kTangentNames = tangents();
+const std::string kTangentNames = tangents("?");
 
 // scaled_dot_product_attention's arguments, in its order and with its defaults, then ours.
 const std::string kSignature =
@@ -53,13 +53,10 @@ Operator attention("attention", "attention" + kSignature + ") -> output",
 Operator attention_with_lse("attention",
                             "attention_with_lse" + kSignature + ") -> output, logsumexp",
                             {.composite = &attention_with_lse_composite});
-Operator attention_jvp(
-    "attention_jvp",
-    "attention_jvp" + kSignature +
-        ", query_tangent?=, key_tangent?=, value_tangent?=, attn_mask_tangent?=, "
-        "alibi_slopes_tangent?=, bias_tangent?=, sinks_tangent?=) -> output, logsumexp, "
-        "output_tangent, logsumexp_tangent",
-    {.composite = &attention_jvp_composite});
+Operator attention_jvp("attention_jvp",
+                       "attention_jvp" + kSignature + ", " + tangents("?=") +
+                           ") -> output, logsumexp, output_tangent, logsumexp_tangent",
+                       {.composite = &attention_jvp_composite});
 
 }  // namespace
 

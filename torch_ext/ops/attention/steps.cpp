@@ -69,8 +69,9 @@ at::Tensor hide_positions(const Options& options, at::Tensor scores) {
 at::Tensor scores_of(const Call& call, const Sizes<c10::SymInt>& sizes, Steps& steps) {
   at::Tensor scores = at::matmul(steps.query, steps.key.transpose(-2, -1)).mul(steps.scale);
   scores = scores.expand_symint(sizes.scores());
-  const double cap = call.options.softcap;
-  if (cap > 0) scores = (steps.tanhs = at::tanh(scores.div(cap))).mul(cap);
+  steps.softcap = call.options.softcap;
+  if (steps.softcap > 0)
+    scores = (steps.tanhs = at::tanh(scores.div(steps.softcap))).mul(steps.softcap);
   steps.weights = scores;  // for their shape, until there are weights
   if (call.has(arg::alibi_slopes))
     scores = scores.sub(distances(steps).mul(per_head(call[arg::alibi_slopes], steps)));
@@ -224,6 +225,18 @@ FirstDerivative first_derivative(const Call& call, const Steps& steps) {
     first.delta = first.delta.sub(call[arg::grad_logsumexp].unsqueeze(-1));
   first.difference = first.of_weights.sub(first.delta);
   return first;
+}
+
+at::Tensor before_options(const at::Tensor& grad_scores, const Steps& steps) {
+  if (!steps.tanhs.defined()) return grad_scores;
+  return grad_scores.sub(grad_scores.mul(steps.tanhs).mul(steps.tanhs));
+}
+
+at::Tensor change_before_options(const at::Tensor& change, const at::Tensor& of_dots,
+                                 const Changes& changes, const Steps& steps) {
+  const at::Tensor before = before_options(change, steps);
+  if (!steps.tanhs.defined() || !changes.dots.defined()) return before;
+  return before.add(of_dots.mul(changes.dots).mul(steps.tanhs).mul(-2 / steps.softcap));
 }
 
 at::Tensor gradient_of_option(Argument argument, const at::Tensor& grad_scores,

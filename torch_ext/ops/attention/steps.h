@@ -15,6 +15,7 @@ struct Steps {
   // where the call asks for the weights alone.
   at::Tensor query, key, value;
   c10::SymFloat scale;
+  double softcap;
   at::Tensor tanhs;         // of softcap; undefined: there is none
   at::Tensor lse;           // [..., L, 1]
   at::Tensor weights;       // P
@@ -56,6 +57,12 @@ struct FirstDerivative {
 };
 FirstDerivative first_derivative(const Call& call, const Steps& steps);
 
+// The gradient of the dot products times scale, from that of the scores.
+at::Tensor before_options(const at::Tensor& grad_scores, const Steps& steps);
+// How it changes. `change`: of the gradient of the scores; of_dots: before_options of that
+// gradient.
+at::Tensor change_before_options(const at::Tensor& change, const at::Tensor& of_dots,
+                                 const Changes& changes, const Steps& steps);
 // The gradient of an argument that is added to the scores, or is a factor of what is, from that of
 // the scores.
 at::Tensor gradient_of_option(Argument argument, const at::Tensor& grad_scores, const Steps& steps);

@@ -20,17 +20,16 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     num_splits: int = 0,
     dtype: torch.dtype = torch.float64,
+    **options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`qkv.attention_with_kvcache` in torch's operators, which writes to nothing.
 
-    Arguments are as there. Returns output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the
+    Arguments are as there; options are those of `attention` that are numbers or have one for each
+    head, `[B, H]`. Returns output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the
     call would leave them, all in dtype; of int8 caches the numbers that they stand for.
 
     Raises:
@@ -57,7 +56,11 @@ def attention_with_kvcache(
                 x = x[b] if scale is None else _rounded(x[b], scale)
                 cache[rows[new], :, at[new]] = x.to(dtype).transpose(0, 1)
 
-    lead = query.shape[:2]
+    of_items = {
+        n: x.expand(query.shape[:2])
+        for n, x in options.items()
+        if isinstance(x, Tensor) and n != "dropout_seed"
+    }
     output = query.new_zeros(*query.shape[:3], v_cache.size(3), dtype=dtype)
     lse = query.new_zeros(query.shape[:3], dtype=dtype)
     for b, (rows, at) in enumerate(slots):
@@ -65,11 +68,8 @@ def attention_with_kvcache(
         keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
         output[b], lse[b] = attention(
             query[b], keys, values,
-            scale=softmax_scale, enable_gqa=True, softcap=softcap,
-            window_size=(window[0], 0) if causal else window,
-            alibi_slopes=None if alibi_slopes is None else alibi_slopes.expand(lead)[b],
-            sinks=None if sinks is None else sinks.expand(lead)[b],
-            dtype=dtype, return_lse=True,
+            scale=softmax_scale, enable_gqa=True, window_size=(window[0], 0) if causal else window,
+            dtype=dtype, return_lse=True, **options | {n: x[b] for n, x in of_items.items()},
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
 

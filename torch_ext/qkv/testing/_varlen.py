@@ -27,10 +27,8 @@ def varlen_attn(
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
-    alibi_slopes: Tensor | None = None,
     attn_mask: Tensor | None = None,
     bias: Tensor | None = None,
-    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -46,9 +44,9 @@ def varlen_attn(
             `qkv.varlen_attn` has not, likewise.
         k_scale, v_scale: what the numbers of an int8 key and value are multiplied by: `[]`, `[1]`,
             `[Hkv]` or `[blocks, block_size, Hkv]`.
-        options: scale, window_size, enable_gqa, softcap, dropout_p, and dropout_seed, for which
-            documents count as batch items. is_causal, which `qkv.varlen_attn` has not, is aligned
-            to the beginning of each document.
+        options: those of `attention`, with the numbers of heads, alibi_slopes and the like,
+            broadcastable to `[N, H]`. For dropout_seed documents count as batch items. is_causal,
+            which `qkv.varlen_attn` has not, is aligned to the beginning of each document.
 
     Returns:
         `[T, H, Dv]` in dtype; with `return_aux.lse` also `[H, T]`.
@@ -65,9 +63,9 @@ def varlen_attn(
     )
     per_document = (len(cu_seq_q) - 1, query.size(1))
     heads = {
-        name: x.expand(per_document)
-        for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks))
-        if x is not None
+        n: x.expand(per_document)
+        for n, x in options.items()
+        if isinstance(x, Tensor) and n != "dropout_seed"
     }
     # Rows that lie in no document stay as they are here.
     output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
@@ -90,7 +88,7 @@ def varlen_attn(
             if mask is not None and its_key.size(1)  # without a pair, nobody looks at them
         }
         found = attention(
-            its_query, its_key, its_value, **own, **options,
+            its_query, its_key, its_value, **options | own,
             dtype=dtype, return_lse=True, place=Place(first_item=n),
         )  # fmt: skip
         output = output.index_copy(0, rows, found[0].transpose(0, 1))

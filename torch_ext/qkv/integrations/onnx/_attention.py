@@ -27,8 +27,9 @@ from onnxscript import opset23 as op
 
 from qkv.integrations.onnx._masks import Mask, Places
 from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant
-from qkv.options import BY_HEAD, MASKS
+from qkv.options import MASKS
 
+TRANSLATED_BY_HEAD = ("alibi_slopes", "sinks")  # of options.BY_HEAD
 _INFINITY = float("inf")
 _LAST = [-1]
 _FLOAT32, _FLOAT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE
@@ -76,7 +77,7 @@ class Attention:
 
     def _is_masked(self) -> bool:
         """Whether the call hides or adds anything."""
-        given = any(self.arguments[name] is not None for name in (*MASKS, *BY_HEAD))
+        given = any(self.arguments[name] is not None for name in (*MASKS, *TRANSLATED_BY_HEAD))
         return given or self.arguments["is_causal"] or self.has_window
 
     def _composes(self) -> bool:

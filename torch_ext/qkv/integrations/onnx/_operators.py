@@ -7,7 +7,7 @@ import torch
 from onnxscript import evaluator
 from torch._ops import OpOverload
 
-from qkv.integrations.onnx._attention import Attention
+from qkv.integrations.onnx._attention import TRANSLATED_BY_HEAD, Attention
 from qkv.options import BY_HEAD, MASKS, defaults
 
 OPSET = 23  # the first that has Attention
@@ -57,6 +57,9 @@ def _check(arguments: dict[str, Any]) -> None:
         )
     if arguments["dropout_p"] != 0:
         _refuse_dropout(dropout_p=arguments["dropout_p"])
+    for name in set(BY_HEAD) - set(TRANSLATED_BY_HEAD):
+        if arguments[name] is not None:
+            _refuse(f"{name} is given, but has no translation yet")
     for name in ("cu_seq_q", "cu_seq_k", "seqused_k"):
         if arguments[name] is not None:
             _refuse(f"{name} is given, but Attention knows no packed documents")
