@@ -1,5 +1,8 @@
 """Attention as a composition of torch's operators: docs/options.md, line by line."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -88,3 +91,12 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     # A sink of -inf is none, and has no gradient.
     alone = column.masked_fill(column == -INF, -INF).squeeze(-1)
     return weights, lse.where(~nothing.squeeze(-1), alone)
+
+
+def of_item(options: Mapping[str, Any], lead: tuple[int, ...], item: int) -> dict[str, Any]:
+    """The options of a call for one batch item, or document. What has a number for each head, and
+    broadcasts to lead, `[B, H]`, becomes `[H]`."""
+    return {
+        name: x.expand(lead)[item] if isinstance(x, Tensor) and name != "dropout_seed" else x
+        for name, x in options.items()
+    }

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qkv.testing._functional import attention
+from qkv.testing._functional import attention, of_item
 
 
 def attention_with_kvcache(
@@ -56,11 +56,6 @@ def attention_with_kvcache(
                 x = x[b] if scale is None else _rounded(x[b], scale)
                 cache[rows[new], :, at[new]] = x.to(dtype).transpose(0, 1)
 
-    of_items = {
-        n: x.expand(query.shape[:2])
-        for n, x in options.items()
-        if isinstance(x, Tensor) and n != "dropout_seed"
-    }
     output = query.new_zeros(*query.shape[:3], v_cache.size(3), dtype=dtype)
     lse = query.new_zeros(query.shape[:3], dtype=dtype)
     for b, (rows, at) in enumerate(slots):
@@ -69,7 +64,7 @@ def attention_with_kvcache(
         output[b], lse[b] = attention(
             query[b], keys, values,
             scale=softmax_scale, enable_gqa=True, window_size=(window[0], 0) if causal else window,
-            dtype=dtype, return_lse=True, **options | {n: x[b] for n, x in of_items.items()},
+            dtype=dtype, return_lse=True, **of_item(options, query.shape[:2], b),
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
 

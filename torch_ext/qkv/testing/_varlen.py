@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkv.testing._functional import attention
+from qkv.testing._functional import attention, of_item
 from qkv.testing._scores import INF, Place
 
 if TYPE_CHECKING:
@@ -62,11 +62,6 @@ def varlen_attn(
         for x, scale in ((key, k_scale), (value, v_scale))
     )
     per_document = (len(cu_seq_q) - 1, query.size(1))
-    heads = {
-        n: x.expand(per_document)
-        for n, x in options.items()
-        if isinstance(x, Tensor) and n != "dropout_seed"
-    }
     # Rows that lie in no document stay as they are here.
     output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
     lse = query.new_full((query.size(1), query.size(0)), -INF, dtype=dtype)
@@ -78,7 +73,7 @@ def varlen_attn(
         else:
             place, size = torch.arange(int(seqused_k[n]), device=key.device), key.size(1)
             keys = block_table[n].long()[place // size], place % size
-        own = {name: x[n] for name, x in heads.items()}
+        own = of_item(options, per_document, n)
         its_query, its_key, its_value = (
             x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])
         )
@@ -88,7 +83,7 @@ def varlen_attn(
             if mask is not None and its_key.size(1)  # without a pair, nobody looks at them
         }
         found = attention(
-            its_query, its_key, its_value, **options | own,
+            its_query, its_key, its_value, **own,
             dtype=dtype, return_lse=True, place=Place(first_item=n),
         )  # fmt: skip
         output = output.index_copy(0, rows, found[0].transpose(0, 1))
