@@ -26,7 +26,7 @@ QKV_CORE_API void set_isa(const char* name);
 // QKV_HALF_PRODUCTS or set_half_products() asked for, else "native". Both functions throw
 // std::invalid_argument for any other name. Each has its own order of summation, and so its own
 // last digits of a score: a backward pass under another setting than its forward pass has to say so
-// (ScoreWay in attention.h), as autograd does.
+// (ScoreWay in problem.h), as autograd does.
 QKV_CORE_API const char* half_products();
 QKV_CORE_API void set_half_products(const char* name);
 // Whether tiles of scores of query and key of this type are made by pairs, with the instruction set

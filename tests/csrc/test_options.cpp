@@ -1,4 +1,4 @@
-// The options of attention.h, one at a time, forward and backward, against the
+// The options of problem.h, one at a time, forward and backward, against the
 // f64 reference on every instruction set. Their combinations are drawn in
 // test_forward and test_backward.
 #include <gtest/gtest.h>

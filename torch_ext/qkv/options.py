@@ -17,10 +17,7 @@ Function = TypeVar("Function", bound=Callable)
 # The tensors beside query, key and value that act on scores, in the operators' order. All of these
 # have gradients and tangents.
 MASKS: tuple[str, ...] = ("attn_mask", "bias")  # broadcastable to [..., H, L, S]
-BY_HEAD: tuple[str, ...] = (
-    "alibi_slopes",
-    "sinks",
-)  # broadcastable to [..., H]; of packed documents [N, H]
+BY_HEAD: tuple[str, ...] = ("alibi_slopes", "sinks")  # broadcastable to [..., H]
 DIFFERENTIABLE: tuple[str, ...] = ("query", "key", "value", *MASKS, *BY_HEAD)
 
 

@@ -15,7 +15,7 @@ struct Matrix {
   Matrix from(int64_t r) const { return {data + r * row, row, col}; }
 };
 
-// Where the rows of one plane begin, in one tensor or in pages (attention.h): row `key` at element
+// Where the rows of one plane begin, in one tensor or in pages (problem.h): row `key` at element
 // at(key) of the tensor that begins at `first`.
 template <class E>
 struct RowPlaces {

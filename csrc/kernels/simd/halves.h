@@ -1,5 +1,5 @@
 // Loads and stores that convert between memory of any element type and vectors of its compute type
-// (attention.h): f32 for bf16, f16 and int8, else the type itself. And into vectors of double.
+// (common/tensor.h): f32 for bf16, f16 and int8, else the type itself. And into vectors of double.
 #pragma once
 
 #include "kernels/simd/vec.h"
