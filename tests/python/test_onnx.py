@@ -188,6 +188,7 @@ def test_options():
     assert check(cases).count("Attention") == len(fused())
 
 
+@pytest.mark.long
 def test_output_alone():
     cases = each(lambda: fused() | composed())
     assert "ReduceLogSumExp" not in check(cases)
@@ -261,7 +262,7 @@ def test_leading_dimensions():
     check({f"rank {rank}": (of_rank(rank), told) for rank in (2, 3, 4, 5, 6)})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @dtypes_of("f64", "f16", "bf16")
 def test_dtypes(dtype):
     """Half precision is rounded once, at the end, and a float32 mask not at all."""
@@ -362,11 +363,13 @@ def test_later_opsets_and_no_optimizer():
         check_calls(program, cases)
 
 
+@pytest.mark.long
 def test_the_operator_itself():
     cases = {"": (inputs(), {})}
     check_calls(export_calls(cases, torch.ops.qkv.attention), cases)
 
 
+@pytest.mark.long
 def test_a_decomposed_program():
     cases = {"": (inputs() | {"bias": added()}, {})}
     model = Calls(qkv.attention, [([*tensors], told) for tensors, told in cases.values()]).eval()
@@ -388,6 +391,7 @@ def test_vmap():
     check_calls(program, {"": (tensors, {"is_causal": True})})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("replaced", [False, True])
 def test_sdpa(replaced):
     """Of any rank, with any mask; and, if it is replaced, with a mask beside is_causal."""

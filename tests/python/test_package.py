@@ -20,9 +20,13 @@ MINOR = ".".join(torch.__version__.split(".")[:2])
 LIBRARY = Path(qkv.__file__).parent / "lib" / f"torch-{MINOR}" / "libqkv.so"
 
 # Of the tests, a copy without the sources is run on wheels (tests/package.sh).
-needs_sources = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="no sources here")
+HAS_SOURCES = (ROOT / "setup.py").exists()
+needs_sources = pytest.mark.skipif(not HAS_SOURCES, reason="no sources here")
+# The quick layer runs these on the wheel alone.
+on_the_wheel = pytest.mark.long if HAS_SOURCES else lambda test: test
 
 
+@on_the_wheel
 def test_import_from_another_folder(tmp_path):
     code = "import torch, qkv; x = torch.ones(1, 1, 2, 2); print(qkv.attention(x, x, x).sum())"
     assert run_python(code, cwd=tmp_path) == "tensor(4.)\n"
@@ -48,6 +52,7 @@ def decoy(tmp_path):
     return folder
 
 
+@on_the_wheel
 def test_the_library_is_the_packages_own(decoy):
     code = "import torch, qkv; print(*torch.ops.loaded_libraries)"
     found = run_python(code, cwd=decoy).strip()
@@ -72,6 +77,7 @@ except ImportError as error:
     return run_python(code, cwd=cwd, env={"PYTHONPATH": str(sources)})
 
 
+@on_the_wheel
 def test_no_other_library_is_loaded(decoy, sources, tmp_path):
     """No other library is loaded where the current folder has one that the sources lack."""
     message = import_error(sources, decoy)
@@ -79,6 +85,7 @@ def test_no_other_library_is_loaded(decoy, sources, tmp_path):
     assert message.startswith(f"qkv is not built: there is no {library}. Run `pip install")
 
 
+@on_the_wheel
 def test_a_torch_that_no_library_fits(sources, tmp_path):
     for minor in ("2.10", "2.8", "2.9"):
         other = sources / "qkv" / "lib" / f"torch-{minor}" / "libqkv.so"
@@ -90,6 +97,7 @@ def test_a_torch_that_no_library_fits(sources, tmp_path):
     )
 
 
+@on_the_wheel
 def test_a_library_of_another_version(sources, tmp_path):
     shutil.copytree(LIBRARY.parents[1], sources / "qkv" / "lib")
     own = sources / "qkv" / "lib" / LIBRARY.parent.name
@@ -101,6 +109,7 @@ def test_a_library_of_another_version(sources, tmp_path):
     )
 
 
+@on_the_wheel
 def test_import_before_torch_and_twice():
     code = "import qkv, torch, importlib; importlib.reload(qkv); print(qkv.active_isa())"
     assert run_python(code).strip() in qkv.supported_isas()

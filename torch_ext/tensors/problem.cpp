@@ -109,8 +109,8 @@ void KernelCall::bind_seeds() {
 
 void KernelCall::bind_per_head(Argument argument, Input& input) {
   if (!call_.has(argument)) return;
-  per_head_.push_back(call_[argument].to(at::kDouble));
-  bind(input, per_head_.back(), Shape::per_head);
+  at::Tensor& numbers = per_head_[per_heads_++] = call_[argument].to(at::kDouble);
+  bind(input, numbers, Shape::per_head);
 }
 
 void KernelCall::bind(Input& input, Argument argument) {

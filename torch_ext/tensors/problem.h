@@ -47,9 +47,10 @@ class KernelCall {
 
   const Call& call_;
   const Sizes<int64_t>& sizes_;
-  // Slopes and sinks, and their tangents, as the kernels take them: double. There is room for all
-  // of them, as operands_ has their addresses.
-  c10::SmallVector<at::Tensor, 4> per_head_;
+  // The numbers of heads and their tangents, as the kernels take them: double. They stay where they
+  // are, since operands_ has their addresses.
+  std::array<at::Tensor, 2 * kHeadArguments.size()> per_head_;
+  size_t per_heads_ = 0;
   at::Tensor seeds_;
   c10::SmallVector<Operand, 28> operands_;
 };
