@@ -78,15 +78,16 @@ def run(tasks: list[Task], say: Callable[[str], None] = print) -> list[Outcome]:
 
 
 def ready(waiting, running, outcomes, named):
-    """The tasks that may begin now. There is room for two that keep all cores busy and one more,
-    because none does so from beginning to end: at that of a build one file is left to compile."""
+    """The tasks that may begin now. Beside one that keeps all cores busy there is room for one
+    more, because none does so from beginning to end; two such tasks at once take turns of so many
+    threads that their processor seconds grow by a third (measured on two cores of a Zen 5)."""
     cores = os.cpu_count() or 1
     busy = sum(task.cores or cores for task, *_ in running.values())
     for task in list(waiting):
         before = [outcomes.get(name) for name in task.after if name in named]
         needed = min(task.cores or cores, cores)
         done = all(x and x.ended in ("passed", "skipped") for x in before)
-        if done and busy + needed <= 2 * cores + 1:
+        if done and (not busy or busy + needed <= cores + 1):
             busy += needed
             yield task
 
