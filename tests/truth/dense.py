@@ -2,6 +2,7 @@
 
 import problems
 import torch
+from case import compute_dtype
 from draw import Draw
 
 from call import Call
@@ -150,6 +151,10 @@ def hard_attention(seed):
 def attention_jvp(seed):
     """The results are the function's own tangents, whose gradients are second derivatives."""
     d, lead, L, S, sizes = drawn(seed, "attention_jvp")
+    # A gradient through this function is the sum of two, each rounded to the dtype of its tensor,
+    # and of numbers of heads they may cancel: these are of the dtype that is computed in.
+    for name in {"alibi_slopes", "sinks"} & d.tensors.keys():
+        d.tensors[name] = f"({d.tensors[name]}).to({compute_dtype(d.dtype)})"
     names = floating(d, LEAVES)
     for name in names:
         if d.chance(0.7):
