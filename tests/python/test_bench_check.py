@@ -54,11 +54,8 @@ def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong, tensor, tmp_pat
 
 
 def test_a_way_without_a_gradient_is_passed_over():
-    case, ours, truth = (
-        Case(parse("1x1x2x2x2"), torch.float32),
-        torch.ones(2),
-        torch.ones(2).double(),
-    )
+    case = Case(parse("1x1x2x2x2"), torch.float32)
+    ours, truth = torch.ones(2), torch.ones(2).double()
     torchs = {"forward alone": {"output": truth}, "both": {"grad_key": truth + 1e-3}}
     found = compare(case, "grad_key", ours, torchs, truth)
     assert found["error"] == 0 and found["torch_error"] == pytest.approx(1e-3)

@@ -59,7 +59,7 @@ def test_torchs_attention(device, options, dtype):
      "combine attn_mask with is_causal; pass one mask"),
     (lambda on: {"window_size": (1, 1)}, "do window_size; pass an attn_mask"),
     (lambda on: {"softcap": 1.0}, "do softcap"),
-    (lambda on: {"alibi_slopes": on(4)}, "do alibi_slopes"),
+    (lambda on: {"alibi_slopes": on(4)}, "do alibi_slopes; pass an attn_mask"),
     (lambda on: {"sinks": on(4)}, "do sinks"),
     (lambda on: {"return_lse": True}, "return the log-sum-exp"),
 ], ids=["both masks", "window", "softcap", "alibi", "sinks", "lse"])  # fmt: skip

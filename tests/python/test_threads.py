@@ -54,7 +54,7 @@ def assert_same_bits(x, y):
         assert torch.equal(a, b)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", SHAPES)
 @dtypes_of("f32", "f64", "bf16", "f16")

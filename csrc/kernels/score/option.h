@@ -1,6 +1,6 @@
 // What an option of the scores is: a struct derived from ScoreOption, with functions for what it
 // does to a tile of scores and to their derivatives. score.h lists the options, in the order of the
-// formula in attention.h, and every pass goes through that list.
+// formula in problem.h, and every pass goes through that list.
 //
 // Tiles are [keys x lanes], of the keys [key, key + keys), and change in place: "before" and
 // "after" are what an option is given and what it makes of that, and so is the end of another one's
@@ -33,11 +33,8 @@ struct ScoreOption {
   // gradients; of one without, which adds to scores, they are the same before and after.
   static constexpr bool kKeeps = false;
 
-  // Each option has
-  //   static bool is_set(const Problem&);
-  //   static void apply(const Problem&, const Tile&, int64_t key, int64_t keys, T* scores, T*
-  //   kept);
-  // where kept is null if there will be no derivatives.
+  // Each option has is_set(p), whether the problem has it, and apply(p, tile, key, keys, scores,
+  // kept), which changes scores; kept is null if there will be no derivatives.
 
   // Whether it changes a score of these keys.
   static bool changes(const Problem& p, const Tile&, int64_t, int64_t) { return Option::is_set(p); }

@@ -40,7 +40,7 @@ struct OptionList<First, Rest...> {
   }
 };
 
-// In the order of the formula in attention.h.
+// In the order of the formula in problem.h.
 using ScoreOptions = OptionList<Softcap, Alibi, Masks>;
 template <class T>
 using ScoreTiles = OptionTiles<T, ScoreOptions::kSize>;

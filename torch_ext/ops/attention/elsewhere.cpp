@@ -26,7 +26,9 @@ Tensors attend_elsewhere(const Call& call) {
          "do window_size; pass an attn_mask");
   refuse(o.softcap != 0, "do softcap");
   for (const Argument of_heads : kHeadArguments)
-    refuse(call.has(of_heads), c10::str("do ", kArguments[of_heads].name));
+    refuse(call.has(of_heads),
+           c10::str("do ", kArguments[of_heads].name,
+                    of_heads == arg::alibi_slopes ? "; pass an attn_mask" : ""));
   return {at::scaled_dot_product_attention(call[arg::query], call[arg::key], call[arg::value],
                                            optional(mask), o.dropout_p, o.is_causal, o.scale,
                                            o.enable_gqa)};

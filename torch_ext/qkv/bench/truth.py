@@ -3,10 +3,10 @@ would take."""
 
 import torch
 
+from qkv.options import MASKS
 from qkv.testing import Place, attention
 
 SEQUENCES = ("query", "key", "value", "grad_output")
-MASKS = ("attn_mask", "bias")  # each dimension of theirs may be 1, and broadcasts then
 NO_OPTIONS = ("cu_seq_q", "seqlen_k")  # of a call on documents, or on a cache
 BLOCK_ELEMENTS = 1 << 22  # of a block of scores in float64: 32 MiB
 

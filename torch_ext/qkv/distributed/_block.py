@@ -14,8 +14,7 @@ _forward = torch.ops.qkv.attention_forward.default
 _backward = torch.ops.qkv.attention_backward.default
 # The tensors that act on scores, in the operators' order, and which dimension is their heads.
 # Sinks, which come last, act on what a row sums over all keys, and on no block.
-OPTION_TENSORS = dict.fromkeys(MASKS, -3) | dict.fromkeys(BY_HEAD, -1)
-del OPTION_TENSORS["sinks"]
+OPTION_TENSORS = dict.fromkeys(MASKS, -3) | {name: -1 for name in BY_HEAD if name != "sinks"}
 
 
 @dataclass(frozen=True)
