@@ -1,8 +1,8 @@
 #include "autograd/composition_node.h"
 
-#include <ATen/ops/alias.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
+
+#include "autograd/compose.h"
 
 namespace qkv::autograd {
 namespace {
@@ -41,39 +41,22 @@ std::string CompositionNode::name() const { return op_.name + "_composition"; }
 
 variable_list CompositionNode::apply(variable_list&& grads) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool create_graph = at::GradMode::is_enabled();
-  at::AutoGradMode grad_mode(true);
-  variable_list tensors(saved_.size()), wanted, results, grads_of_results;
-  for (size_t i = 0; i < saved_.size(); ++i) {
-    tensors[i] = saved_[i].unpack();
-    if (!task_should_compute_output(i)) continue;
-    // An alias, so that the derivative with respect to one argument leaves out what the others owe
-    // to the same tensor.
-    tensors[i] = at::alias(tensors[i]);
-    // Of a torch.func transform that has ended, the tensor is there and its place in the graph not.
-    if (!tensors[i].requires_grad()) tensors[i].requires_grad_(true);
-    wanted.push_back(tensors[i]);
-  }
   Call call(op_);
   call.options = options_;
   call.output_mask = output_mask_;
-  auto tensor = tensors.begin();
-  for (const Parameter& p : op_.parameters)
-    if (p.is_tensor) call.set(Argument(p.which), *tensor++);
-  const Tensors computed = op_.kernels.composition(call);
-  for (size_t i = 0; i < computed.size(); ++i) {
-    if (!grads[i].defined() || !computed[i].defined() || !computed[i].requires_grad()) continue;
-    results.push_back(computed[i]);
-    grads_of_results.push_back(grads[i]);
+  variable_list tensors(saved_.size()), gradients(saved_.size());
+  ArgumentSet wanted;
+  size_t i = 0;
+  for (const Parameter& p : op_.parameters) {
+    if (!p.is_tensor) continue;
+    tensors[i] = saved_[i].unpack();
+    call.set(Argument(p.which), tensors[i]);
+    wanted.set(Argument(p.which), task_should_compute_output(i++));
   }
-  variable_list gradients(saved_.size());
-  if (results.empty() || wanted.empty()) return gradients;
-  const variable_list found =
-      torch::autograd::grad(results, wanted, grads_of_results, /*retain_graph=*/std::nullopt,
-                            create_graph, /*allow_unused=*/true);
-  auto next = found.begin();
-  for (size_t i = 0; i < gradients.size(); ++i)
-    if (task_should_compute_output(i)) gradients[i] = *next++;
+  const ArgumentGradients found = composed_gradients(call, wanted, grads);
+  i = 0;
+  for (const Parameter& p : op_.parameters)
+    if (p.is_tensor) gradients[i++] = found[p.which];
   return gradients;
 }
 

@@ -1,5 +1,5 @@
-// The Node of an operator that has a composition (call/operator.h) and no backward operator: third
-// derivatives of attention, and second ones of its weights.
+// The Node of a call that has a composition (compose.h), of an operator without a backward
+// operator: third derivatives of attention, and second ones of its weights.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>

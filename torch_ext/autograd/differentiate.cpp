@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "autograd/compose.h"
 #include "autograd/composition_node.h"
 #include "autograd/node.h"
 #include "call/check.h"
@@ -34,17 +35,13 @@ bool carries_tangents(const Call& call) {
   });
 }
 
-bool has_composition(const Call& call) {
-  return call.op->kernels.composition && call.op->kernels.composes(call);
-}
-
 // The kernels of calls without tangents know none: with them, forward-mode derivatives would come
 // out as zero.
 Tensors compose_tangents(const Call& call) {
   TORCH_CHECK_NOT_IMPLEMENTED(has_composition(call),
                               call.op->is_backward ? call.op->name.c_str() : call.title(),
                               ": forward-mode derivatives (jvp) are not implemented yet");
-  return call.op->kernels.composition(call);
+  return compose(call);
 }
 
 // Without this, the results of what has no gradient would look like constants.

@@ -24,17 +24,12 @@ bool returns(const Operator& forward, Argument argument) {
          std::count(forward.results.begin(), forward.results.end(), argument) > 0;
 }
 
-// The gradient of a result, as backward operators take it; `count`: it has none.
-Argument incoming_of(const Operator& forward, Argument result) {
-  return forward.is_backward ? tangent_of(result) : gradient_of(result);
-}
-
 // The results of `forward` whose gradients `backward` takes, in the order of the Node's inputs.
 template <class Visit>
 void for_each_differentiable_result(const Operator& forward, const Operator& backward,
                                     const Visit& visit) {
   for (size_t i = 0; i < forward.results.size(); ++i) {
-    const Argument gradient = incoming_of(forward, forward.results[i]);
+    const Argument gradient = forward.incoming_of(forward.results[i]);
     if (gradient != arg::count && backward.takes(gradient)) visit(i, gradient);
   }
 }

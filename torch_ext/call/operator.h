@@ -37,8 +37,9 @@ struct OperatorKernels {
   Body autocast = nullptr;
   // Whether the results of a call depend differentiably on an argument. Null: on all of them.
   bool (*differentiates)(const Call&, Argument) = nullptr;
-  // The same results out of torch's operators, which have derivatives of every order and in forward
-  // mode: what differentiates a call of an operator without `backward`, or without `jvp`. Null:
+  // Of a forward operator: the same results out of torch's operators, which have derivatives of
+  // every order and in forward mode. From it follows what differentiates a call, of this operator
+  // or of one of its derivatives, without `backward` or without `jvp` (autograd/compose.h). Null:
   // that is an error, as it is for the calls that `composes` says no to.
   Body composition = nullptr;
   bool (*composes)(const Call&) = nullptr;
@@ -88,6 +89,10 @@ class Operator {
   // Null: there is none, and a gradient is the composition's, or an error.
   const Operator* backward = nullptr;
 
+  // The gradient of a result, as backward operators take it; `count`: it has none.
+  Argument incoming_of(Argument result) const {
+    return is_backward ? tangent_of(result) : gradient_of(result);
+  }
   bool takes(Argument argument) const { return tensors_ >> argument & 1; }
   bool takes(Option option) const { return options_ >> option & 1; }
   const char* name_of(Argument argument) const;

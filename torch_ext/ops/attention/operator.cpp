@@ -1,3 +1,4 @@
+#include "autograd/compose.h"
 #include "autograd/run.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
@@ -33,6 +34,10 @@ Tensors attention_jvp_composite(const Call& call) {
 Tensors forward_autocast(const Call& call) { return run_cast(Call(call)); }
 
 Tensors forward_mode(const Call& call) { return run(call.as(attention_forward_jvp)); }
+
+Tensors forward_mode_composition(const Call& call) {
+  return autograd::compose_jvp(call, attention_forward);
+}
 
 // The tangents of all differentiable tensors, in a signature; suffix: "?", or "?=" with a default.
 std::string tangents(std::string_view suffix) {
@@ -70,6 +75,8 @@ Operator attention_forward("attention",
                            ", shard=, scores=) -> output, logsumexp",
                            {.cpu = &attention_forward_cpu,
                             .autocast = &forward_autocast,
+                            .composition = &attention_composition,
+                            .composes = &composes_attention,
                             .jvp = &forward_mode});
 Operator attention_backward(attention_forward,
                             "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
@@ -77,9 +84,7 @@ Operator attention_backward(attention_forward,
 Operator attention_double_backward(attention_backward,
                                    "attention_double_backward(" + kTangentNames +
                                        "; output_tangent?, logsumexp_tangent?)",
-                                   {.cpu = &attention_double_backward_cpu,
-                                    .composition = &attention_double_backward_composition,
-                                    .composes = &composes_attention});
+                                   {.cpu = &attention_double_backward_cpu});
 
 // What both are in forward mode, and attention_jvp.
 Operator attention_forward_jvp(
@@ -91,7 +96,7 @@ Operator attention_forward_jvp(
         ", shard=, scores=) -> output, logsumexp, output_tangent, logsumexp_tangent",
     {.cpu = &attention_jvp_cpu,
      .autocast = &forward_autocast,
-     .composition = &attention_jvp_composition,
+     .composition = &forward_mode_composition,
      .composes = &composes_attention});
 Operator attention_forward_jvp_backward(
     attention_forward_jvp,

@@ -10,11 +10,9 @@ namespace ops {
 namespace {
 
 const OperatorKernels kForward = {.cpu = &weights_forward_cpu,
-                                  .composition = &attention_forward_composition,
+                                  .composition = &attention_composition,
                                   .composes = &composes_attention};
-const OperatorKernels kBackward = {.cpu = &weights_backward_cpu,
-                                   .composition = &attention_backward_composition,
-                                   .composes = &composes_attention};
+const OperatorKernels kBackward = {.cpu = &weights_backward_cpu};
 const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
 const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";
 // attention's arguments after the value, in its order and with its defaults, then ours.
