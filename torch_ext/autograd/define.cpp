@@ -1,4 +1,5 @@
-// The kernels of an operator for every dispatch key.
+#include "autograd/define.h"
+
 #include "autograd/differentiate.h"
 #include "call/boxed.h"
 #include "call/check.h"
@@ -18,7 +19,7 @@ Tensors refuse(const Call& call) {
 
 }  // namespace
 
-void Operator::define() {
+void DefinedOperator::define() {
   using c10::DispatchKey;
   library_.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
   handle_ = c10::Dispatcher::singleton().findSchemaOrThrow(("qkv::" + name).c_str(), "");

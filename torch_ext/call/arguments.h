@@ -132,10 +132,21 @@ constexpr std::array<Argument, arg::count> arguments_named(std::string_view pref
 inline constexpr auto kTangents = arguments_named("", "_tangent");
 inline constexpr auto kGradients = arguments_named("grad_", "");
 
+// The other way round.
+constexpr std::array<Argument, arg::count> inverse(const std::array<Argument, arg::count>& named) {
+  std::array<Argument, arg::count> all{};
+  for (Argument& argument : all) argument = arg::count;
+  for (int i = 0; i < arg::count; ++i)
+    if (named[i] != arg::count) all[named[i]] = Argument(i);
+  return all;
+}
+inline constexpr auto kPrimals = inverse(kTangents);
+
 // The direction in which an argument changes, in forward mode, and the gradient of a result, as
-// operators take them; `count`: there is none.
+// operators take them; and what a direction is one of. `count`: there is none.
 constexpr Argument tangent_of(Argument argument) { return kTangents[argument]; }
 constexpr Argument gradient_of(Argument argument) { return kGradients[argument]; }
+constexpr Argument primal_of(Argument tangent) { return kPrimals[tangent]; }
 static_assert(tangent_of(arg::sinks) == arg::sinks_tangent);
 static_assert(gradient_of(arg::output_tangent) == arg::grad_output_tangent);
 

@@ -95,7 +95,6 @@ std::string schema_of_results(const std::vector<std::string>& names) {
 Operator::Operator(const char* title, const std::string& signature, const OperatorKernels& kernels)
     : title(title), kernels(kernels) {
   parse(signature);
-  define();
 }
 
 void Operator::parse(const std::string& signature) {
@@ -157,7 +156,6 @@ Operator::Operator(Operator& forward, const std::string& signature, const Operat
   const auto [head, none] = split(schema, ") -> ");
   schema = c10::str(head, ", bool[", names.size(), "] output_mask) -> ", schema_of_results(names));
   forward.backward = this;
-  define();
 }
 
 const char* Operator::name_of(int which, bool is_tensor) const {

@@ -1,12 +1,12 @@
 // An operator: its signature, from which everything follows that does not depend on what it
-// computes, and the functions that compute it.
+// computes, and the functions that compute it. What torch is told of it: autograd/define.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
-#include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,8 +51,6 @@ struct OperatorKernels {
   const char* no_gradient = nullptr;
 };
 
-// To construct an operator registers it; it lives as long as the process.
-//
 // Signatures are schemas without types and defaults, which are those of arguments.h:
 //
 //   attention(query, key, value, attn_mask?=, dropout_p=, *, scale=) -> output
@@ -99,14 +97,14 @@ class Operator {
   const char* name_of(Option option) const;
   const c10::OperatorHandle& handle() const { return *handle_; }
 
+ protected:
+  std::optional<c10::OperatorHandle> handle_;
+
  private:
   void parse(const std::string& signature);
-  void define();  // registers schema and kernels
   const char* name_of(int which, bool is_tensor) const;
 
   uint64_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
-  torch::Library library_{torch::Library::FRAGMENT, "qkv", std::nullopt, __FILE__, __LINE__};
-  std::optional<c10::OperatorHandle> handle_;
 };
 
 }  // namespace qkv

@@ -187,41 +187,34 @@ void check_overflow(const Call& call, const Sizes<T>& sizes) {
 
 namespace {
 
-// What a backward operator gets besides the arguments of the forward operator: the results of that,
-// and their gradients.
-template <class T>
-void check_results(const Call& call, const Sizes<T>& sizes) {
-  for (const Parameter& p : call.op->parameters) {
-    const auto argument = Argument(p.which);
-    if (!p.is_tensor || !is_result(argument) || !call.has(argument)) continue;
-    const at::Tensor& tensor = call[argument];
-    const typename Sizes<T>::Shape expected = sizes.of(argument, call.options.reduce);
-    TORCH_CHECK(sizes_of<T>(tensor) == c10::ArrayRef<T>(expected), call.title(),
-                "_backward: ", p.name, " has the shape ", sizes_of<T>(tensor), ", but ",
-                c10::ArrayRef<T>(expected), " is expected");
-    const at::ScalarType dtype = result_type(call, argument);
-    TORCH_CHECK(tensor.scalar_type() == dtype, call.title(), "_backward: ", p.name, " is ",
-                name(tensor.scalar_type()), ", but ", name(dtype), " is expected");
-  }
+void check_has_tangent(const Call& call, Argument primal) {
+  const bool has = call.has(primal);
+  TORCH_CHECK(has && at::isFloatingType(call[primal].scalar_type()), call.title(), ": ",
+              call.name_of(tangent_of(primal)), " is given, but ", call.name_of(primal), " is ",
+              has ? name(call[primal].scalar_type()) : "None");
 }
 
-// A tangent has the shape and the dtype of what it is the tangent of.
+// What an operator is given beside the forward operator's own arguments has the sizes and the dtype
+// of something: a tangent those of its argument; results, their gradients and their tangents those
+// that the call gives them.
 template <class T>
-void check_tangents(const Call& call) {
-  for (int i = 0; i < arg::kDifferentiable; ++i) {
-    const auto argument = Argument(i);
-    const Argument tangent = tangent_of(argument);
-    if (!call.op->takes(tangent) || !call.has(tangent)) continue;
-    const char* primal = call.name_of(argument);
-    TORCH_CHECK(call.has(argument), call.title(), ": ", call.name_of(tangent), " is given, but ",
-                primal, " is None");
-    const auto expected = sizes_of<T>(call[argument]);
-    expect_shape<T>(sizes_of<T>(call[tangent]) == expected, call, tangent, ", but that of ", primal,
-                    ", ", expected, ", is expected");
-    const at::ScalarType dtype = call[argument].scalar_type();
-    expect_dtype(call[tangent].scalar_type() == dtype && at::isFloatingType(dtype), call, tangent,
-                 ", and ", primal, " is ", name(dtype),
-                 ", but the same floating dtype is expected");
+void check_companions(const Call& call, const Sizes<T>& sizes) {
+  for (const Parameter& p : call.op->parameters) {
+    const auto argument = Argument(p.which);
+    if (!p.is_tensor || !call.has(argument)) continue;
+    const Argument primal = is_result(argument) ? argument : primal_of(argument);
+    if (primal == arg::count) continue;
+    const bool is_tangent = primal != argument;
+    if (is_tangent) check_has_tangent(call, primal);
+    const at::ScalarType dtype =
+        is_tangent ? call[primal].scalar_type() : result_type(call, argument);
+    const typename Sizes<T>::Shape expected =
+        is_tangent ? typename Sizes<T>::Shape(sizes_of<T>(call[primal]))
+                   : sizes.of(argument, call.options.reduce);
+    expect_shape<T>(sizes_of<T>(call[argument]) == c10::ArrayRef<T>(expected), call, argument,
+                    ", but ", c10::ArrayRef<T>(expected), " is expected");
+    expect_dtype(call[argument].scalar_type() == dtype, call, argument, ", but ", name(dtype),
+                 " is expected");
   }
 }
 
@@ -248,8 +241,7 @@ Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
   check_sizes(call, sizes);
   check_option_sizes(call, sizes);
   check_overflow(call, sizes);
-  if (call.op->is_backward) check_results(call, sizes);
-  check_tangents<T>(call);
+  check_companions(call, sizes);
   return sizes;
 }
 

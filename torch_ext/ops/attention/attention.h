@@ -1,12 +1,13 @@
 // qkv::attention, qkv::attention_with_lse and the operators they are made of.
 #pragma once
 
+#include "autograd/define.h"
 #include "tensors/gradients.h"
 
 namespace qkv::ops {
 
-extern Operator attention_forward, attention_backward, attention_double_backward;
-extern Operator attention_forward_jvp;
+extern DefinedOperator attention_forward, attention_backward, attention_double_backward;
+extern DefinedOperator attention_forward_jvp;
 
 // Their CPU kernels.
 Tensors attention_forward_cpu(const Call& call);

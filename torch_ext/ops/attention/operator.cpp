@@ -53,41 +53,42 @@ const std::string kSignature =
     "(query, key, value, attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
     "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=";
 
-Operator attention("attention", "attention" + kSignature + ") -> output",
-                   {.composite = &attention_composite});
-Operator attention_with_lse("attention",
-                            "attention_with_lse" + kSignature + ") -> output, logsumexp",
-                            {.composite = &attention_with_lse_composite});
-Operator attention_jvp("attention_jvp",
-                       "attention_jvp" + kSignature + ", " + tangents("?=") +
-                           ") -> output, logsumexp, output_tangent, logsumexp_tangent",
-                       {.composite = &attention_jvp_composite});
+DefinedOperator attention("attention", "attention" + kSignature + ") -> output",
+                          {.composite = &attention_composite});
+DefinedOperator attention_with_lse("attention",
+                                   "attention_with_lse" + kSignature + ") -> output, logsumexp",
+                                   {.composite = &attention_with_lse_composite});
+DefinedOperator attention_jvp("attention_jvp",
+                              "attention_jvp" + kSignature + ", " + tangents("?=") +
+                                  ") -> output, logsumexp, output_tangent, logsumexp_tangent",
+                              {.composite = &attention_jvp_composite});
 
 }  // namespace
 
 // What both are made of, and varlen_attention. Which weights dropout keeps follows from
 // dropout_seed, so that it is drawn when a compiled program runs, and is the same again in the
 // backward pass.
-Operator attention_forward("attention",
-                           "attention_forward(query, key, value, " QKV_SCORE_TENSORS
-                           ", sinks?, dropout_seed?, cu_seq_q?, "
-                           "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
-                           ", shard=, scores=) -> output, logsumexp",
-                           {.cpu = &attention_forward_cpu,
-                            .autocast = &forward_autocast,
-                            .composition = &attention_composition,
-                            .composes = &composes_attention,
-                            .jvp = &forward_mode});
-Operator attention_backward(attention_forward,
-                            "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
-                            {.cpu = &attention_backward_cpu, .jvp = &attention_backward_jvp});
-Operator attention_double_backward(attention_backward,
-                                   "attention_double_backward(" + kTangentNames +
-                                       "; output_tangent?, logsumexp_tangent?)",
-                                   {.cpu = &attention_double_backward_cpu});
+DefinedOperator attention_forward(
+    "attention",
+    "attention_forward(query, key, value, " QKV_SCORE_TENSORS
+    ", sinks?, dropout_seed?, cu_seq_q?, "
+    "cu_seq_k?, seqused_k?, *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
+    ", shard=, scores=) -> output, logsumexp",
+    {.cpu = &attention_forward_cpu,
+     .autocast = &forward_autocast,
+     .composition = &attention_composition,
+     .composes = &composes_attention,
+     .jvp = &forward_mode});
+DefinedOperator attention_backward(
+    attention_forward, "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
+    {.cpu = &attention_backward_cpu, .jvp = &attention_backward_jvp});
+DefinedOperator attention_double_backward(attention_backward,
+                                          "attention_double_backward(" + kTangentNames +
+                                              "; output_tangent?, logsumexp_tangent?)",
+                                          {.cpu = &attention_double_backward_cpu});
 
 // What both are in forward mode, and attention_jvp.
-Operator attention_forward_jvp(
+DefinedOperator attention_forward_jvp(
     "attention_jvp",
     "attention_forward_jvp(query, key, value, " QKV_SCORE_TENSORS
     ", sinks?, dropout_seed?, cu_seq_q?, cu_seq_k?, seqused_k?, " +
@@ -98,7 +99,7 @@ Operator attention_forward_jvp(
      .autocast = &forward_autocast,
      .composition = &forward_mode_composition,
      .composes = &composes_attention});
-Operator attention_forward_jvp_backward(
+DefinedOperator attention_forward_jvp_backward(
     attention_forward_jvp,
     "attention_forward_jvp_backward(grad_output?, grad_logsumexp?, grad_output_tangent?, "
     "grad_logsumexp_tangent?; output, logsumexp, output_tangent, logsumexp_tangent)",

@@ -34,24 +34,24 @@ Tensors forward_mode(const Call& call) {
   return results;
 }
 
-Operator hard_forward("hard_attention",
-                      "hard_forward(query, key, value, " QKV_SCORE_TENSORS
-                      ", *, is_causal, " QKV_SCORE_OPTIONS ", straight_through) -> output, index",
-                      {.cpu = &hard_forward_cpu,
-                       .differentiates = &differentiates,
-                       .jvp = &forward_mode});
-Operator hard_backward(hard_forward, "hard_backward(grad_output; index)",
-                       {.cpu = &hard_backward_cpu, .differentiates = &differentiates});
+DefinedOperator hard_forward(
+    "hard_attention",
+    "hard_forward(query, key, value, " QKV_SCORE_TENSORS ", *, is_causal, " QKV_SCORE_OPTIONS
+    ", straight_through) -> output, index",
+    {.cpu = &hard_forward_cpu, .differentiates = &differentiates, .jvp = &forward_mode});
+DefinedOperator hard_backward(hard_forward, "hard_backward(grad_output; index)",
+                              {.cpu = &hard_backward_cpu, .differentiates = &differentiates});
 
 Tensors hard_composite(const Call& call) {
   check_query(call);
   return run_cast(call.as(hard_forward));
 }
 
-Operator hard("hard_attention",
-              "hard_attention(query, key, value, attn_mask?=, is_causal=, *, scale=, enable_gqa=, "
-              "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=) -> output, index",
-              {.composite = &hard_composite});
+DefinedOperator hard(
+    "hard_attention",
+    "hard_attention(query, key, value, attn_mask?=, is_causal=, *, scale=, enable_gqa=, "
+    "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=) -> output, index",
+    {.composite = &hard_composite});
 
 }  // namespace
 }  // namespace ops

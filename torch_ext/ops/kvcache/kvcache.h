@@ -2,13 +2,14 @@
 // values that lie in a cache. For inference.
 #pragma once
 
+#include "autograd/define.h"
 #include "call/check.h"
 
 namespace qkv::ops {
 
 // Its key and value are k_cache and v_cache; what is appended to them are new_key and new_value.
-extern Operator attention_with_kvcache;
-extern Operator varlen_attention_paged;
+extern DefinedOperator attention_with_kvcache;
+extern DefinedOperator varlen_attention_paged;
 
 inline bool is_paged(const Call& call) { return call.has(arg::block_table); }
 inline bool appends(const Call& call) { return call.has(arg::new_key); }

@@ -71,7 +71,7 @@ void resolve_negative(const Operator& op, c10::DispatchKeySet keys, boxed::Stack
 
 }  // namespace
 
-Operator attention_with_kvcache(
+DefinedOperator attention_with_kvcache(
     "attention_with_kvcache",
     "attention_with_kvcache(query, k_cache(a!) as key, v_cache(b!) as value, key?= as new_key, "
     "value?= as new_value, *, cache_seqlens?=, cache_batch_idx?=, cache_leftpad?=, block_table?=, "
@@ -85,7 +85,7 @@ Operator attention_with_kvcache(
 
 // varlen_attention with block_table [N, blocks of a document]: key and value are
 // [blocks, block size, Hkv, *], document n has the first seqused_k[n] keys of its blocks.
-Operator varlen_attention_paged(
+DefinedOperator varlen_attention_paged(
     "varlen_attention",
     "varlen_attention_paged(query, key, value, cu_seq_q, cu_seq_k?, seqused_k, block_table, *, "
     "scale=, window_size=, enable_gqa=, " QKV_SCORE_KEYWORDS
@@ -97,7 +97,7 @@ Operator varlen_attention_paged(
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   using c10::DispatchKey;
-  Operator& kvcache = attention_with_kvcache;
+  const Operator& kvcache = attention_with_kvcache;
   const auto implement = [&](DispatchKey key, boxed::BodyWithKeys body) {
     m.impl(kvcache.name.c_str(), torch::dispatch(key, boxed::kernel(kvcache, body)));
   };

@@ -44,7 +44,7 @@ Tensors varlen_composite(const Call& call) {
   return attend(call);
 }
 
-Operator varlen(
+DefinedOperator varlen(
     "varlen_attention",
     "varlen_attention(query, key, value, cu_seq_q, cu_seq_k?, max_q, max_k, *, "
     "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, " QKV_SCORE_KEYWORDS

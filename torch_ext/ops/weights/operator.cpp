@@ -22,22 +22,23 @@ const std::string kSignature =
 
 }  // namespace
 
-Operator weights_forward("attention_weights",
-                         "weights_forward(query, key, " + kTensors + kOptions +
-                             ") -> weights, logsumexp",
-                         kForward);
-Operator with_weights_forward("attention_with_weights",
-                              "with_weights_forward(query, key, value, " + kTensors + kOptions +
-                                  ") -> output, weights, logsumexp",
-                              kForward);
+DefinedOperator weights_forward("attention_weights",
+                                "weights_forward(query, key, " + kTensors + kOptions +
+                                    ") -> weights, logsumexp",
+                                kForward);
+DefinedOperator with_weights_forward("attention_with_weights",
+                                     "with_weights_forward(query, key, value, " + kTensors +
+                                         kOptions + ") -> output, weights, logsumexp",
+                                     kForward);
 
 namespace {
 
-Operator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)", kBackward);
-Operator with_weights_backward(with_weights_forward,
-                               "with_weights_backward(grad_output?, grad_weights?; output, "
-                               "logsumexp)",
-                               kBackward);
+DefinedOperator weights_backward(weights_forward, "weights_backward(grad_weights; logsumexp)",
+                                 kBackward);
+DefinedOperator with_weights_backward(with_weights_forward,
+                                      "with_weights_backward(grad_output?, grad_weights?; output, "
+                                      "logsumexp)",
+                                      kBackward);
 
 Tensors weights_composite(const Call& call) {
   check_query(call);
@@ -51,12 +52,13 @@ Tensors with_weights_composite(const Call& call) {
   return results;
 }
 
-Operator weights("attention_weights", "attention_weights(query, key" + kSignature + " -> weights",
-                 {.composite = &weights_composite});
-Operator with_weights("attention_with_weights",
-                      "attention_with_weights(query, key, value" + kSignature +
-                          " -> output, weights",
-                      {.composite = &with_weights_composite});
+DefinedOperator weights("attention_weights",
+                        "attention_weights(query, key" + kSignature + " -> weights",
+                        {.composite = &weights_composite});
+DefinedOperator with_weights("attention_with_weights",
+                             "attention_with_weights(query, key, value" + kSignature +
+                                 " -> output, weights",
+                             {.composite = &with_weights_composite});
 
 }  // namespace
 }  // namespace ops

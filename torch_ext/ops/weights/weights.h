@@ -2,11 +2,12 @@
 // second has what the first has, and the output beside the weights, from one pass.
 #pragma once
 
+#include "autograd/define.h"
 #include "call/call.h"
 
 namespace qkv::ops {
 
-extern Operator weights_forward, with_weights_forward;
+extern DefinedOperator weights_forward, with_weights_forward;
 
 // Without a value there is no output, and no gradient of a value.
 Tensors weights_forward_cpu(const Call& call);
