@@ -1,35 +1,20 @@
 // Dispatch key CPU: the kernel library's forward pass, alone and with tangents, and backward pass.
 #include "ops/attention/attention.h"
-#include "tensors/layout.h"
+#include "tensors/compute.h"
 
 namespace qkv {
 
 Tensors ops::attention_forward_cpu(const Call& call) {
-  const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return attention_forward_cpu(*CopiedCall(call, aligned));
-  Tensors results = empty_results(call, sizes);
-  KernelCall kernel(call, sizes);
   ForwardResult result;
-  kernel.bind({&result.output, &result.lse}, results);
-  kernel.set_strides();
-  run_on_rows(call, sizes, kernel.problem, results,
-              [&](const Problem& p) { qkv::attention_forward(p, result); });
-  return results;
+  return compute(call, {&result.output, &result.lse}, /*tangents=*/nullptr,
+                 [&](const Problem& p) { qkv::attention_forward(p, result); });
 }
 
 Tensors ops::attention_jvp_cpu(const Call& call) {
-  const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return attention_jvp_cpu(*CopiedCall(call, aligned));
-  Tensors results = empty_results(call, sizes);
-  KernelCall kernel(call, sizes);
   JvpArgs args;
-  kernel.bind_tangents(args);
   JvpResult result;
-  kernel.bind({&result.output, &result.lse, &result.output_jvp, &result.lse_jvp}, results);
-  kernel.set_strides();
-  run_on_rows(call, sizes, kernel.problem, results,
-              [&](const Problem& p) { qkv::attention_jvp(p, args, result); });
-  return results;
+  return compute(call, {&result.output, &result.lse, &result.output_jvp, &result.lse_jvp}, &args,
+                 [&](const Problem& p) { qkv::attention_jvp(p, args, result); });
 }
 
 void ops::run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors& gradients) {

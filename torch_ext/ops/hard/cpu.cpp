@@ -3,9 +3,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/hard/hard.h"
-#include "tensors/copies.h"
-#include "tensors/layout.h"
-#include "tensors/problem.h"
+#include "tensors/compute.h"
 
 namespace qkv {
 namespace {
@@ -53,15 +51,9 @@ void set_soft_gradients(const Call& call, Gradients& gradients) {
 }  // namespace
 
 Tensors ops::hard_forward_cpu(const Call& call) {
-  const auto sizes = check<int64_t>(call);
-  if (!is_aligned(call)) return hard_forward_cpu(*CopiedCall(call, aligned));
-  Tensors results = empty_results(call, sizes);
-  KernelCall kernel(call, sizes);
   HardResult result;
-  kernel.bind({&result.output, &result.index}, results);
-  kernel.set_strides();
-  if (has_queries(kernel.problem)) attention_hard(kernel.problem, result);
-  return results;
+  return compute(call, {&result.output, &result.index}, /*tangents=*/nullptr,
+                 [&](const Problem& p) { attention_hard(p, result); });
 }
 
 Tensors ops::hard_backward_cpu(const Call& call) {

@@ -44,7 +44,7 @@ ScoreWay run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forwar
   if (to.weights.defined()) kernel.bind(result.weights, to.weights, Shape::weights);
   result.weights_factor = to.weights_factor;
   kernel.set_strides();
-  if (has_queries(kernel.problem)) attention_forward(kernel.problem, result);
+  attention_forward(kernel.problem, result);
   return score_way_of(kernel.problem);
 }
 
