@@ -29,6 +29,10 @@ endif()
 # build time. That means nothing on the machine of someone who gets a wheel.
 option(QKV_RELOCATABLE "Leave no path of this machine in what is installed" OFF)
 
+# Half of the processor time, measured with g++ 12; who changes one file after the other may want it
+# off.
+option(QKV_UNITY "Compile the operators eight files at a time" ON)
+
 list(LENGTH torches torch_count)
 if(torch_count EQUAL 1)
   set(core_beside_torch TRUE)
@@ -64,7 +68,9 @@ function(qkv_add_operators target folder)
     PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
   target_link_libraries(${target}
     PUBLIC $<BUILD_INTERFACE:${torch}> $<INSTALL_INTERFACE:qkv::torch> PRIVATE qkv_core)
-  target_precompile_headers(${target} PRIVATE <torch/library.h>)  # else most of the build's time
+  # torch's headers, and what is instantiated of them in every file, are most of the build's time.
+  target_precompile_headers(${target} PRIVATE <torch/library.h>)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${QKV_UNITY})
 
   # A program may call nothing of qkv and yet need it: it runs a model of TorchScript or AOTInductor
   # that names the operators. So the linker keeps the library, though --as-needed, which is the

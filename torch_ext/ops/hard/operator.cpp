@@ -15,7 +15,7 @@ bool differentiates(const Call& call, Argument argument) {
 
 // The change of the value that was chosen, which the same lookup finds in the values' changes; with
 // straight_through also how attention's output changes with all but the values.
-Tensors forward_mode(const Call& call) {
+Tensors hard_forward_mode(const Call& call) {
   Tensors results = run(call);
   at::Tensor tangent;
   if (call.has(arg::value_tangent)) {
@@ -38,7 +38,7 @@ DefinedOperator hard_forward(
     "hard_attention",
     "hard_forward(query, key, value, " QKV_SCORE_TENSORS ", *, is_causal, " QKV_SCORE_OPTIONS
     ", straight_through) -> output, index",
-    {.cpu = &hard_forward_cpu, .differentiates = &differentiates, .jvp = &forward_mode});
+    {.cpu = &hard_forward_cpu, .differentiates = &differentiates, .jvp = &hard_forward_mode});
 DefinedOperator hard_backward(hard_forward, "hard_backward(grad_output; index)",
                               {.cpu = &hard_backward_cpu, .differentiates = &differentiates});
 

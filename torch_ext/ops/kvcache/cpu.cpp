@@ -66,7 +66,7 @@ void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head
   bind_scales(call, head, p);
   if (call.has(arg::block_table)) p.pages = blocks_of(call, call[arg::key].sizes()[3 - head]);
   p.spans = spans.data();
-  attention_forward(p, result);
+  qkv::attention_forward(p, result);
 }
 
 void attend_to_rows(const Call& call, const Sizes<int64_t>& sizes, const CacheRows& rows,

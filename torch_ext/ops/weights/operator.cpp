@@ -16,7 +16,7 @@ const OperatorKernels kBackward = {.cpu = &weights_backward_cpu};
 const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
 const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";
 // attention's arguments after the value, in its order and with its defaults, then ours.
-const std::string kSignature =
+const std::string kWeightsSignature =
     ", attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
     "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=)";
 
@@ -53,10 +53,10 @@ Tensors with_weights_composite(const Call& call) {
 }
 
 DefinedOperator weights("attention_weights",
-                        "attention_weights(query, key" + kSignature + " -> weights",
+                        "attention_weights(query, key" + kWeightsSignature + " -> weights",
                         {.composite = &weights_composite});
 DefinedOperator with_weights("attention_with_weights",
-                             "attention_with_weights(query, key, value" + kSignature +
+                             "attention_with_weights(query, key, value" + kWeightsSignature +
                                  " -> output, weights",
                              {.composite = &with_weights_composite});
 
