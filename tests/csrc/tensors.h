@@ -113,13 +113,19 @@ class Tensor {
   // Whether nothing but elements was written, neither in the gaps nor around the tensor.
   bool canaries_alive() const {
     if (!*this) return true;
-    return memory_->canaries_alive([this](uint8_t* data) {
-      if (strides_ == dense_strides(sizes_))
-        std::fill_n(data, bytes(), GuardedMemory::kCanary);
-      else
-        for_each([&](int64_t offset) {
-          std::fill_n(data + offset * element(), element(), GuardedMemory::kCanary);
-        });
+    if (strides_ != dense_strides(sizes_))
+      return wrote_only([this](const auto& own) { for_each(own); });
+    return memory_->canaries_alive(
+        [this](uint8_t* data) { std::fill_n(data, bytes(), GuardedMemory::kCanary); });
+  }
+
+  // The same of some of the elements, with whose offsets each_own(own) calls own.
+  template <class Each>
+  bool wrote_only(const Each& each_own) const {
+    return memory_->canaries_alive([&](uint8_t* data) {
+      each_own([&, size = element()](int64_t offset) {
+        std::fill_n(data + offset * size, size, GuardedMemory::kCanary);
+      });
     });
   }
 
