@@ -29,10 +29,6 @@ endif()
 # build time. That means nothing on the machine of someone who gets a wheel.
 option(QKV_RELOCATABLE "Leave no path of this machine in what is installed" OFF)
 
-# Half of the processor time, measured with g++ 12; who changes one file after the other may want it
-# off.
-option(QKV_UNITY "Compile the operators eight files at a time" ON)
-
 list(LENGTH torches torch_count)
 if(torch_count EQUAL 1)
   set(core_beside_torch TRUE)

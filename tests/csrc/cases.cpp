@@ -105,16 +105,28 @@ void make_inputs_read_only(const Workload& w) {
 
 }  // namespace
 
-Results run_forward(const Workload& w, const Library& library) {
-  make_inputs_read_only(w);
+namespace {
+
+Results run_forward(const Workload& w, const Problem& problem, bool lse, const Library& library) {
   const Outputs outputs(w);
-  library.forward(w.problem(), outputs.forward_result(w.c.lse));
+  library.forward(problem, outputs.forward_result(lse));
   outputs.expect_nothing_else_written();
   const Results all = outputs.values();
   Results r;
   r.output = all.output;
-  if (w.c.lse) r.lse = all.lse;
+  if (lse) r.lse = all.lse;
   return r;
+}
+
+}  // namespace
+
+Results run_forward(const Workload& w, const Library& library) {
+  make_inputs_read_only(w);
+  return run_forward(w, w.problem(), w.c.lse, library);
+}
+
+Results run_forward(const Workload& w, const Problem& problem) {
+  return run_forward(w, problem, /*lse=*/true, kKernels);
 }
 
 namespace {

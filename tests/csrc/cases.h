@@ -87,6 +87,8 @@ class Outputs {
 // run_forward() runs the forward pass alone, run() both passes. The inputs are read-only meanwhile,
 // and the test fails if anything but the outputs' own elements is written.
 Results run_forward(const Workload& w, const Library& library = kKernels);
+// With the log-sum-exp, of another problem with the sizes and outputs of the workload.
+Results run_forward(const Workload& w, const Problem& problem);
 Results run(const Workload& w, const Library& library = kKernels);
 // Runs attention_hard, which gives hard_output and hard_index.
 Results run_hard(const Workload& w, const Library& library = kKernels);

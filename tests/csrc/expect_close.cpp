@@ -5,16 +5,10 @@
 
 #include "cases.h"
 #include "common/philox.h"
+#include "expect_near.h"
 
 namespace qkv::test {
 namespace {
-
-double largest(const std::vector<double>& x) {
-  double max = 0;
-  for (double v : x)
-    if (std::isfinite(v)) max = std::max(max, std::abs(v));
-  return max;
-}
 
 // Whether both numbers are finite, both NaN, or the same infinity. With `zeros`, NaN may stand for
 // an infinity: dropout multiplies infinities by 0, sooner or later, and so does the derivative of a
@@ -25,21 +19,13 @@ bool same_kind(double actual, double expected, bool zeros) {
   return actual == expected || (zeros && std::isnan(actual));
 }
 
-// Half a unit in the last place of x in half precision.
-double rounding(DType half, double x) {
-  const int digits = half == DType::bf16 ? 8 : 11, least = half == DType::bf16 ? -126 : -14;
-  int exponent;
-  std::frexp(x, &exponent);
-  return std::ldexp(1., std::max(exponent - 1, least) - digits);
-}
-
 // Whether `actual` is within `tolerance` of `expected`, and the rounding to `stored`, the type in
 // which results are stored. f16 may be rounded to infinity.
 bool is_close(double actual, double expected, double tolerance, DType stored, bool zeros) {
   if (stored == DType::f16 && std::abs(expected) + tolerance >= 65520 && std::isinf(actual))
     return std::signbit(actual) == std::signbit(expected);
   if (!same_kind(actual, expected, zeros)) return false;
-  if (is_half(stored)) tolerance += rounding(stored, std::abs(expected) + tolerance);
+  tolerance += rounding(stored, std::abs(expected) + tolerance);
   return !(std::abs(actual - expected) > tolerance);
 }
 
@@ -100,7 +86,7 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   if (c.softcap > 0) score += 4 * eps * std::min(c.softcap, 4 * scale * size(double(c.D)));
   if (c.alibi_slopes) score += eps / 4 * (L + double(c.S));
   // In the backward pass weights are exp(score - lse), and lse is rounded to the compute type.
-  const double weight = score + eps * largest(expected.lse);
+  const double weight = score + eps * largest_finite(expected.lse);
   const double keep = c.dropout_p > 0 ? std::max(1., dropout_scale(c.dropout_p)) : 1;
   const double factor = factor_rounding(c.dtype);
   // The error of the gradient of one score, before the scale, if weights err by `weight`.
@@ -111,13 +97,13 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   // The error of adding up all that share an element, in the type that the sum has.
   const double shared = std::sqrt(sharers(c)) * size(sharers(c));
   const auto sum = [&](double type_eps, const std::vector<double>& all) {
-    return type_eps * shared * (1 + largest(all));
+    return type_eps * shared * (1 + largest_finite(all));
   };
   const double mask_eps = std::max(eps, epsilon(c.mask_type != MaskType::f64));
   const double bias_eps = std::max(eps, epsilon(c.bias_type != MaskType::f64));
   const double tolerances[] = {
       6 * keep * (score + factor),                              // output
-      6 * score + eps * largest(expected.lse),                  // lse
+      6 * score + eps * largest_finite(expected.lse),           // lse
       6 * scale * grad_factor,                                  // grad_query
       6 * scale * grad_factor * rows,                           // grad_key
       6 * keep * (weight + factor) * rows,                      // grad_value

@@ -1,9 +1,10 @@
-// Compares numbers of which it matters only whether they are finite where they are not: derivatives
-// with respect to what is not finite.
+// What is next to a number, and numbers of which it matters only whether they are finite where they
+// are not: derivatives with respect to what is not finite.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,10 +12,20 @@
 
 namespace qkv::test {
 
-// Half a unit in the last place of x in the type in which results are stored.
-inline double rounding(DType dtype, double x) {
-  if (!is_half(dtype)) return 0;
-  return dtype == DType::bf16 ? std::abs(x) * 0x1p-8 + 1e-38 : std::abs(x) * 0x1p-11 + 0x1p-25;
+inline double largest_finite(const std::vector<double>& all) {
+  double most = 0;
+  for (double x : all)
+    if (std::isfinite(x)) most = std::max(most, std::abs(x));
+  return most;
+}
+
+// Half a unit in the last place of x in half precision; 0 in any other type.
+inline double rounding(DType stored, double x) {
+  if (!is_half(stored)) return 0;
+  const int digits = stored == DType::bf16 ? 8 : 11, least = stored == DType::bf16 ? -126 : -14;
+  int exponent;
+  std::frexp(x, &exponent);
+  return std::ldexp(1., std::max(exponent - 1, least) - digits);
 }
 
 inline void expect_near(const char* name, const std::vector<double>& actual,

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <vector>
 
 #include "attention_jvp.h"
@@ -27,6 +28,15 @@ enum Along {
 struct JvpResults {
   std::vector<double> output, lse, output_jvp, lse_jvp;
 };
+
+inline void expect_same_bits(const JvpResults& a, const JvpResults& b) {
+  for (auto member :
+       {&JvpResults::output, &JvpResults::lse, &JvpResults::output_jvp, &JvpResults::lse_jvp}) {
+    const std::vector<double>&x = a.*member, &y = b.*member;
+    ASSERT_EQ(x.size(), y.size());
+    EXPECT_TRUE(x.empty() || !std::memcmp(x.data(), y.data(), x.size() * sizeof(double)));
+  }
+}
 
 struct JvpWorkload : Workload {
   // Directions, of the shapes of the tensors they belong to.

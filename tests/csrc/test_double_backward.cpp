@@ -11,13 +11,6 @@
 namespace qkv::test {
 namespace {
 
-double largest(const std::vector<double>& all) {
-  double most = 0;
-  for (double x : all)
-    if (std::isfinite(x)) most = std::max(most, std::abs(x));
-  return most;
-}
-
 // The errors that are allowed, by the reasons that expect_close.cpp gives. The gradient of a score
 // is about `size` large, how scores change about `change`, and both err as a weight does and by the
 // errors of their own dot products.
@@ -32,7 +25,7 @@ struct Allowed {
     const double D = double(c.D), scale = std::abs(c.effective_scale()), L = double(c.L);
     length = L + double(c.S);
     const double dot_error = scale * error(D), dot_change = 1 + 4 * scale * sum(D);
-    double weight = 4 * eps + dot_error + eps * largest(expected.lse), change = dot_change;
+    double weight = 4 * eps + dot_error + eps * largest_finite(expected.lse), change = dot_change;
     if (c.softcap > 0) weight += 4 * eps * std::min(c.softcap, 4 * scale * sum(D));
     if (c.alibi_slopes) weight += eps / 4 * length, change += length / 4;
     for (bool more : {c.float_mask(), c.bias_type != MaskType::none, c.sinks}) change += 4 * more;
@@ -65,7 +58,8 @@ void expect_second(const Results& actual, const Results& expected, const Case& c
   // What is there before, and is added to, is at most 1.
   const double eps = std::numeric_limits<float>::epsilon();
   const auto sum = [&](std::vector<double> Results::* of) {
-    return allowed.score * allowed.shared + eps * allowed.shared * (1 + largest(expected.*of));
+    return allowed.score * allowed.shared +
+           eps * allowed.shared * (1 + largest_finite(expected.*of));
   };
   near("grad_mask", &Results::grad_mask, sum(&Results::grad_mask), compute);
   near("grad_bias", &Results::grad_bias, sum(&Results::grad_bias), compute);
@@ -212,7 +206,7 @@ TEST_P(DoubleBackwardTest, OnePoisonedElement) {
   }
 }
 
-std::vector<Case> threads_cases() {
+std::vector<Case> double_threads_cases() {
   Case heads;
   heads.batch = {8}, heads.kv_heads = 3, heads.group = 2;
   heads.L = 70, heads.S = 90, heads.D = 40, heads.Dv = 24;
@@ -232,7 +226,7 @@ std::vector<Case> threads_cases() {
 }
 
 TEST_P(DoubleBackwardTest, AnyNumberOfThreads) {
-  for (const Case& c : threads_cases()) {
+  for (const Case& c : double_threads_cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     JvpWorkload w(c);
     w.value_jvp.set(5, -kNaN), w.key.set(7, kInf);

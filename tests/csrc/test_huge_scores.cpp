@@ -96,7 +96,7 @@ void expect_small_gradients(const Results& r, const Workload& w) {
   for (double x : r.grad_key) ASSERT_LE(std::abs(x), most * double(c.L * c.group));
 }
 
-Case random_step(Random& random) {
+Case random_huge_step(Random& random) {
   Case c;
   c.dtype = draw_dtype(random);
   c.kv_heads = draw(random, 1, 2);
@@ -121,7 +121,7 @@ TEST_P(HugeScoresTest, OneKeyWins) {
   auto [n, end] = seeds(5, 100);
   Random random(1 + n);
   while (n < end && !HasFailure()) {
-    const Workload w(random_step(random));
+    const Workload w(random_huge_step(random));
     const std::optional<Winners> expected = winners(w);
     if (!expected) continue;
     ++n;

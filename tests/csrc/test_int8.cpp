@@ -70,17 +70,7 @@ struct Int8Workload {
   }
 };
 
-Results run_forward(const Workload& w, const Problem& problem) {
-  const Outputs outputs(w);
-  attention_forward(problem, outputs.forward_result(true));
-  outputs.expect_nothing_else_written();
-  const Results all = outputs.values();
-  Results r;
-  r.output = all.output, r.lse = all.lse;
-  return r;
-}
-
-Case random_step(Random& random) {
+Case random_int8_step(Random& random) {
   Case c;
   do {
     do c.dtype = draw_dtype(random);
@@ -104,7 +94,7 @@ TEST_P(Int8Test, RandomCases) {
   auto [n, end] = seeds(5, 100);
   Random random(1 + n);
   for (; n < end && !HasFailure(); ++n) {
-    Workload w(random_step(random));
+    Workload w(random_int8_step(random));
     const Int8Workload int8(
         w, draw_from<Scales>(random, {Scales::tensor, Scales::head, Scales::token}), random);
     SCOPED_TRACE(::testing::Message() << w.c);

@@ -11,12 +11,12 @@ namespace qkv::test {
 namespace {
 
 // Strides of A [rows, depth].
-struct Pattern {
+struct Arrangement {
   const char* name;
   int64_t row, col;
 };
 
-std::vector<Pattern> patterns(int64_t rows, int64_t depth) {
+std::vector<Arrangement> arrangements(int64_t rows, int64_t depth) {
   return {{"row-major", depth + 3, 1},
           {"row-major, no gap", depth, 1},
           {"column-major", 1, rows + 2},
@@ -36,7 +36,7 @@ class MicroKernelTest : public IsaTest {
     return t;
   }
 
-  void check(int64_t rows, int64_t cols, int64_t depth, const Pattern& pattern, int beta) {
+  void check(int64_t rows, int64_t cols, int64_t depth, const Arrangement& pattern, int beta) {
     SCOPED_TRACE(::testing::Message() << "rows " << rows << " columns " << cols << " depth "
                                       << depth << " A " << pattern.name << " beta " << beta);
     const int64_t b_row = cols + draw(random, 0, 1) * 3, c_row = cols + draw(random, 0, 1) * 5;
@@ -85,13 +85,13 @@ TEST_P(MicroKernelTest, EveryShapeStrideAndBeta) {
     for (int64_t rows = 1; rows <= most; rows += kQuick ? 5 : 1)
       for (int64_t vectors : {1, 2, 3})
         for (int64_t depth : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 70})
-          for (const Pattern& pattern : patterns(rows, depth)) {
+          for (const Arrangement& pattern : arrangements(rows, depth)) {
             const int beta = int(draw(random, 0, 2));
             check(rows, vectors * kernels.lanes, depth, pattern, beta);
             if (HasFailure()) return;
           }
     for (int beta : {0, 1, 2})
-      for (const Pattern& pattern : patterns(7, 1000))
+      for (const Arrangement& pattern : arrangements(7, 1000))
         check(7, 2 * kernels.lanes, 1000, pattern, beta);
   }
 }

@@ -15,20 +15,6 @@ class PagesTest : public IsaTest {};
 
 QKV_FOR_EACH_ISA(PagesTest);
 
-Results forward_values(const Outputs& outputs) {
-  outputs.expect_nothing_else_written();
-  const Results all = outputs.values();
-  Results r;
-  r.output = all.output, r.lse = all.lse;
-  return r;
-}
-
-Results run_forward(const Workload& w, const Problem& problem) {
-  const Outputs outputs(w);
-  attention_forward(problem, outputs.forward_result(true));
-  return forward_values(outputs);
-}
-
 // Expects the truth of the Workload without pages, and with pages that are laid out by `seed`.
 void expect_truth_of_pages(Workload& w, int64_t size, uint64_t seed, bool repeat = true) {
   SCOPED_TRACE(::testing::Message() << "pages of " << size << ", " << w.c);
@@ -37,7 +23,7 @@ void expect_truth_of_pages(Workload& w, int64_t size, uint64_t seed, bool repeat
   expect_close(actual, forward_truth(w), w.c);
 }
 
-Case random_step(Random& random) {
+Case random_paged_step(Random& random) {
   Case c;
   do {
     c.dtype = draw_dtype(random);
@@ -62,7 +48,7 @@ TEST_P(PagesTest, RandomCases) {
   auto [n, end] = seeds(5, 100);
   Random random(1 + n);
   for (; n < end && !HasFailure(); ++n) {
-    Workload w(random_step(random));
+    Workload w(random_paged_step(random));
     expect_truth_of_pages(w, draw_from<int64_t>(random, {1, 3, 16, 64, 256}), random());
   }
 }
@@ -153,7 +139,7 @@ TEST_P(PagesTest, Sequences) {
   auto [n, end] = seeds(3, 30);
   Random random(2 + n);
   for (; n < end && !HasFailure(); ++n) {
-    Case c = random_step(random);
+    Case c = random_paged_step(random);
     c.shard = {};
     expect_as_alone(c, random());
   }

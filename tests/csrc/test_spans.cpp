@@ -51,15 +51,6 @@ Case with_masks(Case c) {
   return c;
 }
 
-void expect_same_bits(const JvpResults& a, const JvpResults& b) {
-  for (auto member :
-       {&JvpResults::output, &JvpResults::lse, &JvpResults::output_jvp, &JvpResults::lse_jvp}) {
-    const std::vector<double>&x = a.*member, &y = b.*member;
-    ASSERT_EQ(x.size(), y.size());
-    EXPECT_TRUE(x.empty() || !std::memcmp(x.data(), y.data(), x.size() * sizeof(double)));
-  }
-}
-
 class SpansTest : public IsaTest {
  protected:
   static constexpr int kThreads[] = {1, 2, 5};

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kTeam = 8;
 
-std::set<std::string> threads_of_process() {
+std::set<std::string> ids_of_threads() {
   std::set<std::string> ids;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
     ids.insert(task.path().filename());
@@ -28,7 +28,7 @@ std::set<std::string> threads_of_a_full_team() {
 #pragma omp parallel num_threads(kTeam) reduction(+ : team)
   team += 1;
   EXPECT_EQ(team, kTeam);
-  return threads_of_process();
+  return ids_of_threads();
 }
 
 // From one head to many, the passes have fewer items than there are threads, as many, and more.
