@@ -34,11 +34,6 @@
 
 namespace qkv {
 
-struct Range {
-  int64_t begin = 0, end = 0;
-  bool is_empty() const { return begin >= end; }
-};
-
 // The fewest keys of a strip, and what its keys are a multiple of. Where every strip is an item,
 // each block of rows is packed once for it, which takes a tenth of the time of 64 keys (Zen 3, D =
 // 64).

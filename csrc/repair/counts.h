@@ -121,15 +121,4 @@ bool all_finite(Matrix<E> m, int64_t rows, int64_t dim) {
   return zero == 0;
 }
 
-// The smallest range of rows that has all rows that are not finite.
-struct Range {
-  int64_t begin = 0, end = 0;
-
-  bool empty() const { return begin == end; }
-  void include(int64_t i) {
-    if (empty()) begin = i;
-    end = i + 1;  // rows are included in ascending order
-  }
-};
-
 }  // namespace qkv::QKV_ISA

@@ -76,7 +76,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
                    const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
   using T = typename S::T;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
-  KeyRange seen[BackwardRows<S>::kMaxTiles];
+  Range seen[BackwardRows<S>::kMaxTiles];
   int first = rows.count, last = -1;
   for (int t = 0; t < rows.count; ++t) {
     seen[t] = keys_seen<T, kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
@@ -86,7 +86,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   const int64_t begin = seen[first].begin, end = seen[last].end;
   for (int t = first; t <= last; ++t) {
     const auto& tile = rows.tiles[t];
-    const auto [from, to] = seen[t].is_empty() ? KeyRange{end, end} : seen[t];
+    const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];
     if (from < to)
       grad_tile(p, a, item, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
     clear_keys(tile, 0, from - begin, s);

@@ -12,9 +12,9 @@
 #include "kernels/operands/tile.h"
 #include "kernels/passes/forward.h"
 #include "kernels/passes/jvp_state.h"
+#include "kernels/passes/walk.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/few_softmax.h"
-#include "kernels/score/hidden.h"
 #include "kernels/score/score.h"
 #include "kernels/score/score_jvp.h"
 #include "kernels/score/softmax.h"
@@ -189,18 +189,14 @@ void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const Forw
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
     begin_jvp_tile(p, a, make_tile<T>(p, item.batch, item.kv_head, row, item.row_end), s,
                    s.tiles[tiles]);
-  const int64_t step = key_step(p.seqlen_k), last = s.tiles[tiles - 1].tile.key_end;
-  for (int64_t key = s.tiles[0].tile.key_begin / step * step; key < last; key += step) {
-    const int64_t end = std::min(key + step, last);
-    bool is_loaded = false;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const KeyRange seen = keys_seen<T, 1>(p, s.tiles[t].tile, key, end - key);
-      if (seen.is_empty()) continue;
-      if (!is_loaded) s.load_block(item.batch, item.kv_head, key, end - key);
-      is_loaded = true;
-      attend_jvp(p, a, seen.begin, seen.end - seen.begin, s, s.tiles[t]);
-    }
-  }
+  for_each_block<T, 1>(
+      p, s.tiles, tiles, {0, p.seqlen_k}, key_step(p.seqlen_k),
+      [&](int64_t key, int64_t keys, int64_t) {
+        s.load_block(item.batch, item.kv_head, key, keys);
+      },
+      [&](const JvpState<T>& state, int64_t key, int64_t keys) {
+        attend_jvp(p, a, key, keys, s, state);
+      });
   for (int64_t t = 0; t < tiles; ++t) finish_jvp_tile(p, a, result, s, s.tiles[t]);
 }
 

@@ -89,18 +89,13 @@ bool masks_hide_tile(const Problem& p, const Tile& tile, int64_t key, int64_t ke
   return false;
 }
 
-struct KeyRange {
-  int64_t begin = 0, end = 0;
-  bool is_empty() const { return begin >= end; }
-};
-
 // Those of keys [key, key + keys) that rows of the tile see, or a range around them that begins a
 // multiple of kMultiple after `key`, where an operand may begin; empty where positions or masks
 // hide all of them.
 template <class T, int64_t kMultiple>
-KeyRange keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
+Range keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
   const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
-  const KeyRange range{key + skip, std::min(key + keys, tile.key_end)};
+  const Range range{key + skip, std::min(key + keys, tile.key_end)};
   if (!range.is_empty() && masks_hide_tile<T>(p, tile, range.begin, range.end - range.begin))
     return {key, key};
   return range;
