@@ -20,9 +20,8 @@ constexpr bool is_sum_over_keys(int number) { return number != kSinks; }
 
 class PlaneSums {
  public:
-  // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The grid
-  // and the arguments must outlive this. What is done for one plane is given the problem of its
-  // item.
+  // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The
+  // arguments must outlive this. What is done for one plane is given the problem of its item.
   PlaneSums(const Problem& item, const BackwardArgs& args, const Kernels& kernels,
             const Grid& grid);
 
@@ -61,7 +60,7 @@ class PlaneSums {
 
   const BackwardArgs& args_;
   const Kernels& kernels_;
-  const Grid& grid_;
+  int64_t parts_;  // of the keys
   int64_t group_, head_dim_, head_dim_v_, lanes_, element_;
   int64_t rows_, keys_, blocks_;  // of a plane
   bool query_in_place_, key_in_place_, value_in_place_;

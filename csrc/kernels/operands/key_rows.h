@@ -23,9 +23,10 @@ struct RowPlaces {
   int64_t row = 0;
   const Pages* pages = nullptr;  // null: not in pages
   int64_t page_stride = 0;
+  int64_t first_key = 0;  // as which the first row counts, not in pages
 
   const E* at(int64_t key) const {
-    if (!pages) return first + key * row;
+    if (!pages) return first + (key - first_key) * row;
     return first + pages->table[key / pages->size] * page_stride + key % pages->size * row;
   }
 
@@ -33,7 +34,7 @@ struct RowPlaces {
   // keys), from the j-th of them on, which begins at `first`. It divides once, not for each run.
   template <class F>
   QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
-    if (!pages) return f(first + key * row, keys, int64_t(0));
+    if (!pages) return f(at(key), keys, int64_t(0));
     int64_t page = key / pages->size, begin = key % pages->size;
     for (int64_t j = 0; j < keys; ++page, begin = 0) {
       const int64_t count = std::min(keys - j, pages->size - begin);
@@ -86,7 +87,7 @@ class KeyRows : RowScales<E> {
 
   // Rows that lie in dense memory, `row` elements apart, of which the first counts as row `key`.
   KeyRows(const E* rows, int64_t key, int64_t row, int64_t dim)
-      : rows_{rows - key * row, row}, col_(1), dim_(dim) {}
+      : rows_{rows, row, nullptr, 0, key}, col_(1), dim_(dim) {}
 
   // Rows [key, key + keys) as an operand, times their scales. They are read where they are if they
   // have the compute type and lie in one run, that is, in one page; else they are copied to scratch

@@ -35,7 +35,8 @@ void write_columns(const Tile& tile, int64_t dim, const T* factors, const T* out
         QKV_UNROLL
         for (int r = 0; r < W; ++r) store(parts[r], square[r]);
         for (int r = 0; r < rows; ++r)
-          scatter_row(parts[r], std::min<int64_t>(W, dim - d), at[r] + d * to.col, to.col);
+          store_row(std::min<int64_t>(W, dim - d), at[r] + d * to.col, to.col,
+                    [&](auto part) QKV_INLINE_LAMBDA { return part(parts[r]); });
       }
     }
   }

@@ -73,13 +73,16 @@ void gather_rows(Rows<const E> rows, int64_t begin, int64_t valid, int64_t count
   std::fill(to + valid * step, to + count * step, T(0));
 }
 
-// Writes one row of `dim` elements to the user's memory.
-template <class E, class T = Compute<E>>
-QKV_INLINE void scatter_row(const T* from, int64_t dim, E* to, int64_t col) {
+// Writes one row of `dim` elements to the user's memory, rounded. number(at) is what belongs to an
+// element, or to a vector of them; at(row) is that element, or vector, of a row in scratch memory.
+template <class E, class Number, class T = Compute<E>>
+QKV_INLINE void store_row(int64_t dim, E* to, int64_t col, const Number& number) {
   int64_t d = 0;
   if (col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) store_narrow(to + d, load(from + d));
-  for (; d < dim; ++d) to[d * col] = narrow<E>(from[d]);
+    for (; d + kLanes<T> <= dim; d += kLanes<T>)
+      store_narrow(to + d, number([d](const T* row) QKV_INLINE_LAMBDA { return load(row + d); }));
+  for (; d < dim; ++d)
+    to[d * col] = narrow<E>(number([d](const T* row) QKV_INLINE_LAMBDA { return row[d]; }));
 }
 
 }  // namespace qkv::QKV_ISA

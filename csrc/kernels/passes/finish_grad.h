@@ -5,25 +5,11 @@
 
 namespace qkv::QKV_ISA {
 
-// to [dim] = factor * the sums, of which sum(d, at) puts elements [d, d + lanes) in `at`. They may
-// lie where `to` is. All NaN get the same bits: whether one comes from a product or from repair/
-// depends on what else an item has.
-template <class E, class Sum, class T = Compute<E>>
-QKV_INLINE void finish_row(const Sum& sum, T factor, int64_t dim, E* to, int64_t col) {
-  const Vec<T> nan = splat(std::numeric_limits<T>::quiet_NaN());
-  Vec<T> all;
-  int64_t d = 0;
-  if (col == 1) {
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) {
-      sum(d, all);
-      store_narrow(to + d, all == all ? all * factor : nan);
-    }
-  }
-  for (; d < dim; d += kLanes<T>) {
-    sum(d, all);
-    all = all == all ? all * factor : nan;
-    for (int64_t i = d; i < std::min(dim, d + kLanes<T>); ++i) to[i * col] = narrow<E>(all[i - d]);
-  }
+// factor * sum, of a number or of a vector of them. All NaN get the same bits: whether one comes
+// from a product or from repair/ depends on what else an item has.
+template <class V, class T>
+QKV_INLINE V finished(V sum, T factor) {
+  return sum == sum ? sum * factor : V{} + std::numeric_limits<T>::quiet_NaN();
 }
 
 // Rows begin, begin + 1, ... of `to` [dim] = factor * sums [rows, padded(dim)]. What the loop needs
@@ -34,8 +20,8 @@ QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t be
                              int64_t dim) {
   const int64_t step = padded<T>(dim);
   for (int64_t r = 0; r < rows; ++r, sums += step)
-    finish_row<E>([sums](int64_t d, Vec<T>& all) { all = load(sums + d); }, factor, dim,
-                  to[begin + r], to.col);
+    store_row(dim, to[begin + r], to.col,
+              [=](auto at) QKV_INLINE_LAMBDA { return finished(at(sums), factor); });
 }
 
 template <class E>
@@ -51,12 +37,12 @@ void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of
     const int64_t end = std::min(of.end, (block + 1) * kGradRows);
     for (int64_t r = block * kGradRows; r < end; ++r) {
       T* const row = sums[r];
-      const auto sum = [&](int64_t d, Vec<T>& all) {
-        all = Vec<T>{};
+      store_row(p.head_dim, grad_query[r], grad_query.col, [&](auto at) QKV_INLINE_LAMBDA {
+        decltype(at(row)) sum{};
         for (int64_t part = 0; part < of.parts; ++part)
-          if (its[part * of.part_blocks] == QuerySums::begun) all += load(row + part * step + d);
-      };
-      finish_row<E>(sum, T(p.scale), p.head_dim, grad_query[r], grad_query.col);
+          if (its[part * of.part_blocks] == QuerySums::begun) sum += at(row + part * step);
+        return finished(sum, T(p.scale));
+      });
     }
   }
 }

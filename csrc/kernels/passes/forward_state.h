@@ -117,7 +117,8 @@ void write_output(const Problem& p, const ForwardFewRows<E, K>& products, const 
                   T* factors, T* output, const Rows<To>& to, int64_t begin) {
   const T* rows = products.output_rows(tile, factors, output);
   for (int l = 0; l < tile.rows; ++l)
-    scatter_row(rows + l * p.head_dim_v, p.head_dim_v, to[begin + l], to.col);
+    store_row(p.head_dim_v, to[begin + l], to.col,
+              [&](auto at) QKV_INLINE_LAMBDA { return at(rows + l * p.head_dim_v); });
 }
 
 // Divides the output of a tile, and its weights if they are wanted, by the sum of the weights, and

@@ -3,7 +3,6 @@
 
 #include "kernels/operands/rows.h"
 #include "kernels/score/sinks.h"
-#include "kernels/simd/halves.h"
 #include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
@@ -17,15 +16,6 @@ void add_part(bool is_first, T share, const T* part, int64_t dim, T* total) {
     store(total + d, is_first ? of_part : load(total + d) + of_part);
   }
   for (; d < dim; ++d) total[d] = (is_first ? 0 : total[d]) + share * part[d];
-}
-
-// to [dim], whose elements are `col` apart, = total / divisor.
-template <class E, class T = Compute<E>>
-void write_quotient(const T* total, T divisor, int64_t dim, E* to, int64_t col) {
-  int64_t d = 0;
-  if (col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) store_narrow(to + d, load(total + d) / divisor);
-  for (; d < dim; ++d) to[d * col] = narrow<E>(total[d] / divisor);
 }
 
 // Each part is weighted by its share of the softmax's denominator. A part whose split the row sees
@@ -58,7 +48,8 @@ void merge_parts(const Problem& p, const ForwardResult& result, const RowParts& 
   const T divisor = sum == 0 ? 1 : sum;  // 0 where the row has nothing to attend to
   if (!dim) return;
   const Rows<E> output = rows_of<E>(p, result.output, of.batch, of.kv_head);
-  write_quotient<E>(total, divisor, dim, output[of.row], output.col);
+  store_row(dim, output[of.row], output.col,
+            [&](auto at) QKV_INLINE_LAMBDA { return at(total) / divisor; });
 }
 
 }  // namespace qkv::QKV_ISA

@@ -15,6 +15,26 @@ bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
+// Calls f(M{}) for the type M of a mask's elements, which are bytes of a boolean one; not at all if
+// there is no mask.
+template <class F>
+void with_elements(MaskType type, const F& f) {
+  switch (type) {
+    case MaskType::none:
+      break;
+    case MaskType::boolean:
+      return f(uint8_t{});
+    case MaskType::f32:
+      return f(float{});
+    case MaskType::f64:
+      return f(double{});
+    case MaskType::bf16:
+      return f(BFloat16{});
+    case MaskType::f16:
+      return f(Float16{});
+  }
+}
+
 // A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in
 // all.
 template <class T>
