@@ -45,6 +45,8 @@ struct HardState {
   Tile tile;
   RightOperand<Factor<E>> query;
   Best<T> best[2];
+
+  QKV_INLINE HardState() {}  // of the instruction set, which an implicit one would not be
 };
 
 template <class E>
