@@ -29,7 +29,7 @@ struct KernelParts {
                  const float* lanes_beta, float alpha);
     void (*pair_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out);
     // softmax_pairs (kernels/score/pair_softmax.h), for tiles of one or two vectors of lanes.
-    void (*softmax)(int64_t keys, int64_t lanes, float* scores, float* max_state, float* sum_state,
+    void (*softmax)(int64_t lanes, int64_t keys, float* scores, float* max_state, float* sum_state,
                     float* rounded_sum, float* rescale, Pair* pairs);
     void (*narrow_rows)(const float* in, int64_t in_row, int64_t rows, int64_t columns,
                         BFloat16* out, int64_t out_row);

@@ -64,12 +64,6 @@ inline void pair_gemm_part(int64_t rows, int64_t columns, int64_t depth, const P
   gemm<Pair>(rows, columns,
              {depth, a, a_row, a_col, b, b_row, c, c_row, static_cast<Beta>(beta), lanes, alpha});
 }
-
-inline void pair_softmax_part(int64_t keys, int64_t lanes, float* scores, float* max_state,
-                              float* sum_state, float* rounded_sum, float* rescale, Pair* pairs) {
-  (lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(keys, scores, max_state, sum_state,
-                                                                 rounded_sum, rescale, pairs);
-}
 #endif
 
 template <class E, class T = Compute<E>>
@@ -78,8 +72,7 @@ constexpr KernelParts parts_of() {
       {kMaxRows[0], kMaxRows[1]}, gemm_part<T>, exp2_part<T>, exp_part<T>, tanh_part<T>,
       transpose_part<T>};
 #ifdef QKV_PAIR_GEMM
-  if (kInPairs<E>)
-    parts.pairs = {kTiles, pair_gemm_part, pair_rows, pair_softmax_part, narrow_rows};
+  if (kInPairs<E>) parts.pairs = {kTiles, pair_gemm_part, pair_rows, softmax_pairs, narrow_rows};
 #endif
   return parts;
 }

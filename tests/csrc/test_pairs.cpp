@@ -278,7 +278,7 @@ TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
       for (int64_t block : {0, 1}) {
         const int64_t begin = block * keys * lanes;
         const Array<Pair> pairs((keys + 1) / 2 * lanes);
-        kernels.parts->pairs.softmax(keys, lanes, weights.data() + begin, top.data(), sum.data(),
+        kernels.parts->pairs.softmax(lanes, keys, weights.data() + begin, top.data(), sum.data(),
                                      rounded_sum.data(), rescale.data(), pairs.data());
         for (int64_t l = 0; l < lanes; ++l) {
           float largest = -INFINITY;

@@ -57,6 +57,12 @@ Tile make_tile(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, in
           key_end(p, last)};
 }
 
+// numbers [keys x lanes] = 0.
+template <class T>
+void clear_tile(const Tile& tile, int64_t keys, T* numbers) {
+  for (int64_t j = 0; j < keys; ++j) std::fill_n(numbers + j * tile.step, tile.lanes, T(0));
+}
+
 // The query position of each lane of a vector, counted from the tile's first.
 template <class T>
 Vec<T> positions(const Problem& p, const Tile& tile, int vector) {

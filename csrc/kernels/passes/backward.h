@@ -25,12 +25,10 @@ namespace qkv::QKV_ISA {
 // Sets P and dS of keys [from, to) of a tile to 0.
 template <class E>
 void clear_keys(const BackwardTile<E>& t, int64_t from, int64_t to, const BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  for (int64_t j = from; j < to; ++j) {
-    std::fill_n(s.weights + j * kGradRows + t.lane, t.tile.lanes, T(0));
-    std::fill_n(s.grad_scores + j * kGradRows + t.lane, t.tile.lanes, T(0));
-    if (s.needs_marks) std::fill_n(s.marks + j * kGradRows + t.lane, t.tile.lanes, T(0));
-  }
+  const int64_t at = from * kGradRows + t.lane;
+  clear_tile(t.tile, to - from, s.weights + at);
+  clear_tile(t.tile, to - from, s.grad_scores + at);
+  if (s.needs_marks) clear_tile(t.tile, to - from, s.marks + at);
 }
 
 // Rows [lane, lane + depth) of a block.

@@ -17,8 +17,7 @@ namespace qkv::QKV_ISA {
 template <class E>
 void clear_keys(const DoubleTile<E>& t, int64_t from, int64_t to, const DoubleScratch<E>& s) {
   clear_keys<E>(static_cast<const BackwardTile<E>&>(t), from, to, s);
-  for (int64_t j = from; j < to; ++j)
-    std::fill_n(s.change + j * kGradRows + t.lane, t.tile.lanes, Compute<E>(0));
+  clear_tile(t.tile, to - from, s.change + from * kGradRows + t.lane);
 }
 
 // The overload of backward.h's function.

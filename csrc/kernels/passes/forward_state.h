@@ -108,13 +108,13 @@ void write_numbers(const Tile& tile, const T* numbers, const Rows<T>& to, int64_
 
 // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`.
 template <class E, class K, class To, class T>
-void write_output(const Problem&, const ForwardTiles<E, K>& products, const Tile& tile, T* factors,
+void write_output(const Problem& p, const ForwardTiles<E, K>&, const Tile& tile, const T* factors,
                   T* output, const Rows<To>& to, int64_t begin) {
-  products.write(tile, factors, output, to, begin);
+  write_columns(tile, p.head_dim_v, factors, output, to, begin);
 }
 template <class E, class K, class To, class T>
 void write_output(const Problem& p, const ForwardFewRows<E, K>& products, const Tile& tile,
-                  T* factors, T* output, const Rows<To>& to, int64_t begin) {
+                  const T* factors, T* output, const Rows<To>& to, int64_t begin) {
   const T* rows = products.output_rows(tile, factors, output);
   for (int l = 0; l < tile.rows; ++l)
     store_row(p.head_dim_v, to[begin + l], to.col,

@@ -73,16 +73,16 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
   if (s.few_query)
     few_scores_of_tile<E>(tile, s.keys.source(), key, keys, s.few_query, s.scores);
   else
-    s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
+    multiply_rows(tile, s.keys.rows(key, keys), state.query, s.scores);
   apply_score_options(p, tile, key, keys, s.scores, s.kept);
   if (!s.with_scores) return;
   Beta beta = Beta::zero;
   if (a.query.data) {
-    s.keys.multiply_rows(tile, key, keys, state.query_jvp, beta, s.scores_jvp);
+    multiply_rows(tile, s.keys.rows(key, keys), state.query_jvp, s.scores_jvp, beta);
     beta = Beta::one;
   }
   if (a.key.data)
-    s.keys_jvp.multiply_rows(tile, key, keys, state.query, beta, s.scores_jvp);
+    multiply_rows(tile, s.keys_jvp.rows(key, keys), state.query, s.scores_jvp, beta);
   else if (!a.query.data)
     std::fill_n(s.scores_jvp, keys * tile.step, T(0));
   score_options_jvp(p, a, tile, key, keys, s.kept, s.scores_jvp);
@@ -125,8 +125,7 @@ void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, J
                         : state.is_finite && s.is_block_finite()          ? Hidden::cleared
                                                                           : Hidden::repaired;
   scores_and_jvp(p, a, key, keys, hidden, s, state);
-  (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, s.scores, state.max,
-                                                                      state.sum, s.rescale);
+  softmax_tile(tile.lanes, keys, s.scores, state.max, state.sum, s.rescale);
   weigh_jvp(tile, s.with_scores ? keys : 0, s.scores, s.rescale, s.scores_jvp, state.sum_jvp);
   if (p.dropout_p > 0) {
     drop_weights(p, s.dropout, tile, key, keys, s.scores);

@@ -39,14 +39,10 @@ bool has_few_rows(const Problem& p) {
 // each portion is known when compiling.
 template <int MAX, class F>
 QKV_INLINE void for_each_portion(int64_t rows, const F& f) {
-  int64_t r = 0;
   if constexpr (MAX >= 8)
-    for (; r + 8 <= rows; r += 8) f(r, std::integral_constant<int, 8>());
-  if constexpr (MAX >= 4)
-    for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
-  if constexpr (MAX >= 2)
-    for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>());
-  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
+    in_steps<8, 4, 2, 1>(rows, f);
+  else
+    in_steps<4, 2, 1>(rows, f);
 }
 // With more rows at once there would be no registers for two keys, or two vectors of values.
 template <class T>
