@@ -72,17 +72,15 @@ class KeyRows : RowScales<E> {
 
  public:
   KeyRows() = default;
-  KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
-          int64_t kv_head)
+  // `scale` is that of int8.
+  KeyRows(const Problem& p, int64_t batch, int64_t kv_head, int64_t dim, const Input& input,
+          int64_t page_stride = 0, const Input& scale = {}, int64_t scale_page_stride = 0)
       : rows_{key_plane<E>(p, input, batch, kv_head), input.strides.row, pages_of(p), page_stride},
         col_(input.strides.col),
-        dim_(dim) {}
-  // Of int8.
-  KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim,
-          const Input& scale, int64_t scale_page_stride, int64_t batch, int64_t kv_head)
-      : KeyRows(p, input, page_stride, dim, batch, kv_head) {
-    this->scales_ = {key_plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
-                     scale_page_stride};
+        dim_(dim) {
+    if constexpr (std::is_same_v<E, int8_t>)
+      this->scales_ = {key_plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
+                       scale_page_stride};
   }
 
   // Rows that lie in dense memory, `row` elements apart, of which the first counts as row `key`.
@@ -141,25 +139,21 @@ class KeyRows : RowScales<E> {
 
 template <class E>
 KeyRows<E> key_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  if constexpr (std::is_same_v<E, int8_t>)
-    return {p,     p.key,  p.pages.key_stride, p.head_dim, p.key_scale, p.pages.key_scale_stride,
-            batch, kv_head};
-  else
-    return {p, p.key, p.pages.key_stride, p.head_dim, batch, kv_head};
+  return {p,           batch,
+          kv_head,     p.head_dim,
+          p.key,       p.pages.key_stride,
+          p.key_scale, p.pages.key_scale_stride};
 }
 template <class E>
 KeyRows<E> value_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  if constexpr (std::is_same_v<E, int8_t>)
-    return {p,
-            p.value,
-            p.pages.value_stride,
-            p.head_dim_v,
-            p.value_scale,
-            p.pages.value_scale_stride,
-            batch,
-            kv_head};
-  else
-    return {p, p.value, p.pages.value_stride, p.head_dim_v, batch, kv_head};
+  return {p,
+          batch,
+          kv_head,
+          p.head_dim_v,
+          p.value,
+          p.pages.value_stride,
+          p.value_scale,
+          p.pages.value_scale_stride};
 }
 
 // Whether KeyRows::read may copy, and so needs scratch memory.

@@ -48,16 +48,13 @@ QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t k
     const M* from[W];
     for (int r = 0; r < W; ++r)
       from[r] = rows[tile.row + std::min(v + r, tile.rows - 1)] + key * rows.col;
-    for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> square[W];
-      QKV_UNROLL
-      for (int r = 0; r < W; ++r)
-        square[r] = read_run<T>(from[r] + j * rows.col, rows.col, keys - j);
-      exchange<T, W / 2>(square);
-      QKV_UNROLL
-      for (int i = 0; i < W; ++i)
-        if (j + i < keys) each(j + i, v, square[i]);
-    }
+    for (int64_t j = 0; j < keys; j += W)
+      transpose_square<T>(
+          [&](int r)
+              QKV_INLINE_LAMBDA { return read_run<T>(from[r] + j * rows.col, rows.col, keys - j); },
+          [&](int i, Vec<T> elements) QKV_INLINE_LAMBDA {
+            if (j + i < keys) each(j + i, v, elements);
+          });
   }
 }
 
@@ -69,17 +66,15 @@ void add_tile(const Rows<M>& rows, const Tile& tile, int64_t key, int64_t keys, 
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes; v += W) {
     const Vec<T> factor = factors ? load(factors + v) : splat(T(1));
-    for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> square[W];
-      QKV_UNROLL
-      for (int i = 0; i < W; ++i)
-        square[i] = load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
-      exchange<T, W / 2>(square);
-      QKV_UNROLL
-      for (int r = 0; r < W; ++r)
-        if (v + r < tile.rows)
-          add_run<T>(square[r], rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
-    }
+    for (int64_t j = 0; j < keys; j += W)
+      transpose_square<T>(
+          [&](int i) QKV_INLINE_LAMBDA {
+            return load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
+          },
+          [&](int r, Vec<T> run) QKV_INLINE_LAMBDA {
+            if (v + r >= tile.rows) return;
+            add_run<T>(run, rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
+          });
   }
 }
 

@@ -62,9 +62,9 @@ struct DoubleScratch : BackwardScratch<E> {
     Base::load_keys(p, batch, kv_head, key, count);
     const JvpArgs& along = direction.along;
     if (moves_key())
-      keys_jvp.load(KeyRows<E>(p, along.key, 0, p.head_dim, batch, kv_head), key, count);
+      keys_jvp.load(KeyRows<E>(p, batch, kv_head, p.head_dim, along.key), key, count);
     if (moves_value())
-      values_jvp.load(KeyRows<E>(p, along.value, 0, p.head_dim_v, batch, kv_head), key, count);
+      values_jvp.load(KeyRows<E>(p, batch, kv_head, p.head_dim_v, along.value), key, count);
   }
   void load_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
                  int64_t row, int64_t rows) {
