@@ -22,19 +22,6 @@
 
 namespace qkv::QKV_ISA {
 
-// sum_jvp [lanes] = the part of the sinks in the sum of weights, times the changes of the sinks. A
-// sink of -inf has no part. `finishes`: only of the sinks of finish_sinks, which do at the end.
-template <class T>
-void add_sinks_jvp(const Problem& p, const JvpArgs& a, const JvpState<T>& state, bool finishes) {
-  for (int v = 0; v < state.tile.lanes; v += kLanes<T>) {
-    const Vec<T> change = per_head<T>(p, state.tile, a.by_head[kSinks], v / kLanes<T>);
-    const Vec<T> part = load(state.sum + v);
-    const Vec<T> product = part == 0 ? Vec<T>{} : part * change;
-    const Vec<T> begun = load(state.max + v) < kInfinity<T> ? load(state.sum_jvp + v) : product;
-    store(state.sum_jvp + v, finishes ? begun : product);
-  }
-}
-
 template <class E, class T = Compute<E>>
 void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScratch<E>& s,
                     JvpState<T>& state) {
@@ -57,7 +44,8 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
   std::fill_n(state.sum, tile.lanes, T(0));
   std::fill_n(state.sum_jvp, tile.lanes, T(0));
   if (p.by_head[kSinks].data) add_sinks(p, tile, state.max, state.sum);
-  if (p.by_head[kSinks].data && a.by_head[kSinks].data) add_sinks_jvp(p, a, state, false);
+  if (p.by_head[kSinks].data && a.by_head[kSinks].data)
+    add_sinks_jvp(p, a, tile, state.max, state.sum, false, state.sum_jvp);
 }
 
 // What has to be done about hidden pairs of a tile: nothing, since there are none; their changes of
@@ -163,7 +151,8 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
                      const JvpState<T>& state) {
   const Tile& tile = state.tile;
   if (p.by_head[kSinks].data) finish_sinks(p, tile, state.max, state.sum);
-  if (p.by_head[kSinks].data && a.by_head[kSinks].data) add_sinks_jvp(p, a, state, true);
+  if (p.by_head[kSinks].data && a.by_head[kSinks].data)
+    add_sinks_jvp(p, a, tile, state.max, state.sum, true, state.sum_jvp);
   divide_sums(p, a, s, state);
   const auto write = [&](const T* sums, const T* numbers, const Output& output,
                          const Output& of_rows) {

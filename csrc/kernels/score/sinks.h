@@ -1,6 +1,7 @@
 // A sink is a score without a value: the sum of the softmax begins with exp(sink).
 #pragma once
 
+#include "attention_jvp.h"
 #include "kernels/operands/tile.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/vec.h"
@@ -48,6 +49,20 @@ void finish_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state
     const Vec<T> spoilt = sum == 0 ? splat(T(1)) : splat(std::numeric_limits<T>::quiet_NaN());
     store(max_state + v, sink < kInfinity<T> ? max : sink);
     store(sum_state + v, sink < kInfinity<T> ? sum : spoilt);
+  }
+}
+
+// sum_jvp [lanes] = the part of the sinks in the sum of weights, times the changes of the sinks. A
+// sink of -inf has no part. `finishes`: only of the sinks of finish_sinks, which do at the end.
+template <class T>
+void add_sinks_jvp(const Problem& p, const JvpArgs& a, const Tile& tile, const T* max_state,
+                   const T* sum_state, bool finishes, T* sum_jvp) {
+  for (int v = 0; v < tile.lanes; v += kLanes<T>) {
+    const Vec<T> change = per_head<T>(p, tile, a.by_head[kSinks], v / kLanes<T>);
+    const Vec<T> part = load(sum_state + v);
+    const Vec<T> product = part == 0 ? Vec<T>{} : part * change;
+    const Vec<T> begun = load(max_state + v) < kInfinity<T> ? load(sum_jvp + v) : product;
+    store(sum_jvp + v, finishes ? begun : product);
   }
 }
 
