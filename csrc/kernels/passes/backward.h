@@ -8,8 +8,8 @@
 // item, while dK and dV of the item's keys are summed in the second-level cache.
 //
 // The second derivative (double_backward.h) has the same loops around other tiles. So they are
-// templates of the scratch memory S, a BackwardScratch or what is derived from it, and the
-// functions grad_tile, clear_keys and add_grad_key_value have an overload for each.
+// templates of the scratch memory S, a BackwardScratch or what is derived from it (S::kTwice), and
+// the functions grad_tile, clear_keys and add_grad_key_value have an overload for each.
 #pragma once
 
 #include "kernels/operands/rows.h"
@@ -109,6 +109,10 @@ void look_for_nonfinite(const Problem& p, const BackwardRows<S>& rows, int64_t k
   if (!s.hides_pairs) return;
   const bool rows_are_finite = s.separate_rows(rows.rows);
   s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
+  if constexpr (S::kTwice) {
+    const bool rows_jvp_are_finite = s.separate_rows_jvp(rows.rows);
+    s.needs_marks |= !rows_jvp_are_finite || !s.statistics_jvp_are_finite(rows.rows);
+  }
 }
 
 // One block of rows against one strip of keys, [begin, end).
@@ -147,7 +151,9 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
 
 template <class S>
 void backward_item(const Problem& p, const BackwardArgs& a, const BackwardItem& item, S& s) {
-  s.load_keys(p, item.batch, item.kv_head, item.key_begin, item.key_end - item.key_begin);
+  const int64_t keys = item.key_end - item.key_begin;
+  s.load_keys(p, item.batch, item.kv_head, item.key_begin, keys);
+  if constexpr (S::kTwice) s.load_keys_jvp(p, item.batch, item.kv_head, item.key_begin, keys);
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
   for (int64_t row = begin; row < end; row += kGradRows)

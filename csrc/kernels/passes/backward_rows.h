@@ -24,9 +24,12 @@ struct BackwardRows {
       : row(row_begin), rows(row_count) {
     load_statistics(p, a, batch, kv_head, row, rows, s);
     s.load_rows(p, a, batch, kv_head, row, rows);
-    for (int64_t lane = 0; lane < rows; lane += kTileRows<T>, ++count)
+    if constexpr (S::kTwice) s.load_rows_jvp(p, batch, kv_head, row, rows);
+    for (int64_t lane = 0; lane < rows; lane += kTileRows<T>, ++count) {
       s.pack(p, make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane,
              tiles[count]);
+      if constexpr (S::kTwice) s.pack_jvp(p, tiles[count]);
+    }
   }
 
   const Tile& first() const { return tiles[0].tile; }

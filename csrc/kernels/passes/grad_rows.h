@@ -24,6 +24,7 @@ struct BackwardScratch : BackwardOperands<E> {
   using Element = E;
   using RowTile = BackwardTile<E>;
   using T = Compute<E>;
+  static constexpr bool kTwice = false;  // see DoubleScratch
 
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = sum_j weight_ij * dP_ij - dlse_i, of which the sum is <dO_i, O_i> unless row_sums.h
