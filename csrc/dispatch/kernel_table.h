@@ -23,8 +23,8 @@ struct ForwardItem {
   // them: the output over these keys goes to partial_output [rows, Dv] and its log-sum-exp to
   // partial_lse [rows], both of which start at row_begin. Where ForwardResult::weights is wanted,
   // there are no splits, and items that run at the same time share no element of it.
-  void* partial_output;
-  void* partial_lse;
+  void* partial_output = nullptr;
+  void* partial_lse = nullptr;
   // The item that the thread will probably run next, for fetching into the cache what it reads
   // first. Null: not known.
   const ForwardItem* next = nullptr;

@@ -128,15 +128,13 @@ ForwardTask::Place ForwardTask::place(int64_t index) const {
 }
 
 // The first split begins at key 0, and the kernels skip the keys before those that a query sees.
-ForwardItem ForwardTask::of_kernel(int64_t plane, int64_t split, int64_t row, int64_t end) const {
+ForwardItem ForwardTask::kernel_item(int64_t plane, int64_t split, int64_t row, int64_t end) const {
   return {stretch_.batch(p_, plane),
           plane % p_.kv_heads,
           row,
           std::min(end, row + call_rows_),
           split == 0 ? 0 : first_split_ + (split - 1) * split_keys_,
-          std::min(seqlen_k_, first_split_ + split * split_keys_),
-          nullptr,
-          nullptr};
+          std::min(seqlen_k_, first_split_ + split * split_keys_)};
 }
 
 void ForwardTask::run(int64_t index, void* workspace) const {
@@ -149,7 +147,7 @@ void ForwardTask::run_rows(int64_t index, void* workspace) const {
   std::optional<ForwardItem> next;
   if (has_simple_items() && index + 1 < items().count) {
     const Place to = place(index + 1);
-    next = of_kernel(to.plane, to.split, to.begin, to.end);
+    next = kernel_item(to.plane, to.split, to.begin, to.end);
     if (p_.spans && next->batch != stretch_.batch(p_, at.plane)) next.reset();
   }
   const ItemProblem item(p_, stretch_.batch(p_, at.plane));
@@ -173,7 +171,7 @@ void ForwardTask::run_plane(int64_t plane, void* workspace) const {
 // Runs rows [row, end), call_rows_ at most, of one plane against one split of the keys.
 void ForwardTask::attend(const Problem& p, int64_t plane, int64_t split, int64_t row, int64_t end,
                          char* plane_parts, void* workspace, const ForwardItem* next) const {
-  ForwardItem item = of_kernel(plane, split, row, end);
+  ForwardItem item = kernel_item(plane, split, row, end);
   item.next = next;
   if (splits_ > 1) {
     const int64_t at = split * planes_.rows + row;

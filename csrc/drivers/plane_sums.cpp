@@ -97,8 +97,8 @@ int64_t PlaneSums::bytes() const {
   return int64_t(arena.used());
 }
 
-BackwardSums PlaneSums::of(const Problem& p, const Plane& plane, int64_t part,
-                           const Memory& memory) const {
+BackwardSums PlaneSums::of_part(const Problem& p, const Plane& plane, int64_t part,
+                                const Memory& memory) const {
   const int64_t batch = plane.batch, kv_head = plane.kv_head;
   const auto of_keys = [&](const Output& grad, bool in_place, char* own) -> void* {
     if (!grad.data || !in_place) return own;

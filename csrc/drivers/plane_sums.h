@@ -39,7 +39,8 @@ class PlaneSums {
   // How many bytes that takes.
   int64_t bytes() const;
 
-  BackwardSums of(const Problem& p, const Plane& plane, int64_t part, const Memory& memory) const;
+  BackwardSums of_part(const Problem& p, const Plane& plane, int64_t part,
+                       const Memory& memory) const;
   // Set the sums of some rows, or keys, of a plane to 0.
   void clear_rows(const BackwardSums& sums, const Range& rows) const;
   void clear_keys(const BackwardSums& sums, const Range& keys) const;

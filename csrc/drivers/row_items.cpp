@@ -41,9 +41,7 @@ struct Cut {
             row,
             std::min(planes.rows, row + item_rows),
             0,
-            keys,
-            nullptr,
-            nullptr};
+            keys};
   }
 };
 

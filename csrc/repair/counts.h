@@ -116,7 +116,8 @@ bool all_finite(const E* x, int64_t count) {
 template <class E, class T = Compute<E>>
 bool all_finite(Matrix<E> m, int64_t rows, int64_t dim) {
   if (m.col != 1 && m.row == 1) return all_finite(Matrix<E>{m.data, m.col, 1}, dim, rows);
-  if (m.col == 1 && m.row == dim && rows > 1)  // one run, of which only the end is looked at singly
+  if (m.col == 1 && m.row == dim &&
+      rows > 1)  // one piece, of which only the end is looked at singly
     return all_finite(Matrix<E>{m.data, rows * dim, 1}, 1, rows * dim);
   const int64_t whole = m.col == 1 ? dim / kLanes<T> * kLanes<T> : 0;
   T zero = 0;

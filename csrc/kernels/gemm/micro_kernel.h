@@ -16,7 +16,7 @@ enum class Beta { zero, one, lanes };  // lanes: each column of C has a factor o
 
 // How A is laid out. A stride of 1, as in the first two, lets the compiler fold the index into the
 // load instruction.
-enum Access { kRowMajor, kColumnMajor, kAnyStrides, kAccessCount };
+enum Access { kRowMajor, kColumnMajor, kAnyStrides };
 
 template <class E, class T = Compute<E>>
 struct MicroArgs {

@@ -63,7 +63,7 @@ const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t
                                           ForwardAhead<P>& ahead, ForwardScratch<P>& scratch,
                                           ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
-  T* scores = state.weights.at(state.tile, key, keys, scratch.scores);
+  T* scores = state.weights.extend(state.tile, key, keys, scratch.scores);
   ahead.ask();
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   ahead.ask();
@@ -94,7 +94,7 @@ const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
   }
   softmax_few(tile, keys, scores, state.max, state.sum, scratch.rescale);
   if (p.dropout_p > 0 || state.weights.are_wanted()) {
-    T* const weights = state.weights.at(tile, key, keys, scratch.scores);
+    T* const weights = state.weights.extend(tile, key, keys, scratch.scores);
     few_to_tile(tile, keys, scores, weights);
     if (p.dropout_p > 0) {
       drop_weights(p, scratch.dropout, tile, key, keys, weights);

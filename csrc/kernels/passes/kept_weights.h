@@ -25,10 +25,10 @@ class KeptWeights {
 
   bool are_wanted() const { return memory_; }
 
-  // Where the scores of keys [key, key + keys) are to be made: in this memory, or, if the weights
-  // are not wanted, at `elsewhere`. Keys come in ascending order, and those that are left out
-  // between them have weights of 0.
-  T* at(const Tile& tile, int64_t key, int64_t keys, T* elsewhere) {
+  // Makes room for the scores of keys [key, key + keys), and returns where: in this memory, or, if
+  // the weights are not wanted, at `elsewhere`. Keys come in ascending order, and those that are
+  // left out between them have weights of 0.
+  T* extend(const Tile& tile, int64_t key, int64_t keys, T* elsewhere) {
     if (!memory_) return elsewhere;
     if (end_ == 0) begin_ = end_ = key;
     std::fill(memory_ + end_ * tile.step, memory_ + key * tile.step, T(0));

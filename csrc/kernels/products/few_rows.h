@@ -19,8 +19,9 @@ namespace qkv::QKV_ISA {
 // The most keys of a block: whole steps of the softmax (few_softmax.h) for every number of lanes,
 // and no more than the tile has room for on which options work.
 constexpr int64_t kFewKeys = 96;
-// Elements from one row of scores to the next. A product takes whole runs of keys, and writes up to
-// kFewPad scores beyond the last one, which the next run, or the softmax, overwrites.
+// Elements from one row of scores to the next. A product takes kFewAtOnce keys at a time, and
+// writes up to kFewPad scores beyond the last one, which the next product, or the softmax,
+// overwrites.
 constexpr int64_t kFewStep = kFewKeys + kFewPad;
 
 // How many sums a product has in registers: all but four, which hold what is multiplied, and no
@@ -67,19 +68,19 @@ QKV_INLINE void store_lanes(T* to, const Vec<T>& x, int first) {
 // How many keys are taken at a time: so many that they make kFewSums sums with ROWS queries; of one
 // query, what waits for loads anyway. And the next power of two, their places in store_sums.
 template <class T, int ROWS>
-constexpr int kFewRun = ROWS == 1 ? std::max(8, kLanes<T>) : kFewSums<T> / ROWS;
+constexpr int kFewAtOnce = ROWS == 1 ? std::max(8, kLanes<T>) : kFewSums<T> / ROWS;
 template <class T, int ROWS>
-constexpr int few_run_places() {
+constexpr int few_places_at_once() {
   int n = 1;
-  while (n < kFewRun<T, ROWS>) n *= 2;
+  while (n < kFewAtOnce<T, ROWS>) n *= 2;
   return n;
 }
 
-// scores[r * kFewStep + j] = the sum of all lanes of sum[r][j]. In the places beyond the run, the
-// last key is once more.
+// scores[r * kFewStep + j] = the sum of all lanes of sum[r][j]. In the places beyond those keys,
+// the last key is once more.
 template <class E, int ROWS, int KEYS, class T>
 QKV_INLINE void store_sums(const Vec<T> (&sum)[ROWS][KEYS], T* scores) {
-  constexpr int W = kLanes<T>, PLACES = few_run_places<T, ROWS>(), N = std::min(W, PLACES);
+  constexpr int W = kLanes<T>, PLACES = few_places_at_once<T, ROWS>(), N = std::min(W, PLACES);
   static_assert(ROWS * PLACES % W == 0);
   QKV_UNROLL
   for (int first = 0; first < ROWS * PLACES; first += W) {
@@ -101,7 +102,7 @@ QKV_INLINE void store_sums(const Vec<T> (&sum)[ROWS][KEYS], T* scores) {
 template <class E, int ROWS, class T = Compute<E>>
 __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
                                         FewAhead<E>& ahead) {
-  constexpr int W = kLanes<T>, KEYS = kFewRun<T, ROWS>;
+  constexpr int W = kLanes<T>, KEYS = kFewAtOnce<T, ROWS>;
   const E* const* const end = keys.rows + keys.count;
   for (; keys.rows < end; keys.rows += KEYS, scores += KEYS) {
     ahead.step();
@@ -169,8 +170,8 @@ void few_scores(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T*
                 FewAhead<E>& ahead) {
   ahead.steps = 0;
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
-    constexpr int kRun = kFewRun<T, count>;
-    ahead.steps += 2 * ((keys.count + kRun - 1) / kRun);
+    constexpr int kKeys = kFewAtOnce<T, count>;
+    ahead.steps += 2 * ((keys.count + kKeys - 1) / kKeys);
   });
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t r, auto count) {
     dot_rows<E, count>(dim, keys, query + r * dim, scores + r * kFewStep, ahead);

@@ -15,7 +15,7 @@ void times_scales(int rows, const KeyRows<K>& places, int64_t key, int64_t keys,
                   T* scales, const T* from, T* to) {
   const int64_t end = padded<T>(keys);
   const RowPlaces<float>& of = places.scales();
-  of.for_each_run(key, keys, [&](const float* scale, int64_t count, int64_t j) {
+  of.for_each_piece(key, keys, [&](const float* scale, int64_t count, int64_t j) {
     if (of.row == 1)
       std::copy_n(scale, count, scales + j);
     else
@@ -23,7 +23,7 @@ void times_scales(int rows, const KeyRows<K>& places, int64_t key, int64_t keys,
   });
   const int64_t next = std::min(kFewKeys, seqlen - key - keys);
   const int64_t step = of.row == 1 ? int64_t(kCacheLine / sizeof(float)) : 1;
-  of.for_each_run(key + keys, next, [&](const float* scale, int64_t count, int64_t) {
+  of.for_each_piece(key + keys, next, [&](const float* scale, int64_t count, int64_t) {
     for (int64_t i = 0; i < count; i += step) __builtin_prefetch(scale + i * of.row);
   });
   for (int64_t j = keys; j < end; ++j) scales[j] = 0;

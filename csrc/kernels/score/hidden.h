@@ -33,8 +33,8 @@ bool hide_all(const M* at, int64_t col, int64_t keys) {
   Vec<T> others{};
   int64_t j = 0;
   for (; j + kLanes<T> <= keys; j += kLanes<T>) {
-    const Vec<T> run = read_run<T>(at + j * col, col, kLanes<T>);
-    others += run == -kInfinity<T> ? Vec<T>{} : splat(T(1));
+    const Vec<T> some = read_vector<T>(at + j * col, col, kLanes<T>);
+    others += some == -kInfinity<T> ? Vec<T>{} : splat(T(1));
   }
   if (any_nonzero<T>(others)) return false;
   for (; j < keys; ++j)

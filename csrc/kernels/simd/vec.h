@@ -68,15 +68,6 @@ QKV_INLINE V in_register(V x) {
   return x;
 }
 
-// The vector 0, 1, 2, ...
-template <class T>
-QKV_INLINE IntVec<T> iota() {
-  IntVec<T> v{};
-  QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) v[i] = i;
-  return v;
-}
-
 // Lane l of the result is lane from(l) of a followed by b. `from` is a lambda without captures, so
 // that every call of it is a constant.
 template <class V, class From, int... lane>
