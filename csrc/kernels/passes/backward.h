@@ -8,8 +8,8 @@
 // item, while dK and dV of the item's keys are summed in the second-level cache.
 //
 // The second derivative (double_backward.h) has the same loops around other tiles. So they are
-// templates of the scratch memory S, a BackwardScratch or what is derived from it (S::kTwice), and
-// the functions grad_tile, clear_keys and add_grad_key_value have an overload for each.
+// templates of the scratch memory S, a BackwardScratch or a DoubleScratch (S::kTwice), and
+// grad_tile has an overload for each.
 #pragma once
 
 #include "kernels/operands/rows.h"
@@ -22,12 +22,13 @@
 
 namespace qkv::QKV_ISA {
 
-// Sets P and dS of keys [from, to) of a tile to 0.
-template <class E>
-void clear_keys(const BackwardTile<E>& t, int64_t from, int64_t to, const BackwardScratch<E>& s) {
+// Sets P and dS of keys [from, to) of a tile to 0, and W' of the second derivative.
+template <class S>
+void clear_keys(const typename S::RowTile& t, int64_t from, int64_t to, const S& s) {
   const int64_t at = from * kGradRows + t.lane;
   clear_tile(t.tile, to - from, s.weights + at);
   clear_tile(t.tile, to - from, s.grad_scores + at);
+  if constexpr (S::kTwice) clear_tile(t.tile, to - from, s.change + at);
   if (s.needs_marks) clear_tile(t.tile, to - from, s.marks + at);
 }
 
@@ -50,16 +51,24 @@ void add_grad_rows(const RowRange& rows, int64_t keys, const RowOperand<E>& oper
 }
 
 // Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what rows [lane, lane + depth) of the
-// block contribute, from P and dS in the scratch memory.
-template <class E, class T = Compute<E>>
+// block contribute, from P and dS in the scratch memory, or from P', W and W'.
+template <class S, class T = typename S::T>
 void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
-                        int64_t keys, T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
+                        int64_t keys, T* grad_key, T* grad_value, const S& s) {
   const RowRange rows{lane, depth};
   if (a.grad_value.data && s.has_grad_output)
     add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
                   grad_value, s);
-  if (a.grad_key.data)
-    add_grad_rows(rows, keys, s.query, s.grad_scores, s.nonfinite_query, p.head_dim, grad_key, s);
+  if (!a.grad_key.data) return;
+  const auto add = [&](const auto& operand, const T* tiles, const auto& nonfinite) {
+    add_grad_rows(rows, keys, operand, tiles, nonfinite, p.head_dim, grad_key, s);
+  };
+  if constexpr (S::kTwice) {
+    add(s.query, s.change, s.nonfinite_query);
+    if (s.moves_query()) add(s.query_jvp, s.grad_scores, s.nonfinite_query_jvp);
+  } else {
+    add(s.query, s.grad_scores, s.nonfinite_query);
+  }
 }
 
 // Where the sums of a key begin; null: not wanted.
