@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "attention_double_backward.h"
 #include "common/half.h"
+#include "common/strides.h"
 #include "common/visible.h"
 
 namespace qkv {
@@ -16,7 +17,7 @@ namespace qkv {
 // An item of the forward pass: rows [row_begin, row_end) of a plane against keys [key_begin,
 // key_end). row_begin is a multiple of Kernels::tile_rows.
 struct ForwardItem {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   // If null, the keys are all keys, and rows go to the ForwardResult. Else they are one split of
@@ -33,7 +34,7 @@ struct ForwardItem {
 // The parts of row `row` of a plane of `rows` rows whose keys were split: for each split, what the
 // kernel wrote to ForwardItem's partial_output and partial_lse.
 struct RowParts {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row;
   void* output;     // [splits, rows, Dv]; that of the first split is overwritten
   const void* lse;  // [splits, rows]
@@ -87,7 +88,7 @@ struct BackwardSums {
 // not matter: what matters is in which order a block meets the strips, and a strip the blocks.
 // Items that run at the same time share no rows, no keys and no element of GradMask::each.
 struct BackwardItem {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   int64_t strip_keys;
@@ -101,7 +102,7 @@ struct BackwardItem {
 // which each is `part_bytes` after the one before, and its query_sums `part_blocks`. They are added
 // up.
 struct FinishedRows {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t begin, end;
   BackwardSums sums;
   int64_t parts, part_bytes, part_blocks;
@@ -109,7 +110,7 @@ struct FinishedRows {
 
 // Keys [begin, end) of a plane whose sums are complete.
 struct FinishedKeys {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t begin, end;
   BackwardSums sums;
 };
@@ -130,12 +131,12 @@ struct Kernels {
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
   void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
   void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
-  // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
+  // The item has all keys, and leaves no part. Its workspace is backward_workspace for 0 keys.
   void (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
                    void* workspace);
-  // The item has all keys, and no part. Its workspace is forward_workspace without weights.
+  // The item has all keys, and leaves no part. Its workspace is forward_workspace without weights.
   void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
-  // The item has all keys, and no part. Null where pairs are multiplied (jvp_kernels).
+  // The item has all keys, and leaves no part. Null where pairs are multiplied (jvp_kernels).
   size_t (*jvp_workspace)(const Problem&, const JvpArgs&, int64_t rows);
   void (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
               void* workspace);

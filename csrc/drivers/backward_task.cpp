@@ -159,7 +159,7 @@ Items BackwardTask::last_items() const {
 
 void BackwardTask::run(int64_t index, void* workspace) {
   if (!runs_kernels_) {
-    const Plane own = plane(index);
+    const Plane own = stretch_.plane(p_, index);
     return sums_.finish_heads(*ItemProblem(p_, own.batch), own, {});
   }
   if (by_class_) return run_group(index / groups_.count(), index % groups_.count(), workspace);
@@ -174,7 +174,8 @@ void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) 
   groups_.clear(group, its_class);
   for (int64_t position = sharing_.positions() * group / groups;
        position < sharing_.positions() * (group + 1) / groups; ++position)
-    run_plane(groups_.args(group), plane(sharing_.plane(its_class, position)), memory, own);
+    run_plane(groups_.args(group), stretch_.plane(p_, sharing_.plane(its_class, position)), memory,
+              own);
 }
 
 void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane,
@@ -202,8 +203,8 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
   const bool completes = ends_rows(cell) && grid_.parts() == 1;
   grid_.for_each_rectangle(p, cell, part, most_keys_, [&](const Rectangle& of) {
     kernel(p, args,
-           {plane.batch, plane.kv_head, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end,
-            grid_.strips().keys, grid_.strips().descends, completes && of.ends_rows, sums},
+           {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
+            grid_.strips().descends, completes && of.ends_rows, sums},
            workspace);
   });
   if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(p, plane, keys, sums);

@@ -62,10 +62,8 @@ class BackwardTask {
 
   BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
                const Problem& item);
-  // The plane with that number in the stretch, and that of a turn.
-  Plane plane(int64_t number) const { return {stretch_.batch(p_, number), number % p_.kv_heads}; }
   Plane plane_of(const Turn& turn) const {
-    return plane(sharing_.plane(turn.plane % classes(), turn.plane / classes()));
+    return stretch_.plane(p_, sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   }
   void order_cells(int64_t bands);
   // How many planes begin together.

@@ -99,16 +99,16 @@ int64_t PlaneSums::bytes() const {
 
 BackwardSums PlaneSums::of_part(const Problem& p, const Plane& plane, int64_t part,
                                 const Memory& memory) const {
-  const int64_t batch = plane.batch, kv_head = plane.kv_head;
   const auto of_keys = [&](const Output& grad, bool in_place, char* own) -> void* {
     if (!grad.data || !in_place) return own;
-    return element_of(p, grad, key_offset(p, grad.strides, batch, kv_head));
+    return element_of(p, grad, key_offset(p, grad.strides, plane));
   };
   BackwardSums sums;
   sums.query_sums = memory.query_sums + part * blocks_;
   if (args_.grad_query.data && query_in_place_) {
-    sums.grad_query = element_of(
-        p, args_.grad_query, query_offset(p, args_.grad_query.strides, batch, kv_head * group_));
+    sums.grad_query =
+        element_of(p, args_.grad_query,
+                   query_offset(p, args_.grad_query.strides, plane.batch, plane.kv_head * group_));
     sums.query_row = args_.grad_query.strides.row, sums.query_head = args_.grad_query.strides.head;
   } else if (args_.grad_query.data) {
     sums.grad_query = memory.grad_query + part * rows_ * padded(head_dim_) * element_;
@@ -150,14 +150,14 @@ void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
 void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& rows,
                             const BackwardSums& first) const {
   if (!args_.grad_query.data) return;
-  kernels_.finish_rows(p, args_,
-                       {plane.batch, plane.kv_head, rows.begin, rows.end, first, parts_,
-                        rows_ * padded(head_dim_) * element_, blocks_});
+  kernels_.finish_rows(
+      p, args_,
+      {plane, rows.begin, rows.end, first, parts_, rows_ * padded(head_dim_) * element_, blocks_});
 }
 
 void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& keys,
                             const BackwardSums& sums) const {
-  kernels_.finish_keys(p, args_, {plane.batch, plane.kv_head, keys.begin, keys.end, sums});
+  kernels_.finish_keys(p, args_, {plane, keys.begin, keys.end, sums});
 }
 
 void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const {

@@ -9,11 +9,6 @@
 
 namespace qkv {
 
-// One key/value head of one batch item.
-struct Plane {
-  int64_t batch, kv_head;
-};
-
 // Whether the gradient of what heads have of these (HeadNumber) is a sum over keys: that of the
 // sinks is made of what the backward pass has of each row (grad_sinks.h).
 constexpr bool is_sum_over_keys(int number) { return number != kSinks; }

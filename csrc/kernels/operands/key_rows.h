@@ -74,13 +74,13 @@ class KeyRows : RowScales<E> {
  public:
   KeyRows() = default;
   // `scale` is that of int8.
-  KeyRows(const Problem& p, int64_t batch, int64_t kv_head, int64_t dim, const Input& input,
-          int64_t page_stride = 0, const Input& scale = {}, int64_t scale_page_stride = 0)
-      : rows_{key_plane<E>(p, input, batch, kv_head), input.strides.row, pages_of(p), page_stride},
+  KeyRows(const Problem& p, Plane plane, int64_t dim, const Input& input, int64_t page_stride = 0,
+          const Input& scale = {}, int64_t scale_page_stride = 0)
+      : rows_{key_plane<E>(p, input, plane), input.strides.row, pages_of(p), page_stride},
         col_(input.strides.col),
         dim_(dim) {
     if constexpr (std::is_same_v<E, int8_t>)
-      this->scales_ = {key_plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
+      this->scales_ = {key_plane<float>(p, scale, plane), scale.strides.row, pages_of(p),
                        scale_page_stride};
   }
 
@@ -128,17 +128,13 @@ class KeyRows : RowScales<E> {
 };
 
 template <class E>
-KeyRows<E> key_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  return {p,           batch,
-          kv_head,     p.head_dim,
-          p.key,       p.pages.key_stride,
-          p.key_scale, p.pages.key_scale_stride};
+KeyRows<E> key_rows(const Problem& p, Plane plane) {
+  return {p, plane, p.head_dim, p.key, p.pages.key_stride, p.key_scale, p.pages.key_scale_stride};
 }
 template <class E>
-KeyRows<E> value_rows(const Problem& p, int64_t batch, int64_t kv_head) {
+KeyRows<E> value_rows(const Problem& p, Plane plane) {
   return {p,
-          batch,
-          kv_head,
+          plane,
           p.head_dim_v,
           p.value,
           p.pages.value_stride,

@@ -41,15 +41,15 @@ QKV_INLINE void row_addresses(const Rows<T>& rows, int64_t begin, int count, T* 
 
 // The rows of a tensor that has one for each query of the item.
 template <class T, class Tensor>
-auto rows_of(const Problem& p, const Tensor& t, int64_t batch, int64_t kv_head) {
-  auto* const first = query_plane<T>(p, t, batch, kv_head * p.group());
+auto rows_of(const Problem& p, const Tensor& t, Plane plane) {
+  auto* const first = query_plane<T>(p, t, plane.batch, plane.kv_head * p.group());
   return Rows<std::remove_pointer_t<decltype(first)>>{first, p.group(), t.strides.head,
                                                       t.strides.row, t.strides.col};
 }
 // Those of a tensor [B..., H, L, S], which begins with the item's first query and key.
 template <class T, class Tensor>
-auto score_rows_of(const Problem& p, const Tensor& t, int64_t batch, int64_t kv_head) {
-  auto* const first = plane<T>(p, t, batch, kv_head * p.group());
+auto score_rows_of(const Problem& p, const Tensor& t, Plane plane) {
+  auto* const first = qkv::plane<T>(p, t, plane.batch, plane.kv_head * p.group());
   return Rows<std::remove_pointer_t<decltype(first)>>{first, p.group(), t.strides.head,
                                                       t.strides.row, t.strides.col};
 }

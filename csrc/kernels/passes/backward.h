@@ -140,7 +140,7 @@ template <class S>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
                    int64_t count, S& s) {
   using T = typename S::T;
-  const BackwardRows<S> rows(p, a, item.batch, item.kv_head, row, count, s);
+  const BackwardRows<S> rows(p, a, item.plane, row, count, s);
   const Rows<T> sums{static_cast<T*>(item.sums.grad_query), p.group(), item.sums.query_head,
                      item.sums.query_row, 1};
   QuerySums* const its = item.sums.query_sums + row / kGradRows;
@@ -161,8 +161,8 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
 template <class S>
 void backward_item(const Problem& p, const BackwardArgs& a, const BackwardItem& item, S& s) {
   const int64_t keys = item.key_end - item.key_begin;
-  s.load_keys(p, item.batch, item.kv_head, item.key_begin, keys);
-  if constexpr (S::kTwice) s.load_keys_jvp(p, item.batch, item.kv_head, item.key_begin, keys);
+  s.load_keys(p, item.plane, item.key_begin, keys);
+  if constexpr (S::kTwice) s.load_keys_jvp(p, item.plane, item.key_begin, keys);
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
   for (int64_t row = begin; row < end; row += kGradRows)

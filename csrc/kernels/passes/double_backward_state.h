@@ -58,17 +58,15 @@ struct DoubleScratch : BackwardScratch<E> {
   bool moves_value() const { return direction.along.value.data != nullptr; }
 
   // These four do with the directions what those of BackwardOperands without _jvp do with the rest.
-  void load_keys_jvp(const Problem& p, int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
+  void load_keys_jvp(const Problem& p, Plane plane, int64_t key, int64_t count) {
     const JvpArgs& along = direction.along;
-    if (moves_key())
-      keys_jvp.load(KeyRows<E>(p, batch, kv_head, p.head_dim, along.key), key, count);
-    if (moves_value())
-      values_jvp.load(KeyRows<E>(p, batch, kv_head, p.head_dim_v, along.value), key, count);
+    if (moves_key()) keys_jvp.load(KeyRows<E>(p, plane, p.head_dim, along.key), key, count);
+    if (moves_value()) values_jvp.load(KeyRows<E>(p, plane, p.head_dim_v, along.value), key, count);
   }
-  void load_rows_jvp(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t rows) {
+  void load_rows_jvp(const Problem& p, Plane plane, int64_t row, int64_t rows) {
     if (!moves_query()) return;
     const int64_t count = padded<T>(rows);
-    query_jvp.read(rows_of<E>(p, direction.along.query, batch, kv_head), row, rows, count);
+    query_jvp.read(rows_of<E>(p, direction.along.query, plane), row, rows, count);
     query_jvp.zip(count);
   }
   void pack_jvp(const Problem& p, DoubleTile<E>& t) const {
@@ -96,13 +94,13 @@ struct DoubleScratch : BackwardScratch<E> {
 
 // What load_statistics does for the backward pass, and the same for the directions.
 template <class E>
-void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-                     int64_t row, int64_t rows, const DoubleScratch<E>& s) {
+void load_statistics(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row,
+                     int64_t rows, const DoubleScratch<E>& s) {
   using T = Compute<E>;
-  load_statistics(p, a, batch, kv_head, row, rows, static_cast<const BackwardScratch<E>&>(s));
-  const Rows<const E> output_jvp = rows_of<E>(p, s.direction.output_jvp, batch, kv_head);
-  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
-  const Rows<const T> lse_jvp = rows_of<T>(p, s.direction.lse_jvp, batch, kv_head);
+  load_statistics(p, a, plane, row, rows, static_cast<const BackwardScratch<E>&>(s));
+  const Rows<const E> output_jvp = rows_of<E>(p, s.direction.output_jvp, plane);
+  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, plane);
+  const Rows<const T> lse_jvp = rows_of<T>(p, s.direction.lse_jvp, plane);
   std::fill_n(s.lse_jvp, kGradRows, T(0));
   std::fill_n(s.delta_jvp, kGradRows, T(0));
   for (int64_t r = 0; r < rows; ++r) s.lse_jvp[r] = *lse_jvp[row + r];

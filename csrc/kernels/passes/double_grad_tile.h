@@ -51,7 +51,7 @@ void differentiate_twice(const Problem& p, const DoubleTile<E>& t, int64_t key, 
 template <class E>
 void double_scores_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
                            int64_t at, const DoubleScratch<E>& s) {
-  scores_of_tile(p, t, key, keys, s.weights + at, s);
+  scores_of_tile(t, key, keys, s.weights + at, s);
   apply_score_options(p, t.tile, key, keys, s.weights + at, s.kept.at(at));
   changes_of_tile(p, t, key, keys, at, s);
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, s.grad_scores + at);

@@ -27,7 +27,7 @@ QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t be
 template <class E>
 void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of) {
   using T = Compute<E>;
-  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.batch, of.kv_head);
+  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.plane);
   const Rows<T> sums{static_cast<T*>(of.sums.grad_query), p.group(), of.sums.query_head,
                      of.sums.query_row, 1};
   const int64_t step = of.part_bytes / int64_t(sizeof(T));
@@ -52,8 +52,7 @@ template <class E, class T = Compute<E>>
 void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
                  const Output& to) {
   if (!to.data) return;
-  const Rows<E> rows{key_plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row,
-                     to.strides.col};
+  const Rows<E> rows{key_plane<E>(p, to, of.plane), 1, 0, to.strides.row, to.strides.col};
   finish_dense<E>(static_cast<const T*>(sums) + of.begin * padded<T>(dim), of.end - of.begin, rows,
                   of.begin, factor, dim);
 }
@@ -66,8 +65,8 @@ void finish_keys(const Problem& p, const BackwardArgs& a, const FinishedKeys& of
   for (int m = 0; m < kMasks; ++m) {
     const Output& grad = a.grad_masks[m].keys;
     for (int64_t g = 0; grad.data && g < p.group(); ++g) {
-      T* const to = element_at<T>(
-          grad, key_column_offset(p, grad.strides, of.batch, of.kv_head * p.group() + g));
+      T* const to = element_at<T>(grad, key_column_offset(p, grad.strides, of.plane.batch,
+                                                          of.plane.kv_head * p.group() + g));
       for (int64_t key = of.begin; key < of.end; ++key)
         to[key * grad.strides.col] =
             static_cast<const T*>(of.sums.mask_keys[m])[(key * p.group() + g) * kLanes<T>];

@@ -127,7 +127,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
     ForwardState<P>& state = scratch.tiles[tiles];
     // The tile is made in place: a copy of what was just written, by wider loads than the stores
     // were, would wait until they have left for the cache.
-    new (&state.tile) Tile(make_tile<T>(p, item.batch, item.kv_head, row, item.row_end));
+    new (&state.tile) Tile(make_tile<T>(p, item.plane, row, item.row_end));
     begin_tile(p, with_sink, scratch.products, state);
   }
   const Range item_keys{item.key_begin, item.key_end};
@@ -137,7 +137,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
       p, scratch.tiles, tiles, item_keys, step,
       [&](int64_t key, int64_t keys, int64_t last) {
         ahead.begin_block(key + keys, last);
-        scratch.products.load_block(item.batch, item.kv_head, key, keys);
+        scratch.products.load_block(item.plane, key, keys);
       },
       [&](ForwardState<P>& state, int64_t key, int64_t keys) {
         attend(p, key, keys, ahead, scratch, state);

@@ -112,7 +112,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
     const ForwardItem* next = item_.next;
     if (!next) return;
     add_rows(p_.query, *next, p_.head_dim);
-    if (next->batch == item_.batch && next->kv_head == item_.kv_head) return;
+    if (next->plane == item_.plane) return;
     const int64_t hidden = key_begin(p_, next->row_begin / p_.group()) - next->key_begin;
     add_keys(*next, next->key_begin + std::max<int64_t>(0, hidden) / step_ * step_, next->key_end,
              end_);
@@ -121,7 +121,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
   // The rows of an item, of one head after the other.
   template <class Tensor>
   void add_rows(const Tensor& tensor, const ForwardItem& item, int64_t dim) {
-    const auto rows = rows_of<E>(p_, tensor, item.batch, item.kv_head);
+    const auto rows = rows_of<E>(p_, tensor, item.plane);
     const int64_t count = item.row_end - item.row_begin;
     for (int64_t head = 0; rows.data && head < std::min(rows.group, count); ++head)
       end_.add(rows[item.row_begin + head], rows.row, rows.col, dim,
@@ -135,8 +135,8 @@ class ForwardAhead<ForwardTiles<E, K>> {
       const int64_t last = std::min({key + step_, end, rows.piece_end(key)});
       to.add(rows.at(key), rows.row(), rows.col(), dim, last - key);
     };
-    add(key_rows<K>(p_, item.batch, item.kv_head), p_.head_dim);
-    add(value_rows<K>(p_, item.batch, item.kv_head), p_.head_dim_v);
+    add(key_rows<K>(p_, item.plane), p_.head_dim);
+    add(value_rows<K>(p_, item.plane), p_.head_dim_v);
   }
 
   const Problem& p_;

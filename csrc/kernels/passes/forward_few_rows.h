@@ -54,14 +54,14 @@ class ForwardFewRows {
   static bool has_own_sum(const Problem&) { return false; }
 
   Query pack(const Tile& tile, T* memory) const {
-    pack_few_queries<E, K>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, memory);
+    pack_few_queries<E, K>(p_, tile.plane, tile.row, tile.rows, memory);
     return memory;
   }
 
   // Nothing is copied: products read the user's memory.
-  void load_block(int64_t batch, int64_t kv_head, int64_t, int64_t) {
-    keys_ = key_rows<K>(p_, batch, kv_head);
-    values_ = value_rows<K>(p_, batch, kv_head);
+  void load_block(Plane plane, int64_t, int64_t) {
+    keys_ = key_rows<K>(p_, plane);
+    values_ = value_rows<K>(p_, plane);
   }
 
   // Returns scores [rows x keys] of keys [key, key + keys), before any option. The functions below

@@ -151,8 +151,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   if (item.partial_output)
     return write(Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
                  Rows<T>{static_cast<T*>(item.partial_lse), 1, 0, 1, 1}, tile.row - item.row_begin);
-  write(rows_of<E>(p, result.output, tile.batch, tile.kv_head),
-        rows_of<T>(p, result.lse, tile.batch, tile.kv_head), tile.row);
+  write(rows_of<E>(p, result.output, tile.plane), rows_of<T>(p, result.lse, tile.plane), tile.row);
 }
 
 }  // namespace qkv::QKV_ISA

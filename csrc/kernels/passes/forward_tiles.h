@@ -49,10 +49,10 @@ class ForwardTiles {
 
   // Reads keys [key, key + keys) and their values, a block, which serves every tile before the next
   // one is read.
-  void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
-    load(keys_, key_rows<K>(p_, batch, kv_head), key, keys, wide_keys_);
-    load(values_, value_rows<K>(p_, batch, kv_head), key, keys, wide_values_);
-    batch_ = batch, kv_head_ = kv_head, key_ = key, count_ = keys;
+  void load_block(Plane plane, int64_t key, int64_t keys) {
+    load(keys_, key_rows<K>(p_, plane), key, keys, wide_keys_);
+    load(values_, value_rows<K>(p_, plane), key, keys, wide_values_);
+    plane_ = plane, key_ = key, count_ = keys;
   }
 
   // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
@@ -83,7 +83,7 @@ class ForwardTiles {
   // from the others (repair/nonfinite_keys.h), for add_visible_values.
   bool separate_values() {
     if constexpr (std::is_same_v<K, O>)
-      return nonfinite_values_->separate(value_rows<K>(p_, batch_, kv_head_), key_, count_);
+      return nonfinite_values_->separate(value_rows<K>(p_, plane_), key_, count_);
     else
       return nonfinite_values_->separate(in_wide(wide_values_, key_, p_.head_dim_v), key_, count_);
   }
@@ -124,8 +124,9 @@ class ForwardTiles {
   const Problem& p_;
   ProductUnit<E> unit_;
   KeyOperand<O> keys_, values_;
-  T *wide_keys_ = nullptr, *wide_values_ = nullptr;        // [kKeyBlock, padded(D)], of int8
-  int64_t batch_ = 0, kv_head_ = 0, key_ = 0, count_ = 0;  // the block that is loaded
+  T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
+  Plane plane_{};
+  int64_t key_ = 0, count_ = 0;  // the block that is loaded
   OutputSum<E> output_;
   std::optional<NonfiniteKeys<O, Infinities::kept>> nonfinite_values_;
 };

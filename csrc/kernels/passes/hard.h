@@ -53,9 +53,9 @@ template <class E>
 void write_best(const Problem& p, const HardResult& result, const HardState<E>& state) {
   const Tile& tile = state.tile;
   constexpr int W = kLanes<Compute<E>>;
-  const Rows<E> output = rows_of<E>(p, result.output, tile.batch, tile.kv_head);
-  const Rows<int64_t> index = rows_of<int64_t>(p, result.index, tile.batch, tile.kv_head);
-  const E* value = key_plane<E>(p, p.value, tile.batch, tile.kv_head);
+  const Rows<E> output = rows_of<E>(p, result.output, tile.plane);
+  const Rows<int64_t> index = rows_of<int64_t>(p, result.index, tile.plane);
+  const E* value = key_plane<E>(p, p.value, tile.plane);
   const Strides& v = p.value.strides;
   for (int l = 0; l < tile.rows; ++l) {
     const int64_t key = state.best[l / W].index[l % W];
@@ -109,13 +109,13 @@ void hard(const Problem& p, const HardResult& result, const ForwardItem& item, v
   for (int64_t t = 0; t < s.count; ++t) {
     const int64_t row = item.row_begin + t * kTileRows<T>;
     HardState<E>& state = *new (s.tiles + t) HardState<E>;
-    state.tile = make_tile<T>(p, item.batch, item.kv_head, row, item.row_end);
+    state.tile = make_tile<T>(p, item.plane, row, item.row_end);
     state.query = pack_queries<E>(p, state.tile, s.query + t * s.query_size);
   }
   for_each_block<T, 1>(
       p, s.tiles, s.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
       [&](int64_t key, int64_t keys, int64_t) {
-        s.keys.load(key_rows<E>(p, item.batch, item.kv_head), key, keys);
+        s.keys.load(key_rows<E>(p, item.plane), key, keys);
       },
       [&](HardState<E>& state, int64_t key, int64_t keys) { see_keys(p, key, keys, s, state); });
   for (int64_t t = 0; t < s.count; ++t) write_best<E>(p, result, s.tiles[t]);

@@ -28,15 +28,13 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
   state.tile = tile;
   state.is_finite = true;
   const auto pack = [&](const Input& input, T* memory) {
-    s.query_rows.read(rows_of<E>(p, input, tile.batch, tile.kv_head), tile.row, tile.rows,
-                      tile.lanes);
+    s.query_rows.read(rows_of<E>(p, input, tile.plane), tile.row, tile.rows, tile.lanes);
     if (hides_any(p))
       state.is_finite &= all_finite(s.query_rows.natural(), tile.rows * s.query_rows.step());
     return s.query_rows.pack(0, tile.lanes, T(p.scale), memory);
   };
   state.query = pack(p.query, state.query_memory);
-  if (s.few_query)
-    pack_few_queries<E>(p, tile.batch, tile.kv_head, tile.row, tile.rows, s.few_query);
+  if (s.few_query) pack_few_queries<E>(p, tile.plane, tile.row, tile.rows, s.few_query);
   if (a.query.data) state.query_jvp = pack(a.query, state.query_jvp_memory);
   for (T* output : {state.output, state.output_jvp})
     std::fill_n(output, tile.lanes * padded<T>(p.head_dim_v), T(0));
@@ -128,8 +126,8 @@ void divide_sums(const Problem& p, const JvpArgs& a, JvpScratch<E>& s, const Jvp
   const Tile& tile = state.tile;
   const int64_t dim = padded<T>(p.head_dim_v);
   if (!s.with_output) {
-    gather_rows(rows_of<E>(p, a.output, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
-                p.head_dim_v, s.rows);
+    gather_rows(rows_of<E>(p, a.output, tile.plane), tile.row, tile.rows, tile.lanes, p.head_dim_v,
+                s.rows);
     transpose<T>(s.rows, dim, state.output, tile.lanes, tile.lanes, dim, 1);
   }
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
@@ -156,8 +154,8 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
   divide_sums(p, a, s, state);
   const auto write = [&](const T* sums, const T* numbers, const Output& output,
                          const Output& of_rows) {
-    const Rows<E> rows = rows_of<E>(p, output, tile.batch, tile.kv_head);
-    const Rows<T> to = rows_of<T>(p, of_rows, tile.batch, tile.kv_head);
+    const Rows<E> rows = rows_of<E>(p, output, tile.plane);
+    const Rows<T> to = rows_of<T>(p, of_rows, tile.plane);
     if (rows.data) write_columns<E, T>(tile, p.head_dim_v, nullptr, sums, rows, tile.row);
     if (to.data) write_numbers(tile, numbers, to, tile.row);
   };
@@ -175,13 +173,10 @@ void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const Forw
   JvpScratch<E> s(arena, p, a, item.row_end - item.row_begin);
   int64_t tiles = 0;
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
-    begin_jvp_tile(p, a, make_tile<T>(p, item.batch, item.kv_head, row, item.row_end), s,
-                   s.tiles[tiles]);
+    begin_jvp_tile(p, a, make_tile<T>(p, item.plane, row, item.row_end), s, s.tiles[tiles]);
   for_each_block<T, 1>(
       p, s.tiles, tiles, {0, p.seqlen_k}, key_step(p.seqlen_k),
-      [&](int64_t key, int64_t keys, int64_t) {
-        s.load_block(item.batch, item.kv_head, key, keys);
-      },
+      [&](int64_t key, int64_t keys, int64_t) { s.load_block(item.plane, key, keys); },
       [&](const JvpState<T>& state, int64_t key, int64_t keys) {
         attend_jvp(p, a, key, keys, s, state);
       });

@@ -39,10 +39,10 @@ class JvpKeys {
   explicit operator bool() const { return input_.data != nullptr; }
 
   // Reads keys [key, key + keys), a block.
-  void load(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+  void load(Plane plane, int64_t key, int64_t keys) {
     if (!*this) return;
     block_ = key, block_keys_ = keys;
-    source_ = KeyRows<E>(p_, batch, kv_head, dim_, input_);
+    source_ = KeyRows<E>(p_, plane, dim_, input_);
     operand_.load(source_, key, keys);
   }
   const KeyRows<E>& source() const { return source_; }
@@ -121,9 +121,8 @@ struct JvpScratch {
   }
 
   // Reads keys [key, key + keys), a block, and what belongs to them.
-  void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
-    for (JvpKeys<E>* of : {&keys, &keys_jvp, &values, &values_jvp})
-      of->load(batch, kv_head, key, count);
+  void load_block(Plane plane, int64_t key, int64_t count) {
+    for (JvpKeys<E>* of : {&keys, &keys_jvp, &values, &values_jvp}) of->load(plane, key, count);
     block_is_finite.reset();
   }
   bool is_block_finite() {

@@ -61,8 +61,8 @@ class KeptWeights {
     }
     const bool is_finite = !any_nonzero<T>(zero);
     if (!is_finite && hides_any(p)) clear_hidden(p, tile, all, marks);
-    add_tile<T>(score_rows_of<T>(p, result.weights, tile.batch, tile.kv_head), tile, begin_,
-                end_ - begin_, memory_ + begin_ * tile.step, all);
+    add_tile<T>(score_rows_of<T>(p, result.weights, tile.plane), tile, begin_, end_ - begin_,
+                memory_ + begin_ * tile.step, all);
   }
 
  private:

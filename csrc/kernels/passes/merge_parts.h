@@ -39,15 +39,14 @@ void merge_parts(const Problem& p, const ForwardResult& result, const RowParts& 
     is_first = false;
   }
   if (is_first) std::fill_n(total, dim, T(0));
-  const double* const sink = sink_of_row(p, of.batch, of.kv_head, of.row);
+  const double* const sink = sink_of_row(p, of.plane, of.row);
   if (sink && !(T(*sink) < kInfinity<T>))  // is in no part: see finish_sinks
     max = T(*sink), sum = is_first ? 1 : std::numeric_limits<T>::quiet_NaN();
   if (result.lse.data)
-    *rows_of<T>(p, result.lse, of.batch, of.kv_head)[of.row] =
-        T(double(max) + std::log(double(sum)));
+    *rows_of<T>(p, result.lse, of.plane)[of.row] = T(double(max) + std::log(double(sum)));
   const T divisor = sum == 0 ? 1 : sum;  // 0 where the row has nothing to attend to
   if (!dim) return;
-  const Rows<E> output = rows_of<E>(p, result.output, of.batch, of.kv_head);
+  const Rows<E> output = rows_of<E>(p, result.output, of.plane);
   store_row(dim, output[of.row], output.col,
             [&](auto at) QKV_INLINE_LAMBDA { return at(total) / divisor; });
 }

@@ -49,7 +49,7 @@ void add_weights(const Problem& whole, const Problem& p, const BackwardArgs& a,
 
 // The weight of the sink of row `row`, whose log-sum-exp is lse; 0 if there are no sinks.
 inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row, double lse) {
-  const double* const sink = sink_of_row(p, item.batch, item.kv_head, row);
+  const double* const sink = sink_of_row(p, item.plane, row);
   return sink ? std::exp(*sink - lse) : 0;
 }
 
@@ -64,9 +64,7 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
   s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
   for_each_block<Compute<E>, 1>(
       p, rows.tiles, rows.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
-      [&](int64_t key, int64_t keys, int64_t) {
-        s.load_keys(p, rows.first().batch, rows.first().kv_head, key, keys);
-      },
+      [&](int64_t key, int64_t keys, int64_t) { s.load_keys(p, rows.first().plane, key, keys); },
       [&](const BackwardTile<E>& of, int64_t key, int64_t keys) {
         add_weights(whole, p, a, of, key, keys, s, sums);
       });
@@ -84,10 +82,10 @@ void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, cons
   BackwardArgs a = args;
   a.grad_lse = {};
   if (a.grad_weights.data) a.output = {};
-  const Rows<T> out = rows_of<T>(p, to, item.batch, item.kv_head);
-  const Rows<const T> lse = rows_of<T>(p, a.lse, item.batch, item.kv_head);
+  const Rows<T> out = rows_of<T>(p, to, item.plane);
+  const Rows<const T> lse = rows_of<T>(p, a.lse, item.plane);
   for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
-    const BackwardRows<BackwardScratch<E>> rows(p, a, item.batch, item.kv_head, row,
+    const BackwardRows<BackwardScratch<E>> rows(p, a, item.plane, row,
                                                 std::min(kGradRows, item.row_end - row), s);
     bool wanted[kGradRows] = {}, any_wanted = false;
     for (int64_t r = 0; r < rows.rows; ++r) {

@@ -144,10 +144,9 @@ __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T*
 // Packs rows [row, row + rows) of the queries of a plane, times scale, for keys of K: portion after
 // portion [D / W, rows of the portion, W], the elements in the order in which load_part reads them.
 template <class E, class K = E, class T = Compute<E>>
-void pack_few_queries(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t rows,
-                      T* query) {
+void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, T* query) {
   constexpr int W = kLanes<T>;
-  const Rows<const E> from = rows_of<E>(p, p.query, batch, kv_head);
+  const Rows<const E> from = rows_of<E>(p, p.query, plane);
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t first, auto count) {
     for (int r = 0; r < count; ++r)
       for (int64_t d = 0; d < p.head_dim; d += 2 * W) {

@@ -51,7 +51,7 @@ bool mask_hides_tile(const Problem& p, const Mask& mask, const Tile& tile, int64
   bool hides = false;
   with_elements(mask.type, [&](auto element) {
     using M = decltype(element);
-    const Rows<const M> rows = score_rows_of<M>(p, mask.input, tile.batch, tile.kv_head);
+    const Rows<const M> rows = score_rows_of<M>(p, mask.input, tile.plane);
     const int first = same_for_all_rows(rows) ? tile.rows - 1 : 0;
     int r = tile.rows - 1;
     while (r >= first && hide_all<T>(rows[tile.row + r] + key * rows.col, rows.col, keys)) --r;

@@ -25,8 +25,9 @@ void add_sinks(const Problem& p, const Tile& tile, T* max_state, T* sum_state) {
 }
 
 // The sink of one row of a key head, or null if there are no sinks.
-inline const double* sink_of_row(const Problem& p, int64_t batch, int64_t kv_head, int64_t row) {
-  return plane<double>(p, p.by_head[kSinks], batch, kv_head * p.group() + row % p.group());
+inline const double* sink_of_row(const Problem& p, Plane plane, int64_t row) {
+  const int64_t head = plane.kv_head * p.group() + row % p.group();
+  return qkv::plane<double>(p, p.by_head[kSinks], plane.batch, head);
 }
 
 // Whether a sink of the tile's heads is NaN or +inf.
@@ -34,7 +35,7 @@ template <class T>
 bool any_sink_waits(const Problem& p, const Tile& tile) {
   bool waits = false;
   for (int64_t head = 0; head < p.group(); ++head)
-    waits |= !(T(*sink_of_row(p, tile.batch, tile.kv_head, head)) < kInfinity<T>);
+    waits |= !(T(*sink_of_row(p, tile.plane, head)) < kInfinity<T>);
   return waits;
 }
 
