@@ -24,12 +24,6 @@ namespace qkv {
 
 enum class MaskType : uint8_t { none, boolean, f32, f64, bf16, f16 };
 
-// The bytes of an element.
-constexpr int64_t size_of(MaskType type) {
-  if (type == MaskType::none || type == MaskType::boolean) return 1;
-  return type == MaskType::f64 ? 8 : type == MaskType::f32 ? 4 : 2;
-}
-
 // [B..., H, L, S]. A boolean mask has bytes, and a query may attend to a key where the byte is not
 // 0. A mask of any other type is added to the score, so that -inf masks.
 struct Mask {

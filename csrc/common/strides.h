@@ -7,6 +7,15 @@
 
 namespace qkv {
 
+// One key/value head of one batch item.
+struct Plane {
+  int64_t batch, kv_head;
+
+  bool operator==(const Plane& other) const {
+    return batch == other.batch && kv_head == other.kv_head;
+  }
+};
+
 // The offset of element [batch, head, 0, 0], in elements; `batch` is the flat index of all batch
 // dimensions.
 inline int64_t plane_offset(const Problem& problem, const Strides& strides, int64_t batch,
@@ -27,8 +36,8 @@ inline int64_t plane_offset(const Problem& problem, const Strides& strides, int6
 inline int64_t query_offset(const Problem& p, const Strides& strides, int64_t batch, int64_t head) {
   return plane_offset(p, strides, batch, head) + p.rows.query_begin * strides.row;
 }
-inline int64_t key_offset(const Problem& p, const Strides& strides, int64_t batch, int64_t head) {
-  return plane_offset(p, strides, p.spans ? p.rows.key_item : batch, head) +
+inline int64_t key_offset(const Problem& p, const Strides& strides, Plane of) {
+  return plane_offset(p, strides, p.spans ? p.rows.key_item : of.batch, of.kv_head) +
          p.rows.key_begin * strides.row;
 }
 // The same in a tensor [B..., H, S], whose columns are the keys.
@@ -53,8 +62,8 @@ auto query_plane(const Problem& p, const Tensor& tensor, int64_t batch, int64_t 
   return element_at<T>(tensor, query_offset(p, tensor.strides, batch, head));
 }
 template <class T, class Tensor>
-auto key_plane(const Problem& p, const Tensor& tensor, int64_t batch, int64_t head) {
-  return element_at<T>(tensor, key_offset(p, tensor.strides, batch, head));
+auto key_plane(const Problem& p, const Tensor& tensor, Plane of) {
+  return element_at<T>(tensor, key_offset(p, tensor.strides, of));
 }
 
 }  // namespace qkv

@@ -9,6 +9,12 @@
 
 namespace qkv {
 
+// Keys, rows or strips [begin, end).
+struct Range {
+  int64_t begin = 0, end = 0;
+  bool is_empty() const { return begin >= end; }
+};
+
 // Whether positions can hide any key from any query.
 inline bool hides_positions(const Problem& p) {
   return p.is_causal || p.window_left >= 0 || p.window_right >= 0;

@@ -122,7 +122,7 @@ const char* active_isa() { return active_implementation().name; }
 const Kernels& active_kernels(DType dtype) {
   const Implementation& implementation = active_implementation();
   const Kernels& kernels = implementation.kernels(dtype);
-  if (!kernels.pairs.gemm || active_half_products() == kNative) return kernels;
+  if (!kernels.multiplies_pairs || active_half_products() == kNative) return kernels;
   return implementation.others->kernels(dtype);
 }
 
@@ -147,10 +147,10 @@ const Kernels& kernels_for(const Problem& p) {
 ScoreWay score_way_of(const Problem& p) {
   const Kernels& kernels = kernels_for(p);
   if (few_rows_of(p, kernels.lanes)) return ScoreWay::few_rows;
-  return kernels.pairs.gemm ? ScoreWay::pairs : ScoreWay::tiles;
+  return kernels.multiplies_pairs ? ScoreWay::pairs : ScoreWay::tiles;
 }
 
-bool multiplies_pairs(DType dtype) { return active_kernels(dtype).pairs.gemm != nullptr; }
+bool multiplies_pairs(DType dtype) { return active_kernels(dtype).multiplies_pairs; }
 
 const char* half_products() { return kHalfProducts[active_half_products()]; }
 

@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "attention_double_backward.h"
 #include "common/half.h"
+#include "common/strides.h"
 #include "common/visible.h"
 
 namespace qkv {
@@ -16,15 +17,15 @@ namespace qkv {
 // An item of the forward pass: rows [row_begin, row_end) of a plane against keys [key_begin,
 // key_end). row_begin is a multiple of Kernels::tile_rows.
 struct ForwardItem {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   // If null, the keys are all keys, and rows go to the ForwardResult. Else they are one split of
   // them: the output over these keys goes to partial_output [rows, Dv] and its log-sum-exp to
   // partial_lse [rows], both of which start at row_begin. Where ForwardResult::weights is wanted,
   // there are no splits, and items that run at the same time share no element of it.
-  void* partial_output;
-  void* partial_lse;
+  void* partial_output = nullptr;
+  void* partial_lse = nullptr;
   // The item that the thread will probably run next, for fetching into the cache what it reads
   // first. Null: not known.
   const ForwardItem* next = nullptr;
@@ -33,7 +34,7 @@ struct ForwardItem {
 // The parts of row `row` of a plane of `rows` rows whose keys were split: for each split, what the
 // kernel wrote to ForwardItem's partial_output and partial_lse.
 struct RowParts {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row;
   void* output;     // [splits, rows, Dv]; that of the first split is overwritten
   const void* lse;  // [splits, rows]
@@ -87,7 +88,7 @@ struct BackwardSums {
 // not matter: what matters is in which order a block meets the strips, and a strip the blocks.
 // Items that run at the same time share no rows, no keys and no element of GradMask::each.
 struct BackwardItem {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
   int64_t strip_keys;
@@ -101,7 +102,7 @@ struct BackwardItem {
 // which each is `part_bytes` after the one before, and its query_sums `part_blocks`. They are added
 // up.
 struct FinishedRows {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t begin, end;
   BackwardSums sums;
   int64_t parts, part_bytes, part_blocks;
@@ -109,13 +110,15 @@ struct FinishedRows {
 
 // Keys [begin, end) of a plane whose sums are complete.
 struct FinishedKeys {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t begin, end;
   BackwardSums sums;
 };
 
+struct KernelParts;  // dispatch/kernel_parts.h
+
 // The kernels for one dtype. Workspaces are in bytes, one for each thread. The parts that items
-// leave, and the operands and results of the functions for tests, are in the compute type.
+// leave are in the compute type.
 struct Kernels {
   int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
   // with_weights: whether ForwardResult::weights is wanted.
@@ -128,12 +131,12 @@ struct Kernels {
   void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
   void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
   void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
-  // The item has all keys, and no part. Its workspace is backward_workspace for 0 keys.
+  // The item has all keys, and leaves no part. Its workspace is backward_workspace for 0 keys.
   void (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
                    void* workspace);
-  // The item has all keys, and no part. Its workspace is forward_workspace without weights.
+  // The item has all keys, and leaves no part. Its workspace is forward_workspace without weights.
   void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
-  // The item has all keys, and no part. Null where pairs are multiplied (jvp_kernels).
+  // The item has all keys, and leaves no part. Null where pairs are multiplied (jvp_kernels).
   size_t (*jvp_workspace)(const Problem&, const JvpArgs&, int64_t rows);
   void (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
               void* workspace);
@@ -143,35 +146,9 @@ struct Kernels {
   void (*double_backward)(const Problem&, const BackwardArgs&, const BackwardItem&,
                           void* workspace);
 
-  // What the kernels above are made of, for tests.
-  int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
-  int lanes;        // elements in a vector
-  // C[rows x columns] = beta * C + A[rows x depth] * B[depth x columns]. `beta` is 0 or 1, or 2 for
-  // lanes_beta [columns], which row after row of C is multiplied by.
-  void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
-               int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
-               const void* lanes_beta);
-  // out [count] = f(in [count]); `count` is a multiple of `lanes`.
-  void (*exp2)(const void* in, void* out, int64_t count);
-  void (*exp)(const void* in, void* out, int64_t count);
-  void (*tanh)(const void* in, void* out, int64_t count);
-  // out [columns x rows] = the transposed in [rows x columns]; both are multiples of `lanes`.
-  void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
-                    int64_t columns);
-  // Functions of kernels/gemm/pairs.h, for bf16 where pairs are multiplied; else null.
-  struct {
-    bool tiles;  // whether gemm multiplies AMX's tiles, and so takes only an A whose a_col is 1
-    // C = beta * C + alpha * A * B, where A and B hold pairs; `depth` counts pairs.
-    void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const Pair* a, int64_t a_row,
-                 int64_t a_col, const Pair* b, int64_t b_row, float* c, int64_t c_row, int beta,
-                 const float* lanes_beta, float alpha);
-    void (*pair_rows)(const float* in, int64_t in_row, int64_t rows, int64_t lanes, Pair* out);
-    // softmax_pairs (kernels/score/pair_softmax.h), for tiles of one or two vectors of lanes.
-    void (*softmax)(int64_t keys, int64_t lanes, float* scores, float* max_state, float* sum_state,
-                    float* rounded_sum, float* rescale, Pair* pairs);
-    void (*narrow_rows)(const float* in, int64_t in_row, int64_t rows, int64_t columns,
-                        BFloat16* out, int64_t out_row);
-  } pairs = {};
+  int lanes;  // elements in a vector
+  bool multiplies_pairs;
+  const KernelParts* parts;  // for tests
 };
 
 // One instruction set: its name, and its kernels for each dtype.

@@ -10,7 +10,7 @@ namespace {
 // cache while row after row passes by.
 constexpr int64_t kCachedBytes = int64_t(192) << 10;
 constexpr int64_t kFewestKeys = 256;
-// Into how many groups of strips a plane is cut, for each thread that it gets and in all, if there
+// Into how many bands of strips a plane is cut, for each thread that it gets and in all, if there
 // are as many strips: so many cells can run at the same time, or half of them where is_causal hides
 // the others. Cells differ in size, and a thread that waits for another one takes up time, too.
 constexpr double kWidthPerThread = 1.5, kMoreWidth = 3;
@@ -77,7 +77,7 @@ void BackwardTask::plan(const Team& team) {
   const auto together = double(std::min(classes(), wave()));
   const double threads = double(team.threads) * flops() / team.flops / together;
   const double wanted = (p_.is_causal ? 2 : 1) * kWidthPerThread * threads / double(grid_.parts());
-  order_cells(std::min(int64_t(std::ceil(wanted + kMoreWidth)), grid_.most_groups()));
+  order_cells(std::min(int64_t(std::ceil(wanted + kMoreWidth)), grid_.most_bands()));
 }
 
 int64_t BackwardTask::gradient_bytes() const {
@@ -99,11 +99,11 @@ void BackwardTask::plan_by_class() {
     cells_.push_back(grid_.cells(*item, part, 1));
 }
 
-void BackwardTask::order_cells(int64_t groups) {
+void BackwardTask::order_cells(int64_t bands) {
   cells_.clear();
   const ItemProblem item(p_, stretch_.first);
   for (int64_t part = 0; part < grid_.parts(); ++part) {
-    cells_.push_back(grid_.cells(*item, part, groups));
+    cells_.push_back(grid_.cells(*item, part, bands));
     plane_cells_ += int32_t(cells_.back().size());
   }
   for (int32_t plane = 0; plane < planes_; ++plane)
@@ -121,7 +121,7 @@ void BackwardTask::order_cells(int64_t groups) {
   });
   steps_ = 1;
   for (size_t n = 1; n < turns_.size(); ++n) steps_ += step(turns_[n]) != step(turns_[n - 1]);
-  progress_.reset(planes_, grid_.parts(), grid_.most_groups());
+  progress_.reset(planes_, grid_.parts(), grid_.most_bands());
 }
 
 size_t BackwardTask::kernel_bytes() const {
@@ -159,7 +159,7 @@ Items BackwardTask::last_items() const {
 
 void BackwardTask::run(int64_t index, void* workspace) {
   if (!runs_kernels_) {
-    const Plane own = plane(index);
+    const Plane own = stretch_.plane(p_, index);
     return sums_.finish_heads(*ItemProblem(p_, own.batch), own, {});
   }
   if (by_class_) return run_group(index / groups_.count(), index % groups_.count(), workspace);
@@ -174,15 +174,16 @@ void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) 
   groups_.clear(group, its_class);
   for (int64_t position = sharing_.positions() * group / groups;
        position < sharing_.positions() * (group + 1) / groups; ++position)
-    run_plane(groups_.args(group), plane(sharing_.plane(its_class, position)), memory, own);
+    run_plane(groups_.args(group), stretch_.plane(p_, sharing_.plane(its_class, position)), memory,
+              own);
 }
 
 void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane,
                              const PlaneSums::Memory& memory, void* workspace) const {
   const ItemProblem item(p_, plane.batch);
-  const BackwardSums first = sums_.of(*item, plane, 0, memory);
+  const BackwardSums first = sums_.of_part(*item, plane, 0, memory);
   for (int64_t part = 0; part < grid_.parts(); ++part) {
-    const BackwardSums sums = part == 0 ? first : sums_.of(*item, plane, part, memory);
+    const BackwardSums sums = part == 0 ? first : sums_.of_part(*item, plane, part, memory);
     for (const Cell& cell : cells_[part]) {
       run_cell(*item, args, plane, part, cell, sums, workspace);
       if (ends_rows(cell) && part + 1 == grid_.parts())
@@ -202,8 +203,8 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
   const bool completes = ends_rows(cell) && grid_.parts() == 1;
   grid_.for_each_rectangle(p, cell, part, most_keys_, [&](const Rectangle& of) {
     kernel(p, args,
-           {plane.batch, plane.kv_head, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end,
-            grid_.strips().keys, grid_.strips().descends, completes && of.ends_rows, sums},
+           {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
+            grid_.strips().descends, completes && of.ends_rows, sums},
            workspace);
   });
   if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(p, plane, keys, sums);
@@ -223,12 +224,13 @@ void BackwardTask::run_turn(const Turn& turn, void* workspace) {
   const ItemProblem item(p_, own.batch);
   Arena arena(memory_ + turn.plane % waiting_planes_ * sums_.bytes());
   const PlaneSums::Memory memory = sums_.take(arena);
-  run_cell(*item, args_, own, turn.part, cell, sums_.of(*item, own, turn.part, memory), workspace);
+  run_cell(*item, args_, own, turn.part, cell, sums_.of_part(*item, own, turn.part, memory),
+           workspace);
   advance(rows, cell.row_rank + 1);
   advance(keys, cell.key_rank + 1);
 
   if (ends_rows(cell) && add_one(progress_.row_parts(turn.plane, cell.row)) == grid_.parts())
-    sums_.finish_rows(*item, own, grid_.rows(cell.rows), sums_.of(*item, own, 0, memory));
+    sums_.finish_rows(*item, own, grid_.rows(cell.rows), sums_.of_part(*item, own, 0, memory));
   if (add_one(progress_.cells(turn.plane)) < plane_cells_) return;
   sums_.finish_heads(*item, own, memory);
   advance(progress_.is_done(turn.plane), 1);

@@ -8,7 +8,7 @@
 // The work can be ordered in two ways. Both give the same bits; plan() takes the faster one.
 //   by class:  an item is a class (of a problem with mask groups, mask_groups.h, the planes of one
 //              group in a class), plane after plane, and of a plane one part of the keys after the
-//              other, with all strips as one group.
+//              other, with all strips as one band.
 //   by cell:   an item is a cell. It waits for the cells that add to the same sums before it, all
 //              of which come before it in the list of items, so that some thread has them already.
 #pragma once
@@ -62,12 +62,10 @@ class BackwardTask {
 
   BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
                const Problem& item);
-  // The plane with that number in the stretch, and that of a turn.
-  Plane plane(int64_t number) const { return {stretch_.batch(p_, number), number % p_.kv_heads}; }
   Plane plane_of(const Turn& turn) const {
-    return plane(sharing_.plane(turn.plane % classes(), turn.plane / classes()));
+    return stretch_.plane(p_, sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   }
-  void order_cells(int64_t groups);
+  void order_cells(int64_t bands);
   // How many planes begin together.
   int64_t wave() const;
   size_t kernel_bytes() const;     // the workspace of a kernel

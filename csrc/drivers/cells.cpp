@@ -69,17 +69,17 @@ bool Grid::sees(const Problem& p, const Cell& cell, int64_t part) const {
   return found;
 }
 
-std::vector<Cell> Grid::candidates(int64_t groups) const {
-  const int64_t n = strips_.count, strips = ceil_div(n, groups);
-  groups = ceil_div(n, strips);
-  const auto group = [&](int64_t i) { return Range{i * strips, std::min(n, (i + 1) * strips)}; };
+std::vector<Cell> Grid::candidates(int64_t bands) const {
+  const int64_t n = strips_.count, strips = ceil_div(n, bands);
+  bands = ceil_div(n, strips);
+  const auto band = [&](int64_t i) { return Range{i * strips, std::min(n, (i + 1) * strips)}; };
   std::vector<Cell> found;
-  for (int64_t row = 0; row < groups; ++row) {
-    for (int64_t key = 0; key < groups; ++key) {
-      const Range rows = group(row), keys = group(key);
+  for (int64_t row = 0; row < bands; ++row) {
+    for (int64_t key = 0; key < bands; ++key) {
+      const Range rows = band(row), keys = band(key);
       const int64_t step = row + key + 1;
       if (rows.end + keys.end - 1 >= n)
-        found.push_back({rows, keys, false, int32_t(row), int32_t(key), int32_t(step - groups)});
+        found.push_back({rows, keys, false, int32_t(row), int32_t(key), int32_t(step - bands)});
       if (rows.begin + keys.begin + 1 < n)
         found.push_back({rows, keys, true, int32_t(row), int32_t(key), int32_t(step)});
     }
@@ -89,8 +89,8 @@ std::vector<Cell> Grid::candidates(int64_t groups) const {
   return found;
 }
 
-std::vector<Cell> Grid::cells(const Problem& item, int64_t part, int64_t groups) const {
-  const std::vector<Cell> all = candidates(groups);
+std::vector<Cell> Grid::cells(const Problem& item, int64_t part, int64_t bands) const {
+  const std::vector<Cell> all = candidates(bands);
   std::vector<char> kept(all.size()), has_row(strips_.count), has_key(strips_.count);
   const auto keep = [&](size_t i) { kept[i] = has_row[all[i].row] = has_key[all[i].key] = true; };
   for (size_t i = 0; i < all.size(); ++i)

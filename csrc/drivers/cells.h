@@ -34,11 +34,6 @@
 
 namespace qkv {
 
-struct Range {
-  int64_t begin = 0, end = 0;
-  bool is_empty() const { return begin >= end; }
-};
-
 // The fewest keys of a strip, and what its keys are a multiple of. Where every strip is an item,
 // each block of rows is packed once for it, which takes a tenth of the time of 64 keys (Zen 3, D =
 // 64).
@@ -61,10 +56,10 @@ struct Strips {
 struct Cell {
   Range rows, keys;  // numbers of strips
   bool second_lap;
-  // Which group of strips of rows, and of keys, the cell has.
+  // Which band of strips of rows, and of keys, the cell has.
   int32_t row = 0, key = 0;
-  int32_t step = 0;  // cells of the same step have no group in common
-  // How many cells of its groups come before it, and how many there are.
+  int32_t step = 0;  // cells of the same step have no band in common
+  // How many cells of its bands come before it, and how many there are.
   int32_t row_rank = 0, key_rank = 0;
   int32_t row_cells = 0, key_cells = 0;
 };
@@ -86,11 +81,11 @@ class Grid {
   const Strips& strips() const { return strips_; }
   // The most threads that can work on the plane at the same time.
   int64_t width() const;
-  // Into how many groups of equally many strips the strips can be cut, at most.
-  int64_t most_groups() const { return strips_.count; }
+  // Into how many bands of equally many strips the strips can be cut, at most.
+  int64_t most_bands() const { return strips_.count; }
   // The cells of one part, of which there are none without rows or keys that see each other, but
-  // for one of each group at least; in an order in which they can run one after the other.
-  std::vector<Cell> cells(const Problem& item, int64_t part, int64_t groups) const;
+  // for one of each band at least; in an order in which they can run one after the other.
+  std::vector<Cell> cells(const Problem& item, int64_t part, int64_t bands) const;
 
   Range rows(const Range& strips) const;
   Range keys(int64_t part, const Range& strips) const;
@@ -104,7 +99,7 @@ class Grid {
 
  private:
   // The cells of a plane in which every row sees every key.
-  std::vector<Cell> candidates(int64_t groups) const;
+  std::vector<Cell> candidates(int64_t bands) const;
   bool sees(const Problem& item, const Cell& cell, int64_t part) const;
 
   int64_t total_rows_, total_keys_;

@@ -128,15 +128,10 @@ ForwardTask::Place ForwardTask::place(int64_t index) const {
 }
 
 // The first split begins at key 0, and the kernels skip the keys before those that a query sees.
-ForwardItem ForwardTask::of_kernel(int64_t plane, int64_t split, int64_t row, int64_t end) const {
-  return {stretch_.batch(p_, plane),
-          plane % p_.kv_heads,
-          row,
-          std::min(end, row + call_rows_),
+ForwardItem ForwardTask::kernel_item(int64_t plane, int64_t split, int64_t row, int64_t end) const {
+  return {stretch_.plane(p_, plane), row, std::min(end, row + call_rows_),
           split == 0 ? 0 : first_split_ + (split - 1) * split_keys_,
-          std::min(seqlen_k_, first_split_ + split * split_keys_),
-          nullptr,
-          nullptr};
+          std::min(seqlen_k_, first_split_ + split * split_keys_)};
 }
 
 void ForwardTask::run(int64_t index, void* workspace) const {
@@ -149,10 +144,10 @@ void ForwardTask::run_rows(int64_t index, void* workspace) const {
   std::optional<ForwardItem> next;
   if (has_simple_items() && index + 1 < items().count) {
     const Place to = place(index + 1);
-    next = of_kernel(to.plane, to.split, to.begin, to.end);
-    if (p_.spans && next->batch != stretch_.batch(p_, at.plane)) next.reset();
+    next = kernel_item(to.plane, to.split, to.begin, to.end);
+    if (p_.spans && next->plane.batch != stretch_.plane(p_, at.plane).batch) next.reset();
   }
-  const ItemProblem item(p_, stretch_.batch(p_, at.plane));
+  const ItemProblem item(p_, stretch_.plane(p_, at.plane).batch);
   for (int64_t plane = at.plane; plane < at.plane + item_planes_; ++plane)
     for (int64_t row = at.begin; row < at.end; row += call_rows_)
       attend(*item, plane, at.split, row, at.end, parts_ + plane * parts_bytes_, workspace,
@@ -163,7 +158,7 @@ void ForwardTask::run_plane(int64_t plane, void* workspace) const {
   Arena arena(workspace);
   void* const own = arena.take<char>(int64_t(kernel_bytes()));
   char* const parts = arena.take<char>(parts_bytes_);
-  const ItemProblem item(p_, stretch_.batch(p_, plane));
+  const ItemProblem item(p_, stretch_.plane(p_, plane).batch);
   for (int64_t split = 0; split < splits_; ++split)
     for (int64_t row = 0; row < planes_.rows; row += item_rows_)
       attend(*item, plane, split, row, planes_.rows, parts, own);
@@ -173,7 +168,7 @@ void ForwardTask::run_plane(int64_t plane, void* workspace) const {
 // Runs rows [row, end), call_rows_ at most, of one plane against one split of the keys.
 void ForwardTask::attend(const Problem& p, int64_t plane, int64_t split, int64_t row, int64_t end,
                          char* plane_parts, void* workspace, const ForwardItem* next) const {
-  ForwardItem item = of_kernel(plane, split, row, end);
+  ForwardItem item = kernel_item(plane, split, row, end);
   item.next = next;
   if (splits_ > 1) {
     const int64_t at = split * planes_.rows + row;
@@ -185,14 +180,14 @@ void ForwardTask::attend(const Problem& p, int64_t plane, int64_t split, int64_t
 
 void ForwardTask::finish(int64_t index) const {
   const int64_t plane = index / planes_.rows;
-  merge(*ItemProblem(p_, stretch_.batch(p_, plane)), plane, index % planes_.rows,
+  merge(*ItemProblem(p_, stretch_.plane(p_, plane).batch), plane, index % planes_.rows,
         parts_ + plane * parts_bytes_);
 }
 
 void ForwardTask::merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {
   kernels_.merge_parts(p, result_,
-                       {stretch_.batch(p, plane), plane % p_.kv_heads, row, plane_parts,
-                        plane_parts + output_bytes_, splits_, planes_.rows});
+                       {stretch_.plane(p, plane), row, plane_parts, plane_parts + output_bytes_,
+                        splits_, planes_.rows});
 }
 
 }  // namespace qkv

@@ -55,7 +55,7 @@ class ForwardTask {
   bool has_simple_items() const {
     return !by_plane_ && item_planes_ == 1 && call_rows_ == item_rows_;
   }
-  ForwardItem of_kernel(int64_t plane, int64_t split, int64_t row, int64_t end) const;
+  ForwardItem kernel_item(int64_t plane, int64_t split, int64_t row, int64_t end) const;
   size_t kernel_bytes() const;  // the workspace of a kernel
   void run_rows(int64_t index, void* workspace) const;
   void run_plane(int64_t plane, void* workspace) const;

@@ -41,7 +41,7 @@ PlaneSums::PlaneSums(const Problem& p, const BackwardArgs& args, const Kernels& 
                      const Grid& grid)
     : args_(args),
       kernels_(kernels),
-      grid_(grid),
+      parts_(grid.parts()),
       group_(p.group()),
       head_dim_(p.head_dim),
       head_dim_v_(p.head_dim_v),
@@ -50,7 +50,7 @@ PlaneSums::PlaneSums(const Problem& p, const BackwardArgs& args, const Kernels& 
       rows_(group_ * p.seqlen_q),
       keys_(p.seqlen_k),
       blocks_((rows_ + kGradRows - 1) / kGradRows),
-      query_in_place_(grid.parts() == 1 && is_sum(p, args.grad_query, p.head_dim)),
+      query_in_place_(parts_ == 1 && is_sum(p, args.grad_query, p.head_dim)),
       key_in_place_(are_keys_sum(p, args.grad_key, p.head_dim)),
       value_in_place_(are_keys_sum(p, args.grad_value, p.head_dim_v)),
       has_heads_(std::any_of(args.grad_by_head.begin(), args.grad_by_head.end(),
@@ -73,8 +73,8 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
     const bool takes = grad.data && !in_place;
     return takes ? arena.take<char>(count * padded(dim) * element_) : nullptr;
   };
-  Memory memory{rows(args_.grad_query, query_in_place_, grid_.parts() * rows_, head_dim_),
-                arena.take<QuerySums>(grid_.parts() * blocks_),
+  Memory memory{rows(args_.grad_query, query_in_place_, parts_ * rows_, head_dim_),
+                arena.take<QuerySums>(parts_ * blocks_),
                 rows(args_.grad_key, key_in_place_, keys_, head_dim_),
                 rows(args_.grad_value, value_in_place_, keys_, head_dim_v_),
                 {},
@@ -82,10 +82,10 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
                 {}};
   for (int n = 0; n < kHeadNumbers; ++n)
     if (is_sum_over_keys(n) && args_.grad_by_head[n].data)
-      memory.by_head[n] = arena.take<double>(grid_.parts() * blocks_ * group_);
+      memory.by_head[n] = arena.take<double>(parts_ * blocks_ * group_);
   for (int m = 0; m < kMasks; ++m) {
     const GradMask& grad = args_.grad_masks[m];
-    if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(grid_.parts() * rows_);
+    if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(parts_ * rows_);
     if (grad.keys.data) memory.mask_keys[m] = arena.take<char>(keys_ * group_ * lanes_ * element_);
   }
   return memory;
@@ -97,18 +97,18 @@ int64_t PlaneSums::bytes() const {
   return int64_t(arena.used());
 }
 
-BackwardSums PlaneSums::of(const Problem& p, const Plane& plane, int64_t part,
-                           const Memory& memory) const {
-  const int64_t batch = plane.batch, kv_head = plane.kv_head;
+BackwardSums PlaneSums::of_part(const Problem& p, const Plane& plane, int64_t part,
+                                const Memory& memory) const {
   const auto of_keys = [&](const Output& grad, bool in_place, char* own) -> void* {
     if (!grad.data || !in_place) return own;
-    return element_of(p, grad, key_offset(p, grad.strides, batch, kv_head));
+    return element_of(p, grad, key_offset(p, grad.strides, plane));
   };
   BackwardSums sums;
   sums.query_sums = memory.query_sums + part * blocks_;
   if (args_.grad_query.data && query_in_place_) {
-    sums.grad_query = element_of(
-        p, args_.grad_query, query_offset(p, args_.grad_query.strides, batch, kv_head * group_));
+    sums.grad_query =
+        element_of(p, args_.grad_query,
+                   query_offset(p, args_.grad_query.strides, plane.batch, plane.kv_head * group_));
     sums.query_row = args_.grad_query.strides.row, sums.query_head = args_.grad_query.strides.head;
   } else if (args_.grad_query.data) {
     sums.grad_query = memory.grad_query + part * rows_ * padded(head_dim_) * element_;
@@ -150,14 +150,14 @@ void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
 void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& rows,
                             const BackwardSums& first) const {
   if (!args_.grad_query.data) return;
-  kernels_.finish_rows(p, args_,
-                       {plane.batch, plane.kv_head, rows.begin, rows.end, first, grid_.parts(),
-                        rows_ * padded(head_dim_) * element_, blocks_});
+  kernels_.finish_rows(
+      p, args_,
+      {plane, rows.begin, rows.end, first, parts_, rows_ * padded(head_dim_) * element_, blocks_});
 }
 
 void PlaneSums::finish_keys(const Problem& p, const Plane& plane, const Range& keys,
                             const BackwardSums& sums) const {
-  kernels_.finish_keys(p, args_, {plane.batch, plane.kv_head, keys.begin, keys.end, sums});
+  kernels_.finish_keys(p, args_, {plane, keys.begin, keys.end, sums});
 }
 
 void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory& memory) const {
@@ -168,11 +168,11 @@ void PlaneSums::finish_heads(const Problem& p, const Plane& plane, const Memory&
     for (int n = 0; n < kHeadNumbers; ++n)
       if (memory.by_head[n])
         *qkv::plane<double>(p, args_.grad_by_head[n], batch, head) =
-            sum_of(memory.by_head[n] + g, grid_.parts() * blocks_, group_);
+            sum_of(memory.by_head[n] + g, parts_ * blocks_, group_);
     for (int m = 0; m < kMasks; ++m)
       for (int64_t i = 0; i < p.seqlen_q && memory.mask_rows[m]; ++i)
         store_row(p, args_.grad_masks[m].queries, batch, head, i,
-                  sum_of(memory.mask_rows[m] + i * group_ + g, grid_.parts(), rows_));
+                  sum_of(memory.mask_rows[m] + i * group_ + g, parts_, rows_));
     if (args_.grad_by_head[kSinks].data) grad_sink(p, args_, batch, head);
   }
 }

@@ -9,20 +9,14 @@
 
 namespace qkv {
 
-// One key/value head of one batch item.
-struct Plane {
-  int64_t batch, kv_head;
-};
-
 // Whether the gradient of what heads have of these (HeadNumber) is a sum over keys: that of the
 // sinks is made of what the backward pass has of each row (grad_sinks.h).
 constexpr bool is_sum_over_keys(int number) { return number != kSinks; }
 
 class PlaneSums {
  public:
-  // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The grid
-  // and the arguments must outlive this. What is done for one plane is given the problem of its
-  // item.
+  // Of any batch item of a stretch: what follows from its sizes alone is the same for all. The
+  // arguments must outlive this. What is done for one plane is given the problem of its item.
   PlaneSums(const Problem& item, const BackwardArgs& args, const Kernels& kernels,
             const Grid& grid);
 
@@ -40,7 +34,8 @@ class PlaneSums {
   // How many bytes that takes.
   int64_t bytes() const;
 
-  BackwardSums of(const Problem& p, const Plane& plane, int64_t part, const Memory& memory) const;
+  BackwardSums of_part(const Problem& p, const Plane& plane, int64_t part,
+                       const Memory& memory) const;
   // Set the sums of some rows, or keys, of a plane to 0.
   void clear_rows(const BackwardSums& sums, const Range& rows) const;
   void clear_keys(const BackwardSums& sums, const Range& keys) const;
@@ -61,7 +56,7 @@ class PlaneSums {
 
   const BackwardArgs& args_;
   const Kernels& kernels_;
-  const Grid& grid_;
+  int64_t parts_;  // of the keys
   int64_t group_, head_dim_, head_dim_v_, lanes_, element_;
   int64_t rows_, keys_, blocks_;  // of a plane
   bool query_in_place_, key_in_place_, value_in_place_;

@@ -36,14 +36,7 @@ struct Cut {
   }
   ForwardItem item(int64_t index) const {
     const int64_t plane = index / row_items, row = index % row_items * item_rows;
-    return {stretch.batch(p, plane),
-            plane % p.kv_heads,
-            row,
-            std::min(planes.rows, row + item_rows),
-            0,
-            keys,
-            nullptr,
-            nullptr};
+    return {stretch.plane(p, plane), row, std::min(planes.rows, row + item_rows), 0, keys};
   }
 };
 
@@ -69,7 +62,7 @@ void for_each_row_item(const Problem& p, const RowPass& pass) {
   const Buffer workspaces(bytes * size_t(threads.working));
   const auto run = [&](const Item& item) {
     const ForwardItem rows = cuts[item.job].item(item.index);
-    pass.run(*ItemProblem(p, rows.batch), rows,
+    pass.run(*ItemProblem(p, rows.plane.batch), rows,
              static_cast<char*>(workspaces.data()) + size_t(item.thread) * bytes);
   };
   parallel_phases(threads, int64_t(cuts.size()),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "common/strides.h"
 
 namespace qkv {
 
@@ -28,7 +29,9 @@ class ItemProblem {
 struct Stretch {
   int64_t first = 0, count = 0;
 
-  int64_t batch(const Problem& p, int64_t plane) const { return first + plane / p.kv_heads; }
+  Plane plane(const Problem& p, int64_t number) const {
+    return {first + number / p.kv_heads, number % p.kv_heads};
+  }
 };
 
 // All batch items of a problem; with spans, only neighbours of one size together.

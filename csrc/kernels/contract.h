@@ -78,9 +78,10 @@ static_assert(kFewKeys <= kKeyBlock,
               "Planes of few rows take kFewKeys keys at a time (ForwardFewRows), whose scores lie "
               "in memory for kKeyBlock keys where options work on them (ForwardScratch)");
 
-static_assert(kFewPad >= few_run_places<float, 1>() && kFewPad >= few_run_places<double, 1>(),
-              "A product of few rows takes whole runs of keys: a row of scores must have room for "
-              "those beyond the last key");
+static_assert(
+    kFewPad >= few_places_at_once<float, 1>() && kFewPad >= few_places_at_once<double, 1>(),
+    "A product of few rows takes kFewAtOnce keys at a time: a row of scores must have room for "
+    "those beyond the last key");
 
 static_assert(kFewPortion<float> <= kFewSums<float> && kFewPortion<double> <= kFewSums<double>,
               "dot_rows makes the sums of all rows of a portion and at least one key in registers");

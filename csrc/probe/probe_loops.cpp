@@ -23,30 +23,29 @@ constexpr int kChains = 12;
 // The result of a loop is stored here, so that the compiler cannot drop the loop.
 volatile double sink;
 
+// A loop over `a`, each of some chains, that is unrolled: they are in registers.
+#define QKV_EACH(chains) _Pragma("GCC unroll 16") for (auto& a : chains)
+
 // Defines a loop of kChains independent chains a = a * x + y, which settle at 2 and so are never
 // subnormal or infinite. x and y are read from volatiles, so that the compiler does not know them.
 // Every instruction set has the same body, but a function of its own, because a target attribute
 // only reaches the code inside its function.
-#define QKV_DEFINE_MULTIPLY_ADD_LOOP(name, target_attribute, vector_bytes)                 \
-  template <typename T>                                                                    \
-  target_attribute void name(int64_t iterations) {                                         \
-    typedef T Vec __attribute__((vector_size(vector_bytes)));                              \
-    volatile T half = 0.5, one = 1;                                                        \
-    const Vec x = Vec{} + half, y = Vec{} + one;                                           \
-    Vec a0 = y, a1 = y, a2 = y, a3 = y, a4 = y, a5 = y;                                    \
-    Vec a6 = y, a7 = y, a8 = y, a9 = y, a10 = y, a11 = y;                                  \
-    for (int64_t i = 0; i < iterations; ++i) {                                             \
-      a0 = a0 * x + y, a1 = a1 * x + y, a2 = a2 * x + y, a3 = a3 * x + y;                  \
-      a4 = a4 * x + y, a5 = a5 * x + y, a6 = a6 * x + y, a7 = a7 * x + y;                  \
-      a8 = a8 * x + y, a9 = a9 * x + y, a10 = a10 * x + y, a11 = a11 * x + y;              \
-      /* Equal chains must not be merged into one. */                                      \
-      asm volatile(""                                                                      \
-                   : QKV_KEEP(a0), QKV_KEEP(a1), QKV_KEEP(a2), QKV_KEEP(a3), QKV_KEEP(a4), \
-                     QKV_KEEP(a5), QKV_KEEP(a6), QKV_KEEP(a7), QKV_KEEP(a8), QKV_KEEP(a9), \
-                     QKV_KEEP(a10), QKV_KEEP(a11));                                        \
-    }                                                                                      \
-    const Vec sum = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7 + a8 + a9 + a10 + a11;           \
-    sink = sum[0];                                                                         \
+#define QKV_DEFINE_MULTIPLY_ADD_LOOP(name, target_attribute, vector_bytes)             \
+  template <typename T>                                                                \
+  target_attribute void name(int64_t iterations) {                                     \
+    typedef T Vec __attribute__((vector_size(vector_bytes)));                          \
+    volatile T half = 0.5, one = 1;                                                    \
+    const Vec x = Vec{} + half, y = Vec{} + one;                                       \
+    Vec chains[kChains], sum{};                                                        \
+    QKV_EACH(chains) a = y;                                                            \
+    for (int64_t i = 0; i < iterations; ++i) {                                         \
+      QKV_EACH(chains) {                                                               \
+        a = a * x + y;                                                                 \
+        asm volatile("" : QKV_KEEP(a)); /* equal chains must not be merged into one */ \
+      }                                                                                \
+    }                                                                                  \
+    QKV_EACH(chains) sum += a;                                                         \
+    sink = sum[0];                                                                     \
   }
 
 #if defined(__x86_64__)
@@ -58,24 +57,10 @@ QKV_DEFINE_MULTIPLY_ADD_LOOP(loop_avx2, __attribute__((target("avx2,fma"))), 32)
 // grows by 2 up to 2^25, and stays there.
 __attribute__((target("avx512f,avx512bf16"))) void loop_vdpbf16ps(int64_t iterations) {
   const __m512i x = _mm512_set1_epi16(0x3f80);
-  __m512 a0 = _mm512_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
-  __m512 a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
-#define QKV_PAIRS(a) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(x))
+  __m512 chains[kChains] = {};
   for (int64_t i = 0; i < iterations; ++i) {
-    QKV_PAIRS(a0);
-    QKV_PAIRS(a1);
-    QKV_PAIRS(a2);
-    QKV_PAIRS(a3);
-    QKV_PAIRS(a4);
-    QKV_PAIRS(a5);
-    QKV_PAIRS(a6);
-    QKV_PAIRS(a7);
-    QKV_PAIRS(a8);
-    QKV_PAIRS(a9);
-    QKV_PAIRS(a10);
-    QKV_PAIRS(a11);
+    QKV_EACH(chains) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(a) : "v"(x));
   }
-#undef QKV_PAIRS
 }
 
 constexpr int kTileRows = 16, kTileRowBytes = 64, kTilePairs = 16;
@@ -130,8 +115,7 @@ void loop_neon(int64_t iterations) {
   const Vec x = Vec{} + half, y = Vec{} + one;
   Vec chains[kNeonChains] = {};
   for (int64_t i = 0; i < iterations; ++i) {
-#pragma GCC unroll 16
-    for (Vec& a : chains) {
+    QKV_EACH(chains) {
       if constexpr (sizeof(T) == 4) {
         a = vfmaq_f32(a, x, y);
       } else {
@@ -140,8 +124,7 @@ void loop_neon(int64_t iterations) {
       asm volatile("" : QKV_KEEP(a));  // equal chains must not be merged into one
     }
   }
-#pragma GCC unroll 16
-  for (const Vec& a : chains) sink = a[0];
+  QKV_EACH(chains) sink = a[0];
 }
 #else
 #error "name this architecture's vector register constraint"

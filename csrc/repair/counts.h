@@ -91,26 +91,33 @@ bool separate_numbers(int64_t count, E* x, T* codes) {
   return any_nonzero<T>(all);
 }
 
-// Whether numbers [count] are all finite: 0 times a finite number is 0, and 0 times any other is
-// NaN. `count` is a multiple of kLanes<T>.
+// Whether the numbers of `count` vectors, `step` elements apart, are all finite: 0 times a finite
+// number is 0, and 0 times any other is NaN.
 template <class E, class T = Compute<E>>
-bool all_finite(const E* x, int64_t count) {
+QKV_INLINE bool vectors_are_finite(const E* x, int64_t count, int64_t step) {
   constexpr int kSums = 4;  // independent sums, so that no addition waits for the one before
   Vec<T> zero[kSums] = {};
   int64_t i = 0;
-  for (; i + kSums * kLanes<T> <= count; i += kSums * kLanes<T>) {
+  for (; i + kSums <= count; i += kSums) {
     QKV_UNROLL
-    for (int s = 0; s < kSums; ++s) zero[s] += load_wide(x + i + s * kLanes<T>) * T(0);
+    for (int s = 0; s < kSums; ++s) zero[s] += load_wide(x + (i + s) * step) * T(0);
   }
-  for (; i < count; i += kLanes<T>) zero[0] += load_wide(x + i) * T(0);
+  for (; i < count; ++i) zero[0] += load_wide(x + i * step) * T(0);
   return !any_nonzero<T>(zero[0] + zero[1] + (zero[2] + zero[3]));
+}
+
+// Whether numbers [count] are. `count` is a multiple of kLanes<T>.
+template <class E, class T = Compute<E>>
+bool all_finite(const E* x, int64_t count) {
+  return vectors_are_finite(x, count / kLanes<T>, kLanes<T>);
 }
 
 // Whether rows [rows, dim] of any strides are all finite.
 template <class E, class T = Compute<E>>
 bool all_finite(Matrix<E> m, int64_t rows, int64_t dim) {
   if (m.col != 1 && m.row == 1) return all_finite(Matrix<E>{m.data, m.col, 1}, dim, rows);
-  if (m.col == 1 && m.row == dim && rows > 1)  // one run, of which only the end is looked at singly
+  if (m.col == 1 && m.row == dim &&
+      rows > 1)  // one piece, of which only the end is looked at singly
     return all_finite(Matrix<E>{m.data, rows * dim, 1}, 1, rows * dim);
   const int64_t whole = m.col == 1 ? dim / kLanes<T> * kLanes<T> : 0;
   T zero = 0;
@@ -120,16 +127,5 @@ bool all_finite(Matrix<E> m, int64_t rows, int64_t dim) {
   }
   return zero == 0;
 }
-
-// The smallest range of rows that has all rows that are not finite.
-struct Range {
-  int64_t begin = 0, end = 0;
-
-  bool empty() const { return begin == end; }
-  void include(int64_t i) {
-    if (empty()) begin = i;
-    end = i + 1;  // rows are included in ascending order
-  }
-};
 
 }  // namespace qkv::QKV_ISA

@@ -18,8 +18,7 @@ inline bool hides_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t
 template <class T, size_t N = 0>
 bool mark_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, const T* weights,
                 int64_t step, T* marks, const std::array<T*, N>& cleared = {}) {
-  for (int64_t j = 0; j < keys; ++j)
-    for (int v = 0; v < tile.lanes; v += kLanes<T>) store(marks + j * tile.step + v, Vec<T>{});
+  clear_tile(tile, keys, marks);
   hide_pairs(p, tile, key, keys, marks);
   const Vec<T> hidden{}, positive = splat(T(kPositive)), makes_nan = splat(T(kMakesNaN));
   Vec<T> count{};

@@ -12,13 +12,16 @@
 namespace qkv::QKV_ISA {
 
 // Separates rows [count, step] and their codes [count, step]. If all rows are finite, no code is
-// written. Returns the range of rows that are not finite.
+// written. Returns the smallest range that has all rows that are not finite.
 template <Infinities infinities, class E, class C>
 Range separate_rows(int64_t count, int64_t step, E* rows, C* codes) {
   Range nonfinite;
   if (all_finite(rows, count * step)) return nonfinite;
-  for (int64_t r = 0; r < count; ++r)
-    if (separate_numbers<infinities>(step, rows + r * step, codes + r * step)) nonfinite.include(r);
+  for (int64_t r = 0; r < count; ++r) {
+    if (!separate_numbers<infinities>(step, rows + r * step, codes + r * step)) continue;
+    if (nonfinite.is_empty()) nonfinite.begin = r;
+    nonfinite.end = r + 1;
+  }
   return nonfinite;
 }
 
@@ -40,7 +43,7 @@ class NonfiniteRows {
   // whether there were none.
   bool separate(RowOperand<E>& rows, int64_t count) {
     rows_ = separate_rows<infinities>(count, rows.step(), rows.natural(), codes_.natural());
-    if (rows_.empty()) return true;
+    if (rows_.is_empty()) return true;
     rows.zip(count);
     codes_.zip(count);
     return false;

@@ -1,4 +1,4 @@
-// The order of the backward pass over a plane (csrc/drivers/cells.h): however many groups of strips
+// The order of the backward pass over a plane (csrc/drivers/cells.h): however many bands of strips
 // there are, every pair of a row and a key that sees it is in one rectangle, cells that can run at
 // the same time share nothing, and each strip meets the others in the same order.
 #include "drivers/cells.h"
@@ -51,9 +51,9 @@ struct Walk {
 
   // Calls f(cell, block, strip) for each meeting in which a row sees a key, cell after cell.
   template <class F>
-  void for_each_meeting(int64_t groups, int64_t most_keys, const F& f) const {
+  void for_each_meeting(int64_t bands, int64_t most_keys, const F& f) const {
     for (int64_t part = 0; part < grid.parts(); ++part)
-      for (const Cell& cell : grid.cells(p, part, groups))
+      for (const Cell& cell : grid.cells(p, part, bands))
         grid.for_each_rectangle(p, cell, part, most_keys,
                                 [&](const Rectangle& of) { for_each_of(cell, part, of, f); });
   }
@@ -85,19 +85,19 @@ TEST(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
     SCOPED_TRACE(::testing::Message() << p.seqlen_q << " x " << p.seqlen_k);
-    std::map<int64_t, Meetings> of_rows, of_keys;  // with one group
-    for (int64_t groups : {1, 2, 3, 5, 8, 96}) {
+    std::map<int64_t, Meetings> of_rows, of_keys;  // with one band
+    for (int64_t bands : {1, 2, 3, 5, 8, 96}) {
       for (int64_t strips : {1, 3, 10000}) {
         const int64_t most_keys = strips * walk.grid.strips().keys;
         std::map<int64_t, Meetings> rows, keys;
         std::set<std::pair<int64_t, int64_t>> seen;
-        walk.for_each_meeting(groups, most_keys, [&](const Cell&, int64_t block, int64_t strip) {
+        walk.for_each_meeting(bands, most_keys, [&](const Cell&, int64_t block, int64_t strip) {
           EXPECT_TRUE(seen.emplace(block, strip).second) << block << " " << strip;
           rows[block].emplace_back(block, strip), keys[strip].emplace_back(block, strip);
         });
         if (of_rows.empty()) of_rows = rows, of_keys = keys;
-        EXPECT_EQ(rows, of_rows) << groups;
-        EXPECT_EQ(keys, of_keys) << groups;
+        EXPECT_EQ(rows, of_rows) << bands;
+        EXPECT_EQ(keys, of_keys) << bands;
       }
     }
     size_t meetings = 0, expected = 0;
@@ -130,13 +130,13 @@ TEST(Cells, NoRectanglesOfKeysThatNoRowSees) {
   }
 }
 
-// A cell in which no row sees a key is there only for a group of strips that has no other cell.
+// A cell in which no row sees a key is there only for a band of strips that has no other cell.
 TEST(Cells, NoneThatSeesNothing) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
-    for (int64_t groups : {2, 3, 7, 96}) {
+    for (int64_t bands : {2, 3, 7, 96}) {
       for (int64_t part = 0; part < walk.grid.parts(); ++part)
-        for (const Cell& cell : walk.grid.cells(walk.p, part, groups)) {
+        for (const Cell& cell : walk.grid.cells(walk.p, part, bands)) {
           int64_t meetings = 0;
           const auto count = [&](const Cell&, int64_t, int64_t) { ++meetings; };
           walk.grid.for_each_rectangle(walk.p, cell, part, 10000, [&](const Rectangle& of) {
@@ -148,16 +148,16 @@ TEST(Cells, NoneThatSeesNothing) {
   }
 }
 
-// Cells of one step have neither rows nor keys in common, and ranks count the cells of a group.
+// Cells of one step have neither rows nor keys in common, and ranks count the cells of a band.
 TEST(Cells, StepsAndRanks) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
-    for (int64_t groups : {1, 2, 3, 7, 96}) {
+    for (int64_t bands : {1, 2, 3, 7, 96}) {
       for (int64_t part = 0; part < walk.grid.parts(); ++part) {
         std::map<int32_t, std::set<int32_t>> rows_of_step, keys_of_step;
         std::map<int32_t, int32_t> cells_of_row, cells_of_key;
         int32_t step = -1;
-        const std::vector<Cell> cells = walk.grid.cells(walk.p, part, groups);
+        const std::vector<Cell> cells = walk.grid.cells(walk.p, part, bands);
         for (const Cell& cell : cells) {
           EXPECT_GE(cell.step, step);
           step = cell.step;
@@ -170,7 +170,7 @@ TEST(Cells, StepsAndRanks) {
           EXPECT_EQ(cell.row_cells, cells_of_row[cell.row]);
           EXPECT_EQ(cell.key_cells, cells_of_key[cell.key]);
         }
-        EXPECT_LE(int64_t(cells_of_row.size()), std::max<int64_t>(1, walk.grid.most_groups()));
+        EXPECT_LE(int64_t(cells_of_row.size()), std::max<int64_t>(1, walk.grid.most_bands()));
       }
     }
   }
@@ -180,9 +180,9 @@ TEST(Cells, StepsAndRanks) {
 TEST(Cells, RectanglesThatEndTheirRows) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
-    for (int64_t groups : {1, 3, 96}) {
+    for (int64_t bands : {1, 3, 96}) {
       for (int64_t part = 0; part < walk.grid.parts(); ++part)
-        for (const Cell& cell : walk.grid.cells(walk.p, part, groups)) {
+        for (const Cell& cell : walk.grid.cells(walk.p, part, bands)) {
           std::set<int64_t> ended;
           walk.grid.for_each_rectangle(
               walk.p, cell, part, 3 * walk.grid.strips().keys, [&](const Rectangle& of) {

@@ -8,6 +8,7 @@
 
 #include "cases.h"
 #include "dispatch/dispatch.h"
+#include "dispatch/kernel_parts.h"
 #include "dispatch/kernel_table.h"
 
 namespace qkv::test {
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int64_t kBlock = 1024;  // numbers of one call: a multiple of the lanes of every vector
 
-using Hook = void (*Kernels::*)(const void* in, void* out, int64_t count);
+using Hook = void (*KernelParts::*)(const void* in, void* out, int64_t count);
 
 struct Function {
   const char* name;
@@ -29,13 +30,13 @@ struct Function {
 };
 
 // Every float is tried in exp, since every score goes through it.
-const Function kExp = {"exp", &Kernels::exp, std::exp, std::exp, 88, 708, 1, 2};
-const Function kExp2 = {"exp2", &Kernels::exp2, std::exp2, std::exp2, 127, 1022, 31, 2};
-const Function kTanh = {"tanh", &Kernels::tanh, std::tanh, std::tanh, 1e6, 25, 31, 4};
+const Function kExp = {"exp", &KernelParts::exp, std::exp, std::exp, 88, 708, 1, 2};
+const Function kExp2 = {"exp2", &KernelParts::exp2, std::exp2, std::exp2, 127, 1022, 31, 2};
+const Function kTanh = {"tanh", &KernelParts::tanh, std::tanh, std::tanh, 1e6, 25, 31, 4};
 
-const Kernels& kernels(const char* isa, DType dtype) {
+const KernelParts& parts(const char* isa, DType dtype) {
   set_isa(isa);
-  return active_implementation().kernels(dtype);
+  return *active_implementation().kernels(dtype).parts;
 }
 
 // The largest power of two not above |y|, a normal number.
@@ -49,9 +50,9 @@ double floor_power(double y) {
 
 // The largest error over kBlock numbers, in units in the last place; infinite if a result below the
 // normal range is neither 0 nor right.
-double worst_ulp(const Kernels& kernels, Hook hook, const float* in, const double* exact) {
+double worst_ulp(const KernelParts& parts, Hook hook, const float* in, const double* exact) {
   float out[kBlock];
-  (kernels.*hook)(in, out, kBlock);
+  (parts.*hook)(in, out, kBlock);
   double worst = 0;
   for (int64_t i = 0; i < kBlock; ++i) {
     const bool flushed = std::abs(exact[i]) < 0x1p-126 && out[i] == 0;
@@ -64,7 +65,7 @@ double worst_ulp(const Kernels& kernels, Hook hook, const float* in, const doubl
 
 // One float in `step` of those with bits [begin, end], for all implementations.
 void try_floats(const Function& f, uint32_t begin, uint32_t end, uint32_t step,
-                const std::vector<Kernels>& all, std::vector<double>& worst) {
+                const std::vector<KernelParts>& all, std::vector<double>& worst) {
   const int64_t blocks = int64_t(end - begin) / (kBlock * step);
 #pragma omp parallel for schedule(dynamic, 64)
   for (int64_t block = 0; block <= blocks; ++block) {
@@ -98,8 +99,8 @@ INSTANTIATE_TEST_SUITE_P(All, FunctionTest, ::testing::Values(kExp, kExp2, kTanh
 // 1009 is tried.
 TEST_P(FunctionTest, EveryFloat) {
   const Function& f = GetParam();
-  std::vector<Kernels> all;
-  for (const char* isa : supported_isas()) all.push_back(kernels(isa, DType::f32));
+  std::vector<KernelParts> all;
+  for (const char* isa : supported_isas()) all.push_back(parts(isa, DType::f32));
   std::vector<double> worst(all.size());
   const uint32_t step = f.stride * (kQuick ? 101 : 1), small = (127 - 26) << 23;
   uint32_t range;
@@ -117,7 +118,7 @@ TEST_P(FunctionTest, EveryFloat) {
 TEST_P(FunctionTest, SampledDoubles) {
   const Function& f = GetParam();
   for (const char* isa : supported_isas()) {
-    const Kernels& k = kernels(isa, DType::f64);
+    const KernelParts& k = parts(isa, DType::f64);
     Random random(1);
     double worst = 0, in[kBlock], out[kBlock];
     for (int block = 0; block < (kQuick ? 50 : 500); ++block) {
@@ -136,22 +137,22 @@ TEST_P(FunctionTest, SampledDoubles) {
 }
 
 template <class T>
-T result(const Kernels& kernels, Hook hook, T x) {
+T result(const KernelParts& parts, Hook hook, T x) {
   std::vector<T> in(64, x), out(64);
-  (kernels.*hook)(in.data(), out.data(), 64);
+  (parts.*hook)(in.data(), out.data(), 64);
   for (T y : out) EXPECT_EQ(std::memcmp(&y, &out[0], sizeof(T)), 0) << "lanes differ at " << x;
   return out[0];
 }
 
 template <class T>
-void expect_exp_edges(const Kernels& kernels, const Function& f, T below_normal) {
+void expect_exp_edges(const KernelParts& parts, const Function& f, T below_normal) {
   using Limits = std::numeric_limits<T>;
-  EXPECT_EQ(result<T>(kernels, f.hook, 0), 1);
-  EXPECT_EQ(result<T>(kernels, f.hook, -T(0)), 1);
+  EXPECT_EQ(result<T>(parts, f.hook, 0), 1);
+  EXPECT_EQ(result<T>(parts, f.hook, -T(0)), 1);
   for (T x : {below_normal, below_normal * 2, T(-1e6), Limits::lowest(), -Limits::infinity()})
-    EXPECT_EQ(result<T>(kernels, f.hook, x), 0) << x;
-  EXPECT_TRUE(std::isnan(result<T>(kernels, f.hook, Limits::quiet_NaN())));
-  EXPECT_TRUE(std::isnan(result<T>(kernels, f.hook, -Limits::quiet_NaN())));
+    EXPECT_EQ(result<T>(parts, f.hook, x), 0) << x;
+  EXPECT_TRUE(std::isnan(result<T>(parts, f.hook, Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(result<T>(parts, f.hook, -Limits::quiet_NaN())));
 }
 
 TEST(ExpTest, Edges) {
@@ -159,34 +160,34 @@ TEST(ExpTest, Edges) {
     for (const Function& f : {kExp, kExp2}) {
       SCOPED_TRACE(::testing::Message() << f.name << " " << isa);
       const double unit = f.hook == kExp2.hook ? 1 : std::log(2.0);
-      expect_exp_edges<float>(kernels(isa, DType::f32), f, float(-127.01 * unit));
-      expect_exp_edges<double>(kernels(isa, DType::f64), f, -1023.01 * unit);
+      expect_exp_edges<float>(parts(isa, DType::f32), f, float(-127.01 * unit));
+      expect_exp_edges<double>(parts(isa, DType::f64), f, -1023.01 * unit);
     }
   }
   set_isa(supported_isas().front());
 }
 
 template <class T>
-void expect_tanh_edges(const Kernels& kernels) {
+void expect_tanh_edges(const KernelParts& parts) {
   using Limits = std::numeric_limits<T>;
   for (T x : {T(0), Limits::min(), Limits::epsilon()}) {  // tanh(x) is x, and keeps the sign of 0
-    EXPECT_EQ(result<T>(kernels, kTanh.hook, x), x);
-    EXPECT_EQ(result<T>(kernels, kTanh.hook, -x), -x);
-    EXPECT_TRUE(std::signbit(result<T>(kernels, kTanh.hook, -x)));
+    EXPECT_EQ(result<T>(parts, kTanh.hook, x), x);
+    EXPECT_EQ(result<T>(parts, kTanh.hook, -x), -x);
+    EXPECT_TRUE(std::signbit(result<T>(parts, kTanh.hook, -x)));
   }
   for (T x : {T(30), T(1e6), Limits::max(), Limits::infinity()}) {
-    EXPECT_EQ(result<T>(kernels, kTanh.hook, x), 1) << x;
-    EXPECT_EQ(result<T>(kernels, kTanh.hook, -x), -1) << x;
+    EXPECT_EQ(result<T>(parts, kTanh.hook, x), 1) << x;
+    EXPECT_EQ(result<T>(parts, kTanh.hook, -x), -1) << x;
   }
-  EXPECT_TRUE(std::isnan(result<T>(kernels, kTanh.hook, Limits::quiet_NaN())));
-  EXPECT_TRUE(std::isnan(result<T>(kernels, kTanh.hook, -Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(result<T>(parts, kTanh.hook, Limits::quiet_NaN())));
+  EXPECT_TRUE(std::isnan(result<T>(parts, kTanh.hook, -Limits::quiet_NaN())));
 }
 
 TEST(TanhTest, Edges) {
   for (const char* isa : supported_isas()) {
     SCOPED_TRACE(isa);
-    expect_tanh_edges<float>(kernels(isa, DType::f32));
-    expect_tanh_edges<double>(kernels(isa, DType::f64));
+    expect_tanh_edges<float>(parts(isa, DType::f32));
+    expect_tanh_edges<double>(parts(isa, DType::f64));
   }
   set_isa(supported_isas().front());
 }
@@ -194,9 +195,9 @@ TEST(TanhTest, Edges) {
 TEST(Exp2Test, ExactAtIntegers) {
   for (const char* isa : supported_isas()) {
     for (int n = -126; n <= 127; ++n)
-      EXPECT_EQ(result<float>(kernels(isa, DType::f32), kExp2.hook, float(n)), std::ldexp(1.f, n));
+      EXPECT_EQ(result<float>(parts(isa, DType::f32), kExp2.hook, float(n)), std::ldexp(1.f, n));
     for (int n = -1022; n <= 1023; ++n)
-      EXPECT_EQ(result<double>(kernels(isa, DType::f64), kExp2.hook, n), std::ldexp(1., n));
+      EXPECT_EQ(result<double>(parts(isa, DType::f64), kExp2.hook, n), std::ldexp(1., n));
   }
   set_isa(supported_isas().front());
 }

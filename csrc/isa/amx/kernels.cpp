@@ -17,7 +17,7 @@
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
 #include "isa/amx/vec.h"
-#include "kernels/pair_entry.h"
+#include "kernels/entry.h"
 
 QKV_TARGET_END
 
@@ -44,7 +44,7 @@ const Implementation kAmx = {"amx",
                              },
                              {},
                              {},
-                             amx::pair_kernels_of<BFloat16>(),
+                             amx::kernels_of<BFloat16>(),
                              {},
                              &kAvx512};
 

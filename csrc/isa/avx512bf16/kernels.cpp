@@ -12,7 +12,7 @@
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
 #include "isa/avx512bf16/vec.h"
-#include "kernels/pair_entry.h"
+#include "kernels/entry.h"
 
 QKV_TARGET_END
 
@@ -23,7 +23,7 @@ const Implementation kAvx512Bf16 = {
     [] { return kAvx512.supported() && __builtin_cpu_supports("avx512bf16"); },
     {},
     {},
-    avx512bf16::pair_kernels_of<BFloat16>(),
+    avx512bf16::kernels_of<BFloat16>(),
     {},
     &kAvx512};
 

@@ -23,17 +23,19 @@ struct RowPlaces {
   int64_t row = 0;
   const Pages* pages = nullptr;  // null: not in pages
   int64_t page_stride = 0;
+  int64_t first_key = 0;  // as which the first row counts, not in pages
 
   const E* at(int64_t key) const {
-    if (!pages) return first + key * row;
+    if (!pages) return first + (key - first_key) * row;
     return first + pages->table[key / pages->size] * page_stride + key % pages->size * row;
   }
 
-  // Calls f(first, count, j) for each run of rows that are `row` apart: `count` of rows [key, key +
-  // keys), from the j-th of them on, which begins at `first`. It divides once, not for each run.
+  // Calls f(first, count, j) for each piece of the rows, which are `row` apart there: `count` of
+  // rows [key, key + keys), from the j-th of them on, which begins at `first`. It divides once, not
+  // for each piece.
   template <class F>
-  QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
-    if (!pages) return f(first + key * row, keys, int64_t(0));
+  QKV_INLINE void for_each_piece(int64_t key, int64_t keys, const F& f) const {
+    if (!pages) return f(at(key), keys, int64_t(0));
     int64_t page = key / pages->size, begin = key % pages->size;
     for (int64_t j = 0; j < keys; ++page, begin = 0) {
       const int64_t count = std::min(keys - j, pages->size - begin);
@@ -43,7 +45,7 @@ struct RowPlaces {
   }
   // to [keys] = at(key), at(key + 1), ...
   void addresses(int64_t key, int64_t keys, const E** to) const {
-    for_each_run(key, keys, [&](const E* from, int64_t count, int64_t j) QKV_INLINE_LAMBDA {
+    for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t j) QKV_INLINE_LAMBDA {
       const E** next = to + j;
       const E** const end = next + count;
       for (; next + 4 <= end; next += 4, from += 4 * row) {
@@ -71,58 +73,45 @@ class KeyRows : RowScales<E> {
 
  public:
   KeyRows() = default;
-  KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim, int64_t batch,
-          int64_t kv_head)
-      : rows_{key_plane<E>(p, input, batch, kv_head), input.strides.row, pages_of(p), page_stride},
+  // `scale` is that of int8.
+  KeyRows(const Problem& p, Plane plane, int64_t dim, const Input& input, int64_t page_stride = 0,
+          const Input& scale = {}, int64_t scale_page_stride = 0)
+      : rows_{key_plane<E>(p, input, plane), input.strides.row, pages_of(p), page_stride},
         col_(input.strides.col),
-        dim_(dim) {}
-  // Of int8.
-  KeyRows(const Problem& p, const Input& input, int64_t page_stride, int64_t dim,
-          const Input& scale, int64_t scale_page_stride, int64_t batch, int64_t kv_head)
-      : KeyRows(p, input, page_stride, dim, batch, kv_head) {
-    this->scales_ = {key_plane<float>(p, scale, batch, kv_head), scale.strides.row, pages_of(p),
-                     scale_page_stride};
+        dim_(dim) {
+    if constexpr (std::is_same_v<E, int8_t>)
+      this->scales_ = {key_plane<float>(p, scale, plane), scale.strides.row, pages_of(p),
+                       scale_page_stride};
   }
 
   // Rows that lie in dense memory, `row` elements apart, of which the first counts as row `key`.
   KeyRows(const E* rows, int64_t key, int64_t row, int64_t dim)
-      : rows_{rows - key * row, row}, col_(1), dim_(dim) {}
+      : rows_{rows, row, nullptr, 0, key}, col_(1), dim_(dim) {}
 
   // Rows [key, key + keys) as an operand, times their scales. They are read where they are if they
-  // have the compute type and lie in one run, that is, in one page; else they are copied to scratch
-  // [keys, padded(dim)].
+  // have the compute type and lie in one piece, that is, in one page; else they are copied to
+  // scratch [keys, padded(dim)].
   Matrix<T> read(int64_t key, int64_t keys, T* scratch) const {
     if constexpr (std::is_same_v<E, T>)
-      if (run_end(key) >= key + keys) return {at(key), row(), col_};
+      if (piece_end(key) >= key + keys) return {at(key), row(), col_};
     const int64_t step = padded<T>(dim_);
-    for_each_run(key, keys, [&](int64_t first, int64_t count) {
-      const E* from = at(first);
-      for (int64_t j = 0; j < count; ++j) {
-        T* const to = scratch + (first - key + j) * step;
-        gather_row(from + j * row(), col_, dim_, to);
+    rows_.for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t first) {
+      for (int64_t j = first; j < first + count; ++j, from += row()) {
+        T* const to = scratch + j * step;
+        gather_row(from, col_, dim_, to);
         if constexpr (std::is_same_v<E, int8_t>)
           for (int64_t d = 0; d < step; d += kLanes<T>)
-            store(to + d, load(to + d) * *scales().at(first + j));
+            store(to + d, load(to + d) * *scales().at(key + j));
       }
     });
     return {scratch, step, 1};
   }
 
-  // Calls f(first, count) for each run of rows [first, first + count) that are row() apart.
-  template <class F>
-  QKV_INLINE void for_each_run(int64_t key, int64_t keys, const F& f) const {
-    for (int64_t j = key; j < key + keys;) {
-      const int64_t end = std::min(key + keys, run_end(j));
-      f(j, end - j);
-      j = end;
-    }
-  }
-
   const E* at(int64_t key) const { return rows_.at(key); }
   const RowPlaces<E>& places() const { return rows_; }
   const RowPlaces<float>& scales() const { return this->scales_; }  // of int8
-  // Rows [key, run_end(key)) are row() apart.
-  int64_t run_end(int64_t key) const {
+  // Rows [key, piece_end(key)) are row() apart.
+  int64_t piece_end(int64_t key) const {
     if (!rows_.pages) return std::numeric_limits<int64_t>::max();
     const int64_t size = rows_.pages->size;
     return (key / size + 1) * size;
@@ -139,26 +128,18 @@ class KeyRows : RowScales<E> {
 };
 
 template <class E>
-KeyRows<E> key_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  if constexpr (std::is_same_v<E, int8_t>)
-    return {p,     p.key,  p.pages.key_stride, p.head_dim, p.key_scale, p.pages.key_scale_stride,
-            batch, kv_head};
-  else
-    return {p, p.key, p.pages.key_stride, p.head_dim, batch, kv_head};
+KeyRows<E> key_rows(const Problem& p, Plane plane) {
+  return {p, plane, p.head_dim, p.key, p.pages.key_stride, p.key_scale, p.pages.key_scale_stride};
 }
 template <class E>
-KeyRows<E> value_rows(const Problem& p, int64_t batch, int64_t kv_head) {
-  if constexpr (std::is_same_v<E, int8_t>)
-    return {p,
-            p.value,
-            p.pages.value_stride,
-            p.head_dim_v,
-            p.value_scale,
-            p.pages.value_scale_stride,
-            batch,
-            kv_head};
-  else
-    return {p, p.value, p.pages.value_stride, p.head_dim_v, batch, kv_head};
+KeyRows<E> value_rows(const Problem& p, Plane plane) {
+  return {p,
+          plane,
+          p.head_dim_v,
+          p.value,
+          p.pages.value_stride,
+          p.value_scale,
+          p.pages.value_scale_stride};
 }
 
 // Whether KeyRows::read may copy, and so needs scratch memory.

@@ -21,8 +21,8 @@
 
 namespace qkv::QKV_ISA {
 
-// Must live in the thread as long as something of type E is multiplied there. The argument: whether
-// anything will be (Arena::counting).
+// Must live in the thread as long as something of type E is multiplied there. It is told whether
+// anything will be: while an arena only counts, nothing is.
 template <class E>
 struct ProductUnit {
   explicit ProductUnit(bool) {}

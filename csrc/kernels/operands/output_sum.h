@@ -35,25 +35,11 @@ void write_columns(const Tile& tile, int64_t dim, const T* factors, const T* out
         QKV_UNROLL
         for (int r = 0; r < W; ++r) store(parts[r], square[r]);
         for (int r = 0; r < rows; ++r)
-          scatter_row(parts[r], std::min<int64_t>(W, dim - d), at[r] + d * to.col, to.col);
+          store_row(std::min<int64_t>(W, dim - d), at[r] + d * to.col, to.col,
+                    [&](auto part) QKV_INLINE_LAMBDA { return part(parts[r]); });
       }
     }
   }
-}
-
-// Whether a row of output [dim x lanes] holds NaN or an infinity. One in a value spoils all lanes
-// of its row alike, so it is enough to look at one vector of lanes.
-template <class T>
-bool is_spoilt(const Tile& tile, int64_t dim, const T* output) {
-  constexpr int kSums = 4;  // independent sums, which hide the latency of an addition
-  Vec<T> zero[kSums] = {};
-  int64_t d = 0;
-  for (; d + kSums <= dim; d += kSums) {
-    QKV_UNROLL
-    for (int s = 0; s < kSums; ++s) zero[s] += load(output + (d + s) * tile.lanes) * T(0);
-  }
-  for (; d < dim; ++d) zero[0] += load(output + d * tile.lanes) * T(0);
-  return any_nonzero<T>(zero[0] + zero[1] + (zero[2] + zero[3]));
 }
 
 template <class E>
@@ -63,10 +49,7 @@ class OutputSum {
  public:
   using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
 
-  OutputSum(Arena&, const Problem& p) : dim_(p.head_dim_v) {}
-
-  // How many elements the output of a tile has.
-  static int64_t size(const Problem& p) { return kTileRows<T> * padded<T>(p.head_dim_v); }
+  explicit OutputSum(Arena&) {}
 
   // Whether the output is divided by a sum of its own, that of rounded weights; if not, softmax()
   // leaves it alone.
@@ -75,8 +58,7 @@ class OutputSum {
   // softmax_tile; own_sum [lanes] is updated as sum_state is.
   void softmax(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state, T*,
                T* rescale) const {
-    (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, scores, max_state,
-                                                                        sum_state, rescale);
+    softmax_tile(tile.lanes, keys, scores, max_state, sum_state, rescale);
   }
   // The weights [keys x lanes] that softmax() has made were changed.
   void change_weights(const Tile&, int64_t, const T*) const {}
@@ -90,17 +72,6 @@ class OutputSum {
         values, {weights, tile.step}, tile.lanes,
         Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale, before - output});
   }
-
-  // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`. Overwrites
-  // the factors.
-  template <class To>
-  void write(const Tile& tile, T* factors, const T* output, const Rows<To>& to,
-             int64_t begin) const {
-    write_columns(tile, dim_, factors, output, to, begin);
-  }
-
- private:
-  int64_t dim_;
 };
 
 }  // namespace qkv::QKV_ISA

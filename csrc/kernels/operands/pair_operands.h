@@ -35,7 +35,8 @@ inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64
     return {reinterpret_cast<const Pair*>(data), row / 2, 1};
   };
   const bool ends_with_a_pair = dim == 2 * depth_pairs(dim);
-  if (rows.col() == 1 && rows.row() % 2 == 0 && ends_with_a_pair && rows.run_end(key) >= key + keys)
+  if (rows.col() == 1 && rows.row() % 2 == 0 && ends_with_a_pair &&
+      rows.piece_end(key) >= key + keys)
     return as_pairs(rows.at(key), rows.row());
   const int64_t step = padded_halves(dim);
   for (int64_t j = 0; j < keys; ++j)

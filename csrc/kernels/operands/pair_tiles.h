@@ -73,17 +73,13 @@ class OutputSum<BFloat16> {
  public:
   using Reference = LargestScore<float>;
 
-  OutputSum(Arena& arena, const Problem& p)
-      : dim_(p.head_dim_v), pairs_(arena.take<Pair>(kMostPairs * kTileRows<float>)) {}
+  explicit OutputSum(Arena& arena) : pairs_(arena.take<Pair>(kMostPairs * kTileRows<float>)) {}
 
-  static int64_t size(const Problem& p) { return kTileRows<float> * padded<float>(p.head_dim_v); }
   static bool has_own_sum(const Problem& p) { return p.dropout_p == 0; }
 
   void softmax(const Tile& tile, int64_t keys, float* scores, float* max_state, float* sum_state,
                float* own_sum, float* rescale) const {
-    (tile.lanes == kLanes<float> ? softmax_pairs<1> : softmax_pairs<2>)(keys, scores, max_state,
-                                                                        sum_state, own_sum, rescale,
-                                                                        pairs_);
+    softmax_pairs(tile.lanes, keys, scores, max_state, sum_state, own_sum, rescale, pairs_);
   }
   void change_weights(const Tile& tile, int64_t keys, const float* weights) const {
     pair_rows(weights, tile.step, keys, tile.lanes, pairs_);
@@ -97,14 +93,7 @@ class OutputSum<BFloat16> {
                         before - output});
   }
 
-  template <class To>
-  void write(const Tile& tile, float* factors, const float* output, const Rows<To>& to,
-             int64_t begin) const {
-    write_columns(tile, dim_, factors, output, to, begin);
-  }
-
  private:
-  int64_t dim_;
   Pair* pairs_;
 };
 

@@ -75,7 +75,7 @@ class RowOperand {
 template <class E>
 RightOperand<Factor<E>> pack_queries(const Problem& p, const Tile& tile, Factor<E>* to) {
   constexpr int W = kLanes<Factor<E>>;
-  const Rows<const E> rows = rows_of<E>(p, p.query, tile.batch, tile.kv_head);
+  const Rows<const E> rows = rows_of<E>(p, p.query, tile.plane);
   RightOperand<Factor<E>> packed{};
   for (int lane = tile.lanes - W; lane >= 0; lane -= W) {
     const E* from[W];

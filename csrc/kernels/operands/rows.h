@@ -41,15 +41,15 @@ QKV_INLINE void row_addresses(const Rows<T>& rows, int64_t begin, int count, T* 
 
 // The rows of a tensor that has one for each query of the item.
 template <class T, class Tensor>
-auto rows_of(const Problem& p, const Tensor& t, int64_t batch, int64_t kv_head) {
-  auto* const first = query_plane<T>(p, t, batch, kv_head * p.group());
+auto rows_of(const Problem& p, const Tensor& t, Plane plane) {
+  auto* const first = query_plane<T>(p, t, plane.batch, plane.kv_head * p.group());
   return Rows<std::remove_pointer_t<decltype(first)>>{first, p.group(), t.strides.head,
                                                       t.strides.row, t.strides.col};
 }
 // Those of a tensor [B..., H, L, S], which begins with the item's first query and key.
 template <class T, class Tensor>
-auto score_rows_of(const Problem& p, const Tensor& t, int64_t batch, int64_t kv_head) {
-  auto* const first = plane<T>(p, t, batch, kv_head * p.group());
+auto score_rows_of(const Problem& p, const Tensor& t, Plane plane) {
+  auto* const first = qkv::plane<T>(p, t, plane.batch, plane.kv_head * p.group());
   return Rows<std::remove_pointer_t<decltype(first)>>{first, p.group(), t.strides.head,
                                                       t.strides.row, t.strides.col};
 }
@@ -73,13 +73,16 @@ void gather_rows(Rows<const E> rows, int64_t begin, int64_t valid, int64_t count
   std::fill(to + valid * step, to + count * step, T(0));
 }
 
-// Writes one row of `dim` elements to the user's memory.
-template <class E, class T = Compute<E>>
-QKV_INLINE void scatter_row(const T* from, int64_t dim, E* to, int64_t col) {
+// Writes one row of `dim` elements to the user's memory, rounded. number(at) is what belongs to an
+// element, or to a vector of them; at(row) is that element, or vector, of a row in scratch memory.
+template <class E, class Number, class T = Compute<E>>
+QKV_INLINE void store_row(int64_t dim, E* to, int64_t col, const Number& number) {
   int64_t d = 0;
   if (col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) store_narrow(to + d, load(from + d));
-  for (; d < dim; ++d) to[d * col] = narrow<E>(from[d]);
+    for (; d + kLanes<T> <= dim; d += kLanes<T>)
+      store_narrow(to + d, number([d](const T* row) QKV_INLINE_LAMBDA { return load(row + d); }));
+  for (; d < dim; ++d)
+    to[d * col] = narrow<E>(number([d](const T* row) QKV_INLINE_LAMBDA { return row[d]; }));
 }
 
 }  // namespace qkv::QKV_ISA

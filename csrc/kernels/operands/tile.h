@@ -26,7 +26,7 @@ inline int64_t key_step(int64_t keys) {
 }
 
 struct Tile {
-  int64_t batch, kv_head;
+  Plane plane;
   int64_t row;    // the row in the first lane
   int rows;       // how many lanes have a row
   int lanes;      // how many lanes there are: those of one or two vectors
@@ -38,23 +38,20 @@ struct Tile {
 };
 
 template <class T>
-Tile make_tile(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t row_end,
-               int64_t step = 0) {
+Tile make_tile(const Problem& p, Plane plane, int64_t row, int64_t row_end, int64_t step = 0) {
   const int rows = int(std::min<int64_t>(kTileRows<T>, row_end - row));
   const int lanes = rows <= kLanes<T> ? kLanes<T> : 2 * kLanes<T>;
   const int64_t group = p.group();
   const int64_t first = group == 1 ? row : row / group;
   const int64_t last = group == 1 ? row + rows - 1 : (row + rows - 1) / group;
-  return {batch,
-          kv_head,
-          row,
-          rows,
-          lanes,
-          step ? step : lanes,
-          first,
-          last,
-          key_begin(p, first),
+  return {plane,           row, rows, lanes, step ? step : lanes, first, last, key_begin(p, first),
           key_end(p, last)};
+}
+
+// numbers [keys x lanes] = 0.
+template <class T>
+void clear_tile(const Tile& tile, int64_t keys, T* numbers) {
+  for (int64_t j = 0; j < keys; ++j) std::fill_n(numbers + j * tile.step, tile.lanes, T(0));
 }
 
 // The query position of each lane of a vector, counted from the tile's first.
@@ -72,7 +69,7 @@ Vec<T> per_head(const Problem& p, const Tile& tile, const Input& input, int vect
   Vec<T> v{};
   for (int l = 0; l < kLanes<T>; ++l) {
     const int64_t head = (tile.row + vector * kLanes<T> + l) % p.group();
-    v[l] = T(*plane<double>(p, input, tile.batch, tile.kv_head * p.group() + head));
+    v[l] = T(*plane<double>(p, input, tile.plane.batch, tile.plane.kv_head * p.group() + head));
   }
   return v;
 }

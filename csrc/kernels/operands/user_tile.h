@@ -12,29 +12,29 @@ namespace qkv::QKV_ISA {
 
 // Reads W consecutive elements of a user's row; those beyond the first `count` are not read, and 0.
 template <class T, class M>
-QKV_INLINE Vec<T> read_run(const M* from, int64_t col, int64_t count) {
+QKV_INLINE Vec<T> read_vector(const M* from, int64_t col, int64_t count) {
   constexpr int W = kLanes<T>;
   if constexpr (std::is_same_v<Compute<M>, T>) {
     if (col == 1 && count >= W) return load_wide(from);
   } else if constexpr (!kIsHalf<M>) {
-    typedef M Run __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
+    typedef M Elements __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
     if (col == 1 && count >= W)
-      return __builtin_convertvector(*reinterpret_cast<const Run*>(from), Vec<T>);
+      return __builtin_convertvector(*reinterpret_cast<const Elements*>(from), Vec<T>);
   }
-  T run[W] = {};
-  for (int i = 0; i < std::min<int64_t>(W, count); ++i) run[i] = T(widen(from[i * col]));
-  return load(run);
+  T some[W] = {};
+  for (int i = 0; i < std::min<int64_t>(W, count); ++i) some[i] = T(widen(from[i * col]));
+  return load(some);
 }
 
-// Adds the first min(W, count) elements of `run` to a user's row.
+// Adds the first min(W, count) elements of x to a user's row.
 template <class T, class M>
-QKV_INLINE void add_run(Vec<T> run, M* to, int64_t col, int64_t count) {
+QKV_INLINE void add_vector(Vec<T> x, M* to, int64_t col, int64_t count) {
   constexpr int W = kLanes<T>;
-  typedef M Run __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
+  typedef M Elements __attribute__((vector_size(W * sizeof(M)), aligned(sizeof(M)), may_alias));
   if (col == 1 && count >= W) {
-    *reinterpret_cast<Run*>(to) += __builtin_convertvector(run, Run);
+    *reinterpret_cast<Elements*>(to) += __builtin_convertvector(x, Elements);
   } else {
-    for (int i = 0; i < std::min<int64_t>(W, count); ++i) to[i * col] += M(run[i]);
+    for (int i = 0; i < std::min<int64_t>(W, count); ++i) to[i * col] += M(x[i]);
   }
 }
 
@@ -48,16 +48,14 @@ QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t k
     const M* from[W];
     for (int r = 0; r < W; ++r)
       from[r] = rows[tile.row + std::min(v + r, tile.rows - 1)] + key * rows.col;
-    for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> square[W];
-      QKV_UNROLL
-      for (int r = 0; r < W; ++r)
-        square[r] = read_run<T>(from[r] + j * rows.col, rows.col, keys - j);
-      exchange<T, W / 2>(square);
-      QKV_UNROLL
-      for (int i = 0; i < W; ++i)
-        if (j + i < keys) each(j + i, v, square[i]);
-    }
+    for (int64_t j = 0; j < keys; j += W)
+      transpose_square<T>(
+          [&](int r) QKV_INLINE_LAMBDA {
+            return read_vector<T>(from[r] + j * rows.col, rows.col, keys - j);
+          },
+          [&](int i, Vec<T> elements) QKV_INLINE_LAMBDA {
+            if (j + i < keys) each(j + i, v, elements);
+          });
   }
 }
 
@@ -69,17 +67,15 @@ void add_tile(const Rows<M>& rows, const Tile& tile, int64_t key, int64_t keys, 
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes; v += W) {
     const Vec<T> factor = factors ? load(factors + v) : splat(T(1));
-    for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> square[W];
-      QKV_UNROLL
-      for (int i = 0; i < W; ++i)
-        square[i] = load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
-      exchange<T, W / 2>(square);
-      QKV_UNROLL
-      for (int r = 0; r < W; ++r)
-        if (v + r < tile.rows)
-          add_run<T>(square[r], rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
-    }
+    for (int64_t j = 0; j < keys; j += W)
+      transpose_square<T>(
+          [&](int i) QKV_INLINE_LAMBDA {
+            return load(from + std::min(j + i, keys - 1) * tile.step + v) * factor;
+          },
+          [&](int r, Vec<T> x) QKV_INLINE_LAMBDA {
+            if (v + r >= tile.rows) return;
+            add_vector<T>(x, rows[tile.row + v + r] + (key + j) * rows.col, rows.col, keys - j);
+          });
   }
 }
 

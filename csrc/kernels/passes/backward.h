@@ -8,8 +8,8 @@
 // item, while dK and dV of the item's keys are summed in the second-level cache.
 //
 // The second derivative (double_backward.h) has the same loops around other tiles. So they are
-// templates of the scratch memory S, a BackwardScratch or what is derived from it, and the
-// functions grad_tile, clear_keys and add_grad_key_value have an overload for each.
+// templates of the scratch memory S, a BackwardScratch or a DoubleScratch (S::kTwice), and
+// grad_tile has an overload for each.
 #pragma once
 
 #include "kernels/operands/rows.h"
@@ -22,15 +22,14 @@
 
 namespace qkv::QKV_ISA {
 
-// Sets P and dS of keys [from, to) of a tile to 0.
-template <class E>
-void clear_keys(const BackwardTile<E>& t, int64_t from, int64_t to, const BackwardScratch<E>& s) {
-  using T = Compute<E>;
-  for (int64_t j = from; j < to; ++j) {
-    std::fill_n(s.weights + j * kGradRows + t.lane, t.tile.lanes, T(0));
-    std::fill_n(s.grad_scores + j * kGradRows + t.lane, t.tile.lanes, T(0));
-    if (s.needs_marks) std::fill_n(s.marks + j * kGradRows + t.lane, t.tile.lanes, T(0));
-  }
+// Sets P and dS of keys [from, to) of a tile to 0, and W' of the second derivative.
+template <class S>
+void clear_keys(const typename S::RowTile& t, int64_t from, int64_t to, const S& s) {
+  const int64_t at = from * kGradRows + t.lane;
+  clear_tile(t.tile, to - from, s.weights + at);
+  clear_tile(t.tile, to - from, s.grad_scores + at);
+  if constexpr (S::kTwice) clear_tile(t.tile, to - from, s.change + at);
+  if (s.needs_marks) clear_tile(t.tile, to - from, s.marks + at);
 }
 
 // Rows [lane, lane + depth) of a block.
@@ -52,16 +51,24 @@ void add_grad_rows(const RowRange& rows, int64_t keys, const RowOperand<E>& oper
 }
 
 // Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what rows [lane, lane + depth) of the
-// block contribute, from P and dS in the scratch memory.
-template <class E, class T = Compute<E>>
+// block contribute, from P and dS in the scratch memory, or from P', W and W'.
+template <class S, class T = typename S::T>
 void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
-                        int64_t keys, T* grad_key, T* grad_value, const BackwardScratch<E>& s) {
+                        int64_t keys, T* grad_key, T* grad_value, const S& s) {
   const RowRange rows{lane, depth};
   if (a.grad_value.data && s.has_grad_output)
     add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
                   grad_value, s);
-  if (a.grad_key.data)
-    add_grad_rows(rows, keys, s.query, s.grad_scores, s.nonfinite_query, p.head_dim, grad_key, s);
+  if (!a.grad_key.data) return;
+  const auto add = [&](const auto& operand, const T* tiles, const auto& nonfinite) {
+    add_grad_rows(rows, keys, operand, tiles, nonfinite, p.head_dim, grad_key, s);
+  };
+  if constexpr (S::kTwice) {
+    add(s.query, s.change, s.nonfinite_query);
+    if (s.moves_query()) add(s.query_jvp, s.grad_scores, s.nonfinite_query_jvp);
+  } else {
+    add(s.query, s.grad_scores, s.nonfinite_query);
+  }
 }
 
 // Where the sums of a key begin; null: not wanted.
@@ -76,7 +83,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
                    const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
   using T = typename S::T;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
-  KeyRange seen[BackwardRows<S>::kMaxTiles];
+  Range seen[BackwardRows<S>::kMaxTiles];
   int first = rows.count, last = -1;
   for (int t = 0; t < rows.count; ++t) {
     seen[t] = keys_seen<T, kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
@@ -86,7 +93,7 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   const int64_t begin = seen[first].begin, end = seen[last].end;
   for (int t = first; t <= last; ++t) {
     const auto& tile = rows.tiles[t];
-    const auto [from, to] = seen[t].is_empty() ? KeyRange{end, end} : seen[t];
+    const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];
     if (from < to)
       grad_tile(p, a, item, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
     clear_keys(tile, 0, from - begin, s);
@@ -111,6 +118,10 @@ void look_for_nonfinite(const Problem& p, const BackwardRows<S>& rows, int64_t k
   if (!s.hides_pairs) return;
   const bool rows_are_finite = s.separate_rows(rows.rows);
   s.needs_marks = !rows_are_finite || !s.statistics_are_finite(rows.rows);
+  if constexpr (S::kTwice) {
+    const bool rows_jvp_are_finite = s.separate_rows_jvp(rows.rows);
+    s.needs_marks |= !rows_jvp_are_finite || !s.statistics_jvp_are_finite(rows.rows);
+  }
 }
 
 // One block of rows against one strip of keys, [begin, end).
@@ -129,7 +140,7 @@ template <class S>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
                    int64_t count, S& s) {
   using T = typename S::T;
-  const BackwardRows<S> rows(p, a, item.batch, item.kv_head, row, count, s);
+  const BackwardRows<S> rows(p, a, item.plane, row, count, s);
   const Rows<T> sums{static_cast<T*>(item.sums.grad_query), p.group(), item.sums.query_head,
                      item.sums.query_row, 1};
   QuerySums* const its = item.sums.query_sums + row / kGradRows;
@@ -149,7 +160,9 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
 
 template <class S>
 void backward_item(const Problem& p, const BackwardArgs& a, const BackwardItem& item, S& s) {
-  s.load_keys(p, item.batch, item.kv_head, item.key_begin, item.key_end - item.key_begin);
+  const int64_t keys = item.key_end - item.key_begin;
+  s.load_keys(p, item.plane, item.key_begin, keys);
+  if constexpr (S::kTwice) s.load_keys_jvp(p, item.plane, item.key_begin, keys);
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
   for (int64_t row = begin; row < end; row += kGradRows)

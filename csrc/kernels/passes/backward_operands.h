@@ -114,14 +114,13 @@ struct BackwardOperands {
     nonfinite_grad_output.emplace(arena, p.head_dim_v);
   }
 
-  void load_keys(const Problem& p, int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
-    keys.load(key_rows<E>(p, batch, kv_head), key, count);
-    values.load(value_rows<E>(p, batch, kv_head), key, count);
+  void load_keys(const Problem& p, Plane plane, int64_t key, int64_t count) {
+    keys.load(key_rows<E>(p, plane), key, count);
+    values.load(value_rows<E>(p, plane), key, count);
   }
 
   // Reads rows [row, row + rows) of query and grad_output.
-  void load_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-                 int64_t row, int64_t rows) {
+  void load_rows(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row, int64_t rows) {
     if (kInPairs<E>) {
       const int64_t first = row / p.group(), last = (row + rows - 1) / p.group();
       sees_few = 8 * (key_end(p, last) - key_begin(p, first)) <= p.seqlen_k;
@@ -129,12 +128,12 @@ struct BackwardOperands {
     has_grad_output = a.grad_output.data != nullptr;
     const int64_t count = padded<T>(rows);
     const auto read = [&](const Input& input, RowOperand<E>& to, T factor) {
-      to.read(rows_of<E>(p, input, batch, kv_head), row, rows, count, factor);
+      to.read(rows_of<E>(p, input, plane), row, rows, count, factor);
       to.zip(count);
     };
     read(p.query, query, 1);
     if (has_grad_output) read(a.grad_output, grad_output, T(dropout_scale(p.dropout_p)));
-    if (few_query) pack_few_queries<E>(p, batch, kv_head, row, rows, few_query);
+    if (few_query) pack_few_queries<E>(p, plane, row, rows, few_query);
   }
 
   // Packs a tile whose first row is row `lane` of those that were read.

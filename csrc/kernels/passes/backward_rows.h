@@ -19,14 +19,16 @@ struct BackwardRows {
   typename S::RowTile tiles[kMaxTiles];
   int count = 0;
 
-  BackwardRows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-               int64_t row_begin, int64_t row_count, S& s)
+  BackwardRows(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row_begin,
+               int64_t row_count, S& s)
       : row(row_begin), rows(row_count) {
-    load_statistics(p, a, batch, kv_head, row, rows, s);
-    s.load_rows(p, a, batch, kv_head, row, rows);
-    for (int64_t lane = 0; lane < rows; lane += kTileRows<T>, ++count)
-      s.pack(p, make_tile<T>(p, batch, kv_head, row + lane, row + rows, kGradRows), lane,
-             tiles[count]);
+    load_statistics(p, a, plane, row, rows, s);
+    s.load_rows(p, a, plane, row, rows);
+    if constexpr (S::kTwice) s.load_rows_jvp(p, plane, row, rows);
+    for (int64_t lane = 0; lane < rows; lane += kTileRows<T>, ++count) {
+      s.pack(p, make_tile<T>(p, plane, row + lane, row + rows, kGradRows), lane, tiles[count]);
+      if constexpr (S::kTwice) s.pack_jvp(p, tiles[count]);
+    }
   }
 
   const Tile& first() const { return tiles[0].tile; }
@@ -64,7 +66,7 @@ void store_grad_query(const Problem& p, const Rows<T>& sums, const BackwardRows<
 template <class S, class T = typename S::T>
 void complete_grad_query(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                          const BackwardRows<S>& rows, S& s) {
-  const auto to = rows_of<typename S::Element>(p, a.grad_query, item.batch, item.kv_head);
+  const auto to = rows_of<typename S::Element>(p, a.grad_query, item.plane);
   const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
     const auto& of = rows.tiles[t];

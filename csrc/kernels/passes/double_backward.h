@@ -13,29 +13,6 @@
 
 namespace qkv::QKV_ISA {
 
-// The overload of backward.h's function.
-template <class E>
-void clear_keys(const DoubleTile<E>& t, int64_t from, int64_t to, const DoubleScratch<E>& s) {
-  clear_keys<E>(static_cast<const BackwardTile<E>&>(t), from, to, s);
-  for (int64_t j = from; j < to; ++j)
-    std::fill_n(s.change + j * kGradRows + t.lane, t.tile.lanes, Compute<E>(0));
-}
-
-// The overload of backward.h's function.
-template <class E, class T = Compute<E>>
-void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
-                        int64_t keys, T* grad_key, T* grad_value, const DoubleScratch<E>& s) {
-  const RowRange rows{lane, depth};
-  if (a.grad_value.data && s.has_grad_output)
-    add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
-                  grad_value, s);
-  if (!a.grad_key.data) return;
-  add_grad_rows(rows, keys, s.query, s.change, s.nonfinite_query, p.head_dim, grad_key, s);
-  if (s.moves_query())
-    add_grad_rows(rows, keys, s.query_jvp, s.grad_scores, s.nonfinite_query_jvp, p.head_dim,
-                  grad_key, s);
-}
-
 template <class E>
 void double_backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                      void* workspace) {

@@ -21,7 +21,7 @@ struct DoubleScratch : BackwardScratch<E> {
   using RowTile = DoubleTile<E>;
   using T = Compute<E>;
   using F = Factor<E>;
-  using Base = BackwardScratch<E>;
+  static constexpr bool kTwice = true;
 
   const BackwardDirection& direction;
   RowOperand<E> query_jvp;  // of the block of rows
@@ -38,7 +38,7 @@ struct DoubleScratch : BackwardScratch<E> {
 
   DoubleScratch(Arena& arena, const Problem& p, const BackwardDirection& direction,
                 int64_t key_count)
-      : Base(arena, p, key_count),
+      : BackwardScratch<E>(arena, p, key_count),
         direction(direction),
         query_jvp(arena, kGradRows, p.head_dim),
         keys_jvp(arena, p, key_count),
@@ -57,41 +57,33 @@ struct DoubleScratch : BackwardScratch<E> {
   bool moves_key() const { return direction.along.key.data != nullptr; }
   bool moves_value() const { return direction.along.value.data != nullptr; }
 
-  // These four do with the directions what those of BackwardOperands do with the rest.
-  void load_keys(const Problem& p, int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
-    Base::load_keys(p, batch, kv_head, key, count);
+  // These four do with the directions what those of BackwardOperands without _jvp do with the rest.
+  void load_keys_jvp(const Problem& p, Plane plane, int64_t key, int64_t count) {
     const JvpArgs& along = direction.along;
-    if (moves_key())
-      keys_jvp.load(KeyRows<E>(p, along.key, 0, p.head_dim, batch, kv_head), key, count);
-    if (moves_value())
-      values_jvp.load(KeyRows<E>(p, along.value, 0, p.head_dim_v, batch, kv_head), key, count);
+    if (moves_key()) keys_jvp.load(KeyRows<E>(p, plane, p.head_dim, along.key), key, count);
+    if (moves_value()) values_jvp.load(KeyRows<E>(p, plane, p.head_dim_v, along.value), key, count);
   }
-  void load_rows(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-                 int64_t row, int64_t rows) {
-    Base::load_rows(p, a, batch, kv_head, row, rows);
+  void load_rows_jvp(const Problem& p, Plane plane, int64_t row, int64_t rows) {
     if (!moves_query()) return;
     const int64_t count = padded<T>(rows);
-    query_jvp.read(rows_of<E>(p, direction.along.query, batch, kv_head), row, rows, count);
+    query_jvp.read(rows_of<E>(p, direction.along.query, plane), row, rows, count);
     query_jvp.zip(count);
   }
-  void pack(const Problem& p, const Tile& tile, int64_t lane, DoubleTile<E>& t) const {
-    Base::pack(p, tile, lane, t);
+  void pack_jvp(const Problem& p, DoubleTile<E>& t) const {
     t.query_jvp = {};
     if (moves_query())
-      t.query_jvp = query_jvp.pack(lane, tile.lanes, T(p.scale),
-                                   query_jvp_t + lane * packed_size<E>(p.head_dim));
+      t.query_jvp = query_jvp.pack(t.lane, t.tile.lanes, T(p.scale),
+                                   query_jvp_t + t.lane * packed_size<E>(p.head_dim));
   }
-  bool separate_rows(int64_t rows) {
-    const bool are_finite = Base::separate_rows(rows);
-    return (!moves_query() || nonfinite_query_jvp->separate(query_jvp, padded<T>(rows))) &&
-           are_finite;
+  bool separate_rows_jvp(int64_t rows) {
+    return !moves_query() || nonfinite_query_jvp->separate(query_jvp, padded<T>(rows));
   }
 
-  // Whether all that is known of the first `rows` rows is finite.
-  bool statistics_are_finite(int64_t rows) const {
+  // Whether lse' and delta' of the first `rows` rows are finite.
+  bool statistics_jvp_are_finite(int64_t rows) const {
     T zero = 0;
     for (int64_t r = 0; r < rows; ++r) zero += (lse_jvp[r] + delta_jvp[r]) * 0;
-    return zero == 0 && Base::statistics_are_finite(rows);
+    return zero == 0;
   }
 
  private:
@@ -102,13 +94,13 @@ struct DoubleScratch : BackwardScratch<E> {
 
 // What load_statistics does for the backward pass, and the same for the directions.
 template <class E>
-void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-                     int64_t row, int64_t rows, const DoubleScratch<E>& s) {
+void load_statistics(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row,
+                     int64_t rows, const DoubleScratch<E>& s) {
   using T = Compute<E>;
-  load_statistics(p, a, batch, kv_head, row, rows, static_cast<const BackwardScratch<E>&>(s));
-  const Rows<const E> output_jvp = rows_of<E>(p, s.direction.output_jvp, batch, kv_head);
-  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
-  const Rows<const T> lse_jvp = rows_of<T>(p, s.direction.lse_jvp, batch, kv_head);
+  load_statistics(p, a, plane, row, rows, static_cast<const BackwardScratch<E>&>(s));
+  const Rows<const E> output_jvp = rows_of<E>(p, s.direction.output_jvp, plane);
+  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, plane);
+  const Rows<const T> lse_jvp = rows_of<T>(p, s.direction.lse_jvp, plane);
   std::fill_n(s.lse_jvp, kGradRows, T(0));
   std::fill_n(s.delta_jvp, kGradRows, T(0));
   for (int64_t r = 0; r < rows; ++r) s.lse_jvp[r] = *lse_jvp[row + r];

@@ -12,28 +12,15 @@
 
 namespace qkv::QKV_ISA {
 
-// to [keys x lanes] = rows [keys x dim] of keys or values times columns [dim x lanes], added to
-// what is there with Beta::one.
-template <class F, class T>
-void add_product(const Tile& tile, const LeftOperand<F>& rows, const RightOperand<F>& columns,
-                 Beta beta, T* to) {
-  multiply(rows, columns, tile.lanes, Sum<T>{to, tile.step, beta});
-}
-
-template <class T>
-void clear_tile(const Tile& tile, int64_t keys, T* to) {
-  for (int64_t j = 0; j < keys; ++j) std::fill_n(to + j * tile.step, tile.lanes, T(0));
-}
-
 // s.change = how scores of keys [key, key + keys) change, after the scores themselves.
 template <class E, class T = Compute<E>>
 void changes_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
                      int64_t at, const DoubleScratch<E>& s) {
   T* const change = s.change + at;
-  if (s.moves_query()) add_product(t.tile, s.keys.rows(key, keys), t.query_jvp, Beta::zero, change);
+  if (s.moves_query()) multiply_rows(t.tile, s.keys.rows(key, keys), t.query_jvp, change);
   if (s.moves_key())
-    add_product(t.tile, s.keys_jvp.rows(key, keys), t.query,
-                s.moves_query() ? Beta::one : Beta::zero, change);
+    multiply_rows(t.tile, s.keys_jvp.rows(key, keys), t.query, change,
+                  s.moves_query() ? Beta::one : Beta::zero);
   if (!s.moves_query() && !s.moves_key()) clear_tile(t.tile, keys, change);
   score_options_jvp(p, s.direction.along, t.tile, key, keys, s.kept.at(at), change,
                     s.changes.at(at));
@@ -64,7 +51,7 @@ void differentiate_twice(const Problem& p, const DoubleTile<E>& t, int64_t key, 
 template <class E>
 void double_scores_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key, int64_t keys,
                            int64_t at, const DoubleScratch<E>& s) {
-  scores_of_tile(p, t, key, keys, s.weights + at, s);
+  scores_of_tile(t, key, keys, s.weights + at, s);
   apply_score_options(p, t.tile, key, keys, s.weights + at, s.kept.at(at));
   changes_of_tile(p, t, key, keys, at, s);
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, s.grad_scores + at);

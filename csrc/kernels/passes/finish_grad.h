@@ -5,25 +5,11 @@
 
 namespace qkv::QKV_ISA {
 
-// to [dim] = factor * the sums, of which sum(d, at) puts elements [d, d + lanes) in `at`. They may
-// lie where `to` is. All NaN get the same bits: whether one comes from a product or from repair/
-// depends on what else an item has.
-template <class E, class Sum, class T = Compute<E>>
-QKV_INLINE void finish_row(const Sum& sum, T factor, int64_t dim, E* to, int64_t col) {
-  const Vec<T> nan = splat(std::numeric_limits<T>::quiet_NaN());
-  Vec<T> all;
-  int64_t d = 0;
-  if (col == 1) {
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) {
-      sum(d, all);
-      store_narrow(to + d, all == all ? all * factor : nan);
-    }
-  }
-  for (; d < dim; d += kLanes<T>) {
-    sum(d, all);
-    all = all == all ? all * factor : nan;
-    for (int64_t i = d; i < std::min(dim, d + kLanes<T>); ++i) to[i * col] = narrow<E>(all[i - d]);
-  }
+// factor * sum, of a number or of a vector of them. All NaN get the same bits: whether one comes
+// from a product or from repair/ depends on what else an item has.
+template <class V, class T>
+QKV_INLINE V finished(V sum, T factor) {
+  return sum == sum ? sum * factor : V{} + std::numeric_limits<T>::quiet_NaN();
 }
 
 // Rows begin, begin + 1, ... of `to` [dim] = factor * sums [rows, padded(dim)]. What the loop needs
@@ -34,14 +20,14 @@ QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t be
                              int64_t dim) {
   const int64_t step = padded<T>(dim);
   for (int64_t r = 0; r < rows; ++r, sums += step)
-    finish_row<E>([sums](int64_t d, Vec<T>& all) { all = load(sums + d); }, factor, dim,
-                  to[begin + r], to.col);
+    store_row(dim, to[begin + r], to.col,
+              [=](auto at) QKV_INLINE_LAMBDA { return finished(at(sums), factor); });
 }
 
 template <class E>
 void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of) {
   using T = Compute<E>;
-  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.batch, of.kv_head);
+  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.plane);
   const Rows<T> sums{static_cast<T*>(of.sums.grad_query), p.group(), of.sums.query_head,
                      of.sums.query_row, 1};
   const int64_t step = of.part_bytes / int64_t(sizeof(T));
@@ -51,12 +37,12 @@ void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of
     const int64_t end = std::min(of.end, (block + 1) * kGradRows);
     for (int64_t r = block * kGradRows; r < end; ++r) {
       T* const row = sums[r];
-      const auto sum = [&](int64_t d, Vec<T>& all) {
-        all = Vec<T>{};
+      store_row(p.head_dim, grad_query[r], grad_query.col, [&](auto at) QKV_INLINE_LAMBDA {
+        decltype(at(row)) sum{};
         for (int64_t part = 0; part < of.parts; ++part)
-          if (its[part * of.part_blocks] == QuerySums::begun) all += load(row + part * step + d);
-      };
-      finish_row<E>(sum, T(p.scale), p.head_dim, grad_query[r], grad_query.col);
+          if (its[part * of.part_blocks] == QuerySums::begun) sum += at(row + part * step);
+        return finished(sum, T(p.scale));
+      });
     }
   }
 }
@@ -66,8 +52,7 @@ template <class E, class T = Compute<E>>
 void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
                  const Output& to) {
   if (!to.data) return;
-  const Rows<E> rows{key_plane<E>(p, to, of.batch, of.kv_head), 1, 0, to.strides.row,
-                     to.strides.col};
+  const Rows<E> rows{key_plane<E>(p, to, of.plane), 1, 0, to.strides.row, to.strides.col};
   finish_dense<E>(static_cast<const T*>(sums) + of.begin * padded<T>(dim), of.end - of.begin, rows,
                   of.begin, factor, dim);
 }
@@ -80,8 +65,8 @@ void finish_keys(const Problem& p, const BackwardArgs& a, const FinishedKeys& of
   for (int m = 0; m < kMasks; ++m) {
     const Output& grad = a.grad_masks[m].keys;
     for (int64_t g = 0; grad.data && g < p.group(); ++g) {
-      T* const to = element_at<T>(
-          grad, key_column_offset(p, grad.strides, of.batch, of.kv_head * p.group() + g));
+      T* const to = element_at<T>(grad, key_column_offset(p, grad.strides, of.plane.batch,
+                                                          of.plane.kv_head * p.group() + g));
       for (int64_t key = of.begin; key < of.end; ++key)
         to[key * grad.strides.col] =
             static_cast<const T*>(of.sums.mask_keys[m])[(key * p.group() + g) * kLanes<T>];

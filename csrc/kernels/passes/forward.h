@@ -6,8 +6,8 @@
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_state.h"
 #include "kernels/passes/forward_tiles.h"
+#include "kernels/passes/walk.h"
 #include "kernels/score/dropout.h"
-#include "kernels/score/hidden.h"
 #include "kernels/score/score.h"
 #include "kernels/score/softmax.h"
 #include "repair/marks.h"
@@ -63,7 +63,7 @@ const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t
                                           ForwardAhead<P>& ahead, ForwardScratch<P>& scratch,
                                           ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
-  T* scores = state.weights.at(state.tile, key, keys, scratch.scores);
+  T* scores = state.weights.extend(state.tile, key, keys, scratch.scores);
   ahead.ask();
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   ahead.ask();
@@ -94,7 +94,7 @@ const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
   }
   softmax_few(tile, keys, scores, state.max, state.sum, scratch.rescale);
   if (p.dropout_p > 0 || state.weights.are_wanted()) {
-    T* const weights = state.weights.at(tile, key, keys, scratch.scores);
+    T* const weights = state.weights.extend(tile, key, keys, scratch.scores);
     few_to_tile(tile, keys, scores, weights);
     if (p.dropout_p > 0) {
       drop_weights(p, scratch.dropout, tile, key, keys, weights);
@@ -127,29 +127,21 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
     ForwardState<P>& state = scratch.tiles[tiles];
     // The tile is made in place: a copy of what was just written, by wider loads than the stores
     // were, would wait until they have left for the cache.
-    new (&state.tile) Tile(make_tile<T>(p, item.batch, item.kv_head, row, item.row_end));
+    new (&state.tile) Tile(make_tile<T>(p, item.plane, row, item.row_end));
     begin_tile(p, with_sink, scratch.products, state);
   }
-  // The loop over keys is outside and the loop over tiles inside, so that a block of keys and
-  // values is read from memory once and serves every tile. Where blocks begin does not depend on
-  // the tiles.
+  const Range item_keys{item.key_begin, item.key_end};
   const int64_t step = scratch.products.block_keys(item.key_end - item.key_begin);
   ForwardAhead<P> ahead(p, result, item, step);
-  const int64_t last = std::min(item.key_end, scratch.tiles[tiles - 1].tile.key_end);
-  int64_t key = item.key_begin;
-  key += std::max<int64_t>(0, scratch.tiles[0].tile.key_begin - key) / step * step;
-  for (; key < last; key += step) {
-    const int64_t end = std::min(key + step, last);
-    bool is_loaded = false;
-    ahead.begin_block(end, last);
-    for (int64_t t = 0; t < tiles; ++t) {
-      const KeyRange seen = keys_seen<T, P::kKeyMultiple>(p, scratch.tiles[t].tile, key, end - key);
-      if (seen.is_empty()) continue;
-      if (!is_loaded) scratch.products.load_block(item.batch, item.kv_head, key, end - key);
-      is_loaded = true;
-      attend(p, seen.begin, seen.end - seen.begin, ahead, scratch, scratch.tiles[t]);
-    }
-  }
+  for_each_block<T, P::kKeyMultiple>(
+      p, scratch.tiles, tiles, item_keys, step,
+      [&](int64_t key, int64_t keys, int64_t last) {
+        ahead.begin_block(key + keys, last);
+        scratch.products.load_block(item.plane, key, keys);
+      },
+      [&](ForwardState<P>& state, int64_t key, int64_t keys) {
+        attend(p, key, keys, ahead, scratch, state);
+      });
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);
 }
 

@@ -21,9 +21,9 @@ class RowsAhead {
   // side are left out, and so is what there is no room for.
   template <class E>
   void add(const E* data, int64_t step, int64_t col, int64_t dim, int64_t rows) {
-    if (!data || col != 1 || rows <= 0 || count_ == kRuns) return;
-    runs_[count_++] = {reinterpret_cast<const char*>(data), step * int64_t(sizeof(E)),
-                       dim * int64_t(sizeof(E)), rows};
+    if (!data || col != 1 || rows <= 0 || count_ == kPieces) return;
+    pieces_[count_++] = {reinterpret_cast<const char*>(data), step * int64_t(sizeof(E)),
+                         dim * int64_t(sizeof(E)), rows};
     rows_ += rows;
   }
 
@@ -32,30 +32,30 @@ class RowsAhead {
 
   void ask() {
     for (int64_t left = share_; left > 0 && at_ < count_;) {
-      Run& run = runs_[at_];
-      const int64_t rows = std::min(left, run.rows);
-      for (int64_t r = 0; r < rows; ++r, run.data += run.step)
-        for (int64_t b = 0; b < run.bytes; b += 2 * int64_t(kCacheLine)) {
-          __builtin_prefetch(run.data + b, 0, 2);
-          __builtin_prefetch(run.data + b + kCacheLine, 0, 2);
+      Piece& piece = pieces_[at_];
+      const int64_t rows = std::min(left, piece.rows);
+      for (int64_t r = 0; r < rows; ++r, piece.data += piece.step)
+        for (int64_t b = 0; b < piece.bytes; b += 2 * int64_t(kCacheLine)) {
+          __builtin_prefetch(piece.data + b, 0, 2);
+          __builtin_prefetch(piece.data + b + kCacheLine, 0, 2);
         }
       left -= rows;
-      run.rows -= rows;
-      if (run.rows == 0) ++at_;
+      piece.rows -= rows;
+      if (piece.rows == 0) ++at_;
     }
     // GCC 12 takes a function that does nothing but this for one without effects.
     asm volatile("");
   }
 
  private:
-  struct Run {
+  struct Piece {
     const char* data;
     int64_t step, bytes, rows;
   };
   // Output and queries of 8 heads that share keys and values, and these.
-  static constexpr int kRuns = 18;
+  static constexpr int kPieces = 18;
 
-  Run runs_[kRuns];
+  Piece pieces_[kPieces];
   int count_ = 0, at_ = 0;
   int64_t rows_ = 0, share_ = 0;
 };
@@ -112,7 +112,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
     const ForwardItem* next = item_.next;
     if (!next) return;
     add_rows(p_.query, *next, p_.head_dim);
-    if (next->batch == item_.batch && next->kv_head == item_.kv_head) return;
+    if (next->plane == item_.plane) return;
     const int64_t hidden = key_begin(p_, next->row_begin / p_.group()) - next->key_begin;
     add_keys(*next, next->key_begin + std::max<int64_t>(0, hidden) / step_ * step_, next->key_end,
              end_);
@@ -121,7 +121,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
   // The rows of an item, of one head after the other.
   template <class Tensor>
   void add_rows(const Tensor& tensor, const ForwardItem& item, int64_t dim) {
-    const auto rows = rows_of<E>(p_, tensor, item.batch, item.kv_head);
+    const auto rows = rows_of<E>(p_, tensor, item.plane);
     const int64_t count = item.row_end - item.row_begin;
     for (int64_t head = 0; rows.data && head < std::min(rows.group, count); ++head)
       end_.add(rows[item.row_begin + head], rows.row, rows.col, dim,
@@ -132,11 +132,11 @@ class ForwardAhead<ForwardTiles<E, K>> {
   void add_keys(const ForwardItem& item, int64_t key, int64_t end, RowsAhead& to) const {
     if (key >= end) return;
     const auto add = [&](const KeyRows<K>& rows, int64_t dim) {
-      const int64_t last = std::min({key + step_, end, rows.run_end(key)});
+      const int64_t last = std::min({key + step_, end, rows.piece_end(key)});
       to.add(rows.at(key), rows.row(), rows.col(), dim, last - key);
     };
-    add(key_rows<K>(p_, item.batch, item.kv_head), p_.head_dim);
-    add(value_rows<K>(p_, item.batch, item.kv_head), p_.head_dim_v);
+    add(key_rows<K>(p_, item.plane), p_.head_dim);
+    add(value_rows<K>(p_, item.plane), p_.head_dim_v);
   }
 
   const Problem& p_;

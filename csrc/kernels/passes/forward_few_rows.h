@@ -7,6 +7,7 @@
 #include "kernels/operands/key_rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/products/few_rows.h"
+#include "kernels/products/few_scales.h"
 #include "kernels/products/few_values.h"
 #include "kernels/score/few_softmax.h"
 #include "repair/counts.h"
@@ -53,14 +54,14 @@ class ForwardFewRows {
   static bool has_own_sum(const Problem&) { return false; }
 
   Query pack(const Tile& tile, T* memory) const {
-    pack_few_queries<E, K>(p_, tile.batch, tile.kv_head, tile.row, tile.rows, memory);
+    pack_few_queries<E, K>(p_, tile.plane, tile.row, tile.rows, memory);
     return memory;
   }
 
   // Nothing is copied: products read the user's memory.
-  void load_block(int64_t batch, int64_t kv_head, int64_t, int64_t) {
-    keys_ = key_rows<K>(p_, batch, kv_head);
-    values_ = value_rows<K>(p_, batch, kv_head);
+  void load_block(Plane plane, int64_t, int64_t) {
+    keys_ = key_rows<K>(p_, plane);
+    values_ = value_rows<K>(p_, plane);
   }
 
   // Returns scores [rows x keys] of keys [key, key + keys), before any option. The functions below
@@ -75,7 +76,8 @@ class ForwardFewRows {
       FewAhead<K> ahead = to_fetch(next, count, is_last ? values_ : keys_);
       few_scores<K>(tile.rows, p_.head_dim, {rows, count}, query, scores_ + begin, ahead);
     });
-    if constexpr (kHasScales) times_scales<true>(tile, keys_, key, keys, scores_, scores_);
+    if constexpr (kHasScales)
+      times_scales<true>(tile.rows, keys_, key, keys, p_.seqlen_k, scales_, scores_, scores_);
     return scores_;
   }
 
@@ -139,39 +141,11 @@ class ForwardFewRows {
   }
 
  private:
-  // to [rows x keys] = from times the scales of rows [key, key + keys) of `rows`. Where `from` are
-  // sums, their rests are, too.
-  template <bool kSums>
-  void times_scales(const Tile& tile, const KeyRows<K>& rows, int64_t key, int64_t keys,
-                    const T* from, T* to) const {
-    const int64_t end = padded<T>(keys);
-    const RowPlaces<float>& scales = rows.scales();
-    scales.for_each_run(key, keys, [&](const float* scale, int64_t count, int64_t j) {
-      if (scales.row == 1)
-        std::copy_n(scale, count, scales_ + j);
-      else
-        for (int64_t i = 0; i < count; ++i) scales_[j + i] = scale[i * scales.row];
-    });
-    const int64_t next = std::min(kFewKeys, p_.seqlen_k - key - keys);
-    const int64_t step = scales.row == 1 ? int64_t(kCacheLine / sizeof(float)) : 1;
-    scales.for_each_run(key + keys, next, [&](const float* scale, int64_t count, int64_t) {
-      for (int64_t i = 0; i < count; i += step) __builtin_prefetch(scale + i * scales.row);
-    });
-    for (int64_t j = keys; j < end; ++j) scales_[j] = 0;
-    for (int r = 0; r < tile.rows; ++r)
-      for (int64_t j = 0; j < end; j += kLanes<T>) {
-        const int64_t at = r * kFewStep + j;
-        const Vec<T> scale = load(scales_ + j);
-        if constexpr (kSums)
-          store(to + at, load(from + at) * scale + load(from + kFewScores + at) * scale);
-        else
-          store(to + at, load(from + at) * scale);
-      }
-  }
   // What the elements of values are multiplied by: weights, times the scales of int8.
   const T* of_elements(const Tile& tile, int64_t key, int64_t keys, const T* weights) const {
     if constexpr (kHasScales) {
-      times_scales<false>(tile, values_, key, keys, weights, scaled_weights_);
+      times_scales<false>(tile.rows, values_, key, keys, p_.seqlen_k, scales_, weights,
+                          scaled_weights_);
       return scaled_weights_;
     } else {
       return weights;

@@ -108,16 +108,17 @@ void write_numbers(const Tile& tile, const T* numbers, const Rows<T>& to, int64_
 
 // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`.
 template <class E, class K, class To, class T>
-void write_output(const Problem&, const ForwardTiles<E, K>& products, const Tile& tile, T* factors,
+void write_output(const Problem& p, const ForwardTiles<E, K>&, const Tile& tile, const T* factors,
                   T* output, const Rows<To>& to, int64_t begin) {
-  products.write(tile, factors, output, to, begin);
+  write_columns(tile, p.head_dim_v, factors, output, to, begin);
 }
 template <class E, class K, class To, class T>
 void write_output(const Problem& p, const ForwardFewRows<E, K>& products, const Tile& tile,
-                  T* factors, T* output, const Rows<To>& to, int64_t begin) {
+                  const T* factors, T* output, const Rows<To>& to, int64_t begin) {
   const T* rows = products.output_rows(tile, factors, output);
   for (int l = 0; l < tile.rows; ++l)
-    scatter_row(rows + l * p.head_dim_v, p.head_dim_v, to[begin + l], to.col);
+    store_row(p.head_dim_v, to[begin + l], to.col,
+              [&](auto at) QKV_INLINE_LAMBDA { return at(rows + l * p.head_dim_v); });
 }
 
 // Divides the output of a tile, and its weights if they are wanted, by the sum of the weights, and
@@ -150,8 +151,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   if (item.partial_output)
     return write(Rows<T>{static_cast<T*>(item.partial_output), 1, 0, p.head_dim_v, 1},
                  Rows<T>{static_cast<T*>(item.partial_lse), 1, 0, 1, 1}, tile.row - item.row_begin);
-  write(rows_of<E>(p, result.output, tile.batch, tile.kv_head),
-        rows_of<T>(p, result.lse, tile.batch, tile.kv_head), tile.row);
+  write(rows_of<E>(p, result.output, tile.plane), rows_of<T>(p, result.lse, tile.plane), tile.row);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -29,7 +29,7 @@ class ForwardTiles {
         unit_(!arena.counting()),
         keys_(arena, p, kKeyBlock, p.head_dim, Use::rows),
         values_(arena, p, kKeyBlock, p.head_dim_v, Use::columns),
-        output_(arena, p) {
+        output_(arena) {
     if (!std::is_same_v<K, O>) {
       wide_keys_ = arena.take<T>(kKeyBlock * padded<T>(p.head_dim));
       wide_values_ = arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v));
@@ -41,7 +41,7 @@ class ForwardTiles {
   static int64_t block_keys(int64_t keys) { return key_step(keys); }
   // How many Factors a packed tile of queries has, and how many elements its output.
   static int64_t query_size(const Problem& p) { return kTileRows<T> * packed_size<E>(p.head_dim); }
-  static int64_t output_size(const Problem& p) { return OutputSum<E>::size(p); }
+  static int64_t output_size(const Problem& p) { return kTileRows<T> * padded<T>(p.head_dim_v); }
   using Reference = typename OutputSum<E>::Reference;
   static bool has_own_sum(const Problem& p) { return OutputSum<E>::has_own_sum(p); }
 
@@ -49,10 +49,10 @@ class ForwardTiles {
 
   // Reads keys [key, key + keys) and their values, a block, which serves every tile before the next
   // one is read.
-  void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
-    load(keys_, key_rows<K>(p_, batch, kv_head), key, keys, wide_keys_);
-    load(values_, value_rows<K>(p_, batch, kv_head), key, keys, wide_values_);
-    batch_ = batch, kv_head_ = kv_head, key_ = key, count_ = keys;
+  void load_block(Plane plane, int64_t key, int64_t keys) {
+    load(keys_, key_rows<K>(p_, plane), key, keys, wide_keys_);
+    load(values_, value_rows<K>(p_, plane), key, keys, wide_values_);
+    plane_ = plane, key_ = key, count_ = keys;
   }
 
   // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
@@ -83,7 +83,7 @@ class ForwardTiles {
   // from the others (repair/nonfinite_keys.h), for add_visible_values.
   bool separate_values() {
     if constexpr (std::is_same_v<K, O>)
-      return nonfinite_values_->separate(value_rows<K>(p_, batch_, kv_head_), key_, count_);
+      return nonfinite_values_->separate(value_rows<K>(p_, plane_), key_, count_);
     else
       return nonfinite_values_->separate(in_wide(wide_values_, key_, p_.head_dim_v), key_, count_);
   }
@@ -99,17 +99,10 @@ class ForwardTiles {
     output_.add(tile, nonfinite_values_->finite(key, keys), keys, weights, rescale, before, output);
     nonfinite_values_->add(tile, output);
   }
-  // Whether values that are not finite may have got into output.
+  // Whether values that are not finite may have got into output. One of them spoils all lanes of
+  // its row alike, so it is enough to look at one vector of lanes.
   bool is_spoilt(const Tile& tile, const T* output) const {
-    return QKV_ISA::is_spoilt(tile, p_.head_dim_v, output);
-  }
-
-  // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`. Overwrites
-  // the factors.
-  template <class To>
-  void write(const Tile& tile, T* factors, const T* output, const Rows<To>& to,
-             int64_t begin) const {
-    output_.write(tile, factors, output, to, begin);
+    return !vectors_are_finite(output, p_.head_dim_v, tile.lanes);
   }
 
  private:
@@ -131,8 +124,9 @@ class ForwardTiles {
   const Problem& p_;
   ProductUnit<E> unit_;
   KeyOperand<O> keys_, values_;
-  T *wide_keys_ = nullptr, *wide_values_ = nullptr;        // [kKeyBlock, padded(D)], of int8
-  int64_t batch_ = 0, kv_head_ = 0, key_ = 0, count_ = 0;  // the block that is loaded
+  T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
+  Plane plane_{};
+  int64_t key_ = 0, count_ = 0;  // the block that is loaded
   OutputSum<E> output_;
   std::optional<NonfiniteKeys<O, Infinities::kept>> nonfinite_values_;
 };

@@ -24,6 +24,7 @@ struct BackwardScratch : BackwardOperands<E> {
   using Element = E;
   using RowTile = BackwardTile<E>;
   using T = Compute<E>;
+  static constexpr bool kTwice = false;  // see DoubleScratch
 
   // weight_ij = factor_i * exp(score_ij - base_i) / 2^shift_i;
   // delta_i = sum_j weight_ij * dP_ij - dlse_i, of which the sum is <dO_i, O_i> unless row_sums.h
@@ -136,14 +137,14 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
 
 // Computes what rows [row, row + rows) need of the forward pass: base, shift, factor and delta.
 template <class E>
-void load_statistics(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t kv_head,
-                     int64_t row, int64_t rows, const BackwardScratch<E>& s) {
+void load_statistics(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row,
+                     int64_t rows, const BackwardScratch<E>& s) {
   using T = Compute<E>;
-  split_lse(p, rows_of<T>(p, a.lse, batch, kv_head), row, rows, s);
-  const Rows<const E> output = rows_of<E>(p, a.output, batch, kv_head);
-  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, batch, kv_head);
-  const Rows<const T> grad_lse = rows_of<T>(p, a.grad_lse, batch, kv_head);
-  const Rows<const T> row_sums = rows_of<T>(p, a.row_sums, batch, kv_head);
+  split_lse(p, rows_of<T>(p, a.lse, plane), row, rows, s);
+  const Rows<const E> output = rows_of<E>(p, a.output, plane);
+  const Rows<const E> grad_output = rows_of<E>(p, a.grad_output, plane);
+  const Rows<const T> grad_lse = rows_of<T>(p, a.grad_lse, plane);
+  const Rows<const T> row_sums = rows_of<T>(p, a.row_sums, plane);
   std::fill(s.delta + rows / kLanes<T> * kLanes<T>, s.delta + kGradRows, T(0));
   if (row_sums.data) {
     for (int64_t r = 0; r < rows; ++r) {

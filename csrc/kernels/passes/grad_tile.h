@@ -29,7 +29,7 @@ void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t k
 // scores [keys x lanes] = the scores of keys [key, key + keys), before any option, made as the
 // forward pass makes them.
 template <class E, class T = Compute<E>>
-void scores_of_tile(const Problem&, const BackwardTile<E>& t, int64_t key, int64_t keys, T* scores,
+void scores_of_tile(const BackwardTile<E>& t, int64_t key, int64_t keys, T* scores,
                     const BackwardScratch<E>& s) {
   if (!s.few_query) return multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
   few_scores_of_tile<E>(t.tile, s.keys.source(), key, keys, s.few_query, scores);
@@ -56,15 +56,15 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
                          int64_t key, int64_t keys, int64_t at, const BackwardScratch<E>& s) {
   using T = Compute<E>;
   T *weights = s.weights + at, *grad_scores = s.grad_scores + at;
-  scores_of_tile(p, t, key, keys, weights, s);
+  scores_of_tile(t, key, keys, weights, s);
   apply_score_options(p, t.tile, key, keys, weights, s.kept.at(at));
 #ifdef QKV_CHECK_SCORES
-  check_scores(rows_of<T>(p, a.lse, t.tile.batch, t.tile.kv_head), t.tile, keys, weights);
+  check_scores(rows_of<T>(p, a.lse, t.tile.plane), t.tile, keys, weights);
 #endif
   multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
   if (a.grad_weights.data) {
-    read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.batch, t.tile.kv_head), t.tile, key,
-                 keys, [&](int64_t j, int v, Vec<T> grad) {
+    read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.plane), t.tile, key, keys,
+                 [&](int64_t j, int v, Vec<T> grad) {
                    T* to = grad_scores + j * kGradRows + v;
                    store(to, load(to) + grad * s.dropout.scale);
                  });

@@ -12,9 +12,9 @@
 #include "kernels/operands/tile.h"
 #include "kernels/passes/forward.h"
 #include "kernels/passes/jvp_state.h"
+#include "kernels/passes/walk.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/few_softmax.h"
-#include "kernels/score/hidden.h"
 #include "kernels/score/score.h"
 #include "kernels/score/score_jvp.h"
 #include "kernels/score/softmax.h"
@@ -22,34 +22,19 @@
 
 namespace qkv::QKV_ISA {
 
-// sum_jvp [lanes] = the part of the sinks in the sum of weights, times the changes of the sinks. A
-// sink of -inf has no part. `finishes`: only of the sinks of finish_sinks, which do at the end.
-template <class T>
-void add_sinks_jvp(const Problem& p, const JvpArgs& a, const JvpState<T>& state, bool finishes) {
-  for (int v = 0; v < state.tile.lanes; v += kLanes<T>) {
-    const Vec<T> change = per_head<T>(p, state.tile, a.by_head[kSinks], v / kLanes<T>);
-    const Vec<T> part = load(state.sum + v);
-    const Vec<T> product = part == 0 ? Vec<T>{} : part * change;
-    const Vec<T> begun = load(state.max + v) < kInfinity<T> ? load(state.sum_jvp + v) : product;
-    store(state.sum_jvp + v, finishes ? begun : product);
-  }
-}
-
 template <class E, class T = Compute<E>>
 void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScratch<E>& s,
                     JvpState<T>& state) {
   state.tile = tile;
   state.is_finite = true;
   const auto pack = [&](const Input& input, T* memory) {
-    s.query_rows.read(rows_of<E>(p, input, tile.batch, tile.kv_head), tile.row, tile.rows,
-                      tile.lanes);
+    s.query_rows.read(rows_of<E>(p, input, tile.plane), tile.row, tile.rows, tile.lanes);
     if (hides_any(p))
       state.is_finite &= all_finite(s.query_rows.natural(), tile.rows * s.query_rows.step());
     return s.query_rows.pack(0, tile.lanes, T(p.scale), memory);
   };
   state.query = pack(p.query, state.query_memory);
-  if (s.few_query)
-    pack_few_queries<E>(p, tile.batch, tile.kv_head, tile.row, tile.rows, s.few_query);
+  if (s.few_query) pack_few_queries<E>(p, tile.plane, tile.row, tile.rows, s.few_query);
   if (a.query.data) state.query_jvp = pack(a.query, state.query_jvp_memory);
   for (T* output : {state.output, state.output_jvp})
     std::fill_n(output, tile.lanes * padded<T>(p.head_dim_v), T(0));
@@ -57,7 +42,8 @@ void begin_jvp_tile(const Problem& p, const JvpArgs& a, const Tile& tile, JvpScr
   std::fill_n(state.sum, tile.lanes, T(0));
   std::fill_n(state.sum_jvp, tile.lanes, T(0));
   if (p.by_head[kSinks].data) add_sinks(p, tile, state.max, state.sum);
-  if (p.by_head[kSinks].data && a.by_head[kSinks].data) add_sinks_jvp(p, a, state, false);
+  if (p.by_head[kSinks].data && a.by_head[kSinks].data)
+    add_sinks_jvp(p, a, tile, state.max, state.sum, false, state.sum_jvp);
 }
 
 // What has to be done about hidden pairs of a tile: nothing, since there are none; their changes of
@@ -73,16 +59,16 @@ void scores_and_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t key
   if (s.few_query)
     few_scores_of_tile<E>(tile, s.keys.source(), key, keys, s.few_query, s.scores);
   else
-    s.keys.multiply_rows(tile, key, keys, state.query, Beta::zero, s.scores);
+    multiply_rows(tile, s.keys.rows(key, keys), state.query, s.scores);
   apply_score_options(p, tile, key, keys, s.scores, s.kept);
   if (!s.with_scores) return;
   Beta beta = Beta::zero;
   if (a.query.data) {
-    s.keys.multiply_rows(tile, key, keys, state.query_jvp, beta, s.scores_jvp);
+    multiply_rows(tile, s.keys.rows(key, keys), state.query_jvp, s.scores_jvp, beta);
     beta = Beta::one;
   }
   if (a.key.data)
-    s.keys_jvp.multiply_rows(tile, key, keys, state.query, beta, s.scores_jvp);
+    multiply_rows(tile, s.keys_jvp.rows(key, keys), state.query, s.scores_jvp, beta);
   else if (!a.query.data)
     std::fill_n(s.scores_jvp, keys * tile.step, T(0));
   score_options_jvp(p, a, tile, key, keys, s.kept, s.scores_jvp);
@@ -125,8 +111,7 @@ void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, J
                         : state.is_finite && s.is_block_finite()          ? Hidden::cleared
                                                                           : Hidden::repaired;
   scores_and_jvp(p, a, key, keys, hidden, s, state);
-  (tile.lanes == kLanes<T> ? softmax_tile<T, 1> : softmax_tile<T, 2>)(keys, s.scores, state.max,
-                                                                      state.sum, s.rescale);
+  softmax_tile(tile.lanes, keys, s.scores, state.max, state.sum, s.rescale);
   weigh_jvp(tile, s.with_scores ? keys : 0, s.scores, s.rescale, s.scores_jvp, state.sum_jvp);
   if (p.dropout_p > 0) {
     drop_weights(p, s.dropout, tile, key, keys, s.scores);
@@ -141,8 +126,8 @@ void divide_sums(const Problem& p, const JvpArgs& a, JvpScratch<E>& s, const Jvp
   const Tile& tile = state.tile;
   const int64_t dim = padded<T>(p.head_dim_v);
   if (!s.with_output) {
-    gather_rows(rows_of<E>(p, a.output, tile.batch, tile.kv_head), tile.row, tile.rows, tile.lanes,
-                p.head_dim_v, s.rows);
+    gather_rows(rows_of<E>(p, a.output, tile.plane), tile.row, tile.rows, tile.lanes, p.head_dim_v,
+                s.rows);
     transpose<T>(s.rows, dim, state.output, tile.lanes, tile.lanes, dim, 1);
   }
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
@@ -164,12 +149,13 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
                      const JvpState<T>& state) {
   const Tile& tile = state.tile;
   if (p.by_head[kSinks].data) finish_sinks(p, tile, state.max, state.sum);
-  if (p.by_head[kSinks].data && a.by_head[kSinks].data) add_sinks_jvp(p, a, state, true);
+  if (p.by_head[kSinks].data && a.by_head[kSinks].data)
+    add_sinks_jvp(p, a, tile, state.max, state.sum, true, state.sum_jvp);
   divide_sums(p, a, s, state);
   const auto write = [&](const T* sums, const T* numbers, const Output& output,
                          const Output& of_rows) {
-    const Rows<E> rows = rows_of<E>(p, output, tile.batch, tile.kv_head);
-    const Rows<T> to = rows_of<T>(p, of_rows, tile.batch, tile.kv_head);
+    const Rows<E> rows = rows_of<E>(p, output, tile.plane);
+    const Rows<T> to = rows_of<T>(p, of_rows, tile.plane);
     if (rows.data) write_columns<E, T>(tile, p.head_dim_v, nullptr, sums, rows, tile.row);
     if (to.data) write_numbers(tile, numbers, to, tile.row);
   };
@@ -187,20 +173,13 @@ void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const Forw
   JvpScratch<E> s(arena, p, a, item.row_end - item.row_begin);
   int64_t tiles = 0;
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
-    begin_jvp_tile(p, a, make_tile<T>(p, item.batch, item.kv_head, row, item.row_end), s,
-                   s.tiles[tiles]);
-  const int64_t step = key_step(p.seqlen_k), last = s.tiles[tiles - 1].tile.key_end;
-  for (int64_t key = s.tiles[0].tile.key_begin / step * step; key < last; key += step) {
-    const int64_t end = std::min(key + step, last);
-    bool is_loaded = false;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const KeyRange seen = keys_seen<T, 1>(p, s.tiles[t].tile, key, end - key);
-      if (seen.is_empty()) continue;
-      if (!is_loaded) s.load_block(item.batch, item.kv_head, key, end - key);
-      is_loaded = true;
-      attend_jvp(p, a, seen.begin, seen.end - seen.begin, s, s.tiles[t]);
-    }
-  }
+    begin_jvp_tile(p, a, make_tile<T>(p, item.plane, row, item.row_end), s, s.tiles[tiles]);
+  for_each_block<T, 1>(
+      p, s.tiles, tiles, {0, p.seqlen_k}, key_step(p.seqlen_k),
+      [&](int64_t key, int64_t keys, int64_t) { s.load_block(item.plane, key, keys); },
+      [&](const JvpState<T>& state, int64_t key, int64_t keys) {
+        attend_jvp(p, a, key, keys, s, state);
+      });
   for (int64_t t = 0; t < tiles; ++t) finish_jvp_tile(p, a, result, s, s.tiles[t]);
 }
 

@@ -39,21 +39,16 @@ class JvpKeys {
   explicit operator bool() const { return input_.data != nullptr; }
 
   // Reads keys [key, key + keys), a block.
-  void load(int64_t batch, int64_t kv_head, int64_t key, int64_t keys) {
+  void load(Plane plane, int64_t key, int64_t keys) {
     if (!*this) return;
     block_ = key, block_keys_ = keys;
-    source_ = KeyRows<E>(p_, input_, 0, dim_, batch, kv_head);
+    source_ = KeyRows<E>(p_, plane, dim_, input_);
     operand_.load(source_, key, keys);
   }
   const KeyRows<E>& source() const { return source_; }
   bool is_finite() const { return !*this || all_finite(operand_.natural(), block_keys_, dim_); }
 
-  // sum [keys x lanes] += keys [key, key + keys) times columns [dim x lanes], or, with Beta::zero,
-  // is that product.
-  void multiply_rows(const Tile& tile, int64_t key, int64_t keys, const RightOperand<T>& columns,
-                     Beta beta, T* sum) const {
-    multiply(operand_.rows(key, keys), columns, tile.lanes, Sum<T>{sum, tile.step, beta});
-  }
+  LeftOperand<T> rows(int64_t key, int64_t keys) const { return operand_.rows(key, keys); }
 
   // sum [dim x lanes] = beta * sum + the transposed keys times a tile [keys x lanes]. With
   // `nonfinite`, numbers that are not finite are left out of hidden pairs (repair/); weights [keys
@@ -126,9 +121,8 @@ struct JvpScratch {
   }
 
   // Reads keys [key, key + keys), a block, and what belongs to them.
-  void load_block(int64_t batch, int64_t kv_head, int64_t key, int64_t count) {
-    for (JvpKeys<E>* of : {&keys, &keys_jvp, &values, &values_jvp})
-      of->load(batch, kv_head, key, count);
+  void load_block(Plane plane, int64_t key, int64_t count) {
+    for (JvpKeys<E>* of : {&keys, &keys_jvp, &values, &values_jvp}) of->load(plane, key, count);
     block_is_finite.reset();
   }
   bool is_block_finite() {

@@ -25,10 +25,10 @@ class KeptWeights {
 
   bool are_wanted() const { return memory_; }
 
-  // Where the scores of keys [key, key + keys) are to be made: in this memory, or, if the weights
-  // are not wanted, at `elsewhere`. Keys come in ascending order, and those that are left out
-  // between them have weights of 0.
-  T* at(const Tile& tile, int64_t key, int64_t keys, T* elsewhere) {
+  // Makes room for the scores of keys [key, key + keys), and returns where: in this memory, or, if
+  // the weights are not wanted, at `elsewhere`. Keys come in ascending order, and those that are
+  // left out between them have weights of 0.
+  T* extend(const Tile& tile, int64_t key, int64_t keys, T* elsewhere) {
     if (!memory_) return elsewhere;
     if (end_ == 0) begin_ = end_ = key;
     std::fill(memory_ + end_ * tile.step, memory_ + key * tile.step, T(0));
@@ -61,8 +61,8 @@ class KeptWeights {
     }
     const bool is_finite = !any_nonzero<T>(zero);
     if (!is_finite && hides_any(p)) clear_hidden(p, tile, all, marks);
-    add_tile<T>(score_rows_of<T>(p, result.weights, tile.batch, tile.kv_head), tile, begin_,
-                end_ - begin_, memory_ + begin_ * tile.step, all);
+    add_tile<T>(score_rows_of<T>(p, result.weights, tile.plane), tile, begin_, end_ - begin_,
+                memory_ + begin_ * tile.step, all);
   }
 
  private:

@@ -3,7 +3,6 @@
 
 #include "kernels/operands/rows.h"
 #include "kernels/score/sinks.h"
-#include "kernels/simd/halves.h"
 #include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
@@ -17,15 +16,6 @@ void add_part(bool is_first, T share, const T* part, int64_t dim, T* total) {
     store(total + d, is_first ? of_part : load(total + d) + of_part);
   }
   for (; d < dim; ++d) total[d] = (is_first ? 0 : total[d]) + share * part[d];
-}
-
-// to [dim], whose elements are `col` apart, = total / divisor.
-template <class E, class T = Compute<E>>
-void write_quotient(const T* total, T divisor, int64_t dim, E* to, int64_t col) {
-  int64_t d = 0;
-  if (col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) store_narrow(to + d, load(total + d) / divisor);
-  for (; d < dim; ++d) to[d * col] = narrow<E>(total[d] / divisor);
 }
 
 // Each part is weighted by its share of the softmax's denominator. A part whose split the row sees
@@ -49,16 +39,16 @@ void merge_parts(const Problem& p, const ForwardResult& result, const RowParts& 
     is_first = false;
   }
   if (is_first) std::fill_n(total, dim, T(0));
-  const double* const sink = sink_of_row(p, of.batch, of.kv_head, of.row);
+  const double* const sink = sink_of_row(p, of.plane, of.row);
   if (sink && !(T(*sink) < kInfinity<T>))  // is in no part: see finish_sinks
     max = T(*sink), sum = is_first ? 1 : std::numeric_limits<T>::quiet_NaN();
   if (result.lse.data)
-    *rows_of<T>(p, result.lse, of.batch, of.kv_head)[of.row] =
-        T(double(max) + std::log(double(sum)));
+    *rows_of<T>(p, result.lse, of.plane)[of.row] = T(double(max) + std::log(double(sum)));
   const T divisor = sum == 0 ? 1 : sum;  // 0 where the row has nothing to attend to
   if (!dim) return;
-  const Rows<E> output = rows_of<E>(p, result.output, of.batch, of.kv_head);
-  write_quotient<E>(total, divisor, dim, output[of.row], output.col);
+  const Rows<E> output = rows_of<E>(p, result.output, of.plane);
+  store_row(dim, output[of.row], output.col,
+            [&](auto at) QKV_INLINE_LAMBDA { return at(total) / divisor; });
 }
 
 }  // namespace qkv::QKV_ISA

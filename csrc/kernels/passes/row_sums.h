@@ -9,8 +9,8 @@
 #include "kernels/operands/tile.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
+#include "kernels/passes/walk.h"
 #include "kernels/score/dropout.h"
-#include "kernels/score/hidden.h"
 #include "kernels/score/sinks.h"
 #include "kernels/simd/halves.h"
 
@@ -35,29 +35,21 @@ void add_in_double(const Tile& tile, int64_t keys, const T* numbers, double* sum
   }
 }
 
-// Adds up the keys [key, key + keys) of a block of rows, which fit into one tile. `whole` is the
-// problem without dropout: with delta = 0, the dS of its backward pass is weight * dP.
+// Adds up the weights of a tile with keys [key, key + keys). `whole` is the problem without
+// dropout: with delta = 0, the dS of its backward pass is weight * dP.
 template <class E>
 void add_weights(const Problem& whole, const Problem& p, const BackwardArgs& a,
-                 const BackwardRows<BackwardScratch<E>>& rows, int64_t key, int64_t keys,
-                 BackwardScratch<E>& s, WeightSums& sums) {
-  using T = Compute<E>;
-  s.load_keys(p, rows.first().batch, rows.first().kv_head, key, keys);
-  for (int t = 0; t < rows.count; ++t) {
-    const BackwardTile<E>& of = rows.tiles[t];
-    const int64_t begin = std::max(key, of.tile.key_begin);
-    const int64_t count = std::min(key + keys, of.tile.key_end) - begin;
-    if (count <= 0 || masks_hide_tile<T>(p, of.tile, begin, count)) continue;
-    grad_scores_of_tile(whole, a, of, begin, count, of.lane, s);
-    if (p.dropout_p > 0) drop_weights(p, s.dropout, of.tile, begin, count, s.grad_scores + of.lane);
-    add_in_double(of.tile, count, s.weights + of.lane, sums.weights + of.lane);
-    add_in_double(of.tile, count, s.grad_scores + of.lane, sums.products + of.lane);
-  }
+                 const BackwardTile<E>& of, int64_t key, int64_t keys, BackwardScratch<E>& s,
+                 WeightSums& sums) {
+  grad_scores_of_tile(whole, a, of, key, keys, of.lane, s);
+  if (p.dropout_p > 0) drop_weights(p, s.dropout, of.tile, key, keys, s.grad_scores + of.lane);
+  add_in_double(of.tile, keys, s.weights + of.lane, sums.weights + of.lane);
+  add_in_double(of.tile, keys, s.grad_scores + of.lane, sums.products + of.lane);
 }
 
 // The weight of the sink of row `row`, whose log-sum-exp is lse; 0 if there are no sinks.
 inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row, double lse) {
-  const double* const sink = sink_of_row(p, item.batch, item.kv_head, row);
+  const double* const sink = sink_of_row(p, item.plane, row);
   return sink ? std::exp(*sink - lse) : 0;
 }
 
@@ -70,9 +62,12 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
   whole.dropout_p = 0;
   s.hides_pairs = hides_any(p);
   s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
-  const int64_t step = key_step(p.seqlen_k), end = rows.last().key_end;
-  for (int64_t key = rows.first().key_begin / step * step; key < end; key += step)
-    add_weights(whole, p, a, rows, key, std::min(step, end - key), s, sums);
+  for_each_block<Compute<E>, 1>(
+      p, rows.tiles, rows.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
+      [&](int64_t key, int64_t keys, int64_t) { s.load_keys(p, rows.first().plane, key, keys); },
+      [&](const BackwardTile<E>& of, int64_t key, int64_t keys) {
+        add_weights(whole, p, a, of, key, keys, s, sums);
+      });
 }
 
 // Writes the two numbers of every row of the item. Of rows that do not want theirs, these are
@@ -87,10 +82,10 @@ void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, cons
   BackwardArgs a = args;
   a.grad_lse = {};
   if (a.grad_weights.data) a.output = {};
-  const Rows<T> out = rows_of<T>(p, to, item.batch, item.kv_head);
-  const Rows<const T> lse = rows_of<T>(p, a.lse, item.batch, item.kv_head);
+  const Rows<T> out = rows_of<T>(p, to, item.plane);
+  const Rows<const T> lse = rows_of<T>(p, a.lse, item.plane);
   for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
-    const BackwardRows<BackwardScratch<E>> rows(p, a, item.batch, item.kv_head, row,
+    const BackwardRows<BackwardScratch<E>> rows(p, a, item.plane, row,
                                                 std::min(kGradRows, item.row_end - row), s);
     bool wanted[kGradRows] = {}, any_wanted = false;
     for (int64_t r = 0; r < rows.rows; ++r) {

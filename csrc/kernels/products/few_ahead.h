@@ -6,8 +6,8 @@
 
 namespace qkv::QKV_ISA {
 
-// Where some rows begin. A product takes whole runs of keys: behind the last one are kFewPad more,
-// whichever they are.
+// Where some rows begin. A product takes some at a time (kFewAtOnce): behind the last one are
+// kFewPad more, whichever they are.
 template <class E>
 struct FewPlaces {
   const E* const* rows;

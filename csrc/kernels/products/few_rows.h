@@ -19,8 +19,9 @@ namespace qkv::QKV_ISA {
 // The most keys of a block: whole steps of the softmax (few_softmax.h) for every number of lanes,
 // and no more than the tile has room for on which options work.
 constexpr int64_t kFewKeys = 96;
-// Elements from one row of scores to the next. A product takes whole runs of keys, and writes up to
-// kFewPad scores beyond the last one, which the next run, or the softmax, overwrites.
+// Elements from one row of scores to the next. A product takes kFewAtOnce keys at a time, and
+// writes up to kFewPad scores beyond the last one, which the next product, or the softmax,
+// overwrites.
 constexpr int64_t kFewStep = kFewKeys + kFewPad;
 
 // How many sums a product has in registers: all but four, which hold what is multiplied, and no
@@ -39,14 +40,10 @@ bool has_few_rows(const Problem& p) {
 // each portion is known when compiling.
 template <int MAX, class F>
 QKV_INLINE void for_each_portion(int64_t rows, const F& f) {
-  int64_t r = 0;
   if constexpr (MAX >= 8)
-    for (; r + 8 <= rows; r += 8) f(r, std::integral_constant<int, 8>());
-  if constexpr (MAX >= 4)
-    for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>());
-  if constexpr (MAX >= 2)
-    for (; r + 2 <= rows; r += 2) f(r, std::integral_constant<int, 2>());
-  for (; r < rows; ++r) f(r, std::integral_constant<int, 1>());
+    in_steps<8, 4, 2, 1>(rows, f);
+  else
+    in_steps<4, 2, 1>(rows, f);
 }
 // With more rows at once there would be no registers for two keys, or two vectors of values.
 template <class T>
@@ -71,19 +68,19 @@ QKV_INLINE void store_lanes(T* to, const Vec<T>& x, int first) {
 // How many keys are taken at a time: so many that they make kFewSums sums with ROWS queries; of one
 // query, what waits for loads anyway. And the next power of two, their places in store_sums.
 template <class T, int ROWS>
-constexpr int kFewRun = ROWS == 1 ? std::max(8, kLanes<T>) : kFewSums<T> / ROWS;
+constexpr int kFewAtOnce = ROWS == 1 ? std::max(8, kLanes<T>) : kFewSums<T> / ROWS;
 template <class T, int ROWS>
-constexpr int few_run_places() {
+constexpr int few_places_at_once() {
   int n = 1;
-  while (n < kFewRun<T, ROWS>) n *= 2;
+  while (n < kFewAtOnce<T, ROWS>) n *= 2;
   return n;
 }
 
-// scores[r * kFewStep + j] = the sum of all lanes of sum[r][j]. In the places beyond the run, the
-// last key is once more.
+// scores[r * kFewStep + j] = the sum of all lanes of sum[r][j]. In the places beyond those keys,
+// the last key is once more.
 template <class E, int ROWS, int KEYS, class T>
 QKV_INLINE void store_sums(const Vec<T> (&sum)[ROWS][KEYS], T* scores) {
-  constexpr int W = kLanes<T>, PLACES = few_run_places<T, ROWS>(), N = std::min(W, PLACES);
+  constexpr int W = kLanes<T>, PLACES = few_places_at_once<T, ROWS>(), N = std::min(W, PLACES);
   static_assert(ROWS * PLACES % W == 0);
   QKV_UNROLL
   for (int first = 0; first < ROWS * PLACES; first += W) {
@@ -105,7 +102,7 @@ QKV_INLINE void store_sums(const Vec<T> (&sum)[ROWS][KEYS], T* scores) {
 template <class E, int ROWS, class T = Compute<E>>
 __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
                                         FewAhead<E>& ahead) {
-  constexpr int W = kLanes<T>, KEYS = kFewRun<T, ROWS>;
+  constexpr int W = kLanes<T>, KEYS = kFewAtOnce<T, ROWS>;
   const E* const* const end = keys.rows + keys.count;
   for (; keys.rows < end; keys.rows += KEYS, scores += KEYS) {
     ahead.step();
@@ -147,10 +144,9 @@ __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T*
 // Packs rows [row, row + rows) of the queries of a plane, times scale, for keys of K: portion after
 // portion [D / W, rows of the portion, W], the elements in the order in which load_part reads them.
 template <class E, class K = E, class T = Compute<E>>
-void pack_few_queries(const Problem& p, int64_t batch, int64_t kv_head, int64_t row, int64_t rows,
-                      T* query) {
+void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, T* query) {
   constexpr int W = kLanes<T>;
-  const Rows<const E> from = rows_of<E>(p, p.query, batch, kv_head);
+  const Rows<const E> from = rows_of<E>(p, p.query, plane);
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t first, auto count) {
     for (int r = 0; r < count; ++r)
       for (int64_t d = 0; d < p.head_dim; d += 2 * W) {
@@ -173,8 +169,8 @@ void few_scores(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T*
                 FewAhead<E>& ahead) {
   ahead.steps = 0;
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
-    constexpr int kRun = kFewRun<T, count>;
-    ahead.steps += 2 * ((keys.count + kRun - 1) / kRun);
+    constexpr int kKeys = kFewAtOnce<T, count>;
+    ahead.steps += 2 * ((keys.count + kKeys - 1) / kKeys);
   });
   for_each_portion<kFewPortion<T>>(rows, [&](int64_t r, auto count) {
     dot_rows<E, count>(dim, keys, query + r * dim, scores + r * kFewStep, ahead);

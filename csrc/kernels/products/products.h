@@ -9,12 +9,13 @@
 namespace qkv::QKV_ISA {
 
 // S^T = K Q^T and dP^T = V dO^T: to [keys x lanes] = rows of key or value [keys x dim] times
-// columns [dim x lanes]; zeros if there are no columns (null).
+// columns [dim x lanes], added to what is there with Beta::one; zeros if there are no columns
+// (null).
 template <class F, class T>
 QKV_INLINE void multiply_rows(const Tile& tile, LeftOperand<F> rows, const RightOperand<F>& columns,
-                              T* to) {
+                              T* to, Beta beta = Beta::zero) {
   if (!columns.data) rows.depth = 0;
-  multiply(rows, columns, tile.lanes, Sum<T>{to, tile.step, Beta::zero});
+  multiply(rows, columns, tile.lanes, Sum<T>{to, tile.step, beta});
 }
 
 // dQ^T += K^T dS^T: sum [dim x lanes] += the transposed rows of `keys` keys [dim x keys] times a

@@ -62,7 +62,7 @@ class Dropout {
   QKV_INLINE void operator()(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
                              const Each& each) const {
     Philox of_item;
-    if (p.dropout_seeds) of_item = Philox(p.seed_of(tile.batch));
+    if (p.dropout_seeds) of_item = Philox(p.seed_of(tile.plane.batch));
     const Philox& philox = p.dropout_seeds ? of_item : philox_;
     for (int lane = 0; lane < tile.lanes; lane += W) {
       Counter row[kStreams][3] = {};
@@ -88,7 +88,7 @@ class Dropout {
   // The three words of the counters that depend on the row: the query, and the low and the high
   // half of batch * H + head. Element i of row[stream] belongs to lane stream + kStreams * i.
   static void counters(const Problem& p, const Tile& tile, int lane, Counter (&row)[kStreams][3]) {
-    const int64_t heads = p.dropout_plane(tile.batch, tile.kv_head * p.group());
+    const int64_t heads = p.dropout_plane(tile.plane.batch, tile.plane.kv_head * p.group());
     for (int l = 0; l < W; ++l) {
       const int64_t r = tile.row + lane + l, plane = heads + r % p.group();
       Counter(&of)[3] = row[l % kStreams];

@@ -90,31 +90,26 @@ template <class T>
 void few_to_tile(const Tile& tile, int64_t keys, const T* scores, T* to) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes; v += W)
-    for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> square[W];
-      QKV_UNROLL
-      for (int r = 0; r < W; ++r)
-        square[r] = v + r < tile.rows ? load(scores + (v + r) * kFewStep + j) : Vec<T>{};
-      exchange<T, W / 2>(square);
-      QKV_UNROLL
-      for (int i = 0; i < W; ++i)
-        if (j + i < keys) store(to + (j + i) * tile.step + v, square[i]);
-    }
+    for (int64_t j = 0; j < keys; j += W)
+      transpose_square<T>(
+          [&](int r) QKV_INLINE_LAMBDA {
+            return v + r < tile.rows ? load(scores + (v + r) * kFewStep + j) : Vec<T>{};
+          },
+          [&](int i, Vec<T> of_key) QKV_INLINE_LAMBDA {
+            if (j + i < keys) store(to + (j + i) * tile.step + v, of_key);
+          });
 }
 template <class T>
 void few_from_tile(const Tile& tile, int64_t keys, const T* from, T* scores) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < tile.lanes; v += W)
-    for (int64_t j = 0; j < keys; j += W) {
-      Vec<T> square[W];
-      QKV_UNROLL
-      for (int i = 0; i < W; ++i)
-        square[i] = load(from + std::min(j + i, keys - 1) * tile.step + v);
-      exchange<T, W / 2>(square);
-      QKV_UNROLL
-      for (int r = 0; r < W; ++r)
-        if (v + r < tile.rows) store(scores + (v + r) * kFewStep + j, square[r]);
-    }
+    for (int64_t j = 0; j < keys; j += W)
+      transpose_square<T>(
+          [&](int i)
+              QKV_INLINE_LAMBDA { return load(from + std::min(j + i, keys - 1) * tile.step + v); },
+          [&](int r, Vec<T> of_row) QKV_INLINE_LAMBDA {
+            if (v + r < tile.rows) store(scores + (v + r) * kFewStep + j, of_row);
+          });
 }
 
 // to [keys x lanes] = the scores of keys [key, key + keys) with the queries of pack_few_queries.

@@ -13,8 +13,8 @@ template <class T>
 void add_each(const Problem& p, MaskType type, const Output& to, const Tile& tile, int64_t key,
               int64_t keys, const T* grad_scores) {
   const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, nullptr); };
-  type == MaskType::f64 ? add(score_rows_of<double>(p, to, tile.batch, tile.kv_head))
-                        : add(score_rows_of<float>(p, to, tile.batch, tile.kv_head));
+  type == MaskType::f64 ? add(score_rows_of<double>(p, to, tile.plane))
+                        : add(score_rows_of<float>(p, to, tile.plane));
 }
 
 // sums [tile.rows] += the sum of grad_scores [keys x lanes] over the keys, for each row of the

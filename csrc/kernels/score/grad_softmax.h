@@ -36,14 +36,10 @@ void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* g
   for (int64_t v = 0; v < tile.lanes; v += kLanes<T>) {
     const GradLanes<T> lanes = s.lanes(lane + v);
     subtract_base<T>(load(s.base + lane + v), keys, tile.step, weights + v);
-    const auto run = [&](auto rows, int64_t j) {
+    in_steps<kVectorsInStep, 1>(keys, [&](int64_t j, auto rows) {
       grad_softmax_rows<T, hides, rows>(lanes, tile.step, weights + v + j * tile.step,
                                         grad_scores + v + j * tile.step);
-    };
-    int64_t j = 0;
-    for (; j + kVectorsInStep <= keys; j += kVectorsInStep)
-      run(std::integral_constant<int, kVectorsInStep>(), j);
-    for (; j < keys; ++j) run(std::integral_constant<int, 1>(), j);
+    });
   }
 }
 

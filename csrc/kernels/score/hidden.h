@@ -12,8 +12,10 @@
 
 namespace qkv::QKV_ISA {
 
-// Whether `keys` bytes, col apart, are all 0.
-inline bool all_zero(const uint8_t* at, int64_t col, int64_t keys) {
+// Whether `keys` elements of a mask, col apart, hide their keys: bytes that are 0, numbers that are
+// -inf.
+template <class T>
+bool hide_all(const uint8_t* at, int64_t col, int64_t keys) {
   int64_t j = 0;
   if (col == 1)
     for (; j + 8 <= keys; j += 8) {
@@ -26,14 +28,13 @@ inline bool all_zero(const uint8_t* at, int64_t col, int64_t keys) {
   return true;
 }
 
-// Whether `keys` elements, col apart, are all -inf.
 template <class T, class M>
-bool all_minus_infinity(const M* at, int64_t col, int64_t keys) {
+bool hide_all(const M* at, int64_t col, int64_t keys) {
   Vec<T> others{};
   int64_t j = 0;
   for (; j + kLanes<T> <= keys; j += kLanes<T>) {
-    const Vec<T> run = read_run<T>(at + j * col, col, kLanes<T>);
-    others += run == -kInfinity<T> ? Vec<T>{} : splat(T(1));
+    const Vec<T> some = read_vector<T>(at + j * col, col, kLanes<T>);
+    others += some == -kInfinity<T> ? Vec<T>{} : splat(T(1));
   }
   if (any_nonzero<T>(others)) return false;
   for (; j < keys; ++j)
@@ -41,66 +42,39 @@ bool all_minus_infinity(const M* at, int64_t col, int64_t keys) {
   return true;
 }
 
-// Whether hides_row(first element, col) holds for each row of the tile. They are asked from the
-// last to the first, until one says no: under a causal mask the last row sees the most keys.
-template <class M, class HidesRow>
-bool hides_each_row(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
-                    const HidesRow& hides_row) {
-  const Rows<const M> rows = score_rows_of<M>(p, mask, tile.batch, tile.kv_head);
-  const int first = same_for_all_rows(rows) ? tile.rows - 1 : 0;
-  for (int r = tile.rows - 1; r >= first; --r)
-    if (!hides_row(rows[tile.row + r] + key * rows.col, rows.col)) return false;
-  return true;
-}
-
+// Whether the mask hides all of keys [key, key + keys) from all rows of the tile. They are asked
+// from the last to the first, until one says no: under a causal mask the last row sees the most
+// keys.
 template <class T>
 bool mask_hides_tile(const Problem& p, const Mask& mask, const Tile& tile, int64_t key,
                      int64_t keys) {
-  const auto floating = [&](auto element) {
+  bool hides = false;
+  with_elements(mask.type, [&](auto element) {
     using M = decltype(element);
-    return hides_each_row<M>(p, mask.input, tile, key, [&](const M* row, int64_t col) {
-      return all_minus_infinity<T>(row, col, keys);
-    });
-  };
-  switch (mask.type) {
-    case MaskType::none:
-      return false;
-    case MaskType::boolean:
-      return hides_each_row<uint8_t>(
-          p, mask.input, tile, key,
-          [&](const uint8_t* row, int64_t col) { return all_zero(row, col, keys); });
-    case MaskType::f32:
-      return floating(float{});
-    case MaskType::f64:
-      return floating(double{});
-    case MaskType::bf16:
-      return floating(BFloat16{});
-    case MaskType::f16:
-      return floating(Float16{});
-  }
-  return false;
+    const Rows<const M> rows = score_rows_of<M>(p, mask.input, tile.plane);
+    const int first = same_for_all_rows(rows) ? tile.rows - 1 : 0;
+    int r = tile.rows - 1;
+    while (r >= first && hide_all<T>(rows[tile.row + r] + key * rows.col, rows.col, keys)) --r;
+    hides = r < first;
+  });
+  return hides;
 }
 
-// Whether one of the masks hides all of keys [key, key + keys) from all rows of the tile.
+// Whether one of the masks does.
 template <class T>
 bool masks_hide_tile(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
   for (const Mask& mask : p.masks)
-    if (mask.type != MaskType::none && mask_hides_tile<T>(p, mask, tile, key, keys)) return true;
+    if (mask_hides_tile<T>(p, mask, tile, key, keys)) return true;
   return false;
 }
-
-struct KeyRange {
-  int64_t begin = 0, end = 0;
-  bool is_empty() const { return begin >= end; }
-};
 
 // Those of keys [key, key + keys) that rows of the tile see, or a range around them that begins a
 // multiple of kMultiple after `key`, where an operand may begin; empty where positions or masks
 // hide all of them.
 template <class T, int64_t kMultiple>
-KeyRange keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
+Range keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
   const int64_t skip = std::max<int64_t>(0, tile.key_begin - key) / kMultiple * kMultiple;
-  const KeyRange range{key + skip, std::min(key + keys, tile.key_end)};
+  const Range range{key + skip, std::min(key + keys, tile.key_end)};
   if (!range.is_empty() && masks_hide_tile<T>(p, tile, range.begin, range.end - range.begin))
     return {key, key};
   return range;

@@ -15,6 +15,26 @@ bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
+// Calls f(M{}) for the type M of a mask's elements, which are bytes of a boolean one; not at all if
+// there is no mask.
+template <class F>
+void with_elements(MaskType type, const F& f) {
+  switch (type) {
+    case MaskType::none:
+      break;
+    case MaskType::boolean:
+      return f(uint8_t{});
+    case MaskType::f32:
+      return f(float{});
+    case MaskType::f64:
+      return f(double{});
+    case MaskType::bf16:
+      return f(BFloat16{});
+    case MaskType::f16:
+      return f(Float16{});
+  }
+}
+
 // A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in
 // all.
 template <class T>
@@ -51,7 +71,7 @@ void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, 
 template <class T>
 void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
                         int64_t keys, T* scores) {
-  const Rows<const uint8_t> rows = score_rows_of<uint8_t>(p, mask, tile.batch, tile.kv_head);
+  const Rows<const uint8_t> rows = score_rows_of<uint8_t>(p, mask, tile.plane);
   const auto apply = [&](int64_t j, int v, IntVec<T> may_attend) {
     T* at = scores + j * tile.step + v;
     store(at, may_attend != 0 ? load(at) : splat(-kInfinity<T>));
@@ -74,7 +94,7 @@ void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, i
 template <class T, class M, bool kHides>
 void add_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key, int64_t keys,
               T* scores) {
-  const Rows<const M> rows = score_rows_of<M>(p, mask, tile.batch, tile.kv_head);
+  const Rows<const M> rows = score_rows_of<M>(p, mask, tile.plane);
   const auto add = [&](int64_t j, int v, Vec<T> bias) {
     T* at = scores + j * tile.step + v;
     store(at, bias == -kInfinity<T> ? bias : kHides ? load(at) : load(at) + bias);

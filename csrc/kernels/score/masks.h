@@ -12,21 +12,13 @@ namespace qkv::QKV_ISA {
 template <class T, bool kHides = false>
 void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t key, int64_t keys,
                 T* scores) {
-  const auto add = [&](auto* apply) { apply(p, mask.input, tile, key, keys, scores); };
-  switch (mask.type) {
-    case MaskType::none:
-      break;
-    case MaskType::boolean:
-      return add(apply_boolean_mask<T>);
-    case MaskType::f32:
-      return add(add_mask<T, float, kHides>);
-    case MaskType::f64:
-      return add(add_mask<T, double, kHides>);
-    case MaskType::bf16:
-      return add(add_mask<T, BFloat16, kHides>);
-    case MaskType::f16:
-      return add(add_mask<T, Float16, kHides>);
-  }
+  with_elements(mask.type, [&](auto element) {
+    using M = decltype(element);
+    if constexpr (std::is_same_v<M, uint8_t>)
+      apply_boolean_mask(p, mask.input, tile, key, keys, scores);
+    else
+      add_mask<T, M, kHides>(p, mask.input, tile, key, keys, scores);
+  });
 }
 
 // Adds all masks to scores [keys x lanes], and sets those that one of them or positions hide to

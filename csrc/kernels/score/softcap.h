@@ -27,14 +27,10 @@ template <class T>
 void softcap(const Problem& p, const Tile& tile, int64_t keys, T* scores, T* tanhs) {
   const T cap = T(p.softcap), inverse = T(1 / p.softcap);
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
-    const auto run = [&](auto rows, int64_t j) {
+    in_steps<kVectorsInStep, 1>(keys, [&](int64_t j, auto rows) {
       const int64_t at = j * tile.step + v;
       softcap_rows<T, rows>(cap, inverse, tile.step, scores + at, tanhs ? tanhs + at : nullptr);
-    };
-    int64_t j = 0;
-    for (; j + kVectorsInStep <= keys; j += kVectorsInStep)
-      run(std::integral_constant<int, kVectorsInStep>(), j);
-    for (; j < keys; ++j) run(std::integral_constant<int, 1>(), j);
+    });
   }
 }
 

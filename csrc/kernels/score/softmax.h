@@ -49,21 +49,6 @@ void subtract_base(Vec<T> base, int64_t keys, int64_t step, T* scores) {
   for (int64_t j = 0; j < keys; ++j) store(scores + j * step, load(scores + j * step) - base);
 }
 
-// Turns the scores of ROWS keys into weights, exp(score) / 2^shift, and adds them to `sum`.
-template <class T, int NV, int ROWS>
-QKV_INLINE void softmax_rows(T* scores, const ShiftedExp<T> (&by)[NV], Vec<T> (&sum)[NV]) {
-  constexpr int W = kLanes<T>;
-  Vec<T> weight[ROWS * NV];
-  QKV_UNROLL
-  for (int i = 0; i < ROWS * NV; ++i) weight[i] = load(scores + i * W);
-  exp<T>(weight, by);
-  QKV_UNROLL
-  for (int i = 0; i < ROWS * NV; ++i) {
-    sum[i % NV] += weight[i];
-    store(scores + i * W, weight[i]);
-  }
-}
-
 // top = the maximum of `top` and of scores [keys x NV vectors], lane by lane.
 template <class T, int NV>
 QKV_INLINE void max_of_tile(int64_t keys, const T* scores, Vec<T> (&top)[NV]) {
@@ -97,45 +82,92 @@ QKV_INLINE Vec<T> log2_rescale(Vec<T> before, const R& now) {
   return before == -kInfinity<T> ? splat(-kInfinity<T>) : factor;
 }
 
-// Turns scores [keys x lanes] into weights, exp(score - Reference(max)), and updates the largest
-// score max_state [lanes] and the sum of the weights sum_state [lanes]. rescale [lanes] is the
-// factor by which everything that was summed before, relative to the former maximum, must be
-// multiplied.
-template <class T, int NV>
-void softmax_tile(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescale) {
+// The online softmax of scores [keys x NV vectors]: turns them into weights and updates the largest
+// score max_state [lanes] and sums of the weights. rescale [lanes] is the factor by which
+// everything that was summed before, relative to the former maximum, must be multiplied. Weights
+// has
+//   Reference  what weights are relative to
+//   kMultiple  so many keys are taken in step, or a multiple, but for what is left of them
+//   begin      is told the Reference of vector v
+//   add<ROWS>  makes the weights of ROWS keys from the one with that number on, whose scores are
+//              given, and adds them to the sums
+template <int NV, class T, class Weights, int SUMS>
+QKV_INLINE void online_softmax(int64_t keys, T* scores, T* max_state, T* const (&sum_states)[SUMS],
+                               T* rescale, Weights& weights) {
   constexpr int W = kLanes<T>;
-  Vec<T> top[NV], sum[NV], factor[NV];
-  ShiftedExp<T> by[NV];
+  Vec<T> top[NV], factor[NV], sums[SUMS][NV] = {};
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) top[v] = load(max_state + v * W);
   max_of_tile<T, NV>(keys, scores, top);
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) {
-    const Reference<T> now(top[v]);
-    by[v] = ShiftedExp<T>(now.shift);
+    const typename Weights::Reference now(top[v]);
     factor[v] = log2_rescale<T>(load(max_state + v * W), now);
-    subtract_base<T>(now.base, keys, NV * W, scores + v * W);
+    weights.begin(v, now, keys, scores);
     store(max_state + v * W, top[v]);
-    sum[v] = Vec<T>{};
   }
   exp2<T>(factor);
-  constexpr int kRows = kVectorsInStep / NV;
-  // An error of the sum is an error of the whole row, so the sum is kept exact with short chains.
-  constexpr int kChain = 16;
+  // An error of a sum is an error of the whole row, so sums are kept exact with short chains.
+  constexpr int kMultiple = Weights::kMultiple, kChain = 16;
+  constexpr int kRows = std::max(kMultiple, kVectorsInStep / NV);
+  static_assert(kRows % kMultiple == 0 && kChain % kRows == 0);
   for (int64_t begin = 0; begin < keys; begin += kChain) {
-    const int64_t end = std::min(keys, begin + kChain);
-    Vec<T> chain[NV] = {};
-    int64_t j = begin;
-    for (; j + kRows <= end; j += kRows) softmax_rows<T, NV, kRows>(scores + j * NV * W, by, chain);
-    for (; j < end; ++j) softmax_rows<T, NV, 1>(scores + j * NV * W, by, chain);
+    Vec<T> chain[SUMS][NV] = {};
+    const auto add = [&](int64_t j, auto rows) QKV_INLINE_LAMBDA {
+      weights.template add<rows>(scores + (begin + j) * NV * W, begin + j, chain);
+    };
+    in_steps<kRows, kMultiple, 1>(std::min<int64_t>(keys - begin, kChain), add);
     QKV_UNROLL
-    for (int v = 0; v < NV; ++v) sum[v] += chain[v];
+    for (int s = 0; s < SUMS; ++s) {
+      QKV_UNROLL
+      for (int v = 0; v < NV; ++v) sums[s][v] += chain[s][v];
+    }
   }
   QKV_UNROLL
   for (int v = 0; v < NV; ++v) {
     store(rescale + v * W, factor[v]);
-    store(sum_state + v * W, load(sum_state + v * W) * factor[v] + sum[v]);
+    QKV_UNROLL
+    for (int s = 0; s < SUMS; ++s)
+      store(sum_states[s] + v * W, load(sum_states[s] + v * W) * factor[v] + sums[s][v]);
   }
+}
+
+// Weights exp(score - Reference), whose sum is added up.
+template <class T, int NV>
+struct TileWeights {
+  using Reference = QKV_ISA::Reference<T>;
+  static constexpr int kMultiple = 1;
+  ShiftedExp<T> by[NV];
+
+  QKV_INLINE void begin(int v, const Reference& now, int64_t keys, T* scores) {
+    by[v] = ShiftedExp<T>(now.shift);
+    subtract_base<T>(now.base, keys, NV * kLanes<T>, scores + v * kLanes<T>);
+  }
+  template <int ROWS>
+  QKV_INLINE void add(T* scores, int64_t, Vec<T> (&sums)[1][NV]) const {
+    constexpr int W = kLanes<T>;
+    Vec<T> weight[ROWS * NV];
+    QKV_UNROLL
+    for (int i = 0; i < ROWS * NV; ++i) weight[i] = load(scores + i * W);
+    exp<T>(weight, by);
+    QKV_UNROLL
+    for (int i = 0; i < ROWS * NV; ++i) {
+      sums[0][i % NV] += weight[i];
+      store(scores + i * W, weight[i]);
+    }
+  }
+};
+
+template <class T, int NV>
+void softmax_vectors(int64_t keys, T* scores, T* max_state, T* sum_state, T* rescale) {
+  TileWeights<T, NV> weights;
+  online_softmax<NV>(keys, scores, max_state, {sum_state}, rescale, weights);
+}
+// The same for scores [keys x lanes] of one or two vectors of lanes.
+template <class T>
+void softmax_tile(int64_t lanes, int64_t keys, T* scores, T* max_state, T* sum_state, T* rescale) {
+  (lanes == kLanes<T> ? softmax_vectors<T, 1> : softmax_vectors<T, 2>)(keys, scores, max_state,
+                                                                       sum_state, rescale);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -57,7 +57,7 @@ void grad_whole_tile(const Problem& p, const BackwardArgs& a, const BackwardTile
   const Tile& tile = t.tile;
   T lse[kTileRows<T>] = {}, grad_lse[kTileRows<T>] = {};
   const auto read = [&](const Input& from, T* to) {
-    const Rows<const T> rows = rows_of<T>(p, from, tile.batch, tile.kv_head);
+    const Rows<const T> rows = rows_of<T>(p, from, tile.plane);
     for (int r = 0; rows.data && r < tile.rows; ++r) to[r] = *rows[tile.row + r];
   };
   read(a.lse, lse), read(a.grad_lse, grad_lse);

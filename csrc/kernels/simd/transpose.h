@@ -123,16 +123,22 @@ QKV_INLINE Vec<T> max_lanes(Vec<T>* vectors) {
   return fold_lanes<T>(vectors, Larger<T>(), Larger<T>());
 }
 
-// out[c][r] = in[r][c] for W rows of W elements; load(r) returns row r.
-template <class T, class Load>
-QKV_INLINE void transpose_square(Load load, T* out, int64_t out_row) {
+// Calls put(c, column c) for the columns of W rows of W elements; load(r) returns row r.
+template <class T, class Load, class Put>
+QKV_INLINE void transpose_square(const Load& load, const Put& put) {
   constexpr int W = kLanes<T>;
   Vec<T> square[W];
   QKV_UNROLL
   for (int i = 0; i < W; ++i) square[i] = load(i);
   exchange<T, W / 2>(square);
   QKV_UNROLL
-  for (int i = 0; i < W; ++i) store(out + i * out_row, square[i]);
+  for (int i = 0; i < W; ++i) put(i, square[i]);
+}
+// out[c][r] = in[r][c] of such rows.
+template <class T, class Load>
+QKV_INLINE void transpose_square(const Load& load, T* out, int64_t out_row) {
+  transpose_square<T>(load,
+                      [=](int i, Vec<T> x) QKV_INLINE_LAMBDA { store(out + i * out_row, x); });
 }
 
 // out[c][r] = in[r][c], where load(r, c) returns the W elements of row r from column c on. rows and

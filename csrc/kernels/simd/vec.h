@@ -53,20 +53,19 @@ QKV_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};  // not x + 0, which would turn -0.0 into 0.0
 }
 
+// Calls f(j, N) from j = 0 on, N further each time, as often as `count` has room for, and then the
+// same with each of Fewer: N are constants.
+template <int N, int... Fewer, class F>
+QKV_INLINE void in_steps(int64_t count, const F& f, int64_t j = 0) {
+  for (; j + N <= count; j += N) f(j, std::integral_constant<int, N>());
+  if constexpr (sizeof...(Fewer) > 0) in_steps<Fewer...>(count, f, j);
+}
+
 // Returns x, kept in a register: without this the compiler would load it again for every use.
 template <class V>
 QKV_INLINE V in_register(V x) {
   asm("" : QKV_VECTOR_REGISTER(x));
   return x;
-}
-
-// The vector 0, 1, 2, ...
-template <class T>
-QKV_INLINE IntVec<T> iota() {
-  IntVec<T> v{};
-  QKV_UNROLL
-  for (int i = 0; i < kLanes<T>; ++i) v[i] = i;
-  return v;
 }
 
 // Lane l of the result is lane from(l) of a followed by b. `from` is a lambda without captures, so

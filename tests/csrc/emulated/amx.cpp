@@ -10,13 +10,13 @@
 
 #include "emulated/tiles.h"
 #include "emulated/vec.h"
-#include "kernels/pair_entry.h"
+#include "kernels/entry.h"
 
 namespace qkv {
 namespace {
 
 const Implementation kEmulated = {
-    "emulated_amx", [] { return true; }, {}, {}, emulated_amx::pair_kernels_of<BFloat16>(), {},
+    "emulated_amx", [] { return true; }, {}, {}, emulated_amx::kernels_of<BFloat16>(), {},
     &kGeneric};
 
 const bool added = (add_implementation(kEmulated), twins().push_back(kEmulated.name), true);

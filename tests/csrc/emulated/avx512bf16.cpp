@@ -9,7 +9,7 @@
 #define QKV_PAIR_GEMM "kernels/gemm/pair_gemm.h"
 
 #include "emulated/vec.h"
-#include "kernels/pair_entry.h"
+#include "kernels/entry.h"
 
 namespace qkv {
 namespace {
@@ -18,7 +18,7 @@ const Implementation kEmulated = {"emulated_avx512bf16",
                                   [] { return true; },
                                   {},
                                   {},
-                                  emulated_avx512bf16::pair_kernels_of<BFloat16>(),
+                                  emulated_avx512bf16::kernels_of<BFloat16>(),
                                   {},
                                   &kGeneric};
 

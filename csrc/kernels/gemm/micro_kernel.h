@@ -1,0 +1,138 @@
+// The micro-kernel of tile_gemm.h: the sums of some rows of C, one or two vectors wide, in
+// registers.
+#pragma once
+
+#include "kernels/simd/vec.h"
+
+// The functions of this file take pairs, too, so those for vectors of pairs must come first: they
+// are found by no other rule of the language, since a vector belongs to no namespace.
+#ifdef QKV_PAIR_GEMM
+#include "kernels/gemm/pairs.h"
+#endif
+
+namespace qkv::QKV_ISA {
+
+enum class Beta { zero, one, lanes };  // lanes: each column of C has a factor of its own
+
+// How A is laid out. A stride of 1, as in the first two, lets the compiler fold the index into the
+// load instruction.
+enum Access { kRowMajor, kColumnMajor, kAnyStrides };
+
+template <class E, class T = Compute<E>>
+struct MicroArgs {
+  int64_t depth;  // K
+  const E* a;
+  int64_t a_row, a_col;
+  const E* b;
+  int64_t b_row;
+  T* c;
+  int64_t c_row;
+  Beta beta;
+  const T* lanes;  // [N], Beta::lanes only
+  T alpha = 1;     // Pair only: C = beta * C + alpha * A * B
+  // From C to what beta multiplies, if that is not C itself.
+  int64_t before = 0;
+};
+
+template <class T>
+QKV_INLINE Vec<T> broadcast(const T* p) {
+  return splat(*p);
+}
+
+template <class T>
+QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
+  return sum + a * b;
+}
+
+// Multiplies sums by alpha. (It is looked at once: after each store the compiler would read it
+// again.)
+template <int M, int NV, class T>
+QKV_INLINE void scale_sums(T alpha, Vec<T> (&sum)[M][NV]) {
+  if (alpha == 1) return;
+  const Vec<T> factor = splat(alpha);
+  QKV_UNROLL
+  for (int i = 0; i < M; ++i) {
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) sum[i][v] *= factor;
+  }
+}
+
+// C [M x NV vectors] = beta * C + sum; C begins at c.
+template <class E, Beta beta, int M, int NV, class T>
+QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c) {
+  constexpr int W = kLanes<T>;
+  const int64_t c_row = args.c_row;
+  const T* before = c + args.before;
+  Vec<T> lanes[NV];
+  if constexpr (beta == Beta::lanes) {
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) lanes[v] = load(args.lanes + v * W);
+  }
+  QKV_UNROLL
+  for (int i = 0; i < M; ++i, c += c_row, before += c_row) {
+    QKV_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      if constexpr (beta == Beta::one) {
+        Vec<T> summed = load(before + v * W);
+        sum[i][v] += summed;
+        // The sum of two NaN is the first, on every instruction set, or the signs of NaN would
+        // depend on how keys are split. Where an addition overwrites its first operand, this keeps
+        // the compiler from taking the second for it.
+        if constexpr (!kHasFma)
+          asm("" : QKV_VECTOR_REGISTER(sum[i][v]), QKV_VECTOR_REGISTER(summed));
+      }
+      if (beta == Beta::lanes) sum[i][v] += lanes[v] * load(before + v * W);
+      store(c + v * W, sum[i][v]);
+    }
+  }
+}
+
+// Computes M * tiles rows of C, NV vectors wide: `tiles` times M rows, whose sums are in registers.
+template <class E, Access access, int M, int NV>
+void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
+  using T = Compute<E>;
+  constexpr int W = kLanes<T>;
+  const int64_t a_row = access == kColumnMajor ? 1 : args.a_row;
+  const int64_t a_col = access == kRowMajor ? 1 : args.a_col;
+  const int64_t b_row = args.b_row, c_row = args.c_row, depth = args.depth;
+  const E* first = args.a;
+  T* c = args.c;
+  for (; tiles > 0; --tiles, first += M * a_row, c += M * c_row) {
+    const E* a[M];
+    QKV_UNROLL
+    for (int i = 0; i < M; ++i) a[i] = first + i * a_row;
+    const E* b = args.b;
+    Vec<T> sum[M][NV];
+    QKV_UNROLL
+    for (int i = 0; i < M; ++i)
+      for (int v = 0; v < NV; ++v) sum[i][v] = Vec<T>{};
+
+    for (int64_t k = 0; k < depth; ++k) {
+      Vec<E> bv[NV];
+      QKV_UNROLL
+      for (int v = 0; v < NV; ++v) bv[v] = load(b + v * W);
+      QKV_UNROLL
+      for (int i = 0; i < M; ++i) {
+        const Vec<E> av = broadcast(a[i] + k * a_col);
+        QKV_UNROLL
+        for (int v = 0; v < NV; ++v) sum[i][v] = add_product(av, bv[v], sum[i][v], E{});
+      }
+      b += b_row;
+    }
+
+    if constexpr (std::is_same_v<E, Pair>) scale_sums(args.alpha, sum);
+    switch (args.beta) {  // here, and not once for each vector
+      case Beta::zero:
+        store_sums<E, Beta::zero>(args, sum, c);
+        break;
+      case Beta::one:
+        store_sums<E, Beta::one>(args, sum, c);
+        break;
+      case Beta::lanes:
+        store_sums<E, Beta::lanes>(args, sum, c);
+        break;
+    }
+  }
+}
+
+}  // namespace qkv::QKV_ISA

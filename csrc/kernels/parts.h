@@ -1,0 +1,82 @@
+// The table of what the kernels are made of (dispatch/kernel_parts.h).
+#pragma once
+
+#include "dispatch/kernel_parts.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/operands/operand.h"
+#include "kernels/simd/exp.h"
+#include "kernels/simd/transpose.h"
+#ifdef QKV_PAIR_GEMM
+#include "kernels/score/pair_softmax.h"
+#endif
+
+namespace qkv::QKV_ISA {
+
+template <class T>
+void gemm_part(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
+               int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
+               const void* lanes) {
+  gemm<T>(rows, columns,
+          {depth, static_cast<const T*>(a), a_row, a_col, static_cast<const T*>(b), b_row,
+           static_cast<T*>(c), c_row, static_cast<Beta>(beta), static_cast<const T*>(lanes)});
+}
+
+template <class T>
+void exp2_part(const void* in, void* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> t[] = {load(static_cast<const T*>(in) + i)};
+    exp2<T>(t);
+    store(static_cast<T*>(out) + i, t[0]);
+  }
+}
+
+template <class T>
+void exp_part(const void* in, void* out, int64_t count) {
+  const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
+    exp<T>(x, by);
+    store(static_cast<T*>(out) + i, x[0]);
+  }
+}
+
+template <class T>
+void tanh_part(const void* in, void* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
+    tanh<T>(x);
+    store(static_cast<T*>(out) + i, x[0]);
+  }
+}
+
+template <class T>
+void transpose_part(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
+                    int64_t columns) {
+  transpose<T>(static_cast<const T*>(in), in_row, static_cast<T*>(out), out_row, rows, columns,
+               T(1));
+}
+
+#ifdef QKV_PAIR_GEMM
+inline void pair_gemm_part(int64_t rows, int64_t columns, int64_t depth, const Pair* a,
+                           int64_t a_row, int64_t a_col, const Pair* b, int64_t b_row, float* c,
+                           int64_t c_row, int beta, const float* lanes, float alpha) {
+  const PairUnit unit(true);
+  gemm<Pair>(rows, columns,
+             {depth, a, a_row, a_col, b, b_row, c, c_row, static_cast<Beta>(beta), lanes, alpha});
+}
+#endif
+
+template <class E, class T = Compute<E>>
+constexpr KernelParts parts_of() {
+  KernelParts parts{
+      {kMaxRows[0], kMaxRows[1]}, gemm_part<T>, exp2_part<T>, exp_part<T>, tanh_part<T>,
+      transpose_part<T>};
+#ifdef QKV_PAIR_GEMM
+  if (kInPairs<E>) parts.pairs = {kTiles, pair_gemm_part, pair_rows, softmax_pairs, narrow_rows};
+#endif
+  return parts;
+}
+template <class E>
+constexpr KernelParts kParts = parts_of<E>();
+
+}  // namespace qkv::QKV_ISA
