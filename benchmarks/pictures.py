@@ -2,8 +2,6 @@
 
 from matplotlib.ticker import FuncFormatter
 
-from qkv.bench.columns import label
-
 from .plot import (
     COLORS,
     SMALL,
@@ -14,6 +12,7 @@ from .plot import (
     legend,
     offsets,
 )
+from .tables import label
 
 
 def own_time(axes, run):

@@ -3,9 +3,10 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from qkv.bench.columns import label
 from qkv.bench.report import label as result_label
 from qkv.bench.table import machine_lines
+
+from .tables import label
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
 COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3a7d44"}
@@ -78,7 +79,7 @@ def draw_ratios(axes, run):
             i + row: r["promised"][direction]["at_least"]
             for i, r in enumerate(run["results"])
             for direction, row in offsets(directions).items()
-            if r["promised"].get(direction, {}).get("at_least")
+            if r.get("promised", {}).get(direction, {}).get("at_least")
         },
     )
     axes.axvline(1, color="0.2", lw=1.2, zorder=1)

@@ -9,16 +9,11 @@ import torch
 
 import qkv
 from qkv.bench import machine
-from qkv.bench.arguments import (
-    DTYPES,
-    choose_entries,
-    expect_dtypes,
-    expect_modules,
-    positive,
-)
+from qkv.bench.command import DTYPES, choose_entries, expect_modules, positive
 from qkv.bench.grid import GRID
 from qkv.bench.progress import Progress
 
+from ..arguments import expect_dtypes
 from ..options import SPELLING, parse
 from ..suites import named
 from . import builds, report, turns
@@ -54,7 +49,7 @@ def main(argv=None):
     parser = make_parser()
     args = parser.parse_args(argv)
     try:
-        expect_modules("tabulate")
+        expect_modules("tabulate", "tqdm")
         commits = {"then": builds.short_hash(args.against), "now": builds.working_tree()}
         entries = choose_entries(SUITE, args.shapes)
         expect_dtypes(entries, [getattr(torch, args.dtype)])

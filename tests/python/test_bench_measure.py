@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import qkv
+from benchmarks.call import Call
+from benchmarks.case import fastest_way
 from qkv.bench import machine
-from qkv.bench.measure import MIN_REPEATS, fastest, measure, progress, sample_sizes
+from qkv.bench.measure import MIN_REPEATS, measure, progress, sample_sizes
 from qkv.bench.progress import Progress
 
 
@@ -55,7 +57,9 @@ def test_the_bar_moves_within_a_step(capsys):
 
 
 def test_fastest_of_torchs_ways_is_kept():
-    name, seconds = fastest({"slow": lambda: time.sleep(0.02), "fast": list})
+    calls = {"slow": lambda: time.sleep(0.02), "fast": list}
+    ways = {name: Call(function, {}, torch.ones(1)) for name, function in calls.items()}
+    name, seconds = fastest_way(ways, "forward")
     assert name == "fast" and seconds["fast"] < seconds["slow"]
 
 

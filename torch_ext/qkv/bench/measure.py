@@ -51,12 +51,6 @@ def progress(done, elapsed, seconds, repeats):
     return min(elapsed / seconds, at_least, done / FEWEST_REPEATS)
 
 
-def fastest(calls):
-    """The name of the call that takes least, and {name: seconds}; each tried a few times."""
-    seconds = {name: warm_up(timeit.Timer(call)) for name, call in calls.items()}
-    return min(seconds, key=lambda name: seconds[name]), seconds
-
-
 def warm_up(timer):
     """Seconds a call, the best of a few; of fewer where one takes long."""
     samples = [timer.timeit(1)]

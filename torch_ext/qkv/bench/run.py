@@ -1,14 +1,34 @@
 """A run: the machine measured, every answer checked, every call timed."""
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from . import columns, machine, report
+import torch
+
+from . import machine, report
 from .case import Case
 from .check import check
-from .entry import PLAIN_PASS
-from .measure import fastest, measure
+from .measure import measure
 from .memory import extra_bytes
 from .progress import Progress
+from .shapes import Entry
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What one command measures, and how it shows that."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    directions: tuple[str, ...]  # of those that Call.timed() knows
+    parse: Callable[[str], Entry]  # text of --shapes; raises ValueError
+    # Of a run, as report.py describes it: (caption, rows), a row is {title: text}.
+    tables: Callable[[dict], list[tuple[str, list[dict[str, str]]]]]
+    case: Callable[[Entry, torch.dtype], Case] = Case
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)  # where --dtype does not say
+    has_peak: bool = True  # arithmetic is the limit; else memory
+    remembered: tuple[str, ...] = ()  # the directions whose memory is always measured
 
 
 def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
@@ -20,17 +40,17 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
     with Progress(2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)) as progress:
         before = progress.step("this machine", machine.rates, peak_of)
         for entry, dtype in itertools.product(entries, dtypes):
-            case = Case(entry, dtype, suite.has_gradients, suite.has_tangents)
+            case = suite.case(entry, dtype)
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
             errors = progress.long_step(f"{label} check", check, case)
             reads = [machine.read_rate()] if entry.reads_memory else []
-            timings = {}
-            for direction in suite.directions:
-                parse = suite.parse if direction in remembered else None
-                timings[direction] = progress.long_step(
-                    f"{label} {columns.label(direction)}",
-                    time, case, direction, seconds, repeats, parse,
-                )  # fmt: skip
+            timings = {
+                direction: progress.long_step(
+                    f"{label} {direction}",
+                    time, case, direction, seconds, repeats, direction in remembered,
+                )
+                for direction in suite.directions
+            }  # fmt: skip
             if reads:
                 reads.append(machine.read_rate())
             measured.append(
@@ -41,24 +61,11 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
     return report.summarize(suite.name, described, machine.best(before, after), measured)
 
 
-def time(case, direction, seconds, repeats, parse, tick):
-    """Ours, torch's fastest and our own without the option, in turn: what measure() returns and
-    {"way": the fastest, "tried_s": seconds of all, where there are several, "skipped": {way: why it
-    took no part}, "extra_bytes": what memory.extra_bytes() returns, of a suite's parse}."""
-    ways, skipped = case.ways_in(direction)
-    way, tried_s = fastest_way(ways, direction)
-    memory = extra_bytes(case, direction, way, parse) if parse else {}
-    calls = {name: call.timed(direction) for name, call in case.calls.items()}
-    if direction in PLAIN_PASS:
-        calls["base"] = case.calls["qkv"].timed(PLAIN_PASS[direction])
-    if way:
-        calls["torch"] = ways[way].timed(direction)
+def time(case, direction, seconds, repeats, has_memory, tick):
+    """All calls of Case.timed(), in turn: what measure() returns, "how": what the run says of
+    torch's way, and "extra_bytes": {name: bytes}, where the memory is asked for."""
+    calls, how = case.timed(direction)
     found = measure(calls, seconds, repeats, tick)
-    return found | {"way": way, "tried_s": tried_s, "skipped": skipped, "extra_bytes": memory}
-
-
-def fastest_way(ways, direction):
-    """Its name, or None, and {way: seconds} where there are several."""
-    if len(ways) < 2:
-        return next(iter(ways), None), {}
-    return fastest({name: call.timed(direction) for name, call in ways.items()})
+    calls.clear()  # with what their forward passes keep
+    memory = extra_bytes(case, direction, how["way"]) if has_memory else {}
+    return found | {"how": how, "extra_bytes": memory}
