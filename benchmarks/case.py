@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from qkv.bench import case
-from qkv.bench.machine import uncached_bytes
 from qkv.bench.measure import warm_up
 
 from .call import Call, Unavailable, on_math_path
@@ -116,6 +115,11 @@ def fastest_way(ways, direction):
         return next(iter(ways), None), {}
     seconds = {n: warm_up(timeit.Timer(call.timed(direction))) for n, call in ways.items()}
     return min(seconds, key=lambda name: seconds[name]), seconds
+
+
+def uncached_bytes():
+    """So much that no cache of this machine holds a useful part of it."""
+    return torch.ops.qkv._probe_uncached_bytes()
 
 
 def copies(inputs, is_cold):

@@ -11,7 +11,6 @@ import qkv
 from qkv.bench import machine
 from qkv.bench.command import DTYPES, choose_entries, expect_modules, positive
 from qkv.bench.grid import GRID
-from qkv.bench.progress import Progress
 
 from ..arguments import expect_dtypes
 from ..options import SPELLING, parse
@@ -59,8 +58,7 @@ def main(argv=None):
         packages = {"now": builds.build_now()}
         packages["then"] = builds.build_then(commits["then"])
         environment = machine.environment_for(args.isa) if args.isa else {}
-        with Progress(args.rounds * len(entries)) as progress:
-            found = turns.run(packages, entries, args, environment, progress)
+        found = turns.run(packages, entries, args, environment)
     except (turns.Failed, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -11,7 +11,6 @@ from .case import Case
 from .check import check
 from .measure import measure
 from .memory import extra_bytes
-from .progress import Progress
 from .shapes import Entry
 
 
@@ -34,38 +33,45 @@ class Suite:
 def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
     """Measures the machine and every entry; returns the run as report.py describes it. remembered:
     the directions whose memory is measured too. Raises WrongAnswer."""
+    from tqdm import tqdm  # which only a run needs
+
     described = machine.describe(dtypes)
     peak_of = dtypes[0] if suite.has_peak and len(dtypes) == 1 else None  # each dtype has its own
     measured = []
-    with Progress(2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)) as progress:
-        before = progress.step("this machine", machine.rates, peak_of)
+    steps = 2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)
+    with tqdm(total=steps, bar_format="{desc:<28}{bar} {elapsed}") as bar:
+
+        def step(text, function, *args):
+            bar.set_description_str(text)
+            result = function(*args)
+            bar.update()
+            return result
+
+        before = step("this machine", machine.rates, peak_of)
         for entry, dtype in itertools.product(entries, dtypes):
             case = suite.case(entry, dtype)
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
-            errors = progress.long_step(f"{label} check", check, case)
+            errors = step(f"{label} check", check, case)
             reads = [machine.read_rate()] if entry.reads_memory else []
             timings = {
-                direction: progress.long_step(
-                    f"{label} {direction}",
-                    time, case, direction, seconds, repeats, direction in remembered,
-                )
-                for direction in suite.directions
-            }  # fmt: skip
+                d: step(f"{label} {d}", time, case, d, seconds, repeats, d in remembered)
+                for d in suite.directions
+            }
             if reads:
                 reads.append(machine.read_rate())
             measured.append(
                 report.Measured(entry, dtype, errors, timings, max(reads, default=None))
             )
             del case  # before there is another one
-        after = progress.step("this machine again", machine.rates, peak_of)
+        after = step("this machine again", machine.rates, peak_of)
     return report.summarize(suite.name, described, machine.best(before, after), measured)
 
 
-def time(case, direction, seconds, repeats, has_memory, tick):
+def time(case, direction, seconds, repeats, has_memory):
     """All calls of Case.timed(), in turn: what measure() returns, "how": what the run says of
     torch's way, and "extra_bytes": {name: bytes}, where the memory is asked for."""
     calls, how = case.timed(direction)
-    found = measure(calls, seconds, repeats, tick)
+    found = measure(calls, seconds, repeats)
     calls.clear()  # with what their forward passes keep
     memory = extra_bytes(case, direction, how["way"]) if has_memory else {}
     return found | {"how": how, "extra_bytes": memory}
