@@ -1,6 +1,5 @@
 """python -m benchmarks.generation: how fast a GPT writes with its keys and values in a cache."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import torch
 
 from qkv.bench import compare, machine, table
 from qkv.bench.check import WrongAnswer
-from qkv.bench.command import add_timing, expect_folder, expect_modules, positive, show
+from qkv.bench.command import add_timing, expect_folder, expect_modules, new_parser, positive, show
 from qkv.bench.measure import measure, quartiles
 
 from .arguments import add_saved, expect_default
@@ -51,11 +50,7 @@ def main(argv=None):
 
 
 def make_parser():
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generation",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTION,
-    )
+    parser = new_parser("benchmarks.generation", DESCRIPTION)
     number = positive(int)
     parser.add_argument("--layers", type=number, default=4)
     parser.add_argument("--heads", type=number, default=8)

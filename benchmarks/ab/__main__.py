@@ -9,7 +9,7 @@ import torch
 
 import qkv
 from qkv.bench import machine
-from qkv.bench.command import DTYPES, choose_entries, expect_modules, positive
+from qkv.bench.command import DTYPES, choose_entries, expect_modules, new_parser, positive
 from qkv.bench.grid import GRID
 
 from ..arguments import expect_dtypes
@@ -67,12 +67,8 @@ def main(argv=None):
 
 
 def make_parser():
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ab",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTION,
-        epilog=f"SHAPE is a name ({', '.join(CALLS)}) or {SPELLING}",
-    )
+    epilog = f"SHAPE is a name ({', '.join(CALLS)}) or {SPELLING}"
+    parser = new_parser("benchmarks.ab", DESCRIPTION, epilog)
     parser.add_argument("--against", required=True, metavar="COMMIT", help="what is then")
     parser.add_argument("--shapes", metavar="SHAPE,...", help="see below; default: all names")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")

@@ -19,14 +19,19 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 SECONDS = 2.0  # for each figure
 
 
-def make_parser(package, description, epilog, dtypes="float32"):
-    """dtypes: those where --dtype does not say, for --help."""
-    parser = argparse.ArgumentParser(
+def new_parser(package, description, epilog=None):
+    """Whose texts are printed as they are."""
+    return argparse.ArgumentParser(
         prog=f"python -m {package}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=description,
         epilog=epilog,
     )
+
+
+def make_parser(package, description, epilog, dtypes="float32"):
+    """dtypes: those where --dtype does not say, for --help."""
+    parser = new_parser(package, description, epilog)
     parser.add_argument("--shapes", metavar="SHAPE,...", help="see below; default: all names")
     parser.add_argument("--dtype", choices=DTYPES, help=f"default: {dtypes}")
     parser.add_argument(
