@@ -70,6 +70,7 @@ class Entry(shapes.Entry):
     """An option of the operator, its name and what it is, on a shape; and what is promised of it:
     {direction: Promise}."""
 
+    products = PRODUCTS
     option: str = "plain"
     how: Option = PLAIN
     promised: dict[str, Promise] = field(default_factory=dict)
@@ -92,18 +93,18 @@ class Entry(shapes.Entry):
     def reads_memory(self):
         return self.how.is_cold or (self.option == "plain" and super().reads_memory)
 
-    def cache_bytes(self, dtype):
-        return self.shape.cache_bytes(self.how.itemsize or dtype.itemsize)
+    def itemsize(self, dtype):
+        return self.how.itemsize or dtype.itemsize
+
+    @property
+    def scores(self):
+        return self.how.scores(self.shape)
 
     def timed_as(self, name, direction):
         if name != "base":
             return self, direction
         plain = PLAIN_PASS.get(direction)
         return (self, plain) if plain else (self.base, direction)
-
-    def flops(self, direction):
-        """Of the pairs that count."""
-        return self.shape.flops(self.how.scores(self.shape), PRODUCTS[direction])
 
     def described(self, dtype):
         promised = self.promised if dtype == torch.float32 else {}

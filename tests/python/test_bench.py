@@ -183,7 +183,7 @@ def test_cost_of_a_shape():
     flops = 2 * (2 * 4 * 3 * 5) * (8 + 16)
     costs = {"forward": flops, "backward": 2.5 * flops}
     assert {direction: entry.flops(direction) for direction in costs} == costs
-    assert entry.shape.cache_bytes(4) == 4 * 2 * 2 * 5 * (8 + 16)
+    assert entry.cache_bytes(torch.float32) == 4 * 2 * 2 * 5 * (8 + 16)
     assert parse("2x4/2x3x5x8x16c").flops("forward") == flops / 2
 
 

@@ -64,15 +64,6 @@ class Shape:
         scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
         return scores / 2 if self.is_causal else scores
 
-    def flops(self, scores, products):
-        """Of so many scores, in so many times the two products of a forward pass."""
-        return products * 2 * scores * (self.head_dim + self.head_dim_v)
-
-    def cache_bytes(self, itemsize):
-        """Of key and value: what decoding has to read."""
-        keys = self.batch * self.kv_heads * self.seqlen_k
-        return keys * (self.head_dim + self.head_dim_v) * itemsize
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -82,6 +73,7 @@ class Entry:
     name: str
     shape: Shape
     option = "plain"
+    products = PRODUCTS  # of each direction that is measured
 
     def __str__(self):
         return str(self.shape)
@@ -91,9 +83,20 @@ class Entry:
         """Memory, not arithmetic, is the limit."""
         return self.shape.is_decode
 
+    def itemsize(self, dtype):
+        """Bytes of an element of keys and values."""
+        return dtype.itemsize
+
     def cache_bytes(self, dtype):
         """Of key and value: what decoding has to read."""
-        return self.shape.cache_bytes(dtype.itemsize)
+        shape = self.shape
+        keys = shape.batch * shape.kv_heads * shape.seqlen_k
+        return keys * (shape.head_dim + shape.head_dim_v) * self.itemsize(dtype)
+
+    @property
+    def scores(self):
+        """How many pairs of a query and a key count."""
+        return self.shape.scores
 
     def timed_as(self, name, direction) -> tuple:
         """(entry, direction) of what the call `name` of Case.timed() computes."""
@@ -101,7 +104,12 @@ class Entry:
 
     def flops(self, direction):
         """By convention."""
-        return self.shape.flops(self.shape.scores, PRODUCTS[direction])
+        return (
+            self.products[direction]
+            * 2
+            * self.scores
+            * (self.shape.head_dim + self.shape.head_dim_v)
+        )
 
     def described(self, dtype):
         """What a run says of the entry in this dtype."""

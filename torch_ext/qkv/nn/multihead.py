@@ -95,14 +95,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             else:
                 tensor = tensor if tensor is None else tensor.to(device)
                 self.register_buffer(name, tensor, persistent=False)
-        given = {
-            "scale": scale is not None,
-            "softcap": softcap != 0,
-            "window_size": window_size is not None,
-            "alibi_slopes": alibi_slopes is not None,
-            "sinks": sinks is not None,
-        }
-        self._given = tuple(name for name, is_given in given.items() if is_given)
+        options = {"scale": scale, "softcap": softcap or None, "window_size": window_size}
+        options |= {"alibi_slopes": alibi_slopes, "sinks": sinks}
+        self._given = tuple(name for name, option in options.items() if option is not None)
         if add_bias_kv or add_zero_attn:
             for name in [n for n in ("window_size", "alibi_slopes") if n in self._given]:
                 raise ValueError(
