@@ -104,12 +104,8 @@ class Entry:
 
     def flops(self, direction):
         """By convention."""
-        return (
-            self.products[direction]
-            * 2
-            * self.scores
-            * (self.shape.head_dim + self.shape.head_dim_v)
-        )
+        dims = self.shape.head_dim + self.shape.head_dim_v
+        return self.products[direction] * 2 * self.scores * dims
 
     def described(self, dtype):
         """What a run says of the entry in this dtype."""
