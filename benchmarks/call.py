@@ -97,9 +97,9 @@ class Call(case.Call):
         seconds = self.backward_twice()()
         return found | {f"second_{n}": x for n, x in zip(names, seconds, strict=True)}
 
-    def mapped(self, function, change):
+    def mapped(self, change):
         tangents = {name: change(name, x) for name, x in self.tangents.items()}
-        return replace(super().mapped(function, change), tangents=tangents)
+        return replace(super().mapped(change), tangents=tangents)
 
 
 def on_math_path(function):

@@ -51,9 +51,9 @@ class Call:
         torch.manual_seed(0)
         return {f"grad_{n}": x for n, x in zip(names, self.backward()(), strict=True)}
 
-    def mapped(self, function, change):
-        """The call of another function with change(name, x) of each input x and of grad_output.
-        What was a leaf is one again."""
+    def mapped(self, change):
+        """With change(name, x) in place of each input x and of grad_output. What was a leaf is one
+        again."""
 
         def changed(name, x):
             found = change(name, x)
@@ -62,7 +62,7 @@ class Call:
         leaves = leaves_of(self.inputs)
         inputs = {name: changed(name, x) for name, x in self.inputs.items()}
         grad_output = change("grad_output", self.grad_output)
-        return replace(self, function=function, inputs=inputs, grad_output=grad_output)
+        return replace(self, inputs=inputs, grad_output=grad_output)
 
 
 class Case:
