@@ -103,14 +103,14 @@ def draw_promised(axes, promised):
     axes.plot(bounds, rows, "|", color="0.1", ms=14, mew=1.6, label="promised", zorder=3)
 
 
-def draw_shares(axes, run, key, title):
-    """Bars: ours; ticks: torch's."""
+def draw_shares(axes, run, title, share):
+    """Bars: ours; ticks: torch's. share(result, what was found of one call)"""
     results, directions, largest = run["results"], run["directions"], 1.0
     for direction, offset in offsets(directions).items():
         rows = [row + offset for row in range(len(results))]
-        ours = [r[direction]["qkv"][key] for r in results]
+        ours = [share(r, r[direction]["qkv"]) for r in results]
         theirs = {
-            row: r[direction]["torch"][key]
+            row: share(r, r[direction]["torch"])
             for row, r in zip(rows, results, strict=True)
             if "torch" in r[direction]
         }

@@ -18,7 +18,7 @@ from benchmarks.tables import broken, markdown
 from qkv.bench import memory, truth
 from qkv.bench.check import WrongAnswer, check
 from qkv.bench.measure import quartiles
-from qkv.bench.report import Measured, summarize
+from qkv.bench.report import figures
 from qkv.testing import attention, max_error
 
 
@@ -239,19 +239,15 @@ def test_plot_of_derivatives_is_a_picture(finished):
 
 
 def test_promises_are_of_float32():
-    timing = {"samples_s": {"qkv": [2.0], "base": [0.5], "torch": [6.0]}, "how": {"way": "SDPA"},
-              "extra_bytes": {},
+    timing = {"samples_s": {"qkv": [2.0], "base": [0.5], "torch": [6.0]},
               "calls_per_sample": dict.fromkeys(("qkv", "base", "torch"), 1)}  # fmt: skip
-    entry = SUITES["derivatives"].entries[0]
-    measured = [
-        Measured(entry, dtype, {}, {"jvp": timing}) for dtype in (torch.float32, torch.bfloat16)
-    ]
-    machine = {"load_average": 0.0}
-    peak = {"read_gbs": 1, "read_gbs_before": 1, "read_gbs_after": 1}
-    run = summarize("derivatives", machine, peak, measured)
-    assert [*broken(run)] == [
+    entry, results = SUITES["derivatives"].entries[0], []
+    for dtype in (torch.float32, torch.bfloat16):
+        found = figures(entry, dtype, "jvp", timing, {"way": "SDPA"}, {})
+        results.append(entry.described(dtype) | {"jvp": found})
+    assert [*broken({"results": results})] == [
         "L1024 jvp: not at least 4 times torch's speed, as promised",
         "L1024 jvp: not at most 2.9 times our own time, as promised",
     ]
-    assert run["results"][0]["promised"]["backward_twice"]["at_least"] == 2.4
-    assert run["results"][1]["promised"] == {}
+    assert results[0]["promised"]["backward_twice"]["at_least"] == 2.4
+    assert results[1]["promised"] == {}

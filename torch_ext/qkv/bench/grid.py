@@ -52,16 +52,16 @@ def rows(run, results):
 
 def row(run, result, direction):
     found = result[direction]
-    dtype = {"dtype": result["dtype"]} if several_dtypes(run) else {}
-    return {
-        **table.of_shape(result),
-        **dtype,
-        "pass": direction,
-        **table.times(found),
-        **(table.cache_reads(result, direction) if is_decode(result) else table.speed(found)),
-        **table.errors(result, direction),
-        **(table.memory(found) if table.has_memory(run) else {}),
-    }
+    shown = table.of_shape(result)
+    if several_dtypes(run):
+        shown["dtype"] = result["dtype"]
+    shown |= {"pass": direction} | table.times(found)
+    if is_decode(result):
+        shown |= table.cache_reads(result, direction)
+    else:
+        shown |= table.speed(found, run["peak"])
+    shown |= table.errors(result, direction)
+    return shown | (table.memory(found) if table.has_memory(run) else {})
 
 
 GRID = Suite(

@@ -11,20 +11,15 @@
 
 where D is {"repeats", what Case.timed() says of torch's way, "qkv": C, "torch": C, "ratio":
 quartiles of torch's time over ours, pair by pair} and C is {"seconds": quartiles of a call,
-"samples_s", "calls_per_sample", "gflops", and of one dtype "share_of_peak"}, for decoding also
-"gbs", of keys and values, and "share_of_bandwidth", of read_gbs, and where memory was measured
-"extra_bytes". In benchmarks/ there may also be "base": C, another call of ours, and "own_ratio": of
-our time over the base's. Where torch has no way, "torch" and "ratio" are missing.
+"samples_s", "calls_per_sample", "gflops"}, for decoding also "gbs", of keys and values, and where
+memory was measured "extra_bytes". In benchmarks/ there may also be "base": C, another call of ours,
+and "own_ratio": of our time over the base's. Where torch has no way, "torch" and "ratio" are
+missing.
 """
 
 import statistics
-from typing import NamedTuple
 
-import torch
-
-from .machine import name_of
 from .measure import quartiles
-from .shapes import Entry
 
 NOISY = 0.1  # interquartile range of a ratio, relative to its median
 DRIFT = 0.1  # between the peak before and after the run
@@ -32,28 +27,11 @@ PEAKS = (("gflops", "peak", "GFLOP/s"), ("read_gbs", "read bandwidth", "GB/s"))
 RATIOS = {"ratio": ("torch", "qkv"), "own_ratio": ("qkv", "base")}  # whose time over whose
 
 
-class Measured(NamedTuple):
-    entry: Entry
-    dtype: torch.dtype
-    errors: dict  # what check() returned
-    timings: dict  # {direction: what time() returned}
-    read_gbs: float | None = None  # from memory, where that is the limit: just before or just after
-
-
-def summarize(suite, machine, peak, measured):
-    """measured: list of Measured."""
-    results = []
-    for entry, dtype, errors, timings, read_gbs in measured:
-        result = entry.described(dtype) | {"dtype": name_of(dtype), "check": errors}
-        if read_gbs:
-            result["read_gbs"] = read_gbs
-        for direction, timing in timings.items():
-            result[direction] = figures(entry, dtype, direction, timing, peak, read_gbs)
-        results.append(result)
-    directions = list(measured[0].timings)
+def summarize(suite, machine, peak, directions, results):
+    """The run of these results."""
     run = {"suite": suite, "machine": machine, "peak": peak}
-    run |= {"directions": directions, "results": results}
-    run["geometric_mean"] = {direction: mean(results, direction) for direction in directions}
+    run |= {"directions": [*directions], "results": results}
+    run["geometric_mean"] = {direction: mean(run, direction) for direction in directions}
     run["warnings"] = warnings(run)
     return run
 
@@ -67,34 +45,31 @@ def several_dtypes(run):
     return len({r["dtype"] for r in run["results"]}) > 1
 
 
-def mean(results, direction):
-    if several_dtypes({"results": results}):
+def mean(run, direction):
+    if several_dtypes(run):
         return None
-    found = [r[direction] for r in results if not is_decode(r)]
+    found = [r[direction] for r in run["results"] if not is_decode(r)]
     ratios = [timing["ratio"]["median"] for timing in found if "ratio" in timing]
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def figures(entry, dtype, direction, timing, peak, read_gbs):
+def figures(entry, dtype, direction, timing, how, extra_bytes):
+    """D of what measure() returns. how: what Case.timed() says; extra_bytes: {name: bytes}."""
     taken = timing["samples_s"]
-    result: dict = timing["how"] | {"repeats": len(taken["qkv"])}
+    result: dict = how | {"repeats": len(taken["qkv"])}
     for name, samples in taken.items():
         seconds = quartiles(samples)
-        computed, how = entry.timed_as(name, direction)
-        gflops = computed.flops(how) / seconds["median"] / 1e9
+        computed, which = entry.timed_as(name, direction)
         result[name] = {
             "seconds": seconds,
             "samples_s": samples,
             "calls_per_sample": timing["calls_per_sample"][name],
-            "gflops": gflops,
+            "gflops": computed.flops(which) / seconds["median"] / 1e9,
         }
-        if "gflops" in peak:
-            result[name]["share_of_peak"] = gflops / peak["gflops"]
-        if read_gbs and direction == "forward":
-            gbs = computed.cache_bytes(dtype) / seconds["median"] / 1e9
-            result[name] |= {"gbs": gbs, "share_of_bandwidth": gbs / read_gbs}
-        if name in timing["extra_bytes"]:
-            result[name]["extra_bytes"] = timing["extra_bytes"][name]
+        if entry.reads_memory and direction == "forward":
+            result[name]["gbs"] = computed.cache_bytes(dtype) / seconds["median"] / 1e9
+        if name in extra_bytes:
+            result[name]["extra_bytes"] = extra_bytes[name]
     for key, (above, below) in RATIOS.items():
         if above in taken and below in taken:
             pairs = zip(taken[above], taken[below], strict=True)

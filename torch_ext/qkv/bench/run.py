@@ -37,7 +37,7 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
 
     described = machine.describe(dtypes)
     peak_of = dtypes[0] if suite.has_peak and len(dtypes) == 1 else None  # each dtype has its own
-    measured = []
+    results = []
     steps = 2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)
     with tqdm(total=steps, bar_format="{desc:<28}{bar} {elapsed}") as bar:
 
@@ -51,27 +51,24 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
         for entry, dtype in itertools.product(entries, dtypes):
             case = suite.case(entry, dtype)
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
-            errors = step(f"{label} check", check, case)
-            reads = [machine.read_rate()] if entry.reads_memory else []
-            timings = {
-                d: step(f"{label} {d}", time, case, d, seconds, repeats, d in remembered)
-                for d in suite.directions
-            }
-            if reads:
-                reads.append(machine.read_rate())
-            measured.append(
-                report.Measured(entry, dtype, errors, timings, max(reads, default=None))
-            )
+            result = entry.described(dtype) | {"dtype": machine.name_of(dtype)}
+            result["check"] = step(f"{label} check", check, case)
+            read_gbs = machine.read_rate() if entry.reads_memory else None
+            for d in suite.directions:
+                result[d] = step(f"{label} {d}", time, case, d, seconds, repeats, d in remembered)
+            if read_gbs:
+                result["read_gbs"] = max(read_gbs, machine.read_rate())
+            results.append(result)
             del case  # before there is another one
         after = step("this machine again", machine.rates, peak_of)
-    return report.summarize(suite.name, described, machine.best(before, after), measured)
+    peak = machine.best(before, after)
+    return report.summarize(suite.name, described, peak, suite.directions, results)
 
 
 def time(case, direction, seconds, repeats, has_memory):
-    """All calls of Case.timed(), in turn: what measure() returns, "how": what the run says of
-    torch's way, and "extra_bytes": {name: bytes}, where the memory is asked for."""
+    """All calls of Case.timed(), in turn: the report.figures() of them."""
     calls, how = case.timed(direction)
     found = measure(calls, seconds, repeats)
     calls.clear()  # with what their forward passes keep
     memory = extra_bytes(case, direction, how["way"]) if has_memory else {}
-    return found | {"how": how, "extra_bytes": memory}
+    return report.figures(case.entry, case.dtype, direction, found, how, memory)

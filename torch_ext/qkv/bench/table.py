@@ -58,21 +58,19 @@ def times(found):
     }
 
 
-def speed(found):
-    return {
-        "GFLOP/s": number(found, "qkv", "gflops", ".0f"),
-        "of peak": number(found, "qkv", "share_of_peak", ".0%"),
-    }
+def speed(found, peak):
+    gflops = found["qkv"]["gflops"]
+    return {"GFLOP/s": f"{gflops:.0f}", "of peak": f"{gflops / peak['gflops']:.0%}"}
 
 
 def cache_reads(result, direction):
     """How fast keys and values are read, where the direction is a forward pass."""
-    found = result[direction]
+    ours, theirs = (result[direction].get(name, {}).get("gbs") for name in ("qkv", "torch"))
     return {
-        "K and V read,\nGB/s": number(found, "qkv", "gbs", ".1f"),
-        "of memory's": number(found, "qkv", "share_of_bandwidth", ".0%"),
-        "torch's\nGB/s": number(found, "torch", "gbs", ".1f"),
-        "memory,\nGB/s": f"{result['read_gbs']:.1f}" if "gbs" in found["qkv"] else "",
+        "K and V read,\nGB/s": f"{ours:.1f}" if ours else "",
+        "of memory's": f"{ours / result['read_gbs']:.0%}" if ours else "",
+        "torch's\nGB/s": f"{theirs:.1f}" if theirs else "",
+        "memory,\nGB/s": f"{result['read_gbs']:.1f}" if ours else "",
     }
 
 
@@ -97,10 +95,6 @@ def memory(found):
 
 def has_memory(run):
     return any("extra_bytes" in r[d]["qkv"] for r in run["results"] for d in run["directions"])
-
-
-def number(found, name, key, form):
-    return format(found[name][key], form) if key in found.get(name, {}) else ""
 
 
 def ratio(found, key="ratio", with_spread=False):
