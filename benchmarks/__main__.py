@@ -4,11 +4,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from qkv.bench.arguments import expect_folder, expect_modules, make_parser
-from qkv.bench.command import command
+from qkv.bench import compare
+from qkv.bench.command import (
+    chosen,
+    confine,
+    expect_folder,
+    expect_modules,
+    make_parser,
+    measured,
+    show,
+)
+from qkv.bench.machine import name_of
 
+from .arguments import add_saved, expect_default, expect_dtypes
 from .options import SPELLING
 from .suites import SUITES
+from .tables import broken, markdown, text
 
 DESCRIPTION = """\
 Times qkv's attention against torch's in one process, turn by turn, after checking both against
@@ -25,14 +36,73 @@ decode   few queries and a long cache of keys and values, none of it in a CPU's 
 
 
 PICTURES = (".png", ".svg", ".pdf")
+MEASURING = ("shapes", "dtype", "threads", "isa", "seconds", "repeats", "memory", "json")
 
 
 def main(argv=None):
-    parser = make_parser(
-        "benchmarks", DESCRIPTION, SUITES, f"{SPELLING}; plain, or for decode cache"
+    """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = suites_parser()
+    args = parser.parse_args(argv)
+    if not args.saved:
+        confine(parser, args.isa, "benchmarks", argv)
+    try:
+        expect_folder("--json", args.json)
+        expect_modules("tabulate", "tqdm")
+        suite, keys, make_run = (reloaded if args.saved else prepared)(parser, args)
+        then = compare.earlier(args.compare, suite, keys)
+    except ValueError as error:
+        parser.error(str(error))
+    run = make_run()
+    if run is None:
+        return 1
+    show(run, suite.tables(run), then, args, markdown if args.markdown else text)
+    if args.plot:
+        from . import pictures  # needs matplotlib, which measuring does not
+
+        pictures.draw(run, args.plot)
+    return 0
+
+
+def suites_parser():
+    names = "; ".join(
+        f"{name}: {', '.join(e.name for e in suite.entries)}" for name, suite in SUITES.items()
     )
+    epilog = f"SHAPE is a name ({names}) or {SPELLING}; plain, or for decode cache"
+    dtypes = "; ".join(
+        f"{' and '.join(map(name_of, suite.dtypes))} for --suite {name}"
+        for name, suite in SUITES.items()
+    )
+    parser = make_parser("benchmarks", DESCRIPTION, epilog, dtypes)
+    parser.add_argument("--suite", choices=SUITES, help="what to measure; see above")
+    add_saved(parser)
     parser.add_argument("--plot", type=picture, metavar="FILE.png", help="draw the figures")
-    return command("benchmarks", SUITES, parser, argv, draw)
+    return parser
+
+
+def reloaded(parser, args):
+    """(suite, the compare.key() of each result, a function that returns the run) of --from. Raises
+    ValueError."""
+    expect_default(parser, args, MEASURING)
+    run = compare.read(args.saved, SUITES, "--from")
+    return SUITES[run["suite"]], set(map(compare.key, run["results"])), lambda: run
+
+
+def prepared(parser, args):
+    """The same, where the function measures. It returns None where an answer was wrong."""
+    if not args.suite:
+        raise ValueError(f"--suite: expected one of {', '.join(SUITES)}")
+    suite = SUITES[args.suite]
+    entries, dtypes, keys = chosen(suite, args)
+    expect_dtypes(entries, dtypes)
+
+    def make_run():
+        run = measured(suite, entries, dtypes, args)
+        if run:
+            run["warnings"] += broken(run)
+        return run
+
+    return suite, keys, make_run
 
 
 def picture(text):
@@ -46,13 +116,6 @@ def picture(text):
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return path
-
-
-def draw(run, args):
-    if args.plot:
-        from . import pictures  # needs matplotlib, which measuring does not
-
-        pictures.draw(run, args.plot)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from qkv.bench.call import Call
 from qkv.testing import distance, visible
+
+from .call import Call
 
 
 def composed(

@@ -6,9 +6,8 @@ import torch
 from torch._functorch import config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from qkv.bench.call import Call, Unavailable
-
 from .by_hand import composed
+from .call import Call, Unavailable
 
 NO_DERIVATIVES = "torch.compile does not support double backward"
 

@@ -1,25 +1,17 @@
 """python -m benchmarks.generation: how fast a GPT writes with its keys and values in a cache."""
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
 
-from qkv.bench import columns, machine, saved, table
-from qkv.bench.arguments import (
-    SECONDS,
-    add_printing,
-    add_timing,
-    expect_folder,
-    expect_modules,
-    expect_none,
-    positive,
-)
+from qkv.bench import compare, machine, table
 from qkv.bench.check import WrongAnswer
+from qkv.bench.command import add_timing, expect_folder, expect_modules, new_parser, positive, show
 from qkv.bench.measure import measure, quartiles
-from qkv.bench.table import Column, Table
+
+from .arguments import add_saved, expect_default
+from .tables import markdown, text
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt.generate import generate  # noqa: E402
@@ -39,10 +31,10 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         if args.saved:
-            expect_none(args, ("threads", "seconds", "repeats", "json"))
+            expect_default(parser, args, ("threads", "seconds", "repeats", "json"))
         expect_folder("--json", args.json)
         expect_modules("tabulate")
-        run = saved.read(args.saved, {"generation"}, "--from") if args.saved else None
+        run = compare.read(args.saved, {"generation"}, "--from") if args.saved else None
         model = None if run else make_model(args)
     except ValueError as error:
         parser.error(str(error))
@@ -53,18 +45,12 @@ def main(argv=None):
     except WrongAnswer as error:
         print(f"refused to time another text: {error}", file=sys.stderr)
         return 1
-    print((table.markdown if args.markdown else table.text)(run, tables(run)))
-    if args.json:
-        args.json.write_text(json.dumps(run, indent=1, allow_nan=False) + "\n")
+    show(run, tables(run), None, args, markdown if args.markdown else text)
     return 0
 
 
 def make_parser():
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generation",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTION,
-    )
+    parser = new_parser("benchmarks.generation", DESCRIPTION)
     number = positive(int)
     parser.add_argument("--layers", type=number, default=4)
     parser.add_argument("--heads", type=number, default=8)
@@ -72,10 +58,8 @@ def make_parser():
     parser.add_argument("--prompts", type=number, nargs="+", default=PROMPTS, help="their lengths")
     parser.add_argument("--length", type=number, default=128, help="tokens to write; default: 128")
     add_timing(parser, "prompt")
-    add_printing(parser)
-    parser.add_argument(
-        "--from", dest="saved", type=Path, metavar="RUN.json", help="print what --json wrote"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    add_saved(parser)
     return parser
 
 
@@ -114,9 +98,7 @@ def timed(model, prompt_length, args):
         return list(generate(model, prompt, args.length, 0, 0, CACHES[name]))
 
     expect_same(write("qkv"), write("torch"), prompt_length)
-    taken = measure(
-        {n: lambda n=n: write(n) for n in CACHES}, args.seconds or SECONDS, args.repeats
-    )
+    taken = measure({n: lambda n=n: write(n) for n in CACHES}, args.seconds, args.repeats)
     samples = taken["samples_s"]
     rates = {n: quartiles([args.length / seconds for seconds in x]) for n, x in samples.items()}
     pairs = zip(samples["torch"], samples["qkv"], strict=True)
@@ -137,18 +119,18 @@ def expect_same(ours, theirs, prompt_length):
 
 
 def tables(run):
-    def rate(name):
-        return lambda r: f"{r['tokens_per_s'][name]['median']:.0f}"
+    def row(result):
+        ours, theirs = (result["tokens_per_s"][name]["median"] for name in ("qkv", "torch"))
+        return {
+            "model": result["model"],
+            "prompt": str(result["prompt"]),
+            "written": str(result["length"]),
+            "tokens/s": f"{ours:.0f}",
+            "torch's": f"{theirs:.0f}",
+            table.RATIO: table.ratio(result["generation"], with_spread=True),
+        }
 
-    shown = [
-        Column("model", lambda r: r["model"], is_text=True),
-        Column("prompt", lambda r: str(r["prompt"])),
-        Column("written", lambda r: str(r["length"])),
-        Column("tokens/s", rate("qkv")),
-        Column("torch's", rate("torch")),
-        Column(columns.RATIO, columns.ratio_cell("generation", "ratio", True), is_bold=True),
-    ]
-    return [Table(shown, run["results"])]
+    return [("", [row(result) for result in run["results"]])]
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from qkv.bench.entry import Entry, Option
 from qkv.bench.shapes import SPELLING as SHAPE_SPELLING
 from qkv.bench.shapes import Shape
-from qkv.bench.ways import sdpa
 
 from . import by_hand, compiled, ours, packing
 from . import torch_ways as ways
+from .entry import Entry, Option, sdpa
 
 DROPOUT = 0.1
 SOFTCAP = 50.0  # Gemma 2's

@@ -4,8 +4,7 @@ it takes on a CPU."""
 import torch
 import torch.nn.functional as F
 
-from qkv.bench.call import Call
-
+from .call import Call
 from .torch_ways import additive
 
 

@@ -2,8 +2,6 @@
 
 from matplotlib.ticker import FuncFormatter
 
-from qkv.bench.columns import label
-
 from .plot import (
     COLORS,
     SMALL,
@@ -14,6 +12,7 @@ from .plot import (
     legend,
     offsets,
 )
+from .tables import label
 
 
 def own_time(axes, run):
@@ -63,11 +62,12 @@ def memory(axes, run):
 
 def shares_of_bandwidth(axes, run):
     title = "Reading keys and values: share of the memory's bandwidth"
-    draw_shares(axes, run, "share_of_bandwidth", title)
+    draw_shares(axes, run, title, lambda result, found: found["gbs"] / result["read_gbs"])
 
 
 def shares_of_peak(axes, run):
-    draw_shares(axes, run, "share_of_peak", f"Share of the {run['peak']['instruction']} peak")
+    title, peak = f"Share of the {run['peak']['instruction']} peak", run["peak"]["gflops"]
+    draw_shares(axes, run, title, lambda result, found: found["gflops"] / peak)
 
 
 BESIDE = {

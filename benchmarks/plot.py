@@ -3,9 +3,10 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from qkv.bench.columns import label
 from qkv.bench.report import label as result_label
 from qkv.bench.table import machine_lines
+
+from .tables import label
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
 COLORS |= {"jvp": "#1b6ca8", "double_backward": "#d1612a", "backward_twice": "#3a7d44"}
@@ -78,7 +79,7 @@ def draw_ratios(axes, run):
             i + row: r["promised"][direction]["at_least"]
             for i, r in enumerate(run["results"])
             for direction, row in offsets(directions).items()
-            if r["promised"].get(direction, {}).get("at_least")
+            if r.get("promised", {}).get(direction, {}).get("at_least")
         },
     )
     axes.axvline(1, color="0.2", lw=1.2, zorder=1)
@@ -102,14 +103,14 @@ def draw_promised(axes, promised):
     axes.plot(bounds, rows, "|", color="0.1", ms=14, mew=1.6, label="promised", zorder=3)
 
 
-def draw_shares(axes, run, key, title):
-    """Bars: ours; ticks: torch's."""
+def draw_shares(axes, run, title, share):
+    """Bars: ours; ticks: torch's. share(result, what was found of one call)"""
     results, directions, largest = run["results"], run["directions"], 1.0
     for direction, offset in offsets(directions).items():
         rows = [row + offset for row in range(len(results))]
-        ours = [r[direction]["qkv"][key] for r in results]
+        ours = [share(r, r[direction]["qkv"]) for r in results]
         theirs = {
-            row: r[direction]["torch"][key]
+            row: share(r, r[direction]["torch"])
             for row, r in zip(rows, results, strict=True)
             if "torch" in r[direction]
         }

@@ -1,15 +1,16 @@
 """What is measured, by name. A new suite is a new entry of SUITES."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from qkv.bench.entry import PLAIN, Promise
 from qkv.bench.grid import GRID
-from qkv.bench.suite import Suite
-from qkv.bench.ways import attention
+from qkv.bench.run import Suite
 
 from . import tables
+from .case import Case
+from .entry import PLAIN, Promise, attention
 from .options import parse
 
 # name: spelling, then what is promised: times torch's speed at least, times our own time at most.
@@ -103,6 +104,7 @@ SUITES = {
         ("forward", "backward", "both"),
         parse_training,
         tables.of_options,
+        Case,
     ),
     "derivatives": Suite(
         "derivatives",
@@ -113,6 +115,7 @@ SUITES = {
         TWICE,
         parse_derivatives,
         tables.of_derivatives,
+        partial(Case, with_tangents=True),
         (torch.float32, torch.bfloat16),
         remembered=("jvp", "backward_twice"),
     ),
@@ -122,6 +125,7 @@ SUITES = {
         ("forward",),
         parse_decoding,
         tables.of_decoding,
+        partial(Case, with_gradients=False),
         (torch.float32, torch.bfloat16, torch.float16),
         has_peak=False,
     ),

@@ -7,8 +7,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from qkv.bench.call import Call
 from qkv.testing import distance, visible
+
+from .call import Call
 
 
 def one_mask(join, prepare=lambda seen, dtype: seen):

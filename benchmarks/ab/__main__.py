@@ -9,16 +9,10 @@ import torch
 
 import qkv
 from qkv.bench import machine
-from qkv.bench.arguments import (
-    DTYPES,
-    choose_entries,
-    expect_dtypes,
-    expect_modules,
-    positive,
-)
+from qkv.bench.command import DTYPES, choose_entries, expect_modules, new_parser, positive
 from qkv.bench.grid import GRID
-from qkv.bench.progress import Progress
 
+from ..arguments import expect_dtypes
 from ..options import SPELLING, parse
 from ..suites import named
 from . import builds, report, turns
@@ -54,7 +48,7 @@ def main(argv=None):
     parser = make_parser()
     args = parser.parse_args(argv)
     try:
-        expect_modules("tabulate")
+        expect_modules("tabulate", "tqdm")
         commits = {"then": builds.short_hash(args.against), "now": builds.working_tree()}
         entries = choose_entries(SUITE, args.shapes)
         expect_dtypes(entries, [getattr(torch, args.dtype)])
@@ -64,8 +58,7 @@ def main(argv=None):
         packages = {"now": builds.build_now()}
         packages["then"] = builds.build_then(commits["then"])
         environment = machine.environment_for(args.isa) if args.isa else {}
-        with Progress(args.rounds * len(entries)) as progress:
-            found = turns.run(packages, entries, args, environment, progress)
+        found = turns.run(packages, entries, args, environment)
     except (turns.Failed, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -74,12 +67,8 @@ def main(argv=None):
 
 
 def make_parser():
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ab",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTION,
-        epilog=f"SHAPE is a name ({', '.join(CALLS)}) or {SPELLING}",
-    )
+    epilog = f"SHAPE is a name ({', '.join(CALLS)}) or {SPELLING}"
+    parser = new_parser("benchmarks.ab", DESCRIPTION, epilog)
     parser.add_argument("--against", required=True, metavar="COMMIT", help="what is then")
     parser.add_argument("--shapes", metavar="SHAPE,...", help="see below; default: all names")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")

@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from qkv.bench.table import Column, Table, machine_line, tabulated
+from qkv.bench.table import machine_line, tabulated
 
 FEWEST_ROUNDS = 6  # of fewer, no two are the ends of such an interval
 CONFIDENCE = 0.95
@@ -25,8 +25,14 @@ def ratios(rounds):
 
 
 def row(call, direction, rounds):
-    found = {"call": call, "pass": direction, "ratio": interval(ratios(rounds))}
-    return found | {n: 1e3 * statistics.median(x[n] for x in rounds) for n in ("then", "now")}
+    found = interval(ratios(rounds))
+    then, now = (1e3 * statistics.median(x[name] for x in rounds) for name in ("then", "now"))
+    times = {"then ms": f"{then:.4g}", "now ms": f"{now:.4g}"}
+    return {"call": call, "pass": direction} | times | compared(found)
+
+
+def compared(ratio):
+    return {"now / then": f"{ratio[1]:.3f}", "95 % interval": between(ratio), "": mark(ratio)}
 
 
 def mark(ratio):
@@ -39,29 +45,19 @@ def between(ratio):
 
 
 def table(found):
-    """found: what turns.run() returns of the calls."""
-    columns = [
-        Column("call", lambda r: r["call"], is_text=True),
-        Column("pass", lambda r: r["pass"], is_text=True),
-        Column("then ms", lambda r: f"{r['then']:.4g}"),
-        Column("now ms", lambda r: f"{r['now']:.4g}"),
-        Column("now / then", lambda r: f"{r['ratio'][1]:.3f}"),
-        Column("95 % interval", lambda r: between(r["ratio"])),
-        Column("", lambda r: mark(r["ratio"]), is_text=True),
-    ]
+    """The rows of what turns.run() returns of the calls; the last column is left out if it is
+    empty."""
     rows = [row(call, direction, rounds) for (call, direction), rounds in found.items()]
     of_rounds = zip(*map(ratios, found.values()), strict=True)
     mean = interval([statistics.geometric_mean(x) for x in of_rounds])
-    last = {"call": "geometric mean", "now / then": f"{mean[1]:.3f}", "": mark(mean)}
-    if not any(map(mark, [mean, *(r["ratio"] for r in rows)])):
-        columns.pop()
-    return Table(columns, rows, means=[last | {"95 % interval": between(mean)}])
+    rows.append({"call": "geometric mean"} | compared(mean))
+    if any(shown[""] for shown in rows):
+        return rows
+    return [{title: x for title, x in shown.items() if title} for shown in rows]
 
 
 def text(commits, machine, found, rounds):
     """commits: {"then": name, "now": name}"""
-    shown = table(found)
-    titles = [column.title for column in shown.columns]
-    compared = f"then {commits['then']}, now {commits['now']}; medians of {rounds} rounds"
-    parts = [f"{machine_line(machine)}\n{compared}"]
-    return "\n\n".join([*parts, tabulated(shown, titles, shown.cells(), "simple")])
+    about = f"then {commits['then']}, now {commits['now']}; medians of {rounds} rounds"
+    rows = tabulated(table(found), left={"call"})
+    return f"{machine_line(machine)}\n{about}\n\n{rows}"

@@ -69,16 +69,17 @@ def ask_both(pair, *request):
     return {name: process.reply() for name, process in pair.items()}
 
 
-def run(packages, entries, args, environment, progress):
+def run(packages, entries, args, environment):
     """Returns what machine.describe() says, and {(call, direction): [{"then": seconds, "now":
     seconds} of each round]}. Raises Failed."""
+    from tqdm import tqdm  # whose absence the command line names
+
     machine, found = {}, {}
-    for index in range(args.rounds):
+    for index in tqdm(range(args.rounds), unit="round"):
         with processes(packages, environment) as pair:
             machine = ask_both(pair, "describe", args.dtype, args.threads)["now"]
             for entry in entries:
-                what = (pair, str(entry), index, args)
-                for direction, seconds in progress.step(f"{entry.name} {index + 1}", timed, *what):
+                for direction, seconds in timed(pair, str(entry), index, args):
                     found.setdefault((str(entry), direction), []).append(seconds)
     return machine, found
 

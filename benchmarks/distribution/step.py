@@ -15,6 +15,7 @@ from qkv.distributed._block import (
     numbers_of,
     rows_of,
 )
+from qkv.distributed._call import SCALARS
 from qkv.distributed._exchange import Exchange, Return, Visit
 from qkv.distributed._passes import merge
 from qkv.distributed._plan import Block, Plan
@@ -35,7 +36,7 @@ class ForwardStep:
         ranks = Ranks(dist.group.WORLD, dist.get_rank(), 2)
         plan = Plan(2, rows // 2, 2 * rows, is_causal=True, positions=False)
         self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
-        self.options = Options(tensors={}, own_heads=heads, heads=heads)
+        self.options = Options({}, SCALARS | {"dropout_p": 0.0}, heads, heads)
         self.exchange = Exchange((self.key, self.value), ranks, plan, 1, 1, self.phase)
         (self.block,) = self.exchange.seen(VISIT).blocks
         (self.own_block,) = self.exchange.seen(OWN).blocks

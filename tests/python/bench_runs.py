@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import compiled, options
-from qkv.bench.case import Case
+from benchmarks.case import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSORS = ("output", "grad_query", "grad_key", "grad_value")

@@ -11,7 +11,6 @@ from bench_runs import tables_of
 import qkv
 from benchmarks.ab import __main__ as ab
 from benchmarks.ab import builds, report, turns
-from qkv.bench.progress import Progress
 
 INSTALLED = Path(qkv.__file__).parents[1]
 MACHINE = {"cpu": "Abacus", "cores": 2, "threads": 1, "dtype": "float32", "qkv": "0.1.0",
@@ -96,8 +95,7 @@ def test_two_processes_take_turns(monkeypatch):
     entries = [ab.parse("1x2x8x8x4c"), ab.parse("cache:1x2x1x8x4")]
     packages = {"then": INSTALLED, "now": INSTALLED}
     args = SimpleNamespace(rounds=1, dtype="float32", threads=1, seconds=1e-3)
-    with Progress(2) as progress:
-        machine, found = turns.run(packages, entries, args, {"QKV_ISA": "generic"}, progress)
+    machine, found = turns.run(packages, entries, args, {"QKV_ISA": "generic"})
     assert machine["isa"] == "generic" and machine["threads"] == 1
     calls = [("1x2x8x8x4c", "forward"), ("1x2x8x8x4c", "backward"), ("cache:1x2x1x8x4", "forward")]
     assert [*found] == calls

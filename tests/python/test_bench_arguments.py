@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import __main__ as benchmarks
 from qkv.bench import __main__ as bench
-from qkv.bench.arguments import confine
+from qkv.bench.command import confine
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
 
@@ -94,7 +94,11 @@ def test_a_picture_that_cannot_be_drawn_is_named(capsys, path, message):
 
 @pytest.mark.parametrize(
     "program, module, arguments",
-    [(benchmarks, "matplotlib", ["--plot", "x.png"]), (bench, "tabulate", [])],
+    [
+        (benchmarks, "matplotlib", ["--plot", "x.png"]),
+        (bench, "tabulate", []),
+        (bench, "tqdm", []),
+    ],
 )
 def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, program, module, arguments):
     monkeypatch.setitem(sys.modules, module, None)
@@ -110,12 +114,12 @@ def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, program, 
         ('{"suite": "grid"}', "is no run, expected a file that --json has written"),
     ],
 )
-@pytest.mark.parametrize("option", ["--compare", "--from"])
-def test_files_that_are_no_run_are_named(tmp_path, capsys, option, content, message):
+@pytest.mark.parametrize("program, option", [(bench, "--compare"), (benchmarks, "--from")])
+def test_files_that_are_no_run_are_named(tmp_path, capsys, program, option, content, message):
     path = tmp_path / "old.json"
     if content:
         path.write_text(content)
-    assert f"{option}: {path} {message}" in refused(bench, [option, path], capsys)
+    assert f"{option}: {path} {message}" in refused(program, [option, path], capsys)
 
 
 def test_a_run_of_another_suite_is_named(tmp_path, capsys):
@@ -127,7 +131,9 @@ def test_a_run_of_another_suite_is_named(tmp_path, capsys):
 
 
 def test_printing_a_run_measures_nothing(capsys):
-    message = refused(bench, ["--from", "run.json", "--shapes", "tiny", "--repeats", "1"], capsys)
+    message = refused(
+        benchmarks, ["--from", "run.json", "--shapes", "tiny", "--repeats", "1"], capsys
+    )
     assert "--from: measures nothing, expected no --shapes, --repeats beside it" in message
 
 

@@ -6,10 +6,10 @@ from bench_runs import SMALL, option_case, sdpa
 
 import qkv
 from benchmarks import by_hand
+from benchmarks.call import Call
 from benchmarks.options import OPTIONS
 from qkv.bench import __main__ as bench
 from qkv.bench import run
-from qkv.bench.call import Call
 from qkv.bench.case import Case
 from qkv.bench.check import WrongAnswer, check, compare
 from qkv.bench.grid import parse

@@ -1,16 +1,14 @@
-"""python -m qkv.bench --compare and --from: runs that were written before."""
+"""--compare and --from: runs that were written before."""
 
 import contextlib
 import io
 import json
-import sys
 
 import pytest
 from bench_runs import PNG, markdown_rows, tables_of
 
 from benchmarks import __main__ as benchmarks
 from qkv.bench import __main__ as bench
-from qkv.bench.progress import Progress
 
 SHAPES = "1x2x6x5x4c,1x2x1x5x4"
 
@@ -41,8 +39,8 @@ def twice(old, tmp_path):
     return path
 
 
-def printed(capsys, *arguments):
-    assert bench.main([*map(str, arguments)]) == 0
+def printed(capsys, *arguments, program=benchmarks):
+    assert program.main([*map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
@@ -51,8 +49,9 @@ def test_then_and_now_are_set_side_by_side(capsys, old, twice):
     titles, rows = tables_of(stdout)[-1]
     run = json.loads(old.read_text())
     passes = [(r, d) for r in run["results"] for d in run["directions"]]
-    assert titles[4:] == ["ms then", "now", "now / then", "torch's ms then", "now", "now / then",
-                          "× torch then", "now"]  # fmt: skip
+    assert titles[4:] == ["ms then", "ms now", "now / then",
+                          "torch's ms then", "torch's ms now", "torch's now / then",
+                          "× torch then", "× torch now"]  # fmt: skip
     for row, (result, direction) in zip(rows, passes, strict=True):
         timing = result[direction]
         assert [row[0], *row[2:4]] == [result["name"], "float32", direction]
@@ -76,7 +75,7 @@ def test_shapes_that_only_one_run_has_are_left_out(capsys, old, twice):
 
 @pytest.mark.usefixtures("no_isa_asked_for")
 def test_nothing_in_common_is_said_before_the_run(monkeypatch, capsys, old):
-    monkeypatch.setattr("qkv.bench.command.run_suite", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("qkv.bench.__main__.measured", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit):
         bench.main(["--shapes", "tiny", "--compare", str(old)])
     message = capsys.readouterr().err
@@ -109,19 +108,11 @@ def test_memory_is_measured_when_asked_for(monkeypatch, capsys, tmp_path):
     """In processes of its own, which are left out here: test_bench_derivatives.py has them."""
     asked = []
 
-    def extra_bytes(case, direction, way, parse):
-        asked.append((str(parse(str(case.entry))), direction, way))
+    def extra_bytes(case, direction, way):
+        asked.append((str(case.entry), direction, way))
         return {"qkv": 1 << 20, "torch": 2 << 20}
 
     monkeypatch.setattr("qkv.bench.run.extra_bytes", extra_bytes)
-    stdout = printed(capsys, "--shapes", "1x2x4x4x4c", "--repeats", 1, "--memory")
+    stdout = printed(capsys, "--shapes", "1x2x4x4x4c", "--repeats", 1, "--memory", program=bench)
     assert asked == [("1x2x4x4x4c", d, "SDPA") for d in ("forward", "backward")]
     assert [row[-2:] for row in tables_of(stdout)[0][1]][:2] == [["1", "2"]] * 2
-
-
-def test_without_tqdm_each_step_is_a_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with Progress(2) as progress:
-        assert progress.long_step("half", lambda x, tick: tick(0.5) or x + 1, 3) == 4
-        assert progress.step("other", abs, -1) == 1
-    assert capsys.readouterr().err.splitlines() == ["[1/2] half", "[2/2] other"]

@@ -5,9 +5,8 @@ import torch
 from bench_runs import SMALL
 
 from benchmarks import compiled, options
-from qkv.bench.case import Case
+from benchmarks.case import Case, fastest_way
 from qkv.bench.check import WrongAnswer, check
-from qkv.bench.run import fastest_way
 
 REFUSED = "FlexAttention does not support backward on CPU"
 

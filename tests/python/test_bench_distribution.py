@@ -14,6 +14,7 @@ from benchmarks.distribution.cost import Split, efficiency, ideal, parts_of, pre
 from benchmarks.distribution.figures import Core, Hosts, Layer, Link, Pass
 from benchmarks.distribution.fit import fit, nonnegative
 from benchmarks.distribution.measure import measure
+from qkv.distributed._block import Options
 from qkv.distributed._passes import Ring
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE
@@ -158,7 +159,7 @@ def test_pairs_and_keys_are_those_of_the_plan(ranks):
 @pytest.mark.parametrize("heads", [1, 2, 6, 8])
 @pytest.mark.parametrize("rows", [256, 4096, 1 << 17, 1 << 20])
 def test_parts_are_those_of_the_ring(heads, rows):
-    ring = Ring(ALONE, Plan(1, rows // 2, rows), (1, heads), {})
+    ring = Ring(ALONE, Plan(1, rows // 2, rows), (1, heads), Options({}, {}, heads, heads))
     keys = torch.empty(1, heads, rows, 64, device="meta")
     assert parts_of(heads, 2 * keys.numel() * 4) == ring.parts(keys, keys)
 

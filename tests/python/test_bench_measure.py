@@ -8,19 +8,19 @@ import pytest
 import torch
 
 import qkv
+from benchmarks.call import Call
+from benchmarks.case import fastest_way
 from qkv.bench import machine
-from qkv.bench.measure import MIN_REPEATS, fastest, measure, progress, sample_sizes
-from qkv.bench.progress import Progress
+from qkv.bench.measure import MIN_REPEATS, enough, measure, sample_sizes
 
 
 def test_measure_takes_turns():
-    order, ticks = [], []
+    order = []
     calls = {name: functools.partial(order.append, name) for name in ("qkv", "base", "torch")}
-    timing = measure(calls, 1, repeats=3, tick=ticks.append)
+    timing = measure(calls, 1, repeats=3)
     number = timing["calls_per_sample"]
     assert {name: len(s) for name, s in timing["samples_s"].items()} == dict.fromkeys(calls, 3)
     assert order[-3 * sum(number.values()) :] == [n for n in calls for _ in range(number[n])] * 3
-    assert ticks == [1 / 3, 2 / 3, 1]
     assert len(measure({"qkv": list}, seconds=1e-6)["samples_s"]["qkv"]) == MIN_REPEATS
 
 
@@ -31,31 +31,18 @@ def test_a_fast_call_is_sampled_as_long_as_a_slow_one_deserves():
 
 
 @pytest.mark.parametrize(
-    "done, elapsed, enough",
+    "done, elapsed, expected",
     [(5, 2.0, True), (4, 2.0, False), (9, 1.9, False), (2, 10.0, True), (3, 9.0, False),
      (1, 99.0, False)],
 )  # fmt: skip
-def test_slow_calls_get_fewer_turns_but_two(done, elapsed, enough):
-    assert (progress(done, elapsed, seconds=2.0, repeats=None) >= 1) == enough
-
-
-def test_the_bar_moves_within_a_step(capsys):
-    with Progress(2) as bar:
-
-        def half(argument, tick):
-            tick(0.5)
-            assert bar._bar.n == 0.5
-            return argument + 1
-
-        assert bar.long_step("half", half, 3) == 4
-        assert bar._bar.n == 1
-        assert bar.step("other", abs, -1) == 1
-        assert bar._bar.n == 2
-    assert "half" in capsys.readouterr().err
+def test_slow_calls_get_fewer_turns_but_two(done, elapsed, expected):
+    assert enough(done, elapsed, seconds=2.0, repeats=None) == expected
 
 
 def test_fastest_of_torchs_ways_is_kept():
-    name, seconds = fastest({"slow": lambda: time.sleep(0.02), "fast": list})
+    calls = {"slow": lambda: time.sleep(0.02), "fast": list}
+    ways = {name: Call(function, {}, torch.ones(1)) for name, function in calls.items()}
+    name, seconds = fastest_way(ways, "forward")
     assert name == "fast" and seconds["fast"] < seconds["slow"]
 
 

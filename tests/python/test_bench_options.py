@@ -11,7 +11,7 @@ from benchmarks import __main__ as benchmarks
 from benchmarks import options
 from benchmarks.options import drawn, equal_documents, parse
 from benchmarks.suites import SUITES
-from qkv.bench import columns, report, table
+from benchmarks.tables import broken, markdown, promise
 from qkv.bench.measure import MIN_REPEATS, quartiles
 
 
@@ -87,7 +87,7 @@ def test_ways_that_cannot_be_had_are_said(finished_options):
     where = ", ".join(f"sinks:1x2x8x8x4 {d}" for d in run["directions"])
     said = f"by hand, compiled took no part in {where}: left out of this test"
     assert f"\nnote: {said}\n" in stdout
-    assert f"\n\nNote: {said}\n" in table.markdown(run, SUITES["options"].tables(run)) + "\n"
+    assert f"\n\nNote: {said}\n" in markdown(run, SUITES["options"].tables(run)) + "\n"
 
 
 def test_figures_of_options_follow_from_samples(finished_options):
@@ -125,7 +125,7 @@ def test_table_of_options(finished_options):
         times = cells["forward + backward × torch (IQR)"]
         assert times.startswith(f"{both['ratio']['median']:.2f}" if "ratio" in both else "")
         assert bool(times) == ("ratio" in both)
-    lines = markdown_rows(table.markdown(run, SUITES["options"].tables(run)))
+    lines = markdown_rows(markdown(run, SUITES["options"].tables(run)))
     assert len(lines) == 2 + 3 and {line.count("|") for line in lines} == {13}
 
 
@@ -140,18 +140,15 @@ def test_promises_that_do_not_hold_are_said():
         return {"name": name, "dtype": "float32", "promised": promised, "both": both}
 
     run = {
-        "machine": {"load_average": 0.2},
-        "peak": {},
-        "directions": ["both"],
         "results": [
             result("kept", 5, 1.35, 5, 1.35),
             result("slow", 4.9, 1.36, 5, 1.35),
             result("free", 0.1, 9, None, None),
         ],
     }
-    assert report.warnings(run) == [
+    assert [*broken(run)] == [
         "slow: not at least 5 times torch's speed, as promised",
         "slow: not at most 1.35 times our own time, as promised",
     ]
-    column = columns.promise("both", "at_least", "≥")
-    assert [column.cell(r) for r in run["results"]] == ["≥ 5", "≥ 5 !", ""]
+    cells = [promise(result, "both", "at_least") for result in run["results"]]
+    assert cells == ["≥ 5", "≥ 5 !", ""]

@@ -9,23 +9,22 @@ import pytest
 from bench_runs import ROOT
 from test_docs import tables
 
+from benchmarks import __main__ as bench
 from benchmarks import generation
 from benchmarks.suites import SUITES
-from qkv.bench import __main__ as bench
-from qkv.bench import table
-from qkv.bench.grid import GRID
+from benchmarks.tables import markdown
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 NAME = r"`benchmarks/results/([\w.-]+\.json)`"
-RENDER = {suite.name: suite.tables for suite in (GRID, *SUITES.values())}
+RENDER = {suite.name: suite.tables for suite in SUITES.values()}
 RENDER["generation"] = generation.tables
 
 
 def rendered(path):
     """[(titles, rows)] of the tables of a run."""
     run = json.loads(path.read_text())
-    return list(tables(table.markdown(run, RENDER[run["suite"]](run)) + "\n"))
+    return list(tables(markdown(run, RENDER[run["suite"]](run)) + "\n"))
 
 
 def named(page):
@@ -77,8 +76,13 @@ def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as page:
         patch.delenv("QKV_ISA", raising=False)
-        arguments = ["--shapes", "1x2x6x5x4c,1x2x1x5x4", "--repeats", "1", "--markdown"]
-        assert bench.main([*arguments, "--json", str(folder / "run.json")]) == 0
+        arguments = ["--suite", "grid", "--shapes", "1x2x6x5x4c,1x2x1x5x4"]
+        assert (
+            bench.main(
+                [*arguments, "--repeats", "1", "--markdown", "--json", str(folder / "run.json")]
+            )
+            == 0
+        )
     return folder, f"# Here\n\nOf `benchmarks/results/run.json`:\n\n{page.getvalue()}"
 
 

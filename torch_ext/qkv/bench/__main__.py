@@ -2,9 +2,10 @@
 
 import sys
 
-from .arguments import make_parser
-from .command import command
-from .grid import GRID
+from .command import chosen, confine, expect_folder, expect_modules, make_parser, measured, show
+from .compare import earlier
+from .grid import GRID, SHAPES
+from .shapes import SPELLING
 
 DESCRIPTION = """\
 Times qkv's attention against torch's scaled_dot_product_attention in one process, turn by turn,
@@ -17,9 +18,24 @@ forward's. An error is the largest from float64, of the tensor that comes closes
 
 
 def main(argv=None):
-    suites = {GRID.name: GRID}
-    parser = make_parser("qkv.bench", DESCRIPTION, suites)
-    return command("qkv.bench", suites, parser, argv)
+    """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    epilog = f"SHAPE is a name ({', '.join(SHAPES)}) or {SPELLING}"
+    parser = make_parser("qkv.bench", DESCRIPTION, epilog)
+    args = parser.parse_args(argv)
+    confine(parser, args.isa, "qkv.bench", argv)
+    try:
+        expect_folder("--json", args.json)
+        expect_modules("tabulate", "tqdm")
+        entries, dtypes, keys = chosen(GRID, args)
+        then = earlier(args.compare, GRID, keys)
+    except ValueError as error:
+        parser.error(str(error))
+    run = measured(GRID, entries, dtypes, args)
+    if run is None:
+        return 1
+    show(run, GRID.tables(run), then, args)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,106 +1,129 @@
-"""One entry made concrete: tensors, our call, torch's calls, and what our time is compared with."""
+"""One entry made concrete: tensors, our call, and torch's."""
 
 import functools
-import itertools
-import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from .call import Call, Unavailable, leaves_of
-from .machine import uncached_bytes
-from .ways import on_math_path
+import qkv
 
-MOST_COPIES = 64
+
+def leaves_of(inputs):
+    """{name: tensor} of those that want a gradient."""
+    return {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.requires_grad}
+
+
+@dataclass(frozen=True)
+class Call:
+    """function(**inputs) returns the output, of grad_output's shape."""
+
+    function: Callable[..., Tensor]
+    inputs: dict
+    grad_output: Tensor
+
+    def timed(self, direction):
+        """A function without arguments, made by the method of this name: "forward" or
+        "backward"."""
+        return getattr(self, direction)()
+
+    def forward(self):
+        """Records no gradients."""
+        return torch.no_grad()(lambda: self.function(**self.inputs))
+
+    def backward(self):
+        """Of a forward pass that is made here."""
+        output, leaves = self.function(**self.inputs), tuple(leaves_of(self.inputs).values())
+        return lambda: torch.autograd.grad(output, leaves, self.grad_output, retain_graph=True)
+
+    def output(self):
+        """With the random numbers of derivatives()."""
+        torch.manual_seed(0)
+        return self.forward()()
+
+    def derivatives(self):
+        """{"grad_query", "grad_key", ...}: of all leaves."""
+        names = leaves_of(self.inputs)
+        if not names:
+            return {}
+        torch.manual_seed(0)
+        return {f"grad_{n}": x for n, x in zip(names, self.backward()(), strict=True)}
+
+    def mapped(self, change):
+        """With change(name, x) in place of each input x and of grad_output. What was a leaf is one
+        again."""
+
+        def changed(name, x):
+            found = change(name, x)
+            return found.detach().requires_grad_() if name in leaves else found
+
+        leaves = leaves_of(self.inputs)
+        inputs = {name: changed(name, x) for name, x in self.inputs.items()}
+        grad_output = change("grad_output", self.grad_output)
+        return replace(self, inputs=inputs, grad_output=grad_output)
 
 
 class Case:
-    """inputs: {argument: value}; of `leaves` the gradients are wanted. calls: {"qkv": Call}, and
-    "base" where the entry has one. ways: torch's. with_tangents: there are tangents of the leaves
-    too, and torch's ways take the path that has derivatives in forward mode and of second order."""
+    """inputs: {argument: value}; of `leaves` the gradients are wanted. A case can be pickled: it
+    becomes its entry and dtype, from which another process draws the same numbers."""
 
-    def __init__(self, entry, dtype, with_gradients=True, with_tangents=False):
+    base: "Case | None" = None  # another, whose answers are checked too
+    documents = ()  # (begin, end) of each of a packed batch; dense: none
+
+    def __init__(self, entry, dtype):
         self.entry, self.dtype = entry, dtype
-        shape, how = entry.shape, entry.how
-        random = torch.Generator().manual_seed(0)
-
-        def randn(*sizes):
-            return torch.randn(*sizes, dtype=dtype, generator=random)
-
-        def tensor(heads, seqlen, head_dim):
-            if self.documents:
-                return randn(self.documents[-1][1], heads, head_dim)
-            return randn(shape.batch, heads, seqlen, head_dim)
-
-        ends = list(itertools.accumulate(how.lengths(shape), initial=0)) if how.lengths else []
-        self.documents = list(itertools.pairwise(ends))  # (begin, end) of each; dense: none
+        self._random = torch.Generator().manual_seed(0)
+        shape = entry.shape
         self.inputs = {
-            "query": tensor(shape.heads, shape.seqlen_q, shape.head_dim),
-            "key": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim),
-            "value": tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
+            "query": self._tensor(shape.heads, shape.seqlen_q, shape.head_dim),
+            "key": self._tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim),
+            "value": self._tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
         }
         for x in self.inputs.values():
-            x.requires_grad_(with_gradients and not how.is_cold)
-        self.grad_output = tensor(shape.heads, shape.seqlen_q, shape.head_dim_v)
-        self.inputs |= how.arguments(shape, randn)
+            x.requires_grad_()
         self.inputs |= {"is_causal": shape.is_causal, "enable_gqa": shape.is_grouped}
-        if self.documents:
-            self.inputs["cu_seq_q"] = torch.tensor(ends, dtype=torch.int32)
-        self.leaves = tuple(leaves_of(self.inputs))
-        moving = self.leaves if with_tangents else ()
-        self.tangents = {name: randn(*self.inputs[name].shape) for name in moving}
-        self.turns = copies(how.prepare(self.inputs), how.is_cold)
-        self.calls = {"qkv": self._call(lambda *x: Call(how.call, *x))}
-        self.base = Case(entry.base, dtype, with_gradients, with_tangents) if entry.base else None
-        if self.base:
-            self.calls["base"] = self.base.calls["qkv"]
+        self.grad_output = self._tensor(shape.heads, shape.seqlen_q, shape.head_dim_v)
 
-    def _call(self, way):
-        call = Call.in_turn([way(inputs, self.grad_output) for inputs in self.turns])
-        return replace(call, tangents=self.tangents)
+    def __reduce__(self) -> tuple:
+        return type(self), (self.entry, self.dtype)
 
-    def way(self, name):
-        """One of torch's, as a Call. Raises Unavailable."""
-        call = self._call(self.entry.how.ways[name])
-        if not self.tangents:
-            return call
-        if "jvp" in call.refuses:
-            raise Unavailable(call.refuses["jvp"])
-        return replace(call, function=on_math_path(call.function))
+    def resized(self, seqlen):
+        """The same case of so many queries and keys."""
+        kind, (entry, *more) = self.__reduce__()
+        shape = replace(entry.shape, seqlen_q=seqlen, seqlen_k=seqlen)
+        return kind(replace(entry, shape=shape), *more)
+
+    def randn(self, *sizes):
+        return torch.randn(*sizes, dtype=self.dtype, generator=self._random)
+
+    def _tensor(self, heads, seqlen, head_dim):
+        return self.randn(self.entry.shape.batch, heads, seqlen, head_dim)
 
     @property
-    def ways(self):
-        """{name: Call}: torch's, but for those in `unavailable`."""
-        return self._every_way[0]
+    def leaves(self):
+        return tuple(leaves_of(self.inputs))
 
-    @property
-    def unavailable(self):
-        """{name: why torch's way cannot be had}"""
-        return self._every_way[1]
+    def call(self, function):
+        """Of the inputs as qkv.testing.attention takes them."""
+        return Call(function, self.inputs, self.grad_output)
 
     @functools.cached_property
-    def _every_way(self):
-        ways, unavailable = {}, {}
-        for name in self.entry.how.ways:
-            try:
-                ways[name] = self.way(name)
-            except Unavailable as why:
-                unavailable[name] = str(why)
-        return ways, unavailable
+    def calls(self):
+        """{"qkv": Call}"""
+        return {"qkv": self.call(lambda **inputs: qkv.attention(**inputs))}
 
-    def ways_in(self, direction):
-        """{name: Call} of torch's ways that can be timed in that direction, and {name: why not} of
-        all others."""
-        refused = {n: c.refuses[direction] for n, c in self.ways.items() if direction in c.refuses}
-        able = {name: call for name, call in self.ways.items() if name not in refused}
-        return able, self.unavailable | refused
+    @functools.cached_property
+    def ways(self):
+        """{name: Call}: torch's."""
+        return {"SDPA": self.call(F.scaled_dot_product_attention)}
 
+    def way(self, name):
+        return self.ways[name]
 
-def copies(inputs, is_cold):
-    """[inputs]; if they shall not be found in a CPU's cache, as many copies of the keys and values
-    as no cache holds."""
-    caches = [name for name in ("key", "value") if is_cold]
-    size = sum(inputs[name].nbytes for name in caches)
-    number = min(MOST_COPIES, math.ceil(uncached_bytes() / size)) if caches else 1
-    more = [inputs | {name: inputs[name].clone() for name in caches} for _ in range(number - 1)]
-    return [inputs, *more]
+    def timed(self, direction):
+        """{"qkv": function to time, "torch": function}, and what the run says of torch's: {"way":
+        its name}."""
+        calls = {"qkv": self.calls["qkv"], "torch": self.ways["SDPA"]}
+        return {name: call.timed(direction) for name, call in calls.items()}, {"way": "SDPA"}

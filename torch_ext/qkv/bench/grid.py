@@ -1,13 +1,10 @@
 """The suite of `python -m qkv.bench`: attention without options on shapes as models have them,
 against scaled_dot_product_attention."""
 
-from . import columns
-from .columns import RATIO, ROW, by_direction
-from .entry import Entry
+from . import table
 from .report import is_decode, several_dtypes
-from .shapes import Shape
-from .suite import Suite
-from .table import Table
+from .run import Suite
+from .shapes import Entry, Shape
 
 SHAPES = {
     "vit-s": "8x6x197x197x64",
@@ -37,35 +34,34 @@ def tables(run):
     decode = [r for r in run["results"] if is_decode(r)]
     found = []
     if prefill:
-        shown = [*of_shape(run), *times(), *columns.speed(), *errors_and_memory(run)]
         means = [
-            {"shape": "geometric mean", "pass": columns.label(direction), RATIO: f"{mean:.2f}"}
+            {"shape": "geometric mean", "pass": direction, table.RATIO: f"{mean:.2f}"}
             for direction, mean in run["geometric_mean"].items()
             if mean
         ]
-        found.append(Table(shown, by_direction(run, prefill), means=means))
+        found.append(("", rows(run, prefill) + means))
     if decode:
-        shown = [*of_shape(run), *times(), *columns.cache_reads(), *errors_and_memory(run)]
         title = "One query a head: the time goes into reading keys and values from memory."
-        found.append(Table(shown, by_direction(run, decode), title))
+        found.append((title, rows(run, decode)))
     return found
 
 
-def of_shape(run):
-    dtype = [columns.dtype()] if several_dtypes(run) else []
-    return [*columns.shape(), *dtype, columns.direction("pass")]
+def rows(run, results):
+    return [row(run, result, direction) for result in results for direction in run["directions"]]
 
 
-def times():
-    return [
-        columns.milliseconds(ROW, "qkv", "ms"),
-        columns.milliseconds(ROW, "torch", "torch's ms"),
-        columns.ratio(ROW, "ratio", RATIO, is_bold=True, with_spread=True),
-    ]
-
-
-def errors_and_memory(run):
-    return [*columns.errors(), *(columns.memory() if columns.has_memory(run) else [])]
+def row(run, result, direction):
+    found = result[direction]
+    shown = table.of_shape(result)
+    if several_dtypes(run):
+        shown["dtype"] = result["dtype"]
+    shown |= {"pass": direction} | table.times(found)
+    if is_decode(result):
+        shown |= table.cache_reads(result, direction)
+    else:
+        shown |= table.speed(found, run["peak"])
+    shown |= table.errors(result, direction)
+    return shown | (table.memory(found) if table.has_memory(run) else {})
 
 
 GRID = Suite(

@@ -91,8 +91,3 @@ def best(before, after):
             found |= {key: max(value, after[key]), f"{key}_before": value}
             found[f"{key}_after"] = after[key]
     return found
-
-
-def uncached_bytes():
-    """So much that no cache of this machine holds a useful part of it."""
-    return torch.ops.qkv._probe_uncached_bytes()

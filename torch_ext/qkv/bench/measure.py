@@ -13,27 +13,21 @@ MIN_SAMPLE_SECONDS, MAX_SAMPLE_SECONDS = 2e-3, 0.2
 MAX_WARM_UP_SECONDS = 1  # but for the call that exceeds it
 
 
-def no_tick(fraction):
-    pass
-
-
-def measure(calls, seconds, repeats=None, tick=no_tick):
+def measure(calls, seconds, repeats=None):
     """Times calls, {name: function}, in turn, ours, theirs, ours, theirs ..., so that what disturbs
     one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times unless
-    that takes PATIENCE_SECONDS. tick(fraction): how much is done.
+    that takes PATIENCE_SECONDS.
 
     Returns {"calls_per_sample": {name: int}, "samples_s": {name: seconds a call, turn by turn}}.
     """
     timers = {name: timeit.Timer(call) for name, call in calls.items()}
     number = sample_sizes({name: warm_up(timer) for name, timer in timers.items()})
     samples = {name: [] for name in calls}
-    start, done, fraction = time.perf_counter(), 0, 0.0
-    while fraction < 1:
+    start, done = time.perf_counter(), 0
+    while not enough(done, time.perf_counter() - start, seconds, repeats):
         for name, timer in timers.items():
             samples[name].append(timer.timeit(number[name]) / number[name])
         done += 1
-        fraction = progress(done, time.perf_counter() - start, seconds, repeats)
-        tick(fraction)
     return {"calls_per_sample": number, "samples_s": samples}
 
 
@@ -43,18 +37,12 @@ def sample_sizes(taken):
     return {name: max(1, math.ceil(shortest / seconds)) for name, seconds in taken.items()}
 
 
-def progress(done, elapsed, seconds, repeats):
-    """1 or more when there are samples enough."""
+def enough(done, elapsed, seconds, repeats):
+    """Whether so many samples are, that took so many seconds."""
     if repeats:
-        return done / repeats
-    at_least = max(done / MIN_REPEATS, elapsed / PATIENCE_SECONDS)
-    return min(elapsed / seconds, at_least, done / FEWEST_REPEATS)
-
-
-def fastest(calls):
-    """The name of the call that takes least, and {name: seconds}; each tried a few times."""
-    seconds = {name: warm_up(timeit.Timer(call)) for name, call in calls.items()}
-    return min(seconds, key=lambda name: seconds[name]), seconds
+        return done >= repeats
+    is_patient = done < MIN_REPEATS and elapsed < PATIENCE_SECONDS
+    return done >= FEWEST_REPEATS and elapsed >= seconds and not is_patient
 
 
 def warm_up(timer):

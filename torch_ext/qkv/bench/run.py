@@ -1,64 +1,74 @@
 """A run: the machine measured, every answer checked, every call timed."""
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from . import columns, machine, report
+import torch
+
+from . import machine, report
 from .case import Case
 from .check import check
-from .entry import PLAIN_PASS
-from .measure import fastest, measure
+from .measure import measure
 from .memory import extra_bytes
-from .progress import Progress
+from .shapes import Entry
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What one command measures, and how it shows that."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    directions: tuple[str, ...]  # of those that Call.timed() knows
+    parse: Callable[[str], Entry]  # text of --shapes; raises ValueError
+    # Of a run, as report.py describes it: (caption, rows), a row is {title: text}.
+    tables: Callable[[dict], list[tuple[str, list[dict[str, str]]]]]
+    case: Callable[[Entry, torch.dtype], Case] = Case
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)  # where --dtype does not say
+    has_peak: bool = True  # arithmetic is the limit; else memory
+    remembered: tuple[str, ...] = ()  # the directions whose memory is always measured
 
 
 def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
     """Measures the machine and every entry; returns the run as report.py describes it. remembered:
     the directions whose memory is measured too. Raises WrongAnswer."""
+    from tqdm import tqdm  # which only a run needs
+
     described = machine.describe(dtypes)
     peak_of = dtypes[0] if suite.has_peak and len(dtypes) == 1 else None  # each dtype has its own
-    measured = []
-    with Progress(2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)) as progress:
-        before = progress.step("this machine", machine.rates, peak_of)
+    results = []
+    steps = 2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)
+    with tqdm(total=steps, bar_format="{desc:<28}{bar} {elapsed}") as bar:
+
+        def step(text, function, *args):
+            bar.set_description_str(text)
+            result = function(*args)
+            bar.update()
+            return result
+
+        before = step("this machine", machine.rates, peak_of)
         for entry, dtype in itertools.product(entries, dtypes):
-            case = Case(entry, dtype, suite.has_gradients, suite.has_tangents)
+            case = suite.case(entry, dtype)
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
-            errors = progress.long_step(f"{label} check", check, case)
-            reads = [machine.read_rate()] if entry.reads_memory else []
-            timings = {}
-            for direction in suite.directions:
-                parse = suite.parse if direction in remembered else None
-                timings[direction] = progress.long_step(
-                    f"{label} {columns.label(direction)}",
-                    time, case, direction, seconds, repeats, parse,
-                )  # fmt: skip
-            if reads:
-                reads.append(machine.read_rate())
-            measured.append(
-                report.Measured(entry, dtype, errors, timings, max(reads, default=None))
-            )
+            result = entry.described(dtype) | {"dtype": machine.name_of(dtype)}
+            result["check"] = step(f"{label} check", check, case)
+            read_gbs = machine.read_rate() if entry.reads_memory else None
+            for d in suite.directions:
+                result[d] = step(f"{label} {d}", time, case, d, seconds, repeats, d in remembered)
+            if read_gbs:
+                result["read_gbs"] = max(read_gbs, machine.read_rate())
+            results.append(result)
             del case  # before there is another one
-        after = progress.step("this machine again", machine.rates, peak_of)
-    return report.summarize(suite.name, described, machine.best(before, after), measured)
+        after = step("this machine again", machine.rates, peak_of)
+    peak = machine.best(before, after)
+    return report.summarize(suite.name, described, peak, suite.directions, results)
 
 
-def time(case, direction, seconds, repeats, parse, tick):
-    """Ours, torch's fastest and our own without the option, in turn: what measure() returns and
-    {"way": the fastest, "tried_s": seconds of all, where there are several, "skipped": {way: why it
-    took no part}, "extra_bytes": what memory.extra_bytes() returns, of a suite's parse}."""
-    ways, skipped = case.ways_in(direction)
-    way, tried_s = fastest_way(ways, direction)
-    memory = extra_bytes(case, direction, way, parse) if parse else {}
-    calls = {name: call.timed(direction) for name, call in case.calls.items()}
-    if direction in PLAIN_PASS:
-        calls["base"] = case.calls["qkv"].timed(PLAIN_PASS[direction])
-    if way:
-        calls["torch"] = ways[way].timed(direction)
-    found = measure(calls, seconds, repeats, tick)
-    return found | {"way": way, "tried_s": tried_s, "skipped": skipped, "extra_bytes": memory}
-
-
-def fastest_way(ways, direction):
-    """Its name, or None, and {way: seconds} where there are several."""
-    if len(ways) < 2:
-        return next(iter(ways), None), {}
-    return fastest({name: call.timed(direction) for name, call in ways.items()})
+def time(case, direction, seconds, repeats, has_memory):
+    """All calls of Case.timed(), in turn: the report.figures() of them."""
+    calls, how = case.timed(direction)
+    found = measure(calls, seconds, repeats)
+    calls.clear()  # with what their forward passes keep
+    memory = extra_bytes(case, direction, how["way"]) if has_memory else {}
+    return report.figures(case.entry, case.dtype, direction, found, how, memory)

@@ -1,10 +1,12 @@
 """The sizes of one attention problem, how --shapes spells them, and what they cost."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
 SPELLING = "BxHq[/Hkv]xLxSxD[xDv][c], c for causal; for example 1x32/8x1024x1024x128c"
 PATTERN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)x(\d+)x(\d+)(?:x(\d+))?(c?)")
+PRODUCTS = {"forward": 1, "backward": 2.5}  # by convention, in units of the two of a forward pass
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,54 @@ class Shape:
         scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
         return scores / 2 if self.is_causal else scores
 
-    def cache_bytes(self, itemsize):
+
+@dataclass(frozen=True)
+class Entry:
+    """What is measured: attention without options on a shape that has a name. benchmarks/ has
+    entries with an option."""
+
+    name: str
+    shape: Shape
+    option = "plain"
+    products = PRODUCTS  # of each direction that is measured
+
+    def __str__(self):
+        return str(self.shape)
+
+    @property
+    def reads_memory(self):
+        """Memory, not arithmetic, is the limit."""
+        return self.shape.is_decode
+
+    def itemsize(self, dtype):
+        """Bytes of an element of keys and values."""
+        return dtype.itemsize
+
+    def cache_bytes(self, dtype):
         """Of key and value: what decoding has to read."""
-        keys = self.batch * self.kv_heads * self.seqlen_k
-        return keys * (self.head_dim + self.head_dim_v) * itemsize
+        shape = self.shape
+        keys = shape.batch * shape.kv_heads * shape.seqlen_k
+        return keys * (shape.head_dim + shape.head_dim_v) * self.itemsize(dtype)
+
+    @property
+    def scores(self):
+        """How many pairs of a query and a key count."""
+        return self.shape.scores
+
+    def timed_as(self, name, direction) -> tuple:
+        """(entry, direction) of what the call `name` of Case.timed() computes."""
+        return self, direction
+
+    def flops(self, direction):
+        """By convention."""
+        dims = self.shape.head_dim + self.shape.head_dim_v
+        return self.products[direction] * 2 * self.scores * dims
+
+    def described(self, dtype):
+        """What a run says of the entry in this dtype."""
+        return {
+            "name": self.name,
+            "shape": str(self.shape),
+            "option": self.option,
+            "sizes": dataclasses.asdict(self.shape),
+        }

@@ -1,37 +1,9 @@
-"""Tables of a run as text: lists of columns, which tabulate sets for a terminal or for a page."""
+"""Tables of a run as text. A row is {title: text}, a table (caption, rows)."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from .report import is_noisy
 
-from .report import notes
-
-
-@dataclass(frozen=True)
-class Column:
-    """cell: row -> text, where a row is a result of a run, perhaps with more entries."""
-
-    title: str  # a line break in it is a blank in markdown
-    cell: Callable[[dict], str]
-    is_text: bool = False  # flush left
-    is_bold: bool = False  # in markdown, up to the first blank
-
-
-@dataclass(frozen=True)
-class Table:
-    columns: list[Column]
-    rows: list[dict]
-    caption: str = ""
-    means: list[dict[str, str]] = field(default_factory=list)  # last rows, each {title: text}
-
-    def titles(self):
-        return [" ".join(column.title.split()) for column in self.columns]
-
-    def cells(self):
-        """All rows as text."""
-        rows = [[column.cell(row) for column in self.columns] for row in self.rows]
-        return rows + [
-            [mean.get(column.title, "") for column in self.columns] for mean in self.means
-        ]
+RATIO = "× torch (IQR)"
+TEXT = {"", "shape", "B×Hq/Hkv×L×S×D", "dtype", "pass"}  # titles of what is flush left
 
 
 def machine_line(machine):
@@ -50,40 +22,92 @@ def machine_lines(run):
     return [machine_line(run["machine"]), read]
 
 
-def text(run, tables):
-    """For a terminal."""
+def text(run, tables, notes=(), left=()):
+    """For a terminal. left: more titles of what is flush left."""
     parts = ["\n".join(machine_lines(run))]
-    for table in tables:
-        titles = [column.title for column in table.columns]
-        parts += [table.caption, tabulated(table, titles, table.cells(), "simple")]
-    said = [f"note: {note}" for note in notes(run)]
+    for caption, rows in tables:
+        parts += [caption, tabulated(rows, left=left)]
+    said = [f"note: {note}" for note in notes]
     parts.append("\n".join(said + [f"warning: {warning}" for warning in run["warnings"]]))
     return "\n\n".join(filter(None, parts))
 
 
-def markdown(run, tables):
-    """For a page."""
-    parts = ["  \n".join(machine_lines(run))]
-    for table in tables:
-        bold = [column.is_bold for column in table.columns]
-        rows = [
-            [in_bold(x) if is_bold else x for x, is_bold in zip(row, bold, strict=True)]
-            for row in table.cells()
-        ]
-        parts += [table.caption, tabulated(table, table.titles(), rows, "pipe")]
-    parts += [f"Note: {note}" for note in notes(run)]
-    parts += [f"Warning: {warning}" for warning in run["warnings"]]
-    return "\n\n".join(filter(None, parts))
-
-
-def in_bold(x):
-    head, _, rest = x.partition(" ")
-    return f"**{head}** {rest}".rstrip() if head else ""
-
-
-def tabulated(table, titles, rows, style):
+def tabulated(rows, style="simple", left=()):
+    """left: more titles of what is flush left."""
     from tabulate import tabulate  # which only the tables need
 
-    align = ["left" if column.is_text else "right" for column in table.columns]
-    found = tabulate(rows, titles, style, colalign=align, disable_numparse=True)
+    titles = dict.fromkeys(title for row in rows for title in row)
+    align = ["left" if title in TEXT.union(left) else "right" for title in titles]
+    found = tabulate(rows, "keys", style, colalign=align, disable_numparse=True)
     return "\n".join(line.rstrip() for line in found.splitlines())
+
+
+def of_shape(result):
+    sizes = result["shape"].replace("x", "×")
+    if sizes.endswith("c"):
+        sizes = f"{sizes[:-1]} causal"
+    return {"shape": result["name"], "B×Hq/Hkv×L×S×D": sizes}
+
+
+def times(found):
+    """What one direction of a result says of both times."""
+    return {
+        "ms": milliseconds(found, "qkv"),
+        "torch's ms": milliseconds(found, "torch"),
+        RATIO: ratio(found, with_spread=True),
+    }
+
+
+def speed(found, peak):
+    gflops = found["qkv"]["gflops"]
+    return {"GFLOP/s": f"{gflops:.0f}", "of peak": f"{gflops / peak['gflops']:.0%}"}
+
+
+def cache_reads(result, direction):
+    """How fast keys and values are read, where the direction is a forward pass."""
+    ours, theirs = (result[direction].get(name, {}).get("gbs") for name in ("qkv", "torch"))
+    return {
+        "K and V read,\nGB/s": f"{ours:.1f}" if ours else "",
+        "of memory's": f"{ours / result['read_gbs']:.0%}" if ours else "",
+        "torch's\nGB/s": f"{theirs:.1f}" if theirs else "",
+        "memory,\nGB/s": f"{result['read_gbs']:.1f}" if ours else "",
+    }
+
+
+def errors(result, direction):
+    """Of the tensor that comes closest to its limit: its largest error from float64, and
+    torch's."""
+    of = {"forward": "output", "backward": "grad_"}[direction]
+    found = [error for tensor, error in result["check"].items() if tensor.startswith(of)]
+    worst = max(found, key=lambda e: e["error"] / e["limit"] if e["limit"] else 0)
+    return {"error": f"{worst['error']:.1e}", "torch's error": f"{worst['torch_error']:.1e}"}
+
+
+def memory(found):
+    """What a call takes beyond its inputs at its peak."""
+
+    def mebibytes(name):
+        taken = found.get(name, {}).get("extra_bytes")
+        return "" if taken is None else f"{taken / 2**20:.0f}"
+
+    return {"extra MiB": mebibytes("qkv"), "torch's MiB": mebibytes("torch")}
+
+
+def has_memory(run):
+    return any("extra_bytes" in r[d]["qkv"] for r in run["results"] for d in run["directions"])
+
+
+def ratio(found, key="ratio", with_spread=False):
+    if key not in found:
+        return ""
+    ratio = found[key]
+    spread = f" ({ratio['iqr']:.2f})" if with_spread else ""
+    return f"{ratio['median']:.2f}{'~' if is_noisy(ratio) else ''}{spread}"
+
+
+def milliseconds(found, name):
+    """How long a call takes."""
+    if name not in found:
+        return ""
+    ms = 1e3 * found[name]["seconds"]["median"]
+    return f"{ms:.3g}" if ms < 1000 else f"{ms:.0f}"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.distributed._block import OPTION_TENSORS
+from qkv.distributed._block import OPTION_TENSORS, Options
 from qkv.distributed._call import Call
 from qkv.distributed._check import why_not_by_heads
 from qkv.distributed._heads import attend_by_heads
@@ -42,7 +42,7 @@ def attend(
     """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
     heads = lead[-1] if lead else 1
     own = heads // team.heads.size
-    place = {"own_heads": own, "heads": heads, "first_head": team.heads.rank * own}
+    first_head = team.heads.rank * own
     seqlen = call.query.size(-2) * team.size if call.seqlen is None else call.seqlen
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
     alone = team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks)
@@ -51,13 +51,13 @@ def attend(
         of_options = {name: tensors.get(name) for name in _NAMES}
         if alone:
             is_part = team.heads.size > 1
-            shard = [0, 0, 0, 0, place["first_head"], heads, 0] if is_part else None
+            shard = [0, 0, 0, 0, first_head, heads, 0] if is_part else None
             return _attend_whole((query, key, value), of_options, call, seed, seqlen, shard)
         documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
-        scalars = call.scalars | place | {"dropout_seed": seed, "documents": documents}
-        del scalars["is_causal"]
+        scalars = {name: x for name, x in call.scalars.items() if name != "is_causal"}
+        options = Options({}, scalars, own, heads, first_head, documents, seed)
         plan = _plan(call, team.ring.size, query.size(-2) // 2, seqlen)
-        ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), scalars)
+        ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), options)
         return RingAttention.apply(query, key, value, *of_options.values(), ring)[:2]
 
     return attend_by_heads(call.query, call.key, call.value, call.tensors, team.heads, attend_heads)

@@ -1,8 +1,9 @@
 """Attention of some queries to some keys of a sequence, by the operators that know where in the
 whole a call stands."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,20 +24,17 @@ class Options:
 
     tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
     and columns as in the sequence of length N; alibi_slopes `[..., own_heads]`, or one row for each
-    packed document, of which there are `documents`.
+    packed document, of which there are `documents`. scalars: dropout_p, scale, enable_gqa,
+    window_size and softcap.
     """
 
     tensors: dict[str, Tensor]
+    scalars: dict[str, Any]
     own_heads: int
     heads: int
     first_head: int = 0
     documents: int | None = None
     dropout_seed: Tensor | None = None  # int64 [1]
-    dropout_p: float = 0.0
-    scale: float | None = None
-    enable_gqa: bool = False
-    window_size: tuple[int, int] | None = None
-    softcap: float = 0.0
 
     def of_heads(self, part: int, parts: int) -> "Options":
         """Those of one of so many equal parts of the heads."""
@@ -113,12 +111,8 @@ def _arguments(block: Block, options: Options) -> dict:
         "seqused_k": None,
         "sinks": None,
         "dropout_seed": options.dropout_seed,
-        "dropout_p": options.dropout_p,
         "is_causal": block.is_causal,
-        "scale": options.scale,
-        "enable_gqa": options.enable_gqa,
-        "window_size": options.window_size,
-        "softcap": options.softcap,
+        **options.scalars,
         "shard": [*offsets, block.length, block.length, *heads, block.document],
     }
 
@@ -138,21 +132,16 @@ class Queries:
 
     def of_heads(self, part: int, parts: int) -> "Queries":
         """Views of one of so many equal parts of the heads."""
-        cut = {
-            name: heads_of(x, -2 if name.endswith("lse") else -3, part, parts)
-            for name, x in vars(self).items()
-            if x is not None
-        }
-        return replace(self, **cut)
+        return self._views(lambda x, dim: heads_of(x, dim - 1, part, parts))
 
     def rows(self, rows: Range) -> "Queries":
         """Views of some rows."""
-        cut = {
-            name: numbers_of(x, rows) if name.endswith("lse") else rows_of(x, rows)
-            for name, x in vars(self).items()
-            if x is not None
-        }
-        return replace(self, **cut)
+        return self._views(lambda x, dim: x.narrow(dim, rows.begin, rows.size))
+
+    def _views(self, view: Callable[[Tensor, int], Tensor]) -> "Queries":
+        """view(tensor, which dimension is its rows) of each."""
+        found = {n: (x, -1 if n.endswith("lse") else -2) for n, x in vars(self).items()}
+        return replace(self, **{n: view(x, dim) for n, (x, dim) in found.items() if x is not None})
 
 
 def _laid_out(block: Block, tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.options import BY_HEAD, MASKS
 
-_SCALARS = {"scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0}
+SCALARS = {"scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0}
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Call:
         given = {**options, "attn_mask": attn_mask}
         names = (*MASKS, *BY_HEAD)
         tensors = {name: x for name in names if (x := given.pop(name, None)) is not None}
-        scalars = _SCALARS | {"dropout_p": dropout_p, "is_causal": is_causal} | given
+        scalars = SCALARS | {"dropout_p": dropout_p, "is_causal": is_causal} | given
         return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method)
 
 

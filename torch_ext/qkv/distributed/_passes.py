@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,10 +47,7 @@ class Ring:
     ranks: Ranks
     plan: Plan
     lead: tuple[int, ...]
-    scalars: dict  # of Options
-
-    def options(self, tensors: dict[str, Tensor]) -> Options:
-        return Options(tensors=tensors, **self.scalars)
+    options: Options  # but for its tensors
 
     def parts(self, key: Tensor, value: Tensor) -> tuple[int, int]:
         """Into how many parts of the heads the work is cut, a divisor of the number of key's heads
@@ -68,7 +65,7 @@ def forward_pass(
     ring: Ring,
 ) -> tuple[Tensor, Tensor]:
     """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, in float32 or float64."""
-    dtype, options = wide(query.dtype), ring.options(tensors)
+    dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
     parts, cuts = ring.parts(key, value)
     shape = (*ring.lead, query.size(-2))
     output = torch.zeros(*shape, value.size(-1), dtype=dtype)
@@ -111,7 +108,7 @@ def backward_pass(
     """The gradients of query, key and value, in float32 or float64, as far as they are wanted;
     those of the options are added to what is in option_grads."""
     query, key, value = inputs
-    dtype, options = wide(query.dtype), ring.options(tensors)
+    dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
     parts, cuts = ring.parts(key, value)
     found = [
         torch.zeros_like(x, dtype=dtype) if is_wanted else None

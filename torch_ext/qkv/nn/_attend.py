@@ -51,7 +51,12 @@ def attend_documents(
     longest document if weights are wanted. They are `[N, H, longest, longest]`, or with `average`
     `[N, longest, longest]`, and 0 beyond a document's end."""
     if longest is None:
-        return _attend_packed(query, key, value, ends, dropout_p, call), None
+        call = {**_DEFAULTS, **call, "dropout_p": dropout_p}
+        documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None}
+        seed = _dropout_seed(query) if dropout_p > 0 else None
+        return _attention_forward(query, key, value, dropout_seed=seed, **documents, **call)[
+            0
+        ], None
     # The weights are padded, and so is everything they are made of.
     place = torch.arange(longest)
     inside = place < ends.diff().unsqueeze(1)  # [N, longest]
@@ -60,17 +65,3 @@ def attend_documents(
     call["attn_mask"] = (inside.unsqueeze(2) & inside.unsqueeze(1)).unsqueeze(1)
     output, weights = attend(query, key, value, dropout_p, True, average, call)
     return output.transpose(1, 2)[inside], weights
-
-
-def _attend_packed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ends: Tensor,
-    dropout_p: float,
-    call: dict[str, Any],
-) -> Tensor:
-    call = {**_DEFAULTS, **call, "dropout_p": dropout_p}
-    documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None}
-    seed = _dropout_seed(query) if dropout_p > 0 else None
-    return _attention_forward(query, key, value, dropout_seed=seed, **documents, **call)[0]

@@ -1,8 +1,15 @@
 """What the tensors of a call must be. Each error names the argument, what it was and what was
 expected; torch's own layer raises for the same calls, with other words."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
+
+
+def refuse(layer: str, message: str, error: type[Exception] = RuntimeError) -> NoReturn:
+    """What all layers but torch's say: their name, and what does not fit."""
+    raise error(f"{layer}: {message}")
 
 
 def check_inputs(

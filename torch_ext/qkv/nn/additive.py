@@ -1,6 +1,7 @@
 """Additive attention: the scores come from a small network, not from a dot product."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from qkv._functional import attention
 from qkv._weights import attention_with_weights
+from qkv.nn._check import refuse
+
+_refuse = partial(refuse, "AdditiveAttention")
 
 # How many elements of the `[..., L, S, hidden_dim]` tensor are made at a time, unless one query
 # alone has more. 2 ** 20 are 4 MiB in float32. With 512 queries, 512 keys and 256 hidden units on
@@ -175,7 +179,3 @@ class AdditiveAttention(torch.nn.Module):
         except RuntimeError:
             shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
             _refuse(f"the leading dimensions of {shapes} do not broadcast")
-
-
-def _refuse(message: str) -> None:
-    raise RuntimeError(f"AdditiveAttention: {message}")

@@ -1,11 +1,16 @@
 """A dictionary that has an answer for every query."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from qkv._functional import attention
 from qkv._hard import hard_attention
 from qkv._weights import attention_with_weights
+from qkv.nn._check import refuse
+
+_refuse = partial(refuse, "SoftDictionary", error=ValueError)
 
 
 class SoftDictionary(torch.nn.Module):
@@ -105,7 +110,3 @@ class SoftDictionary(torch.nn.Module):
             return output
         entry = torch.arange(len(self), device=index.device)
         return output, (index.unsqueeze(-1) == entry).to(output.dtype)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(f"SoftDictionary: {message}")

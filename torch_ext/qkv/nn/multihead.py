@@ -95,14 +95,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             else:
                 tensor = tensor if tensor is None else tensor.to(device)
                 self.register_buffer(name, tensor, persistent=False)
-        given = {
-            "scale": scale is not None,
-            "softcap": softcap != 0,
-            "window_size": window_size is not None,
-            "alibi_slopes": alibi_slopes is not None,
-            "sinks": sinks is not None,
-        }
-        self._given = tuple(name for name, is_given in given.items() if is_given)
+        options = {"scale": scale, "softcap": softcap or None, "window_size": window_size}
+        options |= {"alibi_slopes": alibi_slopes, "sinks": sinks}
+        self._given = tuple(name for name, option in options.items() if option is not None)
         if add_bias_kv or add_zero_attn:
             for name in [n for n in ("window_size", "alibi_slopes") if n in self._given]:
                 raise ValueError(
@@ -161,35 +156,22 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         add_zero_attn do not go with it. The output is nested like it, the weights are padded with
         zeros to the longest item.
         """
-        inputs = (query, key, value)
         if query.device.type not in ("cpu", "meta"):
-            if self._given or attn_bias is not None:
-                self._refuse_options(query, attn_bias)
-            masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+            given = [*self._given, *(() if attn_bias is None else ("attn_bias",))]
+            if given:
+                raise NotImplementedError(
+                    f"MultiheadAttention: query is on {query.device}, where torch's layer is used, "
+                    f"which has no {' and no '.join(given)}"
+                )
             return super().forward(
-                *inputs, need_weights=need_weights, average_attn_weights=average_attn_weights,
-                is_causal=is_causal, **masks,
+                query, key, value, key_padding_mask=key_padding_mask, need_weights=need_weights,
+                attn_mask=attn_mask, average_attn_weights=average_attn_weights,
+                is_causal=is_causal,
             )  # fmt: skip
         wanted = (need_weights, average_attn_weights)
         if query.is_nested or key.is_nested or value.is_nested:
             masks = (key_padding_mask, attn_mask)
-            return self._forward_nested(*inputs, masks, attn_bias, is_causal, *wanted)
-        masks = (key_padding_mask, attn_mask, attn_bias)
-        return self._forward_dense(*inputs, *masks, is_causal, *wanted)
-
-    def _forward_dense(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        attn_bias: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-        average: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """forward of tensors that are not nested."""
+            return self._forward_nested(query, key, value, masks, attn_bias, is_causal, *wanted)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
         sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
@@ -211,7 +193,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
         call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
-        output, weights = attend(query, key, value, self._dropout_p(), need_weights, average, call)
+        output, weights = attend(query, key, value, self._dropout_p(), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
 
     def _forward_nested(
@@ -258,13 +240,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 rows.append(x.new_zeros(shape))
             more.append(torch.cat(rows, -2))
         return tuple(more)
-
-    def _refuse_options(self, query: Tensor, attn_bias: Tensor | None) -> None:
-        names = [*self._given, *(() if attn_bias is None else ("attn_bias",))]
-        raise NotImplementedError(
-            f"MultiheadAttention: query is on {query.device}, where torch's layer is used, which "
-            f"has no {' and no '.join(names)}"
-        )
 
 
 def adopt(layer: torch.nn.MultiheadAttention) -> None:

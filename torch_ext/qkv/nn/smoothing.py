@@ -1,6 +1,7 @@
 """Gaussian smoothing: attention that looks at positions, and at nothing else."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from qkv._functional import attention
 from qkv._weights import attention_with_weights
+from qkv.nn._check import refuse
+
+_refuse = partial(refuse, "GaussianSmoothing")
 
 # All neighbours further away than this many sigma have 2.3e-19 of the weight together, erfc(9 /
 # sqrt(2)), which is lost in the rounding of float64, 1.1e-16.
@@ -134,7 +138,3 @@ class GaussianSmoothing(torch.nn.Module):
                 f"{position.size(-1)}], as many dimensions as position has, is expected"
             )
         return position.double(), query_position.double()
-
-
-def _refuse(message: str) -> None:
-    raise RuntimeError(f"GaussianSmoothing: {message}")

@@ -129,19 +129,18 @@ def attention_scores(
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """x @ y, `[..., H, L, M]`, where y may have fewer heads than x: head h of x is multiplied by
-    head `h // (H / Hkv)` of y, `[..., Hkv, K, M]`. The rows of a group of heads become one matrix,
-    so that y is not repeated."""
-    group = _group(x, y)
-    if group == 1:
-        return x @ y
-    rows = x.unflatten(-3, (y.size(-3), group)).flatten(-3, -2) @ y
-    return rows.unflatten(-2, (group, x.size(-2))).flatten(-4, -3)
+    head `h // (H / Hkv)` of y, `[..., Hkv, K, M]`."""
+    return x @ repeat_heads(y, x)
 
 
 def repeat_heads(x: Tensor, query: Tensor) -> Tensor:
-    """x `[..., Hkv, S, D]` with a head for each head of query."""
-    group = _group(query, x)
-    return x if group == 1 else x.repeat_interleave(group, -3)
+    """x `[..., Hkv, S, D]` with a head for each head of query; as it is where their heads are as
+    many or broadcast."""
+    if query.dim() < 3 or x.dim() < 3:
+        return x
+    heads, kv_heads = query.size(-3), x.size(-3)
+    is_grouped = heads not in (1, kv_heads) and kv_heads != 1
+    return x.repeat_interleave(heads // kv_heads, -3) if is_grouped else x
 
 
 def leading(query: Tensor, x: Tensor, enable_gqa: bool) -> tuple[int, ...]:
@@ -149,14 +148,6 @@ def leading(query: Tensor, x: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     if enable_gqa and query.dim() > 2 and x.dim() > 2:
         return (*torch.broadcast_shapes(query.shape[:-3], x.shape[:-3]), query.size(-3))
     return torch.broadcast_shapes(query.shape[:-2], x.shape[:-2])
-
-
-def _group(query: Tensor, x: Tensor) -> int:
-    """How many heads of query share a head of x; 1 where their heads are as many or broadcast."""
-    if query.dim() < 3 or x.dim() < 3:
-        return 1
-    heads, kv_heads = query.size(-3), x.size(-3)
-    return 1 if heads in (1, kv_heads) or kv_heads == 1 else heads // kv_heads
 
 
 def _dots_of_what_is_seen(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:

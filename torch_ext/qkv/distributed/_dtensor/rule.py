@@ -142,19 +142,13 @@ def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int])
     dim = plan.layout(of, local.dim())[HEADS]
     among = list(local.shape)
     among[dim] = share.heads
-    gradient = local.new_zeros(among)
-    gradient.narrow(dim, share.head, 1).copy_(local)
-    return gradient
+    return local.new_zeros(among).slice_scatter(local, dim, share.head, share.head + 1)
 
 
 def _strides_like(local: Tensor, shape: list[int]) -> tuple[int, ...]:
     """Of a dense tensor of this shape, its dimensions in memory in the same order as in `local`:
     what torch can view of the one it can then view of the other."""
-    inner_first = sorted(
-        range(local.dim()), key=lambda dim: (local.stride(dim), local.size(dim), -dim)
+    outer_first = sorted(
+        range(local.dim()), key=lambda dim: (-local.stride(dim), -local.size(dim), dim)
     )
-    strides, stride = [0] * len(shape), 1
-    for dim in inner_first:
-        strides[dim] = stride
-        stride *= max(shape[dim], 1)
-    return tuple(strides)
+    return torch.empty_permuted(shape, outer_first, device="meta").stride()

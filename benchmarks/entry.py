@@ -1,24 +1,29 @@
 """What is measured: an option of the operator on a shape."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from .shapes import Shape
-from .ways import attention, sdpa
+import qkv
+from qkv.bench import shapes
+from qkv.bench.shapes import Shape
+
+from .call import Call
 
 # What our own time in a direction is compared with, where it is that of another direction.
 PLAIN_PASS = {"jvp": "forward", "double_backward": "backward"}
-PRODUCTS = {  # by convention, in units of the two of a forward pass
-    "forward": 1,
-    "backward": 2.5,
-    "both": 3.5,
-    "jvp": 2.5,
-    "double_backward": 7.5,
-    "backward_twice": 10,
-}
+PRODUCTS = shapes.PRODUCTS | {"both": 3.5, "jvp": 2.5, "double_backward": 7.5, "backward_twice": 10}
+
+
+def attention(**inputs):
+    return qkv.attention(**inputs)
+
+
+def sdpa(inputs, grad_output):
+    return Call(F.scaled_dot_product_attention, inputs, grad_output)
 
 
 def no_arguments(shape, randn):
@@ -61,15 +66,20 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(shapes.Entry):
     """An option of the operator, its name and what it is, on a shape; and what is promised of it:
     {direction: Promise}."""
 
-    name: str
-    shape: Shape
+    products = PRODUCTS
     option: str = "plain"
     how: Option = PLAIN
     promised: dict[str, Promise] = field(default_factory=dict)
+
+    def __reduce__(self):
+        """For another process: an Option has functions that cannot be pickled, but a name."""
+        from .options import entry
+
+        return entry, (self.name, self.option, self.shape)
 
     def __str__(self):
         return str(self.shape) if self.option == "plain" else f"{self.option}:{self.shape}"
@@ -81,14 +91,24 @@ class Entry:
 
     @property
     def reads_memory(self):
-        """Memory, not arithmetic, is the limit."""
-        return self.how.is_cold or (self.option == "plain" and self.shape.is_decode)
+        return self.how.is_cold or (self.option == "plain" and super().reads_memory)
 
-    def cache_bytes(self, dtype):
-        """Of key and value: what decoding has to read."""
-        return self.shape.cache_bytes(self.how.itemsize or dtype.itemsize)
+    def itemsize(self, dtype):
+        return self.how.itemsize or dtype.itemsize
 
-    def flops(self, direction):
-        """By convention: of the pairs that count."""
-        shape, products = self.shape, PRODUCTS[direction]
-        return products * 2 * self.how.scores(shape) * (shape.head_dim + shape.head_dim_v)
+    @property
+    def scores(self):
+        return self.how.scores(self.shape)
+
+    def timed_as(self, name, direction):
+        if name != "base":
+            return self, direction
+        plain = PLAIN_PASS.get(direction)
+        return (self, plain) if plain else (self.base, direction)
+
+    def described(self, dtype):
+        promised = self.promised if dtype == torch.float32 else {}
+        return super().described(dtype) | {
+            "base": self.base and self.base.name,
+            "promised": {direction: asdict(promise) for direction, promise in promised.items()},
+        }
