@@ -67,6 +67,15 @@ def jagged_attention(
     )
 
 
+def refuse_mixed(function: str, query: Jagged, key: Jagged, value: Jagged) -> None:
+    """Raises what is wrong where one of them is nested. Called when the operator, which takes none,
+    has refused a call, since looking before each takes time."""
+    tensors = {"query": query, "key": key, "value": value}
+    if any(getattr(x, "is_nested", False) for x in tensors.values()):
+        for name, tensor in tensors.items():
+            _check_tensor(function, name, tensor)
+
+
 def _check_tensor(function: str, name: str, tensor: Jagged) -> None:
     if not tensor.is_nested:
         found = f"dense, [{', '.join(map(str, tensor.shape))}]"

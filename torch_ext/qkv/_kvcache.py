@@ -1,13 +1,15 @@
 """Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from qkv.options import SoftmaxOptions, Unpack, refuse_unknown, show_options
+from qkv.options import SoftmaxOptions, Unpack, keywords_of
 
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
+_keywords = keywords_of(_attention_with_kvcache)
+_INTEGERS = (int, torch.SymInt)
 
 
 @overload
@@ -73,7 +75,6 @@ def attention_with_kvcache(
     return_softmax_lse: bool,
     **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@show_options(_attention_with_kvcache)
 def attention_with_kvcache(
     query: Tensor,
     k_cache: Tensor,
@@ -88,11 +89,14 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-    **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Appends key and value to the caches, in place, then attends to all that each row has.
 
@@ -123,7 +127,9 @@ def attention_with_kvcache(
             aligned, as in FlashAttention, so that the last query sees all keys.
         window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
             `i + S - L + right`; -1 leaves a side open, None both. With causal, right is 0.
-        **options: see `qkv.options.SoftmaxOptions`.
+        softcap, alibi_slopes, sinks: as in `attention`.
+        bias: float32 or query's dtype, broadcastable to `[B, H, L, S]`: added to the scores; -inf
+            hides. S is at least the longest row's, counted from the first key that is seen.
         k_scale: float32, what the numbers of an int8 k_cache are multiplied by: `[]` or `[1]` for
             all, `[Hkv]` for each head, or k_cache's shape without D for each row of each head,
             `[B, Hkv, S_max]`. Appending divides key by it and rounds to the nearest even integer
@@ -164,33 +170,15 @@ def attention_with_kvcache(
     serving with PagedAttention", 2023; keys split over the cores, Dao et al., "Flash-Decoding",
     2023.
     """
-    if isinstance(cache_seqlens, (int, torch.SymInt)):
+    if isinstance(cache_seqlens, _INTEGERS):
         cache_seqlens = torch.full(
             (query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device
         )
     # A keyword costs the dispatcher 0.5 us: only those that say something.
-    own: dict[str, Any] = {}
-    if cache_seqlens is not None:
-        own["cache_seqlens"] = cache_seqlens
-    if cache_batch_idx is not None:
-        own["cache_batch_idx"] = cache_batch_idx
-    if cache_leftpad is not None:
-        own["cache_leftpad"] = cache_leftpad
-    if block_table is not None:
-        own["block_table"] = block_table
-    if k_scale is not None:
-        own["k_scale"] = k_scale
-    if v_scale is not None:
-        own["v_scale"] = v_scale
-    if softmax_scale is not None:
-        own["softmax_scale"] = softmax_scale
-    if causal:
-        own["causal"] = causal
-    if window_size != (-1, -1):
-        own["window_size"] = window_size
-    try:
-        output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **own, **options)
-    except RuntimeError:
-        refuse_unknown(attention_with_kvcache, options)
-        raise
+    given = _keywords(
+        cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal,
+        None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, sinks,
+        k_scale, v_scale,
+    )  # fmt: skip
+    output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **given)
     return (output, lse) if return_softmax_lse else output
