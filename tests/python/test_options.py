@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -53,6 +54,7 @@ EXCEPTIONS = {
     (qkv.attention_weights, "reduce"): (REDUCE, None),
     (qkv.attention_with_weights, "reduce"): (REDUCE, None),
 }
+PAGE = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
 every_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 
 
@@ -93,6 +95,28 @@ def test_kinds_types_and_defaults_are_the_schemas(function):
         annotation = ANNOTATIONS.get(str(argument.type))
         expected = EXCEPTIONS.get((function, argument.name), (annotation, default))
         assert (parameter.annotation, parameter.default) == expected, argument.name
+
+
+# Names of one thing, ours first; docs/coming-from.md says whose the others are.
+SPELLINGS = [
+    ("scale", {"softmax_scale": qkv.attention_with_kvcache}),
+    ("is_causal", {"causal": qkv.attention_with_kvcache}),
+    (
+        "return_lse",
+        {"return_softmax_lse": qkv.attention_with_kvcache, "return_aux": qkv.varlen_attn},
+    ),
+]
+
+
+@pytest.mark.parametrize("ours, others", SPELLINGS, ids=[ours for ours, _ in SPELLINGS])
+def test_other_spellings_stay_where_the_signature_is_not_ours(ours, others):
+    functions = {getattr(qkv, name) for name in qkv.__all__} | {ring_attention}
+    functions = [f for f in functions if inspect.isfunction(f)]
+    for other, theirs in others.items():
+        having = [f for f in functions if other in inspect.signature(f).parameters]
+        assert having == [theirs]
+        assert ours not in inspect.signature(theirs).parameters
+        assert f"`{other}=" in PAGE or f"`{other}`" in PAGE
 
 
 def test_both_attention_operators_take_the_same():
