@@ -2,12 +2,14 @@
 
 import inspect
 import sys
+import typing
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 import torch.nn.attention.varlen
+import typing_extensions
 
 import qkv
 from qkv.distributed import ring_attention
@@ -117,6 +119,19 @@ def test_other_spellings_stay_where_the_signature_is_not_ours(ours, others):
         assert having == [theirs]
         assert ours not in inspect.signature(theirs).parameters
         assert f"`{other}=" in PAGE or f"`{other}`" in PAGE
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing forgets overloads")
+@every_function
+def test_overloads_have_the_keywords_of_the_function(function):
+    for overload in typing.get_overloads(function):
+        parameters = dict(inspect.signature(overload).parameters)
+        (options,) = typing.get_args(parameters.pop("options").annotation)  # of Unpack
+        hints = typing_extensions.get_type_hints(options)
+        parameters |= {n: inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in hints}
+        assert parameters.keys() == inspect.signature(function).parameters.keys()
+        for name, hint in hints.items():
+            assert hint == inspect.signature(function).parameters[name].annotation
 
 
 def test_both_attention_operators_take_the_same():

@@ -21,40 +21,22 @@ def has_kernels(tensor: Tensor) -> bool:
 
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[ScoreOptions],
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[False] = False, **options: Unpack[ScoreOptions],
+) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[True], **options: Unpack[ScoreOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: bool,
-    **options: Unpack[ScoreOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: bool, **options: Unpack[ScoreOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     query: Tensor,
     key: Tensor,

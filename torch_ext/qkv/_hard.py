@@ -13,56 +13,30 @@ _keywords = keywords_of(_hard_attention)
 
 @overload
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: Literal[False] = False,
-    **options: Unpack[HardOptions],
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *, straight_through: bool = False,
+    return_index: Literal[False] = False, **options: Unpack[HardOptions],
+) -> Tensor: ...  # fmt: skip
 @overload
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: Literal[True],
-    **options: Unpack[HardOptions],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *, straight_through: bool = False,
+    return_index: Literal[True], **options: Unpack[HardOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: bool,
-    **options: Unpack[HardOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *, straight_through: bool = False,
+    return_index: bool, **options: Unpack[HardOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    straight_through: bool = False,
-    return_index: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+    straight_through: bool = False, return_index: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """A lookup as in a dictionary: every query gets the one value whose key matches it best.
 
     `attention` gives a query the average of all values; this gives the value at the largest score,

@@ -21,15 +21,9 @@ Jagged = Any  # a Tensor that has offsets() and lengths(), for which torch has n
 
 
 def jagged_attention(
-    function: Literal["attention", "attention_jvp"],
-    query: Jagged,
-    key: Jagged,
-    value: Jagged,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Unpack[TangentOptions],
-) -> tuple[Tensor, ...]:
+    function: Literal["attention", "attention_jvp"], query: Jagged, key: Jagged, value: Jagged,
+    attn_mask: Tensor | None, dropout_p: float, is_causal: bool, **options: Unpack[TangentOptions],
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The results of the function, output and lse or these and their tangents, jagged like query.
     query, key and value, and their tangents, are `[B, H, j, D]`."""
     operator, defaults_of_options = _OPERATORS[function]

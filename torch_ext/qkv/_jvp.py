@@ -11,28 +11,16 @@ _keywords = keywords_of(_attention_jvp)
 
 
 def attention_jvp(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    query_tangent: Tensor | None = None,
-    key_tangent: Tensor | None = None,
-    value_tangent: Tensor | None = None,
-    attn_mask_tangent: Tensor | None = None,
-    bias_tangent: Tensor | None = None,
-    alibi_slopes_tangent: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    query_tangent: Tensor | None = None, key_tangent: Tensor | None = None,
+    value_tangent: Tensor | None = None, attn_mask_tangent: Tensor | None = None,
+    bias_tangent: Tensor | None = None, alibi_slopes_tangent: Tensor | None = None,
     sinks_tangent: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`attention`, and how its results change when its inputs change along given directions: a
     Jacobian times a vector, in one pass over the keys and in memory linear in the sequence.
 

@@ -12,69 +12,39 @@ _keywords = keywords_of(_attention_with_kvcache)
 _INTEGERS = (int, torch.SymInt)
 
 
+class _Options(SoftmaxOptions, total=False):
+    """The keywords but for return_softmax_lse, on which the type of the result depends."""
+
+    cache_seqlens: Tensor | int | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+    block_table: Tensor | None
+    softmax_scale: float | None
+    causal: bool
+    window_size: tuple[int, int] | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    num_splits: int
+
+
 @overload
 def attention_with_kvcache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | None = (-1, -1),
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: Literal[False] = False,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor: ...
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, *,
+    return_softmax_lse: Literal[False] = False, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
 @overload
 def attention_with_kvcache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | None = (-1, -1),
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: Literal[True],
-    **options: Unpack[SoftmaxOptions],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, *,
+    return_softmax_lse: Literal[True], **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attention_with_kvcache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | None = (-1, -1),
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, *,
+    return_softmax_lse: bool, **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention_with_kvcache(
     query: Tensor,
     k_cache: Tensor,

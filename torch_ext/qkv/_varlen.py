@@ -14,50 +14,32 @@ _varlen_attention = torch.ops.qkv.varlen_attention.default
 _keywords = keywords_of(_varlen_attention)
 
 
+class _Options(SoftmaxOptions, total=False):
+    """What stands behind return_aux in the signature."""
+
+    scale: float | None
+    window_size: tuple[int, int]
+    enable_gqa: bool
+    seqused_k: Tensor | None
+    block_table: Tensor | None
+    num_splits: int | None
+    dropout_p: float
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+
 @overload
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: None = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-    dropout_p: float = 0.0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None,
+    max_q: int, max_k: int, *,
+    return_aux: None = None, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
 @overload
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: "AuxRequest",
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-    dropout_p: float = 0.0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None,
+    max_q: int, max_k: int, *,
+    return_aux: "AuxRequest", **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def varlen_attn(
     query: Tensor,
     key: Tensor,

@@ -13,21 +13,13 @@ _keywords = keywords_of(_attention_weights)  # attention_with_weights has the sa
 
 
 def attention_weights(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
     reduce: Literal["heads", "queries"] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """How much every query attends to every key: what `attention` averages the values with.
 
     `attention_weights(query, key, **options) @ value` is `attention(query, key, value, **options)`.
@@ -72,22 +64,13 @@ def attention_weights(
 
 
 def attention_with_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
     reduce: Literal["heads", "queries"] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output of `attention` and the weights that it has averaged the values with, from one
     pass.
 

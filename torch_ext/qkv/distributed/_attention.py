@@ -19,77 +19,37 @@ _dropout_seed = torch.ops.qkv.dropout_seed.default
 
 @overload
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[False] = False,
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[False] = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
     **options: Unpack[ScoreOptions],
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 @overload
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[True],
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[True], seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
     **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: bool,
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: bool, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
     **options: Unpack[ScoreOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    return_lse: bool = False,
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    return_lse: bool = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """`qkv.attention` over a sequence of which each rank of a process group has a shard.
 
     Everything means what it means in one call over the whole sequence, of N positions. All ranks
