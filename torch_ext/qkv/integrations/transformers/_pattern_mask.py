@@ -125,7 +125,8 @@ class PatternMask(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func in _UNCHANGED or _takes_all(func, args):
-            return args[0]._again()
+            mask = args[0]
+            return PatternMask._of(tuple(mask.shape), mask.band, vars(mask))
         if func.overloadpacket in _MISTAKEN:
             raise NotImplementedError(
                 f'attn_implementation="qkv": a model that computes attention itself calls '
@@ -135,9 +136,6 @@ class PatternMask(torch.Tensor):
         dense = tree_map_only(PatternMask, PatternMask.written_out, (args, kwargs or {}))
         result = func(*dense[0], **dense[1])
         return PatternMask.holding(result) if func.overloadpacket in _VIEWS else result
-
-    def _again(self) -> "PatternMask":
-        return PatternMask._of(tuple(self.shape), self.band, vars(self))
 
     def __repr__(self, **_: Any) -> str:
         parts = [f"{list(self.shape)}", f"band={self.band}"]
