@@ -81,7 +81,7 @@ test-long: $(VENV)/tests-ready
 bench: $(VENV)/installed
 	$(BIN)/python -m qkv.bench $(ARGS)
 
-docs: $(VENV)/installed $(VENV)/ready-docs
+docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(VENV)/ready-release

@@ -9,12 +9,9 @@ DOCS = Path(__file__).parents[1]
 
 
 class Docstrings(griffe.Extension):
-    """Examples get its name for the section, pages that a docstring names become links, and the
-    value of an attribute has no docstring: imported, it would be that of its type."""
+    """Examples get its name for the section, and pages that a docstring names become links."""
 
     def on_object(self, *, obj, **_):
-        if obj.is_attribute:
-            obj.docstring = None
         if obj.docstring is None:
             return
         text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)

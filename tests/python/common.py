@@ -117,7 +117,7 @@ def in_own_dtype(query, key, value, **options):
 def rounds_factors(dtype):
     """Whether the operator multiplies this dtype as it is: weights are rounded to it, too."""
     pairs = "bf16" in qkv.active_isa() or "amx" in qkv.active_isa()
-    return dtype == torch.bfloat16 and pairs and qkv.half_products() == "native"
+    return dtype == torch.bfloat16 and pairs and qkv.active_half_products() == "native"
 
 
 def as_torch(dtype):

@@ -181,7 +181,7 @@ def no_isa_asked_for(monkeypatch):
 @pytest.fixture
 def half_products():
     """Lets a test call qkv.set_half_products."""
-    before = qkv.half_products()
+    before = qkv.active_half_products()
     yield qkv.set_half_products
     qkv.set_half_products(before)
 

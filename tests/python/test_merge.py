@@ -143,18 +143,18 @@ A, ROWS = torch.zeros(2, 3), torch.zeros(2)
 
 
 @pytest.mark.parametrize(
-    "outputs, lses, error, message",
+    "outputs, lses, message",
     [
-        ([], [], ValueError, "outputs is empty; at least one part is expected"),
-        ([A, A], [ROWS], ValueError, r"lses has 1 tensors, but 2 are expected"),
-        ([A, A.double()], [ROWS, ROWS], TypeError, r"outputs\[1\] is Double, but one floating"),
-        ([A.int()], [ROWS], TypeError, r"outputs\[0\] is Int, but one floating dtype"),
-        ([A, A], [ROWS, ROWS.double()], TypeError, r"lses\[1\] is Double, but one floating"),
-        ([A, A[:1]], [ROWS, ROWS], ValueError, r"outputs\[1\] is \[1, 3\], but one shape"),
-        ([A[0, 0]], [A[0, 0]], ValueError, r"outputs\[0\] is \[\], but one shape"),
-        ([A], [A], ValueError, r"lses\[0\] is \[2, 3\], but \[2\] is expected"),
+        ([], [], "outputs is empty; at least one part is expected"),
+        ([A, A], [ROWS], r"lses has 1 tensors, but 2 are expected"),
+        ([A, A.double()], [ROWS, ROWS], r"outputs\[1\] is Double, but one floating"),
+        ([A.int()], [ROWS], r"outputs\[0\] is Int, but one floating dtype"),
+        ([A, A], [ROWS, ROWS.double()], r"lses\[1\] is Double, but one floating"),
+        ([A, A[:1]], [ROWS, ROWS], r"outputs\[1\] is \[1, 3\], but one shape"),
+        ([A[0, 0]], [A[0, 0]], r"outputs\[0\] is \[\], but one shape"),
+        ([A], [A], r"lses\[0\] is \[2, 3\], but \[2\] is expected"),
     ],
 )
-def test_errors(outputs, lses, error, message):
-    with pytest.raises(error, match="merge: " + message):
+def test_errors(outputs, lses, message):
+    with pytest.raises(RuntimeError, match="merge: " + message):
         qkv.merge(outputs, lses)

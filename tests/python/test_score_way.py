@@ -64,7 +64,7 @@ def test_second_derivatives(isa, dtype, rows):
 @pytest.mark.parametrize("forward, backward", [("native", "float32"), ("float32", "native")])
 def test_settings_that_change_before_the_backward_pass(isa, rows, forward, backward):
     q, k, v = make(torch.bfloat16, rows)
-    before = qkv.half_products()
+    before = qkv.active_half_products()
     try:
         qkv.set_half_products(forward)
         output = qkv.attention(q, k, v)

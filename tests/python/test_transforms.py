@@ -96,8 +96,9 @@ FUNCTIONS = {
 }  # fmt: skip
 # What takes no tensors, or other functions' places.
 OTHERS = {
-    "__version__", "active_isa", "cmake_prefix_path", "convert", "half_products", "new_cache",
-    "nn", "replace_sdpa", "sdpa_report", "set_half_products", "set_isa", "supported_isas",
+    "Conversion", "ReplacedSdpa", "SdpaReport", "__version__", "active_half_products",
+    "active_isa", "cmake_prefix_path", "convert", "new_cache", "nn", "replace_sdpa",
+    "sdpa_report", "set_half_products", "set_isa", "supported_isas",
 }  # fmt: skip
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 

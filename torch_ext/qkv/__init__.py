@@ -6,18 +6,23 @@ _load()  # before anything that calls torch.ops.qkv
 
 from qkv import nn  # noqa: E402
 from qkv._cache import new_cache  # noqa: E402
-from qkv._conversion import convert  # noqa: E402
+from qkv._conversion import Conversion, convert  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention  # noqa: E402
-from qkv._half_products import half_products, set_half_products  # noqa: E402
 from qkv._hard import hard_attention  # noqa: E402
-from qkv._isa import active_isa, set_isa, supported_isas  # noqa: E402
 from qkv._jvp import attention_jvp  # noqa: E402
 from qkv._kvcache import attention_with_kvcache  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
+from qkv._machine import (  # noqa: E402
+    active_half_products,
+    active_isa,
+    set_half_products,
+    set_isa,
+    supported_isas,
+)
 from qkv._merge import merge  # noqa: E402
+from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
-from qkv._replace import replace_sdpa, sdpa_report  # noqa: E402
 from qkv._varlen import varlen_attn  # noqa: E402
 from qkv._vmap import register as _register_vmap  # noqa: E402
 from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
@@ -28,7 +33,11 @@ _register_flops()
 _register_flash_attention()
 
 __all__ = [
+    "Conversion",
+    "ReplacedSdpa",
+    "SdpaReport",
     "__version__",
+    "active_half_products",
     "active_isa",
     "attention",
     "attention_jvp",
@@ -37,7 +46,6 @@ __all__ = [
     "attention_with_weights",
     "cmake_prefix_path",
     "convert",
-    "half_products",
     "hard_attention",
     "merge",
     "new_cache",

@@ -27,7 +27,8 @@ def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tens
     cache is smaller than one, and on other systems, it is as `torch.zeros` makes it.
 
     Args:
-        shape: of the cache, say `[B, Hkv, S_max, D]`, or `[blocks, Hkv, block_size, D]` of pages.
+        shape: of the cache, say `[B, Hkv, S_max, D]`, or `[blocks, Hkv, block_size, D]` in
+            blocks.
         dtype: of the cache; torch's default if None.
 
     Returns:

@@ -5,12 +5,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from qkv._jagged import jagged_attention
-from qkv.options import ScoreOptions, Unpack, defaults, refuse_unknown, show_options
+from qkv._jagged import jagged_attention, refuse_mixed
+from qkv.options import ScoreOptions, Unpack, keywords_of
 
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
-_default = defaults(_attention).get
+_keywords = keywords_of(_attention)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -21,41 +21,22 @@ def has_kernels(tensor: Tensor) -> bool:
 
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[ScoreOptions],
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[False] = False, **options: Unpack[ScoreOptions],
+) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[True], **options: Unpack[ScoreOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: bool,
-    **options: Unpack[ScoreOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-@show_options(_attention)
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: bool, **options: Unpack[ScoreOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     query: Tensor,
     key: Tensor,
@@ -64,8 +45,14 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
-    **options: Unpack[ScoreOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A soft lookup: every query gets the average of the values, weighted by how well their keys
     match it. `softmax(scale * query @ key.mT + attn_mask) @ value`, without the L x S matrix.
@@ -91,7 +78,18 @@ def attention(
             draw per call; which weights are kept depends on it and on their batch, head, query and
             key alone.
         is_causal: query i sees keys j <= i: aligned top-left, which matters when L != S.
-        **options: see `qkv.options.ScoreOptions`.
+        scale: multiplies the scores; `1 / sqrt(D)` if None.
+        enable_gqa: key and value may have fewer heads than query, as long as they divide H.
+        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
+            `i + S - L + right`: aligned bottom-right, as in FlashAttention; -1 leaves a side open,
+            None both. Time grows with L times the window, not with L * S.
+        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
+        alibi_slopes: floating, broadcastable to `[..., H]`: `slope * |i + S - L - j|` is taken off
+            the scores.
+        bias: float32 or query's dtype, broadcastable to `[..., H, L, S]`: added to the scores
+            beside any attn_mask; -inf hides.
+        sinks: floating, broadcastable to `[..., H]`: the score of one more key that every query of
+            the head sees and whose value is 0. It counts in the lse, too.
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:
@@ -113,8 +111,9 @@ def attention(
 
     Jagged nested tensors (`torch.nested`, `layout=torch.jagged`): query, key and value are all
     `[B, H, j, D]`, usually `.transpose(1, 2)` of `[B, j, H, D]`. Item b of key and value may have
-    another length than item b of query. alibi_slopes and sinks are `[H]` or `[B, H]`, attn_mask is
-    None. The results are jagged like query.
+    another length than item b of query. alibi_slopes and sinks are `[H]` or `[B, H]`; bias is
+    broadcastable to `[B, H, L, S]`, by positions within an item, where L and S are at least the
+    longest item's; attn_mask is None. The results are jagged like query.
 
     Tensors on another device than the CPU go to torch's own attention.
 
@@ -131,27 +130,20 @@ def attention(
     Xiao et al., "Efficient streaming language models with attention sinks", 2023; softcap, Gemma
     Team, "Gemma 2", 2024.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something. A name
-    # that the operator does not have stays, for the operator to refuse.
-    if options:
-        for name in (*options,):
-            if options[name] is _default(name, options):
-                del options[name]
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks)
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)
+    # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
+    if type(query) is not Tensor and getattr(query, "is_nested", False):
+        output, lse = jagged_attention(
+            "attention", query, key, value, attn_mask, dropout_p, is_causal, **given
+        )
+        return (output, lse) if return_lse else output
+    op = _attention_with_lse if return_lse else _attention
     try:
-        nested = query.is_nested or key.is_nested or value.is_nested
-    except AttributeError:  # not tensors: the operator says which
-        nested = False
-    try:
-        if nested:
-            output, lse = jagged_attention(
-                "attention", query, key, value, attn_mask, dropout_p, is_causal, **options
-            )
-            return (output, lse) if return_lse else output
-        op = _attention_with_lse if return_lse else _attention
-        return op(*args, **options)
+        return op(*args, **given)
     except RuntimeError:
-        refuse_unknown(attention, options)
+        refuse_mixed("attention", query, key, value)
         raise

@@ -5,59 +5,38 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from qkv.options import HardOptions, Unpack, refuse_unknown, show_options
+from qkv.options import HardOptions, Unpack, keywords_of
 
 _hard_attention = torch.ops.qkv.hard_attention.default
+_keywords = keywords_of(_hard_attention)
 
 
 @overload
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: Literal[False] = False,
-    **options: Unpack[HardOptions],
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *, straight_through: bool = False,
+    return_index: Literal[False] = False, **options: Unpack[HardOptions],
+) -> Tensor: ...  # fmt: skip
 @overload
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: Literal[True],
-    **options: Unpack[HardOptions],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *, straight_through: bool = False,
+    return_index: Literal[True], **options: Unpack[HardOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: bool,
-    **options: Unpack[HardOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-@show_options(_hard_attention)
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *, straight_through: bool = False,
+    return_index: bool, **options: Unpack[HardOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def hard_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    *,
-    straight_through: bool = False,
-    return_index: bool = False,
-    **options: Unpack[HardOptions],
-) -> Tensor | tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+    straight_through: bool = False, return_index: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """A lookup as in a dictionary: every query gets the one value whose key matches it best.
 
     `attention` gives a query the average of all values; this gives the value at the largest score,
@@ -65,7 +44,7 @@ def hard_attention(
 
     Args:
         query, key, value, attn_mask, is_causal: as in `attention`.
-        **options: see `qkv.options.HardOptions`.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias: likewise.
         straight_through: query, key, a floating attn_mask and alibi_slopes get the gradients that
             `attention` would give them, and change the output in forward mode as they would its, so
             that the choice can be learned. Otherwise there are none, as the choice does not change
@@ -94,10 +73,6 @@ def hard_attention(
     args = (query, key, value)
     if attn_mask is not None or is_causal is not False:
         args += (attn_mask, is_causal)
-    own = {"straight_through": True} if straight_through else {}
-    try:
-        output, index = _hard_attention(*args, **own, **options)
-    except RuntimeError:
-        refuse_unknown(hard_attention, options)
-        raise
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, straight_through)
+    output, index = _hard_attention(*args, **given)
     return (output, index) if return_index else output

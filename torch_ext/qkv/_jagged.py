@@ -21,15 +21,9 @@ Jagged = Any  # a Tensor that has offsets() and lengths(), for which torch has n
 
 
 def jagged_attention(
-    function: Literal["attention", "attention_jvp"],
-    query: Jagged,
-    key: Jagged,
-    value: Jagged,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Unpack[TangentOptions],
-) -> tuple[Tensor, ...]:
+    function: Literal["attention", "attention_jvp"], query: Jagged, key: Jagged, value: Jagged,
+    attn_mask: Tensor | None, dropout_p: float, is_causal: bool, **options: Unpack[TangentOptions],
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The results of the function, output and lse or these and their tangents, jagged like query.
     query, key and value, and their tangents, are `[B, H, j, D]`."""
     operator, defaults_of_options = _OPERATORS[function]
@@ -65,6 +59,15 @@ def jagged_attention(
         )
         for x in results
     )
+
+
+def refuse_mixed(function: str, query: Jagged, key: Jagged, value: Jagged) -> None:
+    """Raises what is wrong where one of them is nested. Called when the operator, which takes none,
+    has refused a call, since looking before each takes time."""
+    tensors = {"query": query, "key": key, "value": value}
+    if any(getattr(x, "is_nested", False) for x in tensors.values()):
+        for name, tensor in tensors.items():
+            _check_tensor(function, name, tensor)
 
 
 def _check_tensor(function: str, name: str, tensor: Jagged) -> None:

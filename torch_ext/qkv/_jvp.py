@@ -3,22 +3,24 @@
 import torch
 from torch import Tensor
 
-from qkv._jagged import jagged_attention
-from qkv.options import TangentOptions, Unpack, refuse_unknown, show_options
+from qkv._jagged import jagged_attention, refuse_mixed
+from qkv.options import keywords_of
 
 _attention_jvp = torch.ops.qkv.attention_jvp.default
+_keywords = keywords_of(_attention_jvp)
 
 
-@show_options(_attention_jvp)
 def attention_jvp(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Unpack[TangentOptions],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    query_tangent: Tensor | None = None, key_tangent: Tensor | None = None,
+    value_tangent: Tensor | None = None, attn_mask_tangent: Tensor | None = None,
+    bias_tangent: Tensor | None = None, alibi_slopes_tangent: Tensor | None = None,
+    sinks_tangent: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`attention`, and how its results change when its inputs change along given directions: a
     Jacobian times a vector, in one pass over the keys and in memory linear in the sequence.
 
@@ -27,7 +29,12 @@ def attention_jvp(
 
     Args:
         query, key, value, attn_mask, dropout_p, is_causal: as in `attention`.
-        **options: see `qkv.options.TangentOptions`.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: likewise.
+        query_tangent: `[..., H, L, D]`: the direction of query.
+        key_tangent: `[..., H, S, D]`, of key.
+        value_tangent: `[..., H, S, Dv]`, of value.
+        attn_mask_tangent: of a floating attn_mask, of its own shape.
+        bias_tangent, alibi_slopes_tangent, sinks_tangent: of these, of their own shapes.
 
     Returns:
         (output, lse, output_tangent, lse_tangent): `[..., H, L, Dv]` and `[..., H, L]`, as
@@ -57,17 +64,23 @@ def attention_jvp(
     Source: forward mode of attention in one pass, Lu and Song, "Simplifying, stabilizing and
     scaling continuous-time consistency models", 2024.
     """
-    args = (query, key, value, attn_mask, dropout_p, is_causal)
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    given = _keywords(
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, query_tangent,
+        key_tangent, value_tangent, attn_mask_tangent, bias_tangent, alibi_slopes_tangent,
+        sinks_tangent,
+    )  # fmt: skip
+    args = (query, key, value)
+    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
+        args += (attn_mask, dropout_p, is_causal)
+    # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
+    if type(query) is not Tensor and getattr(query, "is_nested", False):
+        output, lse, output_tangent, lse_tangent = jagged_attention(
+            "attention_jvp", query, key, value, attn_mask, dropout_p, is_causal, **given
+        )
+        return output, lse, output_tangent, lse_tangent
     try:
-        nested = query.is_nested or key.is_nested or value.is_nested
-    except AttributeError:  # not tensors: the operator says which
-        nested = False
-    try:
-        if nested:
-            results = jagged_attention("attention_jvp", *args, **options)
-            output, lse, output_tangent, lse_tangent = results
-            return output, lse, output_tangent, lse_tangent
-        return _attention_jvp(*args, **options)
+        return _attention_jvp(*args, **given)
     except RuntimeError:
-        refuse_unknown(attention_jvp, options)
+        refuse_mixed("attention_jvp", query, key, value)
         raise

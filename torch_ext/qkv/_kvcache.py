@@ -1,79 +1,50 @@
 """Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from qkv.options import SoftmaxOptions, Unpack, refuse_unknown, show_options
+from qkv.options import SoftmaxOptions, Unpack, keywords_of
 
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
+_keywords = keywords_of(_attention_with_kvcache)
+_INTEGERS = (int, torch.SymInt)
+
+
+class _Options(SoftmaxOptions, total=False):
+    """The keywords but for return_softmax_lse, on which the type of the result depends."""
+
+    cache_seqlens: Tensor | int | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+    block_table: Tensor | None
+    softmax_scale: float | None
+    causal: bool
+    window_size: tuple[int, int] | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    num_splits: int
 
 
 @overload
 def attention_with_kvcache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | None = (-1, -1),
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: Literal[False] = False,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor: ...
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, *,
+    return_softmax_lse: Literal[False] = False, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
 @overload
 def attention_with_kvcache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | None = (-1, -1),
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: Literal[True],
-    **options: Unpack[SoftmaxOptions],
-) -> tuple[Tensor, Tensor]: ...
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, *,
+    return_softmax_lse: Literal[True], **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attention_with_kvcache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    key: Tensor | None = None,
-    value: Tensor | None = None,
-    *,
-    cache_seqlens: Tensor | int | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | None = (-1, -1),
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-@show_options(_attention_with_kvcache)
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, *,
+    return_softmax_lse: bool, **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention_with_kvcache(
     query: Tensor,
     k_cache: Tensor,
@@ -88,11 +59,14 @@ def attention_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-    **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Appends key and value to the caches, in place, then attends to all that each row has.
 
@@ -123,7 +97,9 @@ def attention_with_kvcache(
             aligned, as in FlashAttention, so that the last query sees all keys.
         window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
             `i + S - L + right`; -1 leaves a side open, None both. With causal, right is 0.
-        **options: see `qkv.options.SoftmaxOptions`.
+        softcap, alibi_slopes, sinks: as in `attention`.
+        bias: float32 or query's dtype, broadcastable to `[B, H, L, S]`: added to the scores; -inf
+            hides. S is at least the longest row's, counted from the first key that is seen.
         k_scale: float32, what the numbers of an int8 k_cache are multiplied by: `[]` or `[1]` for
             all, `[Hkv]` for each head, or k_cache's shape without D for each row of each head,
             `[B, Hkv, S_max]`. Appending divides key by it and rounds to the nearest even integer
@@ -164,33 +140,15 @@ def attention_with_kvcache(
     serving with PagedAttention", 2023; keys split over the cores, Dao et al., "Flash-Decoding",
     2023.
     """
-    if isinstance(cache_seqlens, (int, torch.SymInt)):
+    if isinstance(cache_seqlens, _INTEGERS):
         cache_seqlens = torch.full(
             (query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device
         )
     # A keyword costs the dispatcher 0.5 us: only those that say something.
-    own: dict[str, Any] = {}
-    if cache_seqlens is not None:
-        own["cache_seqlens"] = cache_seqlens
-    if cache_batch_idx is not None:
-        own["cache_batch_idx"] = cache_batch_idx
-    if cache_leftpad is not None:
-        own["cache_leftpad"] = cache_leftpad
-    if block_table is not None:
-        own["block_table"] = block_table
-    if k_scale is not None:
-        own["k_scale"] = k_scale
-    if v_scale is not None:
-        own["v_scale"] = v_scale
-    if softmax_scale is not None:
-        own["softmax_scale"] = softmax_scale
-    if causal:
-        own["causal"] = causal
-    if window_size != (-1, -1):
-        own["window_size"] = window_size
-    try:
-        output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **own, **options)
-    except RuntimeError:
-        refuse_unknown(attention_with_kvcache, options)
-        raise
+    given = _keywords(
+        cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal,
+        None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, sinks,
+        k_scale, v_scale,
+    )  # fmt: skip
+    output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **given)
     return (output, lse) if return_softmax_lse else output

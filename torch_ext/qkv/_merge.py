@@ -27,8 +27,7 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
         mode. On any device.
 
     Raises:
-        ValueError: shapes or numbers of tensors that differ.
-        TypeError: dtypes that do not fit.
+        RuntimeError: numbers of tensors, shapes or dtypes that do not fit, by the argument's name.
 
     Example:
         >>> query, key, value = torch.randn(3, 4, 100, 64)

@@ -18,7 +18,7 @@ def _tag_compiled(active: int) -> None:
 
 
 class ReplacedSdpa:
-    """A replacement that `replace_sdpa` has made; as a context manager it ends with the block."""
+    """What `replace_sdpa` returns; as a context manager it ends with the block."""
 
     def __init__(self) -> None:
         _tag_compiled(torch.ops.qkv._replace_sdpa())

@@ -1,63 +1,45 @@
 """Attention over many sequences packed into one, as torch.nn.attention.varlen has it."""
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import torch
 from torch import Tensor
 
-from qkv.options import SoftmaxOptions, Unpack, refuse_unknown, show_options
+from qkv.options import SoftmaxOptions, Unpack, keywords_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest
 
 _varlen_attention = torch.ops.qkv.varlen_attention.default
+_keywords = keywords_of(_varlen_attention)
+
+
+class _Options(SoftmaxOptions, total=False):
+    """What stands behind return_aux in the signature."""
+
+    scale: float | None
+    window_size: tuple[int, int]
+    enable_gqa: bool
+    seqused_k: Tensor | None
+    block_table: Tensor | None
+    num_splits: int | None
+    dropout_p: float
+    k_scale: Tensor | None
+    v_scale: Tensor | None
 
 
 @overload
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: None = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-    dropout_p: float = 0.0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor: ...
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None,
+    max_q: int, max_k: int, *,
+    return_aux: None = None, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
 @overload
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: "AuxRequest",
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-    dropout_p: float = 0.0,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    **options: Unpack[SoftmaxOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-@show_options(_varlen_attention)
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None,
+    max_q: int, max_k: int, *,
+    return_aux: "AuxRequest", **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def varlen_attn(
     query: Tensor,
     key: Tensor,
@@ -75,9 +57,12 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-    **options: Unpack[SoftmaxOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.varlen.varlen_attn` for the CPU, with more options and all gradients.
 
@@ -102,12 +87,18 @@ def varlen_attn(
             first `seqused_k[n]` keys of the blocks `block_table[n]`. Needs seqused_k, and the
             numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
         num_splits: accepted and not needed: the result of a document never depends on the others.
-        dropout_p: as in `qkv.attention`.
+        dropout_p, softcap: as in `qkv.attention`.
+        alibi_slopes: floating, `[H]`, or `[N, H]` for each document: `slope * |i + S - L - j|` is
+            taken off the scores, where i, j, L and S are a document's own.
+        bias: float32 or query's dtype, broadcastable to `[N, H, L, S]`: added to the scores by
+            positions within a document, where L and S are at least the longest document's; -inf
+            hides.
+        sinks: floating, `[H]` or `[N, H]`: the score of one more key that every query of the head
+            sees and whose value is 0. It counts in the lse, too.
         k_scale: float32, what the numbers of an int8 key are multiplied by: `[]` or `[1]` for all,
             `[Hkv]` for each head, or `[blocks, block_size, Hkv]` for each row of each head. With
             block_table alone, and query float32, bfloat16 or float16. None: key is not int8.
         v_scale: likewise, of value. Its shape need not be that of k_scale.
-        **options: see `qkv.options.SoftmaxOptions`.
 
     Returns:
         `[T, H, Dv]` in query's dtype; with `return_aux.lse` also the logarithm of each softmax's
@@ -131,28 +122,9 @@ def varlen_attn(
     flash_attn_varlen_func have them.
     """
     # A keyword costs the dispatcher 0.5 us: only those that say something.
-    own: dict[str, Any] = {}
-    if scale is not None:
-        own["scale"] = scale
-    if seqused_k is not None:
-        own["seqused_k"] = seqused_k
-    if block_table is not None:
-        own["block_table"] = block_table
-    if k_scale is not None:
-        own["k_scale"] = k_scale
-    if v_scale is not None:
-        own["v_scale"] = v_scale
-    if dropout_p != 0.0:
-        own["dropout_p"] = dropout_p
-    if window_size != (-1, -1):
-        own["window_size"] = window_size
-    if enable_gqa:
-        own["enable_gqa"] = enable_gqa
-    try:
-        output, lse = _varlen_attention(
-            query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **own, **options
-        )
-    except RuntimeError:
-        refuse_unknown(varlen_attn, options)
-        raise
+    given = _keywords(
+        dropout_p, scale, None if window_size == (-1, -1) else window_size, enable_gqa, seqused_k,
+        block_table, softcap, alibi_slopes, bias, sinks, k_scale, v_scale,
+    )  # fmt: skip
+    output, lse = _varlen_attention(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **given)
     return (output, lse) if return_aux is not None and return_aux.lse else output

@@ -1,28 +1,25 @@
 """The weights of attention themselves, all of them or summed up."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
+from qkv.options import keywords_of
 
 _attention_weights = torch.ops.qkv.attention_weights.default
 _attention_with_weights = torch.ops.qkv.attention_with_weights.default
-_Reduce = Literal["heads", "queries"] | None
+_keywords = keywords_of(_attention_weights)  # attention_with_weights has the same
 
 
-@show_options(_attention_weights)
 def attention_weights(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    reduce: _Reduce = None,
-    **options: Unpack[ScoreOptions],
-) -> Tensor:
+    query: Tensor, key: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    reduce: Literal["heads", "queries"] | None = None,
+) -> Tensor:  # fmt: skip
     """How much every query attends to every key: what `attention` averages the values with.
 
     `attention_weights(query, key, **options) @ value` is `attention(query, key, value, **options)`.
@@ -31,7 +28,7 @@ def attention_weights(
 
     Args:
         query, key, attn_mask, dropout_p, is_causal: as in `attention`.
-        **options: see `qkv.options.ScoreOptions`.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: likewise.
         reduce: None for all weights, `[..., H, L, S]`. "heads" for their mean over the heads,
             `[..., L, S]`: the picture of a layer. "queries" for their sum over the queries,
             `[..., H, S]`: how much each key is attended to, which is what decides on the keys that
@@ -58,26 +55,22 @@ def attention_weights(
     translation by jointly learning to align and translate", 2014; their sum over the queries, Zhang
     et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
     """
-    args = _arguments((query, key), attn_mask, dropout_p, is_causal)
-    try:
-        return _attention_weights(*args, **_reduction(reduce), **options)
-    except RuntimeError:
-        refuse_unknown(attention_weights, options)
-        raise
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
+    args = (query, key)
+    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
+        args += (attn_mask, dropout_p, is_causal)
+    return _attention_weights(*args, **given)
 
 
-@show_options(_attention_with_weights)
 def attention_with_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    reduce: _Reduce = None,
-    **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    reduce: Literal["heads", "queries"] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output of `attention` and the weights that it has averaged the values with, from one
     pass.
 
@@ -85,7 +78,7 @@ def attention_with_weights(
 
     Args:
         query, key, value, attn_mask, dropout_p, is_causal: as in `attention`.
-        **options: see `qkv.options.ScoreOptions`.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: likewise.
         reduce: as in `attention_weights`: None, "heads" or "queries".
 
     Returns:
@@ -105,22 +98,9 @@ def attention_with_weights(
     Source: Bahdanau et al., "Neural machine translation by jointly learning to align and
     translate", 2014.
     """
-    args = _arguments((query, key, value), attn_mask, dropout_p, is_causal)
-    try:
-        return _attention_with_weights(*args, **_reduction(reduce), **options)
-    except RuntimeError:
-        refuse_unknown(attention_with_weights, options)
-        raise
-
-
-# An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
-def _arguments(
-    tensors: tuple[Tensor, ...], attn_mask: Tensor | None, dropout_p: float, is_causal: bool
-) -> tuple[Any, ...]:
-    if attn_mask is None and dropout_p == 0.0 and is_causal is False:
-        return tensors
-    return (*tensors, attn_mask, dropout_p, is_causal)
-
-
-def _reduction(reduce: _Reduce) -> dict[str, Any]:
-    return {} if reduce is None else {"reduce": reduce}
+    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
+    args = (query, key, value)
+    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
+        args += (attn_mask, dropout_p, is_causal)
+    return _attention_with_weights(*args, **given)

@@ -45,8 +45,8 @@ def plot_attention(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: shapes, or numbers of labels, titles or Axes that do not fit, by the argument's
-            name.
+        RuntimeError: weights of another shape.
+        ValueError: numbers of labels, titles or Axes that do not fit, by the argument's name.
 
     Example:
         >>> query, key = torch.randn(2, 1, 8, 3, 64)
@@ -61,13 +61,13 @@ def plot_attention(
     pyplot, ticker = _matplotlib()
     weights = torch.as_tensor(weights).detach()
     if weights.dim() not in (2, 3):
-        raise ValueError(
+        raise RuntimeError(
             f"plot_attention: weights is {list(weights.shape)}, but [L, S] or [H, L, S], of one "
             "batch item, is expected"
         )
     heads = weights if weights.dim() == 3 else weights[None]
     if heads.numel() == 0:
-        raise ValueError(f"plot_attention: weights is {list(weights.shape)}, and nothing to draw")
+        raise RuntimeError(f"plot_attention: weights is {list(weights.shape)}, and nothing to draw")
     labels = _labels(tokens, key_tokens, *heads.shape[1:])
     if titles is None:
         titles = [f"head {h}" for h in range(len(heads))] if weights.dim() == 3 else [""]

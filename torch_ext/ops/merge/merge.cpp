@@ -14,29 +14,29 @@ namespace qkv {
 namespace {
 
 void check(at::TensorList outputs, at::TensorList lses) {
-  TORCH_CHECK_VALUE(!outputs.empty(), "merge: outputs is empty; at least one part is expected");
-  TORCH_CHECK_VALUE(outputs.size() == lses.size(), "merge: lses has ", lses.size(),
-                    " tensors, but ", outputs.size(), " are expected, one for each of outputs");
+  TORCH_CHECK(!outputs.empty(), "merge: outputs is empty; at least one part is expected");
+  TORCH_CHECK(outputs.size() == lses.size(), "merge: lses has ", lses.size(), " tensors, but ",
+              outputs.size(), " are expected, one for each of outputs");
   for (size_t part = 0; part < outputs.size(); ++part) {
     const at::Tensor &output = outputs[part], &lse = lses[part], &first = outputs[0];
     TORCH_CHECK(output.defined(), "merge: outputs[", part, "] is an undefined tensor");
     TORCH_CHECK(lse.defined(), "merge: lses[", part, "] is an undefined tensor");
-    TORCH_CHECK_TYPE(output.is_floating_point() && output.scalar_type() == first.scalar_type(),
-                     "merge: outputs[", part, "] is ", output.scalar_type(),
-                     ", but one floating dtype is expected, the same for all parts; outputs[0] is ",
-                     first.scalar_type());
-    TORCH_CHECK_TYPE(lse.is_floating_point() && lse.scalar_type() == lses[0].scalar_type(),
-                     "merge: lses[", part, "] is ", lse.scalar_type(),
-                     ", but one floating dtype is expected, the same for all parts; lses[0] is ",
-                     lses[0].scalar_type());
-    TORCH_CHECK_VALUE(output.dim() > 0 && output.sym_sizes() == first.sym_sizes(),
-                      "merge: outputs[", part, "] is ", output.sym_sizes(),
-                      ", but one shape [..., L, Dv] is expected, the same for all parts; "
-                      "outputs[0] is ",
-                      first.sym_sizes());
+    TORCH_CHECK(output.is_floating_point() && output.scalar_type() == first.scalar_type(),
+                "merge: outputs[", part, "] is ", output.scalar_type(),
+                ", but one floating dtype is expected, the same for all parts; outputs[0] is ",
+                first.scalar_type());
+    TORCH_CHECK(lse.is_floating_point() && lse.scalar_type() == lses[0].scalar_type(),
+                "merge: lses[", part, "] is ", lse.scalar_type(),
+                ", but one floating dtype is expected, the same for all parts; lses[0] is ",
+                lses[0].scalar_type());
+    TORCH_CHECK(output.dim() > 0 && output.sym_sizes() == first.sym_sizes(), "merge: outputs[",
+                part, "] is ", output.sym_sizes(),
+                ", but one shape [..., L, Dv] is expected, the same for all parts; "
+                "outputs[0] is ",
+                first.sym_sizes());
     const auto rows = first.sym_sizes().slice(0, first.dim() - 1);
-    TORCH_CHECK_VALUE(lse.sym_sizes() == rows, "merge: lses[", part, "] is ", lse.sym_sizes(),
-                      ", but ", rows, " is expected, a number for each row of outputs");
+    TORCH_CHECK(lse.sym_sizes() == rows, "merge: lses[", part, "] is ", lse.sym_sizes(), ", but ",
+                rows, " is expected, a number for each row of outputs");
   }
 }
 

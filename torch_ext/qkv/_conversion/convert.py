@@ -94,14 +94,9 @@ def convert(model: nn.Module) -> Conversion:
 
 
 def _convert_one(conversion: Conversion, name: str, module: nn.Module) -> None:
-    """Asks each of those who know layers; the first that has something to say says it."""
-    for known in (convert_transformers, convert_layer):
-        found = known(module)
-        if found is None:
-            continue
-        if found.undo is None:
-            conversion.left[name] = found.what
-        else:
-            conversion.changed[name] = found.what
-            conversion._undo.append(found.undo)
-        return
+    found = convert_transformers(module) or convert_layer(module)
+    if found is not None and found.undo is not None:
+        conversion.changed[name] = found.what
+        conversion._undo.append(found.undo)
+    elif found is not None:
+        conversion.left[name] = found.what

@@ -1,6 +1,5 @@
 """Models of transformers, through the switch in their configs."""
 
-import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +8,6 @@ from torch import nn
 
 from qkv._conversion.found import Found
 from qkv.integrations import transformers as integration
-
-NAME, ADDED = integration.NAMES[0], integration.ADDED
 
 
 def convert_transformers(module: nn.Module) -> Found | None:
@@ -24,19 +21,20 @@ def convert_transformers(module: nn.Module) -> Found | None:
     outermost = {id(m.config): m for m in reversed(models)}  # of those that share a config
     models = [m for m in models if outermost[id(m.config)] is m]
     before = [(c, c._attn_implementation) for m in models for c in _with_parts(m.config)]
-    models = [m for m in models if m.config._attn_implementation not in (*integration.NAMES, ADDED)]
+    names = (*integration.NAMES, integration.ADDED)
+    models = [m for m in models if m.config._attn_implementation not in names]
     if not models:
         return None
     integration.register()
-    own = importlib.import_module("qkv.integrations.transformers._own_attention")
-    found = [(m, own.suited(m, NAME, ADDED)) for m in models]
+    from qkv.integrations.transformers._own_attention import suited  # imports transformers
+
+    found = [(m, suited(m)) for m in models]
     whys = "; ".join(dict.fromkeys(what.why for _, what in found if what.why))
     switched = [(m.config._attn_implementation, what.name) for m, what in found if what.asks]
     if not switched:
         return Found(whys) if whys else None
-    to = {
-        id(c): name for c, name in before if id(c) in outermost
-    }  # others follow those around them
+    # The other configs follow those around them.
+    to = {id(c): name for c, name in before if id(c) in outermost}
     to |= {id(m.config): what.name for m, what in found if what.name != "eager"}
     _set([(config, to[id(config)]) for config, _ in before if id(config) in to])
     what = ", ".join(dict.fromkeys(f'"{old}" -> "{new}"' for old, new in switched))

@@ -10,81 +10,46 @@ from qkv.distributed._attend import attend, resolved
 from qkv.distributed._call import Call, prepare
 from qkv.distributed._check import check
 from qkv.distributed._ranks import Group, Team, team_of
-from qkv.options import ScoreOptions, Unpack, refuse_unknown, show_options
+from qkv.options import ScoreOptions, Unpack, keywords_of
 
-_attention = torch.ops.qkv.attention.default
+_keywords = keywords_of(torch.ops.qkv.attention.default)
 Method = Literal["ring", "heads", "auto"]
 _dropout_seed = torch.ops.qkv.dropout_seed.default
 
 
 @overload
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[False] = False,
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[False] = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
     **options: Unpack[ScoreOptions],
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 @overload
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: Literal[True],
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[True], seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
     **options: Unpack[ScoreOptions],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: bool,
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: bool, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
     **options: Unpack[ScoreOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
-@show_options(_attention)
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def ring_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    return_lse: bool = False,
-    seqlen: int | None = None,
-    cu_seqlens: Tensor | None = None,
-    dropout_seed: int | Tensor | None = None,
-    method: Method = "ring",
-    group: Group = None,
-    **options: Unpack[ScoreOptions],
-) -> Tensor | tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    return_lse: bool = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
+    dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """`qkv.attention` over a sequence of which each rank of a process group has a shard.
 
     Everything means what it means in one call over the whole sequence, of N positions. All ranks
@@ -103,7 +68,7 @@ def ring_attention(
         dropout_p: as in `qkv.attention`: which weights are dropped does not depend on the number of
             ranks.
         is_causal: each query sees the keys up to its own position.
-        **options: see `qkv.options.ScoreOptions`.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: as in `qkv.attention`.
         return_lse: also return the logarithm of each softmax's denominator.
         seqlen: N, where shards are padded; `n * L_local` if None. What is padded is hidden, its
             output is 0, and it gets no gradient.
@@ -155,7 +120,7 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    refuse_unknown(ring_attention, options)
+    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks)
     team = team_of("ring_attention", group)
     call = Call.of(
         query, key, value, attn_mask, dropout_p, is_causal, seqlen, cu_seqlens, method, options

@@ -1,6 +1,5 @@
 """qkv's attention in ONNX models. See `translations`."""
 
-import importlib
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -39,5 +38,6 @@ def translations() -> dict[OpOverload, Callable]:
             "qkv.integrations.onnx needs onnxscript, but it is not installed: "
             "pip install 'qkv[onnx]'"
         )
-    # This imports onnxscript.
-    return importlib.import_module("qkv.integrations.onnx._operators").table()
+    from qkv.integrations.onnx._operators import table
+
+    return table()

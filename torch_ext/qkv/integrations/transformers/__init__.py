@@ -1,10 +1,8 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
-import importlib
-
 from qkv.integrations.transformers._version import check_version
 
-__all__ = ["NAMES", "register"]
+__all__ = ["register"]
 
 # What models are told to use. The second is how continuous batching was asked for once;
 # transformers takes "paged|" off again, and warns.
@@ -39,17 +37,15 @@ def register() -> None:
         >>> model = transformers.LlamaForCausalLM(config)
     """
     check_version()
-    transformers = importlib.import_module("transformers")
-    masking_utils = importlib.import_module("transformers.masking_utils")
-    # These import transformers.
-    attention = importlib.import_module("qkv.integrations.transformers._attention")
-    batching = importlib.import_module("qkv.integrations.transformers._batching")
-    masks = importlib.import_module("qkv.integrations.transformers._masks")
-    own = importlib.import_module("qkv.integrations.transformers._own_attention")
+    from transformers import AttentionInterface, masking_utils
 
-    mask_functions = dict.fromkeys(NAMES, masks.make_mask) | {ADDED: masking_utils.eager_mask}
+    from qkv.integrations.transformers import _batching, _own_attention
+    from qkv.integrations.transformers._attention import attention_forward
+    from qkv.integrations.transformers._masks import make_mask
+
+    mask_functions = dict.fromkeys(NAMES, make_mask) | {ADDED: masking_utils.eager_mask}
     for name, mask_function in mask_functions.items():
-        transformers.AttentionInterface.register(name, attention.attention_forward)
+        AttentionInterface.register(name, attention_forward)
         masking_utils.AttentionMaskInterface.register(name, mask_function)
-    batching.allow(mask_functions)
-    own.find_out(NAMES, ADDED)
+    _batching.allow(mask_functions)
+    _own_attention.find_out()

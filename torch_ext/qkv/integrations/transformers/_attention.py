@@ -75,7 +75,7 @@ def attention_forward(
             output_attentions=output_attentions, **kwargs,
         )  # fmt: skip
     options = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux, "dropout_p": dropout}
-    paged = _is_paged(cache)
+    paged = isinstance(cache, PagedAttentionCache)
     if paged:
         key, value = cache.update(
             key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
@@ -101,10 +101,6 @@ def attention_forward(
 
 
 _OURS = 'attn_implementation="qkv"'
-
-
-def _is_paged(cache: Any) -> bool:
-    return isinstance(cache, PagedAttentionCache)
 
 
 def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:

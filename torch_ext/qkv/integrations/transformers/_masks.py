@@ -64,7 +64,7 @@ def make_mask(
         return written_out()
     band, documents = found
     padding = _local_padding(attention_mask, kv_length, kv_offset)
-    band = band.shifted(int(q_offset) - kv_offset).within(q_length, kv_length)
+    band = band.within(q_length, kv_length, ahead=int(q_offset) - kv_offset)
     window = band.window(q_length, kv_length)
     if window is None:
         return written_out()

@@ -2,12 +2,12 @@
 for those of "eager"."""
 
 import functools
-from collections.abc import Collection
 from typing import NamedTuple
 
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions
 
 _logger = logging.get_logger(__name__)
@@ -21,21 +21,21 @@ class Suited(NamedTuple):
     why: str  # about the attention that does not, or nothing
 
 
-def suited(model: PreTrainedModel, requested: str, added: str) -> Suited:
-    """requested; or `added`, which is the same with the masks of "eager", where only a part of the
+def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> Suited:
+    """requested; or ADDED, which is the same with the masks of "eager", where only a part of the
     attention can be exchanged; or "eager", where none can."""
     found = attentions(_models_of_one_config(model))
     names = ", ".join(found.own)
     why = names and f"the attention of {names} is written out in its own code and not exchanged"
     if found.masked and found.asks:
-        return Suited(added, True, why)
+        return Suited(ADDED, True, why)
     if found.own and (found.masked or not (found.asks or found.unknown)):
         return Suited("eager", False, why)
     return Suited(requested, found.asks, why)
 
 
-def find_out(names: Collection[str], added: str) -> None:
-    """Gives models what is suited where one of these names is asked for; "eager" with a warning."""
+def find_out() -> None:
+    """Gives models what is suited where one of NAMES is asked for; "eager" with a warning."""
     correct = PreTrainedModel.get_correct_attn_implementation
     if getattr(correct, "__module__", None) == __name__:
         return
@@ -43,9 +43,9 @@ def find_out(names: Collection[str], added: str) -> None:
     @functools.wraps(correct, assigned=("__name__", "__doc__"))
     def correct_for_classes(self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
-        if requested not in names:
+        if requested not in NAMES:
             return requested
-        found = suited(self, requested, added)
+        found = suited(self, requested)
         if found.name == "eager":
             _logger.warning_once(
                 f'attn_implementation="{requested}": {found.why}; {type(self).__name__} stays with '

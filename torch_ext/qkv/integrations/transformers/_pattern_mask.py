@@ -29,18 +29,14 @@ class Band:
         highs = [x.high for x in (self, other) if x.high is not None]
         return Band(max(lows, default=None), min(highs, default=None))
 
-    def shifted(self, by: int) -> "Band":
-        """The same band where queries are counted from `by` before the first one that there is."""
+    def within(self, queries: int, keys: int, ahead: int) -> "Band":
+        """The same band for so many queries and keys, without bounds that hide nothing there. The
+        first query's place is so many `ahead` of the first key's."""
+        low = None if self.low is None else self.low + ahead
+        high = None if self.high is None else self.high + ahead
         return Band(
-            None if self.low is None else self.low + by,
-            None if self.high is None else self.high + by,
-        )
-
-    def within(self, queries: int, keys: int) -> "Band":
-        """The same band for so many queries and keys, without bounds that hide nothing there."""
-        return Band(
-            None if self.low is not None and self.low <= 1 - queries else self.low,
-            None if self.high is not None and self.high >= keys - 1 else self.high,
+            None if low is not None and low <= 1 - queries else low,
+            None if high is not None and high >= keys - 1 else high,
         )
 
     def window(self, queries: int, keys: int) -> tuple[int, tuple[int, int]] | None:
@@ -125,7 +121,8 @@ class PatternMask(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func in _UNCHANGED or _takes_all(func, args):
-            return args[0]._again()
+            mask = args[0]
+            return PatternMask._of(tuple(mask.shape), mask.band, vars(mask))
         if func.overloadpacket in _MISTAKEN:
             raise NotImplementedError(
                 f'attn_implementation="qkv": a model that computes attention itself calls '
@@ -135,9 +132,6 @@ class PatternMask(torch.Tensor):
         dense = tree_map_only(PatternMask, PatternMask.written_out, (args, kwargs or {}))
         result = func(*dense[0], **dense[1])
         return PatternMask.holding(result) if func.overloadpacket in _VIEWS else result
-
-    def _again(self) -> "PatternMask":
-        return PatternMask._of(tuple(self.shape), self.band, vars(self))
 
     def __repr__(self, **_: Any) -> str:
         parts = [f"{list(self.shape)}", f"band={self.band}"]

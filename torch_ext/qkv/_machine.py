@@ -1,9 +1,37 @@
-"""What half precision is multiplied as; the environment variable QKV_HALF_PRODUCTS sets it."""
+"""What the kernels are told about the machine: the instruction set, and how half precision is
+multiplied. The environment variables QKV_ISA and QKV_HALF_PRODUCTS set them, too."""
 
 import torch
 
 
-def half_products() -> str:
+def active_isa() -> str:
+    """The instruction set in use: "amx", "avx512bf16", "avx512", "avx2", "neon" or "generic".
+
+    Raises:
+        ValueError: QKV_ISA names one that is unknown or that this CPU cannot run.
+    """
+    return torch.ops.qkv._active_isa()
+
+
+def supported_isas() -> list[str]:
+    """Those that this CPU can run, best first.
+
+    On CPUs with AMX "avx512bf16" comes after "avx512": they multiply bfloat16 in AMX's tiles, and
+    in vectors at half the rate of float32.
+    """
+    return torch.ops.qkv._supported_isas()
+
+
+def set_isa(name: str) -> None:
+    """Use `name` from now on, in all threads.
+
+    Raises:
+        ValueError: `name` is unknown, or this CPU cannot run it.
+    """
+    torch.ops.qkv._set_isa(name)
+
+
+def active_half_products() -> str:
     """What the factors of a matrix product are in bfloat16 and float16: "native" or "float32".
 
     "native", the default: their own type where the instruction set in use multiplies it (bfloat16
