@@ -15,24 +15,15 @@ bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
+static_assert(int(MaskType::f16) - int(MaskType::f32) == int(DType::f16));
 // Calls f(M{}) for the type M of a mask's elements, which are bytes of a boolean one; not at all if
 // there is no mask.
 template <class F>
 void with_elements(MaskType type, const F& f) {
-  switch (type) {
-    case MaskType::none:
-      break;
-    case MaskType::boolean:
-      return f(uint8_t{});
-    case MaskType::f32:
-      return f(float{});
-    case MaskType::f64:
-      return f(double{});
-    case MaskType::bf16:
-      return f(BFloat16{});
-    case MaskType::f16:
-      return f(Float16{});
-  }
+  if (type == MaskType::boolean)
+    f(uint8_t{});
+  else if (type != MaskType::none)
+    with_type(DType(int(type) - int(MaskType::f32)), f);  // they are in one order
 }
 
 // A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in
