@@ -29,7 +29,7 @@ TEST(Merge, NamesWhatIsWrong) {
   try {
     merge({output}, {output});
     FAIL() << "no error";
-  } catch (const c10::ValueError& error) {
+  } catch (const c10::Error& error) {
     EXPECT_EQ(error.msg(),
               "merge: lses[0] is [2, 3], but [2] is expected, a number for each row of outputs");
   }
