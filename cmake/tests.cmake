@@ -38,7 +38,6 @@ if(csrc_tests)
   # The tests spend their time in the library, and with -O1 compiling them takes a quarter less.
   target_compile_options(qkv_csrc_test_objects PRIVATE -O1 -fopenmp -Wall -Wextra)
   target_precompile_headers(qkv_csrc_test_objects PRIVATE <gtest/gtest.h> <random>)
-  set_target_properties(qkv_csrc_test_objects PROPERTIES UNITY_BUILD ${QKV_UNITY})
   list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)  # for tests that start the program again
   target_compile_definitions(qkv_csrc_test_objects PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
   target_link_libraries(qkv_csrc_test_objects PRIVATE qkv_reference qkv_simulator qkv_kernels GTest::gtest)

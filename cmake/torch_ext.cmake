@@ -66,7 +66,6 @@ function(qkv_add_operators target folder)
     PUBLIC $<BUILD_INTERFACE:${torch}> $<INSTALL_INTERFACE:qkv::torch> PRIVATE qkv_core)
   # torch's headers, and what is instantiated of them in every file, are most of the build's time.
   target_precompile_headers(${target} PRIVATE <torch/library.h>)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${QKV_UNITY})
 
   # A program may call nothing of qkv and yet need it: it runs a model of TorchScript or AOTInductor
   # that names the operators. So the linker keeps the library, though --as-needed, which is the
