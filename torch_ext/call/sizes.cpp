@@ -241,7 +241,8 @@ Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
   check_sizes(call, sizes);
   check_option_sizes(call, sizes);
   check_overflow(call, sizes);
-  check_companions(call, sizes);
+  // Forward operators are given none but tangents, and who takes one takes query's.
+  if (call.op->is_backward || call.op->takes(arg::query_tangent)) check_companions(call, sizes);
   return sizes;
 }
 
