@@ -21,32 +21,30 @@ void gemm_part(int64_t rows, int64_t columns, int64_t depth, const void* a, int6
            static_cast<T*>(c), c_row, static_cast<Beta>(beta), static_cast<const T*>(lanes)});
 }
 
+// Calls apply(x) with an array x of one vector of `in` after the other; out is what it makes of it.
+template <class T, class Apply>
+void each_vector(const void* in, void* out, int64_t count, const Apply& apply) {
+  for (int64_t i = 0; i < count; i += kLanes<T>) {
+    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
+    apply(x);
+    store(static_cast<T*>(out) + i, x[0]);
+  }
+}
+
 template <class T>
 void exp2_part(const void* in, void* out, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes<T>) {
-    Vec<T> t[] = {load(static_cast<const T*>(in) + i)};
-    exp2<T>(t);
-    store(static_cast<T*>(out) + i, t[0]);
-  }
+  each_vector<T>(in, out, count, [](Vec<T>(&x)[1]) { exp2<T>(x); });
 }
 
 template <class T>
 void exp_part(const void* in, void* out, int64_t count) {
   const ShiftedExp<T> by[] = {ShiftedExp<T>(Vec<T>{})};
-  for (int64_t i = 0; i < count; i += kLanes<T>) {
-    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
-    exp<T>(x, by);
-    store(static_cast<T*>(out) + i, x[0]);
-  }
+  each_vector<T>(in, out, count, [&](Vec<T>(&x)[1]) { exp<T>(x, by); });
 }
 
 template <class T>
 void tanh_part(const void* in, void* out, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes<T>) {
-    Vec<T> x[] = {load(static_cast<const T*>(in) + i)};
-    tanh<T>(x);
-    store(static_cast<T*>(out) + i, x[0]);
-  }
+  each_vector<T>(in, out, count, [](Vec<T>(&x)[1]) { tanh<T>(x); });
 }
 
 template <class T>

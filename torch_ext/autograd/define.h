@@ -7,7 +7,7 @@
 
 namespace qkv {
 
-// To construct it registers its schema and, for every dispatch key, its kernels: its own, or what
+// Constructing one registers its schema and, for every dispatch key, its kernels: its own, or what
 // follows from its signature. It lives as long as the process.
 class DefinedOperator : public Operator {
  public:

@@ -132,7 +132,7 @@ constexpr std::array<Argument, arg::count> arguments_named(std::string_view pref
 inline constexpr auto kTangents = arguments_named("", "_tangent");
 inline constexpr auto kGradients = arguments_named("grad_", "");
 
-// The other way round.
+// Of each argument, the one for which `named` has it; `count`: none.
 constexpr std::array<Argument, arg::count> inverse(const std::array<Argument, arg::count>& named) {
   std::array<Argument, arg::count> all{};
   for (Argument& argument : all) argument = arg::count;
@@ -143,7 +143,7 @@ constexpr std::array<Argument, arg::count> inverse(const std::array<Argument, ar
 inline constexpr auto kPrimals = inverse(kTangents);
 
 // The direction in which an argument changes, in forward mode, and the gradient of a result, as
-// operators take them; and what a direction is one of. `count`: there is none.
+// operators take them; and the argument that has this direction. `count`: there is none.
 constexpr Argument tangent_of(Argument argument) { return kTangents[argument]; }
 constexpr Argument gradient_of(Argument argument) { return kGradients[argument]; }
 constexpr Argument primal_of(Argument tangent) { return kPrimals[tangent]; }

@@ -241,7 +241,7 @@ Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
   check_sizes(call, sizes);
   check_option_sizes(call, sizes);
   check_overflow(call, sizes);
-  // Forward operators are given none but tangents, and who takes one takes query's.
+  // A forward operator has no companions but tangents, and one that takes any takes query's.
   if (call.op->is_backward || call.op->takes(arg::query_tangent)) check_companions(call, sizes);
   return sizes;
 }

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.options import BY_HEAD, MASKS
+from qkv.options import BY_HEAD, MASKS, defaults
 
-SCALARS = {"scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0}
+TENSORS = (*MASKS, *BY_HEAD)
+_OTHERS = (*TENSORS, "dropout_p", "is_causal")  # of the options, all but SCALARS
+SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in _OTHERS}
 
 
 @dataclass
@@ -37,8 +39,7 @@ class Call:
         method: str, options: Mapping[str, Any],
     ) -> "Call":  # fmt: skip
         given = {**options, "attn_mask": attn_mask}
-        names = (*MASKS, *BY_HEAD)
-        tensors = {name: x for name in names if (x := given.pop(name, None)) is not None}
+        tensors = {name: x for name in TENSORS if (x := given.pop(name, None)) is not None}
         scalars = SCALARS | {"dropout_p": dropout_p, "is_causal": is_causal} | given
         return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method)
 

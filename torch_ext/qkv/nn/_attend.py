@@ -54,9 +54,9 @@ def attend_documents(
         call = {**_DEFAULTS, **call, "dropout_p": dropout_p}
         documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None}
         seed = _dropout_seed(query) if dropout_p > 0 else None
-        return _attention_forward(query, key, value, dropout_seed=seed, **documents, **call)[
-            0
-        ], None
+        call |= {**documents, "dropout_seed": seed}
+        output, _ = _attention_forward(query, key, value, **call)
+        return output, None
     # The weights are padded, and so is everything they are made of.
     place = torch.arange(longest)
     inside = place < ends.diff().unsqueeze(1)  # [N, longest]
