@@ -17,9 +17,7 @@ constexpr int64_t kItemBytes = int64_t(64) << 10;
 constexpr double kFlopsOfByte = 5;
 
 void check_memory(const Call& call) {
-  c10::SmallVector<Argument, 4> written = {arg::key, arg::value};
-  for (const Argument scale : {arg::key_scale, arg::value_scale})
-    if (is_per_token(call[scale])) written.push_back(scale);
+  const auto written = written_by(call);
   // What shares memory only until one of the two is written (torch._lazy_clone) parts here.
   for (const Argument argument : written) call[argument].mutable_data_ptr();
   for (const Argument argument : written)
