@@ -16,34 +16,31 @@ namespace qkv {
 template <class T>
 struct Value;
 
+// What an IValue holds as it is.
+template <class T>
+struct OwnValue {
+  static T from(const c10::IValue& value, const char*) { return value.to<T>(); }
+  static c10::IValue to(const T& x) { return x; }
+};
+
 template <>
-struct Value<double> {
+struct Value<double> : OwnValue<double> {
   static constexpr const char *kType = "float", *kDefault = "0.0";
-  static double from(const c10::IValue& value, const char*) { return value.toDouble(); }
-  static c10::IValue to(double x) { return x; }
 };
 
 template <>
-struct Value<bool> {
+struct Value<bool> : OwnValue<bool> {
   static constexpr const char *kType = "bool", *kDefault = "False";
-  static bool from(const c10::IValue& value, const char*) { return value.toBool(); }
-  static c10::IValue to(bool x) { return x; }
 };
 
 template <>
-struct Value<std::optional<double>> {
+struct Value<std::optional<double>> : OwnValue<std::optional<double>> {
   static constexpr const char *kType = "float?", *kDefault = "None";
-  static std::optional<double> from(const c10::IValue& value, const char*) {
-    return value.isNone() ? std::nullopt : std::optional(value.toDouble());
-  }
-  static c10::IValue to(const std::optional<double>& x) { return x; }
 };
 
 template <>
-struct Value<c10::SymInt> {
+struct Value<c10::SymInt> : OwnValue<c10::SymInt> {
   static constexpr const char *kType = "SymInt", *kDefault = "0";
-  static c10::SymInt from(const c10::IValue& value, const char*) { return value.toSymInt(); }
-  static c10::IValue to(const c10::SymInt& x) { return x; }
 };
 
 template <>
