@@ -5,7 +5,9 @@
 // runs all calls, or those whose name has one of the words. Callgrind writes the counts of each
 // under its name; `python tests/instructions` does all of that, and compares. Without valgrind the
 // calls just run.
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 #include <valgrind/callgrind.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // qkv::attention and its options against the formula and torch's own attention.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::attention_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;  // f64
@@ -169,4 +169,4 @@ TEST(AttentionApi, EmptyTensors) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::attention_tests

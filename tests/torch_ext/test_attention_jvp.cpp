@@ -2,7 +2,7 @@
 // gradients of the reference.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::attention_jvp_tests {
 namespace {
 
 constexpr double kTolerance = 1e-11;  // f64; sums of all elements
@@ -117,4 +117,4 @@ TEST(AttentionJvpApi, Errors) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::attention_jvp_tests

@@ -6,7 +6,7 @@
 
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::autocast_tests {
 namespace {
 
 // While it lives, the thread is in the state of Python's `with torch.autocast("cpu", dtype)`.
@@ -187,4 +187,4 @@ TEST_F(AutocastAttention, CastsALeafOnce) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::autocast_tests

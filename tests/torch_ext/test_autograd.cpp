@@ -1,7 +1,7 @@
 // The autograd Node of attention_with_lse, in every state in which backward() may find it.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::autograd_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;
@@ -117,4 +117,4 @@ TEST_F(Autograd, ExpandedTensorsAreReadInPlace) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::autograd_tests

@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::dropout_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;
@@ -75,4 +75,4 @@ TEST_F(Dropout, OfEverythingIsZero) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::dropout_tests

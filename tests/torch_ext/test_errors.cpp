@@ -1,7 +1,7 @@
 // Bad input gives an error that names the argument, what it was and what was expected.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::errors_tests {
 namespace {
 
 class Errors : public testing::Test {
@@ -150,4 +150,4 @@ TEST_F(Errors, MoreBatchDimensionsThanTheKernelsTake) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::errors_tests

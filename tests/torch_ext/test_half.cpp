@@ -1,7 +1,7 @@
 // bfloat16 and float16 against the formula in float64 on the same rounded numbers.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::half_tests {
 namespace {
 
 // The distance of 1 to the next number.
@@ -311,4 +311,4 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, HalfSums, testing::Values(at::kBFloat16, at::kH
                          [](const auto& info) { return c10::toString(info.param); });
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::half_tests

@@ -1,7 +1,7 @@
 // qkv::hard_attention against the reference.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::hard_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;
@@ -99,4 +99,4 @@ TEST(HardAttention, OtherValuesMayBeInfinite) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::hard_tests

@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::kvcache_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;
@@ -120,4 +120,4 @@ TEST(VarlenAttention, BlockTable) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::kvcache_tests

@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::merge_tests {
 namespace {
 
 TEST(Merge, AllKeys) {
@@ -36,4 +36,4 @@ TEST(Merge, NamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::merge_tests

@@ -1,7 +1,7 @@
 // The Meta kernels agree with the CPU kernels on shapes, strides and errors.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::meta_tests {
 namespace {
 
 at::Tensor like_meta(const at::Tensor& t) {
@@ -163,4 +163,4 @@ TEST(Meta, ErrorsAgree) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::meta_tests

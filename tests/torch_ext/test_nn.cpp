@@ -8,7 +8,7 @@
 #include "common.h"
 #include "qkv/nn.h"
 
-namespace qkv::test {
+namespace qkv::test::nn_tests {
 namespace {
 
 using torch::nn::MultiheadAttentionOptions;
@@ -206,4 +206,4 @@ TEST_F(SelfAttention, ErrorsNameTheArgument) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::nn_tests

@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::replace_sdpa_tests {
 namespace {
 
 class ReplaceSdpa : public testing::Test {
@@ -56,4 +56,4 @@ TEST_F(ReplaceSdpa, LeavesToTorchWhatIsSwitchedOff) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::replace_sdpa_tests

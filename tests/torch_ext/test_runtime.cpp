@@ -11,7 +11,7 @@
 
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::runtime_tests {
 namespace {
 
 // Results are bitwise the same for any number of threads, so any difference is an error.
@@ -91,4 +91,4 @@ TEST_F(Runtime, CalledAfterFork) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::runtime_tests

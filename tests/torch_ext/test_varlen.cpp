@@ -1,7 +1,7 @@
 // Packed documents, against one call for each document.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::varlen_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;
@@ -137,4 +137,4 @@ TEST_F(Varlen, DropoutIsThatOfABatch) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::varlen_tests

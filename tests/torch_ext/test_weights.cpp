@@ -1,7 +1,7 @@
 // qkv::attention_weights and its sums against the formula.
 #include "common.h"
 
-namespace qkv::test {
+namespace qkv::test::weights_tests {
 namespace {
 
 constexpr double kTolerance = 1e-12;
@@ -123,4 +123,4 @@ TEST(AttentionWeights, EmptyTensors) {
 }
 
 }  // namespace
-}  // namespace qkv::test
+}  // namespace qkv::test::weights_tests
