@@ -9,10 +9,11 @@ import torch
 
 import qkv
 from qkv.bench import machine
-from qkv.bench.command import DTYPES, choose_entries, expect_modules, new_parser, positive
-from qkv.bench.grid import GRID
+from qkv.bench.command import DTYPES, new_parser, positive
 
 from ..arguments import expect_dtypes
+from ..command import choose_entries, expect_modules
+from ..grid import GRID
 from ..options import SPELLING, parse
 from ..suites import named
 from . import builds, report, turns

@@ -81,13 +81,18 @@ def rates(dtype):
     return found
 
 
-def best(before, after):
-    """Of two rates(): the larger, and both as "..._before" and "..._after"."""
-    found = {}
-    for key, value in before.items():
-        if isinstance(value, str):
-            found[key] = value
-        else:
-            found |= {key: max(value, after[key]), f"{key}_before": value}
-            found[f"{key}_after"] = after[key]
-    return found
+def line(described):
+    """What describe() returns."""
+    return (
+        f"{described['cpu']}, {described['cores']} cores, {described['threads']} threads, "
+        f"{described['dtype']}; qkv {described['qkv']} ({described['isa']}), "
+        f"torch {described['torch']} ({described['torch_isa']})"
+    )
+
+
+def lines(described, peak):
+    """The same, and a line of what rates() returns."""
+    read = f"memory read {peak['read_gbs']:.1f} GB/s"
+    if "gflops" in peak:
+        read = f"{peak['instruction']} peak {peak['gflops']:.0f} GFLOP/s, {read}"
+    return [line(described), read]
