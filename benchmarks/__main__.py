@@ -4,12 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from qkv.bench.command import confine
 from qkv.bench.machine import name_of
 
 from . import compare
 from .arguments import add_saved, expect_default, expect_dtypes
 from .command import chosen, expect_folder, expect_modules, make_parser, measured, show
+from .confined import confine
 from .options import SPELLING
 from .suites import SUITES
 from .tables import broken, markdown, text
@@ -38,7 +38,7 @@ def main(argv=None):
     parser = suites_parser()
     args = parser.parse_args(argv)
     if not args.saved:
-        confine(parser, args.isa, "benchmarks", argv)
+        confine(parser, args.isa, argv)
     try:
         expect_folder("--json", args.json)
         expect_modules("tabulate", "tqdm")

@@ -19,6 +19,9 @@ def make_parser(package, description, epilog, dtypes):
     """dtypes: those where --dtype does not say, for --help."""
     parser = command.make_parser(package, description, epilog, dtypes)
     parser.add_argument(
+        "--isa", help="hold qkv and torch to this instruction set: avx2, generic ..."
+    )
+    parser.add_argument(
         "--memory",
         action="store_true",
         help="measure what each call takes beyond its inputs too: a process for each figure",

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from benchmarks import __main__ as benchmarks
+from benchmarks.confined import confine
 from qkv.bench import __main__ as bench
-from qkv.bench.command import confine
 
 GRID = ["--suite", "grid"]
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
@@ -29,12 +29,16 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
         (["--seconds", "nan"], "'nan', expected a positive float"),
         (["--repeats", "-1"], "'-1', expected a positive int"),
         (["--repeats", "3", "--seconds", "1"], "not allowed with"),
-        (["--isa", "sse9"], "--isa: this CPU cannot run 'sse9', expected one of: "),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, message):
     assert message in refused(bench, arguments, capsys)
     assert message in refused(benchmarks, [*GRID, *arguments], capsys)
+
+
+def test_an_isa_that_the_cpu_has_not_is_named(capsys):
+    message = refused(benchmarks, [*GRID, "--isa", "sse9"], capsys)
+    assert "--isa: this CPU cannot run 'sse9', expected one of: " in message
 
 
 def test_a_file_that_cannot_be_written_is_named(capsys):
@@ -55,13 +59,13 @@ def test_isa_confines_torch_as_well(monkeypatch):
     on."""
     started = []
     monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
-    confine(None, "generic", "qkv.bench", ["--shapes", "tiny"])
+    confine(None, "generic", ["--shapes", "tiny"])
     ((program, command, environment),) = started
-    assert program == sys.executable and command[1:] == ["-m", "qkv.bench", "--shapes", "tiny"]
+    assert program == sys.executable and command[1:] == ["-m", "benchmarks", "--shapes", "tiny"]
     assert environment["ATEN_CPU_CAPABILITY"] == "default"
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    confine(None, "generic", "qkv.bench", ["--shapes", "tiny"])
+    confine(None, "generic", ["--shapes", "tiny"])
     assert len(started) == 1
 
 

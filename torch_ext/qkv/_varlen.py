@@ -121,7 +121,6 @@ def varlen_attn(
     Source: packed sequences, as Dao et al., "FlashAttention", 2022, and its
     flash_attn_varlen_func have them.
     """
-    # A keyword costs the dispatcher 0.5 us: only those that say something.
     given = _keywords(
         dropout_p, scale, None if window_size == (-1, -1) else window_size, enable_gqa, seqused_k,
         block_table, softcap, alibi_slopes, bias, sinks, k_scale, v_scale,

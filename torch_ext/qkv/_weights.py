@@ -55,7 +55,6 @@ def attention_weights(
     translation by jointly learning to align and translate", 2014; their sum over the queries, Zhang
     et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
     given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
     args = (query, key)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
@@ -94,11 +93,7 @@ def attention_with_weights(
         >>> output, weights = qkv.attention_with_weights(query, key, value, reduce="heads")
         >>> output.shape, weights.shape
         (torch.Size([1, 8, 100, 64]), torch.Size([1, 100, 100]))
-
-    Source: Bahdanau et al., "Neural machine translation by jointly learning to align and
-    translate", 2014.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
     given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:

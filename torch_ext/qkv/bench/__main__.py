@@ -7,7 +7,7 @@ import textwrap
 import torch
 
 from qkv.bench import machine
-from qkv.bench.command import confine, make_parser
+from qkv.bench.command import make_parser
 from qkv.bench.measure import measure, quartiles
 from qkv.bench.passes import DIRECTIONS, Passes
 from qkv.bench.shapes import GRID, SPELLING, Shape, choose
@@ -26,11 +26,9 @@ ROW = "{:<14} {:<28} {:<8} {:>8} {:>10} {:>14} {:>14} {:>6}"
 
 def main(argv=None):
     """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2."""
-    argv = sys.argv[1:] if argv is None else argv
     names = textwrap.fill(", ".join(GRID), 90)
     parser = make_parser("qkv.bench", DESCRIPTION, f"SHAPE is a name ({names}) or {SPELLING}")
     args = parser.parse_args(argv)
-    confine(parser, args.isa, "qkv.bench", argv)
     named = {name: (name, shape) for name, shape in GRID.items()}
     try:
         chosen = choose(args.shapes, named, lambda text: (text, Shape.parse(text)))
