@@ -85,8 +85,7 @@ def attention_with_weights(
         or reduced, as `attention_weights` returns them. Both are differentiable, as there.
 
     Raises:
-        RuntimeError, NotImplementedError: as `attention` does.
-        ValueError: as `attention` does, and for another reduce.
+        RuntimeError, ValueError, NotImplementedError: as `attention_weights` does.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 8, 100, 64)

@@ -2,7 +2,6 @@
 
 import statistics
 import sys
-import textwrap
 
 import torch
 
@@ -26,8 +25,8 @@ ROW = "{:<14} {:<28} {:<8} {:>8} {:>10} {:>14} {:>14} {:>6}"
 
 def main(argv=None):
     """Returns the exit status: 0, or 1 where an answer was wrong. Bad arguments exit with 2."""
-    names = textwrap.fill(", ".join(GRID), 90)
-    parser = make_parser("qkv.bench", DESCRIPTION, f"SHAPE is a name ({names}) or {SPELLING}")
+    epilog = f"SHAPE is a name ({', '.join(GRID)}) or {SPELLING}"
+    parser = make_parser("qkv.bench", DESCRIPTION, epilog)
     args = parser.parse_args(argv)
     named = {name: (name, shape) for name, shape in GRID.items()}
     try:

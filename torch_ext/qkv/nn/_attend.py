@@ -1,13 +1,20 @@
-"""Output and weights of one attention."""
+"""The projections W_Q, W_K and W_V, by the fewest matrix products; and output and weights of one
+attention."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nested import nested_tensor_from_jagged
 
 from qkv._functional import attention
 from qkv._weights import attention_with_weights
+from qkv.options import defaults
+
+_attention_forward = torch.ops.qkv.attention_forward.default
+_dropout_seed = torch.ops.qkv.dropout_seed.default
+# What the operator above is told where a call says nothing.
+_DEFAULTS = defaults(torch.ops.qkv.attention.default)
 
 
 def attend(
@@ -34,8 +41,9 @@ def attend_documents(
     `[N, H, longest, longest]`, by the longest document, or with `average` `[N, longest, longest]`,
     and 0 beyond a document's end."""
     if not need_weights:
-        query, key, value = (nested_tensor_from_jagged(x, ends).transpose(1, 2) for x in inputs)
-        return attention(query, key, value, **call).transpose(1, 2).values(), None
+        seed = _dropout_seed(inputs[0]) if call["dropout_p"] > 0 else None
+        documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None, "dropout_seed": seed}
+        return _attention_forward(*inputs, **_DEFAULTS | call | documents)[0], None
     # The weights are padded, and so is everything they are made of.
     place = torch.arange(int(ends.diff().max()))
     inside = place < ends.diff().unsqueeze(1)  # [N, longest]
@@ -44,3 +52,34 @@ def attend_documents(
     call["attn_mask"] = (inside.unsqueeze(2) & inside.unsqueeze(1)).unsqueeze(1)
     output, weights = attend((query, key, value), True, average, call)
     return output.transpose(1, 2)[inside], weights
+
+
+def project(
+    layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, ...]:
+    """`[..., H, E / H]` of each `[..., E]`. One product where query, key and value are the same
+    tensor, two where key and value are; the results are views of it, not copies."""
+    weight, bias = layer.in_proj_weight, layer.in_proj_bias
+    if weight is not None and key is value:
+        if query is key:
+            return _products(layer, query, weight, bias, 3)
+        weights = weight.tensor_split([layer.embed_dim])
+        biases = (None, None) if bias is None else bias.tensor_split([layer.embed_dim])
+        return (
+            *_products(layer, query, weights[0], biases[0], 1),
+            *_products(layer, key, weights[1], biases[1], 2),
+        )
+    if weight is None:
+        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    else:
+        weights = weight.chunk(3)
+    biases = (None,) * 3 if bias is None else bias.chunk(3)
+    inputs = zip((query, key, value), weights, biases, strict=True)
+    return tuple(product for x in inputs for product in _products(layer, *x, 1))
+
+
+def _products(
+    layer: torch.nn.MultiheadAttention, x: Tensor, weight: Tensor, bias: Tensor | None, count: int
+) -> tuple[Tensor, ...]:
+    heads = F.linear(x, weight, bias).unflatten(-1, (count, layer.num_heads, layer.head_dim))
+    return heads.unbind(-3)

@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.nn._attend import attend, attend_documents
+from qkv.nn._attend import attend, attend_documents, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
 from qkv.nn._nested import packed
-from qkv.nn._project import project
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
