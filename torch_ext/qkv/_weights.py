@@ -92,6 +92,8 @@ def attention_with_weights(
         >>> output, weights = qkv.attention_with_weights(query, key, value, reduce="heads")
         >>> output.shape, weights.shape
         (torch.Size([1, 8, 100, 64]), torch.Size([1, 100, 100]))
+
+    Source: that of `attention_weights`.
     """
     given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
     args = (query, key, value)

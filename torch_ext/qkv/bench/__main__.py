@@ -61,8 +61,7 @@ def main(argv=None):
 def row(shape, dtype, direction, samples, peak):
     """(the last five cells, how many times torch's speed). samples: {"qkv": seconds, "torch":
     seconds}, turn by turn."""
-    pairs = zip(samples["torch"], samples["qkv"], strict=True)
-    ratio = quartiles([theirs / ours for theirs, ours in pairs])
+    ratio = quartiles([y / x for x, y in zip(samples["qkv"], samples["torch"], strict=True)])
     ours, theirs = (statistics.median(samples[name]) for name in ("qkv", "torch"))
     if not shape.is_decode:
         rate, best, unit = shape.flops(direction) / ours / 1e9, peak["gflops"], "GFLOP/s"
