@@ -79,7 +79,7 @@ test-long: $(VENV)/tests-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python tests/gate long $(ARGS)
 
 bench: $(VENV)/installed
-	$(BIN)/python -m qkv.bench $(ARGS)
+	$(BIN)/python -m benchmarks --suite grid $(ARGS)
 
 docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,3 +1,3 @@
 """`python -m benchmarks`, in a checkout: qkv's options, derivatives and caches beside other ways to
-the same numbers. Attention without options is `python -m qkv.bench`, which the package brings along
-and whose measuring and checking this shares."""
+the same numbers, and runs beside earlier ones. Attention without options is `python -m qkv.bench`,
+too, which the package brings along and whose shapes and measuring this shares."""

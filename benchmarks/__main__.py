@@ -4,19 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from qkv.bench import compare
-from qkv.bench.command import (
-    chosen,
-    confine,
-    expect_folder,
-    expect_modules,
-    make_parser,
-    measured,
-    show,
-)
 from qkv.bench.machine import name_of
 
+from . import compare
 from .arguments import add_saved, expect_default, expect_dtypes
+from .command import chosen, expect_folder, expect_modules, make_parser, measured, show
+from .confined import confine
 from .options import SPELLING
 from .suites import SUITES
 from .tables import broken, markdown, text
@@ -25,7 +18,7 @@ DESCRIPTION = """\
 Times qkv's attention against torch's in one process, turn by turn, after checking both against
 float64.
 
-grid     attention without options, as `python -m qkv.bench` has it; here it can be drawn.
+grid     attention without options on the shapes of `python -m qkv.bench`, with more figures.
 options  what training adds to attention, each against the fastest of torch's ways to the same
          numbers, and against our own time without it.
 derivatives  the jvp, the second backward pass, and both backward passes together, beside torch's
@@ -45,7 +38,7 @@ def main(argv=None):
     parser = suites_parser()
     args = parser.parse_args(argv)
     if not args.saved:
-        confine(parser, args.isa, "benchmarks", argv)
+        confine(parser, args.isa, argv)
     try:
         expect_folder("--json", args.json)
         expect_modules("tabulate", "tqdm")

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qkv.bench import case
-from qkv.bench.case import leaves_of
+
+def leaves_of(inputs):
+    """{name: tensor} of those that want a gradient."""
+    return {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.requires_grad}
 
 
 class Unavailable(Exception):
@@ -17,13 +19,17 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Call(case.Call):
-    """ours(x) brings the output or a gradient into the layout of the case, where that is another.
+class Call:
+    """function(**inputs) returns the output, of grad_output's shape, and may have it in another
+    layout than the case: ours(x) brings the output or a gradient into that of the case.
     more_inputs, forward only: others of the same sizes, which calls take in turn so as to find none
     in a CPU's cache. tangents: {leaf: the direction in which it moves}, for the derivatives of a
     second order and of forward mode; in double backward they are what the first gradients are
     multiplied with. refuses: {direction: why the call cannot be timed in it}."""
 
+    function: Callable[..., Tensor]
+    inputs: dict
+    grad_output: Tensor
     ours: Callable[[Tensor], Tensor] = lambda x: x
     more_inputs: tuple = ()
     tangents: dict = field(default_factory=dict)
@@ -34,11 +40,20 @@ class Call(case.Call):
         """One call of many that differ in their inputs alone."""
         return replace(calls[0], more_inputs=tuple(call.inputs for call in calls[1:]))
 
+    def timed(self, direction):
+        """A function without arguments, made by the method of this name: "forward", "backward" or
+        another of those below."""
+        return getattr(self, direction)()
+
     def forward(self):
-        if not self.more_inputs:
-            return super().forward()
+        """Records no gradients."""
         turns = itertools.cycle((self.inputs, *self.more_inputs))
         return torch.no_grad()(lambda: self.function(**next(turns)))
+
+    def backward(self):
+        """Of a forward pass that is made here."""
+        output, leaves = self.function(**self.inputs), tuple(leaves_of(self.inputs).values())
+        return lambda: torch.autograd.grad(output, leaves, self.grad_output, retain_graph=True)
 
     def both(self):
         """A step of training."""
@@ -82,24 +97,42 @@ class Call(case.Call):
         return first, second
 
     def output(self):
-        return self.ours(super().output())
+        """With the random numbers of derivatives()."""
+        torch.manual_seed(0)
+        return self.ours(self.forward()())
 
     def derivatives(self):
         """The gradients, as the case has them; where there are tangents also {"tangent": of the
         output, "second_query", ..., "second_grad_output"}."""
-        found = {name: self.ours(x) for name, x in super().derivatives().items()}
+        leaves, found = leaves_of(self.inputs), {}
+        if leaves:
+            torch.manual_seed(0)
+            grads = zip(leaves, self.backward()(), strict=True)
+            found = {f"grad_{name}": self.ours(x) for name, x in grads}
         if not self.tangents:
             return found
         torch.manual_seed(0)
         found["tangent"] = self.jvp()()[1]
         torch.manual_seed(0)
-        names = (*leaves_of(self.inputs), "grad_output")
+        names = (*leaves, "grad_output")
         seconds = self.backward_twice()()
         return found | {f"second_{n}": x for n, x in zip(names, seconds, strict=True)}
 
     def mapped(self, change):
-        tangents = {name: change(name, x) for name, x in self.tangents.items()}
-        return replace(super().mapped(change), tangents=tangents)
+        """With change(name, x) in place of each input x, of its tangent and of grad_output. What
+        was a leaf is one again."""
+
+        def changed(name, x):
+            found = change(name, x)
+            return found.detach().requires_grad_() if name in leaves else found
+
+        leaves = leaves_of(self.inputs)
+        return replace(
+            self,
+            inputs={name: changed(name, x) for name, x in self.inputs.items()},
+            grad_output=change("grad_output", self.grad_output),
+            tangents={name: change(name, x) for name, x in self.tangents.items()},
+        )
 
 
 def on_math_path(function):

@@ -8,18 +8,21 @@ from dataclasses import replace
 
 import torch
 
-from qkv.bench import case
 from qkv.bench.measure import warm_up
 
-from .call import Call, Unavailable, on_math_path
+from .call import Call, Unavailable, leaves_of, on_math_path
 from .entry import PLAIN_PASS
 
 MOST_COPIES = 64
 NO_OPTIONS = ("cu_seq_q", "seqlen_k")  # of a call on documents, or on a cache
 
 
-class Case(case.Case):
-    """with_tangents: there are tangents of the leaves too, and torch's ways take the path that has
+class Case:
+    """inputs: {argument: value}. documents: (begin, end) of each of a packed batch; dense: none.
+    base: another case, whose answers are checked too, or None. A case can be pickled: it becomes
+    what it was made of, from which another process draws the same numbers.
+
+    with_tangents: there are tangents of the leaves too, and torch's ways take the path that has
     derivatives in forward mode and of second order."""
 
     def __init__(self, entry, dtype, with_gradients=True, with_tangents=False):
@@ -27,10 +30,18 @@ class Case(case.Case):
         lengths = how.lengths(entry.shape) if how.lengths else []
         ends = list(itertools.accumulate(lengths, initial=0))
         self.documents = list(itertools.pairwise(ends))
-        super().__init__(entry, dtype)
-        for name in self.leaves:
-            self.inputs[name].requires_grad_(with_gradients and not how.is_cold)
-        self.inputs = self.inputs | how.arguments(entry.shape, self.randn)
+        self.entry, self.dtype, shape = entry, dtype, entry.shape
+        self._random = torch.Generator().manual_seed(0)
+        self.inputs = {
+            "query": self._tensor(shape.heads, shape.seqlen_q, shape.head_dim),
+            "key": self._tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim),
+            "value": self._tensor(shape.kv_heads, shape.seqlen_k, shape.head_dim_v),
+        }
+        for x in self.inputs.values():
+            x.requires_grad_(with_gradients and not how.is_cold)
+        self.grad_output = self._tensor(shape.heads, shape.seqlen_q, shape.head_dim_v)
+        self.inputs |= {"is_causal": shape.is_causal, "enable_gqa": shape.is_grouped}
+        self.inputs |= how.arguments(shape, self.randn)
         if self.documents:
             self.inputs["cu_seq_q"] = torch.tensor(ends, dtype=torch.int32)
         moving = self.leaves if with_tangents else ()
@@ -41,12 +52,26 @@ class Case(case.Case):
     def __reduce__(self):
         return type(self), (self.entry, self.dtype, *self._with)
 
+    def resized(self, seqlen):
+        """The same case of so many queries and keys."""
+        shape = replace(self.entry.shape, seqlen_q=seqlen, seqlen_k=seqlen)
+        return Case(replace(self.entry, shape=shape), self.dtype, *self._with)
+
+    def randn(self, *sizes):
+        return torch.randn(*sizes, dtype=self.dtype, generator=self._random)
+
     def _tensor(self, heads, seqlen, head_dim):
         if self.documents:
             return self.randn(self.documents[-1][1], heads, head_dim)
-        return super()._tensor(heads, seqlen, head_dim)
+        return self.randn(self.entry.shape.batch, heads, seqlen, head_dim)
+
+    @property
+    def leaves(self):
+        """The inputs of which the gradients are wanted."""
+        return tuple(leaves_of(self.inputs))
 
     def call(self, function):
+        """Of the inputs as qkv.testing.attention takes them."""
         inputs = {name: x for name, x in self.inputs.items() if name not in NO_OPTIONS}
         return Call(function, inputs, self.grad_output, tangents=self.tangents)
 

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 import qkv
-from qkv.bench import shapes
+from qkv.bench.shapes import PRODUCTS as PLAIN_PRODUCTS
 from qkv.bench.shapes import Shape
 
 from .call import Call
 
 # What our own time in a direction is compared with, where it is that of another direction.
 PLAIN_PASS = {"jvp": "forward", "double_backward": "backward"}
-PRODUCTS = shapes.PRODUCTS | {"both": 3.5, "jvp": 2.5, "double_backward": 7.5, "backward_twice": 10}
+PRODUCTS = PLAIN_PRODUCTS | {"both": 3.5, "jvp": 2.5, "double_backward": 7.5, "backward_twice": 10}
 
 
 def attention(**inputs):
@@ -66,11 +66,12 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Entry(shapes.Entry):
+class Entry:
     """An option of the operator, its name and what it is, on a shape; and what is promised of it:
     {direction: Promise}."""
 
-    products = PRODUCTS
+    name: str
+    shape: Shape
     option: str = "plain"
     how: Option = PLAIN
     promised: dict[str, Promise] = field(default_factory=dict)
@@ -91,24 +92,32 @@ class Entry(shapes.Entry):
 
     @property
     def reads_memory(self):
-        return self.how.is_cold or (self.option == "plain" and super().reads_memory)
+        """Memory, not arithmetic, is the limit."""
+        return self.how.is_cold or (self.option == "plain" and self.shape.is_decode)
 
-    def itemsize(self, dtype):
-        return self.how.itemsize or dtype.itemsize
+    def cache_bytes(self, dtype):
+        """Of key and value: what decoding has to read."""
+        return self.shape.cache_elements * (self.how.itemsize or dtype.itemsize)
 
-    @property
-    def scores(self):
-        return self.how.scores(self.shape)
+    def flops(self, direction):
+        """By convention."""
+        return PRODUCTS[direction] * self.how.scores(self.shape) * self.shape.pair_flops
 
-    def timed_as(self, name, direction):
+    def timed_as(self, name, direction) -> tuple:
+        """(entry, direction) of what the call `name` of Case.timed() computes."""
         if name != "base":
             return self, direction
         plain = PLAIN_PASS.get(direction)
         return (self, plain) if plain else (self.base, direction)
 
     def described(self, dtype):
+        """What a run says of the entry in this dtype."""
         promised = self.promised if dtype == torch.float32 else {}
-        return super().described(dtype) | {
+        return {
+            "name": self.name,
+            "shape": str(self.shape),
+            "option": self.option,
+            "sizes": asdict(self.shape),
             "base": self.base and self.base.name,
             "promised": {direction: asdict(promise) for direction, promise in promised.items()},
         }

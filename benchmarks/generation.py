@@ -5,12 +5,15 @@ from pathlib import Path
 
 import torch
 
-from qkv.bench import compare, machine, table
-from qkv.bench.check import WrongAnswer
-from qkv.bench.command import add_timing, expect_folder, expect_modules, new_parser, positive, show
+from qkv.bench import machine
+from qkv.bench.command import add_timing, new_parser, positive
 from qkv.bench.measure import measure, quartiles
 
+from . import compare, table
 from .arguments import add_saved, expect_default
+from .check import WrongAnswer
+from .command import expect_folder, expect_modules, show
+from .report import best
 from .tables import markdown, text
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
@@ -83,7 +86,7 @@ def run_generation(model, args):
     return {
         "suite": "generation",
         "machine": described,
-        "peak": machine.best(rate, rate),
+        "peak": best(rate, rate),
         "directions": [],
         "results": results,
         "geometric_mean": {},

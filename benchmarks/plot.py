@@ -3,9 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from qkv.bench.report import label as result_label
-from qkv.bench.table import machine_lines
+from qkv.bench import machine
 
+from .report import label as result_label
 from .tables import label
 
 COLORS = {"forward": "#1b6ca8", "backward": "#d1612a", "both": "#3a7d44"}
@@ -39,7 +39,9 @@ def draw_beside(run, path, beside):
         axes.spines[["top", "right", "left"]].set_visible(False)
         for row in range(1, len(results), 2):
             axes.axhspan(row - 0.5, row + 0.5, color="0.965", zorder=0)
-    figure.suptitle("\n".join(machine_lines(run)), fontsize=SMALL, x=0.01, ha="left")
+    figure.suptitle(
+        "\n".join(machine.lines(run["machine"], run["peak"])), fontsize=SMALL, x=0.01, ha="left"
+    )
     figure.savefig(path, dpi=150)
 
 

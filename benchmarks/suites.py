@@ -5,13 +5,12 @@ from functools import partial
 
 import torch
 
-from qkv.bench.grid import GRID
-from qkv.bench.run import Suite
-
 from . import tables
 from .case import Case
 from .entry import PLAIN, Promise, attention
+from .grid import GRID
 from .options import parse
+from .run import Suite
 
 # name: spelling, then what is promised: times torch's speed at least, times our own time at most.
 TRAINING = {

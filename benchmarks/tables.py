@@ -1,11 +1,13 @@
 """The tables of each suite, and what is said below them: of promises, and of ways of torch's that
 took no part."""
 
-from qkv.bench.report import label as of_result
-from qkv.bench.table import (
+from qkv.bench import machine
+
+from .entry import PLAIN_PASS
+from .report import label as of_result
+from .table import (
     RATIO,
     cache_reads,
-    machine_lines,
     memory,
     milliseconds,
     of_shape,
@@ -13,9 +15,7 @@ from qkv.bench.table import (
     tabulated,
     times,
 )
-from qkv.bench.table import text as as_text
-
-from .entry import PLAIN_PASS
+from .table import text as as_text
 
 OWN = "× own time (IQR)"
 PROMISED = "promised"
@@ -42,7 +42,7 @@ def text(run, tables):
 
 def markdown(run, tables):
     """For a page; ratios that have a spread are bold, up to that."""
-    parts = ["  \n".join(machine_lines(run))]
+    parts = ["  \n".join(machine.lines(run["machine"], run["peak"]))]
     for caption, rows in tables:
         titles = dict.fromkeys(title for row in rows for title in row)
         bold = {title for title in titles if "(IQR)" in title or title == "now / then"}

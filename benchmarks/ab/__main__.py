@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 
 import qkv
-from qkv.bench import machine
-from qkv.bench.command import DTYPES, choose_entries, expect_modules, new_parser, positive
-from qkv.bench.grid import GRID
+from qkv.bench.command import DTYPES, new_parser, positive
 
 from ..arguments import expect_dtypes
+from ..command import choose_entries, expect_modules
+from ..confined import environment_for
+from ..grid import GRID
 from ..options import SPELLING, parse
 from ..suites import named
 from . import builds, report, turns
@@ -57,7 +58,7 @@ def main(argv=None):
     try:
         packages = {"now": builds.build_now()}
         packages["then"] = builds.build_then(commits["then"])
-        environment = machine.environment_for(args.isa) if args.isa else {}
+        environment = environment_for(args.isa) if args.isa else {}
         found = turns.run(packages, entries, args, environment)
     except (turns.Failed, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)

@@ -3,7 +3,9 @@
 import math
 import statistics
 
-from qkv.bench.table import machine_line, tabulated
+from qkv.bench.machine import line
+
+from ..table import tabulated
 
 FEWEST_ROUNDS = 6  # of fewer, no two are the ends of such an interval
 CONFIDENCE = 0.95
@@ -60,4 +62,4 @@ def text(commits, machine, found, rounds):
     """commits: {"then": name, "now": name}"""
     about = f"then {commits['then']}, now {commits['now']}; medians of {rounds} rounds"
     rows = tabulated(table(found), left={"call"})
-    return f"{machine_line(machine)}\n{about}\n\n{rows}"
+    return f"{line(machine)}\n{about}\n\n{rows}"

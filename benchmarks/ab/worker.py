@@ -17,10 +17,10 @@ import qkv
 # tree's, for both builds; only that: what qkv itself imports later is the build's again.
 qkv.__path__.insert(0, str(Path(__file__).resolve().parents[2] / "torch_ext" / "qkv"))
 from qkv.bench import machine  # noqa: E402
-from qkv.bench.check import WrongAnswer, check  # noqa: E402
 from qkv.bench.measure import measure  # noqa: E402
 
 from ..case import Case  # noqa: E402
+from ..check import WrongAnswer, check  # noqa: E402
 from ..options import parse  # noqa: E402
 
 del qkv.__path__[0]

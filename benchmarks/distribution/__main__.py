@@ -17,8 +17,7 @@ from pathlib import Path
 
 import torch
 
-from qkv.bench.command import expect_folder, expect_modules
-
+from ..command import expect_folder, expect_modules
 from .cost import Split, predict
 from .figures import Core, Hosts, Layer, Link, Pass
 from .fit import fit

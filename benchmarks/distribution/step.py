@@ -12,7 +12,6 @@ from qkv.distributed._block import (
     Queries,
     block_backward,
     block_forward,
-    numbers_of,
     rows_of,
 )
 from qkv.distributed._call import SCALARS
@@ -81,7 +80,7 @@ class ForwardStep:
         keys, values = (x.float() for x in tensors)
         found = block_forward(self.query, keys, values, block, self.options)
         rows = block.rows
-        merge(rows_of(self.output, rows), numbers_of(self.lse, rows), *found)
+        merge(rows_of(self.output, rows), rows_of(self.lse, rows, -1), *found)
 
 
 class BackwardStep(ForwardStep):

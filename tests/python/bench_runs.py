@@ -20,7 +20,12 @@ TENSORS = ("output", "grad_query", "grad_key", "grad_value")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def run_bench(*arguments, package="qkv.bench", **environment):
+def run_bench(*arguments, **environment):
+    """The suite of the grid."""
+    return run_program("benchmarks", "--suite", "grid", *arguments, **environment)
+
+
+def run_program(package, *arguments, **environment):
     command = [sys.executable, "-m", package, *map(str, arguments)]
     env = {k: v for k, v in os.environ.items() if k != "QKV_ISA"} | environment
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=ROOT)

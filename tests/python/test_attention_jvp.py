@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 from common import HALVES, NO_OPTIONS
-from test_forward_mode import DV, OPTIONS, SIZES, B, D, H, L, S, draw, jvp, reference
+from directions import grouped, jvp
+from test_forward_mode import DV, OPTIONS, SIZES, B, D, H, L, S, draw, reference
 from test_forward_mode import attend as attention
 from test_jagged import jagged, with_holes
 from torch.library import opcheck
@@ -120,12 +121,7 @@ def test_dropout_draws_a_seed():
 
 
 def test_grouped_heads_and_broadcasting():
-    inputs = {
-        "query": torch.randn(3, 1, 8, L, D).double(),
-        "key": torch.randn(2, 2, S, D).double(),
-        "value": torch.randn(3, 1, 4, S, DV).double(),
-    }
-    tangents = {name: torch.randn_like(x) for name, x in inputs.items()}
+    inputs, tangents = grouped(L, S, D, DV)
     found = attention_jvp(inputs, tangents, enable_gqa=True)
     torch.testing.assert_close(found, jvp(reference, inputs, tangents, enable_gqa=True))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from blocks import Block
 from common import COMPILERS, compute_type, dtypes_of
 from test_half import FUNCTIONS, assert_close, make
 from torch import autocast
@@ -214,16 +215,6 @@ def test_jagged(dtype):
     found, truth = (torch.autograd.grad(x, values, g)[0] for x in (output, expected))
     assert found.dtype == torch.float32
     assert_close([found.to(dtype)], [truth], dtype)  # of a sum of three halves
-
-
-class Block(torch.nn.Module):
-    def __init__(self, attend):
-        super().__init__()
-        self.attend, self.mix = attend, torch.nn.Linear(16, 48)
-
-    def forward(self, x):
-        q, k, v = self.mix(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-        return x + self.attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
 def train(attend, dtype, compiler=None):

@@ -1,16 +1,17 @@
-"""python -m qkv.bench: one run over the grid, and what it prints, writes and draws."""
+"""python -m benchmarks --suite grid: one run, and what it prints, writes and draws."""
 
 import json
 import math
 
 import pytest
 import torch
-from bench_runs import PNG, TENSORS, markdown_rows, run_bench, tables_of
+from bench_runs import PNG, TENSORS, markdown_rows, run_bench, run_program, tables_of
 
 import qkv
+from benchmarks import report
+from benchmarks.grid import GRID, parse
 from benchmarks.tables import markdown
-from qkv.bench import machine, report
-from qkv.bench.grid import GRID, parse
+from qkv.bench import machine
 from qkv.bench.measure import MIN_REPEATS, quartiles
 
 
@@ -26,7 +27,7 @@ def finished(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     run = json.loads((folder / "run.json").read_text())
     again = ("--from", folder / "run.json", "--plot", folder / "run.png")
-    assert run_bench(*again, package="benchmarks").stdout == done.stdout
+    assert run_program("benchmarks", *again).stdout == done.stdout
     return done.stdout, run, (folder / "run.png").read_bytes()
 
 

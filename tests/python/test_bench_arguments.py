@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from benchmarks import __main__ as benchmarks
+from benchmarks.confined import confine
 from qkv.bench import __main__ as bench
-from qkv.bench.command import confine
 
+GRID = ["--suite", "grid"]
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
 
 
@@ -28,12 +29,21 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
         (["--seconds", "nan"], "'nan', expected a positive float"),
         (["--repeats", "-1"], "'-1', expected a positive int"),
         (["--repeats", "3", "--seconds", "1"], "not allowed with"),
-        (["--isa", "sse9"], "--isa: this CPU cannot run 'sse9', expected one of: "),
-        (["--json", "no/such/folder/run.json"], "--json: there is no folder no/such/folder"),
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, message):
     assert message in refused(bench, arguments, capsys)
+    assert message in refused(benchmarks, [*GRID, *arguments], capsys)
+
+
+def test_an_isa_that_the_cpu_has_not_is_named(capsys):
+    message = refused(benchmarks, [*GRID, "--isa", "sse9"], capsys)
+    assert "--isa: this CPU cannot run 'sse9', expected one of: " in message
+
+
+def test_a_file_that_cannot_be_written_is_named(capsys):
+    message = refused(benchmarks, [*GRID, "--json", "no/such/folder/run.json"], capsys)
+    assert "--json: there is no folder no/such/folder" in message
 
 
 def refused(program, arguments, capsys):
@@ -49,13 +59,13 @@ def test_isa_confines_torch_as_well(monkeypatch):
     on."""
     started = []
     monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
-    confine(None, "generic", "qkv.bench", ["--shapes", "tiny"])
+    confine(None, "generic", ["--shapes", "tiny"])
     ((program, command, environment),) = started
-    assert program == sys.executable and command[1:] == ["-m", "qkv.bench", "--shapes", "tiny"]
+    assert program == sys.executable and command[1:] == ["-m", "benchmarks", "--shapes", "tiny"]
     assert environment["ATEN_CPU_CAPABILITY"] == "default"
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    confine(None, "generic", "qkv.bench", ["--shapes", "tiny"])
+    confine(None, "generic", ["--shapes", "tiny"])
     assert len(started) == 1
 
 
@@ -93,16 +103,12 @@ def test_a_picture_that_cannot_be_drawn_is_named(capsys, path, message):
 
 
 @pytest.mark.parametrize(
-    "program, module, arguments",
-    [
-        (benchmarks, "matplotlib", ["--plot", "x.png"]),
-        (bench, "tabulate", []),
-        (bench, "tqdm", []),
-    ],
+    "module, arguments",
+    [("matplotlib", ["--plot", "x.png"]), ("tabulate", GRID), ("tqdm", GRID)],
 )
-def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, program, module, arguments):
+def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, module, arguments):
     monkeypatch.setitem(sys.modules, module, None)
-    assert f"{module} is missing: pip install {module}" in refused(program, arguments, capsys)
+    assert f"{module} is missing: pip install {module}" in refused(benchmarks, arguments, capsys)
 
 
 @pytest.mark.parametrize(
@@ -114,19 +120,21 @@ def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, program, 
         ('{"suite": "grid"}', "is no run, expected a file that --json has written"),
     ],
 )
-@pytest.mark.parametrize("program, option", [(bench, "--compare"), (benchmarks, "--from")])
-def test_files_that_are_no_run_are_named(tmp_path, capsys, program, option, content, message):
+@pytest.mark.parametrize("option", ["--compare", "--from"])
+def test_files_that_are_no_run_are_named(tmp_path, capsys, option, content, message):
     path = tmp_path / "old.json"
     if content:
         path.write_text(content)
-    assert f"{option}: {path} {message}" in refused(program, [option, path], capsys)
+    suite = GRID if option == "--compare" else []
+    said = refused(benchmarks, [*suite, option, path], capsys)
+    assert f"{option}: {path} {message}" in said
 
 
 def test_a_run_of_another_suite_is_named(tmp_path, capsys):
     path = tmp_path / "old.json"
     fields = ("machine", "peak", "directions", "results", "geometric_mean", "warnings")
     path.write_text(json.dumps({"suite": "decode"} | dict.fromkeys(fields)))
-    message = refused(bench, ["--compare", path], capsys)
+    message = refused(benchmarks, [*GRID, "--compare", path], capsys)
     assert f"--compare: {path} is a run of 'decode', expected one of grid" in message
 
 

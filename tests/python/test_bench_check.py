@@ -5,14 +5,13 @@ import torch
 from bench_runs import SMALL, option_case, sdpa
 
 import qkv
-from benchmarks import by_hand
+from benchmarks import __main__ as benchmarks
+from benchmarks import by_hand, run
 from benchmarks.call import Call
+from benchmarks.case import Case
+from benchmarks.check import WrongAnswer, check, compare
+from benchmarks.grid import parse
 from benchmarks.options import OPTIONS
-from qkv.bench import __main__ as bench
-from qkv.bench import run
-from qkv.bench.case import Case
-from qkv.bench.check import WrongAnswer, check, compare
-from qkv.bench.grid import parse
 from qkv.testing._tolerance import ROUNDINGS
 
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
@@ -46,7 +45,8 @@ def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong, tensor, tmp_pat
     monkeypatch.setattr(qkv, "attention", wrong)
     monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("timed a wrong answer"))
     path = tmp_path / "run.json"
-    assert bench.main(["--shapes", "2x4/2x9x17x8c", "--json", str(path)]) == 1
+    arguments = ["--suite", "grid", "--shapes", "2x4/2x9x17x8c", "--json", str(path)]
+    assert benchmarks.main(arguments) == 1
     message = capsys.readouterr().err
     assert "refused to time a wrong answer: 2x4/2x9x17x8c" in message
     assert f": {tensor} is off by " in message and "torch is off by" in message
@@ -156,7 +156,7 @@ def test_every_option_passes_its_check(monkeypatch, option, causal, dtype):
         pytest.skip("every query sees all keys")
     if dtype in OPTIONS[option].refuses:
         pytest.skip("the command refuses it")
-    monkeypatch.setattr("qkv.bench.truth.BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr("benchmarks.truth.BLOCK_ELEMENTS", 500)
     case = option_case(monkeypatch, option, SMALL + causal, dtype)
     found = check(case)
     assert set(found) == {"output"} | {f"grad_{name}" for name in case.leaves}

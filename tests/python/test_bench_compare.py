@@ -8,8 +8,8 @@ import pytest
 from bench_runs import PNG, markdown_rows, tables_of
 
 from benchmarks import __main__ as benchmarks
-from qkv.bench import __main__ as bench
 
+GRID = ["--suite", "grid"]
 SHAPES = "1x2x6x5x4c,1x2x1x5x4"
 
 
@@ -19,7 +19,8 @@ def old(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "old.json"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.delenv("QKV_ISA", raising=False)
-        assert bench.main(["--shapes", SHAPES, "--repeats", "3", "--json", str(path)]) == 0
+        arguments = [*GRID, "--shapes", SHAPES, "--repeats", "3", "--json", str(path)]
+        assert benchmarks.main(arguments) == 0
     return path
 
 
@@ -39,8 +40,8 @@ def twice(old, tmp_path):
     return path
 
 
-def printed(capsys, *arguments, program=benchmarks):
-    assert program.main([*map(str, arguments)]) == 0
+def printed(capsys, *arguments):
+    assert benchmarks.main([*map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
@@ -75,9 +76,9 @@ def test_shapes_that_only_one_run_has_are_left_out(capsys, old, twice):
 
 @pytest.mark.usefixtures("no_isa_asked_for")
 def test_nothing_in_common_is_said_before_the_run(monkeypatch, capsys, old):
-    monkeypatch.setattr("qkv.bench.__main__.measured", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("benchmarks.__main__.measured", lambda *_: pytest.fail("measured"))
     with pytest.raises(SystemExit):
-        bench.main(["--shapes", "tiny", "--compare", str(old)])
+        benchmarks.main([*GRID, "--shapes", "tiny", "--compare", str(old)])
     message = capsys.readouterr().err
     assert f"--compare: {old} has none of: plain 64x4x16x16x32 float32. It has: " in message
     assert "plain 1x2x1x5x4 float32; plain 1x2x6x5x4c float32" in message
@@ -112,7 +113,7 @@ def test_memory_is_measured_when_asked_for(monkeypatch, capsys, tmp_path):
         asked.append((str(case.entry), direction, way))
         return {"qkv": 1 << 20, "torch": 2 << 20}
 
-    monkeypatch.setattr("qkv.bench.run.extra_bytes", extra_bytes)
-    stdout = printed(capsys, "--shapes", "1x2x4x4x4c", "--repeats", 1, "--memory", program=bench)
+    monkeypatch.setattr("benchmarks.run.extra_bytes", extra_bytes)
+    stdout = printed(capsys, *GRID, "--shapes", "1x2x4x4x4c", "--repeats", 1, "--memory")
     assert asked == [("1x2x4x4x4c", d, "SDPA") for d in ("forward", "backward")]
     assert [row[-2:] for row in tables_of(stdout)[0][1]][:2] == [["1", "2"]] * 2

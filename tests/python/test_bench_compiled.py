@@ -6,7 +6,7 @@ from bench_runs import SMALL
 
 from benchmarks import compiled, options
 from benchmarks.case import Case, fastest_way
-from qkv.bench.check import WrongAnswer, check
+from benchmarks.check import WrongAnswer, check
 
 REFUSED = "FlexAttention does not support backward on CPU"
 

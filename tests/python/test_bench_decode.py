@@ -4,16 +4,15 @@ import json
 
 import pytest
 import torch
-from bench_runs import PNG, markdown_rows, run_bench, tables_of
+from bench_runs import PNG, markdown_rows, run_program, tables_of
 
 import qkv
-from benchmarks import case, ours, packing
+from benchmarks import case, ours, packing, truth
 from benchmarks.case import Case, copies
+from benchmarks.check import WrongAnswer, check
 from benchmarks.options import parse
 from benchmarks.suites import SUITES
 from benchmarks.tables import markdown
-from qkv.bench import truth
-from qkv.bench.check import WrongAnswer, check
 from qkv.bench.measure import quartiles
 
 SHAPES = "cache:2x4/2x1x40x8,paged:2x4/2x3x40x8"
@@ -116,9 +115,9 @@ def test_a_wrong_cache_is_not_timed(monkeypatch, name):
 def finished(tmp_path_factory):
     """(stdout, run, bytes of the plot) of a short run of the decode suite."""
     folder = tmp_path_factory.mktemp("bench")
-    done = run_bench(
-        "--suite", "decode", "--shapes", SHAPES, "--seconds", 0.01, "--threads", 2,
-        "--json", folder / "run.json", "--plot", folder / "run.png", package="benchmarks",
+    done = run_program(
+        "benchmarks", "--suite", "decode", "--shapes", SHAPES, "--seconds", 0.01, "--threads", 2,
+        "--json", folder / "run.json", "--plot", folder / "run.png",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = json.loads((folder / "run.json").read_text())

@@ -11,14 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
 from benchmarks import __main__ as benchmarks
+from benchmarks import memory, truth
 from benchmarks.call import Call
 from benchmarks.case import Case
+from benchmarks.check import WrongAnswer, check
+from benchmarks.report import figures
 from benchmarks.suites import SUITES, parse_derivatives
 from benchmarks.tables import broken, markdown
-from qkv.bench import memory, truth
-from qkv.bench.check import WrongAnswer, check
 from qkv.bench.measure import quartiles
-from qkv.bench.report import figures
 from qkv.testing import attention, max_error
 
 
@@ -55,7 +55,7 @@ def test_derivatives_are_the_promised_ones():
 @pytest.mark.parametrize("spelling", ["2x4/2x33x70x8c", "3x2x5x9x4x6", "bias:1x2x40x40x8"])
 def test_truth_in_blocks(monkeypatch, spelling):
     """In blocks of queries, and of batch items, as of all at once by the definitions."""
-    monkeypatch.setattr("qkv.bench.truth.BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr("benchmarks.truth.BLOCK_ELEMENTS", 500)
     case = derivative_case(spelling, torch.float64)
     found = check(case)
     assert {"tangent", *SECONDS} <= set(found)
@@ -182,7 +182,7 @@ def finished(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QKV_ISA", raising=False)
-        patch.setattr("qkv.bench.run.extra_bytes", extra_bytes)
+        patch.setattr("benchmarks.run.extra_bytes", extra_bytes)
         arguments = ["--suite", "derivatives", "--shapes", "2x4/2x24x24x8,alone:1x1x32x32x8c",
                      "--seconds", "0.01", "--json", str(folder / "run.json"),
                      "--plot", str(folder / "run.png")]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import qkv
 from benchmarks.call import Call
 from benchmarks.case import fastest_way
-from qkv.bench import machine
+from benchmarks.report import best
 from qkv.bench.measure import MIN_REPEATS, enough, measure, sample_sizes
 
 
@@ -62,7 +62,7 @@ def test_peak_probe_is_a_rate(isa, dtype):
 def test_rates_before_and_after_a_run():
     before = {"read_gbs": 10.0, "gflops": 5.0, "instruction": "FMA"}
     after = {"read_gbs": 9.0, "gflops": 6.0, "instruction": "FMA"}
-    assert machine.best(before, after) == {
+    assert best(before, after) == {
         "read_gbs": 10.0, "read_gbs_before": 10.0, "read_gbs_after": 9.0,
         "gflops": 6.0, "gflops_before": 5.0, "gflops_after": 6.0, "instruction": "FMA",
     }  # fmt: skip

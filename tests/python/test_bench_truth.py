@@ -4,11 +4,11 @@ import pytest
 import torch
 from bench_runs import TENSORS, option_case
 
+from benchmarks import truth
+from benchmarks.case import Case
+from benchmarks.check import check
+from benchmarks.grid import parse
 from benchmarks.options import OPTIONS, drawn
-from qkv.bench import truth
-from qkv.bench.case import Case
-from qkv.bench.check import check
-from qkv.bench.grid import parse
 from qkv.testing import attention, max_error
 
 OTHERS = {"varlen", "varlen-each", "equal", "cache", "int8", "paged"}
@@ -17,7 +17,7 @@ OTHERS = {"varlen", "varlen-each", "equal", "cache", "int8", "paged"}
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spelling", ["2x4/2x33x70x8c", "3x2x5x9x4x6", "1x2x600x7x4c"])
 def test_blocks_of_queries_and_of_items(monkeypatch, spelling, dtype):
-    monkeypatch.setattr("qkv.bench.truth.BLOCK_ELEMENTS", 2000)
+    monkeypatch.setattr("benchmarks.truth.BLOCK_ELEMENTS", 2000)
     case = Case(parse(spelling), dtype)
     inputs = [case.inputs[x].detach().double().requires_grad_() for x in case.leaves]
     shape = case.entry.shape
@@ -32,7 +32,7 @@ def test_blocks_of_queries_and_of_items(monkeypatch, spelling, dtype):
 @pytest.mark.parametrize("option", sorted(set(OPTIONS) - OTHERS))
 def test_blocks_with_options(monkeypatch, option):
     """The same with options, in blocks so small that with a window they see few of the keys."""
-    monkeypatch.setattr("qkv.bench.truth.BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr("benchmarks.truth.BLOCK_ELEMENTS", 500)
     case = option_case(monkeypatch, option)
     inputs = {
         name: x.detach().double().requires_grad_(x.requires_grad)

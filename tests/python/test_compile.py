@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from blocks import Block
 from common import COMPILERS, attend, dtypes_of, needs_compiler
 from strategies import LAYOUTS, lay_out
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,15 +80,6 @@ class TestCompile:
         self.check(f, backend, [(5, 9)], dynamic=False)
 
     def test_training_step_of_a_model(self, backend):
-        class Block(torch.nn.Module):
-            def __init__(self, attend):
-                super().__init__()
-                self.attend, self.mix = attend, torch.nn.Linear(16, 48)
-
-            def forward(self, x):
-                q, k, v = self.mix(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-                return x + self.attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-
         def train(attend, compiled):
             torch.manual_seed(0)
             model = torch.nn.Sequential(Block(attend), Block(attend))

@@ -5,21 +5,14 @@ import warnings
 import pytest
 import torch
 from common import HALVES
+from directions import check_tangents, grouped, jvp, seeded, sizes_of
 from torch.autograd import forward_ad
 
 import qkv
 from qkv import testing
 
 B, H, L, S, D, DV = 2, 4, 7, 9, 8, 6
-SIZES = {
-    "query": (B, H, L, D),
-    "key": (B, H, S, D),
-    "value": (B, H, S, DV),
-    "attn_mask": (L, S),
-    "bias": (1, H, 1, S),
-    "alibi_slopes": (H,),
-    "sinks": (B, H),
-}
+SIZES = sizes_of(B, H, L, S, D, DV)
 OPTIONS = {
     "plain": ((), {}),
     "scale": ((), {"scale": -0.3}),
@@ -49,38 +42,15 @@ def attend(inputs, **options):
     return qkv.attention(**inputs, **options, return_lse=True)
 
 
-def reference(inputs, dropout_p=0.0, **options):
-    torch.manual_seed(1)
-    options |= {"dropout_p": dropout_p, "dropout_seed": testing.dropout_seed()} if dropout_p else {}
-    return testing.attention(**inputs, **options, return_lse=True)
-
-
-def jvp(function, inputs, tangents, **options):
-    """((output, lse), their tangents); only the inputs that `tangents` names have one."""
-    moving = tuple(tangents)
-
-    def f(*x):
-        return function(inputs | dict(zip(moving, x, strict=True)), **options)
-
-    return torch.func.jvp(f, tuple(inputs[name] for name in moving), tuple(tangents.values()))
+def reference(inputs, **options):
+    return testing.attention(**inputs, **seeded(**options), return_lse=True)
 
 
 @pytest.mark.parametrize("case", OPTIONS)
 class TestOptions:
     def test_results_and_tangents(self, case):
         names, options = OPTIONS[case]
-        inputs, tangents = draw(names), draw(names)
-        found = jvp(attend, inputs, tangents, **options)
-        torch.testing.assert_close(found, jvp(reference, inputs, tangents, **options))
-        torch.testing.assert_close(found[0], attend(inputs, **options))
-
-    def test_each_input_alone(self, case):
-        names, options = OPTIONS[case]
-        inputs, tangents = draw(names), draw(names)
-        for name in inputs:
-            alone = {name: tangents[name]}
-            found = jvp(attend, inputs, alone, **options)
-            torch.testing.assert_close(found, jvp(reference, inputs, alone, **options))
+        check_tangents(attend, reference, draw(names), draw(names), options)
 
     def test_dual_numbers(self, case):
         names, options = OPTIONS[case]
@@ -151,12 +121,7 @@ class TestOptions:
 
 
 def test_grouped_heads_and_broadcast_batches():
-    inputs = {
-        "query": torch.randn(3, 1, 8, L, D).double(),
-        "key": torch.randn(2, 2, S, D).double(),
-        "value": torch.randn(3, 1, 4, S, DV).double(),
-    }
-    tangents = {name: torch.randn_like(x) for name, x in inputs.items()}
+    inputs, tangents = grouped(L, S, D, DV)
     options = {"enable_gqa": True, "is_causal": True}
     found = jvp(attend, inputs, tangents, **options)
     torch.testing.assert_close(found, jvp(reference, inputs, tangents, **options))

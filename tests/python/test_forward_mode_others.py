@@ -3,7 +3,8 @@
 import pytest
 import torch
 from common import HALVES
-from test_forward_mode import OPTIONS, B, D, H, L, S, attend, draw, jvp, reference
+from directions import jvp
+from test_forward_mode import OPTIONS, B, D, H, L, S, attend, draw, reference
 
 import qkv
 from qkv import testing

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from common import INF, NO_OPTIONS, dtypes_of
-from test_forward_mode import jvp
+from directions import check_tangents, gradcheck, jvp, seeded
 from test_varlen import LSE, cumulative
 
 import qkv
@@ -60,40 +60,19 @@ def attend(inputs, **options):
     return call(qkv.varlen_attn, inputs, options)
 
 
-def reference(inputs, dropout_p=0.0, **options):
-    torch.manual_seed(1)
-    options |= {"dropout_p": dropout_p, "dropout_seed": testing.dropout_seed()} if dropout_p else {}
-    return call(testing.varlen_attn, inputs, options)
+def reference(inputs, **options):
+    return call(testing.varlen_attn, inputs, seeded(**options))
 
 
 @pytest.mark.parametrize("case", OPTIONS)
 class TestOptions:
     def test_results_and_tangents(self, case):
         names, options = OPTIONS[case]
-        inputs, tangents = draw(names), draw(names)
-        found = jvp(attend, inputs, tangents, **options)
-        torch.testing.assert_close(found, jvp(reference, inputs, tangents, **options))
-        torch.testing.assert_close(found[0], attend(inputs, **options))
-
-    def test_each_input_alone(self, case):
-        names, options = OPTIONS[case]
-        inputs, tangents = draw(names), draw(names)
-        for name in inputs:
-            alone = {name: tangents[name]}
-            found = jvp(attend, inputs, alone, **options)
-            torch.testing.assert_close(found, jvp(reference, inputs, alone, **options))
+        check_tangents(attend, reference, draw(names), draw(names), options)
 
     def test_gradcheck(self, case):
         names, options = OPTIONS[case]
-        inputs = {name: x.requires_grad_() for name, x in draw(names).items()}
-        assert torch.autograd.gradcheck(
-            lambda *x: attend(dict(zip(inputs, x, strict=True)), **options),
-            tuple(inputs.values()),
-            check_forward_ad=True,
-            check_batched_grad=False,
-            check_undefined_grad=False,
-            fast_mode=True,
-        )
+        assert gradcheck(attend, draw(names), options)
 
     def test_backward_through_the_tangent(self, case):
         names, options = OPTIONS[case]

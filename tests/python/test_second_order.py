@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from common import HALVES, compute_type
+from directions import sizes_of
 from test_forward_mode import OPTIONS, attend, reference
 from test_func import never_by_a_loop  # noqa: F401
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -15,15 +16,7 @@ import qkv
 from qkv import testing
 
 B, H, L, S, D, DV = 1, 2, 3, 4, 2, 3
-SIZES = {
-    "query": (B, H, L, D),
-    "key": (B, H, S, D),
-    "value": (B, H, S, DV),
-    "attn_mask": (L, S),
-    "bias": (1, H, 1, S),
-    "alibi_slopes": (H,),
-    "sinks": (B, H),
-}
+SIZES = sizes_of(B, H, L, S, D, DV)
 # What is attended, and with which shapes: those of SIZES but where it says otherwise.
 CASES = {name: (names, options, {}) for name, (names, options) in OPTIONS.items()} | {
     "gqa": (("sinks",), {"enable_gqa": True, "softcap": 1.5},

@@ -71,11 +71,6 @@ def _forward(call: Call) -> int:
     return call["query"].size(-1) + (0 if value is None else value.size(-1))
 
 
-def _scores(call: Call) -> int:
-    """Scores alone: the value at the best key is looked up."""
-    return call["query"].size(-1)
-
-
 def _moves(call: Call) -> set[str]:
     """The arguments that have a tangent."""
     return {n.removesuffix("_tangent") for n, x in call.items() if n in _TANGENTS and x is not None}
@@ -146,7 +141,7 @@ FORMULAS: dict[str, Callable[[Call], int]] = {
     "weights_backward": _backward,
     "with_weights_forward": _forward,
     "with_weights_backward": _backward,
-    "hard_forward": _scores,
+    "hard_forward": lambda call: call["query"].size(-1),  # values are looked up
     "hard_backward": _hard_backward,
     "attention_with_kvcache": _forward,
     "varlen_attention_paged": _forward,

@@ -64,7 +64,6 @@ def attention_jvp(
     Source: forward mode of attention in one pass, Lu and Song, "Simplifying, stabilizing and
     scaling continuous-time consistency models", 2024.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
     given = _keywords(
         scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, query_tangent,
         key_tangent, value_tangent, attn_mask_tangent, bias_tangent, alibi_slopes_tangent,

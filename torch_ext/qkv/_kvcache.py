@@ -144,7 +144,6 @@ def attention_with_kvcache(
         cache_seqlens = torch.full(
             (query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device
         )
-    # A keyword costs the dispatcher 0.5 us: only those that say something.
     given = _keywords(
         cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal,
         None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, sinks,

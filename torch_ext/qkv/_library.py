@@ -17,18 +17,14 @@ cmake_prefix_path = str(PACKAGE_DIR / "share" / "cmake")
 BUILD = "`pip install --no-build-isolation .` in qkv's repository, in this environment"
 
 
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
 def _listed(versions: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(versions[:-1]), versions[-1]]))
 
 
 def _fitting() -> Path:
     """The library for this torch: the C++ interface of torch changes with every minor version."""
-    folder = PACKAGE_DIR / "lib"
-    library = folder / f"torch-{_minor(torch.__version__)}" / "libqkv.so"
+    folder, minor = PACKAGE_DIR / "lib", ".".join(torch.__version__.split(".")[:2])
+    library = folder / f"torch-{minor}" / "libqkv.so"
     if library.is_file():
         return library
     built = sorted(

@@ -1,7 +1,5 @@
 """torch's own attention functions, computed by qkv."""
 
-from types import TracebackType
-
 import torch
 import torch.compiler.config
 import torch.nn.attention
@@ -35,12 +33,7 @@ class ReplacedSdpa:
     def __enter__(self) -> "ReplacedSdpa":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 

@@ -77,28 +77,24 @@ def varlen_attn(
         cu_seq_k: `[N + 1]`, likewise for key and value; cu_seq_q if None.
         max_q, max_k: the longest document's lengths. Not needed here.
         return_aux: `AuxRequest(lse=True)` also returns the lse.
-        scale: multiplies the scores; `1 / sqrt(D)` if None.
+        scale, enable_gqa, dropout_p, softcap: as in `qkv.attention`.
         window_size: `(left, right)`, aligned to the end of each document's queries and keys; -1
             leaves a side open, `(-1, 0)` is causal attention.
-        enable_gqa: key and value may have fewer heads than query, as long as they divide H.
         seqused_k: `[N]`, int32 or int64: only document n's first `seqused_k[n]` keys take part.
         block_table: `[N, M]`, int32 or int64: key and value lie in blocks,
             `[blocks, block_size, Hkv, D]` and `[blocks, block_size, Hkv, Dv]`; document n has the
             first `seqused_k[n]` keys of the blocks `block_table[n]`. Needs seqused_k, and the
             numbers in cu_seq_k are not used. For inference: no gradients, no dropout.
         num_splits: accepted and not needed: the result of a document never depends on the others.
-        dropout_p, softcap: as in `qkv.attention`.
         alibi_slopes: floating, `[H]`, or `[N, H]` for each document: `slope * |i + S - L - j|` is
             taken off the scores, where i, j, L and S are a document's own.
         bias: float32 or query's dtype, broadcastable to `[N, H, L, S]`: added to the scores by
             positions within a document, where L and S are at least the longest document's; -inf
             hides.
-        sinks: floating, `[H]` or `[N, H]`: the score of one more key that every query of the head
-            sees and whose value is 0. It counts in the lse, too.
-        k_scale: float32, what the numbers of an int8 key are multiplied by: `[]` or `[1]` for all,
-            `[Hkv]` for each head, or `[blocks, block_size, Hkv]` for each row of each head. With
-            block_table alone, and query float32, bfloat16 or float16. None: key is not int8.
-        v_scale: likewise, of value. Its shape need not be that of k_scale.
+        sinks: as in `qkv.attention`, `[H]` or `[N, H]`.
+        k_scale, v_scale: of an int8 key and value, as in `qkv.attention_with_kvcache`, for each row
+            of each head `[blocks, block_size, Hkv]`. With block_table alone, and query float32,
+            bfloat16 or float16.
 
     Returns:
         `[T, H, Dv]` in query's dtype; with `return_aux.lse` also the logarithm of each softmax's
@@ -121,7 +117,6 @@ def varlen_attn(
     Source: packed sequences, as Dao et al., "FlashAttention", 2022, and its
     flash_attn_varlen_func have them.
     """
-    # A keyword costs the dispatcher 0.5 us: only those that say something.
     given = _keywords(
         dropout_p, scale, None if window_size == (-1, -1) else window_size, enable_gqa, seqused_k,
         block_table, softcap, alibi_slopes, bias, sinks, k_scale, v_scale,

@@ -55,7 +55,6 @@ def attention_weights(
     translation by jointly learning to align and translate", 2014; their sum over the queries, Zhang
     et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
     given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
     args = (query, key)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
@@ -86,8 +85,7 @@ def attention_with_weights(
         or reduced, as `attention_weights` returns them. Both are differentiable, as there.
 
     Raises:
-        RuntimeError, NotImplementedError: as `attention` does.
-        ValueError: as `attention` does, and for another reduce.
+        RuntimeError, ValueError, NotImplementedError: as `attention_weights` does.
 
     Example:
         >>> query, key, value = torch.randn(3, 1, 8, 100, 64)
@@ -95,10 +93,8 @@ def attention_with_weights(
         >>> output.shape, weights.shape
         (torch.Size([1, 8, 100, 64]), torch.Size([1, 100, 100]))
 
-    Source: Bahdanau et al., "Neural machine translation by jointly learning to align and
-    translate", 2014.
+    Source: that of `attention_weights`.
     """
-    # An argument costs the dispatcher 0.2 us, a keyword 0.5: only those that say something.
     given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:

@@ -65,7 +65,8 @@ def keywords_of(operator: OpOverload) -> Callable[..., dict[str, Any]]:
     """A function that takes all keyword arguments of the operator, by position in the order of its
     schema, and returns those that are not their defaults.
 
-    A keyword costs the dispatcher 0.5 us, so that a call is to pass only those that say something.
+    An argument costs the dispatcher 0.2 us and a keyword 0.5, so that every function of the package
+    passes only those that say something.
     A loop over the names would take as long as that, so the function is written here as one would
     by hand: an `if` for each name."""
     arguments = [a for a in operator._schema.arguments if a.kwarg_only]

@@ -1,13 +1,13 @@
 """Single layers, of torch, timm and diffusers."""
 
 import inspect
+from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from torch import nn
 
-from qkv._conversion.found import Found
 from qkv._conversion.route import route_sdpa, unroute
 from qkv.nn.multihead import MultiheadAttention, adopt, release
 
@@ -16,6 +16,13 @@ _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
 _FUSED = {"scaled_dot_product_attention", "dispatch_attention_fn"}
 # The layers that a Conversion can undo. Their copies are converted too, but are not in here.
 _converted: WeakSet[nn.Module] = WeakSet()
+
+
+class Found(NamedTuple):
+    """A module that was changed, or an attention that was left as it was."""
+
+    what: str  # what was done, or why nothing was
+    undo: Callable[[], object] | None = None  # None: nothing was done
 
 
 def convert_layer(module: nn.Module) -> Found | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from qkv._conversion.found import Found
+from qkv._conversion.layers import Found
 from qkv.integrations import transformers as integration
 
 

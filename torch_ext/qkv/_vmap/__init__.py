@@ -15,30 +15,23 @@ from qkv._vmap import cache, dense, packed, seeds
 from qkv._vmap.levels import core_kernel, func_kernel
 from qkv._vmap.samples import Samples
 
-COMPUTING = (
-    "attention_forward",
-    "attention_forward_jvp",
-    "attention_backward",
-    "attention_double_backward",
-    "weights_forward",
-    "weights_backward",
-    "with_weights_forward",
-    "with_weights_backward",
-    "hard_forward",
-    "hard_backward",
-)
+
+def _operators(key: str) -> list[str]:
+    """The names of the operators of the package that have a kernel of their own for this dispatch
+    key; those that begin with "_" are about the machine, and take no tensors."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("qkv::")]
+    return sorted(n[5:] for n in names if n[5] != "_" and has_kernel(n, key))
+
+
+_OTHER_RULES = {
+    "attention_with_kvcache": cache.rule,
+    "varlen_attention_paged": packed.paged_rule,
+    "dropout_seed": seeds.rule,
+}
+COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
 # What is made of the low-level operators, and drops down to them.
-COMPOSITES = (
-    "attention_forward_jvp_backward",
-    "attention",
-    "attention_with_lse",
-    "attention_jvp",
-    "varlen_attention",
-    "attention_weights",
-    "attention_with_weights",
-    "hard_attention",
-    "merge",
-)
+COMPOSITES = _operators("CompositeImplicitAutograd")
 _library = torch.library.Library("qkv", "IMPL")
 
 
@@ -48,12 +41,7 @@ def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
 
 
 def register() -> None:
-    rules = dict.fromkeys(COMPUTING, _soft_or_hard)
-    rules |= {
-        "attention_with_kvcache": cache.rule,
-        "varlen_attention_paged": packed.paged_rule,
-        "dropout_seed": seeds.rule,
-    }
+    rules = dict.fromkeys(COMPUTING, _soft_or_hard) | _OTHER_RULES
     for name, rule in rules.items():
         op = getattr(torch.ops.qkv, name).default
         _library.impl(name, func_kernel(op, rule), "FuncTorchBatched")

@@ -8,7 +8,7 @@ into that level again. Outer levels are the business of the calls that the rule 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,19 +21,14 @@ _core: Any = torch  # its stubs leave out what is private
 Rule = Callable[[Any, Samples, dict[str, Any]], tuple[Any, Any]]
 
 
-class _Call(NamedTuple):
-    tensors: dict[str, Tensor | None]
-    options: dict[str, Any]
-
-
-def binder(op: Any) -> Callable[..., _Call]:
-    """A function that takes the operator's arguments apart."""
+def binder(op: Any) -> Callable[..., tuple[dict[str, Tensor | None], dict[str, Any]]]:
+    """A function that takes the operator's arguments apart: (tensors, options), by name."""
     arguments = [argument.name for argument in op._schema.arguments]
     tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
 
-    def bind(*args: Any, **kwargs: Any) -> _Call:
+    def bind(*args: Any, **kwargs: Any):
         call = dict(zip(arguments, args, strict=False)) | kwargs
-        return _Call(
+        return (
             {name: x for name, x in call.items() if name in tensors},
             {name: x for name, x in call.items() if name not in tensors},
         )

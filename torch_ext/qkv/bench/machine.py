@@ -1,4 +1,4 @@
-"""This machine: its name, what it can do at best, and how torch is held to the same."""
+"""This machine: its name, and what it can do at best."""
 
 import os
 import platform
@@ -7,29 +7,6 @@ from pathlib import Path
 import torch
 
 import qkv
-
-# So that --isa compares like with like. Read when torch is loaded, not later.
-CONFINED = {
-    "amx": {},
-    "avx512bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
-    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-    },
-    "neon": {"ATEN_CPU_CAPABILITY": "default"},
-    "generic": {
-        "ATEN_CPU_CAPABILITY": "default",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-    },
-}
-
-
-def environment_for(isa):
-    """The environment variables under which qkv and torch both use `isa`, and no more."""
-    return {"QKV_ISA": isa, **CONFINED[isa]}
 
 
 def cpu_model():
@@ -81,13 +58,18 @@ def rates(dtype):
     return found
 
 
-def best(before, after):
-    """Of two rates(): the larger, and both as "..._before" and "..._after"."""
-    found = {}
-    for key, value in before.items():
-        if isinstance(value, str):
-            found[key] = value
-        else:
-            found |= {key: max(value, after[key]), f"{key}_before": value}
-            found[f"{key}_after"] = after[key]
-    return found
+def line(described):
+    """What describe() returns."""
+    return (
+        f"{described['cpu']}, {described['cores']} cores, {described['threads']} threads, "
+        f"{described['dtype']}; qkv {described['qkv']} ({described['isa']}), "
+        f"torch {described['torch']} ({described['torch_isa']})"
+    )
+
+
+def lines(described, peak):
+    """The same, and a line of what rates() returns."""
+    read = f"memory read {peak['read_gbs']:.1f} GB/s"
+    if "gflops" in peak:
+        read = f"{peak['instruction']} peak {peak['gflops']:.0f} GFLOP/s, {read}"
+    return [line(described), read]

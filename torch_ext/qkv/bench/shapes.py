@@ -1,6 +1,6 @@
-"""The sizes of one attention problem, how --shapes spells them, and what they cost."""
+"""The sizes of one attention problem, how --shapes spells them, and what they cost; and the grid,
+which are sizes as models have them."""
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -64,54 +64,48 @@ class Shape:
         scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k
         return scores / 2 if self.is_causal else scores
 
-
-@dataclass(frozen=True)
-class Entry:
-    """What is measured: attention without options on a shape that has a name. benchmarks/ has
-    entries with an option."""
-
-    name: str
-    shape: Shape
-    option = "plain"
-    products = PRODUCTS  # of each direction that is measured
-
-    def __str__(self):
-        return str(self.shape)
-
     @property
-    def reads_memory(self):
-        """Memory, not arithmetic, is the limit."""
-        return self.shape.is_decode
-
-    def itemsize(self, dtype):
-        """Bytes of an element of keys and values."""
-        return dtype.itemsize
-
-    def cache_bytes(self, dtype):
-        """Of key and value: what decoding has to read."""
-        shape = self.shape
-        keys = shape.batch * shape.kv_heads * shape.seqlen_k
-        return keys * (shape.head_dim + shape.head_dim_v) * self.itemsize(dtype)
-
-    @property
-    def scores(self):
-        """How many pairs of a query and a key count."""
-        return self.shape.scores
-
-    def timed_as(self, name, direction) -> tuple:
-        """(entry, direction) of what the call `name` of Case.timed() computes."""
-        return self, direction
+    def pair_flops(self):
+        """What the two products of a forward pass take for each pair of a query and a key."""
+        return 2 * (self.head_dim + self.head_dim_v)
 
     def flops(self, direction):
-        """By convention."""
-        dims = self.shape.head_dim + self.shape.head_dim_v
-        return self.products[direction] * 2 * self.scores * dims
+        """By convention: of a "forward" or a "backward" pass."""
+        return PRODUCTS[direction] * self.scores * self.pair_flops
 
-    def described(self, dtype):
-        """What a run says of the entry in this dtype."""
-        return {
-            "name": self.name,
-            "shape": str(self.shape),
-            "option": self.option,
-            "sizes": dataclasses.asdict(self.shape),
-        }
+    @property
+    def cache_elements(self):
+        """How many numbers key and value have: what decoding has to read."""
+        dims = self.head_dim + self.head_dim_v
+        return self.batch * self.kv_heads * self.seqlen_k * dims
+
+
+GRID = {
+    name: Shape.parse(text)
+    for name, text in {
+        "vit-s": "8x6x197x197x64",
+        "bert": "8x12x512x512x64",
+        "gpt2": "4x12x1024x1024x64c",
+        "base": "1x8x1024x1024x64",
+        "long": "1x8x4096x4096x64c",
+        "long1h": "1x1x4096x4096x64",
+        "llama": "1x32/8x1024x1024x128c",
+        "sd-unet": "2x8x4096x4096x40",
+        "tiny": "64x4x16x16x32",
+        "cross": "4x8x64x1500x64",
+        "d256": "1x8x1024x1024x256c",
+        "decode1": "1x32/8x1x4096x128",
+        "decode": "8x32/8x1x4096x128",
+    }.items()
+}
+
+
+def choose(text, named, parse):
+    """What --shapes names, as parts of `text` with commas between them, or all where it is None:
+    of `named`, {name: shape}, or what parse(part) makes of it. Raises ValueError."""
+    if text is None:
+        return tuple(named.values())
+    try:
+        return tuple(named.get(part) or parse(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"--shapes: {error}; the names are {', '.join(named)}") from None

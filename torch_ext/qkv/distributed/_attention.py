@@ -68,8 +68,8 @@ def ring_attention(
         dropout_p: as in `qkv.attention`: which weights are dropped does not depend on the number of
             ranks.
         is_causal: each query sees the keys up to its own position.
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: as in `qkv.attention`.
-        return_lse: also return the logarithm of each softmax's denominator.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, return_lse: as in
+            `qkv.attention`.
         seqlen: N, where shards are padded; `n * L_local` if None. What is padded is hidden, its
             output is 0, and it gets no gradient.
         cu_seqlens: `[documents + 1]`, int32 or int64, the same on all ranks: where each of several
@@ -122,9 +122,8 @@ def ring_attention(
     """
     options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks)
     team = team_of("ring_attention", group)
-    call = Call.of(
-        query, key, value, attn_mask, dropout_p, is_causal, seqlen, cu_seqlens, method, options
-    )
+    options |= {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+    call = Call.of(query, key, value, seqlen, cu_seqlens, method, **options)
     lead, seed = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))
     if cu_seqlens is not None and query.dim() == 4:

@@ -61,14 +61,9 @@ def heads_of(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:
     return tensor.narrow(dim, part * heads, heads)
 
 
-def rows_of(tensor: Tensor, rows: Range) -> Tensor:
-    """A view of these rows of `[..., L, D]`."""
-    return tensor.narrow(-2, rows.begin, rows.size)
-
-
-def numbers_of(tensor: Tensor, rows: Range) -> Tensor:
-    """A view of these rows of `[..., L]`."""
-    return tensor.narrow(-1, rows.begin, rows.size)
+def rows_of(tensor: Tensor, rows: Range, dim: int = -2) -> Tensor:
+    """A view of these rows of `[..., L, D]`, or with -1 for dim of `[..., L]`."""
+    return tensor.narrow(dim, rows.begin, rows.size)
 
 
 def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:

@@ -1,6 +1,5 @@
 """The arguments of ring_attention."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,7 @@ from torch import Tensor
 from qkv.options import BY_HEAD, MASKS, defaults
 
 TENSORS = (*MASKS, *BY_HEAD)
-_OTHERS = (*TENSORS, "dropout_p", "is_causal")  # of the options, all but SCALARS
-SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in _OTHERS}
+SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in TENSORS}
 
 
 @dataclass
@@ -34,14 +32,11 @@ class Call:
 
     @classmethod
     def of(
-        cls, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
-        dropout_p: float, is_causal: bool, seqlen: int | None, cu_seqlens: Tensor | None,
-        method: str, options: Mapping[str, Any],
+        cls, query: Tensor, key: Tensor, value: Tensor, seqlen: int | None,
+        cu_seqlens: Tensor | None, method: str, **options: Any,
     ) -> "Call":  # fmt: skip
-        given = {**options, "attn_mask": attn_mask}
-        tensors = {name: x for name in TENSORS if (x := given.pop(name, None)) is not None}
-        scalars = SCALARS | {"dropout_p": dropout_p, "is_causal": is_causal} | given
-        return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method)
+        tensors = {name: x for name in TENSORS if (x := options.pop(name, None)) is not None}
+        return cls(query, key, value, tensors, SCALARS | options, seqlen, cu_seqlens, method)
 
 
 def prepare(call: Call) -> None:

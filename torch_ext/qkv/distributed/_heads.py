@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from qkv.distributed._block import OPTION_TENSORS, heads_of
-from qkv.distributed._linear import linear
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._shards import natural, zigzag
-from qkv.distributed._transport import all_to_all
+from qkv.distributed._transport import all_to_all, linear
 from qkv.options import MASKS
 
 _DOING = "ring_attention: all-to-all over heads, {}"

@@ -13,7 +13,6 @@ from qkv.distributed._block import (
     block_backward,
     block_forward,
     heads_of,
-    numbers_of,
     option_heads,
     rows_of,
 )
@@ -79,7 +78,7 @@ def forward_pass(
         keys, values = (x.to(dtype) for x in arrival.wait())
         for block in exchange.seen(visit).blocks:
             found = block_forward(queries, keys, values, block, own)
-            merge(rows_of(own_output, block.rows), numbers_of(own_lse, block.rows), *found)
+            merge(rows_of(own_output, block.rows), rows_of(own_lse, block.rows, -1), *found)
         del keys, values
     return output, lse.to(dtype)
 

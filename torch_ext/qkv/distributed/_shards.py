@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from qkv.distributed._agree import agree, as_int, dtype_and_shape
-from qkv.distributed._linear import linear
 from qkv.distributed._ranks import Group, Ranks, team_of
-from qkv.distributed._transport import all_gather, all_to_all, wide
+from qkv.distributed._transport import all_gather, all_to_all, linear, wide
 
 
 def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) -> Tensor:

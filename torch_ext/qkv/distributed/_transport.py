@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import Function
 
 from qkv.distributed._ranks import Ranks
 
@@ -87,3 +88,30 @@ def all_gather(tensor: Tensor, ranks: Ranks, doing: str) -> list[Tensor]:
 def _as_bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor as one of a dtype that every backend can send."""
     return tensor.detach().view(-1).view(torch.uint8)
+
+
+Linear = Callable[[Tensor], Tensor]
+
+
+def linear(function: Linear, transposed: Linear, tensor: Tensor) -> Tensor:
+    """function(tensor), whose gradient is transposed(that of the result), with every derivative.
+    What moves numbers between ranks is linear."""
+    return _Apply.apply(tensor, function, transposed)
+
+
+class _Apply(Function):
+    @staticmethod
+    def forward(tensor: Tensor, function: Linear, transposed: Linear) -> Tensor:
+        return function(tensor)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.function, ctx.transposed = inputs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return linear(ctx.transposed, ctx.function, *grads), None, None
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        return linear(ctx.function, ctx.transposed, tangents[0])

@@ -1,8 +1,10 @@
-"""Output and weights of one attention."""
+"""The projections W_Q, W_K and W_V, by the fewest matrix products; and output and weights of one
+attention."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qkv._functional import attention
@@ -11,57 +13,73 @@ from qkv.options import defaults
 
 _attention_forward = torch.ops.qkv.attention_forward.default
 _dropout_seed = torch.ops.qkv.dropout_seed.default
-# What the operator above is told where a call says nothing. `defaults` also lists dropout_p.
+# What the operator above is told where a call says nothing.
 _DEFAULTS = defaults(torch.ops.qkv.attention.default)
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
-    need_weights: bool,
-    average: bool,
-    call: dict[str, Any],
+    inputs: tuple[Tensor, Tensor, Tensor], need_weights: bool, average: bool, call: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """(output, weights) of `[..., H, L, D]`, `[..., H, S, D]` and `[..., H, S, Dv]`.
+    """(output, weights) of query `[..., H, L, D]`, key `[..., H, S, D]`, value `[..., H, S, Dv]`.
 
     weights: None, or `[..., H, L, S]`, or with `average` their mean over the heads, `[..., L, S]`;
     those that the values were averaged with, after dropout. call: what else `qkv.attention` is
     told, by its keywords."""
     if not need_weights:
-        return attention(query, key, value, dropout_p=dropout_p, **call), None
-    reduce = "heads" if average else None
-    return attention_with_weights(query, key, value, dropout_p=dropout_p, reduce=reduce, **call)
+        return attention(*inputs, **call), None
+    return attention_with_weights(*inputs, reduce="heads" if average else None, **call)
 
 
 def attend_documents(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    ends: Tensor,
-    longest: int | None,
-    dropout_p: float,
-    average: bool,
+    inputs: tuple[Tensor, ...], ends: Tensor, need_weights: bool, average: bool,
     call: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    """(output, weights) of N packed documents, each of which attends to itself: `[T, H, D]` each.
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(output, weights) of N packed documents, each of which attends to itself. inputs: query, key
+    and value, `[T, H, D]` each.
 
-    ends: `[N + 1]`, document n lies from `ends[n]` up to `ends[n + 1]`. longest: the length of the
-    longest document if weights are wanted. They are `[N, H, longest, longest]`, or with `average`
-    `[N, longest, longest]`, and 0 beyond a document's end."""
-    if longest is None:
-        call = {**_DEFAULTS, **call, "dropout_p": dropout_p}
-        documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None}
-        seed = _dropout_seed(query) if dropout_p > 0 else None
-        call |= {**documents, "dropout_seed": seed}
-        output, _ = _attention_forward(query, key, value, **call)
-        return output, None
+    ends: `[N + 1]`, document n lies from `ends[n]` up to `ends[n + 1]`. The weights are
+    `[N, H, longest, longest]`, by the longest document, or with `average` `[N, longest, longest]`,
+    and 0 beyond a document's end."""
+    if not need_weights:
+        seed = _dropout_seed(inputs[0]) if call["dropout_p"] > 0 else None
+        documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None, "dropout_seed": seed}
+        return _attention_forward(*inputs, **_DEFAULTS | call | documents)[0], None
     # The weights are padded, and so is everything they are made of.
-    place = torch.arange(longest)
+    place = torch.arange(int(ends.diff().max()))
     inside = place < ends.diff().unsqueeze(1)  # [N, longest]
     rows = (ends[:-1].unsqueeze(1) + place).where(inside, 0)
-    query, key, value = (x[rows].transpose(1, 2) for x in (query, key, value))
+    query, key, value = (x[rows].transpose(1, 2) for x in inputs)
     call["attn_mask"] = (inside.unsqueeze(2) & inside.unsqueeze(1)).unsqueeze(1)
-    output, weights = attend(query, key, value, dropout_p, True, average, call)
+    output, weights = attend((query, key, value), True, average, call)
     return output.transpose(1, 2)[inside], weights
+
+
+def project(
+    layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, ...]:
+    """`[..., H, E / H]` of each `[..., E]`. One product where query, key and value are the same
+    tensor, two where key and value are; the results are views of it, not copies."""
+    weight, bias = layer.in_proj_weight, layer.in_proj_bias
+    if weight is not None and key is value:
+        if query is key:
+            return _products(layer, query, weight, bias, 3)
+        weights = weight.tensor_split([layer.embed_dim])
+        biases = (None, None) if bias is None else bias.tensor_split([layer.embed_dim])
+        return (
+            *_products(layer, query, weights[0], biases[0], 1),
+            *_products(layer, key, weights[1], biases[1], 2),
+        )
+    if weight is None:
+        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    else:
+        weights = weight.chunk(3)
+    biases = (None,) * 3 if bias is None else bias.chunk(3)
+    inputs = zip((query, key, value), weights, biases, strict=True)
+    return tuple(product for x in inputs for product in _products(layer, *x, 1))
+
+
+def _products(
+    layer: torch.nn.MultiheadAttention, x: Tensor, weight: Tensor, bias: Tensor | None, count: int
+) -> tuple[Tensor, ...]:
+    heads = F.linear(x, weight, bias).unflatten(-1, (count, layer.num_heads, layer.head_dim))
+    return heads.unbind(-3)

@@ -6,11 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.nn._attend import attend, attend_documents
+from qkv.nn._attend import attend, attend_documents, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
 from qkv.nn._nested import packed
-from qkv.nn._project import project
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
@@ -31,14 +30,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         batch_first: query, key, value and the output are `[B, L, E]`, not `[L, B, E]`.
         device, dtype: of the parameters. Tensors on other devices than the CPU go to torch's
             `forward`, which has none of the options below.
-        scale: multiplies the scores; `1 / sqrt(E / H)` if None.
-        softcap: if not 0, scores become `softcap * tanh(score / softcap)`.
-        window_size: `(left, right)`: query i sees keys from `i + S - L - left` to
-            `i + S - L + right`; -1 leaves a side open.
-        alibi_slopes: floating, broadcastable to `[B, H]`: `slope * |i + S - L - j|` is taken off
-            the scores.
-        sinks: floating, broadcastable to `[B, H]`: the score of one more key with the value 0. It
-            has no column in the returned weights.
+        scale, softcap, window_size: as in `qkv.attention`, with E / H for D.
+        alibi_slopes, sinks: as in `qkv.attention`, broadcastable to `[B, H]`. A sink has no column
+            in the returned weights.
 
     The last five are keyword-only, and exactly defined in docs/options.md. alibi_slopes and sinks
     move with the layer (`.to`, `.half`), but are in its state dict only if they are given as
@@ -192,8 +186,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
-        call.update({name: getattr(self, name) for name in self._given}, is_causal=is_causal)
-        output, weights = attend(query, key, value, self._dropout_p(), *wanted, call)
+        call |= self._options() | {"is_causal": is_causal}
+        output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
 
     def _forward_nested(
@@ -210,19 +204,17 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         """forward of a nested tensor."""
         check_nested(self, query, key, value, *masks)
         values, ends, nested_like = packed(query)
-        call = {name: getattr(self, name) for name in self._given}
         bias = attn_bias if attn_bias is None else as_bias(attn_bias)
-        call.update(bias=bias, is_causal=is_causal)
-        longest = int(ends.diff().max()) if need_weights else None
-        heads, keys, values = project(self, values, values, values)
-        check_dtypes(heads.dtype, attn_bias=attn_bias)
-        output, weights = attend_documents(
-            heads, keys, values, ends, longest, self._dropout_p(), average, call
-        )
+        call = self._options() | {"bias": bias, "is_causal": is_causal}
+        heads = project(self, values, values, values)
+        check_dtypes(heads[0].dtype, attn_bias=attn_bias)
+        output, weights = attend_documents(heads, ends, need_weights, average, call)
         return nested_like(self._project_output(output)), weights
 
-    def _dropout_p(self) -> float:
-        return self.dropout if self.training else 0.0
+    def _options(self) -> dict[str, Any]:
+        """What the operator is told by this layer."""
+        given = {name: getattr(self, name) for name in self._given}
+        return given | {"dropout_p": self.dropout if self.training else 0.0}
 
     def _project_output(self, output: Tensor) -> Tensor:
         """W_O, of `[..., H, E / H]`."""

@@ -41,10 +41,9 @@ def attention(
         dtype: what is computed in, and what the results are in: float64 for the truth; float32 or
             less for what torch makes of the same steps. As torch's math path, which computes half
             precision in float32, `attention(..., dtype=torch.float32).bfloat16()`.
-        nonfinite: the tensors may hold NaN and infinity. Without it, these must not be hidden from
+        nonfinite: as in `attention_scores`. Without it, NaN and infinity must not be hidden from
             any query. Memory for H * L * S * (D + Dv) numbers.
-        place: where the tensors lie in a larger problem.
-        score_options: scale, window_size, softcap, alibi_slopes: of `attention_scores`.
+        place, score_options: as in `attention_scores`.
         Everything else: as in `qkv.attention`.
 
     Returns:

@@ -1,4 +1,10 @@
-"""What each dimension of the mesh divides in a call: the heads, a batch dimension or nothing."""
+"""What each dimension of the mesh divides in a call: the heads, a batch dimension or nothing.
+
+Grouped heads: query head h reads key/value head h // (heads / kv_heads), and a call on one process
+counts both from 0 again. So either a process has whole groups: all query heads of some key/value
+heads, and these. Or all its query heads belong to one key/value head, and its call gets that one
+alone.
+"""
 
 from collections.abc import Container, Mapping, Sequence
 from math import prod
@@ -8,8 +14,17 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from qkv.distributed._dtensor.heads import Share, share_of
 from qkv.distributed._dtensor.layout import HEADS, Dims, Layout, is_key_or_value
+
+
+class Share(NamedTuple):
+    """Of the dimensions of the mesh that divide the query heads, the first `divided` ones divide
+    the key/value heads as well, into parts of `heads`. The others do not. head: the one of these
+    that the calls of this process get; None: they get all."""
+
+    divided: int
+    heads: int
+    head: int | None
 
 
 class Plan(NamedTuple):
@@ -57,10 +72,27 @@ class Plan(NamedTuple):
         return shape[heads] if shape[heads] != self.sizes[HEADS] else None
 
     def _share_of(self, kv_heads: int) -> Share | None:
+        """None: the heads cannot be divided like that."""
         own = [i for i, label in enumerate(self.labels) if label == HEADS]
         processes = [self.mesh.size(i) for i in own]
         place = [self.mesh.get_local_rank(i) for i in own]
-        return share_of(kv_heads, self.sizes[HEADS], processes, place)
+        heads = self.sizes[HEADS]
+        divided = 0
+        while divided < len(processes) and kv_heads % processes[divided] == 0:
+            kv_heads //= processes[divided]
+            heads //= processes[divided]
+            divided += 1
+        if divided == len(processes):
+            return Share(divided, kv_heads, None)
+        if kv_heads == 1:
+            return Share(divided, kv_heads, 0)
+        number, count = 0, 1
+        for size, coordinate in zip(processes[divided:], place[divided:], strict=True):
+            number, count = number * size + coordinate, count * size
+        group = heads // kv_heads
+        if heads % count or group % (heads // count):
+            return None
+        return Share(divided, kv_heads, number * (heads // count) // group)
 
     def is_possible(self, shapes: Mapping[str, torch.Size]) -> bool:
         """Whether every process gets something of everything that is divided, and whole groups."""

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from qkv._vmap.levels import binder
 from qkv.distributed._dtensor import context_parallel
-from qkv.distributed._dtensor.arguments import on_one_mesh
 from qkv.distributed._dtensor.layout import HEADS, layout_of
 from qkv.distributed._dtensor.plan import Plan, plan_of, sizes_of
 
@@ -40,7 +39,7 @@ def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 @torch.no_grad()
 def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors, options = binder(op)(*args, **kwargs)
-    given = on_one_mesh(op, tensors)
+    given = _on_one_mesh(op, tensors)
     if context_parallel.is_on(given["query"]):
         return context_parallel.attend(op, given, options)
     context_parallel.check_is_on(op, given)
@@ -50,6 +49,44 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     results = op(**(tensors | parts), **(options | _place(plan, options)))
     names = (result.name for result in op._schema.returns)
     return tuple(_whole(plan, given, n, x) for n, x in zip(names, results, strict=True))
+
+
+def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor | None]) -> dict[str, DTensor]:
+    """Those that are not None, as DTensors.
+
+    Raises:
+        RuntimeError: for tensors on different meshes; for a tensor that is none of DTensor's, since
+            nobody knows what part of the whole it is (numbers aside, and within torch's
+            `implicit_replication()`); on a process that has no place in the mesh.
+    """
+    name = op._schema.name
+    first = next(n for n, x in tensors.items() if isinstance(x, DTensor))
+    mesh = tensors[first].device_mesh  # type: ignore[union-attr]
+    replicated = [Replicate()] * mesh.ndim
+    found = {}
+    for n, x in tensors.items():
+        if x is None:
+            continue
+        if not isinstance(x, DTensor):
+            if x.dim() > 0 and not DTensor._op_dispatcher._allow_implicit_replication:
+                raise RuntimeError(
+                    f"{name}: {n} is a torch.Tensor, but {first} is a DTensor; expected a DTensor, "
+                    f"too: DTensor.from_local({n}, mesh) if all processes have the same one, "
+                    f"or distribute_tensor({n}, mesh, placements)"
+                )
+            x = DTensor.from_local(x, mesh, replicated)
+        elif x.device_mesh != mesh:
+            raise RuntimeError(
+                f"{name}: {n} is on {x.device_mesh}, but {first} on {mesh}; expected one mesh for "
+                "all tensors"
+            )
+        found[n] = x
+    if mesh.get_coordinate() is None:
+        raise RuntimeError(
+            f"{name}: {first} is on {mesh}, in which rank {torch.distributed.get_rank()} has no "
+            "place; expected calls from the ranks of the mesh alone"
+        )
+    return found
 
 
 def _written(op: Any, given: Mapping[str, DTensor]) -> list[str]:

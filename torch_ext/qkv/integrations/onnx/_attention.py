@@ -30,8 +30,6 @@ from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, co
 from qkv.options import MASKS
 
 TRANSLATED_BY_HEAD = ("alibi_slopes", "sinks")  # of options.BY_HEAD
-_INFINITY = float("inf")
-_LAST = [-1]
 _FLOAT32, _FLOAT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # The values of qk_matmul_output_mode, which says what Attention's fourth output is.
@@ -70,10 +68,10 @@ class Attention:
         return value if sees is None else op.Where(sees, value, constant(otherwise, self.dtype))
 
     def _lse(self, sees: ir.Value | None, scores: ir.Value) -> ir.Value:
-        last = op.Constant(value_ints=_LAST)
+        last = op.Constant(value_ints=[-1])
         lse = op.ReduceLogSumExp(scores, last, keepdims=0)
         sees = None if sees is None else op.Squeeze(sees, last)
-        return self._where(sees, lse, -_INFINITY)
+        return self._where(sees, lse, float("-inf"))
 
     def _is_masked(self) -> bool:
         """Whether the call hides or adds anything."""

@@ -1,6 +1,6 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
-from qkv.integrations.transformers._version import check_version
+from importlib.metadata import PackageNotFoundError, version
 
 __all__ = ["register"]
 
@@ -10,6 +10,7 @@ NAMES = ("qkv", "paged|qkv")
 # What a model has instead that also writes attention out in its own code: the masks of "eager",
 # which are added to scores, since its layers share them.
 ADDED = "qkv_added_masks"
+_OLDEST = (5, 22)  # the first version that the integration knows
 
 
 def register() -> None:
@@ -36,7 +37,7 @@ def register() -> None:
         >>> config = transformers.LlamaConfig(attn_implementation="qkv")
         >>> model = transformers.LlamaForCausalLM(config)
     """
-    check_version()
+    _check_version()
     from transformers import AttentionInterface, masking_utils
 
     from qkv.integrations.transformers import _batching, _own_attention
@@ -49,3 +50,20 @@ def register() -> None:
         masking_utils.AttentionMaskInterface.register(name, mask_function)
     _batching.allow(mask_functions)
     _own_attention.find_out()
+
+
+def _check_version() -> None:
+    """Raises ImportError, with the version that is installed, where there is none to work with."""
+    needed = ".".join(map(str, _OLDEST))
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        raise ImportError(
+            f"qkv.integrations.transformers needs transformers {needed} or newer, but it is not "
+            "installed: pip install 'qkv[transformers]'"
+        ) from None
+    if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
+        raise ImportError(
+            f"qkv.integrations.transformers needs transformers {needed} or newer, but transformers "
+            f"{found} is installed"
+        )

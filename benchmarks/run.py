@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from . import machine, report
+from qkv.bench import machine
+from qkv.bench.measure import measure
+
+from . import report
 from .case import Case
 from .check import check
-from .measure import measure
+from .entry import Entry
 from .memory import extra_bytes
-from .shapes import Entry
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
             results.append(result)
             del case  # before there is another one
         after = step("this machine again", machine.rates, peak_of)
-    peak = machine.best(before, after)
+    peak = report.best(before, after)
     return report.summarize(suite.name, described, peak, suite.directions, results)
 
 

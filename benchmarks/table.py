@@ -1,30 +1,16 @@
 """Tables of a run as text. A row is {title: text}, a table (caption, rows)."""
 
+from qkv.bench import machine
+
 from .report import is_noisy
 
 RATIO = "× torch (IQR)"
 TEXT = {"", "shape", "B×Hq/Hkv×L×S×D", "dtype", "pass"}  # titles of what is flush left
 
 
-def machine_line(machine):
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads, "
-        f"{machine['dtype']}; qkv {machine['qkv']} ({machine['isa']}), "
-        f"torch {machine['torch']} ({machine['torch_isa']})"
-    )
-
-
-def machine_lines(run):
-    peak = run["peak"]
-    read = f"memory read {peak['read_gbs']:.1f} GB/s"
-    if "gflops" in peak:
-        read = f"{peak['instruction']} peak {peak['gflops']:.0f} GFLOP/s, {read}"
-    return [machine_line(run["machine"]), read]
-
-
 def text(run, tables, notes=(), left=()):
     """For a terminal. left: more titles of what is flush left."""
-    parts = ["\n".join(machine_lines(run))]
+    parts = ["\n".join(machine.lines(run["machine"], run["peak"]))]
     for caption, rows in tables:
         parts += [caption, tabulated(rows, left=left)]
     said = [f"note: {note}" for note in notes]

@@ -2,7 +2,9 @@
 
 import json
 
-from .table import machine_lines, milliseconds, of_shape, ratio
+from qkv.bench import machine
+
+from .table import milliseconds, of_shape, ratio
 
 FIELDS = {"suite", "machine", "peak", "directions", "results", "geometric_mean", "warnings"}
 SAME = ("cpu", "threads", "isa")  # where one of them differs, only ratios compare
@@ -78,7 +80,7 @@ def growth(now, then, name):
 
 def caption(now, then):
     """What the earlier run was on, and what therefore compares."""
-    lines = ["Then: " + machine_lines(then)[0]]
+    lines = ["Then: " + machine.line(then["machine"])]
     other = [name for name in SAME if now["machine"][name] != then["machine"][name]]
     if other:
         lines.append(f"Then and now differ in {', '.join(other)}: only × torch compares.")

@@ -19,7 +19,7 @@ missing.
 
 import statistics
 
-from .measure import quartiles
+from qkv.bench.measure import quartiles
 
 NOISY = 0.1  # interquartile range of a ratio, relative to its median
 DRIFT = 0.1  # between the peak before and after the run
@@ -34,6 +34,18 @@ def summarize(suite, machine, peak, directions, results):
     run["geometric_mean"] = {direction: mean(run, direction) for direction in directions}
     run["warnings"] = warnings(run)
     return run
+
+
+def best(before, after):
+    """Of two of machine.rates(): the larger, and both as "..._before" and "..._after"."""
+    found = {}
+    for key, value in before.items():
+        if isinstance(value, str):
+            found[key] = value
+        else:
+            found |= {key: max(value, after[key]), f"{key}_before": value}
+            found[f"{key}_after"] = after[key]
+    return found
 
 
 def is_decode(result):

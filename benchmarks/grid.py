@@ -1,26 +1,13 @@
-"""The suite of `python -m qkv.bench`: attention without options on shapes as models have them,
-against scaled_dot_product_attention."""
+"""The suite of the shapes of `python -m qkv.bench`: attention without options, against
+scaled_dot_product_attention."""
+
+from qkv.bench.shapes import GRID as SHAPES
+from qkv.bench.shapes import Shape
 
 from . import table
+from .entry import Entry
 from .report import is_decode, several_dtypes
 from .run import Suite
-from .shapes import Entry, Shape
-
-SHAPES = {
-    "vit-s": "8x6x197x197x64",
-    "bert": "8x12x512x512x64",
-    "gpt2": "4x12x1024x1024x64c",
-    "base": "1x8x1024x1024x64",
-    "long": "1x8x4096x4096x64c",
-    "long1h": "1x1x4096x4096x64",
-    "llama": "1x32/8x1024x1024x128c",
-    "sd-unet": "2x8x4096x4096x40",
-    "tiny": "64x4x16x16x32",
-    "cross": "4x8x64x1500x64",
-    "d256": "1x8x1024x1024x256c",
-    "decode1": "1x32/8x1x4096x128",
-    "decode": "8x32/8x1x4096x128",
-}
 
 
 def parse(text):
@@ -66,7 +53,7 @@ def row(run, result, direction):
 
 GRID = Suite(
     "grid",
-    tuple(Entry(name, Shape.parse(text)) for name, text in SHAPES.items()),
+    tuple(Entry(name, shape) for name, shape in SHAPES.items()),
     ("forward", "backward"),
     parse,
     tables,
