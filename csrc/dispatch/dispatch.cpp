@@ -100,10 +100,17 @@ void add_implementation(const Implementation& implementation) {
   added().push_back(&implementation);
 }
 
+std::vector<const Implementation*> supported_implementations() {
+  std::vector<const Implementation*> supported;
+  for (const Implementation* implementation : implementations())
+    if (implementation->supported()) supported.push_back(implementation);
+  return supported;
+}
+
 std::vector<const char*> supported_isas() {
   std::vector<const char*> names;
-  for (const Implementation* implementation : implementations())
-    if (implementation->supported()) names.push_back(implementation->name);
+  for (const Implementation* implementation : supported_implementations())
+    names.push_back(implementation->name);
   return names;
 }
 

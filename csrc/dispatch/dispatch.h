@@ -8,10 +8,13 @@
 
 namespace qkv {
 
+struct Implementation;  // dispatch/kernel_table.h
+
 // The instruction sets that this CPU can run, best first: "amx", "avx512bf16", "avx512", "avx2",
 // "neon", "generic". "avx512bf16" comes after "avx512" on CPUs that have AMX
 // (dispatch/dispatch.cpp).
 QKV_CORE_API std::vector<const char*> supported_isas();
+std::vector<const Implementation*> supported_implementations();
 
 // The instruction set in use is the best one, or that which set_isa() or the environment variable
 // QKV_ISA asked for. Both functions throw std::invalid_argument for a name that is unknown or that

@@ -1,10 +1,17 @@
-// What the kernels of one dtype are made of, for tests alone. Operands and results are in the
-// compute type.
+// What the kernels of one dtype are made of, for tests, and for probe/ what they could do at best.
+// Operands and results are in the compute type.
 #pragma once
 
 #include "common/half.h"
 
 namespace qkv {
+
+// A loop of multiply-adds on registers.
+struct PeakLoop {
+  const char* instruction;  // "FMA", "vdpbf16ps" or "tdpbf16ps"
+  int flops;                // of one iteration, a multiply-add counted as two
+  double (*run)(int64_t iterations);
+};
 
 struct KernelParts {
   int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
@@ -20,6 +27,8 @@ struct KernelParts {
   // out [columns x rows] = the transposed in [rows x columns]; both are multiples of `lanes`.
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);
+  // Of products as this dtype's factors have them: half precision that is widened has those of f32.
+  PeakLoop peak;
   // Functions of kernels/gemm/pairs.h, for bf16 where pairs are multiplied; else null.
   struct {
     bool tiles;  // whether gemm multiplies AMX's tiles, and so takes only an A whose a_col is 1

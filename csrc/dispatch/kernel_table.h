@@ -148,7 +148,7 @@ struct Kernels {
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;
-  const KernelParts* parts;  // for tests
+  const KernelParts* parts;  // for tests and probe/
 };
 
 // One instruction set: its name, and its kernels for each dtype.

@@ -44,4 +44,23 @@ constexpr Kernels kernels_of() {
   return kernels;
 }
 
+// These two are templates so that only kernels that are used are compiled.
+
+// An instruction set that has kernels of its own for every dtype.
+template <class = void>
+constexpr Implementation complete(const char* name, bool (*supported)()) {
+  return {name,
+          supported,
+          kernels_of<float>(),
+          kernels_of<double>(),
+          kernels_of<BFloat16>(),
+          kernels_of<Float16>()};
+}
+// One that multiplies pairs of bf16, and leaves all other dtypes to `others`.
+template <class = void>
+constexpr Implementation of_pairs(const char* name, bool (*supported)(),
+                                  const Implementation& others) {
+  return {name, supported, {}, {}, kernels_of<BFloat16>(), {}, &others};
+}
+
 }  // namespace qkv::QKV_ISA

@@ -10,7 +10,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "probe_loops.h"
+#include "dispatch/dispatch.h"
+#include "dispatch/kernel_parts.h"
+#include "dispatch/kernel_table.h"
 
 namespace qkv {
 namespace {
@@ -34,15 +36,22 @@ void check_threads(int num_threads) {
   }
 }
 
+// The loop for products of `dtype` in `isa`.
+const PeakLoop& find_loop(const std::string& isa, DType dtype) {
+  for (const Implementation* supported : supported_implementations())
+    if (isa == supported->name) return supported->kernels(dtype).parts->peak;
+  throw std::invalid_argument("isa: this CPU has no probe for '" + isa + "'");
+}
+
 // The iterations per second of all threads together.
-double loop_rate(void (*loop)(int64_t), int64_t iterations, int num_threads) {
+double loop_rate(const PeakLoop& loop, int64_t iterations, int num_threads) {
   int threads = 1;  // the number that OpenMP gave, which may be fewer than asked for
   const double start = seconds_now();
 #pragma omp parallel num_threads(num_threads)
   {
 #pragma omp single nowait
     threads = omp_get_num_threads();
-    loop(iterations);
+    sink = loop.run(iterations);
   }
   return static_cast<double>(threads) * static_cast<double>(iterations) / (seconds_now() - start);
 }
@@ -71,13 +80,13 @@ size_t read_streams(const Vec* data, size_t count, uint64_t* total) {
 
 PeakRate probe_peak(const char* isa, DType dtype, int num_threads) {
   check_threads(num_threads);
-  const ProbeLoop& loop = find_probe_loop(isa, dtype);
-  loop_rate(loop.run, 1 << 20, num_threads);  // starts the threads, and lets the clock rise
-  const double rate = loop_rate(loop.run, 1 << 20, num_threads);
+  const PeakLoop& loop = find_loop(isa, dtype);
+  loop_rate(loop, 1 << 20, num_threads);  // starts the threads, and lets the clock rise
+  const double rate = loop_rate(loop, 1 << 20, num_threads);
   const auto iterations = static_cast<int64_t>(rate * kSampleSeconds / num_threads) + 1;
   double best = 0;
   for (int i = 0; i < kSamples; ++i) {
-    best = std::max(best, loop_rate(loop.run, iterations, num_threads));
+    best = std::max(best, loop_rate(loop, iterations, num_threads));
   }
   return {loop.instruction, best * loop.flops / 1e9};
 }

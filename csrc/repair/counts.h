@@ -78,14 +78,15 @@ bool all_nan(const T* sums, int64_t count) {
 }
 
 // Separates numbers [count]: codes [count] become their codes, and of x [count] those that are not
-// finite become 0. Returns whether there are any. `count` is a multiple of kLanes<T>.
-template <Infinities infinities, class E, class T = Compute<E>>
-bool separate_numbers(int64_t count, E* x, T* codes) {
+// finite become 0. Returns whether there are any. `count` is a multiple of kLanes<T>. Codes may be
+// bf16, for products of pairs of it: it holds codes and marks exactly, and f32 their sums.
+template <Infinities infinities, class E, class C, class T = Compute<E>>
+bool separate_numbers(int64_t count, E* x, C* codes) {
   Vec<T> all{};
   for (int64_t i = 0; i < count; i += kLanes<T>) {
     const Vec<T> number = load_wide(x + i), code = code_of<infinities, T>(number);
     store_narrow(x + i, code == 0 ? number : Vec<T>{});
-    store(codes + i, code);
+    store_narrow(codes + i, code);
     all += code;
   }
   return any_nonzero<T>(all);

@@ -7,10 +7,6 @@
 #include "repair/counts.h"
 #include "repair/marks.h"
 
-#ifdef QKV_PAIR_GEMM
-#include "repair/pair_counts.h"
-#endif
-
 namespace qkv::QKV_ISA {
 
 // A block of keys, [keys, step] in E, with 0 in place of every number that is not finite; and

@@ -5,10 +5,6 @@
 #include "kernels/operands/operands.h"
 #include "repair/counts.h"
 
-#ifdef QKV_PAIR_GEMM
-#include "repair/pair_counts.h"
-#endif
-
 namespace qkv::QKV_ISA {
 
 // Separates rows [count, step] and their codes [count, step]. If all rows are finite, no code is

@@ -10,6 +10,19 @@
 
 namespace qkv::test {
 
+using Lengths = std::vector<std::pair<int64_t, int64_t>>;  // of queries and keys of each document
+
+// A case for each document, with numbers of its own.
+inline std::vector<Case> documents(Case c, const Lengths& lengths) {
+  std::vector<Case> all;
+  for (const auto& [L, S] : lengths) {
+    c.L = L, c.S = S;
+    all.push_back(c);
+    ++c.seed;
+  }
+  return all;
+}
+
 // A tensor [item, head, row, col] of a packed batch, and where each document has its part of it, a
 // block [heads, rows, cols]. Inputs hold NaN outside of these parts, outputs bytes that must stay
 // as they are.

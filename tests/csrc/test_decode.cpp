@@ -47,28 +47,28 @@ double work(const Case& c) {
   return double(c.batch.empty() ? 1 : 2) * double(c.heads() * c.L * c.S * (c.D + c.Dv));
 }
 
-TEST_P(DecodeTest, Forward) {
-  auto [n, end] = seeds(3, 40);
-  Random random(1 + n);
-  for (; n < end && !HasFailure(); ++n) {
+// check(c) for steps with caches of up to so many keys, none of which is more than `most` work.
+template <class Check>
+void for_steps(Random random, int begin, int end, int64_t keys, double most, const Check& check) {
+  for (int n = begin; n < end && !::testing::Test::HasFailure(); ++n) {
     Case c;
-    do c = random_step(random, 4000);
-    while (work(c) > (kQuick ? 2e6 : 4e6));
+    do c = random_step(random, keys);
+    while (work(c) > most);
     c.seed = uint64_t(n);
-    expect_forward_truth(Workload(c));
+    check(c);
   }
 }
 
+TEST_P(DecodeTest, Forward) {
+  const auto [begin, end] = seeds(3, 40);
+  for_steps(Random(1 + begin), begin, end, 4000, kQuick ? 2e6 : 4e6,
+            [](const Case& c) { expect_forward_truth(Workload(c)); });
+}
+
 TEST_P(DecodeTest, Backward) {
-  auto [n, end] = seeds(3, 40);
-  Random random(2 + n);
-  for (; n < end && !HasFailure(); ++n) {
-    Case c;
-    do c = random_step(random, 1500);
-    while (work(c) > (kQuick ? 5e5 : 1e6));
-    c.seed = uint64_t(n);
-    expect_truth(Workload(c));
-  }
+  const auto [begin, end] = seeds(3, 40);
+  for_steps(Random(2 + begin), begin, end, 1500, kQuick ? 5e5 : 1e6,
+            [](const Case& c) { expect_truth(Workload(c)); });
 }
 
 }  // namespace

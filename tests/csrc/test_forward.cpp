@@ -1,7 +1,7 @@
 // attention_forward against the f64 reference, on every instruction set.
 #include <gtest/gtest.h>
 
-#include "cases.h"
+#include "families.h"
 
 namespace qkv::test {
 namespace {
@@ -18,56 +18,20 @@ TEST_P(ForwardTest, RandomCases) {
     expect_truth(random_case(seed));
 }
 
-// L and S grow one by one, so that tiles of every instruction set have every remainder.
 TEST_P(ForwardTest, EveryLength) {
-  for (DType dtype : kDTypes) {
-    Case c;
-    c.dtype = dtype, c.D = 3, c.Dv = 2;
-    for (int64_t n = 0; n <= 200 && !HasFailure(); n += kQuick ? 7 : 1) {
-      c.L = n, c.S = 5, expect_truth(c);
-      c.L = 5, c.S = n, expect_truth(c);
-    }
-  }
+  for_every_length(200, [&](const Case& c) { expect_truth(c); });
 }
 
 TEST_P(ForwardTest, EveryHeadDim) {
-  for (DType dtype : kDTypes) {
-    Case c;
-    c.dtype = dtype, c.L = 3, c.S = 5;
-    for (int64_t n = 0; n <= 300 && !HasFailure(); n += kQuick ? 7 : 1) {
-      c.scale = 0.3;
-      c.D = n, c.Dv = 5, expect_truth(c);
-      c.D = 5, c.Dv = n, expect_truth(c);
-    }
-  }
+  for_every_head_dim(1, [&](const Case& c) { expect_truth(c); });
 }
 
 TEST_P(ForwardTest, Causal) {
-  for (int64_t L : {1, 20, 70, 150}) {
-    for (int64_t S : {1, 19, 70, 151}) {
-      for (int64_t group : {1, 3}) {
-        Case c;
-        c.L = L, c.S = S, c.group = group, c.is_causal = true;
-        expect_truth(c);
-      }
-    }
-  }
+  for_causal([&](const Case& c) { expect_truth(c); });
 }
 
-// A mask that broadcasts over every set of its dimensions.
 TEST_P(ForwardTest, BroadcastMasks) {
-  for (DType dtype : kDTypes) {
-    for (MaskType mask : all_masks(dtype)) {
-      for (int broadcast = 0; broadcast < 16; ++broadcast) {
-        Case c;
-        c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 18, c.S = 37;
-        c.mask_type = mask, c.mask_strides = dense_strides({2, 4, 18, 37});
-        for (int d = 0; d < 4; ++d)
-          if (broadcast >> d & 1) c.mask_strides[d] = 0;
-        expect_truth(c);
-      }
-    }
-  }
+  for_broadcast_masks([&](const Case& c) { expect_truth(c); });
 }
 
 TEST_P(ForwardTest, LargeScores) {

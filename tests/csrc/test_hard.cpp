@@ -1,7 +1,7 @@
 // attention_hard: the best key of each row, and its value.
 #include <gtest/gtest.h>
 
-#include "cases.h"
+#include "families.h"
 #include "reference/head.h"
 
 namespace qkv::test {
@@ -48,14 +48,7 @@ TEST_P(HardTest, RandomCases) {
 }
 
 TEST_P(HardTest, EveryLength) {
-  for (DType dtype : kDTypes) {
-    Case c;
-    c.dtype = dtype, c.D = 3, c.Dv = 2;
-    for (int64_t n = 0; n <= 150 && !HasFailure(); n += kQuick ? 7 : 1) {
-      c.L = n, c.S = 5, expect_best(c);
-      c.L = 5, c.S = n, expect_best(c);
-    }
-  }
+  for_every_length(150, [&](const Case& c) { expect_best(c); });
 }
 
 // A Workload in which key j has scores[j] in every row, and value j.

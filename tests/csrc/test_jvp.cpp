@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "expect_near.h"
-#include "jvp_workload.h"
+#include "families.h"
 
 namespace qkv::test {
 namespace {
@@ -73,59 +73,26 @@ TEST_P(JvpTest, AbsentDirections) {
 }
 
 TEST_P(JvpTest, EveryLength) {
-  for (DType dtype : kDTypes) {
-    Case c;
-    c.dtype = dtype, c.D = 3, c.Dv = 2;
-    for (int64_t n = 0; n <= 200 && !HasFailure(); n += kQuick ? 7 : 1) {
-      c.L = n, c.S = 5, expect_truth(JvpWorkload(c));
-      c.L = 5, c.S = n, expect_truth(JvpWorkload(c));
-    }
-  }
+  for_every_length(200, [&](const Case& c) { expect_truth(JvpWorkload(c)); });
 }
 
 TEST_P(JvpTest, EveryHeadDim) {
-  for (DType dtype : kDTypes) {
-    Case c;
-    c.dtype = dtype, c.L = 3, c.S = 5, c.scale = 0.3;
-    for (int64_t n = 0; n <= 300 && !HasFailure(); n += kQuick ? 7 : 3) {
-      c.D = n, c.Dv = 5, expect_truth(JvpWorkload(c));
-      c.D = 5, c.Dv = n, expect_truth(JvpWorkload(c));
-    }
-  }
+  for_every_head_dim(3, [&](const Case& c) { expect_truth(JvpWorkload(c)); });
 }
 
 TEST_P(JvpTest, CausalAndWindows) {
-  for (int64_t L : {1, 20, 70, 150}) {
-    for (int64_t S : {1, 19, 70, 151}) {
-      for (int64_t left : {-1, 0, 40}) {
-        Case c;
-        c.L = L, c.S = S, c.group = L % 3 + 1, c.is_causal = true, c.window_left = left;
-        expect_truth(JvpWorkload(c));
-        c.dtype = DType::bf16, c.is_causal = false, c.window_right = 3;
-        expect_truth(JvpWorkload(c));
-      }
-    }
-  }
+  for_causal_and_windows({1, 19, 70, 151}, [&](const Case& c) { expect_truth(JvpWorkload(c)); });
 }
 
 TEST_P(JvpTest, BroadcastMasks) {
-  for (DType dtype : kDTypes) {
-    for (MaskType mask : all_masks(dtype)) {
-      for (int broadcast = 0; broadcast < 16; ++broadcast) {
-        Case c;
-        c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 18, c.S = 37;
-        c.mask_type = mask, c.mask_strides = dense_strides({2, 4, 18, 37});
-        for (int d = 0; d < 4; ++d)
-          if (broadcast >> d & 1) c.mask_strides[d] = 0;
-        JvpWorkload w(c);
-        if (w.mask_jvp) {
-          w.mask_jvp = Tensor(type_of(mask), w.mask.sizes(), c.mask_strides);
-          w.mask_jvp.fill([n = 0]() mutable { return std::sin(double(n++)); });
-        }
-        expect_truth(w);
-      }
+  for_broadcast_masks([&](const Case& c) {
+    JvpWorkload w(c);
+    if (w.mask_jvp) {
+      w.mask_jvp = Tensor(type_of(c.mask_type), w.mask.sizes(), c.mask_strides);
+      w.mask_jvp.fill([n = 0]() mutable { return std::sin(double(n++)); });
     }
-  }
+    expect_truth(w);
+  });
 }
 
 // With the output of a forward pass given, derivatives are the same: to the last bit, except where
@@ -178,80 +145,27 @@ TEST_P(JvpTest, RowsWithNothingToAttendToAreZero) {
   }
 }
 
-// Keys that no query sees become NaN or infinite, and so do their directions and those of the
-// mask: no result may change.
 TEST_P(JvpTest, HiddenKeysDoNotLeak) {
-  for (DType dtype : kDTypes) {
-    for (MaskType mask : all_masks(dtype)) {
-      for (double poison : {kNaN, kInf}) {
-        for (int64_t S : {7, 40, 300}) {
-          Case c;
-          c.dtype = dtype, c.L = 21, c.S = S, c.group = 2, c.mask_type = mask;
-          c.softcap = S == 40 ? 3 : 0;
-          JvpWorkload clean(c), dirty(c);
-          for (int64_t j = 0; j < S; j += 3) {
-            for (int64_t h = 0; h < 2; ++h)
-              for (int64_t i = 0; i < c.L; ++i) {
-                for (JvpWorkload* w : {&clean, &dirty})
-                  w->mask.set({h, i, j}, mask == MaskType::boolean ? 0 : -kInf);
-                if (dirty.mask_jvp) dirty.mask_jvp.set({h, i, j}, poison);
-              }
-            for (Tensor* t : {&dirty.key, &dirty.value, &dirty.key_jvp, &dirty.value_jvp})
-              for (int64_t d = 0; d < t->sizes().back(); ++d)
-                if ((j + d) % 2 == 0) t->set({0, j, d}, poison);
-          }
-          SCOPED_TRACE(::testing::Message() << c << " poison " << poison);
-          expect_same_bits(run_jvp(dirty), run_jvp(clean));
-          expect_truth(clean);
-          if (HasFailure()) return;
-        }
-      }
-    }
-  }
+  for_hidden_keys([&](const JvpWorkload& clean, const JvpWorkload& dirty) {
+    expect_same_bits(run_jvp(dirty), run_jvp(clean));
+    expect_truth(clean);
+  });
 }
 
 // One number that is not finite reaches those rows that see it and no others.
 TEST_P(JvpTest, OnePoisonedElement) {
   for (auto [seed, end] = seeds(50, 1000); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
-    Case c;
-    c.seed = seed, c.dtype = draw_dtype(random), c.group = draw(random, 1, 2);
-    c.L = draw(random, 1, 40), c.S = draw(random, 1, 150);
-    c.D = draw(random, 1, 20), c.Dv = draw(random, 1, 20);
-    draw_options(random, c);
-    JvpWorkload w(c);
-    std::vector<Tensor*> all;
-    for (Tensor* t : {&w.query, &w.key, &w.value, &w.sinks, &w.query_jvp, &w.key_jvp, &w.value_jvp,
-                      &w.mask_jvp, &w.bias_jvp, &w.slopes_jvp, &w.sinks_jvp})
-      if (*t) all.push_back(t);
-    Tensor& t = *draw_from(random, all);
-    t.set(draw(random, 0, t.numel() - 1), draw_from<double>(random, {kNaN, kInf, -kInf}));
+    JvpWorkload w(draw_small_case(random, seed));
+    poison(random, {&w.query, &w.key, &w.value, &w.sinks, &w.query_jvp, &w.key_jvp, &w.value_jvp,
+                    &w.mask_jvp, &w.bias_jvp, &w.slopes_jvp, &w.sinks_jvp});
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     expect_truth(w);
   }
 }
 
-std::vector<Case> threads_cases() {
-  Case heads;
-  heads.batch = {8}, heads.kv_heads = 3, heads.group = 2;
-  heads.L = 70, heads.S = 90, heads.D = 40, heads.Dv = 24;
-  Case causal;
-  causal.batch = {8}, causal.L = 200, causal.S = 300, causal.D = causal.Dv = 32;
-  causal.is_causal = true, causal.mask_type = MaskType::f32;
-  std::vector<Case> all;
-  for (Case c : {heads, causal}) {
-    all.push_back(c);
-    c.dtype = DType::f64, c.sinks = c.alibi_slopes = true;
-    c.window_left = 50, c.softcap = 2, c.dropout_p = 0.3;
-    all.push_back(c);
-    c.dtype = DType::bf16;
-    all.push_back(c);
-  }
-  return all;
-}
-
 TEST_P(JvpTest, AnyNumberOfThreads) {
-  for (const Case& c : threads_cases()) {
+  for (const Case& c : cases_for_threads(300)) {
     SCOPED_TRACE(::testing::Message() << c);
     JvpWorkload w(c);
     w.value_jvp.set(5, -kNaN), w.key.set(7, kInf);
@@ -265,7 +179,7 @@ TEST_P(JvpTest, AnyNumberOfThreads) {
 }
 
 TEST_P(JvpTest, ABatchOfOneAndTheSameItemAmongEight) {
-  for (const Case& c : threads_cases()) {
+  for (const Case& c : cases_for_threads(300)) {
     SCOPED_TRACE(::testing::Message() << c);
     JvpWorkload eight(c);
     Case one_case = c;

@@ -9,14 +9,12 @@
 namespace qkv::test {
 namespace {
 
-// Scores of log 1, log 2 and log 3 give weights of 1/6, 2/6 and 3/6.
-TEST(Reference, WeightsAreTheSoftmaxOfTheScores) {
-  Case c = small_case();
-  c.L = 1, c.S = 3, c.D = 1, c.Dv = 1, c.scale = 0.5;
-  Workload w(c);
-  w.query.set({0, 0, 0}, 2);
+// Expects what scores of log 1, log 2 and log 3 give: weights of 1/6, 2/6 and 3/6. score(j, x)
+// makes x the score of key j.
+template <class Score>
+void expect_sixths(Workload& w, const Score& score) {
   for (int j = 0; j < 3; ++j) {
-    w.key.set({0, j, 0}, std::log(j + 1.0));
+    score(j, std::log(j + 1.0));
     w.value.set({0, j, 0}, std::pow(10.0, j));
   }
   const Results r = run(w, kReference);
@@ -24,17 +22,19 @@ TEST(Reference, WeightsAreTheSoftmaxOfTheScores) {
   EXPECT_NEAR(r.lse[0], std::log(6.0), 1e-14);
 }
 
+TEST(Reference, WeightsAreTheSoftmaxOfTheScores) {
+  Case c = small_case();
+  c.L = 1, c.S = 3, c.D = 1, c.Dv = 1, c.scale = 0.5;
+  Workload w(c);
+  w.query.set({0, 0, 0}, 2);
+  expect_sixths(w, [&](int j, double x) { w.key.set({0, j, 0}, x); });
+}
+
 TEST(Reference, AFloatMaskIsAddedToTheScores) {
   Case c = small_case();
   c.L = 1, c.S = 3, c.Dv = 1, c.scale = 0, c.mask_type = MaskType::f64;
   Workload w(c);
-  for (int j = 0; j < 3; ++j) {
-    w.mask.set({0, 0, j}, std::log(j + 1.0));
-    w.value.set({0, j, 0}, std::pow(10.0, j));
-  }
-  const Results r = run(w, kReference);
-  EXPECT_NEAR(r.output[0], (1 + 2 * 10 + 3 * 100) / 6.0, 1e-12);
-  EXPECT_NEAR(r.lse[0], std::log(6.0), 1e-14);
+  expect_sixths(w, [&](int j, double x) { w.mask.set({0, 0, j}, x); });
 }
 
 // With a scale of 0 all keys that a row sees have the same weight.

@@ -8,8 +8,6 @@
 namespace qkv::test {
 namespace {
 
-using Lengths = std::vector<std::pair<int64_t, int64_t>>;  // of queries and keys of each document
-
 // Which masks the documents share.
 constexpr std::array<bool, kMasks> kFirst = {true, false}, kSecond = {false, true},
                                    kBoth = {true, true};
@@ -34,17 +32,11 @@ class SharedMasksTest : public IsaTest {
  protected:
   // Expects the sums of the reference, and the bits that one document after the other leaves, with
   // any number of threads.
-  void expect_sums(Case c, const Lengths& lengths, std::array<bool, kMasks> shared) {
+  void expect_sums(const Case& c, const Lengths& lengths, std::array<bool, kMasks> shared) {
     SCOPED_TRACE(::testing::Message() << c << " shared " << shared[0] << shared[1]);
-    std::vector<Case> cases;
-    for (const auto& [L, S] : lengths) {
-      c.L = L, c.S = S;
-      cases.push_back(c);
-      ++c.seed;
-    }
     Layout layout;
     layout.share_mask = shared;
-    const Packed packed(cases, layout);
+    const Packed packed(documents(c, lengths), layout);
     const PackedResults expected = run_one_by_one(packed);
     for (int num_threads : {1, 2, 3, 7}) {
       SCOPED_TRACE(::testing::Message() << num_threads << " threads");

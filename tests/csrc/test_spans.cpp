@@ -11,19 +11,6 @@
 namespace qkv::test {
 namespace {
 
-using Lengths = std::vector<std::pair<int64_t, int64_t>>;  // of queries and keys of each document
-
-// A case for each document, with numbers of its own.
-std::vector<Case> documents(Case c, const Lengths& lengths) {
-  std::vector<Case> all;
-  for (const auto& [L, S] : lengths) {
-    c.L = L, c.S = S;
-    all.push_back(c);
-    ++c.seed;
-  }
-  return all;
-}
-
 Lengths equal(const Sizes& lengths) {
   Lengths all;
   for (int64_t length : lengths) all.emplace_back(length, length);

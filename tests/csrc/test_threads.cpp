@@ -133,31 +133,34 @@ TEST_P(ThreadsTest, ABatchOfOneAndTheSameItemAmongEight) {
   }
 }
 
-TEST_P(ThreadsTest, CallsFromSeveralThreadsAtOnce) {
+// Expects that the calls of run_all(w, results), each on so many threads, give what one thread
+// does.
+template <class RunAll>
+void expect_what_one_thread_does(int num_threads, size_t calls, const RunAll& run_all) {
   for (const Case& c : cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     Workload w(c);
     const Results expected = run_with(1, w);
-    w.c.num_threads = 2;
-    std::vector<Results> results(5);
-    std::vector<std::thread> threads;
-    for (Results& r : results) threads.emplace_back([&] { r = run(w); });
-    for (std::thread& t : threads) t.join();
+    w.c.num_threads = num_threads;
+    std::vector<Results> results(calls);
+    run_all(w, results);
     for (const Results& r : results) expect_identical(r, expected);
   }
 }
 
+TEST_P(ThreadsTest, CallsFromSeveralThreadsAtOnce) {
+  expect_what_one_thread_does(2, 5, [](const Workload& w, std::vector<Results>& results) {
+    std::vector<std::thread> threads;
+    for (Results& r : results) threads.emplace_back([&] { r = run(w); });
+    for (std::thread& t : threads) t.join();
+  });
+}
+
 TEST_P(ThreadsTest, InsideAParallelRegionOfTheCaller) {
-  for (const Case& c : cases()) {
-    SCOPED_TRACE(::testing::Message() << c);
-    Workload w(c);
-    const Results expected = run_with(1, w);
-    w.c.num_threads = 4;
-    std::vector<Results> results(3);
+  expect_what_one_thread_does(4, 3, [](const Workload& w, std::vector<Results>& results) {
 #pragma omp parallel for num_threads(3) schedule(static, 1)
     for (int i = 0; i < 3; ++i) results[i] = run(w);
-    for (const Results& r : results) expect_identical(r, expected);
-  }
+  });
 }
 
 std::ptrdiff_t threads_of_process() {

@@ -6,21 +6,11 @@
 
 namespace qkv::reference {
 
+// The first four are those of DType, in its order.
 enum class Type { f32, f64, bf16, f16, byte, int8, int32, int64 };
 
-inline Type type_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return Type::f32;
-    case DType::bf16:
-      return Type::bf16;
-    case DType::f16:
-      return Type::f16;
-    case DType::f64:
-      break;
-  }
-  return Type::f64;
-}
+inline Type type_of(DType dtype) { return Type(int(dtype)); }
+static_assert(int(Type::f16) == int(DType::f16) && int(Type::f64) == int(DType::f64));
 
 inline Type type_of(MaskType mask) {
   switch (mask) {

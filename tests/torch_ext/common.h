@@ -22,6 +22,26 @@ inline std::vector<at::Tensor> leaves(std::vector<at::Tensor> tensors,
   return tensors;
 }
 
+// A call, by the shapes of its tensors.
+struct ShapedCall {
+  std::string name;
+  std::vector<int64_t> query, key, value;
+  AttentionOptions options;
+};
+inline std::ostream& operator<<(std::ostream& out, const ShapedCall& c) { return out << c.name; }
+
+// All options that go together, for query [2, 6, 5, 8] and key [2, 2, 7, 8].
+inline AttentionOptions everything() {
+  return AttentionOptions()
+      .enable_gqa(true)
+      .attn_mask(randn({6, 5, 7}))
+      .window_size({{5, 1}})
+      .softcap(2)
+      .alibi_slopes(randn({6}))
+      .sinks(randn({2, 6}))
+      .scale(0.4);
+}
+
 inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double tolerance) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
   ASSERT_EQ(actual.scalar_type(), expected.scalar_type());

@@ -6,13 +6,7 @@ namespace {
 
 constexpr double kTolerance = 1e-12;  // f64
 
-struct Case {
-  std::string name;
-  std::vector<int64_t> query, key, value;
-  AttentionOptions options;
-};
-
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+using Case = ShapedCall;
 
 Case plain(const std::string& name, const AttentionOptions& options) {
   return {name, {2, 3, 5, 8}, {2, 3, 7, 8}, {2, 3, 7, 8}, options};
@@ -62,18 +56,7 @@ std::vector<Case> cases() {
       plain("mask_of_keys", options().attn_mask(randn({7}))),
       plain("mask_number", options().attn_mask(randn({}))),
       plain("mask_expanded", options().attn_mask(randn({5, 7}).expand({2, 3, 5, 7}))),
-      {"everything",
-       {2, 6, 5, 8},
-       {2, 2, 7, 8},
-       {2, 3, 7, 4},
-       options()
-           .enable_gqa(true)
-           .attn_mask(randn({6, 5, 7}))
-           .window_size({{5, 1}})
-           .softcap(2)
-           .alibi_slopes(randn({6}))
-           .sinks(randn({2, 6}))
-           .scale(0.4)},
+      {"everything", {2, 6, 5, 8}, {2, 2, 7, 8}, {2, 3, 7, 4}, everything()},
   };
 }
 

@@ -6,13 +6,7 @@ namespace {
 
 constexpr double kTolerance = 1e-12;
 
-struct Case {
-  std::string name;
-  std::vector<int64_t> query, key, value;
-  AttentionOptions options;
-};
-
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+using Case = ShapedCall;
 
 std::vector<Case> cases() {
   const auto options = [] { return AttentionOptions(); };

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "autograd/compose.h"
-#include "autograd/composition_node.h"
 #include "autograd/node.h"
 #include "call/check.h"
 
@@ -56,8 +55,7 @@ constexpr const char* kOrders[] = {"derivatives", "second derivatives", "third d
 
 using NodePointer = c10::intrusive_ptr<torch::autograd::Node>;
 
-NodePointer node_without_kernel(const Call& call) {
-  if (has_composition(call)) return CompositionNode::of(call);
+NodePointer node_that_throws(const Call& call) {
   torch::autograd::edge_list edges;
   for (const at::Tensor* tensor : call.tensors)
     if (tensor->defined() && tensor->requires_grad())
@@ -73,8 +71,8 @@ NodePointer node_without_kernel(const Call& call) {
 // Null if nothing that the results depend on requires grad, or gradients are not recorded.
 NodePointer node_of(const Call& call) {
   if (!at::GradMode::is_enabled()) return {};
-  if (call.op->backward) return OperatorNode::of(call);
-  return node_without_kernel(call);
+  if (call.op->backward || has_composition(call)) return OperatorNode::of(call);
+  return node_that_throws(call);
 }
 
 // Makes the results of `op` parts of the graph, behind their Node; null: they are constants.

@@ -9,9 +9,9 @@ namespace qkv::autograd {
 
 // The results of compute(whether a Node will want all of them), the operator itself below autograd,
 // as parts of the graph if something requires grad. An operator without a backward operator gets a
-// CompositionNode, or one that throws: it costs nothing, and only to ask for its derivative is an
-// error, as torch.func.grad builds the graph of second derivatives whether they are needed or not.
-// A call with forward-mode tangents is one of OperatorKernels::jvp, or its composition, or an
+// Node of its composition, or one that throws: it costs nothing, and only to ask for its derivative
+// is an error, as torch.func.grad builds the graph of second derivatives whether they are needed or
+// not. A call with forward-mode tangents is one of OperatorKernels::jvp, or its composition, or an
 // error.
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute);
 

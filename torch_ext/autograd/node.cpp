@@ -7,7 +7,9 @@
 #include <map>
 #include <mutex>
 
+#include "autograd/compose.h"
 #include "autograd/run.h"
+#include "call/boxed.h"
 #include "dispatch/dispatch.h"
 
 namespace qkv::autograd {
@@ -15,8 +17,6 @@ namespace {
 
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-using torch::dynamo::autograd::IValuePacker;
-using torch::dynamo::autograd::PackedArgs;
 
 // What a backward operator returns are gradients: none of them is an argument of another operator.
 bool returns(const Operator& forward, Argument argument) {
@@ -34,16 +34,17 @@ void for_each_differentiable_result(const Operator& forward, const Operator& bac
   }
 }
 
-// The tensors that a Node saves for `backward`: all of its tensors but the incoming gradients.
+// The tensors that a Node of `forward` saves for a call of `op`: all of its tensors but, of a
+// backward operator, the incoming gradients.
 template <class Visit>
-void for_each_saved(const Operator& backward, const Visit& visit) {
-  for (size_t i = backward.incoming; i < backward.parameters.size(); ++i)
-    if (backward.parameters[i].is_tensor) visit(Argument(backward.parameters[i].which));
+void for_each_saved(const Operator& forward, const Operator& op, const Visit& visit) {
+  for (size_t i = &op == &forward ? 0 : op.incoming; i < op.parameters.size(); ++i)
+    if (op.parameters[i].is_tensor) visit(Argument(op.parameters[i].which));
 }
 
 // Calls visit with every option that `op` takes, as values that compiled autograd knows.
 template <class AnyOptions, class Visit>
-void for_each_option(const Operator& op, AnyOptions& options, const Visit& visit) {
+void for_each_value(const Operator& op, AnyOptions& options, const Visit& visit) {
   for (const Parameter& p : op.parameters)
     if (!p.is_tensor)
       visit_option(options, Option(p.which), [&](auto& option) {
@@ -53,10 +54,7 @@ void for_each_option(const Operator& op, AnyOptions& options, const Visit& visit
         } else if constexpr (std::is_same_v<T, ShardNumbers>) {
           for (auto& number : option.all) visit(number);
         } else if constexpr (std::is_enum_v<T>) {
-          int64_t number = int64_t(option);
-          visit(number);
-          if constexpr (!std::is_const_v<std::remove_reference_t<decltype(option)>>)
-            option = T(number);
+          visit(int64_t(option));
         } else {
           visit(option);
         }
@@ -73,78 +71,45 @@ Options with_scores(const Call& call) {
   return said;
 }
 
-variable_list gradients(const Operator& forward, const Operator& backward,
-                        const variable_list& grads, const BackwardInputs& inputs) {
-  variable_list results(backward.results.size());
+// What `call`, of a backward operator, returns when the results have these gradients.
+variable_list gradients(Call&& call, const variable_list& grads) {
+  variable_list results(call.op->results.size());
   if (std::none_of(grads.begin(), grads.end(), [](const auto& g) { return g.defined(); }))
     return results;
-  Call call(backward);
-  call.options = inputs.options;
-  call.output_mask = inputs.output_mask;
   size_t input = 0;
   for_each_differentiable_result(
-      forward, backward, [&](size_t, Argument gradient) { call.set(gradient, grads[input++]); });
-  auto saved = inputs.saved.begin();
-  for_each_saved(backward, [&](Argument argument) { call.set(argument, *saved++); });
+      *call.op->differentiated, *call.op,
+      [&](size_t, Argument gradient) { call.set(gradient, grads[input++]); });
   Tensors computed = run(call);
   std::move(computed.begin(), computed.end(), results.begin());
   return results;
 }
 
-// What compiled autograd records of a Node, as one list of values, and back.
-PackedArgs packed(const Operator& backward, BackwardInputs& inputs) {
-  PackedArgs args;
-  for (const at::Tensor& tensor : inputs.saved) args.pack(tensor);
-  for_each_option(backward, inputs.options, [&](const auto& value) { args.pack(value); });
-  args.pack(inputs.output_mask.bits());
-  return args;
-}
-
-BackwardInputs unpacked(const Operator& backward, const std::vector<c10::IValue>& values) {
-  PackedArgs args(values);
-  BackwardInputs inputs;
-  for_each_saved(backward, [&](Argument) { inputs.saved.push_back(args.unpack<at::Tensor>()); });
-  for_each_option(backward, inputs.options,
-                  [&](auto& value) { value = args.unpack<std::decay_t<decltype(value)>>(); });
-  inputs.output_mask = ArgumentSet::from(args.unpack<int64_t>());
-  return inputs;
-}
-
-std::vector<at::TypePtr> packed_types(const Operator& backward) {
-  std::vector<at::TypePtr> types;
-  for_each_saved(backward,
-                 [&](Argument) { types.push_back(IValuePacker<at::Tensor>::packed_type()); });
-  const Options options;
-  for_each_option(backward, options, [&](const auto& value) {
-    types.push_back(IValuePacker<std::decay_t<decltype(value)>>::packed_type());
-  });
-  types.push_back(IValuePacker<int64_t>::packed_type());
-  return types;
-}
-
 }  // namespace
 
 c10::intrusive_ptr<OperatorNode> OperatorNode::of(const Call& call) {
-  const Operator& op = *call.op;
   const auto depends = [&](Argument argument) {
     return call.has(argument) && call[argument].requires_grad() && call.differentiates(argument);
   };
-  const auto& all = op.backward->results;
+  const auto& all = call.op->differentiable;
   if (std::none_of(all.begin(), all.end(), depends)) return {};
   return c10::make_intrusive<OperatorNode>(call);
 }
 
 OperatorNode::OperatorNode(const Call& call)
-    : forward_(*call.op), backward_(*call.op->backward), options_(with_scores(call)) {
+    : forward_(*call.op),
+      op_(forward_.backward ? *forward_.backward : forward_),
+      options_(with_scores(call)),
+      output_mask_(call.output_mask) {
   torch::autograd::edge_list edges;
-  edges.reserve(backward_.results.size());
-  for (const Argument argument : backward_.results)
+  edges.reserve(forward_.differentiable.size());
+  for (const Argument argument : forward_.differentiable)
     edges.push_back(call.has(argument) && call.differentiates(argument)
                         ? torch::autograd::impl::gradient_edge(call[argument])
                         : torch::autograd::Edge());
   set_next_edges(std::move(edges));
-  saved_.reserve(backward_.parameters.size());
-  for_each_saved(backward_, [&](Argument argument) {
+  saved_.reserve(op_.parameters.size());
+  for_each_saved(forward_, op_, [&](Argument argument) {
     if (call.has(argument) && !returns(forward_, argument)) {
       saved_.emplace_back(call[argument], /*is_output=*/false);
     } else {
@@ -155,11 +120,10 @@ OperatorNode::OperatorNode(const Call& call)
 
 void OperatorNode::set_results(const Tensors& results) {
   const auto self = getptr();
-  for_each_differentiable_result(forward_, backward_, [&](size_t i, Argument) {
-    torch::autograd::set_history(results[i], self);
-  });
+  for_each_differentiable_result(
+      forward_, op_, [&](size_t i, Argument) { torch::autograd::set_history(results[i], self); });
   size_t at = 0;
-  for_each_saved(backward_, [&](Argument argument) {
+  for_each_saved(forward_, op_, [&](Argument argument) {
     const auto found = std::find(forward_.results.begin(), forward_.results.end(), argument);
     if (returns(forward_, argument))
       saved_[at] = SavedVariable(results[found - forward_.results.begin()], /*is_output=*/true);
@@ -168,6 +132,7 @@ void OperatorNode::set_results(const Tensors& results) {
 }
 
 std::string OperatorNode::name() const {
+  if (is_composed()) return forward_.name + "_composition";
   const std::string words = forward_.is_backward ? forward_.name : forward_.title;
   std::string name;
   for (size_t i = 0; i < words.size(); ++i)
@@ -176,21 +141,36 @@ std::string OperatorNode::name() const {
   return name + "Backward";
 }
 
-BackwardInputs OperatorNode::inputs() {
-  BackwardInputs inputs{{}, options_, {}};
+ArgumentSet OperatorNode::wanted() {
+  ArgumentSet wanted;
+  for (size_t i = 0; i < forward_.differentiable.size(); ++i)
+    wanted.set(forward_.differentiable[i], task_should_compute_output(i));
+  return wanted;
+}
+
+Call OperatorNode::saved_call(c10::SmallVectorImpl<at::Tensor>& tensors) {
+  Call call(op_);
+  call.options = options_;
+  call.output_mask = is_composed() ? output_mask_ : wanted();
+  tensors.reserve(saved_.size());  // the call points to its elements
   auto saved = saved_.begin();
-  for_each_saved(backward_, [&](Argument argument) {
-    inputs.saved.push_back(returns(forward_, argument) ? saved->unpack(getptr()) : saved->unpack());
+  for_each_saved(forward_, op_, [&](Argument argument) {
+    tensors.push_back(returns(forward_, argument) ? saved->unpack(getptr()) : saved->unpack());
+    call.set(argument, tensors.back());
     ++saved;
   });
-  for (size_t i = 0; i < backward_.results.size(); ++i)
-    inputs.output_mask.set(backward_.results[i], task_should_compute_output(i));
-  return inputs;
+  return call;
 }
 
 variable_list OperatorNode::apply(variable_list&& grads) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return gradients(forward_, backward_, grads, inputs());
+  c10::SmallVector<at::Tensor, 16> tensors;
+  Call call = saved_call(tensors);
+  if (!is_composed()) return gradients(std::move(call), grads);
+  const ArgumentGradients found = composed_gradients(std::move(call), wanted(), grads);
+  variable_list results;
+  for (const Argument argument : forward_.differentiable) results.push_back(found[argument]);
+  return results;
 }
 
 void OperatorNode::release_variables() {
@@ -199,28 +179,33 @@ void OperatorNode::release_variables() {
 }
 
 void OperatorNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const {
+  if (is_composed()) return Node::compiled_args(args);  // throws: it is not implemented
   auto saved = saved_.begin();
-  for_each_saved(backward_,
+  for_each_saved(forward_, op_,
                  [&](Argument argument) { args.collect(*saved++, returns(forward_, argument)); });
-  for_each_option(backward_, options_, [&](const auto& value) { args.collect(value); });
+  for_each_value(op_, options_, [&](const auto& value) { args.collect(value); });
 }
 
+// Compiled autograd records what the dispatcher's stack holds for the backward operator; the
+// incoming gradients, which it has beside that, are None there.
 variable_list OperatorNode::apply_with_saved(const variable_list& grads,
                                              torch::dynamo::autograd::SwapSavedVariables& swap) {
   const auto for_each_swapped = [&](const auto& visit) {
     for (SavedVariable& saved : saved_) visit(saved);
-    for_each_option(backward_, options_, [&](auto& value) {
+    for_each_value(op_, options_, [&](auto&& value) {
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, c10::SymInt>) visit(value);
     });
   };
   for_each_swapped([&](auto& value) { swap.before(value); });
-  BackwardInputs own = inputs();
-  PackedArgs args = packed(backward_, own);
+  c10::SmallVector<at::Tensor, 16> tensors;
+  boxed::Stack stack;
+  boxed::push(stack, saved_call(tensors));
   const auto metadata = torch::dynamo::autograd::get_input_metadata(next_edges());
   auto result = torch::dynamo::autograd::getPyCompilerInterface()->call_function(
       swap.get_py_compiler(), "apply_functional", compiled_function(swap.get_py_compiler()), grads,
-      args.vec(),
-      IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(metadata));
+      stack,
+      torch::dynamo::autograd::IValuePacker<
+          std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(metadata));
   for_each_swapped([&](auto& value) { swap.after(value); });
   return result;
 }
@@ -230,16 +215,17 @@ const std::string& OperatorNode::compiled_function(PyObject* compiler) const {
   static std::mutex mutex;
   static std::map<const Operator*, std::string> names;
   std::lock_guard<std::mutex> lock(mutex);
-  std::string& bound = names[&forward_];
-  if (bound.empty())
-    bound = torch::dynamo::autograd::getPyCompilerInterface()->bind_function(
-        compiler, name(),
-        [&forward = forward_, &backward = backward_](const variable_list& grads,
-                                                     const std::vector<c10::IValue>& values) {
-          return gradients(forward, backward, grads, unpacked(backward, values));
-        },
-        packed_types(backward_));
-  return bound;
+  std::string& bound = names[&op_];
+  if (!bound.empty()) return bound;
+  std::vector<at::TypePtr> types;
+  for (const c10::Argument& argument : op_.handle().schema().arguments())
+    types.push_back(argument.real_type());
+  return bound = torch::dynamo::autograd::getPyCompilerInterface()->bind_function(
+             compiler, name(),
+             [&backward = op_](const variable_list& grads, const boxed::Stack& stack) {
+               return gradients(boxed::call_of(backward, stack), grads);
+             },
+             types);
 }
 
 }  // namespace qkv::autograd

@@ -1,5 +1,5 @@
-// The Node of every operator that has a backward operator. A C++ Node, as torch's generated code
-// has them: unlike torch::autograd::Function it works under torch.func and compiled autograd.
+// The Node of every call that can be differentiated. A C++ Node, as torch's generated code has
+// them: unlike torch::autograd::Function it works under torch.func and compiled autograd.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -9,22 +9,18 @@
 
 namespace qkv::autograd {
 
-// What goes into the backward operator besides the incoming gradients. `saved` has a tensor for
-// each of its tensors that is no gradient, in their order; undefined: None.
-struct BackwardInputs {
-  c10::SmallVector<at::Tensor, 16> saved;
-  Options options;
-  ArgumentSet output_mask;
-};
-
+// It calls the backward operator. Where there is none, but a composition (compose.h), it saves the
+// call; only when its derivative is asked for, it makes the call once more out of torch's operators
+// and differentiates those, any number of times: third derivatives of attention, and second ones of
+// its weights.
 class OperatorNode : public torch::autograd::TraceableFunction {
  public:
   // Null if no argument that the results depend on requires grad.
   static c10::intrusive_ptr<OperatorNode> of(const Call& call);
   explicit OperatorNode(const Call& call);
 
-  // Makes the results that have gradients parts of the graph, and saves those that the backward
-  // operator takes.
+  // Where there is a backward operator: makes the results that have gradients parts of the graph,
+  // and saves those that it takes.
   void set_results(const Tensors& results);
 
   std::string name() const override;
@@ -36,11 +32,17 @@ class OperatorNode : public torch::autograd::TraceableFunction {
       torch::dynamo::autograd::SwapSavedVariables& saved) override;
 
  private:
-  BackwardInputs inputs();
+  bool is_composed() const { return &op_ == &forward_; }
+  // The arguments whose gradients are asked for.
+  ArgumentSet wanted();
+  // The call of op_, without incoming gradients. `tensors` gets what it refers to.
+  Call saved_call(c10::SmallVectorImpl<at::Tensor>& tensors);
   const std::string& compiled_function(PyObject* compiler) const;
 
-  const Operator &forward_, &backward_;
+  const Operator& forward_;
+  const Operator& op_;  // the backward operator or, without one, forward_
   Options options_;
+  ArgumentSet output_mask_;  // of a call that is composed
   std::vector<torch::autograd::SavedVariable> saved_;
 };
 

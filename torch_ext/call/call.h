@@ -25,14 +25,6 @@ class ArgumentSet {
   }
   bool any() const { return bits_ != 0; }
 
-  // As one number, for compiled autograd.
-  int64_t bits() const { return int64_t(bits_); }
-  static ArgumentSet from(int64_t bits) {
-    ArgumentSet set;
-    set.bits_ = uint64_t(bits);
-    return set;
-  }
-
  private:
   uint64_t bits_ = 0;
 };

@@ -121,6 +121,12 @@ void expect_shape(bool fits, const Call& call, Argument argument, const Words&..
 }
 
 template <class T>
+void expect_rank(const Call& call, Argument argument, int64_t rank, const char* dims) {
+  expect_shape<T>(call[argument].dim() == rank, call, argument, ", but ", rank,
+                  " dimensions are expected: ", dims);
+}
+
+template <class T>
 c10::ArrayRef<T> strides_of(const at::Tensor& tensor) {
   if constexpr (std::is_same_v<T, int64_t>) {
     return tensor.strides();

@@ -110,6 +110,8 @@ void Operator::parse(const std::string& signature) {
     ParsedParameter parsed = parse_parameter(text);
     (parsed.parameter.is_tensor ? tensors_ : options_) |= uint64_t(1) << parsed.parameter.which;
     writes |= parsed.is_written;
+    if (parsed.parameter.is_tensor && may_have_gradient(parsed.parameter.which))
+      differentiable.push_back(Argument(parsed.parameter.which));
     parameters.push_back(std::move(parsed.parameter));
     schemas.push_back(std::move(parsed.schema));
   }
@@ -147,12 +149,10 @@ Operator::Operator(Operator& forward, const std::string& signature, const Operat
   is_backward = true;
   order = forward.order + 1;
   incoming = pieces(split(split(signature, "(").after, "; ").before).size();
+  results = forward.differentiable;
   std::vector<std::string> names;
-  for (const Parameter& p : forward.parameters) {
-    if (!p.is_tensor || !may_have_gradient(p.which)) continue;
-    results.push_back(Argument(p.which));
-    names.push_back("grad_" + p.name);
-  }
+  for (const Argument argument : results)
+    names.push_back(c10::str("grad_", forward.name_of(argument)));
   const auto [head, none] = split(schema, ") -> ");
   schema = c10::str(head, ", bool[", names.size(), "] output_mask) -> ", schema_of_results(names));
   forward.backward = this;

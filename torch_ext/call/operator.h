@@ -77,7 +77,8 @@ class Operator {
   const char* const title;
   const OperatorKernels kernels;
   std::string name, schema;
-  std::vector<Parameter> parameters;  // without output_mask, the last one of a backward operator
+  std::vector<Parameter> parameters;     // without output_mask, the last one of a backward operator
+  std::vector<Argument> differentiable;  // those of its tensors that may have gradients
   std::vector<Argument> results;  // what they are; of a backward operator: whose gradients they are
   bool is_backward = false;
   const Operator* differentiated = nullptr;  // of a backward operator: `forward`

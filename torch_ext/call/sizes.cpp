@@ -1,4 +1,5 @@
 // The sizes of a call, and that they fit together.
+#include <ATen/ExpandUtils.h>
 #include <c10/core/SymInt.h>
 
 #include "call/check.h"
@@ -6,28 +7,20 @@
 namespace qkv {
 namespace {
 
-// Whether `tensor` can be expanded to `shape`.
+// That `tensor` can be expanded to `shape`; `dims` are the names of its dimensions.
 template <class T>
-bool broadcasts(const at::Tensor& tensor, c10::ArrayRef<T> shape) {
-  const int64_t rank = shape.size();
-  if (tensor.dim() > rank) return false;
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    const T n = size_from_right<T>(tensor, i);
-    if (n != 1 && n != shape[rank - 1 - i]) return false;
-  }
-  return true;
+void check_broadcasts(const Call& call, Argument argument, const char* dims,
+                      c10::ArrayRef<T> shape) {
+  expect_shape<T>(at::is_expandable_to(sizes_of<T>(call[argument]), shape), call, argument,
+                  ", which does not broadcast to ", dims, " = ", shape);
 }
 
 template <class T>
 void check_rank(const Call& call, Argument argument, const char* expected,
                 const char* expected_packed) {
-  const int64_t rank = call[argument].dim();
-  if (call.is_packed())
-    expect_shape<T>(rank == 3, call, argument,
-                    ", but 3 dimensions are expected: ", expected_packed);
-  else
-    expect_shape<T>(rank >= 2, call, argument,
-                    ", but at least 2 dimensions are expected: ", expected);
+  if (call.is_packed()) return expect_rank<T>(call, argument, 3, expected_packed);
+  expect_shape<T>(call[argument].dim() >= 2, call, argument,
+                  ", but at least 2 dimensions are expected: ", expected);
 }
 
 // L, S, D, Dv.
@@ -109,9 +102,7 @@ void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   const int64_t rank = expected.size();
   if (sizes.packed) expected[rank - 2] = size_from_right<T>(mask, 1);
   if (sizes.packed || sizes.is_cache) expected[rank - 1] = size_from_right<T>(mask, 0);
-  expect_shape<T>(
-      broadcasts<T>(mask, expected), call, argument, ", which does not broadcast to ",
-      sizes.packed ? "[N, H, L, S] = " : "[..., H, L, S] = ", c10::ArrayRef<T>(expected));
+  check_broadcasts<T>(call, argument, sizes.packed ? "[N, H, L, S]" : "[..., H, L, S]", expected);
 }
 
 }  // namespace
@@ -136,11 +127,8 @@ void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
     const auto argument = Argument(i);
     if (!call.has(argument)) continue;
     if (kArguments[i].shape == Shape::mask) check_mask(call, argument, sizes);
-    if (kArguments[i].shape != Shape::per_head) continue;
-    const auto expected = sizes.per_head();
-    expect_shape<T>(broadcasts<T>(call[argument], expected), call, argument,
-                    ", which does not broadcast to ",
-                    sizes.packed ? "[N, H] = " : "[..., H] = ", c10::ArrayRef<T>(expected));
+    if (kArguments[i].shape == Shape::per_head)
+      check_broadcasts<T>(call, argument, sizes.packed ? "[N, H]" : "[..., H]", sizes.per_head());
   }
   if (call.options.dropout_p > 0) {
     const auto seed = sizes_of<T>(call[arg::dropout_seed]);

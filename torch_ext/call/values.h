@@ -16,34 +16,31 @@ namespace qkv {
 template <class T>
 struct Value;
 
+// What an IValue holds as it is.
+template <class T>
+struct OwnValue {
+  static T from(const c10::IValue& value, const char*) { return value.to<T>(); }
+  static c10::IValue to(const T& x) { return x; }
+};
+
 template <>
-struct Value<double> {
+struct Value<double> : OwnValue<double> {
   static constexpr const char *kType = "float", *kDefault = "0.0";
-  static double from(const c10::IValue& value, const char*) { return value.toDouble(); }
-  static c10::IValue to(double x) { return x; }
 };
 
 template <>
-struct Value<bool> {
+struct Value<bool> : OwnValue<bool> {
   static constexpr const char *kType = "bool", *kDefault = "False";
-  static bool from(const c10::IValue& value, const char*) { return value.toBool(); }
-  static c10::IValue to(bool x) { return x; }
 };
 
 template <>
-struct Value<std::optional<double>> {
+struct Value<std::optional<double>> : OwnValue<std::optional<double>> {
   static constexpr const char *kType = "float?", *kDefault = "None";
-  static std::optional<double> from(const c10::IValue& value, const char*) {
-    return value.isNone() ? std::nullopt : std::optional(value.toDouble());
-  }
-  static c10::IValue to(const std::optional<double>& x) { return x; }
 };
 
 template <>
-struct Value<c10::SymInt> {
+struct Value<c10::SymInt> : OwnValue<c10::SymInt> {
   static constexpr const char *kType = "SymInt", *kDefault = "0";
-  static c10::SymInt from(const c10::IValue& value, const char*) { return value.toSymInt(); }
-  static c10::IValue to(const c10::SymInt& x) { return x; }
 };
 
 template <>
@@ -82,44 +79,35 @@ struct Value<ShardNumbers> {
   }
 };
 
-// None, "heads" or "queries".
-inline Reduce reduce_of(std::optional<std::string_view> name) {
-  if (!name) return Reduce::none;
-  if (*name == "heads") return Reduce::heads;
-  TORCH_CHECK_VALUE(*name == "queries", "attention_weights: reduce is '", *name,
-                    "', but None, 'heads' or 'queries' is expected");
-  return Reduce::queries;
-}
-
-template <>
-struct Value<Reduce> {
+// One of some words, each of which stands for the number of its place, or None, which stands for 0.
+template <class E>
+struct WordValue {
   static constexpr const char *kType = "str?", *kDefault = "None";
-  static Reduce from(const c10::IValue& value, const char*) {
-    if (value.isNone()) return Reduce::none;
-    return reduce_of(value.toStringView());
+  static E from(const c10::IValue& value, const char* op) {
+    return value.isNone() ? E(0) : of(value.toStringView(), op);
   }
-  static c10::IValue to(Reduce x) {
-    if (x == Reduce::none) return {};
-    return x == Reduce::heads ? "heads" : "queries";
+  static E of(std::string_view word, const char* op) {
+    const auto& words = Value<E>::kWords;
+    for (size_t i = 0; i < std::size(words); ++i)
+      if (word == words[i]) return E(i + 1);
+    TORCH_CHECK_VALUE(false, op, ": ", Value<E>::kName, " is '", word, "', but None, ",
+                      Value<E>::kExpected, " is expected");
+  }
+  static c10::IValue to(E x) {
+    return x == E(0) ? c10::IValue() : c10::IValue(Value<E>::kWords[int(x) - 1]);
   }
 };
 
-// None, "elements", "pairs" or "tiles".
 template <>
-struct Value<Scores> {
-  static constexpr const char *kType = "str?", *kDefault = "None";
-  static constexpr const char* kNames[] = {"", "elements", "pairs", "tiles"};
-  static Scores from(const c10::IValue& value, const char* op) {
-    if (value.isNone()) return Scores::automatic;
-    const std::string_view name = value.toStringView();
-    for (int i = 1; i < int(std::size(kNames)); ++i)
-      if (name == kNames[i]) return Scores(i);
-    TORCH_CHECK_VALUE(false, op, ": scores is '", name,
-                      "', but None, 'elements', 'pairs' or 'tiles' is expected");
-  }
-  static c10::IValue to(Scores x) {
-    return x == Scores::automatic ? c10::IValue() : c10::IValue(kNames[int(x)]);
-  }
+struct Value<Reduce> : WordValue<Reduce> {
+  static constexpr const char* kWords[] = {"heads", "queries"};
+  static constexpr const char *kName = "reduce", *kExpected = "'heads' or 'queries'";
+};
+
+template <>
+struct Value<Scores> : WordValue<Scores> {
+  static constexpr const char* kWords[] = {"elements", "pairs", "tiles"};
+  static constexpr const char *kName = "scores", *kExpected = "'elements', 'pairs' or 'tiles'";
 };
 
 }  // namespace qkv

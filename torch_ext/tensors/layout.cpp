@@ -55,27 +55,13 @@ Dims<T> dense_strides(c10::ArrayRef<T> sizes, const at::Tensor& model, int64_t f
   return strides;
 }
 
-template <class T>
-Dims<T> contiguous_strides(c10::ArrayRef<T> sizes) {
-  Dims<T> strides(sizes.size());
-  T stride = 1;
-  for (int64_t dim = int64_t(sizes.size()) - 1; dim >= 0; --dim) {
-    strides[dim] = stride;
-    if (sizes[dim] > 1) stride *= sizes[dim];
-  }
-  return strides;
-}
-
 }  // namespace
 
 template <class T>
 at::Tensor empty_result(const Call& call, const Sizes<T>& sizes, Argument result) {
   const Dims<T> shape = sizes.of(result, call.options.reduce);
-  const bool is_output = kArguments[result].shape == Shape::output;
-  return empty(
-      shape,
-      is_output ? dense_strides<T>(shape, call[arg::query], 1) : contiguous_strides<T>(shape),
-      result_type(call, result));
+  const int64_t fixed = kArguments[result].shape == Shape::output ? 1 : shape.size();
+  return empty(shape, dense_strides<T>(shape, call[arg::query], fixed), result_type(call, result));
 }
 
 template <class T>

@@ -4,67 +4,50 @@
 // still reach leaves one or two choices at each step, for all but the oddest strides.
 #include "tensors/overlap.h"
 
-#include <c10/util/SmallVector.h>
-
 #include <algorithm>
+#include <functional>
+#include <map>
 
 namespace qkv {
 namespace {
 
-// An integer between low and high, times stride.
-struct Term {
-  int64_t stride, low, high;
-};
-
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }
 
-// Whether the terms can add up to `target`. Gives up, with yes, after so many steps.
-class Search {
+// The sums of integers within bounds, each times a stride.
+class Sums {
  public:
-  void add(Term term) { terms_.push_back(term); }
-
-  bool reaches(int64_t target) {
-    std::sort(terms_.begin(), terms_.end(),
-              [](const Term& a, const Term& b) { return a.stride > b.stride; });
-    merge_equal_strides();
-    low_.assign(terms_.size() + 1, 0);
-    high_.assign(terms_.size() + 1, 0);
-    for (size_t i = terms_.size(); i-- > 0;) {
-      low_[i] = low_[i + 1] + terms_[i].low * terms_[i].stride;
-      high_[i] = high_[i + 1] + terms_[i].high * terms_[i].stride;
-    }
-    return reaches(target, 0);
+  void add(int64_t stride, int64_t low, int64_t high) {
+    Bounds& bounds = terms_[stride];
+    bounds.low += low, bounds.high += high;
+    all_.low += low * stride, all_.high += high * stride;
   }
 
+  // Whether one of them is `target`. Gives up, with yes, after so many steps.
+  bool have(int64_t target) { return have(target, terms_.begin(), all_); }
+
  private:
-  bool reaches(int64_t target, size_t i) {
-    if (target < low_[i] || target > high_[i]) return false;
-    if (i == terms_.size()) return true;
+  struct Bounds {
+    int64_t low = 0, high = 0;
+  };
+  using Terms = std::map<int64_t, Bounds, std::greater<>>;
+
+  // Of the terms from `term` on, whose sums have these bounds.
+  bool have(int64_t target, Terms::const_iterator term, Bounds sums) {
+    if (target < sums.low || target > sums.high) return false;
+    if (term == terms_.end()) return true;
     if (--steps_ < 0) return true;
-    const Term& t = terms_[i];
-    const int64_t first = std::max(t.low, ceil_div(target - high_[i + 1], t.stride));
-    const int64_t last = std::min(t.high, floor_div(target - low_[i + 1], t.stride));
+    const auto& [stride, bounds] = *term++;
+    const Bounds rest = {sums.low - bounds.low * stride, sums.high - bounds.high * stride};
+    const int64_t first = std::max(bounds.low, ceil_div(target - rest.high, stride));
+    const int64_t last = std::min(bounds.high, floor_div(target - rest.low, stride));
     for (int64_t n = first; n <= last; ++n)
-      if (reaches(target - n * t.stride, i + 1)) return true;
+      if (have(target - n * stride, term, rest)) return true;
     return false;
   }
 
-  void merge_equal_strides() {
-    size_t kept = 0;
-    for (size_t i = 0; i < terms_.size(); ++i) {
-      if (kept > 0 && terms_[kept - 1].stride == terms_[i].stride) {
-        terms_[kept - 1].low += terms_[i].low;
-        terms_[kept - 1].high += terms_[i].high;
-      } else {
-        terms_[kept++] = terms_[i];
-      }
-    }
-    terms_.resize(kept);
-  }
-
-  c10::SmallVector<Term, 10> terms_;
-  c10::SmallVector<int64_t, 11> low_, high_;  // what the terms from i on can reach
+  Terms terms_;
+  Bounds all_;
   int64_t steps_ = 100'000;
 };
 
@@ -77,10 +60,10 @@ std::pair<uintptr_t, uintptr_t> range_of(const at::Tensor& tensor) {
 }
 
 // The terms of i_d in `a`, or of -j_d in `b`.
-void add_terms(Search& search, const at::Tensor& tensor, bool negative) {
+void add_terms(Sums& sums, const at::Tensor& tensor, bool negative) {
   const int64_t size = tensor.element_size();
   const auto add = [&](int64_t stride, int64_t n) {
-    if (n > 1 && stride > 0) search.add({stride, negative ? 1 - n : 0, negative ? 0 : n - 1});
+    if (n > 1 && stride > 0) sums.add(stride, negative ? 1 - n : 0, negative ? 0 : n - 1);
   };
   for (int64_t d = 0; d < tensor.dim(); ++d) add(tensor.strides()[d] * size, tensor.sizes()[d]);
   add(1, size);  // the bytes of an element
@@ -89,20 +72,20 @@ void add_terms(Search& search, const at::Tensor& tensor, bool negative) {
 }  // namespace
 
 bool overlaps_itself(const at::Tensor& tensor) {
-  if (tensor.numel() < 2) return false;
+  if (tensor.numel() < 2 || tensor.is_non_overlapping_and_dense()) return false;
   // Two elements differ in some dimension; in one order or the other the first difference, from the
   // left, is positive.
   for (int64_t first = 0; first < tensor.dim(); ++first) {
     const int64_t n = tensor.sizes()[first], stride = tensor.strides()[first];
     if (n < 2) continue;
     if (stride == 0) return true;
-    Search search;
-    search.add({stride, 1, n - 1});
+    Sums sums;
+    sums.add(stride, 1, n - 1);
     for (int64_t d = first + 1; d < tensor.dim(); ++d) {
       const int64_t m = tensor.sizes()[d];
-      if (m > 1 && tensor.strides()[d] > 0) search.add({tensor.strides()[d], 1 - m, m - 1});
+      if (m > 1 && tensor.strides()[d] > 0) sums.add(tensor.strides()[d], 1 - m, m - 1);
     }
-    if (search.reaches(0)) return true;
+    if (sums.have(0)) return true;
   }
   return false;
 }
@@ -112,10 +95,10 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto [a_begin, a_end] = range_of(a);
   const auto [b_begin, b_end] = range_of(b);
   if (a_end <= b_begin || b_end <= a_begin) return false;
-  Search search;
-  add_terms(search, a, false);
-  add_terms(search, b, true);
-  return search.reaches(int64_t(b_begin) - int64_t(a_begin));
+  Sums sums;
+  add_terms(sums, a, false);
+  add_terms(sums, b, true);
+  return sums.have(int64_t(b_begin) - int64_t(a_begin));
 }
 
 }  // namespace qkv

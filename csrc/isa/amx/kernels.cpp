@@ -7,12 +7,6 @@
 
 #include "dispatch/cpuid.h"
 
-// GCC 12 warns of the undefined operand inside its own intrinsics.
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
 #define QKV_ISA amx
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
@@ -36,17 +30,13 @@ bool permitted() {
 
 }  // namespace
 
-const Implementation kAmx = {"amx",
-                             [] {
-                               static const bool supported =
-                                   kAvx512Bf16.supported() && cpu_has_amx_bf16() && permitted();
-                               return supported;
-                             },
-                             {},
-                             {},
-                             amx::kernels_of<BFloat16>(),
-                             {},
-                             &kAvx512};
+const Implementation kAmx = amx::of_pairs(
+    "amx",
+    [] {
+      static const bool supported = kAvx512Bf16.supported() && cpu_has_amx_bf16() && permitted();
+      return supported;
+    },
+    kAvx512);
 
 }  // namespace qkv
 

@@ -14,16 +14,10 @@ QKV_TARGET_END
 
 namespace qkv {
 
-const Implementation kAvx2 = {"avx2",
-                              [] {
-                                return __builtin_cpu_supports("avx2") &&
-                                       __builtin_cpu_supports("fma") &&
-                                       cpu_has_f16c();  // its registers are AVX2's
-                              },
-                              avx2::kernels_of<float>(),
-                              avx2::kernels_of<double>(),
-                              avx2::kernels_of<BFloat16>(),
-                              avx2::kernels_of<Float16>()};
+const Implementation kAvx2 = avx2::complete("avx2", [] {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         cpu_has_f16c();  // its registers are AVX2's
+});
 
 }  // namespace qkv
 

@@ -6,6 +6,12 @@
 #define QKV_ISA avx512
 #endif
 
+// GCC 12 warns of the undefined operand inside its own intrinsics.
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;

@@ -2,12 +2,6 @@
 
 #if defined(__x86_64__)
 
-// GCC 12 warns of the undefined operand inside its own intrinsics.
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
 #define QKV_ISA avx512bf16
 QKV_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
@@ -18,14 +12,9 @@ QKV_TARGET_END
 
 namespace qkv {
 
-const Implementation kAvx512Bf16 = {
-    "avx512bf16",
-    [] { return kAvx512.supported() && __builtin_cpu_supports("avx512bf16"); },
-    {},
-    {},
-    avx512bf16::kernels_of<BFloat16>(),
-    {},
-    &kAvx512};
+const Implementation kAvx512Bf16 = avx512bf16::of_pairs(
+    "avx512bf16", [] { return kAvx512.supported() && __builtin_cpu_supports("avx512bf16"); },
+    kAvx512);
 
 }  // namespace qkv
 

@@ -7,11 +7,6 @@
 
 namespace qkv {
 
-const Implementation kGeneric = {"generic",
-                                 [] { return true; },
-                                 generic::kernels_of<float>(),
-                                 generic::kernels_of<double>(),
-                                 generic::kernels_of<BFloat16>(),
-                                 generic::kernels_of<Float16>()};
+const Implementation kGeneric = generic::complete("generic", [] { return true; });
 
 }  // namespace qkv

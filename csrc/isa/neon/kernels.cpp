@@ -9,12 +9,7 @@
 
 namespace qkv {
 
-const Implementation kNeon = {"neon",
-                              [] { return true; },
-                              neon::kernels_of<float>(),
-                              neon::kernels_of<double>(),
-                              neon::kernels_of<BFloat16>(),
-                              neon::kernels_of<Float16>()};
+const Implementation kNeon = neon::complete("neon", [] { return true; });
 
 }  // namespace qkv
 

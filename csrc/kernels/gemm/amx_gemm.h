@@ -11,6 +11,7 @@
 #endif
 
 #include "kernels/gemm/pairs.h"
+#include "kernels/gemm/peak.h"
 #include "kernels/gemm/tile_gemm.h"
 #include "kernels/simd/vec.h"
 
@@ -118,6 +119,26 @@ inline void gemm<Pair>(int64_t rows, int64_t columns, const MicroArgs<Pair>& pro
     args.a += 2 * kTile * args.a_row;
     args.c += 2 * kTile * args.c_row;
   }
+}
+
+// As in multiply_tiles<2, 2>, each of four sums gets the product of one of two tiles of A and one
+// of two of B.
+template <>
+inline double peak_loop<Pair>(int64_t iterations) {
+  const PairUnit unit(true);
+  Pair factors[kTile * kTile];
+  for (Pair& factor : factors) factor = peak_factor<Pair>();
+  Tiles::load<4>(factors, kTile * sizeof(Pair));
+  Tiles::load<5>(factors, kTile * sizeof(Pair));
+  Tiles::load<6>(factors, kTile * sizeof(Pair));
+  Tiles::load<7>(factors, kTile * sizeof(Pair));
+  for (; iterations > 0; --iterations) {
+    Tiles::dot<0, 4, 6>();
+    Tiles::dot<1, 4, 7>();
+    Tiles::dot<2, 5, 6>();
+    Tiles::dot<3, 5, 7>();
+  }
+  return 0;
 }
 
 }  // namespace qkv::QKV_ISA

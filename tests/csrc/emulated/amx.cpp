@@ -15,9 +15,8 @@
 namespace qkv {
 namespace {
 
-const Implementation kEmulated = {
-    "emulated_amx", [] { return true; }, {}, {}, emulated_amx::kernels_of<BFloat16>(), {},
-    &kGeneric};
+const Implementation kEmulated =
+    emulated_amx::of_pairs("emulated_amx", [] { return true; }, kGeneric);
 
 const bool added = (add_implementation(kEmulated), twins().push_back(kEmulated.name), true);
 

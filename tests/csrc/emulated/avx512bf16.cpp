@@ -14,13 +14,8 @@
 namespace qkv {
 namespace {
 
-const Implementation kEmulated = {"emulated_avx512bf16",
-                                  [] { return true; },
-                                  {},
-                                  {},
-                                  emulated_avx512bf16::kernels_of<BFloat16>(),
-                                  {},
-                                  &kGeneric};
+const Implementation kEmulated =
+    emulated_avx512bf16::of_pairs("emulated_avx512bf16", [] { return true; }, kGeneric);
 
 const bool added = (add_implementation(kEmulated), twins().push_back(kEmulated.name), true);
 

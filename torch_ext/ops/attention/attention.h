@@ -32,6 +32,13 @@ void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors&
 // that computes it. For CPU and meta tensors.
 Tensors attend(Call call, const Operator& op = attention_forward);
 
+// What attention_forward returns, and the operators with the weights, out of torch's operators:
+// what gives the derivatives of orders for which there are no kernels (autograd/compose.h). It
+// needs the memory of a few [..., H, L, S] tensors.
+Tensors attention_composition(const Call& call);
+// Whether the call has one: it is neither of packed documents nor a part of a larger one.
+bool composes_attention(const Call& call);
+
 // On another device than the CPU: torch's own attention, or an error that says what it cannot do.
 bool is_elsewhere(const Call& call);
 Tensors attend_elsewhere(const Call& call);

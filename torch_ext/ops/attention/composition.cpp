@@ -1,5 +1,3 @@
-#include "ops/attention/composition.h"
-
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
@@ -16,6 +14,7 @@
 
 #include "autograd/run.h"
 #include "call/check.h"
+#include "ops/attention/attention.h"
 #include "ops/weights/weights.h"
 
 namespace qkv::ops {

@@ -82,11 +82,14 @@ Tensors attention_double_backward_cpu(const Call& call) {
 
 namespace {
 
-// results += others where they have the same argument's gradient.
-void add(const Operator& op, Tensors& results, const Operator& of_others, const Tensors& others) {
+Argument itself(Argument argument) { return argument; }
+
+// results += others, of which each is the gradient of what `in_results` has for its argument.
+void add(const Operator& op, Tensors& results, const Operator& of_others, const Tensors& others,
+         Argument (*in_results)(Argument) = itself) {
   for (size_t i = 0; i < results.size(); ++i)
     for (size_t j = 0; j < others.size(); ++j)
-      if (op.results[i] == of_others.results[j] && others[j].defined())
+      if (op.results[i] == in_results(of_others.results[j]) && others[j].defined())
         results[i] = results[i].defined() ? results[i].add(others[j]) : others[j];
 }
 
@@ -135,12 +138,8 @@ Tensors attention_jvp_backward(const Call& of_jvp) {
   Call directions = call;
   for (int i = 0; i < arg::kDifferentiable; ++i)
     directions.output_mask.set(Argument(i), call.output_mask[tangent_of(Argument(i))]);
-  const Tensors of_directions =
-      backward_of(directions, arg::grad_output_tangent, arg::grad_logsumexp_tangent);
-  for (size_t i = 0; i < results.size(); ++i)
-    for (size_t j = 0; j < of_directions.size(); ++j)
-      if (call.op->results[i] == tangent_of(attention_backward.results[j]))
-        results[i] = of_directions[j];
+  add(*call.op, results, attention_backward,
+      backward_of(directions, arg::grad_output_tangent, arg::grad_logsumexp_tangent), tangent_of);
   return results;
 }
 

@@ -2,7 +2,6 @@
 #include "autograd/run.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/composition.h"
 #include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
 

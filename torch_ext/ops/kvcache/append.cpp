@@ -17,9 +17,7 @@ constexpr int64_t kItemBytes = int64_t(64) << 10;
 constexpr double kFlopsOfByte = 5;
 
 void check_memory(const Call& call) {
-  c10::SmallVector<Argument, 4> written = {arg::key, arg::value};
-  for (const Argument scale : {arg::key_scale, arg::value_scale})
-    if (is_per_token(call[scale])) written.push_back(scale);
+  const auto written = written_by(call);
   // What shares memory only until one of the two is written (torch._lazy_clone) parts here.
   for (const Argument argument : written) call[argument].mutable_data_ptr();
   for (const Argument argument : written)
@@ -73,19 +71,18 @@ class Appending {
   Items items() const {
     if (columns_ == 0) return {};
     const double bytes = double(std::min(item_rows_, rows_.new_rows)) * columns_ * size_;
-    return {int64_t(rows_.rows.size()) * heads_ * head_items_, bytes * kFlopsOfByte};
+    return {int64_t(rows_.spans.size()) * heads_ * head_items_, bytes * kFlopsOfByte};
   }
 
   void run(int64_t item) const {
     const int64_t first = item % head_items_ * item_rows_;
     const int64_t head = item / head_items_ % heads_, b = item / head_items_ / heads_;
-    const int64_t last = std::min(first + item_rows_, rows_.new_rows),
-                  length = rows_.rows[b].length;
+    const int64_t last = std::min(first + item_rows_, rows_.new_rows), length = rows_.length(b);
     for (int64_t row = first, n; row < last; row += n) {
-      int64_t place = rows_.rows[b].row, at = length + row;
+      int64_t place = rows_.spans[b].key_item, at = length + row;
       n = last - row;
-      if (rows_.table) {
-        place = (*rows_.table)[b][at / block_size_];
+      if (const int32_t* const pages = rows_.spans[b].pages) {
+        place = pages[at / block_size_];
         at %= block_size_;
         n = std::min(n, block_size_ - at);
       }

@@ -12,12 +12,6 @@ template <class T>
 using Dims = c10::SmallVector<T, 4>;
 
 template <class T>
-void check_rank(const Call& call, Argument argument, int64_t rank, const char* dims) {
-  expect_shape<T>(call[argument].dim() == rank, call, argument, ", but ", rank,
-                  " dimensions are expected: ", dims);
-}
-
-template <class T>
 void check_shape(const Call& call, Argument argument, const char* dims, const Dims<T>& expected) {
   expect_shape<T>(sizes_of<T>(call[argument]) == c10::ArrayRef<T>(expected), call, argument,
                   ", but ", dims, " = ", c10::ArrayRef<T>(expected), " is expected");
@@ -28,8 +22,8 @@ template <class T>
 void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key_dims,
                 const char* value_dims) {
   const auto key = sizes_of<T>(call[arg::key]);
-  check_rank<T>(call, arg::key, 4, key_dims);
-  check_rank<T>(call, arg::value, 4, value_dims);
+  expect_rank<T>(call, arg::key, 4, key_dims);
+  expect_rank<T>(call, arg::value, 4, value_dims);
   sizes.head_dim_v = sizes_of<T>(call[arg::value])[3];
   check_shape<T>(call, arg::key, key_dims, {key[0], key[1], key[2], sizes.head_dim});
   check_shape<T>(call, arg::value, value_dims, {key[0], key[1], key[2], sizes.head_dim_v});
@@ -84,7 +78,7 @@ void check_int8(const Call& call, int64_t head) {
 template <class T>
 void check_block_table(const Call& call, const char* dims, Sizes<T>& sizes, const T& sequences,
                        const T& block_size) {
-  check_rank<T>(call, arg::block_table, 2, dims);
+  expect_rank<T>(call, arg::block_table, 2, dims);
   const T columns = sizes_of<T>(call[arg::block_table])[1];
   check_shape<T>(call, arg::block_table, dims, {sequences, columns});
   expect_shape<T>(block_size >= 1, call, arg::key,
@@ -113,7 +107,7 @@ void check_combination(const Call& call) {
 template <class T>
 void check_new_rows(const Call& call, const Sizes<T>& sizes) {
   if (!appends(call)) return;
-  check_rank<T>(call, arg::new_key, 4, "[B, Hkv, L_new, D]");
+  expect_rank<T>(call, arg::new_key, 4, "[B, Hkv, L_new, D]");
   const T rows = sizes_of<T>(call[arg::new_key])[2];
   check_shape<T>(call, arg::new_key, "[B, Hkv, L_new, D]",
                  {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim});
@@ -124,7 +118,7 @@ void check_new_rows(const Call& call, const Sizes<T>& sizes) {
 template <class T>
 void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
   check_combination(call);
-  check_rank<T>(call, arg::query, 4, "[B, H, L, D]");
+  expect_rank<T>(call, arg::query, 4, "[B, H, L, D]");
   const auto query = sizes_of<T>(call[arg::query]);
   sizes.batch = {query[0]};
   sizes.has_heads = true;
@@ -151,7 +145,7 @@ void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
 
 template <class T>
 void check_paged_sizes(const Call& call, Sizes<T>& sizes) {
-  check_rank<T>(call, arg::query, 3, "[T, H, D]");
+  expect_rank<T>(call, arg::query, 3, "[T, H, D]");
   const auto query = sizes_of<T>(call[arg::query]);
   sizes.packed = sizes.has_heads = true;
   sizes.seqlen_q = query[0];

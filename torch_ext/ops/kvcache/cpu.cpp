@@ -40,24 +40,11 @@ Pages blocks_of(const Call& call, int64_t size) {
           place_stride(call[arg::value_scale])};
 }
 
-std::vector<Span> spans_of(const CacheRows& rows, int64_t seqlen_q) {
-  std::vector<Span> spans;
-  spans.reserve(rows.rows.size());
-  for (size_t b = 0; b < rows.rows.size(); ++b) {
-    const CacheRow& row = rows.rows[b];
-    const int64_t seqlen_k = row.length + rows.new_rows - row.hidden;
-    spans.push_back({0, seqlen_q, row.hidden, seqlen_k, 0, nullptr});
-    if (rows.table)
-      spans.back().pages = (*rows.table)[int64_t(b)];
-    else
-      spans.back().key_item = row.row;
-  }
-  return spans;
-}
-
 // `head` is the dimension of key and value that has the heads.
 void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head,
                      const std::vector<Span>& spans, const Tensors& results) {
+  if (!is_aligned(call))
+    return attend_to_spans(*CopiedCall(call, aligned), sizes, head, spans, results);
   KernelCall kernel(call, sizes);
   ForwardResult result;
   kernel.bind({&result.output, &result.lse}, results);
@@ -69,12 +56,6 @@ void attend_to_spans(const Call& call, const Sizes<int64_t>& sizes, int64_t head
   qkv::attention_forward(p, result);
 }
 
-void attend_to_rows(const Call& call, const Sizes<int64_t>& sizes, const CacheRows& rows,
-                    const Tensors& results) {
-  if (!is_aligned(call)) return attend_to_rows(*CopiedCall(call, aligned), sizes, rows, results);
-  attend_to_spans(call, sizes, 1, spans_of(rows, sizes.seqlen_q), results);
-}
-
 }  // namespace
 
 Tensors kvcache_cpu(const Call& call) {
@@ -82,13 +63,12 @@ Tensors kvcache_cpu(const Call& call) {
   const CacheRows rows = cache_rows(call, sizes);
   Tensors results = empty_results(call, sizes);
   if (appends(call)) append(call, rows, num_threads());
-  if (results[1].numel() > 0) attend_to_rows(call, sizes, rows, results);
+  if (results[1].numel() > 0) attend_to_spans(call, sizes, 1, rows.spans, results);
   return results;
 }
 
 Tensors paged_varlen_cpu(const Call& call) {
   const auto sizes = check_paged_varlen<int64_t>(call);
-  if (!is_aligned(call)) return paged_varlen_cpu(*CopiedCall(call, aligned));
   Documents documents = documents_of(call, sizes);
   c10::SmallVector<int64_t, 16> lengths;
   for (const Span& document : documents.all) lengths.push_back(document.seqlen_k);

@@ -20,6 +20,15 @@ inline bool is_int8(const Call& call) { return call[arg::key].scalar_type() == a
 // it.
 inline bool is_per_token(const at::Tensor& scale) { return scale.defined() && scale.dim() == 3; }
 
+// What a call writes to.
+inline c10::SmallVector<Argument, 4> written_by(const Call& call) {
+  if (!appends(call)) return {};
+  c10::SmallVector<Argument, 4> written = {arg::key, arg::value};
+  for (const Argument scale : {arg::key_scale, arg::value_scale})
+    if (is_per_token(call[scale])) written.push_back(scale);
+  return written;
+}
+
 // Throw c10::Error for shapes, dtypes and options that do not fit. seqlen_k is the most keys that a
 // sequence can have. The numbers in index tensors are not looked at.
 template <class T>

@@ -37,15 +37,13 @@ Tensors kvcache_autocast(const Call& call) {
 // changed.
 void count_writes(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
   const Call call = boxed::call_of(op, stack);
-  std::vector<at::Tensor> written;
-  if (appends(call)) written = {call[arg::key], call[arg::value]};
-  for (const Argument scale : {arg::key_scale, arg::value_scale})
-    if (appends(call) && is_per_token(call[scale])) written.push_back(call[scale]);
+  Tensors written;
+  for (const Argument argument : written_by(call)) written.push_back(call[argument]);
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     op.handle().redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, &stack);
   }
-  for (const at::Tensor& cache : written) torch::autograd::increment_version(cache);
+  for (const at::Tensor& tensor : written) torch::autograd::increment_version(tensor);
 }
 
 // Dispatch key Negative, for Tensor.is_neg(): a view, as x.imag of a conjugate is, that says of
@@ -54,13 +52,13 @@ void count_writes(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& st
 void resolve_negative(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack) {
   constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Negative);
   const Call call = boxed::call_of(op, stack);
+  const auto written = written_by(call);
   auto value = stack.end() - int64_t(op.parameters.size());
   for (const Parameter& p : op.parameters) {
     c10::IValue& argument = *value++;
     if (!p.is_tensor || argument.isNone() || !argument.toTensor().is_neg()) continue;
-    const bool is_written = p.which == arg::key || p.which == arg::value ||
-                            p.which == arg::key_scale || p.which == arg::value_scale;
-    TORCH_CHECK(!appends(call) || !is_written, call.title(), ": ", p.name,
+    TORCH_CHECK(std::find(written.begin(), written.end(), p.which) == written.end(), call.title(),
+                ": ", p.name,
                 " is a view that negates its memory (is_neg()), but a tensor that can "
                 "be written to is expected: ",
                 p.name, ".resolve_neg()");

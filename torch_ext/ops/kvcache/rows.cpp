@@ -13,12 +13,12 @@ void set_lengths(const Call& call, const Sizes<int64_t>& sizes, CacheRows& all) 
   const char* op = call.title();
   const int64_t room = sizes.seqlen_k;
   if (!call.has(arg::cache_seqlens)) {
-    for (CacheRow& row : all.rows) row.length = room;
+    for (Span& span : all.spans) span.seqlen_k = room;
     return;
   }
   const Indices lengths(call[arg::cache_seqlens]);
-  for (size_t b = 0; b < all.rows.size(); ++b) {
-    const int64_t length = all.rows[b].length = lengths[b];
+  for (size_t b = 0; b < all.spans.size(); ++b) {
+    const int64_t length = lengths[b];
     TORCH_CHECK(length >= 0, op, ": cache_seqlens[", b, "] is ", length,
                 ", but 0 or more is expected");
     TORCH_CHECK(length <= room - all.new_rows, op, ": cache_seqlens[", b, "] is ", length,
@@ -26,36 +26,38 @@ void set_lengths(const Call& call, const Sizes<int64_t>& sizes, CacheRows& all) 
                 is_paged(call) ? "the blocks of a row of block_table have room for "
                                : "k_cache has room for ",
                 room);
+    all.spans[b].seqlen_k = length + all.new_rows;
   }
 }
 
 void set_hidden(const Call& call, CacheRows& all) {
   if (!call.has(arg::cache_leftpad)) return;
   const Indices hidden(call[arg::cache_leftpad]);
-  for (size_t b = 0; b < all.rows.size(); ++b) {
-    CacheRow& row = all.rows[b];
-    row.hidden = hidden[b];
-    TORCH_CHECK(0 <= row.hidden && row.hidden <= row.length, call.title(), ": cache_leftpad[", b,
-                "] is ", row.hidden, ", but 0 to cache_seqlens[", b, "] = ", row.length,
-                " is expected");
+  for (size_t b = 0; b < all.spans.size(); ++b) {
+    const int64_t keys = hidden[b], length = all.length(b);
+    TORCH_CHECK(0 <= keys && keys <= length, call.title(), ": cache_leftpad[", b, "] is ", keys,
+                ", but 0 to cache_seqlens[", b, "] = ", length, " is expected");
+    all.spans[b].key_begin = keys;
+    all.spans[b].seqlen_k -= keys;
   }
 }
 
 void set_rows(const Call& call, CacheRows& all) {
-  const int64_t B = all.rows.size(), rows = call[arg::key].sizes()[0];
+  const int64_t B = all.spans.size(), rows = call[arg::key].sizes()[0];
+  if (is_paged(call)) return;
   if (!call.has(arg::cache_batch_idx)) {
-    for (int64_t b = 0; b < B; ++b) all.rows[b].row = b;
+    for (int64_t b = 0; b < B; ++b) all.spans[b].key_item = b;
     return;
   }
   const Indices index(call[arg::cache_batch_idx]);
+  Lengths used;
   for (int64_t b = 0; b < B; ++b) {
-    const int64_t row = all.rows[b].row = index[b];
+    const int64_t row = all.spans[b].key_item = index[b];
     TORCH_CHECK(0 <= row && row < rows, call.title(), ": cache_batch_idx[", b, "] is ", row,
                 ", but k_cache has ", rows, " rows; expected 0 to ", rows - 1);
+    used.push_back(row);
   }
   if (!appends(call)) return;
-  Lengths used;
-  for (const CacheRow& row : all.rows) used.push_back(row.row);
   std::sort(used.begin(), used.end());
   const auto twice = std::adjacent_find(used.begin(), used.end());
   TORCH_CHECK(twice == used.end(), call.title(), ": cache_batch_idx has ",
@@ -63,12 +65,13 @@ void set_rows(const Call& call, CacheRows& all) {
               " more than once, but with key every batch item must write to a row of its own");
 }
 
-void set_table(const Call& call, CacheRows& all) {
+void set_pages(const Call& call, CacheRows& all) {
   if (!is_paged(call)) return;
   Lengths lengths;
-  for (const CacheRow& row : all.rows) lengths.push_back(row.length + all.new_rows);
+  for (const Span& span : all.spans) lengths.push_back(span.seqlen_k);
   const auto cache = call[arg::key].sizes();
   all.table.emplace(call.title(), "k_cache", call[arg::block_table], cache[0], cache[2], lengths);
+  for (size_t b = 0; b < all.spans.size(); ++b) all.spans[b].pages = (*all.table)[b];
 }
 
 // Rows of one block.
@@ -81,13 +84,13 @@ void check_slots(const Call& call, const CacheRows& all) {
   if (!is_paged(call)) return;
   const int64_t size = call[arg::key].sizes()[2];
   std::vector<Slots> written;
-  written.reserve(all.rows.size() * (all.new_rows / size + 2));
-  for (size_t b = 0; b < all.rows.size(); ++b) {
-    const int64_t end = all.rows[b].length + all.new_rows;
-    for (int64_t at = all.rows[b].length, next; at < end; at = next) {
+  written.reserve(all.spans.size() * (all.new_rows / size + 2));
+  for (size_t b = 0; b < all.spans.size(); ++b) {
+    const int64_t end = all.length(b) + all.new_rows;
+    for (int64_t at = all.length(b), next; at < end; at = next) {
       next = std::min(end, (at / size + 1) * size);
       const int64_t begin = at % size;
-      written.push_back({(*all.table)[b][at / size], begin, begin + next - at, b});
+      written.push_back({all.spans[b].pages[at / size], begin, begin + next - at, b});
     }
   }
   std::sort(written.begin(), written.end(), [](const Slots& a, const Slots& b) {
@@ -106,15 +109,14 @@ void check_slots(const Call& call, const CacheRows& all) {
 
 CacheRows cache_rows(const Call& call, const Sizes<int64_t>& sizes) {
   CacheRows all;
-  all.rows.resize(sizes.batch[0]);
+  all.spans.resize(sizes.batch[0], {0, sizes.seqlen_q, 0, 0, 0, nullptr});
   if (appends(call)) all.new_rows = call[arg::new_key].sizes()[2];
   set_lengths(call, sizes, all);
   set_hidden(call, all);
   set_rows(call, all);
-  for (size_t b = 0; b < all.rows.size(); ++b)
-    check_masks_cover(call, int64_t(b), sizes.seqlen_q,
-                      all.rows[b].length + all.new_rows - all.rows[b].hidden);
-  set_table(call, all);
+  for (size_t b = 0; b < all.spans.size(); ++b)
+    check_masks_cover(call, int64_t(b), sizes.seqlen_q, all.spans[b].seqlen_k);
+  set_pages(call, all);
   if (all.new_rows > 0) check_slots(call, all);
   return all;
 }

@@ -3,22 +3,19 @@
 
 #include <optional>
 
+#include "attention.h"
 #include "ops/kvcache/kvcache.h"
 #include "tensors/block_table.h"
 
 namespace qkv::ops {
 
-// One batch item.
-struct CacheRow {
-  int64_t row = 0;     // of the cache; not paged
-  int64_t length = 0;  // how many keys there are before new ones are appended
-  int64_t hidden = 0;  // the first ones, which are not seen
-};
-
 struct CacheRows {
-  c10::SmallVector<CacheRow, 16> rows;  // [B]
-  std::optional<BlockTable> table;      // paged
-  int64_t new_rows = 0;                 // L_new
+  std::vector<Span> spans;          // [B]: of the keys that are seen, the new ones included
+  std::optional<BlockTable> table;  // paged: what the spans' pages are in
+  int64_t new_rows = 0;             // L_new
+
+  // How many keys batch item b has before new ones are appended.
+  int64_t length(int64_t b) const { return spans[b].key_begin + spans[b].seqlen_k - new_rows; }
 };
 
 // Throws c10::Error for numbers that do not fit the cache, and where two of the rows that would be

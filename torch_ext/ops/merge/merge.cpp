@@ -13,30 +13,31 @@
 namespace qkv {
 namespace {
 
+void check_dtypes(const char* name, at::TensorList all) {
+  for (size_t part = 0; part < all.size(); ++part) {
+    TORCH_CHECK(all[part].defined(), "merge: ", name, "[", part, "] is an undefined tensor");
+    TORCH_CHECK(all[part].is_floating_point() && all[part].scalar_type() == all[0].scalar_type(),
+                "merge: ", name, "[", part, "] is ", all[part].scalar_type(),
+                ", but one floating dtype is expected, the same for all parts; ", name, "[0] is ",
+                all[0].scalar_type());
+  }
+}
+
 void check(at::TensorList outputs, at::TensorList lses) {
   TORCH_CHECK(!outputs.empty(), "merge: outputs is empty; at least one part is expected");
   TORCH_CHECK(outputs.size() == lses.size(), "merge: lses has ", lses.size(), " tensors, but ",
               outputs.size(), " are expected, one for each of outputs");
+  check_dtypes("outputs", outputs);
+  check_dtypes("lses", lses);
   for (size_t part = 0; part < outputs.size(); ++part) {
-    const at::Tensor &output = outputs[part], &lse = lses[part], &first = outputs[0];
-    TORCH_CHECK(output.defined(), "merge: outputs[", part, "] is an undefined tensor");
-    TORCH_CHECK(lse.defined(), "merge: lses[", part, "] is an undefined tensor");
-    TORCH_CHECK(output.is_floating_point() && output.scalar_type() == first.scalar_type(),
-                "merge: outputs[", part, "] is ", output.scalar_type(),
-                ", but one floating dtype is expected, the same for all parts; outputs[0] is ",
-                first.scalar_type());
-    TORCH_CHECK(lse.is_floating_point() && lse.scalar_type() == lses[0].scalar_type(),
-                "merge: lses[", part, "] is ", lse.scalar_type(),
-                ", but one floating dtype is expected, the same for all parts; lses[0] is ",
-                lses[0].scalar_type());
-    TORCH_CHECK(output.dim() > 0 && output.sym_sizes() == first.sym_sizes(), "merge: outputs[",
-                part, "] is ", output.sym_sizes(),
-                ", but one shape [..., L, Dv] is expected, the same for all parts; "
-                "outputs[0] is ",
-                first.sym_sizes());
-    const auto rows = first.sym_sizes().slice(0, first.dim() - 1);
-    TORCH_CHECK(lse.sym_sizes() == rows, "merge: lses[", part, "] is ", lse.sym_sizes(), ", but ",
-                rows, " is expected, a number for each row of outputs");
+    const auto output = outputs[part].sym_sizes(), lse = lses[part].sym_sizes();
+    const auto first = outputs[0].sym_sizes();
+    TORCH_CHECK(!output.empty() && output == first, "merge: outputs[", part, "] is ", output,
+                ", but one shape [..., L, Dv] is expected, the same for all parts; outputs[0] is ",
+                first);
+    const auto rows = first.slice(0, first.size() - 1);
+    TORCH_CHECK(lse == rows, "merge: lses[", part, "] is ", lse, ", but ", rows,
+                " is expected, a number for each row of outputs");
   }
 }
 

@@ -28,26 +28,6 @@ at::Tensor zero_weights(const Call& call, c10::IntArrayRef shape) {
   return zeros(shape, c10::contiguous_strides(shape), compute_type(call[arg::query].scalar_type()));
 }
 
-// What the forward pass makes for one call; undefined: not wanted.
-struct Forward {
-  at::Tensor output, lse;
-  at::Tensor weights;  // [..., H or 1, L, S] in the compute type, added to
-  double weights_factor = 1;
-};
-
-// Returns how the scores were made.
-ScoreWay run_forward(const Call& call, const Sizes<int64_t>& sizes, const Forward& to) {
-  KernelCall kernel(call, sizes);
-  ForwardResult result;
-  if (to.output.defined()) kernel.bind(result.output, to.output, Shape::output);
-  if (to.lse.defined()) kernel.bind(result.lse, to.lse, Shape::row);
-  if (to.weights.defined()) kernel.bind(result.weights, to.weights, Shape::weights);
-  result.weights_factor = to.weights_factor;
-  kernel.set_strides();
-  attention_forward(kernel.problem, result);
-  return score_way_of(kernel.problem);
-}
-
 // [..., H, S]
 at::Tensor sum_over_queries(const Call& call, const Sizes<int64_t>& forward_sizes,
                             const at::Tensor& lse, ScoreWay way) {
@@ -82,21 +62,31 @@ Tensors ops::weights_forward_cpu(const Call& call) {
   const auto sizes = check<int64_t>(call);
   if (!is_aligned(call)) return weights_forward_cpu(*CopiedCall(call, aligned));
   const Reduce reduce = call.options.reduce;
-  const bool has_output = call.op->takes(arg::value), mean = reduce == Reduce::heads;
-  Forward to;
-  if (has_output) to.output = empty_result(call, sizes, arg::output);
-  to.lse = empty_result(call, sizes, arg::logsumexp);
-  at::Tensor result;
-  if (reduce != Reduce::queries) {
-    result = zero_weights(call, sizes.weights(reduce));
-    to.weights = mean ? result.unsqueeze(-3) : result;  // one head for all: added up
-    if (mean) to.weights_factor = 1.0 / double(std::max<int64_t>(1, sizes.heads));
+  const bool has_output = call.op->takes(arg::value);
+  at::Tensor output, lse = empty_result(call, sizes, arg::logsumexp);
+  at::Tensor weights, by_head;  // in the compute type; the second has a dimension for the heads
+  KernelCall kernel(call, sizes);
+  ForwardResult result;
+  kernel.bind(result.lse, lse, Shape::row);
+  if (has_output) {
+    output = empty_result(call, sizes, arg::output);
+    kernel.bind(result.output, output, Shape::output);
   }
-  const ScoreWay way = run_forward(call, sizes, to);
-  if (reduce == Reduce::queries) result = sum_over_queries(call, sizes, to.lse, way);
-  result = result.to(call[arg::query].scalar_type());
-  if (!has_output) return {std::move(result), std::move(to.lse)};
-  return {std::move(to.output), std::move(result), std::move(to.lse)};
+  if (reduce != Reduce::queries) {
+    by_head = weights = zero_weights(call, sizes.weights(reduce));
+    if (reduce == Reduce::heads) {
+      by_head = weights.unsqueeze(-3);  // one head for all: added up
+      result.weights_factor = 1.0 / double(std::max<int64_t>(1, sizes.heads));
+    }
+    kernel.bind(result.weights, by_head, Shape::weights);
+  }
+  kernel.set_strides();
+  qkv::attention_forward(kernel.problem, result);
+  if (reduce == Reduce::queries)
+    weights = sum_over_queries(call, sizes, lse, score_way_of(kernel.problem));
+  weights = weights.to(call[arg::query].scalar_type());
+  if (!has_output) return {std::move(weights), std::move(lse)};
+  return {std::move(output), std::move(weights), std::move(lse)};
 }
 
 Tensors ops::weights_backward_cpu(const Call& call) {

@@ -1,7 +1,6 @@
 #include "call/from_options.h"
 #include "call/values.h"
 #include "ops/attention/attention.h"
-#include "ops/attention/composition.h"
 #include "ops/weights/weights.h"
 #include "qkv/attention.h"
 
@@ -63,12 +62,22 @@ DefinedOperator with_weights("attention_with_weights",
 }  // namespace
 }  // namespace ops
 
+namespace {
+
+Call call_with(const Operator& op, const at::Tensor& query, const at::Tensor& key,
+               const at::Tensor& value, const AttentionOptions& options,
+               std::optional<std::string_view> reduce) {
+  Call call = call_of(op, query, key, value, options);
+  if (reduce) call.options.reduce = Value<Reduce>::of(*reduce, op.title);
+  return call;
+}
+
+}  // namespace
+
 at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
                              const AttentionOptions& options,
                              std::optional<std::string_view> reduce) {
-  Call call = call_of(ops::weights, query, key, kNone, options);
-  call.options.reduce = reduce_of(reduce);
-  return ops::weights_composite(call)[0];
+  return ops::weights_composite(call_with(ops::weights, query, key, kNone, options, reduce))[0];
 }
 
 std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& query,
@@ -76,9 +85,8 @@ std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& quer
                                                           const at::Tensor& value,
                                                           const AttentionOptions& options,
                                                           std::optional<std::string_view> reduce) {
-  Call call = call_of(ops::with_weights, query, key, value, options);
-  call.options.reduce = reduce_of(reduce);
-  return pair_of(ops::with_weights_composite(call));
+  return pair_of(ops::with_weights_composite(
+      call_with(ops::with_weights, query, key, value, options, reduce)));
 }
 
 }  // namespace qkv
