@@ -37,6 +37,14 @@ inline bool is_floating(const Mask& mask) {
   return mask.type != MaskType::none && mask.type != MaskType::boolean;
 }
 
+// Int32 [B..., H, L, 2 * count]: query i sees only keys begin <= j < end, for each begin and end of
+// its row, which follow each other: begin, end, begin, end ... Spans may be empty and may overlap;
+// 0 <= begin <= end <= S. Null data: there are none.
+struct KeySpans {
+  Input input;
+  int64_t count = 0;
+};
+
 // Learned numbers of heads that scores are made with: tensors [B..., H] of doubles.
 enum HeadNumber : uint8_t { kAlibiSlopes, kSinks, kHeadNumbers };
 
@@ -91,6 +99,8 @@ enum class ScoreWay : uint8_t {
   few_rows,   // row by row, whatever value is: for a backward pass
 };
 
+struct MaskMaps;
+
 // A call's inputs and options. Every pointer must be aligned to its element type.
 struct Problem {
   DType dtype = DType::f32;  // of query, key, value, output and their gradients
@@ -123,6 +133,10 @@ struct Problem {
   // value are of `dtype`.
   Input key_scale, value_scale;
   std::array<Mask, kMasks> masks;
+  KeySpans key_spans;
+  // What the masks and spans show (common/mask_map.h), made by the functions of attention.h from
+  // what their callers give them; null from these callers.
+  const MaskMaps* maps = nullptr;
   std::array<Input, kHeadNumbers> by_head;  // null data: the problem has none
 
   // The probability of dropping a weight, 0 to 1. If it is not 0, L and S are limited to

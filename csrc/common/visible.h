@@ -49,10 +49,11 @@ inline bool hides_positions(const Problem& p, int64_t first, int64_t last, int64
   return key_end(p, first) < end || key_begin(p, last) > begin;
 }
 
+// Masks, or spans of keys.
 inline bool has_masks(const Problem& p) {
   for (const Mask& mask : p.masks)
     if (mask.type != MaskType::none) return true;
-  return false;
+  return p.key_spans.input.data != nullptr;
 }
 
 // Whether positions or a mask can hide any key from any query.

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "backward_task.h"
 #include "common/workspace.h"
+#include "mask_maps.h"
 #include "pass.h"
 #include "plan.h"
 #include "row_sums.h"
@@ -60,8 +61,9 @@ void attention_backward(const Problem& p, const BackwardArgs& args) {
   const bool in_turn = Sharing::between_items(p, args);
   const std::vector<Stretch> stretches = stretches_of(p, in_turn, /*without_queries=*/true);
   if (stretches.empty()) return;
-  const RowSums sums(p, args);
-  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(p, sums.args(), stretches);
+  const MappedProblem mapped(p);
+  const RowSums sums(*mapped, args);
+  (in_turn && stretches.size() > 1 ? run_in_turn : run_together)(*mapped, sums.args(), stretches);
 }
 
 }  // namespace qkv

@@ -19,6 +19,7 @@ class ItemProblem {
   }
   ItemProblem(const ItemProblem&) = delete;
   const Problem& operator*() const { return *p_; }
+  const Problem* operator->() const { return p_; }
 
  private:
   const Problem* p_;

@@ -7,11 +7,6 @@
 
 namespace qkv::QKV_ISA {
 
-// Whether the mask or positions can hide one of these keys from one of the tile's rows.
-inline bool hides_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
-  return has_masks(p) || hides_positions(p, tile.first, tile.last, key, key + keys);
-}
-
 // marks [keys x lanes] = the marks of the tile's pairs with keys [key, key + keys). weights [keys x
 // lanes] have `step` elements from key to key. Matrices in `cleared`, laid out like the weights,
 // become 0 where a pair is hidden. Returns whether any pair is.

@@ -75,6 +75,7 @@ struct Case {
   MaskType mask_type = MaskType::none;
   Sizes mask_strides = {};              // if empty, they are drawn as those of the other inputs are
   MaskType bias_type = MaskType::none;  // of a second mask, floating
+  int64_t key_spans = 0;                // how many a query has; 0: the problem has none
   bool alibi_slopes = false, sinks = false;
   double dropout_p = 0;
   int64_t dropout_batch = 0;
@@ -112,20 +113,20 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "] kv_heads " << c.kv_heads << " group " << c.group << " L " << c.L << " S " << c.S
              << " D " << c.D << " Dv " << c.Dv << " scale " << c.effective_scale() << " causal "
              << c.is_causal << " window " << c.window_left << "," << c.window_right << " softcap "
-             << c.softcap << " mask " << c.mask_type << " bias " << c.bias_type << " slopes "
-             << c.alibi_slopes << " sinks " << c.sinks << " dropout " << c.dropout_p << " at batch "
-             << c.dropout_batch << " dropout seed " << c.dropout_seed << " shard from "
-             << c.shard.query_offset << "," << c.shard.key_offset << "," << c.shard.head_offset
-             << " of " << c.shard.seqlen_q << "," << c.shard.seqlen_k << "," << c.shard.heads
-             << " own seeds " << c.own_seeds << " head_repeat " << c.key_head_repeat << ","
-             << c.value_head_repeat << " given grad_output,lse,weights " << c.grad_output
-             << c.grad_lse << c.grad_weights << " wanted q,k,v " << c.grad_query << c.grad_key
-             << c.grad_value << " mask,keys,queries " << c.grad_mask << c.grad_mask_keys
-             << c.grad_mask_queries << " bias,keys,queries " << c.grad_bias << c.grad_bias_keys
-             << c.grad_bias_queries << " slopes,sinks,weights " << c.grad_alibi_slopes
-             << c.grad_sinks << c.weights << " * " << c.weights_factor << " shared batch,heads "
-             << c.share_batch << c.share_heads << " strided " << c.strided << " at_front "
-             << c.at_front << " threads " << c.num_threads << " seed " << c.seed;
+             << c.softcap << " mask " << c.mask_type << " bias " << c.bias_type << " spans "
+             << c.key_spans << " slopes " << c.alibi_slopes << " sinks " << c.sinks << " dropout "
+             << c.dropout_p << " at batch " << c.dropout_batch << " dropout seed " << c.dropout_seed
+             << " shard from " << c.shard.query_offset << "," << c.shard.key_offset << ","
+             << c.shard.head_offset << " of " << c.shard.seqlen_q << "," << c.shard.seqlen_k << ","
+             << c.shard.heads << " own seeds " << c.own_seeds << " head_repeat "
+             << c.key_head_repeat << "," << c.value_head_repeat << " given grad_output,lse,weights "
+             << c.grad_output << c.grad_lse << c.grad_weights << " wanted q,k,v " << c.grad_query
+             << c.grad_key << c.grad_value << " mask,keys,queries " << c.grad_mask
+             << c.grad_mask_keys << c.grad_mask_queries << " bias,keys,queries " << c.grad_bias
+             << c.grad_bias_keys << c.grad_bias_queries << " slopes,sinks,weights "
+             << c.grad_alibi_slopes << c.grad_sinks << c.weights << " * " << c.weights_factor
+             << " shared batch,heads " << c.share_batch << c.share_heads << " strided " << c.strided
+             << " at_front " << c.at_front << " threads " << c.num_threads << " seed " << c.seed;
 }
 
 // Three queries and four keys in f64, for numbers that are worked out by hand.

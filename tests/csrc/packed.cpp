@@ -67,6 +67,7 @@ Packed::Packed(std::vector<Case> cases, const Layout& layout) : layout_(layout) 
   value_ = pack(Of::keys, &JvpWorkload::value);
   mask_ = pack(Of::pairs, &JvpWorkload::mask, layout.share_mask[0]);
   bias_ = pack(Of::pairs, &JvpWorkload::bias, layout.share_mask[1]);
+  key_spans_ = pack(Of::rows, &JvpWorkload::key_spans);
   alibi_slopes_ = pack(Of::heads, &JvpWorkload::alibi_slopes);
   sinks_ = pack(Of::heads, &JvpWorkload::sinks);
   grad_output_ = pack(Of::queries, &JvpWorkload::grad_output);
@@ -106,13 +107,14 @@ void Packed::place_documents() {
 
 PackedTensor Packed::make(Of of, Type type, int64_t heads, int64_t cols, bool shared,
                           bool share_heads) const {
-  const bool per_document = (of == Of::pairs && !shared) || of == Of::heads;
+  const bool per_document = (of == Of::pairs && !shared) || of == Of::rows || of == Of::heads;
   const bool of_keys = of == Of::keys || of == Of::key_columns;
   Sizes sizes = {per_document ? int64_t(size()) : of_keys ? layout_.key_items : 1, heads, 1, cols};
   if (of == Of::queries) sizes[2] = query_rows_;
   if (of == Of::keys) sizes[2] = key_rows_;
   if (of == Of::key_columns) sizes[3] = key_rows_;
-  if (of == Of::pairs) sizes[2] = most_queries_, sizes[3] = most_keys_;
+  if (of == Of::pairs || of == Of::rows) sizes[2] = most_queries_;
+  if (of == Of::pairs) sizes[3] = most_keys_;
   std::vector<PackedTensor::Place> places;
   std::vector<Sizes> parts;
   for (size_t n = 0; n < size(); ++n) {
@@ -124,7 +126,7 @@ PackedTensor Packed::make(Of of, Type type, int64_t heads, int64_t cols, bool sh
                                         : 0,
                       of == Of::key_columns ? s.key_begin : 0});
     parts.push_back({heads, 1, cols});
-    if (of == Of::queries || of == Of::pairs) parts[n][1] = s.seqlen_q;
+    if (of == Of::queries || of == Of::pairs || of == Of::rows) parts[n][1] = s.seqlen_q;
     if (of == Of::keys) parts[n][1] = s.seqlen_k;
     if (of == Of::key_columns || of == Of::pairs) parts[n][2] = s.seqlen_k;
   }
@@ -145,7 +147,9 @@ PackedTensor Packed::pack(Of of, Tensor JvpWorkload::* which, bool shared) {
   const Tensor& first = documents_[0].*which;
   if (!first) return {};
   PackedTensor packed = make(of, first.type(), first.sizes()[0], first.sizes()[2], shared);
-  packed.fill([&] { return first.type() == Type::byte ? 1 : kNaN; });
+  packed.fill([&] {
+    return first.type() == Type::byte ? 1 : first.type() == Type::int32 ? 0 : kNaN;
+  });
   for (size_t n = 0; n < size(); ++n) packed.write(n, (documents_[n].*which).values());
   for (size_t n = 0; n < size() && shared; ++n) {
     const std::vector<double> values = packed.values(n);
@@ -168,6 +172,7 @@ Problem Packed::problem(int num_threads) const {
   };
   of_keys(p.key, key_), of_keys(p.value, value_);
   p.masks[0].input = mask_.input(), p.masks[1].input = bias_.input();
+  p.key_spans.input = key_spans_.input();
   p.by_head[kAlibiSlopes] = alibi_slopes_.input(), p.by_head[kSinks] = sinks_.input();
   if (!seeds_.empty()) p.dropout_seeds = seeds_.data(), p.dropout_items = 3;
   p.num_threads = num_threads;

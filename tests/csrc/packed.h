@@ -91,7 +91,7 @@ class Packed {
   Input grad_lse() const { return grad_lse_.input(); }
 
   // What a tensor has for each document.
-  enum class Of { queries, keys, key_columns, pairs, heads };
+  enum class Of { queries, keys, key_columns, pairs, rows, heads };
   // With `shared`, the documents have the same part of it.
   PackedTensor make(Of of, Type type, int64_t heads, int64_t cols, bool shared = false,
                     bool share_heads = false) const;
@@ -106,7 +106,8 @@ class Packed {
   int64_t query_rows_ = 0, key_rows_ = 0;  // of all tensors with rows for queries, or keys
   int64_t most_queries_ = 0, most_keys_ = 0;
   std::vector<int64_t> seeds_;
-  PackedTensor query_, key_, value_, mask_, bias_, alibi_slopes_, sinks_, grad_output_, grad_lse_;
+  PackedTensor query_, key_, value_, mask_, bias_, key_spans_, alibi_slopes_, sinks_;
+  PackedTensor grad_output_, grad_lse_;
   PackedTensor query_jvp_, key_jvp_, value_jvp_, mask_jvp_, bias_jvp_, slopes_jvp_, sinks_jvp_;
 };
 

@@ -63,6 +63,7 @@ void draw_options(Random& random, Case& c) {
   c.share_batch = one_in(random, 2);
   c.share_heads = one_in(random, 2);
   if (option(3)) c.shard = draw_shard(random, c);
+  if (option(4)) c.key_spans = draw(random, 1, 3);
   if (!option(3)) return;
   c.bias_type = draw_from(random, float_masks(c.dtype));
   c.grad_bias = one_in(random, 2);

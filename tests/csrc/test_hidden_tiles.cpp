@@ -1,5 +1,5 @@
-// Masks that hide whole tiles, which are not computed: padding on either side, holes, blocks of
-// documents, triangles.
+// Masks and spans that hide whole tiles, which are not computed: padding on either side, holes,
+// blocks of documents, triangles.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -26,6 +26,7 @@ const Pattern kPatterns[] = {
     {"all", [](int64_t, int64_t) { return true; }, true},
     {"triangle", [](int64_t i, int64_t j) { return j > 3 * i; }, false},
     {"documents", [](int64_t i, int64_t j) { return i / 30 != j / 110; }, false},
+    {"holes", [](int64_t i, int64_t j) { return (j / 37 + i / 5) % 3 == 0; }, false},
     {"one row sees", [](int64_t i, int64_t) { return i != 40; }, false},
 };
 
@@ -59,6 +60,49 @@ TEST_P(HiddenTilesTest, AnyPattern) {
           expect_truth(w);
           if (HasFailure()) return;
         }
+      }
+    }
+  }
+}
+
+// The spans of what the pattern shows each row, as many for every row; the same for all heads.
+void show(Workload& w, const Pattern& pattern) {
+  std::vector<std::vector<int64_t>> ends(size_t(w.c.L));
+  size_t most = 0;
+  for (int64_t i = 0; i < w.c.L; ++i) {
+    for (int64_t j = 0; j <= w.c.S; ++j) {
+      const bool seen = j < w.c.S && !pattern.hides(i, j);
+      if (seen != (ends[i].size() % 2 == 1)) ends[i].push_back(j);
+    }
+    most = std::max(most, ends[i].size());
+  }
+  w.c.key_spans = std::max<int64_t>(1, int64_t(most) / 2);
+  const Sizes sizes = {w.c.heads(), w.c.L, 2 * w.c.key_spans};
+  w.key_spans = Tensor(reference::Type::int32, sizes, {0, 2 * w.c.key_spans, 1});
+  for (int64_t i = 0; i < w.c.L; ++i)
+    for (int64_t n = 0; n < 2 * w.c.key_spans; ++n)
+      w.key_spans.set({0, i, n}, size_t(n) < ends[i].size() ? double(ends[i][size_t(n)]) : 7);
+}
+
+// Spans show the same as a boolean mask, to the last bit.
+TEST_P(HiddenTilesTest, Spans) {
+  for (DType dtype : kDTypes) {
+    for (const Pattern& pattern : kPatterns) {
+      for (int64_t L : {90, 4}) {
+        Case c = long_case(dtype, L);
+        c.is_causal = L == 90 && pattern.of_keys;
+        Workload spans(c);
+        c.mask_type = MaskType::boolean;
+        Workload mask(c);
+        mask.mask.fill([] { return 1; });
+        hide(mask, mask.mask, true, pattern), show(spans, pattern);
+        for (size_t n = 0; n < spans.inputs().size(); ++n)  // the mask moved the random numbers on
+          if (*spans.inputs()[n] && *mask.inputs()[n])
+            *spans.inputs()[n] = mask.inputs()[n]->dense(mask.inputs()[n]->type());
+        SCOPED_TRACE(::testing::Message() << pattern.name << " " << c);
+        expect_identical(run(spans), run(mask));
+        expect_truth(spans);
+        if (HasFailure()) return;
       }
     }
   }

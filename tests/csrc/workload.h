@@ -16,7 +16,8 @@ constexpr int64_t kOwnSeeds[] = {5, -0x123456789abcdef, int64_t{7} << 40};
 
 struct Workload {
   Case c;
-  Tensor query, key, value, mask, bias, alibi_slopes, sinks, grad_output, grad_lse, grad_weights;
+  Tensor query, key, value, mask, bias, key_spans, alibi_slopes, sinks, grad_output, grad_lse,
+      grad_weights;
 
   explicit Workload(const Case& which) : c(which) {
     Random random(c.seed);
@@ -33,10 +34,11 @@ struct Workload {
     if (c.alibi_slopes) alibi_slopes = input(random, Type::f64, H, 1, 1, 1. / 16);
     if (c.sinks) sinks = input(random, Type::f64, H, 1, 1);
     if (c.bias_type != MaskType::none) bias = make_mask(random, c.bias_type, {});
+    if (c.key_spans) key_spans = make_spans(random);
   }
 
   std::vector<Tensor*> inputs() {
-    return {&query,        &key,   &value,       &mask,     &bias,
+    return {&query,        &key,   &value,       &mask,     &bias,        &key_spans,
             &alibi_slopes, &sinks, &grad_output, &grad_lse, &grad_weights};
   }
   std::vector<const Tensor*> inputs() const {
@@ -78,6 +80,7 @@ struct Workload {
     p.key.strides.head_repeat = c.key_head_repeat;
     p.value.strides.head_repeat = c.value_head_repeat;
     p.masks = {Mask{c.mask_type, mask.input()}, Mask{c.bias_type, bias.input()}};
+    p.key_spans = {key_spans.input(), c.key_spans};
     p.by_head[kAlibiSlopes] = alibi_slopes.input(), p.by_head[kSinks] = sinks.input();
     p.dropout_p = c.dropout_p, p.dropout_batch = c.dropout_batch;
     p.shard = c.shard;
@@ -105,7 +108,9 @@ struct Workload {
     const auto from = inputs();
     const auto to = copy.inputs();
     for (size_t n = 0; n < from.size(); ++n)
-      *to[n] = from[n]->dense(from[n] == &mask ? type_of(copy.c.mask_type) : Type::f64);
+      *to[n] = from[n]->dense(from[n] == &mask        ? type_of(copy.c.mask_type)
+                              : from[n] == &key_spans ? Type::int32
+                                                      : Type::f64);
     return copy;
   }
 
@@ -135,6 +140,23 @@ struct Workload {
     const Sizes s = sizes(heads, rows, cols);
     Tensor t(type, s, c.strided ? random_strides(random, s, true) : dense_strides(s), c.at_front);
     t.fill([&] { return size * draw_normal(random); });
+    return t;
+  }
+
+  // Begins and ends of spans: anywhere, so that some overlap; one in four is empty, one in eight
+  // has all keys.
+  Tensor make_spans(Random& random) const {
+    const Sizes s = sizes(c.heads(), c.L, 2 * c.key_spans);
+    Tensor t(Type::int32, s, c.strided ? random_strides(random, s, true) : dense_strides(s),
+             c.at_front);
+    bool is_begin = true;
+    int64_t begin = 0;
+    t.fill([&]() -> double {
+      is_begin = !is_begin;
+      if (is_begin) return double(draw(random, 0, 3) == 0 ? begin : draw(random, begin, c.S));
+      begin = draw(random, 0, 7) == 0 ? 0 : draw(random, 0, c.S);
+      return double(begin);
+    });
     return t;
   }
 

@@ -40,6 +40,7 @@ struct Head {
   InputView key;    // [S, D]
   InputView value;  // [S, Dv]
   std::vector<MaskView> masks;
+  InputView key_spans;     // [L, 2 * count] or null
   InputView alibi_slopes;  // [1, 1] or null
   InputView sinks;         // [1, 1] or null
 
@@ -50,6 +51,7 @@ struct Head {
         query(p, p.query, type_of(p.dtype), b, h),
         key(p, p.key, p.pages.key_stride, b, h / p.group()),
         value(p, p.value, p.pages.value_stride, b, h / p.group()),
+        key_spans(p, p.key_spans.input, Type::int32, b, h),
         alibi_slopes(p, p.by_head[kAlibiSlopes], Type::f64, b, h),
         sinks(p, p.by_head[kSinks], Type::f64, b, h) {
     for (const Mask& mask : p.masks) masks.emplace_back(p, mask, b, h);
@@ -58,8 +60,15 @@ struct Head {
   // How far key j lies ahead of query i, where the last query and the last key are side by side.
   int64_t ahead(int64_t i, int64_t j) const { return j - (i + p.bottom_right()); }
 
-  // Query i may see key j: neither their positions nor a mask hide it.
+  bool in_a_span(int64_t i, int64_t j) const {
+    for (int64_t n = 0; n < p.key_spans.count; ++n)
+      if (key_spans(i, 2 * n) <= double(j) && double(j) < key_spans(i, 2 * n + 1)) return true;
+    return false;
+  }
+
+  // Query i may see key j: neither their positions nor a mask hide it, nor do spans.
   bool attends(int64_t i, int64_t j) const {
+    if (key_spans && !in_a_span(i, j)) return false;
     if (p.is_causal && j > i + p.top_left()) return false;
     if (p.window_left >= 0 && ahead(i, j) < -p.window_left) return false;
     if (p.window_right >= 0 && ahead(i, j) > p.window_right) return false;

@@ -1,6 +1,7 @@
 // A tile: up to kTileRows<T> rows of a plane, one in each lane, against some of its keys.
 #pragma once
 
+#include "common/mask_map.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/simd/vec.h"
 
@@ -33,8 +34,11 @@ struct Tile {
   int64_t step;   // elements from one key to the next in the matrix of scores
   int64_t first;  // the query position of the first lane
   int64_t last;   // the query position of the last lane that has a row
-  // Keys [key_begin, key_end) are those that any of the rows may see; none if begin >= end.
+  // Keys [key_begin, key_end) are those that any of the rows may see, by positions and by the maps
+  // of masks; none if begin >= end.
   int64_t key_begin, key_end;
+
+  MapView map_view() const { return {plane, first, last}; }
 };
 
 template <class T>
@@ -44,8 +48,29 @@ Tile make_tile(const Problem& p, Plane plane, int64_t row, int64_t row_end, int6
   const int64_t group = p.group();
   const int64_t first = group == 1 ? row : row / group;
   const int64_t last = group == 1 ? row + rows - 1 : (row + rows - 1) / group;
-  return {plane,           row, rows, lanes, step ? step : lanes, first, last, key_begin(p, first),
-          key_end(p, last)};
+  Tile tile{
+      plane,           row, rows, lanes, step ? step : lanes, first, last, key_begin(p, first),
+      key_end(p, last)};
+  if (p.maps)
+    for (const MaskMap& map : p.maps->of) {
+      if (!map.rows) continue;
+      const Range shown = tile.map_view().all_keys_shown(p, map);
+      tile.key_begin = std::max(tile.key_begin, shown.begin);
+      tile.key_end = std::min(tile.key_end, shown.end);
+    }
+  return tile;
+}
+
+// The keys that any of the tiles in states [count] may see.
+template <class State>
+Range keys_of_tiles(const State* states, int64_t count) {
+  Range keys{std::numeric_limits<int64_t>::max(), 0};
+  for (int64_t t = 0; t < count; ++t) {
+    const Tile& tile = states[t].tile;
+    if (tile.key_begin >= tile.key_end) continue;
+    keys = {std::min(keys.begin, tile.key_begin), std::max(keys.end, tile.key_end)};
+  }
+  return keys;
 }
 
 // numbers [keys x lanes] = 0.

@@ -85,12 +85,14 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
   Range seen[BackwardRows<S>::kMaxTiles];
   int first = rows.count, last = -1;
+  int64_t begin = key + keys, end = key;
   for (int t = 0; t < rows.count; ++t) {
-    seen[t] = keys_seen<T, kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
-    if (!seen[t].is_empty()) first = std::min(first, t), last = t;
+    seen[t] = keys_seen<kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
+    if (seen[t].is_empty()) continue;
+    first = std::min(first, t), last = t;
+    begin = std::min(begin, seen[t].begin), end = std::max(end, seen[t].end);
   }
   if (first > last) return;
-  const int64_t begin = seen[first].begin, end = seen[last].end;
   for (int t = first; t <= last; ++t) {
     const auto& tile = rows.tiles[t];
     const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];
@@ -113,7 +115,8 @@ template <class S>
 void look_for_nonfinite(const Problem& p, const BackwardRows<S>& rows, int64_t key, int64_t key_end,
                         S& s) {
   s.hides_pairs =
-      has_masks(p) || hides_positions(p, rows.first().first, rows.last().last, key, key_end);
+      hides_any(p) &&
+      hides_pairs(p, {rows.first().plane, rows.first().first, rows.last().last}, key, key_end);
   s.needs_marks = false;
   if (!s.hides_pairs) return;
   const bool rows_are_finite = s.separate_rows(rows.rows);
@@ -129,8 +132,9 @@ template <class S>
 void backward_strip(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                     const BackwardRows<S>& rows, int64_t begin, int64_t end, S& s) {
   const int64_t step = key_step(end - begin);
-  const int64_t stop = std::min(end, rows.last().key_end);
-  begin += std::max<int64_t>(0, rows.first().key_begin - begin) / step * step;
+  const Range all = keys_of_tiles(rows.tiles, rows.count);
+  const int64_t stop = std::min(end, all.end);
+  begin += std::max<int64_t>(0, all.begin - begin) / step * step;
   for (int64_t key = begin; key < stop; key += step)
     backward_keys(p, a, item, rows, key, std::min(step, end - key), s);
 }

@@ -40,7 +40,8 @@ void add_values(const Problem& p, int64_t key, int64_t keys,
   const Tile& tile = state.tile;
   const T* const rescale = state.has_output ? s.rescale : nullptr;
   state.has_output = true;
-  if (!hides_any(p) || !hides_pairs(p, tile, key, touched_keys(keys, P::kKeyMultiple)))
+  if (!hides_any(p) ||
+      !hides_pairs(p, tile.map_view(), key, key + touched_keys(keys, P::kKeyMultiple)))
     return s.products.add_values(tile, key, keys, weights, rescale, state.output, state.output);
   T* const before = state.output;
   state.output = s.spare, s.spare = before;

@@ -107,9 +107,10 @@ template <class E, class T = Compute<E>>
 void attend_jvp(const Problem& p, const JvpArgs& a, int64_t key, int64_t keys, JvpScratch<E>& s,
                 const JvpState<T>& state) {
   const Tile& tile = state.tile;
-  const Hidden hidden = !hides_any(p) || !hides_pairs(p, tile, key, keys) ? Hidden::none
-                        : state.is_finite && s.is_block_finite()          ? Hidden::cleared
-                                                                          : Hidden::repaired;
+  const Hidden hidden = !hides_any(p) || !hides_pairs(p, tile.map_view(), key, key + keys)
+                            ? Hidden::none
+                        : state.is_finite && s.is_block_finite() ? Hidden::cleared
+                                                                 : Hidden::repaired;
   scores_and_jvp(p, a, key, keys, hidden, s, state);
   softmax_tile(tile.lanes, keys, s.scores, state.max, state.sum, s.rescale);
   weigh_jvp(tile, s.with_scores ? keys : 0, s.scores, s.rescale, s.scores_jvp, state.sum_jvp);

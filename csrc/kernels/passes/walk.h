@@ -15,13 +15,14 @@ namespace qkv::QKV_ISA {
 template <class T, int64_t kKeyMultiple, class State, class Load, class Attend>
 QKV_INLINE void for_each_block(const Problem& p, State* states, int64_t count, const Range& keys,
                                int64_t step, const Load& load, const Attend& attend) {
-  const int64_t last = std::min(keys.end, states[count - 1].tile.key_end);
-  const int64_t skipped = std::max<int64_t>(0, states[0].tile.key_begin - keys.begin) / step * step;
+  const Range all = keys_of_tiles(states, count);
+  const int64_t last = std::min(keys.end, all.end);
+  const int64_t skipped = std::max<int64_t>(0, all.begin - keys.begin) / step * step;
   for (int64_t key = keys.begin + skipped; key < last; key += step) {
     const int64_t block = std::min(step, last - key);
     bool is_loaded = false;
     for (int64_t t = 0; t < count; ++t) {
-      const Range seen = keys_seen<T, kKeyMultiple>(p, states[t].tile, key, block);
+      const Range seen = keys_seen<kKeyMultiple>(p, states[t].tile, key, block);
       if (seen.is_empty()) continue;
       if (!is_loaded) load(key, block, last);
       is_loaded = true;

@@ -2,6 +2,7 @@
 // score of a hidden pair is set to -inf, whatever was computed for it, NaN included.
 #pragma once
 
+#include "common/mask_elements.h"
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/operands/user_tile.h"
@@ -13,17 +14,6 @@ namespace qkv::QKV_ISA {
 template <class M>
 bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
-}
-
-static_assert(int(MaskType::f16) - int(MaskType::f32) == int(DType::f16));
-// Calls f(M{}) for the type M of a mask's elements, which are bytes of a boolean one; not at all if
-// there is no mask.
-template <class F>
-void with_elements(MaskType type, const F& f) {
-  if (type == MaskType::boolean)
-    f(uint8_t{});
-  else if (type != MaskType::none)
-    with_type(DType(int(type) - int(MaskType::f32)), f);  // they are in one order
 }
 
 // A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in

@@ -4,6 +4,7 @@
 #include "kernels/score/grad_mask.h"
 #include "kernels/score/mask.h"
 #include "kernels/score/option.h"
+#include "kernels/score/spans.h"
 
 namespace qkv::QKV_ISA {
 
@@ -21,24 +22,43 @@ void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t ke
   });
 }
 
-// Adds all masks to scores [keys x lanes], and sets those that one of them or positions hide to
-// -inf.
+// Whether masks change a score of these queries and keys [key, end), or positions hide one.
+inline bool hides_pairs(const Problem& p, const MapView& view, int64_t key, int64_t end) {
+  return (p.maps && !masks_are_plain(p, view, key, end)) ||
+         hides_positions(p, view.first, view.last, key, end);
+}
+
+// Adds all masks to scores [keys x lanes], and sets those that one of them or spans hide to -inf.
+// Masks that are plain there (common/mask_map.h) are not read.
 template <class T>
-void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
+void apply_masks(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
+  bool applies[kMaps];
+  for (int m = 0; m < kMaps; ++m) {
+    const MaskMap& map = p.maps->of[m];
+    applies[m] = map.rows && !tile.map_view().is_plain(p, map, key, key + keys);
+  }
   // The first mask, which alone may be boolean, comes last: so what it hides stays hidden, whatever
   // is added. What another one hides, a floating first mask may have made NaN.
   static_assert(kMasks <= 2);
-  for (int m = kMasks - 1; m >= 0; --m) apply_mask(p, p.masks[m], tile, key, keys, scores);
+  for (int m = kMasks - 1; m >= 0; --m)
+    if (applies[m]) apply_mask(p, p.masks[m], tile, key, keys, scores);
   for (int m = 1; m < kMasks; ++m)
-    if (is_floating(p.masks[0]) && is_floating(p.masks[m]))
+    if (applies[m] && is_floating(p.masks[0]) && is_floating(p.masks[m]))
       apply_mask<T, true>(p, p.masks[m], tile, key, keys, scores);
+  if (applies[kSpansMap]) hide_outside_spans(p, tile, key, keys, scores);
+}
+
+// The same, and sets to -inf what positions hide.
+template <class T>
+void hide_pairs(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores) {
+  if (p.maps) apply_masks(p, tile, key, keys, scores);
   if (hides_positions(p)) hide_positions(p, tile, key, keys, scores);
 }
 
 struct Masks : ScoreOption<Masks> {
   static bool is_set(const Problem& p) { return hides_any(p); }
   static bool changes(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
-    return has_masks(p) || hides_positions(p, tile.first, tile.last, key, key + keys);
+    return hides_pairs(p, tile.map_view(), key, key + keys);
   }
   static bool moves(const JvpArgs& a) {
     return std::any_of(a.masks.begin(), a.masks.end(), is_floating);

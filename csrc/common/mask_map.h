@@ -1,0 +1,136 @@
+// What a mask shows, seen from afar: for each square of it, of some queries and some keys, which of
+// these keys any of the queries may see, and whether the square is plain, which is to say that the
+// mask changes none of its scores. Maps are made once a call, and of each piece of memory once,
+// however many heads and batch items read it (drivers/mask_maps.h). Passes then leave out what
+// masks hide, and read masks only where they say something about single pairs.
+//
+// To leave a hidden pair out changes no bit. Its weight is 0, and where all keys of a row's block
+// are hidden its maximum is -inf, so that what has been summed before would be multiplied by 1.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/strides.h"
+#include "common/visible.h"
+
+namespace qkv {
+
+// The sizes of a square. 16 queries are a tile of f32 on AVX2 and half of one on AVX-512; squares
+// as high as the largest tile would show more than smaller tiles see.
+constexpr int64_t kMapQueries = 16, kMapKeys = 64;
+
+// Keys [begin, end), counted from the first one of the square, are those that a query of it sees.
+struct MapSquare {
+  uint8_t begin, end;
+  int8_t is_plain;  // 0 or 1
+};
+
+// How many squares lie side by side.
+inline int64_t columns_of(const Problem& p) { return (p.seqlen_k + kMapKeys - 1) / kMapKeys; }
+
+// The squares of the same queries, of which no query sees a key outside `keys`.
+struct MapRow {
+  const MapSquare* squares = nullptr;
+  Range keys;
+};
+
+// The map of one mask. With Problem::spans, every batch item has rows of its own, from item_rows[b]
+// on: those of one head after the other.
+struct MaskMap {
+  const MapRow* rows = nullptr;  // null: there is no such mask
+  // Those of the rows, in rows: 0 in a dimension in which the mask's own stride is 0.
+  Strides strides;
+  const int64_t* item_rows = nullptr;
+
+  int64_t rows_of(const Problem& p) const {
+    return strides.row ? (p.seqlen_q + kMapQueries - 1) / kMapQueries : 1;
+  }
+  const MapRow* rows_of(const Problem& p, int64_t batch, int64_t head) const {
+    if (!item_rows) return rows + plane_offset(p, strides, batch, head);
+    return rows + item_rows[batch] + (strides.head ? head * rows_of(p) : 0);
+  }
+};
+
+// Problem::masks have a map each, in their order, and the spans have the last one.
+constexpr int kMaps = kMasks + 1, kSpansMap = kMasks;
+struct MaskMaps {
+  MaskMap of[kMaps];
+};
+inline bool has_map(const Problem& p, int which) {
+  return which == kSpansMap ? p.key_spans.input.data != nullptr
+                            : p.masks[which].type != MaskType::none;
+}
+inline const Input& mask_of(const Problem& p, int which) {
+  return which == kSpansMap ? p.key_spans.input : p.masks[which].input;
+}
+
+// Queries [first, last] of the heads of a plane.
+struct MapView {
+  Plane plane;
+  int64_t first, last;
+
+  // Calls see(row) for each row of the map that has one of these queries.
+  template <class F>
+  void for_each_row(const Problem& p, const MaskMap& map, const F& see) const {
+    const int64_t begin = map.strides.row ? first / kMapQueries : 0;
+    const int64_t end = map.strides.row ? last / kMapQueries : 0;
+    const int64_t heads = map.strides.head ? p.group() : 1;
+    for (int64_t head = 0; head < heads; ++head) {
+      const MapRow* const rows = map.rows_of(p, plane.batch, plane.kv_head * p.group() + head);
+      for (int64_t row = begin; row <= end; ++row) see(rows[row]);
+    }
+  }
+
+  // Whether the mask changes no score of these queries and keys [key, end).
+  bool is_plain(const Problem& p, const MaskMap& map, int64_t key, int64_t end) const {
+    bool plain = true;
+    end = std::min(end, p.seqlen_k);
+    for_each_row(p, map, [&](const MapRow& row) {
+      for (int64_t at = key / kMapKeys; plain && at * kMapKeys < end; ++at)
+        plain = row.squares[at].is_plain;
+    });
+    return plain;
+  }
+
+  // Those of `keys`, or a range around them, that the mask does not hide from all of the queries.
+  Range keys_shown(const Problem& p, const MaskMap& map, const Range& keys) const {
+    Range shown{keys.end, keys.begin};
+    for_each_row(p, map, [&](const MapRow& row) {
+      const int64_t begin = std::max(keys.begin, row.keys.begin);
+      const int64_t end = std::min(keys.end, row.keys.end);
+      for (int64_t at = begin / kMapKeys; at * kMapKeys < end; ++at) {
+        const MapSquare& square = row.squares[at];
+        if (square.begin >= square.end) continue;
+        shown.begin = std::min(shown.begin, at * kMapKeys + square.begin);
+        shown.end = std::max(shown.end, at * kMapKeys + square.end);
+      }
+    });
+    return {std::max(shown.begin, keys.begin), std::min(shown.end, keys.end)};
+  }
+
+  // The same of all keys, looked up row by row.
+  Range all_keys_shown(const Problem& p, const MaskMap& map) const {
+    Range shown{p.seqlen_k, 0};
+    for_each_row(p, map, [&](const MapRow& row) {
+      shown = {std::min(shown.begin, row.keys.begin), std::max(shown.end, row.keys.end)};
+    });
+    return shown;
+  }
+};
+
+// Whether no mask changes a score of these queries and keys [key, end).
+inline bool masks_are_plain(const Problem& p, const MapView& view, int64_t key, int64_t end) {
+  for (const MaskMap& map : p.maps->of)
+    if (map.rows && !view.is_plain(p, map, key, end)) return false;
+  return true;
+}
+
+// Those of `keys`, or a range around them, that no mask hides from all of the queries.
+inline Range keys_shown(const Problem& p, const MapView& view, Range keys) {
+  for (const MaskMap& map : p.maps->of)
+    if (map.rows) keys = view.keys_shown(p, map, keys);
+  return keys;
+}
+
+}  // namespace qkv

@@ -1,0 +1,165 @@
+// Draws one row of a map (common/mask_map.h): the squares of up to kMapQueries queries.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "common/mask_elements.h"
+#include "common/mask_map.h"
+
+namespace qkv {
+
+// Some rows of a mask: `rows` of them, `row` elements apart, of `cols` elements, `col` apart.
+template <class M>
+struct MaskRows {
+  const M* data;
+  int64_t rows, row, cols, col;
+};
+
+// kMapKeys elements of a row, or what was found out about as many columns. GCC makes of such a
+// vector as many registers as the instruction set has it fill.
+template <class U>
+struct Columns {
+  typedef U Vector __attribute__((vector_size(kMapKeys * sizeof(U)), may_alias));
+  Vector of;
+
+  // The elements of a row; those beyond `count` repeat the last one.
+  Columns(const void* from, int64_t col, int64_t count) {
+    const U* const elements = static_cast<const U*>(from);
+    if (col == 1 && count == kMapKeys)
+      std::memcpy(&of, elements, sizeof of);
+    else
+      for (int64_t j = 0; j < kMapKeys; ++j) of[j] = elements[std::min(j, count - 1) * col];
+  }
+  Columns() : of{} {}
+
+  bool any() const {
+    uint64_t words[sizeof of / sizeof(uint64_t)], all = 0;
+    std::memcpy(words, &of, sizeof of);
+    for (const uint64_t word : words) all |= word;
+    return all != 0;
+  }
+};
+
+// The bits of -inf; those of zero have at most the sign.
+template <class M>
+struct MaskBits;
+template <>
+struct MaskBits<float> {
+  using U = uint32_t;
+  static constexpr U kHides = 0xFF800000;
+};
+template <>
+struct MaskBits<double> {
+  using U = uint64_t;
+  static constexpr U kHides = 0xFFF0000000000000;
+};
+template <>
+struct MaskBits<BFloat16> {
+  using U = uint16_t;
+  static constexpr U kHides = 0xFF80;
+};
+template <>
+struct MaskBits<Float16> {
+  using U = uint16_t;
+  static constexpr U kHides = 0xFC00;
+};
+
+// The first and the last column in which `seen` is not 0.
+template <class U>
+MapSquare square_of(const Columns<U>& seen, int64_t cols, bool is_plain) {
+  if (!seen.any()) return {0, 0, false};
+  int64_t begin = 0, end = cols;
+  while (!seen.of[begin]) ++begin;
+  while (!seen.of[end - 1]) --end;
+  return {uint8_t(begin), uint8_t(end), is_plain};
+}
+
+// The square of a boolean mask is plain where no byte is 0.
+inline MapSquare draw_square(const MaskRows<uint8_t>& mask) {
+  Columns<uint8_t> seen, hidden;
+  for (int64_t r = 0; r < mask.rows; ++r) {
+    const Columns<uint8_t> row(mask.data + r * mask.row, mask.col, mask.cols);
+    seen.of |= row.of;
+    hidden.of |= (typename Columns<uint8_t>::Vector)(row.of == 0);
+  }
+  return square_of(seen, mask.cols, !hidden.any());
+}
+
+// That of a floating one where all numbers are 0. Rows are looked at from the last to the first,
+// since under a causal mask the last one sees most, and only until nothing can change any more: so
+// one row in kMapQueries is read of a mask that hides nothing.
+template <class M>
+MapSquare draw_square(const MaskRows<M>& mask) {
+  using U = typename MaskBits<M>::U;
+  Columns<U> seen;
+  bool is_plain = true;
+  for (int64_t r = mask.rows - 1; r >= 0; --r) {
+    const Columns<U> row(mask.data + r * mask.row, mask.col, mask.cols);
+    seen.of |= (typename Columns<U>::Vector)(row.of != MaskBits<M>::kHides);
+    if (is_plain) {
+      Columns<U> numbers;
+      numbers.of = row.of << 1;
+      is_plain = !numbers.any();
+    }
+    if (!is_plain && seen.of[0] && seen.of[mask.cols - 1]) break;
+  }
+  return square_of(seen, mask.cols, is_plain);
+}
+
+// The keys of a row of squares that are seen, from the squares.
+inline Range keys_of(const MapSquare* squares, int64_t columns, int64_t keys) {
+  Range seen{keys, 0};
+  for (int64_t at = 0; at < columns; ++at) {
+    if (squares[at].begin >= squares[at].end) continue;
+    seen.begin = std::min(seen.begin, at * kMapKeys + squares[at].begin);
+    seen.end = at * kMapKeys + squares[at].end;
+  }
+  return seen;
+}
+
+template <class M>
+void draw_squares(const MaskRows<M>& mask, MapSquare* squares) {
+  for (int64_t j = 0; j < mask.cols; j += kMapKeys)
+    squares[j / kMapKeys] = draw_square(MaskRows<M>{mask.data + j * mask.col, mask.rows, mask.row,
+                                                    std::min(kMapKeys, mask.cols - j), mask.col});
+}
+
+// The squares of `rows` rows of spans, `count` in each, with keys [0, keys). A square is plain if
+// every row has a span that covers it. Up to the end, is_plain counts how many more rows cover the
+// square than the one before it.
+inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys,
+                       MapSquare* squares) {
+  const int64_t columns = (keys + kMapKeys - 1) / kMapKeys;
+  std::fill_n(squares, columns, MapSquare{uint8_t(kMapKeys), 0, 0});
+  const auto see = [&](int64_t at, int64_t begin, int64_t end) {
+    MapSquare& square = squares[at];
+    square.begin = std::min(square.begin, uint8_t(std::max<int64_t>(0, begin - at * kMapKeys)));
+    square.end = std::max(square.end, uint8_t(std::min(kMapKeys, end - at * kMapKeys)));
+  };
+  for (int64_t r = 0; r < spans.rows; ++r) {
+    const int32_t* span = spans.data + r * spans.row;
+    int64_t counted = 0;  // squares before it are not counted for this row again
+    for (int64_t n = 0; n < count; ++n, span += 2 * spans.col) {
+      const auto begin = std::max<int64_t>(0, span[0]);
+      const auto end = std::min<int64_t>(keys, span[spans.col]);
+      if (begin >= end) continue;
+      const int64_t first = begin / kMapKeys, last = (end - 1) / kMapKeys;
+      see(first, begin, end), see(last, begin, end);
+      const int64_t from = std::max(counted, (begin + kMapKeys - 1) / kMapKeys);
+      const int64_t to = end == keys ? columns : end / kMapKeys;
+      if (from >= to) continue;
+      ++squares[from].is_plain;
+      if (to < columns) --squares[to].is_plain;
+      counted = to;
+    }
+  }
+  for (int64_t at = 0, rows = 0; at < columns; ++at) {
+    rows += squares[at].is_plain;
+    squares[at].is_plain = rows == spans.rows;
+    if (rows > 0) see(at, 0, keys);
+  }
+}
+
+}  // namespace qkv

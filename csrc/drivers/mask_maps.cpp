@@ -1,0 +1,93 @@
+#include "mask_maps.h"
+
+#include "draw_map.h"
+#include "stretch.h"
+#include "threads/parallel.h"
+
+namespace qkv {
+namespace {
+
+// About how many floating-point operations are done in the time that a square of bytes takes, which
+// is the cheapest one.
+constexpr double kSquareFlops = 4000;
+
+}  // namespace
+
+MappedProblem::MappedProblem(const Problem& p) : p_(p) {
+  if (!has_masks(p)) return;
+  own_ = p;
+  own_->maps = &maps_;
+  int64_t first_rows[kMaps];
+  for (int m = 0; m < kMaps; ++m) {
+    first_rows[m] = row_count_;
+    if (has_map(p, m)) lay_out(m, mask_of(p, m).strides);
+  }
+  rows_.reset(new MapRow[size_t(row_count_)]);
+  squares_.reset(new MapSquare[size_t(square_count_)]);
+  for (int m = 0; m < kMaps; ++m) {
+    if (!has_map(p, m)) continue;
+    maps_.of[m].rows = rows_.get() + first_rows[m];
+    if (p.spans) maps_.of[m].item_rows = item_rows_[m].data();
+  }
+  if (row_count_ == 0) return;
+  const double flops = kSquareFlops * double(square_count_);
+  Threads threads{usable_threads(p.num_threads, flops), 1};
+  threads.working = int(std::min<int64_t>(threads.team, row_count_));
+  parallel_phases(threads, 1,
+                  {{[&](int64_t) { return Items{row_count_, flops / double(row_count_)}; },
+                    [&](const Item& item) { draw_row(item.index); }}});
+}
+
+// Adds the pieces of a mask: one for all batch items and heads that read the same memory. Items of
+// different sizes have a piece each.
+void MappedProblem::lay_out(int which, const Strides& mask) {
+  MaskMap& map = maps_.of[which];
+  map.strides.row = mask.row != 0;
+  // With Problem::spans, that it is not 0 is all that counts.
+  map.strides.head = mask.head ? std::max<int64_t>(1, map.rows_of(p_)) : 0;
+  int64_t step = map.rows_of(p_) * (mask.head ? p_.heads : 1);
+  for (int d = p_.batch_rank - 1; d >= 0 && !p_.spans; --d) {
+    map.strides.batch[d] = mask.batch[d] ? step : 0;
+    if (mask.batch[d]) step *= p_.batch_sizes[d];
+  }
+  const int64_t first = row_count_;
+  for (int64_t b = 0; b < p_.batch(); ++b) {
+    if (p_.spans) item_rows_[which].push_back(row_count_ - first);
+    for (int64_t h = 0; h < (mask.head ? p_.heads : 1); ++h)
+      // Pieces ascend with their batch item and head, so what is not new lies before.
+      if (p_.spans || first + plane_offset(p_, map.strides, b, h) == row_count_)
+        add_piece(which, b, h);
+  }
+}
+
+void MappedProblem::add_piece(int which, int64_t batch, int64_t head) {
+  const ItemProblem item(p_, batch);
+  const int64_t rows = maps_.of[which].rows_of(*item);
+  pieces_.push_back({which, batch, head, row_count_, rows, square_count_});
+  row_count_ += rows;
+  square_count_ += rows * columns_of(*item);
+}
+
+void MappedProblem::draw_row(int64_t row) {
+  const Piece& piece = *std::prev(std::upper_bound(
+      pieces_.begin(), pieces_.end(), row, [](int64_t x, const Piece& of) { return x < of.row; }));
+  const ItemProblem item(p_, piece.batch);
+  const Input& mask = mask_of(*item, piece.which);
+  const int64_t columns = columns_of(*item), keys = item->seqlen_k;
+  const int64_t begin = (row - piece.row) * kMapQueries;
+  const int64_t queries = mask.strides.row ? std::min(kMapQueries, item->seqlen_q - begin) : 1;
+  MapSquare* const squares = squares_.get() + piece.square + (row - piece.row) * columns;
+  const auto rows = [&](auto element, int64_t cols) {
+    using M = decltype(element);
+    return MaskRows<M>{plane<M>(*item, mask, piece.batch, piece.head) + begin * mask.strides.row,
+                       queries, mask.strides.row, cols, mask.strides.col};
+  };
+  if (piece.which == kSpansMap)
+    draw_spans(rows(int32_t{}, 2 * item->key_spans.count), item->key_spans.count, keys, squares);
+  else
+    with_elements(item->masks[piece.which].type,
+                  [&](auto element) { draw_squares(rows(element, keys), squares); });
+  rows_[row] = {squares, keys_of(squares, columns, keys)};
+}
+
+}  // namespace qkv
