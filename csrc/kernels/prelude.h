@@ -24,6 +24,8 @@
 
 #include "attention.h"
 #include "common/half.h"
+#include "common/mask_elements.h"
+#include "common/mask_map.h"
 #include "common/philox.h"
 #include "common/score_way.h"
 #include "common/strides.h"

@@ -1,7 +1,6 @@
 // A tile: up to kTileRows<T> rows of a plane, one in each lane, against some of its keys.
 #pragma once
 
-#include "common/mask_map.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/simd/vec.h"
 

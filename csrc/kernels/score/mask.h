@@ -2,7 +2,6 @@
 // score of a hidden pair is set to -inf, whatever was computed for it, NaN included.
 #pragma once
 
-#include "common/mask_elements.h"
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/operands/user_tile.h"
