@@ -17,28 +17,34 @@ struct MaskRows {
   int64_t rows, row, cols, col;
 };
 
-// kMapKeys elements of a row, or what was found out about as many columns. GCC makes of such a
-// vector as many registers as the instruction set has it fill.
+// kMapKeys elements of a row, or what was found out about as many columns, in vectors that every
+// CPU has: GCC compares longer ones element by element.
 template <class U>
 struct Columns {
-  typedef U Vector __attribute__((vector_size(kMapKeys * sizeof(U)), may_alias));
-  Vector of;
+  typedef U Vector __attribute__((vector_size(16), may_alias));
+  static constexpr int kEach = 16 / sizeof(U), kVectors = int(kMapKeys) / kEach;
+  Vector of[kVectors];
 
   // The elements of a row; those beyond `count` repeat the last one.
   Columns(const void* from, int64_t col, int64_t count) {
     const U* const elements = static_cast<const U*>(from);
-    if (col == 1 && count == kMapKeys)
-      std::memcpy(&of, elements, sizeof of);
-    else
-      for (int64_t j = 0; j < kMapKeys; ++j) of[j] = elements[std::min(j, count - 1) * col];
+    if (col == 1 && count == kMapKeys) {
+      std::memcpy(of, elements, sizeof of);
+      return;
+    }
+    U some[kMapKeys];
+    for (int64_t j = 0; j < kMapKeys; ++j) some[j] = elements[std::min(j, count - 1) * col];
+    std::memcpy(of, some, sizeof of);
   }
   Columns() : of{} {}
 
+  U operator[](int64_t j) const { return of[j / kEach][j % kEach]; }
   bool any() const {
-    uint64_t words[sizeof of / sizeof(uint64_t)], all = 0;
-    std::memcpy(words, &of, sizeof of);
-    for (const uint64_t word : words) all |= word;
-    return all != 0;
+    Vector all{};
+    for (const Vector& some : of) all |= some;
+    uint64_t words[2];
+    std::memcpy(words, &all, sizeof all);
+    return (words[0] | words[1]) != 0;
   }
 };
 
@@ -71,8 +77,8 @@ template <class U>
 MapSquare square_of(const Columns<U>& seen, int64_t cols, bool is_plain) {
   if (!seen.any()) return {0, 0, false};
   int64_t begin = 0, end = cols;
-  while (!seen.of[begin]) ++begin;
-  while (!seen.of[end - 1]) --end;
+  while (!seen[begin]) ++begin;
+  while (!seen[end - 1]) --end;
   return {uint8_t(begin), uint8_t(end), is_plain};
 }
 
@@ -81,8 +87,10 @@ inline MapSquare draw_square(const MaskRows<uint8_t>& mask) {
   Columns<uint8_t> seen, hidden;
   for (int64_t r = 0; r < mask.rows; ++r) {
     const Columns<uint8_t> row(mask.data + r * mask.row, mask.col, mask.cols);
-    seen.of |= row.of;
-    hidden.of |= (typename Columns<uint8_t>::Vector)(row.of == 0);
+    for (int n = 0; n < row.kVectors; ++n) {
+      seen.of[n] |= row.of[n];
+      hidden.of[n] |= (Columns<uint8_t>::Vector)(row.of[n] == 0);
+    }
   }
   return square_of(seen, mask.cols, !hidden.any());
 }
@@ -97,13 +105,13 @@ MapSquare draw_square(const MaskRows<M>& mask) {
   bool is_plain = true;
   for (int64_t r = mask.rows - 1; r >= 0; --r) {
     const Columns<U> row(mask.data + r * mask.row, mask.col, mask.cols);
-    seen.of |= (typename Columns<U>::Vector)(row.of != MaskBits<M>::kHides);
-    if (is_plain) {
-      Columns<U> numbers;
-      numbers.of = row.of << 1;
-      is_plain = !numbers.any();
+    Columns<U> numbers;
+    for (int n = 0; n < row.kVectors; ++n) {
+      seen.of[n] |= (typename Columns<U>::Vector)(row.of[n] != MaskBits<M>::kHides);
+      numbers.of[n] = row.of[n] << 1;
     }
-    if (!is_plain && seen.of[0] && seen.of[mask.cols - 1]) break;
+    is_plain = is_plain && !numbers.any();
+    if (!is_plain && seen[0] && seen[mask.cols - 1]) break;
   }
   return square_of(seen, mask.cols, is_plain);
 }
