@@ -14,7 +14,7 @@ constexpr double kSquareFlops = 4000;
 }  // namespace
 
 MappedProblem::MappedProblem(const Problem& p) : p_(p) {
-  if (!has_masks(p)) return;
+  if (!has_masks(p) || p.heads == 0) return;
   own_ = p;
   own_->maps = &maps_;
   int64_t first_rows[kMaps];
@@ -75,7 +75,8 @@ void MappedProblem::draw_row(int64_t row) {
   const Input& mask = mask_of(*item, piece.which);
   const int64_t columns = columns_of(*item), keys = item->seqlen_k;
   const int64_t begin = (row - piece.row) * kMapQueries;
-  const int64_t queries = mask.strides.row ? std::min(kMapQueries, item->seqlen_q - begin) : 1;
+  // A mask without queries has no memory.
+  const int64_t queries = std::min(mask.strides.row ? kMapQueries : 1, item->seqlen_q - begin);
   MapSquare* const squares = squares_.get() + piece.square + (row - piece.row) * columns;
   const auto rows = [&](auto element, int64_t cols) {
     using M = decltype(element);
