@@ -133,4 +133,14 @@ inline Range keys_shown(const Problem& p, const MapView& view, Range keys) {
   return keys;
 }
 
+// The same of all keys, looked up row by row: a range around those of keys_shown.
+inline Range all_keys_shown(const Problem& p, const MapView& view, Range keys) {
+  for (const MaskMap& map : p.maps->of) {
+    if (!map.rows) continue;
+    const Range shown = view.all_keys_shown(p, map);
+    keys = {std::max(keys.begin, shown.begin), std::min(keys.end, shown.end)};
+  }
+  return keys;
+}
+
 }  // namespace qkv

@@ -48,29 +48,22 @@ struct Columns {
   }
 };
 
-// The bits of -inf; those of zero have at most the sign.
+// What a floating mask has where it hides: the bits of -inf. Those of zero have at most the sign.
+template <class Unsigned, Unsigned bits>
+struct Bits {
+  using U = Unsigned;
+  static constexpr U kHides = bits;
+};
 template <class M>
 struct MaskBits;
 template <>
-struct MaskBits<float> {
-  using U = uint32_t;
-  static constexpr U kHides = 0xFF800000;
-};
+struct MaskBits<float> : Bits<uint32_t, 0xFF800000> {};
 template <>
-struct MaskBits<double> {
-  using U = uint64_t;
-  static constexpr U kHides = 0xFFF0000000000000;
-};
+struct MaskBits<double> : Bits<uint64_t, 0xFFF0000000000000> {};
 template <>
-struct MaskBits<BFloat16> {
-  using U = uint16_t;
-  static constexpr U kHides = 0xFF80;
-};
+struct MaskBits<BFloat16> : Bits<uint16_t, 0xFF80> {};
 template <>
-struct MaskBits<Float16> {
-  using U = uint16_t;
-  static constexpr U kHides = 0xFC00;
-};
+struct MaskBits<Float16> : Bits<uint16_t, 0xFC00> {};
 
 // The first and the last column in which `seen` is not 0.
 template <class U>
@@ -96,8 +89,8 @@ inline MapSquare draw_square(const MaskRows<uint8_t>& mask) {
 }
 
 // That of a floating one where all numbers are 0. Rows are looked at from the last to the first,
-// since under a causal mask the last one sees most, and only until nothing can change any more: so
-// one row in kMapQueries is read of a mask that hides nothing.
+// since under a causal mask the last one sees most, and only until nothing can change any more: of
+// a bias that hides nothing and is nowhere 0, one row in kMapQueries is read.
 template <class M>
 MapSquare draw_square(const MaskRows<M>& mask) {
   using U = typename MaskBits<M>::U;

@@ -47,17 +47,9 @@ Tile make_tile(const Problem& p, Plane plane, int64_t row, int64_t row_end, int6
   const int64_t group = p.group();
   const int64_t first = group == 1 ? row : row / group;
   const int64_t last = group == 1 ? row + rows - 1 : (row + rows - 1) / group;
-  Tile tile{
-      plane,           row, rows, lanes, step ? step : lanes, first, last, key_begin(p, first),
-      key_end(p, last)};
-  if (p.maps)
-    for (const MaskMap& map : p.maps->of) {
-      if (!map.rows) continue;
-      const Range shown = tile.map_view().all_keys_shown(p, map);
-      tile.key_begin = std::max(tile.key_begin, shown.begin);
-      tile.key_end = std::min(tile.key_end, shown.end);
-    }
-  return tile;
+  Range keys{key_begin(p, first), key_end(p, last)};
+  if (p.maps) keys = all_keys_shown(p, {plane, first, last}, keys);
+  return {plane, row, rows, lanes, step ? step : lanes, first, last, keys.begin, keys.end};
 }
 
 // The keys that any of the tiles in states [count] may see.
