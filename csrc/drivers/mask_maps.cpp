@@ -7,9 +7,9 @@
 namespace qkv {
 namespace {
 
-// About how many floating-point operations are done in the time that a square of bytes takes, which
-// is the cheapest one.
-constexpr double kSquareFlops = 4000;
+// About how many floating-point operations one core does in the time that a square of bytes takes,
+// which is the cheapest one: 61 ns on a Zen 4 that does 117 of them in a nanosecond.
+constexpr double kSquareFlops = 7000;
 
 }  // namespace
 
