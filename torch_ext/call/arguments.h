@@ -19,6 +19,7 @@ enum class Shape : int8_t {
   row,       // [..., H, L], a number for each row of the scores; packed: [H, T]
   weights,   // [..., H, L, S], or reduced: what attention_weights returns
   mask,      // broadcastable to [..., H, L, S]
+  spans,     // broadcastable to [..., H, L, 2 n], for any n of at least 1
   per_head,  // broadcastable to [..., H] or, packed, [N, H]
   own        // the operators that take it say
 };
@@ -31,6 +32,7 @@ enum class Type : int8_t {
   addend,    // float32 or that of query
   floating,  // any floating dtype
   float32,
+  int32,
   int64,
   index,    // int32 or int64
   tangent,  // that of the tensor whose tangent it is
@@ -51,6 +53,7 @@ enum class Type : int8_t {
 // mode: gradient_of and tangent_of go by these names. Besides these, there is a tangent of every
 // differentiable tensor, of its shape and dtype.
 #define QKV_OTHER_TENSORS(X)                                                                     \
+  X(spans, spans, int32)         /* begins and ends of the keys that a query sees */             \
   X(dropout_seed, own, own)      /* int64 [1]; or [n], see Problem::dropout_seeds */             \
   X(cu_seq_q, own, index)        /* [N + 1]: where each of N packed documents begins */          \
   X(cu_seq_k, own, index)        /* likewise, of key and value */                                \

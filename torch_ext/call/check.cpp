@@ -35,6 +35,8 @@ void check_dtype(const Call& call, Argument argument) {
       return expect(at::isFloatingType(found), ", but a floating dtype is expected");
     case Type::float32:
       return expect(found == at::kFloat, ", but float32 is expected");
+    case Type::int32:
+      return expect(found == at::kInt, ", but int32 is expected");
     case Type::index:
       return expect(found == at::kInt || found == at::kLong, ", but int32 or int64 is expected");
     default:

@@ -10,6 +10,7 @@ namespace qkv {
 template <class AnyOptions>
 void set_scores(Call& call, const AnyOptions& options) {
   call.set(arg::bias, tensor_of(options.bias()));
+  call.set(arg::spans, tensor_of(options.spans()));
   call.set(arg::alibi_slopes, tensor_of(options.alibi_slopes()));
   call.set(arg::sinks, tensor_of(options.sinks()));
   call.options.softcap = options.softcap();

@@ -67,8 +67,8 @@ using opt::Option;
 
 // What acts on scores, in the signatures (operator.h) of all operators: keywords of the users'
 // operators; tensors and options of those that they are made of.
-#define QKV_SCORE_KEYWORDS "softcap=, alibi_slopes?=, bias?="
-#define QKV_SCORE_TENSORS "attn_mask?, bias?, alibi_slopes?"
+#define QKV_SCORE_KEYWORDS "softcap=, alibi_slopes?=, bias?=, spans?="
+#define QKV_SCORE_TENSORS "attn_mask?, bias?, spans?, alibi_slopes?"
 #define QKV_SCORE_OPTIONS "scale, enable_gqa, window_size, softcap"
 
 // visit(member) with the member of `options` that `option` names.

@@ -92,28 +92,37 @@ void check_batch(const Call& call, Sizes<T>& sizes) {
   }
 }
 
-// The rows and columns of a mask for documents, and its columns for a cache, may be more than any
-// of them needs: check_masks_cover says whether they are enough.
+// A mask, or spans. The rows and columns of a mask for documents, and its columns for a cache, may
+// be more than any of them needs: check_masks_cover says whether they are enough.
 template <class T>
 void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   const at::Tensor& mask = call[argument];
+  const bool is_spans = kArguments[argument].shape == Shape::spans;
+  const T columns = size_from_right<T>(mask, 0);
+  expect_shape<T>(!is_spans || (mask.dim() > 0 && columns >= 2 && columns % 2 == 0), call, argument,
+                  ", but begins and ends are expected to alternate in its last dimension, 2 n");
   typename Sizes<T>::Shape expected = sizes.scores();
   if (sizes.packed) expected.insert(expected.begin(), sizes.documents);
   const int64_t rank = expected.size();
   if (sizes.packed) expected[rank - 2] = size_from_right<T>(mask, 1);
-  if (sizes.packed || sizes.is_cache) expected[rank - 1] = size_from_right<T>(mask, 0);
-  check_broadcasts<T>(call, argument, sizes.packed ? "[N, H, L, S]" : "[..., H, L, S]", expected);
+  if (sizes.packed || sizes.is_cache || is_spans) expected[rank - 1] = columns;
+  const char* const dims = is_spans       ? "[..., H, L, 2 n]"
+                           : sizes.packed ? "[N, H, L, S]"
+                                          : "[..., H, L, S]";
+  check_broadcasts<T>(call, argument, dims, expected);
 }
 
 }  // namespace
 
 void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t seqlen_k) {
   if (seqlen_k == 0) return;  // without a pair, nobody looks at them
-  for (const Argument argument : kMaskArguments) {
-    if (!call.has(argument)) continue;
+  for (int i = 0; i < arg::output; ++i) {
+    const auto argument = Argument(i);
+    const Shape shape = kArguments[i].shape;
+    if (!call.has(argument) || (shape != Shape::mask && shape != Shape::spans)) continue;
     const at::Tensor& mask = call[argument];
     const int64_t rows = size_from_right<int64_t>(mask, 1);
-    const int64_t columns = size_from_right<int64_t>(mask, 0);
+    const int64_t columns = shape == Shape::spans ? 1 : size_from_right<int64_t>(mask, 0);
     expect_shape<int64_t>((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
                           call, argument, ", but ", call.is_packed() ? "document " : "batch item ",
                           item, " has ", seqlen_q, " queries and ", seqlen_k,
@@ -123,11 +132,12 @@ void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t
 
 template <class T>
 void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
-  for (int i = 0; i < arg::kDifferentiable; ++i) {
+  for (int i = 0; i < arg::output; ++i) {
     const auto argument = Argument(i);
     if (!call.has(argument)) continue;
-    if (kArguments[i].shape == Shape::mask) check_mask(call, argument, sizes);
-    if (kArguments[i].shape == Shape::per_head)
+    const Shape shape = kArguments[i].shape;
+    if (shape == Shape::mask || shape == Shape::spans) check_mask(call, argument, sizes);
+    if (shape == Shape::per_head)
       check_broadcasts<T>(call, argument, sizes.packed ? "[N, H]" : "[..., H]", sizes.per_head());
   }
   if (call.options.dropout_p > 0) {

@@ -26,6 +26,7 @@ from qkv._replace import register as _register_flash_attention  # noqa: E402
 from qkv._varlen import varlen_attn  # noqa: E402
 from qkv._vmap import register as _register_vmap  # noqa: E402
 from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
+from qkv.spans import Spans  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 
 _register_vmap()
@@ -36,6 +37,7 @@ __all__ = [
     "Conversion",
     "ReplacedSdpa",
     "SdpaReport",
+    "Spans",
     "__version__",
     "active_half_products",
     "active_isa",

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from qkv._jagged import jagged_attention, refuse_mixed
 from qkv.options import ScoreOptions, Unpack, keywords_of
+from qkv.spans import Spans
 
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
@@ -51,6 +52,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -130,7 +132,7 @@ def attention(
     Xiao et al., "Efficient streaming language models with attention sinks", 2023; softcap, Gemma
     Team, "Gemma 2", 2024.
     """
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks)
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks)
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qkv.options import HardOptions, Unpack, keywords_of
+from qkv.spans import Spans
 
 _hard_attention = torch.ops.qkv.hard_attention.default
 _keywords = keywords_of(_hard_attention)
@@ -35,6 +36,7 @@ def hard_attention(
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None,
     straight_through: bool = False, return_index: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """A lookup as in a dictionary: every query gets the one value whose key matches it best.
@@ -44,7 +46,7 @@ def hard_attention(
 
     Args:
         query, key, value, attn_mask, is_causal: as in `attention`.
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias: likewise.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans: likewise.
         straight_through: query, key, a floating attn_mask and alibi_slopes get the gradients that
             `attention` would give them, and change the output in forward mode as they would its, so
             that the choice can be learned. Otherwise there are none, as the choice does not change
@@ -72,6 +74,6 @@ def hard_attention(
     args = (query, key, value)
     if attn_mask is not None or is_causal is not False:
         args += (attn_mask, is_causal)
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, straight_through)
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, straight_through)
     output, index = _hard_attention(*args, **given)
     return (output, index) if return_index else output

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from qkv._jagged import jagged_attention, refuse_mixed
 from qkv.options import keywords_of
+from qkv.spans import Spans
 
 _attention_jvp = torch.ops.qkv.attention_jvp.default
 _keywords = keywords_of(_attention_jvp)
@@ -15,7 +16,8 @@ def attention_jvp(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
+    sinks: Tensor | None = None,
     query_tangent: Tensor | None = None, key_tangent: Tensor | None = None,
     value_tangent: Tensor | None = None, attn_mask_tangent: Tensor | None = None,
     bias_tangent: Tensor | None = None, alibi_slopes_tangent: Tensor | None = None,
@@ -29,7 +31,7 @@ def attention_jvp(
 
     Args:
         query, key, value, attn_mask, dropout_p, is_causal: as in `attention`.
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: likewise.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks: likewise.
         query_tangent: `[..., H, L, D]`: the direction of query.
         key_tangent: `[..., H, S, D]`, of key.
         value_tangent: `[..., H, S, Dv]`, of value.
@@ -65,7 +67,7 @@ def attention_jvp(
     scaling continuous-time consistency models", 2024.
     """
     given = _keywords(
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, query_tangent,
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, query_tangent,
         key_tangent, value_tangent, attn_mask_tangent, bias_tangent, alibi_slopes_tangent,
         sinks_tangent,
     )  # fmt: skip

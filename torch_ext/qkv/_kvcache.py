@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qkv.options import SoftmaxOptions, Unpack, keywords_of
+from qkv.spans import Spans
 
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
 _keywords = keywords_of(_attention_with_kvcache)
@@ -62,6 +63,7 @@ def attention_with_kvcache(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None,
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -146,7 +148,7 @@ def attention_with_kvcache(
         )
     given = _keywords(
         cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal,
-        None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, sinks,
+        None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, spans, sinks,
         k_scale, v_scale,
     )  # fmt: skip
     output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **given)

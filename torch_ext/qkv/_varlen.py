@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qkv.options import SoftmaxOptions, Unpack, keywords_of
+from qkv.spans import Spans
 
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest
@@ -60,6 +61,7 @@ def varlen_attn(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None,
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
@@ -119,7 +121,7 @@ def varlen_attn(
     """
     given = _keywords(
         dropout_p, scale, None if window_size == (-1, -1) else window_size, enable_gqa, seqused_k,
-        block_table, softcap, alibi_slopes, bias, sinks, k_scale, v_scale,
+        block_table, softcap, alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
     output, lse = _varlen_attention(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **given)
     return (output, lse) if return_aux is not None and return_aux.lse else output

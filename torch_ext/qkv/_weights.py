@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qkv.options import keywords_of
+from qkv.spans import Spans
 
 _attention_weights = torch.ops.qkv.attention_weights.default
 _attention_with_weights = torch.ops.qkv.attention_with_weights.default
@@ -17,7 +18,8 @@ def attention_weights(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
+    sinks: Tensor | None = None,
     reduce: Literal["heads", "queries"] | None = None,
 ) -> Tensor:  # fmt: skip
     """How much every query attends to every key: what `attention` averages the values with.
@@ -28,7 +30,7 @@ def attention_weights(
 
     Args:
         query, key, attn_mask, dropout_p, is_causal: as in `attention`.
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: likewise.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks: likewise.
         reduce: None for all weights, `[..., H, L, S]`. "heads" for their mean over the heads,
             `[..., L, S]`: the picture of a layer. "queries" for their sum over the queries,
             `[..., H, S]`: how much each key is attended to, which is what decides on the keys that
@@ -55,7 +57,7 @@ def attention_weights(
     translation by jointly learning to align and translate", 2014; their sum over the queries, Zhang
     et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
     """
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce)
     args = (query, key)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)
@@ -67,7 +69,8 @@ def attention_with_weights(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
+    sinks: Tensor | None = None,
     reduce: Literal["heads", "queries"] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output of `attention` and the weights that it has averaged the values with, from one
@@ -77,7 +80,7 @@ def attention_with_weights(
 
     Args:
         query, key, value, attn_mask, dropout_p, is_causal: as in `attention`.
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks: likewise.
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks: likewise.
         reduce: as in `attention_weights`: None, "heads" or "queries".
 
     Returns:
@@ -95,7 +98,7 @@ def attention_with_weights(
 
     Source: that of `attention_weights`.
     """
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, reduce)
+    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce)
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)

@@ -8,13 +8,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 from typing_extensions import TypedDict, Unpack
 
+from qkv.spans import Spans, tensor_of
+
 __all__ = ["HardOptions", "ScoreOptions", "SoftmaxOptions", "TangentOptions", "Unpack"]
 
 # The tensors beside query, key and value that act on scores, in the operators' order. All of these
-# have gradients and tangents.
-MASKS: tuple[str, ...] = ("attn_mask", "bias")  # broadcastable to [..., H, L, S]
+# have gradients and tangents, but for spans.
+PAIRS: tuple[str, ...] = ("attn_mask", "bias")  # broadcastable to [..., H, L, S]
+MASKS: tuple[str, ...] = (*PAIRS, "spans")  # these, and what broadcasts to [..., H, L, 2 n]
 BY_HEAD: tuple[str, ...] = ("alibi_slopes", "sinks")  # broadcastable to [..., H]
-DIFFERENTIABLE: tuple[str, ...] = ("query", "key", "value", *MASKS, *BY_HEAD)
+DIFFERENTIABLE: tuple[str, ...] = ("query", "key", "value", *PAIRS, *BY_HEAD)
 
 
 class _CommonOptions(TypedDict, total=False):
@@ -23,6 +26,7 @@ class _CommonOptions(TypedDict, total=False):
     softcap: float
     alibi_slopes: Tensor | None
     bias: Tensor | None
+    spans: Spans | Tensor | None
 
 
 class SoftmaxOptions(_CommonOptions, total=False):
@@ -68,12 +72,13 @@ def keywords_of(operator: OpOverload) -> Callable[..., dict[str, Any]]:
     An argument costs the dispatcher 0.2 us and a keyword 0.5, so that every function of the package
     passes only those that say something.
     A loop over the names would take as long as that, so the function is written here as one would
-    by hand: an `if` for each name."""
+    by hand: an `if` for each name. Of `Spans` the operators take the tensor."""
     arguments = [a for a in operator._schema.arguments if a.kwarg_only]
     lines = [f"def keywords({', '.join(a.name for a in arguments)}):", " given = {}"]
     for name, default in ((a.name, a.default_value) for a in arguments):
         differs = "!=" if isinstance(default, float) else "is not"
-        lines.append(f" if {name} {differs} {default!r}: given[{name!r}] = {name}")
-    namespace: dict[str, Any] = {}
+        value = "tensor_of(spans)" if name == "spans" else name
+        lines.append(f" if {name} {differs} {default!r}: given[{name!r}] = {value}")
+    namespace: dict[str, Any] = {"tensor_of": tensor_of}
     exec("\n".join([*lines, " return given"]), namespace)
     return namespace["keywords"]

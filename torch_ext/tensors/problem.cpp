@@ -8,6 +8,7 @@
 
 #include "call/dtypes.h"
 #include "common/philox.h"
+#include "tensors/key_spans.h"
 #include "tensors/shard.h"
 
 namespace qkv {
@@ -92,6 +93,11 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   p.num_threads = num_threads();
 
   bind_differentiable(p, [](Argument argument) { return argument; });
+  if (!call.has(arg::spans)) return;
+  // Documents and rows of a cache have fewer keys than all of them, and spans end with those.
+  check_spans(call, sizes.packed || sizes.is_cache ? kMaxSpan : sizes.seqlen_k);
+  bind(p.key_spans.input, arg::spans);
+  p.key_spans.count = call[arg::spans].sizes().back() / 2;
 }
 
 void KernelCall::bind_tangents(JvpArgs& args) { bind_differentiable(args, tangent_of); }
@@ -138,7 +144,8 @@ void KernelCall::bind(std::initializer_list<Output*> outputs, const Tensors& res
 void KernelCall::add(const at::Tensor& tensor, Strides& strides, Shape shape) {
   const bool has_column = shape != Shape::row && shape != Shape::per_head;
   const bool has_row = shape != Shape::per_head;
-  const bool rows_first = sizes_.packed && has_column && shape != Shape::mask;
+  const bool rows_first =
+      sizes_.packed && has_column && shape != Shape::mask && shape != Shape::spans;
   int64_t dims = 0;
   if (has_column) strides.col = stride_from_right(tensor, dims++);
   if (rows_first) strides.head = stride_from_right(tensor, dims++);

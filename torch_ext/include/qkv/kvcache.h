@@ -42,6 +42,9 @@ struct KvCacheOptions {
   // keys that a row has: added to the score of query i and key j, counted from the first that is
   // seen.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  // int32, broadcastable to [B, H, L, 2 n]: query i sees only keys begin <= j < end, for each begin
+  // and end of its row, counted from the first key that is seen. See AttentionOptions.
+  TORCH_ARG(std::optional<at::Tensor>, spans) = std::nullopt;
   // Floating, broadcastable to [B, H]: slope * |i + S - L - j| is taken off the score.
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   // Floating, broadcastable to [B, H]: the score of one more key, whose value is 0.

@@ -11,7 +11,8 @@ namespace qkv {
 
 // What scaled_dot_product_attention takes beside query, key and value, with its defaults, and more.
 // All of them combine. The score of query i and key j is made in this order: scale, softcap, ALiBi,
-// bias and the floating mask; then is_causal, window_size, -inf or a boolean mask hide keys.
+// bias and the floating mask; then is_causal, window_size, spans, -inf or a boolean mask hide
+// keys.
 //
 // With L queries and S keys:
 struct AttentionOptions {
@@ -38,6 +39,11 @@ struct AttentionOptions {
   // attn_mask; differentiable, the gradient in its own shape and dtype. For documents and caches:
   // see varlen_attention and attention_with_kvcache.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
+  // int32, broadcastable to [..., H, L, 2 n]: query i sees only keys begin <= j < end, for each
+  // begin and end of its row, which alternate: begin, end, begin, end ... 0 <= begin <= end <= S;
+  // spans may overlap. Beside masks, is_causal and window_size: all of them hide. For documents, by
+  // positions within them, [N, H, L, 2 n].
+  TORCH_ARG(std::optional<at::Tensor>, spans) = std::nullopt;
   // Floating, broadcastable to [..., H]: slope * |i + S - L - j| is taken off the score.
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   // Floating, broadcastable to [..., H]: the score of one more key, which every query of the head

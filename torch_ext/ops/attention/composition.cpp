@@ -1,3 +1,4 @@
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/matmul.h>
@@ -77,6 +78,19 @@ at::Tensor hide_positions(const Options& options, at::Tensor scores) {
   return scores;
 }
 
+// Where a query sees a key by its spans: bool, broadcastable to [..., H, L, S].
+at::Tensor seen_of(const at::Tensor& spans, const at::Tensor& scores) {
+  const at::Tensor keys = at::arange(scores.sym_size(-1), scores.options().dtype(at::kInt));
+  const auto ends = [&](int64_t column) { return spans.narrow(-1, column, 1); };
+  at::Tensor seen;
+  for (int64_t n = 0, count = spans.sym_sizes().back().guard_int(__FILE__, __LINE__) / 2; n < count;
+       ++n) {
+    const at::Tensor in_span = keys.ge(ends(2 * n)).logical_and(keys.lt(ends(2 * n + 1)));
+    seen = n == 0 ? in_span : seen.logical_or(in_span);
+  }
+  return seen;
+}
+
 // [..., H, L, S], also where only value has some of the leading dimensions.
 at::Tensor scores_of(const Call& call, at::ScalarType type) {
   const auto sizes = check<c10::SymInt>(call);
@@ -98,6 +112,8 @@ at::Tensor scores_of(const Call& call, at::ScalarType type) {
                  ? scores.masked_fill(mask.logical_not(), -kInfinity)
                  : scores.add(spread(mask.to(type), scores.sym_sizes()));
   }
+  if (call.has(arg::spans))
+    scores = scores.masked_fill(seen_of(call[arg::spans], scores).logical_not(), -kInfinity);
   return hide_positions(call.options, scores);
 }
 

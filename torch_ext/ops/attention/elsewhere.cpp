@@ -24,6 +24,7 @@ Tensors attend_elsewhere(const Call& call) {
   refuse(mask.defined() && o.is_causal, "combine attn_mask with is_causal; pass one mask");
   refuse(!(o.window_size.left == -1 && o.window_size.right == -1),
          "do window_size; pass an attn_mask");
+  refuse(call.has(arg::spans), "do spans; pass an attn_mask");
   refuse(o.softcap != 0, "do softcap");
   for (const Argument of_heads : kHeadArguments)
     refuse(call.has(of_heads),

@@ -11,6 +11,7 @@ from qkv.distributed._call import Call, prepare
 from qkv.distributed._check import check
 from qkv.distributed._ranks import Group, Team, team_of
 from qkv.options import ScoreOptions, Unpack, keywords_of
+from qkv.spans import Spans
 
 _keywords = keywords_of(torch.ops.qkv.attention.default)
 Method = Literal["ring", "heads", "auto"]
@@ -46,7 +47,8 @@ def ring_attention(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
@@ -68,7 +70,7 @@ def ring_attention(
         dropout_p: as in `qkv.attention`: which weights are dropped does not depend on the number of
             ranks.
         is_causal: each query sees the keys up to its own position.
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks, return_lse: as in
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, return_lse: as in
             `qkv.attention`.
         seqlen: N, where shards are padded; `n * L_local` if None. What is padded is hidden, its
             output is 0, and it gets no gradient.
@@ -120,7 +122,7 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, sinks)
+    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks)
     team = team_of("ring_attention", group)
     options |= {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
     call = Call.of(query, key, value, seqlen, cu_seqlens, method, **options)

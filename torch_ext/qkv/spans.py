@@ -1,0 +1,276 @@
+"""Which keys a query may see, said by a few intervals instead of a number for every pair."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["Spans"]
+
+# A span is two compares for every vector of scores, so that more of them cost more than a mask.
+MOST = 64
+_END = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """The keys that each query may see, as intervals of them: the argument `spans` of `attention`
+    and of all that is like it. Made once, for all layers of a model; of a sequence of 4096 it takes
+    32 kB for each span, where a boolean mask takes 16 MB.
+
+    tensor: int32 `[..., H or 1, L, 2 n]`, begins and ends, `begin_1, end_1, begin_2, end_2, ...`.
+    Query i sees key j if `begin <= j < end` for any of its n spans. Spans may be empty, may overlap
+    and may stand in any order; 0 <= begin <= end <= S.
+
+    `a & b` are the keys that both show, `a | b` those that one of them does.
+
+    Example:
+        >>> ids = torch.tensor([0] * 300 + [1] * 200 + [2] * 524)  # three documents
+        >>> query, key, value = torch.randn(3, 1, 8, 1024, 64)
+        >>> spans = qkv.Spans.documents(ids)
+        >>> output = qkv.attention(query, key, value, is_causal=True, spans=spans)
+
+    Source: intervals as cuDNN's and PyTorch's FlashMask have them; Wang et al., "FlashMask:
+    efficient and rich mask extension of FlashAttention", 2024.
+    """
+
+    tensor: Tensor
+
+    @property
+    def count(self) -> int:
+        """n, how many spans a query has."""
+        return self.tensor.size(-1) // 2
+
+    @staticmethod
+    def documents(ids: Tensor) -> "Spans":
+        """Each position sees those of its own document. ids: `[L]` or `[B, L]`, integers that are
+        equal within a document, which lies in one piece. For causal attention pass is_causal, too.
+
+        Raises:
+            ValueError: a document in more than one piece.
+        """
+        begins, ends = _runs(ids)
+        pieces = (begins == torch.arange(ids.size(-1))).sum(-1)
+        documents = (ids.sort(-1).values.diff(dim=-1) != 0).sum(-1) + min(1, ids.size(-1))
+        if not pieces.equal(documents):
+            raise ValueError(
+                "Spans.documents: ids has a document in more than one piece, but all positions of "
+                "a document are expected to follow each other; see Spans.from_mask"
+            )
+        return _one(begins, ends)
+
+    @staticmethod
+    def groups(ids: Tensor) -> "Spans":
+        """Neighbouring positions of equal ids see each other; those whose id is negative see
+        nothing. `Spans.groups(ids) | Spans.window(L, right=0)` is causal attention in which the
+        tokens of an image, too, see all others of it, as in Gemma 3. ids: `[L]` or `[B, L]`."""
+        begins, ends = _runs(ids)
+        return _one(begins, ends.where(ids >= 0, begins))
+
+    @staticmethod
+    def prefix(sizes: int | Tensor, seqlen: int) -> "Spans":
+        """The first positions see each other, and every later one all up to itself: a prefix LM.
+        sizes: how many there are; or int `[B]`, of each batch item."""
+        ends = torch.arange(1, seqlen + 1).maximum(torch.as_tensor(sizes)[..., None])
+        return _one(torch.zeros_like(ends), ends.clamp(max=seqlen))
+
+    @staticmethod
+    def chunks(size: int, seqlen: int) -> "Spans":
+        """Each position sees those of its own chunk, of `size` positions each, as in the local
+        layers of Llama 4, which pass is_causal, too."""
+        if size < 1:
+            raise ValueError(f"Spans.chunks: size is {size}, but 1 or more is expected")
+        begins = torch.arange(seqlen) // size * size
+        return _one(begins, (begins + size).clamp(max=seqlen))
+
+    @staticmethod
+    def window(
+        seqlen: int, left: int = -1, right: int = -1, *, first: int = 0, seqlen_k: int | None = None
+    ) -> "Spans":
+        """Query i of L = `seqlen` sees keys `i + S - L - left` to `i + S - L + right`; -1 leaves a
+        side open. That is window_size of the functions; with `first` also Longformer's global
+        tokens: so many keys at the beginning are seen by all queries, and, where L is S, so many
+        queries see all keys. seqlen_k: S; L if None."""
+        S = seqlen if seqlen_k is None else seqlen_k
+        i = torch.arange(seqlen) + (S - seqlen)
+        begins = (i - left).clamp(0, S) if left >= 0 else torch.zeros_like(i)
+        ends = (i + right + 1).clamp(0, S) if right >= 0 else torch.full_like(i, S)
+        spans = _one(begins, ends.maximum(begins))
+        if first == 0:
+            return spans
+        is_global = (torch.arange(seqlen) < first) & (S == seqlen)
+        return spans | _one(torch.zeros_like(i), torch.where(is_global, S, min(first, S)))
+
+    @staticmethod
+    def neighborhood(
+        sizes: Sequence[int],
+        kernel: int | Sequence[int],
+        dilation: int | Sequence[int] = 1,
+        is_causal: bool | Sequence[bool] = False,
+    ) -> "Spans":
+        """Each point of a grid of these sizes, row by row, sees the `kernel` points around it along
+        each dimension, every `dilation`-th; at the edges as many as elsewhere, the nearest ones;
+        along a causal dimension those up to its own place. In one, two and three dimensions that is
+        what NATTEN calls na1d, na2d and na3d. Of a kernel of even size k, k / 2 points lie before
+        the own one. There is a span for each row of a window, and for each point with dilation
+        along the rows.
+
+        Raises:
+            ValueError: a kernel that, times its dilation, is larger than the grid.
+
+        Source: Hassani et al., "Neighborhood attention transformer", 2023.
+        """
+        begins, hidden = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool)
+        of_each = (_of_each(x, len(sizes)) for x in (kernel, dilation, is_causal))
+        for size, k, step, causal in zip(sizes, *of_each, strict=True):
+            if k < 1 or step < 1 or k * step > size:
+                raise ValueError(
+                    f"Spans.neighborhood: kernel {k} with dilation {step} is expected to be 1 or "
+                    f"more, and at most {size} when multiplied: sizes is {tuple(sizes)}"
+                )
+            points = _neighbours(size, k, step, causal)
+            begins = begins[:, None, :, None] * size + points[:, None, :]
+            hidden = hidden[:, None, :, None] | (points[:, None, :] < 0)
+            begins, hidden = (x.flatten(2).flatten(0, 1) for x in (begins, hidden))
+        ends = begins + 1
+        return _merged("neighborhood", begins, ends.masked_fill(hidden, -1))
+
+    @staticmethod
+    def tree(parents: Sequence[int] | Tensor, first: int = 0) -> "Spans":
+        """Each node of a tree sees itself and those above it: drafts of a text that are verified at
+        once. parents: `[L]`, smaller numbers than the node's own, -1 for a root. first: how many
+        keys before the tree are seen by all, such as the text so far in a cache.
+
+        Source: Miao et al., "SpecInfer", 2024.
+        """
+        numbers = torch.as_tensor(parents).tolist()
+        seen = torch.cat([torch.ones(len(numbers), first), torch.eye(len(numbers))], 1).bool()
+        for i, parent in enumerate(numbers):
+            if not -1 <= parent < i:
+                raise ValueError(
+                    f"Spans.tree: parents[{i}] is {parent}, but -1 to {i - 1} is expected"
+                )
+            if parent >= 0:
+                seen[i] |= seen[parent]
+        return Spans.from_mask(seen)
+
+    @staticmethod
+    def from_mask(mask: Tensor) -> "Spans":
+        """Of a boolean mask `[..., L, S]`, True where a query may attend to a key.
+
+        Raises:
+            ValueError: a query with more than 64 runs of keys that it sees.
+        """
+        if mask.dtype != torch.bool or mask.dim() < 2:
+            raise ValueError(
+                f"Spans.from_mask: mask is {mask.dtype}, {[*mask.shape]}, but bool [..., L, S] is "
+                "expected"
+            )
+        edges = torch.nn.functional.pad(mask.to(torch.int8), (1, 1)).diff(dim=-1)
+        count = _counted("from_mask", (edges > 0).sum(-1))
+        begins, ends = torch.zeros(2, *mask.shape[:-1], count, dtype=torch.int64)
+        for found, edge in ((begins, edges > 0), (ends, edges < 0)):
+            *row, key = edge.nonzero(as_tuple=True)
+            found[(*row, edge.cumsum(-1)[(*row, key)] - 1)] = key
+        return _of(begins, ends)
+
+    def to_mask(self, seqlen_k: int) -> Tensor:
+        """The same as a boolean mask, `[..., L, S]`."""
+        keys = torch.arange(seqlen_k)
+        seen = torch.zeros(*self.tensor.shape[:-1], seqlen_k, dtype=torch.bool)
+        for span in self.tensor[..., None].split(2, -2):
+            seen |= (span[..., 0, :] <= keys) & (keys < span[..., 1, :])
+        return seen
+
+    def __or__(self, other: "Spans") -> "Spans":
+        (a, b), (c, d) = _together(self, other)
+        return _merged("|", torch.cat([a, c], -1), torch.cat([b, d], -1))
+
+    def __and__(self, other: "Spans") -> "Spans":
+        (a, b), (c, d) = _together(self, other)
+        begins, ends = a[..., None].maximum(c[..., None, :]), b[..., None].minimum(d[..., None, :])
+        return _merged("&", begins.flatten(-2), ends.flatten(-2))
+
+
+pytree.register_pytree_node(
+    Spans,
+    lambda spans: ([spans.tensor], None),
+    lambda tensors, _: Spans(*tensors),
+    serialized_type_name="qkv.Spans",
+)
+
+
+def tensor_of(spans: object) -> object:
+    """What the operators take of an argument `spans`."""
+    return spans.tensor if isinstance(spans, Spans) else spans
+
+
+def _of(begins: Tensor, ends: Tensor) -> Spans:
+    """begins and ends: `[..., L, n]`."""
+    return Spans(torch.stack([begins, ends], -1).flatten(-2).int())
+
+
+def _one(begins: Tensor, ends: Tensor) -> Spans:
+    """One span for each query: `[L]`, or `[B, L]` of all heads."""
+    begins, ends = (x[..., None] if x.dim() < 2 else x[:, None, :, None] for x in (begins, ends))
+    return _of(begins, ends)
+
+
+def _runs(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each position, where the neighbours that have its id begin and end."""
+    L = ids.size(-1)
+    places = torch.arange(L).expand(ids.shape)
+    changes = torch.nn.functional.pad(ids.diff(dim=-1) != 0, (1, 1), value=True)
+    begins = places.where(changes[..., :L], 0).cummax(-1).values
+    ends = (places + 1).where(changes[..., 1:], L).flip(-1).cummin(-1).values.flip(-1)
+    return begins, ends
+
+
+def _of_each(number: int | Sequence[int], rank: int) -> Sequence[int]:
+    return number if isinstance(number, Sequence) else (number,) * rank
+
+
+def _neighbours(size: int, kernel: int, dilation: int, is_causal: bool | int) -> Tensor:
+    """`[size, kernel]`: the points along one dimension that each point sees; negative: none."""
+    i = torch.arange(size)
+    own, rest = i // dilation, i % dilation  # of every dilation-th point, which number it is
+    first = own - kernel + 1
+    if not is_causal:
+        count = (size - rest + dilation - 1) // dilation
+        first = (own - kernel // 2).clamp(min=0).minimum(count - kernel)
+    return (first[:, None] + torch.arange(kernel)) * dilation + rest[:, None]
+
+
+def _together(a: Spans, b: Spans) -> list[tuple[Tensor, ...]]:
+    """begins and ends of both, `[..., L, n]`, with the same dimensions before n."""
+    shape = torch.broadcast_shapes(a.tensor.shape[:-1], b.tensor.shape[:-1])
+    return [x.tensor.expand(*shape, -1).unflatten(-1, (-1, 2)).unbind(-1) for x in (a, b)]
+
+
+def _counted(name: str, counts: Tensor) -> int:
+    """The largest number of spans that a query has, at least 1."""
+    count = int(counts.max()) if counts.numel() else 0
+    if count > MOST:
+        raise ValueError(
+            f"Spans: {name} makes {count} spans of a query, but at most {MOST} are expected; pass "
+            "a boolean attn_mask"
+        )
+    return max(count, 1)
+
+
+def _merged(name: str, begins: Tensor, ends: Tensor) -> Spans:
+    """As few spans as show the same keys, in their order."""
+    is_empty = ends <= begins
+    begins, order = begins.long().masked_fill(is_empty, _END).sort(-1)
+    ends = ends.long().masked_fill(is_empty, 0).gather(-1, order)
+    before = torch.nn.functional.pad(ends.cummax(-1).values[..., :-1], (1, 0), value=-1)
+    is_new = (begins > before) & (begins < _END)
+    number = (is_new.cumsum(-1) - 1).clamp(min=0)
+    shape = (*begins.shape[:-1], _counted(name, is_new.sum(-1)))
+    found = [
+        torch.zeros(shape, dtype=torch.int64).scatter_reduce(-1, number, x, how, include_self=False)
+        for x, how in ((begins, "amin"), (ends, "amax"))
+    ]
+    return _of(found[0].minimum(found[1]), found[1])
