@@ -24,7 +24,7 @@ with warnings.catch_warnings():  # a call must not warn, and torch does when it 
 INF = float("inf")
 SOFT = (
     "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "window_size", "softcap",
-    "alibi_slopes", "bias", "sinks", "dropout_seed",
+    "alibi_slopes", "bias", "spans", "sinks", "dropout_seed",
 )  # fmt: skip
 INPUTS = ("query", "key", "value")
 HEADS = ("alibi_slopes", "sinks")
@@ -282,7 +282,7 @@ def weights_parts(call):
     (query, key), options = plain(call)
     lead = torch.broadcast_shapes(
         leading(query, key, options.get("enable_gqa", False)),
-        *(options[n].shape[:-2] for n in ("attn_mask", "bias") if n in options),
+        *(options[n].shape[:-2] for n in ("attn_mask", "bias", "spans") if n in options),
     )
     if call.get("reduce") == "heads" and lead and lead[-1] == 0:
         raise NotJudged("the mean over no heads: the operator's is 0, torch's is NaN")

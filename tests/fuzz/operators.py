@@ -77,7 +77,7 @@ def python_attention(return_lse=False, **call):
 
 SOFT = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
-    "window_size", "softcap", "alibi_slopes", "bias", "sinks",
+    "window_size", "softcap", "alibi_slopes", "bias", "spans", "sinks",
 )  # fmt: skip
 PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
 
@@ -244,7 +244,7 @@ def with_weights_backward_calls(draw):
 
 
 HARD = (
-    "attn_mask", "bias", "alibi_slopes", "scale", "enable_gqa", "window_size", "softcap",
+    "attn_mask", "bias", "spans", "alibi_slopes", "scale", "enable_gqa", "window_size", "softcap",
     "is_causal",
 )  # fmt: skip
 

@@ -55,7 +55,7 @@ def reference(query, key, value, **options):
 
 # What the forward operator wants to be told, though there is nothing to say.
 NO_OPTIONS = dict.fromkeys(
-    ("attn_mask", "bias", "alibi_slopes", "sinks", "dropout_seed", "cu_seq_q", "cu_seq_k",
+    ("attn_mask", "bias", "spans", "alibi_slopes", "sinks", "dropout_seed", "cu_seq_q", "cu_seq_k",
      "seqused_k", "scale", "window_size")
 ) | {"dropout_p": 0.0, "is_causal": False, "enable_gqa": False, "softcap": 0.0}  # fmt: skip
 

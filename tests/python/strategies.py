@@ -45,14 +45,15 @@ def _junk(x):
 @dataclasses.dataclass
 class Case:
     """shapes: of query, key, value and, unless None, the mask. head_shapes: of alibi_slopes and
-    sinks, unless None, in head_dtype. bias_shape: of bias, unless None, laid out as the key is. The
-    rest are the operator's arguments."""
+    sinks, unless None, in head_dtype. bias_shape: of bias, unless None, laid out as the key is, and
+    so are spans. The rest are the operator's arguments."""
 
     shapes: tuple
     layouts: tuple
     zero_stride_dims: tuple  # of each tensor: dimensions along which it repeats one slice
     mask_kind: str | None
     bias_shape: tuple | None
+    spans_shape: tuple | None  # [..., L or 1, n], of n spans
     head_shapes: tuple
     head_dtype: torch.dtype
     is_causal: bool
@@ -115,6 +116,11 @@ class Case:
             x = torch.randn(self.bias_shape, generator=generator, dtype=torch.float64)
             kind = "same" if self.seed % 2 else "f32"
             more["bias"] = lay_out(self._mask(x, dtype, kind), self.layouts[1])
+        if self.spans_shape is not None:
+            shape, keys = (*self.spans_shape, 2), self.shapes[1][-2]
+            x = torch.randint(keys + 1, shape, generator=generator, dtype=torch.int32)
+            x = lay_out(x.sort(-1).values.flatten(-2), self.layouts[1])
+            more["spans"] = x
         if self.dropout_p > 0:
             seed = self.seed * 0x9E3779B97F4A7C15 % 2**64 - 2**63  # may be any int64
             more |= {"dropout_p": self.dropout_p, "dropout_seed": seed}
@@ -168,6 +174,9 @@ def cases(draw, max_work=1_500_000):
     if draw(st.integers(0, 3)) == 0:
         bias_shape = draw(_broadcast_shape((*lead, L, S)))
         bias_shape = (1,) * (2 - len(bias_shape)) + bias_shape
+    spans_shape = None
+    if draw(st.integers(0, 4)) == 0:
+        spans_shape = (*(draw(_broadcast_shape((*lead, L))) or (1,)), draw(st.integers(1, 3)))
     sides = st.sampled_from([-1, 0, 1, 2, 5, S // 2, L // 2, L + S, 2**40])
     return Case(
         shapes=shapes,
@@ -179,6 +188,7 @@ def cases(draw, max_work=1_500_000):
         ),
         mask_kind=mask_kind,
         bias_shape=bias_shape,
+        spans_shape=spans_shape,
         head_shapes=tuple(
             draw(_broadcast_shape(lead)) if draw(st.integers(0, 3)) == 0 else None for _ in range(2)
         ),

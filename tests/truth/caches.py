@@ -97,6 +97,8 @@ def options(d, B, H, L, longest):
     if d.chance(0.3):
         shape = d.broadcast((B, H, L, longest + d.pick((0, 2))), 1)
         d.mask("bias", (1,) * (2 - len(shape)) + shape, d.pick(("same", "f32")))
+    if d.chance(0.2):
+        d.spans(d.broadcast((B, H, L)) or (1,), longest)
     d.scores(L, longest)
     if "scale" in k:
         k["softmax_scale"] = k.pop("scale")

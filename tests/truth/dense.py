@@ -44,6 +44,8 @@ def options(d, lead, L, S, *, soft=True):
         d.mask("attn_mask", mask_shape(d, lead, L, S), d.pick(("bool", "same", "f32")))
     if d.chance(0.35):
         d.mask("bias", mask_shape(d, lead, L, S), d.pick(("same", "f32")))
+    if d.chance(0.2):
+        d.spans(d.broadcast((*lead, L)) or (1,), S)
     if d.chance(0.3):
         d.keywords["is_causal"] = "True"
     if d.chance(0.3):

@@ -127,6 +127,14 @@ class Draw:
         self.tensors[name] = text
         self.keywords[name] = name
 
+    def spans(self, shape, keys):
+        """Adds the keyword: one to three spans, some of them empty, for each of [..., L]."""
+        pairs = (*shape, self.between(1, 3), 2)
+        generator = f"generator=torch.Generator().manual_seed({self.seed()})"
+        text = f"torch.randint({keys + 1}, {pairs}, {generator}, dtype=torch.int32)"
+        self.tensors["spans"] = f"{text}.sort(-1).values.flatten(-2)"
+        self.keywords["spans"] = "spans"
+
     def of_heads(self, name, shape):
         """Adds slopes or sinks as a keyword."""
         dtype = self.pick((torch.float32, torch.float32, torch.float64, torch.bfloat16))

@@ -73,6 +73,8 @@ def options(d, queries, keys, H, *, soft=True):
             shape = (1, d.pick((1, 1, H)), *shape[-2:]) if len(shape) > 2 else shape
         shape = (1,) * (2 - len(shape)) + shape
         d.mask("bias", shape, d.pick(("same", "f32")))
+    if d.chance(0.2):
+        d.spans(d.broadcast((N, H, L + d.pick((0, 0, 2)))) or (1,), S)
     d.scores(L, S)
     if soft:
         d.dropout()

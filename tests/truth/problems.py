@@ -23,10 +23,18 @@ def kept(v, item, H, L, S):
     return _dropout.dropout_mask(seed, p, (H, L, S), place=_dropout.Place(first_item=item))
 
 
+def in_spans(spans, S):
+    """bool [..., L, S]: whether one of a query's spans has the key. Spans: [..., L, 2 n]."""
+    begins, ends = spans[..., ::2, None], spans[..., 1::2, None]
+    return ((begins <= torch.arange(S)) & (torch.arange(S) < ends)).any(-2)
+
+
 def options_of(v, item, H, L, S, of_item):
     """Options of one batch item; of_item(x, n) is its share of x, of which the last n dimensions
     are its own."""
     masks = [of_item(v[name], 3) for name in ("attn_mask", "bias") if v.get(name) is not None]
+    if v.get("spans") is not None:
+        masks.append(of_item(in_spans(v["spans"], S), 3))
     heads = {n: of_item(v[n], 1) for n in ("alibi_slopes", "sinks") if v.get(n) is not None}
     scale = v.get("scale", v.get("softmax_scale"))
     return Options(

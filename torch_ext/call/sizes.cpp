@@ -92,6 +92,9 @@ void check_batch(const Call& call, Sizes<T>& sizes) {
   }
 }
 
+// Each span of a query is looked at, also where the tensor is expanded, and takes no memory.
+constexpr int64_t kMostSpans = 256;
+
 // A mask, or spans. The rows and columns of a mask for documents, and its columns for a cache, may
 // be more than any of them needs: check_masks_cover says whether they are enough.
 template <class T>
@@ -99,8 +102,9 @@ void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   const at::Tensor& mask = call[argument];
   const bool is_spans = kArguments[argument].shape == Shape::spans;
   const T columns = size_from_right<T>(mask, 0);
-  expect_shape<T>(!is_spans || (mask.dim() > 0 && columns >= 2 && columns % 2 == 0), call, argument,
-                  ", but begins and ends are expected to alternate in its last dimension, 2 n");
+  expect_shape<T>(
+      !is_spans || (columns >= 2 && columns <= 2 * kMostSpans && columns % 2 == 0), call, argument,
+      ", but [..., H, L, 2 n] is expected, the begins and ends of 1 to ", kMostSpans, " spans");
   typename Sizes<T>::Shape expected = sizes.scores();
   if (sizes.packed) expected.insert(expected.begin(), sizes.documents);
   const int64_t rank = expected.size();

@@ -63,8 +63,8 @@ def attention(
     them combine, and everything that is a float tensor gets its gradient.
 
     The score of query i and key j is made in this order: `scale * query_i . key_j`; softcap; ALiBi;
-    bias and the floating attn_mask are added; what is_causal, window_size or attn_mask hides is
-    left out.
+    bias and the floating attn_mask are added; what is_causal, window_size, spans or attn_mask hides
+    is left out.
 
     Args:
         query: `[..., H, L, D]`, float32, float64, bfloat16 or float16; at least 2-D. The leading
@@ -90,6 +90,9 @@ def attention(
             the scores.
         bias: float32 or query's dtype, broadcastable to `[..., H, L, S]`: added to the scores
             beside any attn_mask; -inf hides.
+        spans: which keys each query sees, as a few intervals instead of a number for every pair:
+            `qkv.Spans`, or its int32 tensor, broadcastable to `[..., H, L, 2 n]`. Time grows with
+            what they show.
         sinks: floating, broadcastable to `[..., H]`: the score of one more key that every query of
             the head sees and whose value is 0. It counts in the lse, too.
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
@@ -104,7 +107,7 @@ def attention(
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, by the argument's name.
-        ValueError: a number that is out of range: scale, dropout_p, window_size, softcap.
+        ValueError: a number that is out of range: scale, dropout_p, window_size, softcap, spans.
         NotImplementedError: what is still to come.
 
     bfloat16 and float16: scores, softmax and all sums are float32, what is returned is rounded
@@ -115,7 +118,7 @@ def attention(
     `[B, H, j, D]`, usually `.transpose(1, 2)` of `[B, j, H, D]`. Item b of key and value may have
     another length than item b of query. alibi_slopes and sinks are `[H]` or `[B, H]`; bias is
     broadcastable to `[B, H, L, S]`, by positions within an item, where L and S are at least the
-    longest item's; attn_mask is None. The results are jagged like query.
+    longest item's; spans are `[B, H, L, 2 n]`, likewise; attn_mask is None. The results are jagged like query.
 
     Tensors on another device than the CPU go to torch's own attention.
 

@@ -74,6 +74,8 @@ def hard_attention(
     args = (query, key, value)
     if attn_mask is not None or is_causal is not False:
         args += (attn_mask, is_causal)
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, straight_through)
+    given = _keywords(
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, straight_through
+    )
     output, index = _hard_attention(*args, **given)
     return (output, index) if return_index else output

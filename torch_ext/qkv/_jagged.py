@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
-from qkv.options import BY_HEAD, TangentOptions, Unpack, defaults
+from qkv.options import BY_HEAD, MASKS, TangentOptions, Unpack, defaults
 
 _ops = torch.ops.qkv
 _dropout_seed = _ops.dropout_seed.default
@@ -41,7 +41,7 @@ def jagged_attention(
     _check_items(function, tensors)
     cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
     if query.lengths() is not None:
-        for name, rank in (dict.fromkeys(BY_HEAD, 2) | {"bias": 4}).items():
+        for name, rank in (dict.fromkeys(BY_HEAD, 2) | dict.fromkeys(MASKS, 4)).items():
             for option in (name, f"{name}_tangent"):
                 if option in call:
                     call[option] = _per_document(call[option], rank)

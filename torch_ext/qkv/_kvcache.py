@@ -102,6 +102,8 @@ def attention_with_kvcache(
         softcap, alibi_slopes, sinks: as in `attention`.
         bias: float32 or query's dtype, broadcastable to `[B, H, L, S]`: added to the scores; -inf
             hides. S is at least the longest row's, counted from the first key that is seen.
+        spans: `qkv.Spans` or int32, broadcastable to `[B, H, L, 2 n]`, of keys counted as for bias;
+            what lies behind a row's last key is cut off.
         k_scale: float32, what the numbers of an int8 k_cache are multiplied by: `[]` or `[1]` for
             all, `[Hkv]` for each head, or k_cache's shape without D for each row of each head,
             `[B, Hkv, S_max]`. Appending divides key by it and rounds to the nearest even integer

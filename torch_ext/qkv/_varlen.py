@@ -93,6 +93,8 @@ def varlen_attn(
         bias: float32 or query's dtype, broadcastable to `[N, H, L, S]`: added to the scores by
             positions within a document, where L and S are at least the longest document's; -inf
             hides.
+        spans: `qkv.Spans` or int32, broadcastable to `[N, H, L, 2 n]`, likewise by positions within
+            a document, at whose last key they are cut off.
         sinks: as in `qkv.attention`, `[H]` or `[N, H]`.
         k_scale, v_scale: of an int8 key and value, as in `qkv.attention_with_kvcache`, for each row
             of each head `[blocks, block_size, Hkv]`. With block_table alone, and query float32,

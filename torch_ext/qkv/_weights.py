@@ -18,8 +18,8 @@ def attention_weights(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
-    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
     reduce: Literal["heads", "queries"] | None = None,
 ) -> Tensor:  # fmt: skip
     """How much every query attends to every key: what `attention` averages the values with.
@@ -57,7 +57,9 @@ def attention_weights(
     translation by jointly learning to align and translate", 2014; their sum over the queries, Zhang
     et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
     """
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce)
+    given = _keywords(
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce
+    )
     args = (query, key)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)
@@ -69,8 +71,8 @@ def attention_with_weights(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
-    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
     reduce: Literal["heads", "queries"] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output of `attention` and the weights that it has averaged the values with, from one
@@ -98,7 +100,9 @@ def attention_with_weights(
 
     Source: that of `attention_weights`.
     """
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce)
+    given = _keywords(
+        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce
+    )
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)

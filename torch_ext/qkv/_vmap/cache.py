@@ -29,7 +29,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
         index = torch.arange(items, device=query.device).expand(samples.size, -1)
     if index is not None:
         tensors[place] = index.flatten(0, 1)
-    for name, dims_after in ({"bias": 3} | dict.fromkeys(BY_HEAD, 1)).items():
+    for name, dims_after in ({"bias": 3, "spans": 3} | dict.fromkeys(BY_HEAD, 1)).items():
         tensors[name] = _option(samples, name, items, dims_after)
     results = op(**pool.tensors, **tensors, **options)
     if appends:

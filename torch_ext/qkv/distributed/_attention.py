@@ -47,8 +47,8 @@ def ring_attention(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None, bias: Tensor | None = None, spans: Spans | Tensor | None = None,
-    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
     return_lse: bool = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
@@ -65,8 +65,8 @@ def ring_attention(
         value: `[..., H, L_local, Dv]`, of query's dtype.
         attn_mask: broadcastable to `[..., H, L_local, N]`: the rows are this rank's, in the order
             of its shard, or one for all; the columns are those of the whole sequence in its own
-            order. So is bias, of packed documents too. alibi_slopes and sinks are the same on all
-            ranks.
+            order. So is bias, of packed documents too; spans have such rows, and keys of the whole
+            sequence. alibi_slopes and sinks are the same on all ranks.
         dropout_p: as in `qkv.attention`: which weights are dropped does not depend on the number of
             ranks.
         is_causal: each query sees the keys up to its own position.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.distributed._plan import Block, Range
-from qkv.options import BY_HEAD, MASKS
+from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
 _backward = torch.ops.qkv.attention_backward.default
@@ -23,9 +23,9 @@ class Options:
     """What acts on the scores of `own_heads` of the `heads` heads of a call, from first_head on.
 
     tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
-    and columns as in the sequence of length N; alibi_slopes `[..., own_heads]`, or one row for each
-    packed document, of which there are `documents`. scalars: dropout_p, scale, enable_gqa,
-    window_size and softcap.
+    and columns as in the sequence of length N; spans, with such rows, of keys of that sequence;
+    alibi_slopes `[..., own_heads]`, or one row for each packed document, of which there are
+    `documents`. scalars: dropout_p, scale, enable_gqa, window_size and softcap.
     """
 
     tensors: dict[str, Tensor]
@@ -67,7 +67,7 @@ def rows_of(tensor: Tensor, rows: Range, dim: int = -2) -> Tensor:
 
 
 def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:
-    """A view of what a tensor of the options has for a block."""
+    """A view of what a tensor of the options has for a block; of spans, what they show of it."""
     if name in BY_HEAD:
         if documents is None or tensor.dim() < 2:
             return tensor
@@ -78,6 +78,8 @@ def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Ten
         return tensor.narrow(0, block.document, len(block.ends) - 1)
     if tensor.dim() > 1 and tensor.size(-2) > 1:
         tensor = rows_of(tensor, block.rows)
+    if name == "spans":
+        return (tensor - block.key_begin).clamp_(0, block.columns.size)
     return (
         tensor if tensor.size(-1) == 1 else tensor.narrow(-1, block.key_begin, block.columns.size)
     )
@@ -85,8 +87,7 @@ def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Ten
 
 def _widened(tensor: Tensor) -> Tensor:
     """Half precision in float32, as query, key and value are."""
-    known = tensor.dtype in (torch.bool, torch.float32, torch.float64)
-    return tensor if known else tensor.float()
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _arguments(block: Block, options: Options) -> dict:
@@ -176,7 +177,8 @@ def block_backward(
     grad_output = own.grad_output
     if grad_output is not None:
         grad_output = _laid_out(block, grad_output.to(dtype))
-    of_options = [name in option_grads for name in OPTION_TENSORS]
+    options_with_grads = [name for name in OPTION_TENSORS if name in DIFFERENTIABLE]
+    of_options = [name in option_grads for name in options_with_grads]
     found = _backward(
         grad_output, own.grad_lse, _laid_out(block, own.query.to(dtype)), key, value,
         output=_laid_out(block, own.output), logsumexp=own.lse,
@@ -185,7 +187,7 @@ def block_backward(
     )  # fmt: skip
     if own.grad_query is not None:
         own.grad_query.add_(_laid_out(block, found[0]))
-    for name, more in zip(OPTION_TENSORS, found[3:-1], strict=True):
+    for name, more in zip(options_with_grads, found[3:-1], strict=True):
         if name in option_grads:
             _part(name, option_grads[name], block, options.documents).add_(more)
     return [x if x is None else _laid_out(block, x) for x in found[1:3]]

@@ -37,6 +37,12 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
         _check_documents(call, seqlen)
     if call.method not in METHODS:
         raise ValueError(f"method is {call.method!r}, but one of {METHODS} is expected")
+    spans = call.tensors.get("spans")
+    if spans is not None and spans.numel() and not 0 <= spans.min() <= spans.max() <= seqlen:
+        raise ValueError(
+            f"spans has numbers from {spans.min()} to {spans.max()}, but 0 to {seqlen} are "
+            "expected, the length of the sequence"
+        )
     lead = _leading(call, seqlen)
     by_heads = team.heads if team.heads.size > 1 else team.ring
     if call.method == "heads" and team.heads.size > 1 and team.ring.size > 1:

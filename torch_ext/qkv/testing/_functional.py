@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.options import MASKS
+from qkv.spans import tensor_of
 from qkv.testing._arguments import check_broadcast, check_value
 from qkv.testing._dropout import dropped
 from qkv.testing._scores import INF, Place, attention_scores, leading, matmul, repeat_heads
@@ -92,10 +94,22 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     return weights, lse.where(~nothing.squeeze(-1), alone)
 
 
-def of_item(options: Mapping[str, Any], lead: tuple[int, ...], item: int) -> dict[str, Any]:
-    """The options of a call for one batch item, or document. What has a number for each head, and
-    broadcasts to lead, `[B, H]`, becomes `[H]`."""
-    return {
-        name: x.expand(lead)[item] if isinstance(x, Tensor) and name != "dropout_seed" else x
-        for name, x in options.items()
-    }
+def of_item(
+    options: Mapping[str, Any], lead: tuple[int, ...], item: int, L: int, S: int
+) -> dict[str, Any]:
+    """The options of a call for one batch item, or document, with so many queries and keys. What
+    has a number for each head, and broadcasts to lead, `[B, H]`, becomes `[H]`; what broadcasts to
+    `[B, H, L, S]`, where L and S may be larger than the item's, becomes `[H or 1, L or 1, S or 1]`.
+    """
+    own: dict[str, Any] = {}
+    for name, x in options.items():
+        if name in MASKS and x is not None:
+            x = tensor_of(x)
+            x = x[(None,) * (4 - x.dim())]
+            x = x[item if x.size(0) > 1 else 0, :, : min(L, x.size(-2))]
+            own[name] = x if name == "spans" else x[..., : min(S, x.size(-1))]
+        elif isinstance(x, Tensor) and name != "dropout_seed":
+            own[name] = x.expand(lead)[item]
+        else:
+            own[name] = x
+    return own

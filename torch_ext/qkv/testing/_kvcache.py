@@ -28,9 +28,10 @@ def attention_with_kvcache(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`qkv.attention_with_kvcache` in torch's operators, which writes to nothing.
 
-    Arguments are as there; options are those of `attention` that are numbers or have one for each
-    head, `[B, H]`. Returns output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the
-    call would leave them, all in dtype; of int8 caches the numbers that they stand for.
+    Arguments are as there; options are those of `attention`, with the numbers of heads
+    broadcastable to `[B, H]`, bias and spans by positions from the first key that is seen. Returns
+    output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the call would leave them, all in
+    dtype; of int8 caches the numbers that they stand for.
 
     Raises:
         TypeError: as `attention` does.
@@ -61,10 +62,11 @@ def attention_with_kvcache(
     for b, (rows, at) in enumerate(slots):
         seen = slice(_number(cache_leftpad, b, 0), ends[b])
         keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
+        own = of_item(options, query.shape[:2], b, query.size(2), keys.size(1))
         output[b], lse[b] = attention(
-            query[b], keys, values,
+            query[b], keys, values, **own,
             scale=softmax_scale, enable_gqa=True, window_size=(window[0], 0) if causal else window,
-            dtype=dtype, return_lse=True, **of_item(options, query.shape[:2], b),
+            dtype=dtype, return_lse=True,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qkv.spans import Spans
 from qkv.testing._arguments import check_broadcast, check_key, check_mask, check_numbers
 
 INF = float("inf")
@@ -76,6 +77,7 @@ def attention_scores(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    spans: Spans | Tensor | None = None,
     dtype: torch.dtype = torch.float64,
     nonfinite: bool = False,
     place: Place | None = None,
@@ -105,6 +107,10 @@ def attention_scores(
     L, S = query.size(-2), key.size(-2)
     lead = leading(query, key, enable_gqa)
     seen = visible(L, S, is_causal, window_size, place=place, device=query.device)
+    if spans is not None:
+        spans = spans if isinstance(spans, Spans) else Spans(spans)
+        check_mask("spans", in_spans := spans.to_mask(S), lead, L, S)
+        seen = seen & in_spans
     masks = {name: x for name, x in (("attn_mask", attn_mask), ("bias", bias)) if x is not None}
     for name, mask in masks.items():
         check_mask(name, mask, lead, L, S)

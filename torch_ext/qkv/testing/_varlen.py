@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from qkv.options import MASKS
 from qkv.testing._functional import attention, of_item
 from qkv.testing._scores import INF, Place
 
@@ -27,8 +28,6 @@ def varlen_attn(
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
-    attn_mask: Tensor | None = None,
-    bias: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -40,12 +39,12 @@ def varlen_attn(
         query: `[T, H, D]`. key: `[Tk, Hkv, D]`. value: `[Tk, Hkv, Dv]`; with block_table key and
             value are `[blocks, block_size, Hkv, ...]`.
         max_q, max_k, num_splits: not needed.
-        bias: broadcastable to `[N, H, L, S]`, by positions within a document; attn_mask, which
-            `qkv.varlen_attn` has not, likewise.
         k_scale, v_scale: what the numbers of an int8 key and value are multiplied by: `[]`, `[1]`,
             `[Hkv]` or `[blocks, block_size, Hkv]`.
         options: those of `attention`, with the numbers of heads, alibi_slopes and the like,
-            broadcastable to `[N, H]`. For dropout_seed documents count as batch items. is_causal,
+            broadcastable to `[N, H]`, masks and spans to `[N, H, L, S]` and `[N, H, L, 2 n]`, by
+            positions within a document; attn_mask, too, which `qkv.varlen_attn` has not. For
+            dropout_seed documents count as batch items. is_causal,
             which `qkv.varlen_attn` has not, is aligned to the beginning of each document.
 
     Returns:
@@ -73,15 +72,12 @@ def varlen_attn(
         else:
             place, size = torch.arange(int(seqused_k[n]), device=key.device), key.size(1)
             keys = block_table[n].long()[place // size], place % size
-        own = of_item(options, per_document, n)
         its_query, its_key, its_value = (
             x.transpose(0, 1) for x in (query[rows], key[keys], value[keys])
         )
-        own |= {
-            name: _of_document(mask, n, its_query.size(1), its_key.size(1))
-            for name, mask in (("attn_mask", attn_mask), ("bias", bias))
-            if mask is not None and its_key.size(1)  # without a pair, nobody looks at them
-        }
+        own = of_item(options, per_document, n, its_query.size(1), its_key.size(1))
+        if not its_key.size(1):  # without a pair, nobody looks at masks
+            own = {name: x for name, x in own.items() if name not in MASKS}
         found = attention(
             its_query, its_key, its_value, **own,
             dtype=dtype, return_lse=True, place=Place(first_item=n),
@@ -89,10 +85,3 @@ def varlen_attn(
         output = output.index_copy(0, rows, found[0].transpose(0, 1))
         lse = lse.index_copy(1, rows, found[1])
     return (output, lse) if return_aux is not None and return_aux.lse else output
-
-
-def _of_document(mask: Tensor, n: int, queries: int, keys: int) -> Tensor:
-    """What document number n, with so many queries and keys, has of a mask `[N, H, L, S]`."""
-    mask = mask[(None,) * (4 - mask.dim())]
-    mask = mask[n if mask.size(0) > 1 else 0]
-    return mask[:, : min(queries, mask.size(1)), : min(keys, mask.size(2))]

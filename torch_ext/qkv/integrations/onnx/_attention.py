@@ -27,7 +27,7 @@ from onnxscript import opset23 as op
 
 from qkv.integrations.onnx._masks import Mask, Places
 from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant
-from qkv.options import MASKS
+from qkv.options import PAIRS
 
 TRANSLATED_BY_HEAD = ("alibi_slopes", "sinks")  # of options.BY_HEAD
 _FLOAT32, _FLOAT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE
@@ -75,7 +75,7 @@ class Attention:
 
     def _is_masked(self) -> bool:
         """Whether the call hides or adds anything."""
-        given = any(self.arguments[name] is not None for name in (*MASKS, *TRANSLATED_BY_HEAD))
+        given = any(self.arguments[name] is not None for name in (*PAIRS, *TRANSLATED_BY_HEAD))
         return given or self.arguments["is_causal"] or self.has_window
 
     def _composes(self) -> bool:
@@ -125,7 +125,7 @@ class Attention:
 
     def _given_masks(self) -> tuple[list[Tensor], list[Tensor]]:
         seen, added = [], []
-        for name in MASKS:
+        for name in PAIRS:
             value = self.arguments[name]
             if value is not None and value.dtype == ir.DataType.BOOL:
                 seen.append(Tensor.given(value).merged(self.leading))

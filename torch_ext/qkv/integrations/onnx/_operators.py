@@ -57,7 +57,7 @@ def _check(arguments: dict[str, Any]) -> None:
         )
     if arguments["dropout_p"] != 0:
         _refuse_dropout(dropout_p=arguments["dropout_p"])
-    for name in set(BY_HEAD) - set(TRANSLATED_BY_HEAD):
+    for name in {"spans", *BY_HEAD} - set(TRANSLATED_BY_HEAD):
         if arguments[name] is not None:
             _refuse(f"{name} is given, but has no translation yet")
     for name in ("cu_seq_q", "cu_seq_k", "seqused_k"):
