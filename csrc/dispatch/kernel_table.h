@@ -117,34 +117,27 @@ struct FinishedKeys {
 
 struct KernelParts;  // dispatch/kernel_parts.h
 
-// The kernels for one dtype. Workspaces are in bytes, one for each thread. The parts that items
-// leave are in the compute type.
+// The kernels for one dtype. The parts that items leave are in the compute type.
+//
+// Each thread has a workspace. A kernel that takes one returns how many bytes of it the item needs,
+// and does nothing else if it is null.
 struct Kernels {
   int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
-  // with_weights: whether ForwardResult::weights is wanted.
-  size_t (*forward_workspace)(const Problem&, int64_t rows, bool with_weights);
-  void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
+  size_t (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
   // Puts the parts of a row together, and writes it to the result.
   void (*merge_parts)(const Problem&, const ForwardResult&, const RowParts&);
-  // `keys`: the most that an item of the backward pass has.
-  size_t (*backward_workspace)(const Problem&, int64_t keys);
-  void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
+  // How large its workspace is follows from the number of the item's keys alone. BackwardArgs has
+  // no direction where pairs are multiplied (jvp_kernels).
+  size_t (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
   void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
   void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
-  // The item has all keys, and leaves no part. Its workspace is backward_workspace for 0 keys.
-  void (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
-                   void* workspace);
-  // The item has all keys, and leaves no part. Its workspace is forward_workspace without weights.
-  void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
-  // The item has all keys, and leaves no part. Null where pairs are multiplied (jvp_kernels).
-  size_t (*jvp_workspace)(const Problem&, const JvpArgs&, int64_t rows);
-  void (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
-              void* workspace);
-
-  // BackwardArgs::direction is given. Null where pairs are multiplied, as jvp is.
-  size_t (*double_backward_workspace)(const Problem&, const BackwardDirection&, int64_t keys);
-  void (*double_backward)(const Problem&, const BackwardArgs&, const BackwardItem&,
-                          void* workspace);
+  // Of these three, the item has all keys, and leaves no part. jvp is null where pairs are
+  // multiplied (jvp_kernels).
+  size_t (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
+                     void* workspace);
+  size_t (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
+  size_t (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
+                void* workspace);
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;
@@ -186,13 +179,13 @@ const Implementation& active_implementation();
 // The kernels of the active implementation. If half_products() is "float32", and that one would
 // multiply half precision, they are those of Implementation::others, which widen it.
 const Kernels& active_kernels(DType dtype);
-// The kernels of the active implementation that have jvp and double_backward: they multiply no
+// The kernels of the active implementation that have jvp, and take directions: they multiply no
 // pairs, and widen half precision on every instruction set.
 const Kernels& jvp_kernels(DType dtype);
 // Those that make the scores of a problem in its way (Problem::score_way). Int8 keys and values are
 // widened, as in jvp_kernels.
 const Kernels& kernels_for(const Problem& p);
-// Those of its backward pass: with BackwardArgs::direction, the ones that have double_backward.
+// Those of its backward pass: with BackwardArgs::direction, the ones that take it.
 inline const Kernels& kernels_for(const Problem& p, const BackwardArgs& a) {
   return a.direction ? jvp_kernels(p.dtype) : kernels_for(p);
 }

@@ -125,10 +125,9 @@ void BackwardTask::order_cells(int64_t bands) {
 }
 
 size_t BackwardTask::kernel_bytes() const {
-  const int64_t keys = std::min(most_keys_, std::max<int64_t>(1, keys_));
-  const ItemProblem item(p_, stretch_.first);
-  return args_.direction ? kernels_.double_backward_workspace(*item, *args_.direction, keys)
-                         : kernels_.backward_workspace(*item, keys);
+  BackwardItem largest{};
+  largest.key_end = std::min(most_keys_, std::max<int64_t>(1, keys_));
+  return kernels_.backward(*ItemProblem(p_, stretch_.first), args_, largest, nullptr);
 }
 
 size_t BackwardTask::workspace_bytes() const {
@@ -199,13 +198,13 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
   const Range keys = grid_.keys(part, cell.keys);
   if (cell.row_rank == 0) sums_.clear_rows(sums, grid_.rows(cell.rows));
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);
-  const auto kernel = args.direction ? kernels_.double_backward : kernels_.backward;
   const bool completes = ends_rows(cell) && grid_.parts() == 1;
   grid_.for_each_rectangle(p, cell, part, most_keys_, [&](const Rectangle& of) {
-    kernel(p, args,
-           {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
-            grid_.strips().descends, completes && of.ends_rows, sums},
-           workspace);
+    kernels_.backward(
+        p, args,
+        {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
+         grid_.strips().descends, completes && of.ends_rows, sums},
+        workspace);
   });
   if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(p, plane, keys, sums);
 }

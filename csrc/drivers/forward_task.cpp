@@ -90,8 +90,7 @@ void ForwardTask::limit_kept_weights() {
 
 size_t ForwardTask::kernel_bytes() const {
   const ItemProblem item(p_, stretch_.first);
-  return kernels_.forward_workspace(*item, std::min(call_rows_, planes_.rows),
-                                    result_.weights.data);
+  return kernels_.forward(*item, result_, kernel_item(0, 0, 0, planes_.rows), nullptr);
 }
 
 // A thread has a workspace for the kernels, and behind it the parts of the plane that it works on.
