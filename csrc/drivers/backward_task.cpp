@@ -91,25 +91,24 @@ int64_t BackwardTask::wave() const {
   return waiting_planes_ < planes_ ? ceil_div(waiting_planes_, 2) : planes_;
 }
 
-void BackwardTask::plan_by_class() {
-  by_class_ = true;
-  cells_.clear();
+void BackwardTask::cut_parts(int64_t bands) {
   const ItemProblem item(p_, stretch_.first);
   for (int64_t part = 0; part < grid_.parts(); ++part)
-    cells_.push_back(grid_.cells(*item, part, 1));
+    cells_.push_back(grid_.cells(*item, part, bands));
+}
+
+void BackwardTask::plan_by_class() {
+  by_class_ = true;
+  cut_parts(1);
 }
 
 void BackwardTask::order_cells(int64_t bands) {
-  cells_.clear();
-  const ItemProblem item(p_, stretch_.first);
-  for (int64_t part = 0; part < grid_.parts(); ++part) {
-    cells_.push_back(grid_.cells(*item, part, bands));
-    plane_cells_ += int32_t(cells_.back().size());
-  }
+  cut_parts(bands);
   for (int32_t plane = 0; plane < planes_; ++plane)
     for (int32_t part = 0; part < grid_.parts(); ++part)
       for (int32_t cell = 0; cell < int32_t(cells_[part].size()); ++cell)
         turns_.push_back({plane, part, cell});
+  plane_cells_ = int32_t(turns_.size()) / int32_t(planes_);
   // Planes that share a mask's gradient follow each other by one step.
   const int64_t together = wave();
   const auto step = [&](const Turn& turn) {

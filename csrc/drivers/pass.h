@@ -12,8 +12,9 @@
 
 namespace qkv {
 
-// A Task is one job, cut into items: ForwardTask, BackwardTask or RowTask. All tasks decide how
-// they are cut when all the work of the call is known, take their memory, and then run.
+// A Task is one job, cut into items: ForwardTask, BackwardTask or RowTask. plan() decides how, when
+// all the work of the call is known; take_memory() follows, and then the items of two phases, run()
+// and finish().
 template <class Task>
 class Pass {
  public:
