@@ -7,7 +7,7 @@
 #pragma once
 
 #include "attention.h"
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "common/half.h"
 #include "common/strides.h"
 #include "common/visible.h"

@@ -1,7 +1,7 @@
 // The gradient of the sinks.
 #include <cmath>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "common/half.h"
 #include "common/row_sums.h"
 #include "common/strides.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "cases.h"
 #include "common/philox.h"
 

@@ -2,7 +2,7 @@
 // the directions as operands, what it knows of a block of rows, and its scratch memory.
 #pragma once
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "kernels/operands/key_rows.h"
 #include "kernels/operands/operands.h"
 #include "kernels/passes/backward_operands.h"
