@@ -22,8 +22,8 @@
 #include "kernels/passes/backward_rows.h"
 #include "kernels/passes/double_grad_tile.h"
 #include "kernels/passes/grad_tile.h"
+#include "kernels/passes/walk.h"
 #include "kernels/products/products.h"
-#include "kernels/score/hidden.h"
 #include "repair/counts.h"
 
 namespace qkv::QKV_ISA {
@@ -163,8 +163,7 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
     backward_strip(p, a, item, rows, begin, std::min(item.key_end, begin + item.strip_keys), s);
   }
   if (!sums.data) return;
-  item.completes_rows ? complete_grad_query(p, a, item, rows, s)
-                      : store_grad_query(p, sums, rows, s);
+  store_grad_query(p, a, item, sums, rows, s);
   *its = item.completes_rows ? QuerySums::complete : QuerySums::begun;
 }
 
