@@ -10,4 +10,5 @@
 #include "isa/avx512/vec.h"
 #include "isa/avx512bf16/leaves.h"
 
-#define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
+#define QKV_PAIRS
+#define QKV_TILES

@@ -9,4 +9,4 @@
 #include "isa/avx512/vec.h"
 #include "isa/avx512bf16/leaves.h"
 
-#define QKV_PAIR_GEMM "kernels/gemm/pair_gemm.h"
+#define QKV_PAIRS

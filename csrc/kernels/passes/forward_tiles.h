@@ -122,7 +122,7 @@ class ForwardTiles {
   }
 
   const Problem& p_;
-  ProductUnit<E> unit_;
+  ProductUnit unit_;
   KeyOperand<O> keys_, values_;
   T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
   Plane plane_{};

@@ -69,7 +69,7 @@ template <class E>
 struct HardScratch {
   using T = Compute<E>;
 
-  ProductUnit<E> unit;
+  ProductUnit unit;
   KeyOperand<E> keys;
   int64_t count, query_size;
   HardState<E>* tiles;
