@@ -1,9 +1,9 @@
-#include "replace/report.h"
-
+// What the replacement takes and what it leaves to torch, counted.
 #include <array>
 #include <atomic>
 
 #include "qkv/replace_sdpa.h"
+#include "replace/kernels.h"
 
 namespace qkv {
 namespace replace {

@@ -1,5 +1,5 @@
 // Dispatch key CPU: attention_with_kvcache, varlen_attention_paged.
-#include "ops/kvcache/append.h"
+#include "ops/kvcache/rows.h"
 #include "tensors/copies.h"
 #include "tensors/documents.h"
 #include "tensors/layout.h"

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
-#include "ops/weights/weights.h"
 #include "tensors/gradients.h"
 #include "tensors/large_memory.h"
 #include "tensors/layout.h"

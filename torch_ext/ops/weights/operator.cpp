@@ -1,7 +1,6 @@
 #include "call/from_options.h"
 #include "call/values.h"
 #include "ops/attention/attention.h"
-#include "ops/weights/weights.h"
 #include "qkv/attention.h"
 
 namespace qkv {
