@@ -8,7 +8,7 @@
 
 #include "attention_jvp.h"
 #include "cases.h"
-#include "common/philox.h"
+#include "reference/philox.h"
 
 namespace qkv::test {
 namespace {
