@@ -7,8 +7,6 @@
 #endif
 
 #include "isa/amx/tiles.h"
-#include "isa/avx512/vec.h"
-#include "isa/avx512bf16/leaves.h"
+#include "isa/avx512bf16/vec.h"
 
-#define QKV_PAIRS
 #define QKV_TILES
