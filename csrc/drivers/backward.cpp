@@ -60,7 +60,8 @@ class RowSums {
 void run_together(const Problem& p, const BackwardArgs& args,
                   const std::vector<Stretch>& stretches) {
   Pass<BackwardTask> pass(stretches.size(), p.num_threads);
-  for (const Stretch& stretch : stretches) pass.add(p, args, stretch);
+  for (const Stretch& stretch : stretches)
+    pass.add(p, args, stretch, *ItemProblem(p, stretch.first));
   pass.run();
 }
 
@@ -74,7 +75,7 @@ void run_in_turn(const Problem& p, const BackwardArgs& args,
   double flops = 0;
   bool all_fill_threads = true;
   for (const Stretch& stretch : stretches) {
-    const BackwardTask& task = tasks.emplace_back(p, args, stretch);
+    const BackwardTask& task = tasks.emplace_back(p, args, stretch, *ItemProblem(p, stretch.first));
     all_fill_threads &= task.classes() >= usable_threads(p.num_threads, task.flops());
     flops += task.flops();
   }

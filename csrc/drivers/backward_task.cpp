@@ -34,9 +34,6 @@ bool wants_kernels(const BackwardArgs& a) {
 
 }  // namespace
 
-BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch)
-    : BackwardTask(call, args, stretch, *ItemProblem(call, stretch.first)) {}
-
 BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
                            const Problem& item)
     : p_(call),
@@ -218,7 +215,8 @@ void BackwardTask::run_turn(const Turn& turn, void* workspace) {
   wait_for(rows, cell.row_rank);
   wait_for(keys, cell.key_rank);
 
-  const Plane own = plane_of(turn);
+  const Plane own =
+      stretch_.plane(p_, sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   const ItemProblem item(p_, own.batch);
   Arena arena(memory_ + turn.plane % waiting_planes_ * sums_.bytes());
   const PlaneSums::Memory memory = sums_.take(arena);

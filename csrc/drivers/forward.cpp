@@ -40,7 +40,9 @@ constexpr int64_t kWeightsBytes = int64_t(512) << 10;
 // The forward pass of one stretch, for Pass.
 class ForwardTask {
  public:
-  ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch);
+  // `item`: the problem of any batch item of the stretch.
+  ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
+              const Problem& item);
 
   // About how many floating-point operations all planes take.
   double flops() const { return double(planes_.count) * planes_.flops; }
@@ -63,8 +65,6 @@ class ForwardTask {
     int64_t plane, split, begin, end;
   };
 
-  ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
-              const Problem& item);
   void split_keys(const Problem& item);
   void limit_kept_weights();
   // What item `index` is, unless by plane.
@@ -102,9 +102,6 @@ class ForwardTask {
   int64_t element_, output_bytes_ = 0, parts_bytes_ = 0;
   char* parts_ = nullptr;  // [planes, parts_bytes_], unless by plane
 };
-
-ForwardTask::ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch)
-    : ForwardTask(call, result, stretch, *ItemProblem(call, stretch.first)) {}
 
 ForwardTask::ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
                          const Problem& item)
@@ -273,7 +270,8 @@ void attention_forward(const Problem& problem, const ForwardResult& result) {
   const MappedProblem mapped(problem);
   const std::vector<Stretch> stretches = stretches_of(problem);
   Pass<ForwardTask> pass(stretches.size(), problem.num_threads);
-  for (const Stretch& stretch : stretches) pass.add(*mapped, result, stretch);
+  for (const Stretch& stretch : stretches)
+    pass.add(*mapped, result, stretch, *ItemProblem(*mapped, stretch.first));
   pass.run();
 }
 

@@ -12,9 +12,15 @@ namespace {
 // One stretch; an item is some rows of one plane.
 class RowTask {
  public:
+  // `item`: the problem of any batch item of the stretch.
   RowTask(const Problem& call, const Kernels& kernels, const RowKernel& kernel,
-          const Stretch& stretch)
-      : RowTask(call, kernels, kernel, stretch, *ItemProblem(call, stretch.first)) {}
+          const Stretch& stretch, const Problem& item)
+      : p_(call),
+        kernel_(kernel),
+        stretch_(stretch),
+        tile_rows_(kernels.tile_rows),
+        keys_(item.seqlen_k),
+        planes_(item, stretch.count, 1) {}
 
   double flops() const { return double(planes_.count) * planes_.flops; }
   void plan(const Team& team) {
@@ -38,15 +44,6 @@ class RowTask {
   void finish(int64_t) const {}
 
  private:
-  RowTask(const Problem& call, const Kernels& kernels, const RowKernel& kernel,
-          const Stretch& stretch, const Problem& item)
-      : p_(call),
-        kernel_(kernel),
-        stretch_(stretch),
-        tile_rows_(kernels.tile_rows),
-        keys_(item.seqlen_k),
-        planes_(item, stretch.count, 1) {}
-
   ForwardItem item(int64_t index) const {
     const int64_t plane = index / row_items_, row = index % row_items_ * item_rows_;
     return {stretch_.plane(p_, plane), row, std::min(planes_.rows, row + item_rows_), 0, keys_};
@@ -65,7 +62,8 @@ class RowTask {
 void for_each_row_item(const Problem& p, const Kernels& kernels, const RowKernel& kernel) {
   const std::vector<Stretch> stretches = stretches_of(p);
   Pass<RowTask> pass(stretches.size(), p.num_threads);
-  for (const Stretch& stretch : stretches) pass.add(p, kernels, kernel, stretch);
+  for (const Stretch& stretch : stretches)
+    pass.add(p, kernels, kernel, stretch, *ItemProblem(p, stretch.first));
   pass.run();
 }
 
