@@ -34,6 +34,9 @@ Tensors attention_jvp_backward(const Call& call);
 // attend to.
 void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors& gradients);
 
+// qkv::dropout_seed, from which dropout's random numbers follow: int64 [1], drawn anew.
+at::Tensor dropout_seed(const at::Tensor& query);
+
 // Under autocast, with a seed if there is dropout: what the users' operators do, by the operator
 // that computes it. For CPU and meta tensors.
 Tensors attend(Call call, const Operator& op = attention_forward);

@@ -4,7 +4,6 @@
 #include "autograd/run.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
-#include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
 
 namespace qkv {
@@ -141,7 +140,9 @@ void check_query(const Call& call) {
 }
 
 Tensors attend(Call call, const Operator& op) {
-  const Seed seed(call);
+  at::Tensor seed;  // the call refers to it
+  if (call.options.dropout_p > 0)
+    call.set(arg::dropout_seed, seed = dropout_seed(call[arg::query]));
   call.op = &op;
   return run_cast(std::move(call));
 }
