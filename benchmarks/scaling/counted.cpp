@@ -54,11 +54,11 @@ size_t backward(const Problem& p, const BackwardArgs&, const BackwardItem& item,
   return 0;
 }
 
-void finish_rows(const Problem& p, const BackwardArgs&, const FinishedRows& of) {
+void finish_rows(const Problem& p, const BackwardArgs&, const Finished& of) {
   count += double(of.end - of.begin) * double(p.head_dim) * kFinished;
 }
 
-void finish_keys(const Problem& p, const BackwardArgs&, const FinishedKeys& of) {
+void finish_keys(const Problem& p, const BackwardArgs&, const Finished& of) {
   count += double(of.end - of.begin) * double(p.head_dim + p.head_dim_v) * kFinished;
 }
 

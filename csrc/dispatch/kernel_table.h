@@ -98,21 +98,14 @@ struct BackwardItem {
   BackwardSums sums;
 };
 
-// Rows [begin, end) of a plane to which no item adds any more: there are `parts` of their sums, of
-// which each is `part_bytes` after the one before, and its query_sums `part_blocks`. They are added
-// up.
-struct FinishedRows {
+// Rows, or keys, [begin, end) of a plane to which no item adds any more. Of rows there are `parts`
+// of the sums, of which each is `part_bytes` after the one before, and its query_sums
+// `part_blocks`. They are added up.
+struct Finished {
   Plane plane;
   int64_t begin, end;
   BackwardSums sums;
-  int64_t parts, part_bytes, part_blocks;
-};
-
-// Keys [begin, end) of a plane whose sums are complete.
-struct FinishedKeys {
-  Plane plane;
-  int64_t begin, end;
-  BackwardSums sums;
+  int64_t parts = 1, part_bytes = 0, part_blocks = 0;
 };
 
 struct KernelParts;  // dispatch/kernel_parts.h
@@ -129,8 +122,8 @@ struct Kernels {
   // How large its workspace is follows from the number of the item's keys alone. BackwardArgs has
   // no direction where pairs are multiplied (jvp_kernels).
   size_t (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
-  void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
-  void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
+  void (*finish_rows)(const Problem&, const BackwardArgs&, const Finished&);
+  void (*finish_keys)(const Problem&, const BackwardArgs&, const Finished&);
   // Of these three, the item has all keys, and leaves no part. jvp is null where pairs are
   // multiplied (jvp_kernels).
   size_t (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,

@@ -19,7 +19,7 @@ void begin_tile(const Problem& p, bool with_sink, P& products, ForwardState<P>& 
   using T = Compute<typename P::Element>;
   const Tile& tile = state.tile;
   state.query = products.pack(tile, state.memory);
-  state.has_output = !kOverwritesOutput<P>;
+  state.has_output = !P::kOverwritesOutput;
   if (state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     store(state.max + v, splat(-kInfinity<T>));

@@ -23,6 +23,9 @@ class ForwardTiles {
   using Factor = QKV_ISA::Factor<E>;   // what a packed tile of queries consists of
   using Query = RightOperand<Factor>;  // such a tile
   static constexpr int64_t kKeyMultiple = kDepthMultiple<E>;  // where a tile may begin in a block
+  // Whether add_values takes a null `rescale` for a tile whose output has not been written; else
+  // that begins with zeros.
+  static constexpr bool kOverwritesOutput = true;
 
   ForwardTiles(Arena& arena, const Problem& p)
       : p_(p),
@@ -103,6 +106,14 @@ class ForwardTiles {
   // its row alike, so it is enough to look at one vector of lanes.
   bool is_spoilt(const Tile& tile, const T* output) const {
     return !vectors_are_finite(output, p_.head_dim_v, tile.lanes);
+  }
+
+  // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`. The output
+  // is not used again.
+  template <class To>
+  void write(const Tile& tile, const T* factors, T* output, const Rows<To>& to,
+             int64_t begin) const {
+    write_columns(tile, p_.head_dim_v, factors, output, to, begin);
   }
 
  private:
