@@ -30,7 +30,6 @@ enum class Outcome : int8_t { taken, elsewhere, no_flash, nested, dtype, refused
 
 // Any thread may call it at any time.
 void count(Function function, Outcome outcome);
-void reset_counts();
 
 // What can be said of either by its query: taken, or why torch computes it.
 Outcome outcome_of(const at::Tensor& query);
