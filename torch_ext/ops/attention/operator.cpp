@@ -40,18 +40,15 @@ Tensors attend_elsewhere(const Call& call) {
                                            o.enable_gqa)};
 }
 
+// Of both, with and without the log-sum-exp.
 Tensors attention_composite(const Call& call) {
   check_query(call);
   if (is_elsewhere(call)) return attend_elsewhere(call);
-  Call output_alone = call;
-  output_alone.wants_lse = false;
-  return {std::move(attend(std::move(output_alone))[0])};
-}
-
-Tensors attention_with_lse_composite(const Call& call) {
-  check_query(call);
-  if (is_elsewhere(call)) return attend_elsewhere(call);
-  return attend(call);
+  Call wanted = call;
+  wanted.wants_lse = call.op->results.size() > 1;
+  Tensors results = attend(std::move(wanted));
+  results.resize(call.op->results.size());
+  return results;
 }
 
 // With tangents, which it does not send elsewhere.
@@ -87,7 +84,7 @@ DefinedOperator attention("attention", "attention" + kSignature + ") -> output",
                           {.composite = &attention_composite});
 DefinedOperator attention_with_lse("attention",
                                    "attention_with_lse" + kSignature + ") -> output, logsumexp",
-                                   {.composite = &attention_with_lse_composite});
+                                   {.composite = &attention_composite});
 DefinedOperator attention_jvp("attention_jvp",
                               "attention_jvp" + kSignature + ", " + tangents("?=") +
                                   ") -> output, logsumexp, output_tangent, logsumexp_tangent",
