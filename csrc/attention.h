@@ -1,6 +1,5 @@
 // The public interface of the kernel library: no torch, no Python. The formula and the shapes are
-// in problem.h, forward mode and second derivatives in attention_jvp.h and
-// attention_double_backward.h.
+// in problem.h, forward mode and second derivatives in attention_jvp.h.
 #pragma once
 
 #include "export.h"
@@ -33,7 +32,7 @@ struct GradMask {
   Output queries;
 };
 
-struct BackwardDirection;  // attention_double_backward.h
+struct BackwardDirection;  // attention_jvp.h
 
 // Outputs with null data are not wanted. An output may have strides of 0 only where it says so.
 // output, grad_output and the gradients of query, key and value are in `dtype`, all

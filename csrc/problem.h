@@ -90,7 +90,7 @@ struct Shard {
 //
 // Scores are made by tiles, of elements or, for bf16 where the instruction set has such products,
 // of pairs. Where a plane has few rows, they are made row by row from elements: few_rows_of() in
-// common/score_way.h says where.
+// dispatch/kernel_table.h says where.
 enum class ScoreWay : uint8_t {
   automatic,  // few rows row by row; others by pairs if there are any and half_products() is native
   elements,   // few rows row by row; others by tiles of elements

@@ -29,11 +29,14 @@ double pairs_of(const Problem& p, int64_t row, int64_t end, int64_t begin, int64
   return pairs;
 }
 
-void forward(const Problem& p, const ForwardResult&, const ForwardItem& item, void*) {
+// Neither kernel needs a workspace: where it is null, they were asked how much.
+size_t forward(const Problem& p, const ForwardResult&, const ForwardItem& item, void* workspace) {
+  if (!workspace) return 0;
   const double pairs = pairs_of(p, item.row_begin, item.row_end, item.key_begin, item.key_end);
   const auto dims = double(p.head_dim + p.head_dim_v);
   count += pairs * (2 * dims + kPair) + double(item.row_end - item.row_begin) * dims * kForwardRow +
            kCall;
+  return 0;
 }
 
 // An element of a part counts as one of a gradient does.
@@ -41,28 +44,27 @@ void merge_parts(const Problem& p, const ForwardResult&, const RowParts& of) {
   count += double(of.splits) * double(p.head_dim_v) * kFinished;
 }
 
-void backward(const Problem& p, const BackwardArgs&, const BackwardItem& item, void*) {
+size_t backward(const Problem& p, const BackwardArgs&, const BackwardItem& item, void* workspace) {
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
-  if (begin >= end) return;
+  if (!workspace || begin >= end) return 0;
   const auto dims = double(p.head_dim + p.head_dim_v);
   count += pairs_of(p, begin, end, item.key_begin, item.key_end) * (5 * dims + kPair) +
            double(end - begin) * dims / 2 * kBackwardRow + kCall;
+  return 0;
 }
 
-void finish_rows(const Problem& p, const BackwardArgs&, const FinishedRows& of) {
+void finish_rows(const Problem& p, const BackwardArgs&, const Finished& of) {
   count += double(of.end - of.begin) * double(p.head_dim) * kFinished;
 }
 
-void finish_keys(const Problem& p, const BackwardArgs&, const FinishedKeys& of) {
+void finish_keys(const Problem& p, const BackwardArgs&, const Finished& of) {
   count += double(of.end - of.begin) * double(p.head_dim + p.head_dim_v) * kFinished;
 }
 
 Implementation counted_isa() {
   Kernels k = {};
   k.tile_rows = kTileRows, k.lanes = 16;
-  k.forward_workspace = [](const Problem&, int64_t, bool) { return size_t{0}; };
-  k.backward_workspace = [](const Problem&, int64_t) { return size_t{0}; };
   k.forward = forward, k.merge_parts = merge_parts, k.backward = backward;
   k.finish_rows = finish_rows, k.finish_keys = finish_keys;
   return {"counted", [] { return true; }, k, {}, {}, {}};

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/score_way.h"
 #include "dispatch/kernel_table.h"
 #if defined(__x86_64__)
 #include "dispatch/cpuid.h"

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "attention.h"
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "common/half.h"
 #include "common/strides.h"
 #include "common/visible.h"
@@ -55,6 +55,19 @@ inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
   return query_end(p, key_end) * p.group();
 }
 
+// Planes of no more rows have their scores and sums of values made row by row, if their layout lets
+// them (kernels/products/few_rows.h). `lanes` is how many elements of the compute type a vector
+// has. It and the shape of a plane alone decide, since the forward and the backward pass must round
+// alike.
+constexpr int64_t kFewRows = 8;
+inline bool few_rows_of(const Problem& p, int64_t lanes) {
+  if (p.score_way == ScoreWay::tiles) return false;
+  const bool scores = p.group() * p.seqlen_q <= std::min(kFewRows, 2 * lanes) &&
+                      p.key.strides.col == 1 && p.head_dim % lanes == 0;
+  const bool values = p.value.strides.col == 1 && p.head_dim_v % lanes == 0;
+  return scores && (values || p.score_way == ScoreWay::few_rows);
+}
+
 // What is in memory for grad_query of a block of rows.
 enum class QuerySums : uint8_t {
   none,      // nothing was added to its sums yet: they are 0, whatever is in memory
@@ -98,53 +111,39 @@ struct BackwardItem {
   BackwardSums sums;
 };
 
-// Rows [begin, end) of a plane to which no item adds any more: there are `parts` of their sums, of
-// which each is `part_bytes` after the one before, and its query_sums `part_blocks`. They are added
-// up.
-struct FinishedRows {
+// Rows, or keys, [begin, end) of a plane to which no item adds any more. Of rows there are `parts`
+// of the sums, of which each is `part_bytes` after the one before, and its query_sums
+// `part_blocks`. They are added up.
+struct Finished {
   Plane plane;
   int64_t begin, end;
   BackwardSums sums;
-  int64_t parts, part_bytes, part_blocks;
-};
-
-// Keys [begin, end) of a plane whose sums are complete.
-struct FinishedKeys {
-  Plane plane;
-  int64_t begin, end;
-  BackwardSums sums;
+  int64_t parts = 1, part_bytes = 0, part_blocks = 0;
 };
 
 struct KernelParts;  // dispatch/kernel_parts.h
 
-// The kernels for one dtype. Workspaces are in bytes, one for each thread. The parts that items
-// leave are in the compute type.
+// The kernels for one dtype. The parts that items leave are in the compute type.
+//
+// Each thread has a workspace. A kernel that takes one returns how many bytes of it the item needs,
+// and does nothing else if it is null.
 struct Kernels {
   int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
-  // with_weights: whether ForwardResult::weights is wanted.
-  size_t (*forward_workspace)(const Problem&, int64_t rows, bool with_weights);
-  void (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
+  size_t (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
   // Puts the parts of a row together, and writes it to the result.
   void (*merge_parts)(const Problem&, const ForwardResult&, const RowParts&);
-  // `keys`: the most that an item of the backward pass has.
-  size_t (*backward_workspace)(const Problem&, int64_t keys);
-  void (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
-  void (*finish_rows)(const Problem&, const BackwardArgs&, const FinishedRows&);
-  void (*finish_keys)(const Problem&, const BackwardArgs&, const FinishedKeys&);
-  // The item has all keys, and leaves no part. Its workspace is backward_workspace for 0 keys.
-  void (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
-                   void* workspace);
-  // The item has all keys, and leaves no part. Its workspace is forward_workspace without weights.
-  void (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
-  // The item has all keys, and leaves no part. Null where pairs are multiplied (jvp_kernels).
-  size_t (*jvp_workspace)(const Problem&, const JvpArgs&, int64_t rows);
-  void (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
-              void* workspace);
-
-  // BackwardArgs::direction is given. Null where pairs are multiplied, as jvp is.
-  size_t (*double_backward_workspace)(const Problem&, const BackwardDirection&, int64_t keys);
-  void (*double_backward)(const Problem&, const BackwardArgs&, const BackwardItem&,
-                          void* workspace);
+  // How large its workspace is follows from the number of the item's keys alone. BackwardArgs has
+  // no direction where pairs are multiplied (jvp_kernels).
+  size_t (*backward)(const Problem&, const BackwardArgs&, const BackwardItem&, void* workspace);
+  void (*finish_rows)(const Problem&, const BackwardArgs&, const Finished&);
+  void (*finish_keys)(const Problem&, const BackwardArgs&, const Finished&);
+  // Of these three, the item has all keys, and leaves no part. jvp is null where pairs are
+  // multiplied (jvp_kernels).
+  size_t (*row_sums)(const Problem&, const BackwardArgs&, const Output& sums, const ForwardItem&,
+                     void* workspace);
+  size_t (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
+  size_t (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
+                void* workspace);
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;
@@ -186,13 +185,13 @@ const Implementation& active_implementation();
 // The kernels of the active implementation. If half_products() is "float32", and that one would
 // multiply half precision, they are those of Implementation::others, which widen it.
 const Kernels& active_kernels(DType dtype);
-// The kernels of the active implementation that have jvp and double_backward: they multiply no
+// The kernels of the active implementation that have jvp, and take directions: they multiply no
 // pairs, and widen half precision on every instruction set.
 const Kernels& jvp_kernels(DType dtype);
 // Those that make the scores of a problem in its way (Problem::score_way). Int8 keys and values are
 // widened, as in jvp_kernels.
 const Kernels& kernels_for(const Problem& p);
-// Those of its backward pass: with BackwardArgs::direction, the ones that have double_backward.
+// Those of its backward pass: with BackwardArgs::direction, the ones that take it.
 inline const Kernels& kernels_for(const Problem& p, const BackwardArgs& a) {
   return a.direction ? jvp_kernels(p.dtype) : kernels_for(p);
 }

@@ -1,22 +1,67 @@
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "attention.h"
 #include "backward_task.h"
+#include "common/row_sums.h"
 #include "common/workspace.h"
 #include "mask_maps.h"
 #include "pass.h"
 #include "plan.h"
-#include "row_sums.h"
+#include "row_items.h"
 #include "threads/parallel.h"
 
 namespace qkv {
 namespace {
 
+// Every call looks through its log-sum-exps here, so no item's Problem is copied for it.
+template <class T>
+bool sums_any_row(const Problem& p, const BackwardArgs& a) {
+  for (int64_t b = 0; b < p.batch(); ++b) {
+    const int64_t begin = p.spans ? p.spans[b].query_begin : 0;
+    const int64_t rows = p.spans ? p.spans[b].seqlen_q : p.seqlen_q;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const T* const lse = plane<T>(p, a.lse, b, h) + begin * a.lse.strides.row;
+      for (int64_t i = 0; i < rows; ++i)
+        if (sums_row(a, lse[i * a.lse.strides.row])) return true;
+    }
+  }
+  return false;
+}
+
+// What the weights of rows add up to (common/row_sums.h), for the length of a backward pass.
+class RowSums {
+ public:
+  // Computes them in parallel, if any row of the problem wants them.
+  RowSums(const Problem& p, const BackwardArgs& args) : args_(args) {
+    const DType type = compute_type(p.dtype);
+    if (!(type == DType::f64 ? sums_any_row<double>(p, args) : sums_any_row<float>(p, args)))
+      return;
+    Input& sums = args_.row_sums;
+    memory_.emplace(size_t(lay_out_row_sums(p, sums.strides) * size_of(type)));
+    sums.data = memory_->data();
+    const Output to{memory_->data(), sums.strides};
+    const Kernels& kernels = kernels_for(p, args);
+    for_each_row_item(p, kernels,
+                      [&](const Problem& item, const ForwardItem& rows, void* workspace) {
+                        return kernels.row_sums(item, args, to, rows, workspace);
+                      });
+  }
+
+  // The arguments, with BackwardArgs::row_sums.
+  const BackwardArgs& args() const { return args_; }
+
+ private:
+  BackwardArgs args_;
+  std::optional<Buffer> memory_;
+};
+
 void run_together(const Problem& p, const BackwardArgs& args,
                   const std::vector<Stretch>& stretches) {
   Pass<BackwardTask> pass(stretches.size(), p.num_threads);
-  for (const Stretch& stretch : stretches) pass.add(p, args, stretch);
+  for (const Stretch& stretch : stretches)
+    pass.add(p, args, stretch, *ItemProblem(p, stretch.first));
   pass.run();
 }
 
@@ -30,7 +75,7 @@ void run_in_turn(const Problem& p, const BackwardArgs& args,
   double flops = 0;
   bool all_fill_threads = true;
   for (const Stretch& stretch : stretches) {
-    const BackwardTask& task = tasks.emplace_back(p, args, stretch);
+    const BackwardTask& task = tasks.emplace_back(p, args, stretch, *ItemProblem(p, stretch.first));
     all_fill_threads &= task.classes() >= usable_threads(p.num_threads, task.flops());
     flops += task.flops();
   }

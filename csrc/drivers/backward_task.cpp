@@ -34,9 +34,6 @@ bool wants_kernels(const BackwardArgs& a) {
 
 }  // namespace
 
-BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch)
-    : BackwardTask(call, args, stretch, *ItemProblem(call, stretch.first)) {}
-
 BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
                            const Problem& item)
     : p_(call),
@@ -91,25 +88,24 @@ int64_t BackwardTask::wave() const {
   return waiting_planes_ < planes_ ? ceil_div(waiting_planes_, 2) : planes_;
 }
 
-void BackwardTask::plan_by_class() {
-  by_class_ = true;
-  cells_.clear();
+void BackwardTask::cut_parts(int64_t bands) {
   const ItemProblem item(p_, stretch_.first);
   for (int64_t part = 0; part < grid_.parts(); ++part)
-    cells_.push_back(grid_.cells(*item, part, 1));
+    cells_.push_back(grid_.cells(*item, part, bands));
+}
+
+void BackwardTask::plan_by_class() {
+  by_class_ = true;
+  cut_parts(1);
 }
 
 void BackwardTask::order_cells(int64_t bands) {
-  cells_.clear();
-  const ItemProblem item(p_, stretch_.first);
-  for (int64_t part = 0; part < grid_.parts(); ++part) {
-    cells_.push_back(grid_.cells(*item, part, bands));
-    plane_cells_ += int32_t(cells_.back().size());
-  }
+  cut_parts(bands);
   for (int32_t plane = 0; plane < planes_; ++plane)
     for (int32_t part = 0; part < grid_.parts(); ++part)
       for (int32_t cell = 0; cell < int32_t(cells_[part].size()); ++cell)
         turns_.push_back({plane, part, cell});
+  plane_cells_ = int32_t(turns_.size()) / int32_t(planes_);
   // Planes that share a mask's gradient follow each other by one step.
   const int64_t together = wave();
   const auto step = [&](const Turn& turn) {
@@ -125,10 +121,9 @@ void BackwardTask::order_cells(int64_t bands) {
 }
 
 size_t BackwardTask::kernel_bytes() const {
-  const int64_t keys = std::min(most_keys_, std::max<int64_t>(1, keys_));
-  const ItemProblem item(p_, stretch_.first);
-  return args_.direction ? kernels_.double_backward_workspace(*item, *args_.direction, keys)
-                         : kernels_.backward_workspace(*item, keys);
+  BackwardItem largest{};
+  largest.key_end = std::min(most_keys_, std::max<int64_t>(1, keys_));
+  return kernels_.backward(*ItemProblem(p_, stretch_.first), args_, largest, nullptr);
 }
 
 size_t BackwardTask::workspace_bytes() const {
@@ -199,13 +194,13 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
   const Range keys = grid_.keys(part, cell.keys);
   if (cell.row_rank == 0) sums_.clear_rows(sums, grid_.rows(cell.rows));
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);
-  const auto kernel = args.direction ? kernels_.double_backward : kernels_.backward;
   const bool completes = ends_rows(cell) && grid_.parts() == 1;
   grid_.for_each_rectangle(p, cell, part, most_keys_, [&](const Rectangle& of) {
-    kernel(p, args,
-           {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
-            grid_.strips().descends, completes && of.ends_rows, sums},
-           workspace);
+    kernels_.backward(
+        p, args,
+        {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
+         grid_.strips().descends, completes && of.ends_rows, sums},
+        workspace);
   });
   if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(p, plane, keys, sums);
 }
@@ -220,7 +215,8 @@ void BackwardTask::run_turn(const Turn& turn, void* workspace) {
   wait_for(rows, cell.row_rank);
   wait_for(keys, cell.key_rank);
 
-  const Plane own = plane_of(turn);
+  const Plane own =
+      stretch_.plane(p_, sharing_.plane(turn.plane % classes(), turn.plane / classes()));
   const ItemProblem item(p_, own.batch);
   Arena arena(memory_ + turn.plane % waiting_planes_ * sums_.bytes());
   const PlaneSums::Memory memory = sums_.take(arena);

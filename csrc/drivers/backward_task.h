@@ -28,11 +28,12 @@
 
 namespace qkv {
 
-// A task is the backward pass of one stretch. Whoever runs it calls plan() with all the work of the
-// call, then take_memory(), and then the items of its two phases: run, finish.
+// The backward pass of one stretch, for Pass.
 class BackwardTask {
  public:
-  BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch);
+  // `item`: the problem of any batch item of the stretch.
+  BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
+               const Problem& item);
 
   // About how many floating-point operations all planes take.
   double flops() const { return double(planes_) * plane_flops_; }
@@ -60,11 +61,7 @@ class BackwardTask {
     int32_t plane, part, cell;
   };
 
-  BackwardTask(const Problem& call, const BackwardArgs& args, const Stretch& stretch,
-               const Problem& item);
-  Plane plane_of(const Turn& turn) const {
-    return stretch_.plane(p_, sharing_.plane(turn.plane % classes(), turn.plane / classes()));
-  }
+  void cut_parts(int64_t bands);  // into cells
   void order_cells(int64_t bands);
   // How many planes begin together.
   int64_t wave() const;

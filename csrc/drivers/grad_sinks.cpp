@@ -1,11 +1,11 @@
-#include "grad_sinks.h"
-
+// The gradient of the sinks.
 #include <cmath>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "common/half.h"
 #include "common/row_sums.h"
 #include "common/strides.h"
+#include "plane_sums.h"
 
 namespace qkv {
 namespace {

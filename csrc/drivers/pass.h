@@ -12,8 +12,9 @@
 
 namespace qkv {
 
-// A Task is one job, cut into items: ForwardTask or BackwardTask. All tasks decide how they are cut
-// when all the work of the call is known, take their memory, and then run.
+// A Task is one job, cut into items: ForwardTask, BackwardTask or RowTask. plan() decides how, when
+// all the work of the call is known; take_memory() follows, and then the items of two phases, run()
+// and finish().
 template <class Task>
 class Pass {
  public:
@@ -46,6 +47,7 @@ class Pass {
     for (Task& task : tasks_) {
       task.plan(team);
       items += task.items().count;
+      workspace_bytes_ = std::max(workspace_bytes_, task.workspace_bytes());
     }
     threads_.working = int(std::clamp<int64_t>(items, 1, team.threads));
   }
@@ -53,11 +55,7 @@ class Pass {
   // Divides `memory` among the tasks and the threads; returns how many bytes that takes.
   size_t lay_out(void* memory) {
     Arena arena(memory);
-    workspace_bytes_ = 0;
-    for (Task& task : tasks_) {
-      workspace_bytes_ = std::max(workspace_bytes_, task.workspace_bytes());
-      task.take_memory(arena);
-    }
+    for (Task& task : tasks_) task.take_memory(arena);
     workspaces_ = arena.take<char>(int64_t(workspace_bytes_) * threads_.working);
     return arena.used();
   }

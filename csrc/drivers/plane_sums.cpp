@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "common/strides.h"
-#include "grad_sinks.h"
 
 namespace qkv {
 namespace {

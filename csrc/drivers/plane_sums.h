@@ -10,8 +10,12 @@
 namespace qkv {
 
 // Whether the gradient of what heads have of these (HeadNumber) is a sum over keys: that of the
-// sinks is made of what the backward pass has of each row (grad_sinks.h).
+// sinks is made of what the backward pass has of each row (grad_sinks.cpp).
 constexpr bool is_sum_over_keys(int number) { return number != kSinks; }
+
+// Computes args.grad_by_head[kSinks][batch, head], one double, from the rows of that head. It needs
+// no key: what the backward pass has of each row is enough.
+void grad_sink(const Problem& problem, const BackwardArgs& args, int64_t batch, int64_t head);
 
 class PlaneSums {
  public:

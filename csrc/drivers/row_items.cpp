@@ -2,71 +2,87 @@
 
 #include <algorithm>
 
-#include "common/workspace.h"
-#include "plan.h"
-#include "threads/parallel.h"
+#include "attention_jvp.h"
+#include "mask_maps.h"
+#include "pass.h"
 
 namespace qkv {
 namespace {
 
-// How the planes of one stretch are cut into items.
-struct Cut {
-  const Problem& p;  // of the call
-  Stretch stretch;
-  int64_t keys;  // of a plane
-  Planes planes;
-  int64_t item_rows = 0, row_items = 0;  // the rows of an item, and how many items a plane has
+// One stretch; an item is some rows of one plane.
+class RowTask {
+ public:
+  // `item`: the problem of any batch item of the stretch.
+  RowTask(const Problem& call, const Kernels& kernels, const RowKernel& kernel,
+          const Stretch& stretch, const Problem& item)
+      : p_(call),
+        kernel_(kernel),
+        stretch_(stretch),
+        tile_rows_(kernels.tile_rows),
+        keys_(item.seqlen_k),
+        planes_(item, stretch.count, 1) {}
 
-  Cut(const Problem& call, const Stretch& stretch)
-      : Cut(call, stretch, *ItemProblem(call, stretch.first)) {}
-  Cut(const Problem& call, const Stretch& stretch, const Problem& item)
-      : p(call), stretch(stretch), keys(item.seqlen_k), planes(item, stretch.count, 1) {
-    if (planes.rows == 0) planes.count = 0;
+  double flops() const { return double(planes_.count) * planes_.flops; }
+  void plan(const Team& team) {
+    item_rows_ = rows_of_item(planes_.rows, tile_rows_, team.pieces(planes_.flops));
+    row_items_ = ceil_div(planes_.rows, item_rows_);
   }
-  double flops() const { return double(planes.count) * planes.flops; }
+  size_t workspace_bytes() const {
+    return row_items_ ? kernel_(*ItemProblem(p_, stretch_.first), item(0), nullptr) : 0;
+  }
+  void take_memory(Arena&) const {}
 
-  void cut_rows(const Team& team, const Kernels& kernels) {
-    if (planes.count == 0) return;
-    item_rows = rows_of_item(planes.rows, kernels.tile_rows, team.pieces(planes.flops));
-    row_items = ceil_div(planes.rows, item_rows);
-  }
   Items items() const {
-    if (planes.count == 0) return {};
-    return {planes.count * row_items, planes.flops / double(row_items)};
+    if (row_items_ == 0) return {};
+    return {planes_.count * row_items_, planes_.flops / double(row_items_)};
   }
+  void run(int64_t index, void* workspace) const {
+    const ForwardItem rows = item(index);
+    kernel_(*ItemProblem(p_, rows.plane.batch), rows, workspace);
+  }
+  Items last_items() const { return {}; }
+  void finish(int64_t) const {}
+
+ private:
   ForwardItem item(int64_t index) const {
-    const int64_t plane = index / row_items, row = index % row_items * item_rows;
-    return {stretch.plane(p, plane), row, std::min(planes.rows, row + item_rows), 0, keys};
+    const int64_t plane = index / row_items_, row = index % row_items_ * item_rows_;
+    return {stretch_.plane(p_, plane), row, std::min(planes_.rows, row + item_rows_), 0, keys_};
   }
+
+  const Problem& p_;  // of the call
+  const RowKernel& kernel_;
+  const Stretch stretch_;
+  int64_t tile_rows_, keys_;  // the keys of a plane
+  Planes planes_;
+  int64_t item_rows_ = 0, row_items_ = 0;  // the rows of an item, and how many items a plane has
 };
 
 }  // namespace
 
-void for_each_row_item(const Problem& p, const RowPass& pass) {
-  std::vector<Cut> cuts;
-  Team team{1, 0};
-  for (const Stretch& stretch : stretches_of(p))
-    team.flops += cuts.emplace_back(p, stretch).flops();
-  team.threads = usable_threads(p.num_threads, team.flops);
-  int64_t items = 0;
-  size_t bytes = 0;
-  for (Cut& cut : cuts) {
-    cut.cut_rows(team, pass.kernels);
-    if (cut.items().count == 0) continue;
-    items += cut.items().count;
-    bytes = std::max(bytes, pass.workspace(*ItemProblem(p, cut.stretch.first),
-                                           std::min(cut.item_rows, cut.planes.rows)));
-  }
-  if (items == 0) return;
-  const Threads threads{team.threads, int(std::min<int64_t>(team.threads, items))};
-  const Buffer workspaces(bytes * size_t(threads.working));
-  const auto run = [&](const Item& item) {
-    const ForwardItem rows = cuts[item.job].item(item.index);
-    pass.run(*ItemProblem(p, rows.plane.batch), rows,
-             static_cast<char*>(workspaces.data()) + size_t(item.thread) * bytes);
-  };
-  parallel_phases(threads, int64_t(cuts.size()),
-                  {{[&](int64_t job) { return cuts[job].items(); }, run}});
+void for_each_row_item(const Problem& p, const Kernels& kernels, const RowKernel& kernel) {
+  const std::vector<Stretch> stretches = stretches_of(p);
+  Pass<RowTask> pass(stretches.size(), p.num_threads);
+  for (const Stretch& stretch : stretches)
+    pass.add(p, kernels, kernel, stretch, *ItemProblem(p, stretch.first));
+  pass.run();
+}
+
+void attention_hard(const Problem& problem, const HardResult& result) {
+  const Kernels& kernels = kernels_for(problem);
+  const MappedProblem mapped(problem);
+  for_each_row_item(*mapped, kernels,
+                    [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+                      return kernels.hard(p, result, rows, workspace);
+                    });
+}
+
+void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result) {
+  const Kernels& kernels = jvp_kernels(problem.dtype);
+  const MappedProblem mapped(problem);
+  for_each_row_item(*mapped, kernels,
+                    [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+                      return kernels.jvp(p, args, result, rows, workspace);
+                    });
 }
 
 }  // namespace qkv

@@ -9,14 +9,13 @@
 
 namespace qkv {
 
-struct RowPass {
-  const Kernels& kernels;
-  // The bytes of workspace that `run` needs for so many rows of a batch item.
-  std::function<size_t(const Problem& item, int64_t rows)> workspace;
-  std::function<void(const Problem& item, const ForwardItem& rows, void* workspace)> run;
-};
+// A kernel that works on such rows of a batch item; it returns how much workspace it needs, as
+// those of Kernels do.
+using RowKernel =
+    std::function<size_t(const Problem& item, const ForwardItem& rows, void* workspace)>;
 
-// Runs the pass on items that together have every row of every plane of the problem, in parallel.
-void for_each_row_item(const Problem& problem, const RowPass& pass);
+// Runs the kernel, one of `kernels`, on items that together have every row of every plane of the
+// problem, in parallel.
+void for_each_row_item(const Problem& problem, const Kernels& kernels, const RowKernel& kernel);
 
 }  // namespace qkv

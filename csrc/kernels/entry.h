@@ -5,7 +5,6 @@
 #include "kernels/operands/tile.h"
 #include "kernels/parts.h"
 #include "kernels/passes/backward.h"
-#include "kernels/passes/double_backward.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/forward.h"
 #include "kernels/passes/hard.h"
@@ -18,29 +17,10 @@ namespace qkv::QKV_ISA {
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
-  Kernels kernels{kTileRows<T>,
-                  forward_workspace<E>,
-                  forward<E>,
-                  merge_parts<E>,
-                  backward_workspace<E>,
-                  backward<E>,
-                  finish_rows<E>,
-                  finish_keys<E>,
-                  row_sums<E>,
-                  hard<E>,
-                  nullptr,
-                  nullptr,
-                  nullptr,
-                  nullptr,
-                  kLanes<T>,
-                  kInPairs<E>,
-                  &kParts<E>};
-  if constexpr (!kInPairs<E>) {
-    kernels.jvp_workspace = jvp_workspace<E>;
-    kernels.jvp = jvp<E>;
-    kernels.double_backward_workspace = double_backward_workspace<E>;
-    kernels.double_backward = double_backward<E>;
-  }
+  Kernels kernels{kTileRows<T>,   forward<E>,     merge_parts<E>, backward<E>,
+                  finish_rows<E>, finish_keys<E>, row_sums<E>,    hard<E>,
+                  nullptr,        kLanes<T>,      kInPairs<E>,    &kParts<E>};
+  if constexpr (!kInPairs<E>) kernels.jvp = jvp<E>;
   return kernels;
 }
 

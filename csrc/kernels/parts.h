@@ -7,7 +7,7 @@
 #include "kernels/operands/operand.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"
-#ifdef QKV_PAIR_GEMM
+#ifdef QKV_PAIRS
 #include "kernels/score/pair_softmax.h"
 #endif
 
@@ -55,11 +55,11 @@ void transpose_part(const void* in, int64_t in_row, void* out, int64_t out_row, 
                T(1));
 }
 
-#ifdef QKV_PAIR_GEMM
+#ifdef QKV_PAIRS
 inline void pair_gemm_part(int64_t rows, int64_t columns, int64_t depth, const Pair* a,
                            int64_t a_row, int64_t a_col, const Pair* b, int64_t b_row, float* c,
                            int64_t c_row, int beta, const float* lanes, float alpha) {
-  const PairUnit unit(true);
+  const ProductUnit unit(true);
   gemm<Pair>(rows, columns,
              {depth, a, a_row, a_col, b, b_row, c, c_row, static_cast<Beta>(beta), lanes, alpha});
 }
@@ -81,7 +81,7 @@ constexpr KernelParts parts_of() {
   KernelParts parts{
       {kMaxRows[0], kMaxRows[1]}, gemm_part<T>, exp2_part<T>, exp_part<T>, tanh_part<T>,
       transpose_part<T>,          peak_of<E>()};
-#ifdef QKV_PAIR_GEMM
+#ifdef QKV_PAIRS
   if (kInPairs<E>) parts.pairs = {kTiles, pair_gemm_part, pair_rows, softmax_pairs, narrow_rows};
 #endif
   return parts;

@@ -27,7 +27,6 @@
 #include "common/mask_elements.h"
 #include "common/mask_map.h"
 #include "common/philox.h"
-#include "common/score_way.h"
 #include "common/strides.h"
 #include "common/visible.h"
 #include "common/workspace.h"

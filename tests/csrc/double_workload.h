@@ -1,11 +1,11 @@
-// Runs attention_backward with a direction (attention_double_backward.h).
+// Runs attention_backward with a direction (attention_jvp.h).
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "jvp_workload.h"
 
 namespace qkv::test {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cases.h"
-#include "common/philox.h"
+#include "reference/philox.h"
 #include "reference/reference.h"
 
 namespace qkv::test {
@@ -10,8 +10,8 @@ namespace {
 
 class DropoutTest : public IsaTest {
  protected:
-  // Expects that exactly the weights of kept() in common/philox.h are not 0. The case has no mask,
-  // so that only dropout and positions make a weight 0.
+  // Expects that exactly the weights of kept() in reference/philox.h are not 0. The case has no
+  // mask, so that only dropout and positions make a weight 0.
   void expect_exactly_kept(const Case& c) {
     SCOPED_TRACE(::testing::Message() << c);
     const Workload w(c);

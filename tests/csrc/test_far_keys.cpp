@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "cases.h"
-#include "common/philox.h"
+#include "reference/philox.h"
 
 namespace qkv::test {
 namespace {

@@ -1,5 +1,5 @@
-// Which weights dropout keeps (common/philox.h).
-#include "common/philox.h"
+// Which weights dropout keeps (reference/philox.h).
+#include "reference/philox.h"
 
 #include <gtest/gtest.h>
 

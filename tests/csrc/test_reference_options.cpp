@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "cases.h"
-#include "common/philox.h"
+#include "reference/philox.h"
 
 namespace qkv::test {
 namespace {

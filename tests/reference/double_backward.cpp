@@ -1,9 +1,9 @@
-// The changes of gradients in a direction (attention_double_backward.h): each line is the
+// The changes of gradients in a direction (attention_jvp.h): each line is the
 // derivative of one in backward.cpp or backward_head.h.
 #include <cmath>
 #include <vector>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "reference/backward_head.h"
 #include "reference/directions.h"
 #include "reference/reference.h"

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "common/philox.h"
+#include "reference/philox.h"
 #include "reference/view.h"
 
 namespace qkv::reference {

@@ -1,8 +1,14 @@
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/activation.h>
 
-#include "nn/masks.h"
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <vector>
+
 #include "qkv/nn.h"
 
 namespace qkv::nn {
@@ -41,6 +47,52 @@ Tensor with_rows(const Tensor& x, const Tensor& bias, bool zeros) {
     all.push_back(bias.view({1, one[1], 1, one[3]}).expand({one[0], one[1], 1, one[3]}));
   if (zeros) all.push_back(x.new_zeros({one[0], one[1], 1, one[3]}));
   return all.size() == 1 ? x : at::cat(all, 2);
+}
+
+void check_mask(const char* name, const Tensor& mask, const std::vector<at::DimVector>& shapes) {
+  TORCH_CHECK(mask.scalar_type() == at::kBool || mask.is_floating_point(),
+              "MultiheadAttention: ", name, " is ", mask.scalar_type(),
+              ", but Bool (true = hidden) or a floating type is expected");
+  const bool fits = std::any_of(shapes.begin(), shapes.end(), [&](const at::DimVector& shape) {
+    return mask.sizes() == at::IntArrayRef(shape);
+  });
+  TORCH_CHECK(fits, "MultiheadAttention: ", name, " is ", mask.sizes(), ", but ",
+              at::IntArrayRef(shapes[0]), shapes.size() > 1 ? " or " : "",
+              shapes.size() > 1 ? c10::str(at::IntArrayRef(shapes[1])) : "", " is expected");
+}
+
+// Floating: -inf where a boolean mask hides.
+Tensor added(const Tensor& mask) {
+  if (mask.scalar_type() != at::kBool) return mask;
+  return at::zeros_like(mask, mask.options().dtype(at::kFloat))
+      .masked_fill(mask, -std::numeric_limits<double>::infinity());
+}
+
+// The masks of torch's multi-head attention, which say what to hide, as options of qkv::attention,
+// which say what may be seen: key_padding_mask [B, S], attn_mask [L, S] or [B * H, L, S], bool
+// (true hides) or floating (added); either may be undefined. With `more_keys` keys behind the S,
+// which every query sees. Throws c10::Error for other shapes and dtypes.
+void set_masks(AttentionOptions& options, const Tensor& key_padding_mask, const Tensor& attn_mask,
+               const std::array<int64_t, 4>& sizes, int64_t more_keys) {
+  const auto& [B, H, L, S] = sizes;
+  std::vector<Tensor> masks;  // what is boolean first: the operator's bias must be floating
+  const auto add = [&](Tensor mask) {
+    if (more_keys) mask = at::constant_pad_nd(mask, {0, more_keys});
+    masks.insert(mask.scalar_type() == at::kBool ? masks.begin() : masks.end(), mask);
+  };
+  if (attn_mask.defined()) {
+    check_mask("attn_mask", attn_mask, {{L, S}, {B * H, L, S}});
+    add(attn_mask.dim() == 3 ? attn_mask.unflatten(0, {B, H}) : attn_mask);
+  }
+  if (key_padding_mask.defined()) {
+    check_mask("key_padding_mask", key_padding_mask, {{B, S}});
+    add(key_padding_mask.unsqueeze(1).unsqueeze(1));
+  }
+  // The operator takes two. With a bias of the layer's own one is left for both.
+  if (masks.size() == 2 && options.bias()) masks.assign(1, added(masks[0]).add(added(masks[1])));
+  if (!masks.empty())
+    options.attn_mask(masks[0].scalar_type() == at::kBool ? masks[0].logical_not() : masks[0]);
+  if (masks.size() == 2) options.bias(added(masks[1]));
 }
 
 }  // namespace

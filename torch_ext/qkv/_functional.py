@@ -118,7 +118,8 @@ def attention(
     `[B, H, j, D]`, usually `.transpose(1, 2)` of `[B, j, H, D]`. Item b of key and value may have
     another length than item b of query. alibi_slopes and sinks are `[H]` or `[B, H]`; bias is
     broadcastable to `[B, H, L, S]`, by positions within an item, where L and S are at least the
-    longest item's; spans are `[B, H, L, 2 n]`, likewise; attn_mask is None. The results are jagged like query.
+    longest item's; spans are `[B, H, L, 2 n]`, likewise; attn_mask is None. The results are jagged
+    like query.
 
     Tensors on another device than the CPU go to torch's own attention.
 

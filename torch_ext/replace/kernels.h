@@ -1,13 +1,11 @@
 // What stands in for torch's own kernels while sdpa is replaced. Each hands what it does not cover
-// to the kernel that it stands in for.
+// to the kernel that it stands in for, and counts it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <tuple>
-
-#include "replace/report.h"
 
 namespace qkv::replace {
 
@@ -23,6 +21,15 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention(
     const at::Tensor& proj_weight, const at::Tensor& proj_bias,
     const std::optional<at::Tensor>& mask, bool need_weights, bool average_attn_weights,
     std::optional<int64_t> mask_type);
+
+// The functions of torch that are replaced.
+enum class Function : int8_t { attention, multi_head, count };
+
+// Who computes a call: qkv (taken), or torch for one of these reasons.
+enum class Outcome : int8_t { taken, elsewhere, no_flash, nested, dtype, refused, count };
+
+// Any thread may call it at any time.
+void count(Function function, Outcome outcome);
 
 // What can be said of either by its query: taken, or why torch computes it.
 Outcome outcome_of(const at::Tensor& query);

@@ -1,6 +1,9 @@
-// qkv::replace_sdpa: kernels of ours in torch's table, for as long as somebody wants them there.
+// qkv::replace_sdpa: kernels of ours in torch's table, for as long as somebody wants them there,
+// and counts of what they take and what they leave to torch.
 #include <torch/library.h>
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -10,6 +13,26 @@
 namespace qkv {
 namespace replace {
 namespace {
+
+constexpr int kFunctions = int(Function::count), kOutcomes = int(Outcome::count);
+
+constexpr std::array<const char*, kFunctions> kFunctionNames = {"scaled_dot_product_attention",
+                                                                "_native_multi_head_attention"};
+constexpr std::array<const char*, kOutcomes> kReasons = {
+    "",
+    "the tensors are not on the CPU",
+    "flash attention is switched off, by sdpa_kernel() say",
+    "nested tensors",
+    "not float32, float64, bfloat16 or float16",
+    "arguments that qkv refuses, and most of which torch refuses, too",
+};
+
+std::array<std::array<std::atomic<int64_t>, kOutcomes>, kFunctions> counts;
+
+void reset_counts() {
+  for (auto& of_function : counts)
+    for (auto& calls : of_function) calls.store(0, std::memory_order_relaxed);
+}
 
 // Says nothing: torch warns whoever registers a kernel where there is one.
 class Silent : public c10::WarningHandler {
@@ -75,6 +98,10 @@ std::tuple<std::vector<std::string>, std::vector<std::string>, std::vector<int64
 
 }  // namespace
 
+void count(Function function, Outcome outcome) {
+  counts[int(function)][int(outcome)].fetch_add(1, std::memory_order_relaxed);
+}
+
 // Behind qkv.replace_sdpa() and qkv.sdpa_report().
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   m.def("_replace_sdpa() -> int", &begin);
@@ -97,5 +124,14 @@ void ReplacedSdpa::undo() {
 }
 
 ReplacedSdpa replace_sdpa() { return {}; }
+
+std::vector<SdpaCount> sdpa_report() {
+  std::vector<SdpaCount> report;
+  for (int function = 0; function < replace::kFunctions; ++function)
+    for (int outcome = 0; outcome < replace::kOutcomes; ++outcome)
+      if (const int64_t calls = replace::counts[function][outcome].load(std::memory_order_relaxed))
+        report.push_back({replace::kFunctionNames[function], replace::kReasons[outcome], calls});
+  return report;
+}
 
 }  // namespace qkv

@@ -7,7 +7,6 @@
 #endif
 
 #include "isa/amx/tiles.h"
-#include "isa/avx512/vec.h"
-#include "isa/avx512bf16/leaves.h"
+#include "isa/avx512bf16/vec.h"
 
-#define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
+#define QKV_TILES

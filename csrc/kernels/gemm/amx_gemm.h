@@ -17,21 +17,22 @@
 
 namespace qkv::QKV_ISA {
 
-constexpr bool kTiles = true;
 constexpr int kTile = 16;
-constexpr int kProductRows = 2 * kTile;  // how many rows of A a product takes at once
 
+// The next three are described in gemm.h.
+constexpr bool kTiles = true;
+constexpr int kProductRows = 2 * kTile;
 // Configures the tile registers of this thread for as long as it lives.
-class PairUnit {
+class ProductUnit {
  public:
-  explicit PairUnit(bool in_use) : in_use_(in_use) {
+  explicit ProductUnit(bool in_use) : in_use_(in_use) {
     if (in_use_) Tiles::configure();
   }
-  ~PairUnit() {
+  ~ProductUnit() {
     if (in_use_) Tiles::release();
   }
-  PairUnit(const PairUnit&) = delete;
-  PairUnit& operator=(const PairUnit&) = delete;
+  ProductUnit(const ProductUnit&) = delete;
+  ProductUnit& operator=(const ProductUnit&) = delete;
 
  private:
   bool in_use_;
@@ -125,7 +126,7 @@ inline void gemm<Pair>(int64_t rows, int64_t columns, const MicroArgs<Pair>& pro
 // of two of B.
 template <>
 inline double peak_loop<Pair>(int64_t iterations) {
-  const PairUnit unit(true);
+  const ProductUnit unit(true);
   Pair factors[kTile * kTile];
   for (Pair& factor : factors) factor = peak_factor<Pair>();
   Tiles::load<4>(factors, kTile * sizeof(Pair));

@@ -1,16 +1,25 @@
 // Products of matrices, gemm<E>: of elements, and of pairs of bf16 where the instruction set
-// multiplies them. Such an instruction set defines QKV_PAIR_GEMM, the header that does.
+// multiplies them and so defines QKV_PAIRS. Pairs go through the micro-kernel, as elements do, or,
+// with QKV_TILES, through AMX's tiles.
 #pragma once
 
 #include "kernels/gemm/tile_gemm.h"
-#ifdef QKV_PAIR_GEMM
-#include QKV_PAIR_GEMM
+#ifdef QKV_TILES
+#include "kernels/gemm/amx_gemm.h"
 #else
 namespace qkv::QKV_ISA {
 
-// These two are what they are in pair_gemm.h.
+// Whether A is read in tiles, and so must have a_col = 1: neighbours along the depth side by side.
 constexpr bool kTiles = false;
+
+// How many rows of A a product takes at once.
 constexpr int kProductRows = kMaxRows[1];
+
+// Must live in a thread as long as something is multiplied there. It is told whether anything will
+// be: while an arena only counts, nothing is.
+struct ProductUnit {
+  explicit ProductUnit(bool) {}
+};
 
 }  // namespace qkv::QKV_ISA
 #endif

@@ -6,7 +6,7 @@
 
 // The functions of this file take pairs, too, so those for vectors of pairs must come first: they
 // are found by no other rule of the language, since a vector belongs to no namespace.
-#ifdef QKV_PAIR_GEMM
+#ifdef QKV_PAIRS
 #include "kernels/gemm/pairs.h"
 #endif
 

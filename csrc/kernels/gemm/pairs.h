@@ -17,11 +17,7 @@
 namespace qkv::QKV_ISA {
 
 template <>
-struct VecTraits<Pair> {
-  typedef uint32_t Vec __attribute__((vector_size(kVectorBytes)));
-  typedef uint32_t Unaligned __attribute__((vector_size(kVectorBytes), aligned(2), may_alias));
-  typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
-};
+struct VecTraits<Pair> : VecTraits<Pair, uint32_t> {};
 
 // As many bf16 as there are in kLanes<Pair> pairs.
 constexpr int kPairHalves = 2 * kLanes<Pair>;

@@ -21,20 +21,8 @@
 
 namespace qkv::QKV_ISA {
 
-// Must live in the thread as long as something of type E is multiplied there. It is told whether
-// anything will be: while an arena only counts, nothing is.
-template <class E>
-struct ProductUnit {
-  explicit ProductUnit(bool) {}
-};
-
-#ifdef QKV_PAIR_GEMM
+#ifdef QKV_PAIRS
 constexpr bool kMultipliesPairs = true;
-
-template <>
-struct ProductUnit<BFloat16> : PairUnit {
-  using PairUnit::PairUnit;
-};
 #else
 constexpr bool kMultipliesPairs = false;
 #endif

@@ -7,7 +7,7 @@
 #include "kernels/operands/output_sum.h"
 #include "kernels/operands/row_operand.h"
 #include "kernels/operands/tile_operand.h"
-#ifdef QKV_PAIR_GEMM
+#ifdef QKV_PAIRS
 #include "kernels/operands/pair_operands.h"
 #include "kernels/operands/pair_tiles.h"
 #endif

@@ -7,17 +7,23 @@
 // The loop over rows is outside and the loop over keys inside: a block of rows is packed once an
 // item, while dK and dV of the item's keys are summed in the second-level cache.
 //
-// The second derivative (double_backward.h) has the same loops around other tiles. So they are
-// templates of the scratch memory S, a BackwardScratch or a DoubleScratch (S::kTwice), and
-// grad_tile has an overload for each.
+// The second derivative has the same loops around other tiles. So they are templates of the scratch
+// memory S, a BackwardScratch or a DoubleScratch (S::kTwice), and grad_tile has an overload for
+// each. With ' for a direction and for the change along it (attention_jvp.h), P' for the changes of
+// weights, W for the gradients of scores and W' for their changes (double_softmax.h), there are ten
+// products:
+//
+//   S^T = K Q^T    T^T = K Q'^T + K' Q^T    dP^T = V dO^T    dP'^T = V' dO^T
+//   dQ^T += K^T W'^T + K'^T W^T    dK += W'^T Q + W^T Q'    dV += P'^T dO
 #pragma once
 
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
 #include "kernels/passes/backward_rows.h"
+#include "kernels/passes/double_grad_tile.h"
 #include "kernels/passes/grad_tile.h"
+#include "kernels/passes/walk.h"
 #include "kernels/products/products.h"
-#include "kernels/score/hidden.h"
 #include "repair/counts.h"
 
 namespace qkv::QKV_ISA {
@@ -157,34 +163,32 @@ void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& 
     backward_strip(p, a, item, rows, begin, std::min(item.key_end, begin + item.strip_keys), s);
   }
   if (!sums.data) return;
-  item.completes_rows ? complete_grad_query(p, a, item, rows, s)
-                      : store_grad_query(p, sums, rows, s);
+  store_grad_query(p, a, item, sums, rows, s);
   *its = item.completes_rows ? QuerySums::complete : QuerySums::begun;
 }
 
 template <class S>
-void backward_item(const Problem& p, const BackwardArgs& a, const BackwardItem& item, S& s) {
+size_t backward_by(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                   void* workspace) {
   const int64_t keys = item.key_end - item.key_begin;
+  Arena arena(workspace);
+  S s(arena, p, a, keys);
+  if (arena.counting()) return arena.used();
   s.load_keys(p, item.plane, item.key_begin, keys);
   if constexpr (S::kTwice) s.load_keys_jvp(p, item.plane, item.key_begin, keys);
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
   for (int64_t row = begin; row < end; row += kGradRows)
     backward_rows(p, a, item, row, std::min(kGradRows, item.row_end - row), s);
-}
-
-template <class E>
-void backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item, void* workspace) {
-  Arena arena(workspace);
-  BackwardScratch<E> s(arena, p, item.key_end - item.key_begin);
-  backward_item(p, a, item, s);
-}
-
-template <class E>
-size_t backward_workspace(const Problem& p, int64_t keys) {
-  Arena arena(nullptr);
-  BackwardScratch<E>(arena, p, keys);
   return arena.used();
+}
+
+template <class E>
+size_t backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                void* workspace) {
+  if constexpr (!kInPairs<E>)
+    if (a.direction) return backward_by<DoubleScratch<E>>(p, a, item, workspace);
+  return backward_by<BackwardScratch<E>>(p, a, item, workspace);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -74,7 +74,7 @@ struct BackwardOperands {
   using T = Compute<E>;
   using F = Factor<E>;
 
-  ProductUnit<E> unit;
+  ProductUnit unit;
   // Few keys: sums over rows, of dK and dV, are made of short chains of additions, and what the
   // weights of a row add up to is made of its tile.
   bool has_few_keys;

@@ -52,27 +52,21 @@ void load_grad_query(const Problem& p, const Rows<T>& sums, bool has_sums,
     transpose<T>(s.grad_query, dim, of.grad_query, of.tile.lanes, of.tile.lanes, dim);
   }
 }
+// Where no other sums are to come, it is not they that are brought back, but the gradient.
 template <class S, class T = typename S::T>
-void store_grad_query(const Problem& p, const Rows<T>& sums, const BackwardRows<S>& rows, S& s) {
+void store_grad_query(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                      const Rows<T>& sums, const BackwardRows<S>& rows, S& s) {
+  using E = typename S::Element;
+  const Rows<E> gradient = rows_of<E>(p, a.grad_query, item.plane);
   const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
     const auto& of = rows.tiles[t];
     transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
-    for (int r = 0; r < of.tile.rows; ++r)
-      std::copy_n(s.grad_query + r * dim, dim, sums[of.tile.row + r]);
-  }
-}
-// Makes the gradient of the sums in the tiles, where no others are to come.
-template <class S, class T = typename S::T>
-void complete_grad_query(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                         const BackwardRows<S>& rows, S& s) {
-  const auto to = rows_of<typename S::Element>(p, a.grad_query, item.plane);
-  const int64_t dim = padded<T>(p.head_dim);
-  for (int t = 0; t < rows.count; ++t) {
-    const auto& of = rows.tiles[t];
-    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
-    finish_dense<typename S::Element>(s.grad_query, of.tile.rows, to, of.tile.row, T(p.scale),
-                                      p.head_dim);
+    if (item.completes_rows)
+      finish_dense<E>(s.grad_query, of.tile.rows, gradient, of.tile.row, T(p.scale), p.head_dim);
+    else
+      for (int r = 0; r < of.tile.rows; ++r)
+        std::copy_n(s.grad_query + r * dim, dim, sums[of.tile.row + r]);
   }
 }
 

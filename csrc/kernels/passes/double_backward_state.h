@@ -1,8 +1,8 @@
-// What the pass for second derivatives (double_backward.h) has besides what the backward pass has:
+// What the pass for second derivatives (backward.h) has besides what the backward pass has:
 // the directions as operands, what it knows of a block of rows, and its scratch memory.
 #pragma once
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "kernels/operands/key_rows.h"
 #include "kernels/operands/operands.h"
 #include "kernels/passes/backward_operands.h"
@@ -36,10 +36,9 @@ struct DoubleScratch : BackwardScratch<E> {
   T *change, *grad_change, *kept_pairs;
   ScoreTiles<T> changes;  // of the scores before the options that keep something
 
-  DoubleScratch(Arena& arena, const Problem& p, const BackwardDirection& direction,
-                int64_t key_count)
-      : BackwardScratch<E>(arena, p, key_count),
-        direction(direction),
+  DoubleScratch(Arena& arena, const Problem& p, const BackwardArgs& a, int64_t key_count)
+      : BackwardScratch<E>(arena, p, a, key_count),
+        direction(*a.direction),
         query_jvp(arena, kGradRows, p.head_dim),
         keys_jvp(arena, p, key_count),
         values_jvp(arena, p, key_count, p.head_dim_v, Use::rows),

@@ -25,7 +25,7 @@ QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t be
 }
 
 template <class E>
-void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of) {
+void finish_rows(const Problem& p, const BackwardArgs& a, const Finished& of) {
   using T = Compute<E>;
   const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.plane);
   const Rows<T> sums{static_cast<T*>(of.sums.grad_query), p.group(), of.sums.query_head,
@@ -49,7 +49,7 @@ void finish_rows(const Problem& p, const BackwardArgs& a, const FinishedRows& of
 
 // Keys [begin, end) of sums [S, padded(dim)].
 template <class E, class T = Compute<E>>
-void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor, int64_t dim,
+void finish_sums(const Problem& p, const Finished& of, void* sums, T factor, int64_t dim,
                  const Output& to) {
   if (!to.data) return;
   const Rows<E> rows{key_plane<E>(p, to, of.plane), 1, 0, to.strides.row, to.strides.col};
@@ -58,7 +58,7 @@ void finish_sums(const Problem& p, const FinishedKeys& of, void* sums, T factor,
 }
 
 template <class E>
-void finish_keys(const Problem& p, const BackwardArgs& a, const FinishedKeys& of) {
+void finish_keys(const Problem& p, const BackwardArgs& a, const Finished& of) {
   using T = Compute<E>;
   finish_sums<E>(p, of, of.sums.grad_key, T(p.scale), p.head_dim, a.grad_key);
   finish_sums<E>(p, of, of.sums.grad_value, T(1), p.head_dim_v, a.grad_value);

@@ -19,7 +19,7 @@ void begin_tile(const Problem& p, bool with_sink, P& products, ForwardState<P>& 
   using T = Compute<typename P::Element>;
   const Tile& tile = state.tile;
   state.query = products.pack(tile, state.memory);
-  state.has_output = !kOverwritesOutput<P>;
+  state.has_output = !P::kOverwritesOutput;
   if (state.has_output) std::fill_n(state.output, P::output_size(p), T(0));
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     store(state.max + v, splat(-kInfinity<T>));
@@ -116,11 +116,12 @@ void attend(const Problem& p, int64_t key, int64_t keys, ForwardAhead<P>& ahead,
 }
 
 template <class P>
-void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem& item,
-                void* workspace) {
+size_t forward_by(const Problem& p, const ForwardResult& result, const ForwardItem& item,
+                  void* workspace) {
   using T = Compute<typename P::Element>;
   Arena arena(workspace);
   ForwardScratch<P> scratch(arena, p, item.row_end - item.row_begin, result.weights.data);
+  if (arena.counting()) return arena.used();
 
   const bool with_sink = p.by_head[kSinks].data && item.key_begin == 0;
   int64_t tiles = 0;
@@ -144,6 +145,7 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
         attend(p, key, keys, ahead, scratch, state);
       });
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);
+  return arena.used();
 }
 
 // Whether there are kernels for int8 keys and values beside queries of type E: what multiplies
@@ -151,24 +153,16 @@ void forward_by(const Problem& p, const ForwardResult& result, const ForwardItem
 template <class E>
 constexpr bool kTakesInt8 = !kInPairs<E> && !std::is_same_v<E, double>;
 
-// Calls f with a ForwardFewRows or a ForwardTiles*, null, whichever computes the problem.
-template <class E, class F>
-auto with_products(const Problem& p, const F& f) {
+template <class E>
+size_t forward(const Problem& p, const ForwardResult& result, const ForwardItem& item,
+               void* workspace) {
   const bool few = has_few_rows<E>(p);
   if constexpr (kTakesInt8<E>)
     if (p.is_int8())
-      return few ? f(static_cast<ForwardFewRows<E, int8_t>*>(nullptr))
-                 : f(static_cast<ForwardTiles<E, int8_t>*>(nullptr));
-  return few ? f(static_cast<ForwardFewRows<E>*>(nullptr))
-             : f(static_cast<ForwardTiles<E>*>(nullptr));
-}
-
-template <class E>
-void forward(const Problem& p, const ForwardResult& result, const ForwardItem& item,
-             void* workspace) {
-  with_products<E>(p, [&](auto* products) {
-    forward_by<std::remove_pointer_t<decltype(products)>>(p, result, item, workspace);
-  });
+      return (few ? forward_by<ForwardFewRows<E, int8_t>>
+                  : forward_by<ForwardTiles<E, int8_t>>)(p, result, item, workspace);
+  return (few ? forward_by<ForwardFewRows<E>> : forward_by<ForwardTiles<E>>)(p, result, item,
+                                                                             workspace);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -34,6 +34,7 @@ class ForwardFewRows {
   using Query = const T*;                   // [rows, D], times scale
   using Reference = QKV_ISA::Reference<T>;  // what weights are relative to
   static constexpr int64_t kKeyMultiple = 1;
+  static constexpr bool kOverwritesOutput = false;
 
   ForwardFewRows(Arena& arena, const Problem& p)
       : p_(p),
@@ -129,15 +130,17 @@ class ForwardFewRows {
   static bool separate_values() { return false; }
   bool is_spoilt(const Tile&, const T* output) const { return !all_finite(output, p_.head_dim_v); }
 
-  const T* output_rows(const Tile& tile, const T* factors, T* output) const {
+  template <class To>
+  void write(const Tile& tile, const T* factors, T* output, const Rows<To>& to,
+             int64_t begin) const {
     constexpr int W = kLanes<T>;
     const int64_t dim = p_.head_dim_v;
     for (int r = 0; r < tile.rows; ++r) {
       T* const row = output + r * dim;
       for (int64_t d = 0; d < dim; d += W) store(row + d, load(row + d) * factors[r]);
       for (int64_t d = 0; d + 2 * W <= dim; d += 2 * W) from_parts<K>(row + d);
+      store_row(dim, to[begin + r], to.col, [&](auto at) QKV_INLINE_LAMBDA { return at(row); });
     }
-    return output;
   }
 
  private:

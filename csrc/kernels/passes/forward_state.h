@@ -27,13 +27,6 @@ struct ForwardState {
   KeptWeights<T> weights;
 };
 
-// Whether P::add_values takes a null `rescale` for a tile whose output has not been written; else
-// that begins with zeros.
-template <class P>
-constexpr bool kOverwritesOutput = false;
-template <class E, class K>
-constexpr bool kOverwritesOutput<ForwardTiles<E, K>> = true;
-
 template <class P>
 struct ForwardScratch {
   using T = Compute<typename P::Element>;
@@ -106,21 +99,6 @@ void write_numbers(const Tile& tile, const T* numbers, const Rows<T>& to, int64_
     for (int l = 0; l < tile.rows; ++l) *to[begin + l] = numbers[l];
 }
 
-// Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`.
-template <class E, class K, class To, class T>
-void write_output(const Problem& p, const ForwardTiles<E, K>&, const Tile& tile, const T* factors,
-                  T* output, const Rows<To>& to, int64_t begin) {
-  write_columns(tile, p.head_dim_v, factors, output, to, begin);
-}
-template <class E, class K, class To, class T>
-void write_output(const Problem& p, const ForwardFewRows<E, K>& products, const Tile& tile,
-                  const T* factors, T* output, const Rows<To>& to, int64_t begin) {
-  const T* rows = products.output_rows(tile, factors, output);
-  for (int l = 0; l < tile.rows; ++l)
-    store_row(p.head_dim_v, to[begin + l], to.col,
-              [&](auto at) QKV_INLINE_LAMBDA { return at(rows + l * p.head_dim_v); });
-}
-
 // Divides the output of a tile, and its weights if they are wanted, by the sum of the weights, and
 // writes them.
 template <class P>
@@ -141,8 +119,7 @@ void finish_tile(const Problem& p, const ForwardResult& result, const ForwardIte
   if (result.weights.data) state.weights.add_to(p, result, tile, scratch.rescale, scratch.scores);
   if (P::has_own_sum(p)) divide_by(state.own_sum);
   const auto write = [&](const auto& output, const Rows<T>& lse, int64_t begin) {
-    if (output.data)
-      write_output(p, scratch.products, tile, scratch.rescale, state.output, output, begin);
+    if (output.data) scratch.products.write(tile, scratch.rescale, state.output, output, begin);
     if (!lse.data) return;
     T numbers[kTileRows<T>];
     log_sum_exp<T, typename P::Reference>(tile, state.max, state.sum, numbers);

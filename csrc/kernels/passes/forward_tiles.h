@@ -23,6 +23,9 @@ class ForwardTiles {
   using Factor = QKV_ISA::Factor<E>;   // what a packed tile of queries consists of
   using Query = RightOperand<Factor>;  // such a tile
   static constexpr int64_t kKeyMultiple = kDepthMultiple<E>;  // where a tile may begin in a block
+  // Whether add_values takes a null `rescale` for a tile whose output has not been written; else
+  // that begins with zeros.
+  static constexpr bool kOverwritesOutput = true;
 
   ForwardTiles(Arena& arena, const Problem& p)
       : p_(p),
@@ -105,6 +108,14 @@ class ForwardTiles {
     return !vectors_are_finite(output, p_.head_dim_v, tile.lanes);
   }
 
+  // Writes the rows of factors [lanes] * output to rows begin, begin + 1, ... of `to`. The output
+  // is not used again.
+  template <class To>
+  void write(const Tile& tile, const T* factors, T* output, const Rows<To>& to,
+             int64_t begin) const {
+    write_columns(tile, p_.head_dim_v, factors, output, to, begin);
+  }
+
  private:
   // Reads rows [key, key + keys) into `operand`: from where they are, or, of int8, times their
   // scales from `wide`.
@@ -122,7 +133,7 @@ class ForwardTiles {
   }
 
   const Problem& p_;
-  ProductUnit<E> unit_;
+  ProductUnit unit_;
   KeyOperand<O> keys_, values_;
   T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
   Plane plane_{};

@@ -39,7 +39,7 @@ struct BackwardScratch : BackwardOperands<E> {
   bool needs_marks = false;  // whether, besides, something in these rows is not finite
 
   // For an item of `key_count` keys; if 0, for one tile of keys at a time.
-  BackwardScratch(Arena& arena, const Problem& p, int64_t key_count)
+  BackwardScratch(Arena& arena, const Problem& p, const BackwardArgs&, int64_t key_count)
       : BackwardOperands<E>(arena, p, key_count ? key_count : kKeyBlock),
         base(arena.take<T>(kGradRows)),
         shift(arena.take<T>(kGradRows)),

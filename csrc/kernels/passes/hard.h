@@ -4,7 +4,6 @@
 #include "kernels/operands/operands.h"
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
-#include "kernels/passes/forward.h"
 #include "kernels/passes/walk.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
@@ -70,7 +69,7 @@ template <class E>
 struct HardScratch {
   using T = Compute<E>;
 
-  ProductUnit<E> unit;
+  ProductUnit unit;
   KeyOperand<E> keys;
   int64_t count, query_size;
   HardState<E>* tiles;
@@ -102,10 +101,11 @@ void see_keys(const Problem& p, int64_t key, int64_t keys, const HardScratch<E>&
 }
 
 template <class E>
-void hard(const Problem& p, const HardResult& result, const ForwardItem& item, void* workspace) {
+size_t hard(const Problem& p, const HardResult& result, const ForwardItem& item, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
   HardScratch<E> s(arena, p, item.row_end - item.row_begin);
+  if (arena.counting()) return arena.used();
   for (int64_t t = 0; t < s.count; ++t) {
     const int64_t row = item.row_begin + t * kTileRows<T>;
     HardState<E>& state = *new (s.tiles + t) HardState<E>;
@@ -119,17 +119,7 @@ void hard(const Problem& p, const HardResult& result, const ForwardItem& item, v
       },
       [&](HardState<E>& state, int64_t key, int64_t keys) { see_keys(p, key, keys, s, state); });
   for (int64_t t = 0; t < s.count; ++t) write_best<E>(p, result, s.tiles[t]);
-}
-
-// What forward() needs for items of `rows` rows, and enough for hard().
-template <class E>
-size_t forward_workspace(const Problem& p, int64_t rows, bool with_weights) {
-  Arena arena(nullptr), for_hard(nullptr);
-  with_products<E>(p, [&](auto* products) {
-    ForwardScratch<std::remove_pointer_t<decltype(products)>>(arena, p, rows, with_weights);
-  });
-  HardScratch<E>(for_hard, p, rows);
-  return std::max(arena.used(), for_hard.used());
+  return arena.used();
 }
 
 }  // namespace qkv::QKV_ISA

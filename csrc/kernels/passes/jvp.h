@@ -167,11 +167,12 @@ void finish_jvp_tile(const Problem& p, const JvpArgs& a, const JvpResult& result
 }
 
 template <class E>
-void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const ForwardItem& item,
-         void* workspace) {
+size_t jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const ForwardItem& item,
+           void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
   JvpScratch<E> s(arena, p, a, item.row_end - item.row_begin);
+  if (arena.counting()) return arena.used();
   int64_t tiles = 0;
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
     begin_jvp_tile(p, a, make_tile<T>(p, item.plane, row, item.row_end), s, s.tiles[tiles]);
@@ -182,12 +183,6 @@ void jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const Forw
         attend_jvp(p, a, key, keys, s, state);
       });
   for (int64_t t = 0; t < tiles; ++t) finish_jvp_tile(p, a, result, s, s.tiles[t]);
-}
-
-template <class E>
-size_t jvp_workspace(const Problem& p, const JvpArgs& a, int64_t rows) {
-  Arena arena(nullptr);
-  JvpScratch<E>(arena, p, a, rows);
   return arena.used();
 }
 

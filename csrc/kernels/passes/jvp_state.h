@@ -134,20 +134,17 @@ struct JvpScratch {
 
  private:
   void take_tiles(Arena& arena, const Problem& p, int64_t count) {
-    tiles = arena.take<JvpState<T>>(count);
-    const auto take = [&](int64_t size) { return arena.take<T>(kTileRows<T> * size); };
+    using State = JvpState<T>;
+    tiles = arena.take<State>(count);
     for (int64_t t = 0; t < count; ++t) {
-      T* const memory[] = {take(padded<T>(p.head_dim)),
-                           take(padded<T>(p.head_dim)),
-                           take(padded<T>(p.head_dim_v)),
-                           take(padded<T>(p.head_dim_v)),
-                           take(1),
-                           take(1),
-                           take(1)};
-      if (arena.counting()) continue;
-      tiles[t].query_memory = memory[0], tiles[t].query_jvp_memory = memory[1];
-      tiles[t].output = memory[2], tiles[t].output_jvp = memory[3];
-      tiles[t].max = memory[4], tiles[t].sum = memory[5], tiles[t].sum_jvp = memory[6];
+      State state{};
+      const auto take = [&](int64_t size, auto... members) {
+        ((state.*members = arena.take<T>(kTileRows<T> * size)), ...);
+      };
+      take(padded<T>(p.head_dim), &State::query_memory, &State::query_jvp_memory);
+      take(padded<T>(p.head_dim_v), &State::output, &State::output_jvp);
+      take(1, &State::max, &State::sum, &State::sum_jvp);
+      if (!arena.counting()) tiles[t] = state;
     }
   }
 };

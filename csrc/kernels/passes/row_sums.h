@@ -73,11 +73,12 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
 // Writes the two numbers of every row of the item. Of rows that do not want theirs, these are
 // <dO_i, O_i> and 1.
 template <class E>
-void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, const ForwardItem& item,
-              void* workspace) {
+size_t row_sums(const Problem& p, const BackwardArgs& args, const Output& to,
+                const ForwardItem& item, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
-  BackwardScratch<E> s(arena, p, 0);
+  BackwardScratch<E> s(arena, p, args, 0);
+  if (arena.counting()) return arena.used();
   s.has_few_keys = false;  // tiles of few keys would divide the weights by their sum themselves
   BackwardArgs a = args;
   a.grad_lse = {};
@@ -104,6 +105,7 @@ void row_sums(const Problem& p, const BackwardArgs& args, const Output& to, cons
       out[row + r][0] = T(sums.products[r] / total), out[row + r][1] = T(total);
     }
   }
+  return arena.used();
 }
 
 }  // namespace qkv::QKV_ISA

@@ -5,41 +5,31 @@
 
 namespace qkv::QKV_ISA {
 
-// A W x W transposition has stages h = W / 2, W / 4, ... 1. Stage h exchanges the two off-diagonal
-// h x h squares of every 2h x 2h square. These two functions take two rows that are h apart, and
-// return the first and the second of them after the stage.
-template <class T, int h>
-QKV_INLINE Vec<T> exchange_first(Vec<T> a, Vec<T> b) {
-  return shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l - h : l; });
-}
-template <class T, int h>
-QKV_INLINE Vec<T> exchange_second(Vec<T> a, Vec<T> b) {
-  return shuffle(a, b, [](int l) { return (l & h) ? kLanes<T> + l : l + h; });
-}
-
-// Lanes of a and b in turns, of the first or the second half of each 16 bytes: one instruction
-// where stage 1 of lanes of 4 bytes would be two.
-template <class T, bool second>
-QKV_INLINE Vec<T> interleave(Vec<T> a, Vec<T> b) {
-  return shuffle(a, b, [](int l) {
-    constexpr int kLow = second ? 2 : 0;
-    return (l & 1 ? kLanes<T> : 0) + l / 4 * 4 + kLow + l % 4 / 2;
-  });
-}
-
-// Interleaves rows that are `apart`.
-template <class T, int apart>
-QKV_INLINE void interleave_rows(Vec<T>* rows) {
+// Two rows that are `apart` become the lanes of both that `first` says, and those that `second`
+// says (shuffle).
+template <class T, int apart, class First, class Second>
+QKV_INLINE void shuffle_rows(Vec<T>* rows, First first, Second second) {
   QKV_UNROLL
   for (int i = 0; i < kLanes<T>; ++i) {
     if (i & apart) continue;
     const Vec<T> a = rows[i], b = rows[i + apart];
-    rows[i] = interleave<T, false>(a, b);
-    rows[i + apart] = interleave<T, true>(a, b);
+    rows[i] = shuffle(a, b, first);
+    rows[i + apart] = shuffle(a, b, second);
   }
 }
 
-// Stages h, h / 2, ... 1 on W rows; exchange<T, W / 2> transposes them.
+// Lanes of two rows in turns, those of the first and those of the second half of each 16 bytes: one
+// instruction where stage 1 of lanes of 4 bytes would be two.
+template <class T, int apart>
+QKV_INLINE void interleave_rows(Vec<T>* rows) {
+  shuffle_rows<T, apart>(
+      rows, [](int l) { return (l & 1 ? kLanes<T> : 0) + l / 4 * 4 + l % 4 / 2; },
+      [](int l) { return (l & 1 ? kLanes<T> : 0) + l / 4 * 4 + 2 + l % 4 / 2; });
+}
+
+// A W x W transposition has stages h = W / 2, W / 4, ... 1. Stage h exchanges the two off-diagonal
+// h x h squares of every 2h x 2h square. This does stages h, h / 2, ... 1 on W rows: with h = W /
+// 2, it transposes them.
 template <class T, int h>
 QKV_INLINE void exchange(Vec<T>* rows) {
   if constexpr (h == 2 && sizeof(rows[0][0]) == 4) {
@@ -48,13 +38,9 @@ QKV_INLINE void exchange(Vec<T>* rows) {
     interleave_rows<T, 2>(rows);
     interleave_rows<T, 1>(rows);
   } else if constexpr (h > 0) {
-    QKV_UNROLL
-    for (int i = 0; i < kLanes<T>; ++i) {
-      if (i & h) continue;
-      const Vec<T> a = rows[i], b = rows[i + h];
-      rows[i] = exchange_first<T, h>(a, b);
-      rows[i + h] = exchange_second<T, h>(a, b);
-    }
+    shuffle_rows<T, h>(
+        rows, [](int l) { return (l & h) ? kLanes<T> + l - h : l; },
+        [](int l) { return (l & h) ? kLanes<T> + l : l + h; });
     exchange<T, h / 2>(rows);
   }
 }

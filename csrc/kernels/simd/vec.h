@@ -10,21 +10,14 @@
 
 namespace qkv::QKV_ISA {
 
-template <class T>
-struct VecTraits;
-
-template <>
-struct VecTraits<float> {
-  typedef float Vec __attribute__((vector_size(kVectorBytes)));
-  typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
-  typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
-};
-
-template <>
-struct VecTraits<double> {
-  typedef double Vec __attribute__((vector_size(kVectorBytes)));
-  typedef double Unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
-  typedef int64_t Int __attribute__((vector_size(kVectorBytes)));
+// Vectors of T, whose lanes hold an Element: of a Pair, its bits (kernels/gemm/pairs.h).
+template <class T, class Element = T>
+struct VecTraits {
+  using Integer = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  typedef Element Vec __attribute__((vector_size(kVectorBytes)));
+  typedef Element Unaligned
+      __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
+  typedef Integer Int __attribute__((vector_size(kVectorBytes)));
 };
 
 template <class T>

@@ -6,7 +6,8 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define QKV_ISA emulated_amx
-#define QKV_PAIR_GEMM "kernels/gemm/amx_gemm.h"
+#define QKV_PAIRS
+#define QKV_TILES
 
 #include "emulated/tiles.h"
 #include "emulated/vec.h"

@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define QKV_ISA emulated_avx512bf16
-#define QKV_PAIR_GEMM "kernels/gemm/pair_gemm.h"
+#define QKV_PAIRS
 
 #include "emulated/vec.h"
 #include "kernels/entry.h"

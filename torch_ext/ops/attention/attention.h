@@ -1,4 +1,5 @@
-// qkv::attention, qkv::attention_with_lse and the operators they are made of.
+// qkv::attention, qkv::attention_with_lse, qkv::attention_weights, qkv::attention_with_weights and
+// the operators they are made of.
 #pragma once
 
 #include "autograd/define.h"
@@ -8,6 +9,8 @@ namespace qkv::ops {
 
 extern DefinedOperator attention_forward, attention_backward, attention_double_backward;
 extern DefinedOperator attention_forward_jvp;
+// The second has what the first has, and the output beside the weights, from one pass.
+extern DefinedOperator weights_forward, with_weights_forward;
 
 // Their CPU kernels.
 Tensors attention_forward_cpu(const Call& call);
@@ -17,6 +20,9 @@ Tensors attention_jvp_cpu(const Call& call);
 // and logsumexp_tangent are what attention_forward_jvp returns for the same tangents; they are
 // computed where they are not given.
 Tensors attention_double_backward_cpu(const Call& call);
+// Of both operators with weights. Without a value there is no output, and no gradient of a value.
+Tensors weights_forward_cpu(const Call& call);
+Tensors weights_backward_cpu(const Call& call);
 
 // attention_backward in forward mode (OperatorKernels::jvp).
 Tensors attention_backward_jvp(const Call& call);
@@ -28,6 +34,9 @@ Tensors attention_jvp_backward(const Call& call);
 // attend to.
 void run_backward(KernelCall& kernel, BackwardArgs& args, const GradientTensors& gradients);
 
+// qkv::dropout_seed, from which dropout's random numbers follow: int64 [1], drawn anew.
+at::Tensor dropout_seed(const at::Tensor& query);
+
 // Under autocast, with a seed if there is dropout: what the users' operators do, by the operator
 // that computes it. For CPU and meta tensors.
 Tensors attend(Call call, const Operator& op = attention_forward);
@@ -38,10 +47,6 @@ Tensors attend(Call call, const Operator& op = attention_forward);
 Tensors attention_composition(const Call& call);
 // Whether the call has one: it is neither of packed documents nor a part of a larger one.
 bool composes_attention(const Call& call);
-
-// On another device than the CPU: torch's own attention, or an error that says what it cannot do.
-bool is_elsewhere(const Call& call);
-Tensors attend_elsewhere(const Call& call);
 
 // The rest is checked by the operators that follow.
 void check_query(const Call& call);

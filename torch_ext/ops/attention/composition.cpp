@@ -16,7 +16,6 @@
 #include "autograd/run.h"
 #include "call/check.h"
 #include "ops/attention/attention.h"
-#include "ops/weights/weights.h"
 
 namespace qkv::ops {
 namespace {

@@ -2,7 +2,7 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "attention_double_backward.h"
+#include "attention_jvp.h"
 #include "autograd/run.h"
 #include "ops/attention/attention.h"
 #include "tensors/layout.h"

@@ -1,26 +1,55 @@
+#include <ATen/ops/scaled_dot_product_attention.h>
+
 #include "autograd/compose.h"
 #include "autograd/run.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
-#include "ops/dropout/dropout.h"
 #include "qkv/attention.h"
 
 namespace qkv {
 namespace ops {
 namespace {
 
+// On another device than the CPU: torch's own attention, or an error that says what it cannot do.
+bool is_elsewhere(const Call& call) {
+  const at::Device device = call[arg::query].device();
+  return !device.is_cpu() && !device.is_meta();
+}
+
+Tensors attend_elsewhere(const Call& call) {
+  check_tensors(call);
+  const Options& o = call.options;
+  const auto refuse = [&](bool wanted, std::string_view what) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!wanted, "attention: query is on ", call[arg::query].device(),
+                                ", where torch's attention computes the result, and that cannot ",
+                                what);
+  };
+  refuse(call.op->results.size() > 1, "return the log-sum-exp");
+  refuse(call.has(arg::attn_mask) && call.has(arg::bias), "add bias to attn_mask; pass one mask");
+  const at::Tensor& mask = call[call.has(arg::bias) ? arg::bias : arg::attn_mask];
+  refuse(mask.defined() && o.is_causal, "combine attn_mask with is_causal; pass one mask");
+  refuse(!(o.window_size.left == -1 && o.window_size.right == -1),
+         "do window_size; pass an attn_mask");
+  refuse(call.has(arg::spans), "do spans; pass an attn_mask");
+  refuse(o.softcap != 0, "do softcap");
+  for (const Argument of_heads : kHeadArguments)
+    refuse(call.has(of_heads),
+           c10::str("do ", kArguments[of_heads].name,
+                    of_heads == arg::alibi_slopes ? "; pass an attn_mask" : ""));
+  return {at::scaled_dot_product_attention(call[arg::query], call[arg::key], call[arg::value],
+                                           optional(mask), o.dropout_p, o.is_causal, o.scale,
+                                           o.enable_gqa)};
+}
+
+// Of both, with and without the log-sum-exp.
 Tensors attention_composite(const Call& call) {
   check_query(call);
   if (is_elsewhere(call)) return attend_elsewhere(call);
-  Call output_alone = call;
-  output_alone.wants_lse = false;
-  return {std::move(attend(std::move(output_alone))[0])};
-}
-
-Tensors attention_with_lse_composite(const Call& call) {
-  check_query(call);
-  if (is_elsewhere(call)) return attend_elsewhere(call);
-  return attend(call);
+  Call wanted = call;
+  wanted.wants_lse = call.op->results.size() > 1;
+  Tensors results = attend(std::move(wanted));
+  results.resize(call.op->results.size());
+  return results;
 }
 
 // With tangents, which it does not send elsewhere.
@@ -56,7 +85,7 @@ DefinedOperator attention("attention", "attention" + kSignature + ") -> output",
                           {.composite = &attention_composite});
 DefinedOperator attention_with_lse("attention",
                                    "attention_with_lse" + kSignature + ") -> output, logsumexp",
-                                   {.composite = &attention_with_lse_composite});
+                                   {.composite = &attention_composite});
 DefinedOperator attention_jvp("attention_jvp",
                               "attention_jvp" + kSignature + ", " + tangents("?=") +
                                   ") -> output, logsumexp, output_tangent, logsumexp_tangent",
@@ -109,7 +138,9 @@ void check_query(const Call& call) {
 }
 
 Tensors attend(Call call, const Operator& op) {
-  const Seed seed(call);
+  at::Tensor seed;  // the call refers to it
+  if (call.options.dropout_p > 0)
+    call.set(arg::dropout_seed, seed = dropout_seed(call[arg::query]));
   call.op = &op;
   return run_cast(std::move(call));
 }

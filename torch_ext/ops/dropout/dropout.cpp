@@ -1,7 +1,7 @@
-#include "ops/dropout/dropout.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+
+#include "ops/attention/attention.h"
 
 namespace qkv::ops {
 namespace {
@@ -26,19 +26,13 @@ at::Tensor refuse_seed(const at::Tensor& query) {
                               ", but a plain dense CPU tensor is expected");
 }
 
-at::Tensor seed_of(const at::Tensor& query) {
+}  // namespace
+
+at::Tensor dropout_seed(const at::Tensor& query) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("qkv::dropout_seed", "")
                              .typed<at::Tensor(const at::Tensor&)>();
   return op.call(query);
-}
-
-}  // namespace
-
-Seed::Seed(Call& call) {
-  if (!(call.options.dropout_p > 0)) return;
-  seed_ = seed_of(call[arg::query]);
-  call.set(arg::dropout_seed, seed_);
 }
 
 // An operator of its own, and not a part of attention_forward, so that a compiled program draws a

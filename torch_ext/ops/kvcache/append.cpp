@@ -1,11 +1,10 @@
-#include "ops/kvcache/append.h"
-
 #include <ATen/Dispatch.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "ops/kvcache/quantize.h"
+#include "ops/kvcache/rows.h"
 #include "tensors/overlap.h"
 #include "threads/parallel.h"
 

@@ -162,16 +162,10 @@ void check_paged_sizes(const Call& call, Sizes<T>& sizes) {
 
 template <class T>
 Sizes<T> check_kvcache(const Call& call) {
-  return check<T>(call, &check_cache_sizes<T>);
-}
-template <class T>
-Sizes<T> check_paged_varlen(const Call& call) {
-  return check<T>(call, &check_paged_sizes<T>);
+  return check<T>(call, call.is_packed() ? &check_paged_sizes<T> : &check_cache_sizes<T>);
 }
 
 template Sizes<int64_t> check_kvcache(const Call&);
 template Sizes<c10::SymInt> check_kvcache(const Call&);
-template Sizes<int64_t> check_paged_varlen(const Call&);
-template Sizes<c10::SymInt> check_paged_varlen(const Call&);
 
 }  // namespace qkv::ops

@@ -1,5 +1,5 @@
 // Dispatch key CPU: attention_with_kvcache, varlen_attention_paged.
-#include "ops/kvcache/append.h"
+#include "ops/kvcache/rows.h"
 #include "tensors/copies.h"
 #include "tensors/documents.h"
 #include "tensors/layout.h"
@@ -68,7 +68,7 @@ Tensors kvcache_cpu(const Call& call) {
 }
 
 Tensors paged_varlen_cpu(const Call& call) {
-  const auto sizes = check_paged_varlen<int64_t>(call);
+  const auto sizes = check_kvcache<int64_t>(call);
   Documents documents = documents_of(call, sizes);
   c10::SmallVector<int64_t, 16> lengths;
   for (const Span& document : documents.all) lengths.push_back(document.seqlen_k);

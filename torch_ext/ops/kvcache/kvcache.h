@@ -29,12 +29,10 @@ inline c10::SmallVector<Argument, 4> written_by(const Call& call) {
   return written;
 }
 
-// Throw c10::Error for shapes, dtypes and options that do not fit. seqlen_k is the most keys that a
-// sequence can have. The numbers in index tensors are not looked at.
+// Of either operator: throws c10::Error for shapes, dtypes and options that do not fit. seqlen_k is
+// the most keys that a sequence can have. The numbers in index tensors are not looked at.
 template <class T>
 Sizes<T> check_kvcache(const Call& call);
-template <class T>
-Sizes<T> check_paged_varlen(const Call& call);
 
 Tensors kvcache_cpu(const Call& call);
 Tensors paged_varlen_cpu(const Call& call);

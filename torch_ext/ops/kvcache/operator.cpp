@@ -13,10 +13,7 @@ namespace qkv {
 namespace ops {
 namespace {
 
-template <Sizes<c10::SymInt> (*check)(const Call&)>
-Tensors meta(const Call& call) {
-  return empty_results(call, check(call));
-}
+Tensors meta(const Call& call) { return empty_results(call, check_kvcache<c10::SymInt>(call)); }
 
 // query, key and value are cast; the caches are written to, so they must have that dtype, or be
 // int8.
@@ -77,7 +74,7 @@ DefinedOperator attention_with_kvcache(
     ", sinks?=, k_scale(c!)?= as key_scale, v_scale(d!)?= as value_scale) "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &kvcache_cpu,
-     .meta = &meta<check_kvcache<c10::SymInt>>,
+     .meta = &meta,
      .autocast = &kvcache_autocast,
      .no_gradient = "call it under torch.no_grad() or detach() that"});
 
@@ -90,7 +87,7 @@ DefinedOperator varlen_attention_paged(
     ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &paged_varlen_cpu,
-     .meta = &meta<check_paged_varlen<c10::SymInt>>,
+     .meta = &meta,
      .no_gradient = "with block_table, call it under torch.no_grad() or detach() that"});
 
 TORCH_LIBRARY_FRAGMENT(qkv, m) {

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
-#include "ops/weights/weights.h"
 #include "tensors/gradients.h"
 #include "tensors/large_memory.h"
 #include "tensors/layout.h"
@@ -95,18 +94,12 @@ Tensors ops::weights_backward_cpu(const Call& call) {
   if (!is_aligned(call)) return weights_backward_cpu(*CopiedCall(call, aligned));
   const at::Tensor grad_weights = grad_of_each(call, sizes);
   const GradientTensors gradients(call, sizes);
-  gradients.run_wide(nullptr, [&](const Call& wide) {
+  gradients.run_wide(nullptr, [&](Call wide) {
+    wide.set(arg::output, kNone);  // which knows nothing of grad_weights
     KernelCall kernel(wide, sizes);
     BackwardArgs args;
-    kernel.bind(args.lse, arg::logsumexp);
     kernel.bind(args.grad_weights, grad_weights, Shape::weights);
-    kernel.bind(args.grad_output, arg::grad_output);
-    gradients.bind(kernel, args);
-    kernel.set_strides();
-    if (has_queries(kernel.problem))
-      qkv::attention_backward(kernel.problem, args);
-    else
-      gradients.zero();
+    run_backward(kernel, args, gradients);
   });
   return gradients.results();
 }

@@ -1,7 +1,6 @@
 #include "call/from_options.h"
 #include "call/values.h"
 #include "ops/attention/attention.h"
-#include "ops/weights/weights.h"
 #include "qkv/attention.h"
 
 namespace qkv {
@@ -39,25 +38,21 @@ DefinedOperator with_weights_backward(with_weights_forward,
                                       "logsumexp)",
                                       kBackward);
 
-Tensors weights_composite(const Call& call) {
+template <const DefinedOperator& forward>
+Tensors without_lse(const Call& call) {
   check_query(call);
-  return {std::move(attend(call, weights_forward)[0])};
-}
-
-Tensors with_weights_composite(const Call& call) {
-  check_query(call);
-  Tensors results = attend(call, with_weights_forward);
+  Tensors results = attend(call, forward);
   results.pop_back();
   return results;
 }
 
 DefinedOperator weights("attention_weights",
                         "attention_weights(query, key" + kWeightsSignature + " -> weights",
-                        {.composite = &weights_composite});
+                        {.composite = &without_lse<weights_forward>});
 DefinedOperator with_weights("attention_with_weights",
                              "attention_with_weights(query, key, value" + kWeightsSignature +
                                  " -> output, weights",
-                             {.composite = &with_weights_composite});
+                             {.composite = &without_lse<with_weights_forward>});
 
 }  // namespace
 }  // namespace ops
@@ -77,7 +72,8 @@ Call call_with(const Operator& op, const at::Tensor& query, const at::Tensor& ke
 at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
                              const AttentionOptions& options,
                              std::optional<std::string_view> reduce) {
-  return ops::weights_composite(call_with(ops::weights, query, key, kNone, options, reduce))[0];
+  return ops::weights.kernels.composite(
+      call_with(ops::weights, query, key, kNone, options, reduce))[0];
 }
 
 std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& query,
@@ -85,7 +81,7 @@ std::tuple<at::Tensor, at::Tensor> attention_with_weights(const at::Tensor& quer
                                                           const at::Tensor& value,
                                                           const AttentionOptions& options,
                                                           std::optional<std::string_view> reduce) {
-  return pair_of(ops::with_weights_composite(
+  return pair_of(ops::with_weights.kernels.composite(
       call_with(ops::with_weights, query, key, value, options, reduce)));
 }
 
