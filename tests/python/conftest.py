@@ -22,6 +22,13 @@ from hypothesis.internal.detection import is_hypothesis_test
 
 import qkv
 
+# torch.manual_seed is called 40,000 times in the quick layer. Of each kind of device that is not
+# there torch remembers what to seed it with, and the whole stack of the call, which takes longer
+# than most tests do.
+for absent in (torch.cuda, torch.xpu, torch.mtia):
+    if not absent.is_available():
+        absent.manual_seed_all = lambda seed: None
+
 # Of a property, in the quick layer, with each of its parameters: with five instruction sets and two
 # dtypes that is 120.
 EXAMPLES = 12
