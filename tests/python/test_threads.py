@@ -69,7 +69,6 @@ class TestSameBits:
             threads(n)
             assert_same_bits(everything(inputs, seeds, options), expected)
 
-    @pytest.mark.one_in(2)
     def test_any_batch_size(self, shape, dtype, threads):
         sizes, options = SHAPES[shape]
         inputs = inputs_of(sizes, 8, dtype)
