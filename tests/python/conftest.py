@@ -12,6 +12,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The cache of compiled backward passes is off: its key does not know which version of the operators
 # one was made for.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+# torch.testing._internal loads a profile of hypothesis where it is imported: ours, not torch's own,
+# which has 10 examples a property.
+os.environ["PYTORCH_HYPOTHESIS_PROFILE"] = "qkv"
 
 import hypothesis
 import pytest
@@ -135,6 +138,9 @@ def in_another_part(config, items):
 
 
 def pytest_collection_modifyitems(config, items):
+    # A property has the examples of the profile that is loaded where it is defined.
+    ours = hypothesis.settings.get_profile("qkv")
+    assert hypothesis.settings.default == ours, "a file has loaded another profile"
     left_out = in_another_part(config, items)
     if config.getoption("--only-bf16"):
         left_out |= {x for x in items if not runs_in_bf16(x)}
