@@ -74,7 +74,7 @@ pytest_outside() {
   mkdir "$work/outside"
   cp -r tests benchmarks examples docs *.md pyproject.toml "$work/outside"
   (cd "$work/outside" && PATH=$programs:$PATH "$programs/python" -m pytest -rs \
-    --numprocesses=auto --maxprocesses=8 "$@")
+    --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder "$@")
 }
 
 quick() {

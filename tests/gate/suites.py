@@ -17,6 +17,9 @@ CSRC = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1"
 SANITIZED = f"QKV_QUICK_TESTS=1 tests/in_shards.sh {BUILD}/qkv_csrc_tests_sanitized --gtest_brief=1"
 # Each test runs a little on many threads and much on one. -rs: what is skipped, and why.
 WORKERS = "--numprocesses=auto --maxprocesses=8"
+# A worker takes whole files, one after the other: what a file imports, compiles and sets up is then
+# there once. The long layer's files are too long for that where there are many workers.
+BY_FILE = f"{WORKERS} --dist=loadfile --no-loadscope-reorder"
 DISTRIBUTED = "tests/python/test_distributed_*.py"
 # What the quick layer runs on twins: to import and collect all files takes a minute of CPU time.
 ARITHMETIC = "$(sed s,^,tests/python/, tests/python/arithmetic.txt)"
@@ -85,7 +88,7 @@ def quick() -> list[Task]:
         Task("build", build(TWINS, " ".join(targets)), is_build=True),
         Task(
             "python",
-            pytest(f"{WORKERS} tests/python --ignore-glob='*/test_distributed_*'", "python"),
+            pytest(f"{BY_FILE} tests/python --ignore-glob='*/test_distributed_*'", "python"),
         ),
         # One world of processes after the other, each of which has as many as there are ranks, and
         # waits most of the time.
@@ -102,7 +105,7 @@ def quick() -> list[Task]:
         ),
         Task(
             "python-emulated",
-            f"tests/emulation/twins.sh {BUILD} '{' '.join(TWINS)}' {ARITHMETIC} {WORKERS} -rs",
+            f"tests/emulation/twins.sh {BUILD} '{' '.join(TWINS)}' {ARITHMETIC} {BY_FILE} -rs",
             tests,
             skip=no_twins,
         ),

@@ -138,7 +138,8 @@ def run_python(code, timeout=120, env=(), cwd=None):
     return done.stdout
 
 
-def _execute(code, path):
+def _execute(code, path, env):
+    os.environ.update(env)
     with open(path, "w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -146,13 +147,15 @@ def _execute(code, path):
     sys.stdout.flush()
 
 
-def run_forked(code, timeout=120):
+def run_forked(code, timeout=120, env=()):
     """run_python in a process that has imported torch and qkv and has started no threads: a fork of
-    one that did so, once for all. It takes 20 ms to start, where importing them takes seconds."""
+    one that did so, once for all. It takes 20 ms to start, where importing them takes seconds. What
+    is read later than that may be in `env`: QKV_ISA, but not OMP_NUM_THREADS. There is memory that
+    was freed before the fork, so that what takes little does not show as growth."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "qkv"])
     with tempfile.NamedTemporaryFile("r") as output:
-        process = context.Process(target=_execute, args=(code, output.name))
+        process = context.Process(target=_execute, args=(code, output.name, dict(env)))
         process.start()
         process.join(timeout)
         in_time = process.exitcode is not None

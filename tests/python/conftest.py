@@ -12,6 +12,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The cache of compiled backward passes is off: its key does not know which version of the operators
 # one was made for.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+# torch.testing._internal loads a profile of hypothesis where it is imported: ours, not torch's own,
+# which has 10 examples a property.
+os.environ["PYTORCH_HYPOTHESIS_PROFILE"] = "qkv"
 
 import hypothesis
 import pytest
@@ -21,6 +24,13 @@ from costs import Costs
 from hypothesis.internal.detection import is_hypothesis_test
 
 import qkv
+
+# torch.manual_seed is called 40,000 times in the quick layer. Of each kind of device that is not
+# there torch remembers what to seed it with, and the whole stack of the call, which takes longer
+# than most tests do.
+for absent in (torch.cuda, torch.xpu, torch.mtia):
+    if not absent.is_available():
+        absent.manual_seed_all = lambda seed: None
 
 # Of a property, in the quick layer, with each of its parameters: with five instruction sets and two
 # dtypes that is 120.
@@ -128,6 +138,9 @@ def in_another_part(config, items):
 
 
 def pytest_collection_modifyitems(config, items):
+    # A property has the examples of the profile that is loaded where it is defined.
+    ours = hypothesis.settings.get_profile("qkv")
+    assert hypothesis.settings.default == ours, "a file has loaded another profile"
     left_out = in_another_part(config, items)
     if config.getoption("--only-bf16"):
         left_out |= {x for x in items if not runs_in_bf16(x)}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bench_runs import SMALL, option_case, sdpa
+from bench_runs import SMALL, make_up_rates, option_case, sdpa
 
 import qkv
 from benchmarks import __main__ as benchmarks
@@ -44,6 +44,7 @@ def wrong_shape(query, key, value, **options):
 def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong, tensor, tmp_path):
     monkeypatch.setattr(qkv, "attention", wrong)
     monkeypatch.setattr(run, "measure", lambda *_: pytest.fail("timed a wrong answer"))
+    make_up_rates(monkeypatch)
     path = tmp_path / "run.json"
     arguments = ["--suite", "grid", "--shapes", "2x4/2x9x17x8c", "--json", str(path)]
     assert benchmarks.main(arguments) == 1

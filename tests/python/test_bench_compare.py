@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from bench_runs import PNG, markdown_rows, tables_of
+from bench_runs import PNG, make_up_rates, markdown_rows, tables_of
 
 from benchmarks import __main__ as benchmarks
 
@@ -19,6 +19,7 @@ def old(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "old.json"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.delenv("QKV_ISA", raising=False)
+        make_up_rates(patch)
         arguments = [*GRID, "--shapes", SHAPES, "--repeats", "3", "--json", str(path)]
         assert benchmarks.main(arguments) == 0
     return path
@@ -114,6 +115,7 @@ def test_memory_is_measured_when_asked_for(monkeypatch, capsys, tmp_path):
         return {"qkv": 1 << 20, "torch": 2 << 20}
 
     monkeypatch.setattr("benchmarks.run.extra_bytes", extra_bytes)
+    make_up_rates(monkeypatch)
     stdout = printed(capsys, *GRID, "--shapes", "1x2x4x4x4c", "--repeats", 1, "--memory")
     assert asked == [("1x2x4x4x4c", d, "SDPA") for d in ("forward", "backward")]
     assert [row[-2:] for row in tables_of(stdout)[0][1]][:2] == [["1", "2"]] * 2

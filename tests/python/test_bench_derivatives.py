@@ -6,7 +6,15 @@ import json
 
 import pytest
 import torch
-from bench_runs import PNG, TENSORS, leave_out_compiled, markdown_rows, sdpa, tables_of
+from bench_runs import (
+    PNG,
+    TENSORS,
+    leave_out_compiled,
+    make_up_rates,
+    markdown_rows,
+    sdpa,
+    tables_of,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
@@ -182,6 +190,7 @@ def finished(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QKV_ISA", raising=False)
+        make_up_rates(patch)
         patch.setattr("benchmarks.run.extra_bytes", extra_bytes)
         arguments = ["--suite", "derivatives", "--shapes", "2x4/2x24x24x8,alone:1x1x32x32x8c",
                      "--seconds", "0.01", "--json", str(folder / "run.json"),

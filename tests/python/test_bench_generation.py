@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from bench_runs import markdown_rows, tables_of
+from bench_runs import make_up_rates, markdown_rows, tables_of
 
 from benchmarks import generation
 from gpt.model import TorchCache
@@ -12,7 +12,8 @@ from qkv.bench.measure import quartiles
 SMALL = ["--layers", "2", "--heads", "2", "--head-dim", "8", "--length", "20"]
 
 
-def test_both_write_the_same_and_are_timed(capsys, tmp_path):
+def test_both_write_the_same_and_are_timed(monkeypatch, capsys, tmp_path):
+    make_up_rates(monkeypatch)
     path = tmp_path / "run.json"
     arguments = [*SMALL, "--prompts", "3", "9", "--repeats", "2", "--json", str(path)]
     assert generation.main(arguments) == 0

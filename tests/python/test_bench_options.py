@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from bench_runs import PNG, TENSORS, leave_out_compiled, markdown_rows, tables_of
+from bench_runs import PNG, TENSORS, leave_out_compiled, make_up_rates, markdown_rows, tables_of
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import options
@@ -68,6 +68,7 @@ def finished_options(tmp_path_factory):
     folder, printed = tmp_path_factory.mktemp("bench"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QKV_ISA", raising=False)
+        make_up_rates(patch)
         leave_out_compiled(patch)
         arguments = ["--suite", "options", "--seconds", "0.01",
                      "--shapes", "sinks:1x2x8x8x4,growth:1x2x8x8x4,varlen:3x2x8x8x4c",

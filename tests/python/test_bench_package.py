@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_runs import run_program
+from bench_runs import make_up_rates, run_program
 
 import qkv
 from qkv.bench import __main__ as bench
@@ -70,6 +70,7 @@ def test_wrong_answers_are_not_timed(monkeypatch, capsys, wrong):
 
     monkeypatch.setattr(qkv, "attention", attention)
     monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("timed a wrong answer"))
+    make_up_rates(monkeypatch)
     assert bench.main(["--shapes", "2x4/2x9x17x8c"]) == 1
     assert "refused to time a wrong answer: 'output' of 2x4/2x9x17x8c" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from common import COMPILERS
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import profile
@@ -262,7 +263,8 @@ def timm():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_timm(timm, is_fused):
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_timm(timm, is_fused, backend):
     torch.manual_seed(0)
     model = timm.models.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=5
@@ -276,7 +278,7 @@ def test_timm(timm, is_fused):
     x = torch.randn(2, 3, 32, 32)
     expected = model(x)
     assert operators(lambda: copy.deepcopy(model)(x))
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(x), expected)
     assert operators(lambda: compiled(x))
 

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from common import COMPILERS
 from test_convert import operators
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -176,15 +177,16 @@ def test_a_class_made_of_the_converted_one():
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_compiled_before_and_between(in_place):
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_compiled_before_and_between(in_place, backend):
     """What is compiled follows the layer there and back."""
     layer = layer_of_timm()
     expected = layer(X)
 
     def compiled():
         if in_place:
-            layer.compile(fullgraph=True)
-        return layer if in_place else torch.compile(layer, fullgraph=True)
+            layer.compile(fullgraph=True, backend=backend)
+        return layer if in_place else torch.compile(layer, fullgraph=True, backend=backend)
 
     before = compiled()
     before(X)

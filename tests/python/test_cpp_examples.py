@@ -31,6 +31,7 @@ def run(*command):
 # The others take torch's headers as phone_book does, for ten seconds each.
 QUICK = ("phone_book", "run_exported")
 LONG = ("train", "generate")
+WITHOUT_PRECOMPILED = ROOT / "tests" / "cpp_examples.cmake"
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,17 @@ def programs(tmp_path_factory, request):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
+    options = [f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}"]
+    options += ["-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed"]
+    wanted = QUICK
+    if request.config.getoption("--long"):
+        wanted += LONG
+    else:
+        options += [f"-DCMAKE_PROJECT_qkv_examples_INCLUDE={WITHOUT_PRECOMPILED}"]
     with (folder / "examples.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         build = folder / "examples"
-        where = f"-DCMAKE_PREFIX_PATH={qkv.cmake_prefix_path}"
-        as_needed = "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed"
-        run("cmake", "-S", SOURCE, "-B", build, where, as_needed)
-        wanted = (*QUICK, *(LONG if request.config.getoption("--long") else ()))
+        run("cmake", "-S", SOURCE, "-B", build, *options)
         run("cmake", "--build", build, "--parallel", "2", "--target", *wanted)
     return build
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import INF, NO_OPTIONS, attend, dtypes_of, run_python
+from common import INF, NO_OPTIONS, attend, dtypes_of, run_forked
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -245,4 +245,4 @@ before = resident()
 run(200)
 print(resident() - before)
 """
-    assert float(run_python(code)) < 20  # 200 of them would be 100 MiB
+    assert float(run_forked(code)) < 20  # 200 of them would be 100 MiB

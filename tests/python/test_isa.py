@@ -1,48 +1,52 @@
 """Choosing the instruction set: QKV_ISA, qkv.set_isa, and their errors."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+from common import run_forked, run_python
 
 import qkv
 
-
-def run(isa):
-    return subprocess.run(
-        [sys.executable, "-c", "import qkv; print(qkv.active_isa())"],
-        capture_output=True, text=True, env={**os.environ, "QKV_ISA": isa}, timeout=60,
-    )  # fmt: skip
+ACTIVE = "import qkv; print(qkv.active_isa())"
 
 
-@pytest.mark.one_in(2)
+def run(isa, code=ACTIVE):
+    return run_forked(code, env={"QKV_ISA": isa})
+
+
 @pytest.mark.parametrize("isa", qkv.supported_isas())
 def test_forced(isa):
-    assert run(isa).stdout.strip() == isa
+    assert run(isa).strip() == isa
+
+
+def test_forced_from_the_start():
+    """Where the environment has it before torch is there."""
+    assert run_python(ACTIVE, env={"QKV_ISA": "generic"}).strip() == "generic"
 
 
 def test_empty_means_best():
-    assert run("").stdout.strip() == qkv.supported_isas()[0]
+    assert run("").strip() == qkv.supported_isas()[0]
 
 
-@pytest.mark.one_in(3)
+FAILING = """
+import torch, qkv
+try:
+    {call}
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
 @pytest.mark.parametrize("isa", ["sse9", "AVX2", " avx2"])
 def test_unknown(isa):
-    done = run(isa)
-    assert done.returncode != 0
-    assert re.search(rf"ValueError: QKV_ISA.*'{isa}'.*generic", done.stderr)
+    printed = run(isa, FAILING.format(call="qkv.active_isa()"))
+    assert re.match(rf"ValueError QKV_ISA.*'{isa}'.*generic", printed)
 
 
 def test_unknown_at_the_first_call():
-    code = "import torch, qkv; x = torch.ones(1, 1, 2, 2); torch.ops.qkv.attention(x, x, x)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "QKV_ISA": "sse9"},
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert re.search(r"Error: QKV_ISA.*'sse9'.*generic", done.stderr)
+    call = "x = torch.ones(1, 1, 2, 2); torch.ops.qkv.attention(x, x, x)"
+    printed = run("sse9", FAILING.format(call=call))
+    assert re.match(r"\w*Error QKV_ISA.*'sse9'.*generic", printed)
 
 
 def test_set_unknown():

@@ -13,7 +13,7 @@ from common import (
     compute_type,
     reference,
     rounds_factors,
-    run_python,
+    run_forked,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -578,7 +578,7 @@ def test_overlap_by_brute_force():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_large_append_after_fork():
     """libgomp's threads do not survive a fork: the child must not wait for them."""
-    run_python(
+    run_forked(
         "import os, torch, qkv\n"
         "torch.set_num_threads(4)\n"
         "kv, new = torch.zeros(2, 2, 4, 8, 600, 64), torch.randn(4, 8, 500, 64)\n"

@@ -3,7 +3,6 @@ modules, nested tensors, torch.compile, torch.func, other devices."""
 
 import copy
 
-import hypothesis
 import pytest
 import torch
 from common import COMPILERS
@@ -66,11 +65,9 @@ SAMPLED = (
 
 
 def samples_of(kind, training):
-    """The ModuleInput of torch.testing._internal, in f64. Its import loads settings of hypothesis
-    that are not ours."""
+    """The ModuleInput of torch.testing._internal, in f64."""
     from torch.testing._internal.common_modules import module_db
 
-    hypothesis.settings.load_profile("qkv")
     (info,) = [info for info in module_db if info.module_cls is kind]
     return info.module_inputs_func(info, "cpu", torch.float64, True, training)
 

@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from common import INF, run_python
+from common import INF, run_forked
 
 import qkv
 from qkv.nn import MultiheadAttention
@@ -455,7 +455,7 @@ print((peak() - before) / 1024)
 @pytest.mark.parametrize("call, weights", [("need_weights=False", 0), ("need_weights=True", 128)])
 def test_no_mask_or_weights_of_all_heads(call, weights):
     """[B, H, L, S] would take 512 MB; the averaged weights take 128, and nothing else does."""
-    assert float(run_python(MEASURE.format(call=call), 300)) <= weights + 100
+    assert float(run_forked(MEASURE.format(call=call), 300)) <= weights + 100
 
 
 # Errors, each of which names the argument, what it was and what was expected.

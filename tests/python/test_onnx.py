@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 import torch.nn.functional as F
-from common import attend, compute_type, dtypes_of, run_python
+from common import attend, compute_type, dtypes_of, run_forked
 from torch.testing import assert_close
 
 import qkv
@@ -538,7 +538,7 @@ def test_refuses_other_operators():
 
 def test_onnxscript_is_imported_when_it_is_used():
     code = "import sys, qkv, qkv.integrations.onnx; print('onnxscript' in sys.modules)"
-    assert run_python(code).strip() == "False"
+    assert run_forked(code).strip() == "False"
 
 
 def test_without_onnxscript(monkeypatch):

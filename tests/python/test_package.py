@@ -1,6 +1,7 @@
 """The installed package: found from any folder, by Python, by pip and by CMake."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,43 @@ needs_sources = pytest.mark.skipif(not HAS_SOURCES, reason="no sources here")
 on_the_wheel = pytest.mark.long if HAS_SOURCES else lambda test: test
 
 
+# Runs what it is sent in forks of itself, which have imported torch, and of qkv nothing.
+AFTER_TORCH = """
+import json, os, sys, torch
+for line in sys.stdin:
+    code, folder, path, file = json.loads(line)
+    if (pid := os.fork()) == 0:
+        with open(file, "w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.chdir(folder)
+        sys.path[1:1] = path
+        exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def after_torch(tmp_path_factory):
+    """A function that runs code in a folder, as `python -c` would there with `path` in PYTHONPATH,
+    and returns what it prints; but torch, which takes seconds to import, is there already."""
+    file = tmp_path_factory.mktemp("after_torch") / "output"
+    command = [sys.executable, "-c", AFTER_TORCH]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as process:
+
+        def run(code, folder, path=()):
+            sent = code, str(folder), [*map(str, path)], str(file)
+            print(json.dumps(sent), file=process.stdin, flush=True)
+            assert process.stdout.readline() == "0\n", file.read_text()
+            return file.read_text()
+
+        yield run
+        process.stdin.close()
+
+
 @on_the_wheel
 def test_import_from_another_folder(tmp_path):
     code = "import torch, qkv; x = torch.ones(1, 1, 2, 2); print(qkv.attention(x, x, x).sum())"
@@ -33,12 +71,12 @@ def test_import_from_another_folder(tmp_path):
 
 
 @needs_sources
-def test_import_from_the_sources_folder():
+def test_import_from_the_sources_folder(after_torch):
     """The folders in which torch_ext/qkv may hide what is installed, as with an editable
     install."""
     code = "import torch, qkv; print(torch.ops.qkv.attention.default)"
     for folder in (ROOT, ROOT / "torch_ext"):
-        assert run_python(code, cwd=folder) == "qkv.attention.default\n"
+        assert after_torch(code, folder) == "qkv.attention.default\n"
 
 
 @pytest.fixture
@@ -53,9 +91,9 @@ def decoy(tmp_path):
 
 
 @on_the_wheel
-def test_the_library_is_the_packages_own(decoy):
+def test_the_library_is_the_packages_own(after_torch, decoy):
     code = "import torch, qkv; print(*torch.ops.loaded_libraries)"
-    found = run_python(code, cwd=decoy).strip()
+    found = after_torch(code, decoy).strip()
     assert found == str(LIBRARY.resolve())
 
 
@@ -67,43 +105,41 @@ def sources(tmp_path):
     return tmp_path / "sources"
 
 
-def import_error(sources, cwd):
-    code = """
+IMPORT_ERROR = """
 try:
     import qkv
 except ImportError as error:
     print(error)
 """
-    return run_python(code, cwd=cwd, env={"PYTHONPATH": str(sources)})
 
 
 @on_the_wheel
-def test_no_other_library_is_loaded(decoy, sources, tmp_path):
+def test_no_other_library_is_loaded(after_torch, decoy, sources, tmp_path):
     """No other library is loaded where the current folder has one that the sources lack."""
-    message = import_error(sources, decoy)
+    message = after_torch(IMPORT_ERROR, decoy, [sources])
     library = tmp_path / "sources" / "qkv" / "lib" / LIBRARY.parent.name / "libqkv.so"
     assert message.startswith(f"qkv is not built: there is no {library}. Run `pip install")
 
 
 @on_the_wheel
-def test_a_torch_that_no_library_fits(sources, tmp_path):
+def test_a_torch_that_no_library_fits(after_torch, sources, tmp_path):
     for minor in ("2.10", "2.8", "2.9"):
         other = sources / "qkv" / "lib" / f"torch-{minor}" / "libqkv.so"
         other.parent.mkdir(parents=True)
         other.write_text("for another torch")
-    assert import_error(sources, tmp_path).startswith(
+    assert after_torch(IMPORT_ERROR, tmp_path, [sources]).startswith(
         f"qkv was built for torch 2.8, 2.9 and 2.10, but torch {torch.__version__} is installed. "
         "Install a torch that fits, or build qkv for this one: `pip install"
     )
 
 
 @on_the_wheel
-def test_a_library_of_another_version(sources, tmp_path):
+def test_a_library_of_another_version(after_torch, sources, tmp_path):
     shutil.copytree(LIBRARY.parents[1], sources / "qkv" / "lib")
     own = sources / "qkv" / "lib" / LIBRARY.parent.name
     version = sources / "qkv" / "version.py"
     version.write_text(version.read_text().replace(f'"{qkv.__version__}"', '"9.8.7"'))
-    assert import_error(sources, tmp_path).startswith(
+    assert after_torch(IMPORT_ERROR, tmp_path, [sources]).startswith(
         f"{own / 'libqkv.so'} is of qkv {qkv.__version__}, but the Python package around it is "
         "qkv 9.8.7. Install"
     )

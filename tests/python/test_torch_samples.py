@@ -15,6 +15,8 @@ samples of scaled_dot_product_attention: torch 2.13 has each of them twice; sinc
 two asks for enable_gqa. The samples of the layers are the same ones from 2.13 to 2.15.
 """
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,11 +28,6 @@ import qkv
 from qkv import testing
 
 pytest.importorskip("expecttest")  # torch.testing._internal imports it
-invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
-modules = pytest.importorskip("torch.testing._internal.common_modules")
-
-SDPA = next(o for o in invocations.op_db if o.name == "nn.functional.scaled_dot_product_attention")
-MODULES = {m.name.removeprefix("nn."): m for m in modules.module_db}
 LAYERS = (
     "MultiheadAttention",
     "TransformerEncoderLayer",
@@ -38,6 +35,22 @@ LAYERS = (
     "TransformerEncoder",
     "Transformer",
 )
+
+
+# torch's lists take seconds to import, whatever else is collected beside this file.
+@functools.cache
+def sdpa():
+    invocations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+    (found,) = (
+        x for x in invocations.op_db if x.name == "nn.functional.scaled_dot_product_attention"
+    )
+    return found
+
+
+@functools.cache
+def modules():
+    database = pytest.importorskip("torch.testing._internal.common_modules").module_db
+    return {x.name.removeprefix("nn."): x for x in database}
 
 
 def direction(tensor):
@@ -86,7 +99,7 @@ def composed(*args, **options):
 )
 def test_scaled_dot_product_attention(dtype):
     number = 0
-    for sample in SDPA.sample_inputs("cpu", dtype, requires_grad=True):
+    for sample in sdpa().sample_inputs("cpu", dtype, requires_grad=True):
         with qkv.replace_sdpa():
             found = results_of(F.scaled_dot_product_attention, sample)
         assert qkv.sdpa_report().taken and not qkv.sdpa_report().left
@@ -100,7 +113,7 @@ def test_scaled_dot_product_attention(dtype):
 
 def test_second_order_and_forward_mode():
     """Of scaled_dot_product_attention: torch's math path has both, its fused kernel neither."""
-    for sample in SDPA.sample_inputs("cpu", torch.float64, requires_grad=True):
+    for sample in sdpa().sample_inputs("cpu", torch.float64, requires_grad=True):
         found = []
         for function in (F.scaled_dot_product_attention, composed):
             with qkv.replace_sdpa(), forward_ad.dual_level():
@@ -133,7 +146,7 @@ def derivatives(module, call):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", LAYERS[1:])
 def test_second_order_and_forward_mode_of_layers(name):
-    info, dtype = MODULES[name], torch.float64
+    info, dtype = modules()[name], torch.float64
     for sample in info.module_inputs_func(
         info, device="cpu", dtype=dtype, requires_grad=False, training=False
     ):
@@ -165,7 +178,7 @@ def run_module(module, sample, grad):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name, training):
-    info, taken, dtype = MODULES[name], 0, torch.float64
+    info, taken, dtype = modules()[name], 0, torch.float64
     for sample in info.module_inputs_func(
         info, device="cpu", dtype=dtype, requires_grad=False, training=training
     ):

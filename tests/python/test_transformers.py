@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import run_python
+from common import run_forked, run_python
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
@@ -596,7 +596,7 @@ def test_t5_needs_no_bias_for_each_batch_item():
 
 def test_transformers_is_not_imported_with_qkv():
     code = "import sys, qkv, qkv.integrations.transformers; print('transformers' in sys.modules)"
-    assert run_python(code) == "False\n"
+    assert run_forked(code) == "False\n"
 
 
 @pytest.mark.parametrize("found, message", [

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from common import assert_example_runs, run_python
+from common import assert_example_runs, run_forked
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -161,7 +161,7 @@ print("qkv.viz" in sys.modules, "matplotlib" in sys.modules)
 import qkv.viz
 print("matplotlib" in sys.modules)
 """
-    assert run_python(code).split() == ["False", "False", "False"]
+    assert run_forked(code).split() == ["False", "False", "False"]
 
 
 def test_the_example_runs():
