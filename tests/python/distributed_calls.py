@@ -121,7 +121,7 @@ def _attend(tensors, whole, document):
         "window_size": None, "softcap": 0.0,
     } | whole.options()  # fmt: skip
     seed = options.pop("dropout_seed", None)
-    given = dict.fromkeys(("attn_mask", "bias", "alibi_slopes", "sinks")) | tensors
+    given = dict.fromkeys(("attn_mask", "bias", "spans", "alibi_slopes", "sinks")) | tensors
     return _forward(
         **given, dropout_seed=None if seed is None else torch.tensor([seed]), cu_seq_q=None,
         cu_seq_k=None, seqused_k=None, shard=[0, 0, 0, 0, 0, 0, document], **options,

@@ -18,7 +18,7 @@ NONE = {
 PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
 GRADS = ("grad_query", "grad_key", "grad_value")
 INPUTS = ("query", "key", "value")
-OPTIONS = ("attn_mask", "bias", "alibi_slopes", "sinks")
+OPTIONS = ("attn_mask", "bias", "spans", "alibi_slopes", "sinks")
 
 
 def names():

@@ -202,7 +202,7 @@ def test_opcheck_of_the_gradient(mask, wanted, dtype):
     query, key, value = (x.detach() for x in make(5, 6, 6, dtype=dtype))
     heads = torch.rand(3), torch.randn(2, 1, dtype=torch.float64)
     masks = torch.randn(mask, dtype=dtype), torch.randn(3, 1, 6)
-    more = *masks, *heads, torch.tensor([3]), None, None, None
+    more = *masks, None, *heads, torch.tensor([3]), None, None, None
     tensors = (query, key, value, *more)
     output, lse = torch.ops.qkv.attention_forward(*tensors, **ALL_OPTIONS)
     for seeds in itertools.product([torch.randn_like(output), None], [torch.randn_like(lse), None]):
@@ -245,7 +245,7 @@ class TestMeta:
         real = [lay_out(torch.randn(s, dtype=dtype), layout) for s in shapes]
 
         def gradients(inputs):
-            more = [options.get(name) for name in ("attn_mask", "bias", "alibi_slopes", "sinks")]
+            more = [options.get(name) for name in ("attn_mask", "bias", "spans", "alibi_slopes", "sinks")]
             tensors = (*inputs, *more, None, None, None, None)
             scores = {
                 "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,

@@ -214,7 +214,7 @@ def test_memory_that_cannot_be_had():
 
 
 LOW_LEVEL = {
-    **GOOD, "attn_mask": None, "bias": None, "alibi_slopes": None, "sinks": None,
+    **GOOD, "attn_mask": None, "bias": None, "spans": None, "alibi_slopes": None, "sinks": None,
     "dropout_seed": None, "cu_seq_q": None, "cu_seq_k": None, "seqused_k": None, "dropout_p": 0.0,
     "is_causal": False, "scale": None, "enable_gqa": False, "window_size": None, "softcap": 0.0,
 }  # fmt: skip

@@ -58,11 +58,12 @@ def test_torchs_attention(device, options, dtype):
     (lambda on: {"attn_mask": on(5, 7), "is_causal": True},
      "combine attn_mask with is_causal; pass one mask"),
     (lambda on: {"window_size": (1, 1)}, "do window_size; pass an attn_mask"),
+    (lambda on: {"spans": on(5, 2).int()}, "do spans; pass an attn_mask"),
     (lambda on: {"softcap": 1.0}, "do softcap"),
     (lambda on: {"alibi_slopes": on(4)}, "do alibi_slopes; pass an attn_mask"),
     (lambda on: {"sinks": on(4)}, "do sinks"),
     (lambda on: {"return_lse": True}, "return the log-sum-exp"),
-], ids=["both masks", "window", "softcap", "alibi", "sinks", "lse"])  # fmt: skip
+], ids=["both masks", "window", "spans", "softcap", "alibi", "sinks", "lse"])  # fmt: skip
 def test_what_cannot_be_expressed(device, option, what):
     x = make(device)
     options = option(lambda *shape: torch.empty(shape, device=device))
@@ -79,7 +80,7 @@ def operators(query, key, value):
         "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
         "window_size": None, "softcap": 0.0,
     }  # fmt: skip
-    low = (query, key, value, *[None] * 8)
+    low = (query, key, value, *[None] * 9)
     return {
         "attention_jvp": lambda: qkv.attention_jvp(query, key, value, query_tangent=query),
         "varlen_attention": lambda: qkv.varlen_attn(*[packed] * 3, ends, None, 5, 5),

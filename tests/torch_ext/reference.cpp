@@ -118,6 +118,12 @@ at::Tensor planes(const at::Tensor& t, std::vector<int64_t> lead, int64_t rows, 
   return wide.expand(lead).reshape({batch, heads, rows, cols});
 }
 
+// bool [..., L, S]: whether one of a query's spans [..., L, 2 n] has the key.
+at::Tensor in_spans(const at::Tensor& spans, int64_t S) {
+  const at::Tensor ends = spans.unflatten(-1, {-1, 2}).unsqueeze(-1), keys = at::arange(S);
+  return (ends.select(-2, 0) <= keys).logical_and(ends.select(-2, 1) > keys).any(-2);
+}
+
 // The leading dimensions of a call, and its tensors as Attention takes them.
 struct Call {
   Call(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -135,6 +141,9 @@ struct Call {
                {},
                {}};
     if (const auto& mask = options.attn_mask()) tensors[kMask] = planes(*mask, lead, L, S);
+    // As a boolean mask, beside which there is no other one.
+    if (const auto& spans = options.spans())
+      tensors[kMask] = planes(in_spans(*spans, S), lead, L, S);
     if (const auto& bias = options.bias()) tensors[kBias] = planes(*bias, lead, L, S);
     if (const auto& slopes = options.alibi_slopes())
       tensors[kSlopes] = planes(slopes->unsqueeze(-1).unsqueeze(-1), lead, 1, 1);

@@ -46,6 +46,7 @@ std::vector<Case> cases() {
       plain("alibi", options().alibi_slopes(randn({3}))),
       plain("alibi_by_batch", options().alibi_slopes(randn({2, 3}))),
       plain("alibi_f32", options().alibi_slopes(at::arange(3, at::kFloat))),
+      plain("spans", options().spans(at::tensor({0, 2, 3, 5}, at::kInt).expand({3, 5, 4}))),
       plain("sinks", options().sinks(randn({3}))),
       plain("sinks_by_batch", options().sinks(randn({2, 1}))),
       plain("mask_of_rows_and_keys", options().attn_mask(randn({5, 7}))),

@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from qkv._block_mask import ends_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["Spans"]
 
@@ -134,8 +140,7 @@ class Spans:
             begins = begins[:, None, :, None] * size + points[:, None, :]
             hidden = hidden[:, None, :, None] | (points[:, None, :] < 0)
             begins, hidden = (x.flatten(2).flatten(0, 1) for x in (begins, hidden))
-        ends = begins + 1
-        return _merged("neighborhood", begins, ends.masked_fill(hidden, -1))
+        return _merged("neighborhood", begins, (begins + 1).where(~hidden, begins))
 
     @staticmethod
     def tree(parents: Sequence[int] | Tensor, first: int = 0) -> "Spans":
@@ -176,6 +181,12 @@ class Spans:
             found[(*row, edge.cumsum(-1)[(*row, key)] - 1)] = key
         return _of(begins, ends)
 
+    @staticmethod
+    def from_block_mask(block_mask: "BlockMask") -> "Spans":
+        """Of FlexAttention's BlockMask, whose function is evaluated for the pairs of its partial
+        blocks alone. The functions that take spans take a BlockMask, too, which remembers these."""
+        return _merged("from_block_mask", *ends_of(block_mask))
+
     def to_mask(self, seqlen_k: int) -> Tensor:
         """The same as a boolean mask, `[..., L, S]`."""
         keys = torch.arange(seqlen_k)
@@ -204,6 +215,10 @@ pytree.register_pytree_node(
 
 def tensor_of(spans: object) -> object:
     """What the operators take of an argument `spans`."""
+    if type(spans).__name__ == "BlockMask":  # whose module takes time to import
+        if not hasattr(spans, "_qkv_spans"):
+            spans._qkv_spans = Spans.from_block_mask(spans)  # pyright: ignore
+        spans = spans._qkv_spans  # pyright: ignore
     return spans.tensor if isinstance(spans, Spans) else spans
 
 

@@ -59,7 +59,7 @@ def _check(arguments: dict[str, Any]) -> None:
         _refuse_dropout(dropout_p=arguments["dropout_p"])
     for name in {"spans", *BY_HEAD} - set(TRANSLATED_BY_HEAD):
         if arguments[name] is not None:
-            _refuse(f"{name} is given, but has no translation yet")
+            _refuse(f"{name} is given, but has no translation; pass an attn_mask")
     for name in ("cu_seq_q", "cu_seq_k", "seqused_k"):
         if arguments[name] is not None:
             _refuse(f"{name} is given, but Attention knows no packed documents")

@@ -1,0 +1,86 @@
+"""torch.nn.attention.flex_attention.BlockMask as spans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+# So many pairs are evaluated at once, of which a mask function makes a few int64 tensors.
+_PAIRS = 1 << 20
+
+
+def ends_of(block_mask: BlockMask) -> tuple[Tensor, Tensor]:
+    """begins and ends of what it shows, `[B, H, L, n]`, which may touch and be empty. Its function
+    is evaluated for the pairs of partial blocks alone."""
+    whole = _full_runs(block_mask)
+    partial = _partial_runs(block_mask)
+    rows, L = block_mask.BLOCK_SIZE[0], block_mask.seq_lengths[0]
+    found = [
+        torch.cat([of_block.repeat_interleave(rows, 2)[:, :, :L], of_row[:, :, :L]], -1)
+        for of_block, of_row in zip(whole, partial, strict=True)
+    ]
+    return found[0], found[1].clamp(max=block_mask.seq_lengths[1])
+
+
+def _full_runs(block_mask: BlockMask) -> list[Tensor]:
+    """Of each row of blocks, begins and ends of those that are full, `[B, H, rows, n]`."""
+    counts, blocks = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    if counts is None or blocks is None:
+        return [block_mask.kv_num_blocks.new_zeros(*block_mask.kv_num_blocks.shape, 0)] * 2
+    size = block_mask.BLOCK_SIZE[1]
+    is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
+    # One run for each block that has no neighbour before it, up to the last that follows.
+    is_full = torch.zeros(*counts.shape, blocks.size(-1) + 1, dtype=torch.bool)
+    is_full.scatter_(-1, blocks.long().masked_fill(~is_listed, blocks.size(-1)), True)
+    runs = _runs_of(is_full[..., :-1])
+    return [x * size for x in runs]
+
+
+def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor]:
+    from qkv.spans import Spans
+
+    pairs = Spans.from_mask(mask).tensor.unflatten(-1, (-1, 2)).long()
+    return pairs[..., 0], pairs[..., 1]
+
+
+def _partial_runs(block_mask: BlockMask) -> list[Tensor]:
+    """Of each query, begins and ends of what it sees in partial blocks, `[B, H, L, n]`, with the
+    rows of the last block in full."""
+    counts, blocks = block_mask.kv_num_blocks, block_mask.kv_indices
+    rows, columns = block_mask.BLOCK_SIZE
+    place = (torch.arange(blocks.size(-1)) < counts[..., None]).nonzero()
+    b, h, row, n = place.unbind(1)
+    at_once = max(1, _PAIRS // (rows * columns))
+    where = torch.stack([b, h, row * rows, blocks[b, h, row, n] * columns], 1)
+    evaluated = [_evaluated(block_mask, some) for some in where.split(at_once)]
+    most = max((begins.size(-1) for begins, _ in evaluated), default=0)
+    width = int(counts.max()) if counts.numel() else 0
+    found = [torch.zeros(*counts.shape, rows, width, most, dtype=torch.int64) for _ in "be"]
+    for some, pieces in zip(place.split(at_once), evaluated, strict=True):
+        for to, piece in zip(found, pieces, strict=True):
+            b, h, row, n = some.unbind(1)
+            to[b, h, row, :, n, : piece.size(-1)] = piece
+    return [x.flatten(-2).flatten(2, 3) for x in found]
+
+
+def _evaluated(block_mask: BlockMask, where: Tensor) -> tuple[Tensor, Tensor]:
+    """Begins and ends of the runs that some blocks show, `[blocks, rows, n]`. where: batch item,
+    head, first query and first key of each."""
+    (rows, columns), (L, S) = block_mask.BLOCK_SIZE, block_mask.seq_lengths
+    b, h, query, key = (x[:, None, None] for x in where.unbind(1))
+    query, key = query + torch.arange(rows)[:, None], key + torch.arange(columns)
+    shape = (where.size(0), rows, columns)
+    inside = (query < L) & (key < S)
+    pairs = (
+        x.expand(shape).flatten() for x in (b, h, query.clamp(max=L - 1), key.clamp(max=S - 1))
+    )
+    function: Any = torch.vmap(block_mask.mask_mod)
+    seen = function(*pairs).view(shape) & inside
+    begins, ends = _runs_of(seen)
+    first = where[:, 3, None, None]
+    return begins + first, ends + first
