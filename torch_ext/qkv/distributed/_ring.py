@@ -1,7 +1,5 @@
 """Attention over a sequence that is cut over a ring of ranks, and its gradients."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -23,7 +21,7 @@ class RingAttention(Function):
     def forward(query, key, value, *others):
         *tensors, sinks, ring = others
         with torch.autocast("cpu", enabled=False):
-            tensors = _present(tensors)
+            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
             output, lse = forward_pass(query, key, value, tensors, sinks, ring)
         if output.dtype == query.dtype:
             return output, lse, None
@@ -62,19 +60,22 @@ class RingGradients(Function):
     def forward(grad_output, grad_lse, query, key, value, *others):
         *tensors, sinks, output, lse, ring, wanted = others
         with torch.autocast("cpu", enabled=False):
-            tensors = _present(tensors)
+            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
             sums = {
                 name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
                 for name, is_wanted in zip(OPTION_TENSORS, wanted[3:-1], strict=True)
                 if is_wanted
             }
-            inputs, results, grads = (query, key, value), (output, lse), (grad_output, grad_lse)
-            found = backward_pass(inputs, results, grads, wanted[:3], tensors, sums, ring)
+            rows = {"query": query, "output": output, "lse": lse}
+            rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
+            if wanted[0]:
+                rows["grad_query"] = torch.zeros_like(query, dtype=wide(query.dtype))
+            found = backward_pass(rows, key, value, wanted[1:3], tensors, sums, ring)
             of_sinks = None
             if wanted[-1]:
-                of_sinks = sinks_gradient(sinks, results, grads, ring.ranks.rank, ring.plan)
+                of_sinks = sinks_gradient(sinks, rows, ring.ranks.rank, ring.plan)
         return (
-            *(x if x is None else x.to(query.dtype) for x in found),
+            *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *found)),
             *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
             of_sinks,
         )
@@ -87,9 +88,7 @@ class RingGradients(Function):
     def backward(ctx, *grads):
         raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
 
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
+    jvp = backward
 
 
 _ONE_DERIVATIVE = (
@@ -98,6 +97,5 @@ _ONE_DERIVATIVE = (
 )
 
 
-def _present(tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    named = zip(OPTION_TENSORS, tensors, strict=True)
-    return {name: tensor for name, tensor in named if tensor is not None}
+def _present(tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -29,20 +29,18 @@ def starting_lse(
 
 
 def sinks_gradient(
-    sinks: Tensor,
-    results: tuple[Tensor, Tensor],
-    grads: tuple[Tensor | None, Tensor | None],
-    rank: int,
-    plan: Plan,
+    sinks: Tensor, rows_of_queries: dict[str, Tensor], rank: int, plan: Plan
 ) -> Tensor:
     """What the rows of this rank add to the gradient of sinks: the weight of a row's sink, times
-    how much less all that it sees is worth than the gradient of its lse."""
-    output, lse = results
+    how much less all that it sees is worth than the gradient of its lse.
+
+    rows_of_queries: output, lse, and their gradients where there are such."""
+    lse = rows_of_queries["lse"]
     delta = torch.zeros_like(lse)
-    if grads[0] is not None:
-        delta += (output * grads[0]).sum(-1)
-    if grads[1] is not None:
-        delta -= grads[1]
+    if "grad_output" in rows_of_queries:
+        delta += (rows_of_queries["output"] * rows_of_queries["grad_output"]).sum(-1)
+    if "grad_lse" in rows_of_queries:
+        delta -= rows_of_queries["grad_lse"]
     with torch.enable_grad():
         leaf = sinks.detach().to(lse.dtype).requires_grad_()
         rows = starting_lse(leaf, tuple(lse.shape), rank, plan, lse.dtype)
