@@ -122,7 +122,7 @@ def backward_pass(
         for block in exchange.seen(visit).blocks:
             found_here = block_backward(own_rows, keys, wanted, block, own_options, own_grads)
             for share, more in zip(shares, found_here, strict=True):
-                if share is not None:
+                if share is not None and more is not None:
                     rows_of(share, block.columns).add_(more)
         del keys
         if returning is not None:
