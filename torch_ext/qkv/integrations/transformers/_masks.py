@@ -13,7 +13,7 @@ from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from qkv.integrations.transformers._pattern_mask import Band, PatternMask
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
 
 
 def make_mask(
@@ -55,7 +55,7 @@ def make_mask(
     def written_out() -> PatternMask:
         mask = of_transformers()
         assert mask is not None  # it was not allowed to be skipped
-        return PatternMask.holding(mask)
+        return PatternMask(mask.shape, dense=mask)
 
     if torch.device(device).type != "cpu" or is_tracing(attention_mask):
         return of_transformers(allow_is_causal_skip, allow_is_bidirectional_skip)
@@ -75,12 +75,16 @@ def make_mask(
             return written_out()
     if padding is not None and padding[:, : window[0]].all():
         padding = None
-    mask = PatternMask((batch_size, 1, q_length, kv_length), band, padding, documents)
+    lengths = lengths_of(padding) if padding is not None and band == Band() else None
+    mask = PatternMask(
+        (batch_size, 1, q_length, kv_length), band,
+        padding=padding, lengths=lengths, documents=documents,
+    )  # fmt: skip
     if q_length > 1:
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = band == Band() and padding is None
-    return None if may_be_none and sees_all else PatternMask.holding(mask.written_out())
+    return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
 
 
 def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
@@ -189,7 +193,7 @@ def _check() -> None:
         found = _pattern(function)
         if found is None:
             continue
-        ours = PatternMask((1, 1, 6, 6), found[0], None, found[1]).written_out()
+        ours = PatternMask((1, 1, 6, 6), found[0], documents=found[1]).written_out()
         theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
         if theirs is None or not torch.equal(ours, theirs):
             _KNOWN.pop(function.__code__)
