@@ -142,15 +142,6 @@ def _code_of(function: Callable) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def _code(maker: str, *args: Any) -> CodeType | None:
-    """The code of the closures that a function of transformers makes, or None if this version does
-    not have it."""
-    try:
-        return getattr(masking_utils, maker)(*args).__code__
-    except (AttributeError, TypeError):
-        return None
-
-
 def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
     def read(cells):
         window = cells["sliding_window"]
@@ -159,44 +150,38 @@ def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Patter
     return read
 
 
-_PACKED = _code("packed_sequence_mask_function", None)
-_REMAPPED = _code("remap_positions_for_packed_sequence", None, None)
-_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {
-    masking_utils.causal_mask_function.__code__: lambda cells: (Band(high=0), None),
-    masking_utils.bidirectional_mask_function.__code__: lambda cells: (Band(), None),
-    _code("sliding_window_overlay", 1): _of_window(lambda window: Band(low=1 - window)),
-    _code("sliding_window_bidirectional_overlay", 1): _of_window(lambda w: Band(-w, w)),
-    _PACKED: lambda cells: (Band(), cells["packed_sequence_mask"]),
-    _code("and_masks"): _all_of,
-}
-_KNOWN.pop(None, None)
+_REMAPPED: CodeType | None = None
+if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
+    _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
+_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {}
 
 
-def _check() -> None:
-    """Forgets what this version of transformers means otherwise than it is read here, so that a
-    later version costs time and not correctness."""
-    packed = torch.tensor([[0, 0, 0, 1, 1, 2]])
-    places = torch.tensor([[0, 1, 2, 0, 1, 0]])
-    makers = {
-        "sliding_window_overlay": (2,),
-        "sliding_window_bidirectional_overlay": (2,),
-        "packed_sequence_mask_function": (packed,),
-        "sliding_window_causal_mask_function": (3,),
-        "sliding_window_bidirectional_mask_function": (1,),
-        "packed_sequence_compatibility_function": (causal_mask_function, places, packed),
-    }
-    functions = [causal_mask_function, masking_utils.bidirectional_mask_function]
-    for maker, args in makers.items():
-        if hasattr(masking_utils, maker):
-            functions.append(getattr(masking_utils, maker)(*args))
-    for function in functions:
-        found = _pattern(function)
-        if found is None:
-            continue
-        ours = PatternMask((1, 1, 6, 6), found[0], documents=found[1]).written_out()
-        theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
-        if theirs is None or not torch.equal(ours, theirs):
-            _KNOWN.pop(function.__code__)
+def _learn(read: Callable[[dict[str, Any]], Pattern | None], maker: str, *args: Any) -> None:
+    """What mask functions mean that are made by a function of transformers, for which it is tried
+    with these arguments; without any, what that function itself means. What this version does not
+    have, or means otherwise than it is read here, is not known, so that a later version costs time
+    and not correctness."""
+    function = getattr(masking_utils, maker, None)
+    if function is None:
+        return
+    function = function(*args) if args else function
+    _KNOWN[function.__code__] = read
+    band, documents = _pattern(function) or (Band(), None)
+    ours = PatternMask((1, 1, 6, 6), band, documents=documents).written_out()
+    theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
+    if theirs is None or not torch.equal(ours, theirs):
+        del _KNOWN[function.__code__]
 
 
-_check()
+_documents = torch.tensor([[0, 0, 0, 1, 1, 2]])
+_places = torch.tensor([[0, 1, 2, 0, 1, 0]])
+_learn(lambda cells: (Band(high=0), None), "causal_mask_function")
+_learn(lambda cells: (Band(), None), "bidirectional_mask_function")
+_learn(_of_window(lambda window: Band(low=1 - window)), "sliding_window_overlay", 2)
+_learn(_of_window(lambda w: Band(-w, w)), "sliding_window_bidirectional_overlay", 2)
+_learn(
+    lambda cells: (Band(), cells["packed_sequence_mask"]),
+    "packed_sequence_mask_function", _documents,
+)  # fmt: skip
+_learn(_all_of, "sliding_window_causal_mask_function", 3)
+_learn(_all_of, "packed_sequence_compatibility_function", causal_mask_function, _places, _documents)
