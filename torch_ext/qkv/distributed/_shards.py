@@ -7,7 +7,6 @@ much. The last chunks are padded where the length does not divide.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,8 +93,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     facts |= {"seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
     agree(facts, team)
     for ranks in team.all:
-        gathered, summed = (partial(f, dim=dim, ranks=ranks) for f in (_gathered, _sum_of_shards))
-        tensor = linear(gathered, summed, tensor)
+        tensor = linear(_gathered, _sum_of_shards, tensor, dim=dim, ranks=ranks)
     return tensor if seqlen is None else tensor.narrow(dim, 0, seqlen)
 
 

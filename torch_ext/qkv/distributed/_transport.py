@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,28 +90,25 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-Linear = Callable[[Tensor], Tensor]
-
-
-def linear(function: Linear, transposed: Linear, tensor: Tensor) -> Tensor:
-    """function(tensor), whose gradient is transposed(that of the result), with every derivative.
-    What moves numbers between ranks is linear."""
-    return _Apply.apply(tensor, function, transposed)
+def linear(function: Callable, transposed: Callable, tensor: Tensor, **how: Any) -> Tensor:
+    """function(tensor, **how), whose gradient is transposed(that of the result, **how), with every
+    derivative. What moves numbers between ranks is linear."""
+    return _Apply.apply(tensor, function, transposed, how)
 
 
 class _Apply(Function):
     @staticmethod
-    def forward(tensor: Tensor, function: Linear, transposed: Linear) -> Tensor:
-        return function(tensor)
+    def forward(tensor: Tensor, function: Callable, transposed: Callable, how: dict[str, Any]):
+        return function(tensor, **how)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.function, ctx.transposed = inputs
+        _, ctx.function, ctx.transposed, ctx.how = inputs
 
     @staticmethod
     def backward(ctx, *grads):
-        return linear(ctx.transposed, ctx.function, *grads), None, None
+        return linear(ctx.transposed, ctx.function, grads[0], **ctx.how), None, None, None
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return linear(ctx.function, ctx.transposed, tangents[0])
+        return linear(ctx.function, ctx.transposed, tangents[0], **ctx.how)
