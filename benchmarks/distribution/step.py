@@ -96,7 +96,7 @@ class BackwardStep(ForwardStep):
         self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
         grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
         self.queries = {"query": self.query, "output": self.output, "lse": self.lse.float()}
-        self.queries |= {"grad_output": grad_output.to(dtype), "grad_query": grad_query}
+        self.queries |= {"grad_output": grad_output, "grad_query": grad_query}
 
     def start(self) -> None:
         super().start()

@@ -148,13 +148,14 @@ def block_backward(
 
     Args:
         queries: query, output, lse; and grad_output, grad_lse and grad_query where there are such.
-        keys: key and value, of the dtype that is computed in.
+            All but query are of the dtype that is computed in, as keys are.
+        keys: key and value.
     """
     own = {n: rows_of(x, block.rows, _OF_QUERIES[n] + 1) for n, x in queries.items()}
     key, value = (_laid_out(block, rows_of(x, block.columns)) for x in keys)
     grad_output, grad_query = own.get("grad_output"), own.get("grad_query")
     if grad_output is not None:
-        grad_output = _laid_out(block, grad_output.to(key.dtype))
+        grad_output = _laid_out(block, grad_output)
     of_options = [name in option_grads for name in OPTION_TENSORS]
     found = _backward(
         grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,

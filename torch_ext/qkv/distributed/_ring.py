@@ -11,8 +11,7 @@ from qkv.distributed._transport import wide
 
 
 class RingAttention(Function):
-    """(output, lse, exact), where exact is the output in float32 if the inputs are in half
-    precision, else None.
+    """Output and lse, both in float32 or float64.
 
     Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
     """
@@ -22,24 +21,18 @@ class RingAttention(Function):
         *tensors, sinks, ring = others
         with torch.autocast("cpu", enabled=False):
             tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
-            output, lse = forward_pass(query, key, value, tensors, sinks, ring)
-        if output.dtype == query.dtype:
-            return output, lse, None
-        return output.to(query.dtype), lse, output
+            return forward_pass(query, key, value, tensors, sinks, ring)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         *tensors, ctx.ring = inputs
-        result, lse, exact = output
-        if exact is not None:
-            ctx.mark_non_differentiable(exact)
-        ctx.save_for_backward(*tensors, result if exact is None else exact, lse)
+        ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx, *grads):
         *tensors, output, lse = ctx.saved_tensors
-        grad_output, grad_lse, _ = grads
+        grad_output, grad_lse = grads
         if grad_output is None and grad_lse is None:  # the others may have some, and wait
             grad_lse = torch.zeros_like(lse)
         found = RingGradients.apply(
