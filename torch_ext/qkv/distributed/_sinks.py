@@ -55,12 +55,10 @@ def _documents_of_rows(rank: int, plan: Plan, length: int) -> Tensor:
     in none."""
     document = torch.full((length,), -1)
     for span in plan.spans(rank):
-        place = span.positions
-        own = torch.zeros(place.size, dtype=torch.int64)
+        positions = torch.arange(span.positions.begin, span.positions.end)
+        own = torch.zeros_like(positions)
         if plan.ends is not None:
-            positions = torch.arange(place.begin, place.end)
             own = torch.bucketize(positions, torch.tensor(plan.ends), right=True) - 1
             own = own.masked_fill(own == len(plan.ends) - 1, -1)
-        begin = place.begin + span.shift
-        document[begin : begin + place.size] = own
+        document[positions + span.shift] = own
     return document
