@@ -19,14 +19,10 @@ def document_bounds(mask: Tensor | None, kwargs: dict[str, Any]) -> Bounds | Non
         bounds = _bounds(mask.documents)
         return bounds, bounds
     queries, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
-    if queries is None or keys is None:
-        return None
+    says_more = mask is not None
     if isinstance(mask, PatternMask):
-        if mask.padding is not None or mask.shape[2] != mask.shape[3]:
-            return None
-    elif mask is not None:
-        return None
-    return queries, keys
+        says_more = mask.padding is not None or mask.shape[2] != mask.shape[3]
+    return None if says_more or queries is None or keys is None else (queries, keys)
 
 
 def _bounds(documents: Tensor) -> Tensor:
