@@ -94,5 +94,4 @@ def varlen_attn(
 def _of_document(mask: Tensor, n: int, queries: int, keys: int) -> Tensor:
     """What document number n, with so many queries and keys, has of a mask `[N, H, L, S]`."""
     mask = mask[(None,) * (4 - mask.dim())]
-    mask = mask[n if mask.size(0) > 1 else 0]
-    return mask[:, : min(queries, mask.size(1)), : min(keys, mask.size(2))]
+    return mask[n if mask.size(0) > 1 else 0, :, :queries, :keys]
