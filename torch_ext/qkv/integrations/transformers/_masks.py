@@ -2,7 +2,7 @@
 with a function of batch, head, query and key, to get the mask that it hands to every layer."""
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from types import CodeType
 from typing import Any, cast
@@ -43,22 +43,21 @@ def make_mask(
         that ask the interface get it.
     """
 
-    def of_transformers(
-        causal_skip: bool = False, bidirectional_skip: bool = False
-    ) -> Tensor | None:
-        return sdpa_mask(
-            batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function,
-            attention_mask, allow_is_causal_skip=causal_skip,
-            allow_is_bidirectional_skip=bidirectional_skip, device=device, **kwargs,
-        )  # fmt: skip
+    of_transformers = partial(
+        sdpa_mask, batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function,
+        attention_mask, device=device, **kwargs,
+    )  # fmt: skip
 
     def written_out() -> PatternMask:
-        mask = of_transformers()
+        mask = of_transformers(allow_is_causal_skip=False)
         assert mask is not None  # it was not allowed to be skipped
         return PatternMask(mask.shape, dense=mask)
 
     if torch.device(device).type != "cpu" or is_tracing(attention_mask):
-        return of_transformers(allow_is_causal_skip, allow_is_bidirectional_skip)
+        return of_transformers(
+            allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        )
     found = _pattern(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
