@@ -46,17 +46,14 @@ class Plan(NamedTuple):
         """Of a tensor of the call; `otherwise` for the dimensions of the mesh that divide what it
         does not have."""
         dims, share = self.dims(name, shape), self.share(name, shape)
-        if share is not None:
-            dims[HEADS] = self.layout(name, len(shape))[HEADS]
         found: list[Placement] = []
         for i, label in enumerate(self.labels):
-            is_whole = label not in dims
+            dim = None if label is None else dims.get(label)
             if share is not None and label == HEADS:
                 is_whole = self.labels[:i].count(HEADS) >= share.divided
-            if label is None:
-                found.append(Replicate())
-            else:
-                found.append(otherwise if is_whole else Shard(dims[label]))
+                dim = None if is_whole else self.layout(name, len(shape))[HEADS]
+            whole = Replicate() if label is None else otherwise
+            found.append(whole if dim is None else Shard(dim))
         return found
 
     def share(self, name: str, shape: Sequence[int]) -> Share | None:
@@ -76,11 +73,9 @@ class Plan(NamedTuple):
         own = [i for i, label in enumerate(self.labels) if label == HEADS]
         processes = [self.mesh.size(i) for i in own]
         place = [self.mesh.get_local_rank(i) for i in own]
-        heads = self.sizes[HEADS]
-        divided = 0
+        heads, divided = self.sizes[HEADS], 0
         while divided < len(processes) and kv_heads % processes[divided] == 0:
-            kv_heads //= processes[divided]
-            heads //= processes[divided]
+            kv_heads, heads = kv_heads // processes[divided], heads // processes[divided]
             divided += 1
         if divided == len(processes):
             return Share(divided, kv_heads, None)
