@@ -55,10 +55,8 @@ class GaussianSmoothing(torch.nn.Module):
                 f"GaussianSmoothing: sigma is {sigma}, but a positive number is expected"
             )
         log_sigma = torch.tensor(math.log(sigma), dtype=torch.float64, device=device)
-        if trainable:
-            self.log_sigma = torch.nn.Parameter(log_sigma)
-        else:
-            self.register_buffer("log_sigma", log_sigma)
+        kind = torch.nn.Parameter if trainable else torch.nn.Buffer
+        self.log_sigma = kind(log_sigma)
 
     @property
     def sigma(self) -> Tensor:
