@@ -70,9 +70,7 @@ class Plan(NamedTuple):
 
     def _share_of(self, kv_heads: int) -> Share | None:
         """None: the heads cannot be divided like that."""
-        own = [i for i, label in enumerate(self.labels) if label == HEADS]
-        processes = [self.mesh.size(i) for i in own]
-        place = [self.mesh.get_local_rank(i) for i in own]
+        processes = [self.mesh.size(i) for i, label in enumerate(self.labels) if label == HEADS]
         heads, divided = self.sizes[HEADS], 0
         while divided < len(processes) and kv_heads % processes[divided] == 0:
             kv_heads, heads = kv_heads // processes[divided], heads // processes[divided]
@@ -81,13 +79,10 @@ class Plan(NamedTuple):
             return Share(divided, kv_heads, None)
         if kv_heads == 1:
             return Share(divided, kv_heads, 0)
-        number, count = 0, 1
-        for size, coordinate in zip(processes[divided:], place[divided:], strict=True):
-            number, count = number * size + coordinate, count * size
-        group = heads // kv_heads
-        if heads % count or group % (heads // count):
+        group, sharing = heads // kv_heads, prod(processes[divided:])
+        if heads % sharing or group % (heads // sharing):
             return None
-        return Share(divided, kv_heads, number * (heads // count) // group)
+        return Share(divided, kv_heads, self.first(HEADS) // group % kv_heads)
 
     def is_possible(self, shapes: Mapping[str, torch.Size]) -> bool:
         """Whether every process gets something of everything that is divided, and whole groups."""
