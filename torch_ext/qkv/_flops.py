@@ -45,15 +45,9 @@ def _cache_pairs(call: Call) -> int:
     """Of a cache; all of it where the lengths are not known."""
     batch, heads, rows, _ = call["query"].shape
     table, key, leftpad = call.get("block_table"), call.get("key"), call.get("cache_leftpad")
-    lengths = call.get("cache_seqlens")
-    if not _is_known(lengths):
-        return (
-            batch
-            * heads
-            * rows
-            * call["k_cache"].size(2)
-            * (table.size(1) if table is not None else 1)
-        )
+    size = call["k_cache"].size(2) * (1 if table is None else table.size(1))
+    if not _is_known(lengths := call.get("cache_seqlens")):
+        return batch * heads * rows * size
     lengths = lengths + (0 if key is None else key.size(2)) - (0 if leftpad is None else leftpad)
     return heads * rows * int(lengths.sum())
 

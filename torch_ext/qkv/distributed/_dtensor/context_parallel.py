@@ -85,8 +85,8 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
     """What torch's ring does not pass on, if the call has something of that."""
     if op not in _TENSORS:
         return "torch's context_parallel has no ring for it"
-    for name in [name for name in given if name not in _TENSORS[op]]:
-        return f"{name} is given, but torch's context_parallel passes query, key and value alone"
+    if more := [name for name in given if name not in _TENSORS[op]]:
+        return f"{more[0]} is given, but torch's context_parallel passes query, key and value alone"
     for name, none in {"dropout_p": 0.0, "window_size": None}.items():
         if options[name] != none:
             return (
