@@ -55,11 +55,11 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
             label = entry.name if len(dtypes) == 1 else f"{entry.name} {machine.name_of(dtype)}"
             result = entry.described(dtype) | {"dtype": machine.name_of(dtype)}
             result["check"] = step(f"{label} check", check, case)
-            read_gbs = machine.read_rate() if entry.reads_memory else None
+            read_gbs = machine.rates(None)["read_gbs"] if entry.reads_memory else None
             for d in suite.directions:
                 result[d] = step(f"{label} {d}", time, case, d, seconds, repeats, d in remembered)
             if read_gbs:
-                result["read_gbs"] = max(read_gbs, machine.read_rate())
+                result["read_gbs"] = max(read_gbs, machine.rates(None)["read_gbs"])
             results.append(result)
             del case  # before there is another one
         after = step("this machine again", machine.rates, peak_of)

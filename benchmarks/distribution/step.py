@@ -9,7 +9,6 @@ from torch import Tensor
 from qkv.distributed._attention import ring_attention
 from qkv.distributed._block import (
     Options,
-    Queries,
     block_backward,
     block_forward,
     rows_of,
@@ -19,6 +18,7 @@ from qkv.distributed._exchange import Exchange, Return, Visit
 from qkv.distributed._passes import merge
 from qkv.distributed._plan import Block, Plan
 from qkv.distributed._ranks import Ranks
+from qkv.distributed._transport import Messages
 
 OWN = Visit(part=0, step=0, cut=0)
 VISIT = Visit(part=0, step=1, cut=0)  # all of the other rank's keys at once
@@ -56,8 +56,8 @@ class ForwardStep:
         next(self.arrivals)  # the first step's keys are here, and the second step's on their way
 
     def finish(self) -> None:
-        _, arrival = next(self.arrivals)
-        self.keys = list(arrival.wait())
+        _, arrived = next(self.arrivals)
+        self.keys = list(arrived)
         next(self.arrivals, None)
 
     def transport(self) -> None:
@@ -95,9 +95,8 @@ class BackwardStep(ForwardStep):
         super().__init__(rows, heads, head_dim, dtype)
         self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
         grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
-        self.queries = Queries(
-            self.query, self.output, self.lse.float(), grad_output.to(dtype), None, grad_query
-        )
+        self.queries = {"query": self.query, "output": self.output, "lse": self.lse.float()}
+        self.queries |= {"grad_output": grad_output, "grad_query": grad_query}
 
     def start(self) -> None:
         super().start()
@@ -107,14 +106,14 @@ class BackwardStep(ForwardStep):
 
     def finish(self) -> None:
         super().finish()
-        for transfer in self.back.transfers:
-            transfer.wait()
+        self.back.leaving.wait()
+        self.received = self.back.coming.wait()
 
     def attend(self, tensors: list[Tensor], block: Block) -> None:
         keys = [x.float() for x in tensors]
         block_backward(self.queries, keys, (True, True), block, self.options, {})
-        # Adds what another rank has sent, or is just sending, to the gradients of the own keys.
-        Return(self.home, self.back.columns, self.back.shares, []).finish()
+        # Adds what another rank has sent before to the gradients of the own keys.
+        Return(self.home, self.back.columns, Messages(self.received), Messages([])).finish()
 
 
 class Whole:

@@ -245,7 +245,10 @@ class TestMeta:
         real = [lay_out(torch.randn(s, dtype=dtype), layout) for s in shapes]
 
         def gradients(inputs):
-            more = [options.get(name) for name in ("attn_mask", "bias", "spans", "alibi_slopes", "sinks")]
+            more = [
+                options.get(name)
+                for name in ("attn_mask", "bias", "spans", "alibi_slopes", "sinks")
+            ]
             tensors = (*inputs, *more, None, None, None, None)
             scores = {
                 "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,

@@ -195,14 +195,14 @@ def arrives_meanwhile():
     """Waits for a message without a call of torch.distributed."""
     ranks = team_of("test", None).ring
     coming, leaving = torch.zeros(1 << 22), torch.ones(1 << 22)
-    transfers = [
-        receive(coming, ranks, ranks.around(-1), 7, "receiving"),
-        send(leaving, ranks, ranks.around(1), 7, "sending"),
+    messages = [
+        receive([coming], ranks, ranks.around(-1), 7, "receiving"),
+        send([leaving], ranks, ranks.around(1), 7, "sending"),
     ]
     while not coming.all():
         pass
-    for transfer in transfers:
-        transfer.wait()
+    for message in messages:
+        message.wait()
     return True
 
 

@@ -7,7 +7,7 @@ keys, whatever a mask, is_causal or a window hides, two products forward and fiv
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,28 +18,27 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 from qkv.options import DIFFERENTIABLE
 
 Call = dict[str, Any]  # the arguments of an operator, and its results, by their names
+# Of a pair of a query and a key: how many products of rows as wide as query and key are, and how
+# many of rows as wide as value.
+Products = tuple[int, int]
 _TANGENTS = {f"{name}_tangent" for name in DIFFERENTIABLE}
 
 
-def _numbers(tensor: Tensor | None) -> list[int] | None:
-    """None where there are none, or nobody knows them while a program is being compiled."""
-    if tensor is None or tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)):
-        return None
-    return tensor.tolist()
+def _is_known(numbers: Tensor | None) -> TypeGuard[Tensor]:
+    """Nobody knows them while a program is being compiled."""
+    is_fake = isinstance(numbers, (FakeTensor, FunctionalTensor))
+    return numbers is not None and not numbers.is_meta and not is_fake
 
 
 def _document_pairs(call: Call) -> int:
     """Of packed documents; as if there were one alone where their lengths are not known."""
-    (rows, heads, _), ends = call["query"].shape, call["cu_seq_q"]
-    if (ends_q := _numbers(ends)) is None:
+    (rows, heads, _), ends, lengths = call["query"].shape, call["cu_seq_q"], call.get("seqused_k")
+    if not _is_known(ends):
         table, keys = call.get("block_table"), call["key"]
         return heads * rows * (keys.size(0) if table is None else table.size(1) * keys.size(1))
-    lengths = _numbers(call.get("seqused_k"))
     if lengths is None:
-        ends_k = ends_q if call.get("cu_seq_k") is None else call["cu_seq_k"].tolist()
-        lengths = [end - begin for begin, end in zip(ends_k, ends_k[1:], strict=False)]
-    queries = [end - begin for begin, end in zip(ends_q, ends_q[1:], strict=False)]
-    return heads * sum(q * k for q, k in zip(queries, lengths, strict=True))
+        lengths = (ends if call.get("cu_seq_k") is None else call["cu_seq_k"]).diff()
+    return heads * int((ends.diff() * lengths.long()).sum())
 
 
 def _cache_pairs(call: Call) -> int:
@@ -47,12 +46,10 @@ def _cache_pairs(call: Call) -> int:
     batch, heads, rows, _ = call["query"].shape
     table, key, leftpad = call.get("block_table"), call.get("key"), call.get("cache_leftpad")
     size = call["k_cache"].size(2) * (1 if table is None else table.size(1))
-    lengths = _numbers(call.get("cache_seqlens"))
-    if lengths is None:
+    if not _is_known(lengths := call.get("cache_seqlens")):
         return batch * heads * rows * size
-    more = 0 if key is None else key.size(2)
-    hidden = sum(_numbers(leftpad) or ())
-    return heads * rows * (sum(lengths) + len(lengths) * more - hidden)
+    lengths = lengths + (0 if key is None else key.size(2)) - (0 if leftpad is None else leftpad)
+    return heads * rows * int(lengths.sum())
 
 
 def _pairs(call: Call) -> int:
@@ -65,30 +62,21 @@ def _pairs(call: Call) -> int:
     return prod(rows.shape) * call["key"].size(-2)
 
 
-def _forward(call: Call) -> int:
-    """Scores; the output, where there is one."""
-    value = call["v_cache"] if "v_cache" in call else call.get("value")
-    return call["query"].size(-1) + (0 if value is None else value.size(-1))
-
-
 def _moves(call: Call) -> set[str]:
     """The arguments that have a tangent."""
     return {n.removesuffix("_tangent") for n, x in call.items() if n in _TANGENTS and x is not None}
 
 
-def _tangent_scores(call: Call) -> int:
-    """The tangents of the dot products: a product for query's and one for key's."""
-    return call["query"].size(-1) * len(_moves(call) & {"query", "key"})
-
-
-def _tangent_output(call: Call) -> int:
-    """The weights by the values' tangents, and the tangents of the weights by the values."""
+def _tangents(call: Call) -> Products:
+    """Of the dot products, one for query's and one for key's tangent; the weights by the values'
+    tangents, and the tangents of the weights by the values."""
     moves = _moves(call)
-    return call["value"].size(-1) * (("value" in moves) + bool(moves - {"value"}))
+    return len(moves & {"query", "key"}), ("value" in moves) + bool(moves - {"value"})
 
 
-def _jvp(call: Call) -> int:
-    return _forward(call) + _tangent_scores(call) + _tangent_output(call)
+def _jvp(call: Call) -> Products:
+    of_scores, of_output = _tangents(call)
+    return 1 + of_scores, 1 + of_output
 
 
 def _wanted(call: Call) -> set[str]:
@@ -97,42 +85,38 @@ def _wanted(call: Call) -> set[str]:
     return {n for n, w in zip(names, call["output_mask"], strict=True) if w}
 
 
-def _backward(call: Call) -> int:
-    """Scores; the gradients of the weights and of the value; those of query and key."""
-    wanted = _wanted(call)
-    head_dim, products = call["query"].size(-1), 1 + len(wanted & {"query", "key"})
-    flops = head_dim * products
+def _backward(call: Call) -> Products:
+    """Scores, and the gradients of query and key; those of the weights and of the value."""
+    wanted, of_values = _wanted(call), 0
     if call.get("grad_output") is not None:
-        of_weights = bool(wanted - {"value"})
-        flops += call["value"].size(-1) * (of_weights + ("value" in wanted))
-    return flops
+        of_values = bool(wanted - {"value"}) + ("value" in wanted)
+    return 1 + len(wanted & {"query", "key"}), of_values
 
 
-def _double_backward(call: Call) -> int:
+def _double_backward(call: Call) -> Products:
     """The two passes of docs/derivatives.md: the first where its results are not given, and the
     second where it is not only they that are wanted."""
     moves, wanted = _moves(call), _wanted(call)
     has_gradient = call.get("grad_output") is not None
     if not moves or not has_gradient and call.get("grad_logsumexp") is None:
-        return 0
-    flops, scores = 0, call["query"].size(-1) + _tangent_scores(call)
+        return 0, 0
+    (of_scores, of_output), products, of_values = _tangents(call), 0, 0
     if call.get("output_tangent") is None or call.get("logsumexp_tangent") is None:
-        flops += scores + _tangent_output(call)
+        products, of_values = 1 + of_scores, of_output
     if wanted - {"grad_output", "grad_logsumexp"}:
-        flops += scores
-        flops += call["query"].size(-1) * ("query" in wanted) * (1 + ("key" in moves))
-        flops += call["query"].size(-1) * ("key" in wanted) * (1 + ("query" in moves))
-        if has_gradient:
-            flops += call["value"].size(-1) * (1 + ("value" in moves) + ("value" in wanted))
-    return flops
+        products += 1 + of_scores
+        products += ("query" in wanted) * (1 + ("key" in moves))
+        products += ("key" in wanted) * (1 + ("query" in moves))
+        of_values += has_gradient * (1 + ("value" in moves) + ("value" in wanted))
+    return products, of_values
 
 
-def _hard_backward(call: Call) -> int:
-    return _backward(call) if call["straight_through"] else 0
+def _forward(call: Call) -> Products:
+    """Scores; the output, where there is one."""
+    return 1, 1
 
 
-# The multiplications of a pair of a query and a key.
-FORMULAS: dict[str, Callable[[Call], int]] = {
+FORMULAS: dict[str, Callable[[Call], Products]] = {
     "attention_forward": _forward,
     "attention_backward": _backward,
     "attention_forward_jvp": _jvp,
@@ -141,28 +125,31 @@ FORMULAS: dict[str, Callable[[Call], int]] = {
     "weights_backward": _backward,
     "with_weights_forward": _forward,
     "with_weights_backward": _backward,
-    "hard_forward": lambda call: call["query"].size(-1),  # values are looked up
-    "hard_backward": _hard_backward,
+    "hard_forward": lambda call: (1, 0),  # values are looked up
+    "hard_backward": lambda call: _backward(call) if call["straight_through"] else (0, 0),
     "attention_with_kvcache": _forward,
     "varlen_attention_paged": _forward,
 }
 
 
-def _formula(op: Any, multiplications: Callable[[Call], int]) -> Callable[..., int]:
+def _formula(op: Any, products: Callable[[Call], Products]) -> Callable[..., int]:
     arguments = [argument.name for argument in op._schema.arguments]
     names = [result.name for result in op._schema.returns]
 
     def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         call: Call = dict(zip(names, out_val, strict=True)) | {"results": names}
         call |= dict(zip(arguments, args, strict=False)) | kwargs
-        return 2 * _pairs(call) * multiplications(call)
+        value = call["v_cache"] if "v_cache" in call else call.get("value")
+        of_scores, of_values = products(call)
+        multiplications = of_scores * call["query"].size(-1)
+        multiplications += 0 if value is None else of_values * value.size(-1)
+        return 2 * _pairs(call) * multiplications
 
     return formula
 
 
 def register() -> None:
-    for name, multiplications in FORMULAS.items():
+    for name, products in FORMULAS.items():
         packet = getattr(torch.ops.qkv, name)
         if packet not in flop_registry:  # it is, if qkv has been imported before
-            formula = _formula(packet.default, multiplications)
-            register_flop_formula(packet, get_raw=True)(formula)
+            register_flop_formula(packet, get_raw=True)(_formula(packet.default, products))

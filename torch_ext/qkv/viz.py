@@ -58,7 +58,12 @@ def plot_attention(
     Source: weights as a picture of what a model looks at, Bahdanau et al., "Neural machine
     translation by jointly learning to align and translate", 2014.
     """
-    pyplot, ticker = _matplotlib()
+    try:
+        from matplotlib import pyplot, ticker
+    except ImportError as error:
+        raise ImportError(
+            "qkv.viz.plot_attention needs matplotlib: pip install 'qkv[viz]'"
+        ) from error
     weights = torch.as_tensor(weights).detach()
     if weights.dim() not in (2, 3):
         raise RuntimeError(
@@ -88,17 +93,6 @@ def plot_attention(
             label="attention weight",
         )
     return every if weights.dim() == 3 else every[0]
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    try:
-        import matplotlib.pyplot
-        import matplotlib.ticker
-    except ImportError as error:
-        raise ImportError(
-            "qkv.viz.plot_attention needs matplotlib: pip install 'qkv[viz]'"
-        ) from error
-    return matplotlib.pyplot, matplotlib.ticker
 
 
 def _labels(

@@ -83,7 +83,12 @@ def convert(model: nn.Module) -> Conversion:
     conversion = Conversion()
     try:
         for name, module in list(model.named_modules()):
-            _convert_one(conversion, name, module)
+            found = convert_transformers(module) or convert_layer(module)
+            if found is not None and found.undo is not None:
+                conversion.changed[name] = found.what
+                conversion._undo.append(found.undo)
+            elif found is not None:
+                conversion.left[name] = found.what
     except BaseException:
         conversion.undo()
         raise
@@ -91,12 +96,3 @@ def convert(model: nn.Module) -> Conversion:
     inside = tuple(f"{name}." if name else "" for name in conversion.changed)
     conversion.left = {n: why for n, why in conversion.left.items() if not n.startswith(inside)}
     return conversion
-
-
-def _convert_one(conversion: Conversion, name: str, module: nn.Module) -> None:
-    found = convert_transformers(module) or convert_layer(module)
-    if found is not None and found.undo is not None:
-        conversion.changed[name] = found.what
-        conversion._undo.append(found.undo)
-    elif found is not None:
-        conversion.left[name] = found.what

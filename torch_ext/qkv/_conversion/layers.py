@@ -65,11 +65,9 @@ def _changed(module: nn.Module, what: str) -> Found:
 
 
 def _timm(module: Any) -> Found:
-    if module.fused_attn:
-        route_sdpa(module)
-        return _changed(module, _ROUTED)
-    route_sdpa(module, fused_attn=True)
-    return _changed(module, f"fused_attn; {_ROUTED}")
+    attributes = {} if module.fused_attn else {"fused_attn": True}
+    route_sdpa(module, **attributes)
+    return _changed(module, "; ".join([*attributes, _ROUTED]))
 
 
 def _diffusers(module: Any) -> Found:

@@ -40,20 +40,14 @@ def describe(dtypes):
     }
 
 
-def read_rate():
-    """GB/s (1e9) from memory, of all threads together."""
-    return torch.ops.qkv._probe_read_bandwidth(torch.get_num_threads())
-
-
 def rates(dtype):
     """At best, of all threads together: {"read_gbs": GB/s (1e9) from memory}, and for a dtype also
     {"gflops": in registers, "instruction": "FMA", "vdpbf16ps" or "tdpbf16ps", what our instruction
     set multiplies it with}."""
-    found = {"read_gbs": read_rate()}
+    threads = torch.get_num_threads()
+    found = {"read_gbs": torch.ops.qkv._probe_read_bandwidth(threads)}
     if dtype:
-        instruction, gflops = torch.ops.qkv._probe_peak(
-            qkv.active_isa(), dtype, torch.get_num_threads()
-        )
+        instruction, gflops = torch.ops.qkv._probe_peak(qkv.active_isa(), dtype, threads)
         found |= {"gflops": gflops, "instruction": instruction}
     return found
 

@@ -55,8 +55,6 @@ def warm_up(timer):
 
 def quartiles(samples):
     """{"median", "q1", "q3", "iqr"}"""
-    if len(samples) == 1:
-        q1 = median = q3 = samples[0]
-    else:
-        q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
+    samples = samples if len(samples) > 1 else 2 * samples  # of which there have to be two
+    q1, median, q3 = statistics.quantiles(samples, n=4, method="inclusive")
     return {"median": median, "q1": q1, "q3": q3, "iqr": q3 - q1}

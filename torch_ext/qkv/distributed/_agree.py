@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from qkv.distributed._ranks import Ranks, Team
+from qkv.distributed._ranks import Team
 from qkv.distributed._transport import all_gather, telling
 
 Facts = dict[str, Any]
@@ -42,20 +42,14 @@ def agree(facts: Facts, team: Team, number: int = 0) -> int:
     if (all_of_them[:, 0] != all_of_them[0, 0]).any():
         said = {team.ring.name(team.ring.rank): facts}
         for ranks in team.all:
-            said = _gather_objects(said, ranks, doing)
+            found: list[dict[str, Facts]] = [{}] * ranks.size
+            with telling(doing):
+                dist.all_gather_object(found, said, group=ranks.group)
+            said = {rank: facts for part in found for rank, facts in part.items()}
         raise RuntimeError(f"{function}: {_difference(said)}")
     if "error" in facts:
         raise RuntimeError(f"{function}: {facts['error']}")
     return int(all_of_them[0, 1])
-
-
-def _gather_objects(said: dict[str, Facts], ranks: Ranks, doing: str) -> dict[str, Facts]:
-    if ranks.size == 1:
-        return said
-    found: list[dict[str, Facts]] = [{}] * ranks.size
-    with telling(doing):
-        dist.all_gather_object(found, said, group=ranks.group)
-    return {rank: facts for part in found for rank, facts in part.items()}
 
 
 def _difference(said: dict[str, Facts]) -> str:

@@ -58,7 +58,8 @@ def attend(
         options = Options({}, scalars, own, heads, first_head, documents, seed)
         plan = _plan(call, team.ring.size, query.size(-2) // 2, seqlen)
         ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), options)
-        return RingAttention.apply(query, key, value, *of_options.values(), ring)[:2]
+        output, lse = RingAttention.apply(query, key, value, *of_options.values(), ring)
+        return output.to(query.dtype), lse
 
     return attend_by_heads(call.query, call.key, call.value, call.tensors, team.heads, attend_heads)
 

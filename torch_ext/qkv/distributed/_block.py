@@ -1,7 +1,7 @@
 """Attention of some queries to some keys of a sequence, by the operators that know where in the
 whole a call stands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,10 @@ _backward = torch.ops.qkv.attention_backward.default
 # The tensors that act on scores, in the operators' order, and which dimension is their heads.
 # Sinks, which come last, act on what a row sums over all keys, and on no block.
 OPTION_TENSORS = dict.fromkeys(MASKS, -3) | {name: -1 for name in BY_HEAD if name != "sinks"}
+# The tensors with a row for each query, `[..., H, L, D]` or `[..., H, L]`, and which dimension is
+# their heads. Output and lse are those after all keys that a query sees anywhere.
+_OF_QUERIES = {"query": -3, "output": -3, "grad_output": -3, "grad_query": -3}
+_OF_QUERIES |= {"lse": -2, "grad_lse": -2}
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,16 @@ class Options:
         own_heads = self.own_heads // parts
         return replace(
             self,
-            tensors=option_heads(self.tensors, part, parts),
+            tensors=tensors_of_heads(self.tensors, part, parts),
             own_heads=own_heads,
             first_head=self.first_head + part * own_heads,
         )
 
 
-def option_heads(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
-    """Views of one of so many equal parts of the heads."""
-    return {n: heads_of(x, OPTION_TENSORS[n], part, parts) for n, x in tensors.items()}
+def tensors_of_heads(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
+    """Views of one of so many equal parts of the heads, of tensors by these names."""
+    dims = OPTION_TENSORS | _OF_QUERIES
+    return {n: heads_of(x, dims[n], part, parts) for n, x in tensors.items()}
 
 
 def heads_of(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:
@@ -113,33 +118,6 @@ def _arguments(block: Block, options: Options) -> dict:
     }
 
 
-@dataclass(frozen=True)
-class Queries:
-    """What has a row for each query, `[..., H, L, D]` or `[..., H, L]`. Output and lse are those
-    after all keys that a query sees anywhere; gradients are None where there are none, or where
-    they are not wanted."""
-
-    query: Tensor
-    output: Tensor
-    lse: Tensor
-    grad_output: Tensor | None
-    grad_lse: Tensor | None
-    grad_query: Tensor | None
-
-    def of_heads(self, part: int, parts: int) -> "Queries":
-        """Views of one of so many equal parts of the heads."""
-        return self._views(lambda x, dim: heads_of(x, dim - 1, part, parts))
-
-    def rows(self, rows: Range) -> "Queries":
-        """Views of some rows."""
-        return self._views(lambda x, dim: x.narrow(dim, rows.begin, rows.size))
-
-    def _views(self, view: Callable[[Tensor, int], Tensor]) -> "Queries":
-        """view(tensor, which dimension is its rows) of each."""
-        found = {n: (x, -1 if n.endswith("lse") else -2) for n, x in vars(self).items()}
-        return replace(self, **{n: view(x, dim) for n, (x, dim) in found.items() if x is not None})
-
-
 def _laid_out(block: Block, tensor: Tensor) -> Tensor:
     """`[..., H, L, D]` as the operators take it, or back: of packed documents, `[L, H, D]`."""
     return tensor if block.ends is None else tensor.transpose(0, 1)
@@ -158,7 +136,7 @@ def block_forward(
 
 
 def block_backward(
-    queries: Queries,
+    queries: dict[str, Tensor],
     keys: list[Tensor],
     wanted: Sequence[bool],
     block: Block,
@@ -166,27 +144,29 @@ def block_backward(
     option_grads: dict[str, Tensor],
 ) -> list[Tensor | None]:
     """The block's share of the gradients of its columns of key and value, as far as they are
-    wanted. Those of its rows of query and of the tensors of the options are added to what is in
-    queries.grad_query and option_grads; what is not there is not wanted.
+    wanted. Those of its rows of query and of the tensors of the options are added to grad_query and
+    to what is in option_grads; what is not there is not wanted.
 
     Args:
-        keys: key and value, of the dtype that is computed in.
+        queries: query, output, lse; and grad_output, grad_lse and grad_query where there are such.
+            All but query are of the dtype that is computed in, as keys are.
+        keys: key and value.
     """
-    own, dtype = queries.rows(block.rows), keys[0].dtype
+    own = {n: rows_of(x, block.rows, _OF_QUERIES[n] + 1) for n, x in queries.items()}
     key, value = (_laid_out(block, rows_of(x, block.columns)) for x in keys)
-    grad_output = own.grad_output
+    grad_output, grad_query = own.get("grad_output"), own.get("grad_query")
     if grad_output is not None:
-        grad_output = _laid_out(block, grad_output.to(dtype))
+        grad_output = _laid_out(block, grad_output)
     options_with_grads = [name for name in OPTION_TENSORS if name in DIFFERENTIABLE]
     of_options = [name in option_grads for name in options_with_grads]
     found = _backward(
-        grad_output, own.grad_lse, _laid_out(block, own.query.to(dtype)), key, value,
-        output=_laid_out(block, own.output), logsumexp=own.lse,
-        output_mask=[own.grad_query is not None, *wanted, *of_options, False],
+        grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,
+        output=_laid_out(block, own["output"]), logsumexp=own["lse"],
+        output_mask=[grad_query is not None, *wanted, *of_options, False],
         **_arguments(block, options),
     )  # fmt: skip
-    if own.grad_query is not None:
-        own.grad_query.add_(_laid_out(block, found[0]))
+    if grad_query is not None:
+        grad_query.add_(_laid_out(block, found[0]))
     for name, more in zip(options_with_grads, found[3:-1], strict=True):
         if name in option_grads:
             _part(name, option_grads[name], block, options.documents).add_(more)

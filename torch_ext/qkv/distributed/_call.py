@@ -42,22 +42,16 @@ class Call:
 def prepare(call: Call) -> None:
     """Under autocast, tensors of its dtype, as qkv.attention has them; documents without a
     dimension for a batch."""
+    inputs = {"query": call.query, "key": call.key, "value": call.value}
+    tensors = inputs | call.tensors
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        for name in ("query", "key", "value"):
-            setattr(call, name, _cast(getattr(call, name), dtype))
-        if "attn_mask" in call.tensors:
-            call.tensors["attn_mask"] = _cast(call.tensors["attn_mask"], dtype)
-    if call.cu_seqlens is None or call.query.dim() != 4 or call.query.size(0) != 1:
-        return
-    for name in ("query", "key", "value"):
-        tensor = getattr(call, name)
-        setattr(call, name, tensor[0] if tensor.dim() == 4 else tensor)
-    for name in call.tensors.keys() & set(MASKS):
-        if call.tensors[name].dim() == 4:
-            call.tensors[name] = call.tensors[name][0]
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    is_cast = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if is_cast else tensor
+        for name in tensors.keys() & {*inputs, "attn_mask"}:
+            if tensors[name].is_floating_point() and tensors[name].dtype != torch.float64:
+                tensors[name] = tensors[name].to(dtype)
+    if call.cu_seqlens is not None and call.query.dim() == 4 and call.query.size(0) == 1:
+        for name in tensors.keys() - set(BY_HEAD):
+            if tensors[name].dim() == 4:
+                tensors[name] = tensors[name][0]
+    call.query, call.key, call.value = (tensors.pop(name) for name in inputs)
+    call.tensors = tensors

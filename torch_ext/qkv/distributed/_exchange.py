@@ -7,7 +7,6 @@ window little more than the window.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,10 +15,11 @@ from torch import Tensor
 from qkv.distributed._block import heads_of, rows_of
 from qkv.distributed._plan import Plan, Range, Step
 from qkv.distributed._ranks import Ranks
-from qkv.distributed._transport import Transfer, receive, send
+from qkv.distributed._transport import Messages, receive, send
 
-# The numbers of the messages, apart from those that a program may send in the same group.
-_KEYS, _GRADIENTS = 7161, 7162
+# The numbers of the messages, apart from those that a program may send in the same group, and what
+# errors call them.
+_KEYS, _GRADIENTS = (7161, "keys and values"), (7162, "gradients of keys and values")
 
 
 class Visit(NamedTuple):
@@ -30,44 +30,21 @@ class Visit(NamedTuple):
     cut: int
 
 
-@dataclass
-class Arrival:
-    """Keys and values on their way here, and others on their way to another rank."""
-
-    tensors: list[Tensor]
-    transfers: list[Transfer]
-
-    def wait(self) -> list[Tensor]:
-        """Key and value `[..., Hkv, columns, D]`, when they are here."""
-        for transfer in self.transfers[: len(self.tensors)]:
-            transfer.wait()
-        return self.tensors
-
-    def finish(self) -> None:
-        """Lets go of the memory, when what left has arrived elsewhere."""
-        for transfer in self.transfers:
-            transfer.wait()
-        self.tensors.clear()
-        self.transfers.clear()
-
-
-@dataclass
-class Return:
-    """Gradients of the own keys and values on their way home, to be added to `home` there."""
+class Return(NamedTuple):
+    """Gradients of the own keys and values on their way home, to be added to `home` there, and
+    others on their way to another rank."""
 
     home: list[Tensor]
     columns: list[Range]
-    shares: list[Tensor]
-    transfers: list[Transfer]
+    coming: Messages
+    leaving: Messages
 
     def finish(self) -> None:
-        for transfer in self.transfers:
-            transfer.wait()
-        for tensor, share in zip(self.home, self.shares, strict=True):
-            begin = 0
-            for rows in self.columns:
-                rows_of(tensor, rows).add_(rows_of(share, Range(begin, begin + rows.size)))
-                begin += rows.size
+        self.leaving.wait()
+        sizes = [rows.size for rows in self.columns]
+        for tensor, share in zip(self.home, self.coming.wait(), strict=True):
+            for rows, more in zip(self.columns, share.split(sizes, -2), strict=True):
+                rows_of(tensor, rows).add_(more)
 
 
 class Exchange:
@@ -90,21 +67,23 @@ class Exchange:
         # What the rank that many places further on sees of the own keys.
         self._others_steps = [plan.step(ranks.around(step), ranks.rank) for step in steps]
 
-    def arrivals(self) -> Iterator[tuple[Visit, Arrival]]:
-        """Each visit, while the keys and values of the next one are on their way."""
+    def arrivals(self) -> Iterator[tuple[Visit, list[Tensor]]]:
+        """Each visit with its key and value `[..., Hkv, columns, D]`, while those of the next one
+        are on their way. They are let go of after the visit."""
         visits = [
             Visit(part, step, cut)
             for part in range(self._parts)
             for step in range(self._ranks.size)
             for cut in range(self._cuts if step else 1)
         ]
-        arriving = self._start(visits[0])
+        following = self._start(visits[0])
         for number, visit in enumerate(visits):
-            current = arriving
+            coming, leaving = following
             if number + 1 < len(visits):
-                arriving = self._start(visits[number + 1])
-            yield visit, current
-            current.finish()
+                following = self._start(visits[number + 1])
+            yield visit, coming.wait()
+            for messages in (coming, leaving):
+                messages.wait().clear()
 
     def seen(self, visit: Visit) -> Step:
         """What is seen at a visit."""
@@ -118,18 +97,14 @@ class Exchange:
         """Views of one part of the heads."""
         return [heads_of(x, -3, part, self._parts) for x in tensors]
 
-    def _start(self, visit: Visit) -> Arrival:
+    def _start(self, visit: Visit) -> tuple[Messages, Messages]:
         """Begins to receive the keys and values of a visit, and to send the own ones to the rank
         that is as many places further on."""
-        own, step = self._own(self._tensors, visit.part), visit.step
-        columns = self.seen(visit).columns
-        if step == 0:
-            return Arrival([_selected(x, columns) for x in own], [])
-        leaving = [_selected(x, self._seen_here(visit)) for x in own]
-        coming = [_room(x, columns) for x in own]
-        source, target = self._ranks.around(-step), self._ranks.around(step)
-        transfers = self._exchange("keys and values", step, coming, source, leaving, target, _KEYS)
-        return Arrival(coming, transfers)
+        own, columns = self._own(self._tensors, visit.part), self.seen(visit).columns
+        if visit.step == 0:
+            return self._exchange([_selected(x, columns) for x in own], [], 0, _KEYS)
+        leaving = [_selected(x, self._seen_here(visit)).contiguous() for x in own]
+        return self._exchange([_room(x, columns) for x in own], leaving, visit.step, _KEYS)
 
     def send_back(
         self, visit: Visit, shares: Sequence[Tensor | None], home: Sequence[Tensor | None]
@@ -137,28 +112,28 @@ class Exchange:
         """Begins to send gradients of the keys and values of a visit to the rank that they belong
         to, and to receive what another has computed for `home`, the gradients of the own ones: both
         None where they are not wanted."""
-        own, step = self._own([x for x in home if x is not None], visit.part), visit.step
-        leaving = [x for x in shares if x is not None]
-        if step == 0:
-            return Return(own, self.seen(visit).columns, leaving, [])
+        own = self._own([x for x in home if x is not None], visit.part)
+        leaving = [x.contiguous() for x in shares if x is not None]
+        if visit.step == 0:
+            columns = self.seen(visit).columns
+            return Return(own, columns, *self._exchange(leaving, [], 0, _GRADIENTS))
         columns = self._seen_here(visit)
         coming = [_room(x, columns) for x in own]
-        source, target = self._ranks.around(step), self._ranks.around(-step)
-        what = "gradients of keys and values"
-        transfers = self._exchange(what, step, coming, source, leaving, target, _GRADIENTS)
-        return Return(own, columns, coming, transfers)
+        return Return(own, columns, *self._exchange(coming, leaving, -visit.step, _GRADIENTS))
 
     def _exchange(
-        self, what: str, step: int, coming: list[Tensor], source: int, leaving: list[Tensor],
-        target: int, tag: int,
-    ) -> list[Transfer]:  # fmt: skip
-        """The transfers of what comes, and of what leaves."""
-        step_of = f"ring_attention: {self._phase}, step {step + 1} of {self._ranks.size}:"
-        receiving, sending = f"{step_of} receiving {what}", f"{step_of} sending {what}"
-        return [
-            *(receive(x, self._ranks, source, tag, receiving) for x in coming),
-            *(send(x.contiguous(), self._ranks, target, tag, sending) for x in leaving),
-        ]
+        self, coming: list[Tensor], leaving: list[Tensor], step: int, message: tuple[int, str]
+    ) -> tuple[Messages, Messages]:
+        """Messages that come from the rank so many places before this one, and that leave for the
+        one as many places further on."""
+        if step == 0:
+            return Messages(coming), Messages(leaving)
+        (tag, what), ranks = message, self._ranks
+        doing = f"ring_attention: {self._phase}, step {abs(step) + 1} of {ranks.size}:"
+        return (
+            receive(coming, ranks, ranks.around(-step), tag, f"{doing} receiving {what}"),
+            send(leaving, ranks, ranks.around(step), tag, f"{doing} sending {what}"),
+        )
 
 
 def _selected(tensor: Tensor, columns: list[Range]) -> Tensor:

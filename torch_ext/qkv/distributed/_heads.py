@@ -2,7 +2,6 @@
 heads to all rows of some heads, and back."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,12 +38,7 @@ def _heads(tensor: Tensor, ranks: Ranks) -> Tensor:
     """This rank's heads of all rows. Where there are fewer heads than ranks, some have the same."""
     if tensor.size(-3) < ranks.size:
         tensor = tensor.repeat_interleave(ranks.size // tensor.size(-3), -3)
-    return linear(partial(_to_heads, ranks=ranks), partial(_to_rows, ranks=ranks), tensor)
-
-
-def _rows(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """All heads of this rank's rows."""
-    return linear(partial(_to_rows, ranks=ranks), partial(_to_heads, ranks=ranks), tensor)
+    return linear(_to_heads, _to_rows, tensor, ranks=ranks)
 
 
 def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
@@ -71,5 +65,5 @@ def attend_by_heads(
     query, key, value = (_heads(x, ranks) for x in (query, key, value))
     tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
     output, lse = attend(query, key, value, tensors)
-    lse = _rows(lse.unsqueeze(-1), ranks).squeeze(-1)
-    return _rows(output, ranks), lse
+    output, lse = (linear(_to_rows, _to_heads, x, ranks=ranks) for x in (output, lse.unsqueeze(-1)))
+    return output, lse.squeeze(-1)

@@ -9,15 +9,13 @@ from torch import Tensor
 
 from qkv.distributed._block import (
     Options,
-    Queries,
     block_backward,
     block_forward,
-    heads_of,
-    option_heads,
     rows_of,
+    tensors_of_heads,
 )
 from qkv.distributed._exchange import Exchange
-from qkv.distributed._plan import Plan, Range
+from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._sinks import starting_lse
 from qkv.distributed._transport import wide
@@ -70,15 +68,15 @@ def forward_pass(
     output = torch.zeros(*shape, value.size(-1), dtype=dtype)
     # In float64 until it is whole, so that it is not rounded at every step.
     lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
+    rows = {"query": query, "output": output, "lse": lse}
     exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
-    for visit, arrival in exchange.arrivals():
-        part = visit.part, parts
-        own, queries = options.of_heads(*part), heads_of(query, -3, *part)
-        own_output, own_lse = heads_of(output, -3, *part), heads_of(lse, -2, *part)
-        keys, values = (x.to(dtype) for x in arrival.wait())
+    for visit, arrived in exchange.arrivals():
+        own_options = options.of_heads(visit.part, parts)
+        own = tensors_of_heads(rows, visit.part, parts)
+        keys, values = (x.to(dtype) for x in arrived)
         for block in exchange.seen(visit).blocks:
-            found = block_forward(queries, keys, values, block, own)
-            merge(rows_of(own_output, block.rows), rows_of(own_lse, block.rows, -1), *found)
+            found = block_forward(own["query"], keys, values, block, own_options)
+            merge(rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1), *found)
         del keys, values
     return output, lse.to(dtype)
 
@@ -96,61 +94,50 @@ def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) ->
 
 
 def backward_pass(
-    inputs: Sequence[Tensor],
-    results: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
+    rows: dict[str, Tensor],
+    key: Tensor,
+    value: Tensor,
     wanted: Sequence[bool],
     tensors: dict[str, Tensor],
     option_grads: dict[str, Tensor],
     ring: Ring,
 ) -> list[Tensor | None]:
-    """The gradients of query, key and value, in float32 or float64, as far as they are wanted;
-    those of the options are added to what is in option_grads."""
-    query, key, value = inputs
-    dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
+    """The gradients of key and value, in float32 or float64, as far as they are wanted; those of
+    query and of the options are added to rows["grad_query"] and to what is in option_grads.
+
+    Args:
+        rows: what has a row for each query, as in `block_backward`.
+    """
+    dtype, options = wide(key.dtype), replace(ring.options, tensors=tensors)
     parts, cuts = ring.parts(key, value)
-    found = [
-        torch.zeros_like(x, dtype=dtype) if is_wanted else None
-        for x, is_wanted in zip(inputs, wanted, strict=True)
-    ]
-    all_queries = Queries(query, results[0], results[1], grads[0], grads[1], found[0])
+    found = _zeros_like((key, value), wanted, dtype)
     exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
     returning = None
-    for visit, arrival in exchange.arrivals():
+    for visit, arrived in exchange.arrivals():
         part = visit.part, parts
-        queries, own = all_queries.of_heads(*part), options.of_heads(*part)
-        own_grads = option_heads(option_grads, *part)
-        keys = [x.to(dtype) for x in arrival.wait()]
-        shares: list[Tensor | None] = [None, None]
+        own_rows, own_options = tensors_of_heads(rows, *part), options.of_heads(*part)
+        own_grads = tensors_of_heads(option_grads, *part)
+        keys = [x.to(dtype) for x in arrived]
+        shares = _zeros_like(keys, wanted, dtype)
         for block in exchange.seen(visit).blocks:
-            more = block_backward(queries, keys, wanted[1:], block, own, own_grads)
-            shares = [_added(*x, block.columns) for x in zip(shares, more, keys, strict=True)]
-        shares = _or_zeros(shares, keys, wanted[1:])
+            found_here = block_backward(own_rows, keys, wanted, block, own_options, own_grads)
+            for share, more in zip(shares, found_here, strict=True):
+                if share is not None and more is not None:
+                    rows_of(share, block.columns).add_(more)
         del keys
         if returning is not None:
             returning.finish()
-        returning = exchange.send_back(visit, shares, found[1:])
+        returning = exchange.send_back(visit, shares, found)
     if returning is not None:
         returning.finish()
     return found
 
 
-def _added(
-    share: Tensor | None, more: Tensor | None, like: Tensor, columns: Range
-) -> Tensor | None:
-    """The share of a gradient of `like`, with that of some of its rows added."""
-    if more is None or share is None and columns.size == like.size(-2):
-        return more
-    share = torch.zeros_like(like) if share is None else share
-    rows_of(share, columns).add_(more)
-    return share
-
-
-def _or_zeros(
-    shares: list[Tensor | None], like: list[Tensor], wanted: Sequence[bool]
+def _zeros_like(
+    tensors: Sequence[Tensor], wanted: Sequence[bool], dtype: torch.dtype
 ) -> list[Tensor | None]:
-    """Where there was no block, because nothing is seen."""
+    """Where gradients of these are added up, as far as they are wanted."""
     return [
-        torch.zeros_like(x) if is_wanted and share is None else share
-        for share, x, is_wanted in zip(shares, like, wanted, strict=True)
+        torch.zeros_like(x, dtype=dtype) if is_wanted else None
+        for x, is_wanted in zip(tensors, wanted, strict=True)
     ]

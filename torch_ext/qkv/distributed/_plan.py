@@ -4,10 +4,11 @@ Every rank can tell this for any two ranks. So a rank knows what the others need
 sends only that; what positions hide is neither sent nor multiplied.
 """
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+_ALL = 1 << 62  # the width of a window that hides nothing, in positions
 
 
 @dataclass(frozen=True, order=True)
@@ -141,61 +142,46 @@ class Plan:
             for theirs in self.spans(other):
                 if self.ends is None:
                     yield from self._dense(mine, theirs, Range(0, self.seqlen))
-                elif mine == theirs:
-                    yield from self._of_documents_within(mine, self.ends)
                 else:
-                    yield from self._of_document_across(mine, theirs, self.ends)
+                    yield from self._of_documents(mine, theirs, self.ends)
 
     def _dense(self, mine: Span, theirs: Span, whole: Range, number: int = 0) -> Iterator[Block]:
         """What two spans have of a sequence, or of document `number`, less the queries that see
         nothing and the keys that are not seen because of the window."""
         queries, keys = mine.positions & whole, theirs.positions & whole
-        left, right = (math.inf if side < 0 else side for side in self.window)
+        left, right = (_ALL if side < 0 else side for side in self.window)
         right = 0 if self.is_causal else right
-        seen = keys & _around(queries, left, right)
-        queries &= _around(seen, right, left)
+        seen = keys & Range(queries.begin - left, queries.end + right)
+        queries &= Range(seen.begin - right, seen.end + left)
         if seen.size and queries.size:
             yield Block(
                 queries.moved(mine.shift), seen.moved(theirs.shift), self.is_causal,
                 queries.begin, seen.begin, whole.begin, whole.size, number,
             )  # fmt: skip
 
-    def _of_documents_within(self, span: Span, ends: Sequence[int]) -> Iterator[Block]:
-        """Those that lie in a span as a whole are one packed call; of the first and the last there
-        may be only a part."""
-        place = span.positions
-        first = max(0, bisect_right(ends, place.begin) - 1)
-        last = min(len(ends) - 1, bisect_left(ends, place.end))
-        packed = range(bisect_left(ends, place.begin), bisect_right(ends, place.end) - 1)
-        if not self.may_pack or len(packed) < 2 or ends[packed.start] == ends[packed.stop]:
-            packed = range(0)
+    def _of_documents(self, mine: Span, theirs: Span, ends: Sequence[int]) -> Iterator[Block]:
+        """Documents that lie in one span as a whole are one packed call; there may be a part alone
+        of its first and its last one, and two spans have one in common at most."""
+        numbers = _documents(mine.positions, ends), _documents(theirs.positions, ends)
+        place, packed = mine.positions, range(0)
+        if mine == theirs and self.may_pack:
+            packed = range(bisect_left(ends, place.begin), bisect_right(ends, place.end) - 1)
+        if len(packed) > 1 and (begin := ends[packed.start]) < ends[packed.stop]:
+            rows = Range(begin, ends[packed.stop]).moved(mine.shift)
+            own_ends = tuple(end - begin for end in ends[packed.start : packed.stop + 1])
+            yield Block(rows, rows, self.is_causal, begin, begin, begin, 0, packed.start, own_ends)
         else:
-            yield self._packed(span, ends[packed.start : packed.stop + 1], packed.start)
-        for number in range(first, last):
+            packed = range(0)
+        for number in range(max(x.start for x in numbers), min(x.stop for x in numbers)):
             if number not in packed:
                 whole = Range(ends[number], ends[number + 1])
-                yield from self._dense(span, span, whole, number)
-
-    def _packed(self, span: Span, ends: Sequence[int], number: int) -> Block:
-        begin = ends[0]
-        rows = Range(begin, ends[-1]).moved(span.shift)
-        own_ends = tuple(end - begin for end in ends)
-        return Block(rows, rows, self.is_causal, begin, begin, begin, 0, number, own_ends)
-
-    def _of_document_across(self, mine: Span, theirs: Span, ends: Sequence[int]) -> Iterator[Block]:
-        """Two spans have one document in common at most: that of the last position of the first."""
-        last = min(mine.positions.end, theirs.positions.end) - 1
-        number = bisect_right(ends, last) - 1
-        if 0 <= number < len(ends) - 1:
-            yield from self._dense(mine, theirs, Range(ends[number], ends[number + 1]), number)
+                yield from self._dense(mine, theirs, whole, number)
 
 
-def _around(places: Range, before: float, after: float) -> Range:
-    """From `before` the first place to `after` the last one."""
-    if not places.size:
-        return places
-    begin = 0 if before == math.inf else places.begin - int(before)
-    return Range(begin, 2**62 if after == math.inf else places.end + int(after))
+def _documents(places: Range, ends: Sequence[int]) -> range:
+    """The numbers of those that have something of these places."""
+    first = bisect_right(ends, places.begin) - 1
+    return range(max(0, first), min(len(ends) - 1, bisect_left(ends, places.end)))
 
 
 def _hull(ranges: Iterable[Range]) -> Range:
@@ -214,9 +200,5 @@ def _union(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _counted_in(columns: list[Range], block: Block) -> Block:
-    before = 0
-    for one in columns:
-        if one.begin <= block.columns.begin < one.end:
-            return replace(block, columns=block.columns.moved(before - one.begin))
-        before += one.size
-    raise AssertionError("a block's columns are not among those of its step")
+    before = sum((one & Range(0, block.columns.begin)).size for one in columns)
+    return replace(block, columns=Range(before, before + block.columns.size))

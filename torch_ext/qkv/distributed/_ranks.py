@@ -52,7 +52,7 @@ class Team:
     @property
     def all(self) -> list[Ranks]:
         """The groups over which something must be gathered, in turn, to come from every rank."""
-        return [self.heads, self.ring]
+        return [ranks for ranks in (self.heads, self.ring) if ranks.size > 1]
 
 
 def team_of(function: str, group: Group) -> Team:

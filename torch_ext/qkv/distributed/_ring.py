@@ -1,7 +1,5 @@
 """Attention over a sequence that is cut over a ring of ranks, and its gradients."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -13,8 +11,7 @@ from qkv.distributed._transport import wide
 
 
 class RingAttention(Function):
-    """(output, lse, exact), where exact is the output in float32 if the inputs are in half
-    precision, else None.
+    """Output and lse, both in float32 or float64.
 
     Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
     """
@@ -23,25 +20,19 @@ class RingAttention(Function):
     def forward(query, key, value, *others):
         *tensors, sinks, ring = others
         with torch.autocast("cpu", enabled=False):
-            tensors = _present(tensors)
-            output, lse = forward_pass(query, key, value, tensors, sinks, ring)
-        if output.dtype == query.dtype:
-            return output, lse, None
-        return output.to(query.dtype), lse, output
+            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
+            return forward_pass(query, key, value, tensors, sinks, ring)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         *tensors, ctx.ring = inputs
-        result, lse, exact = output
-        if exact is not None:
-            ctx.mark_non_differentiable(exact)
-        ctx.save_for_backward(*tensors, result if exact is None else exact, lse)
+        ctx.save_for_backward(*tensors, *output)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx, *grads):
         *tensors, output, lse = ctx.saved_tensors
-        grad_output, grad_lse, _ = grads
+        grad_output, grad_lse = grads
         if grad_output is None and grad_lse is None:  # the others may have some, and wait
             grad_lse = torch.zeros_like(lse)
         found = RingGradients.apply(
@@ -62,19 +53,22 @@ class RingGradients(Function):
     def forward(grad_output, grad_lse, query, key, value, *others):
         *tensors, sinks, output, lse, ring, wanted = others
         with torch.autocast("cpu", enabled=False):
-            tensors = _present(tensors)
+            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
             sums = {
                 name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
                 for name, is_wanted in zip(OPTION_TENSORS, wanted[3:-1], strict=True)
                 if is_wanted
             }
-            inputs, results, grads = (query, key, value), (output, lse), (grad_output, grad_lse)
-            found = backward_pass(inputs, results, grads, wanted[:3], tensors, sums, ring)
+            rows = {"query": query, "output": output, "lse": lse}
+            rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
+            if wanted[0]:
+                rows["grad_query"] = torch.zeros_like(query, dtype=wide(query.dtype))
+            found = backward_pass(rows, key, value, wanted[1:3], tensors, sums, ring)
             of_sinks = None
             if wanted[-1]:
-                of_sinks = sinks_gradient(sinks, results, grads, ring.ranks.rank, ring.plan)
+                of_sinks = sinks_gradient(sinks, rows, ring.ranks.rank, ring.plan)
         return (
-            *(x if x is None else x.to(query.dtype) for x in found),
+            *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *found)),
             *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
             of_sinks,
         )
@@ -87,9 +81,7 @@ class RingGradients(Function):
     def backward(ctx, *grads):
         raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
 
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
+    jvp = backward
 
 
 _ONE_DERIVATIVE = (
@@ -98,6 +90,5 @@ _ONE_DERIVATIVE = (
 )
 
 
-def _present(tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    named = zip(OPTION_TENSORS, tensors, strict=True)
-    return {name: tensor for name, tensor in named if tensor is not None}
+def _present(tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -7,12 +7,12 @@ much. The last chunks are padded where the length does not divide.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from qkv.distributed._agree import agree, as_int, dtype_and_shape
+from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Group, Ranks, team_of
 from qkv.distributed._transport import all_gather, all_to_all, linear, wide
 
@@ -47,14 +47,11 @@ def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) ->
     team = team_of("shard", group)
     length = tensor.size(dim)
     chunk = -(-length // (2 * team.size))
-    parts = []
-    for number in (team.rank, 2 * team.size - 1 - team.rank):
-        begin, end = (min(i * chunk, length) for i in (number, number + 1))
-        parts.append(tensor.narrow(dim, begin, end - begin))
-        shape = [*tensor.shape]
-        shape[dim] = chunk - (end - begin)
-        parts.append(tensor.new_full(shape, value))
-    return torch.cat(parts, dim)
+    spans = Plan(team.size, chunk, length).spans(team.rank)
+    parts = [tensor.narrow(dim, x.positions.begin, x.positions.size) for x in spans]
+    shape = [*tensor.shape]
+    shape[dim] = 2 * chunk - sum(x.positions.size for x in spans)  # behind the end of the sequence
+    return torch.cat([*parts, tensor.new_full(shape, value)], dim)
 
 
 def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None = None) -> Tensor:
@@ -94,8 +91,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     facts |= {"seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
     agree(facts, team)
     for ranks in team.all:
-        gathered, summed = (partial(f, dim=dim, ranks=ranks) for f in (_gathered, _sum_of_shards))
-        tensor = linear(gathered, summed, tensor)
+        tensor = linear(_gathered, _sum_of_shards, tensor, dim=dim, ranks=ranks)
     return tensor if seqlen is None else tensor.narrow(dim, 0, seqlen)
 
 

@@ -29,20 +29,18 @@ def starting_lse(
 
 
 def sinks_gradient(
-    sinks: Tensor,
-    results: tuple[Tensor, Tensor],
-    grads: tuple[Tensor | None, Tensor | None],
-    rank: int,
-    plan: Plan,
+    sinks: Tensor, rows_of_queries: dict[str, Tensor], rank: int, plan: Plan
 ) -> Tensor:
     """What the rows of this rank add to the gradient of sinks: the weight of a row's sink, times
-    how much less all that it sees is worth than the gradient of its lse."""
-    output, lse = results
+    how much less all that it sees is worth than the gradient of its lse.
+
+    rows_of_queries: output, lse, and their gradients where there are such."""
+    lse = rows_of_queries["lse"]
     delta = torch.zeros_like(lse)
-    if grads[0] is not None:
-        delta += (output * grads[0]).sum(-1)
-    if grads[1] is not None:
-        delta -= grads[1]
+    if "grad_output" in rows_of_queries:
+        delta += (rows_of_queries["output"] * rows_of_queries["grad_output"]).sum(-1)
+    if "grad_lse" in rows_of_queries:
+        delta -= rows_of_queries["grad_lse"]
     with torch.enable_grad():
         leaf = sinks.detach().to(lse.dtype).requires_grad_()
         rows = starting_lse(leaf, tuple(lse.shape), rank, plan, lse.dtype)
@@ -57,12 +55,10 @@ def _documents_of_rows(rank: int, plan: Plan, length: int) -> Tensor:
     in none."""
     document = torch.full((length,), -1)
     for span in plan.spans(rank):
-        place = span.positions
-        own = torch.zeros(place.size, dtype=torch.int64)
+        positions = torch.arange(span.positions.begin, span.positions.end)
+        own = torch.zeros_like(positions)
         if plan.ends is not None:
-            positions = torch.arange(place.begin, place.end)
             own = torch.bucketize(positions, torch.tensor(plan.ends), right=True) - 1
             own = own.masked_fill(own == len(plan.ends) - 1, -1)
-        begin = place.begin + span.shift
-        document[begin : begin + place.size] = own
+        document[positions + span.shift] = own
     return document

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,38 +30,37 @@ def telling(doing: str) -> Iterator[None]:
         ) from error
 
 
-class Transfer:
-    """One message to or from another rank, on its way while this rank computes."""
+Begin = Callable[[Tensor], dist.Work | None]
 
-    def __init__(self, tensor: Tensor, work: dist.Work | None, doing: str):
-        self._tensor, self._work, self._doing = tensor, work, doing
 
-    def wait(self) -> Tensor:
+class Messages:
+    """Contiguous tensors on their way to another rank or from it, while this rank computes. What is
+    sent must not change before wait(). Without `begin` they are here already."""
+
+    def __init__(self, tensors: list[Tensor], begin: Begin | None = None, doing: str = ""):
+        self._tensors, self._doing = tensors, doing
+        self._works = []
+        with telling(doing):
+            if begin is not None:
+                self._works = [begin(_as_bytes(x)) for x in tensors if x.numel()]
+
+    def wait(self) -> list[Tensor]:
         """What was sent or received, when it has been."""
-        if self._work is not None:
-            with telling(self._doing):
-                self._work.wait()
-            self._work = None
-        return self._tensor
+        with telling(self._doing):
+            while self._works:
+                if (work := self._works.pop(0)) is not None:
+                    work.wait()
+        return self._tensors
 
 
-def send(tensor: Tensor, ranks: Ranks, to: int, tag: int, doing: str) -> Transfer:
-    """Begins to send a contiguous tensor, which must not change before wait()."""
+def send(tensors: list[Tensor], ranks: Ranks, to: int, tag: int, doing: str) -> Messages:
     begin = partial(dist.isend, group=ranks.group, group_dst=to, tag=tag)
-    return _begun(begin, tensor, f"{doing} to {ranks.name(to)}")
+    return Messages(tensors, begin, f"{doing} to {ranks.name(to)}")
 
 
-def receive(tensor: Tensor, ranks: Ranks, source: int, tag: int, doing: str) -> Transfer:
-    """Begins to receive into a contiguous tensor, which is complete after wait()."""
+def receive(tensors: list[Tensor], ranks: Ranks, source: int, tag: int, doing: str) -> Messages:
     begin = partial(dist.irecv, group=ranks.group, group_src=source, tag=tag)
-    return _begun(begin, tensor, f"{doing} from {ranks.name(source)}")
-
-
-def _begun(begin: Callable[[Tensor], dist.Work | None], tensor: Tensor, doing: str) -> Transfer:
-    if tensor.numel() == 0:
-        return Transfer(tensor, None, doing)
-    with telling(doing):
-        return Transfer(tensor, begin(_as_bytes(tensor)), doing)
+    return Messages(tensors, begin, f"{doing} from {ranks.name(source)}")
 
 
 def all_to_all(parts: Sequence[Tensor], ranks: Ranks, doing: str) -> list[Tensor]:
@@ -90,28 +90,25 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-Linear = Callable[[Tensor], Tensor]
-
-
-def linear(function: Linear, transposed: Linear, tensor: Tensor) -> Tensor:
-    """function(tensor), whose gradient is transposed(that of the result), with every derivative.
-    What moves numbers between ranks is linear."""
-    return _Apply.apply(tensor, function, transposed)
+def linear(function: Callable, transposed: Callable, tensor: Tensor, **how: Any) -> Tensor:
+    """function(tensor, **how), whose gradient is transposed(that of the result, **how), with every
+    derivative. What moves numbers between ranks is linear."""
+    return _Apply.apply(tensor, function, transposed, how)
 
 
 class _Apply(Function):
     @staticmethod
-    def forward(tensor: Tensor, function: Linear, transposed: Linear) -> Tensor:
-        return function(tensor)
+    def forward(tensor: Tensor, function: Callable, transposed: Callable, how: dict[str, Any]):
+        return function(tensor, **how)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.function, ctx.transposed = inputs
+        _, ctx.function, ctx.transposed, ctx.how = inputs
 
     @staticmethod
     def backward(ctx, *grads):
-        return linear(ctx.transposed, ctx.function, *grads), None, None
+        return linear(ctx.transposed, ctx.function, grads[0], **ctx.how), None, None, None
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return linear(ctx.function, ctx.transposed, tangents[0])
+        return linear(ctx.function, ctx.transposed, tangents[0], **ctx.how)

@@ -59,27 +59,17 @@ def project(
 ) -> tuple[Tensor, ...]:
     """`[..., H, E / H]` of each `[..., E]`. One product where query, key and value are the same
     tensor, two where key and value are; the results are views of it, not copies."""
-    weight, bias = layer.in_proj_weight, layer.in_proj_bias
-    if weight is not None and key is value:
-        if query is key:
-            return _products(layer, query, weight, bias, 3)
-        weights = weight.tensor_split([layer.embed_dim])
-        biases = (None, None) if bias is None else bias.tensor_split([layer.embed_dim])
-        return (
-            *_products(layer, query, weights[0], biases[0], 1),
-            *_products(layer, key, weights[1], biases[1], 2),
-        )
-    if weight is None:
+    if layer.in_proj_weight is None:
+        counts = (1, 1, 1)
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
     else:
-        weights = weight.chunk(3)
-    biases = (None,) * 3 if bias is None else bias.chunk(3)
-    inputs = zip((query, key, value), weights, biases, strict=True)
-    return tuple(product for x in inputs for product in _products(layer, *x, 1))
-
-
-def _products(
-    layer: torch.nn.MultiheadAttention, x: Tensor, weight: Tensor, bias: Tensor | None, count: int
-) -> tuple[Tensor, ...]:
-    heads = F.linear(x, weight, bias).unflatten(-1, (count, layer.num_heads, layer.head_dim))
-    return heads.unbind(-3)
+        counts = (3,) if query is key is value else (1, 2) if key is value else (1, 1, 1)
+        weights = layer.in_proj_weight.split([n * layer.embed_dim for n in counts])
+    biases: Any = (None, None, None)
+    if layer.in_proj_bias is not None:
+        biases = layer.in_proj_bias.split([n * layer.embed_dim for n in counts])
+    found: list[Tensor] = []
+    for x, weight, bias, n in zip((query, key, value), weights, biases, counts, strict=False):
+        heads = F.linear(x, weight, bias).unflatten(-1, (n, layer.num_heads, layer.head_dim))
+        found += heads.unbind(-3)
+    return tuple(found)

@@ -1,6 +1,7 @@
 """What the tensors of a call must be. Each error names the argument, what it was and what was
 expected; torch's own layer raises for the same calls, with other words."""
 
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -8,39 +9,38 @@ from torch import Tensor
 
 
 def refuse(layer: str, message: str, error: type[Exception] = RuntimeError) -> NoReturn:
-    """What all layers but torch's say: their name, and what does not fit."""
+    """What all layers say: their name, and what does not fit."""
     raise error(f"{layer}: {message}")
+
+
+_refuse = partial(refuse, "MultiheadAttention")
 
 
 def check_inputs(
     layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
 ) -> None:
     """query `[L, B, E]` or `[B, L, E]`, unbatched `[L, E]`; key and value likewise, with S."""
-    if query.dim() not in (2, 3):
-        raise RuntimeError(
-            f"MultiheadAttention: query has {query.dim()} dimensions, but 3, or 2 if it is not "
-            "batched, are expected"
-        )
-    widths = {"query": (query, layer.embed_dim), "key": (key, layer.kdim)}
-    widths["value"] = (value, layer.vdim)
-    for name, (tensor, width) in widths.items():
-        if tensor.dim() != query.dim() or tensor.size(-1) != width:
-            raise RuntimeError(
-                f"MultiheadAttention: {name} is {_shape(tensor)}, but {query.dim()} dimensions as "
-                f"query has, the last of {width}, are expected"
+    dims = query.dim()
+    if dims not in (2, 3):
+        _refuse(f"query has {dims} dimensions, but 3, or 2 if it is not batched, are expected")
+    widths = {"query": layer.embed_dim, "key": layer.kdim, "value": layer.vdim}
+    for (name, width), tensor in zip(widths.items(), (query, key, value), strict=True):
+        if tensor.dim() != dims or tensor.size(-1) != width:
+            _refuse(
+                f"{name} is {_shape(tensor)}, but {dims} dimensions as query has, the last of "
+                f"{width}, are expected"
             )
     if key.shape[:-1] != value.shape[:-1]:
-        raise RuntimeError(
-            f"MultiheadAttention: value is {_shape(value)}, but as many keys and batch items as in "
-            f"key, {_shape(key)}, are expected"
+        _refuse(
+            f"value is {_shape(value)}, but as many keys and batch items as in key, {_shape(key)}, "
+            "are expected"
         )
-    if query.dim() == 3:
-        batch = 0 if layer.batch_first else 1
-        if query.size(batch) != key.size(batch):
-            raise RuntimeError(
-                f"MultiheadAttention: key is {_shape(key)}, but as many batch items as in query, "
-                f"{_shape(query)}, are expected: batch_first is {layer.batch_first}"
-            )
+    batch = 0 if layer.batch_first else 1
+    if dims == 3 and query.size(batch) != key.size(batch):
+        _refuse(
+            f"key is {_shape(key)}, but as many batch items as in query, {_shape(query)}, are "
+            f"expected: batch_first is {layer.batch_first}"
+        )
 
 
 def check_masks(
@@ -49,15 +49,12 @@ def check_masks(
     """batch: `(B,)`, or `()` if not batched. sizes: heads, queries, keys."""
     heads, queries, keys = sizes
     expected = {
-        "key_padding_mask": (key_padding_mask, ((*batch, keys),)),
-        "attn_mask": (attn_mask, ((queries, keys), (heads * sum(batch or (1,)), queries, keys))),
+        "key_padding_mask": (key_padding_mask, ([*batch, keys],)),
+        "attn_mask": (attn_mask, ([queries, keys], [heads * sum(batch or (1,)), queries, keys])),
     }
     for name, (mask, shapes) in expected.items():
-        if mask is not None and tuple(mask.shape) not in shapes:
-            raise RuntimeError(
-                f"MultiheadAttention: {name} is {_shape(mask)}, but "
-                f"{' or '.join(map(str, map(list, shapes)))} is expected"
-            )
+        if mask is not None and list(mask.shape) not in shapes:
+            _refuse(f"{name} is {_shape(mask)}, but {' or '.join(map(str, shapes))} is expected")
 
 
 def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
@@ -71,9 +68,9 @@ def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
         if mask is None or mask.dtype in added or (may_hide and mask.dtype == torch.bool):
             continue
         hiding = "bool (True = hidden), " if may_hide else ""
-        raise RuntimeError(
-            f"MultiheadAttention: {name} is {mask.dtype}, but {hiding}float32 or the dtype of the "
-            f"projected query, {dtype}, is expected"
+        _refuse(
+            f"{name} is {mask.dtype}, but {hiding}float32 or the dtype of the projected query, "
+            f"{dtype}, is expected"
         )
 
 
@@ -82,32 +79,23 @@ def check_nested(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
+    **masks: Tensor | None,
 ) -> None:
     """Where one of query, key and value is a nested tensor."""
     if query is not key or key is not value:
-        raise RuntimeError(
-            "MultiheadAttention: of query, key and value one is a nested tensor, but the same "
-            "tensor three times is expected then"
+        _refuse(
+            "of query, key and value one is a nested tensor, but the same tensor three times is "
+            "expected then"
         )
-    for name, mask in {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}.items():
-        if mask is not None:
-            raise RuntimeError(
-                f"MultiheadAttention: {name} is given, but None is expected with a nested tensor, "
-                "which has no padding"
-            )
+    for name in [name for name, mask in masks.items() if mask is not None]:
+        _refuse(f"{name} is given, but None is expected with a nested tensor, which has no padding")
     made_with = {
         "add_bias_kv": layer.bias_k is not None,
         "add_zero_attn": layer.add_zero_attn,
         "kdim or vdim": layer.in_proj_weight is None,
     }
-    for name, is_so in made_with.items():
-        if is_so:
-            raise RuntimeError(
-                "MultiheadAttention: query is a nested tensor, but a dense one is expected by a "
-                f"layer with {name}"
-            )
+    for name in [name for name, is_so in made_with.items() if is_so]:
+        _refuse(f"query is a nested tensor, but a dense one is expected by a layer with {name}")
 
 
 def _shape(tensor: Tensor) -> str:

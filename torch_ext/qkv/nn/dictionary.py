@@ -64,12 +64,8 @@ class SoftDictionary(torch.nn.Module):
         if keys.dtype != values.dtype:
             _refuse(f"values is {values.dtype}, but {keys.dtype}, as keys is, is expected")
         self.scale = scale
-        for name, tensor in (("keys", keys), ("values", values)):
-            copy = tensor.detach().clone()
-            if trainable:
-                self.register_parameter(name, torch.nn.Parameter(copy))
-            else:
-                self.register_buffer(name, copy)
+        kind = torch.nn.Parameter if trainable else torch.nn.Buffer
+        self.keys, self.values = (kind(x.detach().clone()) for x in (keys, values))
 
     def __len__(self) -> int:
         return len(self.keys)

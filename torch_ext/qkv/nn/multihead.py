@@ -164,8 +164,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             )  # fmt: skip
         wanted = (need_weights, average_attn_weights)
         if query.is_nested or key.is_nested or value.is_nested:
-            masks = (key_padding_mask, attn_mask)
-            return self._forward_nested(query, key, value, masks, attn_bias, is_causal, *wanted)
+            masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+            check_nested(self, query, key, value, **masks)
+            return self._forward_nested(query, attn_bias, is_causal, *wanted)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
         sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
@@ -192,18 +193,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _forward_nested(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        masks: tuple[Tensor | None, Tensor | None],
+        x: Tensor,
         attn_bias: Tensor | None,
         is_causal: bool,
         need_weights: bool,
         average: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """forward of a nested tensor."""
-        check_nested(self, query, key, value, *masks)
-        values, ends, nested_like = packed(query)
+        """forward of a nested tensor, which is query, key and value."""
+        values, ends, nested_like = packed(x)
         bias = attn_bias if attn_bias is None else as_bias(attn_bias)
         call = self._options() | {"bias": bias, "is_causal": is_causal}
         heads = project(self, values, values, values)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv._functional import attention
-from qkv._weights import attention_with_weights
+from qkv.nn._attend import attend
 from qkv.nn._check import refuse
 
 _refuse = partial(refuse, "GaussianSmoothing")
@@ -56,10 +55,8 @@ class GaussianSmoothing(torch.nn.Module):
                 f"GaussianSmoothing: sigma is {sigma}, but a positive number is expected"
             )
         log_sigma = torch.tensor(math.log(sigma), dtype=torch.float64, device=device)
-        if trainable:
-            self.log_sigma = torch.nn.Parameter(log_sigma)
-        else:
-            self.register_buffer("log_sigma", log_sigma)
+        kind = torch.nn.Parameter if trainable else torch.nn.Buffer
+        self.log_sigma = kind(log_sigma)
 
     @property
     def sigma(self) -> Tensor:
@@ -108,11 +105,10 @@ class GaussianSmoothing(torch.nn.Module):
             # A tensor's ceil, and not math's, for which torch.export has no name in its files.
             radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().long().item()
             options["window_size"] = (radius, radius)
-        arguments = (query, key, value.double(), attn_mask)
-        if need_weights:
-            output, weights = attention_with_weights(*arguments, **options)
-            return output.to(value.dtype), weights
-        return attention(*arguments, **options).to(value.dtype)
+        options |= {"attn_mask": attn_mask}
+        output, weights = attend((query, key, value.double()), need_weights, False, options)
+        output = output.to(value.dtype)
+        return output if weights is None else (output, weights)
 
     def _positions(
         self, value: Tensor, position: Tensor | None, query_position: Tensor | None

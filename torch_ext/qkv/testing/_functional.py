@@ -72,6 +72,42 @@ def attention(
     return (output, lse.expand(*lead, -1)) if return_lse else output
 
 
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    sinks: Tensor | None = None,
+    reduce: str | None = None,
+    dropout_seed: int | Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+    place: Place | None = None,
+    **score_options,
+) -> Tensor:
+    """`qkv.attention_weights` in torch's operators; what is not named here, and what dtype,
+    dropout_seed and place mean, is as in `attention`.
+
+    Returns:
+        In dtype: `[..., H, L, S]`; with reduce="heads" their mean, `[..., L, S]`; with
+        reduce="queries" their sum, `[..., H, S]`.
+
+    Raises:
+        TypeError: as `attention` does.
+        ValueError: as `attention` does, and for another reduce.
+    """
+    if reduce not in (None, "heads", "queries"):
+        raise ValueError(f"reduce is {reduce!r}, but 'heads', 'queries' or None is expected")
+    scores, _ = attention_scores(
+        query, key, attn_mask, is_causal, dtype=dtype, place=place, **score_options
+    )
+    weights = dropped(softmax(scores, sinks)[0], dropout_p, dropout_seed, place)
+    if reduce == "heads":
+        return weights.mean(-3) if weights.dim() > 2 else weights
+    return weights.sum(-2) if reduce == "queries" else weights
+
+
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weights `[..., H, L, S]` and the logarithm of their denominator, `[..., H, L]`. Where every
     score is -inf, the weights are 0, and the lse is the sink, -inf without one."""
@@ -106,8 +142,8 @@ def of_item(
         if name in MASKS and x is not None:
             x = tensor_of(x)
             x = x[(None,) * (4 - x.dim())]
-            x = x[item if x.size(0) > 1 else 0, :, : min(L, x.size(-2))]
-            own[name] = x if name == "spans" else x[..., : min(S, x.size(-1))]
+            x = x[item if x.size(0) > 1 else 0, :, :L]
+            own[name] = x if name == "spans" else x[..., :S]
         elif isinstance(x, Tensor) and name != "dropout_seed":
             own[name] = x.expand(lead)[item]
         else:

@@ -47,7 +47,10 @@ def attention_with_kvcache(
         x.to(dtype, copy=True) if s is None else (x.double() * _of_rows(s)).to(dtype)
         for x, s in zip((k_cache, v_cache), scales, strict=True)
     ]
-    slots = [_slots(k_cache, b, cache_batch_idx, block_table) for b in range(batch)]
+    if block_table is None:  # one block for each item, as long as the cache
+        rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx
+        block_table = rows.unsqueeze(1)
+    slots = [_slots(k_cache, b, block_table) for b in range(batch)]
     ends = [_number(cache_seqlens, b, len(slots[b][1])) for b in range(batch)]
     if key is not None and value is not None:
         for b, (rows, at) in enumerate(slots):
@@ -107,14 +110,9 @@ def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
     return numbers.double() * (used.double().unsqueeze(-1) if given is None else used.double())
 
 
-def _slots(
-    cache: Tensor, b: int, cache_batch_idx: Tensor | None, block_table: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _slots(cache: Tensor, b: int, block_table: Tensor) -> tuple[Tensor, Tensor]:
     """Where the keys of batch item b are: two index tensors, of the cache's dimensions 0 and 2."""
     size = cache.size(2)
-    if block_table is None:
-        row = b if cache_batch_idx is None else int(cache_batch_idx[b])
-        return torch.full((size,), row), torch.arange(size)
     place = torch.arange(block_table.size(1) * size)
     return block_table[b].long()[place // size], place % size
 

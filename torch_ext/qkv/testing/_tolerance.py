@@ -96,27 +96,28 @@ def assert_as_accurate(
 
 def _each(name: str, actual, expected, baseline) -> Iterator[tuple]:
     """(name, actual, expected, baseline) of every tensor, their shapes being the same."""
+    given = {name: actual} | ({} if baseline is None else {f"the baseline of {name}": baseline})
     if isinstance(expected, Tensor):
-        for whose, x in ((name, actual), (f"the baseline of {name}", baseline)):
-            if not isinstance(x, Tensor) and (x is actual or x is not None):
+        for whose, x in given.items():
+            if not isinstance(x, Tensor):
                 raise AssertionError(f"{whose} is {x!r}, but a tensor is expected")
-            if x is not None and x.shape != expected.shape:
+            if x.shape != expected.shape:
                 raise AssertionError(
                     f"{whose} has the shape {[*x.shape]}, but {[*expected.shape]} is expected"
                 )
         yield name, actual, expected, baseline
         return
-    truths = _named(expected)
-    others = [None if x is None else _named(x) for x in (actual, baseline)]
-    for whose, found in zip((name, f"the baseline of {name}"), others, strict=True):
-        if found is not None and found.keys() != truths.keys():
+    truths, parts = _named(expected), [_named(x) for x in given.values()]
+    for whose, found in zip(given, parts, strict=True):
+        if found.keys() != truths.keys():
             raise AssertionError(f"{whose} has {[*found]}, but {[*truths]} is expected")
     for key, truth in truths.items():
-        mine, base = (None if x is None else x[key] for x in others)
-        yield from _each(f"{key!r} of {name}", mine, truth, base)
+        mine, *theirs = (found[key] for found in parts)
+        yield from _each(f"{key!r} of {name}", mine, truth, *(theirs or [None]))
 
 
 def _named(tensors) -> dict:
+    tensors = () if tensors is None else tensors
     return dict(tensors if isinstance(tensors, Mapping) else enumerate(tensors))
 
 

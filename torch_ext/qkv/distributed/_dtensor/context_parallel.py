@@ -54,7 +54,11 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
     Raises:
         NotImplementedError: for other operators, and for what torch's ring does not pass on.
     """
-    _check(op, given, options)
+    if (why := _why_not(op, given, options)) is not None:
+        raise NotImplementedError(
+            f"{op._schema.name}: {why}; expected qkv.distributed.ring_attention, on parts of the "
+            "sequence as they are"
+        )
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
     torchs: Any = _attention
@@ -77,23 +81,19 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
     )
 
 
-def _check(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) -> None:
-    advice = "expected qkv.distributed.ring_attention, on parts of the sequence as they are"
-    name = op._schema.name
+def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) -> str | None:
+    """What torch's ring does not pass on, if the call has something of that."""
     if op not in _TENSORS:
-        raise NotImplementedError(f"{name}: torch's context_parallel has no ring for it; {advice}")
-    for argument in given:
-        if argument not in _TENSORS[op]:
-            raise NotImplementedError(
-                f"{name}: {argument} is given, but torch's context_parallel passes query, key and "
-                f"value alone; {advice}"
+        return "torch's context_parallel has no ring for it"
+    if more := [name for name in given if name not in _TENSORS[op]]:
+        return f"{more[0]} is given, but torch's context_parallel passes query, key and value alone"
+    for name, none in {"dropout_p": 0.0, "window_size": None}.items():
+        if options[name] != none:
+            return (
+                f"{name} is {options[name]}, but torch's context_parallel does not tell where in "
+                "the sequence a part is"
             )
-    for option, none in {"dropout_p": 0.0, "window_size": None}.items():
-        if options[option] != none:
-            raise NotImplementedError(
-                f"{name}: {option} is {options[option]}, but torch's context_parallel does not "
-                f"tell where in the sequence a part is; {advice}"
-            )
+    return None
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, **options: Any) -> Any:

@@ -51,11 +51,6 @@ def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layo
     return dense
 
 
-def _from(heads: int) -> Dims:
-    """Of a tensor whose dimension `heads` are its heads, with all to the left of it a batch."""
-    return {label: heads - label for label in range(heads + 1)}
-
-
 def _without_batch(dims: Dims) -> Dims:
     return {label: dim for label, dim in dims.items() if label == HEADS}
 
@@ -68,7 +63,8 @@ def _dense(name: str, rank: int, reduce: str | None = None) -> Dims:
     if own == "weights" and reduce == "heads":  # [..., L, S]
         return {label: rank - 2 - label for label in range(BATCH, rank - 1)}
     fewer = 1 if own == "weights" and reduce == "queries" else _FEWER_DIMS.get(own, 0)
-    return _from(rank - 3 + fewer)
+    heads = rank - 3 + fewer  # and all to the left of it is a batch
+    return {label: heads - label for label in range(heads + 1)}
 
 
 def _cache(name: str, rank: int) -> Dims:

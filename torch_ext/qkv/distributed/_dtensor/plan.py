@@ -46,17 +46,14 @@ class Plan(NamedTuple):
         """Of a tensor of the call; `otherwise` for the dimensions of the mesh that divide what it
         does not have."""
         dims, share = self.dims(name, shape), self.share(name, shape)
-        if share is not None:
-            dims[HEADS] = self.layout(name, len(shape))[HEADS]
         found: list[Placement] = []
         for i, label in enumerate(self.labels):
-            is_whole = label not in dims
+            dim = None if label is None else dims.get(label)
             if share is not None and label == HEADS:
                 is_whole = self.labels[:i].count(HEADS) >= share.divided
-            if label is None:
-                found.append(Replicate())
-            else:
-                found.append(otherwise if is_whole else Shard(dims[label]))
+                dim = None if is_whole else self.layout(name, len(shape))[HEADS]
+            whole = Replicate() if label is None else otherwise
+            found.append(whole if dim is None else Shard(dim))
         return found
 
     def share(self, name: str, shape: Sequence[int]) -> Share | None:
@@ -73,26 +70,19 @@ class Plan(NamedTuple):
 
     def _share_of(self, kv_heads: int) -> Share | None:
         """None: the heads cannot be divided like that."""
-        own = [i for i, label in enumerate(self.labels) if label == HEADS]
-        processes = [self.mesh.size(i) for i in own]
-        place = [self.mesh.get_local_rank(i) for i in own]
-        heads = self.sizes[HEADS]
-        divided = 0
+        processes = [self.mesh.size(i) for i, label in enumerate(self.labels) if label == HEADS]
+        heads, divided = self.sizes[HEADS], 0
         while divided < len(processes) and kv_heads % processes[divided] == 0:
-            kv_heads //= processes[divided]
-            heads //= processes[divided]
+            kv_heads, heads = kv_heads // processes[divided], heads // processes[divided]
             divided += 1
         if divided == len(processes):
             return Share(divided, kv_heads, None)
         if kv_heads == 1:
             return Share(divided, kv_heads, 0)
-        number, count = 0, 1
-        for size, coordinate in zip(processes[divided:], place[divided:], strict=True):
-            number, count = number * size + coordinate, count * size
-        group = heads // kv_heads
-        if heads % count or group % (heads // count):
+        group, sharing = heads // kv_heads, prod(processes[divided:])
+        if heads % sharing or group % (heads // sharing):
             return None
-        return Share(divided, kv_heads, number * (heads // count) // group)
+        return Share(divided, kv_heads, self.first(HEADS) // group % kv_heads)
 
     def is_possible(self, shapes: Mapping[str, torch.Size]) -> bool:
         """Whether every process gets something of everything that is divided, and whole groups."""

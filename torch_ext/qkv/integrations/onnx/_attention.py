@@ -26,7 +26,7 @@ from onnxscript import ir
 from onnxscript import opset23 as op
 
 from qkv.integrations.onnx._masks import Mask, Places
-from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant
+from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints
 from qkv.options import PAIRS
 
 TRANSLATED_BY_HEAD = ("alibi_slopes", "sinks")  # of options.BY_HEAD
@@ -56,22 +56,23 @@ class Attention:
         """What is wanted, as qkv's operators return it. Nodes for what nobody uses are taken out by
         the exporter, together with outputs of `Attention`."""
         output, scores, weights = self._composed() if self._composes() else self._fused()
-        sees = self.mask.sees() if self.mask else None
+        self.sees = self.mask.sees() if self.mask else None
         results = {
-            "output": lambda: self._returned(self._where(sees, output, 0.0)),
-            "logsumexp": lambda: self._restored(self._lse(sees, scores)),
-            "weights": lambda: self._returned(self._reduced(self._where(sees, weights, 0.0))),
+            "output": lambda: self._returned(self._or(0.0, output)),
+            "logsumexp": lambda: self._restored(self._lse(scores)),
+            "weights": lambda: self._returned(self._reduced(self._or(0.0, weights))),
         }
         return [results[name]() for name in self.wanted]
 
-    def _where(self, sees: ir.Value | None, value: ir.Value, otherwise: float) -> ir.Value:
-        return value if sees is None else op.Where(sees, value, constant(otherwise, self.dtype))
+    def _or(self, nothing: float, value: ir.Value) -> ir.Value:
+        """`value`, with `nothing` in the rows of queries that have nothing to attend to."""
+        if self.sees is None:
+            return value
+        return op.Where(self.sees, value, constant(nothing, self.dtype))
 
-    def _lse(self, sees: ir.Value | None, scores: ir.Value) -> ir.Value:
-        last = op.Constant(value_ints=[-1])
-        lse = op.ReduceLogSumExp(scores, last, keepdims=0)
-        sees = None if sees is None else op.Squeeze(sees, last)
-        return self._where(sees, lse, float("-inf"))
+    def _lse(self, scores: ir.Value) -> ir.Value:
+        lse = op.ReduceLogSumExp(scores, ints(-1), keepdims=1)
+        return op.Squeeze(self._or(float("-inf"), lse), ints(-1))
 
     def _is_masked(self) -> bool:
         """Whether the call hides or adds anything."""
@@ -138,12 +139,12 @@ class Attention:
         if self.arguments[name] is None:
             return None
         given = Tensor.given(self.arguments[name]).cast(self.dtype)
-        value = op.Unsqueeze(given.value, op.Constant(value_ints=[-2, -1]))
+        value = op.Unsqueeze(given.value, ints(-2, -1))
         return Tensor(value, (*given.sizes, 1, 1)).merged(self.leading)
 
     def _take_sinks(self) -> None:
         if self.arguments["sinks"] is not None:
-            pads = op.Constant(value_ints=[0, 0, 0, 0, 0, 0, 1, 0])
+            pads = ints(0, 0, 0, 0, 0, 0, 1, 0)
             self.key = Tensor(op.Pad(self.key.value, pads), self.key.sizes)
             self.value = Tensor(op.Pad(self.value.value, pads), self.value.sizes)
 
@@ -192,13 +193,12 @@ class Attention:
 
     def _reduced(self, weights: ir.Value) -> ir.Value:
         if self.arguments["sinks"] is not None:
-            first, behind, axis = (op.Constant(value_ints=[n]) for n in (0, -1, -1))
-            weights = op.Slice(weights, first, behind, axis)
+            weights = op.Slice(weights, ints(0), ints(-1), ints(-1))
         reduce = self.arguments["reduce"]
         if reduce == "queries":
-            return op.ReduceSum(weights, op.Constant(value_ints=[-2]), keepdims=0)
+            return op.ReduceSum(weights, ints(-2), keepdims=0)
         if reduce == "heads" and self.rank > 2:
-            return op.ReduceMean(weights, op.Constant(value_ints=[1]), keepdims=0)
+            return op.ReduceMean(weights, ints(1), keepdims=0)
         return weights
 
     def _returned(self, value: ir.Value) -> ir.Value:
@@ -208,7 +208,7 @@ class Attention:
     def _restored(self, value: ir.Value) -> ir.Value:
         """`[N, ...]` with the leading dimensions that query, key and value have."""
         if self.rank < 4:
-            return op.Squeeze(value, op.Constant(value_ints=list(range(4 - self.rank))))
+            return op.Squeeze(value, ints(*range(4 - self.rank)))
         if self.rank > 4:
             shape = op.Concat(as_shape(self.leading), op.Shape(value, start=1), axis=0)
             return op.Reshape(value, shape)
@@ -225,6 +225,5 @@ def _for_each_head(x: Tensor, H: Size) -> Tensor:
             "qkv.attention to ONNX: the number of heads of query, key and value has to be known "
             "when the model is exported, if key and value have different ones or softcap is not 0"
         )
-    axis = op.Constant(value_ints=[2])
-    apart = Tensor(op.Unsqueeze(x.value, axis), (N, heads, 1, *last))
+    apart = Tensor(op.Unsqueeze(x.value, ints(2)), (N, heads, 1, *last))
     return apart.expanded(H // heads, 1, 1).reshaped(N, H, *last)

@@ -4,7 +4,7 @@ import numpy as np
 from onnxscript import ir
 from onnxscript import opset23 as op
 
-from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant
+from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints
 
 
 def _number(bound: int | ir.Value) -> ir.Value:
@@ -16,10 +16,10 @@ class Places:
 
     def __init__(self, L: Size, S: Size):
         self.sizes = (L, S)
-        counts = [op.Squeeze(as_shape((n,)), op.Constant(value_ints=[0])) for n in (L, S)]
+        counts = [op.Squeeze(as_shape((n,)), ints(0)) for n in (L, S)]
         zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
         query, self.key = (op.Range(zero, count, one) for count in counts)
-        self.query = op.Unsqueeze(query, op.Constant(value_ints=[1]))
+        self.query = op.Unsqueeze(query, ints(1))
         self.extra = op.Sub(counts[1], counts[0])
 
     def causal(self) -> Tensor:
@@ -95,7 +95,7 @@ class Mask:
 
     def sees(self) -> ir.Value:
         """Bool `[..., L, 1]`: whether a query has anything to attend to."""
-        value, last = self.tensor.value, op.Constant(value_ints=[-1])
+        value, last = self.tensor.value, ints(-1)
         if self.added:
             highest = op.ReduceMax(value, last, keepdims=1)
             return op.Not(op.IsInf(highest, detect_positive=0))

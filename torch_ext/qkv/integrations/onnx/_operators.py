@@ -57,12 +57,14 @@ def _check(arguments: dict[str, Any]) -> None:
         )
     if arguments["dropout_p"] != 0:
         _refuse_dropout(dropout_p=arguments["dropout_p"])
-    for name in {"spans", *BY_HEAD} - set(TRANSLATED_BY_HEAD):
+    unknown = dict.fromkeys(
+        {"spans", *BY_HEAD} - set(TRANSLATED_BY_HEAD), "has no translation; pass an attn_mask"
+    )
+    packed = ("cu_seq_q", "cu_seq_k", "seqused_k")
+    unknown |= dict.fromkeys(packed, "Attention knows no packed documents")
+    for name, why in unknown.items():
         if arguments[name] is not None:
-            _refuse(f"{name} is given, but has no translation; pass an attn_mask")
-    for name in ("cu_seq_q", "cu_seq_k", "seqused_k"):
-        if arguments[name] is not None:
-            _refuse(f"{name} is given, but Attention knows no packed documents")
+            _refuse(f"{name} is given, but {why}")
 
 
 def _refuse_dropout(*_: Any, dropout_p: float | None = None) -> NoReturn:

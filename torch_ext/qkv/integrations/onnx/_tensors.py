@@ -27,19 +27,22 @@ def constant(number: float, dtype: ir.DataType) -> ir.Value:
     return op.Constant(value=ir.tensor(number, dtype=dtype))
 
 
+def ints(*numbers: int) -> ir.Value:
+    return op.Constant(value_ints=list(numbers))
+
+
 def as_shape(sizes: tuple[Size, ...]) -> ir.Value:
     """The sizes as a tensor `[len(sizes)]`, which Expand and Reshape take."""
-    if all(isinstance(size, int) for size in sizes):
-        return op.Constant(value_ints=list(sizes))
-    return op.Concat(
-        *(
-            op.Constant(value_ints=[size])
-            if isinstance(size, int)
-            else op.Shape(size.value, start=size.axis, end=size.axis + 1)
-            for size in sizes
-        ),
-        axis=0,
-    )
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) == len(sizes):
+        return ints(*known)
+    parts = [
+        ints(size)
+        if isinstance(size, int)
+        else op.Shape(size.value, start=size.axis, end=size.axis + 1)
+        for size in sizes
+    ]
+    return op.Concat(*parts, axis=0)
 
 
 def broadcast(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
@@ -77,7 +80,7 @@ class Tensor:
         missing = rank - len(self.sizes)
         if missing <= 0:
             return self
-        axes = op.Constant(value_ints=list(range(missing)))
+        axes = ints(*range(missing))
         return Tensor(op.Unsqueeze(self.value, axes), (1,) * missing + self.sizes)
 
     def expanded(self, *sizes: Size) -> "Tensor":

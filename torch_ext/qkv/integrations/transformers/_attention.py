@@ -8,7 +8,6 @@ from transformers.generation.continuous_batching import PagedAttentionCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
-import qkv
 from qkv._functional import has_kernels
 from qkv.integrations.transformers._packed import (
     attend_packed,
@@ -18,6 +17,7 @@ from qkv.integrations.transformers._packed import (
     one_after_the_other,
 )
 from qkv.integrations.transformers._pattern_mask import PatternMask
+from qkv.nn._attend import attend
 
 # What some models give their attention beside a mask, and cannot do without.
 _REFUSED = {
@@ -151,10 +151,7 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     elif mask.is_floating_point() and mask.dtype not in (torch.float32, query.dtype):
         mask = mask.float()
     options |= {"attn_mask": mask, "bias": position_bias}
-    if output_attentions:
-        output, weights = qkv.attention_with_weights(query, key, value, **options)
-    else:
-        output, weights = qkv.attention(query, key, value, **options), None
+    output, weights = attend((query, key, value), bool(output_attentions), False, options)
     return output.transpose(1, 2).contiguous(), weights
 
 

@@ -39,9 +39,8 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     for model_class in model_classes:
         for whole in _wholes(model_class):
             parts |= _within(whole, whole.config_class)
-    given: set[type] = set()
-    for base in {base for part in parts for base in part.__mro__ if _makes_masks(base)}:
-        given |= {x for part in _builds(base) for x in _within(part)}
+    making = {base for part in parts for base in part.__mro__ if _names(_defined(base), _MAKERS)}
+    given = {x for base in making for part in _builds(base) for x in _within(part)}
     own = {part for part in parts if _is_own(part)}
     own -= {x for x in own if not own.isdisjoint(_within(x) - {x})}
     masked = {part for part in own & given if _takes_mask(part) and _weighs(part)}
@@ -99,11 +98,10 @@ def _has_unknown_parts(module: type) -> bool:
     return has_auto or not module.__module__.startswith("transformers.")
 
 
-@functools.cache
 def _weighs(module: type) -> bool:
     """Whether its methods make weights of scores; linear attention does not, nor does a module that
     leaves this to torch.nn.MultiheadAttention."""
-    return any(not _WEIGHING.isdisjoint(_words(f)) for f in _reached(_methods(module)))
+    return _names(_methods(module), _WEIGHING)
 
 
 @functools.cache
@@ -113,10 +111,9 @@ def _takes_mask(module: type) -> bool:
     return not arguments.isdisjoint(_MASKS)
 
 
-@functools.cache
-def _makes_masks(base: type) -> bool:
-    """Whether what the class itself defines calls functions of transformers.masking_utils."""
-    return any(not _MAKERS.isdisjoint(_words(f)) for f in _reached(_defined(base)))
+def _names(functions: Iterable[FunctionType], words: set[str]) -> bool:
+    """Whether the functions, or those that they call, have one of these names in them."""
+    return any(not words.isdisjoint(_words(f)) for f in _reached(functions))
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 with a function of batch, head, query and key, to get the mask that it hands to every layer."""
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from types import CodeType
 from typing import Any, cast
@@ -13,7 +13,7 @@ from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from qkv.integrations.transformers._pattern_mask import Band, PatternMask
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
 
 
 def make_mask(
@@ -43,22 +43,21 @@ def make_mask(
         that ask the interface get it.
     """
 
-    def of_transformers(
-        causal_skip: bool = False, bidirectional_skip: bool = False
-    ) -> Tensor | None:
-        return sdpa_mask(
-            batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function,
-            attention_mask, allow_is_causal_skip=causal_skip,
-            allow_is_bidirectional_skip=bidirectional_skip, device=device, **kwargs,
-        )  # fmt: skip
+    of_transformers = partial(
+        sdpa_mask, batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function,
+        attention_mask, device=device, **kwargs,
+    )  # fmt: skip
 
     def written_out() -> PatternMask:
-        mask = of_transformers()
+        mask = of_transformers(allow_is_causal_skip=False)
         assert mask is not None  # it was not allowed to be skipped
-        return PatternMask.holding(mask)
+        return PatternMask(mask.shape, dense=mask)
 
     if torch.device(device).type != "cpu" or is_tracing(attention_mask):
-        return of_transformers(allow_is_causal_skip, allow_is_bidirectional_skip)
+        return of_transformers(
+            allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        )
     found = _pattern(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
@@ -75,12 +74,16 @@ def make_mask(
             return written_out()
     if padding is not None and padding[:, : window[0]].all():
         padding = None
-    mask = PatternMask((batch_size, 1, q_length, kv_length), band, padding, documents)
+    lengths = lengths_of(padding) if padding is not None and band == Band() else None
+    mask = PatternMask(
+        (batch_size, 1, q_length, kv_length), band,
+        padding=padding, lengths=lengths, documents=documents,
+    )  # fmt: skip
     if q_length > 1:
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = band == Band() and padding is None
-    return None if may_be_none and sees_all else PatternMask.holding(mask.written_out())
+    return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
 
 
 def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
@@ -138,15 +141,6 @@ def _code_of(function: Callable) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def _code(maker: str, *args: Any) -> CodeType | None:
-    """The code of the closures that a function of transformers makes, or None if this version does
-    not have it."""
-    try:
-        return getattr(masking_utils, maker)(*args).__code__
-    except (AttributeError, TypeError):
-        return None
-
-
 def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
     def read(cells):
         window = cells["sliding_window"]
@@ -155,44 +149,38 @@ def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Patter
     return read
 
 
-_PACKED = _code("packed_sequence_mask_function", None)
-_REMAPPED = _code("remap_positions_for_packed_sequence", None, None)
-_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {
-    masking_utils.causal_mask_function.__code__: lambda cells: (Band(high=0), None),
-    masking_utils.bidirectional_mask_function.__code__: lambda cells: (Band(), None),
-    _code("sliding_window_overlay", 1): _of_window(lambda window: Band(low=1 - window)),
-    _code("sliding_window_bidirectional_overlay", 1): _of_window(lambda w: Band(-w, w)),
-    _PACKED: lambda cells: (Band(), cells["packed_sequence_mask"]),
-    _code("and_masks"): _all_of,
-}
-_KNOWN.pop(None, None)
+_REMAPPED: CodeType | None = None
+if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
+    _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
+_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {}
 
 
-def _check() -> None:
-    """Forgets what this version of transformers means otherwise than it is read here, so that a
-    later version costs time and not correctness."""
-    packed = torch.tensor([[0, 0, 0, 1, 1, 2]])
-    places = torch.tensor([[0, 1, 2, 0, 1, 0]])
-    makers = {
-        "sliding_window_overlay": (2,),
-        "sliding_window_bidirectional_overlay": (2,),
-        "packed_sequence_mask_function": (packed,),
-        "sliding_window_causal_mask_function": (3,),
-        "sliding_window_bidirectional_mask_function": (1,),
-        "packed_sequence_compatibility_function": (causal_mask_function, places, packed),
-    }
-    functions = [causal_mask_function, masking_utils.bidirectional_mask_function]
-    for maker, args in makers.items():
-        if hasattr(masking_utils, maker):
-            functions.append(getattr(masking_utils, maker)(*args))
-    for function in functions:
-        found = _pattern(function)
-        if found is None:
-            continue
-        ours = PatternMask((1, 1, 6, 6), found[0], None, found[1]).written_out()
-        theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
-        if theirs is None or not torch.equal(ours, theirs):
-            _KNOWN.pop(function.__code__)
+def _learn(read: Callable[[dict[str, Any]], Pattern | None], maker: str, *args: Any) -> None:
+    """What mask functions mean that are made by a function of transformers, for which it is tried
+    with these arguments; without any, what that function itself means. What this version does not
+    have, or means otherwise than it is read here, is not known, so that a later version costs time
+    and not correctness."""
+    function = getattr(masking_utils, maker, None)
+    if function is None:
+        return
+    function = function(*args) if args else function
+    _KNOWN[function.__code__] = read
+    band, documents = _pattern(function) or (Band(), None)
+    ours = PatternMask((1, 1, 6, 6), band, documents=documents).written_out()
+    theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
+    if theirs is None or not torch.equal(ours, theirs):
+        del _KNOWN[function.__code__]
 
 
-_check()
+_documents = torch.tensor([[0, 0, 0, 1, 1, 2]])
+_places = torch.tensor([[0, 1, 2, 0, 1, 0]])
+_learn(lambda cells: (Band(high=0), None), "causal_mask_function")
+_learn(lambda cells: (Band(), None), "bidirectional_mask_function")
+_learn(_of_window(lambda window: Band(low=1 - window)), "sliding_window_overlay", 2)
+_learn(_of_window(lambda w: Band(-w, w)), "sliding_window_bidirectional_overlay", 2)
+_learn(
+    lambda cells: (Band(), cells["packed_sequence_mask"]),
+    "packed_sequence_mask_function", _documents,
+)  # fmt: skip
+_learn(_all_of, "sliding_window_causal_mask_function", 3)
+_learn(_all_of, "packed_sequence_compatibility_function", causal_mask_function, _places, _documents)

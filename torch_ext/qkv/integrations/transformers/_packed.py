@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import qkv
-from qkv.integrations.transformers._pattern_mask import Band, PatternMask
+from qkv.integrations.transformers._pattern_mask import FAR, Band, PatternMask
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
 
@@ -19,14 +19,10 @@ def document_bounds(mask: Tensor | None, kwargs: dict[str, Any]) -> Bounds | Non
         bounds = _bounds(mask.documents)
         return bounds, bounds
     queries, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
-    if queries is None or keys is None:
-        return None
+    says_more = mask is not None
     if isinstance(mask, PatternMask):
-        if mask.padding is not None or mask.shape[2] != mask.shape[3]:
-            return None
-    elif mask is not None:
-        return None
-    return queries, keys
+        says_more = mask.padding is not None or mask.shape[2] != mask.shape[3]
+    return None if says_more or queries is None or keys is None else (queries, keys)
 
 
 def _bounds(documents: Tensor) -> Tensor:
@@ -39,13 +35,13 @@ def _bounds(documents: Tensor) -> Tensor:
 
 def band_without_mask(is_causal: bool, sliding_window: int | None) -> Band:
     """What FlashAttention makes of these: if not causal, the window is as wide on either side."""
-    low = None if sliding_window is None else 1 - sliding_window
-    return Band(low, 0 if is_causal else low and -low)
+    low = -FAR if sliding_window is None else 1 - sliding_window
+    return Band(low, 0 if is_causal else -low)
 
 
 def attend_packed(query, key, value, bounds: Bounds, band: Band, options: dict) -> Tensor:
     """`[B, L, H, Dv]` of `[B, H, L, D]`. The band is aligned to the end of each document."""
-    window = tuple(-1 if bound is None else abs(bound) for bound in (band.low, band.high))
+    window = tuple(-1 if bound == FAR else bound for bound in (-band.low, band.high))
     return _attend(query, key, value, bounds, options | {"window_size": window})
 
 

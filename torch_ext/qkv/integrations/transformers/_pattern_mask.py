@@ -1,6 +1,6 @@
 """A mask that says what it hides instead of listing it."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,38 +16,37 @@ _VIEWS = (_aten.slice, _aten.select, _aten.expand, _aten.view, _aten.unsqueeze, 
 _MISTAKEN = (_aten.add, _aten.add_, _aten.masked_fill, _aten.masked_fill_)
 
 
+FAR = 1 << 62  # a bound that hides nothing, in places
+_TENSORS = ("padding", "lengths", "documents", "dense")
+
+
 @dataclass(frozen=True)
 class Band:
-    """The keys j that query i may see by their places alone: `low <= j - i <= high`, where None is
-    no bound."""
+    """The keys j that query i may see by their places alone: `low <= j - i <= high`."""
 
-    low: int | None = None
-    high: int | None = None
+    low: int = -FAR
+    high: int = FAR
 
     def __and__(self, other: "Band") -> "Band":
-        lows = [x.low for x in (self, other) if x.low is not None]
-        highs = [x.high for x in (self, other) if x.high is not None]
-        return Band(max(lows, default=None), min(highs, default=None))
+        return Band(max(self.low, other.low), min(self.high, other.high))
 
     def within(self, queries: int, keys: int, ahead: int) -> "Band":
         """The same band for so many queries and keys, without bounds that hide nothing there. The
         first query's place is so many `ahead` of the first key's."""
-        low = None if self.low is None else self.low + ahead
-        high = None if self.high is None else self.high + ahead
-        return Band(
-            None if low is not None and low <= 1 - queries else low,
-            None if high is not None and high >= keys - 1 else high,
-        )
+        low, high = self.low + ahead, self.high + ahead
+        return Band(low if low > 1 - queries else -FAR, high if high < keys - 1 else FAR)
 
     def window(self, queries: int, keys: int) -> tuple[int, tuple[int, int]] | None:
         """(how many of the keys take part, the `window_size` that is this band over them), or None
         where no window is."""
-        if self.high is not None and queries + self.high < keys:
-            keys = queries + self.high  # no query sees those behind
-        left = -1 if self.low is None else keys - queries - self.low
-        right = -1 if self.high is None else self.high - (keys - queries)
-        hides_first_keys = self.low is not None and left < 0
-        return None if keys <= 0 or hides_first_keys else (keys, (left, right))
+        keys = min(keys, queries + self.high)  # no query sees those behind
+        left, right = keys - queries - self.low, self.high - (keys - queries)
+        if keys <= 0 or left < 0:  # a window hides no first keys
+            return None
+        return keys, (-1 if self.low == -FAR else left, -1 if self.high == FAR else right)
+
+
+_OPEN = Band()
 
 
 class PatternMask(torch.Tensor):
@@ -56,7 +55,8 @@ class PatternMask(torch.Tensor):
     It is True where all of these are: `band`, by the places of query and key; `padding[b, j]`, bool
     `[B, S]`, unless None; `documents[b, i] == documents[b, j]`, whole numbers `[B, L]` that never
     fall, unless None, which needs L = S. `lengths`, `[B]`, say the same as padding, as row b's
-    first `lengths[b]` keys, where that is so and the band is open.
+    first `lengths[b]` keys, where that is so and the band is open. Where there is a `dense` one,
+    `[B, 1, L, S]` in memory, that is the mask, which no model may mistake either.
 
     To whatever a model does with it it is a tensor like any other: for the first operation that
     is not a mere copy of the mask, it is written out, and from then on `dense` is what
@@ -73,28 +73,14 @@ class PatternMask(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
-        shape: tuple[int, ...],
-        band: Band,
-        padding: Tensor | None = None,
-        documents: Tensor | None = None,
+        cls, shape: Sequence[int], band: Band = _OPEN, **tensors: Tensor | None
     ) -> "PatternMask":
         mask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.bool, device=torch.device("cpu")
         )
-        mask.band = band
-        mask.padding = padding
-        mask.lengths = _lengths(padding) if padding is not None and band == Band() else None
-        mask.documents = documents
-        mask.dense = None
-        mask.nothing = torch.empty(0)
-        return mask
-
-    @staticmethod
-    def holding(dense: Tensor) -> "PatternMask":
-        """The mask that is in memory already, which no model may mistake either."""
-        mask = PatternMask(tuple(dense.shape), Band())
-        mask.dense = dense
+        mask.band, mask.nothing = band, tensors.get("nothing", torch.empty(0))
+        for name in _TENSORS:
+            setattr(mask, name, tensors.get(name))
         return mask
 
     def written_out(self) -> Tensor:
@@ -106,11 +92,7 @@ class PatternMask(torch.Tensor):
     def _written(self) -> Tensor:
         batch, _, queries, keys = self.shape
         step = torch.arange(keys) - torch.arange(queries)[:, None]
-        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool)
-        if self.band.low is not None:
-            mask = mask & (step >= self.band.low)
-        if self.band.high is not None:
-            mask = mask & (step <= self.band.high)
+        mask = ((step >= self.band.low) & (step <= self.band.high))[None, None]
         if self.padding is not None:
             mask = mask & self.padding[:, None, None, :]
         if self.documents is not None:
@@ -121,8 +103,7 @@ class PatternMask(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func in _UNCHANGED or _takes_all(func, args):
-            mask = args[0]
-            return PatternMask._of(tuple(mask.shape), mask.band, vars(mask))
+            return PatternMask(args[0].shape, **vars(args[0]))
         if func.overloadpacket in _MISTAKEN:
             raise NotImplementedError(
                 f'attn_implementation="qkv": a model that computes attention itself calls '
@@ -131,7 +112,8 @@ class PatternMask(torch.Tensor):
             )
         dense = tree_map_only(PatternMask, PatternMask.written_out, (args, kwargs or {}))
         result = func(*dense[0], **dense[1])
-        return PatternMask.holding(result) if func.overloadpacket in _VIEWS else result
+        is_view = func.overloadpacket in _VIEWS
+        return PatternMask(result.shape, dense=result) if is_view else result
 
     def __repr__(self, **_: Any) -> str:
         parts = [f"{list(self.shape)}", f"band={self.band}"]
@@ -147,20 +129,10 @@ class PatternMask(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner, band, outer_size, outer_stride) -> "PatternMask":
-        return PatternMask._of(outer_size, band, inner)
-
-    @staticmethod
-    def _of(shape, band: Band, tensors: Mapping[str, Any]) -> "PatternMask":
-        mask = PatternMask(shape, band)
-        for name in ("nothing", *_TENSORS):
-            setattr(mask, name, tensors.get(name))
-        return mask
+        return PatternMask(outer_size, band, **inner)
 
 
-_TENSORS = ("padding", "lengths", "documents", "dense")
-
-
-def _lengths(padding: Tensor) -> Tensor | None:
+def lengths_of(padding: Tensor) -> Tensor | None:
     """How many keys each row has, where those it has come first."""
     lengths = padding.sum(1)
     first = torch.arange(padding.shape[1]) < lengths[:, None]
