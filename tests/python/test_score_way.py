@@ -80,5 +80,6 @@ def test_a_way_that_is_none():
     ops = torch.ops.qkv
     with pytest.raises(ValueError, match="scores is 'rows', but None, 'elements', 'pairs' or 'til"):
         ops.attention_forward(
-            q, k, v, *[None] * 9, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, window_size=None, softcap=0.0, scores="rows",
+            q, k, v, *[None] * 9, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
+            window_size=None, softcap=0.0, scores="rows",
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -213,12 +213,12 @@ pytree.register_pytree_node(
 )
 
 
-def tensor_of(spans: object) -> object:
+def tensor_of(spans: Any) -> Any:
     """What the operators take of an argument `spans`."""
     if type(spans).__name__ == "BlockMask":  # whose module takes time to import
         if not hasattr(spans, "_qkv_spans"):
-            spans._qkv_spans = Spans.from_block_mask(spans)  # pyright: ignore
-        spans = spans._qkv_spans  # pyright: ignore
+            spans._qkv_spans = Spans.from_block_mask(spans)
+        spans = spans._qkv_spans
     return spans.tensor if isinstance(spans, Spans) else spans
 
 
