@@ -185,7 +185,7 @@ x = [torch.randn(1, 8, n, 128).to(torch.{dtype}).requires_grad_() for n in (64, 
 output = attention(x[0], x[1], x[1])
 g = torch.ones_like(output)
 print(growth(lambda: torch.ops.qkv.attention_backward(
-    g, None, x[0], x[1], x[1], *[None] * 8, output, torch.zeros(1, 8, 64), dropout_p=0.0,
+    g, None, x[0], x[1], x[1], *[None] * 9, output, torch.zeros(1, 8, 64), dropout_p=0.0,
     is_causal=False, scale=None, enable_gqa=False, window_size=None, softcap=0.0,
     output_mask=[True] * 3 + [False] * 4,
 )))

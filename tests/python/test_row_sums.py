@@ -113,7 +113,7 @@ def test_a_part_of_the_keys(is_told, offset):
         shard = [0, begin, 8, 8, 0, 0, 0] if is_told else None
         keys = slice(begin, begin + 4)
         found = torch.ops.qkv.attention_backward(
-            grad, None, query, key[..., keys, :], value[..., keys, :], *[None] * 8, output, lse,
+            grad, None, query, key[..., keys, :], value[..., keys, :], *[None] * 9, output, lse,
             dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, window_size=None,
             softcap=0.0, shard=shard, output_mask=[True] * 3 + [False] * 4,
         )  # fmt: skip

@@ -224,7 +224,7 @@ class TestDropout:
 
         def f(*inputs):
             output, lse = torch.ops.qkv.attention_forward(
-                *inputs, *[None] * 4, seed, cu_seq_q, cu_seq_k, None, dropout_p=0.4,
+                *inputs, *[None] * 5, seed, cu_seq_q, cu_seq_k, None, dropout_p=0.4,
                 is_causal=False, scale=None, enable_gqa=False, window_size=(2, 1), softcap=1.5,
             )  # fmt: skip
             return output, lse.masked_fill(lse == -INF, 0)

@@ -97,7 +97,7 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, **options: Any) -> Any:
-    nothing = [None] * 8
+    nothing = [None] * 9
     return _ops.attention_forward(query, key, value, *nothing, is_causal=is_causal, **options)
 
 
@@ -106,7 +106,7 @@ def _backward(
     is_causal: bool, **options: Any,
 ) -> Any:  # fmt: skip
     gradients = _ops.attention_backward(
-        grad_out, None, query, key, value, *[None] * 8, out, logsumexp, is_causal=is_causal,
+        grad_out, None, query, key, value, *[None] * 9, out, logsumexp, is_causal=is_causal,
         output_mask=[True] * 3 + [False] * 4, **options,
     )  # fmt: skip
     return gradients[:3]
