@@ -20,7 +20,8 @@ _forward = torch.ops.qkv.attention_forward
 class Whole:
     """A recipe for tensors and options.
 
-    masks: {"attn_mask" or "bias": shape}, where "N" is the length; is_bool: attn_mask is bool.
+    masks: {"attn_mask", "bias" or "spans": shape}, where "N" is the length; is_bool: attn_mask is
+    bool.
     per_head: {"alibi_slopes" or "sinks": shape}. lengths: of packed documents, after `gap` rows
     that are in none. scalars: the other options of ring_attention.
     """
@@ -65,6 +66,9 @@ class Whole:
             if name == "attn_mask":
                 hidden = torch.rand(mask.shape, generator=generator) < HIDDEN
                 mask = ~hidden if self.is_bool else mask.masked_fill(hidden, -math.inf)
+            if name == "spans":  # of any keys, the earlier one first
+                mask = mask.abs().mul(N / 2).clamp(max=N).unflatten(-1, (-1, 2)).sort(-1).values
+                mask = mask.flatten(-2).int()
             found[name] = mask
         for name, shape in self.per_head.items():
             found[name] = randn(*shape, dtype=wide)
@@ -141,7 +145,10 @@ def _attend_documents(tensors, whole):
         for name in whole.masks:
             if own[name].size(-2) > 1:
                 own[name] = own[name][..., begin:end, :]
-            own[name] = own[name][..., begin:end]
+            if name == "spans":
+                own[name] = (own[name] - begin).clamp(0, end - begin)
+            else:
+                own[name] = own[name][..., begin:end]
         for name, shape in whole.per_head.items():
             if len(shape) == 2:
                 own[name] = own[name][number if shape[0] > 1 else 0]

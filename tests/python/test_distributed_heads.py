@@ -26,6 +26,7 @@ CASES = [
     Whole(masks={"attn_mask": (2, 1, 1, "N"), "bias": (4, 1, "N")}, scalars=DROPOUT),
     Whole(dtype=torch.float32, scalars={**CAUSAL, **DROPOUT}),
     PACKED(gap=2, scalars={**CAUSAL, **DROPOUT}, per_head={"alibi_slopes": (6, 4), "sinks": (4,)}),
+    Whole(masks={"spans": (4, "N", 4)}, scalars=CAUSAL),
     PACKED(masks={"bias": (4, "N", "N")}),
 ]
 
