@@ -60,7 +60,6 @@ def make_up_rates(monkeypatch):
     It is measured in test_bench_measure.py, and by the commands that run as a process."""
     read = {"read_gbs": 12.5}
     peak = read | {"gflops": 80.0, "instruction": "FMA"}
-    monkeypatch.setattr(machine, "read_rate", lambda: read["read_gbs"])
     monkeypatch.setattr(machine, "rates", lambda dtype: dict(peak if dtype else read))
 
 

@@ -379,7 +379,11 @@ def test_every_option_of_the_scores():
     """A new option of qkv.attention becomes one of the layer, with the default of the schema."""
     parameters = inspect.signature(MultiheadAttention).parameters.values()
     ours = {p.name: p.default for p in parameters if p.kind == inspect.Parameter.KEYWORD_ONLY}
-    names = {*ScoreOptions.__annotations__} - {"bias", "enable_gqa"}  # attn_bias in forward; none
+    names = {*ScoreOptions.__annotations__} - {
+        "bias",
+        "enable_gqa",
+        "spans",
+    }  # attn_bias in forward; the others it has not
     schema = defaults(torch.ops.qkv.attention.default)
     assert ours == {n: schema[n] for n in names}
 

@@ -96,7 +96,7 @@ FUNCTIONS = {
 }  # fmt: skip
 # What takes no tensors, or other functions' places.
 OTHERS = {
-    "Conversion", "ReplacedSdpa", "SdpaReport", "__version__", "active_half_products",
+    "Conversion", "ReplacedSdpa", "SdpaReport", "Spans", "__version__", "active_half_products",
     "active_isa", "cmake_prefix_path", "convert", "new_cache", "nn", "replace_sdpa",
     "sdpa_report", "set_half_products", "set_isa", "supported_isas",
 }  # fmt: skip
