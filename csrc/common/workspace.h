@@ -26,7 +26,9 @@ class Arena {
     return at;
   }
 
-  size_t used() const { return used_; }
+  // With room behind the last array for two vectors that begin within it: what rounds rows to bf16
+  // reads whole pairs of vectors (narrow_rows in pairs.h), of which those beyond a row mean nothing.
+  size_t used() const { return used_ + 2 * kCacheLine; }
 
  private:
   uintptr_t base_;
