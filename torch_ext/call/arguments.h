@@ -153,6 +153,13 @@ constexpr Argument primal_of(Argument tangent) { return kPrimals[tangent]; }
 static_assert(tangent_of(arg::sinks) == arg::sinks_tangent);
 static_assert(gradient_of(arg::output_tangent) == arg::grad_output_tangent);
 
+// Whether an argument has a row for every query, and hides pairs of queries and keys or adds to
+// their scores.
+constexpr bool is_mask(Argument argument) {
+  const Shape shape = kArguments[argument].shape;
+  return shape == Shape::mask || shape == Shape::spans;
+}
+
 // Whether an argument is what forward operators return, or a gradient or a tangent of that.
 constexpr bool is_result(Argument argument) {
   const Shape shape = kArguments[argument].shape;

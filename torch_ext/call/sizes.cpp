@@ -92,7 +92,8 @@ void check_batch(const Call& call, Sizes<T>& sizes) {
   }
 }
 
-// Each span of a query is looked at, also where the tensor is expanded, and takes no memory.
+// The most spans of a query. Each one is looked at, and a tensor that is expanded could name any
+// number of them without taking memory for them.
 constexpr int64_t kMostSpans = 256;
 
 // A mask, or spans. The rows and columns of a mask for documents, and its columns for a cache, may
@@ -122,11 +123,11 @@ void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t
   if (seqlen_k == 0) return;  // without a pair, nobody looks at them
   for (int i = 0; i < arg::output; ++i) {
     const auto argument = Argument(i);
-    const Shape shape = kArguments[i].shape;
-    if (!call.has(argument) || (shape != Shape::mask && shape != Shape::spans)) continue;
+    if (!is_mask(argument) || !call.has(argument)) continue;
     const at::Tensor& mask = call[argument];
     const int64_t rows = size_from_right<int64_t>(mask, 1);
-    const int64_t columns = shape == Shape::spans ? 1 : size_from_right<int64_t>(mask, 0);
+    const bool is_spans = kArguments[i].shape == Shape::spans;
+    const int64_t columns = is_spans ? 1 : size_from_right<int64_t>(mask, 0);
     expect_shape<int64_t>((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
                           call, argument, ", but ", call.is_packed() ? "document " : "batch item ",
                           item, " has ", seqlen_q, " queries and ", seqlen_k,
@@ -139,9 +140,8 @@ void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
   for (int i = 0; i < arg::output; ++i) {
     const auto argument = Argument(i);
     if (!call.has(argument)) continue;
-    const Shape shape = kArguments[i].shape;
-    if (shape == Shape::mask || shape == Shape::spans) check_mask(call, argument, sizes);
-    if (shape == Shape::per_head)
+    if (is_mask(argument)) check_mask(call, argument, sizes);
+    if (kArguments[i].shape == Shape::per_head)
       check_broadcasts<T>(call, argument, sizes.packed ? "[N, H]" : "[..., H]", sizes.per_head());
   }
   if (call.options.dropout_p > 0) {

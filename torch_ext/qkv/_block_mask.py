@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv._intervals import runs_of_mask
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -34,18 +36,11 @@ def _full_runs(block_mask: BlockMask) -> list[Tensor]:
         return [block_mask.kv_num_blocks.new_zeros(*block_mask.kv_num_blocks.shape, 0)] * 2
     size = block_mask.BLOCK_SIZE[1]
     is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
-    # One run for each block that has no neighbour before it, up to the last that follows.
+    # What the lists have behind their counts goes to one more column, which is left out again.
     is_full = torch.zeros(*counts.shape, blocks.size(-1) + 1, dtype=torch.bool)
     is_full.scatter_(-1, blocks.long().masked_fill(~is_listed, blocks.size(-1)), True)
-    runs = _runs_of(is_full[..., :-1])
+    runs = runs_of_mask("from_block_mask", is_full[..., :-1])
     return [x * size for x in runs]
-
-
-def _runs_of(mask: Tensor) -> tuple[Tensor, Tensor]:
-    from qkv.spans import Spans
-
-    pairs = Spans.from_mask(mask).tensor.unflatten(-1, (-1, 2)).long()
-    return pairs[..., 0], pairs[..., 1]
 
 
 def _partial_runs(block_mask: BlockMask) -> list[Tensor]:
@@ -81,6 +76,6 @@ def _evaluated(block_mask: BlockMask, where: Tensor) -> tuple[Tensor, Tensor]:
     )
     function: Any = torch.vmap(block_mask.mask_mod)
     seen = function(*pairs).view(shape) & inside
-    begins, ends = _runs_of(seen)
+    begins, ends = runs_of_mask("from_block_mask", seen)
     first = where[:, 3, None, None]
     return begins + first, ends + first

@@ -9,15 +9,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from qkv._block_mask import ends_of
+from qkv._intervals import merged, runs_of_mask
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["Spans"]
-
-# A span is two compares for every vector of scores, so that more of them cost more than a mask.
-MOST = 64
-_END = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +137,7 @@ class Spans:
             begins = begins[:, None, :, None] * size + points[:, None, :]
             hidden = hidden[:, None, :, None] | (points[:, None, :] < 0)
             begins, hidden = (x.flatten(2).flatten(0, 1) for x in (begins, hidden))
-        return _merged("neighborhood", begins, (begins + 1).where(~hidden, begins))
+        return _of(*merged("neighborhood", begins, (begins + 1).where(~hidden, begins)))
 
     @staticmethod
     def tree(parents: Sequence[int] | Tensor, first: int = 0) -> "Spans":
@@ -173,19 +170,13 @@ class Spans:
                 f"Spans.from_mask: mask is {mask.dtype}, {[*mask.shape]}, but bool [..., L, S] is "
                 "expected"
             )
-        edges = torch.nn.functional.pad(mask.to(torch.int8), (1, 1)).diff(dim=-1)
-        count = _counted("from_mask", (edges > 0).sum(-1))
-        begins, ends = torch.zeros(2, *mask.shape[:-1], count, dtype=torch.int64)
-        for found, edge in ((begins, edges > 0), (ends, edges < 0)):
-            *row, key = edge.nonzero(as_tuple=True)
-            found[(*row, edge.cumsum(-1)[(*row, key)] - 1)] = key
-        return _of(begins, ends)
+        return _of(*runs_of_mask("from_mask", mask))
 
     @staticmethod
     def from_block_mask(block_mask: "BlockMask") -> "Spans":
         """Of FlexAttention's BlockMask, whose function is evaluated for the pairs of its partial
         blocks alone. The functions that take spans take a BlockMask, too, which remembers these."""
-        return _merged("from_block_mask", *ends_of(block_mask))
+        return _of(*merged("from_block_mask", *ends_of(block_mask)))
 
     def to_mask(self, seqlen_k: int) -> Tensor:
         """The same as a boolean mask, `[..., L, S]`."""
@@ -197,12 +188,12 @@ class Spans:
 
     def __or__(self, other: "Spans") -> "Spans":
         (a, b), (c, d) = _together(self, other)
-        return _merged("|", torch.cat([a, c], -1), torch.cat([b, d], -1))
+        return _of(*merged("|", torch.cat([a, c], -1), torch.cat([b, d], -1)))
 
     def __and__(self, other: "Spans") -> "Spans":
         (a, b), (c, d) = _together(self, other)
         begins, ends = a[..., None].maximum(c[..., None, :]), b[..., None].minimum(d[..., None, :])
-        return _merged("&", begins.flatten(-2), ends.flatten(-2))
+        return _of(*merged("&", begins.flatten(-2), ends.flatten(-2)))
 
 
 pytree.register_pytree_node(
@@ -262,30 +253,3 @@ def _together(a: Spans, b: Spans) -> list[tuple[Tensor, ...]]:
     """begins and ends of both, `[..., L, n]`, with the same dimensions before n."""
     shape = torch.broadcast_shapes(a.tensor.shape[:-1], b.tensor.shape[:-1])
     return [x.tensor.expand(*shape, -1).unflatten(-1, (-1, 2)).unbind(-1) for x in (a, b)]
-
-
-def _counted(name: str, counts: Tensor) -> int:
-    """The largest number of spans that a query has, at least 1."""
-    count = int(counts.max()) if counts.numel() else 0
-    if count > MOST:
-        raise ValueError(
-            f"Spans: {name} makes {count} spans of a query, but at most {MOST} are expected; pass "
-            "a boolean attn_mask"
-        )
-    return max(count, 1)
-
-
-def _merged(name: str, begins: Tensor, ends: Tensor) -> Spans:
-    """As few spans as show the same keys, in their order."""
-    is_empty = ends <= begins
-    begins, order = begins.long().masked_fill(is_empty, _END).sort(-1)
-    ends = ends.long().masked_fill(is_empty, 0).gather(-1, order)
-    before = torch.nn.functional.pad(ends.cummax(-1).values[..., :-1], (1, 0), value=-1)
-    is_new = (begins > before) & (begins < _END)
-    number = (is_new.cumsum(-1) - 1).clamp(min=0)
-    shape = (*begins.shape[:-1], _counted(name, is_new.sum(-1)))
-    found = [
-        torch.zeros(shape, dtype=torch.int64).scatter_reduce(-1, number, x, how, include_self=False)
-        for x, how in ((begins, "amin"), (ends, "amax"))
-    ]
-    return _of(found[0].minimum(found[1]), found[1])

@@ -18,13 +18,13 @@ Range keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
   return seen;
 }
 
-// A gap of this many hidden keys is left out of a block. To compute them takes a tile as long as
-// to read and write its output once more, which another run of keys costs: 1 us for 16 keys of 32
-// rows in f32 on a Zen 4, with D = 64.
+// A gap of at least this many hidden keys is left out of a block. What it saves, two products of 16
+// keys, 32 rows and D = 64 in f32, takes about 1 us at the peak of a Zen 4; what it costs, to read
+// and write the tile's output once more, was reckoned to take a fraction of that.
 constexpr int64_t kGap = 16;
 
-// Calls attend(key, keys) for each run of keys of the block [key, key + keys) that the tile sees:
-// for keys_seen, but for gaps that masks leave in them.
+// Calls attend(begin, count) for each run of keys of the block [key, key + keys) that the tile
+// sees: what keys_seen returns, without the gaps that masks leave in it.
 template <int64_t kMultiple, class Attend>
 void for_each_run(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
                   const Attend& attend) {
@@ -47,11 +47,11 @@ void for_each_run(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
 
 // Calls attend(state, key, keys) for each block of `keys` and each of the tiles in states [count]
 // that sees some of its keys: those are [key, key + keys), from a multiple of kKeyMultiple on, or
-// several such runs, where masks leave gaps between them. The
-// loop over keys is outside and the loop over tiles inside, so that a block is read from memory
-// once and serves every tile: load(key, keys, last) is called before the first tile that sees some
-// of it, where `last` is the end of all keys that any tile sees. Blocks begin at multiples of
-// `step` from the first key of the item, whatever the tiles see.
+// several such runs, where masks leave gaps between them. The loop over keys is outside and the
+// loop over tiles inside, so that a block is read from memory once and serves every tile: load(key,
+// keys, last) is called before the first tile that sees some of it, where `last` is the end of all
+// keys that any tile sees. Blocks begin at multiples of `step` from the first key of the item,
+// whatever the tiles see.
 template <class T, int64_t kKeyMultiple, class State, class Load, class Attend>
 QKV_INLINE void for_each_block(const Problem& p, State* states, int64_t count, const Range& keys,
                                int64_t step, const Load& load, const Attend& attend) {
