@@ -188,15 +188,16 @@ def test_transforms():
     assert_close(vmapped, expected)
     of_objects = torch.func.vmap(lambda q, k, v, s: qkv.attention(q, k, v, spans=s, is_causal=True))
     assert_close(of_objects(query, key, value, spans), expected)
-    compiled = torch.compile(with_spans, backend="aot_eager", fullgraph=True)
-    assert compiled(query, key, value, spans.tensor).equal(expected)
 
     class Model(torch.nn.Module):
-        def forward(self, query, key, value, tensor):
-            return with_spans(query, key, value, tensor)
+        def forward(self, query, key, value, spans):
+            return qkv.attention(query, key, value, spans=spans, is_causal=True)
 
-    exported = torch.export.export(Model(), (query, key, value, spans.tensor)).module()
-    assert exported(query, key, value, spans.tensor).equal(expected)
+    for given in (spans, spans.tensor):
+        exported = torch.export.export(Model(), (query, key, value, given)).module()
+        assert exported(query, key, value, given).equal(expected)
+        compiled = torch.compile(Model(), backend="aot_eager", fullgraph=True)
+        assert compiled(query, key, value, given).equal(expected)
 
 
 def test_packed_documents_and_jagged_tensors():

@@ -196,12 +196,7 @@ class Spans:
         return _of(*merged("&", begins.flatten(-2), ends.flatten(-2)))
 
 
-pytree.register_pytree_node(
-    Spans,
-    lambda spans: ([spans.tensor], None),
-    lambda tensors, _: Spans(*tensors),
-    serialized_type_name="qkv.Spans",
-)
+pytree.register_dataclass(Spans, serialized_type_name="qkv.Spans")
 
 
 def tensor_of(spans: Any) -> Any:
