@@ -26,8 +26,8 @@ class Arena {
     return at;
   }
 
-  // With room behind the last array for two vectors that begin within it: what rounds rows to bf16
-  // reads whole pairs of vectors (narrow_rows in pairs.h), of which those beyond a row mean nothing.
+  // Behind the last array there is room for two vectors that begin within it: what rounds rows to
+  // bf16 reads whole pairs of vectors (narrow_rows in pairs.h), and uses nothing beyond its row.
   size_t used() const { return used_ + 2 * kCacheLine; }
 
  private:
