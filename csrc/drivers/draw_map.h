@@ -129,7 +129,8 @@ void draw_squares(const MaskRows<M>& mask, MapSquare* squares) {
 
 // The squares of `rows` rows of spans, `count` in each, with keys [0, keys). A square is plain if
 // every row has a span that covers it. Up to the end, is_plain counts how many more rows cover the
-// square than the one before it.
+// square than the one before it. Spans may come in any order, and may overlap: what a row's span
+// covers before one that was counted is seen, but not counted, and so not plain.
 inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys,
                        MapSquare* squares) {
   const int64_t columns = (keys + kMapKeys - 1) / kMapKeys;
@@ -148,8 +149,9 @@ inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t ke
       if (begin >= end) continue;
       const int64_t first = begin / kMapKeys, last = (end - 1) / kMapKeys;
       see(first, begin, end), see(last, begin, end);
-      const int64_t from = std::max(counted, (begin + kMapKeys - 1) / kMapKeys);
+      int64_t from = (begin + kMapKeys - 1) / kMapKeys;
       const int64_t to = end == keys ? columns : end / kMapKeys;
+      for (; from < std::min(counted, to); ++from) see(from, begin, end);
       if (from >= to) continue;
       ++squares[from].is_plain;
       if (to < columns) --squares[to].is_plain;

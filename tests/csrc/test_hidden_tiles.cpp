@@ -65,18 +65,31 @@ TEST_P(HiddenTilesTest, AnyPattern) {
   }
 }
 
+// The keys that the pattern shows a row, as begins and ends of spans in no order: the middle of the
+// last run of them, and then all runs from the last to the first.
+std::vector<int64_t> spans_of_row(const Pattern& pattern, int64_t i, int64_t S) {
+  std::vector<int64_t> ends;
+  int64_t end = S;  // of a run; no key of [j, end) is hidden
+  for (int64_t j = S; j >= 0; --j) {
+    if (j > 0 && !pattern.hides(i, j - 1)) continue;
+    if (j < end) {
+      if (ends.empty()) ends = {j + (end - j) / 3, end - (end - j) / 3};
+      ends.insert(ends.end(), {j, end});
+    }
+    end = j - 1;
+  }
+  return ends;
+}
+
 // The spans of what the pattern shows each row, as many for every row; the same for all heads.
 void show(Workload& w, const Pattern& pattern) {
-  std::vector<std::vector<int64_t>> ends(size_t(w.c.L));
-  size_t most = 0;
+  std::vector<std::vector<int64_t>> ends;
+  size_t most = 2;
   for (int64_t i = 0; i < w.c.L; ++i) {
-    for (int64_t j = 0; j <= w.c.S; ++j) {
-      const bool seen = j < w.c.S && !pattern.hides(i, j);
-      if (seen != (ends[i].size() % 2 == 1)) ends[i].push_back(j);
-    }
-    most = std::max(most, ends[i].size());
+    ends.push_back(spans_of_row(pattern, i, w.c.S));
+    most = std::max(most, ends.back().size());
   }
-  w.c.key_spans = std::max<int64_t>(1, int64_t(most) / 2);
+  w.c.key_spans = int64_t(most) / 2;
   const Sizes sizes = {w.c.heads(), w.c.L, 2 * w.c.key_spans};
   w.key_spans = Tensor(reference::Type::int32, sizes, {0, 2 * w.c.key_spans, 1});
   for (int64_t i = 0; i < w.c.L; ++i)
