@@ -21,6 +21,8 @@ float64.
 grid     attention without options on the shapes of `python -m qkv.bench`, with more figures.
 options  what training adds to attention, each against the fastest of torch's ways to the same
          numbers, and against our own time without it.
+masks    masks as models write them, as spans: against FlexAttention compiled and SDPA with a
+         boolean mask, and against our own time without a mask.
 derivatives  the jvp, the second backward pass, and both backward passes together, beside torch's
          math path, against our own plain passes, and with the memory that they take beyond the
          inputs. In float32 and bfloat16.

@@ -43,11 +43,11 @@ def textbook(inputs, grad_output):
     return Call(function, inputs, grad_output, refuses=refuses)
 
 
-def flex(inputs, grad_output):
+def flex(inputs, grad_output, block_mask=None):
     """FlexAttention, which has a forward pass alone on CPUs. The block mask is of positions, so a
-    model makes it once, and it is not timed."""
+    model makes it once, and it is not timed. block_mask: where the inputs do not say it."""
     compiled = compile_afresh(flex_attention)
-    options = {"score_mod": score_of(inputs), "block_mask": block_mask_of(inputs)}
+    options = {"score_mod": score_of(inputs), "block_mask": block_mask or block_mask_of(inputs)}
     options["enable_gqa"] = inputs["enable_gqa"]
 
     def function(query, key, value):

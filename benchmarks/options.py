@@ -9,7 +9,7 @@ import torch
 from qkv.bench.shapes import SPELLING as SHAPE_SPELLING
 from qkv.bench.shapes import Shape
 
-from . import by_hand, compiled, ours, packing
+from . import by_hand, compiled, masks, ours, packing
 from . import torch_ways as ways
 from .entry import Entry, Option, sdpa
 
@@ -188,6 +188,7 @@ OPTIONS = {
     "paged": Option(
         filled, {"SDPA, pages gathered": packing.gathered}, prepare=ours.pages, **CACHED
     ),
+    **masks.OPTIONS,
 }
 
 SPELLING = f"[OPTION:]{SHAPE_SPELLING}; OPTION one of {', '.join(OPTIONS)}"

@@ -9,6 +9,7 @@ from . import tables
 from .case import Case
 from .entry import PLAIN, Promise, attention
 from .grid import GRID
+from .masks import MASKS
 from .options import parse
 from .run import Suite
 
@@ -103,6 +104,17 @@ SUITES = {
         ("forward", "backward", "both"),
         parse_training,
         tables.of_options,
+        Case,
+    ),
+    "masks": Suite(
+        "masks",
+        tuple(
+            named(name, parse_training(f"{name}:1x8x4096x4096x64"), {"forward": Promise(1)})
+            for name in MASKS
+        ),
+        ("forward", "both"),
+        parse_training,
+        tables.of_masks,
         Case,
     ),
     "derivatives": Suite(

@@ -89,6 +89,26 @@ def of_options(run):
     return [("", [row(result) for result in run["results"]])]
 
 
+def of_masks(run):
+    """A row for each mask. The share of the plain call's time is to be seen beside the share of the
+    pairs that the mask shows: in both passes together, FlexAttention takes no part."""
+
+    def row(result):
+        forward, both = result["forward"], result["both"]
+        return {
+            **of_shape(result),
+            **times(forward),
+            PROMISED: promise(result, "forward", "at_least"),
+            OWN: ratio(forward, "own_ratio", with_spread=True),
+            f"{label('both')}\nms": milliseconds(both, "qkv"),
+            f"{label('both')}\n{RATIO}": ratio(both, with_spread=True),
+            f"{label('both')}\n{OWN}": ratio(both, "own_ratio", with_spread=True),
+            "torch's way": forward["way"] or "",
+        }
+
+    return [("", [row(result) for result in run["results"]])]
+
+
 def of_decoding(run):
     """Beside int8 caches, how they compare with caches of the query's dtype."""
     has_own = any("own_ratio" in result["forward"] for result in run["results"])

@@ -7,6 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from qkv import Spans
 from qkv.testing import distance, visible
 
 from .call import Call
@@ -62,6 +63,8 @@ def sizes(inputs):
 def shown(inputs):
     """Everything that hides pairs, as one bool mask; None if nothing does."""
     mask, window = inputs.get("attn_mask"), inputs.get("window_size")
+    if "spans" in inputs:
+        mask = Spans(inputs["spans"]).to_mask(sizes(inputs)[1])
     if not inputs["is_causal"] and not window:
         return mask
     positions = visible(*sizes(inputs), inputs["is_causal"], window)

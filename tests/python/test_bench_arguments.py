@@ -88,7 +88,7 @@ def test_shapes_of_another_suite_are_named(capsys, suite, shapes, message):
 
 def test_a_suite_is_asked_for(capsys):
     message = refused(benchmarks, [], capsys)
-    assert "--suite: expected one of grid, options, derivatives, decode" in message
+    assert "--suite: expected one of grid, options, masks, derivatives, decode" in message
 
 
 @pytest.mark.parametrize(
