@@ -387,7 +387,11 @@ def mask_functions():
         "packed": m.and_masks(window, packed(documents)),
         "falling": packed(documents.flip(1)),
         "chunked": m.chunked_causal_mask_function(3, torch.tensor([0, 1])),
-        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(documents)),
+        "blocks": m.or_masks(window, m.blockwise_overlay(documents - 1)),
+        "packed blocks": m.or_masks(
+            m.and_masks(window, packed(documents)), m.blockwise_overlay(2 - documents)
+        ),
+        "blocks in pieces": m.blockwise_overlay(documents % 2),
         "own": lambda batch, head, query, key: (key <= query) | (key < 2),
     }
     if hasattr(m, "packed_sequence_compatibility_function"):  # transformers 5.23
@@ -398,7 +402,10 @@ def mask_functions():
     return found
 
 
-PATTERNS = ("causal", "bidirectional", "window", "bidirectional window", "packed", "packed places")
+PATTERNS = (
+    "causal", "bidirectional", "window", "bidirectional window", "packed", "packed places",
+    "chunked", "blocks", "packed blocks",
+)  # fmt: skip
 FIXED = ("packed", "falling", "packed places", "jumping places", "places alone")
 
 
