@@ -398,6 +398,8 @@ def mask_functions():
         compatible = m.packed_sequence_compatibility_function
         found["packed places"] = compatible(window, places, documents)
         found["jumping places"] = compatible(window, 2 * places, documents)
+        chunked = m.chunked_causal_mask_function(2, torch.tensor([0, 1]))
+        found["packed chunks"] = compatible(chunked, places, documents)
         found["places alone"] = m.remap_positions_for_packed_sequence(window, places)
     return found
 
@@ -406,7 +408,9 @@ PATTERNS = (
     "causal", "bidirectional", "window", "bidirectional window", "packed", "packed places",
     "chunked", "blocks", "packed blocks",
 )  # fmt: skip
-FIXED = ("packed", "falling", "packed places", "jumping places", "places alone")
+FIXED = (
+    "packed", "falling", "packed places", "jumping places", "packed chunks", "places alone",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right", "short"])

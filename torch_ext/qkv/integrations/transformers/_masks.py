@@ -146,7 +146,8 @@ def _all_of(cells: dict[str, Any]) -> Pattern | None:
     for inner in remapped:
         if len(documents) != 1 or not _goes_on(inner["position_ids"], documents[0]):
             return None
-        found.append(_pattern(inner["mask_function"]))
+        pattern = _pattern(inner["mask_function"])  # a band alone means the same in all documents
+        found.append(pattern if pattern and pattern[1:] == (None, None) else None)
     known = [x for x in found if x is not None]
     if len(known) < len(found) or len(documents) > 1:
         return None
@@ -167,10 +168,8 @@ def _any_of(cells: dict[str, Any]) -> Pattern | None:
 
 
 def _of_chunks(cells: dict[str, Any]) -> Pattern:
-    before = cells["left_padding"][:, None]
-    return Pattern(
-        spans=lambda n: Spans.documents((torch.arange(n) - before) // cells["chunk_size"])
-    )
+    size, before = cells["chunk_size"], cells["left_padding"][:, None]
+    return Pattern(spans=lambda n: Spans.documents((torch.arange(n) - before) // size))
 
 
 def _of_blocks(cells: dict[str, Any]) -> Pattern:
