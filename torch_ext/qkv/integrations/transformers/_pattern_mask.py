@@ -56,9 +56,10 @@ class PatternMask(torch.Tensor):
 
     It is True where all of these are: `band`, by the places of query and key; `padding[b, j]`, bool
     `[B, S]`, unless None; `documents[b, i] == documents[b, j]`, whole numbers `[B, L]` that never
-    fall, unless None, which needs L = S; `spans`, as in qkv.attention, unless None. `lengths`, `[B]`, say the same as padding, as row b's
-    first `lengths[b]` keys, where that is so and the band is open. Where there is a `dense` one,
-    `[B, 1, L, S]` in memory, that is the mask, which no model may mistake either.
+    fall, unless None, which needs L = S; `spans`, as in qkv.attention, unless None. `lengths`,
+    `[B]`, say the same as padding, as row b's first `lengths[b]` keys, where that is so and nothing
+    else hides. Where there is a `dense` one, `[B, 1, L, S]` in memory, that is the mask, which no
+    model may mistake either.
 
     To whatever a model does with it it is a tensor like any other: for the first operation that
     is not a mere copy of the mask, it is written out, and from then on `dense` is what
