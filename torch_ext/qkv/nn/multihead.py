@@ -167,11 +167,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 attn_mask=attn_mask, average_attn_weights=average_attn_weights,
                 is_causal=is_causal,
             )  # fmt: skip
-        wanted, spans = (need_weights, average_attn_weights), tensor_of(spans)
+        wanted, seen = (need_weights, average_attn_weights), tensor_of(spans)
         if query.is_nested or key.is_nested or value.is_nested:
             masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
             check_nested(self, query, key, value, **masks)
-            return self._forward_nested(query, attn_bias, spans, is_causal, *wanted)
+            return self._forward_nested(query, attn_bias, seen, is_causal, *wanted)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
         sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
@@ -186,16 +186,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             key_padding_mask, attn_mask, attn_bias = with_columns(
                 (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
             )
-            if spans is not None:
-                added = spans.new_tensor([sizes[1], key.size(-2)])
-                spans = torch.cat([spans, added.expand(*spans.shape[:-1], 2)], -1)
+            if seen is not None:
+                added = seen.new_tensor([sizes[1], key.size(-2)])
+                seen = torch.cat([seen, added.expand(*seen.shape[:-1], 2)], -1)
             is_causal = False  # it would hide the keys behind the others
         elif is_causal and not need_weights:
             attn_mask = None  # the hint says as much
         masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
-        call |= self._options() | {"is_causal": is_causal, "spans": spans}
+        call |= self._options() | {"is_causal": is_causal, "spans": seen}
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
 
