@@ -379,11 +379,8 @@ def test_every_option_of_the_scores():
     """A new option of qkv.attention becomes one of the layer, with the default of the schema."""
     parameters = inspect.signature(MultiheadAttention).parameters.values()
     ours = {p.name: p.default for p in parameters if p.kind == inspect.Parameter.KEYWORD_ONLY}
-    names = {*ScoreOptions.__annotations__} - {
-        "bias",
-        "enable_gqa",
-        "spans",
-    }  # attn_bias in forward; the others it has not
+    elsewhere = {"bias", "spans", "enable_gqa"}  # two in forward; the layer has no third
+    names = {*ScoreOptions.__annotations__} - elsewhere
     schema = defaults(torch.ops.qkv.attention.default)
     assert ours == {n: schema[n] for n in names}
 
@@ -432,6 +429,42 @@ def test_attn_bias(arguments, mask, pad):
         for y in ((output, weights), expected)
     ]
     torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("call", [
+    {"need_weights": False}, {"average_attn_weights": False}, {"is_causal": True},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+def test_spans(arguments, call):
+    """Beside padding and for each head, they are what a mask of all pairs is."""
+    _, layer = twins(batch_first=True, **arguments)
+    x, pad = batch_of(L), padding(L)
+    seen = torch.rand(H, L, L) > 0.5
+    mask = (~seen).expand(B, H, L, L).flatten(0, 1)
+    if call.get("is_causal"):  # with attn_mask it would be a hint
+        mask = mask | torch.ones(L, L, dtype=torch.bool).triu(1)
+    expected = layer(x, x, x, pad, attn_mask=mask, **call | {"is_causal": False})
+    spans = qkv.Spans.from_mask(seen)
+    torch.testing.assert_close(layer(x, x, x, pad, spans=spans, **call), expected)
+    if "need_weights" in call:
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        found = compiled(x, x, x, pad, spans=spans.tensor, **call)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_spans_of_a_nested_tensor(need_weights):
+    """By positions within an item, as the bias has it."""
+    _, layer = twins(batch_first=True)
+    items, spans = [batch_of(n)[0] for n in (3, 5)], qkv.Spans.window(5, 1, 0)
+    nested = torch.nested.nested_tensor(items, layout=torch.jagged)
+    output, weights = layer(nested, nested, nested, need_weights=need_weights, spans=spans)
+    for place, (item, found) in enumerate(zip(items, output.unbind(), strict=True)):
+        n = len(item)
+        expected, expected_weights = layer(item, item, item, attn_mask=~spans.to_mask(5)[:n, :n])
+        torch.testing.assert_close(found, expected)
+        if need_weights:
+            torch.testing.assert_close(weights[place, :n, :n], expected_weights)
 
 
 # Memory.

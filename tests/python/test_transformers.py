@@ -387,19 +387,30 @@ def mask_functions():
         "packed": m.and_masks(window, packed(documents)),
         "falling": packed(documents.flip(1)),
         "chunked": m.chunked_causal_mask_function(3, torch.tensor([0, 1])),
-        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(documents)),
+        "blocks": m.or_masks(window, m.blockwise_overlay(documents - 1)),
+        "packed blocks": m.or_masks(
+            m.and_masks(window, packed(documents)), m.blockwise_overlay(2 - documents)
+        ),
+        "blocks in pieces": m.blockwise_overlay(documents % 2),
         "own": lambda batch, head, query, key: (key <= query) | (key < 2),
     }
     if hasattr(m, "packed_sequence_compatibility_function"):  # transformers 5.23
         compatible = m.packed_sequence_compatibility_function
         found["packed places"] = compatible(window, places, documents)
         found["jumping places"] = compatible(window, 2 * places, documents)
+        chunked = m.chunked_causal_mask_function(2, torch.tensor([0, 1]))
+        found["packed chunks"] = compatible(chunked, places, documents)
         found["places alone"] = m.remap_positions_for_packed_sequence(window, places)
     return found
 
 
-PATTERNS = ("causal", "bidirectional", "window", "bidirectional window", "packed", "packed places")
-FIXED = ("packed", "falling", "packed places", "jumping places", "places alone")
+PATTERNS = (
+    "causal", "bidirectional", "window", "bidirectional window", "packed", "packed places",
+    "chunked", "blocks", "packed blocks",
+)  # fmt: skip
+FIXED = (
+    "packed", "falling", "packed places", "jumping places", "packed chunks", "places alone",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right", "short"])

@@ -10,6 +10,7 @@ from qkv.nn._attend import attend, attend_documents, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
 from qkv.nn._nested import packed
+from qkv.spans import Spans, tensor_of
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
@@ -115,6 +116,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal: bool = False,
         *,
         attn_bias: Tensor | None = None,
+        spans: Spans | Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Projects query, key and value, attends with each head, and projects the heads' outputs.
 
@@ -135,6 +137,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 apply. Unlike in torch, attn_mask is not needed.
             attn_bias: floating, broadcastable to `[B, H, L, S]`, float32 or query's dtype: added to
                 the scores. For a learned bias `[H, L, S]` beside the masks.
+            spans: as in `qkv.attention`, broadcastable to `[B, H, L, 2 n]`, beside the masks: what
+                a query sees. It sees what add_bias_kv and add_zero_attn add, too.
 
         Returns:
             The output, laid out like query, `[..., E]`, and the weights: None without
@@ -151,7 +155,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         zeros to the longest item.
         """
         if query.device.type not in ("cpu", "meta"):
-            given = [*self._given, *(() if attn_bias is None else ("attn_bias",))]
+            named = {"attn_bias": attn_bias, "spans": spans}
+            given = [*self._given, *(name for name, x in named.items() if x is not None)]
             if given:
                 raise NotImplementedError(
                     f"MultiheadAttention: query is on {query.device}, where torch's layer is used, "
@@ -162,11 +167,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 attn_mask=attn_mask, average_attn_weights=average_attn_weights,
                 is_causal=is_causal,
             )  # fmt: skip
-        wanted = (need_weights, average_attn_weights)
+        wanted, seen = (need_weights, average_attn_weights), tensor_of(spans)
         if query.is_nested or key.is_nested or value.is_nested:
             masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
             check_nested(self, query, key, value, **masks)
-            return self._forward_nested(query, attn_bias, is_causal, *wanted)
+            return self._forward_nested(query, attn_bias, seen, is_causal, *wanted)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
         sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
@@ -181,13 +186,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             key_padding_mask, attn_mask, attn_bias = with_columns(
                 (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
             )
+            if seen is not None:
+                added = seen.new_tensor([sizes[1], key.size(-2)])
+                seen = torch.cat([seen, added.expand(*seen.shape[:-1], 2)], -1)
             is_causal = False  # it would hide the keys behind the others
         elif is_causal and not need_weights:
             attn_mask = None  # the hint says as much
         masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
-        call |= self._options() | {"is_causal": is_causal}
+        call |= self._options() | {"is_causal": is_causal, "spans": seen}
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
 
@@ -195,6 +203,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self,
         x: Tensor,
         attn_bias: Tensor | None,
+        spans: Tensor | None,
         is_causal: bool,
         need_weights: bool,
         average: bool,
@@ -202,7 +211,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         """forward of a nested tensor, which is query, key and value."""
         values, ends, nested_like = packed(x)
         bias = attn_bias if attn_bias is None else as_bias(attn_bias)
-        call = self._options() | {"bias": bias, "is_causal": is_causal}
+        call = self._options() | {"bias": bias, "spans": spans, "is_causal": is_causal}
         heads = project(self, values, values, values)
         check_dtypes(heads[0].dtype, attn_bias=attn_bias)
         output, weights = attend_documents(heads, ends, need_weights, average, call)

@@ -145,6 +145,7 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
         if used < keys:
             key, value = key[:, :, :used], value[:, :, :used]
             position_bias = None if position_bias is None else position_bias[..., :used]
+        options["spans"] = mask.spans
         mask = None if mask.padding is None else mask.padding[:, None, None, :used]
     elif mask is None:
         options["is_causal"] = bool(is_causal) if queries > 1 else False

@@ -3,9 +3,9 @@ with a function of batch, head, query and key, to get the mask that it hands to 
 
 from collections.abc import Callable
 from functools import partial, reduce
-from operator import and_
+from operator import and_, or_
 from types import CodeType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
+from qkv.integrations.transformers._pattern_mask import FAR, Band, PatternMask, lengths_of
+from qkv.spans import Spans
 
 
 def make_mask(
@@ -61,28 +62,38 @@ def make_mask(
     found = _pattern(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
-    band, documents = found
     padding = _local_padding(attention_mask, kv_length, kv_offset)
-    band = band.within(q_length, kv_length, ahead=int(q_offset) - kv_offset)
+    band = found.band.within(q_length, kv_length, ahead=int(q_offset) - kv_offset)
     window = band.window(q_length, kv_length)
     if window is None:
         return written_out()
+    documents, spans = found.documents, None
     if documents is not None:
         shape = (batch_size, q_length) if q_length == kv_length else None
         falls = (documents.diff(dim=-1) < 0).any()
-        if padding is not None or documents.shape != shape or falls:
+        if padding is not None or found.spans or documents.shape != shape or falls:
             return written_out()
+    if found.spans is not None:
+        last = int(q_offset) + q_length
+        try:
+            spans = found.spans(max(last, kv_offset + kv_length)).tensor
+        except ValueError:  # more spans of a query than are fast, or a block in several pieces
+            return written_out()
+        spans = (spans[..., last - q_length : last, :] - kv_offset).clamp(0, window[0])
+        if (spans == spans.new_tensor([0, window[0]] * (spans.size(-1) // 2))).all():
+            spans = None
     if padding is not None and padding[:, : window[0]].all():
         padding = None
-    lengths = lengths_of(padding) if padding is not None and band == Band() else None
+    is_open = band == Band() and spans is None
+    lengths = lengths_of(padding) if padding is not None and is_open else None
     mask = PatternMask(
         (batch_size, 1, q_length, kv_length), band,
-        padding=padding, lengths=lengths, documents=documents,
+        padding=padding, lengths=lengths, documents=documents, spans=spans,
     )  # fmt: skip
     if q_length > 1:
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
-    sees_all = band == Band() and padding is None
+    sees_all = is_open and padding is None
     return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
 
 
@@ -97,7 +108,20 @@ def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int
     return attention_mask[:, kv_offset : kv_offset + kv_length].bool()
 
 
-Pattern = tuple[Band, Tensor | None]  # over places, and the documents
+class Pattern(NamedTuple):
+    """What a mask function means: a pair is seen where all of these allow it."""
+
+    band: Band = Band()  # over places
+    documents: Tensor | None = None
+    spans: Callable[[int], Spans] | None = None  # of so many places, for queries and keys alike
+
+    def as_spans(self, places: int) -> Spans:
+        """All of it as spans of so many places."""
+        left, right = (-1 if abs(x) == FAR else x for x in (-self.band.low, self.band.high))
+        spans = [Spans.window(places, left, right)]
+        spans += [] if self.documents is None else [Spans.documents(self.documents)]
+        spans += [] if self.spans is None else [self.spans(places)]
+        return reduce(and_, spans)
 
 
 def _pattern(function: Callable) -> Pattern | None:
@@ -118,15 +142,44 @@ def _all_of(cells: dict[str, Any]) -> Pattern | None:
     """Functions that all have to allow a pair."""
     found = [_pattern(f) for f in cells["mask_functions"] if _code_of(f) is not _REMAPPED]
     remapped = [_cells(f) for f in cells["mask_functions"] if _code_of(f) is _REMAPPED]
-    documents = [x[1] for x in found if x is not None and x[1] is not None]
+    documents = [x.documents for x in found if x is not None and x.documents is not None]
     for inner in remapped:
         if len(documents) != 1 or not _goes_on(inner["position_ids"], documents[0]):
             return None
-        found.append(_pattern(inner["mask_function"]))
+        pattern = _pattern(inner["mask_function"])  # a band alone means the same in all documents
+        found.append(pattern if pattern and pattern[1:] == (None, None) else None)
     known = [x for x in found if x is not None]
-    if len(known) < len(found) or len([x for _, x in known if x is not None]) > 1:
+    if len(known) < len(found) or len(documents) > 1:
         return None
-    return reduce(and_, (band for band, _ in known)), documents[0] if documents else None
+    spans = [x.spans for x in known if x.spans is not None]
+    return Pattern(
+        reduce(and_, (x.band for x in known)), documents[0] if documents else None,
+        (lambda places: reduce(and_, (x(places) for x in spans))) if spans else None,
+    )  # fmt: skip
+
+
+def _any_of(cells: dict[str, Any]) -> Pattern | None:
+    """Functions of which one has to allow a pair."""
+    found = [_pattern(f) for f in cells["mask_functions"]]
+    known = [x for x in found if x is not None]
+    if len(known) < len(found):
+        return None
+    return Pattern(spans=lambda places: reduce(or_, (x.as_spans(places) for x in known)))
+
+
+def _of_chunks(cells: dict[str, Any]) -> Pattern:
+    size, before = cells["chunk_size"], cells["left_padding"][:, None]
+    return Pattern(spans=lambda n: Spans.documents((torch.arange(n) - before) // size))
+
+
+def _of_blocks(cells: dict[str, Any]) -> Pattern:
+    def spans(places: int) -> Spans:
+        ids = cells["block_sequence_ids"][:, :places]
+        # Refuses a block in several pieces; what is in none is a document for each place here.
+        Spans.documents(ids.where(ids >= 0, -1 - torch.arange(places)))
+        return Spans.groups(ids)
+
+    return Pattern(spans=spans)
 
 
 def _goes_on(places: Tensor, documents: Tensor) -> bool:
@@ -144,7 +197,7 @@ def _code_of(function: Callable) -> CodeType | None:
 def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
     def read(cells):
         window = cells["sliding_window"]
-        return (band(window), None) if isinstance(window, int) else None
+        return Pattern(band(window)) if isinstance(window, int) else None
 
     return read
 
@@ -165,8 +218,7 @@ def _learn(read: Callable[[dict[str, Any]], Pattern | None], maker: str, *args: 
         return
     function = function(*args) if args else function
     _KNOWN[function.__code__] = read
-    band, documents = _pattern(function) or (Band(), None)
-    ours = PatternMask((1, 1, 6, 6), band, documents=documents).written_out()
+    ours = (_pattern(function) or Pattern()).as_spans(6).to_mask(6).expand(1, 1, 6, 6)
     theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
     if theirs is None or not torch.equal(ours, theirs):
         del _KNOWN[function.__code__]
@@ -174,13 +226,16 @@ def _learn(read: Callable[[dict[str, Any]], Pattern | None], maker: str, *args: 
 
 _documents = torch.tensor([[0, 0, 0, 1, 1, 2]])
 _places = torch.tensor([[0, 1, 2, 0, 1, 0]])
-_learn(lambda cells: (Band(high=0), None), "causal_mask_function")
-_learn(lambda cells: (Band(), None), "bidirectional_mask_function")
+_learn(lambda cells: Pattern(Band(high=0)), "causal_mask_function")
+_learn(lambda cells: Pattern(), "bidirectional_mask_function")
 _learn(_of_window(lambda window: Band(low=1 - window)), "sliding_window_overlay", 2)
 _learn(_of_window(lambda w: Band(-w, w)), "sliding_window_bidirectional_overlay", 2)
 _learn(
-    lambda cells: (Band(), cells["packed_sequence_mask"]),
+    lambda cells: Pattern(documents=cells["packed_sequence_mask"]),
     "packed_sequence_mask_function", _documents,
 )  # fmt: skip
 _learn(_all_of, "sliding_window_causal_mask_function", 3)
 _learn(_all_of, "packed_sequence_compatibility_function", causal_mask_function, _places, _documents)
+_learn(_of_chunks, "chunked_overlay", 2, torch.tensor([1]))
+_learn(_of_blocks, "blockwise_overlay", torch.tensor([[-1, 0, 0, -1, -1, 1]]))
+_learn(_any_of, "or_masks", causal_mask_function, masking_utils.sliding_window_overlay(2))

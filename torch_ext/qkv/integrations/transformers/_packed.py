@@ -21,7 +21,8 @@ def document_bounds(mask: Tensor | None, kwargs: dict[str, Any]) -> Bounds | Non
     queries, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
     says_more = mask is not None
     if isinstance(mask, PatternMask):
-        says_more = mask.padding is not None or mask.shape[2] != mask.shape[3]
+        has_more = mask.padding is not None or mask.spans is not None
+        says_more = has_more or mask.shape[2] != mask.shape[3]
     return None if says_more or queries is None or keys is None else (queries, keys)
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from qkv.spans import Spans
+
 _aten = torch.ops.aten
 _UNCHANGED = (_aten.detach.default, _aten.alias.default)
 # Parts of a mask, which are as easily mistaken as the whole.
@@ -17,7 +19,7 @@ _MISTAKEN = (_aten.add, _aten.add_, _aten.masked_fill, _aten.masked_fill_)
 
 
 FAR = 1 << 62  # a bound that hides nothing, in places
-_TENSORS = ("padding", "lengths", "documents", "dense")
+_TENSORS = ("padding", "lengths", "documents", "spans", "dense")
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,10 @@ class PatternMask(torch.Tensor):
 
     It is True where all of these are: `band`, by the places of query and key; `padding[b, j]`, bool
     `[B, S]`, unless None; `documents[b, i] == documents[b, j]`, whole numbers `[B, L]` that never
-    fall, unless None, which needs L = S. `lengths`, `[B]`, say the same as padding, as row b's
-    first `lengths[b]` keys, where that is so and the band is open. Where there is a `dense` one,
-    `[B, 1, L, S]` in memory, that is the mask, which no model may mistake either.
+    fall, unless None, which needs L = S; `spans`, as in qkv.attention, unless None. `lengths`,
+    `[B]`, say the same as padding, as row b's first `lengths[b]` keys, where that is so and nothing
+    else hides. Where there is a `dense` one, `[B, 1, L, S]` in memory, that is the mask, which no
+    model may mistake either.
 
     To whatever a model does with it it is a tensor like any other: for the first operation that
     is not a mere copy of the mask, it is written out, and from then on `dense` is what
@@ -66,6 +69,7 @@ class PatternMask(torch.Tensor):
     padding: Tensor | None
     lengths: Tensor | None
     documents: Tensor | None
+    spans: Tensor | None
     dense: Tensor | None
     nothing: Tensor
 
@@ -98,6 +102,8 @@ class PatternMask(torch.Tensor):
         if self.documents is not None:
             same = self.documents[:, :, None] == self.documents[:, None, :]
             mask = mask & same[:, None]
+        if self.spans is not None:
+            mask = mask & Spans(self.spans).to_mask(keys)
         return mask.expand(batch, 1, queries, keys)
 
     @classmethod
