@@ -13,6 +13,7 @@ sees are written to neighborhood.png.
 """
 
 import argparse
+import ctypes
 import multiprocessing
 import statistics
 import time
@@ -58,8 +59,11 @@ def compose(sprites: Tensor, digits: Tensor, count: int, side: int) -> tuple[Ten
     for image in range(count):
         cells = torch.cartesian_prod(*[torch.arange(0, side - cell + 1, cell)] * 2)
         cells = cells[torch.rand(len(cells)) < 0.9]
-        for (y, x), which in zip(cells + torch.randint(3, cells.shape),
-                                 torch.randint(len(digits), (len(cells),)), strict=True):
+        for (y, x), which in zip(
+            cells + torch.randint(3, cells.shape),
+            torch.randint(len(digits), (len(cells),)),
+            strict=True,
+        ):
             place = (image, slice(y, y + DIGIT), slice(x, x + DIGIT))
             canvas[place] = sprites[which]
             labels[place] = torch.where(sprites[which] > 0.2, digits[which], BACKGROUND)
@@ -166,7 +170,7 @@ def time_steps(side: int) -> dict[str, float]:
     disturbs one disturbs all."""
     model, canvas = Reader(), torch.rand(1, side, side)
     found = {way: [] for way in ways(side)}
-    for _ in range(6):
+    for _ in range(5):
         for way, attention in ways(side).items():
             start = time.perf_counter()
             model(canvas, attention).square().mean().backward()
@@ -175,8 +179,7 @@ def time_steps(side: int) -> dict[str, float]:
 
 
 def memory_of_step(way: str, side: int) -> float:
-    """MiB by which one such pass adds to this process at its peak, what it knows of the
-    neighbourhood included."""
+    """MiB by which one such pass adds to this process at its peak."""
 
     def resident(field: str) -> float:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -185,6 +188,7 @@ def memory_of_step(way: str, side: int) -> float:
     model = Reader()
     model(torch.rand(1, DIGIT, DIGIT), ways(DIGIT)[way]).mean().backward()  # starts the threads
     attention = ways(side)[way]
+    ctypes.CDLL(None).malloc_trim(0)  # so that no memory that was freed before is used again
     Path("/proc/self/clear_refs").write_text("5")  # the peak restarts from what is resident now
     before = resident("VmRSS")
     model(torch.rand(1, side, side), attention).square().mean().backward()
@@ -196,14 +200,20 @@ def compare(shares: dict[str, tuple[float, float]]) -> str:
     rows = []
     times = [time_steps(side) for side in (SIDE, LARGE)]
     for way in times[0]:
-        # In a process of its own, so that no memory that was freed before is used again.
         with multiprocessing.get_context("spawn").Pool(1) as process:
             memory = process.apply(memory_of_step, (way, LARGE))
         kind, _, on = way.partition(", ")
         read = [f"{share:.1%}" for share in shares[kind]] if on.startswith("qkv") else ["", ""]
         rows.append((way, *(t[way] for t in times), memory, *read))
     small, large = (f"{side} x {side}" for side in (SIDE, LARGE))
-    heads = ("", f"a step, ms\n{small}", f"\n{large}", f"MiB\n{large}", f"read\n{small}", f"\n{large}")
+    heads = (
+        "",
+        f"a step, ms\n{small}",
+        f"\n{large}",
+        f"MiB\n{large}",
+        f"read\n{small}",
+        f"\n{large}",
+    )
     return tabulate(rows, heads, floatfmt=".0f")
 
 
@@ -239,12 +249,16 @@ def draw(path: Path, model: Reader, canvas: Tensor, labels: Tensor) -> None:
     colours = ListedColormap([*colormaps["tab10"].colors, (1, 1, 1)])
     above[0].imshow(canvas, cmap="gray_r")
     above[0].set_title("A canvas")
-    for axes, classes, title in zip(above[1:], (labels, answer), ("Its digits", "The model's"), strict=True):
+    for axes, classes, title in zip(
+        above[1:], (labels, answer), ("Its digits", "The model's"), strict=True
+    ):
         image = axes.imshow(classes, cmap=colours, vmin=-0.5, vmax=10.5)
         axes.set_title(title)
     figure.colorbar(image, ax=above[2], ticks=range(10), shrink=0.8)
     names = ("in the middle", "at a corner", "at an edge")
-    for axes, weights, (y, x), name in zip(below, weights_of(model, canvas, pixels), pixels, names, strict=True):
+    for axes, weights, (y, x), name in zip(
+        below, weights_of(model, canvas, pixels), pixels, names, strict=True
+    ):
         axes.imshow(canvas, cmap="gray_r", vmax=3)
         axes.imshow(weights.where(weights > 0, torch.nan), cmap="viridis")
         axes.plot(x, y, "s", mfc="none", mec="#e8590c", mew=2, ms=8)
