@@ -4,6 +4,7 @@
 gallery.py                            after `make demo`, whose model has the heads that are drawn
 gallery.py --checkpoint gpt.pt        the heads of another model that train_gpt.py has trained
 gallery.py --steps 0.1                trains the small models of the page a tenth as long
+gallery.py --spans spans.png          draws what qkv.Spans show in one picture, and no page
 
 Every picture is computed here and now, by qkv's operators. It takes about two minutes.
 """
@@ -25,7 +26,7 @@ from tqdm import tqdm  # noqa: E402
 from gpt.data import load_corpus  # noqa: E402
 from gpt.model import load_attention  # noqa: E402
 from gpt.train import load_model  # noqa: E402
-from tour import books, dates, heads, sentence, series  # noqa: E402
+from tour import books, dates, heads, masks, sentence, series  # noqa: E402
 from tour.chapter import Chapter  # noqa: E402
 from tour.page import write_page  # noqa: E402
 from tour.style import STYLE  # noqa: E402
@@ -36,6 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not 0 < args.steps < math.inf:
         parser.error(f"--steps: expected more than 0, got {args.steps}")
+    if args.spans:
+        with matplotlib.rc_context(STYLE):
+            masks.draw_all().savefig(args.spans)
+        return 0
     if not args.checkpoint.exists():
         parser.error(f"--checkpoint: {args.checkpoint} does not exist; `make demo` makes it")
     with matplotlib.rc_context(STYLE):
@@ -59,6 +64,7 @@ def draw_chapters(checkpoint: Path, share: float) -> dict[str, Chapter]:
         "heads": lambda: heads.chapter(
             load_model(checkpoint, load_attention("qkv")), load_corpus()
         ),
+        "masks": masks.chapter,
     }
     progress = tqdm(makers.items(), unit="chapter")
     chapters = {}
@@ -87,6 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", type=float, default=1.0, metavar="SHARE", help="of the training (default: 1)"
     )
+    parser.add_argument("--spans", type=Path, metavar="FILE.png", help="of docs/options.md")
     return parser
 
 

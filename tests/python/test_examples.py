@@ -14,10 +14,11 @@ from common import attempt
 from torch.profiler import ProfilerActivity, profile
 
 PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
-NEEDS = {"finetune_transformers": "transformers", "flow": "sklearn", "vit_digits": "sklearn"}
+NEEDS = {"finetune_transformers": "transformers"}
+NEEDS |= dict.fromkeys(("flow", "neighborhood", "vit_digits"), "sklearn")
 SCRIPTS = [
-    "finetune_transformers", "flow", "forces", "long_context", "packed_documents", "serve",
-    "translate", "vit_digits",
+    "finetune_transformers", "flow", "forces", "long_context", "neighborhood",
+    "packed_documents", "serve", "translate", "vit_digits",
 ]  # fmt: skip
 WITH_TORCH = ["finetune_transformers", "translate", "vit_digits"]
 
@@ -153,6 +154,43 @@ def test_flow_on_both_attentions():
         found.append([error.detach(), torch.cat([x.flatten() for x in grads])])
     for x, expected in zip(*found, strict=True):
         assert (x - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.long
+def test_neighborhood(tmp_path, monkeypatch, capsys):
+    """Pixels that see few others learn to read, as well on a canvas of another size."""
+    module = load("neighborhood")
+    monkeypatch.chdir(tmp_path)
+    (command,) = commands("neighborhood")
+    shares = module.main([*command, "--steps", "200"])
+    assert min(shares["neighbourhood"]) > 0.5
+    assert "neighbourhood, qkv.Spans" in capsys.readouterr().out
+    assert (tmp_path / "neighborhood.png").read_bytes().startswith(PNG)
+
+
+def test_neighborhood_on_both_attentions():
+    """A mask says what the spans say, and the picture shows no more than that."""
+    module = load("neighborhood")
+    torch.manual_seed(0)
+    model, canvas = module.Reader(), torch.rand(2, 12, 12)
+    found = {way: model(canvas, attention) for way, attention in module.ways(12).items()}
+    near, masked, dense, on_torch = found.values()
+    torch.testing.assert_close(near, masked)
+    torch.testing.assert_close(dense, on_torch)
+    assert (near - dense).abs().max() > 1e-3
+    corner, middle = module.weights_of(model, canvas[0], [(0, 0), (6, 6)])
+    assert (corner[:7, :7] > 0).all() and (middle[3:10, 3:10] > 0).all()
+    assert corner.count_nonzero() == middle.count_nonzero() == 49
+    assert corner.sum().item() == pytest.approx(1)
+
+
+def test_canvases_have_the_digits_that_their_labels_say():
+    """A canvas of ones: what is labelled is where a digit stands, and nothing else is drawn."""
+    module = load("neighborhood")
+    canvas, labels = module.compose(torch.ones(3, 8, 8), torch.tensor([4, 7, 9]), 3, 32)
+    drawn = labels != module.BACKGROUND
+    assert set(labels.unique().tolist()) <= {4, 7, 9, module.BACKGROUND}
+    assert drawn.any() and ((canvas > 0.5) == drawn).float().mean() > 0.999
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from gpt.data import load_corpus
 from gpt.model import ModelConfig, load_attention
 from gpt.train import TrainConfig, Trainer
 from qkv.nn import GaussianSmoothing
-from tour import books, dates, heads, page, sentence, series, words
+from tour import books, dates, heads, masks, page, sentence, series, words
 from tour.chapter import Chapter
 
 # The chapters
@@ -149,6 +149,28 @@ def test_packed_weights():
     data = torch.frombuffer(bytearray(base64.b64decode(heads.packed(weights))), dtype=torch.uint8)
     found = (data.float() / 255).square().reshape(weights.shape)
     torch.testing.assert_close(found, weights, rtol=0, atol=4e-3)
+
+
+def test_each_builder_of_spans_has_its_picture():
+    """But BlockMask's, which is FlexAttention's; and no two of them look the same."""
+    builders = {n for n, x in vars(qkv.Spans).items() if isinstance(x, staticmethod)}
+    assert masks.BUILDERS.keys() == builders - {"from_block_mask"} | {"and", "or"}
+    shown = {str(spans.to_mask(masks.L).tolist()) for _, spans, _ in masks.BUILDERS.values()}
+    assert len(shown) == len(masks.BUILDERS)
+    for name, (code, _, _) in masks.BUILDERS.items():
+        assert code.startswith(f"Spans.{name}(") or name in masks.TITLES
+
+
+@pytest.mark.parametrize("name", masks.BUILDERS)
+def test_a_picture_shows_what_attention_sees(name):
+    """Blue is a key that has a weight."""
+    axes = Figure().subplots()
+    masks.paint(axes, name)
+    (mesh,) = axes.collections
+    drawn = torch.tensor(mesh.get_array()).reshape(masks.L, masks.L)
+    query, key = torch.randn(2, masks.L, 8)
+    weights = qkv.attention_weights(query, key, spans=masks.BUILDERS[name][1])
+    torch.testing.assert_close(drawn, (weights > 0).float().reshape(drawn.shape))
 
 
 # The table of ideas: docs/seeds.md
