@@ -20,6 +20,7 @@ from qkv._machine import (  # noqa: E402
     set_isa,
     supported_isas,
 )
+from qkv._make_block_mask import block_mask  # noqa: E402
 from qkv._merge import merge  # noqa: E402
 from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
@@ -46,6 +47,7 @@ __all__ = [
     "attention_weights",
     "attention_with_kvcache",
     "attention_with_weights",
+    "block_mask",
     "cmake_prefix_path",
     "convert",
     "hard_attention",

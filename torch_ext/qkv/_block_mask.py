@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,32 +51,39 @@ def _partial_runs(block_mask: BlockMask) -> list[Tensor]:
     rows, columns = block_mask.BLOCK_SIZE
     place = (torch.arange(blocks.size(-1)) < counts[..., None]).nonzero()
     b, h, row, n = place.unbind(1)
-    at_once = max(1, _PAIRS // (rows * columns))
     where = torch.stack([b, h, row * rows, blocks[b, h, row, n] * columns], 1)
-    evaluated = [_evaluated(block_mask, some) for some in where.split(at_once)]
+    seen = seen_in(block_mask.mask_mod, where, block_mask.seq_lengths, block_mask.BLOCK_SIZE)
+    evaluated = [runs_of_mask("from_block_mask", x) for x in seen]
     most = max((begins.size(-1) for begins, _ in evaluated), default=0)
     width = int(counts.max()) if counts.numel() else 0
     found = [torch.zeros(*counts.shape, rows, width, most, dtype=torch.int64) for _ in "be"]
-    for some, pieces in zip(place.split(at_once), evaluated, strict=True):
+    parts = [begins.size(0) for begins, _ in evaluated]
+    for some, at, pieces in zip(place.split(parts), where.split(parts), evaluated, strict=True):
         for to, piece in zip(found, pieces, strict=True):
             b, h, row, n = some.unbind(1)
-            to[b, h, row, :, n, : piece.size(-1)] = piece
+            to[b, h, row, :, n, : piece.size(-1)] = piece + at[:, 3, None, None]
     return [x.flatten(-2).flatten(2, 3) for x in found]
 
 
-def _evaluated(block_mask: BlockMask, where: Tensor) -> tuple[Tensor, Tensor]:
-    """Begins and ends of the runs that some blocks show, `[blocks, rows, n]`. where: batch item,
-    head, first query and first key of each."""
-    (rows, columns), (L, S) = block_mask.BLOCK_SIZE, block_mask.seq_lengths
-    b, h, query, key = (x[:, None, None] for x in where.unbind(1))
-    query, key = query + torch.arange(rows)[:, None], key + torch.arange(columns)
-    shape = (where.size(0), rows, columns)
-    inside = (query < L) & (key < S)
-    pairs = (
-        x.expand(shape).flatten() for x in (b, h, query.clamp(max=L - 1), key.clamp(max=S - 1))
-    )
-    function: Any = torch.vmap(block_mask.mask_mod)
-    seen = function(*pairs).view(shape) & inside
-    begins, ends = runs_of_mask("from_block_mask", seen)
-    first = where[:, 3, None, None]
-    return begins + first, ends + first
+def seen_in(
+    mask_mod: Any, where: Tensor, lengths: tuple[int, int], sizes: tuple[int, int]
+) -> Iterator[Tensor]:
+    """Which pairs some blocks show, `[n, rows, columns]`, for as many at once as memory is meant to
+    hold. where: batch item, head, first query and first key of each block, `[blocks, 4]`."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    function: Any = mask_mod
+    for dims in ((None, None, None, 0), (None, None, 0, None), (0, 0, 0, 0)):
+        function = torch.vmap(function, dims)
+    for some in where.split(max(1, _PAIRS // (sizes[0] * sizes[1]))) if len(where) else ():
+        b, h, *first = some.unbind(1)
+        query, key = (x[:, None] + torch.arange(n) for x, n in zip(first, sizes, strict=True))
+        last_query, last_key = (n - 1 for n in lengths)
+        with TransformGetItemToIndex():
+            seen = function(b, h, query.clamp(max=last_query), key.clamp(max=last_key))
+        if seen.dtype != torch.bool or seen.dim() != 3:
+            raise ValueError(
+                f"block_mask: mask_mod gives {seen.dtype}, {[*seen.shape[3:]]}, but bool, [] is "
+                "expected"
+            )
+        yield seen & (query <= last_query)[:, :, None] & (key <= last_key)[:, None]

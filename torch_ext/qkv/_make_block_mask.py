@@ -1,0 +1,111 @@
+"""FlexAttention's BlockMask without evaluating every pair: see `block_mask`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qkv._block_mask import seen_in
+from qkv._mask_bounds import bounds_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def block_mask(
+    mask_mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: str | torch.device = "cpu",
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+) -> BlockMask:
+    """torch's `create_block_mask`, in time and memory that grow with the number of blocks.
+
+    `mask_mod` is traced once, and evaluated with bounds in place of numbers: the least and the
+    greatest position of a block give bounds of all that is computed from them, and so most blocks
+    are known to be full or empty. What is left is evaluated pair by pair: blocks that are cut by
+    an edge of the mask, and all in which the function does what has no such rule. There are rules
+    for integer arithmetic, comparisons, logic, `where`, and tables that are looked up.
+
+    Args:
+        mask_mod: of batch item, head, query and key, tensors without dimensions, whether the query
+            attends to the key; as FlexAttention takes it.
+        B: number of batch items, None where they have one mask.
+        H: number of heads, None where they have one mask.
+        Q_LEN: number of queries.
+        KV_LEN: number of keys.
+        device: the CPU.
+        BLOCK_SIZE: queries and keys of a block, one number or two.
+
+    Returns:
+        torch.nn.attention.flex_attention.BlockMask, with the very lists of `create_block_mask`;
+        `spans` takes it, and so does `flex_attention`.
+
+    Raises:
+        ValueError: a size below 1, another device, or a mask_mod that gives no bool.
+    """
+    from torch.nn.attention.flex_attention import BlockMask  # which takes time to import
+
+    batch = (1 if B is None else B, 1 if H is None else H)
+    lengths = (Q_LEN, KV_LEN)
+    sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    _check(mask_mod, device, {"B": batch[:1], "H": batch[1:], "Q_LEN": lengths[:1]})
+    _check(mask_mod, device, {"KV_LEN": lengths[1:], "BLOCK_SIZE": sizes})
+    if len(sizes) != 2:
+        raise ValueError(f"block_mask: BLOCK_SIZE is {BLOCK_SIZE}, but 1 or 2 numbers are expected")
+    is_full, is_partial = _blocks(mask_mod, batch, lengths, sizes)
+    return BlockMask.from_kv_blocks(
+        *_listed(is_partial),
+        *_listed(is_full),
+        BLOCK_SIZE=sizes,
+        mask_mod=mask_mod,
+        seq_lengths=lengths,
+    )
+
+
+def _check(mask_mod: Any, device: Any, sizes: dict[str, tuple[Any, ...]]) -> None:
+    if not callable(mask_mod):
+        raise ValueError(f"block_mask: mask_mod is {mask_mod!r}, but a function is expected")
+    if torch.device(device).type != "cpu":
+        raise ValueError(f"block_mask: device is {device}, but cpu is expected")
+    for name, numbers in sizes.items():
+        for n in numbers:
+            if not isinstance(n, int) or n < 1:
+                raise ValueError(f"block_mask: {name} is {n!r}, but a number from 1 is expected")
+
+
+def _blocks(
+    mask_mod: Any, batch: tuple[int, int], lengths: tuple[int, int], sizes: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Which blocks show all of their pairs, and which some, `[B, H, rows, columns]`. torch takes
+    what lies behind the ends for hidden, so a block that is cut by an end is never full."""
+    first = [torch.arange(0, n, size) for n, size in zip(lengths, sizes, strict=True)]
+    last = [(x + size).clamp(max=n) - 1 for x, n, size in zip(first, lengths, sizes, strict=True)]
+    b, h = torch.arange(batch[0])[:, None, None, None], torch.arange(batch[1])[:, None, None]
+    places = [(b, b), (h, h), (first[0][:, None], last[0][:, None]), (first[1], last[1])]
+    shape = (*batch, first[0].numel(), first[1].numel())
+    least, most = (x.expand(shape) for x in bounds_of(mask_mod, places))
+    is_whole = [y - x + 1 == size for x, y, size in zip(first, last, sizes, strict=True)]
+    is_full = least & is_whole[0][:, None] & is_whole[1]
+    is_partial = least & ~is_full
+    left = (most & ~least).nonzero()
+    where = left * torch.tensor([1, 1, *sizes])
+    found = 0
+    for seen in seen_in(mask_mod, where, lengths, sizes):
+        to = left[found : found + seen.size(0)].unbind(1)
+        found += seen.size(0)
+        every, some = seen.flatten(1).all(1), seen.flatten(1).any(1)
+        is_full[to], is_partial[to] = every, some & ~every
+    return is_full, is_partial
+
+
+def _listed(is_in: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are in, and all blocks of the row, those that are in first."""
+    numbers = is_in.int()
+    order = numbers.argsort(dim=-1, descending=True, stable=True)
+    return numbers.sum(-1, dtype=torch.int32), order.int()

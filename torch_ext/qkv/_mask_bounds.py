@@ -1,0 +1,220 @@
+"""Bounds of what a mask function gives for the positions of a block, by interval arithmetic."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+# A value is a constant of the function, a tensor; or bounds, the least and the greatest of what it
+# is, a pair of int64 or bool tensors that broadcast over blocks; or None, which is unknown.
+
+# Each of these grows or falls with each of its arguments while the others stay, so that its bounds
+# are among its values at the bounds of the arguments.
+_MONOTONE = frozenset(
+    "add sub rsub mul neg floor_divide div rshift minimum maximum clamp clamp_min clamp_max where "
+    "clone lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or "
+    "logical_xor logical_not".split()
+)
+_OTHERS = frozenset("eq ne abs remainder to_copy index".split())
+# These look at the dtype of their first argument alone, and give a tensor of their own.
+_FILLED = frozenset("new_ones new_zeros new_full ones_like zeros_like full_like".split())
+_MIN_OF_SECOND = {"floor_divide": 1, "div": 1, "remainder": 1, "rshift": 0}
+_MAX = 1 << 61  # the sum of two such numbers is an int64, too
+_UNKNOWN = torch.tensor(False), torch.tensor(True)
+
+
+def bounds_of(mask_mod: Any, places: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """places: bounds of batch item, head, query and key. False and True where it is unknown."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    try:
+        with TransformGetItemToIndex():
+            traced = make_fx(mask_mod)(*(torch.tensor(0) for _ in places))
+    except Exception:  # who evaluates it sees the same error, unless it is tracing's alone
+        return _UNKNOWN
+    known: dict[fx.Node, Any] = {}
+    left = iter(places)
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = next(left)
+        elif node.op == "get_attr":
+            known[node] = getattr(traced, node.target)
+        elif node.op == "call_function":
+            if not _is_followed(node):
+                return _UNKNOWN
+            known[node] = _value(node, known)
+        else:
+            result = known.get(node.args[0])
+            ends = None if result is None else _ends(result)
+            return (ends[0], ends[-1]) if ends and ends[0].dtype == torch.bool else _UNKNOWN
+    return _UNKNOWN
+
+
+def _name(node: fx.Node) -> str:
+    return str(node.target).removeprefix("aten.").split(".")[0].strip("_")
+
+
+def _is_followed(node: fx.Node) -> bool:
+    """Whether all that the operation changes is known, which is nothing, or a value in place that
+    has no other name: what may be a view has no rule."""
+    target, first = node.target, node.args[0] if node.args else None
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if not target._schema.is_mutable:
+        return True
+    own = isinstance(first, fx.Node) and first.op == "call_function"
+    return own and _name(node) in _MONOTONE and _name(first) in _MONOTONE | _OTHERS | _FILLED
+
+
+def _value(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+    """Of the node's operation."""
+    target: Any = node.target
+    first: Any = node.args[0] if node.args else None
+    # In place or not, an overload of the operation that gives a tensor of its own.
+    packet = str(target).removeprefix("aten.").split(".")[0]
+    function = getattr(torch.ops.aten, packet.rstrip("_") if target._schema.is_mutable else packet)
+    of: Any = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+    args, kwargs = of
+    values = [known[x] for x in node.all_input_nodes]
+    like: Any = node.meta.get("val")
+    is_number = isinstance(like, Tensor) and not like.dim() and not like.is_floating_point()
+    unknown = _UNKNOWN if is_number and like.dtype == torch.bool else None
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return unknown
+    if _name(node) in _FILLED and len(values) == 1:
+        return function(torch.zeros((), dtype=first.meta["val"].dtype), *args[1:], **kwargs)
+    if all(isinstance(x, Tensor) for x in values):
+        return function(*args, **kwargs)
+    if not is_number or like.is_complex() or any(x is None for x in values):
+        return unknown
+    if _name(node) == "index":
+        found = _looked_up(*args)
+    elif _is_ruled(node, ends := [_ends(x) for x in args]):
+        found = _RULES.get(_name(node), _at_corners)(function, ends, kwargs)
+    else:
+        return unknown
+    return _kept(found, like.dtype) or unknown
+
+
+def _ends(x: Any) -> tuple[Any, ...] | None:
+    """Least and greatest of a value or of an argument that is none, such as a number or None."""
+    if not isinstance(x, Tensor):
+        return x if isinstance(x, tuple) else (x,)
+    if x.dim() or x.is_floating_point() or x.is_complex():
+        return None
+    return (x if x.dtype == torch.bool else x.long(),)
+
+
+def _kept(found: Any, dtype: torch.dtype) -> Any:
+    """The bounds, unless the numbers may have wrapped around in the dtype that torch gives them."""
+    if found is None or dtype == torch.bool:
+        return found and tuple(x.bool() for x in found)
+    low, high = (x.long() for x in found)
+    limits = torch.iinfo(dtype)
+    is_in = low.min() >= max(limits.min, -_MAX) and high.max() <= min(limits.max, _MAX)
+    return (low, high) if is_in else None
+
+
+def _is_ruled(node: fx.Node, ends: list[Any]) -> bool:
+    """Whether there is a rule for the operation with these arguments."""
+    name, dtypes = _name(node), [x.meta["val"].dtype for x in node.all_input_nodes]
+    if name not in _MONOTONE | _OTHERS or any(x is None for x in ends):
+        return False
+    if name.startswith(("bitwise", "logical")) and any(x != torch.bool for x in dtypes):
+        return False
+    numbers = [x[0] for x in ends if isinstance(x[0], int)]
+    limits = [torch.iinfo(x) for x in dtypes if x != torch.bool]
+    if any(not x.min <= n <= x.max for x in limits for n in numbers):
+        return False  # torch casts the number
+    if name in {"add", "sub", "rsub", "mul"}:
+        most = [_most(x) for x in (*ends, *((x,) for x in node.kwargs.values()))]
+        return math.prod(most) <= _MAX
+    least = torch.as_tensor(ends[1][0]).min() if name in _MIN_OF_SECOND else 0
+    return bool(least >= _MIN_OF_SECOND.get(name, 0))
+
+
+def _most(ends: tuple[Any, ...]) -> int:
+    """The greatest magnitude, or 2 if that is less: a product of such is no less than the sum."""
+    return max(2, *(int(torch.as_tensor(x).long().abs().max()) for x in ends))
+
+
+def _at_corners(function: Any, ends: list[Any], kwargs: Any) -> Any:
+    corners = [function(*corner, **kwargs) for corner in product(*ends)]
+    return reduce(torch.minimum, corners), reduce(torch.maximum, corners)
+
+
+def _eq(_: Any, ends: list[Any], __: Any) -> Any:
+    (a, b), (c, d) = ((x[0], x[-1]) for x in ends)
+    return (a == d) & (b == c), (a <= d) & (b >= c)
+
+
+def _ne(*args: Any) -> Any:
+    never, always = _eq(*args)
+    return ~always, ~never
+
+
+def _abs(_: Any, ends: list[Any], __: Any) -> Any:
+    low, high = ends[0][0], ends[0][-1]
+    return low.maximum(-high).clamp(min=0), low.abs().maximum(high.abs())
+
+
+def _remainder(_: Any, ends: list[Any], __: Any) -> Any:
+    """Exact within one multiple of the divisor."""
+    (a, b), (c, d) = ((torch.as_tensor(x[0]), torch.as_tensor(x[-1])) for x in ends)
+    is_one = (c == d) & (a // d == b // d)
+    return torch.where(is_one, a % d, 0), torch.where(is_one, b % d, d - 1)
+
+
+def _to_copy(_: Any, ends: list[Any], kwargs: Any) -> Any:
+    if kwargs.get("dtype") == torch.bool != ends[0][0].dtype:
+        return _ne(_, [ends[0], (0,)], {})
+    return ends[0][0], ends[0][-1]
+
+
+_RULES: dict[str, Any] = {
+    "eq": _eq,
+    "ne": _ne,
+    "abs": _abs,
+    "remainder": _remainder,
+    "to_copy": _to_copy,
+}
+
+
+def _looked_up(table: Any, indices: list[Any]) -> Any:
+    """Least and greatest of a constant table where at most one index is a range: those of two
+    windows that cover the range, whose length is a power of two."""
+    ranges: list[Any] = [_ends(x) for x in indices]
+    if not isinstance(table, Tensor) or any(x is None or x[0].dtype == torch.bool for x in ranges):
+        return None
+    at: list[Any] = [x and x[0] for x in ranges]
+    wide = [n for n, x in enumerate(ranges) if x and not torch.equal(x[0], x[-1])]
+    for n, x in zip(table.shape, ranges, strict=True):
+        if x is None or x[0].min() < 0 or x[-1].max() >= n:
+            return None
+    if len(wide) > 1:
+        return None
+    least = most = table if table.dtype == torch.bool else table.long()
+    if not wide:
+        return least[tuple(at)], least[tuple(at)]
+    (dim,), width = wide, 1
+    low, high = ranges[dim]
+    length, found = high - low + 1, None
+    while True:
+        n = least.size(dim)
+        begin, end = low.clamp(max=n - 1), (high + 1 - width).clamp(0, n - 1)
+        of = [(*at[:dim], x, *at[dim + 1 :]) for x in (begin, end)]
+        pair = least[of[0]].minimum(least[of[1]]), most[of[0]].maximum(most[of[1]])
+        is_reached = length >= width
+        old = found or pair
+        found = tuple(torch.where(is_reached, *x) for x in zip(pair, old, strict=True))
+        if width * 2 > length.max():
+            return found
+        least = least.narrow(dim, 0, n - width).minimum(least.narrow(dim, width, n - width))
+        most = most.narrow(dim, 0, n - width).maximum(most.narrow(dim, width, n - width))
+        width *= 2
