@@ -61,6 +61,14 @@ def in_place_of_view(b, h, q, k):
     return view
 
 
+def in_place_of_filled(b, h, q, k):
+    """torch.vmap takes that where nothing is written that has more dimensions."""
+    seen = torch.ones_like(q + k + b + h)
+    view = seen.view(())
+    seen *= q // 40
+    return view > k // 20
+
+
 def of_bool_arithmetic(b, h, q, k):
     return ((q > 30).long() * 40 + (k < 9) * 7 - (q == k).int()) > 6
 
@@ -90,6 +98,7 @@ MASKS = {
     "shift": lambda b, h, q, k: (q >> 4) == (k >> 4),
     "in place": in_place,
     "in place of a view": in_place_of_view,
+    "in place of a view of what is filled": in_place_of_filled,
     "arithmetic of bools": of_bool_arithmetic,
     "where": lambda b, h, q, k: torch.where(q < 64, k, q + 40) > 60,
     "logical": lambda b, h, q, k: torch.logical_and(q, torch.logical_not(k < 32)),

@@ -9,21 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 # A value is a constant of the function, a tensor; or bounds, the least and the greatest of what it
 # is, a pair of int64 or bool tensors that broadcast over blocks; or None, which is unknown.
 
-# Each of these grows or falls with each of its arguments while the others stay, so that its bounds
-# are among its values at the bounds of the arguments.
-_MONOTONE = frozenset(
-    "add sub rsub mul neg floor_divide div rshift minimum maximum clamp clamp_min clamp_max where "
-    "clone lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or "
-    "logical_xor logical_not".split()
-)
-_OTHERS = frozenset("eq ne abs remainder to_copy index".split())
 # These look at the dtype of their first argument alone, and give a tensor of their own.
 _FILLED = frozenset("new_ones new_zeros new_full ones_like zeros_like full_like".split())
-_MIN_OF_SECOND = {"floor_divide": 1, "div": 1, "remainder": 1, "rshift": 0}
+_MIN_OF_SECOND = {"floor_divide": 1, "div": 1, "remainder": 1, "__rshift__": 0}
 _MAX = 1 << 61  # the sum of two such numbers is an int64, too
 _UNKNOWN = torch.tensor(False), torch.tensor(True)
 
@@ -56,30 +49,34 @@ def bounds_of(mask_mod: Any, places: list[tuple[Tensor, Tensor]]) -> tuple[Tenso
     return _UNKNOWN
 
 
-def _name(node: fx.Node) -> str:
-    return str(node.target).removeprefix("aten.").split(".")[0].strip("_")
+def _name(node: Any) -> str:
+    """Of its operation, `add` of `aten.add_.Tensor`."""
+    name = str(node.target).removeprefix("aten.").split(".")[0]
+    return name.removesuffix("_") if node.target._schema.is_mutable else name
 
 
 def _is_followed(node: fx.Node) -> bool:
-    """Whether all that the operation changes is known, which is nothing, or a value in place that
-    has no other name: what may be a view has no rule."""
-    target, first = node.target, node.args[0] if node.args else None
-    if not isinstance(target, torch._ops.OpOverload):
+    """Whether all that the operation changes is known: nothing, or a value in place of which there
+    are no views."""
+    first: Any = node.args[0] if node.args else None
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if not target._schema.is_mutable:
+    if not node.target._schema.is_mutable:
         return True
-    own = isinstance(first, fx.Node) and first.op == "call_function"
-    return own and _name(node) in _MONOTONE and _name(first) in _MONOTONE | _OTHERS | _FILLED
+    own = isinstance(first, fx.Node) and first.op == "call_function" and _name(node) in _RULES
+    return (
+        own
+        and _name(first) in _RULES.keys() | _FILLED | {"index"}
+        and not any(getattr(x.target, "is_view", False) for x in first.users)
+    )
 
 
 def _value(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     """Of the node's operation."""
     target: Any = node.target
     first: Any = node.args[0] if node.args else None
-    # In place or not, an overload of the operation that gives a tensor of its own.
-    packet = str(target).removeprefix("aten.").split(".")[0]
-    function = getattr(torch.ops.aten, packet.rstrip("_") if target._schema.is_mutable else packet)
-    of: Any = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+    function = getattr(torch.ops.aten, _name(node))  # which has overloads, none of them in place
+    of: Any = map_arg((node.args, node.kwargs), known.__getitem__)
     args, kwargs = of
     values = [known[x] for x in node.all_input_nodes]
     like: Any = node.meta.get("val")
@@ -96,7 +93,7 @@ def _value(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     if _name(node) == "index":
         found = _looked_up(*args)
     elif _is_ruled(node, ends := [_ends(x) for x in args]):
-        found = _RULES.get(_name(node), _at_corners)(function, ends, kwargs)
+        found = _RULES[_name(node)](function, ends, kwargs)
     else:
         return unknown
     return _kept(found, like.dtype) or unknown
@@ -124,14 +121,14 @@ def _kept(found: Any, dtype: torch.dtype) -> Any:
 def _is_ruled(node: fx.Node, ends: list[Any]) -> bool:
     """Whether there is a rule for the operation with these arguments."""
     name, dtypes = _name(node), [x.meta["val"].dtype for x in node.all_input_nodes]
-    if name not in _MONOTONE | _OTHERS or any(x is None for x in ends):
+    if name not in _RULES or any(x is None for x in ends):
         return False
     if name.startswith(("bitwise", "logical")) and any(x != torch.bool for x in dtypes):
         return False
     numbers = [x[0] for x in ends if isinstance(x[0], int)]
     limits = [torch.iinfo(x) for x in dtypes if x != torch.bool]
-    if any(not x.min <= n <= x.max for x in limits for n in numbers):
-        return False  # torch casts the number
+    if any(not x.min <= n <= x.max for x in limits for n in numbers):  # which torch would cast
+        return False
     if name in {"add", "sub", "rsub", "mul"}:
         most = [_most(x) for x in (*ends, *((x,) for x in node.kwargs.values()))]
         return math.prod(most) <= _MAX
@@ -177,13 +174,15 @@ def _to_copy(_: Any, ends: list[Any], kwargs: Any) -> Any:
     return ends[0][0], ends[0][-1]
 
 
-_RULES: dict[str, Any] = {
-    "eq": _eq,
-    "ne": _ne,
-    "abs": _abs,
-    "remainder": _remainder,
-    "to_copy": _to_copy,
-}
+# Each of these grows or falls with each of its arguments while the others stay, so that its bounds
+# are among its values at the bounds of the arguments.
+_MONOTONE = (
+    "add sub rsub mul neg floor_divide div __rshift__ minimum maximum clamp clamp_min clamp_max "
+    "where clone lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_not logical_and logical_or "
+    "logical_xor logical_not"
+)
+_RULES: dict[str, Any] = dict.fromkeys(_MONOTONE.split(), _at_corners)
+_RULES |= {"eq": _eq, "ne": _ne, "abs": _abs, "remainder": _remainder, "_to_copy": _to_copy}
 
 
 def _looked_up(table: Any, indices: list[Any]) -> Any:
@@ -192,12 +191,10 @@ def _looked_up(table: Any, indices: list[Any]) -> Any:
     ranges: list[Any] = [_ends(x) for x in indices]
     if not isinstance(table, Tensor) or any(x is None or x[0].dtype == torch.bool for x in ranges):
         return None
-    at: list[Any] = [x and x[0] for x in ranges]
-    wide = [n for n, x in enumerate(ranges) if x and not torch.equal(x[0], x[-1])]
-    for n, x in zip(table.shape, ranges, strict=True):
-        if x is None or x[0].min() < 0 or x[-1].max() >= n:
-            return None
-    if len(wide) > 1:
+    at = [x[0] for x in ranges]
+    wide = [n for n, x in enumerate(ranges) if not torch.equal(x[0], x[-1])]
+    is_out = [x[0].min() < 0 or x[-1].max() >= n for n, x in zip(table.shape, ranges, strict=True)]
+    if len(wide) > 1 or any(is_out):
         return None
     least = most = table if table.dtype == torch.bool else table.long()
     if not wide:
