@@ -139,7 +139,7 @@ def grown(inner):
     pairs = st.tuples(inner, inner)
     return (
         st.tuples(pairs, st.sampled_from("+ - * == != < <= > >=".split())).map(
-            lambda x: f"({x[0][0]} {x[1]} ({x[0][1]}) * 1)"
+            lambda x: f"({x[0][0]} * 1 {x[1]} {x[0][1]} * 1)"
         )
         | st.tuples(inner, st.sampled_from(["//", "%"]), st.integers(1, 40)).map(
             lambda x: f"(({x[0]}) * 1 {x[1]} {x[2]})"

@@ -48,6 +48,16 @@ def block_mask(
 
     Raises:
         ValueError: a size below 1, another device, or a mask_mod that gives no bool.
+
+    Example:
+        >>> mask = qkv.block_mask(lambda b, h, q, k: q >= k, 1, 1, 512, 512)
+        >>> mask.full_kv_num_blocks.tolist(), mask.kv_num_blocks.tolist()
+        ([[[0, 1, 2, 3]]], [[[1, 1, 1, 1]]])
+        >>> query = torch.randn(1, 8, 512, 64)
+        >>> qkv.attention(query, query, query, spans=mask).shape
+        torch.Size([1, 8, 512, 64])
+
+    Source: FlexAttention's BlockMask; Moore, "Interval analysis", 1966.
     """
     from torch.nn.attention.flex_attention import BlockMask  # which takes time to import
 
