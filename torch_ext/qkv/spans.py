@@ -126,18 +126,22 @@ class Spans:
         Source: Hassani et al., "Neighborhood attention transformer", 2023.
         """
         begins, hidden = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool)
-        of_each = (_of_each(x, len(sizes)) for x in (kernel, dilation, is_causal))
-        for size, k, step, causal in zip(sizes, *of_each, strict=True):
+        widths, rank = torch.ones(1, dtype=torch.int64), len(sizes)
+        of_each = (_of_each(x, rank) for x in (kernel, dilation, is_causal))
+        for d, (size, k, step, causal) in enumerate(zip(sizes, *of_each, strict=True), 1):
             if k < 1 or step < 1 or k * step > size:
                 raise ValueError(
                     f"Spans.neighborhood: kernel {k} with dilation {step} is expected to be 1 or "
                     f"more, and at most {size} when multiplied: sizes is {tuple(sizes)}"
                 )
             points = _neighbours(size, k, step, causal)
+            if d == rank and step == 1:  # one span
+                widths, points = (points >= 0).sum(-1), points.clamp(min=0)[:, :1]
             begins = begins[:, None, :, None] * size + points[:, None, :]
             hidden = hidden[:, None, :, None] | (points[:, None, :] < 0)
             begins, hidden = (x.flatten(2).flatten(0, 1) for x in (begins, hidden))
-        return _of(*merged("neighborhood", begins, (begins + 1).where(~hidden, begins)))
+        ends = begins + widths.repeat(len(begins) // len(widths))[:, None]
+        return _of(*merged("neighborhood", begins, ends.where(~hidden, begins)))
 
     @staticmethod
     def tree(parents: Sequence[int] | Tensor, first: int = 0) -> "Spans":

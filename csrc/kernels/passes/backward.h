@@ -178,8 +178,13 @@ size_t backward_by(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   if constexpr (S::kTwice) s.load_keys_jvp(p, item.plane, item.key_begin, keys);
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
-  for (int64_t row = begin; row < end; row += kGradRows)
-    backward_rows(p, a, item, row, std::min(kGradRows, item.row_end - row), s);
+  for (int64_t row = begin; row < end; row += kGradRows) {
+    const int64_t count = std::min(kGradRows, item.row_end - row);
+    const MapView view{item.plane, row / p.group(), (row + count - 1) / p.group()};
+    // A block of rows that sees none of the keys is not packed; finish_rows knows what it lacks.
+    if (p.maps && keys_shown(p, view, {item.key_begin, item.key_end}).is_empty()) continue;
+    backward_rows(p, a, item, row, count, s);
+  }
   return arena.used();
 }
 
