@@ -57,6 +57,11 @@ class Option:
 PLAIN = Option(ways={"SDPA": sdpa})
 
 
+def plain(shape):
+    """The base of options whose own time is compared with the call without them."""
+    return Entry("plain", shape)
+
+
 @dataclass(frozen=True)
 class Promise:
     """Of one direction, in float32."""

@@ -10,18 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-import qkv
+from qkv.spans import tensor_of
 
 from . import compiled
 from . import torch_ways as ways
-from .entry import Entry, Option
+from .entry import Option, plain
 
 GRID = 64  # rows and columns of points, whose neighbourhoods are of 7 x 7
 DRAWN = 10  # masks
-
-
-def plain(shape):
-    return Entry("plain", shape)
 
 
 def everything(b, h, i, j):
@@ -103,8 +99,8 @@ class Pattern:
         return create_block_mask(self.seen, None, None, seqlen_q, seqlen_k, device="cpu")
 
     def arguments(self, shape, randn):
-        block_mask = self.block_mask(shape.seqlen_q, shape.seqlen_k)
-        return {"spans": qkv.Spans.from_block_mask(block_mask).tensor}
+        """The block mask remembers its spans."""
+        return {"spans": tensor_of(self.block_mask(shape.seqlen_q, shape.seqlen_k))}
 
     def scores(self, shape):
         spans = self.arguments(shape, None)["spans"]

@@ -11,16 +11,12 @@ from qkv.bench.shapes import Shape
 
 from . import by_hand, compiled, masks, ours, packing
 from . import torch_ways as ways
-from .entry import Entry, Option, sdpa
+from .entry import Entry, Option, plain, sdpa
 
 DROPOUT = 0.1
 SOFTCAP = 50.0  # Gemma 2's
 WINDOW = (255, 0)  # the last 256 keys
 SHORTEST = 16  # of the documents drawn
-
-
-def plain(shape):
-    return Entry("plain", shape)
 
 
 def quarter(shape):

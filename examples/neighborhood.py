@@ -169,9 +169,10 @@ def time_steps(side: int) -> dict[str, float]:
     """{way: ms of a forward and backward pass of one canvas}, medians, in turn, so that what
     disturbs one disturbs all."""
     model, canvas = Reader(), torch.rand(1, side, side)
-    found = {way: [] for way in ways(side)}
+    attentions = ways(side)
+    found = {way: [] for way in attentions}
     for _ in range(5):
-        for way, attention in ways(side).items():
+        for way, attention in attentions.items():
             start = time.perf_counter()
             model(canvas, attention).square().mean().backward()
             found[way].append(1e3 * (time.perf_counter() - start))
