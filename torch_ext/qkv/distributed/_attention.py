@@ -122,9 +122,10 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks)
+    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, None, sinks)
     team = team_of("ring_attention", group)
     options |= {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+    options["spans"] = spans
     call = Call.of(query, key, value, seqlen, cu_seqlens, method, **options)
     lead, seed = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))

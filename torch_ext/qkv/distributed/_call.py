@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from qkv.options import BY_HEAD, MASKS, defaults
+from qkv.spans import tensor_of
 
 TENSORS = (*MASKS, *BY_HEAD)
 SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in TENSORS}
@@ -40,8 +41,10 @@ class Call:
 
 
 def prepare(call: Call) -> None:
-    """Under autocast, tensors of its dtype, as qkv.attention has them; documents without a
-    dimension for a batch."""
+    """The tensor of spans; under autocast, tensors of its dtype, as qkv.attention has them;
+    documents without a dimension for a batch."""
+    if "spans" in call.tensors:
+        call.tensors["spans"] = tensor_of(call.tensors["spans"])
     inputs = {"query": call.query, "key": call.key, "value": call.value}
     tensors = inputs | call.tensors
     if torch.is_autocast_enabled("cpu"):

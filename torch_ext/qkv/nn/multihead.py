@@ -186,7 +186,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             key_padding_mask, attn_mask, attn_bias = with_columns(
                 (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
             )
-            if seen is not None:
+            if seen is not None and seen.dim():  # the operator refuses what has none
                 added = seen.new_tensor([sizes[1], key.size(-2)])
                 seen = torch.cat([seen, added.expand(*seen.shape[:-1], 2)], -1)
             is_causal = False  # it would hide the keys behind the others
