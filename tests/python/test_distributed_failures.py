@@ -153,6 +153,7 @@ UNLIKE = [
     ),
     ({"softcap": -1.0}, "on rank 1: attention: softcap is -1, but"),
     ({"query": 3}, "on rank 1: query is 3, but a dense tensor is expected"),
+    ({"spans": (0, 8)}, "on rank 1: spans is (0, 8), but qkv.Spans, FlexAttention's BlockMask or"),
 ]
 
 

@@ -452,6 +452,23 @@ def test_spans(arguments, call):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_vmap_of_spans(arguments, is_batched):
+    """Over layers' inputs, each of which has spans of its own."""
+    _, layer = twins(batch_first=True, **arguments)
+    x = batch_of(L) if not is_batched else batch_of(L)[:, None]
+    spans = qkv.Spans.prefix(torch.arange(1, len(x) + 1), L)
+
+    def attend(x, spans):
+        return layer(x, x, x, spans=spans)
+
+    found = torch.func.vmap(attend)(x, spans)
+    each = [attend(*pair) for pair in zip(x, map(qkv.Spans, spans.tensor), strict=True)]
+    for y, expected in zip(found, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(y, torch.stack(expected))
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_spans_of_a_nested_tensor(need_weights):
     """By positions within an item, as the bias has it."""
