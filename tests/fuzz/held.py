@@ -44,6 +44,8 @@ def plain(call):
         raise NotJudged("a part of a larger call")
     inputs = [call[n].detach() for n in INPUTS if n in call]
     options = {n: call[n] for n in SOFT if call.get(n) is not None}
+    if "spans" in options:  # a Spans or a BlockMask has it (operators.in_any_form)
+        options["spans"] = getattr(options["spans"], "tensor", options["spans"])
     options = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
     if not options.get("alibi_slopes", torch.zeros(())).double().isfinite().all():
         raise NotJudged("an infinite slope times a distance of 0")
