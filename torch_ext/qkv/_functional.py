@@ -108,6 +108,7 @@ def attention(
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, by the argument's name.
         ValueError: a number that is out of range: scale, dropout_p, window_size, softcap, spans.
+        TypeError: spans that are none.
         NotImplementedError: what is still to come.
 
     bfloat16 and float16: scores, softmax and all sums are float32, what is returned is rounded
