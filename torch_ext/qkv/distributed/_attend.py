@@ -7,17 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.distributed._block import OPTION_TENSORS, Options
-from qkv.distributed._call import Call
-from qkv.distributed._check import why_not_by_heads
-from qkv.distributed._heads import attend_by_heads
-from qkv.distributed._passes import Ring
+from qkv.distributed._call import Call, why_not_by_heads
+from qkv.distributed._heads import option_heads, own_heads, own_rows
+from qkv.distributed._passes import Ring, RingAttention
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE, Team
-from qkv.distributed._ring import RingAttention
 from qkv.options import BY_HEAD, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
-_NAMES = (*MASKS, *BY_HEAD)
 
 
 def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
@@ -40,38 +37,38 @@ def attend(
     call: Call, lead: tuple[int, ...], seed: Tensor | None, team: Team
 ) -> tuple[Tensor, Tensor]:
     """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
+    inputs, tensors, ranks = (call.query, call.key, call.value), call.tensors, team.heads
+    if ranks.size > 1:
+        inputs = tuple(own_heads(x, ranks) for x in inputs)
+        tensors = {name: option_heads(name, x, ranks) for name, x in tensors.items()}
+    of_options = dict.fromkeys((*MASKS, *BY_HEAD)) | tensors
     heads = lead[-1] if lead else 1
-    own = heads // team.heads.size
-    first_head = team.heads.rank * own
-    seqlen = call.query.size(-2) * team.size if call.seqlen is None else call.seqlen
+    own = heads // ranks.size
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
-    alone = team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks)
-
-    def attend_heads(query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor]):
-        of_options = {name: tensors.get(name) for name in _NAMES}
-        if alone:
-            is_part = team.heads.size > 1
-            shard = [0, 0, 0, 0, first_head, heads, 0] if is_part else None
-            return _attend_whole((query, key, value), of_options, call, seed, seqlen, shard)
+    if team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks):
+        shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
+        output, lse = _attend_whole(inputs, of_options, call, seed, shard)
+    else:
         documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
         scalars = {name: x for name, x in call.scalars.items() if name != "is_causal"}
-        options = Options({}, scalars, own, heads, first_head, documents, seed)
-        plan = _plan(call, team.ring.size, query.size(-2) // 2, seqlen)
+        options = Options({}, scalars, own, heads, ranks.rank * own, documents, seed)
+        plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
         ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), options)
-        output, lse = RingAttention.apply(query, key, value, *of_options.values(), ring)
-        return output.to(query.dtype), lse
+        output, lse = RingAttention.apply(*inputs, *of_options.values(), ring)
+        output = output.to(call.query.dtype)
+    if ranks.size > 1:
+        output, lse = own_rows(output, ranks), own_rows(lse.unsqueeze(-1), ranks).squeeze(-1)
+    return output, lse
 
-    return attend_by_heads(call.query, call.key, call.value, call.tensors, team.heads, attend_heads)
 
-
-def _plan(call: Call, size: int, chunk: int, seqlen: int) -> Plan:
+def _plan(call: Call, size: int, chunk: int) -> Plan:
     left, right = call.scalars["window_size"] or (-1, -1)
     is_windowed = left >= 0 or right >= 0
     is_placed = is_windowed or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
     return Plan(
         size=size,
         chunk=chunk,
-        seqlen=seqlen,
+        seqlen=call.seqlen,
         is_causal=call.scalars["is_causal"],
         window=(left, right),
         positions=is_placed or bool(call.tensors.keys() & OPTION_TENSORS.keys()),
@@ -85,12 +82,11 @@ def _attend_whole(
     tensors: dict[str, Tensor | None],
     call: Call,
     seed: Tensor | None,
-    seqlen: int,
     shard: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """By one call, where all rows are here in their own order. What pads them is left out, and back
     again in the results."""
-    rows = inputs[0].size(-2)
+    rows, seqlen = inputs[0].size(-2), call.seqlen
     inputs = tuple(x.narrow(-2, 0, seqlen) for x in inputs)
     for name in MASKS:
         mask = tensors[name]

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from qkv.distributed._agree import Facts, agree, told
 from qkv.distributed._attend import attend, resolved
-from qkv.distributed._call import Call, prepare
-from qkv.distributed._check import check
+from qkv.distributed._call import Call, check, prepare
 from qkv.distributed._ranks import Group, Team, team_of
 from qkv.options import ScoreOptions, Unpack, keywords_of
 from qkv.spans import Spans

@@ -1,8 +1,6 @@
 """All-to-all over heads, after Jacobs et al., "DeepSpeed Ulysses", 2023: from some rows of all
 heads to all rows of some heads, and back."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -28,42 +26,20 @@ def _to_rows(tensor: Tensor, ranks: Ranks) -> Tensor:
     return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
 
 
-def divides(heads: int, size: int) -> bool:
-    """Whether each of `size` ranks can have equally many of the heads of key or value, or as many
-    ranks the same one."""
-    return heads > 0 and (heads % size == 0 or size % heads == 0)
-
-
-def _heads(tensor: Tensor, ranks: Ranks) -> Tensor:
+def own_heads(tensor: Tensor, ranks: Ranks) -> Tensor:
     """This rank's heads of all rows. Where there are fewer heads than ranks, some have the same."""
     if tensor.size(-3) < ranks.size:
         tensor = tensor.repeat_interleave(ranks.size // tensor.size(-3), -3)
     return linear(_to_heads, _to_rows, tensor, ranks=ranks)
 
 
-def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+def option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
     """What acts on the scores of this rank's heads. Rows of masks come from all ranks."""
     if name in MASKS and tensor.dim() > 1 and tensor.size(-2) > 1:
-        return _heads(tensor if tensor.dim() > 2 else tensor[None], ranks)
+        return own_heads(tensor if tensor.dim() > 2 else tensor[None], ranks)
     return heads_of(tensor, OPTION_TENSORS.get(name, -1), ranks.rank, ranks.size)
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
-
-
-def attend_by_heads(
-    query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor], ranks: Ranks,
-    attend: Attend,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output and lse of the rows that this rank has, from `attend`, which gets some of the heads,
-    with the rows of all ranks in the order of the sequence.
-
-    tensors: attn_mask, bias, alibi_slopes and sinks, as far as there are any.
-    """
-    if ranks.size == 1:
-        return attend(query, key, value, tensors)
-    query, key, value = (_heads(x, ranks) for x in (query, key, value))
-    tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
-    output, lse = attend(query, key, value, tensors)
-    output, lse = (linear(_to_rows, _to_heads, x, ranks=ranks) for x in (output, lse.unsqueeze(-1)))
-    return output, lse.squeeze(-1)
+def own_rows(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The way back of `own_heads`, where there are enough heads: this rank's rows of all heads."""
+    return linear(_to_rows, _to_heads, tensor, ranks=ranks)
