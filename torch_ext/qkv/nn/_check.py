@@ -2,7 +2,7 @@
 expected; torch's own layer raises for the same calls, with other words."""
 
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
 
 def check_nested(
     layer: torch.nn.MultiheadAttention,
-    query: Tensor,
+    query: Any,
     key: Tensor,
     value: Tensor,
     **masks: Tensor | None,
@@ -96,6 +96,13 @@ def check_nested(
     }
     for name in [name for name, is_so in made_with.items() if is_so]:
         _refuse(f"query is a nested tensor, but a dense one is expected by a layer with {name}")
+    if query.dim() != 3:
+        _refuse(f"query is a nested tensor of {query.dim()} dimensions, but [B, j, E] is expected")
+    if query.layout == torch.jagged and (query._ragged_idx != 1 or query.lengths() is not None):
+        _refuse(
+            "query is a jagged tensor that is transposed or has holes, but a contiguous [B, j, E] "
+            "is expected"
+        )
 
 
 def _shape(tensor: Tensor) -> str:

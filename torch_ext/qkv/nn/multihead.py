@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.nn._attend import attend, attend_documents, project
+from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
-from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
-from qkv.nn._nested import packed
+from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
 
 
@@ -182,7 +181,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if self.bias_k is not None or self.add_zero_attn:
             key, value = self._with_more_keys(key, value)
             if is_causal and attn_mask is None:
-                attn_mask = causal_mask(*sizes, query.device)
+                attn_mask = torch.ones(sizes, dtype=torch.bool, device=query.device).triu(1)
             key_padding_mask, attn_mask, attn_bias = with_columns(
                 (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from qkv._vmap.levels import binder
+from qkv._vmap.levels import taken_apart
 from qkv.distributed._dtensor import context_parallel
 from qkv.distributed._dtensor.layout import HEADS, layout_of
 from qkv.distributed._dtensor.plan import Plan, plan_of, sizes_of
@@ -38,7 +38,7 @@ def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 @torch.no_grad()
 def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    tensors, options = binder(op)(*args, **kwargs)
+    tensors, options = taken_apart(op, args, kwargs)
     given = _on_one_mesh(op, tensors)
     if context_parallel.is_on(given["query"]):
         return context_parallel.attend(op, given, options)
@@ -46,13 +46,13 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     written = _written(op, given)
     plan = _plan_of(op, given, options, written)
     parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
-    results = op(**(tensors | parts), **(options | _place(plan, options)))
+    results = op(**options | parts | _place(plan, options))
     names = (result.name for result in op._schema.returns)
     return tuple(_whole(plan, given, n, x) for n, x in zip(names, results, strict=True))
 
 
-def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor | None]) -> dict[str, DTensor]:
-    """Those that are not None, as DTensors.
+def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
+    """The tensors as DTensors.
 
     Raises:
         RuntimeError: for tensors on different meshes; for a tensor that is none of DTensor's, since
@@ -65,8 +65,6 @@ def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor | None]) -> dict[str, DTe
     replicated = [Replicate()] * mesh.ndim
     found = {}
     for n, x in tensors.items():
-        if x is None:
-            continue
         if not isinstance(x, DTensor):
             if x.dim() > 0 and not DTensor._op_dispatcher._allow_implicit_replication:
                 raise RuntimeError(
