@@ -144,7 +144,7 @@ def _agreed(
         lead = check(call, team)
         if call.scalars["dropout_p"] > 0:
             given = _dropout_seed(call.query) if dropout_seed is None else dropout_seed
-            number = _signed(int(given))
+            number = (int(given) + 2**63) % 2**64 - 2**63  # the same 64 bits, signed
             facts["dropout_seed"] = None if dropout_seed is None else number
         facts |= {n: told(getattr(call, n)) for n in ("query", "key", "value")}
         facts |= {n: told(x) for n, x in call.tensors.items()}
@@ -154,8 +154,3 @@ def _agreed(
         facts["error"] = str(error)
     number = agree(facts, team, number)
     return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None
-
-
-def _signed(number: int) -> int:
-    """The same 64 bits as an int64."""
-    return (number + 2**63) % 2**64 - 2**63

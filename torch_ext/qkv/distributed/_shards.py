@@ -116,15 +116,13 @@ def length_of(name: str, rows: int, seqlen: int | None, team: Team) -> int:
 
 def natural(shards: Sequence[Tensor], dim: int) -> Tensor:
     """The shards of all ranks as one tensor, in the order of the sequence."""
-    halves = [x.chunk(2, dim) for x in shards] if shards[0].size(dim) else [(x, x) for x in shards]
+    halves = [x.tensor_split(2, dim) for x in shards]
     return torch.cat([first for first, _ in halves] + [last for _, last in reversed(halves)], dim)
 
 
 def zigzag(tensor: Tensor, dim: int, size: int) -> list[Tensor]:
     """The shards of `size` ranks; 2 * size divides the length."""
-    chunks = tensor.split(max(1, tensor.size(dim) // (2 * size)), dim)
-    if tensor.size(dim) == 0:
-        chunks = (tensor,) * (2 * size)
+    chunks = tensor.tensor_split(2 * size, dim)
     return [torch.cat([chunks[r], chunks[-1 - r]], dim) for r in range(size)]
 
 
@@ -136,8 +134,5 @@ def _gathered(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
 def _sum_of_shards(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
     """Of the tensors of all ranks, whole: the sum of what belongs to this rank's shard."""
     doing = "unshard: summing gradients"
-    received = all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing)
-    total = received[0].to(wide(tensor.dtype))
-    for part in received[1:]:
-        total = total + part
-    return total.to(tensor.dtype)
+    received = torch.stack(all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing))
+    return received.sum(0, dtype=wide(tensor.dtype)).to(tensor.dtype)

@@ -5,6 +5,7 @@ dimension left of them, 2 for the one left of that, and so on.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -43,12 +44,7 @@ def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layo
         return _paged if "block_table" in tensors else _packed
     if "k_cache" in tensors:
         return _pooled if {"block_table", "cache_batch_idx"} & set(tensors) else _cache
-    reduce = options.get("reduce")
-
-    def dense(name: str, rank: int) -> Dims:
-        return _dense(name, rank, reduce)
-
-    return dense
+    return partial(_dense, reduce=options.get("reduce"))
 
 
 def _without_batch(dims: Dims) -> Dims:

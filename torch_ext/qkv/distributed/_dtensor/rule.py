@@ -27,13 +27,9 @@ def decompose(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """One seed for all processes, even if their generators are in different states: the largest of
     those that they draw. If the states are the same, it is what a single process would draw."""
-    mesh, seed = args[0].device_mesh, op(args[0].to_local())
-    replicated = [Replicate()] * mesh.ndim
-    for dim in range(mesh.ndim):
-        placements = replicated[:dim] + [Partial("max")] + replicated[dim + 1 :]
-        drawn = DTensor.from_local(seed, mesh, placements)
-        seed = drawn.redistribute(placements=replicated).to_local()
-    return DTensor.from_local(seed, mesh, replicated)
+    mesh = args[0].device_mesh
+    drawn = DTensor.from_local(op(args[0].to_local()), mesh, [Partial("max")] * mesh.ndim)
+    return drawn.redistribute(placements=[Replicate()] * mesh.ndim)
 
 
 @torch.no_grad()
@@ -103,7 +99,7 @@ def _plan_of(
     allowed = set(sizes)
     if options.get("reduce") == "heads":
         allowed.discard(HEADS)
-    if _drops(options):
+    if options.get("dropout_p", 0) > 0:
         # Which weights are dropped follows from their places in the whole: the operator must be
         # told these, as one number for the batch items. So they are divided by the outermost
         # dimension alone.
@@ -118,13 +114,9 @@ def _plan_of(
     return plan
 
 
-def _drops(options: Mapping[str, Any]) -> bool:
-    return options.get("dropout_p", 0) > 0
-
-
 def _place(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     """The option that says which part of the whole a call is, where that matters."""
-    if not _drops(options) or set(plan.labels) <= {None}:
+    if not options.get("dropout_p") or set(plan.labels) <= {None}:
         return {}
     outermost = max(plan.sizes)
     items = prod(size for label, size in plan.sizes.items() if label not in (HEADS, outermost))
