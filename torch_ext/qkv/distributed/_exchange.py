@@ -95,7 +95,7 @@ class Exchange:
 
     def _own(self, tensors: Sequence[Tensor], part: int) -> list[Tensor]:
         """Views of one part of the heads."""
-        return [heads_of(x, -3, part, self._parts) for x in tensors]
+        return [heads_of("key", x, part, self._parts) for x in tensors]
 
     def _start(self, visit: Visit) -> tuple[Messages, Messages]:
         """Begins to receive the keys and values of a visit, and to send the own ones to the rank

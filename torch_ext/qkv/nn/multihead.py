@@ -242,11 +242,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 def adopt(layer: torch.nn.MultiheadAttention) -> None:
     """Makes a layer of torch's class one of this class, in place: parameters, hooks and whatever
     refers to it stay."""
-    if type(layer) is not torch.nn.MultiheadAttention:
-        raise TypeError(
-            f"adopt: layer is a {type(layer).__qualname__}, but exactly a "
-            "torch.nn.MultiheadAttention is expected"
-        )
     _keep_off_fast_path(layer)
     layer.__class__ = MultiheadAttention
 
