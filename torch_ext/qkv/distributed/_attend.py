@@ -2,6 +2,7 @@
 et al., "DeepSpeed Ulysses", 2023: from some rows of all heads to all rows of some, and back."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ def attend(
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
     if team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks):
         shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
-        output, lse = _attend_whole(inputs, of_options, call, seed, shard)
+        output, lse = _attend_whole(inputs, of_options, call, dropout_seed=seed, shard=shard)
     else:
         documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
         options = Options({}, call.scalars, own, heads, ranks.rank * own, documents, seed)
@@ -81,11 +82,7 @@ def _plan(call: Call, size: int, chunk: int) -> Plan:
 
 
 def _attend_whole(
-    inputs: tuple[Tensor, ...],
-    tensors: dict[str, Tensor | None],
-    call: Call,
-    seed: Tensor | None,
-    shard: list[int] | None,
+    inputs: tuple[Tensor, ...], tensors: dict[str, Tensor | None], call: Call, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """By one call, where all rows are here in their own order. What pads them is left out, and back
     again in the results."""
@@ -99,9 +96,8 @@ def _attend_whole(
     if ends is not None:
         inputs = tuple(x.transpose(0, 1) for x in inputs)
     output, lse = _forward(
-        *inputs, **tensors, dropout_seed=seed, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None,
-        shard=shard, **call.scalars,
-    )  # fmt: skip
+        *inputs, **tensors, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None, **more, **call.scalars
+    )
     if ends is not None:
         output = output.transpose(0, 1)
     padding = rows - seqlen

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.distributed._plan import Block, Range
+from qkv.distributed._transport import wide
 from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
@@ -27,8 +28,8 @@ class Options:
     tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
     and columns as in the sequence of length N; spans, with such rows, of keys of that sequence;
     alibi_slopes `[..., own_heads]`, or one row for each packed document, of which there are
-    `documents`. scalars: dropout_p, scale, enable_gqa, window_size and softcap; what is_causal means
-    to a block the block says.
+    `documents`. scalars: dropout_p, scale, enable_gqa, window_size and softcap; is_causal is what
+    the block says.
     """
 
     tensors: dict[str, Tensor]
@@ -89,21 +90,15 @@ def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Ten
     return tensor.narrow(-1, block.key_begin, block.columns.size)
 
 
-def _widened(tensor: Tensor) -> Tensor:
-    """Half precision in float32, as query, key and value are."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
 def _arguments(block: Block, options: Options) -> dict:
     """What a call for the block has besides query, key, value and results. A packed one has the
     documents as they are, with positions of their own."""
     ends = None if block.ends is None else torch.tensor(block.ends)
     offsets = block.query_begin - block.origin, block.key_begin - block.origin
     heads = options.first_head, options.heads
-    parts = {
-        name: _widened(_part(name, tensor, block, options.documents))
-        for name, tensor in options.tensors.items()
-    }
+    parts = {n: _part(n, x, block, options.documents) for n, x in options.tensors.items()}
+    # Half precision in float32, as query, key and value are.
+    parts = {n: x.to(wide(x.dtype)) if x.is_floating_point() else x for n, x in parts.items()}
     return dict.fromkeys(OPTION_TENSORS) | {
         **parts,
         "cu_seq_q": ends,

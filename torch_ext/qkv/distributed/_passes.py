@@ -56,34 +56,6 @@ class Ring:
         return parts_of(heads, (key.numel() + value.numel()) * key.element_size())
 
 
-def forward_pass(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tensors: dict[str, Tensor],
-    sinks: Tensor | None,
-    ring: Ring,
-) -> tuple[Tensor, Tensor]:
-    """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, in float32 or float64."""
-    dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
-    parts, cuts = ring.parts(key, value)
-    shape = (*ring.lead, query.size(-2))
-    output = torch.zeros(*shape, value.size(-1), dtype=dtype)
-    # In float64 until it is whole, so that it is not rounded at every step.
-    lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
-    rows = {"query": query, "output": output, "lse": lse}
-    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
-    for visit, arrived in exchange.arrivals():
-        own_options = options.of_heads(visit.part, parts)
-        own = tensors_of_heads(rows, visit.part, parts)
-        keys, values = (x.to(dtype) for x in arrived)
-        for block in exchange.seen(visit).blocks:
-            found = block_forward(own["query"], keys, values, block, own_options)
-            merge(rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1), *found)
-        del keys, values
-    return output, lse.to(dtype)
-
-
 def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
     """Adds what the same queries get from other keys to output and lse, in place."""
     total = torch.logaddexp(lse, more_lse)
@@ -147,17 +119,34 @@ def _zeros_like(
 
 
 class RingAttention(Function):
-    """Output and lse, both in float32 or float64.
+    """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, both in float32 or float64.
 
     Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
     """
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)
     def forward(query, key, value, *others):
         *tensors, sinks, ring = others
-        with torch.autocast("cpu", enabled=False):
-            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
-            return forward_pass(query, key, value, tensors, sinks, ring)
+        tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
+        dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
+        parts, cuts = ring.parts(key, value)
+        shape = (*ring.lead, query.size(-2))
+        output = torch.zeros(*shape, value.size(-1), dtype=dtype)
+        # In float64 until it is whole, so that it is not rounded at every step.
+        lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
+        rows = {"query": query, "output": output, "lse": lse}
+        exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
+        for visit, arrived in exchange.arrivals():
+            own_options = options.of_heads(visit.part, parts)
+            own = tensors_of_heads(rows, visit.part, parts)
+            keys, values = (x.to(dtype) for x in arrived)
+            for block in exchange.seen(visit).blocks:
+                found = block_forward(own["query"], keys, values, block, own_options)
+                here = rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1)
+                merge(*here, *found)
+            del keys, values
+        return output, lse.to(dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

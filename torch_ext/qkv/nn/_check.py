@@ -74,14 +74,9 @@ def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
         )
 
 
-def check_nested(
-    layer: torch.nn.MultiheadAttention,
-    query: Any,
-    key: Tensor,
-    value: Tensor,
-    **masks: Tensor | None,
-) -> None:
-    """Where one of query, key and value is a nested tensor."""
+def check_nested(layer: torch.nn.MultiheadAttention, inputs: Any, **masks: Tensor | None) -> None:
+    """inputs: query, key and value, of which one is a nested tensor."""
+    query, key, value = inputs
     if query is not key or key is not value:
         _refuse(
             "of query, key and value one is a nested tensor, but the same tensor three times is "

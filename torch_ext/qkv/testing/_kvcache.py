@@ -102,16 +102,16 @@ def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 def _of_rows(scale: Tensor) -> Tensor:
     """A scale, in double, that broadcasts to a cache `[rows, Hkv, S, D]`."""
-    if scale.dim() == 3:
-        return scale.double().unsqueeze(-1)
-    return scale.double().reshape(-1, 1, 1)
+    return scale.double().unsqueeze(-1) if scale.dim() > 1 else scale.double().reshape(-1, 1, 1)
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
     """`[Hkv, L_new, D]`: what new rows become in an int8 cache with such a scale, in double."""
-    given = None if scale.dim() == 3 else scale.reshape(-1, 1, 1)
-    numbers, used = quantize(rows, given)
-    return numbers.double() * (used.double().unsqueeze(-1) if given is None else used.double())
+    if scale.dim() == 3:
+        numbers, scale = quantize(rows)
+    else:
+        numbers, _ = quantize(rows, scale.reshape(-1, 1, 1))
+    return numbers.double() * _of_rows(scale)
 
 
 def _numbers(given: Tensor | int, batch: int) -> list[int]:
