@@ -85,13 +85,8 @@ def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
     documents = _Documents(samples, options)
     cu_seq_k = "cu_seq_k" if "cu_seq_k" in samples.values else "cu_seq_q"
-    wanted = tuple(
-        result.name.removeprefix("grad_")
-        for result, is_wanted in zip(
-            op._schema.returns, options.get("output_mask", ()), strict=False
-        )
-        if is_wanted
-    )
+    results = zip(op._schema.returns, options.get("output_mask", ()), strict=False)
+    wanted = tuple(r.name.removeprefix("grad_") for r, is_wanted in results if is_wanted)
     tensors: dict[str, Tensor | None] = {}
     for name in samples.values:
         if laid_out_like(name) in _ROWS:

@@ -136,18 +136,9 @@ def _check_documents(call: Call, seqlen: int) -> None:
 def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
     """What the operator has to say about these shapes, dtypes and numbers: as if all keys were
     here."""
-
-    def empty(tensor: Tensor | None, rows: int | None = None) -> Tensor | None:
-        if tensor is None:
-            return None
-        shape = [*tensor.shape]
-        if rows is not None:
-            shape[-2] = rows
-        return torch.empty(shape, dtype=tensor.dtype, device="meta")
-
-    tensors = {name: call.tensors.get(name) for name in MASKS}
+    tensors = {n: torch.empty_like(x, device="meta") for n, x in call.tensors.items()}
     for name in BY_HEAD:
-        tensor = tensors[name] = call.tensors.get(name)
+        tensor = tensors.get(name)
         if tensor is not None and call.cu_seqlens is not None and tensor.dim() == 2:
             documents = call.cu_seqlens.numel() - 1
             if tensor.size(0) not in (1, documents):
@@ -156,9 +147,13 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
                     "for each document of cu_seqlens"
                 )
             tensors[name] = tensor.new_empty(tensor.size(1))
+    key, value = (
+        x.new_empty(*x.shape[:-2], seqlen, x.size(-1), device="meta")
+        for x in (call.key, call.value)
+    )
     _, lse = _forward(
-        empty(call.query), empty(call.key, seqlen), empty(call.value, seqlen),
-        **{name: empty(x) for name, x in tensors.items()},
+        torch.empty_like(call.query, device="meta"), key, value,
+        **dict.fromkeys(TENSORS) | tensors,
         dropout_seed=torch.empty(1, dtype=torch.int64, device="meta"),
         cu_seq_q=None, cu_seq_k=None, seqused_k=None, **call.scalars,
     )  # fmt: skip

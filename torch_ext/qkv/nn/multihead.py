@@ -170,13 +170,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if query.is_nested or key.is_nested or value.is_nested:
             masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
             check_nested(self, (query, key, value), **masks)
-            values, ends, nested_like = packed(query)
-            bias = attn_bias if attn_bias is None else as_bias(attn_bias)
-            call = self._options() | {"bias": bias, "spans": seen, "is_causal": is_causal}
-            heads = project(self, values, values, values)
-            check_dtypes(heads[0].dtype, attn_bias=attn_bias)
-            output, weights = attend_documents(heads, ends, *wanted, call)
-            return nested_like(self._project_output(output)), weights
+            call = self._options() | {"spans": seen, "is_causal": is_causal}
+            return self._forward_nested(query, attn_bias, wanted, call)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
         sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
@@ -203,6 +198,17 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         call |= self._options() | {"is_causal": is_causal, "spans": seen}
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
+
+    def _forward_nested(
+        self, x: Tensor, attn_bias: Tensor | None, wanted: tuple[bool, bool], call: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """forward of a nested tensor, which is query, key and value."""
+        values, ends, nested_like = packed(x)
+        call["bias"] = attn_bias if attn_bias is None else as_bias(attn_bias)
+        heads = project(self, values, values, values)
+        check_dtypes(heads[0].dtype, attn_bias=attn_bias)
+        output, weights = attend_documents(heads, ends, *wanted, call)
+        return nested_like(self._project_output(output)), weights
 
     def _options(self) -> dict[str, Any]:
         """What the operator is told by this layer."""

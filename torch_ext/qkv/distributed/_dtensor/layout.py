@@ -24,11 +24,6 @@ _OPTIONS = (*MASKS, *BY_HEAD)
 _FEWER_DIMS = FEWER_DIMS | {"softmax_lse": 1}
 
 
-def is_key_or_value(name: str) -> bool:
-    """Whether it may have fewer heads than the query."""
-    return laid_out_like(name) in ("key", "value", "k_cache", "v_cache")
-
-
 def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layout:
     """For a call with these tensors, those that are not None, and with these options.
 
