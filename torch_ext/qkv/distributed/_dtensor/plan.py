@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from qkv._vmap.packed import laid_out_like
 from qkv.distributed._dtensor.layout import HEADS, Dims, Layout
 
-
 _KEYS_AND_VALUES = ("key", "value", "k_cache", "v_cache")  # may have fewer heads than the query
 
 
