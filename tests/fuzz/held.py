@@ -14,7 +14,7 @@ from rounding import Magnitude, largest, magnitudes, score_sizes
 from torch.nn.attention.varlen import AuxRequest
 
 from qkv import testing
-from qkv.testing._hard import look_up
+from qkv.testing._functional import look_up
 from qkv.testing._scores import leading, repeat_heads
 
 with warnings.catch_warnings():  # a call must not warn, and torch does when it loads this
