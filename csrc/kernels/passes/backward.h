@@ -19,100 +19,10 @@
 
 #include "kernels/operands/rows.h"
 #include "kernels/operands/tile.h"
+#include "kernels/passes/backward_keys.h"
 #include "kernels/passes/backward_rows.h"
-#include "kernels/passes/double_grad_tile.h"
-#include "kernels/passes/grad_tile.h"
-#include "kernels/passes/walk.h"
-#include "kernels/products/products.h"
-#include "repair/counts.h"
 
 namespace qkv::QKV_ISA {
-
-// Sets P and dS of keys [from, to) of a tile to 0, and W' of the second derivative.
-template <class S>
-void clear_keys(const typename S::RowTile& t, int64_t from, int64_t to, const S& s) {
-  const int64_t at = from * kGradRows + t.lane;
-  clear_tile(t.tile, to - from, s.weights + at);
-  clear_tile(t.tile, to - from, s.grad_scores + at);
-  if constexpr (S::kTwice) clear_tile(t.tile, to - from, s.change + at);
-  if (s.needs_marks) clear_tile(t.tile, to - from, s.marks + at);
-}
-
-// Rows [lane, lane + depth) of a block.
-struct RowRange {
-  int64_t lane, depth;
-};
-
-// sums [keys, padded(dim)] += the tiles of these rows, transposed, times the rows of `operand`,
-// from which `nonfinite` takes what hidden pairs would add.
-template <class E, class Nonfinite, class T = Compute<E>>
-void add_grad_rows(const RowRange& rows, int64_t keys, const RowOperand<E>& operand, const T* tiles,
-                   const Nonfinite& nonfinite, int64_t dim, T* sums, const BackwardScratch<E>& s) {
-  if (s.needs_marks && all_nan(sums, keys * padded<T>(dim))) return;
-  const int64_t end = rows.lane + rows.depth, chain = s.has_few_keys ? kShortChain : rows.depth;
-  for (int64_t lane = rows.lane; lane < end; lane += chain)
-    add_over_rows(keys, s.as_a, tiles + lane, std::min(chain, end - lane), operand.rows(lane), dim,
-                  s.sees_few, sums);
-  if (s.needs_marks) nonfinite->add(rows.lane, rows.depth, keys, s.marks + rows.lane, sums);
-}
-
-// Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what rows [lane, lane + depth) of the
-// block contribute, from P and dS in the scratch memory, or from P', W and W'.
-template <class S, class T = typename S::T>
-void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
-                        int64_t keys, T* grad_key, T* grad_value, const S& s) {
-  const RowRange rows{lane, depth};
-  if (a.grad_value.data && s.has_grad_output)
-    add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
-                  grad_value, s);
-  if (!a.grad_key.data) return;
-  const auto add = [&](const auto& operand, const T* tiles, const auto& nonfinite) {
-    add_grad_rows(rows, keys, operand, tiles, nonfinite, p.head_dim, grad_key, s);
-  };
-  if constexpr (S::kTwice) {
-    add(s.query, s.change, s.nonfinite_query);
-    if (s.moves_query()) add(s.query_jvp, s.grad_scores, s.nonfinite_query_jvp);
-  } else {
-    add(s.query, s.grad_scores, s.nonfinite_query);
-  }
-}
-
-// Where the sums of a key begin; null: not wanted.
-template <class T>
-T* sums_at(void* sums, int64_t key, int64_t dim) {
-  return sums ? static_cast<T*>(sums) + key * padded<T>(dim) : nullptr;
-}
-
-// One block of rows against keys [key, key + keys), which are no more than a tile has.
-template <class S>
-void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                   const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
-  using T = typename S::T;
-  // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
-  Range seen[BackwardRows<S>::kMaxTiles];
-  int first = rows.count, last = -1;
-  int64_t begin = key + keys, end = key;
-  for (int t = 0; t < rows.count; ++t) {
-    seen[t] = keys_seen<kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
-    if (seen[t].is_empty()) continue;
-    first = std::min(first, t), last = t;
-    begin = std::min(begin, seen[t].begin), end = std::max(end, seen[t].end);
-  }
-  if (first > last) return;
-  for (int t = first; t <= last; ++t) {
-    const auto& tile = rows.tiles[t];
-    const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];
-    if (from < to)
-      grad_tile(p, a, item, tile, from, to - from, (from - begin) * kGradRows + tile.lane, s);
-    clear_keys(tile, 0, from - begin, s);
-    clear_keys(tile, to - begin, end - begin, s);
-  }
-  const int64_t lane = rows.tiles[first].lane;
-  const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
-  add_grad_key_value(p, a, lane, depth, end - begin,
-                     sums_at<T>(item.sums.grad_key, begin, p.head_dim),
-                     sums_at<T>(item.sums.grad_value, begin, p.head_dim_v), s);
-}
 
 // Sets s.hides_pairs, whether pairs of these rows and keys [key, key_end) are hidden, and
 // s.needs_marks, whether something in the rows is not finite and could leak through such pairs.
@@ -142,7 +52,8 @@ void backward_strip(const Problem& p, const BackwardArgs& a, const BackwardItem&
   const int64_t stop = std::min(end, all.end);
   begin += std::max<int64_t>(0, all.begin - begin) / step * step;
   for (int64_t key = begin; key < stop; key += step)
-    backward_keys(p, a, item, rows, key, std::min(step, end - key), s);
+    p.maps ? backward_masked_keys(p, a, item, rows, key, std::min(step, end - key), s)
+           : backward_keys(p, a, item, rows, {0, rows.count}, key, std::min(step, end - key), s);
 }
 
 // One block of rows against all keys of the item.
