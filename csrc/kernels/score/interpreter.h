@@ -134,14 +134,14 @@ class Interpreter {
   }
 
   // The numbers of the heads, and of the queries, of a vector of lanes.
-  IntVec<T> heads(int64_t vector) const {
+  QKV_INLINE IntVec<T> heads(int64_t vector) const {
     const int64_t first = p_.shard.head_offset + tile_.plane.kv_head * p_.group();
     IntVec<T> all{};
     for (int l = 0; l < kLanes<T>; ++l)
       all[l] = IntLane<T>(first + (tile_.row + vector * kLanes<T> + l) % p_.group());
     return all;
   }
-  IntVec<T> queries(int64_t vector) const {
+  QKV_INLINE IntVec<T> queries(int64_t vector) const {
     const int64_t first = p_.function.from_last ? p_.bottom_right() + p_.shard.key_offset
                                                 : p_.shard.query_offset;
     IntVec<T> all{};

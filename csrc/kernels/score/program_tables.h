@@ -75,7 +75,7 @@ class TableAdder {
   }
 
  private:
-  void add_vector(IntVec<T> places, Vec<T> values) const {
+  QKV_INLINE void add_vector(IntVec<T> places, Vec<T> values) const {
     if (!place_by_lane_) {
       T sum = 0;
       for (int l = 0; l < kLanes<T>; ++l) sum += values[l];
