@@ -16,8 +16,8 @@ bool has_infinity(const Builder& b) {
   });
 }
 
-// `value` where one of these gradients is not 0. A pair whose gradient is 0, as that of every hidden
-// pair, so adds nothing, even where a derivative is not finite.
+// `value` where one of these gradients is not 0. A pair whose gradient is 0, as that of every
+// hidden pair, so adds nothing, even where a derivative is not finite.
 int where_any(Builder& b, const std::vector<int>& gradients, int value) {
   if (value < 0) return b.real(0);
   if (std::find(gradients.begin(), gradients.end(), value) != gradients.end()) return value;
@@ -67,8 +67,9 @@ struct ScoreProgram::Parts {
 ScoreProgram::ScoreProgram(std::string_view text) {
   const program::Parsed parsed = program::parse(text);
   const program::Builder& b = parsed.builder;
-  parts_.reset(new Parts{parsed.reals, parsed.integers, program::has_infinity(b), program::compile(b, {parsed.result}),
-                         program::jvp_of(b, parsed.result), program::backward_of(b, parsed.result),
+  parts_.reset(new Parts{parsed.reals, parsed.integers, program::has_infinity(b),
+                         program::compile(b, {parsed.result}), program::jvp_of(b, parsed.result),
+                         program::backward_of(b, parsed.result),
                          program::double_backward_of(b, parsed.result)});
 }
 
@@ -80,8 +81,6 @@ bool ScoreProgram::hides() const { return parts_->hides; }
 const program::Compiled& ScoreProgram::forward() const { return parts_->forward; }
 const program::Compiled& ScoreProgram::jvp() const { return parts_->jvp; }
 const program::Compiled& ScoreProgram::backward() const { return parts_->backward; }
-const program::Compiled& ScoreProgram::double_backward() const {
-  return parts_->double_backward;
-}
+const program::Compiled& ScoreProgram::double_backward() const { return parts_->double_backward; }
 
 }  // namespace qkv

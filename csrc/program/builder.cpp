@@ -44,8 +44,7 @@ int Builder::load(Type type, int64_t offset, const std::vector<int64_t>& sizes,
   int64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) {
     const Instruction& index = (*this)[indices[d]];
-    if (index.op == Op::constant &&
-        (index.integer < -sizes[d] || index.integer >= sizes[d]))
+    if (index.op == Op::constant && (index.integer < -sizes[d] || index.integer >= sizes[d]))
       throw std::invalid_argument("index " + std::to_string(index.integer) +
                                   " is outside of dimension " + std::to_string(d) + " of size " +
                                   std::to_string(sizes[d]));

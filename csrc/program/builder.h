@@ -22,7 +22,9 @@ class Builder {
   int input(Op op, Type type = Type::real) { return add({.op = op, .type = type}); }
   // Operations whose results have the type of their last operand.
   int make(Op op, int a, int b = -1, int c = -1);
-  int compare(Op op, int a, int b) { return add({.op = op, .type = Type::boolean, .a = a, .b = b}); }
+  int compare(Op op, int a, int b) {
+    return add({.op = op, .type = Type::boolean, .a = a, .b = b});
+  }
   // The element of a table [sizes...] that begins with element `offset`, at integer indices.
   int load(Type type, int64_t offset, const std::vector<int64_t>& sizes,
            const std::vector<int>& indices);

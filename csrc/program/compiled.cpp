@@ -8,7 +8,9 @@ namespace {
 bool begins_by_row(Op op) {
   return op == Op::key || op == Op::score || (op >= Op::change && op <= Op::grad_change);
 }
-bool begins_by_lane(Op op) { return op == Op::query || op == Op::head || (begins_by_row(op) && op != Op::key); }
+bool begins_by_lane(Op op) {
+  return op == Op::query || op == Op::head || (begins_by_row(op) && op != Op::key);
+}
 
 template <class Each>
 void for_each_operand(const Instruction& x, const Each& each) {

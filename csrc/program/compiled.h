@@ -31,7 +31,7 @@ struct TableSum {
 
 struct Compiled {
   std::vector<Step> steps;
-  std::vector<int> once, each;          // steps, in their order
+  std::vector<int> once, each;           // steps, in their order
   int once_memory = 0, each_memory = 0;  // how many pieces of either
   std::vector<int> results;              // steps
   std::vector<TableSum> sums;

@@ -24,9 +24,12 @@ Partials partials(Builder& p, int n) {
   };
   const auto one = [&] { return p.real(1); };
   switch (x.op) {
-    case Op::add: return {{x.a}, {x.b}};
-    case Op::sub: return {{x.a}, {x.b, Factor::minus_one}};
-    case Op::mul: return {times(x.a, x.b), times(x.b, x.a)};
+    case Op::add:
+      return {{x.a}, {x.b}};
+    case Op::sub:
+      return {{x.a}, {x.b, Factor::minus_one}};
+    case Op::mul:
+      return {times(x.a, x.b), times(x.b, x.a)};
     case Op::div: {
       const int inverse = p.make(Op::div, one(), x.b);
       return {times(x.a, inverse), times(x.b, p.make(Op::neg, p.make(Op::mul, n, inverse)))};
@@ -43,34 +46,49 @@ Partials partials(Builder& p, int n) {
       };
       return {share(x.a, x.b), share(x.b, x.a)};
     }
-    case Op::neg: return {{x.a, Factor::minus_one}, {}};
+    case Op::neg:
+      return {{x.a, Factor::minus_one}, {}};
     case Op::abs: {
       const int zero = p.real(0);
       const int above = p.make(Op::where, p.compare(Op::gt, x.a, zero), one(), zero);
       return {times(x.a, p.make(Op::where, p.compare(Op::lt, x.a, zero), p.real(-1), above)), {}};
     }
-    case Op::exp: return {times(x.a, n), {}};
-    case Op::log: return {times(x.a, p.make(Op::div, one(), x.a)), {}};
-    case Op::tanh: return {times(x.a, p.make(Op::sub, one(), p.make(Op::mul, n, n))), {}};
-    case Op::sigmoid: return {times(x.a, p.make(Op::mul, n, p.make(Op::sub, one(), n))), {}};
-    case Op::sqrt: return {times(x.a, p.make(Op::div, p.real(.5), n)), {}};
+    case Op::exp:
+      return {times(x.a, n), {}};
+    case Op::log:
+      return {times(x.a, p.make(Op::div, one(), x.a)), {}};
+    case Op::tanh:
+      return {times(x.a, p.make(Op::sub, one(), p.make(Op::mul, n, n))), {}};
+    case Op::sigmoid:
+      return {times(x.a, p.make(Op::mul, n, p.make(Op::sub, one(), n))), {}};
+    case Op::sqrt:
+      return {times(x.a, p.make(Op::div, p.real(.5), n)), {}};
     case Op::rsqrt:
       return {times(x.a, p.make(Op::mul, p.real(-.5), p.make(Op::div, n, x.a))), {}};
-    case Op::sin: return {times(x.a, p.make(Op::cos, x.a)), {}};
-    case Op::cos: return {times(x.a, p.make(Op::neg, p.make(Op::sin, x.a))), {}};
-    case Op::where: return {{x.b, Factor::if_true, x.a}, {x.c, Factor::if_false, x.a}};
-    default: return {};
+    case Op::sin:
+      return {times(x.a, p.make(Op::cos, x.a)), {}};
+    case Op::cos:
+      return {times(x.a, p.make(Op::neg, p.make(Op::sin, x.a))), {}};
+    case Op::where:
+      return {{x.b, Factor::if_true, x.a}, {x.c, Factor::if_false, x.a}};
+    default:
+      return {};
   }
 }
 
 int product(Builder& p, int change, const Partial& by) {
   switch (by.factor) {
-    case Factor::one: return change;
-    case Factor::minus_one: return p.make(Op::neg, change);
-    case Factor::number: return p.make(Op::mul, change, by.number);
+    case Factor::one:
+      return change;
+    case Factor::minus_one:
+      return p.make(Op::neg, change);
+    case Factor::number:
+      return p.make(Op::mul, change, by.number);
     // Selected and not multiplied: 0 times what is not finite would be NaN.
-    case Factor::if_true: return p.make(Op::where, by.number, change, p.real(0));
-    case Factor::if_false: return p.make(Op::where, by.number, p.real(0), change);
+    case Factor::if_true:
+      return p.make(Op::where, by.number, change, p.real(0));
+    case Factor::if_false:
+      return p.make(Op::where, by.number, p.real(0), change);
   }
   return change;
 }

@@ -61,11 +61,16 @@ constexpr std::pair<const char*, Op> kInputs[] = {{"score", Op::score},
 
 bool is_taken(Takes takes, Type type) {
   switch (takes) {
-    case Takes::reals: return type == Type::real;
-    case Takes::integers: return type == Type::integer;
-    case Takes::numbers: return type != Type::boolean;
-    case Takes::logicals: return type != Type::real;
-    case Takes::all: return true;
+    case Takes::reals:
+      return type == Type::real;
+    case Takes::integers:
+      return type == Type::integer;
+    case Takes::numbers:
+      return type != Type::boolean;
+    case Takes::logicals:
+      return type != Type::real;
+    case Takes::all:
+      return true;
   }
   return false;
 }
@@ -96,7 +101,8 @@ class Parser {
   Parsed finish() {
     if (numbers_.empty()) fail("a program has an instruction at least");
     parsed_.result = numbers_.back();
-    if (b()[parsed_.result].type != Type::real) fail("the last instruction must give a real number");
+    if (b()[parsed_.result].type != Type::real)
+      fail("the last instruction must give a real number");
     refuse_outside();
     return std::move(parsed_);
   }
@@ -134,7 +140,8 @@ class Parser {
   int operand(size_t word) {
     const int64_t n = integer(word);
     if (n < 0 || n >= int64_t(numbers_.size()))
-      fail("operand " + std::to_string(n) + " is no instruction before this one, of which there are " +
+      fail("operand " + std::to_string(n) +
+           " is no instruction before this one, of which there are " +
            std::to_string(numbers_.size()));
     return numbers_[size_t(n)];
   }

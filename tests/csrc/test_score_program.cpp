@@ -103,9 +103,12 @@ void expect_alike(const char* name, const std::vector<double>& a, const std::vec
 
 double most_of(const Case& c) {
   switch (c.dtype) {
-    case DType::f64: return 1e-10;
-    case DType::f32: return 2e-4;
-    default: return 0.06;
+    case DType::f64:
+      return 1e-10;
+    case DType::f32:
+      return 2e-4;
+    default:
+      return 0.06;
   }
 }
 
@@ -125,7 +128,7 @@ void expect_alike(const Passes& actual, const Passes& expected, const Case& c) {
   expect_alike("lse_jvp", actual.jvp.lse_jvp, expected.jvp.lse_jvp, most);
 }
 
-std::vector<Case> cases() {
+std::vector<Case> program_cases() {
   std::vector<Case> all;
   for (DType dtype : kDTypes)
     for (const auto& [L, S] : {std::pair<int64_t, int64_t>{70, 90}, {3, 600}, {150, 20}}) {
@@ -142,7 +145,7 @@ std::vector<Case> cases() {
 TEST_P(ScoreProgramTest, SoftcapIsTheOption) {
   const ScoreProgram program("score\n" + text_of(1 / 2.5) + "mul 0 1\ntanh 2\n" + text_of(2.5) +
                              "mul 3 4\n");
-  for (const Case& c : cases()) {
+  for (const Case& c : program_cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     const JvpWorkload w(c);
     const Passes expected =
@@ -157,16 +160,15 @@ TEST_P(ScoreProgramTest, SoftcapIsTheOption) {
 // score - slopes[head] * |query + S - L - key|: the gradient of the slopes is that of a table, and
 // their direction one, too.
 TEST_P(ScoreProgramTest, SlopesAreTheOption) {
-  for (Case c : cases()) {
+  for (Case c : program_cases()) {
     c.alibi_slopes = c.grad_alibi_slopes = true;
     SCOPED_TRACE(::testing::Message() << c);
     const JvpWorkload w(c);
     const int64_t H = c.heads();
-    const ScoreProgram program("@float 0 " + std::to_string(2 * H) +
-                               "\nscore\nbatch\nint " + std::to_string(H) +
-                               "\nmul 1 2\nhead\nadd 3 4\nload 0 5\nquery\nkey\nsub 7 8\nint " +
-                               std::to_string(c.S - c.L) +
-                               "\nadd 9 10\nabs 11\nto_float 12\nmul 6 13\nsub 0 14\n");
+    const ScoreProgram program(
+        "@float 0 " + std::to_string(2 * H) + "\nscore\nbatch\nint " + std::to_string(H) +
+        "\nmul 1 2\nhead\nadd 3 4\nload 0 5\nquery\nkey\nsub 7 8\nint " +
+        std::to_string(c.S - c.L) + "\nadd 9 10\nabs 11\nto_float 12\nmul 6 13\nsub 0 14\n");
     Tables tables(c, w.alibi_slopes.values());
     tables.set(tables.direction, w.slopes_jvp.values());
     const Passes expected = run_with(w.in_f64(), [](Problem&) {}, nullptr, true);
@@ -189,7 +191,7 @@ TEST_P(ScoreProgramTest, SlopesAreTheOption) {
 // score + bias[head, query, key], whose gradient is that of a mask; and the same bits for any
 // number of threads.
 TEST_P(ScoreProgramTest, BiasIsAMask) {
-  for (Case c : cases()) {
+  for (Case c : program_cases()) {
     c.mask_type = c.dtype == DType::f64 ? MaskType::f64 : MaskType::f32;
     c.share_batch = true, c.grad_mask = true;
     c.mask_strides = {0, c.L * c.S, c.S, 1};
@@ -198,8 +200,8 @@ TEST_P(ScoreProgramTest, BiasIsAMask) {
     w.mask.for_each([&](int64_t at) {
       if (std::isinf(w.mask.get(at))) w.mask.set(at, -3);
     });
-    const std::string sizes = std::to_string(c.heads()) + " " + std::to_string(c.L) + " " +
-                              std::to_string(c.S);
+    const std::string sizes =
+        std::to_string(c.heads()) + " " + std::to_string(c.L) + " " + std::to_string(c.S);
     const ScoreProgram program("@float 0 " + sizes +
                                "\nscore\nhead\nquery\nkey\nload 0 1 2 3\nadd 0 4\n");
     std::vector<double> numbers = w.mask.values();
@@ -212,8 +214,8 @@ TEST_P(ScoreProgramTest, BiasIsAMask) {
     };
     const Passes actual = run_with(w, change, &tables, false);
     expect_alike(actual, expected, c);
-    const Passes alone = run_with(
-        w, [&](Problem& p) { change(p), p.num_threads = 1; }, &tables, false);
+    const Passes alone =
+        run_with(w, [&](Problem& p) { change(p), p.num_threads = 1; }, &tables, false);
     EXPECT_EQ(alone.grad_tables, actual.grad_tables);
     EXPECT_EQ(alone.first.grad_key, actual.first.grad_key);
     // The reference adds to what is there before.
@@ -340,7 +342,8 @@ const OfIntegers kOfIntegers[] = {
     {"add 0 1", 7, [](auto q, auto c) { return q + c; }},
     {"sub 0 1", 70, [](auto q, auto c) { return q - c; }},
     {"mul 0 1", -3, [](auto q, auto c) { return q * c; }},
-    {"mul 0 1", 1 << 30, [](auto q, auto c) { return int64_t(int32_t(uint32_t(q) * uint32_t(c))); }},
+    {"mul 0 1", 1 << 30,
+     [](auto q, auto c) { return int64_t(int32_t(uint32_t(q) * uint32_t(c))); }},
     {"min 0 1", 7, [](auto q, auto c) { return std::min(q, c); }},
     {"max 0 1", 7, [](auto q, auto c) { return std::max(q, c); }},
     {"floordiv 0 1", 7, floor_of},

@@ -94,7 +94,7 @@ class Interpreter {
   }
 
   void load_elements(const program::Instruction& x, const StepSize& size, const StepData& to,
-            const StepData& place) const {
+                     const StepData& place) const {
     if (x.type == program::Type::integer)
       return load_integers_of<T>(indices_ + x.integer, size, to, place);
     const T* const table = x.op == program::Op::load ? tables_ : given_.direction;
@@ -114,22 +114,32 @@ class Interpreter {
         for (int64_t v = 0; v < size.vectors; ++v) store(to.at<T>(r, v), (Vec<T>)f(r, v));
       return true;
     };
-    const auto same = [&](int64_t number) QKV_INLINE_LAMBDA { return IntVec<T>{} + IntLane<T>(number); };
+    const auto same = [&](int64_t number)
+                          QKV_INLINE_LAMBDA { return IntVec<T>{} + IntLane<T>(number); };
     switch (x.op) {
-      case Op::score: return of_tile(given_.score);
-      case Op::change: return of_tile(given_.change);
-      case Op::grad: return of_tile(given_.grad);
-      case Op::grad_change: return of_tile(given_.grad_change);
+      case Op::score:
+        return of_tile(given_.score);
+      case Op::change:
+        return of_tile(given_.change);
+      case Op::grad:
+        return of_tile(given_.grad);
+      case Op::grad_change:
+        return of_tile(given_.grad_change);
       case Op::constant:
         return each([&](int64_t, int64_t) QKV_INLINE_LAMBDA {
           return x.type == program::Type::real ? splat(T(x.real)) : (Vec<T>)same(x.integer);
         });
-      case Op::batch: return each([&](int64_t, int64_t) QKV_INLINE_LAMBDA { return same(item_); });
-      case Op::head: return each([&](int64_t, int64_t v) QKV_INLINE_LAMBDA { return heads(v); });
-      case Op::query: return each([&](int64_t, int64_t v) QKV_INLINE_LAMBDA { return queries(v); });
+      case Op::batch:
+        return each([&](int64_t, int64_t) QKV_INLINE_LAMBDA { return same(item_); });
+      case Op::head:
+        return each([&](int64_t, int64_t v) QKV_INLINE_LAMBDA { return heads(v); });
+      case Op::query:
+        return each([&](int64_t, int64_t v) QKV_INLINE_LAMBDA { return queries(v); });
       case Op::key:
-        return each([&](int64_t r, int64_t) QKV_INLINE_LAMBDA { return same(key_ + row + r + p_.shard.key_offset); });
-      default: return false;
+        return each([&](int64_t r, int64_t)
+                        QKV_INLINE_LAMBDA { return same(key_ + row + r + p_.shard.key_offset); });
+      default:
+        return false;
     }
   }
 
@@ -142,8 +152,8 @@ class Interpreter {
     return all;
   }
   QKV_INLINE IntVec<T> queries(int64_t vector) const {
-    const int64_t first = p_.function.from_last ? p_.bottom_right() + p_.shard.key_offset
-                                                : p_.shard.query_offset;
+    const int64_t first =
+        p_.function.from_last ? p_.bottom_right() + p_.shard.key_offset : p_.shard.query_offset;
     IntVec<T> all{};
     for (int l = 0; l < kLanes<T>; ++l) {
       // Lanes without a row are given the last row's, for which tables have an element.

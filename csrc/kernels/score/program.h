@@ -10,8 +10,9 @@ namespace qkv::QKV_ISA {
 // a few dozen results, and threads megabytes. Not inlined, since a loop around it would take memory
 // again and again.
 template <class T, class Use>
-__attribute__((noinline)) void interpret(const Problem& p, const program::Compiled& program, const Tile& tile, int64_t key,
-               const ProgramTile<T>& given, const Use& use) {
+__attribute__((noinline)) void interpret(const Problem& p, const program::Compiled& program,
+                                         const Tile& tile, int64_t key, const ProgramTile<T>& given,
+                                         const Use& use) {
   char* const memory = static_cast<char*>(
       __builtin_alloca_with_align(Interpreter<T>::memory_bytes(program), kVectorBytes * 8));
   Interpreter<T> interpreter(p, program, tile, key, given, memory);

@@ -46,7 +46,7 @@ QKV_INLINE IntVec<T> wrap(IntVec<T> x) {
 template <class T, bool as_integers, class F>
 QKV_INLINE void each_vector(const StepSize& size, const StepData& to, const StepData& a,
                             const StepData& b, const StepData& c, const F& f) {
-  const auto read = [&](const StepData& from, int64_t r, int64_t v) {
+  const auto read = [&](const StepData& from, int64_t r, int64_t v) QKV_INLINE_LAMBDA {
     if constexpr (as_integers)
       return load_integers(from.at<T>(r, v));
     else
@@ -135,37 +135,57 @@ bool run_real(const program::Instruction& x, const StepSize& size, const StepDat
     each_vector<T, false>(size, to, a, b, c, f);
     return true;
   };
-  const auto in_step = [&](auto f) QKV_INLINE_LAMBDA { return each_in_step<T>(size, to, a, f), true; };
-  const auto lanes = [&](auto f) QKV_INLINE_LAMBDA {
-    return each_lane<T, false>(size, to, a, b, f), true;
-  };
+  const auto in_step = [&](auto f)
+                           QKV_INLINE_LAMBDA { return each_in_step<T>(size, to, a, f), true; };
+  const auto lanes = [&](auto f)
+                         QKV_INLINE_LAMBDA { return each_lane<T, false>(size, to, a, b, f), true; };
   switch (x.op) {
-    case Op::add: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p + q; });
-    case Op::sub: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p - q; });
-    case Op::mul: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p * q; });
-    case Op::div: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p / q; });
-    case Op::neg: return each([&](V p, V, V) QKV_INLINE_LAMBDA { return -p; });
-    case Op::abs: return each([&](V p, V, V) QKV_INLINE_LAMBDA { return (V)((IntVec<T>)p & ~(IntVec<T>)splat(T(-0.))); });
+    case Op::add:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p + q; });
+    case Op::sub:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p - q; });
+    case Op::mul:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p * q; });
+    case Op::div:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p / q; });
+    case Op::neg:
+      return each([&](V p, V, V) QKV_INLINE_LAMBDA { return -p; });
+    case Op::abs:
+      return each([&](V p, V, V)
+                      QKV_INLINE_LAMBDA { return (V)((IntVec<T>)p & ~(IntVec<T>)splat(T(-0.))); });
     // NaN of either comes through.
-    case Op::min: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p != p ? p : p < q ? p : q; });
-    case Op::max: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p != p ? p : p > q ? p : q; });
-    case Op::exp: return in_step([&](auto& p) QKV_INLINE_LAMBDA { exp_of<T>(p); });
-    case Op::log: return in_step([&](auto& p) QKV_INLINE_LAMBDA { log_of<T>(p); });
-    case Op::tanh: return in_step([&](auto& p) QKV_INLINE_LAMBDA { tanh<T>(p); });
+    case Op::min:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p != p ? p : p < q ? p : q; });
+    case Op::max:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p != p ? p : p > q ? p : q; });
+    case Op::exp:
+      return in_step([&](auto& p) QKV_INLINE_LAMBDA { exp_of<T>(p); });
+    case Op::log:
+      return in_step([&](auto& p) QKV_INLINE_LAMBDA { log_of<T>(p); });
+    case Op::tanh:
+      return in_step([&](auto& p) QKV_INLINE_LAMBDA { tanh<T>(p); });
     case Op::sigmoid:
       return in_step([&](auto& p) QKV_INLINE_LAMBDA {
         for (V& y : p) y = -y;
         exp_of<T>(p);
         for (V& y : p) y = 1 / (1 + y);
       });
-    case Op::sqrt: return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::sqrt(p); });
-    case Op::rsqrt: return lanes([&](double p, double) QKV_INLINE_LAMBDA { return 1 / std::sqrt(p); });
-    case Op::floor: return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::floor(p); });
-    case Op::sin: return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::sin(p); });
-    case Op::cos: return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::cos(p); });
-    case Op::floordiv: return lanes([&](double p, double q) QKV_INLINE_LAMBDA { return std::floor(p / q); });
-    case Op::rem: return lanes([&](double p, double q) QKV_INLINE_LAMBDA { return p - std::floor(p / q) * q; });
-    default: return false;
+    case Op::sqrt:
+      return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::sqrt(p); });
+    case Op::rsqrt:
+      return lanes([&](double p, double) QKV_INLINE_LAMBDA { return 1 / std::sqrt(p); });
+    case Op::floor:
+      return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::floor(p); });
+    case Op::sin:
+      return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::sin(p); });
+    case Op::cos:
+      return lanes([&](double p, double) QKV_INLINE_LAMBDA { return std::cos(p); });
+    case Op::floordiv:
+      return lanes([&](double p, double q) QKV_INLINE_LAMBDA { return std::floor(p / q); });
+    case Op::rem:
+      return lanes([&](double p, double q) QKV_INLINE_LAMBDA { return p - std::floor(p / q) * q; });
+    default:
+      return false;
   }
 }
 
@@ -180,36 +200,53 @@ bool run_integer(const program::Instruction& x, const StepSize& size, const Step
     each_vector<T, true>(size, to, a, b, c, f);
     return true;
   };
-  const auto lanes = [&](auto f) QKV_INLINE_LAMBDA {
-    return each_lane<T, true>(size, to, a, b, f), true;
-  };
+  const auto lanes = [&](auto f)
+                         QKV_INLINE_LAMBDA { return each_lane<T, true>(size, to, a, b, f), true; };
   switch (x.op) {
-    case Op::add: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p + q); });
-    case Op::sub: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p - q); });
-    case Op::mul: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p * q); });
-    case Op::neg: return each([&](V p, V, V) QKV_INLINE_LAMBDA { return wrap<T>(-p); });
-    case Op::abs: return each([&](V p, V, V) QKV_INLINE_LAMBDA { return wrap<T>(p < 0 ? -p : p); });
-    case Op::min: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p < q ? p : q; });
-    case Op::max: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p > q ? p : q; });
+    case Op::add:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p + q); });
+    case Op::sub:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p - q); });
+    case Op::mul:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p * q); });
+    case Op::neg:
+      return each([&](V p, V, V) QKV_INLINE_LAMBDA { return wrap<T>(-p); });
+    case Op::abs:
+      return each([&](V p, V, V) QKV_INLINE_LAMBDA { return wrap<T>(p < 0 ? -p : p); });
+    case Op::min:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p < q ? p : q; });
+    case Op::max:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p > q ? p : q; });
     case Op::floordiv:
-      return lanes([&](double p, double q) QKV_INLINE_LAMBDA { return q == 0 ? 0 : std::floor(p / q); });
+      return lanes([&](double p, double q)
+                       QKV_INLINE_LAMBDA { return q == 0 ? 0 : std::floor(p / q); });
     case Op::rem:
-      return lanes([&](double p, double q) QKV_INLINE_LAMBDA { return q == 0 ? 0 : p - std::floor(p / q) * q; });
-    case Op::logical_and: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p & q; });
-    case Op::logical_or: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p | q; });
-    case Op::logical_xor: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p ^ q; });
-    case Op::logical_not: return each([&](V p, V, V) QKV_INLINE_LAMBDA { return ~p; });
-    case Op::shl: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p << (q & 31)); });
-    case Op::shr: return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p >> (q & 31); });
+      return lanes([&](double p, double q)
+                       QKV_INLINE_LAMBDA { return q == 0 ? 0 : p - std::floor(p / q) * q; });
+    case Op::logical_and:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p & q; });
+    case Op::logical_or:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p | q; });
+    case Op::logical_xor:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p ^ q; });
+    case Op::logical_not:
+      return each([&](V p, V, V) QKV_INLINE_LAMBDA { return ~p; });
+    case Op::shl:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return wrap<T>(p << (q & 31)); });
+    case Op::shr:
+      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return p >> (q & 31); });
     case Op::place:
-      return each([size_of = IntLane<T>(x.integer), stride = IntLane<T>(x.stride)](V p, V, V) QKV_INLINE_LAMBDA {
-        const V index = p < 0 ? p + size_of : p;
-        const V inside = (index >= 0) & (index < size_of);
-        return inside ? index * stride : V{} + program::kOutside;
-      });
+      return each([size_of = IntLane<T>(x.integer), stride = IntLane<T>(x.stride)](V p, V, V)
+                      QKV_INLINE_LAMBDA {
+                        const V index = p < 0 ? p + size_of : p;
+                        const V inside = (index >= 0) & (index < size_of);
+                        return inside ? index * stride : V{} + program::kOutside;
+                      });
     case Op::join_places:
-      return each([&](V p, V q, V) QKV_INLINE_LAMBDA { return (p | q) < 0 ? V{} + program::kOutside : p + q; });
-    default: return false;
+      return each([&](V p, V q, V)
+                      QKV_INLINE_LAMBDA { return (p | q) < 0 ? V{} + program::kOutside : p + q; });
+    default:
+      return false;
   }
 }
 
@@ -225,25 +262,32 @@ void run_other(const program::Instruction& x, program::Type from, const StepSize
   };
   using V = IntVec<T>;
   switch (x.op) {
-    case Op::eq: return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p == q; });
-    case Op::ne: return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p != q; });
-    case Op::lt: return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p < q; });
-    case Op::le: return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p <= q; });
-    case Op::gt: return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p > q; });
-    case Op::ge: return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p >= q; });
+    case Op::eq:
+      return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p == q; });
+    case Op::ne:
+      return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p != q; });
+    case Op::lt:
+      return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p < q; });
+    case Op::le:
+      return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p <= q; });
+    case Op::gt:
+      return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p > q; });
+    case Op::ge:
+      return compare([&](auto p, auto q) QKV_INLINE_LAMBDA { return p >= q; });
     case Op::where:
-      return each_vector<T, true>(size, to, a, b, c,
-                                  [&](V which, V p, V q) QKV_INLINE_LAMBDA { return which ? p : q; });
+      return each_vector<T, true>(
+          size, to, a, b, c, [&](V which, V p, V q) QKV_INLINE_LAMBDA { return which ? p : q; });
     case Op::to_real:
       return each_vector<T, true>(size, to, a, b, c, [from](V p, V, V) QKV_INLINE_LAMBDA {
         return __builtin_convertvector(from == program::Type::boolean ? -p : p, Vec<T>);
       });
     default:  // to_integer
       if (from == program::Type::boolean)
-        return each_vector<T, true>(size, to, a, b, c, [&](V p, V, V) QKV_INLINE_LAMBDA { return -p; });
-      return each_vector<T, false>(size, to, a, b, c, [&](Vec<T> p, Vec<T>, Vec<T>) QKV_INLINE_LAMBDA {
-        return __builtin_convertvector(p, V);
-      });
+        return each_vector<T, true>(size, to, a, b, c,
+                                    [&](V p, V, V) QKV_INLINE_LAMBDA { return -p; });
+      return each_vector<T, false>(size, to, a, b, c,
+                                   [&](Vec<T> p, Vec<T>, Vec<T>)
+                                       QKV_INLINE_LAMBDA { return __builtin_convertvector(p, V); });
   }
 }
 
