@@ -6,7 +6,8 @@
 //   output_i  = sum_j weight_ij * value_j
 //
 // for every batch item and head, where j runs over the keys that query i may see, softcap(x) is
-// c * tanh(x / c), f a program of the caller's own (score_program.h), and kept_ij is 0 for a weight that dropout drops, else 1 (common/philox.h).
+// c * tanh(x / c), f a program of the caller's own (score_program.h), and kept_ij is 0 for a weight
+// that dropout drops, else 1 (common/philox.h).
 //
 // Shapes, with L = seqlen_q, S = seqlen_k, D = head_dim, Dv = head_dim_v:
 //   query [B..., H, L, D]   key [B..., Hkv, S, D]   value [B..., Hkv, S, Dv]

@@ -59,7 +59,7 @@ Compiled double_backward_of(Builder b, int result) {
 }  // namespace program
 
 struct ScoreProgram::Parts {
-  int64_t reals, integers;
+  program::Parsed parsed;
   bool hides;
   program::Compiled forward, jvp, backward, double_backward;
 };
@@ -67,17 +67,18 @@ struct ScoreProgram::Parts {
 ScoreProgram::ScoreProgram(std::string_view text) {
   const program::Parsed parsed = program::parse(text);
   const program::Builder& b = parsed.builder;
-  parts_.reset(new Parts{parsed.reals, parsed.integers, program::has_infinity(b),
-                         program::compile(b, {parsed.result}), program::jvp_of(b, parsed.result),
-                         program::backward_of(b, parsed.result),
-                         program::double_backward_of(b, parsed.result)});
+  const int result = parsed.result;
+  parts_.reset(new Parts{parsed, program::has_infinity(b), program::compile(b, {result}),
+                         program::jvp_of(b, result), program::backward_of(b, result),
+                         program::double_backward_of(b, result)});
 }
-
 ScoreProgram::~ScoreProgram() = default;
 
-int64_t ScoreProgram::table_size() const { return parts_->reals; }
-int64_t ScoreProgram::index_size() const { return parts_->integers; }
+int64_t ScoreProgram::table_size() const { return parts_->parsed.reals; }
+int64_t ScoreProgram::index_size() const { return parts_->parsed.integers; }
 bool ScoreProgram::hides() const { return parts_->hides; }
+const program::Builder& ScoreProgram::instructions() const { return parts_->parsed.builder; }
+int ScoreProgram::result() const { return parts_->parsed.result; }
 const program::Compiled& ScoreProgram::forward() const { return parts_->forward; }
 const program::Compiled& ScoreProgram::jvp() const { return parts_->jvp; }
 const program::Compiled& ScoreProgram::backward() const { return parts_->backward; }

@@ -12,8 +12,9 @@
 namespace qkv {
 
 namespace program {
+class Builder;
 struct Compiled;
-}
+}  // namespace program
 
 // A program, ready to be run and differentiated. It may be shared by any number of threads.
 class QKV_CORE_API ScoreProgram {
@@ -28,6 +29,10 @@ class QKV_CORE_API ScoreProgram {
 
   // Whether a score may become -inf, which hides the pair: whether -inf is among its numbers.
   bool hides() const;
+
+  // All instructions, and the one whose result the score becomes.
+  const program::Builder& instructions() const;
+  int result() const;
 
   // For kernels. Of a tile: the scores; their changes; the gradients of the scores before, and of
   // tables; and those two, of which the second are the changes, with the changes of tables'

@@ -13,6 +13,9 @@ constexpr int64_t kWantedSums = 32;
 // The most bytes that the sums of a whole batch take beside its gradients, unless one is larger.
 constexpr int64_t kMostBytes = int64_t(32) << 20;
 
+// Sums are in double for tables of up to so many elements, to each of which many pairs may add.
+constexpr int64_t kMostInDouble = 65536;
+
 int64_t table_elements(const Problem& p, const BackwardArgs& args) {
   return args.grad_tables ? p.function.program->table_size() : 0;
 }
@@ -25,7 +28,7 @@ TableSums::TableSums(const Problem& p, const BackwardArgs& args, const Stretch& 
       args_(args),
       stretch_(stretch),
       elements_(table_elements(p, args)),
-      element_(size_of(compute_type(p.dtype))),
+      element_(elements_ <= kMostInDouble ? sizeof(double) : size_of(compute_type(p.dtype))),
       planes_(std::max<int64_t>(1, stretch.count * p.kv_heads)),
       parts_(parts) {
   if (!are_wanted()) return;
@@ -40,27 +43,29 @@ TableSums::TableSums(const Problem& p, const BackwardArgs& args, const Stretch& 
   memory_.resize(size_t(sums() * elements_ * element_));
 }
 
-void* TableSums::of(int64_t plane, int64_t part, int64_t band) const {
-  if (!are_wanted()) return nullptr;
+void TableSums::give(BackwardSums& to, int64_t plane, int64_t part, int64_t band) const {
+  if (!are_wanted()) return;
   const int64_t sum = (plane % planes_ * parts_ + part) * bands_ + band;
-  return memory_.data() + sum * elements_ * element_;
+  to.tables = memory_.data() + sum * elements_ * element_;
+  to.tables_in_double = are_in_double();
 }
 
-template <class T>
+template <class T, class Sum>
 void TableSums::add_as() const {
   const ScoreFunction& f = p_.function;
   const int64_t items = f.items ? f.items : std::max<int64_t>(1, p_.batch());
   for (int64_t n = 0; n < sums(); ++n) {
     const Plane plane = stretch_.plane(p_, n / (parts_ * bands_));
-    const T* const from = reinterpret_cast<const T*>(memory_.data()) + n * elements_;
+    const Sum* const from = reinterpret_cast<const Sum*>(memory_.data()) + n * elements_;
     T* const to = static_cast<T*>(args_.grad_tables) + plane.batch / items * f.table_step;
-    for (int64_t i = 0; i < elements_; ++i) to[i] += from[i];
+    for (int64_t i = 0; i < elements_; ++i) to[i] = T(to[i] + from[i]);
   }
 }
 
 void TableSums::add() const {
   if (!are_wanted()) return;
-  compute_type(p_.dtype) == DType::f64 ? add_as<double>() : add_as<float>();
+  if (compute_type(p_.dtype) == DType::f64) return add_as<double, double>();
+  are_in_double() ? add_as<float, double>() : add_as<float, float>();
 }
 
 void clear_grad_tables(const Problem& p, const BackwardArgs& args) {

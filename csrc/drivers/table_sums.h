@@ -1,13 +1,14 @@
 // The gradient of a score program's tables (BackwardArgs::grad_tables), to whose elements any pair
-// may add. Planes, and bands of the rows of a plane, add to sums of their own, in the order in which
-// a band meets its keys; at the end these are added up in their order. How many there are follows
-// from the shape alone, so that the gradient has the same bits for any number of threads.
+// may add. Planes, and bands of the rows of a plane, add to sums of their own, in the order in
+// which a band meets its keys; at the end these are added up in their order. How many there are
+// follows from the shape alone, so that the gradient has the same bits for any number of threads.
 #pragma once
 
 #include <vector>
 
 #include "attention.h"
 #include "common/tensor.h"
+#include "dispatch/kernel_table.h"
 #include "stretch.h"
 
 namespace qkv {
@@ -24,14 +25,15 @@ class TableSums {
   int64_t planes() const { return planes_; }
   int64_t bands() const { return bands_; }
 
-  // The sum of one band; null: not wanted.
-  void* of(int64_t plane, int64_t part, int64_t band) const;
+  // Gives a band its sum.
+  void give(BackwardSums& to, int64_t plane, int64_t part, int64_t band) const;
   // Adds all sums to the gradient.
   void add() const;
 
  private:
-  template <class T>
+  template <class T, class Sum>
   void add_as() const;
+  bool are_in_double() const { return element_ == sizeof(double); }
   int64_t sums() const { return planes_ * parts_ * bands_; }
 
   const Problem& p_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/operands/tile.h"
+#include "kernels/score/program_operations.h"
 #include "kernels/score/program_tables.h"
 
 namespace qkv::QKV_ISA {
@@ -87,10 +88,14 @@ class Interpreter {
     const StepData &a = operand(x.a), &b = operand(x.b), &c = operand(x.c);
     if (x.op == program::Op::load || x.op == program::Op::load_direction)
       return load_elements(x, size, to, a);
-    const bool is_choice = x.op == program::Op::where || x.op >= program::Op::to_real;
-    if (x.type == program::Type::real && !is_choice && run_real<T>(x, size, to, a, b, c)) return;
-    if (x.type != program::Type::real && run_integer<T>(x, size, to, a, b, c)) return;
-    run_other<T>(x, program_.steps[size_t(x.a)].instruction.type, size, to, a, b, c);
+    const program::Type from = program_.steps[size_t(x.a)].instruction.type;
+    if (x.op == program::Op::to_real || x.op == program::Op::to_integer)
+      return convert<T>(x.type, from, size, to, a);
+    if (run_bits<T>(x, size, to, a, b, c) || run_comparison<T>(x, from, size, to, a, b)) return;
+    if (x.type != program::Type::real)
+      run_integer<T>(x, size, to, a, b, c);
+    else if (!run_real<T>(x, size, to, a, b, c))
+      run_real_by_lane<T>(x, size, to, a, b);
   }
 
   void load_elements(const program::Instruction& x, const StepSize& size, const StepData& to,

@@ -30,10 +30,15 @@ void run_program(const Problem& p, const program::Compiled& program, const Tile&
   });
 }
 
-// Where the sums of a block of rows for the gradient of tables begin; null: not wanted.
-template <class T>
-T* table_sums(const BackwardItem& item) {
-  return static_cast<T*>(item.sums.tables);
+// Adds the values of `rows` rows of a tile to the gradient of tables.
+template <class T, class Sum>
+void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, int64_t rows,
+                   Sum* sums) {
+  for (const program::TableSum& sum : program.sums) {
+    const program::Step& place = program.steps[size_t(sum.place)];
+    TableAdder<T, Sum>(sums + sum.offset, rows, of.vectors(), place.by_row, place.by_lane)
+        .add(of.result(sum.place), of.result(sum.value));
+  }
 }
 
 // The results of a backward program, in place of the gradients that it is given; and what it adds
@@ -42,15 +47,13 @@ template <class T, int N>
 void run_backward(const Problem& p, const program::Compiled& program, const BackwardItem& item,
                   const Tile& tile, int64_t key, int64_t keys, const ProgramTile<T>& given,
                   T* const (&gradients)[N]) {
-  T* const sums = table_sums<T>(item);
+  void* const sums = item.sums.tables;
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
     of.run_rows(keys, [&](int64_t row, int64_t rows) {
-      for (const program::TableSum& sum : program.sums) {
-        if (!sums) break;
-        const program::Step& place = program.steps[size_t(sum.place)];
-        TableAdder<T>(sums + sum.offset, rows, of.vectors(), place.by_row, place.by_lane)
-            .add(of.result(sum.place), of.result(sum.value));
-      }
+      if (sums && item.sums.tables_in_double)
+        add_to_tables(program, of, rows, static_cast<double*>(sums));
+      else if (sums)
+        add_to_tables(program, of, rows, static_cast<T*>(sums));
       for (int n = 0; n < N; ++n)
         of.store_result(program.results[size_t(n)], rows, gradients[n] + row * tile.step);
     });

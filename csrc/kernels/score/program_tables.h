@@ -52,10 +52,10 @@ void load_integers_of(const int32_t* table, const StepSize& size, const StepData
 
 // sums[place] += value, for the values of `rows` rows and `vectors` vectors. Where places are the
 // same in all rows, or in all lanes, values are added up first.
-template <class T>
+template <class T, class Sum>
 class TableAdder {
  public:
-  TableAdder(T* sums, int64_t rows, int64_t vectors, bool place_by_row, bool place_by_lane)
+  TableAdder(Sum* sums, int64_t rows, int64_t vectors, bool place_by_row, bool place_by_lane)
       : sums_(sums),
         rows_(rows),
         vectors_(vectors),
@@ -77,18 +77,18 @@ class TableAdder {
  private:
   QKV_INLINE void add_vector(IntVec<T> places, Vec<T> values) const {
     if (!place_by_lane_) {
-      T sum = 0;
+      Sum sum = 0;
       for (int l = 0; l < kLanes<T>; ++l) sum += values[l];
       if (places[0] >= 0) sums_[places[0]] += sum;
     } else if (follow_each_other<T>(places)) {
-      store(sums_ + places[0], load(sums_ + places[0]) + values);
+      for (int l = 0; l < kLanes<T>; ++l) sums_[places[0] + l] += values[l];
     } else {
       for (int l = 0; l < kLanes<T>; ++l)
         if (places[l] >= 0) sums_[places[l]] += values[l];
     }
   }
 
-  T* sums_;
+  Sum* sums_;
   int64_t rows_, vectors_;
   bool place_by_row_, place_by_lane_;
 };
