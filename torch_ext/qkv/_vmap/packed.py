@@ -2,10 +2,11 @@
 
 Sample b has the rows from b * T on, and its documents are followed by two more, which see no keys:
 the rows of the sample after its last document, and those of the next sample before its first one.
-Both are usually empty. With dropout there are as many more documents as make the seeds' parts
-equal (seeds.py).
+Both are usually empty. There are as many more documents as make the parts equal that have a seed
+(seeds.py), or a row of tables (programs.py).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -37,16 +38,17 @@ class _Documents:
         self.count = ends.size(1) - 1
         self.gaps, self.seeds = 2, seeds.of(samples, options)
         self.tables = programs.tables(samples, options)  # [size, R, N]
-        parts = [1 if self.seeds is None else self.seeds.size(1)]
-        parts += [rows.size(1) for rows in self.tables.values()]
-        if (most := max(parts)) > 1:  # of samples within samples, as many of each, or one
-            part = max(self.count // most, 1)
-            more = -(-2 // part)
-            self.gaps = part * more
-            if self.seeds is not None and self.seeds.size(1) > 1:
-                self.seeds = pad(self.seeds, (0, more))
-            for name, rows in self.tables.items():
-                self.tables[name] = pad(rows.expand(-1, most, -1), (0, 0, 0, more))
+        seeds_of = 1 if self.seeds is None else self.seeds.size(1)
+        rows_of = max([rows.size(1) for rows in self.tables.values()], default=1)
+        # Of samples within samples: the documents that have a seed, or a row, are equally many.
+        parts = [max(self.count // n, 1) for n in (seeds_of, rows_of) if n > 1]
+        if parts:
+            self.gaps = math.lcm(*parts) * -(-2 // math.lcm(*parts))
+        if self.seeds is not None and seeds_of > 1:
+            self.seeds = pad(self.seeds, (0, self.gaps // max(self.count // seeds_of, 1)))
+        for name, rows in self.tables.items() if rows_of > 1 else ():
+            more = self.gaps // max(self.count // rows_of, 1)
+            self.tables[name] = pad(rows.expand(-1, rows_of, -1), (0, 0, 0, more))
 
     def boundaries(self, name: str, rows: int) -> Tensor:
         """cu_seq_q or cu_seq_k, of samples that have so many rows."""
