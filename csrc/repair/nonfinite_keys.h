@@ -1,9 +1,6 @@
 // Rows of key or value, separated into finite numbers and the codes of the others (counts.h).
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/operands.h"
-#include "kernels/operands/tile.h"
 #include "repair/counts.h"
 #include "repair/marks.h"
 

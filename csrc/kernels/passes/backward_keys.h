@@ -3,7 +3,6 @@
 // loops around it are backward.h.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/backward_rows.h"
 #include "kernels/passes/double_grad_tile.h"
 #include "kernels/passes/grad_tile.h"

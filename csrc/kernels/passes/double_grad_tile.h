@@ -1,7 +1,6 @@
 // What the pass for second derivatives does with one tile of rows against one block of keys.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/double_backward_state.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/products/products.h"

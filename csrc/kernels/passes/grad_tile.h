@@ -1,8 +1,6 @@
 // What the backward pass does with one tile of rows against one block of keys.
 #pragma once
 
-#include "kernels/operands/tile.h"
-#include "kernels/operands/user_tile.h"
 #include "kernels/passes/grad_rows.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"

@@ -1,10 +1,6 @@
 // The operands and the scratch memory of the pass for forward-mode derivatives (jvp.h).
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/operands.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
 #include "kernels/score/dropout.h"

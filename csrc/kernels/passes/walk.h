@@ -3,7 +3,7 @@
 // mask, costs what its visible keys cost.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 
 namespace qkv::QKV_ISA {
 

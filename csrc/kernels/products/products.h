@@ -3,8 +3,6 @@
 #pragma once
 
 #include "kernels/operands/operands.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 
 namespace qkv::QKV_ISA {
 
