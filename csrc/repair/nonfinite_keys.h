@@ -62,8 +62,8 @@ class SeparatedKeys {
   std::array<int64_t, kKeyBlock> key_;
 };
 
-// The keys of an item of the backward pass. Whether they are finite is asked block by block, when a
-// block is in the cache, and looked up only once.
+// Keys that a pass has loaded: an item's, or a block. Whether they are finite is asked when they
+// are in the cache, for those of an item block by block, and looked up only once.
 template <class E>
 class LoadedKeys {
  public:
