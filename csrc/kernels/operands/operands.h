@@ -1,6 +1,6 @@
-// All of operands/. Whoever uses an operand, rows or tiles includes this file, or one that does, and
-// none of those below: where an instruction set multiplies pairs of bf16, each operand has a second
-// body for bf16, which the compiler must see before the operand is used.
+// All of operands/. Whoever uses an operand, rows or tiles includes this file, or one that does,
+// and none of those below: where an instruction set multiplies pairs of bf16, each operand has a
+// second body for bf16, which the compiler must see before the operand is used.
 #pragma once
 
 #include "kernels/operands/key_operand.h"
