@@ -14,10 +14,6 @@
 namespace qkv {
 namespace {
 
-MaskType mask_type_of(at::ScalarType dtype) {
-  return dtype == at::kBool ? MaskType::boolean : mask_type(*dtype_of(dtype));
-}
-
 // Key and value may have fewer heads than the Problem has kv_heads.
 int64_t head_repeat(int64_t kv_heads, int64_t heads) {
   return heads <= 1 ? 1 : kv_heads / heads;  // one head: its stride is 0
@@ -38,7 +34,8 @@ void KernelCall::bind_differentiable(Inputs& to, const Which& which) {
   for (int m = 0; m < kMasks; ++m) {
     const Argument mask = which(kMaskArguments[m]);
     if (!call_.has(mask)) continue;
-    to.masks[m].type = mask_type_of(call_[mask].scalar_type());
+    const std::optional<DType> floating = dtype_of(call_[mask].scalar_type());
+    to.masks[m].type = floating ? mask_type(*floating) : MaskType::boolean;
     bind(to.masks[m].input, mask);
   }
   static_assert(kHeadArguments.size() == kHeadNumbers);

@@ -2,7 +2,7 @@
 // the rest, for a few rows at a time, whose results stay in the first-level cache.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/score/program_operations.h"
 #include "kernels/score/program_tables.h"
 
