@@ -1,0 +1,167 @@
+#include "qkv/score_expression.h"
+
+#include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <map>
+
+#include "qkv/options.h"
+
+namespace qkv::scores {
+
+struct Node {
+  Type type;
+  std::string text;  // of the instruction, before its operands
+  std::vector<Expression> operands;
+  at::Tensor table;  // of "load"
+};
+
+namespace {
+
+Expression make(Type type, std::string text, std::vector<Expression> operands = {},
+                at::Tensor table = {}) {
+  return Expression(std::make_shared<const Node>(
+      Node{type, std::move(text), std::move(operands), std::move(table)}));
+}
+
+constexpr const char* kTypes[] = {"real", "an integer", "a boolean"};
+
+bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Which types an operation takes.
+bool takes(std::string_view name, Type type) {
+  if (is_one_of(name, {"shl", "shr"})) return type == Type::integer;
+  if (is_one_of(name, {"and", "or", "xor", "not"})) return type != Type::real;
+  if (is_one_of(name, {"eq", "ne", "where", "to_float", "to_int"})) return true;
+  return type != Type::boolean;
+}
+
+// Which take reals alone: integers become reals.
+bool is_real(std::string_view name) {
+  return is_one_of(
+      name, {"div", "exp", "log", "tanh", "sigmoid", "sqrt", "rsqrt", "floor", "sin", "cos"});
+}
+
+bool compares(std::string_view name) {
+  return is_one_of(name, {"eq", "ne", "lt", "le", "gt", "ge"});
+}
+
+Expression as_real(const Expression& x) {
+  return x.type() == Type::real ? x : make(Type::real, "to_float", {x});
+}
+
+// The lines of an expression, in which none stands twice, and the tables that it reads.
+class Program {
+ public:
+  int add(const Expression& x) {
+    if (const auto found = numbers_.find(x.node().get()); found != numbers_.end())
+      return found->second;
+    const Node& node = *x.node();
+    std::string line = node.text;
+    if (node.table.defined()) line += " " + std::to_string(table(node.table));
+    for (const Expression& operand : node.operands) line += " " + std::to_string(add(operand));
+    const auto [same, is_new] = lines_.emplace(line, int(lines_.size()));
+    if (is_new) text_ += line + "\n";
+    return numbers_[x.node().get()] = same->second;
+  }
+
+  const std::string text() const { return heads_ + text_; }
+  const std::vector<at::Tensor>& reals() const { return reals_; }
+  const std::vector<at::Tensor>& integers() const { return integers_; }
+
+ private:
+  int table(const at::Tensor& tensor) {
+    for (size_t n = 0; n < tables_.size(); ++n)
+      if (tables_[n].is_same(tensor)) return int(n);
+    const bool is_real = tensor.is_floating_point();
+    int64_t& offset = is_real ? reals_size_ : integers_size_;
+    heads_ += (is_real ? "@float " : "@int ") + std::to_string(offset);
+    for (const int64_t size : tensor.sizes()) heads_ += " " + std::to_string(size);
+    heads_ += "\n";
+    offset += tensor.numel();
+    (is_real ? reals_ : integers_).push_back(tensor.flatten());
+    tables_.push_back(tensor);
+    return int(tables_.size()) - 1;
+  }
+
+  std::string heads_, text_;
+  std::map<const Node*, int> numbers_;
+  std::map<std::string, int> lines_;
+  std::vector<at::Tensor> tables_, reals_, integers_;
+  int64_t reals_size_ = 0, integers_size_ = 0;
+};
+
+at::Tensor joined(const std::vector<at::Tensor>& tensors, at::ScalarType dtype) {
+  if (tensors.empty()) return {};
+  return (tensors.size() == 1 ? tensors[0] : at::cat(tensors)).to(dtype);
+}
+
+}  // namespace
+
+Type Expression::type() const { return node_->type; }
+
+Expression Expression::constant(Type type, const std::string& text) {
+  constexpr const char* kNames[] = {"float ", "int ", "bool "};
+  return make(type, kNames[int(type)] + text);
+}
+
+Expression Expression::of_double(double x) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.17g", x);
+  return constant(Type::real, text);
+}
+
+Expression::Parts Expression::take_apart(at::ScalarType dtype) const {
+  TORCH_CHECK_TYPE(type() == Type::real, "a score function gives ", kTypes[int(type())],
+                   ", but a real number is expected");
+  Program program;
+  program.add(*this);
+  return {program.text(), joined(program.reals(), dtype == at::kDouble ? at::kDouble : at::kFloat),
+          joined(program.integers(), at::kInt)};
+}
+
+Expression score() { return make(Type::real, "score"); }
+Expression batch() { return make(Type::integer, "batch"); }
+Expression head() { return make(Type::integer, "head"); }
+Expression query() { return make(Type::integer, "query"); }
+Expression key() { return make(Type::integer, "key"); }
+
+Expression Table::at(const std::vector<Expression>& index) const {
+  TORCH_CHECK_INDEX(int64_t(index.size()) == tensor_.dim(), "a table has the shape ",
+                    tensor_.sizes(), ", but ", index.size(), " indices are given");
+  for (const Expression& x : index)
+    TORCH_CHECK_TYPE(x.type() == Type::integer, "an index of a table is ", kTypes[int(x.type())],
+                     ", but an integer is expected");
+  const at::ScalarType dtype = tensor_.scalar_type();
+  TORCH_CHECK_TYPE(at::isFloatingType(dtype) || dtype == at::kInt || dtype == at::kLong,
+                   "a table is ", dtype, ", but a floating dtype, int32 or int64 is expected");
+  return make(at::isFloatingType(dtype) ? Type::real : Type::integer, "load", index, tensor_);
+}
+
+Expression operation(const char* name, std::vector<Expression> operands) {
+  const bool chooses = std::string_view(name) == "where";
+  const size_t first = chooses ? 1 : 0;
+  bool any_real = is_real(name);
+  for (size_t n = first; n < operands.size(); ++n) {
+    TORCH_CHECK_TYPE(takes(name, operands[n].type()), name, ": an operand is ",
+                     kTypes[int(operands[n].type())], ", which it does not take");
+    any_real |= operands[n].type() == Type::real;
+  }
+  TORCH_CHECK_TYPE(!chooses || operands[0].type() == Type::boolean, "where: the first operand is ",
+                   kTypes[int(operands[0].type())], ", but a boolean is expected");
+  if (std::string_view(name) == "to_float") return as_real(operands[0]);
+  if (std::string_view(name) == "to_int")
+    return operands[0].type() == Type::integer ? operands[0]
+                                               : make(Type::integer, name, std::move(operands));
+  for (size_t n = first; any_real && n < operands.size(); ++n) operands[n] = as_real(operands[n]);
+  for (size_t n = first; n < operands.size(); ++n)
+    TORCH_CHECK_TYPE(operands[n].type() == operands[first].type(), name, ": operands are ",
+                     kTypes[int(operands[first].type())], " and ", kTypes[int(operands[n].type())]);
+  const Type type = compares(name) ? Type::boolean : operands[first].type();
+  return make(type, name, std::move(operands));
+}
+
+}  // namespace qkv::scores
