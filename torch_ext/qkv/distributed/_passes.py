@@ -20,7 +20,6 @@ from qkv.distributed._block import (
 from qkv.distributed._exchange import Exchange
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Ranks
-from qkv.distributed._sinks import sinks_gradient, starting_lse
 from qkv.distributed._transport import wide
 
 # Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
@@ -121,20 +120,20 @@ def _zeros_like(
 class RingAttention(Function):
     """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, both in float32 or float64.
 
-    Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
+    Takes query, key, value, the tensors of OPTION_TENSORS or None, ring.
     """
 
     @staticmethod
     @torch.autocast("cpu", enabled=False)
     def forward(query, key, value, *others):
-        *tensors, sinks, ring = others
+        *tensors, ring = others
         tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
         dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
         parts, cuts = ring.parts(key, value)
         shape = (*ring.lead, query.size(-2))
         output = torch.zeros(*shape, value.size(-1), dtype=dtype)
         # In float64 until it is whole, so that it is not rounded at every step.
-        lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
+        lse = torch.full(shape, -math.inf, dtype=torch.float64)
         rows = {"query": query, "output": output, "lse": lse}
         exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
         for visit, arrived in exchange.arrivals():
@@ -176,12 +175,12 @@ class RingGradients(Function):
 
     @staticmethod
     def forward(grad_output, grad_lse, query, key, value, *others):
-        *tensors, sinks, output, lse, ring, wanted = others
+        *tensors, output, lse, ring, wanted = others
         with torch.autocast("cpu", enabled=False):
             tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
             sums = {
                 name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
-                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:-1], strict=True)
+                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:], strict=True)
                 if is_wanted
             }
             rows = {"query": query, "output": output, "lse": lse}
@@ -189,13 +188,9 @@ class RingGradients(Function):
             if wanted[0]:
                 rows["grad_query"] = torch.zeros_like(query, dtype=wide(query.dtype))
             found = backward_pass(rows, key, value, wanted[1:3], tensors, sums, ring)
-            of_sinks = None
-            if wanted[-1]:
-                of_sinks = sinks_gradient(sinks, rows, ring.ranks.rank, ring.plan)
         return (
             *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *found)),
             *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
-            of_sinks,
         )
 
     @staticmethod
