@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
+from qkv._refuse import refuse
 from qkv.options import BY_HEAD, MASKS, TangentOptions, Unpack, defaults
 
 _ops = torch.ops.qkv
@@ -34,10 +35,8 @@ def jagged_attention(
     for name, tensor in tensors.items():
         _check_tensor(function, name, tensor)
     if attn_mask is not None:
-        raise RuntimeError(
-            f"{function}: attn_mask is given, but None is expected with jagged nested tensors; "
-            "see is_causal, window_size and alibi_slopes"
-        )
+        wanted = "None is expected with jagged nested tensors; see is_causal, window_size and"
+        refuse("attn_mask", "given", f"{wanted} alibi_slopes", RuntimeError, function)
     _check_items(function, tensors)
     cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
     if query.lengths() is not None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
@@ -66,10 +68,8 @@ def plot_attention(
         ) from error
     weights = torch.as_tensor(weights).detach()
     if weights.dim() not in (2, 3):
-        raise RuntimeError(
-            f"plot_attention: weights is {list(weights.shape)}, but [L, S] or [H, L, S], of one "
-            "batch item, is expected"
-        )
+        wanted = "[L, S] or [H, L, S], of one batch item, is expected"
+        refuse("weights", weights, wanted, RuntimeError, "plot_attention")
     heads = weights if weights.dim() == 3 else weights[None]
     if heads.numel() == 0:
         raise RuntimeError(f"plot_attention: weights is {list(weights.shape)}, and nothing to draw")
@@ -102,10 +102,8 @@ def _labels(
     if tokens is not None:
         _check_count("tokens", tokens, queries, "query")
         if key_tokens is None and queries != keys:
-            raise ValueError(
-                f"plot_attention: key_tokens is None, but a label for each of the {keys} keys is "
-                f"expected: tokens names {queries} queries"
-            )
+            wanted = f"a label for each of the {keys} keys is expected: tokens names {queries}"
+            refuse("plot_attention: key_tokens", None, f"{wanted} queries")
     if key_tokens is not None:
         _check_count("key_tokens", key_tokens, keys, "key")
     return tokens, tokens if key_tokens is None else key_tokens

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv.distributed._ranks import Team
 from qkv.distributed._transport import all_gather, telling
 
@@ -84,4 +85,4 @@ def as_int(name: str, value: Any) -> int:
     if not isinstance(value, bool):
         with suppress(TypeError):
             return operator.index(value)
-    raise TypeError(f"{name} is {value!r}, but an int is expected")
+    refuse(name, repr(value), "an int is expected", TypeError)

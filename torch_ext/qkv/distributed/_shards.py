@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv.distributed._agree import agree, as_int, dtype_and_shape
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Group, Ranks, Team, team_of
@@ -85,7 +86,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     facts = {"function": "unshard", "dim": dim}
     try:
         if not 0 <= dim < tensor.dim():
-            raise ValueError(f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected")
+            refuse("dim", dim, f"0 to {tensor.dim() - 1} is expected")
         seqlen = length_of(f"dim {dim} of tensor", tensor.size(dim), seqlen, team)
     except (TypeError, ValueError) as error:
         facts["error"] = str(error)
@@ -108,9 +109,7 @@ def length_of(name: str, rows: int, seqlen: int | None, team: Team) -> int:
     most = rows * team.size
     seqlen = most if seqlen is None else as_int("seqlen", seqlen)
     if not 0 <= seqlen <= most:
-        raise ValueError(
-            f"seqlen is {seqlen}, but 0 to {most} is expected: {team.size} shards of {rows} rows"
-        )
+        refuse("seqlen", seqlen, f"0 to {most} is expected: {team.size} shards of {rows} rows")
     return seqlen
 
 

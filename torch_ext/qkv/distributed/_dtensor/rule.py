@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from qkv._refuse import refuse
 from qkv._vmap.levels import taken_apart
 from qkv.distributed._dtensor import context_parallel
 from qkv.distributed._dtensor.layout import HEADS, layout_of
@@ -129,10 +130,8 @@ def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tenso
     placements = tuple(plan.placements(name, x.shape, Replicate()))
     if x.placements != placements:
         if is_written:
-            raise RuntimeError(
-                f"{op._schema.name}: {name} is {x.placements}, but {placements} is expected for "
-                "something to be appended to it"
-            )
+            wanted = f"{placements} is expected for something to be appended to it"
+            refuse(name, x.placements, wanted, RuntimeError, op._schema.name)
         x = x.redistribute(placements=placements)
     share, local = plan.share(name, x.shape), x.to_local()
     if share is None or share.head is None:
