@@ -61,7 +61,7 @@ def plot_attention(
     translation by jointly learning to align and translate", 2014.
     """
     try:
-        from matplotlib import pyplot, ticker
+        from matplotlib import pyplot
     except ImportError as error:
         raise ImportError(
             "qkv.viz.plot_attention needs matplotlib: pip install 'qkv[viz]'"
@@ -80,9 +80,9 @@ def plot_attention(
     every = _axes(pyplot, ax, len(heads), weights.dim() == 2)
     pictures = heads.to("cpu", torch.float64).numpy()
     for one, picture, title in zip(every, pictures, titles, strict=True):
-        one.imshow(picture, cmap=cmap, vmin=0, vmax=vmax)
+        one.matshow(picture, cmap=cmap, vmin=0, vmax=vmax)
         one.set_title(title)
-        _name_rows_and_columns(one, ticker, *labels)
+        _name_rows_and_columns(one, *labels)
     if colorbar:
         extend = "max" if pictures.max() > vmax else "neither"
         every[0].figure.colorbar(
@@ -140,16 +140,14 @@ def _axes(pyplot: Any, ax: Any, heads: int, is_single: bool) -> "np.ndarray":
 
 
 def _name_rows_and_columns(
-    ax: "Axes", ticker: Any, rows: Sequence[str] | None, columns: Sequence[str] | None
+    ax: "Axes", rows: Sequence[str] | None, columns: Sequence[str] | None
 ) -> None:
     ax.set_ylabel("query")
     ax.set_xlabel("key")
     ax.xaxis.set_label_position("top")
-    ax.xaxis.tick_top()
     ax.tick_params(length=0)
     for axis, labels in ((ax.yaxis, rows), (ax.xaxis, columns)):
-        if labels is None:
-            axis.set_major_locator(ticker.MaxNLocator(integer=True))
+        if labels is None:  # numbers
             continue
         names = [str(label) for label in labels]
         is_long = axis is ax.xaxis and max(map(len, names)) > 2  # would overlap side by side

@@ -86,15 +86,12 @@ class AdditiveAttention(torch.nn.Module):
         self.query_proj = torch.nn.Linear(query_dim, hidden_dim, bias=bias, **like)
         self.key_proj = torch.nn.Linear(key_dim, hidden_dim, bias=False, **like)
         self.v = torch.nn.Parameter(torch.empty(hidden_dim, **like))
-        self._reset_v()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
         self.query_proj.reset_parameters()
         self.key_proj.reset_parameters()
-        self._reset_v()
-
-    def _reset_v(self) -> None:
         bound = 1 / math.sqrt(self.v.numel())
         torch.nn.init.uniform_(self.v, -bound, bound)
 
