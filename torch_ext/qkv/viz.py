@@ -73,16 +73,18 @@ def plot_attention(
     heads = weights if weights.dim() == 3 else weights[None]
     if heads.numel() == 0:
         raise RuntimeError(f"plot_attention: weights is {list(weights.shape)}, and nothing to draw")
-    labels = _labels(tokens, key_tokens, *heads.shape[1:])
+    columns = ("tokens", tokens) if key_tokens is None else ("key_tokens", key_tokens)
     if titles is None:
         titles = [f"head {h}" for h in range(len(heads))] if weights.dim() == 3 else [""]
     _check_count("titles", titles, len(heads), "head")
+    _check_count("tokens", tokens, heads.size(1), "query")
+    _check_count(*columns, heads.size(2), "key")
     every = _axes(pyplot, ax, len(heads), weights.dim() == 2)
     pictures = heads.to("cpu", torch.float64).numpy()
     for one, picture, title in zip(every, pictures, titles, strict=True):
         one.matshow(picture, cmap=cmap, vmin=0, vmax=vmax)
         one.set_title(title)
-        _name_rows_and_columns(one, *labels)
+        _name_rows_and_columns(one, tokens, columns[1])
     if colorbar:
         extend = "max" if pictures.max() > vmax else "neither"
         every[0].figure.colorbar(
@@ -95,22 +97,8 @@ def plot_attention(
     return every if weights.dim() == 3 else every[0]
 
 
-def _labels(
-    tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, queries: int, keys: int
-) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """(of the queries, of the keys)"""
-    if tokens is not None:
-        _check_count("tokens", tokens, queries, "query")
-        if key_tokens is None and queries != keys:
-            wanted = f"a label for each of the {keys} keys is expected: tokens names {queries}"
-            refuse("plot_attention: key_tokens", None, f"{wanted} queries")
-    if key_tokens is not None:
-        _check_count("key_tokens", key_tokens, keys, "key")
-    return tokens, tokens if key_tokens is None else key_tokens
-
-
-def _check_count(name: str, given: Sequence[Any], expected: int, what: str) -> None:
-    if len(given) != expected:
+def _check_count(name: str, given: Sequence[Any] | None, expected: int, what: str) -> None:
+    if given is not None and len(given) != expected:
         raise ValueError(
             f"plot_attention: {name} has {len(given)} entries, but {expected}, one for each "
             f"{what}, are expected"
