@@ -221,15 +221,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _with_more_keys(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """`[..., H, S + 1, D]`, or `S + 2`: with bias_k and bias_v, then with a key of zeros."""
-        shape = (*key.shape[:-2], 1, key.size(-1))
         more = []
         for x, bias in ((key, self.bias_k), (value, self.bias_v)):
-            rows = [x]
             if bias is not None:  # [1, 1, E]
-                rows.append(bias.view(self.num_heads, 1, -1).to(x.dtype).expand(shape))
-            if self.add_zero_attn:
-                rows.append(x.new_zeros(shape))
-            more.append(torch.cat(rows, -2))
+                row = bias.view(self.num_heads, 1, -1).to(x.dtype)
+                x = torch.cat([x, row.expand(*x.shape[:-2], 1, -1)], -2)
+            more.append(F.pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x)
         return tuple(more)
 
 

@@ -155,9 +155,10 @@ def _whole(
         for label, dim in plan.layout(name, local.dim()).items():
             shape[dim] = plan.sizes[label]
         placements = plan.placements(name, shape, Replicate())
-    return DTensor.from_local(
-        local, plan.mesh, placements, shape=torch.Size(shape), stride=_strides_like(local, shape)
-    )
+    # Its dimensions lie in memory in the order of `local`'s: what torch can view of the one it can
+    # then view of the other.
+    strides = torch.empty_permuted(shape, local.dim_order(), device="meta").stride()
+    return DTensor.from_local(local, plan.mesh, placements, shape=torch.Size(shape), stride=strides)
 
 
 def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int]) -> Tensor:
@@ -169,12 +170,3 @@ def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int])
     among = list(local.shape)
     among[dim] = share.heads
     return local.new_zeros(among).slice_scatter(local, dim, share.head, share.head + 1)
-
-
-def _strides_like(local: Tensor, shape: list[int]) -> tuple[int, ...]:
-    """Of a dense tensor of this shape, its dimensions in memory in the same order as in `local`:
-    what torch can view of the one it can then view of the other."""
-    outer_first = sorted(
-        range(local.dim()), key=lambda dim: (-local.stride(dim), -local.size(dim), dim)
-    )
-    return torch.empty_permuted(shape, outer_first, device="meta").stride()
