@@ -42,8 +42,9 @@ def jagged_attention(
     if query.lengths() is not None:
         for name, rank in (dict.fromkeys(BY_HEAD, 2) | dict.fromkeys(MASKS, 4)).items():
             for option in (name, f"{name}_tangent"):
-                if option in call:
-                    call[option] = _per_document(call[option], rank)
+                x = call.get(option)  # [B, ...], for the twice as many documents
+                if x is not None and x.dim() == rank and x.size(0) != 1:
+                    call[option] = x.repeat_interleave(2, 0)
     call |= {name: x.values().transpose(0, 1) for name, x in tensors.items()}
     results = operator(
         dropout_seed=_dropout_seed(query.values()) if dropout_p > 0 else None,
@@ -125,11 +126,3 @@ def _documents(query: Jagged, key: Jagged) -> tuple[Tensor, Tensor, Tensor | Non
     )
     used = _lengths(key)
     return cu_seq_q, cu_seq_k, torch.stack([used, torch.zeros_like(used)], 1).flatten()
-
-
-def _per_document(option: Tensor | None, rank: int) -> Tensor | None:
-    """[B, ...], of so many dimensions, for the twice as many documents that `_documents` makes of
-    queries with holes."""
-    if option is None or option.dim() != rank or option.size(0) == 1:
-        return option
-    return option.repeat_interleave(2, 0)

@@ -1,15 +1,12 @@
 """A call with other arguments than the other ranks' must be an error on all ranks, at once."""
 
 import hashlib
-import operator
-from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from qkv._refuse import refuse
 from qkv.distributed._ranks import Team
 from qkv.distributed._transport import all_gather, telling
 
@@ -78,11 +75,3 @@ def told(tensor: Tensor | None) -> str | None:
 
 def dtype_and_shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"
-
-
-def as_int(name: str, value: Any) -> int:
-    """numpy's whole numbers are said as 50, too, and not as np.int64(50)."""
-    if not isinstance(value, bool):
-        with suppress(TypeError):
-            return operator.index(value)
-    refuse(name, repr(value), "an int is expected", TypeError)

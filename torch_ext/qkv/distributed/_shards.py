@@ -6,13 +6,14 @@ first chunks have little to compute and the last ones much; with one of both, al
 much. The last chunks are padded where the length does not divide.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from qkv._refuse import refuse
-from qkv.distributed._agree import agree, as_int, dtype_and_shape
+from qkv.distributed._agree import agree, dtype_and_shape
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Group, Ranks, Team, team_of
 from qkv.distributed._transport import all_gather, all_to_all, linear, wide
@@ -107,7 +108,10 @@ def length_of(name: str, rows: int, seqlen: int | None, team: Team) -> int:
             "returns"
         )
     most = rows * team.size
-    seqlen = most if seqlen is None else as_int("seqlen", seqlen)
+    if seqlen is not None and (isinstance(seqlen, bool) or not hasattr(seqlen, "__index__")):
+        refuse("seqlen", repr(seqlen), "an int is expected", TypeError)
+    # numpy's whole numbers are said as 50, too, and not as np.int64(50).
+    seqlen = most if seqlen is None else operator.index(seqlen)
     if not 0 <= seqlen <= most:
         refuse("seqlen", seqlen, f"0 to {most} is expected: {team.size} shards of {rows} rows")
     return seqlen

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn.functional import pad
 
 from qkv._refuse import refuse
 from qkv._vmap.levels import taken_apart
@@ -166,7 +167,5 @@ def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int])
     share = plan.share(of, shape)
     if share is None or share.head is None or share.heads == 1:
         return local
-    dim = plan.layout(of, local.dim())[HEADS]
-    among = list(local.shape)
-    among[dim] = share.heads
-    return local.new_zeros(among).slice_scatter(local, dim, share.head, share.head + 1)
+    after = local.dim() - 1 - plan.layout(of, local.dim())[HEADS]  # dimensions
+    return pad(local, (0, 0) * after + (share.head, share.heads - share.head - 1))
