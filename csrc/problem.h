@@ -5,9 +5,9 @@
 //   lse_i     = log(exp(sink) + sum_j exp(score_ij))
 //   output_i  = sum_j weight_ij * value_j
 //
-// for every batch item and head, where j runs over the keys that query i may see, softcap(x) is
-// c * tanh(x / c), f a program of the caller's own (score_program.h), and kept_ij is 0 for a weight
-// that dropout drops, else 1 (common/philox.h).
+// for every batch item and head, where j runs over the keys that query i may see, softcap(x) is c *
+// tanh(x / c), f a score program (score_program.h), and kept_ij is 0 for what dropout drops,
+// else 1.
 //
 // Shapes, with L = seqlen_q, S = seqlen_k, D = head_dim, Dv = head_dim_v:
 //   query [B..., H, L, D]   key [B..., Hkv, S, D]   value [B..., Hkv, S, Dv]
@@ -146,8 +146,7 @@ struct Problem {
   // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).
   double dropout_p = 0;
   uint64_t dropout_seed = 0;
-  // The number by which dropout knows the first batch item.
-  int64_t dropout_batch = 0;
+  int64_t dropout_batch = 0;  // the number by which dropout knows the first batch item
   // If not null: seeds instead of dropout_seed, one for every dropout_items batch items, which
   // dropout numbers from dropout_batch on again. So each of these parts of the batch drops what it
   // would drop as a Problem of its own.

@@ -26,6 +26,9 @@ class QKV_CORE_API ScoreProgram {
   // How many elements the tables of reals and of integers have at least that it reads.
   int64_t table_size() const;
   int64_t index_size() const;
+  // Whether gradients of tables are added up in double, and not in the compute type: those of
+  // tables that are so small that many pairs may add to an element.
+  bool sums_in_double() const { return table_size() <= 65536; }
 
   // Whether a score may become -inf, which hides the pair: whether -inf is among its numbers.
   bool hides() const;
@@ -50,8 +53,8 @@ class QKV_CORE_API ScoreProgram {
 // The program of a Problem, and what it reads. T is the compute type.
 struct ScoreFunction {
   const ScoreProgram* program = nullptr;
-  const void* tables = nullptr;           // T [R, table_size()], rows table_step elements apart
-  const int32_t* indices = nullptr;       // [R, index_size()], likewise
+  const void* tables = nullptr;      // T [R, table_size()], rows table_step elements apart
+  const int32_t* indices = nullptr;  // [R, index_size()], likewise
   // 0: one row serves all batch items. Else batch item b reads row b / items, and is item b % items
   // to the program.
   int64_t table_step = 0, index_step = 0;

@@ -196,7 +196,7 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
                             int64_t part, const Cell& cell, BackwardSums sums,
                             void* workspace) const {
   const int64_t number = (plane.batch - stretch_.first) * p.kv_heads + plane.kv_head;
-  tables_.give(sums, number, part, cell.row);
+  sums.tables = tables_.sum(number, part, cell.row);
   const Range keys = grid_.keys(part, cell.keys);
   if (cell.row_rank == 0) sums_.clear_rows(sums, grid_.rows(cell.rows));
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);

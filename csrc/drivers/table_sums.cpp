@@ -13,9 +13,6 @@ constexpr int64_t kWantedSums = 32;
 // The most bytes that the sums of a whole batch take beside its gradients, unless one is larger.
 constexpr int64_t kMostBytes = int64_t(32) << 20;
 
-// Sums are in double for tables of up to so many elements, to each of which many pairs may add.
-constexpr int64_t kMostInDouble = 65536;
-
 int64_t table_elements(const Problem& p, const BackwardArgs& args) {
   return args.grad_tables && p.function ? p.function->program->table_size() : 0;
 }
@@ -28,7 +25,8 @@ TableSums::TableSums(const Problem& p, const BackwardArgs& args, const Stretch& 
       args_(args),
       stretch_(stretch),
       elements_(table_elements(p, args)),
-      element_(elements_ <= kMostInDouble ? sizeof(double) : size_of(compute_type(p.dtype))),
+      element_(elements_ && p.function->program->sums_in_double() ? sizeof(double)
+                                                                  : size_of(compute_type(p.dtype))),
       planes_(std::max<int64_t>(1, stretch.count * p.kv_heads)),
       parts_(parts) {
   if (!are_wanted()) return;
@@ -43,11 +41,10 @@ TableSums::TableSums(const Problem& p, const BackwardArgs& args, const Stretch& 
   memory_.resize(size_t(sums() * elements_ * element_));
 }
 
-void TableSums::give(BackwardSums& to, int64_t plane, int64_t part, int64_t band) const {
-  if (!are_wanted()) return;
-  const int64_t sum = (plane % planes_ * parts_ + part) * bands_ + band;
-  to.tables = memory_.data() + sum * elements_ * element_;
-  to.tables_in_double = are_in_double();
+void* TableSums::sum(int64_t plane, int64_t part, int64_t band) const {
+  if (!are_wanted()) return nullptr;
+  const int64_t number = (plane % planes_ * parts_ + part) * bands_ + band;
+  return memory_.data() + number * elements_ * element_;
 }
 
 template <class T, class Sum>
@@ -65,7 +62,7 @@ void TableSums::add_as() const {
 void TableSums::add() const {
   if (!are_wanted()) return;
   if (compute_type(p_.dtype) == DType::f64) return add_as<double, double>();
-  are_in_double() ? add_as<float, double>() : add_as<float, float>();
+  element_ == sizeof(double) ? add_as<float, double>() : add_as<float, float>();
 }
 
 void clear_grad_tables(const Problem& p, const BackwardArgs& args) {

@@ -8,7 +8,6 @@
 
 #include "attention.h"
 #include "common/tensor.h"
-#include "dispatch/kernel_table.h"
 #include "stretch.h"
 
 namespace qkv {
@@ -25,15 +24,14 @@ class TableSums {
   int64_t planes() const { return planes_; }
   int64_t bands() const { return bands_; }
 
-  // Gives a band its sum.
-  void give(BackwardSums& to, int64_t plane, int64_t part, int64_t band) const;
+  // The sum of one band, in double if ScoreProgram::sums_in_double; null: not wanted.
+  void* sum(int64_t plane, int64_t part, int64_t band) const;
   // Adds all sums to the gradient.
   void add() const;
 
  private:
   template <class T, class Sum>
   void add_as() const;
-  bool are_in_double() const { return element_ == sizeof(double); }
   int64_t sums() const { return planes_ * parts_ * bands_; }
 
   const Problem& p_;

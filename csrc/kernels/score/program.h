@@ -50,7 +50,7 @@ void run_backward(const Problem& p, const program::Compiled& program, const Back
   void* const sums = item.sums.tables;
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
     of.run_rows(keys, [&](int64_t row, int64_t rows) {
-      if (sums && item.sums.tables_in_double)
+      if (sums && p.function->program->sums_in_double())
         add_to_tables(program, of, rows, static_cast<double*>(sums));
       else if (sums)
         add_to_tables(program, of, rows, static_cast<T*>(sums));

@@ -6,10 +6,6 @@
 
 namespace qkv::QKV_ISA {
 
-// The beginning of a lambda that returns vectors. It captures, even nothing: GCC gives a function
-// to which one without captures converts the default instruction set.
-#define QKV_VECTORS(...) [&](__VA_ARGS__) QKV_INLINE_LAMBDA
-
 // Reals of one step, for which vectors have instructions.
 template <class T>
 bool run_real(const program::Instruction& x, const StepSize& size, const StepData& to,
@@ -183,25 +179,5 @@ bool run_comparison(const program::Instruction& x, program::Type from, const Ste
       return false;
   }
 }
-
-// Op::to_real and Op::to_integer, of type `from`.
-template <class T>
-void convert(program::Type to_type, program::Type from, const StepSize& size, const StepData& to,
-             const StepData& a) {
-  using V = IntVec<T>;
-  const bool negates = from == program::Type::boolean;  // true is all ones, which is -1
-  if (to_type == program::Type::real)
-    each_vector<T, true>(
-        size, to, a, a, a,
-        QKV_VECTORS(V p, V, V) { return __builtin_convertvector(negates ? -p : p, Vec<T>); });
-  else if (negates)
-    each_vector<T, true>(size, to, a, a, a, QKV_VECTORS(V p, V, V) { return -p; });
-  else
-    each_vector<T, false>(
-        size, to, a, a, a,
-        QKV_VECTORS(Vec<T> p, Vec<T>, Vec<T>) { return __builtin_convertvector(p, V); });
-}
-
-#undef QKV_VECTORS
 
 }  // namespace qkv::QKV_ISA

@@ -26,6 +26,10 @@ struct StepSize {
   int64_t rows, vectors;
 };
 
+// The beginning of a lambda that returns vectors. It captures, even nothing: GCC gives a function
+// to which one without captures converts the default instruction set.
+#define QKV_VECTORS(...) [&](__VA_ARGS__) QKV_INLINE_LAMBDA
+
 // Integers and booleans are vectors of the same size as reals: so many bits.
 template <class T>
 using IntLane = typename VecTraits<T>::Integer;
@@ -120,6 +124,24 @@ QKV_INLINE void log_of(Vec<T> (&x)[N]) {
     }
     x[i] = load(numbers);
   }
+}
+
+// Op::to_real and Op::to_integer, of type `from`.
+template <class T>
+void convert(program::Type to_type, program::Type from, const StepSize& size, const StepData& to,
+             const StepData& a) {
+  using V = IntVec<T>;
+  const bool negates = from == program::Type::boolean;  // true is all ones, which is -1
+  if (to_type == program::Type::real)
+    each_vector<T, true>(
+        size, to, a, a, a,
+        QKV_VECTORS(V p, V, V) { return __builtin_convertvector(negates ? -p : p, Vec<T>); });
+  else if (negates)
+    each_vector<T, true>(size, to, a, a, a, QKV_VECTORS(V p, V, V) { return -p; });
+  else
+    each_vector<T, false>(
+        size, to, a, a, a,
+        QKV_VECTORS(Vec<T> p, Vec<T>, Vec<T>) { return __builtin_convertvector(p, V); });
 }
 
 }  // namespace qkv::QKV_ISA

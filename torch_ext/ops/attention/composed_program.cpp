@@ -12,6 +12,44 @@ using program::Instruction;
 using program::Op;
 using program::Type;
 
+struct OfOne {
+  Op op;
+  at::Tensor (*run)(const at::Tensor&);
+};
+constexpr OfOne kOfOne[] = {
+    {Op::neg, at::neg},   {Op::abs, at::abs},     {Op::exp, at::exp},
+    {Op::log, at::log},   {Op::tanh, at::tanh},   {Op::sigmoid, at::sigmoid},
+    {Op::sqrt, at::sqrt}, {Op::rsqrt, at::rsqrt}, {Op::sin, at::sin},
+    {Op::cos, at::cos},   {Op::floor, at::floor}, {Op::logical_not, at::bitwise_not},
+};
+
+at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a.add(b); }
+at::Tensor sub(const at::Tensor& a, const at::Tensor& b) { return a.sub(b); }
+
+struct OfTwo {
+  Op op;
+  at::Tensor (*run)(const at::Tensor&, const at::Tensor&);
+};
+constexpr OfTwo kOfTwo[] = {
+    {Op::add, add},
+    {Op::sub, sub},
+    {Op::mul, at::mul},
+    {Op::div, at::div},
+    {Op::min, at::minimum},
+    {Op::max, at::maximum},
+    {Op::eq, at::eq},
+    {Op::ne, at::ne},
+    {Op::lt, at::lt},
+    {Op::le, at::le},
+    {Op::gt, at::gt},
+    {Op::ge, at::ge},
+    {Op::logical_and, at::bitwise_and},
+    {Op::logical_or, at::bitwise_or},
+    {Op::logical_xor, at::bitwise_xor},
+    {Op::shl, at::bitwise_left_shift},
+    {Op::shr, at::bitwise_right_shift},
+};
+
 class ComposedProgram {
  public:
   ComposedProgram(const Call& call, const at::Tensor& scores) : call_(call), scores_(scores) {}
@@ -99,69 +137,15 @@ class ComposedProgram {
     if (x.a < 0) return input(x);
     const at::Tensor& a = results_[size_t(x.a)];
     const at::Tensor& b = results_[size_t(std::max(x.b, 0))];
+    for (const auto& [op, of_one] : kOfOne)
+      if (x.op == op) return of_one(a);
+    for (const auto& [op, of_two] : kOfTwo)
+      if (x.op == op) return of_two(a, b);
     switch (x.op) {
-      case Op::add:
-        return a.add(b);
-      case Op::sub:
-        return a.sub(b);
-      case Op::mul:
-        return a.mul(b);
-      case Op::div:
-        return a.div(b);
-      case Op::min:
-        return at::minimum(a, b);
-      case Op::max:
-        return at::maximum(a, b);
       case Op::floordiv:
         return divided(a, b, [](const auto& p, const auto& q) { return p.floor_divide(q); });
       case Op::rem:
         return divided(a, b, [](const auto& p, const auto& q) { return p.remainder(q); });
-      case Op::neg:
-        return a.neg();
-      case Op::abs:
-        return a.abs();
-      case Op::exp:
-        return a.exp();
-      case Op::log:
-        return a.log();
-      case Op::tanh:
-        return a.tanh();
-      case Op::sigmoid:
-        return a.sigmoid();
-      case Op::sqrt:
-        return a.sqrt();
-      case Op::rsqrt:
-        return a.rsqrt();
-      case Op::floor:
-        return a.floor();
-      case Op::sin:
-        return a.sin();
-      case Op::cos:
-        return a.cos();
-      case Op::eq:
-        return a.eq(b);
-      case Op::ne:
-        return a.ne(b);
-      case Op::lt:
-        return a.lt(b);
-      case Op::le:
-        return a.le(b);
-      case Op::gt:
-        return a.gt(b);
-      case Op::ge:
-        return a.ge(b);
-      case Op::logical_and:
-        return a.bitwise_and(b);
-      case Op::logical_or:
-        return a.bitwise_or(b);
-      case Op::logical_xor:
-        return a.bitwise_xor(b);
-      case Op::logical_not:
-        return a.bitwise_not();
-      case Op::shl:
-        return a.bitwise_left_shift(b);
-      case Op::shr:
-        return a.bitwise_right_shift(b);
       case Op::where:
         return at::where(a, b, results_[size_t(x.c)]);
       case Op::to_real:
@@ -175,9 +159,8 @@ class ComposedProgram {
       case Op::load:
         return load(x, a);
       default:
-        break;
+        TORCH_INTERNAL_ASSERT(false, "a score program has an instruction of its derivatives");
     }
-    TORCH_INTERNAL_ASSERT(false, "a score program has an instruction of its derivatives");
   }
 
   const Call& call_;
