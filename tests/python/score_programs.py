@@ -13,7 +13,9 @@ NUMBERS = {"float": torch.float64, "int": torch.int32}
 
 def evaluated(program, scores):
     """scores: `[B, H, L, S]`, float64."""
-    places = torch.meshgrid(*(torch.arange(n, dtype=torch.int32) for n in scores.shape), indexing="ij")
+    places = torch.meshgrid(
+        *(torch.arange(n, dtype=torch.int32) for n in scores.shape), indexing="ij"
+    )
     leaves = dict(zip(("batch", "head", "query", "key"), places, strict=True)) | {"score": scores}
     tables, values = [], []
     for line in program.text.splitlines():

@@ -32,7 +32,7 @@ FUNCTIONS = {
     "trigonometry": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b),
     "table": lambda s, b, h, q, k: s + TABLE[h, q - k + S],
     "negative index": lambda s, b, h, q, k: s + TABLE[h, q - k],
-    "rows": lambda s, b, h, q, k: s + BIAS[b][h][q, k] + BIAS[0][b, h][q][-1] + BIAS[b, :, 1, k][h],
+    "rows": lambda s, b, h, q, k: s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k],
     "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
     "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
     "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
@@ -107,7 +107,9 @@ def test_refusals_name_the_operation_and_the_line(words):
     line = REFUSED[words].__code__.co_firstlineno
     with pytest.raises(Refused, match=words) as error:
         trace(REFUSED[words], torch.float32)
-    assert __file__ in str(error.value) and f"line {line + (words[:6] == '_local')}" in str(error.value)
+    assert __file__ in str(error.value) and f"line {line + (words[:6] == '_local')}" in str(
+        error.value
+    )
 
 
 def test_numbers_beyond_int32_are_an_error_by_name():

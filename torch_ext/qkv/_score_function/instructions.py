@@ -142,9 +142,7 @@ def _round(p: Instructions, x: Register) -> Register:
     return p("where", p("gt", rest, half), up, p("where", p("lt", rest, half), down, even))
 
 
-_trunc = _rounded(
-    lambda p, x: p("where", p("lt", x, p.of(0, "f")), _ceil(p, x), p("floor", x))
-)
+_trunc = _rounded(lambda p, x: p("where", p("lt", x, p.of(0, "f")), _ceil(p, x), p("floor", x)))
 
 
 def _sign(p: Instructions, kind: str, x: Any) -> Register:
@@ -204,9 +202,7 @@ def _over(name: str, divisor: float) -> Rule:
     return lambda p, _, x: p("div", p(name, p.of(x, "f")), p.of(divisor, "f"))
 
 
-def _softplus(
-    p: Instructions, _: str, x: Any, beta: float = 1, threshold: float = 20
-) -> Register:
+def _softplus(p: Instructions, _: str, x: Any, beta: float = 1, threshold: float = 20) -> Register:
     """Beyond the threshold x; what is not chosen there stays finite, and so does its derivative."""
     x = p.of(x, "f")
     scaled = x if beta == 1 else p("mul", x, p.of(beta, "f"))

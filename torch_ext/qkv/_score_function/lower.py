@@ -61,7 +61,9 @@ def _int32(x: Tensor, name: Callable[[Tensor], str]) -> Tensor:
         low, high = (int(end) for end in x.aminmax())
         if low < -(2**31) or high >= 2**31:
             end = low if low < -(2**31) else high
-            raise ValueError(f"score_mod: {name(x)} has {end} in it, but numbers of int32 are expected")
+            raise ValueError(
+                f"score_mod: {name(x)} has {end} in it, but numbers of int32 are expected"
+            )
     return x.to(torch.int32)
 
 
@@ -122,7 +124,8 @@ class _Lowering:
     def _register(self, node: Node) -> Register:
         if node.like.dim():
             raise Refused(
-                f"score_mod computes with a tensor of shape {list(node.like.shape)}", node.place,
+                f"score_mod computes with a tensor of shape {list(node.like.shape)}",
+                node.place,
                 "look single numbers up, such as table[head, query - key]",
             )
         kind = self.kind(node)
@@ -144,7 +147,14 @@ class _Lowering:
         if node.name not in RULES:
             raise Refused(f"score_mod calls {node.called}", node.place, _LISTED)
         args, kwargs = replaced((node.args, node.kwargs), self.register)
-        if node.name in ("_to_copy", "convert_element_type", "view", "_unsafe_view", "expand", "squeeze"):
+        if node.name in (
+            "_to_copy",
+            "convert_element_type",
+            "view",
+            "_unsafe_view",
+            "expand",
+            "squeeze",
+        ):
             args, kwargs = args[:1], {}
         try:
             found = RULES[node.name](self.p, kind, *args, **kwargs)
@@ -177,8 +187,11 @@ class _Lowering:
         where there is none yet."""
         if node.function is None or node.name not in LOOKUPS or node.level == CONSTANT:
             if node.level == ARGUMENT:
-                raise Refused(f"score_mod calls {node.called} on a row of a table", node.place,
-                    "look single numbers up, such as table[head, query - key]")
+                raise Refused(
+                    f"score_mod calls {node.called} on a row of a table",
+                    node.place,
+                    "look single numbers up, such as table[head, query - key]",
+                )
             self.check(node)
             return node, [None] * node.like.dim()
         source: Node = node.args[0]
@@ -193,26 +206,38 @@ class _Lowering:
         for d, x in chosen.items():
             n = table.like.size(free[d])
             if x.value is not None and not -n <= x.value < n:
-                raise Refused(f"score_mod looks up index {x.value} of {n}", node.place,
-                    f"{-n} to {n - 1} is expected")
+                raise Refused(
+                    f"score_mod looks up index {x.value} of {n}",
+                    node.place,
+                    f"{-n} to {n - 1} is expected",
+                )
             found[free[d]] = x
         return table, found
 
     def index(self, x: Node, node: Node) -> Register:
         if x.like.dim() or self.kind(x) != "i":
-            raise Refused(f"score_mod looks up at {x.like.dtype}, {list(x.like.shape)}", node.place,
-                "an integer, [], is expected for each index")
+            raise Refused(
+                f"score_mod looks up at {x.like.dtype}, {list(x.like.shape)}",
+                node.place,
+                "an integer, [], is expected for each index",
+            )
         return self.register(x)
 
     def kind(self, node: Node) -> str:
         if node.like.dtype not in _KINDS:
-            raise Refused(f"score_mod computes with {node.like.dtype}", node.place,
-                "float32, float64, bfloat16, float16, integers and bool are expected")
+            raise Refused(
+                f"score_mod computes with {node.like.dtype}",
+                node.place,
+                "float32, float64, bfloat16, float16, integers and bool are expected",
+            )
         return _KINDS[node.like.dtype]
 
     def check(self, node: Node) -> None:
         self.kind(node)
         x = self.captured.get(node)
         if x is not None and (x.device.type != "cpu" or x.layout != torch.strided):
-            raise Refused(f"score_mod captures {self.name(x)} on {x.device}, {x.layout}", node.place,
-                "a dense tensor on the CPU is expected")
+            raise Refused(
+                f"score_mod captures {self.name(x)} on {x.device}, {x.layout}",
+                node.place,
+                "a dense tensor on the CPU is expected",
+            )
