@@ -5,7 +5,8 @@ import torch
 TWO = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg,
     "min": torch.minimum, "max": torch.maximum, "floordiv": torch.floor_divide, "abs": torch.abs,
-    "rem": torch.remainder, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "rem": torch.remainder, "and": torch.bitwise_and, "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
     "not": torch.bitwise_not, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
 }  # fmt: skip
 NUMBERS = {"float": torch.float64, "int": torch.int32}
