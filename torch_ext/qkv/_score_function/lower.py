@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 
 from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused, replaced
 from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
@@ -57,7 +58,7 @@ def _joined(parts: list[Tensor]) -> Tensor | None:
 
 def _int32(x: Tensor, name: Callable[[Tensor], str]) -> Tensor:
     is_plain = x.dtype == torch.int64 and x.numel() and type(x) in (Tensor, torch.nn.Parameter)
-    if is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if is_plain and not _is_wrapped(x):
         low, high = (int(end) for end in x.aminmax())
         if low < -(2**31) or high >= 2**31:
             end = low if low < -(2**31) else high

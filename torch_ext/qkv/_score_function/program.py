@@ -39,7 +39,7 @@ def written(tables: list[Line], lines: list[Line], result: int) -> str:
             needed.update(operands(lines[n]))
     kept = sorted(needed)
     number = {n: new for new, n in enumerate(kept)}
-    used = sorted({lines[n][1] for n in kept if lines[n][0] == "load"})  # type: ignore[type-var]
+    used = sorted({lines[n][1] for n in kept if lines[n][0] == "load"})
     table = {n: new for new, n in enumerate(used)}
     text = [tables[n] for n in used]  # type: ignore[index]
     for n in kept:
