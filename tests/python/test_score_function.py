@@ -109,8 +109,6 @@ def test_refusals_name_the_operation_and_the_line(words):
         trace(REFUSED[words], torch.float32)
     line += words == "_local_scalar_dense"  # the line of its `if`
     assert __file__ in str(error.value) and f"line {line}" in str(error.value)
-        error.value
-    )
 
 
 def test_numbers_beyond_int32_are_an_error_by_name():

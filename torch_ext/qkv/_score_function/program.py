@@ -1,4 +1,4 @@
-"""The text of a score program, and its lines as tuples: ("mul", 3, 4), ("load", 0, 2), ("float", "0.5")."""
+"""The text of a score program, and its lines as tuples, such as ("load", 0, 2)."""
 
 from __future__ import annotations
 
