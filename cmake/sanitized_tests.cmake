@@ -32,6 +32,6 @@ set(tests $<TARGET_OBJECTS:qkv_csrc_test_objects>)
 set(kernels $<FILTER:$<TARGET_OBJECTS:qkv_kernels>,INCLUDE,/isa/> $<TARGET_OBJECTS:qkv_emulated>)
 add_executable(qkv_csrc_tests_sanitized EXCLUDE_FROM_ALL $<TARGET_OBJECTS:qkv_sanitized>
   "$<FILTER:${tests},EXCLUDE,/(allocations|test_memory|test_scaling)\\.cpp>"
-  "$<FILTER:${kernels},EXCLUDE,${sanitized}>")
+  "$<FILTER:${kernels},EXCLUDE,${sanitized}>" $<TARGET_OBJECTS:qkv_parts>)
 target_link_libraries(qkv_csrc_tests_sanitized PRIVATE qkv_reference GTest::gtest_main -fopenmp)
 target_link_options(qkv_csrc_tests_sanitized PRIVATE ${qkv_sanitizer_options})

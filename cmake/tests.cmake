@@ -33,6 +33,22 @@ if(csrc_tests)
   target_link_libraries(qkv_emulated PRIVATE qkv_kernels)
   target_compile_options(qkv_emulated PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
 
+  # What kernels are made of, compiled once more for each instruction set, so that tests can call it.
+  set(parts generic neon avx2 avx512 avx512bf16 amx)
+  if(NOT QKV_AVX512)
+    set(parts generic neon avx2)
+  endif()
+  add_library(qkv_parts OBJECT ${PROJECT_SOURCE_DIR}/tests/csrc/parts/parts.cpp)
+  foreach(isa IN LISTS parts)
+    target_sources(qkv_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc/parts/${isa}.cpp)
+  endforeach()
+  foreach(isa IN LISTS QKV_EMULATED_ISAS)
+    target_sources(qkv_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc/parts/emulated_${isa}.cpp)
+  endforeach()
+  target_include_directories(qkv_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc)
+  target_link_libraries(qkv_parts PRIVATE qkv_kernels)
+  target_compile_options(qkv_parts PRIVATE $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS>)
+
   # The tests are objects, so that the same ones are linked with kernels and with sanitized kernels.
   add_library(qkv_csrc_test_objects OBJECT ${csrc_tests})
   # The tests spend their time in the library, and with -O1 compiling them takes a quarter less.
@@ -45,7 +61,8 @@ if(csrc_tests)
   target_compile_definitions(qkv_csrc_test_objects PRIVATE "QKV_TEST_EMULATOR=\"${emulator}\"")
   target_link_libraries(qkv_csrc_test_objects PRIVATE qkv_reference qkv_simulator qkv_kernels GTest::gtest)
 
-  add_executable(qkv_csrc_tests $<TARGET_OBJECTS:qkv_csrc_test_objects> $<TARGET_OBJECTS:qkv_emulated>)
+  add_executable(qkv_csrc_tests
+    $<TARGET_OBJECTS:qkv_csrc_test_objects> $<TARGET_OBJECTS:qkv_emulated> $<TARGET_OBJECTS:qkv_parts>)
   target_link_libraries(qkv_csrc_tests PRIVATE
     qkv_reference qkv_simulator qkv_kernels GTest::gtest_main -fopenmp)
   gtest_discover_tests(qkv_csrc_tests DISCOVERY_MODE PRE_TEST)

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 compiler=${1:-c++}
 folders=("${@:2}")
-[ ${#folders[@]} -gt 0 ] || folders=(csrc tests/reference tests/csrc/emulated)
+[ ${#folders[@]} -gt 0 ] || folders=(csrc tests/reference tests/csrc/emulated tests/csrc/parts)
 
 case $("$compiler" -dumpmachine) in
   x86_64*) foreign='isa/neon/' ;;

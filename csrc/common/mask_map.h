@@ -4,8 +4,10 @@
 // however many heads and batch items read it (drivers/mask_maps.h). Passes then leave out what
 // masks hide, and read masks only where they say something about single pairs.
 //
-// To leave a hidden pair out changes no bit. Its weight is 0, and where all keys of a row's block
+// To leave a hidden pair out changes no bit: its weight is 0, and where all keys of a row's block
 // are hidden its maximum is -inf, so that what has been summed before would be multiplied by 1.
+// Gaps between keys that are seen are the exception: behind one, a sum begins anew before it is
+// added to the others (kernels/passes/walk.h).
 #pragma once
 
 #include <algorithm>

@@ -68,29 +68,24 @@ const Implementation& find(const std::string& name, const char* asked_by) {
 // Null until somebody asks: the environment is read then, not when the library is loaded.
 std::atomic<const Implementation*> active{nullptr};
 
-// The names of half_products(), by their numbers in HalfProducts. kUnset has none: it says that the
-// environment has not been read yet.
-constexpr const char* kHalfProducts[] = {"native", "float32"};
-enum HalfProducts { kUnset = -1, kNative, kFloat32 };
+// What half_products() may be.
+constexpr char kNative[] = "native", kFloat32[] = "float32";
 
-HalfProducts half_products_called(const std::string& name, const char* asked_by) {
-  for (HalfProducts products : {kNative, kFloat32})
-    if (name == kHalfProducts[products]) return products;
+const char* half_products_called(const std::string& name, const char* asked_by) {
+  for (const char* products : {kNative, kFloat32})
+    if (name == products) return products;
   throw std::invalid_argument(std::string(asked_by) +
                               ": no products of half precision are called '" + name +
                               "', expected one of: native, float32");
 }
 
-std::atomic<HalfProducts> products_in_use{kUnset};
+// One of the two; null as above.
+std::atomic<const char*> products_in_use{nullptr};
 
-HalfProducts active_half_products() {
-  HalfProducts products = products_in_use.load(std::memory_order_relaxed);
-  if (products == kUnset) {
-    const char* asked = std::getenv("QKV_HALF_PRODUCTS");
-    products = half_products_called(asked && *asked ? asked : "native", "QKV_HALF_PRODUCTS");
-    products_in_use.store(products, std::memory_order_relaxed);
-  }
-  return products;
+// What an environment variable says, or, where it is not set or empty, `otherwise`.
+const char* environment(const char* variable, const char* otherwise) {
+  const char* const value = std::getenv(variable);
+  return value && *value ? value : otherwise;
 }
 
 }  // namespace
@@ -116,8 +111,7 @@ std::vector<const char*> supported_isas() {
 const Implementation& active_implementation() {
   const Implementation* implementation = active.load(std::memory_order_acquire);
   if (!implementation) {
-    const char* forced = std::getenv("QKV_ISA");
-    implementation = &find(forced && *forced ? forced : supported_isas().front(), "QKV_ISA");
+    implementation = &find(environment("QKV_ISA", supported_isas().front()), "QKV_ISA");
     active.store(implementation, std::memory_order_release);
   }
   return *implementation;
@@ -128,7 +122,7 @@ const char* active_isa() { return active_implementation().name; }
 const Kernels& active_kernels(DType dtype) {
   const Implementation& implementation = active_implementation();
   const Kernels& kernels = implementation.kernels(dtype);
-  if (!kernels.multiplies_pairs || active_half_products() == kNative) return kernels;
+  if (!kernels.multiplies_pairs || half_products() == kNative) return kernels;
   return implementation.others->kernels(dtype);
 }
 
@@ -158,7 +152,13 @@ ScoreWay score_way_of(const Problem& p) {
 
 bool multiplies_pairs(DType dtype) { return active_kernels(dtype).multiplies_pairs; }
 
-const char* half_products() { return kHalfProducts[active_half_products()]; }
+const char* half_products() {
+  const char* products = products_in_use.load(std::memory_order_relaxed);
+  if (!products)
+    set_half_products(products = half_products_called(environment("QKV_HALF_PRODUCTS", kNative),
+                                                      "QKV_HALF_PRODUCTS"));
+  return products;
+}
 
 void set_half_products(const char* name) {
   products_in_use.store(half_products_called(name, "set_half_products"), std::memory_order_relaxed);

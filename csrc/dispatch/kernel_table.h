@@ -11,6 +11,7 @@
 #include "common/half.h"
 #include "common/strides.h"
 #include "common/visible.h"
+#include "dispatch/peak_loop.h"
 
 namespace qkv {
 
@@ -121,8 +122,6 @@ struct Finished {
   int64_t parts = 1, part_bytes = 0, part_blocks = 0;
 };
 
-struct KernelParts;  // dispatch/kernel_parts.h
-
 // The kernels for one dtype. The parts that items leave are in the compute type.
 //
 // Each thread has a workspace. A kernel that takes one returns how many bytes of it the item needs,
@@ -147,7 +146,8 @@ struct Kernels {
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;
-  const KernelParts* parts;  // for tests and probe/
+  // Of products as this dtype's factors have them: half precision that is widened has those of f32.
+  PeakLoop peak;
 };
 
 // One instruction set: its name, and its kernels for each dtype.

@@ -42,22 +42,72 @@ class ForwardTask {
  public:
   // `item`: the problem of any batch item of the stretch.
   ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
-              const Problem& item);
+              const Problem& item)
+      : p_(call),
+        result_(result),
+        stretch_(stretch),
+        kernels_(kernels_for(p_)),
+        planes_(item, stretch.count, 1),
+        seqlen_k_(item.seqlen_k),
+        first_split_(seqlen_k_),
+        element_(size_of(compute_type(p_.dtype))) {
+    if (!result_.weights.data) split_keys(item);
+    if (result_.weights.data && result_.weights.strides.head == 0) item_planes_ = p_.kv_heads;
+  }
 
   // About how many floating-point operations all planes take.
   double flops() const { return double(planes_.count) * planes_.flops; }
   // Decides how many rows an item has, and in which order items go. No row's result depends on the
   // other rows of its item, so this may follow the number of threads.
-  void plan(const Team& team);
+  void plan(const Team& team) {
+    const int64_t pieces = team.pieces(planes_.flops * double(item_planes_));
+    item_rows_ = rows_of_item(planes_.rows, kernels_.tile_rows, ceil_div(pieces, splits_));
+    if (team.flops == flops() && !p_.is_causal && item_planes_ == 1)
+      item_rows_ = even_rows(item_rows_, planes_.rows, kernels_.tile_rows, planes_.count * splits_,
+                             team.threads);
+    call_rows_ = item_rows_;
+    if (result_.weights.data) limit_kept_weights();
+    row_items_ = ceil_div(planes_.rows, item_rows_);
+    // With so many threads none gets two items of a plane in a row, whose keys it would have in its
+    // cache: on two threads the order by rows takes 3 to 5 % longer (Zen 3, causal shapes of
+    // python -m qkv.bench). On 64 the order by planes would leave a sixth of their time unused.
+    const bool equal = !p_.is_causal && planes_.rows % item_rows_ == 0;
+    by_rows_ = !equal && team.threads >= row_items_;
+    // Parts of several items wait in memory, so only where that is needed to keep threads busy.
+    by_plane_ = splits_ > 1 && pieces == 1;
+  }
 
-  size_t workspace_bytes() const;  // of a thread
-  void take_memory(Arena& arena);
+  // A thread has a workspace for the kernels, and behind it the parts of the plane that it works
+  // on.
+  size_t workspace_bytes() const {
+    Arena arena(nullptr);
+    arena.take<char>(int64_t(kernel_bytes()));
+    if (by_plane_) arena.take<char>(parts_bytes_);
+    return arena.used();
+  }
+  void take_memory(Arena& arena) {
+    if (!by_plane_) parts_ = arena.take<char>(planes_.count * parts_bytes_);
+  }
 
   // The phases, in their order; `index` counts the items of one. The first runs the kernel.
-  Items items() const;
-  void run(int64_t index, void* workspace) const;
-  Items last_items() const;  // an item merges the parts of one row
-  void finish(int64_t index) const;
+  Items items() const {
+    const int64_t each = by_plane_ ? 1 : row_items_ * splits_;
+    return {planes_.count / item_planes_ * each,
+            planes_.flops * double(item_planes_) / double(each)};
+  }
+  void run(int64_t index, void* workspace) const {
+    by_plane_ ? run_plane(index, workspace) : run_rows(index, workspace);
+  }
+  // An item merges the parts of one row.
+  Items last_items() const {
+    return {splits_ > 1 && !by_plane_ ? planes_.count * planes_.rows : 0,
+            double((p_.head_dim_v + 1) * splits_)};
+  }
+  void finish(int64_t index) const {
+    const int64_t plane = index / planes_.rows;
+    merge(*ItemProblem(p_, stretch_.plane(p_, plane).batch), plane, index % planes_.rows,
+          parts_ + plane * parts_bytes_);
+  }
 
  private:
   // Rows [begin, end) of item_planes_ planes from `plane` on, against one split of the keys.
@@ -65,21 +115,106 @@ class ForwardTask {
     int64_t plane, split, begin, end;
   };
 
-  void split_keys(const Problem& item);
-  void limit_kept_weights();
+  // With few queries and many keys, the keys that any query sees are split. The order of summation
+  // follows from the splits, so they follow from the shape of one plane alone.
+  void split_keys(const Problem& item) {
+    const int64_t most_keys = kSplitKeys * ceil_div(planes_.rows, kSplitRows);
+    const int64_t begin = key_begin(item, 0), keys = key_end(item, item.seqlen_q - 1) - begin;
+    const bool few = planes_.rows <= 2 * kernels_.tile_rows ||
+                     (item.seqlen_q <= kFewQueries && planes_.rows <= kItemRows);
+    if (!few || keys <= most_keys) return;
+    splits_ = ceil_div(keys, most_keys);
+    split_keys_ = ceil_div(ceil_div(keys, splits_), kSplitUnit) * kSplitUnit;
+    splits_ = ceil_div(keys, split_keys_);
+    first_split_ = begin + split_keys_;
+    output_bytes_ = splits_ * planes_.rows * p_.head_dim_v * element_;
+    parts_bytes_ = output_bytes_ + splits_ * planes_.rows * element_;
+  }
+
+  void limit_kept_weights() {
+    const int64_t tile_bytes = kernels_.tile_rows * std::max<int64_t>(1, seqlen_k_) * element_;
+    const int64_t most_tiles = std::max<int64_t>(1, kWeightsBytes / tile_bytes);
+    call_rows_ = item_rows_ = std::min(item_rows_, most_tiles * kernels_.tile_rows);
+    // The heads of a group add to the same elements, and no two items may: an item has all rows of
+    // its queries.
+    if (result_.weights.strides.head != 0) return;
+    const int64_t whole_queries = std::lcm(kernels_.tile_rows, p_.group());
+    item_rows_ = ceil_div(item_rows_, whole_queries) * whole_queries;
+  }
+
   // What item `index` is, unless by plane.
-  Place place(int64_t index) const;
+  Place place(int64_t index) const {
+    const int64_t each = row_items_ * splits_, all = planes_.count / item_planes_;
+    const int64_t of_plane = by_rows_ ? index / all : index % each;
+    // Under is_causal the last rows see the most keys, so they go first. Elsewhere the last item
+    // may have the fewest rows.
+    const int64_t nth = of_plane % row_items_;
+    const int64_t begin = (p_.is_causal ? row_items_ - 1 - nth : nth) * item_rows_;
+    return {(by_rows_ ? index % all : index / each) * item_planes_, of_plane / row_items_, begin,
+            std::min(planes_.rows, begin + item_rows_)};
+  }
+
   // Whether an item is one call of a kernel.
   bool has_simple_items() const {
     return !by_plane_ && item_planes_ == 1 && call_rows_ == item_rows_;
   }
-  ForwardItem kernel_item(int64_t plane, int64_t split, int64_t row, int64_t end) const;
-  size_t kernel_bytes() const;  // the workspace of a kernel
-  void run_rows(int64_t index, void* workspace) const;
-  void run_plane(int64_t plane, void* workspace) const;
-  void attend(const Problem& item, int64_t plane, int64_t split, int64_t row, int64_t end,
-              char* plane_parts, void* workspace, const ForwardItem* next = nullptr) const;
-  void merge(const Problem& item, int64_t plane, int64_t row, char* plane_parts) const;
+  // The first split begins at key 0, and the kernels skip the keys before those that a query sees.
+  ForwardItem kernel_item(int64_t plane, int64_t split, int64_t row, int64_t end) const {
+    return {stretch_.plane(p_, plane), row, std::min(end, row + call_rows_),
+            split == 0 ? 0 : first_split_ + (split - 1) * split_keys_,
+            std::min(seqlen_k_, first_split_ + split * split_keys_)};
+  }
+  // The workspace of a kernel.
+  size_t kernel_bytes() const {
+    const ItemProblem item(p_, stretch_.first);
+    return kernels_.forward(*item, result_, kernel_item(0, 0, 0, planes_.rows), nullptr);
+  }
+
+  void run_rows(int64_t index, void* workspace) const {
+    const Place at = place(index);
+    // Most often a thread goes on with the next item of the list.
+    std::optional<ForwardItem> next;
+    if (has_simple_items() && index + 1 < items().count) {
+      const Place to = place(index + 1);
+      next = kernel_item(to.plane, to.split, to.begin, to.end);
+      if (p_.spans && next->plane.batch != stretch_.plane(p_, at.plane).batch) next.reset();
+    }
+    const ItemProblem item(p_, stretch_.plane(p_, at.plane).batch);
+    for (int64_t plane = at.plane; plane < at.plane + item_planes_; ++plane)
+      for (int64_t row = at.begin; row < at.end; row += call_rows_)
+        attend(*item, plane, at.split, row, at.end, parts_ + plane * parts_bytes_, workspace,
+               next ? &*next : nullptr);
+  }
+
+  void run_plane(int64_t plane, void* workspace) const {
+    Arena arena(workspace);
+    void* const own = arena.take<char>(int64_t(kernel_bytes()));
+    char* const parts = arena.take<char>(parts_bytes_);
+    const ItemProblem item(p_, stretch_.plane(p_, plane).batch);
+    for (int64_t split = 0; split < splits_; ++split)
+      for (int64_t row = 0; row < planes_.rows; row += item_rows_)
+        attend(*item, plane, split, row, planes_.rows, parts, own);
+    for (int64_t row = 0; row < planes_.rows; ++row) merge(*item, plane, row, parts);
+  }
+
+  // Runs rows [row, end), call_rows_ at most, of one plane against one split of the keys.
+  void attend(const Problem& p, int64_t plane, int64_t split, int64_t row, int64_t end,
+              char* plane_parts, void* workspace, const ForwardItem* next = nullptr) const {
+    ForwardItem item = kernel_item(plane, split, row, end);
+    item.next = next;
+    if (splits_ > 1) {
+      const int64_t at = split * planes_.rows + row;
+      item.partial_output = plane_parts + at * p_.head_dim_v * element_;
+      item.partial_lse = plane_parts + output_bytes_ + at * element_;
+    }
+    kernels_.forward(p, result_, item, workspace);
+  }
+
+  void merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {
+    kernels_.merge_parts(p, result_,
+                         {stretch_.plane(p, plane), row, plane_parts, plane_parts + output_bytes_,
+                          splits_, planes_.rows});
+  }
 
   const Problem& p_;  // of the call
   const ForwardResult& result_;
@@ -102,166 +237,6 @@ class ForwardTask {
   int64_t element_, output_bytes_ = 0, parts_bytes_ = 0;
   char* parts_ = nullptr;  // [planes, parts_bytes_], unless by plane
 };
-
-ForwardTask::ForwardTask(const Problem& call, const ForwardResult& result, const Stretch& stretch,
-                         const Problem& item)
-    : p_(call),
-      result_(result),
-      stretch_(stretch),
-      kernels_(kernels_for(p_)),
-      planes_(item, stretch.count, 1),
-      seqlen_k_(item.seqlen_k),
-      first_split_(seqlen_k_),
-      element_(size_of(compute_type(p_.dtype))) {
-  if (!result_.weights.data) split_keys(item);
-  if (result_.weights.data && result_.weights.strides.head == 0) item_planes_ = p_.kv_heads;
-}
-
-// With few queries and many keys, the keys that any query sees are split. The order of summation
-// follows from the splits, so they follow from the shape of one plane alone.
-void ForwardTask::split_keys(const Problem& item) {
-  const int64_t most_keys = kSplitKeys * ceil_div(planes_.rows, kSplitRows);
-  const int64_t begin = key_begin(item, 0), keys = key_end(item, item.seqlen_q - 1) - begin;
-  const bool few = planes_.rows <= 2 * kernels_.tile_rows ||
-                   (item.seqlen_q <= kFewQueries && planes_.rows <= kItemRows);
-  if (!few || keys <= most_keys) return;
-  splits_ = ceil_div(keys, most_keys);
-  split_keys_ = ceil_div(ceil_div(keys, splits_), kSplitUnit) * kSplitUnit;
-  splits_ = ceil_div(keys, split_keys_);
-  first_split_ = begin + split_keys_;
-  output_bytes_ = splits_ * planes_.rows * p_.head_dim_v * element_;
-  parts_bytes_ = output_bytes_ + splits_ * planes_.rows * element_;
-}
-
-void ForwardTask::plan(const Team& team) {
-  const int64_t pieces = team.pieces(planes_.flops * double(item_planes_));
-  item_rows_ = rows_of_item(planes_.rows, kernels_.tile_rows, ceil_div(pieces, splits_));
-  if (team.flops == flops() && !p_.is_causal && item_planes_ == 1)
-    item_rows_ = even_rows(item_rows_, planes_.rows, kernels_.tile_rows, planes_.count * splits_,
-                           team.threads);
-  call_rows_ = item_rows_;
-  if (result_.weights.data) limit_kept_weights();
-  row_items_ = ceil_div(planes_.rows, item_rows_);
-  // With so many threads none gets two items of a plane in a row, whose keys it would have in its
-  // cache: on two threads the order by rows takes 3 to 5 % longer (Zen 3, causal shapes of
-  // python -m qkv.bench). On 64 the order by planes would leave a sixth of their time unused.
-  const bool equal = !p_.is_causal && planes_.rows % item_rows_ == 0;
-  by_rows_ = !equal && team.threads >= row_items_;
-  // Parts of several items wait in memory, so only where that is needed to keep threads busy.
-  by_plane_ = splits_ > 1 && pieces == 1;
-}
-
-void ForwardTask::limit_kept_weights() {
-  const int64_t tile_bytes = kernels_.tile_rows * std::max<int64_t>(1, seqlen_k_) * element_;
-  const int64_t most_tiles = std::max<int64_t>(1, kWeightsBytes / tile_bytes);
-  call_rows_ = item_rows_ = std::min(item_rows_, most_tiles * kernels_.tile_rows);
-  // The heads of a group add to the same elements, and no two items may: an item has all rows of
-  // its queries.
-  if (result_.weights.strides.head != 0) return;
-  const int64_t whole_queries = std::lcm(kernels_.tile_rows, p_.group());
-  item_rows_ = ceil_div(item_rows_, whole_queries) * whole_queries;
-}
-
-size_t ForwardTask::kernel_bytes() const {
-  const ItemProblem item(p_, stretch_.first);
-  return kernels_.forward(*item, result_, kernel_item(0, 0, 0, planes_.rows), nullptr);
-}
-
-// A thread has a workspace for the kernels, and behind it the parts of the plane that it works on.
-size_t ForwardTask::workspace_bytes() const {
-  Arena arena(nullptr);
-  arena.take<char>(int64_t(kernel_bytes()));
-  if (by_plane_) arena.take<char>(parts_bytes_);
-  return arena.used();
-}
-
-void ForwardTask::take_memory(Arena& arena) {
-  if (!by_plane_) parts_ = arena.take<char>(planes_.count * parts_bytes_);
-}
-
-Items ForwardTask::items() const {
-  const int64_t each = by_plane_ ? 1 : row_items_ * splits_;
-  return {planes_.count / item_planes_ * each, planes_.flops * double(item_planes_) / double(each)};
-}
-
-Items ForwardTask::last_items() const {
-  return {splits_ > 1 && !by_plane_ ? planes_.count * planes_.rows : 0,
-          double((p_.head_dim_v + 1) * splits_)};
-}
-
-ForwardTask::Place ForwardTask::place(int64_t index) const {
-  const int64_t each = row_items_ * splits_, all = planes_.count / item_planes_;
-  const int64_t of_plane = by_rows_ ? index / all : index % each;
-  // Under is_causal the last rows see the most keys, so they go first. Elsewhere the last item
-  // may have the fewest rows.
-  const int64_t nth = of_plane % row_items_;
-  const int64_t begin = (p_.is_causal ? row_items_ - 1 - nth : nth) * item_rows_;
-  return {(by_rows_ ? index % all : index / each) * item_planes_, of_plane / row_items_, begin,
-          std::min(planes_.rows, begin + item_rows_)};
-}
-
-// The first split begins at key 0, and the kernels skip the keys before those that a query sees.
-ForwardItem ForwardTask::kernel_item(int64_t plane, int64_t split, int64_t row, int64_t end) const {
-  return {stretch_.plane(p_, plane), row, std::min(end, row + call_rows_),
-          split == 0 ? 0 : first_split_ + (split - 1) * split_keys_,
-          std::min(seqlen_k_, first_split_ + split * split_keys_)};
-}
-
-void ForwardTask::run(int64_t index, void* workspace) const {
-  by_plane_ ? run_plane(index, workspace) : run_rows(index, workspace);
-}
-
-void ForwardTask::run_rows(int64_t index, void* workspace) const {
-  const Place at = place(index);
-  // Most often a thread goes on with the next item of the list.
-  std::optional<ForwardItem> next;
-  if (has_simple_items() && index + 1 < items().count) {
-    const Place to = place(index + 1);
-    next = kernel_item(to.plane, to.split, to.begin, to.end);
-    if (p_.spans && next->plane.batch != stretch_.plane(p_, at.plane).batch) next.reset();
-  }
-  const ItemProblem item(p_, stretch_.plane(p_, at.plane).batch);
-  for (int64_t plane = at.plane; plane < at.plane + item_planes_; ++plane)
-    for (int64_t row = at.begin; row < at.end; row += call_rows_)
-      attend(*item, plane, at.split, row, at.end, parts_ + plane * parts_bytes_, workspace,
-             next ? &*next : nullptr);
-}
-
-void ForwardTask::run_plane(int64_t plane, void* workspace) const {
-  Arena arena(workspace);
-  void* const own = arena.take<char>(int64_t(kernel_bytes()));
-  char* const parts = arena.take<char>(parts_bytes_);
-  const ItemProblem item(p_, stretch_.plane(p_, plane).batch);
-  for (int64_t split = 0; split < splits_; ++split)
-    for (int64_t row = 0; row < planes_.rows; row += item_rows_)
-      attend(*item, plane, split, row, planes_.rows, parts, own);
-  for (int64_t row = 0; row < planes_.rows; ++row) merge(*item, plane, row, parts);
-}
-
-// Runs rows [row, end), call_rows_ at most, of one plane against one split of the keys.
-void ForwardTask::attend(const Problem& p, int64_t plane, int64_t split, int64_t row, int64_t end,
-                         char* plane_parts, void* workspace, const ForwardItem* next) const {
-  ForwardItem item = kernel_item(plane, split, row, end);
-  item.next = next;
-  if (splits_ > 1) {
-    const int64_t at = split * planes_.rows + row;
-    item.partial_output = plane_parts + at * p_.head_dim_v * element_;
-    item.partial_lse = plane_parts + output_bytes_ + at * element_;
-  }
-  kernels_.forward(p, result_, item, workspace);
-}
-
-void ForwardTask::finish(int64_t index) const {
-  const int64_t plane = index / planes_.rows;
-  merge(*ItemProblem(p_, stretch_.plane(p_, plane).batch), plane, index % planes_.rows,
-        parts_ + plane * parts_bytes_);
-}
-
-void ForwardTask::merge(const Problem& p, int64_t plane, int64_t row, char* plane_parts) const {
-  kernels_.merge_parts(p, result_,
-                       {stretch_.plane(p, plane), row, plane_parts, plane_parts + output_bytes_,
-                        splits_, planes_.rows});
-}
 
 }  // namespace
 

@@ -69,20 +69,18 @@ void for_each_row_item(const Problem& p, const Kernels& kernels, const RowKernel
 
 void attention_hard(const Problem& problem, const HardResult& result) {
   const Kernels& kernels = kernels_for(problem);
-  const MappedProblem mapped(problem);
-  for_each_row_item(*mapped, kernels,
-                    [&](const Problem& p, const ForwardItem& rows, void* workspace) {
-                      return kernels.hard(p, result, rows, workspace);
-                    });
+  const auto run = [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+    return kernels.hard(p, result, rows, workspace);
+  };
+  for_each_row_item(*MappedProblem(problem), kernels, run);
 }
 
 void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result) {
   const Kernels& kernels = jvp_kernels(problem.dtype);
-  const MappedProblem mapped(problem);
-  for_each_row_item(*mapped, kernels,
-                    [&](const Problem& p, const ForwardItem& rows, void* workspace) {
-                      return kernels.jvp(p, args, result, rows, workspace);
-                    });
+  const auto run = [&](const Problem& p, const ForwardItem& rows, void* workspace) {
+    return kernels.jvp(p, args, result, rows, workspace);
+  };
+  for_each_row_item(*MappedProblem(problem), kernels, run);
 }
 
 }  // namespace qkv

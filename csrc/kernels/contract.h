@@ -2,7 +2,8 @@
 // kernels rely on more than that. With constants that break a rule below they would compile, and
 // then write outside of their memory, never end, multiply the wrong rows, or be slow.
 //
-// What the functions of vec.h must do, isa/generic/functions.h shows, which has all of them.
+// What the constants of vec.h are, isa/generic/vec.h says, and what its functions must do,
+// isa/generic/functions.h, which has all of them.
 #pragma once
 
 #include "kernels/gemm/gemm.h"

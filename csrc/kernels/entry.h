@@ -2,8 +2,9 @@
 #pragma once
 
 #include "kernels/contract.h"
+#include "kernels/gemm/peak.h"
+#include "kernels/operands/operand.h"
 #include "kernels/operands/tile.h"
-#include "kernels/parts.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/forward.h"
@@ -14,12 +15,23 @@
 
 namespace qkv::QKV_ISA {
 
+template <class E, class T = Compute<E>>
+constexpr PeakLoop peak_of() {
+  constexpr int kTileFlops = 4 * 16 * 16 * 16 * 4;  // of four products of two tiles
+  constexpr int kVectorFlops = kPeakChains * kLanes<T> * (kInPairs<E> ? 4 : 2);
+  constexpr bool kIsTile = kTiles && kInPairs<E>;
+  return {kIsTile       ? "tdpbf16ps"
+          : kInPairs<E> ? "vdpbf16ps"
+                        : "FMA",
+          kIsTile ? kTileFlops : kVectorFlops, peak_loop<Factor<E>>};
+}
+
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
   Kernels kernels{kTileRows<T>,   forward<E>,     merge_parts<E>, backward<E>,
                   finish_rows<E>, finish_keys<E>, row_sums<E>,    hard<E>,
-                  nullptr,        kLanes<T>,      kInPairs<E>,    &kParts<E>};
+                  nullptr,        kLanes<T>,      kInPairs<E>,    peak_of<E>()};
   if constexpr (!kInPairs<E>) kernels.jvp = jvp<E>;
   return kernels;
 }

@@ -11,7 +11,6 @@
 #include <string>
 
 #include "dispatch/dispatch.h"
-#include "dispatch/kernel_parts.h"
 #include "dispatch/kernel_table.h"
 
 namespace qkv {
@@ -39,7 +38,7 @@ void check_threads(int num_threads) {
 // The loop for products of `dtype` in `isa`.
 const PeakLoop& find_loop(const std::string& isa, DType dtype) {
   for (const Implementation* supported : supported_implementations())
-    if (isa == supported->name) return supported->kernels(dtype).parts->peak;
+    if (isa == supported->name) return supported->kernels(dtype).peak;
   throw std::invalid_argument("isa: this CPU has no probe for '" + isa + "'");
 }
 

@@ -69,11 +69,6 @@ WorkList::WorkList(const std::vector<Items>& jobs, int num_threads) {
   cut_into_runs(total, num_threads);
 }
 
-void WorkList::append(int64_t job, int64_t first, int64_t count, double flops) {
-  const int64_t begin = shares_.empty() ? 0 : shares_.back().end;
-  shares_.push_back({job, first, begin, begin + count, flops});
-}
-
 // Appends the items of all streams in the order in which they could begin.
 void WorkList::merge(std::vector<Stream> streams) {
   const auto first_of = [&](const Stream* without) {
@@ -90,7 +85,8 @@ void WorkList::merge(std::vector<Stream> streams) {
       int64_t count = part.count - stream->next;
       if (part.pace > 0 && until < HUGE_VAL)
         count = std::clamp<int64_t>(int64_t((until - stream->begins()) / part.pace) + 1, 1, count);
-      append(part.job, stream->next, count, part.flops);
+      const int64_t begin = shares_.empty() ? 0 : shares_.back().end;
+      shares_.push_back({part.job, stream->next, begin, begin + count, part.flops});
       stream->next += count;
       if (stream->next == part.count) ++stream->part, stream->next = 0;
     } while (!stream->is_empty() && stream->begins() <= until);

@@ -53,7 +53,6 @@ class WorkList {
   };
   struct Stream;
 
-  void append(int64_t job, int64_t first, int64_t count, double flops);
   void merge(std::vector<Stream> streams);
   // `total`: the flops of all items.
   void cut_into_runs(double total, int num_threads);

@@ -8,8 +8,7 @@
 
 #include "cases.h"
 #include "dispatch/dispatch.h"
-#include "dispatch/kernel_parts.h"
-#include "dispatch/kernel_table.h"
+#include "parts/kernel_parts.h"
 
 namespace qkv::test {
 namespace {
@@ -36,7 +35,7 @@ const Function kTanh = {"tanh", &KernelParts::tanh, std::tanh, std::tanh, 1e6, 2
 
 const KernelParts& parts(const char* isa, DType dtype) {
   set_isa(isa);
-  return *active_implementation().kernels(dtype).parts;
+  return active_parts(dtype);
 }
 
 // The largest power of two not above |y|, a normal number.

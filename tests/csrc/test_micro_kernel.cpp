@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "cases.h"
-#include "dispatch/kernel_parts.h"
 #include "dispatch/kernel_table.h"
+#include "parts/kernel_parts.h"
 
 namespace qkv::test {
 namespace {
@@ -49,9 +49,8 @@ class MicroKernelTest : public IsaTest {
     const Tensor before = c.dense(Type::f64);
     for (const Tensor* t : {&a, &b, &factors}) t->make_read_only();
 
-    active_implementation().kernels(dtype).parts->gemm(rows, cols, depth, a.data(), pattern.row,
-                                                       pattern.col, b.data(), b_row, c.data(),
-                                                       c_row, beta, factors.data());
+    active_parts(dtype).gemm(rows, cols, depth, a.data(), pattern.row, pattern.col, b.data(), b_row,
+                             c.data(), c_row, beta, factors.data());
     EXPECT_TRUE(c.canaries_alive()) << "something beside C was written";
     const double eps = dtype == DType::f32 ? std::numeric_limits<float>::epsilon()
                                            : std::numeric_limits<double>::epsilon();
@@ -82,7 +81,8 @@ TEST_P(MicroKernelTest, EveryShapeStrideAndBeta) {
   for (DType type : {DType::f32, DType::f64}) {
     dtype = type;
     const Kernels& kernels = active_implementation().kernels(type);
-    const int64_t most = 2 * std::max(kernels.parts->max_rows[0], kernels.parts->max_rows[1]) + 3;
+    const int* const max_rows = active_parts(type).max_rows;
+    const int64_t most = 2 * std::max(max_rows[0], max_rows[1]) + 3;
     for (int64_t rows = 1; rows <= most; rows += kQuick ? 5 : 1)
       for (int64_t vectors : {1, 2, 3})
         for (int64_t depth : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 70})

@@ -10,8 +10,8 @@
 
 #include "cases.h"
 #include "dispatch/dispatch.h"
-#include "dispatch/kernel_parts.h"
 #include "dispatch/kernel_table.h"
+#include "parts/kernel_parts.h"
 #include "random.h"
 
 namespace qkv::test {
@@ -70,9 +70,9 @@ class PairsTest : public IsaTest {
     else
       std::fill_n(c.data(), c.size(), std::numeric_limits<float>::quiet_NaN());  // must not be read
     const std::vector<float> before(c.data(), c.data() + c.size());
-    active_implementation().bf16.parts->pairs.gemm(rows, cols, depth, a.data(), a_row, a_col,
-                                                   b.data(), b_row, c.data(), c_row, beta,
-                                                   factors.data(), alpha);
+    active_parts(DType::bf16)
+        .pairs.gemm(rows, cols, depth, a.data(), a_row, a_col, b.data(), b_row, c.data(), c_row,
+                    beta, factors.data(), alpha);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t n = 0; n < cols; ++n) {
         double sum = 0, size = 0;
@@ -109,7 +109,7 @@ TEST_P(PairsTest, Gemm) {
     for (int64_t vectors : {1, 2, 3})
       for (int64_t depth : {0, 1, 2, 15, 16, 17, 32, 40})
         for (bool row_major : {true, false}) {
-          if (!row_major && kernels.parts->pairs.tiles) continue;
+          if (!row_major && active_parts(DType::bf16).pairs.tiles) continue;
           const int beta = int(draw(random, 0, 2));
           check_gemm(rows, vectors * kernels.lanes, depth, row_major, beta,
                      draw_from<float>(random, {1, 0.3f}));
@@ -167,12 +167,13 @@ TEST_P(PairsTest, EveryBitIsThatOfTheManual) {
       const Array<Pair> a(rows * depth), b(depth * cols);
       const Array<float> c(rows * cols);
       fill_with_bits(a, random), fill_with_bits(b, random);
-      kernels.parts->pairs.gemm(rows, cols, depth, a.data(), depth, 1, b.data(), cols, c.data(),
-                                cols, 0, nullptr, 1);
+      active_parts(DType::bf16)
+          .pairs.gemm(rows, cols, depth, a.data(), depth, 1, b.data(), cols, c.data(), cols, 0,
+                      nullptr, 1);
       for (int64_t i = 0; i < rows; ++i)
         for (int64_t n = 0; n < cols; ++n) {
           const float expected = sum_of_pairs(a.data() + i * depth, b.data() + n, cols, depth,
-                                              kernels.parts->pairs.tiles);
+                                              active_parts(DType::bf16).pairs.tiles);
           ASSERT_TRUE(same_bits(c[i * cols + n], expected))
               << c[i * cols + n] << " instead of " << expected << ", depth " << depth;
         }
@@ -188,22 +189,22 @@ TEST_P(PairsTest, TwinAndHardwareAgree) {
   const std::vector<const char*> isas = tested_isas();
   if (std::find(isas.begin(), isas.end(), twin) == isas.end())
     GTEST_SKIP() << "no twin was compiled of an instruction set that the CPU has";
-  const Kernels& kernels = active_implementation().bf16;
+  const int64_t cols = 3 * active_implementation().bf16.lanes;
+  const KernelParts& own = active_parts(DType::bf16);
   set_isa(twin.c_str());
-  const Kernels& twins = active_implementation().bf16;
+  const KernelParts& twins = active_parts(DType::bf16);
   for (int beta : {0, 1})
     for (int64_t rows : {1, 16, 33})
       for (int64_t depth : {1, 16, 45, 300}) {
-        const int64_t cols = 3 * kernels.lanes;
         const Array<Pair> a(rows * depth), b(depth * cols);
         const Array<float> c(rows * cols), other(rows * cols);
         fill_with_bits(a, random), fill_with_bits(b, random), fill_with_bits(c, random);
         std::copy_n(c.data(), c.size(), other.data());
-        const auto call = [&](const Kernels& k, const Array<float>& to) {
-          k.parts->pairs.gemm(rows, cols, depth, a.data(), depth, 1, b.data(), cols, to.data(),
-                              cols, beta, nullptr, 1);
+        const auto call = [&](const KernelParts& parts, const Array<float>& to) {
+          parts.pairs.gemm(rows, cols, depth, a.data(), depth, 1, b.data(), cols, to.data(), cols,
+                           beta, nullptr, 1);
         };
-        call(kernels, c), call(twins, other);
+        call(own, c), call(twins, other);
         for (int64_t i = 0; i < c.size(); ++i)
           ASSERT_TRUE(same_bits(c[i], other[i])) << c[i] << " and, by the twin, " << other[i];
       }
@@ -221,8 +222,9 @@ TEST_P(PairsTest, GemmDoesNotUseItsSurroundings) {
     for (int64_t i = 0; i < rows; ++i) a[i * 16 + k] = one;
     std::fill_n(b.data() + k * cols, cols, one);
   }
-  kernels.parts->pairs.gemm(rows, cols, depth, a.data(), 16, 1, b.data(), cols, c.data(), cols, 0,
-                            nullptr, 1);
+  active_parts(DType::bf16)
+      .pairs.gemm(rows, cols, depth, a.data(), 16, 1, b.data(), cols, c.data(), cols, 0, nullptr,
+                  1);
   for (int64_t i = 0; i < rows * cols; ++i) ASSERT_EQ(c[i], float(2 * depth)) << i;
 }
 
@@ -242,8 +244,9 @@ TEST_P(PairsTest, Rounding) {
     std::copy_n(numbers.begin(), in.size(), in.data());
     const Array<Pair> pairs((rows + 1) / 2 * lanes);
     const Array<BFloat16> narrow_rows(rows * lanes);
-    kernels.parts->pairs.pair_rows(in.data(), lanes, rows, lanes, pairs.data());
-    kernels.parts->pairs.narrow_rows(in.data(), lanes, rows, lanes, narrow_rows.data(), lanes);
+    active_parts(DType::bf16).pairs.pair_rows(in.data(), lanes, rows, lanes, pairs.data());
+    active_parts(DType::bf16)
+        .pairs.narrow_rows(in.data(), lanes, rows, lanes, narrow_rows.data(), lanes);
     for (int64_t r = 0; r < rows + rows % 2; ++r)
       for (int64_t l = 0; l < lanes; ++l) {
         const Pair pair = pairs[r / 2 * lanes + l];
@@ -278,8 +281,9 @@ TEST_P(PairsTest, SoftmaxRoundsAndPairsWeightsAndAddsUpBoth) {
       for (int64_t block : {0, 1}) {
         const int64_t begin = block * keys * lanes;
         const Array<Pair> pairs((keys + 1) / 2 * lanes);
-        kernels.parts->pairs.softmax(lanes, keys, weights.data() + begin, top.data(), sum.data(),
-                                     rounded_sum.data(), rescale.data(), pairs.data());
+        active_parts(DType::bf16)
+            .pairs.softmax(lanes, keys, weights.data() + begin, top.data(), sum.data(),
+                           rounded_sum.data(), rescale.data(), pairs.data());
         for (int64_t l = 0; l < lanes; ++l) {
           float largest = -INFINITY;
           for (int64_t j = 0; j < (block + 1) * keys; ++j)
@@ -316,7 +320,7 @@ TEST_P(PairsTest, AnOddColumnIsPairedWithZero) {
   std::fill_n(in.data(), in.size(), std::numeric_limits<float>::quiet_NaN());
   const Array<BFloat16> out(2 * lanes);
   for (int64_t columns = 1; columns < lanes; columns += 2) {
-    kernels.parts->pairs.narrow_rows(in.data(), lanes, 2, columns, out.data(), lanes);
+    active_parts(DType::bf16).pairs.narrow_rows(in.data(), lanes, 2, columns, out.data(), lanes);
     for (int64_t r : {0, 1}) ASSERT_EQ(out[r * lanes + columns].bits, 0) << columns;
   }
 }
@@ -327,7 +331,7 @@ TEST_P(PairsTest, NanStaysNan) {
   const Array<float> in(lanes);
   std::fill_n(in.data(), lanes, float_of_bits(0x7F800001));
   const Array<Pair> pairs(lanes);
-  kernels.parts->pairs.pair_rows(in.data(), lanes, 1, lanes, pairs.data());
+  active_parts(DType::bf16).pairs.pair_rows(in.data(), lanes, 1, lanes, pairs.data());
   for (int64_t l = 0; l < lanes; ++l) ASSERT_TRUE(std::isnan(widen(pairs[l].first)));
 }
 

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "cases.h"
-#include "dispatch/kernel_parts.h"
 #include "dispatch/kernel_table.h"
+#include "parts/kernel_parts.h"
 
 namespace qkv::test {
 namespace {
@@ -24,7 +24,7 @@ TEST_P(TransposeTest, EverySize) {
           int number = 0;
           in.fill([&] { return ++number; });
           in.make_read_only();
-          kernels.parts->transpose(in.data(), cols + gap, out.data(), rows + gap, rows, cols);
+          active_parts(dtype).transpose(in.data(), cols + gap, out.data(), rows + gap, rows, cols);
           EXPECT_TRUE(out.canaries_alive()) << "something beside the output was written";
           for (int64_t r = 0; r < rows; ++r)
             for (int64_t c = 0; c < cols; ++c)

@@ -14,7 +14,7 @@ from rounding import Magnitude, largest, magnitudes, score_sizes
 from torch.nn.attention.varlen import AuxRequest
 
 from qkv import testing
-from qkv.testing._hard import look_up
+from qkv.testing._functional import look_up
 from qkv.testing._scores import leading, repeat_heads
 
 with warnings.catch_warnings():  # a call must not warn, and torch does when it loads this
@@ -44,6 +44,8 @@ def plain(call):
         raise NotJudged("a part of a larger call")
     inputs = [call[n].detach() for n in INPUTS if n in call]
     options = {n: call[n] for n in SOFT if call.get(n) is not None}
+    if "spans" in options:  # a Spans or a BlockMask has it (operators.in_any_form)
+        options["spans"] = getattr(options["spans"], "tensor", options["spans"])
     options = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
     if not options.get("alibi_slopes", torch.zeros(())).double().isfinite().all():
         raise NotJudged("an infinite slope times a distance of 0")

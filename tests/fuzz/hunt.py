@@ -133,6 +133,7 @@ def hold_meta(function, call, results):
     returned."""
 
     def as_meta(x):
+        x = getattr(x, "tensor", x)  # of a Spans or a BlockMask
         if not isinstance(x, torch.Tensor):
             return x
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")

@@ -62,6 +62,25 @@ def dense(draw, names, without=()):
 
 
 @st.composite
+def in_any_form(draw, calls):
+    """Calls of a function whose spans may also be a Spans, or a BlockMask whose function says the
+    same of each pair. Either has the tensor, for what judges the call."""
+    call = draw(calls)
+    spans, L, S = call.get("spans"), call["query"].size(-2), call["key"].size(-2)
+    form = draw(st.sampled_from(["tensor", "Spans", "BlockMask"]))
+    if spans is None or form == "tensor":
+        return call
+    found = qkv.Spans(spans)
+    if form == "BlockMask" and spans.dim() <= 4 and 0 not in (*spans.shape, S, L):
+        shown = found.to_mask(S)
+        shown = shown[(None,) * (4 - shown.dim())].expand(-1, -1, L, -1)
+        size = draw(st.sampled_from([2, (1, 3), (32, 16), 128]))
+        found = qkv.block_mask(lambda b, h, q, k: shown[b, h, q, k], *shown.shape, BLOCK_SIZE=size)
+        found.tensor = spans
+    return call | {"spans": found}
+
+
+@st.composite
 def jvp_calls(draw):
     """Calls of attention_jvp: attention's, with tangents of some of its floating tensors."""
     call = {n: x.detach() if torch.is_tensor(x) else x for n, x in draw(dense(SOFT)).items()}
@@ -300,7 +319,7 @@ OPERATORS = {
     "attention_with_lse": Operator(ops.attention_with_lse, dense(SOFT), held.attention),
     "qkv.attention": Operator(
         python_attention,
-        st.builds(lambda c, lse: c | {"return_lse": lse}, dense(SOFT), st.booleans()),
+        st.builds(lambda c, lse: c | {"return_lse": lse}, in_any_form(dense(SOFT)), st.booleans()),
         held.attention,
     ),
     "attention_jvp": Operator(ops.attention_jvp, jvp_calls(), held.attention_jvp),

@@ -108,6 +108,10 @@ class TestAgrees:
     def test_every_option_and_gradient(self, case, mesh, seed):
         on_mesh(mesh, case_agrees, case, seed)
 
+    @pytest.mark.parametrize("mesh", MESHES, ids=str)
+    def test_spans(self, mesh):
+        on_mesh(mesh, spans_agree)
+
 
 def every_call_agrees(mesh, name):
     draw = random.Random(name)
@@ -132,6 +136,19 @@ def case_agrees(mesh, case, seed):
     found = distribute_anyhow(call, mesh, random.Random(seed))
     floating = {n: found[n] for n in floating}
     same(results_and_gradients(found, floating), expected)
+
+
+def spans_agree(mesh):
+    """Of each head of each batch item, sharded as a mask may be."""
+    draw, call = random.Random("spans"), samples.inputs(torch.float64) | {"enable_gqa": True}
+    seen = torch.rand(2, samples.H, samples.L, samples.S) > 0.4
+    spans = qkv.Spans.from_mask(seen)
+    floating = {n: call[n] for n in samples.INPUTS}
+    expected = results_and_gradients(call | {"attn_mask": seen}, floating)
+    for _ in range(4):
+        found = distribute_anyhow(call | {"spans": spans.tensor}, mesh, draw)
+        found["spans"] = qkv.Spans(found["spans"])
+        same(results_and_gradients(found, {n: found[n] for n in floating}), expected)
 
 
 def results_and_gradients(call, floating):

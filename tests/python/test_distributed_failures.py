@@ -139,7 +139,7 @@ UNLIKE = [
     ({"softcap": 5.0}, "softcap is 0.0 on rank 0, but 5.0 on rank 1"),
     ({"window_size": (1, 0)}, "window_size is None on rank 0, but (1, 0) on rank 1"),
     ({"dropout_p": 0.5}, "dropout_p is 0.0 on rank 0, but 0.5 on rank 1"),
-    ({"seqlen": 7}, "seqlen is None on rank 0, but 7 on rank 1"),
+    ({"seqlen": 7}, "seqlen is 8 on rank 0, but 7 on rank 1"),
     ({"method": "heads"}, "method is ring on rank 0, but heads on rank 1"),
     ({"sinks": torch.zeros(4)}, "sinks is None on rank 0, but float32 [4] on rank 1"),
     ({"attn_mask": torch.zeros(8)}, "attn_mask is None on rank 0, but float32 [8] on rank 1"),
@@ -153,6 +153,7 @@ UNLIKE = [
     ),
     ({"softcap": -1.0}, "on rank 1: attention: softcap is -1, but"),
     ({"query": 3}, "on rank 1: query is 3, but a dense tensor is expected"),
+    ({"spans": (0, 8)}, "on rank 1: spans is (0, 8), but qkv.Spans, FlexAttention's BlockMask or"),
 ]
 
 

@@ -11,7 +11,7 @@ from test_distributed_ring import CAUSAL, DROPOUT, PACKED, SINKS, SLOPES
 from qkv.distributed import ring_attention, shard
 from qkv.distributed._attend import resolved
 from qkv.distributed._call import Call
-from qkv.distributed._check import check as check_call
+from qkv.distributed._call import check as check_call
 from qkv.distributed._ranks import ALONE, Ranks, Team
 
 CASES = [

@@ -85,6 +85,21 @@ def test_numbers_of_ranks(size, whole):
     check(size, whole)
 
 
+def of_a_shard_of_spans():
+    torch.manual_seed(0)
+    tensors, spans = torch.randn(3, 1, 2, 30, 8), qkv.Spans.window(30, 3, 5)
+    own = qkv.Spans(shard(spans.tensor, -2))
+    output = ring_attention(*shard(tensors, -2), spans=own, seqlen=30)
+    torch.testing.assert_close(
+        unshard(output, -2, seqlen=30), qkv.attention(*tensors, spans.to_mask(30))
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_shard_of_spans(size):
+    run(size, of_a_shard_of_spans)
+
+
 def test_a_mesh_of_one_dimension():
     check(2, CASES[1], "ring", (2,))
 

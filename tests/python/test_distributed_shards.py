@@ -191,10 +191,10 @@ def shard_by_a_large_mesh():
         "is expected on all ranks",
         unshard_of_unlike_lengths: "unshard: seqlen is 7 on rank 0, but 8 on rank 1; the same is "
         "expected on all ranks",
-        unshard_of_an_odd_one: "unshard: on rank 1: tensor has 5 rows along dim 0, but an even "
-        "number is expected, as shard returns",
-        unshard_of_too_long_a_sequence: "unshard: seqlen is 9, but 0 to 8 is expected, what the "
-        "shards have together",
+        unshard_of_an_odd_one: "unshard: on rank 1: dim 0 of tensor has 5 rows, but an even "
+        "number is expected, as qkv.distributed.shard returns",
+        unshard_of_too_long_a_sequence: "unshard: seqlen is 9, but 0 to 8 is expected: 2 shards "
+        "of 4 rows",
         unshard_of_no_length: "unshard: seqlen is True, but an int is expected",
         unshard_along_no_dimension: "unshard: dim is 1, but 0 to 0 is expected",
         shard_by_no_group: "shard: group is 'world', but a process group, a DeviceMesh or None, "

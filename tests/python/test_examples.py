@@ -163,7 +163,7 @@ def test_neighborhood(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (command,) = commands("neighborhood")
     shares = module.main([*command, "--steps", "200"])
-    assert min(shares["neighbourhood"]) > 0.5
+    assert min(shares["neighbourhood"]) > 0.4  # 0.58 to 0.88 of six seeds; who sees all has 0.14
     assert "neighbourhood, qkv.Spans" in capsys.readouterr().out
     assert (tmp_path / "neighborhood.png").read_bytes().startswith(PNG)
 

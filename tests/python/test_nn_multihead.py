@@ -158,8 +158,6 @@ def test_adopt_and_release():
         assert not layer.out_proj._forward_pre_hooks
     release(ours)
     assert type(ours) is MultiheadAttention and ours.out_proj._forward_pre_hooks
-    with pytest.raises(TypeError, match="exactly a torch.nn.MultiheadAttention"):
-        adopt(ours)
 
 
 # What comes out.
@@ -450,6 +448,23 @@ def test_spans(arguments, call):
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         found = compiled(x, x, x, pad, spans=spans.tensor, **call)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_vmap_of_spans(arguments, is_batched):
+    """Over layers' inputs, each of which has spans of its own."""
+    _, layer = twins(batch_first=True, **arguments)
+    x = batch_of(L) if not is_batched else batch_of(L)[:, None]
+    spans = qkv.Spans.prefix(torch.arange(1, len(x) + 1), L)
+
+    def attend(x, spans):
+        return layer(x, x, x, spans=spans)
+
+    found = torch.func.vmap(attend)(x, spans)
+    each = [attend(*pair) for pair in zip(x, map(qkv.Spans, spans.tensor), strict=True)]
+    for y, expected in zip(found, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(y, torch.stack(expected))
 
 
 @pytest.mark.parametrize("need_weights", [False, True])

@@ -146,7 +146,7 @@ def test_both_attention_operators_take_the_same():
 @every_function
 def test_each_argument_arrives_under_its_name(function, monkeypatch):
     """`keywords_of` takes them by position, which nothing else looks at."""
-    given = {name: object() for name in shared(function)}
+    given = {name: object() for name in shared(function)} | {"spans": torch.zeros(())}
     seen = {}
 
     def operator(*args, **kwargs):
@@ -175,8 +175,9 @@ def test_only_what_says_something_reaches_the_operator(function):
     nothing = [a.default_value for a in arguments]
     assert keywords(*nothing) == {}
     for i, argument in enumerate(arguments):
-        said = [*nothing[:i], "something", *nothing[i + 1 :]]
-        assert keywords(*said) == {argument.name: "something"}
+        something = torch.zeros(()) if argument.name == "spans" else "something"
+        said = [*nothing[:i], something, *nothing[i + 1 :]]
+        assert keywords(*said) == {argument.name: something}
 
 
 @every_function

@@ -128,7 +128,7 @@ def test_a_torch_that_no_library_fits(after_torch, sources, tmp_path):
         other.parent.mkdir(parents=True)
         other.write_text("for another torch")
     assert after_torch(IMPORT_ERROR, tmp_path, [sources]).startswith(
-        f"qkv was built for torch 2.8, 2.9 and 2.10, but torch {torch.__version__} is installed. "
+        f"qkv was built for torch 2.8, 2.9, 2.10, but torch {torch.__version__} is installed. "
         "Install a torch that fits, or build qkv for this one: `pip install"
     )
 

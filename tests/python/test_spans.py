@@ -6,12 +6,13 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 from torch.testing import assert_close
 
 import qkv
-from qkv import Spans
+from qkv import Spans, testing
 
 L = 70
 QUERIES, KEYS = torch.arange(L)[:, None], torch.arange(L)
@@ -128,7 +129,7 @@ def test_block_mask(function, sizes):
         block_mask = create_block_mask(function, None, heads, *sizes, device="cpu")
         spans = Spans.from_block_mask(block_mask)
         expected = create_mask(function, None, heads, *sizes, device="cpu")
-        assert spans.to_mask(sizes[1]).equal(expected)
+        assert spans.to_mask(sizes[1]).equal(expected[0] if heads else expected[0, 0])
 
 
 def test_block_mask_is_taken_as_it_is():
@@ -146,6 +147,52 @@ def test_block_mask_is_taken_as_it_is():
     evaluated = len(calls)
     assert qkv.attention(query, key, value, spans=block_mask).equal(output)
     assert len(calls) == evaluated
+
+
+def new_block_mask(width=3):
+    def band(b, h, q, k):
+        return (q - k).abs() <= width
+
+    return create_block_mask(band, None, None, 30, 30, device="cpu", BLOCK_SIZE=16)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (1, 2)], ids=str)
+def test_block_mask_of_queries_without_batch_and_heads(lead):
+    query, key, value = torch.randn(3, *lead, 30, 8)
+    output = qkv.attention(query, key, value, spans=new_block_mask())
+    assert output.equal(qkv.attention(query, key, value, spans=Spans.window(30, 3, 3)))
+
+
+def in_grad(query, block_mask):
+    return torch.func.grad(lambda x: qkv.attention(x, x, x, spans=block_mask).sum())(query)
+
+
+def in_jvp(query, block_mask):
+    return torch.func.jvp(lambda x: qkv.attention(x, x, x, spans=block_mask), (query,), (query,))
+
+
+def in_vmap(query, block_mask):
+    return torch.func.vmap(lambda x: qkv.attention(x, x, x, spans=block_mask))(query)
+
+
+@torch.inference_mode()
+def in_inference(query, block_mask):
+    return qkv.attention(query, query, query, spans=block_mask)
+
+
+@pytest.mark.parametrize("first", [in_grad, in_jvp, in_vmap, in_inference])
+def test_a_block_mask_remembers_nothing_of_where_it_was_first_seen(first):
+    query, block_mask = torch.randn(1, 2, 30, 8), new_block_mask()
+    first(query, block_mask)
+
+    def attend(x):
+        return qkv.attention(x, x, x, spans=block_mask)
+
+    expected = qkv.attention(query, query, query, spans=Spans.window(30, 3, 3))
+    assert torch.compile(attend, backend="eager", fullgraph=True)(query).equal(expected)
+    leaf = query.requires_grad_()
+    (grad,) = torch.autograd.grad(attend(leaf).sum(), leaf)
+    assert grad.abs().sum() > 0
 
 
 def test_all_derivatives():
@@ -198,6 +245,62 @@ def test_transforms():
         assert exported(query, key, value, given).equal(expected)
         compiled = torch.compile(Model(), backend="aot_eager", fullgraph=True)
         assert compiled(query, key, value, given).equal(expected)
+
+
+def attend(query, key, value, spans):
+    return qkv.attention(query, key, value, spans=spans)
+
+
+def test_a_compiled_function_takes_new_masks_of_the_same_sizes():
+    """Without being compiled anew."""
+    query, key, value = torch.randn(3, 1, 2, 30, 8)
+    for make in (lambda n: Spans.window(30, n, n), new_block_mask):
+        torch.compiler.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(attend, backend=counter, fullgraph=True)
+        for width in (3, 4, 7):
+            spans = make(width)
+            expected = attend(query, key, value, spans)  # a BlockMask remembers its spans
+            assert compiled(query, key, value, spans).equal(expected)
+        assert counter.frame_count == 1
+
+
+def test_a_new_block_mask_is_no_part_of_a_graph():
+    """How many spans it has depends on its numbers."""
+    query, key, value = torch.randn(3, 1, 2, 30, 8)
+    expected = attend(query, key, value, Spans.window(30, 3, 3))
+    compiled = torch.compile(attend, backend="aot_eager")
+    assert compiled(query, key, value, new_block_mask()).equal(expected)
+    torch.compiler.reset()
+    message = "spans is a BlockMask that no call has had before"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
+        torch.compile(attend, backend="aot_eager", fullgraph=True)(
+            query, key, value, new_block_mask()
+        )
+    with pytest.raises(RuntimeError, match=message):
+        torch.export.export(Holds(new_block_mask()), (query, key, value), strict=False)
+
+
+class Holds(torch.nn.Module):
+    def __init__(self, spans):
+        super().__init__()
+        self.spans = spans
+
+    def forward(self, query, key, value):
+        return attend(query, key, value, self.spans)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("make", [lambda: Spans.window(30, 3, 3), new_block_mask])
+def test_a_module_that_holds_spans_is_exported(make, strict, tmp_path):
+    """They are a constant of the program."""
+    query, key, value = torch.randn(3, 1, 2, 30, 8)
+    module = Holds(make())
+    expected = module(query, key, value)
+    exported = torch.export.export(module, (query, key, value), strict=strict)
+    torch.export.save(exported, tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2").module()
+    assert loaded(query, key, value).equal(expected)
 
 
 def test_packed_documents_and_jagged_tensors():
@@ -268,6 +371,58 @@ def test_tensors_that_do_not_fit(tensor, message):
     with pytest.raises(RuntimeError) as caught:
         qkv.attention(query, key, key, spans=tensor)
     assert message in str(caught.value)
+
+
+ENDS = torch.tensor([0, 3, 8])
+
+
+def jagged(*shape):
+    x = torch.nested.nested_tensor_from_jagged(torch.randn(8, *shape), ENDS)
+    return x if len(shape) == 1 else x.transpose(1, 2)
+
+
+def layer(x, **arguments):
+    module = qkv.nn.MultiheadAttention(4, 2, batch_first=True, **arguments)
+    return lambda spans: module(x, x, x, spans=spans)
+
+
+X = torch.randn(1, 2, 5, 4)
+TAKE_SPANS = {
+    "attention": lambda spans: qkv.attention(X, X, X, spans=spans),
+    "jagged": lambda spans: qkv.attention(*[jagged(2, 4)] * 3, spans=spans),
+    "attention_jvp": lambda spans: qkv.attention_jvp(X, X, X, spans=spans, query_tangent=X),
+    "attention_weights": lambda spans: qkv.attention_weights(X, X, spans=spans),
+    "attention_with_weights": lambda spans: qkv.attention_with_weights(X, X, X, spans=spans),
+    "hard_attention": lambda spans: qkv.hard_attention(X, X, X, spans=spans),
+    "varlen_attn": lambda spans: qkv.varlen_attn(
+        *torch.randn(3, 8, 2, 4), ENDS, ENDS, 5, 5, spans=spans
+    ),
+    "attention_with_kvcache": lambda spans: qkv.attention_with_kvcache(
+        torch.randn(1, 2, 1, 4), *torch.randn(2, 1, 2, 8, 4), spans=spans
+    ),
+    "testing": lambda spans: testing.attention(X, X, X, spans=spans),
+    "layer": layer(torch.randn(2, 5, 4)),
+    "layer with more keys": layer(torch.randn(2, 5, 4), add_bias_kv=True, add_zero_attn=True),
+    "layer, nested": layer(jagged(4)),
+}
+
+
+class BlockMask:
+    """Not torch's."""
+
+
+@pytest.mark.parametrize("name", TAKE_SPANS)
+def test_what_is_no_spans(name):
+    for spans in ("a", (0, 5), 3, [[0, 5]], BlockMask(), Spans("a"), Spans(None)):
+        with pytest.raises(TypeError) as caught:
+            TAKE_SPANS[name](spans)
+        assert str(caught.value) == (
+            f"spans is {spans!r}, but qkv.Spans, FlexAttention's BlockMask or an int32 tensor is "
+            "expected"
+        )
+    if name != "testing":
+        with pytest.raises(RuntimeError, match="spans (is|has)"):
+            TAKE_SPANS[name](torch.zeros((), dtype=torch.int32))
 
 
 def test_builders_refuse():

@@ -9,12 +9,6 @@ namespace {
 
 using torch::autograd::variable_list;
 
-const OperatorKernels& composed_kernels(const Call& call) {
-  const Operator* op = call.op;
-  while (op->is_backward) op = op->differentiated;
-  return op->kernels;
-}
-
 // An alias of an argument, in its place, so that the derivative with respect to one argument leaves
 // out what the others owe to the same tensor.
 const at::Tensor& separate(Call& call, Argument argument, at::Tensor& alias) {
@@ -43,8 +37,9 @@ variable_list derivative(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Te
 }  // namespace
 
 bool has_composition(const Call& call) {
-  const OperatorKernels& kernels = composed_kernels(call);
-  return kernels.composition && kernels.composes(call);
+  const Operator* op = call.op;
+  while (op->is_backward) op = op->differentiated;
+  return op->kernels.composition && !call.is_packed() && call.options.shard.is_whole();
 }
 
 // A backward operator returns the gradients of what `differentiated` does.

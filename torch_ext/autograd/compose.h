@@ -8,7 +8,7 @@
 namespace qkv::autograd {
 
 // Whether there is a composition of this call: of its operator or, for a backward operator, of what
-// that is a derivative of.
+// that is a derivative of. Packed documents, and parts of a larger call, have none.
 bool has_composition(const Call& call);
 
 // The results of such a call, which can be differentiated any number of times and have tangents if

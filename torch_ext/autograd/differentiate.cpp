@@ -14,10 +14,6 @@ namespace {
 
 constexpr uint64_t kLevel = 0;  // torch has one; nested ones are torch.func's, a call for each
 
-bool requires_grad(const Call& call, Argument argument) {
-  return call.has(argument) && call[argument].requires_grad();
-}
-
 // The kernels check the call; but tensors made in Python (FakeTensor, jagged) have errors of their
 // own before that.
 void check_python_tensors(const Call& call) {
@@ -45,10 +41,12 @@ Tensors compose_tangents(const Call& call) {
 
 // Without this, the results of what has no gradient would look like constants.
 void refuse_gradients(const Call& call) {
-  for (const Parameter& p : call.op->parameters)
-    TORCH_CHECK(!p.is_tensor || !requires_grad(call, Argument(p.which)), call.title(), ": ", p.name,
+  for (const Parameter& p : call.op->parameters) {
+    const bool has = p.is_tensor && call.has(Argument(p.which));
+    TORCH_CHECK(!has || !call[Argument(p.which)].requires_grad(), call.title(), ": ", p.name,
                 " requires grad, but this is for inference only, it has no gradient; ",
                 call.op->kernels.no_gradient);
+  }
 }
 
 constexpr const char* kOrders[] = {"derivatives", "second derivatives", "third derivatives"};

@@ -18,10 +18,12 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// What a backward operator returns are gradients: none of them is an argument of another operator.
-bool returns(const Operator& forward, Argument argument) {
-  return !forward.is_backward &&
-         std::count(forward.results.begin(), forward.results.end(), argument) > 0;
+// Which result of `forward` an argument of its backward operator is; -1: none. What a backward
+// operator returns are gradients, of which none is an argument of another operator.
+int result_number(const Operator& forward, Argument argument) {
+  const auto begin = forward.results.begin(), end = forward.results.end();
+  const auto found = std::find(begin, end, argument);
+  return forward.is_backward || found == end ? -1 : int(found - begin);
 }
 
 // The results of `forward` whose gradients `backward` takes, in the order of the Node's inputs.
@@ -32,14 +34,6 @@ void for_each_differentiable_result(const Operator& forward, const Operator& bac
     const Argument gradient = forward.incoming_of(forward.results[i]);
     if (gradient != arg::count && backward.takes(gradient)) visit(i, gradient);
   }
-}
-
-// The tensors that a Node of `forward` saves for a call of `op`: all of its tensors but, of a
-// backward operator, the incoming gradients.
-template <class Visit>
-void for_each_saved(const Operator& forward, const Operator& op, const Visit& visit) {
-  for (size_t i = &op == &forward ? 0 : op.incoming; i < op.parameters.size(); ++i)
-    if (op.parameters[i].is_tensor) visit(Argument(op.parameters[i].which));
 }
 
 // Calls visit with every option that `op` takes, as values that compiled autograd knows.
@@ -65,9 +59,9 @@ void for_each_value(const Operator& op, AnyOptions& options, const Visit& visit)
 // another one when the backward pass runs.
 Options with_scores(const Call& call) {
   Options said = call.options;
-  if (call.op->takes(opt::scores) && said.scores == Scores::automatic &&
+  if (call.op->takes(opt::scores) && said.scores == ScoreWay::automatic &&
       call[arg::query].scalar_type() == at::kBFloat16)
-    said.scores = multiplies_pairs(DType::bf16) ? Scores::pairs : Scores::elements;
+    said.scores = multiplies_pairs(DType::bf16) ? ScoreWay::pairs : ScoreWay::elements;
   return said;
 }
 
@@ -109,26 +103,24 @@ OperatorNode::OperatorNode(const Call& call)
                         : torch::autograd::Edge());
   set_next_edges(std::move(edges));
   saved_.reserve(op_.parameters.size());
-  for_each_saved(forward_, op_, [&](Argument argument) {
-    if (call.has(argument) && !returns(forward_, argument)) {
-      saved_.emplace_back(call[argument], /*is_output=*/false);
-    } else {
-      saved_.emplace_back();
-    }
-  });
+  for (size_t i = is_composed() ? 0 : op_.incoming; i < op_.parameters.size(); ++i) {
+    if (!op_.parameters[i].is_tensor) continue;
+    const auto argument = Argument(op_.parameters[i].which);
+    Saved& saved = saved_.emplace_back();
+    saved.argument = argument;
+    saved.result = result_number(forward_, argument);
+    if (call.has(argument) && saved.result < 0)
+      saved.variable = SavedVariable(call[argument], /*is_output=*/false);
+  }
 }
 
 void OperatorNode::set_results(const Tensors& results) {
   const auto self = getptr();
   for_each_differentiable_result(
       forward_, op_, [&](size_t i, Argument) { torch::autograd::set_history(results[i], self); });
-  size_t at = 0;
-  for_each_saved(forward_, op_, [&](Argument argument) {
-    const auto found = std::find(forward_.results.begin(), forward_.results.end(), argument);
-    if (returns(forward_, argument))
-      saved_[at] = SavedVariable(results[found - forward_.results.begin()], /*is_output=*/true);
-    ++at;
-  });
+  for (Saved& saved : saved_)
+    if (saved.result >= 0)
+      saved.variable = SavedVariable(results[saved.result], /*is_output=*/true);
 }
 
 std::string OperatorNode::name() const {
@@ -153,12 +145,10 @@ Call OperatorNode::saved_call(c10::SmallVectorImpl<at::Tensor>& tensors) {
   call.options = options_;
   call.output_mask = is_composed() ? output_mask_ : wanted();
   tensors.reserve(saved_.size());  // the call points to its elements
-  auto saved = saved_.begin();
-  for_each_saved(forward_, op_, [&](Argument argument) {
-    tensors.push_back(returns(forward_, argument) ? saved->unpack(getptr()) : saved->unpack());
-    call.set(argument, tensors.back());
-    ++saved;
-  });
+  for (Saved& saved : saved_) {
+    tensors.push_back(saved.variable.unpack(saved.result >= 0 ? getptr() : nullptr));
+    call.set(saved.argument, tensors.back());
+  }
   return call;
 }
 
@@ -175,14 +165,12 @@ variable_list OperatorNode::apply(variable_list&& grads) {
 
 void OperatorNode::release_variables() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (SavedVariable& saved : saved_) saved.reset_data();
+  for (Saved& saved : saved_) saved.variable.reset_data();
 }
 
 void OperatorNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const {
   if (is_composed()) return Node::compiled_args(args);  // throws: it is not implemented
-  auto saved = saved_.begin();
-  for_each_saved(forward_, op_,
-                 [&](Argument argument) { args.collect(*saved++, returns(forward_, argument)); });
+  for (const Saved& saved : saved_) args.collect(saved.variable, saved.result >= 0);
   for_each_value(op_, options_, [&](const auto& value) { args.collect(value); });
 }
 
@@ -191,7 +179,7 @@ void OperatorNode::compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args
 variable_list OperatorNode::apply_with_saved(const variable_list& grads,
                                              torch::dynamo::autograd::SwapSavedVariables& swap) {
   const auto for_each_swapped = [&](const auto& visit) {
-    for (SavedVariable& saved : saved_) visit(saved);
+    for (Saved& saved : saved_) visit(saved.variable);
     for_each_value(op_, options_, [&](auto&& value) {
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, c10::SymInt>) visit(value);
     });

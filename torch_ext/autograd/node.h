@@ -32,6 +32,13 @@ class OperatorNode : public torch::autograd::TraceableFunction {
       torch::dynamo::autograd::SwapSavedVariables& saved) override;
 
  private:
+  // A tensor of op_, but for incoming gradients.
+  struct Saved {
+    Argument argument;
+    int result;  // which of the results it is; -1: an argument of the call
+    torch::autograd::SavedVariable variable;
+  };
+
   bool is_composed() const { return &op_ == &forward_; }
   // The arguments whose gradients are asked for.
   ArgumentSet wanted();
@@ -43,7 +50,7 @@ class OperatorNode : public torch::autograd::TraceableFunction {
   const Operator& op_;  // the backward operator or, without one, forward_
   Options options_;
   ArgumentSet output_mask_;  // of a call that is composed
-  std::vector<torch::autograd::SavedVariable> saved_;
+  std::vector<Saved> saved_;
 };
 
 }  // namespace qkv::autograd

@@ -12,9 +12,6 @@ inline const at::Tensor kNone;
 inline const at::Tensor& tensor_of(const std::optional<at::Tensor>& tensor) {
   return tensor ? *tensor : kNone;
 }
-inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
 
 // A set of differentiable arguments: those whose gradients are wanted.
 class ArgumentSet {

@@ -33,29 +33,66 @@ struct Sizes {
   // Each batch item has a number of keys of its own, up to seqlen_k: a cache.
   bool is_cache = false;
 
-  Shape output() const { return tensor(heads, seqlen_q, head_dim_v); }  // [..., H, L, Dv]
-  Shape lse() const;                                                    // [..., H, L]
-  Shape scores() const;                                                 // [..., H, L, S]
-  Shape weights(Reduce reduce) const;  // of attention_weights' result
-  Shape per_head() const;  // [..., H] or, packed, [N, H]: of alibi_slopes and sinks, broadcast
-  // How many things dropout tells apart by their number: batch items, or documents.
-  T dropout_items() const;
-  // Of a result, or what is given beside the results.
-  Shape of(Argument argument, Reduce reduce) const;
   // Of a tensor like query, key and value.
-  Shape tensor(const T& heads, const T& rows, const T& columns) const;
+  Shape tensor(const T& heads, const T& rows, const T& columns) const {
+    if (packed) return {rows, heads, columns};
+    Shape shape = batch;
+    if (has_heads) shape.push_back(heads);
+    shape.append({rows, columns});
+    return shape;
+  }
+  // [..., H, L, S] or, packed, [H, T, Tk].
+  Shape scores() const {
+    if (packed) return {heads, seqlen_q, seqlen_k};
+    return tensor(heads, seqlen_q, seqlen_k);
+  }
+  Shape lse() const {  // [..., H, L]
+    Shape shape = scores();
+    shape.pop_back();
+    return shape;
+  }
+  // Of attention_weights' result.
+  Shape weights(Reduce reduce) const {
+    if (reduce == Reduce::none) return scores();
+    Shape shape = batch;
+    if (has_heads && reduce == Reduce::queries) shape.push_back(heads);
+    if (reduce == Reduce::heads) shape.push_back(seqlen_q);
+    shape.push_back(seqlen_k);
+    return shape;
+  }
+  // Of a result, or what is given beside the results.
+  Shape of(Argument argument, Reduce reduce) const {
+    const qkv::Shape shape = kArguments[argument].shape;
+    if (shape == qkv::Shape::output) return tensor(heads, seqlen_q, head_dim_v);
+    return shape == qkv::Shape::row ? lse() : weights(reduce);
+  }
+  // [..., H] or, packed, [N, H]: of a number for each head, broadcast.
+  Shape per_head() const {
+    if (packed) return {documents, heads};
+    Shape shape = batch;
+    shape.push_back(heads);
+    return shape;
+  }
+  // How many things dropout tells apart by their number: batch items, or documents.
+  T dropout_items() const {
+    if (packed) return documents;
+    T items = 1;
+    for (const T& size : batch) items *= size;
+    return items;
+  }
 };
+
+// The sizes of query, key and value, heads and documents, of which it throws c10::Error if they do
+// not fit together.
+template <class T>
+void check_dense(const Call& call, Sizes<T>& sizes);
 
 // Throws c10::Error for a call that cannot be computed. The values of index tensors are not looked
 // at: see tensors/documents.h. Of a backward operator, that the results and gradients it is given
-// fit, too.
+// fit, too. Where query, key and value have other shapes, check_sizes says which, and sets the
+// sizes.
 template <class T>
-Sizes<T> check(const Call& call);
-
-// The same for an operator whose query, key and value have other shapes: check_sizes says which,
-// and sets the sizes.
-template <class T>
-Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&));
+Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&) = &check_dense<T>);
 
 // cu_seq_q, cu_seq_k and seqused_k, which set sizes.documents.
 template <class T>
@@ -118,6 +155,14 @@ template <class T, class... Words>
 void expect_shape(bool fits, const Call& call, Argument argument, const Words&... words) {
   TORCH_CHECK(fits, call.title(), ": ", call.name_of(argument), " has the shape ",
               sizes_of<T>(call[argument]), words...);
+}
+
+// `dims`: the names of the dimensions, "[B, H]", or "".
+template <class T>
+void expect_sizes(const Call& call, Argument argument, const char* dims,
+                  c10::ArrayRef<T> expected) {
+  expect_shape<T>(sizes_of<T>(call[argument]) == expected, call, argument, ", but ", dims,
+                  *dims ? " = " : "", expected, " is expected");
 }
 
 template <class T>

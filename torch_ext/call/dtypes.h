@@ -3,6 +3,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "common/tensor.h"
@@ -11,18 +13,11 @@ namespace qkv {
 
 // Nothing for any other.
 inline std::optional<DType> dtype_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return DType::f32;
-    case c10::kDouble:
-      return DType::f64;
-    case c10::kBFloat16:
-      return DType::bf16;
-    case c10::kHalf:
-      return DType::f16;
-    default:
-      return {};
-  }
+  // In the order of DType.
+  constexpr std::array kDtypes = {c10::kFloat, c10::kDouble, c10::kBFloat16, c10::kHalf};
+  const auto found = std::find(kDtypes.begin(), kDtypes.end(), dtype);
+  if (found == kDtypes.end()) return {};
+  return DType(found - kDtypes.begin());
 }
 
 }  // namespace qkv

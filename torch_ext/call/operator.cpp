@@ -28,12 +28,17 @@ std::vector<std::string> pieces(const std::string& text) {
   return all;
 }
 
-bool remove_suffix(std::string& text, std::string_view suffix) {
-  if (text.size() < suffix.size() ||
-      text.compare(text.size() - suffix.size(), suffix.size(), suffix))
-    return false;
-  text.resize(text.size() - suffix.size());
-  return true;
+// What comes before and after `at`; all of it before, if it is not there.
+std::pair<std::string, std::string> split(const std::string& text, std::string_view at) {
+  const size_t begin = text.find(at);
+  if (begin == std::string::npos) return {text, ""};
+  return {text.substr(0, begin), text.substr(begin + at.size())};
+}
+
+bool remove_suffix(std::string& text, char suffix) {
+  const bool has_suffix = !text.empty() && text.back() == suffix;
+  if (has_suffix) text.pop_back();
+  return has_suffix;
 }
 
 Argument tensor_named(const std::string& name) {
@@ -50,15 +55,10 @@ struct ParsedParameter {
 };
 
 ParsedParameter parse_parameter(const std::string& text) {
-  const size_t as = text.find(" as ");
-  std::string name = text.substr(0, as);
-  const bool has_default = remove_suffix(name, "="), may_be_none = remove_suffix(name, "?");
-  std::string alias;
-  if (const size_t open = name.find('('); open != std::string::npos) {
-    alias = name.substr(open);
-    name.resize(open);
-  }
-  const std::string argument = as == std::string::npos ? name : text.substr(as + 4);
+  auto [written, as] = split(text, " as ");
+  const bool has_default = remove_suffix(written, '='), may_be_none = remove_suffix(written, '?');
+  const auto [name, alias] = split(written, "(");
+  const std::string& argument = as.empty() ? name : as;
   for (int i = 0; i < opt::count; ++i) {
     if (argument != kOptions[i].name) continue;
     return {{name, int8_t(i), /*is_tensor=*/false, /*is_required=*/false, has_default},
@@ -68,26 +68,30 @@ ParsedParameter parse_parameter(const std::string& text) {
   }
   return {
       {name, tensor_named(argument), /*is_tensor=*/true, /*is_required=*/!may_be_none, has_default},
-      c10::str("Tensor", alias, may_be_none ? "? " : " ", name, has_default ? "=None" : ""),
+      c10::str("Tensor", alias.empty() ? "" : "(" + alias, may_be_none ? "? " : " ", name,
+               has_default ? "=None" : ""),
       !alias.empty()};
 }
-
-struct Split {
-  std::string before, after;
-};
-
-Split split(const std::string& text, std::string_view at) {
-  const size_t begin = text.find(at);
-  if (begin == std::string::npos) return {text, ""};
-  return {text.substr(0, begin), text.substr(begin + at.size())};
-}
-
-std::string joined(const std::vector<std::string>& texts) { return c10::Join(", ", texts); }
 
 // "Tensor" of one result, "(Tensor output, Tensor logsumexp)" of several.
 std::string schema_of_results(const std::vector<std::string>& names) {
   if (names.size() == 1) return "Tensor";
   return "(Tensor " + c10::Join(", Tensor ", names) + ")";
+}
+
+// The signature of a backward operator without what it returns.
+std::string full_signature(const Operator& forward, const std::string& signature) {
+  const auto [name, inner] = split(signature.substr(0, signature.size() - 1), "(");
+  const auto [gradients, saved] = split(inner, "; ");
+  std::vector<std::string> tensors, options;
+  for (const Parameter& p : forward.parameters) {
+    if (p.is_tensor)
+      tensors.push_back(p.name + (p.is_required ? "" : "?"));
+    else
+      options.push_back(p.name + (p.has_default ? "=" : ""));
+  }
+  return name + "(" + gradients + ", " + c10::Join(", ", tensors) + ", " + saved + ", *, " +
+         c10::Join(", ", options) + ") -> ";
 }
 
 }  // namespace
@@ -120,27 +124,8 @@ void Operator::parse(const std::string& signature) {
     results.push_back(tensor_named(argument.empty() ? result : argument));
     result_names.push_back(result);
   }
-  schema = name + "(" + joined(schemas) + ") -> " + schema_of_results(result_names);
+  schema = name + "(" + c10::Join(", ", schemas) + ") -> " + schema_of_results(result_names);
 }
-
-namespace {
-
-// The signature of a backward operator without what it returns.
-std::string full_signature(const Operator& forward, const std::string& signature) {
-  const auto [name, inner] = split(signature.substr(0, signature.size() - 1), "(");
-  const auto [gradients, saved] = split(inner, "; ");
-  std::vector<std::string> tensors, options;
-  for (const Parameter& p : forward.parameters) {
-    if (p.is_tensor)
-      tensors.push_back(p.name + (p.is_required ? "" : "?"));
-    else
-      options.push_back(p.name + (p.has_default ? "=" : ""));
-  }
-  return name + "(" + gradients + ", " + joined(tensors) + ", " + saved + ", *, " +
-         joined(options) + ") -> ";
-}
-
-}  // namespace
 
 Operator::Operator(Operator& forward, const std::string& signature, const OperatorKernels& kernels)
     : title(forward.title), kernels(kernels) {
@@ -148,7 +133,7 @@ Operator::Operator(Operator& forward, const std::string& signature, const Operat
   differentiated = &forward;
   is_backward = true;
   order = forward.order + 1;
-  incoming = pieces(split(split(signature, "(").after, "; ").before).size();
+  incoming = pieces(split(split(signature, "(").second, "; ").first).size();
   results = forward.differentiable;
   std::vector<std::string> names;
   for (const Argument argument : results)

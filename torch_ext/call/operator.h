@@ -40,9 +40,8 @@ struct OperatorKernels {
   // Of a forward operator: the same results out of torch's operators, which have derivatives of
   // every order and in forward mode. From it follows what differentiates a call, of this operator
   // or of one of its derivatives, without `backward` or without `jvp` (autograd/compose.h). Null:
-  // that is an error, as it is for the calls that `composes` says no to.
+  // that is an error, as it is for packed documents and for parts of a larger call.
   Body composition = nullptr;
-  bool (*composes)(const Call&) = nullptr;
   // Forward mode: the results, and then their tangents, of a call that has the tangents of its
   // arguments beside them (tangent_of); undefined where a result has none. Null: it is the
   // composition's, or an error.

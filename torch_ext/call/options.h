@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "problem.h"
+
 namespace qkv {
 
 // How many keys a query sees to the left and to the right of its own position; -1: all. The schemas
@@ -31,11 +33,6 @@ struct ShardNumbers {
 // What attention_weights returns: all weights, their mean over heads or their sum over queries.
 enum class Reduce { none, heads, queries };
 
-// How the forward pass made the scores that lse belongs to, in the words of csrc's ScoreWay, so
-// that whatever is computed from lse makes them in the same way. None: as these arguments and
-// settings have it.
-enum class Scores { automatic, elements, pairs, tiles };
-
 // X(name, type): what is no tensor. Each has its type's zero, or what stands for None, as default.
 #define QKV_OPTIONS(X)                                         \
   X(dropout_p, double)                                         \
@@ -46,7 +43,7 @@ enum class Scores { automatic, elements, pairs, tiles };
   X(softcap, double)                                           \
   X(causal, bool) /* as is_causal, but aligned bottom-right */ \
   X(shard, ShardNumbers)                                       \
-  X(scores, Scores)                                            \
+  X(scores, ScoreWay) /* of the forward pass that made lse */  \
   X(reduce, Reduce)                                            \
   X(straight_through, bool)                                    \
   X(max_q, c10::SymInt)                                        \

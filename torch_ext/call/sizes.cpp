@@ -117,24 +117,6 @@ void check_mask(const Call& call, Argument argument, const Sizes<T>& sizes) {
   check_broadcasts<T>(call, argument, dims, expected);
 }
 
-}  // namespace
-
-void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t seqlen_k) {
-  if (seqlen_k == 0) return;  // without a pair, nobody looks at them
-  for (int i = 0; i < arg::output; ++i) {
-    const auto argument = Argument(i);
-    if (!is_mask(argument) || !call.has(argument)) continue;
-    const at::Tensor& mask = call[argument];
-    const int64_t rows = size_from_right<int64_t>(mask, 1);
-    const bool is_spans = kArguments[i].shape == Shape::spans;
-    const int64_t columns = is_spans ? 1 : size_from_right<int64_t>(mask, 0);
-    expect_shape<int64_t>((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
-                          call, argument, ", but ", call.is_packed() ? "document " : "batch item ",
-                          item, " has ", seqlen_q, " queries and ", seqlen_k,
-                          " keys; a row and a column for each, or one for all, are expected");
-  }
-}
-
 template <class T>
 void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
   for (int i = 0; i < arg::output; ++i) {
@@ -151,20 +133,6 @@ void check_option_sizes(const Call& call, const Sizes<T>& sizes) {
                     arg::dropout_seed, ", but [1] is expected, or [n] for n equal parts of the ",
                     items, sizes.packed ? " documents" : " batch items");
   }
-}
-
-template <class T>
-void check_documents(const Call& call, Sizes<T>& sizes) {
-  if (!call.is_packed()) return;
-  const T ends = sizes_of<T>(call[arg::cu_seq_q])[0];
-  expect_shape<T>(ends >= 1, call, arg::cu_seq_q, ", but [N + 1] is expected for N documents");
-  sizes.documents = ends - 1;
-  if (call.has(arg::cu_seq_k))
-    expect_shape<T>(sizes_of<T>(call[arg::cu_seq_k])[0] == ends, call, arg::cu_seq_k,
-                    ", but cu_seq_q's is expected, [", ends, "]");
-  if (call.has(arg::seqused_k))
-    expect_shape<T>(sizes_of<T>(call[arg::seqused_k])[0] == sizes.documents, call, arg::seqused_k,
-                    ", but one number for each document is expected, [", sizes.documents, "]");
 }
 
 template <class T>
@@ -187,8 +155,6 @@ void check_overflow(const Call& call, const Sizes<T>& sizes) {
               " and Dv = ", sizes.head_dim_v);
 }
 
-namespace {
-
 void check_has_tangent(const Call& call, Argument primal) {
   const bool has = call.has(primal);
   TORCH_CHECK(has && at::isFloatingType(call[primal].scalar_type()), call.title(), ": ",
@@ -204,20 +170,51 @@ void check_companions(const Call& call, const Sizes<T>& sizes) {
   for (const Parameter& p : call.op->parameters) {
     const auto argument = Argument(p.which);
     if (!p.is_tensor || !call.has(argument)) continue;
-    const Argument primal = is_result(argument) ? argument : primal_of(argument);
-    if (primal == arg::count) continue;
-    const bool is_tangent = primal != argument;
-    if (is_tangent) check_has_tangent(call, primal);
-    const at::ScalarType dtype =
-        is_tangent ? call[primal].scalar_type() : result_type(call, argument);
-    const typename Sizes<T>::Shape expected =
-        is_tangent ? typename Sizes<T>::Shape(sizes_of<T>(call[primal]))
-                   : sizes.of(argument, call.options.reduce);
-    expect_shape<T>(sizes_of<T>(call[argument]) == c10::ArrayRef<T>(expected), call, argument,
-                    ", but ", c10::ArrayRef<T>(expected), " is expected");
-    expect_dtype(call[argument].scalar_type() == dtype, call, argument, ", but ", name(dtype),
-                 " is expected");
+    const auto expect = [&](c10::ArrayRef<T> shape, at::ScalarType dtype) {
+      expect_sizes(call, argument, "", shape);
+      expect_dtype(call[argument].scalar_type() == dtype, call, argument, ", but ", name(dtype),
+                   " is expected");
+    };
+    const Argument primal = primal_of(argument);
+    if (is_result(argument)) {
+      expect(sizes.of(argument, call.options.reduce), result_type(call, argument));
+    } else if (primal != arg::count) {
+      check_has_tangent(call, primal);
+      expect(sizes_of<T>(call[primal]), call[primal].scalar_type());
+    }
   }
+}
+
+}  // namespace
+
+void check_masks_cover(const Call& call, int64_t item, int64_t seqlen_q, int64_t seqlen_k) {
+  if (seqlen_k == 0) return;  // without a pair, nobody looks at them
+  for (int i = 0; i < arg::output; ++i) {
+    const auto argument = Argument(i);
+    if (!is_mask(argument) || !call.has(argument)) continue;
+    const at::Tensor& mask = call[argument];
+    const int64_t rows = size_from_right<int64_t>(mask, 1);
+    const bool is_spans = kArguments[i].shape == Shape::spans;
+    const int64_t columns = is_spans ? 1 : size_from_right<int64_t>(mask, 0);
+    expect_shape<int64_t>((rows == 1 || rows >= seqlen_q) && (columns == 1 || columns >= seqlen_k),
+                          call, argument, ", but ", call.is_packed() ? "document " : "batch item ",
+                          item, " has ", seqlen_q, " queries and ", seqlen_k,
+                          " keys; a row and a column for each, or one for all, are expected");
+  }
+}
+
+template <class T>
+void check_documents(const Call& call, Sizes<T>& sizes) {
+  if (!call.is_packed()) return;
+  const T ends = sizes_of<T>(call[arg::cu_seq_q])[0];
+  expect_shape<T>(ends >= 1, call, arg::cu_seq_q, ", but [N + 1] is expected for N documents");
+  sizes.documents = ends - 1;
+  if (call.has(arg::cu_seq_k))
+    expect_shape<T>(sizes_of<T>(call[arg::cu_seq_k])[0] == ends, call, arg::cu_seq_k,
+                    ", but cu_seq_q's is expected, [", ends, "]");
+  if (call.has(arg::seqused_k))
+    expect_shape<T>(sizes_of<T>(call[arg::seqused_k])[0] == sizes.documents, call, arg::seqused_k,
+                    ", but one number for each document is expected, [", sizes.documents, "]");
 }
 
 template <class T>
@@ -226,13 +223,6 @@ void check_dense(const Call& call, Sizes<T>& sizes) {
   check_heads(call, sizes);
   check_batch(call, sizes);
   check_documents(call, sizes);
-}
-
-}  // namespace
-
-template <class T>
-Sizes<T> check(const Call& call) {
-  return check<T>(call, &check_dense<T>);
 }
 
 template <class T>
@@ -248,71 +238,9 @@ Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
   return sizes;
 }
 
-template <class T>
-typename Sizes<T>::Shape Sizes<T>::tensor(const T& heads, const T& rows, const T& columns) const {
-  if (packed) return {rows, heads, columns};
-  Shape shape = batch;
-  if (has_heads) shape.push_back(heads);
-  shape.push_back(rows);
-  shape.push_back(columns);
-  return shape;
-}
-
-template <class T>
-typename Sizes<T>::Shape Sizes<T>::scores() const {
-  if (packed) return {heads, seqlen_q, seqlen_k};
-  return tensor(heads, seqlen_q, seqlen_k);
-}
-
-template <class T>
-typename Sizes<T>::Shape Sizes<T>::lse() const {
-  Shape shape = scores();
-  shape.pop_back();
-  return shape;
-}
-
-template <class T>
-typename Sizes<T>::Shape Sizes<T>::weights(Reduce reduce) const {
-  if (reduce == Reduce::none) return scores();
-  Shape shape = batch;
-  if (has_heads && reduce == Reduce::queries) shape.push_back(heads);
-  if (reduce == Reduce::heads) shape.push_back(seqlen_q);
-  shape.push_back(seqlen_k);
-  return shape;
-}
-
-template <class T>
-typename Sizes<T>::Shape Sizes<T>::of(Argument argument, Reduce reduce) const {
-  switch (kArguments[argument].shape) {
-    case qkv::Shape::output:
-      return output();
-    case qkv::Shape::row:
-      return lse();
-    default:
-      return weights(reduce);
-  }
-}
-
-template <class T>
-typename Sizes<T>::Shape Sizes<T>::per_head() const {
-  if (packed) return {documents, heads};
-  Shape shape = batch;
-  shape.push_back(heads);
-  return shape;
-}
-
-template <class T>
-T Sizes<T>::dropout_items() const {
-  if (packed) return documents;
-  T items = 1;
-  for (const T& size : batch) items *= size;
-  return items;
-}
-
 #define QKV_INSTANTIATE(T)                               \
-  template struct Sizes<T>;                              \
   template void check_documents(const Call&, Sizes<T>&); \
-  template Sizes<T> check(const Call&);                  \
+  template void check_dense(const Call&, Sizes<T>&);     \
   template Sizes<T> check(const Call&, void (*)(const Call&, Sizes<T>&));
 QKV_INSTANTIATE(int64_t)
 QKV_INSTANTIATE(c10::SymInt)

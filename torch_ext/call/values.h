@@ -6,7 +6,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <string>
 #include <string_view>
 
 #include "call/options.h"
@@ -104,8 +103,9 @@ struct Value<Reduce> : WordValue<Reduce> {
   static constexpr const char *kName = "reduce", *kExpected = "'heads' or 'queries'";
 };
 
+static_assert(int(ScoreWay::elements) == 1 && int(ScoreWay::tiles) == 3);
 template <>
-struct Value<Scores> : WordValue<Scores> {
+struct Value<ScoreWay> : WordValue<ScoreWay> {
   static constexpr const char* kWords[] = {"elements", "pairs", "tiles"};
   static constexpr const char *kName = "scores", *kExpected = "'elements', 'pairs' or 'tiles'";
 };

@@ -8,9 +8,8 @@ from qkv import nn  # noqa: E402
 from qkv._cache import new_cache  # noqa: E402
 from qkv._conversion.convert import Conversion, convert  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
-from qkv._functional import attention  # noqa: E402
+from qkv._functional import attention, attention_jvp  # noqa: E402
 from qkv._hard import hard_attention  # noqa: E402
-from qkv._jvp import attention_jvp  # noqa: E402
 from qkv._kvcache import attention_with_kvcache  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv._machine import (  # noqa: E402

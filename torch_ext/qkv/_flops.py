@@ -11,8 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from qkv.options import DIFFERENTIABLE
@@ -26,8 +25,7 @@ _TANGENTS = {f"{name}_tangent" for name in DIFFERENTIABLE}
 
 def _is_known(numbers: Tensor | None) -> TypeGuard[Tensor]:
     """Nobody knows them while a program is being compiled."""
-    is_fake = isinstance(numbers, (FakeTensor, FunctionalTensor))
-    return numbers is not None and not numbers.is_meta and not is_fake
+    return numbers is not None and not numbers.is_meta and not is_fake(numbers)
 
 
 def _document_pairs(call: Call) -> int:
@@ -74,7 +72,8 @@ def _tangents(call: Call) -> Products:
     return len(moves & {"query", "key"}), ("value" in moves) + bool(moves - {"value"})
 
 
-def _jvp(call: Call) -> Products:
+def _forward(call: Call) -> Products:
+    """Scores and output, and their tangents where there are such."""
     of_scores, of_output = _tangents(call)
     return 1 + of_scores, 1 + of_output
 
@@ -111,15 +110,10 @@ def _double_backward(call: Call) -> Products:
     return products, of_values
 
 
-def _forward(call: Call) -> Products:
-    """Scores; the output, where there is one."""
-    return 1, 1
-
-
 FORMULAS: dict[str, Callable[[Call], Products]] = {
     "attention_forward": _forward,
     "attention_backward": _backward,
-    "attention_forward_jvp": _jvp,
+    "attention_forward_jvp": _forward,
     "attention_double_backward": _double_backward,
     "weights_forward": _forward,
     "weights_backward": _backward,

@@ -17,10 +17,6 @@ cmake_prefix_path = str(PACKAGE_DIR / "share" / "cmake")
 BUILD = "`pip install --no-build-isolation .` in qkv's repository, in this environment"
 
 
-def _listed(versions: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(versions[:-1]), versions[-1]]))
-
-
 def _fitting() -> Path:
     """The library for this torch: the C++ interface of torch changes with every minor version."""
     folder, minor = PACKAGE_DIR / "lib", ".".join(torch.__version__.split(".")[:2])
@@ -33,7 +29,7 @@ def _fitting() -> Path:
     )
     if built:
         raise ImportError(
-            f"qkv was built for torch {_listed(built)}, but torch {torch.__version__} is "
+            f"qkv was built for torch {', '.join(built)}, but torch {torch.__version__} is "
             f"installed. Install a torch that fits, or build qkv for this one: {BUILD}."
         )
     raise ImportError(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from qkv._block_mask import ends_of
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["Spans"]
+
+_NOT_COMPILED = (
+    "spans is a BlockMask that no call has had before, but where a whole graph is compiled or "
+    "exported Spans.from_block_mask of it, made before, is expected"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +186,10 @@ class Spans:
     def from_block_mask(block_mask: "BlockMask") -> "Spans":
         """Of FlexAttention's BlockMask, whose function is evaluated for the pairs of its partial
         blocks alone. The functions that take spans take a BlockMask, too, which remembers these."""
-        return _of(*merged("from_block_mask", *ends_of(block_mask)))
+        tensor = _of(*merged("from_block_mask", *ends_of(block_mask))).tensor
+        while tensor.dim() > 2 and tensor.size(0) == 1:  # a query may have neither batch nor heads
+            tensor = tensor[0]
+        return Spans(tensor)
 
     def to_mask(self, seqlen_k: int) -> Tensor:
         """The same as a boolean mask, `[..., L, S]`."""
@@ -204,12 +213,39 @@ pytree.register_dataclass(Spans, serialized_type_name="qkv.Spans")
 
 
 def tensor_of(spans: Any) -> Any:
-    """What the operators take of an argument `spans`."""
-    if type(spans).__name__ == "BlockMask":  # whose module takes time to import
-        if not hasattr(spans, "_qkv_spans"):
-            spans._qkv_spans = Spans.from_block_mask(spans)
-        spans = spans._qkv_spans
-    return spans.tensor if isinstance(spans, Spans) else spans
+    """What the operators take of an argument `spans`, whose dtype and shape they judge.
+
+    Raises:
+        TypeError: what is no Spans, no BlockMask and no tensor.
+    """
+    if spans is None:
+        return None
+    found = _remembered(spans) if hasattr(spans, "kv_num_blocks") else spans
+    found = found.tensor if isinstance(found, Spans) else found
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"spans is {spans!r}, but qkv.Spans, FlexAttention's BlockMask or an int32 tensor is "
+            "expected"
+        )
+    return found
+
+
+def _remembered(block_mask: Any) -> Spans:
+    if not hasattr(block_mask, "_qkv_spans"):
+        make: Any = _made
+        if torch.compiler.is_compiling():  # how many spans there are depends on data
+            if not torch.compiler.is_dynamo_compiling():
+                raise RuntimeError(_NOT_COMPILED)
+            torch._dynamo.graph_break(msg=_NOT_COMPILED)
+            make = torch.compiler.disable(make)
+        block_mask._qkv_spans = make(block_mask)
+    return block_mask._qkv_spans
+
+
+def _made(block_mask: Any) -> Spans:
+    """Of a tensor that any later call may take, whatever the one that asks is in."""
+    with torch.inference_mode(False), temporarily_clear_interpreter_stack():
+        return Spans.from_block_mask(block_mask)
 
 
 def _of(begins: Tensor, ends: Tensor) -> Spans:

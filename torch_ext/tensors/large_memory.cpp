@@ -4,9 +4,7 @@
 #include <ATen/core/TensorBase.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/ScalarType.h>
-#if defined(__linux__)
 #include <sys/mman.h>
-#endif
 
 namespace qkv {
 namespace {
@@ -14,12 +12,6 @@ namespace {
 at::Tensor written_zeros(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
   return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype)).zero_();
 }
-
-}  // namespace
-
-#if defined(__linux__)
-
-namespace {
 
 constexpr size_t kHugePage = size_t(2) << 20;
 // glibc's largest threshold (M_MMAP_THRESHOLD): what is larger is never recycled.
@@ -81,15 +73,5 @@ at::Tensor zeros(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType 
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }
-
-#else
-
-at::Tensor in_huge_pages(at::Tensor tensor) { return tensor; }
-
-at::Tensor zeros(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
-  return written_zeros(sizes, strides, dtype);
-}
-
-#endif
 
 }  // namespace qkv

@@ -3,8 +3,6 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/SymInt.h>
 
-#include <numeric>
-
 #include "tensors/large_memory.h"
 
 namespace qkv {

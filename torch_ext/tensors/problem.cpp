@@ -7,25 +7,15 @@
 #include <numeric>
 
 #include "call/dtypes.h"
+#include "common/mask_elements.h"
 #include "common/philox.h"
-#include "tensors/key_spans.h"
-#include "tensors/shard.h"
+#include "tensors/option_numbers.h"
 
 namespace qkv {
 namespace {
 
 MaskType mask_type_of(at::ScalarType dtype) {
-  if (dtype == at::kBool) return MaskType::boolean;
-  switch (*dtype_of(dtype)) {
-    case DType::f64:
-      return MaskType::f64;
-    case DType::bf16:
-      return MaskType::bf16;
-    case DType::f16:
-      return MaskType::f16;
-    default:
-      return MaskType::f32;
-  }
+  return dtype == at::kBool ? MaskType::boolean : mask_type(*dtype_of(dtype));
 }
 
 // Key and value may have fewer heads than the Problem has kv_heads.
@@ -87,15 +77,12 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
                       " have random numbers of their own");
     bind_seeds();
   }
-  constexpr ScoreWay kWays[] = {ScoreWay::automatic, ScoreWay::elements, ScoreWay::pairs,
-                                ScoreWay::tiles};
-  p.score_way = kWays[int(options.scores)];
+  p.score_way = options.scores;
   p.num_threads = num_threads();
 
   bind_differentiable(p, [](Argument argument) { return argument; });
   if (!call.has(arg::spans)) return;
-  // Documents and rows of a cache have fewer keys than all of them, and spans end with those.
-  check_spans(call, sizes.packed || sizes.is_cache ? kMaxSpan : sizes.seqlen_k);
+  check_spans(call, sizes);
   bind(p.key_spans.input, arg::spans);
   p.key_spans.count = call[arg::spans].sizes().back() / 2;
 }

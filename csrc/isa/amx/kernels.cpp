@@ -20,12 +20,8 @@ namespace {
 
 // Asks Linux for the tile registers, which it gives to no process that has not asked.
 bool permitted() {
-#if defined(__linux__)
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-#else
-  return false;
-#endif
 }
 
 }  // namespace

@@ -9,35 +9,29 @@
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
-constexpr int kRegisters = 16;  // for vectors
+constexpr int kRegisters = 16;
 constexpr int kVectorBytes = 32;
-// The most rows of a micro-kernel that is one vector wide, and of one of two. 6 x 2 = 12
+// 6 x 2 = 12
 // accumulators, two vectors of B and one broadcast of A fill 15 of 16 registers.
 constexpr int kMaxRows[2] = {12, 6};
-// How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 4;
-// Whether there is a native_look_up() (kernels/simd/exp_table.h).
 constexpr bool kLooksUp = false;
 
-// The larger number, lane by lane; that of b if either is NaN. (The compiler makes a compare and a
-// blend of a > b ? a : b.)
+// What these functions do, isa/generic/functions.h says. The compiler makes a compare and a blend
+// of a > b ? a : b.
 QKV_INLINE __m256 native_max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 QKV_INLINE __m256d native_max(__m256d a, __m256d b) { return _mm256_max_pd(a, b); }
 
-// a * b + c, rounded once. For steps that must not be rounded twice; elsewhere it is left to the
-// compiler to contract a * b + c.
 QKV_INLINE __m256 native_fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
 QKV_INLINE __m256d native_fma(__m256d a, __m256d b, __m256d c) { return _mm256_fmadd_pd(a, b, c); }
 
-// For lanes of 64 bits: the products of their low 32 bits. (The compiler does not know that the
-// high bits do not matter.)
+// The compiler does not know that the high bits do not matter.
 template <class V>
 QKV_INLINE V native_mul_low(V a, V b) {
   return (V)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 }
 
-// As many bytes from p as there are lanes, each widened to a lane, signed or not. (The compiler
-// takes them one by one.)
+// The compiler takes the bytes one by one.
 typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
 typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
 QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
@@ -52,11 +46,10 @@ QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
   return (Int32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
-// Every lane zero-extended. (The compiler makes it of halves of the vector.)
+// The compiler makes it of halves of the vector.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)_mm256_cvtepu16_epi32((__m128i)x); }
 
-// IEEE binary16 to f32, and back to the nearest.
 QKV_INLINE __m256 native_widen_f16(Half16 x) { return _mm256_cvtph_ps((__m128i)x); }
 QKV_INLINE Half16 native_narrow_f16(__m256 x) {
   return (Half16)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);

@@ -15,26 +15,22 @@
 namespace qkv::QKV_ISA {
 
 constexpr bool kHasFma = true;
-constexpr int kRegisters = 32;  // for vectors
+constexpr int kRegisters = 32;
 constexpr int kVectorBytes = 64;
-// The most rows of a micro-kernel that is one vector wide, and of one of two. 14 x 2 = 28
+// 14 x 2 = 28
 // accumulators, two vectors of B and one broadcast of A fill 31 of 32 registers.
 constexpr int kMaxRows[2] = {14, 14};
-// How many vectors' exponentials are computed in step (kernels/simd/exp.h).
 constexpr int kVectorsInStep = 4;
 
-// The larger number, lane by lane; that of b if either is NaN. (The compiler makes a compare and a
-// blend of a > b ? a : b.)
+// What these functions do, isa/generic/functions.h says. The compiler makes a compare and a blend
+// of a > b ? a : b.
 QKV_INLINE __m512 native_max(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 QKV_INLINE __m512d native_max(__m512d a, __m512d b) { return _mm512_max_pd(a, b); }
 
-// a * b + c, rounded once. For steps that must not be rounded twice; elsewhere it is left to the
-// compiler to contract a * b + c.
 QKV_INLINE __m512 native_fma(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, b, c); }
 QKV_INLINE __m512d native_fma(__m512d a, __m512d b, __m512d c) { return _mm512_fmadd_pd(a, b, c); }
 
-// For lanes of 64 bits: the products of their low 32 bits. (The compiler does not know that the
-// high bits do not matter.)
+// The compiler does not know that the high bits do not matter.
 template <class V>
 QKV_INLINE V native_mul_low(V a, V b) {
   return (V)_mm512_mul_epu32((__m512i)a, (__m512i)b);
@@ -47,8 +43,7 @@ QKV_INLINE Int32 native_look_up(Int32 table, Int32 index) {
   return (Int32)_mm512_permutexvar_epi32((__m512i)index, (__m512i)table);
 }
 
-// As many bytes from p as there are lanes, each widened to a lane, signed or not. (The compiler
-// takes them one by one.)
+// The compiler takes the bytes one by one.
 typedef int64_t Int64 __attribute__((vector_size(kVectorBytes)));
 QKV_INLINE Int32 native_widen(const uint8_t* p, Int32) {
   return (Int32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -60,11 +55,10 @@ QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
   return (Int32)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// Every lane zero-extended. (The compiler makes it of halves of the vector.)
+// The compiler makes it of halves of the vector.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)_mm512_cvtepu16_epi32((__m256i)x); }
 
-// IEEE binary16 to f32, and back to the nearest.
 QKV_INLINE __m512 native_widen_f16(Half16 x) { return _mm512_cvtph_ps((__m256i)x); }
 QKV_INLINE Half16 native_narrow_f16(__m512 x) {
   return (Half16)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);

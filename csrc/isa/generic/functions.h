@@ -14,8 +14,9 @@ QKV_INLINE V native_max(V a, V b) {
   return a > b ? a : b;
 }
 
-// a * b + c. It is rounded once where kHasFma, since the compiler contracts it; the kernels call it
-// nowhere else.
+// a * b + c, rounded once, for steps that must not be rounded twice: kernels call it only where
+// kHasFma, and there the compiler contracts it. All other sums of products are left to the
+// compiler.
 template <class V>
 QKV_INLINE V native_fma(V a, V b, V c) {
   return a * b + c;
@@ -38,12 +39,13 @@ QKV_INLINE I native_widen(const Byte* p, I wide) {
   return wide;
 }
 
-// IEEE binary16 to f32, and back to the nearest, as common/half.h does it, in every lane.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
 typedef float Float32 __attribute__((vector_size(kVectorBytes)));
 typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
+// Every lane zero-extended.
 QKV_INLINE Int32 native_widen(Half16 x) { return __builtin_convertvector(x, Int32); }
+// IEEE binary16 to f32, and back to the nearest, as common/half.h does it, in every lane.
 QKV_INLINE Float32 native_widen_f16(Half16 x) {
   const Bits32 bits = __builtin_convertvector(x, Bits32), magnitude = bits & 0x7fff;
   const Bits32 special = 0x7f800000 | (magnitude & 0x3ff) << 13;

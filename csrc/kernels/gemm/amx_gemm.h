@@ -3,7 +3,7 @@
 // 16 pairs.
 //
 // AMX has eight registers, called tiles, of 16 rows of 64 bytes: here 2 x 2 of sums, two of A and
-// two of B. The instructions are in isa/amx/tiles.h.
+// two of B. The instructions are in isa/amx/vec.h.
 #pragma once
 
 #ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)

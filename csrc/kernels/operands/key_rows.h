@@ -133,13 +133,9 @@ KeyRows<E> key_rows(const Problem& p, Plane plane) {
 }
 template <class E>
 KeyRows<E> value_rows(const Problem& p, Plane plane) {
-  return {p,
-          plane,
-          p.head_dim_v,
-          p.value,
-          p.pages.value_stride,
-          p.value_scale,
-          p.pages.value_scale_stride};
+  const Pages& pages = p.pages;
+  return {
+      p, plane, p.head_dim_v, p.value, pages.value_stride, p.value_scale, pages.value_scale_stride};
 }
 
 // Whether KeyRows::read may copy, and so needs scratch memory.

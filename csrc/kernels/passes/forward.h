@@ -69,11 +69,11 @@ const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t
   scratch.products.scores(state.tile, key, keys, state.query, scores);
   ahead.ask();
   apply_score_options<T>(p, state.tile, key, keys, scores);
-  scratch.products.softmax(state.tile, keys, scores, state.max, state.sum, state.own_sum,
-                           scratch.rescale);
+  const auto& output = scratch.products.output_sum();
+  output.softmax(state.tile, keys, scores, state.max, state.sum, state.own_sum, scratch.rescale);
   if (p.dropout_p > 0) {
     drop_weights(p, scratch.dropout, state.tile, key, keys, scores);
-    scratch.products.change_weights(state.tile, keys, scores);
+    output.change_weights(state.tile, keys, scores);
   }
   return scores;
 }
@@ -135,7 +135,7 @@ size_t forward_by(const Problem& p, const ForwardResult& result, const ForwardIt
   const Range item_keys{item.key_begin, item.key_end};
   const int64_t step = scratch.products.block_keys(item.key_end - item.key_begin);
   ForwardAhead<P> ahead(p, result, item, step);
-  for_each_block<T, P::kKeyMultiple>(
+  for_each_block<P::kKeyMultiple>(
       p, scratch.tiles, tiles, item_keys, step,
       [&](int64_t key, int64_t keys, int64_t last) {
         ahead.begin_block(key + keys, last);

@@ -64,14 +64,8 @@ class ForwardTiles {
     multiply_rows(tile, keys_.rows(key, keys), query, scores);
   }
 
-  // Turns scores into weights (OutputSum).
-  void softmax(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum_state, T* own_sum,
-               T* rescale) const {
-    output_.softmax(tile, keys, scores, max_state, sum_state, own_sum, rescale);
-  }
-  void change_weights(const Tile& tile, int64_t keys, const T* weights) const {
-    output_.change_weights(tile, keys, weights);
-  }
+  // Turns scores into weights.
+  const OutputSum<E>& output_sum() const { return output_; }
 
   // output [Dv x lanes] = rescale [lanes] * before + V^T weights [keys x lanes], or, if rescale is
   // null, the product alone.

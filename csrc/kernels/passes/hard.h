@@ -112,7 +112,7 @@ size_t hard(const Problem& p, const HardResult& result, const ForwardItem& item,
     state.tile = make_tile<T>(p, item.plane, row, item.row_end);
     state.query = pack_queries<E>(p, state.tile, s.query + t * s.query_size);
   }
-  for_each_block<T, 1>(
+  for_each_block<1>(
       p, s.tiles, s.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
       [&](int64_t key, int64_t keys, int64_t) {
         s.keys.load(key_rows<E>(p, item.plane), key, keys);

@@ -176,7 +176,7 @@ size_t jvp(const Problem& p, const JvpArgs& a, const JvpResult& result, const Fo
   int64_t tiles = 0;
   for (int64_t row = item.row_begin; row < item.row_end; row += kTileRows<T>, ++tiles)
     begin_jvp_tile(p, a, make_tile<T>(p, item.plane, row, item.row_end), s, s.tiles[tiles]);
-  for_each_block<T, 1>(
+  for_each_block<1>(
       p, s.tiles, tiles, {0, p.seqlen_k}, key_step(p.seqlen_k),
       [&](int64_t key, int64_t keys, int64_t) { s.load_block(item.plane, key, keys); },
       [&](const JvpState<T>& state, int64_t key, int64_t keys) {

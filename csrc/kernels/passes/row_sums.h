@@ -62,7 +62,7 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
   whole.dropout_p = 0;
   s.hides_pairs = hides_any(p);
   s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
-  for_each_block<Compute<E>, 1>(
+  for_each_block<1>(
       p, rows.tiles, rows.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
       [&](int64_t key, int64_t keys, int64_t) { s.load_keys(p, rows.first().plane, key, keys); },
       [&](const BackwardTile<E>& of, int64_t key, int64_t keys) {

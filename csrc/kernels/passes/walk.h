@@ -52,7 +52,7 @@ void for_each_run(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
 // keys, last) is called before the first tile that sees some of it, where `last` is the end of all
 // keys that any tile sees. Blocks begin at multiples of `step` from the first key of the item,
 // whatever the tiles see.
-template <class T, int64_t kKeyMultiple, class State, class Load, class Attend>
+template <int64_t kKeyMultiple, class State, class Load, class Attend>
 QKV_INLINE void for_each_block(const Problem& p, State* states, int64_t count, const Range& keys,
                                int64_t step, const Load& load, const Attend& attend) {
   const Range all = keys_of_tiles(states, count);

@@ -8,9 +8,7 @@
 
 namespace qkv::QKV_ISA {
 
-typedef uint64_t Counter __attribute__((vector_size(kVectorBytes)));
-
-QKV_INLINE Counter splat_counter(uint64_t x) { return x - Counter{}; }
+using Counter = Vec<uint64_t>;
 
 // Philox on vectors whose lanes of 64 bits hold numbers of 32. The high half of a lane may hold
 // anything between rounds, because the multiplications read only the low half.
@@ -21,14 +19,14 @@ struct Philox {
   explicit Philox(uint64_t seed) {
     uint32_t low = uint32_t(seed), high = uint32_t(seed >> 32);
     for (auto& key : keys) {
-      key[0] = splat_counter(low), key[1] = splat_counter(high);
+      key[0] = splat<uint64_t>(low), key[1] = splat<uint64_t>(high);
       low += kPhiloxWeyl[0], high += kPhiloxWeyl[1];
     }
   }
 
   QKV_INLINE void operator()(Counter (&c)[4]) const {
-    const Counter m0 = splat_counter(kPhiloxMultiplier[0]);
-    const Counter m1 = splat_counter(kPhiloxMultiplier[1]);
+    const Counter m0 = splat<uint64_t>(kPhiloxMultiplier[0]);
+    const Counter m1 = splat<uint64_t>(kPhiloxMultiplier[1]);
     QKV_UNROLL
     for (int round = 0; round < kPhiloxRounds; ++round) {
       const Counter p0 = native_mul_low(c[0], m0), p1 = native_mul_low(c[2], m1);
@@ -72,7 +70,7 @@ class Dropout {
         Counter words[kStreams][4];
         QKV_UNROLL
         for (int s = 0; s < kStreams; ++s) {
-          words[s][0] = splat_counter(uint64_t(four));
+          words[s][0] = splat<uint64_t>(uint64_t(four));
           words[s][1] = row[s][0], words[s][2] = row[s][1], words[s][3] = row[s][2];
           philox(words[s]);
         }

@@ -4,7 +4,6 @@
 #include "kernels/score/grad_mask.h"
 #include "kernels/score/mask.h"
 #include "kernels/score/option.h"
-#include "kernels/score/spans.h"
 
 namespace qkv::QKV_ISA {
 

@@ -19,6 +19,10 @@ struct OptionList<> {
   QKV_INLINE static void forward(const Each&, int) {}
   template <class Each>
   QKV_INLINE static void backward(const Each&, int) {}
+  template <class Holds>
+  QKV_INLINE static bool any(const Holds&) {
+    return false;
+  }
 };
 
 template <class First, class... Rest>
@@ -37,6 +41,11 @@ struct OptionList<First, Rest...> {
   QKV_INLINE static void backward(const Each& each, int first = 0) {
     Others::backward(each, first + 1);
     each(First(), first);
+  }
+  // Whether holds(option) for any of them.
+  template <class Holds>
+  QKV_INLINE static bool any(const Holds& holds) {
+    return holds(First()) || Others::any(holds);
   }
 };
 
@@ -57,25 +66,18 @@ ScoreTiles<T> take_score_tiles(Arena& arena, const Problem& p, int64_t size) {
 
 // Whether apply_score_options changes a score of these keys.
 inline bool changes_scores(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
-  bool changes = false;
-  ScoreOptions::forward(
-      [&](auto option, int) { changes = changes || option.changes(p, tile, key, keys); });
-  return changes;
+  return ScoreOptions::any([&](auto option) { return option.changes(p, tile, key, keys); });
 }
 
 // Whether gradients of scores are others before the options than after them.
 inline bool changes_gradients(const Problem& p) {
-  bool changes = false;
-  ScoreOptions::forward(
-      [&](auto option, int) { changes = changes || (option.kKeeps && option.is_set(p)); });
-  return changes;
+  return ScoreOptions::any([&](auto option) { return option.kKeeps && option.is_set(p); });
 }
 
 // Whether scores change along these directions.
 inline bool moves_scores(const JvpArgs& a) {
-  bool moves = a.query.data || a.key.data;
-  ScoreOptions::forward([&](auto option, int) { moves = moves || option.moves(a); });
-  return moves;
+  return a.query.data || a.key.data ||
+         ScoreOptions::any([&](auto option) { return option.moves(a); });
 }
 
 // scores [keys x lanes]: dot products times scale before, scores after. kept: see

@@ -72,41 +72,30 @@ QKV_INLINE Vec<T> fold_lanes(Vec<T>* vectors, const Fold& fold, const Last& last
   }
 }
 
-struct Add {
-  template <class V>
-  QKV_INLINE V operator()(V a, V b) const {
-    return a + b;
-  }
-};
-// The sum, and what rounding has taken off it, exactly (Knuth's TwoSum).
-template <class T>
-struct AddExactly {
-  Vec<T>& rest;
-  QKV_INLINE Vec<T> operator()(Vec<T> a, Vec<T> b) const {
-    const Vec<T> sum = a + b, of_b = sum - a;
-    rest = (a - (sum - of_b)) + (b - of_b);
-    return sum;
-  }
-};
-template <class T>
-struct Larger {
-  QKV_INLINE Vec<T> operator()(Vec<T> a, Vec<T> b) const { return max<T>(a, b); }
-};
+// The lambdas below are written with [&]: one that cannot capture has a conversion to a function as
+// well, which the compiler makes outside of the target region.
 
 // Returns the vector whose lane i is the sum of all lanes of sums[i]. Overwrites sums [W].
 template <class T>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
-  return fold_lanes<T>(sums, Add(), Add());
+  const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
+  return fold_lanes<T>(sums, add, add);
 }
-// Likewise; rest is what the last addition has rounded off.
+// Likewise; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
 template <class T>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums, Vec<T>& rest) {
-  return fold_lanes<T>(sums, Add(), AddExactly<T>{rest});
+  const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
+  return fold_lanes<T>(sums, add, [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA {
+    const Vec<T> sum = a + b, of_b = sum - a;
+    rest = (a - (sum - of_b)) + (b - of_b);
+    return sum;
+  });
 }
 // Likewise, the largest of all lanes; NaN or not if one of them is NaN (max).
 template <class T>
 QKV_INLINE Vec<T> max_lanes(Vec<T>* vectors) {
-  return fold_lanes<T>(vectors, Larger<T>(), Larger<T>());
+  const auto larger = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return max<T>(a, b); };
+  return fold_lanes<T>(vectors, larger, larger);
 }
 
 // Calls put(c, column c) for the columns of W rows of W elements; load(r) returns row r.

@@ -72,12 +72,6 @@ QKV_INLINE V shuffle(V a, V b, From from) {
   return shuffle_lanes(a, b, from, std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
 }
 
-// kLanes<T> bytes as integers.
-template <class T>
-QKV_INLINE IntVec<T> widen_bytes(const uint8_t* p) {
-  return native_widen(p, IntVec<T>{});
-}
-
 // The larger of each lane of a and b; that of b if either is NaN.
 template <class T>
 QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {

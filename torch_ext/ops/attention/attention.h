@@ -45,8 +45,6 @@ Tensors attend(Call call, const Operator& op = attention_forward);
 // what gives the derivatives of orders for which there are no kernels (autograd/compose.h). It
 // needs the memory of a few [..., H, L, S] tensors.
 Tensors attention_composition(const Call& call);
-// Whether the call has one: it is neither of packed documents nor a part of a larger one.
-bool composes_attention(const Call& call);
 
 // The rest is checked by the operators that follow.
 void check_query(const Call& call);

@@ -166,10 +166,6 @@ at::Tensor reduced(const at::Tensor& weights, Reduce reduce) {
 
 }  // namespace
 
-bool composes_attention(const Call& call) {
-  return !call.is_packed() && call.options.shard.is_whole();
-}
-
 Tensors attention_composition(const Call& call) {
   const at::ScalarType type = call[arg::query].scalar_type(), compute = compute_type(type);
   const auto [all_weights, lse] = softmax_of(call, scores_of(call, compute));

@@ -37,8 +37,8 @@ Tensors attend_elsewhere(const Call& call) {
            c10::str("do ", kArguments[of_heads].name,
                     of_heads == arg::alibi_slopes ? "; pass an attn_mask" : ""));
   return {at::scaled_dot_product_attention(call[arg::query], call[arg::key], call[arg::value],
-                                           optional(mask), o.dropout_p, o.is_causal, o.scale,
-                                           o.enable_gqa)};
+                                           mask.defined() ? std::optional(mask) : std::nullopt,
+                                           o.dropout_p, o.is_causal, o.scale, o.enable_gqa)};
 }
 
 // Of both, with and without the log-sum-exp.
@@ -105,7 +105,6 @@ DefinedOperator attention_forward(
     {.cpu = &attention_forward_cpu,
      .autocast = &forward_autocast,
      .composition = &attention_composition,
-     .composes = &composes_attention,
      .jvp = &forward_mode});
 DefinedOperator attention_backward(
     attention_forward, "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
@@ -125,8 +124,7 @@ DefinedOperator attention_forward_jvp(
         ", shard=, scores=) -> output, logsumexp, output_tangent, logsumexp_tangent",
     {.cpu = &attention_jvp_cpu,
      .autocast = &forward_autocast,
-     .composition = &forward_mode_composition,
-     .composes = &composes_attention});
+     .composition = &forward_mode_composition});
 DefinedOperator attention_forward_jvp_backward(
     attention_forward_jvp,
     "attention_forward_jvp_backward(grad_output?, grad_logsumexp?, grad_output_tangent?, "

@@ -37,13 +37,6 @@ void check_memory(const Call& call) {
                   ", which is written to; clone() it");
 }
 
-template <class T>
-void copy_elements(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t n) {
-  for (int64_t i = 0; i < n; ++i)  // memcpy: foreign memory may begin anywhere
-    std::memcpy(to + i * to_stride * int64_t(sizeof(T)),
-                from + i * from_stride * int64_t(sizeof(T)), sizeof(T));
-}
-
 // One of the caches, [rows, Hkv, S_max, D] or [blocks, Hkv, block size, D], and what is appended to
 // it, [B, Hkv, L_new, D]: copied or, for an int8 cache, quantized.
 class Appending {
@@ -51,21 +44,7 @@ class Appending {
   // scale: of an int8 cache, else undefined.
   Appending(const at::Tensor& cache, const at::Tensor& added, const at::Tensor& scale,
             const CacheRows& rows)
-      : scale_(scale),
-        dtype_(added.scalar_type()),
-        to_(static_cast<char*>(cache.mutable_data_ptr())),
-        from_(static_cast<const char*>(added.const_data_ptr())),
-        to_strides_(cache.strides()),
-        from_strides_(added.strides()),
-        rows_(rows),
-        size_(added.element_size()),
-        to_size_(cache.element_size()),
-        heads_(cache.sizes()[1]),
-        block_size_(cache.sizes()[2]),
-        columns_(cache.sizes()[3]) {
-    item_rows_ = std::max<int64_t>(1, kItemBytes / std::max<int64_t>(1, columns_ * size_));
-    head_items_ = ceil_div(rows.new_rows, item_rows_);
-  }
+      : cache_(cache), added_(added), scale_(scale), rows_(rows) {}
 
   Items items() const {
     if (columns_ == 0) return {};
@@ -87,10 +66,13 @@ class Appending {
       }
       char* const to = to_ + offset(to_strides_, place, head, at) * to_size_;
       const char* const from = from_ + offset(from_strides_, b, head, row) * size_;
-      if (scale_.defined())
-        quantize_rows(to, from, place, head, at, n);
-      else
-        copy(to, from, n);
+      AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, added_.scalar_type(), "append",
+                                      [&] {
+                                        if (scale_.defined())
+                                          quantize_rows<scalar_t>(to, from, place, head, at, n);
+                                        else
+                                          copy<scalar_t>(to, from, n);
+                                      });
     }
   }
 
@@ -99,16 +81,15 @@ class Appending {
     return batch * strides[0] + head * strides[1] + row * strides[2];
   }
 
+  template <class E>
   void quantize_rows(char* to, const char* from, int64_t place, int64_t head, int64_t at,
                      int64_t rows) const {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, dtype_, "append", [&] {
-      for (int64_t i = 0; i < rows; ++i) {
-        const FloatRow<scalar_t> row{from + i * from_strides_[2] * size_, from_strides_[3] * size_,
-                                     columns_};
-        auto* const numbers = reinterpret_cast<int8_t*>(to) + i * to_strides_[2];
-        quantize(row, scale_of_row(row, place, head, at + i), numbers, to_strides_[3]);
-      }
-    });
+    for (int64_t i = 0; i < rows; ++i) {
+      const FloatRow<E> row{from + i * from_strides_[2] * size_, from_strides_[3] * size_,
+                            columns_};
+      auto* const numbers = reinterpret_cast<int8_t*>(to) + i * to_strides_[2];
+      quantize(row, scale_of_row(row, place, head, at + i), numbers, to_strides_[3]);
+    }
   }
 
   // The given scale, or the row's own, which is written.
@@ -123,35 +104,36 @@ class Appending {
     return scale;
   }
 
+  template <class E>
   void copy(char* to, const char* from, int64_t rows) const {
     const int64_t to_row = to_strides_[2], from_row = from_strides_[2];
+    const int64_t to_step = to_strides_[3] * size_, from_step = from_strides_[3] * size_;
     const bool dense = columns_ == 1 || (to_strides_[3] == 1 && from_strides_[3] == 1);
     if (dense && to_row == columns_ && from_row == columns_) {
       std::memcpy(to, from, rows * columns_ * size_);
       return;
     }
     for (int64_t i = 0; i < rows; ++i, to += to_row * size_, from += from_row * size_) {
-      if (dense) {
+      if (dense)
         std::memcpy(to, from, columns_ * size_);
-      } else if (size_ == 2) {
-        copy_elements<int16_t>(to, to_strides_[3], from, from_strides_[3], columns_);
-      } else if (size_ == 4) {
-        copy_elements<int32_t>(to, to_strides_[3], from, from_strides_[3], columns_);
-      } else {
-        copy_elements<int64_t>(to, to_strides_[3], from, from_strides_[3], columns_);
-      }
+      else
+        for (int64_t j = 0; j < columns_; ++j)  // memcpy: foreign memory may begin anywhere
+          std::memcpy(to + j * to_step, from + j * from_step, sizeof(E));
     }
   }
 
-  const at::Tensor& scale_;
-  at::ScalarType dtype_;
-  char* to_;
-  const char* from_;
-  at::IntArrayRef to_strides_, from_strides_;
+  const at::Tensor &cache_, &added_, &scale_;
   const CacheRows& rows_;
-  int64_t size_, to_size_;  // the bytes of an element of what is appended, and of the cache
-  int64_t heads_, block_size_, columns_;
-  int64_t item_rows_, head_items_;
+  char* const to_ = static_cast<char*>(cache_.mutable_data_ptr());
+  const char* const from_ = static_cast<const char*>(added_.const_data_ptr());
+  const at::IntArrayRef to_strides_ = cache_.strides(), from_strides_ = added_.strides();
+  // The bytes of an element of what is appended, and of the cache.
+  const int64_t size_ = added_.element_size(), to_size_ = cache_.element_size();
+  const int64_t heads_ = cache_.sizes()[1], block_size_ = cache_.sizes()[2];
+  const int64_t columns_ = cache_.sizes()[3];
+  const int64_t item_rows_ =
+      std::max<int64_t>(1, kItemBytes / std::max<int64_t>(1, columns_* size_));
+  const int64_t head_items_ = ceil_div(rows_.new_rows, item_rows_);
 };
 
 }  // namespace

@@ -1,21 +1,10 @@
 // What can be said of a call on a cache without the numbers in its index tensors.
 #include <c10/core/SymInt.h>
 
-#include <cmath>
-
 #include "ops/kvcache/kvcache.h"
 
 namespace qkv::ops {
 namespace {
-
-template <class T>
-using Dims = c10::SmallVector<T, 4>;
-
-template <class T>
-void check_shape(const Call& call, Argument argument, const char* dims, const Dims<T>& expected) {
-  expect_shape<T>(sizes_of<T>(call[argument]) == c10::ArrayRef<T>(expected), call, argument,
-                  ", but ", dims, " = ", c10::ArrayRef<T>(expected), " is expected");
-}
 
 // key and value are in every place where one of them is, with these dimensions before D and Dv.
 template <class T>
@@ -25,8 +14,8 @@ void check_pool(const Call& call, Sizes<T>& sizes, int64_t head, const char* key
   expect_rank<T>(call, arg::key, 4, key_dims);
   expect_rank<T>(call, arg::value, 4, value_dims);
   sizes.head_dim_v = sizes_of<T>(call[arg::value])[3];
-  check_shape<T>(call, arg::key, key_dims, {key[0], key[1], key[2], sizes.head_dim});
-  check_shape<T>(call, arg::value, value_dims, {key[0], key[1], key[2], sizes.head_dim_v});
+  expect_sizes<T>(call, arg::key, key_dims, {key[0], key[1], key[2], sizes.head_dim});
+  expect_sizes<T>(call, arg::value, value_dims, {key[0], key[1], key[2], sizes.head_dim_v});
   const T heads = sizes.key_heads = sizes.value_heads = key[head];
   if (call.op->takes(opt::enable_gqa) && !call.options.enable_gqa) {
     TORCH_CHECK(heads == sizes.heads, call.title(), ": ", call.name_of(arg::key), " has ", heads,
@@ -80,7 +69,7 @@ void check_block_table(const Call& call, const char* dims, Sizes<T>& sizes, cons
                        const T& block_size) {
   expect_rank<T>(call, arg::block_table, 2, dims);
   const T columns = sizes_of<T>(call[arg::block_table])[1];
-  check_shape<T>(call, arg::block_table, dims, {sequences, columns});
+  expect_sizes<T>(call, arg::block_table, dims, {sequences, columns});
   expect_shape<T>(block_size >= 1, call, arg::key,
                   ", but with block_table its blocks must have at least 1 row");
   int64_t product;
@@ -109,10 +98,10 @@ void check_new_rows(const Call& call, const Sizes<T>& sizes) {
   if (!appends(call)) return;
   expect_rank<T>(call, arg::new_key, 4, "[B, Hkv, L_new, D]");
   const T rows = sizes_of<T>(call[arg::new_key])[2];
-  check_shape<T>(call, arg::new_key, "[B, Hkv, L_new, D]",
-                 {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim});
-  check_shape<T>(call, arg::new_value, "[B, Hkv, L_new, Dv]",
-                 {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim_v});
+  expect_sizes<T>(call, arg::new_key, "[B, Hkv, L_new, D]",
+                  {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim});
+  expect_sizes<T>(call, arg::new_value, "[B, Hkv, L_new, Dv]",
+                  {sizes.batch[0], sizes.key_heads, rows, sizes.head_dim_v});
 }
 
 template <class T>
@@ -139,7 +128,7 @@ void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
                 query[0], ", but they must be equal without cache_batch_idx or block_table");
   }
   for (const Argument each : {arg::cache_seqlens, arg::cache_batch_idx, arg::cache_leftpad})
-    if (call.has(each)) check_shape<T>(call, each, "[B]", {query[0]});
+    if (call.has(each)) expect_sizes<T>(call, each, "[B]", {query[0]});
   check_new_rows(call, sizes);
 }
 

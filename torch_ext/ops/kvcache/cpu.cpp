@@ -70,12 +70,7 @@ Tensors kvcache_cpu(const Call& call) {
 Tensors paged_varlen_cpu(const Call& call) {
   const auto sizes = check_kvcache<int64_t>(call);
   Documents documents = documents_of(call, sizes);
-  c10::SmallVector<int64_t, 16> lengths;
-  for (const Span& document : documents.all) lengths.push_back(document.seqlen_k);
-  const auto pool = call[arg::key].sizes();
-  const BlockTable table(call.title(), call.name_of(arg::key), call[arg::block_table], pool[0],
-                         pool[1], lengths);
-  for (size_t n = 0; n < lengths.size(); ++n) documents.all[n].pages = table[int64_t(n)];
+  const auto pages = set_pages(call, call[arg::key].sizes()[1], documents.all);
   Tensors results = empty_results(call, sizes);
   fill_gaps(documents, sizes.seqlen_q, results);
   if (!documents.all.empty()) attend_to_spans(call, sizes, 2, documents.all, results);

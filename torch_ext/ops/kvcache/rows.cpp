@@ -8,8 +8,6 @@
 namespace qkv::ops {
 namespace {
 
-using Lengths = c10::SmallVector<int64_t, 16>;
-
 void set_lengths(const Call& call, const Sizes<int64_t>& sizes, CacheRows& all) {
   const char* op = call.title();
   const int64_t room = sizes.seqlen_k;
@@ -51,7 +49,7 @@ void set_rows(const Call& call, CacheRows& all) {
     return;
   }
   const Indices index(call[arg::cache_batch_idx]);
-  Lengths used;
+  c10::SmallVector<int64_t, 16> used;
   for (int64_t b = 0; b < B; ++b) {
     const int64_t row = all.spans[b].key_item = index[b];
     TORCH_CHECK(0 <= row && row < rows, call.title(), ": cache_batch_idx[", b, "] is ", row,
@@ -64,15 +62,6 @@ void set_rows(const Call& call, CacheRows& all) {
   TORCH_CHECK(twice == used.end(), call.title(), ": cache_batch_idx has ",
               twice == used.end() ? 0 : *twice,
               " more than once, but with key every batch item must write to a row of its own");
-}
-
-void set_pages(const Call& call, CacheRows& all) {
-  if (!is_paged(call)) return;
-  Lengths lengths;
-  for (const Span& span : all.spans) lengths.push_back(span.seqlen_k);
-  const auto cache = call[arg::key].sizes();
-  all.table.emplace(call.title(), "k_cache", call[arg::block_table], cache[0], cache[2], lengths);
-  for (size_t b = 0; b < all.spans.size(); ++b) all.spans[b].pages = (*all.table)[b];
 }
 
 // Rows of one block.
@@ -108,32 +97,34 @@ void check_slots(const Call& call, const CacheRows& all) {
 
 }  // namespace
 
-BlockTable::BlockTable(const char* op, const char* pool, const at::Tensor& block_table,
-                       int64_t blocks, int64_t block_size, c10::ArrayRef<int64_t> lengths) {
+std::vector<int32_t> set_pages(const Call& call, int64_t block_size, std::vector<Span>& spans) {
+  const char *op = call.title(), *pool = call.name_of(arg::key);
+  const int64_t blocks = call[arg::key].sizes()[0], columns = call[arg::block_table].sizes()[1];
   TORCH_CHECK(blocks <= std::numeric_limits<int32_t>::max(), op, ": ", pool, " has ", blocks,
               " blocks, but at most ", std::numeric_limits<int32_t>::max(), " are expected");
-  const Indices table(block_table);
-  const auto needed = [&](int64_t n) {
-    return lengths[n] / block_size + (lengths[n] % block_size > 0);
+  const auto needed = [&](const Span& span) {
+    return span.seqlen_k / block_size + (span.seqlen_k % block_size > 0);
   };
-  int64_t total = 0;
-  begins_.reserve(lengths.size());
-  for (size_t n = 0; n < lengths.size(); ++n) {
-    TORCH_CHECK(needed(n) <= block_table.sizes()[1], op, ": block_table has ",
-                block_table.sizes()[1], " columns, but sequence ", n, " has ", lengths[n],
-                " keys, which need ", needed(n), " blocks of ", block_size, " rows");
-    begins_.push_back(total);
-    total += needed(n);
+  int64_t total = 1;  // not empty: no sequence gets a null pointer
+  for (size_t n = 0; n < spans.size(); ++n) {
+    TORCH_CHECK(needed(spans[n]) <= columns, op, ": block_table has ", columns,
+                " columns, but sequence ", n, " has ", spans[n].seqlen_k, " keys, which need ",
+                needed(spans[n]), " blocks of ", block_size, " rows");
+    total += needed(spans[n]);
   }
-  blocks_.reserve(total + 1);
-  for (size_t n = 0; n < lengths.size(); ++n)
-    for (int64_t i = 0; i < needed(n); ++i) {
+  const Indices table(call[arg::block_table]);
+  std::vector<int32_t> pages(total);
+  int32_t* next = pages.data();
+  for (size_t n = 0; n < spans.size(); ++n) {
+    spans[n].pages = next;
+    for (int64_t i = 0; i < needed(spans[n]); ++i) {
       const int64_t block = table.at(n, i);
       TORCH_CHECK(0 <= block && block < blocks, op, ": block_table[", n, ", ", i, "] is ", block,
                   ", but ", pool, " has ", blocks, " blocks; expected 0 to ", blocks - 1);
-      blocks_.push_back(int32_t(block));
+      *next++ = int32_t(block);
     }
-  blocks_.push_back(0);
+  }
+  return pages;
 }
 
 CacheRows cache_rows(const Call& call, const Sizes<int64_t>& sizes) {
@@ -145,7 +136,7 @@ CacheRows cache_rows(const Call& call, const Sizes<int64_t>& sizes) {
   set_rows(call, all);
   for (size_t b = 0; b < all.spans.size(); ++b)
     check_masks_cover(call, int64_t(b), sizes.seqlen_q, all.spans[b].seqlen_k);
-  set_pages(call, all);
+  if (is_paged(call)) all.pages = set_pages(call, call[arg::key].sizes()[2], all.spans);
   if (all.new_rows > 0) check_slots(call, all);
   return all;
 }

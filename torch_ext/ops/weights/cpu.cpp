@@ -14,23 +14,12 @@
 namespace qkv {
 namespace {
 
-// sum_i weight_ij is the gradient of a value with one column, under a grad_output of ones. There
-// is one such value for each query head.
-Sizes<int64_t> with_column_of_values(Sizes<int64_t> sizes) {
+// [..., H, S]: sum_i weight_ij is the gradient of a value with one column, under a grad_output of
+// ones. There is one such value for each query head.
+at::Tensor sum_over_queries(const Call& call, Sizes<int64_t> sizes, const at::Tensor& lse,
+                            ScoreWay way) {
   sizes.value_heads = sizes.heads;
   sizes.head_dim_v = 1;
-  return sizes;
-}
-
-// What the weights are added to, in the compute type.
-at::Tensor zero_weights(const Call& call, c10::IntArrayRef shape) {
-  return zeros(shape, c10::contiguous_strides(shape), compute_type(call[arg::query].scalar_type()));
-}
-
-// [..., H, S]
-at::Tensor sum_over_queries(const Call& call, const Sizes<int64_t>& forward_sizes,
-                            const at::Tensor& lse, ScoreWay way) {
-  const auto sizes = with_column_of_values(forward_sizes);
   const at::TensorOptions options = call[arg::query].options();
   at::Tensor sums = at::zeros(sizes.weights(Reduce::queries), options);
   const at::Tensor columns = sums.unsqueeze(-1);
@@ -72,7 +61,9 @@ Tensors ops::weights_forward_cpu(const Call& call) {
     kernel.bind(result.output, output, Shape::output);
   }
   if (reduce != Reduce::queries) {
-    by_head = weights = zero_weights(call, sizes.weights(reduce));
+    const auto shape = sizes.weights(reduce);
+    by_head = weights =
+        zeros(shape, c10::contiguous_strides(shape), compute_type(call[arg::query].scalar_type()));
     if (reduce == Reduce::heads) {
       by_head = weights.unsqueeze(-3);  // one head for all: added up
       result.weights_factor = 1.0 / double(std::max<int64_t>(1, sizes.heads));

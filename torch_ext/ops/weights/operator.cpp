@@ -8,8 +8,7 @@ namespace ops {
 namespace {
 
 const OperatorKernels kForward = {.cpu = &weights_forward_cpu,
-                                  .composition = &attention_composition,
-                                  .composes = &composes_attention};
+                                  .composition = &attention_composition};
 const OperatorKernels kBackward = {.cpu = &weights_backward_cpu};
 const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
 const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";

@@ -7,8 +7,6 @@ from torch import nn
 from qkv._conversion.layers import convert_layer
 from qkv._conversion.transformers import convert_transformers
 
-Undo = Callable[[], object]
-
 
 class Conversion:
     """What `convert` returns; printed, it is a table.
@@ -21,7 +19,7 @@ class Conversion:
     def __init__(self) -> None:
         self.changed: dict[str, str] = {}
         self.left: dict[str, str] = {}
-        self._undo: list[Undo] = []
+        self._undo: list[Callable[[], object]] = []
 
     def undo(self) -> None:
         """Makes the model what it was, with the parameters that it has now. A second time this

@@ -31,9 +31,8 @@ def convert_layer(module: nn.Module) -> Found | None:
         return Found("converted already")
     _restore(module)  # a copy of a converted layer: from here on it is one that can be undone
     found = _convert(module)
-    if found is None or found.undo is None:
-        return found
-    _converted.add(module)
+    if found is not None and found.undo is not None:
+        _converted.add(module)
     return found
 
 

@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 import torch.nn.functional as F
-from torch import _C, Tensor, nn
+from torch import _C, nn
 from torch.overrides import TorchFunctionMode
 
 from qkv._functional import attention, has_kernels
@@ -86,15 +86,7 @@ class _Route(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _is_ours(
-    query: Tensor,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: Any = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> bool:
+def _is_ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> bool:
     """Whether qkv computes this scaled_dot_product_attention. Mask and is_causal together stay
     torch's, which refuses them in some of its ways and applies both in others."""
     return has_kernels(query) and not (is_causal and attn_mask is not None)

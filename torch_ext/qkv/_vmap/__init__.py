@@ -36,7 +36,7 @@ _library = torch.library.Library("qkv", "IMPL")
 
 
 def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
-    rule = dense.rule if samples.get("cu_seq_q") is None else packed.rule
+    rule = dense.rule if "cu_seq_q" not in samples.values else packed.rule
     return rule(op, samples, options)
 
 

@@ -1,11 +1,11 @@
-"""attention_with_kvcache: the batch items of all samples, one sample after the other."""
+"""attention_with_kvcache: the batch items of all samples, one sample after the other; and what is
+read through an index, the rows or pages of a cache or the pages of packed documents."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv._vmap.pools import Pool
 from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD
 
@@ -13,16 +13,58 @@ _CACHES = ("k_cache", "v_cache")
 _ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad")
 
 
+class Pool:
+    """The pools `[P, ...]` of all samples: one after the other, or one for all if not batched.
+
+    tensors: of key and value, by name. index: which places of them each sample has, [size, ...].
+    """
+
+    def __init__(self, samples: Samples, names: tuple[str, str], index: Tensor | None):
+        self._samples, self._names = samples, names
+        self.is_batched = any(map(samples.is_batched, names))
+        self.tensors: dict[str, Tensor] = {}
+        self._copied: list[str] = []
+        for name in names:
+            pool = self._one_after_the_other(name) if self.is_batched else samples.values[name]
+            self.tensors[name] = pool
+        self.index = index
+        if index is not None and self.is_batched:
+            self.index = self._in_all_pools(index)
+
+    def _one_after_the_other(self, name: str) -> Tensor:
+        pools = self._samples.each(name)
+        shape = pools.size(0) * pools.size(1), *pools.shape[2:]
+        try:
+            return pools.view(shape)
+        except RuntimeError:  # its strides do not allow it
+            self._copied.append(name)
+            return pools.reshape(shape)
+
+    def _in_all_pools(self, index: Tensor) -> Tensor:
+        """What is in no place of the sample's own pool becomes -1, for the operator to refuse."""
+        size, places = self._samples.size, self.tensors[self._names[0]].size(0)
+        places = places // max(size, 1)
+        first = torch.arange(size, device=index.device) * places
+        first = first.view(-1, *[1] * (index.dim() - 1))
+        return torch.where((index >= 0) & (index < places), index + first, -1)
+
+    def write_back(self) -> None:
+        """What the operator has written into copies."""
+        for name in self._copied:
+            pools = self._samples.each(name)
+            pools.copy_(self.tensors[name].view(pools.shape))
+
+
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
     refuse_int8(samples, "attention_with_kvcache")
-    appends = samples.get("key") is not None
-    if appends:
+    given = samples.values.keys()
+    if "key" in given:
         _refuse_shared_caches(samples)
-    place = "cache_batch_idx" if samples.get("block_table") is None else "block_table"
-    pool = Pool(samples, _CACHES, samples.each(place))
-    tensors = {name: samples.rows(name) for name in _ROWS}
+    place = "block_table" if "block_table" in given else "cache_batch_idx"
+    pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
+    tensors = {name: samples.rows(name) for name in _ROWS if name in given}
     index = pool.index
-    query = samples.needed("query")
+    query = samples.each("query")
     items = query.size(1)
     if index is None and not pool.is_batched:
         # Row b of the one cache of all.
@@ -30,9 +72,12 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     if index is not None:
         tensors[place] = index.flatten(0, 1)
     for name, dims_after in ({"bias": 3, "spans": 3} | dict.fromkeys(BY_HEAD, 1)).items():
-        tensors[name] = _option(samples, name, items, dims_after)
-    results = op(**pool.tensors, **tensors, **options)
-    if appends:
+        if name in given and samples.is_one_for_all(name, dims_after):
+            tensors[name] = samples.values[name]
+        elif name in given:
+            tensors[name] = samples.of_items(name, items, dims_after).flatten(0, 1)
+    results = op(**options | pool.tensors | tensors)
+    if "key" in given:
         pool.write_back()
     return tuple(x.unflatten(0, (samples.size, items)) for x in results), (0, 0)
 
@@ -45,10 +90,3 @@ def _refuse_shared_caches(samples: Samples) -> None:
                 f"but {name} is the same tensor for all of them; expected a cache for each, "
                 "batched by in_dims"
             )
-
-
-def _option(samples: Samples, name: str, items: int, dims_after: int) -> Tensor | None:
-    """[size * items, ...] of what broadcasts to [items, ...], with so many dimensions after it."""
-    if samples.get(name) is None or samples.is_one_for_all(name, dims_after):
-        return samples.get(name)
-    return samples.of_items(name, items, dims_after).flatten(0, 1)

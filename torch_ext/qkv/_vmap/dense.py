@@ -14,16 +14,18 @@ FEWER_DIMS |= {f"{name}_tangent": FEWER_DIMS[name] for name in ("logsumexp", *BY
 
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
-    ranks = {name: samples.rank(name) for name, x in samples.values.items() if x is not None}
+    ranks = {name: samples.each(name).dim() - 1 for name in samples.values}
     user_rank = max(ranks.get(name, 0) for name in ("query", "key", "value"))
     rank = max(user_rank, 3)  # with a dimension of heads, so that the new one is not taken for it
     reduced = options.get("reduce")
     fewer = FEWER_DIMS | {"grad_weights": 0 if reduced is None else 1}
-    tensors = {name: samples.padded(name, rank - fewer.get(name, 0)) for name in samples.values}
+    tensors: dict[str, Tensor | None] = {
+        name: samples.padded(name, rank - fewer.get(name, 0)) for name in samples.values
+    }
     if "dropout_seed" in samples.values:
         seed = seeds.of(samples, options)
         tensors["dropout_seed"] = None if seed is None else seed.flatten()
-    results = op(**tensors, **options)
+    results = op(**options | tensors)
     results = tuple(
         _unpadded(x, _rank_of_result(r.name, ranks, user_rank, reduced))
         for x, r in zip(results, op._schema.returns, strict=True)

@@ -4,7 +4,8 @@ gradcheck use.
 
 A kernel for either takes the samples of one level of vmap out of the arguments, applies a rule to
 them, rule(op, samples, options), which returns results and their batch dimensions, and puts these
-into that level again. Outer levels are the business of the calls that the rule makes.
+into that level again. Outer levels are the business of the calls that the rule makes. The options
+of a rule are all arguments that are not tensors, those among them that could be and are None.
 """
 
 from collections.abc import Callable
@@ -21,33 +22,25 @@ _core: Any = torch  # its stubs leave out what is private
 Rule = Callable[[Any, Samples, dict[str, Any]], tuple[Any, Any]]
 
 
-def binder(op: Any) -> Callable[..., tuple[dict[str, Tensor | None], dict[str, Any]]]:
-    """A function that takes the operator's arguments apart: (tensors, options), by name."""
-    arguments = [argument.name for argument in op._schema.arguments]
-    tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
-
-    def bind(*args: Any, **kwargs: Any):
-        call = dict(zip(arguments, args, strict=False)) | kwargs
-        return (
-            {name: x for name, x in call.items() if name in tensors},
-            {name: x for name, x in call.items() if name not in tensors},
-        )
-
-    return bind
+def taken_apart(op: Any, args: Any, kwargs: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The arguments of a call of the operator by name: its tensors, and all others."""
+    names = (argument.name for argument in op._schema.arguments)
+    call = dict(zip(names, args, strict=False)) | kwargs
+    tensors = {name: x for name, x in call.items() if isinstance(x, Tensor)}
+    return tensors, {name: x for name, x in call.items() if name not in tensors}
 
 
 def func_kernel(op: Any, rule: Rule) -> Callable:
     """For torch.func.vmap. As torch.library.register_vmap makes it, but for tensors that are
     keywords, too."""
-    bind = binder(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        tensors, options = bind(*args, **kwargs)
+        tensors, options = taken_apart(op, args, kwargs)
 
-        def apply(*operands: Tensor | None) -> Any:
+        def apply(*operands: Tensor) -> Any:
             return op(**dict(zip(tensors, operands, strict=True)), **options)
 
-        def apply_to_all(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor | None):
+        def apply_to_all(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor):
             values = dict(zip(tensors, operands, strict=True))
             dims = dict(zip(tensors, in_dims, strict=True))
             return rule(op, Samples(values, dims, info.batch_size, info.randomness), options)
@@ -58,10 +51,8 @@ def func_kernel(op: Any, rule: Rule) -> Callable:
     return kernel
 
 
-def _at_level(tensor: Tensor | None, level: int) -> Tensor | None:
+def _at_level(tensor: Tensor, level: int) -> Tensor | None:
     """[size, ...] of a tensor that is batched at this level of the core's vmap; None of others."""
-    if tensor is None:
-        return None
     # What is not batched at this level is expanded to any size that is asked for.
     one, two = (_core._remove_batch_dim(tensor, level, size, 0) for size in (1, 2))
     return one if one.size(0) == two.size(0) else None
@@ -69,10 +60,9 @@ def _at_level(tensor: Tensor | None, level: int) -> Tensor | None:
 
 def core_kernel(op: Any, rule: Rule) -> Callable:
     """For the vmap of torch's core, which knows no randomness: all samples drop the same."""
-    bind = binder(op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        tensors, options = bind(*args, **kwargs)
+        tensors, options = taken_apart(op, args, kwargs)
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()
         batched: dict[str, Tensor] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from qkv._vmap import seeds
-from qkv._vmap.pools import Pool
+from qkv._vmap.cache import Pool
 from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD, MASKS
 
@@ -33,7 +33,7 @@ class _Documents:
 
     def __init__(self, samples: Samples, options: dict[str, Any]):
         self.samples = samples
-        ends = samples.needed("cu_seq_q")
+        ends = samples.each("cu_seq_q")
         self.count = ends.size(1) - 1
         self.gaps, self.seeds = 2, seeds.of(samples, options)
         if self.seeds is not None and (parts := self.seeds.size(1)) > 1:
@@ -43,7 +43,7 @@ class _Documents:
 
     def boundaries(self, name: str, rows: int) -> Tensor:
         """cu_seq_q or cu_seq_k, of samples that have so many rows."""
-        ends = self.samples.needed(name)
+        ends = self.samples.each(name)
         begins = torch.arange(self.samples.size, device=ends.device)[:, None] * rows
         ends = torch.cat([ends.long() + begins, (begins + rows).expand(-1, self.gaps - 1)], 1)
         return torch.cat([ends.flatten(), ends.new_full((1,), self.samples.size * rows)])
@@ -57,7 +57,7 @@ class _Documents:
         """[size, ...], of a sample's own shape: of a gradient of [size * (count + gaps), ...]."""
         gradient = gradient.unflatten(0, (self.samples.size, self.count + self.gaps))
         gradient = gradient[:, : self.count]
-        own = self.samples.needed(name)
+        own = self.samples.each(name)
         if own.dim() < gradient.dim() or own.size(1) == 1 != self.count:
             gradient = gradient.sum(1, keepdim=True)
         return gradient.reshape(own.shape)
@@ -69,11 +69,11 @@ def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor
     samples, tensors = documents.samples, {}
     for option in (*MASKS, *BY_HEAD):
         dims_after = 3 if option in MASKS else 1
-        given = [n for n in (option, f"{option}_tangent") if samples.get(n) is not None]
+        given = [n for n in (option, f"{option}_tangent") if n in samples.values]
         is_one = all(samples.is_one_for_all(n, dims_after) for n in given)
         for name in given:
             if option in MASKS and option not in wanted and is_one:
-                tensors[name] = samples.get(name)
+                tensors[name] = samples.values[name]
                 continue
             of_documents = samples.of_items(name, documents.count, dims_after)
             # A sink of -inf is none, so that the lse of a gap is that of rows without a document.
@@ -84,30 +84,23 @@ def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
     documents = _Documents(samples, options)
-    cu_seq_k = "cu_seq_q" if samples.get("cu_seq_k") is None else "cu_seq_k"
-    wanted = tuple(
-        result.name.removeprefix("grad_")
-        for result, is_wanted in zip(
-            op._schema.returns, options.get("output_mask", ()), strict=False
-        )
-        if is_wanted
-    )
-    tensors = dict.fromkeys(samples.values)
+    cu_seq_k = "cu_seq_k" if "cu_seq_k" in samples.values else "cu_seq_q"
+    results = zip(op._schema.returns, options.get("output_mask", ()), strict=False)
+    wanted = tuple(r.name.removeprefix("grad_") for r, is_wanted in results if is_wanted)
+    tensors: dict[str, Tensor | None] = {}
     for name in samples.values:
         if laid_out_like(name) in _ROWS:
             tensors[name] = samples.rows(name)
         elif laid_out_like(name) in _ROWS_IN_SECOND:
-            x = samples.each(name)
-            tensors[name] = None if x is None else x.transpose(0, 1).flatten(1, 2)
+            tensors[name] = samples.each(name).transpose(0, 1).flatten(1, 2)
     tensors |= _options(documents, wanted)
     tensors["dropout_seed"] = None if documents.seeds is None else documents.seeds.flatten()
-    tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.needed("query").size(1))
-    tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.needed("key").size(1))
-    used = samples.each("seqused_k")
-    if used is None:
-        used = samples.needed(cu_seq_k).diff(dim=1)
+    tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
+    tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.each("key").size(1))
+    lengths = "seqused_k" in samples.values
+    used = samples.each("seqused_k") if lengths else samples.each(cu_seq_k).diff(dim=1)
     tensors["seqused_k"] = documents.padded(used, 0)
-    results = op(**tensors, **options)
+    results = op(**options | tensors)
     return _results(op, documents, results)
 
 
@@ -122,7 +115,7 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
         elif name in (*MASKS, *BY_HEAD):
             found.append(documents.of_sample(x, name))
         else:
-            rows = samples.needed(name if name in ("key", "value") else "query").size(1)
+            rows = samples.each(name if name in ("key", "value") else "query").size(1)
             found.append(x.unflatten(dims[-1], (samples.size, rows)))
     return tuple(found), tuple(dims)
 
@@ -132,12 +125,12 @@ def paged_rule(op: Any, samples: Samples, options: dict[str, Any]):
     refuse_int8(samples, "varlen_attention")
     documents = _Documents(samples, options)
     pool = Pool(samples, ("key", "value"), samples.each("block_table"))
-    used = samples.needed("seqused_k")
     assert pool.index is not None
-    results = op(
-        samples.rows("query"), **pool.tensors,
-        cu_seq_q=documents.boundaries("cu_seq_q", samples.needed("query").size(1)), cu_seq_k=None,
-        seqused_k=documents.padded(used, 0), block_table=documents.padded(pool.index, 1),
-        **_options(documents, ()), **options,
-    )  # fmt: skip
+    tensors: dict[str, Tensor | None] = {**pool.tensors, **_options(documents, ())}
+    tensors["query"] = samples.rows("query")
+    tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
+    tensors["cu_seq_k"] = None
+    tensors["seqused_k"] = documents.padded(samples.each("seqused_k"), 0)
+    tensors["block_table"] = documents.padded(pool.index, 1)
+    results = op(**options | tensors)
     return _results(op, documents, results)

@@ -6,65 +6,49 @@ from torch import Tensor
 
 
 class Samples(NamedTuple):
-    """values: the tensors of a call by name, of all samples; None where there is none. dims: along
-    which dimension of each the samples lie, None: it is the same for all of them. size: how many
-    samples there are. randomness: vmap's argument, "error", "same" or "different"."""
+    """values: the tensors that a call has, by name, of all samples. dims: along which dimension of
+    each the samples lie, None: it is the same for all of them. size: how many samples there are.
+    randomness: vmap's argument, "error", "same" or "different"."""
 
-    values: dict[str, Tensor | None]
+    values: dict[str, Tensor]
     dims: dict[str, int | None]
     size: int
     randomness: str
 
-    def get(self, name: str) -> Tensor | None:
-        return self.values.get(name)
-
     def is_batched(self, name: str) -> bool:
         return self.dims.get(name) is not None
 
-    def rank(self, name: str) -> int:
-        """How many dimensions of a tensor that is there the function under vmap sees."""
-        return self.needed(name).dim() - 1
-
-    def each(self, name: str) -> Tensor | None:
+    def each(self, name: str) -> Tensor:
         """[size, ...], without a copy."""
-        return None if self.values.get(name) is None else self.needed(name)
-
-    def needed(self, name: str) -> Tensor:
-        """`each`, of a tensor that is there."""
         tensor, dim = self.values[name], self.dims[name]
-        assert tensor is not None
         tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
         return tensor.expand(self.size, *tensor.shape[1:])
 
-    def padded(self, name: str, rank: int) -> Tensor | None:
+    def padded(self, name: str, rank: int) -> Tensor:
         """[size, 1..., dimensions of a sample], with `rank` dimensions after the first; no copy."""
         tensor = self.each(name)
-        while tensor is not None and tensor.dim() <= rank:
+        while tensor.dim() <= rank:
             tensor = tensor.unsqueeze(1)
         return tensor
 
-    def rows(self, name: str) -> Tensor | None:
+    def rows(self, name: str) -> Tensor:
         """[size * n, ...], of samples [n, ...]; no copy if they lie one after the other."""
-        tensor = self.each(name)
-        return None if tensor is None else tensor.flatten(0, 1)
+        return self.each(name).flatten(0, 1)
 
     def of_items(self, name: str, items: int, dims_after: int) -> Tensor:
         """[size, items, ...] of an option that broadcasts to [items, ...], with so many dimensions
         after it: to the documents or batch items of a sample."""
-        tensor = self.padded(name, dims_after + 1)
-        assert tensor is not None
-        return tensor.expand(-1, items, *(-1,) * dims_after)
+        return self.padded(name, dims_after + 1).expand(-1, items, *(-1,) * dims_after)
 
     def is_one_for_all(self, name: str, dims_after: int) -> bool:
         """Whether such an option is the same for all samples and all items."""
         tensor = self.values[name]
-        assert tensor is not None
         is_one = tensor.dim() <= dims_after or tensor.size(0) == 1
         return is_one and not self.is_batched(name)
 
 
 def refuse_int8(samples: Samples, operator: str) -> None:
-    if samples.get("k_scale") is not None or samples.get("v_scale") is not None:
+    if {"k_scale", "v_scale"} & samples.values.keys():
         raise NotImplementedError(
             f"vmap: {operator} has k_scale or v_scale, but int8 keys and values are not "
             "implemented under vmap; call it once for each sample, or with the samples as its batch"

@@ -28,9 +28,9 @@ def _refuse_randomness() -> None:
 def of(samples: Samples, options: dict[str, Any]) -> Tensor | None:
     """[size, n], the seeds of each sample; or [1, 1]: one for all, with the samples numbered on;
     None without dropout."""
-    seed = samples.each("dropout_seed")
-    if seed is None or options["dropout_p"] == 0:
+    if "dropout_seed" not in samples.values or options["dropout_p"] == 0:
         return None
+    seed = samples.each("dropout_seed")
     if samples.is_batched("dropout_seed"):
         return seed
     is_forward = "logsumexp" not in samples.values
@@ -48,5 +48,4 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     """One seed for all samples: see `of` for what becomes of it."""
     if samples.randomness == "error":
         _refuse_randomness()
-    query = samples.values["query"]
-    return op(query), None
+    return op(samples.values["query"]), None

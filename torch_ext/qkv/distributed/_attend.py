@@ -1,23 +1,24 @@
-"""Which ranks compute what of a call, and the call itself."""
+"""Which ranks compute what of a call, and the call itself, with all-to-all over heads after Jacobs
+et al., "DeepSpeed Ulysses", 2023: from some rows of all heads to all rows of some, and back."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.distributed._block import OPTION_TENSORS, Options
-from qkv.distributed._call import Call
-from qkv.distributed._check import why_not_by_heads
-from qkv.distributed._heads import attend_by_heads
-from qkv.distributed._passes import Ring
+from qkv.distributed._block import OPTION_TENSORS, Options, heads_of
+from qkv.distributed._call import Call, why_not_by_heads
+from qkv.distributed._passes import Ring, RingAttention
 from qkv.distributed._plan import Plan
-from qkv.distributed._ranks import ALONE, Team
-from qkv.distributed._ring import RingAttention
+from qkv.distributed._ranks import ALONE, Ranks, Team
+from qkv.distributed._shards import natural, zigzag
+from qkv.distributed._transport import all_to_all, linear
 from qkv.options import BY_HEAD, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
-_NAMES = (*MASKS, *BY_HEAD)
+_DOING = "ring_attention: all-to-all over heads, {}"
 
 
 def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
@@ -40,57 +41,52 @@ def attend(
     call: Call, lead: tuple[int, ...], seed: Tensor | None, team: Team
 ) -> tuple[Tensor, Tensor]:
     """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
+    inputs, tensors, ranks = (call.query, call.key, call.value), call.tensors, team.heads
+    if ranks.size > 1:
+        inputs = tuple(_own_heads(x, ranks) for x in inputs)
+        tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
+    of_options = dict.fromkeys((*MASKS, *BY_HEAD)) | tensors
     heads = lead[-1] if lead else 1
-    own = heads // team.heads.size
-    first_head = team.heads.rank * own
-    seqlen = call.query.size(-2) * team.size if call.seqlen is None else call.seqlen
+    own = heads // ranks.size
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
-    alone = team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks)
-
-    def attend_heads(query: Tensor, key: Tensor, value: Tensor, tensors: dict[str, Tensor]):
-        of_options = {name: tensors.get(name) for name in _NAMES}
-        if alone:
-            is_part = team.heads.size > 1
-            shard = [0, 0, 0, 0, first_head, heads, 0] if is_part else None
-            return _attend_whole((query, key, value), of_options, call, seed, seqlen, shard)
+    if team.ring.size == 1 and not (call.cu_seqlens is not None and call.masks):
+        shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
+        output, lse = _attend_whole(inputs, of_options, call, dropout_seed=seed, shard=shard)
+    else:
         documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
-        scalars = {name: x for name, x in call.scalars.items() if name != "is_causal"}
-        options = Options({}, scalars, own, heads, first_head, documents, seed)
-        plan = _plan(call, team.ring.size, query.size(-2) // 2, seqlen)
+        options = Options({}, call.scalars, own, heads, ranks.rank * own, documents, seed)
+        plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
         ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), options)
-        output, lse = RingAttention.apply(query, key, value, *of_options.values(), ring)
-        return output.to(query.dtype), lse
+        output, lse = RingAttention.apply(*inputs, *of_options.values(), ring)
+        output = output.to(call.query.dtype)
+    if ranks.size > 1:
+        found = (output, lse.unsqueeze(-1))
+        output, lse = (linear(_to_rows, _to_heads, x, ranks=ranks) for x in found)
+        lse = lse.squeeze(-1)
+    return output, lse
 
-    return attend_by_heads(call.query, call.key, call.value, call.tensors, team.heads, attend_heads)
 
-
-def _plan(call: Call, size: int, chunk: int, seqlen: int) -> Plan:
-    left, right = call.scalars["window_size"] or (-1, -1)
-    is_windowed = left >= 0 or right >= 0
-    is_placed = is_windowed or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
+def _plan(call: Call, size: int, chunk: int) -> Plan:
+    window = call.scalars["window_size"] or (-1, -1)
+    is_placed = max(window) >= 0 or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
     return Plan(
         size=size,
         chunk=chunk,
-        seqlen=seqlen,
+        seqlen=call.seqlen,
         is_causal=call.scalars["is_causal"],
-        window=(left, right),
-        positions=is_placed or bool(call.tensors.keys() & OPTION_TENSORS.keys()),
+        window=window,
+        positions=is_placed or not call.tensors.keys().isdisjoint(OPTION_TENSORS),
         ends=None if call.cu_seqlens is None else tuple(call.cu_seqlens.tolist()),
         may_pack=not call.masks,
     )
 
 
 def _attend_whole(
-    inputs: tuple[Tensor, ...],
-    tensors: dict[str, Tensor | None],
-    call: Call,
-    seed: Tensor | None,
-    seqlen: int,
-    shard: list[int] | None,
+    inputs: tuple[Tensor, ...], tensors: dict[str, Tensor | None], call: Call, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """By one call, where all rows are here in their own order. What pads them is left out, and back
     again in the results."""
-    rows = inputs[0].size(-2)
+    rows, seqlen = inputs[0].size(-2), call.seqlen
     inputs = tuple(x.narrow(-2, 0, seqlen) for x in inputs)
     for name in MASKS:
         mask = tensors[name]
@@ -100,10 +96,36 @@ def _attend_whole(
     if ends is not None:
         inputs = tuple(x.transpose(0, 1) for x in inputs)
     output, lse = _forward(
-        *inputs, **tensors, dropout_seed=seed, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None,
-        shard=shard, **call.scalars,
-    )  # fmt: skip
+        *inputs, **tensors, cu_seq_q=ends, cu_seq_k=ends, seqused_k=None, **more, **call.scalars
+    )
     if ends is not None:
         output = output.transpose(0, 1)
     padding = rows - seqlen
     return F.pad(output, (0, 0, 0, padding)), F.pad(lse, (0, padding), value=-math.inf)
+
+
+def _to_heads(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """`[..., n * H, L, D]`, in the order of shards, to `[..., H, n * L, D]`, in the order of the
+    sequence. Each number goes to one place, so that the way back is the gradient too."""
+    parts = tensor.chunk(ranks.size, -3)
+    return natural(all_to_all(parts, ranks, _DOING.format("rows to heads")), -2)
+
+
+def _to_rows(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The way back of _to_heads."""
+    parts = zigzag(tensor, -2, ranks.size)
+    return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
+
+
+def _own_heads(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's heads of all rows. Where there are fewer heads than ranks, some have the same."""
+    if tensor.size(-3) < ranks.size:
+        tensor = tensor.repeat_interleave(ranks.size // tensor.size(-3), -3)
+    return linear(_to_heads, _to_rows, tensor, ranks=ranks)
+
+
+def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+    """What acts on the scores of this rank's heads. Rows of masks come from all ranks."""
+    if name in MASKS and tensor.dim() > 1 and tensor.size(-2) > 1:
+        return _own_heads(tensor if tensor.dim() > 2 else tensor[None], ranks)
+    return heads_of(name, tensor, ranks.rank, ranks.size)

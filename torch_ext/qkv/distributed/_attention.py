@@ -7,8 +7,7 @@ from torch import Tensor
 
 from qkv.distributed._agree import Facts, agree, told
 from qkv.distributed._attend import attend, resolved
-from qkv.distributed._call import Call, prepare
-from qkv.distributed._check import check
+from qkv.distributed._call import Call, check, prepare
 from qkv.distributed._ranks import Group, Team, team_of
 from qkv.options import ScoreOptions, Unpack, keywords_of
 from qkv.spans import Spans
@@ -122,9 +121,10 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks)
+    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, None, sinks)
     team = team_of("ring_attention", group)
     options |= {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+    options["spans"] = spans
     call = Call.of(query, key, value, seqlen, cu_seqlens, method, **options)
     lead, seed = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))
@@ -145,7 +145,7 @@ def _agreed(
         lead = check(call, team)
         if call.scalars["dropout_p"] > 0:
             given = _dropout_seed(call.query) if dropout_seed is None else dropout_seed
-            number = _signed(int(given))
+            number = (int(given) + 2**63) % 2**64 - 2**63  # the same 64 bits, signed
             facts["dropout_seed"] = None if dropout_seed is None else number
         facts |= {n: told(getattr(call, n)) for n in ("query", "key", "value")}
         facts |= {n: told(x) for n, x in call.tensors.items()}
@@ -155,8 +155,3 @@ def _agreed(
         facts["error"] = str(error)
     number = agree(facts, team, number)
     return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None
-
-
-def _signed(number: int) -> int:
-    """The same 64 bits as an int64."""
-    return (number + 2**63) % 2**64 - 2**63

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from qkv.distributed._plan import Block, Range
+from qkv.distributed._transport import wide
 from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
 _backward = torch.ops.qkv.attention_backward.default
-# The tensors that act on scores, in the operators' order, and which dimension is their heads.
-# Sinks, which come last, act on what a row sums over all keys, and on no block.
-OPTION_TENSORS = dict.fromkeys(MASKS, -3) | {name: -1 for name in BY_HEAD if name != "sinks"}
-# The tensors with a row for each query, `[..., H, L, D]` or `[..., H, L]`, and which dimension is
-# their heads. Output and lse are those after all keys that a query sees anywhere.
-_OF_QUERIES = {"query": -3, "output": -3, "grad_output": -3, "grad_query": -3}
-_OF_QUERIES |= {"lse": -2, "grad_lse": -2}
+# The tensors that act on scores, in the operators' order. Sinks, which come last, act on what a row
+# sums over all keys, and on no block.
+OPTION_TENSORS = (*MASKS, *(name for name in BY_HEAD if name != "sinks"))
+# Which dimension of a tensor is its heads, where it is not `[..., H, L, D]`.
+_HEADS = dict.fromkeys(BY_HEAD, -1) | {"lse": -2, "grad_lse": -2}
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,8 @@ class Options:
     tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
     and columns as in the sequence of length N; spans, with such rows, of keys of that sequence;
     alibi_slopes `[..., own_heads]`, or one row for each packed document, of which there are
-    `documents`. scalars: dropout_p, scale, enable_gqa, window_size and softcap.
+    `documents`. scalars: dropout_p, scale, enable_gqa, window_size and softcap; is_causal is what
+    the block says.
     """
 
     tensors: dict[str, Tensor]
@@ -53,13 +53,13 @@ class Options:
 
 def tensors_of_heads(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
     """Views of one of so many equal parts of the heads, of tensors by these names."""
-    dims = OPTION_TENSORS | _OF_QUERIES
-    return {n: heads_of(x, dims[n], part, parts) for n, x in tensors.items()}
+    return {name: heads_of(name, x, part, parts) for name, x in tensors.items()}
 
 
-def heads_of(tensor: Tensor, dim: int, part: int, parts: int) -> Tensor:
-    """A view of one of so many equal parts of a tensor whose heads are dimension `dim`: the tensor
-    itself where it has one head for all."""
+def heads_of(name: str, tensor: Tensor, part: int, parts: int) -> Tensor:
+    """A view of one of so many equal parts of the heads: the tensor itself where it has one for
+    all."""
+    dim = _HEADS.get(name, -3)
     if tensor.dim() < -dim or tensor.size(dim) == 1:
         return tensor
     heads = tensor.size(dim) // parts
@@ -85,14 +85,9 @@ def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Ten
         tensor = rows_of(tensor, block.rows)
     if name == "spans":
         return (tensor - block.key_begin).clamp_(0, block.columns.size)
-    return (
-        tensor if tensor.size(-1) == 1 else tensor.narrow(-1, block.key_begin, block.columns.size)
-    )
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    """Half precision in float32, as query, key and value are."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    if tensor.size(-1) == 1:
+        return tensor
+    return tensor.narrow(-1, block.key_begin, block.columns.size)
 
 
 def _arguments(block: Block, options: Options) -> dict:
@@ -101,10 +96,9 @@ def _arguments(block: Block, options: Options) -> dict:
     ends = None if block.ends is None else torch.tensor(block.ends)
     offsets = block.query_begin - block.origin, block.key_begin - block.origin
     heads = options.first_head, options.heads
-    parts = {
-        name: _widened(_part(name, tensor, block, options.documents))
-        for name, tensor in options.tensors.items()
-    }
+    parts = {n: _part(n, x, block, options.documents) for n, x in options.tensors.items()}
+    # Half precision in float32, as query, key and value are.
+    parts = {n: x.to(wide(x.dtype)) if x.is_floating_point() else x for n, x in parts.items()}
     return dict.fromkeys(OPTION_TENSORS) | {
         **parts,
         "cu_seq_q": ends,
@@ -112,8 +106,8 @@ def _arguments(block: Block, options: Options) -> dict:
         "seqused_k": None,
         "sinks": None,
         "dropout_seed": options.dropout_seed,
-        "is_causal": block.is_causal,
         **options.scalars,
+        "is_causal": block.is_causal,
         "shard": [*offsets, block.length, block.length, *heads, block.document],
     }
 
@@ -149,10 +143,11 @@ def block_backward(
 
     Args:
         queries: query, output, lse; and grad_output, grad_lse and grad_query where there are such.
-            All but query are of the dtype that is computed in, as keys are.
+            Output and lse are those after all keys that a query sees anywhere. All but query are of
+            the dtype that is computed in, as keys are.
         keys: key and value.
     """
-    own = {n: rows_of(x, block.rows, _OF_QUERIES[n] + 1) for n, x in queries.items()}
+    own = {n: rows_of(x, block.rows, _HEADS.get(n, -3) + 1) for n, x in queries.items()}
     key, value = (_laid_out(block, rows_of(x, block.columns)) for x in keys)
     grad_output, grad_query = own.get("grad_output"), own.get("grad_query")
     if grad_output is not None:

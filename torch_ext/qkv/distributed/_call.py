@@ -1,4 +1,4 @@
-"""The arguments of ring_attention."""
+"""The arguments of ring_attention, and what they have to be before anything is sent."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,23 +6,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.distributed._ranks import Team
+from qkv.distributed._shards import length_of
 from qkv.options import BY_HEAD, MASKS, defaults
+from qkv.spans import tensor_of
 
+_forward = torch.ops.qkv.attention_forward.default
+METHODS = ("ring", "heads", "auto")
 TENSORS = (*MASKS, *BY_HEAD)
 SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in TENSORS}
 
 
 @dataclass
 class Call:
-    """The arguments of ring_attention. query, key and value are `[H, L_local, D]` where there are
-    documents."""
+    """query, key and value are `[H, L_local, D]` where there are documents."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     tensors: dict[str, Tensor]  # of options.MASKS and BY_HEAD, those that are given
     scalars: dict[str, Any]  # dropout_p, is_causal, scale, enable_gqa, window_size and softcap
-    seqlen: int | None
+    seqlen: Any  # as it was given; an int, once `check` has been there
     cu_seqlens: Tensor | None
     method: str
 
@@ -32,7 +36,7 @@ class Call:
 
     @classmethod
     def of(
-        cls, query: Tensor, key: Tensor, value: Tensor, seqlen: int | None,
+        cls, query: Tensor, key: Tensor, value: Tensor, seqlen: Any,
         cu_seqlens: Tensor | None, method: str, **options: Any,
     ) -> "Call":  # fmt: skip
         tensors = {name: x for name in TENSORS if (x := options.pop(name, None)) is not None}
@@ -40,8 +44,10 @@ class Call:
 
 
 def prepare(call: Call) -> None:
-    """Under autocast, tensors of its dtype, as qkv.attention has them; documents without a
-    dimension for a batch."""
+    """The tensor of spans; under autocast, tensors of its dtype, as qkv.attention has them;
+    documents without a dimension for a batch."""
+    if "spans" in call.tensors:
+        call.tensors["spans"] = tensor_of(call.tensors["spans"])
     inputs = {"query": call.query, "key": call.key, "value": call.value}
     tensors = inputs | call.tensors
     if torch.is_autocast_enabled("cpu"):
@@ -55,3 +61,120 @@ def prepare(call: Call) -> None:
                 tensors[name] = tensors[name][0]
     call.query, call.key, call.value = (tensors.pop(name) for name in inputs)
     call.tensors = tensors
+
+
+def check(call: Call, team: Team) -> tuple[int, ...]:
+    """`[..., H]` of the output.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: the first argument that does not fit.
+    """
+    _check_tensors(call)
+    seqlen = call.seqlen = length_of("query", call.query.size(-2), call.seqlen, team)
+    if call.cu_seqlens is not None:
+        _check_documents(call, seqlen)
+    if call.method not in METHODS:
+        raise ValueError(f"method is {call.method!r}, but one of {METHODS} is expected")
+    spans = call.tensors.get("spans")
+    if spans is not None and spans.numel() and not 0 <= spans.min() <= spans.max() <= seqlen:
+        raise ValueError(
+            f"spans has numbers from {spans.min()} to {spans.max()}, but 0 to {seqlen} are "
+            "expected, the length of the sequence"
+        )
+    lead = _leading(call, seqlen)
+    by_heads = team.heads if team.heads.size > 1 else team.ring
+    if call.method == "heads" and team.heads.size > 1 and team.ring.size > 1:
+        raise ValueError(
+            'method is "heads" with a mesh of two dimensions, which cuts heads and rows; "ring" or '
+            '"auto" is expected'
+        )
+    if team.heads.size > 1 or call.method == "heads":
+        if (why := why_not_by_heads(call, lead, by_heads.size)) is not None:
+            raise ValueError(why)
+    return lead
+
+
+def _check_tensors(call: Call) -> None:
+    inputs = {"query": call.query, "key": call.key, "value": call.value}
+    for name, tensor in {**inputs, **call.tensors}.items():
+        if not isinstance(tensor, Tensor) or tensor.is_nested:
+            what = "a nested tensor" if isinstance(tensor, Tensor) else repr(tensor)
+            raise TypeError(f"{name} is {what}, but a dense tensor is expected")
+        if hasattr(tensor, "placements"):  # torch.distributed.tensor takes time to import
+            raise TypeError(
+                f"{name} is a DTensor, but what this rank has of it, .to_local(), is expected"
+            )
+        if tensor.device.type != "cpu":
+            raise RuntimeError(f"{name} is on {tensor.device}, but a tensor on the CPU is expected")
+    for name, tensor in inputs.items():
+        if tensor.dim() < 2:
+            raise ValueError(f"{name} is {[*tensor.shape]}, but [..., H, L_local, D] is expected")
+        if tensor.size(-2) != call.query.size(-2):
+            raise ValueError(
+                f"{name} has {tensor.size(-2)} rows, but {call.query.size(-2)} are expected, as "
+                "many as query has: they are shards of one sequence"
+            )
+
+
+def _check_documents(call: Call, seqlen: int) -> None:
+    ends = call.cu_seqlens
+    if not isinstance(ends, Tensor) or ends.dtype not in (torch.int32, torch.int64):
+        found = ends.dtype if isinstance(ends, Tensor) else repr(ends)
+        raise TypeError(f"cu_seqlens is {found}, but a tensor of int32 or int64 is expected")
+    if ends.dim() != 1 or ends.numel() == 0:
+        raise ValueError(f"cu_seqlens is {[*ends.shape]}, but [N + 1] is expected")
+    numbers = ends.tolist()
+    if numbers[0] < 0 or numbers[-1] > seqlen or (ends.diff() < 0).any():
+        raise ValueError(
+            f"cu_seqlens is {numbers if len(numbers) < 10 else '...'}, but numbers from 0 to the "
+            f"length of the sequence, {seqlen}, that do not fall are expected"
+        )
+    if call.query.dim() != 3:
+        raise ValueError(
+            f"query is {[*call.query.shape]}, but [H, L_local, D] or [1, H, L_local, D] is "
+            "expected with cu_seqlens"
+        )
+
+
+def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
+    """What the operator has to say about these shapes, dtypes and numbers: as if all keys were
+    here."""
+    tensors = {n: torch.empty_like(x, device="meta") for n, x in call.tensors.items()}
+    for name in BY_HEAD:
+        tensor = tensors.get(name)
+        if tensor is not None and call.cu_seqlens is not None and tensor.dim() == 2:
+            documents = call.cu_seqlens.numel() - 1
+            if tensor.size(0) not in (1, documents):
+                raise ValueError(
+                    f"{name} is {[*tensor.shape]}, but [H] or [{documents}, H] is expected, a row "
+                    "for each document of cu_seqlens"
+                )
+            tensors[name] = tensor.new_empty(tensor.size(1))
+    key, value = (
+        x.new_empty(*x.shape[:-2], seqlen, x.size(-1), device="meta")
+        for x in (call.key, call.value)
+    )
+    _, lse = _forward(
+        torch.empty_like(call.query, device="meta"), key, value,
+        **dict.fromkeys(TENSORS) | tensors,
+        dropout_seed=torch.empty(1, dtype=torch.int64, device="meta"),
+        cu_seq_q=None, cu_seq_k=None, seqused_k=None, **call.scalars,
+    )  # fmt: skip
+    return tuple(lse.shape[:-1])
+
+
+def why_not_by_heads(call: Call, lead: tuple[int, ...], size: int) -> str | None:
+    """Why heads cannot be divided among `size` ranks, if they cannot."""
+    heads = lead[-1] if lead else 1
+    if heads % size or not lead or call.query.size(-3) not in (1, heads):
+        return (
+            f"query has {heads} heads, but a multiple of {size} is expected, a part for each rank"
+        )
+    for name, tensor in (("key", call.key), ("value", call.value)):
+        own = tensor.size(-3) if tensor.dim() > 2 else 1
+        if tensor.dim() < 3 or not own or (own % size and size % own):
+            return (
+                f"{name} has {own} heads, but a multiple or a divisor of {size} is expected, the "
+                "number of ranks that divide the heads"
+            )
+    return None

@@ -91,20 +91,19 @@ class Exchange:
 
     def _seen_here(self, visit: Visit) -> list[Range]:
         """The rows of the own keys that another rank sees, at the same visit of its own."""
-        return self._others_steps[visit.step].cut(visit.cut, self._cuts).columns
+        step = self._others_steps[visit.step]
+        return step.cut(visit.cut, self._cuts if visit.step else 1).columns
 
     def _own(self, tensors: Sequence[Tensor], part: int) -> list[Tensor]:
         """Views of one part of the heads."""
-        return [heads_of(x, -3, part, self._parts) for x in tensors]
+        return [heads_of("key", x, part, self._parts) for x in tensors]
 
     def _start(self, visit: Visit) -> tuple[Messages, Messages]:
         """Begins to receive the keys and values of a visit, and to send the own ones to the rank
         that is as many places further on."""
-        own, columns = self._own(self._tensors, visit.part), self.seen(visit).columns
-        if visit.step == 0:
-            return self._exchange([_selected(x, columns) for x in own], [], 0, _KEYS)
-        leaving = [_selected(x, self._seen_here(visit)).contiguous() for x in own]
-        return self._exchange([_room(x, columns) for x in own], leaving, visit.step, _KEYS)
+        own = self._own(self._tensors, visit.part)
+        leaving = [_selected(x, self._seen_here(visit)) for x in own]
+        return self._exchange(own, self.seen(visit).columns, leaving, visit.step, _KEYS)
 
     def send_back(
         self, visit: Visit, shares: Sequence[Tensor | None], home: Sequence[Tensor | None]
@@ -113,21 +112,20 @@ class Exchange:
         to, and to receive what another has computed for `home`, the gradients of the own ones: both
         None where they are not wanted."""
         own = self._own([x for x in home if x is not None], visit.part)
-        leaving = [x.contiguous() for x in shares if x is not None]
-        if visit.step == 0:
-            columns = self.seen(visit).columns
-            return Return(own, columns, *self._exchange(leaving, [], 0, _GRADIENTS))
+        leaving = [x for x in shares if x is not None]
         columns = self._seen_here(visit)
-        coming = [_room(x, columns) for x in own]
-        return Return(own, columns, *self._exchange(coming, leaving, -visit.step, _GRADIENTS))
+        messages = self._exchange(own, columns, leaving, -visit.step, _GRADIENTS)
+        return Return(own, columns, *messages)
 
     def _exchange(
-        self, coming: list[Tensor], leaving: list[Tensor], step: int, message: tuple[int, str]
-    ) -> tuple[Messages, Messages]:
-        """Messages that come from the rank so many places before this one, and that leave for the
-        one as many places further on."""
+        self, like: list[Tensor], columns: list[Range], leaving: list[Tensor], step: int,
+        message: tuple[int, str],
+    ) -> tuple[Messages, Messages]:  # fmt: skip
+        """Messages that come from the rank so many places before this one, with as many rows as
+        `columns` of tensors `like` these, and that leave for the one as many places further on."""
         if step == 0:
-            return Messages(coming), Messages(leaving)
+            return Messages(leaving), Messages([])
+        coming, leaving = [_room(x, columns) for x in like], [x.contiguous() for x in leaving]
         (tag, what), ranks = message, self._ranks
         doing = f"ring_attention: {self._phase}, step {abs(step) + 1} of {ranks.size}:"
         return (

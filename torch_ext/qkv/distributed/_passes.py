@@ -1,4 +1,5 @@
-"""What a rank computes while keys and values come from the others, and while gradients go back."""
+"""Attention over a sequence that is cut over a ring of ranks, and its gradients: what a rank
+computes while keys and values come from the others, and while gradients go back."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from qkv.distributed._block import (
+    OPTION_TENSORS,
     Options,
     block_backward,
     block_forward,
@@ -17,7 +20,7 @@ from qkv.distributed._block import (
 from qkv.distributed._exchange import Exchange
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Ranks
-from qkv.distributed._sinks import starting_lse
+from qkv.distributed._sinks import sinks_gradient, starting_lse
 from qkv.distributed._transport import wide
 
 # Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
@@ -51,34 +54,6 @@ class Ring:
         and of value's, and into how many of the rows."""
         heads = math.gcd(*(x.size(-3) if x.dim() > 2 else 1 for x in (key, value)))
         return parts_of(heads, (key.numel() + value.numel()) * key.element_size())
-
-
-def forward_pass(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tensors: dict[str, Tensor],
-    sinks: Tensor | None,
-    ring: Ring,
-) -> tuple[Tensor, Tensor]:
-    """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, in float32 or float64."""
-    dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
-    parts, cuts = ring.parts(key, value)
-    shape = (*ring.lead, query.size(-2))
-    output = torch.zeros(*shape, value.size(-1), dtype=dtype)
-    # In float64 until it is whole, so that it is not rounded at every step.
-    lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
-    rows = {"query": query, "output": output, "lse": lse}
-    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
-    for visit, arrived in exchange.arrivals():
-        own_options = options.of_heads(visit.part, parts)
-        own = tensors_of_heads(rows, visit.part, parts)
-        keys, values = (x.to(dtype) for x in arrived)
-        for block in exchange.seen(visit).blocks:
-            found = block_forward(own["query"], keys, values, block, own_options)
-            merge(rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1), *found)
-        del keys, values
-    return output, lse.to(dtype)
 
 
 def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
@@ -141,3 +116,104 @@ def _zeros_like(
         torch.zeros_like(x, dtype=dtype) if is_wanted else None
         for x, is_wanted in zip(tensors, wanted, strict=True)
     ]
+
+
+class RingAttention(Function):
+    """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, both in float32 or float64.
+
+    Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
+    """
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(query, key, value, *others):
+        *tensors, sinks, ring = others
+        tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
+        dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
+        parts, cuts = ring.parts(key, value)
+        shape = (*ring.lead, query.size(-2))
+        output = torch.zeros(*shape, value.size(-1), dtype=dtype)
+        # In float64 until it is whole, so that it is not rounded at every step.
+        lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
+        rows = {"query": query, "output": output, "lse": lse}
+        exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
+        for visit, arrived in exchange.arrivals():
+            own_options = options.of_heads(visit.part, parts)
+            own = tensors_of_heads(rows, visit.part, parts)
+            keys, values = (x.to(dtype) for x in arrived)
+            for block in exchange.seen(visit).blocks:
+                found = block_forward(own["query"], keys, values, block, own_options)
+                here = rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1)
+                merge(*here, *found)
+            del keys, values
+        return output, lse.to(dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.ring = inputs
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        *tensors, output, lse = ctx.saved_tensors
+        grad_output, grad_lse = grads
+        if grad_output is None and grad_lse is None:  # the others may have some, and wait
+            grad_lse = torch.zeros_like(lse)
+        found = RingGradients.apply(
+            grad_output, grad_lse, *tensors, output, lse, ctx.ring, ctx.needs_input_grad[:-1]
+        )
+        return *found, None
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(_ONE_DERIVATIVE.format("forward mode"))
+
+
+class RingGradients(Function):
+    """The gradients of the tensors that RingAttention takes, as far as they are `wanted`, from
+    those of its results."""
+
+    @staticmethod
+    def forward(grad_output, grad_lse, query, key, value, *others):
+        *tensors, sinks, output, lse, ring, wanted = others
+        with torch.autocast("cpu", enabled=False):
+            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
+            sums = {
+                name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
+                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:-1], strict=True)
+                if is_wanted
+            }
+            rows = {"query": query, "output": output, "lse": lse}
+            rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
+            if wanted[0]:
+                rows["grad_query"] = torch.zeros_like(query, dtype=wide(query.dtype))
+            found = backward_pass(rows, key, value, wanted[1:3], tensors, sums, ring)
+            of_sinks = None
+            if wanted[-1]:
+                of_sinks = sinks_gradient(sinks, rows, ring.ranks.rank, ring.plan)
+        return (
+            *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *found)),
+            *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
+            of_sinks,
+        )
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(_ONE_DERIVATIVE.format("a second derivative"))
+
+    jvp = backward
+
+
+_ONE_DERIVATIVE = (
+    "ring_attention: {} is asked for, but over a ring of ranks there are only first derivatives, "
+    'by backward; with method="heads", or on one rank, there are all of them'
+)
+
+
+def _present(tensors: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.distributed._agree import agree, as_int, dtype_and_shape
 from qkv.distributed._plan import Plan
-from qkv.distributed._ranks import Group, Ranks, team_of
+from qkv.distributed._ranks import Group, Ranks, Team, team_of
 from qkv.distributed._transport import all_gather, all_to_all, linear, wide
 
 
@@ -84,43 +84,45 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     dim = dim if dim >= 0 else dim + tensor.dim()
     facts = {"function": "unshard", "dim": dim}
     try:
-        seqlen = seqlen if seqlen is None else as_int("seqlen", seqlen)
-        _check_shard(tensor, dim, seqlen, team.size)
+        if not 0 <= dim < tensor.dim():
+            raise ValueError(f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected")
+        seqlen = length_of(f"dim {dim} of tensor", tensor.size(dim), seqlen, team)
     except (TypeError, ValueError) as error:
         facts["error"] = str(error)
     facts |= {"seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
     agree(facts, team)
+    assert seqlen is not None  # or all ranks have raised
     for ranks in team.all:
         tensor = linear(_gathered, _sum_of_shards, tensor, dim=dim, ranks=ranks)
-    return tensor if seqlen is None else tensor.narrow(dim, 0, seqlen)
+    return tensor.narrow(dim, 0, seqlen)
 
 
-def _check_shard(tensor: Tensor, dim: int, seqlen: int | None, size: int) -> None:
-    if not 0 <= dim < tensor.dim():
-        raise ValueError(f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected")
-    if tensor.size(dim) % 2:
+def length_of(name: str, rows: int, seqlen: int | None, team: Team) -> int:
+    """The length of the sequence of which each rank has so many rows: seqlen, or all of them. name:
+    what has the rows."""
+    if rows % 2:
         raise ValueError(
-            f"tensor has {tensor.size(dim)} rows along dim {dim}, but an even number is expected, "
-            "as shard returns"
+            f"{name} has {rows} rows, but an even number is expected, as qkv.distributed.shard "
+            "returns"
         )
-    if seqlen is not None and not 0 <= seqlen <= tensor.size(dim) * size:
+    most = rows * team.size
+    seqlen = most if seqlen is None else as_int("seqlen", seqlen)
+    if not 0 <= seqlen <= most:
         raise ValueError(
-            f"seqlen is {seqlen}, but 0 to {tensor.size(dim) * size} is expected, what the "
-            "shards have together"
+            f"seqlen is {seqlen}, but 0 to {most} is expected: {team.size} shards of {rows} rows"
         )
+    return seqlen
 
 
 def natural(shards: Sequence[Tensor], dim: int) -> Tensor:
     """The shards of all ranks as one tensor, in the order of the sequence."""
-    halves = [x.chunk(2, dim) for x in shards] if shards[0].size(dim) else [(x, x) for x in shards]
+    halves = [x.tensor_split(2, dim) for x in shards]
     return torch.cat([first for first, _ in halves] + [last for _, last in reversed(halves)], dim)
 
 
 def zigzag(tensor: Tensor, dim: int, size: int) -> list[Tensor]:
     """The shards of `size` ranks; 2 * size divides the length."""
-    chunks = tensor.split(max(1, tensor.size(dim) // (2 * size)), dim)
-    if tensor.size(dim) == 0:
-        chunks = (tensor,) * (2 * size)
+    chunks = tensor.tensor_split(2 * size, dim)
     return [torch.cat([chunks[r], chunks[-1 - r]], dim) for r in range(size)]
 
 
@@ -132,8 +134,5 @@ def _gathered(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
 def _sum_of_shards(tensor: Tensor, dim: int, ranks: Ranks) -> Tensor:
     """Of the tensors of all ranks, whole: the sum of what belongs to this rank's shard."""
     doing = "unshard: summing gradients"
-    received = all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing)
-    total = received[0].to(wide(tensor.dtype))
-    for part in received[1:]:
-        total = total + part
-    return total.to(tensor.dtype)
+    received = torch.stack(all_to_all(zigzag(tensor, dim, ranks.size), ranks, doing))
+    return received.sum(0, dtype=wide(tensor.dtype)).to(tensor.dtype)

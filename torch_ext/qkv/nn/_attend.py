@@ -1,20 +1,17 @@
 """The projections W_Q, W_K and W_V, by the fewest matrix products; and output and weights of one
-attention."""
+attention, of nested tensors too: their values are packed documents."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nested import nested_tensor_from_jagged
 
 from qkv._functional import attention
+from qkv._varlen import varlen_attn
 from qkv._weights import attention_with_weights
-from qkv.options import defaults
-
-_attention_forward = torch.ops.qkv.attention_forward.default
-_dropout_seed = torch.ops.qkv.dropout_seed.default
-# What the operator above is told where a call says nothing.
-_DEFAULTS = defaults(torch.ops.qkv.attention.default)
 
 
 def attend(
@@ -30,6 +27,21 @@ def attend(
     return attention_with_weights(*inputs, reduce="heads" if average else None, **call)
 
 
+def packed(nested: Any) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """The values of `[B, j, E]`, `[T, E]`; where each item begins, and the last ends, `[B + 1]`;
+    and what makes a nested tensor like this one of other values."""
+    if nested.layout == torch.jagged:
+        ends = nested.offsets()  # the same tensor makes the result's j the same j
+        return nested.values(), ends, lambda values: nested_tensor_from_jagged(values, ends)
+    nested = nested.contiguous()
+    sizes = nested._nested_tensor_size()  # [B, 2]
+    ends = F.pad(sizes[:, 0].cumsum(0), (1, 0))
+    layout = (sizes, nested._nested_tensor_strides(), nested._nested_tensor_storage_offsets())
+    values = nested.values().view(-1, nested.size(2))
+    view: Any = torch._nested_view_from_buffer  # pyright: ignore[reportPrivateImportUsage]
+    return values, ends, lambda values: view(values.flatten(), *layout)
+
+
 def attend_documents(
     inputs: tuple[Tensor, ...], ends: Tensor, need_weights: bool, average: bool,
     call: dict[str, Any],
@@ -41,9 +53,12 @@ def attend_documents(
     `[N, H, longest, longest]`, by the longest document, or with `average` `[N, longest, longest]`,
     and 0 beyond a document's end."""
     if not need_weights:
-        seed = _dropout_seed(inputs[0]) if call["dropout_p"] > 0 else None
-        documents = {"cu_seq_q": ends, "cu_seq_k": ends, "seqused_k": None, "dropout_seed": seed}
-        return _attention_forward(*inputs, **_DEFAULTS | call | documents)[0], None
+        left, right = call.pop("window_size", None) or (-1, -1)
+        call["window_size"] = (left, 0 if call.pop("is_causal") else right)
+        query, key, value = inputs
+        longest = len(query), len(key)  # at most
+        output = varlen_attn(query, key, value, ends, ends, *longest, return_aux=None, **call)
+        return output, None
     # The weights are padded, and so is everything they are made of.
     place = torch.arange(int(ends.diff().max()))
     inside = place < ends.diff().unsqueeze(1)  # [N, longest]

@@ -2,7 +2,7 @@
 expected; torch's own layer raises for the same calls, with other words."""
 
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -74,14 +74,9 @@ def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
         )
 
 
-def check_nested(
-    layer: torch.nn.MultiheadAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    **masks: Tensor | None,
-) -> None:
-    """Where one of query, key and value is a nested tensor."""
+def check_nested(layer: torch.nn.MultiheadAttention, inputs: Any, **masks: Tensor | None) -> None:
+    """inputs: query, key and value, of which one is a nested tensor."""
+    query, key, value = inputs
     if query is not key or key is not value:
         _refuse(
             "of query, key and value one is a nested tensor, but the same tensor three times is "
@@ -96,6 +91,13 @@ def check_nested(
     }
     for name in [name for name, is_so in made_with.items() if is_so]:
         _refuse(f"query is a nested tensor, but a dense one is expected by a layer with {name}")
+    if query.dim() != 3:
+        _refuse(f"query is a nested tensor of {query.dim()} dimensions, but [B, j, E] is expected")
+    if query.layout == torch.jagged and (query._ragged_idx != 1 or query.lengths() is not None):
+        _refuse(
+            "query is a jagged tensor that is transposed or has holes, but a contiguous [B, j, E] "
+            "is expected"
+        )
 
 
 def _shape(tensor: Tensor) -> str:

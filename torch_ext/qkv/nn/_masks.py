@@ -30,7 +30,7 @@ def mask_arguments(
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None] if is_batched else key_padding_mask)
     if len(masks) == 2 and attn_bias is not None:  # one place is left for two: [B, 1, L, S]
-        masks = [_merged(*masks)]
+        masks = [_as_added(masks[0]) + _as_added(masks[1])]
     masks.sort(key=lambda mask: mask.dtype != torch.bool)  # the operator's bias must be floating
     arguments = {}
     if masks:
@@ -49,12 +49,6 @@ def as_bias(added: Tensor) -> Tensor:
     return added.float() if is_half and torch.is_autocast_enabled("cpu") else added
 
 
-def _merged(mask: Tensor, other: Tensor) -> Tensor:
-    if mask.dtype == other.dtype == torch.bool:
-        return mask | other
-    return _as_added(mask) + _as_added(other)
-
-
 def _as_added(mask: Tensor) -> Tensor:
     """Floating: -inf where a bool mask hides."""
     if mask.dtype != torch.bool:
@@ -70,8 +64,3 @@ def with_columns(
         None if mask is None else F.pad(mask.expand(*mask.shape[:-1], keys), (0, all_keys - keys))
         for mask in masks
     )
-
-
-def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """`[L, S]`, bool, True = hidden: query i sees keys up to i."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)

@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.nn._attend import attend, attend_documents, project
+from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
-from qkv.nn._masks import as_bias, causal_mask, mask_arguments, with_columns
-from qkv.nn._nested import packed
+from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
 
 
@@ -170,8 +169,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         wanted, seen = (need_weights, average_attn_weights), tensor_of(spans)
         if query.is_nested or key.is_nested or value.is_nested:
             masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
-            check_nested(self, query, key, value, **masks)
-            return self._forward_nested(query, attn_bias, seen, is_causal, *wanted)
+            check_nested(self, (query, key, value), **masks)
+            call = self._options() | {"spans": seen, "is_causal": is_causal}
+            return self._forward_nested(query, attn_bias, wanted, call)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
         sequence = 1 if is_batched and self.batch_first else 0  # the dimension of L and S
@@ -182,11 +182,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         if self.bias_k is not None or self.add_zero_attn:
             key, value = self._with_more_keys(key, value)
             if is_causal and attn_mask is None:
-                attn_mask = causal_mask(*sizes, query.device)
+                attn_mask = torch.ones(sizes, dtype=torch.bool, device=query.device).triu(1)
             key_padding_mask, attn_mask, attn_bias = with_columns(
                 (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
             )
-            if seen is not None:
+            if seen is not None and seen.dim():  # the operator refuses what has none
                 added = seen.new_tensor([sizes[1], key.size(-2)])
                 seen = torch.cat([seen, added.expand(*seen.shape[:-1], 2)], -1)
             is_causal = False  # it would hide the keys behind the others
@@ -200,21 +200,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         return self._project_output(output.movedim(-2, sequence)), weights
 
     def _forward_nested(
-        self,
-        x: Tensor,
-        attn_bias: Tensor | None,
-        spans: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-        average: bool,
+        self, x: Tensor, attn_bias: Tensor | None, wanted: tuple[bool, bool], call: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """forward of a nested tensor, which is query, key and value."""
         values, ends, nested_like = packed(x)
-        bias = attn_bias if attn_bias is None else as_bias(attn_bias)
-        call = self._options() | {"bias": bias, "spans": spans, "is_causal": is_causal}
+        call["bias"] = attn_bias if attn_bias is None else as_bias(attn_bias)
         heads = project(self, values, values, values)
         check_dtypes(heads[0].dtype, attn_bias=attn_bias)
-        output, weights = attend_documents(heads, ends, need_weights, average, call)
+        output, weights = attend_documents(heads, ends, *wanted, call)
         return nested_like(self._project_output(output)), weights
 
     def _options(self) -> dict[str, Any]:
@@ -243,11 +236,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 def adopt(layer: torch.nn.MultiheadAttention) -> None:
     """Makes a layer of torch's class one of this class, in place: parameters, hooks and whatever
     refers to it stay."""
-    if type(layer) is not torch.nn.MultiheadAttention:
-        raise TypeError(
-            f"adopt: layer is a {type(layer).__qualname__}, but exactly a "
-            "torch.nn.MultiheadAttention is expected"
-        )
     _keep_off_fast_path(layer)
     layer.__class__ = MultiheadAttention
 

@@ -100,12 +100,11 @@ class GaussianSmoothing(torch.nn.Module):
         key, query = position - centre, query_position - centre
         key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
         query = torch.cat((query, torch.ones_like(query[..., :1])), -1) / self.sigma.square()
-        options: dict[str, Any] = {"scale": 1.0}
+        options: dict[str, Any] = {"scale": 1.0, "attn_mask": attn_mask}
         if regular:
             # A tensor's ceil, and not math's, for which torch.export has no name in its files.
             radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().long().item()
             options["window_size"] = (radius, radius)
-        options |= {"attn_mask": attn_mask}
         output, weights = attend((query, key, value.double()), need_weights, False, options)
         output = output.to(value.dtype)
         return output if weights is None else (output, weights)

@@ -50,8 +50,12 @@ def attention_with_kvcache(
     if block_table is None:  # one block for each item, as long as the cache
         rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx
         block_table = rows.unsqueeze(1)
-    slots = [_slots(k_cache, b, block_table) for b in range(batch)]
-    ends = [_number(cache_seqlens, b, len(slots[b][1])) for b in range(batch)]
+    size = k_cache.size(2)
+    place = torch.arange(block_table.size(1) * size)
+    # Where the keys of each batch item are, by the caches' dimensions 0 and 2.
+    slots = [(blocks.long()[place // size], place % size) for blocks in block_table]
+    ends = _numbers(len(place) if cache_seqlens is None else cache_seqlens, batch)
+    begins = _numbers(0 if cache_leftpad is None else cache_leftpad, batch)
     if key is not None and value is not None:
         for b, (rows, at) in enumerate(slots):
             new = slice(ends[b], ends[b] + key.size(2))
@@ -63,7 +67,7 @@ def attention_with_kvcache(
     output = query.new_zeros(*query.shape[:3], v_cache.size(3), dtype=dtype)
     lse = query.new_zeros(query.shape[:3], dtype=dtype)
     for b, (rows, at) in enumerate(slots):
-        seen = slice(_number(cache_leftpad, b, 0), ends[b])
+        seen = slice(begins[b], ends[b])
         keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
         own = of_item(options, query.shape[:2], b, query.size(2), keys.size(1))
         output[b], lse[b] = attention(
@@ -98,26 +102,18 @@ def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 def _of_rows(scale: Tensor) -> Tensor:
     """A scale, in double, that broadcasts to a cache `[rows, Hkv, S, D]`."""
-    if scale.dim() == 3:
-        return scale.double().unsqueeze(-1)
-    return scale.double().reshape(-1, 1, 1)
+    return scale.double().unsqueeze(-1) if scale.dim() > 1 else scale.double().reshape(-1, 1, 1)
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
     """`[Hkv, L_new, D]`: what new rows become in an int8 cache with such a scale, in double."""
-    given = None if scale.dim() == 3 else scale.reshape(-1, 1, 1)
-    numbers, used = quantize(rows, given)
-    return numbers.double() * (used.double().unsqueeze(-1) if given is None else used.double())
+    if scale.dim() == 3:
+        numbers, scale = quantize(rows)
+    else:
+        numbers, _ = quantize(rows, scale.reshape(-1, 1, 1))
+    return numbers.double() * _of_rows(scale)
 
 
-def _slots(cache: Tensor, b: int, block_table: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the keys of batch item b are: two index tensors, of the cache's dimensions 0 and 2."""
-    size = cache.size(2)
-    place = torch.arange(block_table.size(1) * size)
-    return block_table[b].long()[place // size], place % size
-
-
-def _number(numbers: Tensor | int | None, b: int, otherwise: int) -> int:
-    if numbers is None:
-        return otherwise
-    return int(numbers[b]) if isinstance(numbers, Tensor) else numbers
+def _numbers(given: Tensor | int, batch: int) -> list[int]:
+    """One for each batch item."""
+    return torch.as_tensor(given).expand(batch).tolist()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.spans import Spans
+from qkv.spans import Spans, tensor_of
 from qkv.testing._arguments import check_broadcast, check_key, check_mask, check_numbers
 
 INF = float("inf")
@@ -108,8 +108,7 @@ def attention_scores(
     lead = leading(query, key, enable_gqa)
     seen = visible(L, S, is_causal, window_size, place=place, device=query.device)
     if spans is not None:
-        spans = spans if isinstance(spans, Spans) else Spans(spans)
-        check_mask("spans", in_spans := spans.to_mask(S), lead, L, S)
+        check_mask("spans", in_spans := Spans(tensor_of(spans)).to_mask(S), lead, L, S)
         seen = seen & in_spans
     masks = {name: x for name, x in (("attn_mask", attn_mask), ("bias", bias)) if x is not None}
     for name, mask in masks.items():

@@ -68,12 +68,11 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
     passed = {n: x for n, x in options.items() if n not in ("is_causal", "output_mask")}
     passed |= {"group": mesh.get_group(), "seq_dim": _SEQUENCE, "is_causal": options["is_causal"]}
     if op is _ops.attention_forward.default:
-        results = torchs._templated_ring_attention(op=_forward, **local, **passed)
+        results = torchs._templated_ring_attention(op=op, **local, **passed)
     else:
-        names = {"grad_output": "grad_out", "output": "out"}
-        local = {names.get(name, name): x for name, x in local.items()}
+        local = {"grad_out": local.pop("grad_output"), "out": local.pop("output"), **local}
         gradients = torchs._templated_ring_attention_backward(
-            op=_backward, grad_out_name="grad_out", **local, **passed
+            op=_backward, grad_out_name="grad_output", **local, **passed
         )
         results = (*gradients, *[None] * (len(op._schema.returns) - len(gradients)))
     return tuple(
@@ -96,17 +95,7 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
     return None
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, **options: Any) -> Any:
-    nothing = [None] * 9
-    return _ops.attention_forward(query, key, value, *nothing, is_causal=is_causal, **options)
-
-
-def _backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, **options: Any,
-) -> Any:  # fmt: skip
-    gradients = _ops.attention_backward(
-        grad_out, None, query, key, value, *[None] * 9, out, logsumexp, is_causal=is_causal,
-        output_mask=[True] * 3 + [False] * 4, **options,
-    )  # fmt: skip
-    return gradients[:3]
+def _backward(out: Tensor, **call: Any) -> Any:
+    """attention_backward, with the name that torch's ring has for output."""
+    mask = [True] * 3 + [False] * 4
+    return _ops.attention_backward.default(output=out, output_mask=mask, **call)[:3]

@@ -5,6 +5,7 @@ dimension left of them, 2 for the one left of that, and so on.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,11 +24,6 @@ _OPTIONS = (*MASKS, *BY_HEAD)
 _FEWER_DIMS = FEWER_DIMS | {"softmax_lse": 1}
 
 
-def is_key_or_value(name: str) -> bool:
-    """Whether it may have fewer heads than the query."""
-    return laid_out_like(name) in ("key", "value", "k_cache", "v_cache")
-
-
 def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layout:
     """For a call with these tensors, those that are not None, and with these options.
 
@@ -43,12 +39,7 @@ def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layo
         return _paged if "block_table" in tensors else _packed
     if "k_cache" in tensors:
         return _pooled if {"block_table", "cache_batch_idx"} & set(tensors) else _cache
-    reduce = options.get("reduce")
-
-    def dense(name: str, rank: int) -> Dims:
-        return _dense(name, rank, reduce)
-
-    return dense
+    return partial(_dense, reduce=options.get("reduce"))
 
 
 def _without_batch(dims: Dims) -> Dims:

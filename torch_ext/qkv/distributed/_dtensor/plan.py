@@ -14,7 +14,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from qkv.distributed._dtensor.layout import HEADS, Dims, Layout, is_key_or_value
+from qkv._vmap.packed import laid_out_like
+from qkv.distributed._dtensor.layout import HEADS, Dims, Layout
+
+_KEYS_AND_VALUES = ("key", "value", "k_cache", "v_cache")  # may have fewer heads than the query
 
 
 class Share(NamedTuple):
@@ -57,19 +60,11 @@ class Plan(NamedTuple):
         return found
 
     def share(self, name: str, shape: Sequence[int]) -> Share | None:
-        """Of a key or a value that has fewer heads than the query, or None for other tensors."""
+        """Of a key or a value that has fewer heads than the query. None: for other tensors, or the
+        heads cannot be divided like that."""
         kv_heads = self.grouped_heads(name, shape)
-        return None if kv_heads is None else self._share_of(kv_heads)
-
-    def grouped_heads(self, name: str, shape: Sequence[int]) -> int | None:
-        """How many heads a key or a value has, if that is fewer than the query; else None."""
-        heads = self.layout(name, len(shape)).get(HEADS)
-        if HEADS not in self.labels or heads is None or not is_key_or_value(name):
+        if kv_heads is None:
             return None
-        return shape[heads] if shape[heads] != self.sizes[HEADS] else None
-
-    def _share_of(self, kv_heads: int) -> Share | None:
-        """None: the heads cannot be divided like that."""
         processes = [self.mesh.size(i) for i, label in enumerate(self.labels) if label == HEADS]
         heads, divided = self.sizes[HEADS], 0
         while divided < len(processes) and kv_heads % processes[divided] == 0:
@@ -84,14 +79,21 @@ class Plan(NamedTuple):
             return None
         return Share(divided, kv_heads, self.first(HEADS) // group % kv_heads)
 
+    def grouped_heads(self, name: str, shape: Sequence[int]) -> int | None:
+        """How many heads a key or a value has, if that is fewer than the query; else None."""
+        heads = self.layout(name, len(shape)).get(HEADS)
+        if HEADS not in self.labels or heads is None or laid_out_like(name) not in _KEYS_AND_VALUES:
+            return None
+        return shape[heads] if shape[heads] != self.sizes[HEADS] else None
+
     def is_possible(self, shapes: Mapping[str, torch.Size]) -> bool:
         """Whether every process gets something of everything that is divided, and whole groups."""
         for label in {label for label in self.labels if label is not None}:
             parts = prod(self.mesh.size(i) for i, own in enumerate(self.labels) if own == label)
             if self.sizes.get(label, 1) < parts:
                 return False
-        grouped = (self.grouped_heads(name, shape) for name, shape in shapes.items())
-        return all(self._share_of(heads) is not None for heads in grouped if heads is not None)
+        grouped = [x for x in shapes.items() if self.grouped_heads(*x) is not None]
+        return all(self.share(*x) is not None for x in grouped)
 
     def first(self, label: int) -> int:
         """The number that the first of this process's heads or batch items has among those of all.

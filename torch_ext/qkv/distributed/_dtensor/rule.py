@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from qkv._vmap.levels import binder
+from qkv._vmap.levels import taken_apart
 from qkv.distributed._dtensor import context_parallel
 from qkv.distributed._dtensor.layout import HEADS, layout_of
 from qkv.distributed._dtensor.plan import Plan, plan_of, sizes_of
@@ -27,18 +27,14 @@ def decompose(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """One seed for all processes, even if their generators are in different states: the largest of
     those that they draw. If the states are the same, it is what a single process would draw."""
-    mesh, seed = args[0].device_mesh, op(args[0].to_local())
-    replicated = [Replicate()] * mesh.ndim
-    for dim in range(mesh.ndim):
-        placements = replicated[:dim] + [Partial("max")] + replicated[dim + 1 :]
-        drawn = DTensor.from_local(seed, mesh, placements)
-        seed = drawn.redistribute(placements=replicated).to_local()
-    return DTensor.from_local(seed, mesh, replicated)
+    mesh = args[0].device_mesh
+    drawn = DTensor.from_local(op(args[0].to_local()), mesh, [Partial("max")] * mesh.ndim)
+    return drawn.redistribute(placements=[Replicate()] * mesh.ndim)
 
 
 @torch.no_grad()
 def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    tensors, options = binder(op)(*args, **kwargs)
+    tensors, options = taken_apart(op, args, kwargs)
     given = _on_one_mesh(op, tensors)
     if context_parallel.is_on(given["query"]):
         return context_parallel.attend(op, given, options)
@@ -46,13 +42,13 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     written = _written(op, given)
     plan = _plan_of(op, given, options, written)
     parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
-    results = op(**(tensors | parts), **(options | _place(plan, options)))
+    results = op(**options | parts | _place(plan, options))
     names = (result.name for result in op._schema.returns)
     return tuple(_whole(plan, given, n, x) for n, x in zip(names, results, strict=True))
 
 
-def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor | None]) -> dict[str, DTensor]:
-    """Those that are not None, as DTensors.
+def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
+    """The tensors as DTensors.
 
     Raises:
         RuntimeError: for tensors on different meshes; for a tensor that is none of DTensor's, since
@@ -65,8 +61,6 @@ def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor | None]) -> dict[str, DTe
     replicated = [Replicate()] * mesh.ndim
     found = {}
     for n, x in tensors.items():
-        if x is None:
-            continue
         if not isinstance(x, DTensor):
             if x.dim() > 0 and not DTensor._op_dispatcher._allow_implicit_replication:
                 raise RuntimeError(
@@ -105,7 +99,7 @@ def _plan_of(
     allowed = set(sizes)
     if options.get("reduce") == "heads":
         allowed.discard(HEADS)
-    if _drops(options):
+    if options.get("dropout_p", 0) > 0:
         # Which weights are dropped follows from their places in the whole: the operator must be
         # told these, as one number for the batch items. So they are divided by the outermost
         # dimension alone.
@@ -120,13 +114,9 @@ def _plan_of(
     return plan
 
 
-def _drops(options: Mapping[str, Any]) -> bool:
-    return options.get("dropout_p", 0) > 0
-
-
 def _place(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     """The option that says which part of the whole a call is, where that matters."""
-    if not _drops(options) or set(plan.labels) <= {None}:
+    if not options.get("dropout_p") or set(plan.labels) <= {None}:
         return {}
     outermost = max(plan.sizes)
     items = prod(size for label, size in plan.sizes.items() if label not in (HEADS, outermost))

@@ -33,9 +33,6 @@ def ints(*numbers: int) -> ir.Value:
 
 def as_shape(sizes: tuple[Size, ...]) -> ir.Value:
     """The sizes as a tensor `[len(sizes)]`, which Expand and Reshape take."""
-    known = [size for size in sizes if isinstance(size, int)]
-    if len(known) == len(sizes):
-        return ints(*known)
     parts = [
         ints(size)
         if isinstance(size, int)

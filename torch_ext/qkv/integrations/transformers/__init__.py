@@ -40,7 +40,7 @@ def register() -> None:
     _check_version()
     from transformers import AttentionInterface, masking_utils
 
-    from qkv.integrations.transformers import _batching, _own_attention
+    from qkv.integrations.transformers import _own_attention
     from qkv.integrations.transformers._attention import attention_forward
     from qkv.integrations.transformers._masks import make_mask
 
@@ -48,7 +48,7 @@ def register() -> None:
     for name, mask_function in mask_functions.items():
         AttentionInterface.register(name, attention_forward)
         masking_utils.AttentionMaskInterface.register(name, mask_function)
-    _batching.allow(mask_functions)
+    _own_attention.batch_continuously(mask_functions)
     _own_attention.find_out()
 
 

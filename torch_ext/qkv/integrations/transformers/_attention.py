@@ -1,4 +1,7 @@
-"""The attention function: what transformers calls in every layer."""
+"""The attention function: what transformers calls in every layer.
+
+Where rows lie one after the other in memory, each attending to itself alone, they are packed: as
+documents, and as batch items of which each has a number of keys of its own."""
 
 from typing import Any
 
@@ -8,17 +11,12 @@ from transformers.generation.continuous_batching import PagedAttentionCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
+import qkv
 from qkv._functional import has_kernels
-from qkv.integrations.transformers._packed import (
-    attend_packed,
-    attend_to_lengths,
-    band_without_mask,
-    document_bounds,
-    one_after_the_other,
-)
-from qkv.integrations.transformers._pattern_mask import PatternMask
+from qkv.integrations.transformers._pattern_mask import FAR, Band, PatternMask
 from qkv.nn._attend import attend
 
+Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
 # What some models give their attention beside a mask, and cannot do without.
 _REFUSED = {
     "indices": "the keys that an indexer chose",
@@ -87,7 +85,7 @@ def attention_forward(
         mask, query, key, position_bias, output_attentions
     ):
         mask = mask.written_out()
-    bounds = document_bounds(mask, kwargs)
+    bounds = _document_bounds(mask, kwargs)
     if bounds is None:
         return _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options)
     if position_bias is not None or (output_attentions and not paged):
@@ -96,8 +94,10 @@ def attention_forward(
             "that say where documents begin instead"
         )
     by_mask = isinstance(mask, PatternMask)
-    band = mask.band if by_mask else band_without_mask(bool(is_causal), sliding_window)
-    return attend_packed(query, key, value, bounds, band, options), None
+    band = mask.band if by_mask else _band_without_mask(bool(is_causal), sliding_window)
+    # The band is aligned to the end of each document.
+    window = tuple(-1 if bound == FAR else bound for bound in (-band.low, band.high))
+    return _attend_rows(query, key, value, bounds, options | {"window_size": window}), None
 
 
 _OURS = 'attn_implementation="qkv"'
@@ -137,8 +137,11 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     queries, keys = query.shape[2], key.shape[2]
     if isinstance(mask, PatternMask):
         lengths = None if position_bias is not None or output_attentions else mask.lengths
-        if lengths is not None and one_after_the_other(query, key, value):
-            return attend_to_lengths(query, key, value, lengths, options), None
+        if lengths is not None and _one_after_the_other(query, key, value):
+            # All queries of item b attend to its first lengths[b] keys: no other is computed.
+            items = torch.arange(query.shape[0] + 1)
+            options["seqused_k"] = lengths
+            return _attend_rows(query, key, value, (items * queries, items * keys), options), None
         window = mask.band.window(queries, keys)
         assert window is not None  # or the mask would have been written out when it was made
         used, options["window_size"] = window
@@ -164,3 +167,44 @@ def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:
     if mask.documents is not None:
         return output_attentions or position_bias is not None
     return output_attentions and mask.band.window(*lengths)[0] != key.shape[2]
+
+
+def _document_bounds(mask: Tensor | None, kwargs: dict[str, Any]) -> Bounds | None:
+    """The documents that a mask has, or else those that `cu_seq_lens_q` and `cu_seq_lens_k` say, if
+    the mask says no more than how far a query sees."""
+    if isinstance(mask, PatternMask) and mask.documents is not None:
+        bounds = _bounds(mask.documents)
+        return bounds, bounds
+    queries, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    says_more = mask is not None
+    if isinstance(mask, PatternMask):
+        has_more = mask.padding is not None or mask.spans is not None
+        says_more = has_more or mask.shape[2] != mask.shape[3]
+    return None if says_more or queries is None or keys is None else (queries, keys)
+
+
+def _bounds(documents: Tensor) -> Tensor:
+    """Of documents in several rows, `[B, L]`, taken as one row after the other."""
+    first = torch.ones_like(documents[:, :1], dtype=torch.bool)
+    begins = torch.cat([first, documents[:, 1:] != documents[:, :-1]], 1).flatten()
+    end = torch.tensor([documents.numel()])
+    return torch.cat([begins.nonzero().flatten(), end])
+
+
+def _band_without_mask(is_causal: bool, sliding_window: int | None) -> Band:
+    """What FlashAttention makes of these: if not causal, the window is as wide on either side."""
+    low = -FAR if sliding_window is None else 1 - sliding_window
+    return Band(low, 0 if is_causal else -low)
+
+
+def _one_after_the_other(*tensors: Tensor) -> bool:
+    """Whether `[B, H, L, D]` is `[B * L, H, D]` without being copied."""
+    return all(x.stride(0) == x.shape[2] * x.stride(2) for x in tensors)
+
+
+def _attend_rows(query, key, value, bounds: Bounds, options: dict[str, Any]) -> Tensor:
+    """`[B, L, H, Dv]` of `[B, H, L, D]`."""
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    output = qkv.varlen_attn(q, k, v, *bounds, q.shape[0], k.shape[0], **options)
+    assert isinstance(output, Tensor)
+    return output.unflatten(0, (query.shape[0], query.shape[2])).contiguous()

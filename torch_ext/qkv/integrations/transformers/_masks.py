@@ -2,19 +2,16 @@
 with a function of batch, head, query and key, to get the mask that it hands to every layer."""
 
 from collections.abc import Callable
-from functools import partial, reduce
-from operator import and_, or_
-from types import CodeType
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import masking_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from qkv.integrations.transformers._pattern_mask import FAR, Band, PatternMask, lengths_of
-from qkv.spans import Spans
+from qkv.integrations.transformers._pattern import pattern_of
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
 
 
 def make_mask(
@@ -59,7 +56,7 @@ def make_mask(
             allow_is_causal_skip=allow_is_causal_skip,
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         )
-    found = _pattern(mask_function)
+    found = pattern_of(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
     padding = _local_padding(attention_mask, kv_length, kv_offset)
@@ -106,136 +103,3 @@ def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
     return attention_mask[:, kv_offset : kv_offset + kv_length].bool()
-
-
-class Pattern(NamedTuple):
-    """What a mask function means: a pair is seen where all of these allow it."""
-
-    band: Band = Band()  # over places
-    documents: Tensor | None = None
-    spans: Callable[[int], Spans] | None = None  # of so many places, for queries and keys alike
-
-    def as_spans(self, places: int) -> Spans:
-        """All of it as spans of so many places."""
-        left, right = (-1 if abs(x) == FAR else x for x in (-self.band.low, self.band.high))
-        spans = [Spans.window(places, left, right)]
-        spans += [] if self.documents is None else [Spans.documents(self.documents)]
-        spans += [] if self.spans is None else [self.spans(places)]
-        return reduce(and_, spans)
-
-
-def _pattern(function: Callable) -> Pattern | None:
-    """What a mask function of transformers means, or None if that is not known.
-
-    A closure is known by its code, which is that of the function in transformers that makes such
-    closures; the numbers and tensors it was made with are in its cells."""
-    read = _KNOWN.get(_code_of(function))
-    return read and read(_cells(function))
-
-
-def _cells(function: Callable) -> dict[str, Any]:
-    cells = function.__closure__ or ()
-    return dict(zip(function.__code__.co_freevars, (x.cell_contents for x in cells), strict=True))
-
-
-def _all_of(cells: dict[str, Any]) -> Pattern | None:
-    """Functions that all have to allow a pair."""
-    found = [_pattern(f) for f in cells["mask_functions"] if _code_of(f) is not _REMAPPED]
-    remapped = [_cells(f) for f in cells["mask_functions"] if _code_of(f) is _REMAPPED]
-    documents = [x.documents for x in found if x is not None and x.documents is not None]
-    for inner in remapped:
-        if len(documents) != 1 or not _goes_on(inner["position_ids"], documents[0]):
-            return None
-        pattern = _pattern(inner["mask_function"])  # a band alone means the same in all documents
-        found.append(pattern if pattern and pattern[1:] == (None, None) else None)
-    known = [x for x in found if x is not None]
-    if len(known) < len(found) or len(documents) > 1:
-        return None
-    spans = [x.spans for x in known if x.spans is not None]
-    return Pattern(
-        reduce(and_, (x.band for x in known)), documents[0] if documents else None,
-        (lambda places: reduce(and_, (x(places) for x in spans))) if spans else None,
-    )  # fmt: skip
-
-
-def _any_of(cells: dict[str, Any]) -> Pattern | None:
-    """Functions of which one has to allow a pair."""
-    found = [_pattern(f) for f in cells["mask_functions"]]
-    known = [x for x in found if x is not None]
-    if len(known) < len(found):
-        return None
-    return Pattern(spans=lambda places: reduce(or_, (x.as_spans(places) for x in known)))
-
-
-def _of_chunks(cells: dict[str, Any]) -> Pattern:
-    size, before = cells["chunk_size"], cells["left_padding"][:, None]
-    return Pattern(spans=lambda n: Spans.documents((torch.arange(n) - before) // size))
-
-
-def _of_blocks(cells: dict[str, Any]) -> Pattern:
-    def spans(places: int) -> Spans:
-        ids = cells["block_sequence_ids"][:, :places]
-        # Refuses a block in several pieces; what is in none is a document for each place here.
-        Spans.documents(ids.where(ids >= 0, -1 - torch.arange(places)))
-        return Spans.groups(ids)
-
-    return Pattern(spans=spans)
-
-
-def _goes_on(places: Tensor, documents: Tensor) -> bool:
-    """Whether places, `[B, L]`, go up by one within each document. Then two of them are as far
-    apart as in the row as a whole, and a band means the same over either."""
-    if places.shape != documents.shape:
-        return False
-    return bool(((places.diff(dim=-1) == 1) | (documents.diff(dim=-1) != 0)).all())
-
-
-def _code_of(function: Callable) -> CodeType | None:
-    return getattr(function, "__code__", None)
-
-
-def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
-    def read(cells):
-        window = cells["sliding_window"]
-        return Pattern(band(window)) if isinstance(window, int) else None
-
-    return read
-
-
-_REMAPPED: CodeType | None = None
-if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
-    _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
-_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {}
-
-
-def _learn(read: Callable[[dict[str, Any]], Pattern | None], maker: str, *args: Any) -> None:
-    """What mask functions mean that are made by a function of transformers, for which it is tried
-    with these arguments; without any, what that function itself means. What this version does not
-    have, or means otherwise than it is read here, is not known, so that a later version costs time
-    and not correctness."""
-    function = getattr(masking_utils, maker, None)
-    if function is None:
-        return
-    function = function(*args) if args else function
-    _KNOWN[function.__code__] = read
-    ours = (_pattern(function) or Pattern()).as_spans(6).to_mask(6).expand(1, 1, 6, 6)
-    theirs = sdpa_mask(1, 6, 6, 0, 0, function, allow_is_causal_skip=False)
-    if theirs is None or not torch.equal(ours, theirs):
-        del _KNOWN[function.__code__]
-
-
-_documents = torch.tensor([[0, 0, 0, 1, 1, 2]])
-_places = torch.tensor([[0, 1, 2, 0, 1, 0]])
-_learn(lambda cells: Pattern(Band(high=0)), "causal_mask_function")
-_learn(lambda cells: Pattern(), "bidirectional_mask_function")
-_learn(_of_window(lambda window: Band(low=1 - window)), "sliding_window_overlay", 2)
-_learn(_of_window(lambda w: Band(-w, w)), "sliding_window_bidirectional_overlay", 2)
-_learn(
-    lambda cells: Pattern(documents=cells["packed_sequence_mask"]),
-    "packed_sequence_mask_function", _documents,
-)  # fmt: skip
-_learn(_all_of, "sliding_window_causal_mask_function", 3)
-_learn(_all_of, "packed_sequence_compatibility_function", causal_mask_function, _places, _documents)
-_learn(_of_chunks, "chunked_overlay", 2, torch.tensor([1]))
-_learn(_of_blocks, "blockwise_overlay", torch.tensor([[-1, 0, 0, -1, -1, 1]]))
-_learn(_any_of, "or_masks", causal_mask_function, masking_utils.sliding_window_overlay(2))

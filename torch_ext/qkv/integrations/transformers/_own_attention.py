@@ -1,10 +1,13 @@
-"""Models with attention that is written out in their own code, which would take the masks of "qkv"
-for those of "eager"."""
+"""What of transformers asks for an attention by name: models, of which some have attention that is
+written out in their own code and would take the masks of "qkv" for those of "eager", and continuous
+batching (`generate_batch`), which has a list of the functions it takes."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.utils import logging
 
 from qkv.integrations.transformers import ADDED, NAMES
@@ -36,12 +39,8 @@ def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> Suited:
 
 def find_out() -> None:
     """Gives models what is suited where one of NAMES is asked for; "eager" with a warning."""
-    correct = PreTrainedModel.get_correct_attn_implementation
-    if getattr(correct, "__module__", None) == __name__:
-        return
 
-    @functools.wraps(correct, assigned=("__name__", "__doc__"))
-    def correct_for_classes(self, *args, **kwargs):
+    def correct_for_classes(correct, self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
         if requested not in NAMES:
             return requested
@@ -53,7 +52,32 @@ def find_out() -> None:
             )
         return found.name
 
-    PreTrainedModel.get_correct_attn_implementation = correct_for_classes
+    _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)
+
+
+def batch_continuously(names: Collection[str]) -> None:
+    """Lets models whose attention has one of these names batch continuously, as they are.
+
+    transformers takes `sdpa`, `paged|eager` and FlashAttention only, since its other functions
+    would ignore the paged cache."""
+
+    def switch_unless_ours(switch, self, model, *args, **kwargs):
+        if model.config._attn_implementation not in names:
+            switch(self, model, *args, **kwargs)
+
+    _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", switch_unless_ours)
+
+
+def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Has the method call around(method, ...); once, however often this is called."""
+    method = getattr(owner, name)
+    if method.__module__ != __name__:
+
+        @functools.wraps(method, assigned=("__name__", "__doc__"))
+        def wrapper(*args, **kwargs):
+            return around(method, *args, **kwargs)
+
+        setattr(owner, name, wrapper)
 
 
 def _models_of_one_config(model: PreTrainedModel) -> set[type[PreTrainedModel]]:

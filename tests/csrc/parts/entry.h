@@ -1,15 +1,14 @@
-// The table of what the kernels are made of (dispatch/kernel_parts.h).
+// The table of the parts of one instruction set (kernel_parts.h).
 #pragma once
 
-#include "dispatch/kernel_parts.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/peak.h"
 #include "kernels/operands/operand.h"
 #include "kernels/simd/exp.h"
 #include "kernels/simd/transpose.h"
 #ifdef QKV_PAIRS
 #include "kernels/score/pair_softmax.h"
 #endif
+#include "parts/kernel_parts.h"
 
 namespace qkv::QKV_ISA {
 
@@ -66,21 +65,10 @@ inline void pair_gemm_part(int64_t rows, int64_t columns, int64_t depth, const P
 #endif
 
 template <class E, class T = Compute<E>>
-constexpr PeakLoop peak_of() {
-  constexpr int kTileFlops = 4 * 16 * 16 * 16 * 4;  // of four products of two tiles
-  constexpr int kVectorFlops = kPeakChains * kLanes<T> * (kInPairs<E> ? 4 : 2);
-  constexpr bool kIsTile = kTiles && kInPairs<E>;
-  return {kIsTile       ? "tdpbf16ps"
-          : kInPairs<E> ? "vdpbf16ps"
-                        : "FMA",
-          kIsTile ? kTileFlops : kVectorFlops, peak_loop<Factor<E>>};
-}
-
-template <class E, class T = Compute<E>>
 constexpr KernelParts parts_of() {
   KernelParts parts{
       {kMaxRows[0], kMaxRows[1]}, gemm_part<T>, exp2_part<T>, exp_part<T>, tanh_part<T>,
-      transpose_part<T>,          peak_of<E>()};
+      transpose_part<T>};
 #ifdef QKV_PAIRS
   if (kInPairs<E>) parts.pairs = {kTiles, pair_gemm_part, pair_rows, softmax_pairs, narrow_rows};
 #endif

@@ -1,17 +1,11 @@
-// What the kernels of one dtype are made of, for tests, and for probe/ what they could do at best.
+// What the kernels of an instruction set are made of: functions of csrc/kernels, which a file of
+// this folder compiles once more for each, so that tests hold them alone against plain loops.
 // Operands and results are in the compute type.
 #pragma once
 
 #include "common/half.h"
 
 namespace qkv {
-
-// A loop of multiply-adds on registers.
-struct PeakLoop {
-  const char* instruction;  // "FMA", "vdpbf16ps" or "tdpbf16ps"
-  int flops;                // of one iteration, a multiply-add counted as two
-  double (*run)(int64_t iterations);
-};
 
 struct KernelParts {
   int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
@@ -27,8 +21,6 @@ struct KernelParts {
   // out [columns x rows] = the transposed in [rows x columns]; both are multiples of `lanes`.
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);
-  // Of products as this dtype's factors have them: half precision that is widened has those of f32.
-  PeakLoop peak;
   // Functions of kernels/gemm/pairs.h, for bf16 where pairs are multiplied; else null.
   struct {
     bool tiles;  // whether gemm multiplies AMX's tiles, and so takes only an A whose a_col is 1
@@ -44,5 +36,18 @@ struct KernelParts {
                         BFloat16* out, int64_t out_row);
   } pairs = {};
 };
+
+// Those of one instruction set, by the compute type; `pairs`: where it multiplies pairs of bf16.
+// Null: the instruction set whose kernels it takes has them (Implementation::others).
+struct IsaParts {
+  const char* isa;
+  const KernelParts *f32, *f64, *pairs;
+};
+
+// Makes them known. Each file of this folder does so before main() begins.
+bool add_parts(const IsaParts& parts);
+
+// Those of the instruction set in use, for f32, f64 or, where there are pairs, bf16.
+const KernelParts& active_parts(DType dtype);
 
 }  // namespace qkv
