@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
 
 from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused, replaced
 from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
-from qkv._score_function.program import Line, ScoreProgram, written
+from qkv._score_function.program import Line, written
+from qkv._score_function.recognise import Known, known
+from qkv._score_function.tables import Remembered, in_int32, joined
 
 LOOKUPS = frozenset("index select embedding".split())
 _LISTED = "these are expected: " + ", ".join(sorted(x for x in RULES if x[0] != "_"))
@@ -25,16 +27,25 @@ _NARROW = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 6
 
 @dataclass
 class Lowered:
-    """floats, integers: the nodes whose values are the tables, in the order of the joined tensors.
-    place: of a captured tensor its number; without it the nodes hold no tensor of the user."""
+    """A program without the numbers of its tables, which every call brings along.
+
+    floating: the dtype of its numbers.
+    floats, integers: the nodes whose values are the tables, in the order of the joined tensors.
+    place: of a captured tensor its number; without it the nodes hold no tensor of the user.
+    """
 
     text: str
+    floating: torch.dtype
     floats: list[Node]
     integers: list[Node]
     place: dict[Node, int]
+    remembered: Remembered = field(default_factory=Remembered)
 
-    def filled(self, captured: Sequence[Tensor], dtype: torch.dtype, name: Any) -> ScoreProgram:
-        """The program with the tables of a call. name: what an error calls a tensor."""
+    def tables(
+        self, captured: Sequence[Tensor], name: Callable[[Tensor], str]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """All floating tables one after the other, and all of integers and booleans. name: what an
+        error calls a tensor."""
         known: dict[Node, Tensor] = {}
 
         def value(node: Node) -> Tensor:
@@ -47,28 +58,32 @@ class Lowered:
                 known[node] = found if node.has_gradient else found.detach()
             return known[node]
 
-        floats = [value(x).reshape(-1).to(dtype) for x in self.floats]
-        integers = [_int32(value(x), name).reshape(-1) for x in self.integers]
-        return ScoreProgram(self.text, _joined(floats), _joined(integers))
+        def integers() -> Tensor | None:
+            return joined([in_int32(value(x), name).reshape(-1) for x in self.integers])
+
+        floats = joined([value(x).reshape(-1).to(self.floating) for x in self.floats])
+        if not self.integers:
+            return floats, None
+        return floats, self.remembered.of([captured[n] for n in self.read], integers)
+
+    @functools.cached_property
+    def known(self) -> Known:
+        return known(self.text)
+
+    @functools.cached_property
+    def read(self) -> list[int]:
+        """The captured tensors that integers follow from."""
+        left, seen = list(self.integers), set(self.integers)
+        while left:
+            new = set(left.pop().inputs) - seen
+            seen |= new
+            left += new
+        return [self.place[node] for node in seen if node in self.place]
 
 
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
-
-
-def _int32(x: Tensor, name: Callable[[Tensor], str]) -> Tensor:
-    is_plain = x.dtype == torch.int64 and x.numel() and type(x) in (Tensor, torch.nn.Parameter)
-    if is_plain and not _is_wrapped(x):
-        low, high = (int(end) for end in x.aminmax())
-        if low < -(2**31) or high >= 2**31:
-            end = low if low < -(2**31) else high
-            raise ValueError(
-                f"score_mod: {name(x)} has {end} in it, but numbers of int32 are expected"
-            )
-    return x.to(torch.int32)
-
-
-def lower(recording: Recording, place: tuple[str, str, int], name: Any) -> Lowered:
+def lower(
+    recording: Recording, floating: torch.dtype, place: tuple[str, str, int], name: Any
+) -> Lowered:
     """place: of the function. name: what an error calls a captured tensor.
 
     Raises:
@@ -79,7 +94,7 @@ def lower(recording: Recording, place: tuple[str, str, int], name: Any) -> Lower
         like = result.like if isinstance(result, Node) else None
         gives = type(result).__name__ if like is None else f"{like.dtype}, {list(like.shape)}"
         raise Refused(f"score_mod gives {gives}", place, "a floating tensor, [], is expected")
-    return _Lowering(recording, name).lowered(result)
+    return _Lowering(recording, name).lowered(result, floating)
 
 
 class _Lowering:
@@ -94,7 +109,7 @@ class _Lowering:
             kind = "f" if x == "score" else "i"
             self.registers[node] = self.p.line((x,), kind, has_gradient=x == "score")
 
-    def lowered(self, result: Node) -> Lowered:
+    def lowered(self, result: Node, floating: torch.dtype) -> Lowered:
         live, left = {result}, [result]
         while left:
             new = set(left.pop().inputs) - live
@@ -114,7 +129,8 @@ class _Lowering:
                 offsets[kind] += prod(sizes)
                 parts[kind].append(node)
         place = {node: n for n, (_, node) in enumerate(self.recording.captured)}
-        return Lowered(written(lines, self.p.lines, final), parts["float"], parts["int"], place)
+        text = written(lines, self.p.lines, final)
+        return Lowered(text, floating, parts["float"], parts["int"], place)
 
     def register(self, node: Node) -> Register:
         """Of a value without dimensions."""
