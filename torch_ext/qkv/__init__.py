@@ -7,6 +7,7 @@ _load()  # before anything that calls torch.ops.qkv
 from qkv import nn  # noqa: E402
 from qkv._cache import new_cache  # noqa: E402
 from qkv._conversion.convert import Conversion, convert  # noqa: E402
+from qkv._flex import flex_attention  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention, attention_jvp  # noqa: E402
 from qkv._hard import hard_attention  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "block_mask",
     "cmake_prefix_path",
     "convert",
+    "flex_attention",
     "hard_attention",
     "merge",
     "new_cache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 from qkv._score_function.program import Line, operands, parsed, written
@@ -43,10 +44,14 @@ def known(text: str) -> Known:
 
 
 def options_of(
-    text: str, of: Known, B: int, H: int, L: int, S: int
+    text: str, of: Known, sizes: tuple[int, int, int, int], taken: Container[str]
 ) -> tuple[str, dict[str, Any], Part | None, Part | None]:
     """What is left of the program for a call of these sizes, the options that stand for the rest,
-    and the tables that are alibi_slopes and bias, with the sizes that they have as options."""
+    and the tables that are alibi_slopes and bias, with the sizes that they have as options.
+
+    sizes: B, H, L and S. taken: the options that the caller gives.
+    """
+    _, H, L, S = sizes
     options: dict[str, Any] = {}
     if of.first == 0:
         options["is_causal"] = True
@@ -56,18 +61,21 @@ def options_of(
         return text, {}, None, None
     if left >= 0 or right >= 0:
         options["window_size"] = (left, right)
-    if not of.is_whole:
-        return of.inner, options, None, None
-    if of.slopes is not None and (L != S or of.slopes[1] != (H,)):
-        return of.inner, options, None, None
-    sizes, bias = (B, H, L, S), of.bias
+        if "window_size" in taken:
+            return text, {}, None, None
+    slopes, bias = of.slopes, of.bias
+    is_fit = of.is_whole and not (of.softcap and "softcap" in taken)
+    if slopes is not None:
+        is_fit = is_fit and L == S and slopes[1] == (H,) and "alibi_slopes" not in taken
     if bias is not None:
-        if any(n != sizes[d] for n, d in zip(bias[1], of.bias_dims)):
-            return of.inner, options, None, None
+        of_dims = tuple(sizes[d] for d in of.bias_dims)
+        is_fit = is_fit and bias[1] == of_dims and "bias" not in taken
         bias = (bias[0], tuple(n if d in of.bias_dims else 1 for d, n in enumerate(sizes)))
+    if not is_fit:
+        return of.inner, options, None, None
     if of.softcap:
         options["softcap"] = of.softcap
-    return "", options, of.slopes, bias
+    return "", options, slopes, bias
 
 
 class _Reader:

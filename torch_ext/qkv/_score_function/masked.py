@@ -1,0 +1,52 @@
+"""A score function together with a BlockMask that is no spans: see `masked`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_PARTIAL, _FULL = 1, 2
+
+
+def masked(score_mod: Callable[..., Any] | None, block_mask: BlockMask) -> Callable[..., Any]:
+    """The score function, -inf where the mask hides: for masks that are too many intervals, and in
+    torch.compile, where the number of intervals would depend on data."""
+    kinds = _kinds(block_mask)
+    return functools.partial(
+        _masked, score_mod, block_mask.mask_mod, kinds, tuple(block_mask.BLOCK_SIZE)
+    )
+
+
+def _masked(
+    score_mod: Any, mask_mod: Any, kinds: Tensor, sizes: tuple[int, int],
+    score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor,
+) -> Tensor:  # fmt: skip
+    block = (b if kinds.size(0) > 1 else 0, h if kinds.size(1) > 1 else 0)
+    kind = kinds[(*block, q // sizes[0], k // sizes[1])]
+    is_shown = (kind == _FULL) | ((kind == _PARTIAL) & mask_mod(b, h, q, k))
+    changed = score if score_mod is None else score_mod(score, b, h, q, k)
+    return torch.where(is_shown, changed, -torch.inf)
+
+
+def _kinds(block_mask: BlockMask) -> Tensor:
+    """Of each block whether it is partial, full or neither, `[B, H, rows, columns]`."""
+    columns = block_mask.kv_indices.size(-1)
+    shape = (*block_mask.kv_num_blocks.shape, columns + 1)
+    kinds = torch.zeros(shape, dtype=torch.int32)
+    for kind, counts, blocks in (
+        (_PARTIAL, block_mask.kv_num_blocks, block_mask.kv_indices),
+        (_FULL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
+    ):
+        if counts is not None and blocks is not None:
+            # What the lists have behind their counts goes to one more column, which is left out.
+            is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
+            to = blocks.long().masked_fill(~is_listed, columns)
+            kinds = kinds.scatter(-1, to, kind)
+    return kinds[..., :columns].contiguous()
