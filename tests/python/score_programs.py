@@ -35,7 +35,8 @@ def evaluated(program, scores):
         elif name in leaves:
             values.append(leaves[name])
         elif name == "load":
-            table, at = tables[int(args[0])], [values[int(x)].long() for x in args[1:]]
+            table = tables[int(args[0])]
+            at = [values[int(x)].long().expand(scores.shape) for x in args[1:]]
             is_in = [(x >= -n) & (x < n) for x, n in zip(at, table.shape, strict=True)]
             found = table[tuple(torch.where(y, x, 0) for x, y in zip(at, is_in, strict=True))]
             outside = float("nan") if table.is_floating_point() else 0

@@ -23,6 +23,7 @@ from qkv._machine import (  # noqa: E402
 from qkv._make_block_mask import block_mask  # noqa: E402
 from qkv._merge import merge  # noqa: E402
 from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
+from qkv._replace_flex import ReplacedFlex, replace_flex  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
 from qkv._varlen import varlen_attn  # noqa: E402
 from qkv._vmap import register as _register_vmap  # noqa: E402
@@ -36,6 +37,7 @@ _register_flash_attention()
 
 __all__ = [
     "Conversion",
+    "ReplacedFlex",
     "ReplacedSdpa",
     "SdpaReport",
     "Spans",
@@ -55,6 +57,7 @@ __all__ = [
     "merge",
     "new_cache",
     "nn",
+    "replace_flex",
     "replace_sdpa",
     "sdpa_report",
     "set_half_products",
