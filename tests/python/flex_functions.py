@@ -57,17 +57,23 @@ def _every_dimension():
     return score_mod, [of_query, of_batch, of_head]
 
 
-def _chained(*sizes, chain):
+def _chained(*sizes, chain, at):
+    """Looks up in what was looked up. torch.vmap has no gradient of that: `by_one_index` is the
+    same for it."""
+
     def make():
         table = numbers(*sizes)
-        return lambda s, b, h, q, k: s + chain(table, b, h, q, k), [table]
+
+        def score_mod(s, b, h, q, k):
+            return s + chain(table, b, h, q, k)
+
+        score_mod.by_one_index = lambda s, b, h, q, k: s + table[at(b, h, q, k)]
+        return score_mod, [table]
 
     return make
 
 
-def _which():
-    table, which = numbers(B, H, 4, L), torch.tensor(3)
-    return lambda s, b, h, q, k: s + table[b][h][which, q], [table]
+_WHICH = torch.tensor(3)
 
 
 def _jagged():
@@ -216,9 +222,15 @@ SCORE_MODS = {
     "trigonometry": _plain(lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b)),
     "branching": _plain(lambda s, b, h, q, k: torch.cos(s) * torch.sin(s) + torch.tan(b)),
     "documents": _documents,
-    "index of an index": _chained(B, L, chain=lambda t, b, h, q, k: t[b][q]),
-    "a number, then indices": _chained(4, B, H, L, chain=lambda t, b, h, q, k: t[0][b, h][q]),
-    "captured index": _which,
+    "index of an index": _chained(B, L, chain=lambda t, b, h, q, k: t[b][q], at=lambda b, h, q, k: (b, q)),
+    "a number, then indices": _chained(
+        4, B, H, L, chain=lambda t, b, h, q, k: t[2][b, h][q], at=lambda b, h, q, k: (2, b, h, q)
+    ),
+    "captured index": _chained(
+        B, H, 4, L,
+        chain=lambda t, b, h, q, k: t[b][h][_WHICH, q],
+        at=lambda b, h, q, k: (b, h, _WHICH, q),
+    ),
     "even keys": _plain(lambda s, b, h, q, k: torch.where(k % 2 == 0, s, -INF)),
     "composition": _composed,
     "every dimension": _every_dimension,
@@ -244,7 +256,9 @@ SCORE_MODS = {
     "new zeros as an index": _new_zeros,
     "bias of head": _table(H, at=lambda b, h, q, k: h),
     "query and key swapped": _table(S, L, at=lambda b, h, q, k: (k, q)),
-    "one index after another": _chained(L, S, chain=lambda t, b, h, q, k: t[q][k]),
+    "one index after another": _chained(
+        L, S, chain=lambda t, b, h, q, k: t[q][k], at=lambda b, h, q, k: (q, k)
+    ),
     "computed bias": _doubled,
     "half precision": _in_half_precision,
     "query factor": _table(L, at=lambda b, h, q, k: q, factor=True),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from flex_functions import INF, MASK_MODS, SCORE_MODS, B, H, L, S, numbers
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import (
     AuxRequest,
     BlockMask,
@@ -24,6 +25,7 @@ D = 8
 @pytest.fixture(autouse=True)
 def shim(monkeypatch):
     flex_shim.replace(monkeypatch)
+    torch.compiler.reset()
 
 
 def inputs(dtype=torch.float64, L=L):
@@ -45,7 +47,7 @@ def over(function, *leading):
 def composed(query, key, value, score_mod=None, mask_mod=None):
     scores = query @ key.mT / D**0.5
     if score_mod is not None:
-        scores = over(score_mod, scores)
+        scores = over(getattr(score_mod, "by_one_index", score_mod), scores)
     if mask_mod is not None:
         scores = scores.where(over(mask_mod), -INF)
     lse = scores.logsumexp(-1)
@@ -54,7 +56,8 @@ def composed(query, key, value, score_mod=None, mask_mod=None):
 
 def gradients(results, tensors):
     total = sum(x.where(x > -INF, 0).sin().sum() for x in results)
-    return torch.autograd.grad(total, tensors, allow_unused=True, materialize_grads=True)
+    options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+    return torch.autograd.grad(total, tensors, **options)
 
 
 def assert_same(found, true, tensors):
@@ -101,7 +104,7 @@ def test_compiled(name, is_made_inside):
 
 def test_compiled_for_any_length():
     table = numbers(H, 2 * S)
-    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    count = CompileCounterWithBackend("aot_eager")
 
     def call(query, key, value):
         return qkv.flex_attention(
@@ -109,7 +112,7 @@ def test_compiled_for_any_length():
         )
 
     compiled = torch.compile(call, fullgraph=True, backend=count, dynamic=True)
-    for n in (8, 12, 16):
+    for n in (10, 14, 20):
         tensors = inputs(L=n)
         torch.testing.assert_close(compiled(*tensors), call(*tensors))
     assert count.frame_count == 1
@@ -125,9 +128,14 @@ def test_a_mask_of_many_spans():
     assert_same(found, composed(*tensors, mask_mod=mask_mod), tensors)
 
 
+def _lists(*firsts):
+    """Of three rows of four blocks: one that counts, others behind it."""
+    return torch.tensor([[[[n, (n + 1) % 4, (n + 2) % 4, (n + 3) % 4] for n in firsts]]]).int()
+
+
 def test_blocks_are_what_their_lists_say():
-    counts, blocks = torch.tensor([[[1, 0, 1]]]).int(), torch.tensor([[[[1], [0], [3]]]]).int()
-    full = torch.tensor([[[1, 1, 0]]]).int(), torch.tensor([[[[3], [0], [0]]]]).int()
+    counts, blocks = torch.tensor([[[1, 0, 1]]]).int(), _lists(1, 2, 3)
+    full = torch.tensor([[[1, 1, 0]]]).int(), _lists(3, 0, 0)
     mask = BlockMask.from_kv_blocks(
         counts, blocks, *full, BLOCK_SIZE=8, mask_mod=lambda b, h, q, k: k % 2 == 0,
         seq_lengths=(L, S),
@@ -304,5 +312,5 @@ class TestReplaceFlex:
 
     def test_what_qkv_does_not_cover_goes_to_torch(self):
         with qkv.replace_flex():
-            found = flex_attention(*(torch.empty(1, 1, 4, 8, device="meta") for _ in "qkv"))
-        assert found.device.type == "meta"
+            with pytest.raises(ValueError, match="only supported on CUDA"):
+                flex_attention(*(torch.empty(1, 1, 4, 8, device="meta") for _ in "qkv"))

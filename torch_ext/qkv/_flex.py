@@ -114,7 +114,10 @@ def flex_attention(
         is_causal |= _add_program(given, score_mod, query, key.size(-2))
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
     op = _attention_with_lse if with_lse else _attention
-    found = op(query, key, value, attn_mask, dropout_p, is_causal, **given)
+    args: tuple[Any, ...] = (query, key, value)
+    if attn_mask is not None or dropout_p != 0.0 or is_causal:
+        args += (attn_mask, dropout_p, is_causal)
+    found = op(*args, **given)
     if return_aux is None:
         return found
     from torch.nn.attention.flex_attention import AuxOutput

@@ -39,8 +39,7 @@ class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
         score_mod, query = args
         graph, captured = _graph_of(self, tx, score_mod, query)
         is_double = query.dtype == torch.float64
-        fakes = [proxy.node.meta["example_value"] for proxy in captured]
-        fakes = [x if isinstance(x, torch.Tensor) else int(x) for x in fakes]
+        fakes = [_stand_in(proxy.node.meta["example_value"]) for proxy in captured]
         program, found = lowered(
             lambda *arguments: graph(*arguments, *fakes),
             torch.float64 if is_double else torch.float32,
@@ -48,6 +47,13 @@ class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
         proxies = [captured[next(n for n, y in enumerate(fakes) if y is x)] for x in found]
         text, known = (VariableTracker.build(tx, x) for x in (program.text, tuple(program.known)))
         return TupleVariable([text, known, *_tables(tx, program, proxies)])
+
+
+def _stand_in(x: Any) -> Any:
+    """With sizes that are numbers: tables have the sizes that they have now."""
+    if not isinstance(x, torch.Tensor):
+        return int(x)
+    return torch.zeros((), dtype=x.dtype).expand([int(n) for n in x.shape])
 
 
 def _graph_of(of: Any, tx: Any, score_mod: VariableTracker, query: Any) -> tuple[Any, list[Any]]:
