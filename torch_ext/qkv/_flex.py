@@ -116,7 +116,8 @@ def flex_attention(
     op = _attention_with_lse if with_lse else _attention
     args: tuple[Any, ...] = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal:
-        args += (attn_mask, dropout_p, is_causal)
+        # torch.compile takes a default for an argument, and the number for a constant.
+        args += (attn_mask, 0.0 if dropout_p == 0.0 else dropout_p, is_causal)
     found = op(*args, **given)
     if return_aux is None:
         return found
