@@ -12,6 +12,7 @@ import weakref
 import numpy
 import pytest
 import torch
+from torch.nn.attention.flex_attention import and_masks
 
 from qkv._score_function import cache, trace, traced
 from qkv._score_function.keys import key_of
@@ -120,8 +121,13 @@ def by_list(x):
     return lambda s, b, h, q, k: s * numbers[1]["a"][0]
 
 
+def by_masks_of_torch(x):
+    seen = and_masks(lambda b, h, q, k: q - k < x, lambda b, h, q, k: q >= k)
+    return lambda s, b, h, q, k: torch.where(seen(b, h, q, k), s, -INF)
+
+
 WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code, by_module,
-        by_callable_module, by_object, by_list]  # fmt: skip
+        by_callable_module, by_object, by_list, by_masks_of_torch]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)

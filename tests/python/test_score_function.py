@@ -64,7 +64,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-def over_the_grid(function):
+def over_the_grid(function, scores=SCORES):
     for dims in ((0, None, None, None, 0), (0, None, None, 0, None), (0, None, 0, None, None)):
         function = torch.vmap(function, dims)
     function = torch.vmap(function, (0, 0, None, None, None))
@@ -72,7 +72,7 @@ def over_the_grid(function):
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     with TransformGetItemToIndex():
-        return function(SCORES.clone(), *index)
+        return function(scores.clone(), *index)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
