@@ -1,6 +1,6 @@
-"""What the functions of torch's own test of FlexAttention (test/inductor/test_flex_attention.py) do,
-said anew: `SCORE_MODS` and `MASK_MODS`, by name. Each makes its function, and gives the tensors that
-may be learned with it. LEFT_OUT: what is not among them, and why."""
+"""What the functions of torch's own test, test/inductor/test_flex_attention.py, do, said anew:
+`SCORE_MODS` and `MASK_MODS`, by name. Each makes its function, a score_mod with the tensors that may
+be learned. LEFT_OUT: what is not among them, and why."""
 
 import functools
 import math
@@ -222,12 +222,17 @@ SCORE_MODS = {
     "trigonometry": _plain(lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b)),
     "branching": _plain(lambda s, b, h, q, k: torch.cos(s) * torch.sin(s) + torch.tan(b)),
     "documents": _documents,
-    "index of an index": _chained(B, L, chain=lambda t, b, h, q, k: t[b][q], at=lambda b, h, q, k: (b, q)),
+    "index of an index": _chained(
+        B, L, chain=lambda t, b, h, q, k: t[b][q], at=lambda b, h, q, k: (b, q)
+    ),
     "a number, then indices": _chained(
         4, B, H, L, chain=lambda t, b, h, q, k: t[2][b, h][q], at=lambda b, h, q, k: (2, b, h, q)
     ),
     "captured index": _chained(
-        B, H, 4, L,
+        B,
+        H,
+        4,
+        L,
         chain=lambda t, b, h, q, k: t[b][h][_WHICH, q],
         at=lambda b, h, q, k: (b, h, _WHICH, q),
     ),
@@ -340,7 +345,7 @@ LEFT_OUT = {
     "test_captured_reduction": "sums a row of a table; torch expects it to fail as well",
     "test_cant_lower_error_message": "sums a row of 256 numbers; torch refuses it as well",
     "test_reduction_unrolled": "sums a row of 3 numbers: look them up one by one",
-    "test_autograd_function_in_score_mod": "torch never runs its function (its run is commented out)",
+    "test_autograd_function_in_score_mod": "torch never runs its function",
     "paged attention": "the functions above, at places in pages: attention_with_kvcache has pages",
     "BACKEND, BLOCK_M, max_autotune, epilogue_fused ...": "about Triton's kernels",
     "other devices": "about CUDA",

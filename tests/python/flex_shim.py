@@ -44,7 +44,9 @@ def _with_lse(
     if window_size is not None:
         left, right = window_size
         behind = i + S - L - j
-        scores = scores.where(((behind <= left) | (left < 0)) & ((-behind <= right) | (right < 0)), -torch.inf)
+        scores = scores.where(
+            ((behind <= left) | (left < 0)) & ((-behind <= right) | (right < 0)), -torch.inf
+        )
     if spans is not None:
         scores = scores.where(Spans(spans).to_mask(S), -torch.inf)
     lse = scores.logsumexp(-1)
@@ -63,4 +65,6 @@ _library.impl("attention_with_lse", _with_lse, "CompositeImplicitAutograd")
 
 def replace(monkeypatch):
     monkeypatch.setattr(_flex, "_attention", torch.ops.flex_shim.attention.default)
-    monkeypatch.setattr(_flex, "_attention_with_lse", torch.ops.flex_shim.attention_with_lse.default)
+    monkeypatch.setattr(
+        _flex, "_attention_with_lse", torch.ops.flex_shim.attention_with_lse.default
+    )

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 import qkv
-from qkv._flex import _program
+from qkv._score_function.arguments import _program
 from qkv._score_function.recognise import options_of
 
 D = 8
@@ -83,7 +83,14 @@ def test_mask_mods_of_torchs_test(name):
     assert_same(qkv.flex_attention(*tensors, block_mask=mask, return_lse=True), true, tensors)
 
 
-COMPILED = ["documents", "relative bias", "symmetric", "branch that adds", "computed bias", "jagged"]
+COMPILED = [
+    "documents",
+    "relative bias",
+    "symmetric",
+    "branch that adds",
+    "computed bias",
+    "jagged",
+]
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -126,8 +126,8 @@ def by_masks_of_torch(x):
     return lambda s, b, h, q, k: torch.where(seen(b, h, q, k), s, -INF)
 
 
-WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code, by_module,
-        by_callable_module, by_object, by_list, by_masks_of_torch]  # fmt: skip
+WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code,
+        by_module, by_callable_module, by_object, by_list, by_masks_of_torch]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -222,17 +222,17 @@ def test_keys_tell_dtypes_apart():
 
 
 def test_it_keeps_no_tensor_and_no_closure_alive():
-    module, ids = Module(), torch.arange(9)
-    table = torch.randn(9)
-    alive = [weakref.ref(x) for x in (module, ids, table)]
+    def made():
+        module, ids, table = Module(), torch.arange(9), torch.randn(9)
 
-    def score_mod(s, b, h, q, k):
-        return module.score_mod(s, b, h, q, k) + table[ids[q]]
+        def score_mod(s, b, h, q, k):
+            return module.score_mod(s, b, h, q, k) + table[ids[q]]
 
-    alive.append(weakref.ref(score_mod))
-    trace(score_mod, torch.float32)
-    assert is_known(score_mod)
-    del module, ids, table, score_mod
+        trace(score_mod, torch.float32)
+        assert is_known(score_mod)
+        return [weakref.ref(x) for x in (module, ids, table, score_mod)]
+
+    alive = made()
     gc.collect()
     assert not any(x() is not None for x in alive)
 

@@ -81,4 +81,6 @@ def test_drawn_functions(expression, mask):
         return found if mask is None else torch.where(mask(arguments), found, -torch.inf)
 
     found = evaluated(trace(score_mod, torch.float64), SCORES)
-    torch.testing.assert_close(found, over_the_grid(score_mod, SCORES), rtol=1e-9, atol=1e-9, equal_nan=True)
+    torch.testing.assert_close(
+        found, over_the_grid(score_mod, SCORES), rtol=1e-9, atol=1e-9, equal_nan=True
+    )

@@ -23,8 +23,8 @@ from qkv._machine import (  # noqa: E402
 from qkv._make_block_mask import block_mask  # noqa: E402
 from qkv._merge import merge  # noqa: E402
 from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
-from qkv._replace_flex import ReplacedFlex, replace_flex  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
+from qkv._replace_flex import ReplacedFlex, replace_flex  # noqa: E402
 from qkv._varlen import varlen_attn  # noqa: E402
 from qkv._vmap import register as _register_vmap  # noqa: E402
 from qkv._weights import attention_weights, attention_with_weights  # noqa: E402

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from qkv._functional import has_kernels
 from qkv._intervals import TooMany
-from qkv._score_function import traced
+from qkv._score_function.arguments import arguments_of
 from qkv._score_function.masked import masked
-from qkv._score_function.recognise import Known, Part, options_of
 from qkv.options import ScoreOptions, Unpack
 from qkv.spans import tensor_of
 
@@ -111,54 +110,22 @@ def flex_attention(
         else:
             given["spans"] = spans
     if score_mod is not None:
-        is_causal |= _add_program(given, score_mod, query, key.size(-2))
+        sizes = (*query.shape[:3], key.size(-2))
+        is_hidden, found = arguments_of(score_mod, query, sizes, given)
+        is_causal |= is_hidden
+        given.update(found)
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
     op = _attention_with_lse if with_lse else _attention
     args: tuple[Any, ...] = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal:
         # torch.compile takes a default for an argument, and the number for a constant.
         args += (attn_mask, 0.0 if dropout_p == 0.0 else dropout_p, is_causal)
-    found = op(*args, **given)
+    results = op(*args, **given)
     if return_aux is None:
-        return found
+        return results
     from torch.nn.attention.flex_attention import AuxOutput
 
-    return (found[0], AuxOutput(lse=found[1])) if with_lse else (found, AuxOutput())
-
-
-def _add_program(given: dict[str, Any], score_mod: Any, query: Tensor, S: int) -> bool:
-    """Adds to the options what score_mod is. Returns whether it is causal."""
-    text, known, tables, indices = _program(score_mod, query)
-    B, H, L = query.shape[:3]
-    left, found, slopes, bias = options_of(text, known, (B, H, L, S), given)
-    is_causal = found.pop("is_causal", False)
-    given.update(found)
-    if slopes is not None:
-        given["alibi_slopes"] = _part(tables, slopes)
-    if bias is not None:
-        given["bias"] = _part(tables, bias)
-    if left:
-        given.update(score_program=left, score_tables=tables, score_indices=indices)
-    return is_causal
-
-
-def _program(score_mod: Any, query: Tensor) -> tuple[str, Known, Tensor | None, Tensor | None]:
-    if torch.compiler.is_dynamo_compiling():
-        from qkv._score_function.compiled import score_program
-
-        text, known, tables, indices = score_program(score_mod, query)
-        return text, Known(*known), tables, indices
-    found = traced(score_mod, query.dtype)
-    return found.lowered.text, found.lowered.known, *found.tables()
-
-
-def _part(tables: Tensor | None, part: Part) -> Tensor:
-    offset, sizes = part
-    assert tables is not None
-    n = 1
-    for size in sizes:
-        n *= size
-    return (tables if n == tables.numel() else tables[offset : offset + n]).view(sizes)
+    return (results[0], AuxOutput(lse=results[1])) if with_lse else (results, AuxOutput())
 
 
 def _spans_of(block_mask: Any) -> Tensor | None:
@@ -174,7 +141,10 @@ def _spans_of(block_mask: Any) -> Tensor | None:
         return None
 
 
-def _check(query, key, value, score_mod, block_mask, enable_gqa, return_lse, return_aux) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, enable_gqa: bool,
+    return_lse: bool, return_aux: Any,
+) -> None:  # fmt: skip
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4 or x.is_nested:
             what = "nested" if x.is_nested else f"{x.dim()}-D"
@@ -212,7 +182,7 @@ def _check_mask(block_mask: Any, query: Tensor, key: Tensor) -> None:
             f"flex_attention: block_mask is for {block_mask.seq_lengths[0]} queries and "
             f"{block_mask.seq_lengths[1]} keys, but for {sizes[0]} and {sizes[1]} is expected"
         )
-    for n, d in zip(block_mask.kv_num_blocks.shape[:2], (0, 1)):
+    for n, d in zip(block_mask.kv_num_blocks.shape[:2], (0, 1), strict=True):
         if n not in (1, query.size(d)):
             raise ValueError(
                 f"flex_attention: block_mask is for {n} {('batch items', 'heads')[d]}, but for 1 "

@@ -11,7 +11,7 @@ _active: list[ReplacedFlex] = []  # whose first one keeps torch's code
 _torchs: FunctionType | None = None  # torch's function under another name, while it is replaced
 
 
-def _replacement(  # type: ignore[no-untyped-def] # its code runs among the globals of torch's
+def _replacement(  # whose code runs among the globals of torch's function
     query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False,
     return_lse=False, kernel_options=None, *, return_aux=None,
 ):  # fmt: skip

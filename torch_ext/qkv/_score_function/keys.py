@@ -156,9 +156,10 @@ class _Walk:
     def other(self, x: Any, code: _Code) -> None:
         """A subclass of these, a class, or an object, by what the code names of it."""
         kind = type(x)
-        for of, walk in ((Tensor, _Walk.tensor), ((tuple, list), _Walk.sequence)):
-            if isinstance(x, of):
-                return walk(self, x, code)
+        if isinstance(x, Tensor):
+            return self.tensor(x, code)
+        if isinstance(x, (tuple, list)):
+            return self.sequence(x, code)
         if isinstance(x, ModuleType):
             return self.module(x, code)
         if isinstance(x, (int, float, str)):  # such as members of enum
@@ -186,7 +187,9 @@ class _Walk:
     def attributes(self, x: Any, state: dict[str, Any], code: _Code) -> None:
         for name in code.names:
             value = state.get(name, _MISSING)
-            if value is _MISSING and hasattr(type(x) if state else x, name):  # a miss of x's is slow
+            if value is _MISSING and hasattr(
+                type(x) if state else x, name
+            ):  # a miss of x's is slow
                 value = getattr(x, name, _MISSING)
             if value is not _MISSING:
                 self.parts.append(name)

@@ -25,7 +25,7 @@ def masked(score_mod: Callable[..., Any] | None, block_mask: BlockMask) -> Calla
 
 
 def _masked(
-    score_mod: Any, mask_mod: Any, kinds: Tensor, sizes: tuple[int, int],
+    score_mod: Any, mask_mod: Any, kinds: Tensor, sizes: tuple[int, ...],
     score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor,
 ) -> Tensor:  # fmt: skip
     block = (b if kinds.size(0) > 1 else 0, h if kinds.size(1) > 1 else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from qkv._score_function.program import Line, operands, parsed, written
+from qkv._score_function.program import operands, parsed, written
 
 _ORDER = ("batch", "head", "query", "key")
 _NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
@@ -79,7 +79,7 @@ def options_of(
 
 
 class _Reader:
-    def __init__(self, tables: list[Line], lines: list[Line]) -> None:
+    def __init__(self, tables: list[Any], lines: list[Any]) -> None:
         self.tables, self.lines = tables, lines
 
     def shown(self, n: int) -> tuple[int, Range]:
@@ -136,7 +136,7 @@ class _Reader:
         if any(x is None for x in found):
             return None
         signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}[name]
-        a, b, c = (sum(s * x[d] for s, x in zip(signs, found) if x) for d in range(3))
+        a, b, c = (sum(s * x[d] for s, x in zip(signs, found, strict=True) if x) for d in range(3))
         return a, b, c
 
     def summed(self, n: int, of: Known) -> Known:
@@ -203,9 +203,9 @@ class _Reader:
         return [(a, b), (b, a)]
 
     def part(self, n: int) -> Part:
-        name, offset, *sizes = self.tables[self.lines[n][1]]  # type: ignore[index]
+        name, offset, *sizes = self.tables[self.lines[n][1]]
         assert name == "@float"
-        return offset, tuple(sizes)  # type: ignore[return-value, arg-type]
+        return offset, tuple(sizes)
 
 
 def _at_least_0(x: Affine) -> Range | None:

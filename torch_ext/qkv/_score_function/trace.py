@@ -16,9 +16,7 @@ from qkv._score_function.lower import LOOKUPS, Lowered, lower
 _IS_KNOWN = (RULES.keys() | LOOKUPS).__contains__
 
 
-def lowered(
-    score_mod: Callable[..., Any], floating: torch.dtype
-) -> tuple[Lowered, list[Tensor]]:
+def lowered(score_mod: Callable[..., Any], floating: torch.dtype) -> tuple[Lowered, list[Tensor]]:
     """score_mod: of score, batch item, head, query and key, tensors without dimensions, the new
     score; as FlexAttention takes it. floating: of the score. Its program, and what it captures.
 
