@@ -1,6 +1,6 @@
 """What the functions of torch's own test, test/inductor/test_flex_attention.py, do, said anew:
-`SCORE_MODS` and `MASK_MODS`, by name. Each makes its function, a score_mod with the tensors that may
-be learned. LEFT_OUT: what is not among them, and why."""
+`SCORE_MODS` and `MASK_MODS`, by name. Each makes its function; a score_mod comes with the tensors
+that may be learned. LEFT_OUT: what is not among them, and why."""
 
 import functools
 import math

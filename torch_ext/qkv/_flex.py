@@ -12,7 +12,7 @@ from qkv._functional import has_kernels
 from qkv._intervals import TooMany
 from qkv._score_function.arguments import arguments_of
 from qkv._score_function.masked import masked
-from qkv.options import ScoreOptions, Unpack
+from qkv.options import FlexOptions, Unpack
 from qkv.spans import tensor_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def flex_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **options: Unpack[ScoreOptions],
+    **options: Unpack[FlexOptions],
 ) -> Any:
     """`torch.nn.attention.flex_attention.flex_attention` on a CPU, for training as well: attention
     whose scores go through a function of one's own. Nothing is compiled: `score_mod` is called
@@ -90,6 +90,8 @@ def flex_attention(
     Source: Dong et al., "FlexAttention", 2024.
     """
     given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
+    if given.get("softcap") == 0:
+        del given["softcap"]
     if not has_kernels(query):
         options_of_qkv = {**given, "attn_mask": attn_mask, "dropout_p": dropout_p}
         return _of_torch(
@@ -110,16 +112,15 @@ def flex_attention(
         else:
             given["spans"] = spans
     if score_mod is not None:
-        sizes = (*query.shape[:3], key.size(-2))
-        is_hidden, found = arguments_of(score_mod, query, sizes, given)
+        B, H, L = query.shape[:3]
+        is_hidden, found = arguments_of(score_mod, query, (B, H, L, key.size(-2)), given)
         is_causal |= is_hidden
         given.update(found)
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
     op = _attention_with_lse if with_lse else _attention
     args: tuple[Any, ...] = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal:
-        # torch.compile takes a default for an argument, and the number for a constant.
-        args += (attn_mask, 0.0 if dropout_p == 0.0 else dropout_p, is_causal)
+        args += (attn_mask, dropout_p, is_causal)
     results = op(*args, **given)
     if return_aux is None:
         return results
