@@ -2,7 +2,9 @@
 # code chooses its own target with pragmas, so there are no -m flags here.
 file(GLOB kernel_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/csrc/dispatch/*.cpp
+     ${PROJECT_SOURCE_DIR}/csrc/*.cpp
      ${PROJECT_SOURCE_DIR}/csrc/drivers/*.cpp
+     ${PROJECT_SOURCE_DIR}/csrc/program/*.cpp
      ${PROJECT_SOURCE_DIR}/csrc/isa/*/*.cpp
      ${PROJECT_SOURCE_DIR}/csrc/probe/*.cpp
      ${PROJECT_SOURCE_DIR}/csrc/threads/*.cpp)

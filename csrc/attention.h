@@ -53,6 +53,9 @@ struct BackwardArgs {
   Output grad_value;
   std::array<GradMask, kMasks> grad_masks;
   std::array<Output, kHeadNumbers> grad_by_head;  // [B..., H], double
+  // Compute type, [R, table_size()], rows as far apart as those of ScoreFunction::tables. Null: not
+  // wanted.
+  void* grad_tables = nullptr;
 
   // If not null, all gradients above are replaced by their changes in this direction.
   const BackwardDirection* direction = nullptr;

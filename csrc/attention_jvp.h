@@ -2,13 +2,14 @@
 // log-sum-exp change when the inputs change along given directions. With ' for a direction, and
 // for the change along it,
 //
-//   score'_ij = softcap'(scale * dot(query_i, key_j))
+//   score'_ij = f'(softcap(..)) * softcap'(scale * dot(query_i, key_j))
 //                 * scale * (dot(query'_i, key_j) + dot(query_i, key'_j))
-//               - slope' * |i + S - L - j| + sum_m mask'_m,ij
+//               + f_tables' - slope' * |i + S - L - j| + sum_m mask'_m,ij
 //   lse'_i    = exp(sink - lse_i) * sink' + sum_j exp(score_ij - lse_i) * score'_ij
 //   output'_i = sum_j weight_ij * (value'_j + score'_ij * value_j) - lse'_i * output_i
 //
-// where softcap' is the derivative of softcap. All of it is one pass over the keys, in O(L) memory.
+// where softcap' and f' are derivatives of softcap and of the score program f, and f_tables' is
+// how f changes with its tables. All of it is one pass over the keys, in O(L) memory.
 //
 // And second derivatives: how the gradients of a backward pass change when the inputs change along
 // given directions, grad_output and grad_lse staying as they are. That is the same as the gradient,
@@ -31,6 +32,7 @@ struct JvpArgs {
   // hidden pair is not used.
   std::array<Mask, kMasks> masks;
   std::array<Input, kHeadNumbers> by_head;  // [B..., H], double
+  const void* tables = nullptr;  // of ScoreFunction::tables, with rows as far apart; null: zeros
   // ForwardResult::output, if the caller has it: then it is read instead of computed, which saves
   // one of six products, JvpResult::output must be null, and few rows have their scores made as the
   // forward pass made them (ScoreWay).

@@ -1,12 +1,13 @@
 // What is to be computed: the inputs and options of a call.
 //
-//   score_ij  = softcap(scale * dot(query_i, key_j)) - slope * |i + S - L - j| + sum_m mask_m,ij
+//   score_ij  = f(softcap(scale * dot(query_i, key_j))) - slope * |i + S - L - j| + sum_m mask_m,ij
 //   weight_ij = kept_ij / (1 - dropout_p) * exp(score_ij - lse_i)
 //   lse_i     = log(exp(sink) + sum_j exp(score_ij))
 //   output_i  = sum_j weight_ij * value_j
 //
 // for every batch item and head, where j runs over the keys that query i may see, softcap(x) is
-// c * tanh(x / c), and kept_ij is 0 for a weight that dropout drops, else 1 (common/philox.h).
+// c * tanh(x / c), f a program of the caller's own (score_program.h), and kept_ij is 0 for a weight
+// that dropout drops, else 1 (common/philox.h).
 //
 // Shapes, with L = seqlen_q, S = seqlen_k, D = head_dim, Dv = head_dim_v:
 //   query [B..., H, L, D]   key [B..., Hkv, S, D]   value [B..., Hkv, S, Dv]
@@ -19,6 +20,7 @@
 #include <cstdint>
 
 #include "common/tensor.h"
+#include "score_program.h"
 
 namespace qkv {
 
@@ -138,6 +140,7 @@ struct Problem {
   // what their callers give them; null from these callers.
   const MaskMaps* maps = nullptr;
   std::array<Input, kHeadNumbers> by_head;  // null data: the problem has none
+  ScoreFunction function;
 
   // The probability of dropping a weight, 0 to 1. If it is not 0, L and S are limited to
   // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).

@@ -56,8 +56,15 @@ inline bool has_masks(const Problem& p) {
   return p.key_spans.input.data != nullptr;
 }
 
-// Whether positions or a mask can hide any key from any query.
-inline bool hides_any(const Problem& p) { return hides_positions(p) || has_masks(p); }
+// Whether a score program can.
+inline bool hides_by_function(const Problem& p) {
+  return p.function.program && p.function.program->hides();
+}
+
+// Whether positions, a mask or a score program can hide any key from any query.
+inline bool hides_any(const Problem& p) {
+  return hides_positions(p) || has_masks(p) || hides_by_function(p);
+}
 
 // About how many keys a query sees, for the drivers' estimates of work. Only a window that is
 // closed on both sides makes them fewer; is_causal closes the right side, but alone does not count.

@@ -92,6 +92,8 @@ struct BackwardSums {
   // Of GradMask::queries [G * L], and of GradMask::keys [S, G, lanes], whose lanes are equal.
   std::array<double*, kMasks> mask_rows{};
   std::array<void*, kMasks> mask_keys{};
+  void* tables = nullptr;         // of a score program (drivers/table_sums.h), in the compute type
+  bool tables_in_double = false;  // or in double
 };
 
 // An item of the backward pass: rows [row_begin, row_end) of a plane, whole blocks of them, against

@@ -63,6 +63,7 @@ void run_together(const Problem& p, const BackwardArgs& args,
   for (const Stretch& stretch : stretches)
     pass.add(p, args, stretch, *ItemProblem(p, stretch.first));
   pass.run();
+  for (const BackwardTask& task : pass.tasks()) task.add_tables();
 }
 
 // Batch items of different sizes that add to the same sums, in their order: an item of work is one
@@ -98,6 +99,7 @@ void run_in_turn(const Problem& p, const BackwardArgs& args,
                       char* const own = static_cast<char*>(workspaces.data()) + item.thread * bytes;
                       for (const BackwardTask& task : tasks) task.run_class(item.index, own);
                     }}});
+  for (const BackwardTask& task : tasks) task.add_tables();
 }
 
 }  // namespace
@@ -105,6 +107,7 @@ void run_in_turn(const Problem& p, const BackwardArgs& args,
 void attention_backward(const Problem& p, const BackwardArgs& args) {
   const bool in_turn = Sharing::between_items(p, args);
   const std::vector<Stretch> stretches = stretches_of(p, in_turn, /*without_queries=*/true);
+  clear_grad_tables(p, args);
   if (stretches.empty()) return;
   const MappedProblem mapped(p);
   const RowSums sums(*mapped, args);

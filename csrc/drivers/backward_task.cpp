@@ -26,7 +26,7 @@ constexpr int64_t kSumShare = 5;
 bool wants_kernels(const BackwardArgs& a) {
   for (int n = 0; n < kHeadNumbers; ++n)
     if (is_sum_over_keys(n) && a.grad_by_head[n].data) return true;
-  return a.grad_query.data || a.grad_key.data || a.grad_value.data ||
+  return a.grad_query.data || a.grad_key.data || a.grad_value.data || a.grad_tables ||
          std::any_of(a.grad_masks.begin(), a.grad_masks.end(), [](const GradMask& grad) {
            return grad.each.data || grad.keys.data || grad.queries.data;
          });
@@ -40,8 +40,10 @@ BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const 
       args_(args),
       stretch_(stretch),
       kernels_(kernels_for(p_, args)),
-      sharing_(p_, args, stretch),
       grid_(item, p_.group() * item.seqlen_q),
+      tables_(p_, args, stretch, grid_.parts(), grid_.most_bands(),
+              !Sharing::between_planes(p_, args, stretch)),
+      sharing_(p_, args, stretch, tables_.are_wanted() ? tables_.planes() : 0),
       sums_(item, args_, kernels_, grid_),
       planes_(stretch.count * p_.kv_heads),
       rows_(p_.group() * item.seqlen_q),
@@ -74,7 +76,9 @@ void BackwardTask::plan(const Team& team) {
   const auto together = double(std::min(classes(), wave()));
   const double threads = double(team.threads) * flops() / team.flops / together;
   const double wanted = (p_.is_causal ? 2 : 1) * kWidthPerThread * threads / double(grid_.parts());
-  order_cells(std::min(int64_t(std::ceil(wanted + kMoreWidth)), grid_.most_bands()));
+  order_cells(tables_.are_wanted()
+                  ? tables_.bands()
+                  : std::min(int64_t(std::ceil(wanted + kMoreWidth)), grid_.most_bands()));
 }
 
 int64_t BackwardTask::gradient_bytes() const {
@@ -96,7 +100,7 @@ void BackwardTask::cut_parts(int64_t bands) {
 
 void BackwardTask::plan_by_class() {
   by_class_ = true;
-  cut_parts(1);
+  cut_parts(tables_.bands());
 }
 
 void BackwardTask::order_cells(int64_t bands) {
@@ -189,8 +193,10 @@ void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane,
 }
 
 void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane,
-                            int64_t part, const Cell& cell, const BackwardSums& sums,
+                            int64_t part, const Cell& cell, BackwardSums sums,
                             void* workspace) const {
+  const int64_t number = (plane.batch - stretch_.first) * p.kv_heads + plane.kv_head;
+  tables_.give(sums, number, part, cell.row);
   const Range keys = grid_.keys(part, cell.keys);
   if (cell.row_rank == 0) sums_.clear_rows(sums, grid_.rows(cell.rows));
   if (cell.key_rank == 0) sums_.clear_keys(sums, keys);

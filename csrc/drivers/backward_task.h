@@ -8,7 +8,7 @@
 // The work can be ordered in two ways. Both give the same bits; plan() takes the faster one.
 //   by class:  an item is a class (of a problem with mask groups, mask_groups.h, the planes of one
 //              group in a class), plane after plane, and of a plane one part of the keys after the
-//              other, with all strips as one band.
+//              other, with all strips as one band, or as many as have sums of their own for tables.
 //   by cell:   an item is a cell. It waits for the cells that add to the same sums before it, all
 //              of which come before it in the list of items, so that some thread has them already.
 #pragma once
@@ -25,6 +25,7 @@
 #include "plane_progress.h"
 #include "plane_sums.h"
 #include "sharing.h"
+#include "table_sums.h"
 
 namespace qkv {
 
@@ -50,6 +51,8 @@ class BackwardTask {
   void run(int64_t index, void* workspace);
   Items last_items() const;  // an item adds up GradMask::each of one class, over its groups
   void finish(int64_t index) const { groups_.add(index); }
+  // Once all is done: what the stretch adds to the gradient of tables.
+  void add_tables() const { tables_.add(); }
 
   // One class, for a task that works by class and has no mask groups: that of a single batch item.
   int64_t classes() const { return sharing_.classes(); }
@@ -68,7 +71,7 @@ class BackwardTask {
   size_t kernel_bytes() const;     // the workspace of a kernel
   int64_t gradient_bytes() const;  // of query, key and value
   void run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane, int64_t part,
-                const Cell& cell, const BackwardSums& sums, void* workspace) const;
+                const Cell& cell, BackwardSums sums, void* workspace) const;
   void run_plane(const BackwardArgs& args, const Plane& plane, const PlaneSums::Memory& memory,
                  void* workspace) const;
   void run_group(int64_t its_class, int64_t group, void* workspace) const;
@@ -80,8 +83,9 @@ class BackwardTask {
   const BackwardArgs& args_;
   const Stretch stretch_;
   const Kernels& kernels_;
-  Sharing sharing_;
   Grid grid_;
+  TableSums tables_;
+  Sharing sharing_;
   PlaneSums sums_;
   int64_t planes_, rows_, keys_;  // how many planes, and of one its rows and keys
   double plane_flops_;

@@ -28,7 +28,8 @@ class MaskGroups {
     int wanted = 0;
     for (int m = 0; m < kMasks; ++m)
       if (args.grad_masks[m].each.data) mask_ = m, ++wanted;
-    if (wanted != 1 || !sharing.sums_whole_batch()) return;
+    // Planes of one class, in different groups, would add to the same sum of tables.
+    if (wanted != 1 || args.grad_tables || !sharing.sums_whole_batch()) return;
     const Strides& strides = sums_of(args).strides;
     element_ = p.masks[mask_].type == MaskType::f64 ? sizeof(double) : sizeof(float);
     class_heads_ = strides.head ? p.group() : 1;

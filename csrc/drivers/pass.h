@@ -25,6 +25,8 @@ class Pass {
     tasks_.emplace_back(std::forward<Args>(args)...);
   }
 
+  const std::vector<Task>& tasks() const { return tasks_; }
+
   void run() {
     plan();
     const Buffer buffer(lay_out(nullptr));

@@ -11,7 +11,8 @@ namespace qkv {
 
 // A plane is one batch item and one key/value head. Two planes are in the same class if they add to
 // the same elements of GradMask::each, which are those that differ only in dimensions over which
-// one of these outputs broadcasts. The position of a plane is its place within its
+// one of these outputs broadcasts, or those that have one sum for the gradient of tables
+// (table_sums.h). The position of a plane is its place within its
 // class. So planes of one class must not run at the same time, and planes at the same position of
 // different classes always may. Positions ascend with the number of the plane.
 //
@@ -20,7 +21,9 @@ namespace qkv {
 // stretch of its own, with the same classes, and they take turns.
 class Sharing {
  public:
-  Sharing(const Problem& p, const BackwardArgs& args, const Stretch& stretch)
+  // If no planes add to the same elements, there are `classes` classes, where it is not 0: plane n
+  // belongs to class n % classes.
+  Sharing(const Problem& p, const BackwardArgs& args, const Stretch& stretch, int64_t classes = 0)
       : kv_heads_(p.kv_heads), rank_(p.batch_rank), sizes_(p.batch_sizes) {
     if (p.spans) sizes_[0] = stretch.count;
     for (int d = 0; d < rank_; ++d) {
@@ -29,6 +32,14 @@ class Sharing {
     }
     shared_heads_ = broadcasts(args, [](const Strides& s) { return s.head == 0; });
     (shared_heads_ ? positions_ : classes_) *= kv_heads_;
+    if (classes == 0 || positions_ > 1) return;
+    in_turn_ = true;
+    positions_ = classes_ / classes, classes_ = classes;
+  }
+
+  // Whether planes of one stretch add to the same elements.
+  static bool between_planes(const Problem& p, const BackwardArgs& args, const Stretch& stretch) {
+    return Sharing(p, args, stretch).positions_ > 1;
   }
 
   // Whether all batch items of a problem with spans add to the same elements.
@@ -48,6 +59,7 @@ class Sharing {
 
   // The number of a plane in the stretch: item * kv_heads + kv_head.
   int64_t plane(int64_t its_class, int64_t position) const {
+    if (in_turn_) return position * classes_ + its_class;
     int64_t plane = 0, step = 1;
     const auto digit = [&](int64_t size, bool shared) {
       int64_t& from = shared ? position : its_class;
@@ -73,6 +85,7 @@ class Sharing {
   std::array<int64_t, kMaxBatchRank> sizes_;
   std::array<bool, kMaxBatchRank> shared_{};
   bool shared_heads_ = false;
+  bool in_turn_ = false;  // whether planes of a class are as far apart as there are classes
   int64_t classes_ = 1, positions_ = 1;
 };
 

@@ -31,6 +31,7 @@
 #include "common/visible.h"
 #include "common/workspace.h"
 #include "dispatch/kernel_table.h"
+#include "program/compiled.h"
 
 #define QKV_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)

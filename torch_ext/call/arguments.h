@@ -21,6 +21,7 @@ enum class Shape : int8_t {
   mask,      // broadcastable to [..., H, L, S]
   spans,     // broadcastable to [..., H, L, 2 n], for any n of at least 1
   per_head,  // broadcastable to [..., H] or, packed, [N, H]
+  tables,    // [N] or [R, N], of a score program: call/score_programs.h
   own        // the operators that take it say
 };
 
@@ -47,26 +48,28 @@ enum class Type : int8_t {
   X(attn_mask, mask, mask)                                           \
   X(bias, mask, addend)                                              \
   X(alibi_slopes, per_head, floating)                                \
-  X(sinks, per_head, floating)
+  X(sinks, per_head, floating)                                       \
+  X(score_tables, tables, compute) /* what score_program reads */
 
 // The gradient of x is called grad_x, and x_tangent is the direction in which x changes, in forward
 // mode: gradient_of and tangent_of go by these names. Besides these, there is a tangent of every
 // differentiable tensor, of its shape and dtype.
 #define QKV_OTHER_TENSORS(X)                                                                     \
-  X(spans, spans, int32)         /* begins and ends of the keys that a query sees */             \
-  X(dropout_seed, own, own)      /* int64 [1]; or [n], see Problem::dropout_seeds */             \
-  X(cu_seq_q, own, index)        /* [N + 1]: where each of N packed documents begins */          \
-  X(cu_seq_k, own, index)        /* likewise, of key and value */                                \
-  X(seqused_k, own, index)       /* [N]: how many keys of each document take part */             \
-  X(block_table, own, index)     /* [N, blocks of a document]: key and value in blocks */        \
-  X(new_key, tensor, query)      /* [B, Hkv, L_new, D]: appended to a cache */                   \
-  X(new_value, tensor, query)    /* [B, Hkv, L_new, Dv] */                                       \
-  X(cache_seqlens, own, index)   /* [B] */                                                       \
-  X(cache_batch_idx, own, index) /* [B] */                                                       \
-  X(cache_leftpad, own, index)   /* [B] */                                                       \
-  X(key_scale, own, float32)     /* [1], [Hkv] or key's shape without D: of int8 key */          \
-  X(value_scale, own, float32)   /* likewise */                                                  \
-  X(output, output, query)       /* what a forward operator returned, as the next three */       \
+  X(spans, spans, int32)          /* begins and ends of the keys that a query sees */            \
+  X(dropout_seed, own, own)       /* int64 [1]; or [n], see Problem::dropout_seeds */            \
+  X(cu_seq_q, own, index)         /* [N + 1]: where each of N packed documents begins */         \
+  X(cu_seq_k, own, index)         /* likewise, of key and value */                               \
+  X(seqused_k, own, index)        /* [N]: how many keys of each document take part */            \
+  X(block_table, own, index)      /* [N, blocks of a document]: key and value in blocks */       \
+  X(new_key, tensor, query)       /* [B, Hkv, L_new, D]: appended to a cache */                  \
+  X(new_value, tensor, query)     /* [B, Hkv, L_new, Dv] */                                      \
+  X(cache_seqlens, own, index)    /* [B] */                                                      \
+  X(cache_batch_idx, own, index)  /* [B] */                                                      \
+  X(cache_leftpad, own, index)    /* [B] */                                                      \
+  X(key_scale, own, float32)      /* [1], [Hkv] or key's shape without D: of int8 key */         \
+  X(value_scale, own, float32)    /* likewise */                                                 \
+  X(score_indices, tables, int32) /* what score_program reads */                                 \
+  X(output, output, query)        /* what a forward operator returned, as the next three */      \
   X(logsumexp, row, compute)                                                                     \
   X(weights, weights, query)                                                                     \
   X(index, row, int64)                                                                           \

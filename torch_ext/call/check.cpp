@@ -33,6 +33,9 @@ void check_dtype(const Call& call, Argument argument) {
       return expect(is_wide, ", but float32 or query's dtype (", name(query), ") is expected");
     case Type::floating:
       return expect(at::isFloatingType(found), ", but a floating dtype is expected");
+    case Type::compute:
+      return expect(found == compute_type(query), ", but ", name(compute_type(query)),
+                    " is expected, in which query of ", name(query), " is computed");
     case Type::float32:
       return expect(found == at::kFloat, ", but float32 is expected");
     case Type::int32:

@@ -13,6 +13,9 @@ void set_scores(Call& call, const AnyOptions& options) {
   call.set(arg::spans, tensor_of(options.spans()));
   call.set(arg::alibi_slopes, tensor_of(options.alibi_slopes()));
   call.set(arg::sinks, tensor_of(options.sinks()));
+  call.set(arg::score_tables, tensor_of(options.score_tables()));
+  call.set(arg::score_indices, tensor_of(options.score_indices()));
+  call.options.score_program = options.score_program();
   call.options.softcap = options.softcap();
   if (const auto& window = options.window_size())
     call.options.window_size = {(*window)[0], (*window)[1]};

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "problem.h"
 
@@ -47,7 +48,8 @@ enum class Reduce { none, heads, queries };
   X(reduce, Reduce)                                            \
   X(straight_through, bool)                                    \
   X(max_q, c10::SymInt)                                        \
-  X(max_k, c10::SymInt)
+  X(max_k, c10::SymInt)                                        \
+  X(score_program, std::string) /* "": there is none */
 
 struct Options {
 #define QKV_MEMBER(name, type) type name{};
@@ -66,7 +68,9 @@ using opt::Option;
 // operators; tensors and options of those that they are made of.
 #define QKV_SCORE_KEYWORDS "softcap=, alibi_slopes?=, bias?=, spans?="
 #define QKV_SCORE_TENSORS "attn_mask?, bias?, spans?, alibi_slopes?"
-#define QKV_SCORE_OPTIONS "scale, enable_gqa, window_size, softcap"
+#define QKV_SCORE_OPTIONS "scale, enable_gqa, window_size, softcap, " QKV_PROGRAM_KEYWORDS
+// The last keywords of users' operators.
+#define QKV_PROGRAM_KEYWORDS "score_program=, score_tables?=, score_indices?="
 
 // visit(member) with the member of `options` that `option` names.
 template <class AnyOptions, class Visit>

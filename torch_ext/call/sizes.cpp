@@ -3,6 +3,7 @@
 #include <c10/core/SymInt.h>
 
 #include "call/check.h"
+#include "call/score_programs.h"
 
 namespace qkv {
 namespace {
@@ -232,6 +233,7 @@ Sizes<T> check(const Call& call, void (*check_sizes)(const Call&, Sizes<T>&)) {
   Sizes<T> sizes;
   check_sizes(call, sizes);
   check_option_sizes(call, sizes);
+  check_score_program(call, sizes);
   check_overflow(call, sizes);
   // A forward operator has no companions but tangents, and one that takes any takes query's.
   if (call.op->is_backward || call.op->takes(arg::query_tangent)) check_companions(call, sizes);

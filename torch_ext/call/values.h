@@ -33,6 +33,11 @@ struct Value<bool> : OwnValue<bool> {
 };
 
 template <>
+struct Value<std::string> : OwnValue<std::string> {
+  static constexpr const char *kType = "str", *kDefault = "\"\"";
+};
+
+template <>
 struct Value<std::optional<double>> : OwnValue<std::optional<double>> {
   static constexpr const char *kType = "float?", *kDefault = "None";
 };

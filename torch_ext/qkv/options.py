@@ -79,7 +79,7 @@ def defaults(operator: OpOverload) -> dict[str, Any]:
 
 
 def keywords_of(operator: OpOverload) -> Callable[..., dict[str, Any]]:
-    """A function that takes all keyword arguments of the operator, by position in the order of its
+    """A function that takes the keyword arguments of the operator, by position in the order of its
     schema, and returns those that are not their defaults.
 
     An argument costs the dispatcher 0.2 us and a keyword 0.5, so that every function of the package
@@ -87,9 +87,10 @@ def keywords_of(operator: OpOverload) -> Callable[..., dict[str, Any]]:
     A loop over the names would take as long as that, so the function is written here as one would
     by hand: an `if` for each name. Of `Spans` the operators take the tensor."""
     arguments = [a for a in operator._schema.arguments if a.kwarg_only]
-    lines = [f"def keywords({', '.join(a.name for a in arguments)}):", " given = {}"]
+    lines = [f"def keywords({', '.join(f'{a.name}={a.default_value!r}' for a in arguments)}):"]
+    lines.append(" given = {}")
     for name, default in ((a.name, a.default_value) for a in arguments):
-        differs = "!=" if isinstance(default, float) else "is not"
+        differs = "!=" if isinstance(default, (float, str)) else "is not"
         value = "tensor_of(spans)" if name == "spans" else name
         lines.append(f" if {name} {differs} {default!r}: given[{name!r}] = {value}")
     namespace: dict[str, Any] = {"tensor_of": tensor_of}

@@ -26,6 +26,7 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
     if (kArguments[a].shape == Shape::tensor) allocate(a, shapes[a], wide_ ? wide : own);
     if (kArguments[a].shape == Shape::per_head) allocate(a, sizes.per_head(), at::kDouble);
     if (kArguments[a].shape == Shape::mask) allocate_mask(a);
+    if (a == arg::score_tables) full_[a] = at::zeros(call[a].sizes(), call[a].options());
   }
 }
 
@@ -63,6 +64,8 @@ void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
   bind(args.grad_key, arg::key);
   bind(args.grad_value, arg::value);
   for (int n = 0; n < kHeadNumbers; ++n) bind(args.grad_by_head[n], kHeadArguments[n]);
+  if (full_[arg::score_tables].defined())
+    args.grad_tables = full_[arg::score_tables].mutable_data_ptr();
   for (int m = 0; m < kMasks; ++m)
     if (full_[kMaskArguments[m]].defined())
       bind_mask(kMaskArguments[m], kernel, args.grad_masks[m]);

@@ -80,6 +80,7 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   p.score_way = options.scores;
   p.num_threads = num_threads();
 
+  bind_score_program();
   bind_differentiable(p, [](Argument argument) { return argument; });
   if (!call.has(arg::spans)) return;
   check_spans(call, sizes);
@@ -87,7 +88,33 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
   p.key_spans.count = call[arg::spans].sizes().back() / 2;
 }
 
-void KernelCall::bind_tangents(JvpArgs& args) { bind_differentiable(args, tangent_of); }
+void KernelCall::bind_tangents(JvpArgs& args) {
+  bind_differentiable(args, tangent_of);
+  if (!call_.has(arg::score_tables_tangent)) return;
+  score_tables_tangent_ = call_[arg::score_tables_tangent].contiguous();
+  args.tables = score_tables_tangent_.const_data_ptr();
+}
+
+void KernelCall::bind_score_program() {
+  score_program_ = score_program_of(call_);
+  if (!score_program_) return;
+  ScoreFunction& function = problem.function;
+  function.program = score_program_.get();
+  // In a cache, queries are the last positions; elsewhere the first query is number 0.
+  function.from_last = sizes_.is_cache || call_.has(arg::block_table);
+  const auto rows_of = [&](Argument argument, at::Tensor& tensor, int64_t& step) {
+    if (!call_.has(argument)) return;
+    tensor = call_[argument].contiguous();
+    const int64_t rows = size_from_right<int64_t>(tensor, 1);
+    if (rows == 1) return;
+    step = tensor.sizes().back(), function.rows = rows;
+  };
+  rows_of(arg::score_tables, score_tables_, function.table_step);
+  rows_of(arg::score_indices, score_indices_, function.index_step);
+  if (score_tables_.defined()) function.tables = score_tables_.const_data_ptr();
+  if (score_indices_.defined()) function.indices = score_indices_.const_data_ptr<int32_t>();
+  if (function.rows > 1) function.items = sizes_.dropout_items() / function.rows;
+}
 
 void KernelCall::bind_seeds() {
   seeds_ = call_[arg::dropout_seed].contiguous();

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention_jvp.h"
-#include "call/check.h"
+#include "call/score_programs.h"
 
 namespace qkv {
 
@@ -44,6 +44,7 @@ class KernelCall {
   void bind_differentiable(Inputs& to, const Which& which);
   void bind_per_head(Argument argument, Input& input);
   void bind_seeds();
+  void bind_score_program();
 
   const Call& call_;
   const Sizes<int64_t>& sizes_;
@@ -52,6 +53,8 @@ class KernelCall {
   std::array<at::Tensor, 2 * kHeadArguments.size()> per_head_;
   size_t per_heads_ = 0;
   at::Tensor seeds_;
+  std::shared_ptr<const ScoreProgram> score_program_;
+  at::Tensor score_tables_, score_tables_tangent_, score_indices_;  // contiguous
   c10::SmallVector<Operand, 28> operands_;
 };
 

@@ -23,7 +23,7 @@ void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t ke
 
 // Whether masks change a score of these queries and keys [key, end), or positions hide one.
 inline bool hides_pairs(const Problem& p, const MapView& view, int64_t key, int64_t end) {
-  return (p.maps && !masks_are_plain(p, view, key, end)) ||
+  return (p.maps && !masks_are_plain(p, view, key, end)) || hides_by_function(p) ||
          hides_positions(p, view.first, view.last, key, end);
 }
 

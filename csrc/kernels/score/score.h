@@ -5,6 +5,7 @@
 #include "kernels/score/alibi.h"
 #include "kernels/score/masks.h"
 #include "kernels/score/option.h"
+#include "kernels/score/program.h"
 #include "kernels/score/softcap.h"
 
 namespace qkv::QKV_ISA {
@@ -50,7 +51,7 @@ struct OptionList<First, Rest...> {
 };
 
 // In the order of the formula in problem.h.
-using ScoreOptions = OptionList<Softcap, Alibi, Masks>;
+using ScoreOptions = OptionList<Softcap, Program, Alibi, Masks>;
 template <class T>
 using ScoreTiles = OptionTiles<T, ScoreOptions::kSize>;
 

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include "qkv/export.h"
@@ -49,6 +50,10 @@ struct KvCacheOptions {
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   // Floating, broadcastable to [B, H]: the score of one more key, whose value is 0.
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+  // As in AttentionOptions; a query's number is its position, that of the last one S - 1.
+  TORCH_ARG(std::string, score_program) = "";
+  TORCH_ARG(std::optional<at::Tensor>, score_tables) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, score_indices) = std::nullopt;
   // float32, of int8 caches: what their numbers are multiplied by, [1] for all, [Hkv] for each head
   // or the cache's shape without its last dimension for each row of each head. Appending writes the
   // last kind, and uses the others.

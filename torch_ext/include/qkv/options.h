@@ -6,6 +6,7 @@
 
 #include <array>
 #include <optional>
+#include <string>
 
 namespace qkv {
 
@@ -49,6 +50,12 @@ struct AttentionOptions {
   // Floating, broadcastable to [..., H]: the score of one more key, which every query of the head
   // sees and whose value is 0.
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+  // A function of your own that scores go through after softcap, as the text of a program
+  // (docs/score_programs.md). It reads the numbers of its tables from score_tables, [N], in the
+  // dtype in which query is computed, which have a gradient, and from score_indices, [N], int32.
+  TORCH_ARG(std::string, score_program) = "";
+  TORCH_ARG(std::optional<at::Tensor>, score_tables) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, score_indices) = std::nullopt;
 };
 
 // The directions in which the tensors of a call change, for attention_jvp: each of the shape and
@@ -61,6 +68,7 @@ struct AttentionTangents {
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, score_tables) = std::nullopt;
 };
 
 }  // namespace qkv

@@ -46,6 +46,9 @@ Tensors attend(Call call, const Operator& op = attention_forward);
 // needs the memory of a few [..., H, L, S] tensors.
 Tensors attention_composition(const Call& call);
 
+// scores [..., H, L, S] after the call's score program, if it has one, out of torch's operators.
+at::Tensor apply_score_program(const Call& call, const at::Tensor& scores);
+
 // The rest is checked by the operators that follow.
 void check_query(const Call& call);
 

@@ -100,6 +100,7 @@ at::Tensor scores_of(const Call& call, at::ScalarType type) {
   at::Tensor scores = at::matmul(call[arg::query].to(type), key.transpose(-2, -1)).mul(scale);
   scores = scores.expand_symint(sizes.scores());
   if (const double cap = call.options.softcap; cap > 0) scores = at::tanh(scores.div(cap)).mul(cap);
+  scores = apply_score_program(call, scores);
   if (call.has(arg::alibi_slopes)) {
     const at::Tensor distances = ahead(scores, /*top_left=*/false).abs().to(type);
     scores = scores.sub(distances.mul(per_head(call[arg::alibi_slopes], scores)));

@@ -32,6 +32,7 @@ Tensors attend_elsewhere(const Call& call) {
          "do window_size; pass an attn_mask");
   refuse(call.has(arg::spans), "do spans; pass an attn_mask");
   refuse(o.softcap != 0, "do softcap");
+  refuse(!o.score_program.empty(), "do score_program");
   for (const Argument of_heads : kHeadArguments)
     refuse(call.has(of_heads),
            c10::str("do ", kArguments[of_heads].name,
@@ -79,15 +80,18 @@ const std::string kTangentNames = tangents("?");
 // scaled_dot_product_attention's arguments, in its order and with its defaults, then ours.
 const std::string kSignature =
     "(query, key, value, attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
-    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=";
+    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, ";
 
-DefinedOperator attention("attention", "attention" + kSignature + ") -> output",
+DefinedOperator attention("attention",
+                          "attention" + kSignature + QKV_PROGRAM_KEYWORDS ") -> output",
                           {.composite = &attention_composite});
 DefinedOperator attention_with_lse("attention",
-                                   "attention_with_lse" + kSignature + ") -> output, logsumexp",
+                                   "attention_with_lse" + kSignature +
+                                       QKV_PROGRAM_KEYWORDS ") -> output, logsumexp",
                                    {.composite = &attention_composite});
 DefinedOperator attention_jvp("attention_jvp",
-                              "attention_jvp" + kSignature + ", " + tangents("?=") +
+                              "attention_jvp" + kSignature + tangents("?=") + ", " +
+                                  QKV_PROGRAM_KEYWORDS
                                   ") -> output, logsumexp, output_tangent, logsumexp_tangent",
                               {.composite = &attention_jvp_composite});
 

@@ -110,7 +110,8 @@ Tensors hard_composite(const Call& call) {
 DefinedOperator hard(
     "hard_attention",
     "hard_attention(query, key, value, attn_mask?=, is_causal=, *, scale=, enable_gqa=, "
-    "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=) -> output, index",
+    "window_size=, " QKV_SCORE_KEYWORDS ", straight_through=, " QKV_PROGRAM_KEYWORDS
+    ") -> output, index",
     {.composite = &hard_composite});
 
 }  // namespace

@@ -71,7 +71,8 @@ DefinedOperator attention_with_kvcache(
     "attention_with_kvcache(query, k_cache(a!) as key, v_cache(b!) as value, key?= as new_key, "
     "value?= as new_value, *, cache_seqlens?=, cache_batch_idx?=, cache_leftpad?=, block_table?=, "
     "softmax_scale= as scale, causal=, window_size=, " QKV_SCORE_KEYWORDS
-    ", sinks?=, k_scale(c!)?= as key_scale, v_scale(d!)?= as value_scale) "
+    ", sinks?=, k_scale(c!)?= as key_scale, v_scale(d!)?= as value_scale, " QKV_PROGRAM_KEYWORDS
+    ") "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &kvcache_cpu,
      .meta = &meta,
@@ -84,7 +85,8 @@ DefinedOperator varlen_attention_paged(
     "varlen_attention",
     "varlen_attention_paged(query, key, value, cu_seq_q, cu_seq_k?, seqused_k, block_table, *, "
     "scale=, window_size=, enable_gqa=, " QKV_SCORE_KEYWORDS
-    ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) "
+    ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale, " QKV_PROGRAM_KEYWORDS
+    ") "
     "-> output, softmax_lse as logsumexp",
     {.cpu = &paged_varlen_cpu,
      .meta = &meta,

@@ -48,7 +48,8 @@ DefinedOperator varlen(
     "varlen_attention",
     "varlen_attention(query, key, value, cu_seq_q, cu_seq_k?, max_q, max_k, *, "
     "dropout_p=, scale=, window_size=, enable_gqa=, seqused_k?=, block_table?=, " QKV_SCORE_KEYWORDS
-    ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale) -> output, logsumexp",
+    ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale, " QKV_PROGRAM_KEYWORDS
+    ") -> output, logsumexp",
     {.composite = &varlen_composite});
 
 }  // namespace

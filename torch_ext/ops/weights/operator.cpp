@@ -15,7 +15,7 @@ const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduc
 // attention's arguments after the value, in its order and with its defaults, then ours.
 const std::string kWeightsSignature =
     ", attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
-    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=)";
+    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, reduce=, " QKV_PROGRAM_KEYWORDS ")";
 
 }  // namespace
 

@@ -1,0 +1,110 @@
+// A function of the caller's own, as a program (score_program.h).
+#pragma once
+
+#include "kernels/score/interpreter.h"
+#include "kernels/score/option.h"
+
+namespace qkv::QKV_ISA {
+
+// Calls use(interpreter), which lives as long as the call, with memory on the stack: programs have
+// a few dozen results, and threads megabytes. Not inlined, since a loop around it would take memory
+// again and again.
+template <class T, class Use>
+__attribute__((noinline)) void interpret(const Problem& p, const program::Compiled& program,
+                                         const Tile& tile, int64_t key, const ProgramTile<T>& given,
+                                         const Use& use) {
+  char* const memory = static_cast<char*>(
+      __builtin_alloca_with_align(Interpreter<T>::memory_bytes(program), kVectorBytes * 8));
+  Interpreter<T> interpreter(p, program, tile, key, given, memory);
+  use(interpreter);
+}
+
+// to [keys x lanes] = the only result of a program. It may be one of the tiles that are given.
+template <class T>
+void run_program(const Problem& p, const program::Compiled& program, const Tile& tile, int64_t key,
+                 int64_t keys, const ProgramTile<T>& given, T* to) {
+  interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
+    of.run_rows(keys, [&](int64_t row, int64_t rows) {
+      of.store_result(program.results[0], rows, to + row * tile.step);
+    });
+  });
+}
+
+// Adds the values of `rows` rows of a tile to the gradient of tables.
+template <class T, class Sum>
+void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, int64_t rows,
+                   Sum* sums) {
+  for (const program::TableSum& sum : program.sums) {
+    const program::Step& place = program.steps[size_t(sum.place)];
+    TableAdder<T, Sum>(sums + sum.offset, rows, of.vectors(), place.by_row, place.by_lane)
+        .add(of.result(sum.place), of.result(sum.value));
+  }
+}
+
+// The results of a backward program, in place of the gradients that it is given; and what it adds
+// to the gradient of tables.
+template <class T, int N>
+void run_backward(const Problem& p, const program::Compiled& program, const BackwardItem& item,
+                  const Tile& tile, int64_t key, int64_t keys, const ProgramTile<T>& given,
+                  T* const (&gradients)[N]) {
+  void* const sums = item.sums.tables;
+  interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
+    of.run_rows(keys, [&](int64_t row, int64_t rows) {
+      if (sums && item.sums.tables_in_double)
+        add_to_tables(program, of, rows, static_cast<double*>(sums));
+      else if (sums)
+        add_to_tables(program, of, rows, static_cast<T*>(sums));
+      for (int n = 0; n < N; ++n)
+        of.store_result(program.results[size_t(n)], rows, gradients[n] + row * tile.step);
+    });
+  });
+}
+
+// What it keeps of a score is what it was given.
+struct Program : ScoreOption<Program> {
+  static constexpr bool kKeeps = true;
+
+  static bool is_set(const Problem& p) { return p.function.program; }
+  static bool moves(const JvpArgs& a) { return a.tables; }
+
+  template <class T>
+  static void apply(const Problem& p, const Tile& tile, int64_t key, int64_t keys, T* scores,
+                    T* before) {
+    for (int64_t j = 0; before && j < keys; ++j)
+      std::copy_n(scores + j * tile.step, tile.lanes, before + j * tile.step);
+    run_program<T>(p, p.function.program->forward(), tile, key, keys, {.score = scores}, scores);
+  }
+  template <class T>
+  static void jvp(const Problem& p, const JvpArgs& a, const Tile& tile, int64_t key, int64_t keys,
+                  const T* before, T* change) {
+    run_program<T>(p, p.function.program->jvp(), tile, key, keys,
+                   {.score = before, .change = change, .direction = direction_of<T>(a)}, change);
+  }
+  template <class T>
+  static void backward(const Problem& p, const BackwardArgs&, const BackwardItem& item,
+                       const Tile& tile, int64_t key, int64_t keys, const T* before,
+                       T* grad_scores) {
+    run_backward<T>(p, p.function.program->backward(), item, tile, key, keys,
+                    {.score = before, .grad = grad_scores}, {grad_scores});
+  }
+  template <class T>
+  static void double_backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
+                              const Tile& tile, int64_t key, int64_t keys, const T* before,
+                              const T* change, T* first, T* second) {
+    run_backward<T>(p, p.function.program->double_backward(), item, tile, key, keys,
+                    {.score = before,
+                     .change = change,
+                     .grad = first,
+                     .grad_change = second,
+                     .direction = direction_of<T>(a.direction->along)},
+                    {first, second});
+  }
+
+ private:
+  template <class T>
+  static const T* direction_of(const JvpArgs& a) {
+    return static_cast<const T*>(a.tables);
+  }
+};
+
+}  // namespace qkv::QKV_ISA

@@ -1,0 +1,207 @@
+// What each instruction of a score program does with vectors (program/instruction.h says what they
+// mean).
+#pragma once
+
+#include "kernels/score/program_steps.h"
+
+namespace qkv::QKV_ISA {
+
+// The beginning of a lambda that returns vectors. It captures, even nothing: GCC gives a function
+// to which one without captures converts the default instruction set.
+#define QKV_VECTORS(...) [&](__VA_ARGS__) QKV_INLINE_LAMBDA
+
+// Reals of one step, for which vectors have instructions.
+template <class T>
+bool run_real(const program::Instruction& x, const StepSize& size, const StepData& to,
+              const StepData& a, const StepData& b, const StepData& c) {
+  using program::Op;
+  using V = Vec<T>;
+  const auto each = QKV_VECTORS(auto f) {
+    return each_vector<T, false>(size, to, a, b, c, f), true;
+  };
+  const auto in_step = QKV_VECTORS(auto f) { return each_in_step<T>(size, to, a, f), true; };
+  switch (x.op) {
+    case Op::add:
+      return each(QKV_VECTORS(V p, V q, V) { return p + q; });
+    case Op::sub:
+      return each(QKV_VECTORS(V p, V q, V) { return p - q; });
+    case Op::mul:
+      return each(QKV_VECTORS(V p, V q, V) { return p * q; });
+    case Op::div:
+      return each(QKV_VECTORS(V p, V q, V) { return p / q; });
+    case Op::neg:
+      return each(QKV_VECTORS(V p, V, V) { return -p; });
+    case Op::abs:
+      return each(QKV_VECTORS(V p, V, V) { return (V)((IntVec<T>)p & ~(IntVec<T>)splat(T(-0.))); });
+    // NaN of either comes through.
+    case Op::min:
+      return each(QKV_VECTORS(V p, V q, V) { return p != p ? p : p < q ? p : q; });
+    case Op::max:
+      return each(QKV_VECTORS(V p, V q, V) { return p != p ? p : p > q ? p : q; });
+    case Op::exp:
+      return in_step(QKV_VECTORS(auto& p) { exp_of<T>(p); });
+    case Op::log:
+      return in_step(QKV_VECTORS(auto& p) { log_of<T>(p); });
+    case Op::tanh:
+      return in_step(QKV_VECTORS(auto& p) { tanh<T>(p); });
+    case Op::sigmoid:
+      return in_step(QKV_VECTORS(auto& p) {
+        for (V& y : p) y = -y;
+        exp_of<T>(p);
+        for (V& y : p) y = 1 / (1 + y);
+      });
+    default:
+      return false;
+  }
+}
+
+// Those for which they have none.
+template <class T>
+bool run_real_by_lane(const program::Instruction& x, const StepSize& size, const StepData& to,
+                      const StepData& a, const StepData& b) {
+  using program::Op;
+  const auto lanes = QKV_VECTORS(auto f) { return each_lane<T, false>(size, to, a, b, f), true; };
+  switch (x.op) {
+    case Op::sqrt:
+      return lanes(QKV_VECTORS(double p, double) { return std::sqrt(p); });
+    case Op::rsqrt:
+      return lanes(QKV_VECTORS(double p, double) { return 1 / std::sqrt(p); });
+    case Op::floor:
+      return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
+    case Op::sin:
+      return lanes(QKV_VECTORS(double p, double) { return std::sin(p); });
+    case Op::cos:
+      return lanes(QKV_VECTORS(double p, double) { return std::cos(p); });
+    case Op::floordiv:
+      return lanes(QKV_VECTORS(double p, double q) { return std::floor(p / q); });
+    case Op::rem:
+      return lanes(QKV_VECTORS(double p, double q) { return p - std::floor(p / q) * q; });
+    default:
+      return false;
+  }
+}
+
+// Integers of one step, which wrap.
+template <class T>
+bool run_integer(const program::Instruction& x, const StepSize& size, const StepData& to,
+                 const StepData& a, const StepData& b, const StepData& c) {
+  using program::Op;
+  using V = IntVec<T>;
+  const auto each = QKV_VECTORS(auto f) {
+    return each_vector<T, true>(size, to, a, b, c, f), true;
+  };
+  const auto lanes = QKV_VECTORS(auto f) { return each_lane<T, true>(size, to, a, b, f), true; };
+  switch (x.op) {
+    case Op::add:
+      return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p + q); });
+    case Op::sub:
+      return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p - q); });
+    case Op::mul:
+      return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p * q); });
+    case Op::neg:
+      return each(QKV_VECTORS(V p, V, V) { return wrap<T>(-p); });
+    case Op::abs:
+      return each(QKV_VECTORS(V p, V, V) { return wrap<T>(p < 0 ? -p : p); });
+    case Op::min:
+      return each(QKV_VECTORS(V p, V q, V) { return p < q ? p : q; });
+    case Op::max:
+      return each(QKV_VECTORS(V p, V q, V) { return p > q ? p : q; });
+    // Quotients of integers of 32 bits are exact in double once they are rounded down.
+    case Op::floordiv:
+      return lanes(QKV_VECTORS(double p, double q) { return q == 0 ? 0 : std::floor(p / q); });
+    case Op::rem:
+      return lanes(
+          QKV_VECTORS(double p, double q) { return q == 0 ? 0 : p - std::floor(p / q) * q; });
+    default:
+      return false;
+  }
+}
+
+// What goes bit by bit, of integers and of booleans, which are all ones or all zeros; and places.
+template <class T>
+bool run_bits(const program::Instruction& x, const StepSize& size, const StepData& to,
+              const StepData& a, const StepData& b, const StepData& c) {
+  using program::Op;
+  using V = IntVec<T>;
+  const auto each = QKV_VECTORS(auto f) {
+    return each_vector<T, true>(size, to, a, b, c, f), true;
+  };
+  const auto elements = IntLane<T>(x.integer), stride = IntLane<T>(x.stride);
+  const V outside = V{} + program::kOutside;
+  switch (x.op) {
+    case Op::logical_and:
+      return each(QKV_VECTORS(V p, V q, V) { return p & q; });
+    case Op::logical_or:
+      return each(QKV_VECTORS(V p, V q, V) { return p | q; });
+    case Op::logical_xor:
+      return each(QKV_VECTORS(V p, V q, V) { return p ^ q; });
+    case Op::logical_not:
+      return each(QKV_VECTORS(V p, V, V) { return ~p; });
+    case Op::shl:
+      return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p << (q & 31)); });
+    case Op::shr:
+      return each(QKV_VECTORS(V p, V q, V) { return p >> (q & 31); });
+    case Op::place:
+      return each(QKV_VECTORS(V p, V, V) {
+        const V index = p < 0 ? p + elements : p;
+        return (index >= 0) & (index < elements) ? index * stride : outside;
+      });
+    case Op::join_places:
+      return each(QKV_VECTORS(V p, V q, V) { return (p | q) < 0 ? outside : p + q; });
+    case Op::where:
+      return each(QKV_VECTORS(V which, V p, V q) { return which ? p : q; });
+    default:
+      return false;
+  }
+}
+
+// Comparisons of two of type `from`.
+template <class T>
+bool run_comparison(const program::Instruction& x, program::Type from, const StepSize& size,
+                    const StepData& to, const StepData& a, const StepData& b) {
+  using program::Op;
+  const auto compare = QKV_VECTORS(auto f) {
+    const auto bits = QKV_VECTORS(auto p, auto q, auto) { return (IntVec<T>)f(p, q); };
+    from == program::Type::real ? each_vector<T, false>(size, to, a, b, b, bits)
+                                : each_vector<T, true>(size, to, a, b, b, bits);
+    return true;
+  };
+  switch (x.op) {
+    case Op::eq:
+      return compare(QKV_VECTORS(auto p, auto q) { return p == q; });
+    case Op::ne:
+      return compare(QKV_VECTORS(auto p, auto q) { return p != q; });
+    case Op::lt:
+      return compare(QKV_VECTORS(auto p, auto q) { return p < q; });
+    case Op::le:
+      return compare(QKV_VECTORS(auto p, auto q) { return p <= q; });
+    case Op::gt:
+      return compare(QKV_VECTORS(auto p, auto q) { return p > q; });
+    case Op::ge:
+      return compare(QKV_VECTORS(auto p, auto q) { return p >= q; });
+    default:
+      return false;
+  }
+}
+
+// Op::to_real and Op::to_integer, of type `from`.
+template <class T>
+void convert(program::Type to_type, program::Type from, const StepSize& size, const StepData& to,
+             const StepData& a) {
+  using V = IntVec<T>;
+  const bool negates = from == program::Type::boolean;  // true is all ones, which is -1
+  if (to_type == program::Type::real)
+    each_vector<T, true>(
+        size, to, a, a, a,
+        QKV_VECTORS(V p, V, V) { return __builtin_convertvector(negates ? -p : p, Vec<T>); });
+  else if (negates)
+    each_vector<T, true>(size, to, a, a, a, QKV_VECTORS(V p, V, V) { return -p; });
+  else
+    each_vector<T, false>(
+        size, to, a, a, a,
+        QKV_VECTORS(Vec<T> p, Vec<T>, Vec<T>) { return __builtin_convertvector(p, V); });
+}
+
+#undef QKV_VECTORS
+
+}  // namespace qkv::QKV_ISA

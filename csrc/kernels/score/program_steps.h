@@ -1,0 +1,125 @@
+// How a step of a score program goes through the vectors of its operands and its result.
+#pragma once
+
+#include "kernels/simd/exp.h"
+#include "kernels/simd/halves.h"
+#include "kernels/simd/log.h"
+#include "kernels/simd/vec.h"
+#include "program/compiled.h"
+
+namespace qkv::QKV_ISA {
+
+// Where the numbers of a result are, in bytes: row r and vector v of lanes begin r * row + v * lane
+// bytes after `data`. A result that is the same in all rows, or in all lanes, has a 0 there.
+struct StepData {
+  char* data = nullptr;
+  int64_t row = 0, lane = 0;
+
+  template <class T>
+  QKV_INLINE T* at(int64_t r, int64_t v) const {
+    return reinterpret_cast<T*>(data + r * row + v * lane);
+  }
+};
+
+// How many rows and vectors a result has: 1 of what it does not depend on.
+struct StepSize {
+  int64_t rows, vectors;
+};
+
+// Integers and booleans are vectors of the same size as reals: so many bits.
+template <class T>
+using IntLane = typename VecTraits<T>::Integer;
+template <class T>
+QKV_INLINE IntVec<T> load_integers(const T* p) {
+  return (IntVec<T>)load(p);
+}
+
+// Results of 64 bits wrap as those of 32 do.
+template <class T>
+QKV_INLINE IntVec<T> wrap(IntVec<T> x) {
+  if constexpr (sizeof(T) == 4) return x;
+  constexpr IntLane<T> kSign = IntLane<T>(1) << 31;
+  return ((x & 0xffffffff) ^ kSign) - kSign;
+}
+
+// to = f(a, b, c), where f takes vectors of reals, or of integers if as_integers.
+template <class T, bool as_integers, class F>
+QKV_INLINE void each_vector(const StepSize& size, const StepData& to, const StepData& a,
+                            const StepData& b, const StepData& c, const F& f) {
+  const auto read = [&](const StepData& from, int64_t r, int64_t v) QKV_INLINE_LAMBDA {
+    if constexpr (as_integers)
+      return load_integers(from.at<T>(r, v));
+    else
+      return load(from.at<T>(r, v));
+  };
+  for (int64_t r = 0; r < size.rows; ++r)
+    for (int64_t v = 0; v < size.vectors; ++v)
+      store(to.at<T>(r, v), (Vec<T>)f(read(a, r, v), read(b, r, v), read(c, r, v)));
+}
+
+// to = f(a), where f changes kVectorsInStep vectors in place.
+template <class T, class F>
+QKV_INLINE void each_in_step(const StepSize& size, const StepData& to, const StepData& a,
+                             const F& f) {
+  constexpr int N = kVectorsInStep;
+  const int64_t count = size.rows * size.vectors;
+  for (int64_t n = 0; n < count; n += N) {
+    Vec<T> x[N];
+    for (int i = 0; i < N; ++i) {
+      const int64_t at = std::min(n + i, count - 1);
+      x[i] = load(a.at<T>(at / size.vectors, at % size.vectors));
+    }
+    f(x);
+    for (int i = 0; i < N && n + i < count; ++i)
+      store(to.at<T>((n + i) / size.vectors, (n + i) % size.vectors), x[i]);
+  }
+}
+
+// to = f(a, b), lane by lane, in double: what vectors have no instruction for.
+template <class T, bool as_integers, class F>
+QKV_INLINE void each_lane(const StepSize& size, const StepData& to, const StepData& a,
+                          const StepData& b, const F& f) {
+  using L = std::conditional_t<as_integers, IntLane<T>, T>;
+  for (int64_t r = 0; r < size.rows; ++r)
+    for (int64_t v = 0; v < size.vectors; ++v) {
+      L x[kLanes<T>], y[kLanes<T>];
+      std::memcpy(x, a.at<T>(r, v), sizeof x);
+      std::memcpy(y, b.at<T>(r, v), sizeof y);
+      for (int l = 0; l < kLanes<T>; ++l) x[l] = L(f(double(x[l]), double(y[l])));
+      std::memcpy(to.at<T>(r, v), x, sizeof x);
+    }
+}
+
+template <class T, int N>
+QKV_INLINE void exp_of(Vec<T> (&x)[N]) {
+  // Half of the result fits wherever the result does.
+  const ShiftedExp<T> by[] = {ShiftedExp<T>(splat(T(1)))};
+  constexpr T kMost = sizeof(T) == 4 ? T(88.7228394) : T(709.782712893384);
+  IntVec<T> above[N];
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) above[i] = x[i] > kMost;
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = above[i] ? splat(kMost) : x[i];
+  exp<T>(x, by);
+  QKV_UNROLL
+  for (int i = 0; i < N; ++i) x[i] = above[i] ? splat(kInfinity<T>) : x[i] * 2;
+}
+
+template <class T, int N>
+QKV_INLINE void log_of(Vec<T> (&x)[N]) {
+  constexpr int kParts = sizeof(double) / sizeof(T);
+  for (int i = 0; i < N; ++i) {
+    T numbers[kLanes<T>];
+    store(numbers, x[i]);
+    for (int part = 0; part < kParts; ++part) {
+      T* const at = numbers + part * kLanes<double>;
+      Vec<double> y[] = {load_double(at)};
+      const IntVec<double> none = y[0] < 0;
+      log(y);
+      store_double(at, none ? splat(std::numeric_limits<double>::quiet_NaN()) : y[0]);
+    }
+    x[i] = load(numbers);
+  }
+}
+
+}  // namespace qkv::QKV_ISA

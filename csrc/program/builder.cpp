@@ -1,0 +1,62 @@
+#include "program/builder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+namespace qkv::program {
+namespace {
+
+// Compared bit by bit: NaN is the same as itself, and 0 is not -0.
+bool is_same(const Instruction& a, const Instruction& b) {
+  const auto numbers = [](const Instruction& x) {
+    return std::tuple(x.op, x.type, x.a, x.b, x.c, x.integer, x.stride);
+  };
+  return numbers(a) == numbers(b) && std::memcmp(&a.real, &b.real, sizeof a.real) == 0;
+}
+
+bool is_real(const Instruction& x, double value) {
+  return x.op == Op::constant && x.type == Type::real && x.real == value;
+}
+
+}  // namespace
+
+int Builder::add(const Instruction& instruction) {
+  const auto same = std::find_if(list_.begin(), list_.end(),
+                                 [&](const Instruction& x) { return is_same(x, instruction); });
+  if (same != list_.end()) return int(same - list_.begin());
+  list_.push_back(instruction);
+  return size() - 1;
+}
+
+int Builder::make(Op op, int a, int b, int c) {
+  if (op == Op::mul && is_real((*this)[a], 1)) return b;
+  if (op == Op::mul && is_real((*this)[b], 1)) return a;
+  if (op == Op::neg && (*this)[a].op == Op::neg) return (*this)[a].a;
+  return add({.op = op, .type = (*this)[c >= 0 ? c : b >= 0 ? b : a].type, .a = a, .b = b, .c = c});
+}
+
+int Builder::load(Type type, int64_t offset, const std::vector<int64_t>& sizes,
+                  const std::vector<int>& indices) {
+  int place = -1;
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) {
+    const Instruction& index = (*this)[indices[d]];
+    if (index.op == Op::constant && (index.integer < -sizes[d] || index.integer >= sizes[d]))
+      throw std::invalid_argument("index " + std::to_string(index.integer) +
+                                  " is outside of dimension " + std::to_string(d) + " of size " +
+                                  std::to_string(sizes[d]));
+    const int at = add({.op = Op::place,
+                        .type = Type::integer,
+                        .a = indices[d],
+                        .integer = sizes[d],
+                        .stride = stride});
+    place = place < 0 ? at : make(Op::join_places, at, place);
+  }
+  if (place < 0) place = integer(0);
+  return add({.op = Op::load, .type = type, .a = place, .integer = offset});
+}
+
+}  // namespace qkv::program

@@ -1,0 +1,195 @@
+// A score program by torch's operators, for derivatives that no kernel has.
+#include <ATen/Functions.h>
+
+#include "call/score_programs.h"
+#include "ops/attention/attention.h"
+#include "program/builder.h"
+
+namespace qkv::ops {
+namespace {
+
+using program::Instruction;
+using program::Op;
+using program::Type;
+
+class ComposedProgram {
+ public:
+  ComposedProgram(const Call& call, const at::Tensor& scores) : call_(call), scores_(scores) {}
+
+  at::Tensor run(const ScoreProgram& program) {
+    const program::Builder& all = program.instructions();
+    for (int n = 0; n <= program.result(); ++n) results_.push_back(result_of(all[n]));
+    return results_.back().expand_as(scores_);
+  }
+
+ private:
+  at::Tensor number(const c10::Scalar& x, at::ScalarType dtype) const {
+    return at::scalar_tensor(x, scores_.options().dtype(dtype));
+  }
+
+  // 0, 1, ... along a dimension, counted from the right; of the batch, over all of its dimensions.
+  at::Tensor numbers(int64_t dim) const {
+    auto sizes = scores_.sym_sizes().vec();
+    for (size_t i = 0; i < sizes.size(); ++i)
+      if (const int64_t own = int64_t(sizes.size() - 1 - i); dim < 3 ? own != dim : own < 3)
+        sizes[i] = 1;
+    const auto ones = at::ones_symint(sizes, scores_.options().dtype(at::kInt));
+    return ones.flatten().cumsum(0, at::kInt).sub(1).view_symint(sizes);
+  }
+
+  // Of a batch item: which row of the tables it reads, and its number in that row's part.
+  std::pair<at::Tensor, at::Tensor> rows_and_items() const {
+    c10::SymInt rows = 1, items = 1;
+    for (const Argument argument : {arg::score_tables, arg::score_indices})
+      if (call_.has(argument) && call_[argument].dim() > 1)
+        rows = std::max(rows, call_[argument].sym_size(0));
+    for (int64_t d = 3; d < scores_.dim(); ++d)
+      items = items * scores_.sym_size(scores_.dim() - 1 - d);
+    const c10::Scalar each(items / rows);
+    const at::Tensor batch = numbers(3);
+    return {batch.floor_divide(each), batch.remainder(each)};
+  }
+
+  at::Tensor load(const Instruction& x, const at::Tensor& place) const {
+    const bool is_real = x.type == Type::real;
+    const at::Tensor& table = call_[is_real ? arg::score_tables : arg::score_indices];
+    at::Tensor index = place.add(c10::Scalar(x.integer)).clamp_min(0).to(at::kLong);
+    if (table.dim() > 1 && table.sym_size(0) != 1)
+      index = index.add(rows_and_items().first.mul(c10::Scalar(table.sym_size(-1))));
+    const at::Tensor found = table.flatten().index({index});
+    return at::where(place.ge(0), found,
+                     is_real ? number(NAN, found.scalar_type()) : number(0, at::kInt));
+  }
+
+  at::Tensor place(const Instruction& x, const at::Tensor& at) const {
+    const at::Tensor index = at::where(at.lt(0), at.add(c10::Scalar(x.integer)), at);
+    const at::Tensor inside = index.ge(0).logical_and(index.lt(c10::Scalar(x.integer)));
+    return at::where(inside, index.mul(c10::Scalar(x.stride)), number(program::kOutside, at::kInt));
+  }
+
+  at::Tensor input(const Instruction& x) const {
+    switch (x.op) {
+      case Op::score:
+        return scores_;
+      case Op::batch:
+        return rows_and_items().second;
+      case Op::head:
+        return numbers(2);
+      case Op::query:
+        return numbers(1);
+      case Op::key:
+        return numbers(0);
+      default:
+        break;
+    }
+    if (x.type == Type::real) return number(x.real, scores_.scalar_type());
+    if (x.type == Type::boolean) return number(x.integer != 0, at::kBool);
+    return number(x.integer, at::kInt);
+  }
+
+  // Quotients of integers by 0 are 0, which torch refuses.
+  template <class Divide>
+  at::Tensor divided(const at::Tensor& a, const at::Tensor& b, const Divide& divide) const {
+    if (a.is_floating_point()) return divide(a, b);
+    const at::Tensor zero = b.eq(0);
+    return divide(a, b.masked_fill(zero, 1)).masked_fill(zero, 0).to(at::kInt);
+  }
+
+  at::Tensor result_of(const Instruction& x) const {
+    if (x.a < 0) return input(x);
+    const at::Tensor& a = results_[size_t(x.a)];
+    const at::Tensor& b = results_[size_t(std::max(x.b, 0))];
+    switch (x.op) {
+      case Op::add:
+        return a.add(b);
+      case Op::sub:
+        return a.sub(b);
+      case Op::mul:
+        return a.mul(b);
+      case Op::div:
+        return a.div(b);
+      case Op::min:
+        return at::minimum(a, b);
+      case Op::max:
+        return at::maximum(a, b);
+      case Op::floordiv:
+        return divided(a, b, [](const auto& p, const auto& q) { return p.floor_divide(q); });
+      case Op::rem:
+        return divided(a, b, [](const auto& p, const auto& q) { return p.remainder(q); });
+      case Op::neg:
+        return a.neg();
+      case Op::abs:
+        return a.abs();
+      case Op::exp:
+        return a.exp();
+      case Op::log:
+        return a.log();
+      case Op::tanh:
+        return a.tanh();
+      case Op::sigmoid:
+        return a.sigmoid();
+      case Op::sqrt:
+        return a.sqrt();
+      case Op::rsqrt:
+        return a.rsqrt();
+      case Op::floor:
+        return a.floor();
+      case Op::sin:
+        return a.sin();
+      case Op::cos:
+        return a.cos();
+      case Op::eq:
+        return a.eq(b);
+      case Op::ne:
+        return a.ne(b);
+      case Op::lt:
+        return a.lt(b);
+      case Op::le:
+        return a.le(b);
+      case Op::gt:
+        return a.gt(b);
+      case Op::ge:
+        return a.ge(b);
+      case Op::logical_and:
+        return a.bitwise_and(b);
+      case Op::logical_or:
+        return a.bitwise_or(b);
+      case Op::logical_xor:
+        return a.bitwise_xor(b);
+      case Op::logical_not:
+        return a.bitwise_not();
+      case Op::shl:
+        return a.bitwise_left_shift(b);
+      case Op::shr:
+        return a.bitwise_right_shift(b);
+      case Op::where:
+        return at::where(a, b, results_[size_t(x.c)]);
+      case Op::to_real:
+        return a.to(scores_.scalar_type());
+      case Op::to_integer:
+        return a.to(at::kInt);
+      case Op::place:
+        return place(x, a);
+      case Op::join_places:
+        return at::where(a.bitwise_or(b).lt(0), number(program::kOutside, at::kInt), a.add(b));
+      case Op::load:
+        return load(x, a);
+      default:
+        break;
+    }
+    TORCH_INTERNAL_ASSERT(false, "a score program has an instruction of its derivatives");
+  }
+
+  const Call& call_;
+  const at::Tensor& scores_;
+  std::vector<at::Tensor> results_;
+};
+
+}  // namespace
+
+at::Tensor apply_score_program(const Call& call, const at::Tensor& scores) {
+  const auto program = score_program_of(call);
+  return program ? ComposedProgram(call, scores).run(*program) : scores;
+}
+
+}  // namespace qkv::ops
