@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._vmap import programs
 from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD
 
@@ -63,6 +64,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
+    tensors |= programs.tables(samples, options)
     index = pool.index
     query = samples.each("query")
     items = query.size(1)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv._vmap import seeds
+from qkv._vmap import programs, seeds
 from qkv._vmap.samples import Samples
 from qkv.options import BY_HEAD
 
@@ -20,14 +20,19 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     reduced = options.get("reduce")
     fewer = FEWER_DIMS | {"grad_weights": 0 if reduced is None else 1}
     tensors: dict[str, Tensor | None] = {
-        name: samples.padded(name, rank - fewer.get(name, 0)) for name in samples.values
+        name: samples.padded(name, rank - fewer.get(name, 0))
+        for name in samples.values
+        if name not in programs.TABLES
     }
+    tensors |= programs.tables(samples, options)
     if "dropout_seed" in samples.values:
         seed = seeds.of(samples, options)
         tensors["dropout_seed"] = None if seed is None else seed.flatten()
     results = op(**options | tensors)
     results = tuple(
-        _unpadded(x, _rank_of_result(r.name, ranks, user_rank, reduced))
+        programs.gradient(samples, x, "score_tables")
+        if x is not None and r.name == "grad_score_tables"
+        else _unpadded(x, _rank_of_result(r.name, ranks, user_rank, reduced))
         for x, r in zip(results, op._schema.returns, strict=True)
     )
     return results, tuple(None if x is None else 0 for x in results)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qkv._vmap import seeds
+from qkv._vmap import programs, seeds
 from qkv._vmap.cache import Pool
 from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD, MASKS
@@ -93,7 +93,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
             tensors[name] = samples.rows(name)
         elif laid_out_like(name) in _ROWS_IN_SECOND:
             tensors[name] = samples.each(name).transpose(0, 1).flatten(1, 2)
-    tensors |= _options(documents, wanted)
+    tensors |= _options(documents, wanted) | programs.tables(samples, options)
     tensors["dropout_seed"] = None if documents.seeds is None else documents.seeds.flatten()
     tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
     tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.each("key").size(1))
@@ -112,6 +112,8 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
         dims.append(None if x is None else 1 if name in _ROWS_IN_SECOND else 0)
         if x is None:
             found.append(None)
+        elif name == "score_tables":
+            found.append(programs.gradient(samples, x, name))
         elif name in (*MASKS, *BY_HEAD):
             found.append(documents.of_sample(x, name))
         else:
@@ -127,6 +129,7 @@ def paged_rule(op: Any, samples: Samples, options: dict[str, Any]):
     pool = Pool(samples, ("key", "value"), samples.each("block_table"))
     assert pool.index is not None
     tensors: dict[str, Tensor | None] = {**pool.tensors, **_options(documents, ())}
+    tensors |= programs.tables(samples, options)
     tensors["query"] = samples.rows("query")
     tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
     tensors["cu_seq_k"] = None
