@@ -42,12 +42,17 @@ def over(function, *leading):
         return function(*leading, *(torch.arange(n) for n in sizes))
 
 
+def mask_of(mask_mod, L=L, S=S):
+    """`[B, H, L, S]`."""
+    return over(mask_mod)[:, :, :L, :S]
+
+
 def composed(query, key, value, score_mod=None, mask_mod=None):
     scores = query @ key.mT / D**0.5
     if score_mod is not None:
         scores = over(getattr(score_mod, "by_one_index", score_mod), scores)
     if mask_mod is not None:
-        scores = scores.where(over(mask_mod), -INF)
+        scores = scores.where(mask_of(mask_mod), -INF)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().where(lse[..., None] > -INF, 0) @ value, lse
 
@@ -250,8 +255,22 @@ def test_auxiliary_results(compiled):
         assert (aux.lse is None) if not request.lse else aux.lse.equal(lse)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["times two", "causal", "jagged", "bias of all", "even keys"])
+def test_greatest_scores(name, compiled):
+    query, key, value = inputs()
+    score_mod, mask_mod = SCORE_MODS[name]()[0], MASK_MODS["padding"]()
+    mask = create_block_mask(mask_mod, B, None, L, S, device="cpu", BLOCK_SIZE=8)
+    scores = over(score_mod, query @ key.mT / D**0.5).where(over(mask_mod), -INF)
+    call = functools.partial(qkv.flex_attention, query, key, value, score_mod, mask)
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    output, aux = call(return_aux=AuxRequest(max_scores=True), sinks=numbers(H))
+    assert aux.lse is None and not aux.max_scores.requires_grad and output.requires_grad
+    torch.testing.assert_close(aux.max_scores, scores.amax(-1).detach())
+
+
 ERRORS = {
-    "max_scores": (NotImplementedError, {"return_aux": AuxRequest(max_scores=True)}),
     "return_lse and return_aux": (ValueError, {"return_lse": True, "return_aux": AuxRequest()}),
     "score_mod is 3": (ValueError, {"score_mod": 3}),
     "for 8 queries and 32 keys": (ValueError, {"block_mask": (1, 1, 8, S)}),
@@ -320,3 +339,132 @@ class TestReplaceFlex:
         with qkv.replace_flex():
             with pytest.raises(ValueError, match="only supported on CUDA"):
                 flex_attention(*(torch.empty(1, 1, 4, 8, device="meta") for _ in "qkv"))
+
+
+class TestDerivatives:
+    """Beside the gradients above: of other orders, directions and samples."""
+
+    def setup_method(self):
+        self.tensors = [x[:, :2, :5, :3].detach().requires_grad_() for x in inputs()]
+        self.table = numbers(2, 12).requires_grad_()
+
+    @staticmethod
+    def call(query, key, value, table):
+        def score_mod(s, b, h, q, k):
+            return torch.where(q >= k, torch.sin(s) * 2 + table[h, q - k + 5].exp(), -INF)
+
+        return qkv.flex_attention(query, key, value, score_mod)
+
+    def test_of_two_orders_and_in_a_direction(self):
+        tensors = (*self.tensors, self.table)
+        assert torch.autograd.gradcheck(self.call, tensors, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(self.call, tensors)
+
+    def test_samples_of_everything(self):
+        tensors = [torch.stack([x, 2 * x]).detach() for x in (*self.tensors, self.table)]
+        for batched in range(4):
+            dims = [0 if n == batched else None for n in range(4)]
+            given = [x if n == batched else x[0] for n, x in enumerate(tensors)]
+            found = torch.vmap(self.call, tuple(dims))(*given)
+            for n in range(2):
+                one = [x[n] if m == batched else x for m, x in enumerate(given)]
+                torch.testing.assert_close(found[n], self.call(*one))
+        ids = torch.stack([torch.arange(5) // 2, torch.arange(5) // 3])
+        tensors = self.tensors
+
+        def documents(ids):
+            return qkv.flex_attention(
+                *tensors, lambda s, b, h, q, k: torch.where(ids[q] == ids[k], s, -INF)
+            )
+
+        found = torch.vmap(documents)(ids)
+        torch.testing.assert_close(found, torch.stack([documents(x) for x in ids]))
+
+    def test_a_table_in_torch_func(self):
+        tensors = [x.detach() for x in self.tensors]
+
+        def of_table(table):
+            return self.call(*tensors, table).sum()
+
+        table = self.table.detach()
+        found = torch.func.grad(of_table)(table)
+        true = torch.autograd.grad(of_table(self.table), self.table)[0]
+        torch.testing.assert_close(found, true)
+        assert torch.func.hessian(of_table)(table).shape == (2, 12, 2, 12)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(numbers(H, 2 * S))
+        self.register_buffer("ids", torch.arange(2 * S) // 5)
+
+    def score_mod(self, s, b, h, q, k):
+        return torch.where(self.ids[q] == self.ids[k], s + self.table[h, q - k], -INF)
+
+    def forward(self, query, key, value):
+        return qkv.flex_attention(query, key, value, self.score_mod)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_for_any_length(strict):
+    layer, tensors = Layer(), tuple(x.detach() for x in inputs())
+    length = torch.export.Dim("length", min=4, max=60)
+    sizes = ({2: length}, None, None)
+    program = torch.export.export(layer, tensors, strict=strict, dynamic_shapes=sizes).module()
+    for n in (L, 9):
+        others = tuple(x.detach() for x in inputs(L=n))
+        torch.testing.assert_close(program(*others), layer(*others))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_dtypes(dtype):
+    score_mod, learned = SCORE_MODS["distinct"]()
+    rounded = [x.to(dtype) for x in learned]
+    tensors = [x.detach().requires_grad_() for x in inputs(dtype)]
+
+    def of(tables):
+        first, second = tables
+        return lambda s, b, h, q, k: torch.where(q >= k, s + first[q] + second[k], -INF)
+
+    tables = [x.detach().requires_grad_() for x in rounded]
+    found = qkv.flex_attention(*tensors, of(tables))
+    grads = torch.autograd.grad(found.double().sin().sum(), (*tensors, *tables))
+    wide = [x.detach().double().requires_grad_() for x in (*tensors, *tables)]
+    true = composed(*wide[:3], of(wide[3:]))[0]
+    true_grads = torch.autograd.grad(true.sin().sum(), wide)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[dtype]
+    for x, y in zip((found, *grads), (true, *true_grads), strict=True):
+        assert x.dtype == dtype
+        torch.testing.assert_close(x.double(), y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", MASK_MODS)
+def test_masks_without_their_spans(name):
+    """As in torch.compile: by blocks, and by the function within them."""
+    mask_mod = MASK_MODS[name]()
+    mask = create_block_mask(mask_mod, B, None, L - 3, S - 1, device="cpu", BLOCK_SIZE=(4, 8))
+    mask._qkv_is_no_spans = True
+    query, key, value = inputs()
+    tensors = query[:, :, :-3], key[:, :, :-1], value[:, :, :-1]
+    found = qkv.flex_attention(*tensors, block_mask=mask, return_lse=True)
+    scores = (tensors[0] @ tensors[1].mT / D**0.5).where(mask_of(mask_mod, L - 3, S - 1), -INF)
+    torch.testing.assert_close(found[1], scores.logsumexp(-1))
+    assert not found[0].isnan().any()
+
+
+def test_checkpointing_and_autocast():
+    score_mod, learned = SCORE_MODS["gate"]()
+    tensors = [*inputs(torch.float32), learned[0].requires_grad_()]
+
+    def call(query, key, value, _):
+        return qkv.flex_attention(query, key, value, score_mod)
+
+    def saved(*x):
+        return torch.utils.checkpoint.checkpoint(call, *x, use_reentrant=False)
+
+    true = torch.autograd.grad(call(*tensors).sin().sum(), tensors)
+    found = torch.autograd.grad(saved(*tensors).sin().sum(), tensors)
+    assert all(x.equal(y) for x, y in zip(found, true, strict=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert call(*tensors).dtype == torch.bfloat16

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
+_hard_attention = torch.ops.qkv.hard_attention.default
 
 
 def flex_attention(
@@ -58,7 +59,8 @@ def flex_attention(
         enable_gqa: key and value may have fewer heads than query, as long as they divide H.
         return_lse: also return the logarithm of each softmax's denominator.
         kernel_options: tells torch's kernels how to run, and nothing about what is computed.
-        return_aux: torch's AuxRequest: also return an AuxOutput of lse and the greatest score.
+        return_aux: torch's AuxRequest: also return an AuxOutput of the lse and the greatest score of
+            each query, which has no gradient and takes about as long as the output does.
         attn_mask, dropout_p, is_causal, **options: as in `attention`: softcap before score_mod,
             alibi_slopes, bias and what hides after it.
 
@@ -69,7 +71,7 @@ def flex_attention(
     Raises:
         ValueError: what score_mod does that has no instructions, with the line; a shape that does
             not fit; return_lse and return_aux at once.
-        NotImplementedError: tensors that are not 4-D, or nested; max_scores.
+        NotImplementedError: tensors that are not 4-D, or nested.
         RuntimeError: as `attention` does.
 
     A function is traced once and known afterwards by its code and by what it captures: the values
@@ -108,9 +110,8 @@ def flex_attention(
     if block_mask is not None:
         spans = _spans_of(block_mask)
         if spans is None or "spans" in given:
-            score_mod = masked(score_mod, block_mask)
-        else:
-            given["spans"] = spans
+            score_mod, spans = masked(score_mod, block_mask)
+        given.setdefault("spans", spans)
     if score_mod is not None:
         B, H, L = query.shape[:3]
         is_hidden, found = arguments_of(score_mod, query, (B, H, L, key.size(-2)), given)
@@ -126,7 +127,23 @@ def flex_attention(
         return results
     from torch.nn.attention.flex_attention import AuxOutput
 
-    return (results[0], AuxOutput(lse=results[1])) if with_lse else (results, AuxOutput())
+    output, lse = results if with_lse else (results, None)
+    greatest = None
+    if return_aux.max_scores:
+        greatest = _greatest(query, key, value[..., :1], attn_mask, is_causal, given)
+    return output, AuxOutput(lse=lse, max_scores=greatest)
+
+
+@torch.no_grad()
+def _greatest(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """The greatest score of each query: the lse of the one key that hard attention chooses."""
+    given = {name: x for name, x in options.items() if name != "sinks"}
+    _, index = _hard_attention(query, key, value, attn_mask, is_causal, **given)
+    given["spans"] = torch.stack([index.clamp(min=0), index + 1], -1).int()
+    return _attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, **given)[1]
 
 
 def _spans_of(block_mask: Any) -> Tensor | None:
@@ -165,10 +182,6 @@ def _check(
         raise ValueError(
             "flex_attention: return_lse and return_aux are given, but one of them is expected; "
             "return_aux=AuxRequest(lse=True) gives the lse"
-        )
-    if return_aux is not None and return_aux.max_scores:
-        raise NotImplementedError(
-            "flex_attention: return_aux asks for max_scores, but lse alone is expected on a CPU"
         )
     if block_mask is not None:
         _check_mask(block_mask, query, key)

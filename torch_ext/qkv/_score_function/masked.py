@@ -15,13 +15,25 @@ if TYPE_CHECKING:
 _PARTIAL, _FULL = 1, 2
 
 
-def masked(score_mod: Callable[..., Any] | None, block_mask: BlockMask) -> Callable[..., Any]:
-    """The score function, -inf where the mask hides: for masks that are too many intervals, and in
-    torch.compile, where the number of intervals would depend on data."""
+def masked(
+    score_mod: Callable[..., Any] | None, block_mask: BlockMask
+) -> tuple[Callable[..., Any], Tensor]:
+    """The score function, -inf where the mask hides, and a span of each query outside of which all
+    is hidden: for masks that are too many spans, and in torch.compile, where how many they are
+    would depend on data."""
     kinds = _kinds(block_mask)
-    return functools.partial(
-        _masked, score_mod, block_mask.mask_mod, kinds, tuple(block_mask.BLOCK_SIZE)
-    )
+    sizes = tuple(block_mask.BLOCK_SIZE)
+    function = functools.partial(_masked, score_mod, block_mask.mask_mod, kinds, sizes)
+    return function, _outer_span(kinds > 0, sizes, block_mask.seq_lengths)
+
+
+def _outer_span(is_listed: Tensor, sizes: tuple[int, ...], lengths: tuple[int, int]) -> Tensor:
+    """`[B, H, L, 2]`: from the first to the last block of the query's row that is listed."""
+    listed = is_listed.int()
+    begins = listed.argmax(-1) * sizes[1]
+    ends = (listed.size(-1) - listed.flip(-1).argmax(-1)) * sizes[1] * listed.amax(-1)
+    span = torch.stack([begins, ends.clamp(max=lengths[1])], -1).int()
+    return span.repeat_interleave(sizes[0], 2)[:, :, : lengths[0]]
 
 
 def _masked(
