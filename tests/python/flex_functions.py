@@ -201,6 +201,31 @@ def _on_both_sides(is_same):
     return make
 
 
+def _distance_in_space():
+    places, lengths = numbers(S, 3), torch.logspace(0.001, 0.1, H, dtype=torch.float64)
+
+    def score_mod(s, b, h, q, k):
+        distance = (places[q] - places[k]).pow(2).sum(-1) + 0.1
+        return s * torch.exp(-distance.sqrt() / lengths[h])
+
+    def by_one_index(s, b, h, q, k):
+        distance = sum((places[q, n] - places[k, n]) ** 2 for n in range(3)) + 0.1
+        return s * torch.exp(-distance.sqrt() / lengths[h])
+
+    score_mod.by_one_index = by_one_index
+    return score_mod, [places, lengths]
+
+
+def _sum_of_a_row():
+    table = numbers(B, 8)
+
+    def score_mod(s, b, h, q, k):
+        return s + table[b].sum(dim=-1)
+
+    score_mod.by_one_index = lambda s, b, h, q, k: s + sum(table[b, n] for n in range(8))
+    return score_mod, [table]
+
+
 def _composed():
     return lambda s, b, h, q, k: torch.where(q <= k, relative(s, b, h, q, k), -INF), []
 
@@ -274,6 +299,8 @@ SCORE_MODS = {
     "symmetric": _on_both_sides(True),
     "distinct": _on_both_sides(False),
     "gate": _gate,
+    "distance in space": _distance_in_space,
+    "sum of a row": _sum_of_a_row,
 }
 
 
@@ -342,9 +369,7 @@ MASK_MODS = {
 }
 
 LEFT_OUT = {
-    "test_captured_reduction": "sums a row of a table; torch expects it to fail as well",
     "test_cant_lower_error_message": "sums a row of 256 numbers; torch refuses it as well",
-    "test_reduction_unrolled": "sums a row of 3 numbers: look them up one by one",
     "test_autograd_function_in_score_mod": "torch never runs its function",
     "paged attention": "the functions above, at places in pages: attention_with_kvcache has pages",
     "BACKEND, BLOCK_M, max_autotune, epilogue_fused ...": "about Triton's kernels",

@@ -19,6 +19,9 @@ IDS = torch.arange(S) // 3
 SMALL = torch.arange(250, 250 + S).to(torch.uint8)
 SEEN = torch.arange(S) % 3 > 0
 LEARNED = torch.tensor(0.7, dtype=torch.float64)
+POINTS = torch.randn(S, 3, dtype=torch.float64)
+TURN = torch.randn(2, 3, dtype=torch.float64)
+LONG = torch.randn(S, 33)
 INF = float("inf")
 
 FUNCTIONS = {
@@ -32,7 +35,7 @@ FUNCTIONS = {
     "trigonometry": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b),
     "table": lambda s, b, h, q, k: s + TABLE[h, q - k + S],
     "negative index": lambda s, b, h, q, k: s + TABLE[h, q - k],
-    "rows": lambda s, b, h, q, k: s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k],
+    "rows of rows": lambda s, b, h, q, k: s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k],
     "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
     "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
     "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
@@ -58,6 +61,12 @@ FUNCTIONS = {
     "activations": lambda s, b, h, q, k: (
         F.silu(s) + F.softplus(s, 2) + F.gelu(s, approximate="tanh") + F.elu(s) + F.celu(s, 2.0)
         + F.logsigmoid(s) + F.relu(s) + F.leaky_relu(s) + F.hardswish(s) + torch.logaddexp(s, s * 2)
+    ),
+    "rows": lambda s, b, h, q, k: (
+        s * ((POINTS[q] - POINTS[k]) * torch.tensor([1.0, 2.0, 3.0])).norm()
+        + (POINTS[q] * POINTS[k]).mean() + POINTS[k].amax() - (POINTS[q] + s).prod(-1)
+        + (TURN * POINTS[q]).sum(-1)[1] + (TURN * POINTS[k][None]).sum((0, 1)) + TURN[1, 2]
+        + torch.where(POINTS[q] > POINTS[k], POINTS[q], s).amin(0) + POINTS.mT[:, k].square().sum()
     ),
     "in place": lambda s, b, h, q, k: s.mul(2).add_(q).sub_(1),
     "made inside": lambda s, b, h, q, k: s * torch.tensor([1.0, 2.0, 4.0])[h] + torch.full((), 3),
@@ -93,7 +102,8 @@ REFUSED = {
     "tolist": lambda s, b, h, q, k: s + BIAS.tolist()[0],
     "is captured": lambda s, b, h, q, k: s + BIAS.mul_(2)[b, h, q, k],
     "aten.erf": lambda s, b, h, q, k: torch.erf(s),
-    "shape \\[7\\]": lambda s, b, h, q, k: s + BIAS[b, h, q].sum(),
+    "shape \\[33\\]": lambda s, b, h, q, k: s + LONG[q].sum(),
+    "shape \\[3\\]": lambda s, b, h, q, k: s + POINTS[q].flip(0)[1],
     "without a gradient": lambda s, b, h, q, k: s - s.detach(),
     "gives torch.bool": lambda s, b, h, q, k: q >= k,
     "gives float": lambda s, b, h, q, k: 0.0,

@@ -12,8 +12,9 @@ from torch import Tensor
 from qkv._recorded import record
 from qkv._score_function.instructions import RULES
 from qkv._score_function.lower import LOOKUPS, Lowered, lower
+from qkv._score_function.rows import FOLDS, unroll
 
-_IS_KNOWN = (RULES.keys() | LOOKUPS).__contains__
+_IS_KNOWN = (RULES.keys() | LOOKUPS | FOLDS.keys() | {"unsqueeze"}).__contains__
 
 
 def lowered(score_mod: Callable[..., Any], floating: torch.dtype) -> tuple[Lowered, list[Tensor]]:
@@ -25,6 +26,7 @@ def lowered(score_mod: Callable[..., Any], floating: torch.dtype) -> tuple[Lower
             function and its line.
     """
     recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN)
+    unroll(recording)
     code = getattr(score_mod, "__code__", None)
     place = code and (code.co_name, code.co_filename, code.co_firstlineno)
     program = lower(recording, floating, place or (repr(score_mod), "?", 0), name_in(score_mod))
