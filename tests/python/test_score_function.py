@@ -35,7 +35,9 @@ FUNCTIONS = {
     "trigonometry": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b),
     "table": lambda s, b, h, q, k: s + TABLE[h, q - k + S],
     "negative index": lambda s, b, h, q, k: s + TABLE[h, q - k],
-    "rows of rows": lambda s, b, h, q, k: s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k],
+    "rows of rows": lambda s, b, h, q, k: (
+        s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k]
+    ),
     "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
     "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
     "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
@@ -103,7 +105,7 @@ REFUSED = {
     "is captured": lambda s, b, h, q, k: s + BIAS.mul_(2)[b, h, q, k],
     "aten.erf": lambda s, b, h, q, k: torch.erf(s),
     "shape \\[33\\]": lambda s, b, h, q, k: s + LONG[q].sum(),
-    "shape \\[3\\]": lambda s, b, h, q, k: s + POINTS[q].flip(0)[1],
+    "aten.flip": lambda s, b, h, q, k: s + POINTS[q].flip(0)[1],
     "without a gradient": lambda s, b, h, q, k: s - s.detach(),
     "gives torch.bool": lambda s, b, h, q, k: q >= k,
     "gives float": lambda s, b, h, q, k: 0.0,
