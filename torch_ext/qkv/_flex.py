@@ -59,8 +59,8 @@ def flex_attention(
         enable_gqa: key and value may have fewer heads than query, as long as they divide H.
         return_lse: also return the logarithm of each softmax's denominator.
         kernel_options: tells torch's kernels how to run, and nothing about what is computed.
-        return_aux: torch's AuxRequest: also return an AuxOutput of the lse and each query's greatest
-            score, which has no gradient and takes about as long as the output does.
+        return_aux: torch's AuxRequest: also return an AuxOutput of the lse and the greatest
+            score of each query, which has no gradient and takes about as long as the output.
         attn_mask, dropout_p, is_causal, **options: as in `attention`: softcap before score_mod,
             alibi_slopes, bias and what hides after it.
 
