@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 import qkv
+from qkv._recorded import Refused
 from qkv._score_function.arguments import _program
 from qkv._score_function.recognise import options_of
 
@@ -110,6 +111,25 @@ def test_compiled(name, is_made_inside):
 
     found = torch.compile(call, fullgraph=True, backend="aot_eager")(*tensors)
     assert_same(found, call(*tensors), tensors)
+
+
+def refused_for_its_operation(s, b, h, q, k):
+    return torch.erf(s * 2)
+
+
+def refused_for_its_branch(s, b, h, q, k):
+    return s if q > k else s * 2
+
+
+@pytest.mark.parametrize("score_mod", [refused_for_its_operation, refused_for_its_branch])
+def test_refused_in_torch_compile(score_mod):
+    line = f'test_flex_attention.py", line {score_mod.__code__.co_firstlineno + 1}'
+    call = functools.partial(qkv.flex_attention, *inputs(), score_mod)
+    with pytest.raises(Refused, match=line):
+        torch.compile(call, backend="eager")()
+    with pytest.raises(torch._dynamo.exc.Unsupported) as error:
+        torch.compile(call, backend="eager", fullgraph=True)()
+    assert line in str(error.value)
 
 
 def test_compiled_for_any_length():

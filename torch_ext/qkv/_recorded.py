@@ -112,12 +112,14 @@ def record(
     function: Callable[..., Any],
     dtypes: Sequence[torch.dtype],
     is_known: Callable[[str], bool] = lambda name: True,
+    here: Callable[[], Place] | None = None,
 ) -> Recording:
     """Calls `function` once, on zeros without dimensions of these dtypes, and with zeros in place
     of what it captures: no number of a captured tensor is read, and nothing is written to it.
 
     is_known: whether an operation of this name is recorded; others are decomposed, where torch
         says into what.
+    here: the line of the user that is being run, where it is not to be seen from Python's stack.
 
     Raises:
         Refused: it reads a number of a tensor, as `if` does, draws random numbers, or writes into
@@ -126,6 +128,7 @@ def record(
     code = getattr(function, "__code__", None)
     place = code and (code.co_name, code.co_filename, code.co_firstlineno)
     recorder = _Recorder(place or (repr(function), "?", 0), is_known)
+    recorder.here = here or recorder.here
     # What is around the call has no part in it: torch.func, tracers, autocast, no_grad.
     outside = (torch._C._DisableFuncTorch(), torch._C._DisableAutocast(), _disable_current_modes())
     with outside[0], outside[1], outside[2], torch.enable_grad():

@@ -3,49 +3,78 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.variables import builder, higher_order_ops
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import TupleVariable
 from torch._ops import HigherOrderOperator
 
-from qkv._recorded import CONSTANT, Node, replaced
+from qkv._recorded import CONSTANT, Node, Place, Refused, replaced
+from qkv._score_function.cache import traced
 from qkv._score_function.lower import Lowered
 from qkv._score_function.trace import lowered
 
 _aten = torch.ops.aten
+_traced = torch._dynamo.disable(traced)
 
 
 class ScoreProgramOf(HigherOrderOperator):
     """(text, known, tables, indices) of a score function and a query. It is in no graph: the text
-    is a constant of what is traced, and the tables are what the function captures."""
+    is a constant of what is traced, and the tables are made of what the function captures. It is
+    called after a graph break alone."""
 
     def __init__(self) -> None:
         super().__init__("qkv_score_program")
 
     def __call__(self, score_mod: Callable[..., Any], query: torch.Tensor) -> Any:
-        return super().__call__(score_mod, query)
+        found = _traced(score_mod, query.dtype)
+        return found.lowered.text, found.lowered.known, *found.tables()
 
 
 class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
     _HOP_NAME = "qkv.flex_attention"
-    _ALLOW_FALLBACK_TO_EAGER = False
+    _ALLOW_FALLBACK_TO_EAGER = True  # where errors are those of the function itself
 
     def _call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         score_mod, query = args
         graph, captured = _graph_of(self, tx, score_mod, query)
         is_double = query.dtype == torch.float64
         fakes = [_stand_in(proxy.node.meta["example_value"]) for proxy in captured]
-        program, found = lowered(
-            lambda *arguments: graph(*arguments, *fakes),
-            torch.float64 if is_double else torch.float32,
-        )
+        lines = _Lines(graph)
+        try:
+            program, found = lowered(
+                lambda *arguments: lines.run(*arguments, *fakes),
+                torch.float64 if is_double else torch.float32,
+                lines.here,
+            )
+        except Refused as error:
+            unimplemented(
+                gb_type="qkv.flex_attention", context="score_mod", explanation=str(error), hints=[]
+            )
         proxies = [captured[next(n for n, y in enumerate(fakes) if y is x)] for x in found]
         text, known = (VariableTracker.build(tx, x) for x in (program.text, tuple(program.known)))
         return TupleVariable([text, known, *_tables(tx, program, proxies)])
+
+
+class _Lines(torch.fx.Interpreter):
+    """Knows the line of the user that each node of the graph comes from."""
+
+    line = ("score_mod", "?", 0)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        found = re.findall(r'File "(.*)", line (\d+), in (.*)', n.stack_trace or "")
+        if found:
+            file, line, name = found[-1]
+            self.line = (name, file, int(line))
+        return super().run_node(n)
+
+    def here(self) -> Place:
+        return self.line
 
 
 def _stand_in(x: Any) -> Any:

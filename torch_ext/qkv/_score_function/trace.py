@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv._recorded import record
+from qkv._recorded import Place, record
 from qkv._score_function.instructions import RULES
 from qkv._score_function.lower import LOOKUPS, Lowered, lower
 from qkv._score_function.rows import FOLDS, unroll
@@ -17,15 +17,22 @@ from qkv._score_function.rows import FOLDS, unroll
 _IS_KNOWN = (RULES.keys() | LOOKUPS | FOLDS.keys() | {"unsqueeze"}).__contains__
 
 
-def lowered(score_mod: Callable[..., Any], floating: torch.dtype) -> tuple[Lowered, list[Tensor]]:
+def lowered(
+    score_mod: Callable[..., Any],
+    floating: torch.dtype,
+    here: Callable[[], Place] | None = None,
+) -> tuple[Lowered, list[Tensor]]:
     """score_mod: of score, batch item, head, query and key, tensors without dimensions, the new
-    score; as FlexAttention takes it. floating: of the score. Its program, and what it captures.
+    score; as FlexAttention takes it. floating: of the score. here: as `record` has it.
+
+    Returns:
+        Its program, and what it captures.
 
     Raises:
         Refused: a ValueError; score_mod does what has no instructions. It names the operation, the
             function and its line.
     """
-    recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN)
+    recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN, here)
     unroll(recording)
     code = getattr(score_mod, "__code__", None)
     place = code and (code.co_name, code.co_filename, code.co_firstlineno)
