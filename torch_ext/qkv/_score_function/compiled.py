@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._dynamo.exc import unimplemented
@@ -20,7 +20,7 @@ from qkv._score_function.lower import Lowered
 from qkv._score_function.trace import lowered
 
 _aten = torch.ops.aten
-_traced = torch._dynamo.disable(traced)
+_traced: Any = cast("Any", torch._dynamo.disable)(traced)
 
 
 class ScoreProgramOf(HigherOrderOperator):
