@@ -121,13 +121,56 @@ def by_list(x):
     return lambda s, b, h, q, k: s * numbers[1]["a"][0]
 
 
+class Forwards:
+    """As wrappers of modules do."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def by_wrapper(x):
+    wrapped = Forwards(Plain(x))
+    return lambda s, b, h, q, k: s * wrapped.cap
+
+
+def by_property(x):
+    class Made:
+        @property
+        def abs(self):
+            raise RuntimeError
+
+        @property
+        def cap(self):
+            return x
+
+    made = Made()
+    return lambda s, b, h, q, k: s.abs() * made.cap
+
+
+def by_number_of_numpy(x):
+    number = numpy.float32(x)
+    return lambda s, b, h, q, k: s * number
+
+
+def by_decorated(x):
+    @functools.lru_cache
+    def helper():
+        return x
+
+    return lambda s, b, h, q, k: s * helper()
+
+
 def by_masks_of_torch(x):
     seen = and_masks(lambda b, h, q, k: q - k < x, lambda b, h, q, k: q >= k)
     return lambda s, b, h, q, k: torch.where(seen(b, h, q, k), s, -INF)
 
 
 WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code,
-        by_module, by_callable_module, by_object, by_list, by_masks_of_torch]  # fmt: skip
+        by_module, by_callable_module, by_object, by_list, by_masks_of_torch, by_wrapper,
+        by_number_of_numpy, by_decorated]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -204,6 +247,8 @@ def test_what_has_no_key_is_traced_each_time():
     first = text(by_numpy)
     numbers[0] = 3.0
     assert text(by_numpy) != first and not is_known(by_numpy)
+    first = text(by_property(2.0))  # which has an attribute that raises
+    assert text(by_property(3.0)) != first
     by_iterator = lambda s, b, h, q, k: s * next(hidden)[h]  # noqa: E731
     assert not is_known(by_iterator) and not is_known(by_iterator)
 

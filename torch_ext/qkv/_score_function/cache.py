@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qkv._score_function.keys import Unkeyed, key_of
+from qkv._score_function.keys import key_of
 from qkv._score_function.lower import Lowered
 from qkv._score_function.trace import lowered, name_in
 
@@ -51,7 +51,7 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
         parts, tensors = key_of(score_mod)
         key = (floating, parts)
         found = _known.get(key)
-    except (Unkeyed, TypeError):  # TypeError: a part has no hash, such as a symbolic size
+    except Exception:  # also what an attribute raises that is asked for, or a part without a hash
         return Traced(*lowered(score_mod, floating), name_in(score_mod))
     if found is not None:
         return Traced(found.lowered, [tensors[n] for n in found.order], name_in(score_mod))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from numbers import Number
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -162,16 +163,18 @@ class _Walk:
             return self.sequence(x, code)
         if isinstance(x, ModuleType):
             return self.module(x, code)
-        if isinstance(x, (int, float, str)):  # such as members of enum
+        if isinstance(x, (Number, str)):  # such as members of enum and numbers of numpy
             self.parts += (kind, repr(x))
             return None
+        if isinstance(x, (set, frozenset)):
+            return self.sequence(sorted(x, key=repr), code)
         if isinstance(x, type):
             self.parts.append(x)
             return None if _is_foreign(x.__module__) else self.attributes(x, {}, code)
         state = getattr(x, "__dict__", None)
         is_module = isinstance(x, torch.nn.Module)
         hooks = is_module and (x._forward_hooks or x._forward_pre_hooks)
-        if state is None or hooks or isinstance(x, (dict, set, frozenset)):
+        if state is None or hooks or isinstance(x, dict):
             raise Unkeyed
         self.parts.append(kind)
         if is_module:
