@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from common import COMPILERS
 from flex_functions import INF, MASK_MODS, SCORE_MODS, B, H, L, S, numbers
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -16,7 +17,7 @@ from torch.nn.attention.flex_attention import (
 
 import qkv
 from qkv._recorded import Refused
-from qkv._score_function.arguments import _program
+from qkv._score_function.arguments import program_of
 from qkv._score_function.recognise import options_of
 
 D = 8
@@ -99,7 +100,8 @@ COMPILED = [
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("is_made_inside", [False, True])
-def test_compiled(name, is_made_inside):
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_compiled(name, is_made_inside, backend):
     score_mod, learned = SCORE_MODS[name]()
     tensors = [*inputs(), *(x.requires_grad_() for x in learned)]
     mask = create_block_mask(MASK_MODS["documents"](), B, None, L, S, device="cpu", BLOCK_SIZE=8)
@@ -109,7 +111,7 @@ def test_compiled(name, is_made_inside):
         function = inner if is_made_inside else score_mod
         return qkv.flex_attention(query, key, value, function, mask, return_lse=True)
 
-    found = torch.compile(call, fullgraph=True, backend="aot_eager")(*tensors)
+    found = torch.compile(call, fullgraph=True, backend=backend)(*tensors)
     assert_same(found, call(*tensors), tensors)
 
 
@@ -216,7 +218,7 @@ def test_recognised(name):
     score_mod, expected = RECOGNISED[name]
     n = S if "alibi" in name else L
     query, key, value = inputs(torch.float32, n)
-    text, known, *_ = _program(score_mod, query)
+    text, known, *_ = program_of(score_mod, query)
     left, found, slopes, bias = options_of(text, known, (B, H, n, S), ())
     found |= {"alibi_slopes": slopes[1]} if slopes else {}
     found |= {"bias": bias[1]} if bias else {}
@@ -246,7 +248,7 @@ NOT_RECOGNISED = {
 @pytest.mark.parametrize("name", NOT_RECOGNISED)
 def test_not_recognised(name):
     query, key, value = inputs(torch.float32)
-    text, known, *_ = _program(NOT_RECOGNISED[name], query)
+    text, known, *_ = program_of(NOT_RECOGNISED[name], query)
     assert options_of(text, known, (B, H, L, S), ()) == (text, {}, None, None)
     found = qkv.flex_attention(query, key, value, NOT_RECOGNISED[name])
     true = composed(query, key, value, NOT_RECOGNISED[name])[0]

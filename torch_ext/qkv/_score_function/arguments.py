@@ -24,7 +24,7 @@ def arguments_of(
 
     sizes: B, H, L and S. taken: the options that the caller gives, which are left alone.
     """
-    text, known, tables, indices = _program(score_mod, query)
+    text, known, tables, indices = program_of(score_mod, query)
     left, found, slopes, bias = options_of(text, known, sizes, taken)
     is_causal = found.pop("is_causal", False)
     if slopes is not None:
@@ -37,7 +37,11 @@ def arguments_of(
     return is_causal, found
 
 
-def _program(score_mod: Any, query: Tensor) -> tuple[str, Known, Tensor | None, Tensor | None]:
+def program_of(
+    score_mod: Callable[..., Any], query: Tensor
+) -> tuple[str, Known, Tensor | None, Tensor | None]:
+    """The text of its program, what is known in it, and the tables of this call, floating ones and
+    those of integers. In what torch.compile traces as well."""
     if torch.compiler.is_dynamo_compiling():
         from qkv._score_function.compiled import score_program
 
