@@ -1,6 +1,7 @@
 """qkv.flex_attention: what torch's function computes, with gradients, in every way to call it."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -311,6 +312,13 @@ def test_errors(words):
         options = {"block_mask": create_block_mask(MASK_MODS["causal"](), *sizes, device="cpu")}
     with pytest.raises(kind, match=words):
         qkv.flex_attention(*inputs(), **options)
+
+
+def test_the_signature_is_torchs():
+    ours, torchs = (inspect.signature(f).parameters for f in (qkv.flex_attention, flex_attention))
+    assert [*ours][: len(torchs)] == [*torchs]
+    for name, x in torchs.items():
+        assert (ours[name].kind, ours[name].default) == (x.kind, x.default)
 
 
 def test_heads_are_shared_only_if_asked_for():
