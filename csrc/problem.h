@@ -140,7 +140,7 @@ struct Problem {
   // what their callers give them; null from these callers.
   const MaskMaps* maps = nullptr;
   std::array<Input, kHeadNumbers> by_head;  // null data: the problem has none
-  ScoreFunction function;
+  const ScoreFunction* function = nullptr;  // null: the problem has none
 
   // The probability of dropping a weight, 0 to 1. If it is not 0, L and S are limited to
   // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).

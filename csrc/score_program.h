@@ -49,7 +49,7 @@ class QKV_CORE_API ScoreProgram {
 
 // The program of a Problem, and what it reads. T is the compute type.
 struct ScoreFunction {
-  const ScoreProgram* program = nullptr;  // null: there is none
+  const ScoreProgram* program = nullptr;
   const void* tables = nullptr;           // T [R, table_size()], rows table_step elements apart
   const int32_t* indices = nullptr;       // [R, index_size()], likewise
   // 0: one row serves all batch items. Else batch item b reads row b / items, and is item b % items

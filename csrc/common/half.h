@@ -35,16 +35,10 @@ using Compute = std::conditional_t<std::is_same_v<E, double>, double, float>;
 // Returns f(E{}) for the C++ type E that `dtype` stands for.
 template <class F>
 auto with_type(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::bf16:
-      return f(BFloat16{});
-    default:
-      return f(Float16{});
-  }
+  if (dtype == DType::f32) return f(float{});
+  if (dtype == DType::f64) return f(double{});
+  if (dtype == DType::bf16) return f(BFloat16{});
+  return f(Float16{});
 }
 
 inline uint32_t bits_of(float x) {

@@ -94,31 +94,6 @@ struct MapView {
     });
     return plain;
   }
-
-  // Those of `keys`, or a range around them, that the mask does not hide from all of the queries.
-  Range keys_shown(const Problem& p, const MaskMap& map, const Range& keys) const {
-    Range shown{keys.end, keys.begin};
-    for_each_row(p, map, [&](const MapRow& row) {
-      const int64_t begin = std::max(keys.begin, row.keys.begin);
-      const int64_t end = std::min(keys.end, row.keys.end);
-      for (int64_t at = begin / kMapKeys; at * kMapKeys < end; ++at) {
-        const MapSquare& square = row.squares[at];
-        if (square.begin >= square.end) continue;
-        shown.begin = std::min(shown.begin, at * kMapKeys + square.begin);
-        shown.end = std::max(shown.end, at * kMapKeys + square.end);
-      }
-    });
-    return {std::max(shown.begin, keys.begin), std::min(shown.end, keys.end)};
-  }
-
-  // The same of all keys, looked up row by row.
-  Range all_keys_shown(const Problem& p, const MaskMap& map) const {
-    Range shown{p.seqlen_k, 0};
-    for_each_row(p, map, [&](const MapRow& row) {
-      shown = {std::min(shown.begin, row.keys.begin), std::max(shown.end, row.keys.end)};
-    });
-    return shown;
-  }
 };
 
 // Whether no mask changes a score of these queries and keys [key, end).
@@ -130,8 +105,21 @@ inline bool masks_are_plain(const Problem& p, const MapView& view, int64_t key, 
 
 // Those of `keys`, or a range around them, that no mask hides from all of the queries.
 inline Range keys_shown(const Problem& p, const MapView& view, Range keys) {
-  for (const MaskMap& map : p.maps->of)
-    if (map.rows) keys = view.keys_shown(p, map, keys);
+  for (const MaskMap& map : p.maps->of) {
+    if (!map.rows) continue;
+    Range shown{keys.end, keys.begin};
+    view.for_each_row(p, map, [&](const MapRow& row) {
+      const int64_t begin = std::max(keys.begin, row.keys.begin);
+      const int64_t end = std::min(keys.end, row.keys.end);
+      for (int64_t at = begin / kMapKeys; at * kMapKeys < end; ++at) {
+        const MapSquare& square = row.squares[at];
+        if (square.begin >= square.end) continue;
+        shown.begin = std::min(shown.begin, at * kMapKeys + square.begin);
+        shown.end = std::max(shown.end, at * kMapKeys + square.end);
+      }
+    });
+    keys = {std::max(shown.begin, keys.begin), std::min(shown.end, keys.end)};
+  }
   return keys;
 }
 
@@ -139,7 +127,10 @@ inline Range keys_shown(const Problem& p, const MapView& view, Range keys) {
 inline Range all_keys_shown(const Problem& p, const MapView& view, Range keys) {
   for (const MaskMap& map : p.maps->of) {
     if (!map.rows) continue;
-    const Range shown = view.all_keys_shown(p, map);
+    Range shown{p.seqlen_k, 0};
+    view.for_each_row(p, map, [&](const MapRow& row) {
+      shown = {std::min(shown.begin, row.keys.begin), std::max(shown.end, row.keys.end)};
+    });
     keys = {std::max(keys.begin, shown.begin), std::min(keys.end, shown.end)};
   }
   return keys;

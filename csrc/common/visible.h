@@ -58,7 +58,7 @@ inline bool has_masks(const Problem& p) {
 
 // Whether a score program can.
 inline bool hides_by_function(const Problem& p) {
-  return p.function.program && p.function.program->hides();
+  return p.function && p.function->program->hides();
 }
 
 // Whether positions, a mask or a score program can hide any key from any query.

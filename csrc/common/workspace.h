@@ -53,7 +53,7 @@ class Buffer {
   explicit Buffer(size_t bytes) : is_small_(bytes <= kKeptBytes) {
     if (is_small_)
       data_ = std::move(kept());  // null in a thread's first call, and while another call has it
-    if (!data_) data_.reset(allocate(is_small_ ? kKeptBytes : bytes));
+    if (!data_) data_.reset(::operator new(is_small_ ? kKeptBytes : bytes, kAlignment));
   }
   ~Buffer() {
     if (is_small_) kept() = std::move(data_);
@@ -63,14 +63,12 @@ class Buffer {
   void* data() const { return data_.get(); }
 
  private:
+  static constexpr std::align_val_t kAlignment{kCacheLine};
   struct Delete {
-    void operator()(void* p) const { ::operator delete(p, std::align_val_t(kCacheLine)); }
+    void operator()(void* p) const { ::operator delete(p, kAlignment); }
   };
   using Memory = std::unique_ptr<void, Delete>;
 
-  static void* allocate(size_t bytes) {
-    return ::operator new(bytes ? bytes : 1, std::align_val_t(kCacheLine));
-  }
   static Memory& kept() {
     thread_local Memory memory;
     return memory;

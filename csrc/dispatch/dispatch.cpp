@@ -133,15 +133,10 @@ const Kernels& jvp_kernels(DType dtype) {
 }
 
 const Kernels& kernels_for(const Problem& p) {
-  switch (p.is_int8() ? ScoreWay::tiles : p.score_way) {
-    case ScoreWay::elements:
-    case ScoreWay::tiles:
-      return jvp_kernels(p.dtype);
-    case ScoreWay::pairs:
-      return active_implementation().kernels(p.dtype);
-    default:
-      return active_kernels(p.dtype);
-  }
+  const ScoreWay way = p.is_int8() ? ScoreWay::tiles : p.score_way;
+  if (way == ScoreWay::elements || way == ScoreWay::tiles) return jvp_kernels(p.dtype);
+  if (way == ScoreWay::pairs) return active_implementation().kernels(p.dtype);
+  return active_kernels(p.dtype);
 }
 
 ScoreWay score_way_of(const Problem& p) {

@@ -13,7 +13,6 @@
 //              of which come before it in the list of items, so that some thread has them already.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "attention.h"

@@ -1,9 +1,5 @@
 #include "cells.h"
 
-#include <algorithm>
-
-#include "threads/parallel.h"
-
 namespace qkv {
 namespace {
 

@@ -95,7 +95,34 @@ class Grid {
   // them. Left out is what no row sees: there may be any number of such keys.
   template <class F>
   void for_each_rectangle(const Problem& item, const Cell& cell, int64_t part, int64_t most_keys,
-                          const F& f) const;
+                          const F& f) const {
+    const int64_t n = strips_.count, most = std::max<int64_t>(1, most_keys / strips_.keys);
+    const auto run = [&](int64_t row, int64_t row_end, int64_t key, int64_t key_end,
+                         bool ends_rows) {
+      const Range its_rows = rows({row, row_end}), its_keys = keys(part, {key, key_end});
+      if (its_rows.is_empty()) return;
+      const int64_t seen = qkv::key_begin(item, its_rows.begin / item.group());
+      const int64_t seen_end = qkv::key_end(item, (its_rows.end - 1) / item.group());
+      const int64_t skipped = std::max<int64_t>(0, seen - its_keys.begin) / most_keys * most_keys;
+      const int64_t last = std::min(its_keys.end, seen_end);
+      for (int64_t begin = its_keys.begin + skipped; begin < last; begin += most_keys) {
+        const int64_t end = std::min(its_keys.end, begin + most_keys);
+        f({its_rows, {begin, end}, ends_rows && end >= last});
+      }
+    };
+    for (int64_t key = cell.keys.begin; key < cell.keys.end; key += most) {
+      const int64_t end = std::min(cell.keys.end, key + most);
+      const bool ends = end == cell.keys.end;
+      // Of strips [key, end), strip r of the rows meets in the first lap those from n - 1 - r on:
+      // the last one from r = n - end on, and all from r = n - 1 - key on.
+      const int64_t some = std::clamp(n - end, cell.rows.begin, cell.rows.end);
+      const int64_t all = std::clamp(n - 1 - key, cell.rows.begin, cell.rows.end);
+      if (cell.second_lap) run(cell.rows.begin, some, key, end, ends);
+      for (int64_t r = some; r < all; ++r)
+        cell.second_lap ? run(r, r + 1, key, n - 1 - r, true) : run(r, r + 1, n - 1 - r, end, ends);
+      if (!cell.second_lap) run(all, cell.rows.end, key, end, ends);
+    }
+  }
 
  private:
   // The cells of a plane in which every row sees every key.
@@ -106,35 +133,5 @@ class Grid {
   Strips strips_;
   int64_t parts_ = 1, part_keys_ = 0;
 };
-
-template <class F>
-void Grid::for_each_rectangle(const Problem& item, const Cell& cell, int64_t part,
-                              int64_t most_keys, const F& f) const {
-  const int64_t n = strips_.count, most = std::max<int64_t>(1, most_keys / strips_.keys);
-  const auto run = [&](int64_t row, int64_t row_end, int64_t key, int64_t key_end, bool ends_rows) {
-    const Range its_rows = rows({row, row_end}), its_keys = keys(part, {key, key_end});
-    if (its_rows.is_empty()) return;
-    const int64_t seen = qkv::key_begin(item, its_rows.begin / item.group());
-    const int64_t seen_end = qkv::key_end(item, (its_rows.end - 1) / item.group());
-    const int64_t skipped = std::max<int64_t>(0, seen - its_keys.begin) / most_keys * most_keys;
-    const int64_t last = std::min(its_keys.end, seen_end);
-    for (int64_t begin = its_keys.begin + skipped; begin < last; begin += most_keys) {
-      const int64_t end = std::min(its_keys.end, begin + most_keys);
-      f({its_rows, {begin, end}, ends_rows && end >= last});
-    }
-  };
-  for (int64_t key = cell.keys.begin; key < cell.keys.end; key += most) {
-    const int64_t end = std::min(cell.keys.end, key + most);
-    const bool ends = end == cell.keys.end;
-    // Of strips [key, end), strip r of the rows meets in the first lap those from n - 1 - r on: the
-    // last one from r = n - end on, and all from r = n - 1 - key on.
-    const int64_t some = std::clamp(n - end, cell.rows.begin, cell.rows.end);
-    const int64_t all = std::clamp(n - 1 - key, cell.rows.begin, cell.rows.end);
-    if (cell.second_lap) run(cell.rows.begin, some, key, end, ends);
-    for (int64_t r = some; r < all; ++r)
-      cell.second_lap ? run(r, r + 1, key, n - 1 - r, true) : run(r, r + 1, n - 1 - r, end, ends);
-    if (!cell.second_lap) run(all, cell.rows.end, key, end, ends);
-  }
-}
 
 }  // namespace qkv

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/strides.h"
-
 namespace qkv {
 namespace {
 
@@ -16,12 +14,10 @@ constexpr int64_t kSmallBytes = int64_t(128) << 10;
 // to[batch, head, row] = x, rounded to the compute type.
 void store_row(const Problem& p, const Output& to, int64_t batch, int64_t head, int64_t row,
                double x) {
-  const int64_t at = row * to.strides.row;
-  if (compute_type(p.dtype) == DType::f32) {
-    query_plane<float>(p, to, batch, head)[at] = float(x);
-  } else {
-    query_plane<double>(p, to, batch, head)[at] = x;
-  }
+  with_type(p.dtype, [&](auto element) {
+    using T = Compute<decltype(element)>;
+    query_plane<T>(p, to, batch, head)[row * to.strides.row] = T(x);
+  });
 }
 
 void* element_of(const Problem& p, const Output& to, int64_t offset) {
@@ -75,10 +71,7 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
   Memory memory{rows(args_.grad_query, query_in_place_, parts_ * rows_, head_dim_),
                 arena.take<QuerySums>(parts_ * blocks_),
                 rows(args_.grad_key, key_in_place_, keys_, head_dim_),
-                rows(args_.grad_value, value_in_place_, keys_, head_dim_v_),
-                {},
-                {},
-                {}};
+                rows(args_.grad_value, value_in_place_, keys_, head_dim_v_)};
   for (int n = 0; n < kHeadNumbers; ++n)
     if (is_sum_over_keys(n) && args_.grad_by_head[n].data)
       memory.by_head[n] = arena.take<double>(parts_ * blocks_ * group_);

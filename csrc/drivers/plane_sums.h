@@ -26,13 +26,13 @@ class PlaneSums {
 
   // What one plane needs of its own; null: not needed, or not wanted.
   struct Memory {
-    char* grad_query;                           // [parts, G * L, padded(D)]
-    QuerySums* query_sums;                      // [parts, blocks of rows]
-    char* grad_key;                             // [S, padded(D)]
-    char* grad_value;                           // [S, padded(Dv)]
-    std::array<double*, kHeadNumbers> by_head;  // [parts, blocks of rows, G]
-    std::array<double*, kMasks> mask_rows;      // [parts, G * L]
-    std::array<char*, kMasks> mask_keys;        // [S, G, lanes]
+    char* grad_query;                             // [parts, G * L, padded(D)]
+    QuerySums* query_sums;                        // [parts, blocks of rows]
+    char* grad_key;                               // [S, padded(D)]
+    char* grad_value;                             // [S, padded(Dv)]
+    std::array<double*, kHeadNumbers> by_head{};  // [parts, blocks of rows, G]
+    std::array<double*, kMasks> mask_rows{};      // [parts, G * L]
+    std::array<char*, kMasks> mask_keys{};        // [S, G, lanes]
   };
   Memory take(Arena& arena) const;
   // How many bytes that takes.

@@ -17,7 +17,7 @@ constexpr int64_t kMostBytes = int64_t(32) << 20;
 constexpr int64_t kMostInDouble = 65536;
 
 int64_t table_elements(const Problem& p, const BackwardArgs& args) {
-  return args.grad_tables ? p.function.program->table_size() : 0;
+  return args.grad_tables && p.function ? p.function->program->table_size() : 0;
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ TableSums::TableSums(const Problem& p, const BackwardArgs& args, const Stretch& 
   const auto is_too_large = [&] { return sums() * elements_ * element_ > most; };
   if (is_too_large()) bands_ = 1;
   // Divisors, so that as many planes share each sum.
-  if (may_share && p.function.rows == 1)
+  if (may_share && p.function->rows == 1)
     for (int64_t n = planes_; n > 1 && is_too_large(); --n)
       if (stretch.count * p.kv_heads % (n - 1) == 0) planes_ = n - 1;
   memory_.resize(size_t(sums() * elements_ * element_));
@@ -52,7 +52,7 @@ void TableSums::give(BackwardSums& to, int64_t plane, int64_t part, int64_t band
 
 template <class T, class Sum>
 void TableSums::add_as() const {
-  const ScoreFunction& f = p_.function;
+  const ScoreFunction& f = *p_.function;
   const int64_t items = f.items ? f.items : std::max<int64_t>(1, p_.batch());
   for (int64_t n = 0; n < sums(); ++n) {
     const Plane plane = stretch_.plane(p_, n / (parts_ * bands_));
@@ -70,8 +70,9 @@ void TableSums::add() const {
 
 void clear_grad_tables(const Problem& p, const BackwardArgs& args) {
   const int64_t bytes = table_elements(p, args) * size_of(compute_type(p.dtype));
-  const int64_t step = p.function.table_step * size_of(compute_type(p.dtype));
-  for (int64_t row = 0; bytes && row < p.function.rows; ++row)
+  if (bytes == 0) return;
+  const int64_t step = p.function->table_step * size_of(compute_type(p.dtype));
+  for (int64_t row = 0; row < p.function->rows; ++row)
     std::memset(static_cast<char*>(args.grad_tables) + row * step, 0, size_t(bytes));
 }
 

@@ -5,15 +5,10 @@
 #if defined(__x86_64__)
 
 namespace qkv {
-namespace {
 
-bool never() { return false; }
-
-}  // namespace
-
-const Implementation kAvx512 = {"avx512", never, {}, {}, {}, {}};
-const Implementation kAvx512Bf16 = {"avx512bf16", never, {}, {}, {}, {}};
-const Implementation kAmx = {"amx", never, {}, {}, {}, {}};
+const Implementation kAvx512 = {"avx512", [] { return false; }, {}, {}, {}, {}};
+const Implementation kAvx512Bf16 = {"avx512bf16", kAvx512.supported, {}, {}, {}, {}};
+const Implementation kAmx = {"amx", kAvx512.supported, {}, {}, {}, {}};
 
 }  // namespace qkv
 

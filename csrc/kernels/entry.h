@@ -3,8 +3,7 @@
 
 #include "kernels/contract.h"
 #include "kernels/gemm/peak.h"
-#include "kernels/operands/operand.h"
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/forward.h"

@@ -29,10 +29,9 @@ double seconds_now() {
 volatile double sink;
 
 void check_threads(int num_threads) {
-  if (num_threads < 1) {
+  if (num_threads < 1)
     throw std::invalid_argument("num_threads: expected at least 1, got " +
                                 std::to_string(num_threads));
-  }
 }
 
 // The loop for products of `dtype` in `isa`.
@@ -84,19 +83,17 @@ PeakRate probe_peak(const char* isa, DType dtype, int num_threads) {
   const double rate = loop_rate(loop, 1 << 20, num_threads);
   const auto iterations = static_cast<int64_t>(rate * kSampleSeconds / num_threads) + 1;
   double best = 0;
-  for (int i = 0; i < kSamples; ++i) {
+  for (int i = 0; i < kSamples; ++i)
     best = std::max(best, loop_rate(loop, iterations, num_threads));
-  }
   return {loop.instruction, best * loop.flops / 1e9};
 }
 
 double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
   check_threads(num_threads);
   const size_t count = bytes / sizeof(Vec);
-  if (count / static_cast<size_t>(num_threads) < 256) {
+  if (count / static_cast<size_t>(num_threads) < 256)
     throw std::invalid_argument("bytes: expected at least 4096 a thread, got " +
                                 std::to_string(bytes));
-  }
   const std::unique_ptr<Vec[]> buffer(new Vec[count]);  // has no pages until it is written
   double best = 0;
   for (int sample = -1; sample < 2 * kSamples; ++sample) {
@@ -107,12 +104,11 @@ double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
     {
       const size_t share = count / static_cast<size_t>(omp_get_num_threads());
       Vec* own = buffer.get() + share * static_cast<size_t>(omp_get_thread_num());
-      if (sample < 0) {
+      if (sample < 0)
         std::fill(own, own + share, Vec{1, 1});  // so pages lie near the thread that reads them
-      } else {
+      else
         vectors_read =
             sample % 2 ? read_streams<4>(own, share, &total) : read_streams<1>(own, share, &total);
-      }
     }
     const double gigabytes = static_cast<double>(vectors_read * sizeof(Vec)) / 1e9;
     best = std::max(best, gigabytes / (seconds_now() - start));

@@ -10,10 +10,8 @@
 // is exact while it is less than kNaNCode, and from there on it only grows.
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/simd/halves.h"
-#include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
 

@@ -1,7 +1,6 @@
 // The marks of a tile's pairs (counts.h): [keys x lanes], with tile.step elements from key to key.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/score/masks.h"
 #include "repair/counts.h"
 

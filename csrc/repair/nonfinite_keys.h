@@ -1,9 +1,6 @@
 // Rows of key or value, separated into finite numbers and the codes of the others (counts.h).
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/operands.h"
-#include "kernels/operands/tile.h"
 #include "repair/counts.h"
 #include "repair/marks.h"
 
@@ -65,8 +62,8 @@ class SeparatedKeys {
   std::array<int64_t, kKeyBlock> key_;
 };
 
-// The keys of an item of the backward pass. Whether they are finite is asked block by block, when a
-// block is in the cache, and looked up only once.
+// Keys that a pass has loaded: an item's, or a block. Whether they are finite is asked when they
+// are in the cache, for those of an item block by block, and looked up only once.
 template <class E>
 class LoadedKeys {
  public:

@@ -2,7 +2,6 @@
 // of the others (counts.h), as nonfinite_keys.h does with keys.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "repair/counts.h"
 
 namespace qkv::QKV_ISA {

@@ -145,13 +145,14 @@ std::vector<Case> program_cases() {
 TEST_P(ScoreProgramTest, SoftcapIsTheOption) {
   const ScoreProgram program("score\n" + text_of(1 / 2.5) + "mul 0 1\ntanh 2\n" + text_of(2.5) +
                              "mul 3 4\n");
+  const ScoreFunction function{&program};
   for (const Case& c : program_cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     const JvpWorkload w(c);
     const Passes expected =
         run_with(w.in_f64(), [](Problem& p) { p.softcap = 2.5; }, nullptr, true);
     const Passes actual =
-        run_with(w, [&](Problem& p) { p.function.program = &program; }, nullptr, false);
+        run_with(w, [&](Problem& p) { p.function = &function; }, nullptr, false);
     expect_alike(actual, expected, c);
     if (HasFailure()) return;
   }
@@ -171,12 +172,13 @@ TEST_P(ScoreProgramTest, SlopesAreTheOption) {
         std::to_string(c.S - c.L) + "\nadd 9 10\nabs 11\nto_float 12\nmul 6 13\nsub 0 14\n");
     Tables tables(c, w.alibi_slopes.values());
     tables.set(tables.direction, w.slopes_jvp.values());
+    const ScoreFunction function{&program, tables.values.data()};
     const Passes expected = run_with(w.in_f64(), [](Problem&) {}, nullptr, true);
     const Passes actual = run_with(
         w,
         [&](Problem& p) {
           p.by_head[kAlibiSlopes] = {};
-          p.function.program = &program, p.function.tables = tables.values.data();
+          p.function = &function;
         },
         &tables, false);
     expect_alike(actual, expected, c);
@@ -209,10 +211,11 @@ TEST_P(ScoreProgramTest, BiasIsAMask) {
     std::vector<double> numbers = w.mask.values();
     numbers.resize(numbers.size() / 2);  // of the first batch item
     Tables tables(c, numbers);
+    const ScoreFunction function{&program, tables.values.data()};
     const Passes expected = run_with(w.in_f64(), [](Problem&) {}, nullptr, true);
     const auto change = [&](Problem& p) {
       p.masks[0] = {};
-      p.function.program = &program, p.function.tables = tables.values.data();
+      p.function = &function;
     };
     const Passes actual = run_with(w, change, &tables, false);
     expect_alike(actual, expected, c);
@@ -233,6 +236,7 @@ TEST_P(ScoreProgramTest, BiasIsAMask) {
 // where(query > key, score, -inf) hides as a boolean mask does; the first query sees nothing.
 TEST_P(ScoreProgramTest, MinusInfinityHides) {
   const ScoreProgram program("score\nquery\nkey\ngt 1 2\nfloat -inf\nwhere 3 0 4\n");
+  const ScoreFunction function{&program};
   for (DType dtype : kDTypes) {
     Case c;
     c.dtype = dtype, c.L = 40, c.S = 70;
@@ -242,7 +246,7 @@ TEST_P(ScoreProgramTest, MinusInfinityHides) {
     for (int64_t i = 0; i < c.L; ++i)
       for (int64_t j = 0; j < c.S; ++j) w.mask.set({0, i, j}, i > j);
     const Passes expected = run_with(w.in_f64(), [](Problem&) {}, nullptr, true);
-    const auto change = [&](Problem& p) { p.masks[0] = {}, p.function.program = &program; };
+    const auto change = [&](Problem& p) { p.masks[0] = {}, p.function = &function; };
     expect_alike(run_with(w, change, nullptr, false), expected, c);
   }
 }
@@ -257,7 +261,8 @@ struct OneKey {
   }
   std::vector<double> run(const ScoreProgram& program) {
     std::vector<double> output(x.size()), lse(x.size());
-    p.function.program = &program;
+    function.program = &program;
+    p.function = &function;
     attention_forward(p, {{output.data(), strides}, {lse.data(), strides}});
     return lse;
   }
@@ -285,6 +290,7 @@ struct OneKey {
   std::vector<double> x;
   double one = 1;
   Strides strides{{}, 0, 1, 1};
+  ScoreFunction function;
   Problem p;
 };
 
@@ -391,7 +397,7 @@ TEST_P(ScoreProgramTest, OutsideOfTables) {
   const int32_t integers[] = {20, 21, 22, 23, 24};
   for (bool is_real : {true, false}) {
     OneKey problem(std::vector<double>(20));
-    problem.p.function.tables = reals, problem.p.function.indices = integers;
+    problem.function.tables = reals, problem.function.indices = integers;
     const std::string text = is_real ? "@float 0 5\nquery\nint 10\nsub 0 1\nload 0 2\n"
                                      : "@int 0 5\nquery\nint 10\nsub 0 1\nload 0 2\nto_float 3\n";
     const std::vector<double> y = problem.run(ScoreProgram(text));

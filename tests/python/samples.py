@@ -9,8 +9,29 @@ import torch
 ops = torch.ops.qkv
 H, HKV, L, S, D, DV = 4, 2, 5, 6, 8, 3
 
+# score + table[head, query - key + 8] * sigmoid(score) where kinds[batch] is 0, else the score.
+PROGRAM = """@float 0 4 20
+@int 0 3
+score
+head
+query
+key
+sub 2 3
+int 8
+add 4 5
+load 0 1 6
+sigmoid 0
+mul 7 8
+add 0 9
+batch
+load 1 11
+int 0
+eq 12 13
+where 14 10 0
+"""
 SCORES = {
     "is_causal": True, "scale": 0.4, "enable_gqa": True, "window_size": (4, 2), "softcap": 2.0,
+    "score_program": PROGRAM,
 }  # fmt: skip
 NONE = {
     "is_causal": False, "scale": None, "enable_gqa": True, "window_size": None, "softcap": 0.0,
@@ -18,7 +39,7 @@ NONE = {
 PACKED = ("cu_seq_q", "cu_seq_k", "seqused_k")
 GRADS = ("grad_query", "grad_key", "grad_value")
 INPUTS = ("query", "key", "value")
-OPTIONS = ("attn_mask", "bias", "spans", "alibi_slopes", "sinks")
+OPTIONS = ("attn_mask", "bias", "spans", "alibi_slopes", "sinks", "score_tables")
 
 
 def names():
@@ -54,7 +75,16 @@ def options(dtype):
     return {
         "attn_mask": torch.randn(L, S, dtype=dtype), "bias": torch.randn(H, 1, S, dtype=dtype),
         "alibi_slopes": torch.rand(H).double(), "sinks": torch.randn(2, H).double(),
-    }  # fmt: skip
+    } | _tables(dtype)  # fmt: skip
+
+
+def _tables(dtype):
+    """Of PROGRAM."""
+    compute_type = torch.float64 if dtype == torch.float64 else torch.float32
+    return {
+        "score_tables": torch.randn(80, dtype=compute_type),
+        "score_indices": torch.tensor([0, 1, 0], dtype=torch.int32),
+    }
 
 
 def only(name, call):
@@ -94,7 +124,7 @@ def _document_options(dtype):
     return {
         "bias": torch.randn(H, 6, 6, dtype=dtype), "alibi_slopes": torch.rand(H).double(),
         "sinks": torch.randn(3, H).double(),
-    }  # fmt: skip
+    } | _tables(dtype)  # fmt: skip
 
 
 def _packed(name, dtype):
@@ -132,7 +162,9 @@ def _double_backward(dtype):
     make it themselves."""
     name, found = "attention_double_backward", []
     for number, call in enumerate(calls("attention_backward", dtype)):
-        call = call | _tangents(call) | {"output_mask": [True] * 9}
+        call = call | _tangents(call) | {
+            "output_mask": [True] * len(operator(name)._schema.returns)
+        }
         if number % 2 == 0:
             forward = only("attention_forward_jvp", call)
             call |= results("attention_forward_jvp", forward)
@@ -157,7 +189,8 @@ def _cache(dtype):
         "cache_seqlens": torch.tensor([4, 2], dtype=torch.int32),
         "bias": torch.randn(2, H, 1, 9, dtype=dtype), "alibi_slopes": torch.rand(H).double(),
         "sinks": torch.randn(2, H).double(), "causal": True, "window_size": (4, -1), "softcap": 2.0,
-    }  # fmt: skip
+        "score_program": PROGRAM,
+    } | _tables(dtype)  # fmt: skip
     rows = {
         "k_cache": torch.randn(3, HKV, 9, D, dtype=dtype),
         "v_cache": torch.randn(3, HKV, 9, DV, dtype=dtype),

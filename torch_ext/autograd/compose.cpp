@@ -56,7 +56,7 @@ Tensors compose(const Call& call) {
     grads.push_back(incoming == arg::count ? at::Tensor() : call[incoming]);
     if (forward.is_backward) differentiated.output_mask.set(result, grads.back().defined());
   }
-  const ArgumentGradients found = composed_gradients(differentiated, wanted, grads);
+  const Gradients found = composed_gradients(differentiated, wanted, grads);
   Tensors results;
   for (const Argument result : op.results)
     results.push_back(found[result].defined() || !wanted[result] ? found[result]
@@ -71,7 +71,7 @@ Tensors compose_jvp(const Call& call, const Operator& primal) {
   const bool create_graph = at::GradMode::is_enabled();
   at::AutoGradMode grad_mode(true);
   Call separated = call.as(primal);
-  ArgumentGradients aliases;
+  Gradients aliases;
   variable_list inputs, tangents, zeros;
   for (int i = 0; i < arg::kDifferentiable; ++i) {
     if (!call.has(tangent_of(Argument(i)))) continue;
@@ -88,11 +88,10 @@ Tensors compose_jvp(const Call& call, const Operator& primal) {
   return results;
 }
 
-ArgumentGradients composed_gradients(Call call, ArgumentSet wanted,
-                                     c10::ArrayRef<at::Tensor> grads) {
+Gradients composed_gradients(Call call, ArgumentSet wanted, c10::ArrayRef<at::Tensor> grads) {
   const bool create_graph = at::GradMode::is_enabled();
   at::AutoGradMode grad_mode(true);
-  ArgumentGradients aliases, gradients;
+  Gradients aliases, gradients;
   variable_list inputs;
   for (int i = 0; i < arg::count; ++i)
     if (wanted[Argument(i)]) inputs.push_back(separate(call, Argument(i), aliases[i]));

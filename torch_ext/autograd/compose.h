@@ -19,10 +19,8 @@ Tensors compose(const Call& call);
 // their tangents in the direction that the tangents of its arguments are (tangent_of).
 Tensors compose_jvp(const Call& call, const Operator& primal);
 
-// The gradients of the composed results of `call` with respect to the arguments `wanted`, by their
-// numbers, if the results have the gradients `grads`; undefined: none.
-using ArgumentGradients = std::array<at::Tensor, arg::count>;
-ArgumentGradients composed_gradients(Call call, ArgumentSet wanted,
-                                     c10::ArrayRef<at::Tensor> grads);
+// The gradients of the composed results of `call` with respect to the arguments `wanted`, if the
+// results have the gradients `grads`; undefined: none.
+Gradients composed_gradients(Call call, ArgumentSet wanted, c10::ArrayRef<at::Tensor> grads);
 
 }  // namespace qkv::autograd

@@ -69,7 +69,7 @@ NodePointer node_that_throws(const Call& call) {
 // Null if nothing that the results depend on requires grad, or gradients are not recorded.
 NodePointer node_of(const Call& call) {
   if (!at::GradMode::is_enabled()) return {};
-  if (call.op->backward || has_composition(call)) return OperatorNode::of(call);
+  if (call.op->backward || has_composition(call)) return OperatorNode::make(call);
   return node_that_throws(call);
 }
 

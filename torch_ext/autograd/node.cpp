@@ -81,7 +81,7 @@ variable_list gradients(Call&& call, const variable_list& grads) {
 
 }  // namespace
 
-c10::intrusive_ptr<OperatorNode> OperatorNode::of(const Call& call) {
+c10::intrusive_ptr<OperatorNode> OperatorNode::make(const Call& call) {
   const auto depends = [&](Argument argument) {
     return call.has(argument) && call[argument].requires_grad() && call.differentiates(argument);
   };
@@ -157,7 +157,7 @@ variable_list OperatorNode::apply(variable_list&& grads) {
   c10::SmallVector<at::Tensor, 16> tensors;
   Call call = saved_call(tensors);
   if (!is_composed()) return gradients(std::move(call), grads);
-  const ArgumentGradients found = composed_gradients(std::move(call), wanted(), grads);
+  const Gradients found = composed_gradients(std::move(call), wanted(), grads);
   variable_list results;
   for (const Argument argument : forward_.differentiable) results.push_back(found[argument]);
   return results;

@@ -16,7 +16,7 @@ namespace qkv::autograd {
 class OperatorNode : public torch::autograd::TraceableFunction {
  public:
   // Null if no argument that the results depend on requires grad.
-  static c10::intrusive_ptr<OperatorNode> of(const Call& call);
+  static c10::intrusive_ptr<OperatorNode> make(const Call& call);
   explicit OperatorNode(const Call& call);
 
   // Where there is a backward operator: makes the results that have gradients parts of the graph,

@@ -26,11 +26,11 @@ c10::DispatchKeySet keys_of(const Call& call) {
 bool is_direct(const Call& call) {
   // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
   // their arguments.
-  static const uint64_t known = (c10::DispatchKeySet(c10::DispatchKey::CPU) |
-                                 c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
-                                 c10::DispatchKeySet(c10::DispatchKey::BackendSelect) |
-                                 c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView))
-                                    .raw_repr();
+  using c10::DispatchKey;
+  static const uint64_t known =
+      c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::BackendSelect,
+                           DispatchKey::ADInplaceOrView})
+          .raw_repr();
   return !call.op->writes && (keys_of(call).raw_repr() & ~known) == 0 &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }

@@ -138,22 +138,17 @@ constexpr std::array<Argument, arg::count> arguments_named(std::string_view pref
 inline constexpr auto kTangents = arguments_named("", "_tangent");
 inline constexpr auto kGradients = arguments_named("grad_", "");
 
-// Of each argument, the one for which `named` has it; `count`: none.
-constexpr std::array<Argument, arg::count> inverse(const std::array<Argument, arg::count>& named) {
-  std::array<Argument, arg::count> all{};
-  for (Argument& argument : all) argument = arg::count;
-  for (int i = 0; i < arg::count; ++i)
-    if (named[i] != arg::count) all[named[i]] = Argument(i);
-  return all;
-}
-inline constexpr auto kPrimals = inverse(kTangents);
-
 // The direction in which an argument changes, in forward mode, and the gradient of a result, as
-// operators take them; and the argument that has this direction. `count`: there is none.
+// operators take them; and the differentiable tensor that has this direction. `count`: there is
+// none.
 constexpr Argument tangent_of(Argument argument) { return kTangents[argument]; }
 constexpr Argument gradient_of(Argument argument) { return kGradients[argument]; }
-constexpr Argument primal_of(Argument tangent) { return kPrimals[tangent]; }
+constexpr Argument primal_of(Argument tangent) {
+  return tangent >= tangent_of(arg::query) ? Argument(tangent - tangent_of(arg::query))
+                                           : arg::count;
+}
 static_assert(tangent_of(arg::sinks) == arg::sinks_tangent);
+static_assert(primal_of(arg::sinks_tangent) == arg::sinks);
 static_assert(gradient_of(arg::output_tangent) == arg::grad_output_tangent);
 
 // Whether an argument has a row for every query, and hides pairs of queries and keys or adds to

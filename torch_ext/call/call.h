@@ -87,8 +87,8 @@ struct Call {
   }
 };
 
-// A gradient for each differentiable argument; undefined: none.
-using Gradients = std::array<at::Tensor, arg::kDifferentiable>;
+// The gradients of some arguments; undefined: none.
+using Gradients = std::array<at::Tensor, arg::count>;
 
 // No gradient at all, for a call whose results had none.
 inline Tensors no_results(const Call& call) { return Tensors(call.op->results.size()); }

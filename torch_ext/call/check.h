@@ -61,7 +61,7 @@ struct Sizes {
     return shape;
   }
   // Of a result, or what is given beside the results.
-  Shape of(Argument argument, Reduce reduce) const {
+  Shape result(Argument argument, Reduce reduce) const {
     const qkv::Shape shape = kArguments[argument].shape;
     if (shape == qkv::Shape::output) return tensor(heads, seqlen_q, head_dim_v);
     return shape == qkv::Shape::row ? lse() : weights(reduce);
@@ -127,11 +127,7 @@ inline at::ScalarType result_type(const Call& call, Argument argument) {
 
 template <class T>
 c10::ArrayRef<T> sizes_of(const at::Tensor& tensor) {
-  if constexpr (std::is_same_v<T, int64_t>) {
-    return tensor.sizes();
-  } else {
-    return tensor.sym_sizes();
-  }
+  return at::symint::sizes<T>(tensor);
 }
 
 // The size and the stride of a dimension counted from the right: 0 is the last one. A dimension
@@ -169,15 +165,6 @@ template <class T>
 void expect_rank(const Call& call, Argument argument, int64_t rank, const char* dims) {
   expect_shape<T>(call[argument].dim() == rank, call, argument, ", but ", rank,
                   " dimensions are expected: ", dims);
-}
-
-template <class T>
-c10::ArrayRef<T> strides_of(const at::Tensor& tensor) {
-  if constexpr (std::is_same_v<T, int64_t>) {
-    return tensor.strides();
-  } else {
-    return tensor.sym_strides();
-  }
 }
 
 }  // namespace qkv

@@ -42,10 +42,8 @@ void check_tables(const Call& call, Argument argument, int64_t elements, const T
 }  // namespace
 
 std::shared_ptr<const ScoreProgram> score_program_of(const Call& call) {
-  const std::string& text = call.options.score_program;
-  if (text.empty()) return nullptr;
   try {
-    return program_of(text);
+    return program_of(call.options.score_program);
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, call.title(), ": ", error.what());
   }
@@ -53,11 +51,13 @@ std::shared_ptr<const ScoreProgram> score_program_of(const Call& call) {
 
 template <class T>
 void check_score_program(const Call& call, const Sizes<T>& sizes) {
+  if (call.options.score_program.empty()) {
+    for (const Argument argument : {arg::score_tables, arg::score_indices})
+      TORCH_CHECK_VALUE(!call.has(argument), call.title(), ": ", call.name_of(argument),
+                        " is given, but there is no score_program");
+    return;
+  }
   const auto program = score_program_of(call);
-  for (const Argument argument : {arg::score_tables, arg::score_indices})
-    TORCH_CHECK_VALUE(program || !call.has(argument), call.title(), ": ", call.name_of(argument),
-                      " is given, but there is no score_program");
-  if (!program) return;
   const T items = sizes.dropout_items();
   check_tables<T>(call, arg::score_tables, program->table_size(), items);
   check_tables<T>(call, arg::score_indices, program->index_size(), items);

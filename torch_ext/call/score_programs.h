@@ -8,8 +8,7 @@
 
 namespace qkv {
 
-// Of option score_program; null if the call has none. Throws c10::ValueError for a text that is
-// no program.
+// Of option score_program. Throws c10::ValueError for a text that is no program.
 std::shared_ptr<const ScoreProgram> score_program_of(const Call& call);
 
 // That score_tables and score_indices, which are [N] or [R, N], have what the program reads, and a

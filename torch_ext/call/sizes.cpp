@@ -178,7 +178,7 @@ void check_companions(const Call& call, const Sizes<T>& sizes) {
     };
     const Argument primal = primal_of(argument);
     if (is_result(argument)) {
-      expect(sizes.of(argument, call.options.reduce), result_type(call, argument));
+      expect(sizes.result(argument, call.options.reduce), result_type(call, argument));
     } else if (primal != arg::count) {
       check_has_tangent(call, primal);
       expect(sizes_of<T>(call[primal]), call[primal].scalar_type());

@@ -22,30 +22,17 @@ struct OwnValue {
   static c10::IValue to(const T& x) { return x; }
 };
 
-template <>
-struct Value<double> : OwnValue<double> {
-  static constexpr const char *kType = "float", *kDefault = "0.0";
-};
-
-template <>
-struct Value<bool> : OwnValue<bool> {
-  static constexpr const char *kType = "bool", *kDefault = "False";
-};
-
-template <>
-struct Value<std::string> : OwnValue<std::string> {
-  static constexpr const char *kType = "str", *kDefault = "\"\"";
-};
-
-template <>
-struct Value<std::optional<double>> : OwnValue<std::optional<double>> {
-  static constexpr const char *kType = "float?", *kDefault = "None";
-};
-
-template <>
-struct Value<c10::SymInt> : OwnValue<c10::SymInt> {
-  static constexpr const char *kType = "SymInt", *kDefault = "0";
-};
+#define QKV_OWN_VALUE(T, type, default_value)                             \
+  template <>                                                             \
+  struct Value<T> : OwnValue<T> {                                         \
+    static constexpr const char *kType = type, *kDefault = default_value; \
+  };
+QKV_OWN_VALUE(double, "float", "0.0")
+QKV_OWN_VALUE(bool, "bool", "False")
+QKV_OWN_VALUE(std::string, "str", "\"\"")
+QKV_OWN_VALUE(std::optional<double>, "float?", "None")
+QKV_OWN_VALUE(c10::SymInt, "SymInt", "0")
+#undef QKV_OWN_VALUE
 
 template <>
 struct Value<Window> {
@@ -88,9 +75,9 @@ template <class E>
 struct WordValue {
   static constexpr const char *kType = "str?", *kDefault = "None";
   static E from(const c10::IValue& value, const char* op) {
-    return value.isNone() ? E(0) : of(value.toStringView(), op);
+    return value.isNone() ? E(0) : called(value.toStringView(), op);
   }
-  static E of(std::string_view word, const char* op) {
+  static E called(std::string_view word, const char* op) {
     const auto& words = Value<E>::kWords;
     for (size_t i = 0; i < std::size(words); ++i)
       if (word == words[i]) return E(i + 1);

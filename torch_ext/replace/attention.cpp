@@ -25,15 +25,6 @@ bool is_refused(Call call) {
   return false;
 }
 
-}  // namespace
-
-Outcome outcome_of(const at::Tensor& query) {
-  if (!query.device().is_cpu()) return Outcome::elsewhere;
-  // torch's fused kernel for CPUs, which qkv takes the place of, goes by flash attention's switch.
-  if (!at::globalContext().userEnabledFlashSDP()) return Outcome::no_flash;
-  return dtype_of(query.scalar_type()) ? Outcome::taken : Outcome::dtype;
-}
-
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
                      std::optional<double> scale, bool enable_gqa) {
@@ -59,5 +50,16 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   return at::native::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p,
                                                   is_causal, scale, enable_gqa);
 }
+
+}  // namespace
+
+Outcome outcome_of(const at::Tensor& query) {
+  if (!query.device().is_cpu()) return Outcome::elsewhere;
+  // torch's fused kernel for CPUs, which qkv takes the place of, goes by flash attention's switch.
+  if (!at::globalContext().userEnabledFlashSDP()) return Outcome::no_flash;
+  return dtype_of(query.scalar_type()) ? Outcome::taken : Outcome::dtype;
+}
+
+torch::CppFunction attention_kernel() { return torch::CppFunction(TORCH_FN(attention)); }
 
 }  // namespace qkv::replace

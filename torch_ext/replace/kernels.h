@@ -2,25 +2,14 @@
 // to the kernel that it stands in for, and counts it.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <optional>
-#include <tuple>
+#include <torch/library.h>
 
 namespace qkv::replace {
 
-// aten::scaled_dot_product_attention.
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                     const std::optional<at::Tensor>& attn_mask, double dropout_p, bool is_causal,
-                     std::optional<double> scale, bool enable_gqa);
-
-// aten::_native_multi_head_attention, for dense and for strided nested tensors on the CPU.
-std::tuple<at::Tensor, at::Tensor> multi_head_attention(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t embed_dim,
-    int64_t num_head, const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
-    const at::Tensor& proj_weight, const at::Tensor& proj_bias,
-    const std::optional<at::Tensor>& mask, bool need_weights, bool average_attn_weights,
-    std::optional<int64_t> mask_type);
+// Of aten::scaled_dot_product_attention.
+torch::CppFunction attention_kernel();
+// Of aten::_native_multi_head_attention, for dense and for strided nested tensors on the CPU.
+torch::CppFunction multi_head_kernel();
 
 // The functions of torch that are replaced.
 enum class Function : int8_t { attention, multi_head, count };

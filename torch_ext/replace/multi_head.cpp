@@ -129,8 +129,6 @@ Results attend_nested(const Layer& layer, const at::Tensor& input) {
                     at::Tensor());
 }
 
-}  // namespace
-
 std::tuple<at::Tensor, at::Tensor> multi_head_attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t embed_dim,
     int64_t num_head, const at::Tensor& qkv_weight, const at::Tensor& qkv_bias,
@@ -155,6 +153,12 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention(
   return at::native::native_multi_head_attention_cpu(
       query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask,
       need_weights, average_attn_weights, mask_type);
+}
+
+}  // namespace
+
+torch::CppFunction multi_head_kernel() {
+  return torch::CppFunction(TORCH_FN(multi_head_attention));
 }
 
 }  // namespace qkv::replace

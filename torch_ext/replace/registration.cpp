@@ -1,7 +1,5 @@
 // qkv::replace_sdpa: kernels of ours in torch's table, for as long as somebody wants them there,
 // and counts of what they take and what they leave to torch.
-#include <torch/library.h>
-
 #include <array>
 #include <atomic>
 #include <memory>
@@ -49,10 +47,9 @@ std::unique_ptr<torch::Library> registered() {
   // the operator by; vmap has its own two.
   for (const DispatchKey key : {DispatchKey::CompositeImplicitAutograd,
                                 DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchVmapMode})
-    library->impl("scaled_dot_product_attention", torch::dispatch(key, TORCH_FN(attention)));
+    library->impl("scaled_dot_product_attention", torch::dispatch(key, attention_kernel()));
   for (const DispatchKey key : {DispatchKey::CPU, DispatchKey::NestedTensorCPU})
-    library->impl("_native_multi_head_attention",
-                  torch::dispatch(key, TORCH_FN(multi_head_attention)));
+    library->impl("_native_multi_head_attention", torch::dispatch(key, multi_head_kernel()));
   return library;
 }
 

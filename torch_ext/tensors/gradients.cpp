@@ -73,15 +73,11 @@ void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
 
 void GradientTensors::bind_mask(Argument argument, KernelCall& kernel, GradMask& grad) const {
   const at::Tensor& full = full_[argument];
-  switch (sums_[argument]) {
-    case MaskSum::none:
-      return kernel.bind(grad.each, full, Shape::mask);
-    case MaskSum::queries:
-      return kernel.bind(grad.queries, full, Shape::row);
-    case MaskSum::keys:
-      kernel.bind(grad.keys, full, Shape::row);
-      std::swap(grad.keys.strides.row, grad.keys.strides.col);
-  }
+  const MaskSum sum = sums_[argument];
+  if (sum == MaskSum::none) return kernel.bind(grad.each, full, Shape::mask);
+  if (sum == MaskSum::queries) return kernel.bind(grad.queries, full, Shape::row);
+  kernel.bind(grad.keys, full, Shape::row);
+  std::swap(grad.keys.strides.row, grad.keys.strides.col);
 }
 
 void GradientTensors::zero() const {

@@ -9,10 +9,6 @@
 namespace qkv {
 namespace {
 
-at::Tensor written_zeros(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
-  return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype)).zero_();
-}
-
 constexpr size_t kHugePage = size_t(2) << 20;
 // glibc's largest threshold (M_MMAP_THRESHOLD): what is larger is never recycled.
 constexpr size_t kNeverRecycled = size_t(32) << 20;
@@ -61,9 +57,9 @@ at::Tensor in_huge_pages(at::Tensor tensor) {
 
 at::Tensor zeros(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
   const size_t bytes = size_t(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
-  if (bytes < 2 * kHugePage) return written_zeros(sizes, strides, dtype);
-  c10::DataPtr memory = mapped_zeros(bytes);
-  if (!memory) return written_zeros(sizes, strides, dtype);  // raises torch's error
+  c10::DataPtr memory = bytes < 2 * kHugePage ? c10::DataPtr() : mapped_zeros(bytes);
+  if (!memory)  // of a large tensor: this raises torch's error
+    return at::Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype)).zero_();
   // A storage like any other: it belongs to torch's allocator, from which resize_() gets more.
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
                        c10::GetCPUAllocator(), /*resizable=*/true);

@@ -1,15 +1,11 @@
 #include "tensors/layout.h"
 
 #include <ATen/EmptyTensor.h>
-#include <c10/core/SymInt.h>
 
 #include "tensors/large_memory.h"
 
 namespace qkv {
 namespace {
-
-template <class T>
-using Dims = c10::SmallVector<T, 6>;
 
 at::Tensor empty(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> strides,
                  at::ScalarType dtype) {
@@ -32,9 +28,10 @@ bool wrong_order(c10::ArrayRef<T> sizes, c10::ArrayRef<T> strides, int64_t inner
 // Dense strides for `sizes`, their dimensions ordered as in `model`, which is
 // matched from the right. The last `fixed` dimensions stay innermost.
 template <class T>
-Dims<T> dense_strides(c10::ArrayRef<T> sizes, const at::Tensor& model, int64_t fixed) {
+typename Sizes<T>::Shape dense_strides(c10::ArrayRef<T> sizes, const at::Tensor& model,
+                                       int64_t fixed) {
   const auto model_sizes = sizes_of<T>(model);
-  const auto model_strides = strides_of<T>(model);
+  const auto model_strides = at::symint::strides<T>(model);
   const int64_t rank = sizes.size(), missing = rank - model.dim();
   c10::SmallVector<int64_t, 6> order(rank);  // innermost first
   for (int64_t i = 0; i < rank; ++i) order[i] = rank - 1 - i;
@@ -44,7 +41,7 @@ Dims<T> dense_strides(c10::ArrayRef<T> sizes, const at::Tensor& model, int64_t f
         break;
       std::swap(order[j - 1], order[j]);
     }
-  Dims<T> strides(rank);
+  typename Sizes<T>::Shape strides(rank);
   T stride = 1;
   for (int64_t dim : order) {
     strides[dim] = stride;
@@ -57,7 +54,7 @@ Dims<T> dense_strides(c10::ArrayRef<T> sizes, const at::Tensor& model, int64_t f
 
 template <class T>
 at::Tensor empty_result(const Call& call, const Sizes<T>& sizes, Argument result) {
-  const Dims<T> shape = sizes.of(result, call.options.reduce);
+  const auto shape = sizes.result(result, call.options.reduce);
   const int64_t fixed = kArguments[result].shape == Shape::output ? 1 : shape.size();
   return empty(shape, dense_strides<T>(shape, call[arg::query], fixed), result_type(call, result));
 }

@@ -18,6 +18,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }
 class Sums {
  public:
   void add(int64_t stride, int64_t low, int64_t high) {
+    if (stride == 0 || (low == 0 && high == 0)) return;
     Bounds& bounds = terms_[stride];
     bounds.low += low, bounds.high += high;
     all_.low += low * stride, all_.high += high * stride;
@@ -63,7 +64,7 @@ std::pair<uintptr_t, uintptr_t> range_of(const at::Tensor& tensor) {
 void add_terms(Sums& sums, const at::Tensor& tensor, bool negative) {
   const int64_t size = tensor.element_size();
   const auto add = [&](int64_t stride, int64_t n) {
-    if (n > 1 && stride > 0) sums.add(stride, negative ? 1 - n : 0, negative ? 0 : n - 1);
+    sums.add(stride, negative ? 1 - n : 0, negative ? 0 : n - 1);
   };
   for (int64_t d = 0; d < tensor.dim(); ++d) add(tensor.strides()[d] * size, tensor.sizes()[d]);
   add(1, size);  // the bytes of an element
@@ -81,10 +82,8 @@ bool overlaps_itself(const at::Tensor& tensor) {
     if (stride == 0) return true;
     Sums sums;
     sums.add(stride, 1, n - 1);
-    for (int64_t d = first + 1; d < tensor.dim(); ++d) {
-      const int64_t m = tensor.sizes()[d];
-      if (m > 1 && tensor.strides()[d] > 0) sums.add(tensor.strides()[d], 1 - m, m - 1);
-    }
+    for (int64_t d = first + 1; d < tensor.dim(); ++d)
+      sums.add(tensor.strides()[d], 1 - tensor.sizes()[d], tensor.sizes()[d] - 1);
     if (sums.have(0)) return true;
   }
   return false;

@@ -14,10 +14,6 @@
 namespace qkv {
 namespace {
 
-MaskType mask_type_of(at::ScalarType dtype) {
-  return dtype == at::kBool ? MaskType::boolean : mask_type(*dtype_of(dtype));
-}
-
 // Key and value may have fewer heads than the Problem has kv_heads.
 int64_t head_repeat(int64_t kv_heads, int64_t heads) {
   return heads <= 1 ? 1 : kv_heads / heads;  // one head: its stride is 0
@@ -38,7 +34,8 @@ void KernelCall::bind_differentiable(Inputs& to, const Which& which) {
   for (int m = 0; m < kMasks; ++m) {
     const Argument mask = which(kMaskArguments[m]);
     if (!call_.has(mask)) continue;
-    to.masks[m].type = mask_type_of(call_[mask].scalar_type());
+    const std::optional<DType> floating = dtype_of(call_[mask].scalar_type());
+    to.masks[m].type = floating ? mask_type(*floating) : MaskType::boolean;
     bind(to.masks[m].input, mask);
   }
   static_assert(kHeadArguments.size() == kHeadNumbers);
@@ -90,30 +87,31 @@ KernelCall::KernelCall(const Call& call, const Sizes<int64_t>& sizes) : call_(ca
 
 void KernelCall::bind_tangents(JvpArgs& args) {
   bind_differentiable(args, tangent_of);
-  if (!call_.has(arg::score_tables_tangent)) return;
-  score_tables_tangent_ = call_[arg::score_tables_tangent].contiguous();
-  args.tables = score_tables_tangent_.const_data_ptr();
+  if (!function_ || !call_.has(arg::score_tables_tangent)) return;
+  function_->tangent = call_[arg::score_tables_tangent].contiguous();
+  args.tables = function_->tangent.const_data_ptr();
 }
 
 void KernelCall::bind_score_program() {
-  score_program_ = score_program_of(call_);
-  if (!score_program_) return;
-  ScoreFunction& function = problem.function;
-  function.program = score_program_.get();
+  if (call_.options.score_program.empty()) return;
+  function_ = std::make_unique<Function>();
+  function_->program = score_program_of(call_);
+  ScoreFunction& to = function_->function;
+  problem.function = &to;
+  to.program = function_->program.get();
   // In a cache, queries are the last positions; elsewhere the first query is number 0.
-  function.from_last = sizes_.is_cache || call_.has(arg::block_table);
-  const auto rows_of = [&](Argument argument, at::Tensor& tensor, int64_t& step) {
-    if (!call_.has(argument)) return;
+  to.from_last = sizes_.is_cache || call_.has(arg::block_table);
+  const auto bind_rows = [&](Argument argument, at::Tensor& tensor, int64_t& step) -> const void* {
+    if (!call_.has(argument)) return nullptr;
     tensor = call_[argument].contiguous();
     const int64_t rows = size_from_right<int64_t>(tensor, 1);
-    if (rows == 1) return;
-    step = tensor.sizes().back(), function.rows = rows;
+    if (rows != 1) step = tensor.sizes().back(), to.rows = rows;
+    return tensor.const_data_ptr();
   };
-  rows_of(arg::score_tables, score_tables_, function.table_step);
-  rows_of(arg::score_indices, score_indices_, function.index_step);
-  if (score_tables_.defined()) function.tables = score_tables_.const_data_ptr();
-  if (score_indices_.defined()) function.indices = score_indices_.const_data_ptr<int32_t>();
-  if (function.rows > 1) function.items = sizes_.dropout_items() / function.rows;
+  to.tables = bind_rows(arg::score_tables, function_->tables, to.table_step);
+  to.indices = static_cast<const int32_t*>(
+      bind_rows(arg::score_indices, function_->indices, to.index_step));
+  if (to.rows > 1) to.items = sizes_.dropout_items() / to.rows;
 }
 
 void KernelCall::bind_seeds() {

@@ -53,8 +53,13 @@ class KernelCall {
   std::array<at::Tensor, 2 * kHeadArguments.size()> per_head_;
   size_t per_heads_ = 0;
   at::Tensor seeds_;
-  std::shared_ptr<const ScoreProgram> score_program_;
-  at::Tensor score_tables_, score_tables_tangent_, score_indices_;  // contiguous
+  // Null: there is no score program.
+  struct Function {
+    ScoreFunction function;
+    std::shared_ptr<const ScoreProgram> program;
+    at::Tensor tables, tangent, indices;  // contiguous
+  };
+  std::unique_ptr<Function> function_;
   c10::SmallVector<Operand, 28> operands_;
 };
 

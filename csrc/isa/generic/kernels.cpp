@@ -1,7 +1,3 @@
-#include "kernels/prelude.h"
-
-#define QKV_ISA generic
-
 #include "isa/generic/vec.h"
 #include "kernels/entry.h"
 

@@ -2,7 +2,7 @@
 // x86-64, and scalar code where there are no vectors.
 #pragma once
 
-#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#ifndef QKV_ISA  // this header is opened first
 #include "kernels/prelude.h"
 #define QKV_ISA generic
 #endif

@@ -1,8 +1,4 @@
-#include "kernels/prelude.h"
-
 #if defined(__aarch64__)
-
-#define QKV_ISA neon
 
 #include "isa/neon/vec.h"
 #include "kernels/entry.h"

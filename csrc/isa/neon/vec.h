@@ -1,7 +1,7 @@
 // NEON, part of every 64-bit Arm CPU: 32 registers of 16 bytes, with FMA.
 #pragma once
 
-#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+#ifndef QKV_ISA  // this header is opened first
 #include "kernels/prelude.h"
 #define QKV_ISA neon
 #endif

@@ -7,7 +7,9 @@
 //   native_narrow(low, high): f32 to the nearest bf16, those of low, then those of high
 #pragma once
 
-#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
+// Opened by itself (kernels/simd/vec.h), this header is code for AVX512-BF16, and so are others
+// that include it first.
+#ifndef QKV_ISA
 #include "isa/avx512bf16/vec.h"
 #endif
 

@@ -2,11 +2,7 @@
 // (key_operand.h, row_operand.h), whose functions are described there.
 #pragma once
 
-#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
-#include "isa/avx512bf16/vec.h"
-#endif
-
-#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/pairs.h"
 #include "kernels/operands/key_operand.h"
 #include "kernels/operands/key_rows.h"
 #include "kernels/operands/operand.h"

@@ -3,11 +3,7 @@
 // rounded to bf16 as operands, and nowhere else.
 #pragma once
 
-#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
-#include "isa/avx512bf16/vec.h"
-#endif
-
-#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/pairs.h"
 #include "kernels/operands/operand.h"
 #include "kernels/operands/output_sum.h"
 #include "kernels/operands/rows.h"

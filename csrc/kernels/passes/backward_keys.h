@@ -3,7 +3,6 @@
 // loops around it are backward.h.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/backward_rows.h"
 #include "kernels/passes/double_grad_tile.h"
 #include "kernels/passes/grad_tile.h"
@@ -23,30 +22,24 @@ void clear_keys(const typename S::RowTile& t, int64_t from, int64_t to, const S&
   if (s.needs_marks) clear_tile(t.tile, to - from, s.marks + at);
 }
 
-// Rows [lane, lane + depth) of a block.
-struct RowRange {
-  int64_t lane, depth;
-};
-
-// sums [keys, padded(dim)] += the tiles of these rows, transposed, times the rows of `operand`,
-// from which `nonfinite` takes what hidden pairs would add.
+// sums [keys, padded(dim)] += the tiles of rows [begin, end) of a block, transposed, times the rows
+// of `operand`, from which `nonfinite` takes what hidden pairs would add.
 template <class E, class Nonfinite, class T = Compute<E>>
-void add_grad_rows(const RowRange& rows, int64_t keys, const RowOperand<E>& operand, const T* tiles,
+void add_grad_rows(const Range& rows, int64_t keys, const RowOperand<E>& operand, const T* tiles,
                    const Nonfinite& nonfinite, int64_t dim, T* sums, const BackwardScratch<E>& s) {
   if (s.needs_marks && all_nan(sums, keys * padded<T>(dim))) return;
-  const int64_t end = rows.lane + rows.depth, chain = s.has_few_keys ? kShortChain : rows.depth;
-  for (int64_t lane = rows.lane; lane < end; lane += chain)
-    add_over_rows(keys, s.as_a, tiles + lane, std::min(chain, end - lane), operand.rows(lane), dim,
-                  s.sees_few, sums);
-  if (s.needs_marks) nonfinite->add(rows.lane, rows.depth, keys, s.marks + rows.lane, sums);
+  const int64_t count = rows.end - rows.begin, chain = s.has_few_keys ? kShortChain : count;
+  for (int64_t lane = rows.begin; lane < rows.end; lane += chain)
+    add_over_rows(keys, s.as_a, tiles + lane, std::min(chain, rows.end - lane), operand.rows(lane),
+                  dim, s.sees_few, sums);
+  if (s.needs_marks) nonfinite->add(rows.begin, count, keys, s.marks + rows.begin, sums);
 }
 
-// Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what rows [lane, lane + depth) of the
-// block contribute, from P and dS in the scratch memory, or from P', W and W'.
+// Adds to dK [keys, padded(D)] and dV [keys, padded(Dv)] what these rows contribute, from P and dS
+// in the scratch memory, or from P', W and W'.
 template <class S, class T = typename S::T>
-void add_grad_key_value(const Problem& p, const BackwardArgs& a, int64_t lane, int64_t depth,
-                        int64_t keys, T* grad_key, T* grad_value, const S& s) {
-  const RowRange rows{lane, depth};
+void add_grad_key_value(const Problem& p, const BackwardArgs& a, const Range& rows, int64_t keys,
+                        T* grad_key, T* grad_value, const S& s) {
   if (a.grad_value.data && s.has_grad_output)
     add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
                   grad_value, s);
@@ -71,21 +64,21 @@ T* sums_at(void* sums, int64_t key, int64_t dim) {
 // Some tiles of a block of rows against keys [key, key + keys), which are no more than a tile has.
 template <class S>
 void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
-                   const BackwardRows<S>& rows, const TileRange& tiles, int64_t key, int64_t keys,
+                   const BackwardRows<S>& rows, const Range& tiles, int64_t key, int64_t keys,
                    S& s) {
   using T = typename S::T;
   // Only tiles [first, last] see some of these keys, and all that they see are keys [begin, end).
   Range seen[BackwardRows<S>::kMaxTiles];
-  int first = tiles.end, last = -1;
+  int64_t first = tiles.end, last = -1;
   int64_t begin = key + keys, end = key;
-  for (int t = tiles.first; t < tiles.end; ++t) {
+  for (int64_t t = tiles.begin; t < tiles.end; ++t) {
     seen[t] = keys_seen<kDepthMultiple<typename S::Element>>(p, rows.tiles[t].tile, key, keys);
     if (seen[t].is_empty()) continue;
     first = std::min(first, t), last = t;
     begin = std::min(begin, seen[t].begin), end = std::max(end, seen[t].end);
   }
   if (first > last) return;
-  for (int t = first; t <= last; ++t) {
+  for (int64_t t = first; t <= last; ++t) {
     const auto& tile = rows.tiles[t];
     const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];
     if (from < to)
@@ -93,10 +86,8 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
     clear_keys(tile, 0, from - begin, s);
     clear_keys(tile, to - begin, end - begin, s);
   }
-  const int64_t lane = rows.tiles[first].lane;
-  const int64_t depth = rows.tiles[last].lane + rows.tiles[last].tile.rows - lane;
-  add_grad_key_value(p, a, lane, depth, end - begin,
-                     sums_at<T>(item.sums.grad_key, begin, p.head_dim),
+  const Range lanes{rows.tiles[first].lane, rows.tiles[last].lane + rows.tiles[last].tile.rows};
+  add_grad_key_value(p, a, lanes, end - begin, sums_at<T>(item.sums.grad_key, begin, p.head_dim),
                      sums_at<T>(item.sums.grad_value, begin, p.head_dim_v), s);
 }
 
@@ -112,8 +103,8 @@ void backward_masked_keys(const Problem& p, const BackwardArgs& a, const Backwar
                           const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
   constexpr int kStep = std::max<int>(1, kMaskedRows / kTileRows<typename S::T>);
   for (int first = 0; first < rows.count; first += kStep) {
-    const TileRange tiles{first, std::min(first + kStep, rows.count)};
-    for_each_run<kDepthMultiple<typename S::Element>>(
+    const Range tiles{first, std::min(first + kStep, rows.count)};
+    for_each_range_seen<kDepthMultiple<typename S::Element>>(
         p, rows.around(tiles), key, keys, [&](int64_t begin, int64_t count) {
           backward_keys(p, a, item, rows, tiles, begin, count, s);
         });

@@ -3,10 +3,6 @@
 #pragma once
 
 #include "common/row_sums.h"
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/operands.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
 #include "repair/nonfinite_keys.h"

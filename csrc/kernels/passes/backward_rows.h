@@ -2,18 +2,12 @@
 // its tiles and leaves them.
 #pragma once
 
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/grad_rows.h"
 #include "kernels/simd/transpose.h"
 
 namespace qkv::QKV_ISA {
-
-// Tiles [first, end) of a block of rows.
-struct TileRange {
-  int first, end;
-};
 
 // A block of up to kGradRows rows, packed, and the tiles it consists of.
 template <class S>
@@ -40,10 +34,10 @@ struct BackwardRows {
   const Tile& last() const { return tiles[count - 1].tile; }
 
   // One tile that sees what some of them see together, for what asks for nothing else.
-  Tile around(const TileRange& some) const {
-    Tile tile = tiles[some.first].tile;
+  Tile around(const Range& some) const {
+    Tile tile = tiles[some.begin].tile;
     tile.last = tiles[some.end - 1].tile.last;
-    const Range keys = keys_of_tiles(tiles + some.first, some.end - some.first);
+    const Range keys = keys_of_tiles(tiles + some.begin, some.end - some.begin);
     tile.key_begin = keys.begin, tile.key_end = keys.end;
     return tile;
   }

@@ -1,7 +1,6 @@
 // What the pass for second derivatives does with one tile of rows against one block of keys.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/double_backward_state.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/products/products.h"
@@ -54,9 +53,9 @@ void double_scores_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key
   scores_of_tile(t, key, keys, s.weights + at, s);
   apply_score_options(p, t.tile, key, keys, s.weights + at, s.kept.at(at));
   changes_of_tile(p, t, key, keys, at, s);
-  multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, s.grad_scores + at);
+  multiply_grad_output(t, s.values.rows(key, keys), s.grad_scores + at);
   if (s.moves_value())
-    multiply_rows(t.tile, s.values_jvp.rows(key, keys), t.grad_output, s.grad_change + at);
+    multiply_grad_output(t, s.values_jvp.rows(key, keys), s.grad_change + at);
   else
     clear_tile(t.tile, keys, s.grad_change + at);
   differentiate_twice(p, t, key, keys, at, s);

@@ -1,7 +1,7 @@
 // How the sums of the backward pass become gradients in the user's memory.
 #pragma once
 
-#include "kernels/operands/rows.h"
+#include "kernels/operands/operands.h"
 
 namespace qkv::QKV_ISA {
 

@@ -1,7 +1,7 @@
 // The forward pass over one ForwardItem: a range of rows against a range of keys of one plane.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/passes/forward_ahead.h"
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_state.h"
@@ -9,8 +9,6 @@
 #include "kernels/passes/walk.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/score.h"
-#include "kernels/score/softmax.h"
-#include "repair/marks.h"
 
 namespace qkv::QKV_ISA {
 

@@ -4,9 +4,7 @@
 // keys, values and output, each of a few KiB, and waits for each line of them.
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_tiles.h"
 

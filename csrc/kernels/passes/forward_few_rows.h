@@ -4,8 +4,7 @@
 // values are prefetched, and while the values are multiplied, the next keys are.
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/few_scales.h"
 #include "kernels/products/few_values.h"

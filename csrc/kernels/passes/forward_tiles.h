@@ -2,9 +2,6 @@
 // values. The other way, for planes of few rows, is forward_few_rows.h.
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/operands.h"
-#include "kernels/operands/tile.h"
 #include "kernels/products/products.h"
 #include "repair/nonfinite_keys.h"
 

@@ -2,7 +2,6 @@
 // memory.
 #pragma once
 
-#include "kernels/operands/rows.h"
 #include "kernels/passes/backward_operands.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/score.h"

@@ -1,8 +1,6 @@
 // What the backward pass does with one tile of rows against one block of keys.
 #pragma once
 
-#include "kernels/operands/tile.h"
-#include "kernels/operands/user_tile.h"
 #include "kernels/passes/grad_rows.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
@@ -35,6 +33,15 @@ void scores_of_tile(const BackwardTile<E>& t, int64_t key, int64_t keys, T* scor
   few_scores_of_tile<E>(t.tile, s.keys.source(), key, keys, s.few_query, scores);
 }
 
+// dP^T = V dO^T, or zeros where there is no grad_output: to [keys x lanes] from rows of values.
+template <class E, class T = Compute<E>>
+void multiply_grad_output(const BackwardTile<E>& t, const LeftOperand<Factor<E>>& values, T* to) {
+  if (t.grad_output.data)
+    multiply_rows(t.tile, values, t.grad_output, to);
+  else
+    clear_tile(t.tile, values.rows, to);
+}
+
 #ifdef QKV_CHECK_SCORES
 // Stops the program where a score is larger than the log-sum-exp of its row by more than that was
 // rounded: the forward pass has then made it in another way (ScoreWay).
@@ -61,7 +68,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 #ifdef QKV_CHECK_SCORES
   check_scores(rows_of<T>(p, a.lse, t.tile.plane), t.tile, keys, weights);
 #endif
-  multiply_rows(t.tile, s.values.rows(key, keys), t.grad_output, grad_scores);
+  multiply_grad_output(t, s.values.rows(key, keys), grad_scores);
   if (a.grad_weights.data) {
     read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.plane), t.tile, key, keys,
                  [&](int64_t j, int v, Vec<T> grad) {

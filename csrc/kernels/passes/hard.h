@@ -1,11 +1,7 @@
 // Hard attention: the key with the largest score of every row, and the value of that key.
 #pragma once
 
-#include "kernels/operands/operands.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 #include "kernels/passes/walk.h"
-#include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
 #include "kernels/score/score.h"
 

@@ -1,10 +1,6 @@
 // The operands and the scratch memory of the pass for forward-mode derivatives (jvp.h).
 #pragma once
 
-#include "kernels/operands/key_rows.h"
-#include "kernels/operands/operands.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/products.h"
 #include "kernels/score/dropout.h"
@@ -44,9 +40,10 @@ class JvpKeys {
     block_ = key, block_keys_ = keys;
     source_ = KeyRows<E>(p_, plane, dim_, input_);
     operand_.load(source_, key, keys);
+    loaded_.load(operand_.natural(), key, keys, dim_);
   }
   const KeyRows<E>& source() const { return source_; }
-  bool is_finite() const { return !*this || all_finite(operand_.natural(), block_keys_, dim_); }
+  bool is_finite() { return !*this || loaded_.are_finite(block_, block_ + block_keys_); }
 
   LeftOperand<T> rows(int64_t key, int64_t keys) const { return operand_.rows(key, keys); }
 
@@ -69,6 +66,7 @@ class JvpKeys {
   int64_t dim_;
   KeyOperand<E> operand_;
   KeyRows<E> source_;
+  LoadedKeys<T> loaded_;
   int64_t block_ = 0, block_keys_ = 0;
 };
 
@@ -91,9 +89,6 @@ struct JvpScratch {
   Dropout<T> dropout;
   JvpState<T>* tiles;
   bool with_scores, with_output;  // whether scores change; whether the output is made
-  // Whether the block of keys that is loaded is finite, with its values and all directions; not yet
-  // known where no tile has asked.
-  std::optional<bool> block_is_finite;
 
   JvpScratch(Arena& arena, const Problem& p, const JvpArgs& a, int64_t rows_count)
       : query_rows(arena, kTileRows<T>, p.head_dim),
@@ -123,13 +118,10 @@ struct JvpScratch {
   // Reads keys [key, key + keys), a block, and what belongs to them.
   void load_block(Plane plane, int64_t key, int64_t count) {
     for (JvpKeys<E>* of : {&keys, &keys_jvp, &values, &values_jvp}) of->load(plane, key, count);
-    block_is_finite.reset();
   }
+  // Whether that block is finite, with its values and all directions.
   bool is_block_finite() {
-    if (!block_is_finite)
-      block_is_finite =
-          keys.is_finite() && keys_jvp.is_finite() && values.is_finite() && values_jvp.is_finite();
-    return *block_is_finite;
+    return keys.is_finite() && keys_jvp.is_finite() && values.is_finite() && values_jvp.is_finite();
   }
 
  private:

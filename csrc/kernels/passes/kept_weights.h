@@ -5,9 +5,7 @@
 // divided by the same sum. So they cost no second product and no second exponential.
 #pragma once
 
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
-#include "kernels/operands/user_tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/score/dropout.h"
 #include "repair/marks.h"
 

@@ -1,9 +1,8 @@
 // Puts the parts of a row together after a forward pass that has split the keys.
 #pragma once
 
-#include "kernels/operands/rows.h"
+#include "kernels/operands/operands.h"
 #include "kernels/score/sinks.h"
-#include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
 

@@ -5,8 +5,7 @@
 #pragma once
 
 #include "common/row_sums.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/passes/walk.h"

@@ -3,7 +3,7 @@
 // mask, costs what its visible keys cost.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 
 namespace qkv::QKV_ISA {
 
@@ -23,31 +23,31 @@ Range keys_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys) {
 // and write the tile's output once more, was reckoned to take a fraction of that.
 constexpr int64_t kGap = 16;
 
-// Calls attend(begin, count) for each run of keys of the block [key, key + keys) that the tile
+// Calls attend(begin, count) for each range of keys of the block [key, key + keys) that the tile
 // sees: what keys_seen returns, without the gaps that masks leave in it.
 template <int64_t kMultiple, class Attend>
-void for_each_run(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
-                  const Attend& attend) {
+void for_each_range_seen(const Problem& p, const Tile& tile, int64_t key, int64_t keys,
+                         const Attend& attend) {
   const int64_t end = key + keys;
-  Range run{end, end};
+  Range range{end, end};
   const auto finish = [&] {
-    if (run.is_empty()) return;
-    run.begin -= (run.begin - key) % kMultiple;
-    attend(run.begin, run.end - run.begin);
+    if (range.is_empty()) return;
+    range.begin -= (range.begin - key) % kMultiple;
+    attend(range.begin, range.end - range.begin);
   };
   for (int64_t at = key; at < end; at = (at / kMapKeys + 1) * kMapKeys) {
     const int64_t square_end = std::min(end, (at / kMapKeys + 1) * kMapKeys);
     const Range seen = keys_seen<1>(p, tile, at, square_end - at);
     if (seen.is_empty()) continue;
-    if (seen.begin - run.end >= std::max(kGap, kMultiple)) finish(), run = seen;
-    run = {std::min(run.begin, seen.begin), seen.end};
+    if (seen.begin - range.end >= std::max(kGap, kMultiple)) finish(), range = seen;
+    range = {std::min(range.begin, seen.begin), seen.end};
   }
   finish();
 }
 
 // Calls attend(state, key, keys) for each block of `keys` and each of the tiles in states [count]
 // that sees some of its keys: those are [key, key + keys), from a multiple of kKeyMultiple on, or
-// several such runs, where masks leave gaps between them. The loop over keys is outside and the
+// several such ranges, where masks leave gaps between them. The loop over keys is outside and the
 // loop over tiles inside, so that a block is read from memory once and serves every tile: load(key,
 // keys, last) is called before the first tile that sees some of it, where `last` is the end of all
 // keys that any tile sees. Blocks begin at multiples of `step` from the first key of the item,
@@ -62,17 +62,17 @@ QKV_INLINE void for_each_block(const Problem& p, State* states, int64_t count, c
     const int64_t block = std::min(step, last - key);
     bool is_loaded = false;
     for (int64_t t = 0; t < count; ++t) {
-      const auto attend_run = [&](int64_t begin, int64_t run) {
+      const auto attend_range = [&](int64_t begin, int64_t seen) {
         if (!is_loaded) load(key, block, last);
         is_loaded = true;
-        attend(states[t], begin, run);
+        attend(states[t], begin, seen);
       };
       if (p.maps) {
-        for_each_run<kKeyMultiple>(p, states[t].tile, key, block, attend_run);
+        for_each_range_seen<kKeyMultiple>(p, states[t].tile, key, block, attend_range);
         continue;
       }
       const Range seen = keys_seen<kKeyMultiple>(p, states[t].tile, key, block);
-      if (!seen.is_empty()) attend_run(seen.begin, seen.end - seen.begin);
+      if (!seen.is_empty()) attend_range(seen.begin, seen.end - seen.begin);
     }
   }
 }

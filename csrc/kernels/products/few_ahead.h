@@ -2,7 +2,7 @@
 // others are multiplied.
 #pragma once
 
-#include "kernels/operands/key_rows.h"
+#include "kernels/operands/operands.h"
 
 namespace qkv::QKV_ISA {
 

@@ -8,8 +8,6 @@
 // elements apart: so the softmax has keys in its lanes (score/few_softmax.h).
 #pragma once
 
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 #include "kernels/products/few_ahead.h"
 #include "kernels/simd/halves.h"
 #include "kernels/simd/transpose.h"

@@ -2,7 +2,6 @@
 // weights instead of elements.
 #pragma once
 
-#include "kernels/operands/key_rows.h"
 #include "kernels/products/few_rows.h"
 
 namespace qkv::QKV_ISA {

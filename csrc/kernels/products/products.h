@@ -3,18 +3,14 @@
 #pragma once
 
 #include "kernels/operands/operands.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
 
 namespace qkv::QKV_ISA {
 
 // S^T = K Q^T and dP^T = V dO^T: to [keys x lanes] = rows of key or value [keys x dim] times
-// columns [dim x lanes], added to what is there with Beta::one; zeros if there are no columns
-// (null).
+// columns [dim x lanes], added to what is there with Beta::one.
 template <class F, class T>
-QKV_INLINE void multiply_rows(const Tile& tile, LeftOperand<F> rows, const RightOperand<F>& columns,
-                              T* to, Beta beta = Beta::zero) {
-  if (!columns.data) rows.depth = 0;
+QKV_INLINE void multiply_rows(const Tile& tile, const LeftOperand<F>& rows,
+                              const RightOperand<F>& columns, T* to, Beta beta = Beta::zero) {
   multiply(rows, columns, tile.lanes, Sum<T>{to, tile.step, beta});
 }
 

@@ -9,7 +9,6 @@
 // g, g' and P' are 0 where dropout drops the pair.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/double_backward_state.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/exp.h"

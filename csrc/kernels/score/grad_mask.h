@@ -1,10 +1,7 @@
 // The gradients of masks: dS itself, or its sums over rows or keys where the mask broadcasts.
 #pragma once
 
-#include "kernels/gemm/gemm.h"
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
-#include "kernels/operands/user_tile.h"
+#include "kernels/operands/operands.h"
 
 namespace qkv::QKV_ISA {
 

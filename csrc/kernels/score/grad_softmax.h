@@ -1,7 +1,6 @@
 // The derivative of the softmax: turns scores and dP into weights and dS, in place.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/grad_rows.h"
 #include "kernels/score/softmax.h"
 #include "kernels/simd/exp.h"

@@ -2,7 +2,7 @@
 // the rest, for a few rows at a time, whose results stay in the first-level cache.
 #pragma once
 
-#include "kernels/operands/tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/score/program_operations.h"
 #include "kernels/score/program_tables.h"
 
@@ -27,7 +27,7 @@ class Interpreter {
   Interpreter(const Problem& p, const program::Compiled& program, const Tile& tile, int64_t key,
               const ProgramTile<T>& given, char* memory)
       : p_(p), program_(program), tile_(tile), key_(key), given_(given) {
-    const ScoreFunction& f = p.function;
+    const ScoreFunction& f = *p.function;
     const int64_t items = f.items ? f.items : std::max<int64_t>(1, p.batch());
     item_ = tile.plane.batch % items;
     const int64_t row = tile.plane.batch / items;
@@ -158,7 +158,7 @@ class Interpreter {
   }
   QKV_INLINE IntVec<T> queries(int64_t vector) const {
     const int64_t first =
-        p_.function.from_last ? p_.bottom_right() + p_.shard.key_offset : p_.shard.query_offset;
+        p_.function->from_last ? p_.bottom_right() + p_.shard.key_offset : p_.shard.query_offset;
     IntVec<T> all{};
     for (int l = 0; l < kLanes<T>; ++l) {
       // Lanes without a row are given the last row's, for which tables have an element.

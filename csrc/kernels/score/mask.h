@@ -3,9 +3,7 @@
 // computed for it, NaN included.
 #pragma once
 
-#include "kernels/operands/rows.h"
-#include "kernels/operands/tile.h"
-#include "kernels/operands/user_tile.h"
+#include "kernels/operands/operands.h"
 #include "kernels/simd/transpose.h"
 
 namespace qkv::QKV_ISA {

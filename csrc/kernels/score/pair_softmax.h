@@ -6,10 +6,6 @@
 // the sum of the weights as they were before.
 #pragma once
 
-#ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
-#include "isa/avx512bf16/vec.h"
-#endif
-
 #include "kernels/gemm/pairs.h"
 #include "kernels/score/softmax.h"
 

@@ -64,7 +64,7 @@ void run_backward(const Problem& p, const program::Compiled& program, const Back
 struct Program : ScoreOption<Program> {
   static constexpr bool kKeeps = true;
 
-  static bool is_set(const Problem& p) { return p.function.program; }
+  static bool is_set(const Problem& p) { return p.function; }
   static bool moves(const JvpArgs& a) { return a.tables; }
 
   template <class T>
@@ -72,26 +72,26 @@ struct Program : ScoreOption<Program> {
                     T* before) {
     for (int64_t j = 0; before && j < keys; ++j)
       std::copy_n(scores + j * tile.step, tile.lanes, before + j * tile.step);
-    run_program<T>(p, p.function.program->forward(), tile, key, keys, {.score = scores}, scores);
+    run_program<T>(p, p.function->program->forward(), tile, key, keys, {.score = scores}, scores);
   }
   template <class T>
   static void jvp(const Problem& p, const JvpArgs& a, const Tile& tile, int64_t key, int64_t keys,
                   const T* before, T* change) {
-    run_program<T>(p, p.function.program->jvp(), tile, key, keys,
+    run_program<T>(p, p.function->program->jvp(), tile, key, keys,
                    {.score = before, .change = change, .direction = direction_of<T>(a)}, change);
   }
   template <class T>
   static void backward(const Problem& p, const BackwardArgs&, const BackwardItem& item,
                        const Tile& tile, int64_t key, int64_t keys, const T* before,
                        T* grad_scores) {
-    run_backward<T>(p, p.function.program->backward(), item, tile, key, keys,
+    run_backward<T>(p, p.function->program->backward(), item, tile, key, keys,
                     {.score = before, .grad = grad_scores}, {grad_scores});
   }
   template <class T>
   static void double_backward(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                               const Tile& tile, int64_t key, int64_t keys, const T* before,
                               const T* change, T* first, T* second) {
-    run_backward<T>(p, p.function.program->double_backward(), item, tile, key, keys,
+    run_backward<T>(p, p.function->program->double_backward(), item, tile, key, keys,
                     {.score = before,
                      .change = change,
                      .grad = first,

@@ -3,7 +3,6 @@
 // a pass before this one (row_sums.h) that would take as long.
 #pragma once
 
-#include "kernels/operands/tile.h"
 #include "kernels/passes/grad_rows.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/softmax.h"

@@ -188,8 +188,8 @@ class ComposedProgram {
 }  // namespace
 
 at::Tensor apply_score_program(const Call& call, const at::Tensor& scores) {
-  const auto program = score_program_of(call);
-  return program ? ComposedProgram(call, scores).run(*program) : scores;
+  if (call.options.score_program.empty()) return scores;
+  return ComposedProgram(call, scores).run(*score_program_of(call));
 }
 
 }  // namespace qkv::ops

@@ -117,11 +117,8 @@ at::Tensor scores_of(const Call& call, at::ScalarType type) {
   return hide_positions(call.options, scores);
 }
 
-struct Softmax {
-  at::Tensor weights, lse;  // [..., H, L, S] and [..., H, L]
-};
-
-Softmax softmax_of(const Call& call, at::Tensor scores) {
+// The weights [..., H, L, S], and lse [..., H, L].
+std::pair<at::Tensor, at::Tensor> softmax_of(const Call& call, at::Tensor scores) {
   const c10::SymInt keys = scores.sym_size(-1);
   // The softmax of nothing but -inf, and its derivatives, would be NaN. A finite sink prevents it.
   at::Tensor dead = scores.eq(-kInfinity).all(-1, /*keepdim=*/true);

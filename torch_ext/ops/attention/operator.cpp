@@ -62,12 +62,6 @@ Tensors attention_jvp_composite(const Call& call) {
 // For those who call attention_forward and attention_forward_jvp themselves: _jagged.py.
 Tensors forward_autocast(const Call& call) { return run_cast(Call(call)); }
 
-Tensors forward_mode(const Call& call) { return run(call.as(attention_forward_jvp)); }
-
-Tensors forward_mode_composition(const Call& call) {
-  return autograd::compose_jvp(call, attention_forward);
-}
-
 // The tangents of all differentiable tensors, in a signature; suffix: "?", or "?=" with a default.
 std::string tangents(std::string_view suffix) {
   std::string names;
@@ -109,7 +103,7 @@ DefinedOperator attention_forward(
     {.cpu = &attention_forward_cpu,
      .autocast = &forward_autocast,
      .composition = &attention_composition,
-     .jvp = &forward_mode});
+     .jvp = [](const Call& call) { return run(call.as(attention_forward_jvp)); }});
 DefinedOperator attention_backward(
     attention_forward, "attention_backward(grad_output?, grad_logsumexp?; output, logsumexp)",
     {.cpu = &attention_backward_cpu, .jvp = &attention_backward_jvp});
@@ -126,9 +120,9 @@ DefinedOperator attention_forward_jvp(
         kTangentNames +
         ", *, dropout_p, is_causal, " QKV_SCORE_OPTIONS
         ", shard=, scores=) -> output, logsumexp, output_tangent, logsumexp_tangent",
-    {.cpu = &attention_jvp_cpu,
-     .autocast = &forward_autocast,
-     .composition = &forward_mode_composition});
+    {.cpu = &attention_jvp_cpu, .autocast = &forward_autocast, .composition = [](const Call& call) {
+       return autograd::compose_jvp(call, attention_forward);
+     }});
 DefinedOperator attention_forward_jvp_backward(
     attention_forward_jvp,
     "attention_forward_jvp_backward(grad_output?, grad_logsumexp?, grad_output_tangent?, "

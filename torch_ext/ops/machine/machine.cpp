@@ -34,13 +34,12 @@ std::tuple<std::string, double> peak(std::string isa, c10::ScalarType dtype, int
   const auto known = dtype_of(dtype);
   TORCH_CHECK(known, "dtype: expected float32, float64, bfloat16 or float16, got ", dtype);
   const auto found =
-      with_value_error([&] { return probe_peak(isa.c_str(), *known, static_cast<int>(threads)); });
+      with_value_error([&] { return probe_peak(isa.c_str(), *known, int(threads)); });
   return {found.instruction, found.gflops};
 }
 
 double read_bandwidth(int64_t threads) {
-  return with_value_error(
-      [&] { return probe_read_bandwidth_gbs(static_cast<int>(threads), uncached_bytes()); });
+  return with_value_error([&] { return probe_read_bandwidth_gbs(int(threads), uncached_bytes()); });
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ Call call_with(const Operator& op, const at::Tensor& query, const at::Tensor& ke
                const at::Tensor& value, const AttentionOptions& options,
                std::optional<std::string_view> reduce) {
   Call call = call_of(op, query, key, value, options);
-  if (reduce) call.options.reduce = Value<Reduce>::of(*reduce, op.title);
+  if (reduce) call.options.reduce = Value<Reduce>::called(*reduce, op.title);
   return call;
 }
 

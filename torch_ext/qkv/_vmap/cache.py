@@ -64,7 +64,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
-    tensors |= programs.tables(samples, options)
+    tensors |= programs.flat(programs.tables(samples, options))
     index = pool.index
     query = samples.each("query")
     items = query.size(1)

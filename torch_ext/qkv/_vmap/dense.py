@@ -24,13 +24,13 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
         for name in samples.values
         if name not in programs.TABLES
     }
-    tensors |= programs.tables(samples, options)
+    tensors |= programs.flat(programs.tables(samples, options))
     if "dropout_seed" in samples.values:
         seed = seeds.of(samples, options)
         tensors["dropout_seed"] = None if seed is None else seed.flatten()
     results = op(**options | tensors)
     results = tuple(
-        programs.gradient(samples, x, "score_tables")
+        programs.gradient(samples, x)
         if x is not None and r.name == "grad_score_tables"
         else _unpadded(x, _rank_of_result(r.name, ranks, user_rank, reduced))
         for x, r in zip(results, op._schema.returns, strict=True)

@@ -2,10 +2,11 @@
 
 Sample b has the rows from b * T on, and its documents are followed by two more, which see no keys:
 the rows of the sample after its last document, and those of the next sample before its first one.
-Both are usually empty. With dropout there are as many more documents as make the seeds' parts
-equal (seeds.py).
+Both are usually empty. There are as many more documents as make the parts equal that have a seed
+(seeds.py), or a row of tables (programs.py).
 """
 
+import math
 from typing import Any
 
 import torch
@@ -36,10 +37,18 @@ class _Documents:
         ends = samples.each("cu_seq_q")
         self.count = ends.size(1) - 1
         self.gaps, self.seeds = 2, seeds.of(samples, options)
-        if self.seeds is not None and (parts := self.seeds.size(1)) > 1:
-            part = max(self.count // parts, 1)
-            self.gaps = part * -(-2 // part)
-            self.seeds = pad(self.seeds, (0, self.gaps // part))
+        self.tables = programs.tables(samples, options)  # [size, R, N]
+        seeds_of = 1 if self.seeds is None else self.seeds.size(1)
+        rows_of = max([rows.size(1) for rows in self.tables.values()], default=1)
+        # Of samples within samples: the documents that have a seed, or a row, are equally many.
+        parts = [max(self.count // n, 1) for n in (seeds_of, rows_of) if n > 1]
+        if parts:
+            self.gaps = math.lcm(*parts) * -(-2 // math.lcm(*parts))
+        if self.seeds is not None and seeds_of > 1:
+            self.seeds = pad(self.seeds, (0, self.gaps // max(self.count // seeds_of, 1)))
+        for name, rows in self.tables.items() if rows_of > 1 else ():
+            more = self.gaps // max(self.count // rows_of, 1)
+            self.tables[name] = pad(rows.expand(-1, rows_of, -1), (0, 0, 0, more))
 
     def boundaries(self, name: str, rows: int) -> Tensor:
         """cu_seq_q or cu_seq_k, of samples that have so many rows."""
@@ -93,7 +102,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
             tensors[name] = samples.rows(name)
         elif laid_out_like(name) in _ROWS_IN_SECOND:
             tensors[name] = samples.each(name).transpose(0, 1).flatten(1, 2)
-    tensors |= _options(documents, wanted) | programs.tables(samples, options)
+    tensors |= _options(documents, wanted) | programs.flat(documents.tables)
     tensors["dropout_seed"] = None if documents.seeds is None else documents.seeds.flatten()
     tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
     tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.each("key").size(1))
@@ -113,7 +122,7 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
         if x is None:
             found.append(None)
         elif name == "score_tables":
-            found.append(programs.gradient(samples, x, name))
+            found.append(programs.gradient(samples, x))
         elif name in (*MASKS, *BY_HEAD):
             found.append(documents.of_sample(x, name))
         else:
@@ -129,7 +138,7 @@ def paged_rule(op: Any, samples: Samples, options: dict[str, Any]):
     pool = Pool(samples, ("key", "value"), samples.each("block_table"))
     assert pool.index is not None
     tensors: dict[str, Tensor | None] = {**pool.tensors, **_options(documents, ())}
-    tensors |= programs.tables(samples, options)
+    tensors |= programs.flat(documents.tables)
     tensors["query"] = samples.rows("query")
     tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
     tensors["cu_seq_k"] = None

@@ -1,4 +1,5 @@
-"""The tables of score programs: a row for each sample, or the rows of each, one after the other."""
+"""The tables of score programs: a row for each sample, or, nested, the rows of each, one sample
+after the other."""
 
 from typing import Any
 
@@ -11,21 +12,28 @@ TABLES = ("score_tables", "score_indices", "score_tables_tangent")
 
 
 def tables(samples: Samples, options: dict[str, Any]) -> dict[str, Tensor]:
-    """Batch items are numbered from 0 in the part that has a row of tables, so that there are rows
-    even where a program reads none."""
+    """[size, R, N] of each. Batch items are numbered from 0 in the part that has a row of tables,
+    so that there are rows even where a program reads none."""
     if not options.get("score_program"):
         return {}
-    found = {}
-    for name in TABLES:
-        if name in samples.values:
-            rows = samples.each(name)
-            found[name] = rows.flatten(0, 1) if rows.dim() == 3 else rows
+    given = [name for name in TABLES if name in samples.values]
+    found = {name: samples.padded(name, 2) for name in given}
     if not found:
         device = samples.values["query"].device
-        found["score_indices"] = torch.empty(samples.size, 0, dtype=torch.int32, device=device)
+        found["score_indices"] = torch.empty(samples.size, 1, 0, dtype=torch.int32, device=device)
     return found
 
 
-def gradient(samples: Samples, rows: Tensor, name: str) -> Tensor:
-    """[size, ...], of a sample's own shape."""
-    return rows.reshape(samples.each(name).shape)
+def flat(tables: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the operators take them."""
+    return {name: rows.flatten(0, 1) for name, rows in tables.items()}
+
+
+def gradient(samples: Samples, grad: Tensor) -> Tensor:
+    """[size, ...], of a sample's own shape, of the gradient of score_tables, whose rows may be
+    followed by those of gaps (packed.py)."""
+    own = samples.each("score_tables")
+    rows = grad.unflatten(0, (samples.size, -1))
+    count = own.size(1) if own.dim() == 3 else 1
+    rows = rows[:, :count] if count > 1 else rows.sum(1, keepdim=True)
+    return rows.reshape(own.shape)
