@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from qkv._functional import has_kernels
-from qkv._intervals import TooMany
 from qkv._score_function.arguments import arguments_of
-from qkv._score_function.masked import masked
+from qkv._score_function.masked import check_mask, masked, spans_of
 from qkv.options import FlexOptions, Unpack
 from qkv.spans import tensor_of
 
@@ -108,7 +107,7 @@ def flex_attention(
     if "spans" in given:
         given["spans"] = tensor_of(given["spans"])
     if block_mask is not None:
-        spans = _spans_of(block_mask)
+        spans = spans_of(block_mask)
         if spans is None or "spans" in given:
             score_mod, spans = masked(score_mod, block_mask)
         given.setdefault("spans", spans)
@@ -146,19 +145,6 @@ def _greatest(
     return _attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, **given)[1]
 
 
-def _spans_of(block_mask: Any) -> Tensor | None:
-    """None of a mask that is too many spans, or whose spans cannot be counted yet."""
-    if hasattr(block_mask, "_qkv_spans"):
-        return tensor_of(block_mask)
-    if torch.compiler.is_compiling() or hasattr(block_mask, "_qkv_is_no_spans"):
-        return None
-    try:
-        return tensor_of(block_mask)
-    except TooMany:
-        block_mask._qkv_is_no_spans = True
-        return None
-
-
 def _check(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, enable_gqa: bool,
     return_lse: bool, return_aux: Any,
@@ -184,24 +170,7 @@ def _check(
             "return_aux=AuxRequest(lse=True) gives the lse"
         )
     if block_mask is not None:
-        _check_mask(block_mask, query, key)
-
-
-def _check_mask(block_mask: Any, query: Tensor, key: Tensor) -> None:
-    if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
-        raise RuntimeError("flex_attention: block_mask is sliced, and has no mask_mod any more")
-    sizes = (query.size(-2), key.size(-2))
-    if tuple(block_mask.seq_lengths) != sizes:
-        raise ValueError(
-            f"flex_attention: block_mask is for {block_mask.seq_lengths[0]} queries and "
-            f"{block_mask.seq_lengths[1]} keys, but for {sizes[0]} and {sizes[1]} is expected"
-        )
-    for n, d in zip(block_mask.kv_num_blocks.shape[:2], (0, 1), strict=True):
-        if n not in (1, query.size(d)):
-            raise ValueError(
-                f"flex_attention: block_mask is for {n} {('batch items', 'heads')[d]}, but for 1 "
-                f"or {query.size(d)} is expected"
-            )
+        check_mask(block_mask, query, key)
 
 
 def _of_torch(options: dict[str, Any], *args: Any, return_aux: Any) -> Any:

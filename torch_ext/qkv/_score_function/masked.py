@@ -1,4 +1,4 @@
-"""A score function together with a BlockMask that is no spans: see `masked`."""
+"""A BlockMask beside a score function: as spans, or as a part of the function."""
 
 from __future__ import annotations
 
@@ -9,10 +9,43 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv._intervals import TooMany
+from qkv.spans import tensor_of
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 _PARTIAL, _FULL = 1, 2
+
+
+def check_mask(block_mask: Any, query: Tensor, key: Tensor) -> None:
+    if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+        raise RuntimeError("flex_attention: block_mask is sliced, and has no mask_mod any more")
+    sizes = (query.size(-2), key.size(-2))
+    if tuple(block_mask.seq_lengths) != sizes:
+        raise ValueError(
+            f"flex_attention: block_mask is for {block_mask.seq_lengths[0]} queries and "
+            f"{block_mask.seq_lengths[1]} keys, but for {sizes[0]} and {sizes[1]} is expected"
+        )
+    for n, d in zip(block_mask.kv_num_blocks.shape[:2], (0, 1), strict=True):
+        if n not in (1, query.size(d)):
+            raise ValueError(
+                f"flex_attention: block_mask is for {n} {('batch items', 'heads')[d]}, but for 1 "
+                f"or {query.size(d)} is expected"
+            )
+
+
+def spans_of(block_mask: Any) -> Tensor | None:
+    """None of a mask that is too many spans, or whose spans cannot be counted yet."""
+    if hasattr(block_mask, "_qkv_spans"):
+        return tensor_of(block_mask)
+    if torch.compiler.is_compiling() or hasattr(block_mask, "_qkv_is_no_spans"):
+        return None
+    try:
+        return tensor_of(block_mask)
+    except TooMany:
+        block_mask._qkv_is_no_spans = True
+        return None
 
 
 def masked(
