@@ -231,6 +231,15 @@ def test_values_of_tensors_are_read_for_each_call():
     assert not is_known(score_mod)
 
 
+def test_keys_do_not_follow_from_where_objects_lie():
+    """Bound methods are made while a key is made, and memory of one may be that of the next."""
+    kept, keys = [], set()
+    for n in range(200):
+        keys.add(key_of(by_callable_module(2.0))[0])
+        kept.append([Module().score_mod for _ in range(n % 7)])
+    assert len(keys) == 1
+
+
 def test_which_of_the_tensors_is_seen():
     a, b = torch.randn(5), torch.randn(5)
 

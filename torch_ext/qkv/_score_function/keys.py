@@ -74,7 +74,7 @@ class _Walk:
         self.parts: list[Any] = [torch.get_default_dtype()]
         self.tensors: list[Tensor] = []
         self.numbers: dict[int, int] = {}  # of tensors
-        self.seen: dict[tuple[int, int], int] = {}
+        self.seen: dict[tuple[int, int], tuple[int, Any]] = {}  # by ids, with what has the id
 
     def __call__(self, x: Any, code: _Code) -> None:
         """code: what reads x, and so which of its attributes count."""
@@ -88,11 +88,11 @@ class _Walk:
         elif kind in _TENSORS:
             self.tensor(x, code)
         elif (id(x), id(code)) in self.seen:
-            parts += ("again", self.seen[id(x), id(code)])
+            parts += ("again", self.seen[id(x), id(code)][0])
         elif len(parts) > _MOST:
             raise Unkeyed
         else:
-            self.seen[id(x), id(code)] = len(self.seen)
+            self.seen[id(x), id(code)] = len(self.seen), x
             _WALKS.get(kind, _Walk.other)(self, x, code)
 
     def tensor(self, x: Tensor, _: _Code) -> None:
