@@ -89,7 +89,7 @@ class _Walk:
             self.tensor(x, code)
         elif (id(x), id(code)) in self.seen:
             parts += ("again", self.seen[id(x), id(code)][0])
-        elif len(parts) > _MOST:
+        elif len(parts) + (len(x) if kind in (tuple, list, dict) else 0) > _MOST:
             raise Unkeyed
         else:
             self.seen[id(x), id(code)] = len(self.seen), x
