@@ -515,7 +515,7 @@ def test_no_mask_or_weights_of_all_heads(call, weights):
 
 @pytest.mark.parametrize("shapes, call, message", [
     ([(B, L, 9)] * 3, {}, r"query is \[2, 5, 9\].*the last of 16"),
-    ([(L,)] * 3, {}, "query has 1 dimensions"),
+    ([(L,)] * 3, {}, "query is .5., but 3 dimensions"),
     ([(B, L, E), (L, E), (L, E)], {}, r"key is \[5, 16\].*3 dimensions"),
     ([(B, L, E), (B, S, E), (B, L, E)], {}, r"value is \[2, 5, 16\].*as in key, \[2, 7, 16\]"),
     ([(B, L, E), (3, S, E), (3, S, E)], {}, r"key is \[3, 7, 16\].*batch_first is True"),

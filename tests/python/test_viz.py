@@ -133,7 +133,7 @@ AXES = object()
     ((1, 2, 3, 3), {}, r"weights is \[1, 2, 3, 3\]"),
     ((0, 3), {}, r"weights is \[0, 3\], and nothing to draw"),
     ((2, 3), {"tokens": "abc"}, "tokens has 3 entries, but 2, one for each query"),
-    ((2, 3), {"tokens": "ab"}, "key_tokens is None, but a label for each of the 3 keys"),
+    ((2, 3), {"tokens": "ab"}, "tokens has 2 entries, but 3, one for each key"),
     ((2, 3), {"key_tokens": "ab"}, "key_tokens has 2 entries, but 3, one for each key"),
     ((2, 3, 3), {"titles": ["a"]}, "titles has 1 entries, but 2, one for each head"),
     ((2, 3, 3), {"ax": AXES}, "ax has 1 entries, but 2, one for each head"),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
+from qkv._refuse import refuse
 from qkv.options import BY_HEAD, MASKS, TangentOptions, Unpack, defaults
 
 _ops = torch.ops.qkv
@@ -34,17 +35,16 @@ def jagged_attention(
     for name, tensor in tensors.items():
         _check_tensor(function, name, tensor)
     if attn_mask is not None:
-        raise RuntimeError(
-            f"{function}: attn_mask is given, but None is expected with jagged nested tensors; "
-            "see is_causal, window_size and alibi_slopes"
-        )
+        wanted = "None is expected with jagged nested tensors; see is_causal, window_size and"
+        refuse("attn_mask", "given", f"{wanted} alibi_slopes", RuntimeError, function)
     _check_items(function, tensors)
     cu_seq_q, cu_seq_k, seqused_k = _documents(query, key)
     if query.lengths() is not None:
         for name, rank in (dict.fromkeys(BY_HEAD, 2) | dict.fromkeys(MASKS, 4)).items():
             for option in (name, f"{name}_tangent"):
-                if option in call:
-                    call[option] = _per_document(call[option], rank)
+                x = call.get(option)  # [B, ...], for the twice as many documents
+                if x is not None and x.dim() == rank and x.size(0) != 1:
+                    call[option] = x.repeat_interleave(2, 0)
     call |= {name: x.values().transpose(0, 1) for name, x in tensors.items()}
     results = operator(
         dropout_seed=_dropout_seed(query.values()) if dropout_p > 0 else None,
@@ -126,11 +126,3 @@ def _documents(query: Jagged, key: Jagged) -> tuple[Tensor, Tensor, Tensor | Non
     )
     used = _lengths(key)
     return cu_seq_q, cu_seq_k, torch.stack([used, torch.zeros_like(used)], 1).flatten()
-
-
-def _per_document(option: Tensor | None, rank: int) -> Tensor | None:
-    """[B, ...], of so many dimensions, for the twice as many documents that `_documents` makes of
-    queries with holes."""
-    if option is None or option.dim() != rank or option.size(0) == 1:
-        return option
-    return option.repeat_interleave(2, 0)

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from qkv._block_mask import ends_of
 from qkv._intervals import merged, runs_of_mask
+from qkv._refuse import refuse
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -90,7 +91,7 @@ class Spans:
         """Each position sees those of its own chunk, of `size` positions each, as in the local
         layers of Llama 4, which pass is_causal, too."""
         if size < 1:
-            raise ValueError(f"Spans.chunks: size is {size}, but 1 or more is expected")
+            refuse("Spans.chunks: size", size, "1 or more is expected")
         begins = torch.arange(seqlen) // size * size
         return _one(begins, (begins + size).clamp(max=seqlen))
 
@@ -161,9 +162,7 @@ class Spans:
         seen = torch.cat([torch.ones(len(numbers), first), torch.eye(len(numbers))], 1).bool()
         for i, parent in enumerate(numbers):
             if not -1 <= parent < i:
-                raise ValueError(
-                    f"Spans.tree: parents[{i}] is {parent}, but -1 to {i - 1} is expected"
-                )
+                refuse(f"Spans.tree: parents[{i}]", parent, f"-1 to {i - 1} is expected")
             if parent >= 0:
                 seen[i] |= seen[parent]
         return Spans.from_mask(seen)
@@ -176,10 +175,8 @@ class Spans:
             ValueError: a query with more than 64 runs of keys that it sees.
         """
         if mask.dtype != torch.bool or mask.dim() < 2:
-            raise ValueError(
-                f"Spans.from_mask: mask is {mask.dtype}, {[*mask.shape]}, but bool [..., L, S] is "
-                "expected"
-            )
+            found = f"{mask.dtype}, {[*mask.shape]}"
+            refuse("Spans.from_mask: mask", found, "bool [..., L, S] is expected")
         return _of(*runs_of_mask("from_mask", mask))
 
     @staticmethod
@@ -223,10 +220,8 @@ def tensor_of(spans: Any) -> Any:
     found = _remembered(spans) if hasattr(spans, "kv_num_blocks") else spans
     found = found.tensor if isinstance(found, Spans) else found
     if not isinstance(found, Tensor):
-        raise TypeError(
-            f"spans is {spans!r}, but qkv.Spans, FlexAttention's BlockMask or an int32 tensor is "
-            "expected"
-        )
+        wanted = "qkv.Spans, FlexAttention's BlockMask or an int32 tensor is expected"
+        refuse("spans", repr(spans), wanted, TypeError)
     return found
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
@@ -59,30 +61,30 @@ def plot_attention(
     translation by jointly learning to align and translate", 2014.
     """
     try:
-        from matplotlib import pyplot, ticker
+        from matplotlib import pyplot
     except ImportError as error:
         raise ImportError(
             "qkv.viz.plot_attention needs matplotlib: pip install 'qkv[viz]'"
         ) from error
     weights = torch.as_tensor(weights).detach()
     if weights.dim() not in (2, 3):
-        raise RuntimeError(
-            f"plot_attention: weights is {list(weights.shape)}, but [L, S] or [H, L, S], of one "
-            "batch item, is expected"
-        )
+        wanted = "[L, S] or [H, L, S], of one batch item, is expected"
+        refuse("weights", weights, wanted, RuntimeError, "plot_attention")
     heads = weights if weights.dim() == 3 else weights[None]
     if heads.numel() == 0:
         raise RuntimeError(f"plot_attention: weights is {list(weights.shape)}, and nothing to draw")
-    labels = _labels(tokens, key_tokens, *heads.shape[1:])
+    columns = ("tokens", tokens) if key_tokens is None else ("key_tokens", key_tokens)
     if titles is None:
         titles = [f"head {h}" for h in range(len(heads))] if weights.dim() == 3 else [""]
     _check_count("titles", titles, len(heads), "head")
+    _check_count("tokens", tokens, heads.size(1), "query")
+    _check_count(*columns, heads.size(2), "key")
     every = _axes(pyplot, ax, len(heads), weights.dim() == 2)
     pictures = heads.to("cpu", torch.float64).numpy()
     for one, picture, title in zip(every, pictures, titles, strict=True):
-        one.imshow(picture, cmap=cmap, vmin=0, vmax=vmax)
+        one.matshow(picture, cmap=cmap, vmin=0, vmax=vmax)
         one.set_title(title)
-        _name_rows_and_columns(one, ticker, *labels)
+        _name_rows_and_columns(one, tokens, columns[1])
     if colorbar:
         extend = "max" if pictures.max() > vmax else "neither"
         every[0].figure.colorbar(
@@ -95,24 +97,8 @@ def plot_attention(
     return every if weights.dim() == 3 else every[0]
 
 
-def _labels(
-    tokens: Sequence[str] | None, key_tokens: Sequence[str] | None, queries: int, keys: int
-) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """(of the queries, of the keys)"""
-    if tokens is not None:
-        _check_count("tokens", tokens, queries, "query")
-        if key_tokens is None and queries != keys:
-            raise ValueError(
-                f"plot_attention: key_tokens is None, but a label for each of the {keys} keys is "
-                f"expected: tokens names {queries} queries"
-            )
-    if key_tokens is not None:
-        _check_count("key_tokens", key_tokens, keys, "key")
-    return tokens, tokens if key_tokens is None else key_tokens
-
-
-def _check_count(name: str, given: Sequence[Any], expected: int, what: str) -> None:
-    if len(given) != expected:
+def _check_count(name: str, given: Sequence[Any] | None, expected: int, what: str) -> None:
+    if given is not None and len(given) != expected:
         raise ValueError(
             f"plot_attention: {name} has {len(given)} entries, but {expected}, one for each "
             f"{what}, are expected"
@@ -142,16 +128,14 @@ def _axes(pyplot: Any, ax: Any, heads: int, is_single: bool) -> "np.ndarray":
 
 
 def _name_rows_and_columns(
-    ax: "Axes", ticker: Any, rows: Sequence[str] | None, columns: Sequence[str] | None
+    ax: "Axes", rows: Sequence[str] | None, columns: Sequence[str] | None
 ) -> None:
     ax.set_ylabel("query")
     ax.set_xlabel("key")
     ax.xaxis.set_label_position("top")
-    ax.xaxis.tick_top()
     ax.tick_params(length=0)
     for axis, labels in ((ax.yaxis, rows), (ax.xaxis, columns)):
-        if labels is None:
-            axis.set_major_locator(ticker.MaxNLocator(integer=True))
+        if labels is None:  # numbers
             continue
         names = [str(label) for label in labels]
         is_long = axis is ax.xaxis and max(map(len, names)) > 2  # would overlap side by side

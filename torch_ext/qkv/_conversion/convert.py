@@ -6,6 +6,7 @@ from torch import nn
 
 from qkv._conversion.layers import convert_layer
 from qkv._conversion.transformers import convert_transformers
+from qkv._refuse import refuse
 
 
 class Conversion:
@@ -75,9 +76,8 @@ def convert(model: nn.Module) -> Conversion:
     Source: the layers are those of Vaswani et al., "Attention is all you need", 2017.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"convert: model is a {type(model).__name__}, but a torch.nn.Module is expected"
-        )
+        found = f"a {type(model).__name__}"
+        refuse("convert: model", found, "a torch.nn.Module is expected", TypeError)
     conversion = Conversion()
     try:
         for name, module in list(model.named_modules()):

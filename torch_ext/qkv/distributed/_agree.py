@@ -1,8 +1,6 @@
 """A call with other arguments than the other ranks' must be an error on all ranks, at once."""
 
 import hashlib
-import operator
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,11 +75,3 @@ def told(tensor: Tensor | None) -> str | None:
 
 def dtype_and_shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"
-
-
-def as_int(name: str, value: Any) -> int:
-    """numpy's whole numbers are said as 50, too, and not as np.int64(50)."""
-    if not isinstance(value, bool):
-        with suppress(TypeError):
-            return operator.index(value)
-    raise TypeError(f"{name} is {value!r}, but an int is expected")

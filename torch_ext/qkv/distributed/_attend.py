@@ -14,6 +14,7 @@ from qkv.distributed._passes import Ring, RingAttention
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE, Ranks, Team
 from qkv.distributed._shards import natural, zigzag
+from qkv.distributed._sinks import with_sinks
 from qkv.distributed._transport import all_to_all, linear
 from qkv.options import BY_HEAD, MASKS
 
@@ -57,7 +58,9 @@ def attend(
         options = Options({}, call.scalars, own, heads, ranks.rank * own, documents, seed)
         plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
         ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), options)
-        output, lse = RingAttention.apply(*inputs, *of_options.values(), ring)
+        output, lse = RingAttention.apply(*inputs, *(of_options[n] for n in OPTION_TENSORS), ring)
+        if (sinks := of_options["sinks"]) is not None:
+            output, lse = with_sinks(output, lse, sinks, team.ring.rank, plan)
         output = output.to(call.query.dtype)
     if ranks.size > 1:
         found = (output, lse.unsqueeze(-1))

@@ -9,10 +9,9 @@ from qkv.distributed._agree import Facts, agree, told
 from qkv.distributed._attend import attend, resolved
 from qkv.distributed._call import Call, check, prepare
 from qkv.distributed._ranks import Group, Team, team_of
-from qkv.options import ScoreOptions, Unpack, keywords_of
+from qkv.options import ScoreOptions, Unpack
 from qkv.spans import Spans
 
-_keywords = keywords_of(torch.ops.qkv.attention.default)
 Method = Literal["ring", "heads", "auto"]
 _dropout_seed = torch.ops.qkv.dropout_seed.default
 
@@ -121,11 +120,13 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    options = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, None, sinks)
     team = team_of("ring_attention", group)
-    options |= {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
-    options["spans"] = spans
-    call = Call.of(query, key, value, seqlen, cu_seqlens, method, **options)
+    call = Call.of(
+        query, key, value, seqlen, cu_seqlens, method,
+        attn_mask=attn_mask, bias=bias, spans=spans, alibi_slopes=alibi_slopes, sinks=sinks,
+        dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+        window_size=window_size, softcap=softcap,
+    )  # fmt: skip
     lead, seed = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))
     if cu_seqlens is not None and query.dim() == 4:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv.distributed._ranks import Team
 from qkv.distributed._shards import length_of
 from qkv.options import BY_HEAD, MASKS, defaults
@@ -74,7 +75,7 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
     if call.cu_seqlens is not None:
         _check_documents(call, seqlen)
     if call.method not in METHODS:
-        raise ValueError(f"method is {call.method!r}, but one of {METHODS} is expected")
+        refuse("method", repr(call.method), f"one of {METHODS} is expected")
     spans = call.tensors.get("spans")
     if spans is not None and spans.numel() and not 0 <= spans.min() <= spans.max() <= seqlen:
         raise ValueError(
@@ -99,16 +100,15 @@ def _check_tensors(call: Call) -> None:
     for name, tensor in {**inputs, **call.tensors}.items():
         if not isinstance(tensor, Tensor) or tensor.is_nested:
             what = "a nested tensor" if isinstance(tensor, Tensor) else repr(tensor)
-            raise TypeError(f"{name} is {what}, but a dense tensor is expected")
+            refuse(name, what, "a dense tensor is expected", TypeError)
         if hasattr(tensor, "placements"):  # torch.distributed.tensor takes time to import
-            raise TypeError(
-                f"{name} is a DTensor, but what this rank has of it, .to_local(), is expected"
-            )
+            wanted = "what this rank has of it, .to_local(), is expected"
+            refuse(name, "a DTensor", wanted, TypeError)
         if tensor.device.type != "cpu":
-            raise RuntimeError(f"{name} is on {tensor.device}, but a tensor on the CPU is expected")
+            refuse(name, f"on {tensor.device}", "a tensor on the CPU is expected", RuntimeError)
     for name, tensor in inputs.items():
         if tensor.dim() < 2:
-            raise ValueError(f"{name} is {[*tensor.shape]}, but [..., H, L_local, D] is expected")
+            refuse(name, tensor, "[..., H, L_local, D] is expected")
         if tensor.size(-2) != call.query.size(-2):
             raise ValueError(
                 f"{name} has {tensor.size(-2)} rows, but {call.query.size(-2)} are expected, as "
@@ -120,20 +120,16 @@ def _check_documents(call: Call, seqlen: int) -> None:
     ends = call.cu_seqlens
     if not isinstance(ends, Tensor) or ends.dtype not in (torch.int32, torch.int64):
         found = ends.dtype if isinstance(ends, Tensor) else repr(ends)
-        raise TypeError(f"cu_seqlens is {found}, but a tensor of int32 or int64 is expected")
+        refuse("cu_seqlens", found, "a tensor of int32 or int64 is expected", TypeError)
     if ends.dim() != 1 or ends.numel() == 0:
-        raise ValueError(f"cu_seqlens is {[*ends.shape]}, but [N + 1] is expected")
+        refuse("cu_seqlens", ends, "[N + 1] is expected")
     numbers = ends.tolist()
     if numbers[0] < 0 or numbers[-1] > seqlen or (ends.diff() < 0).any():
-        raise ValueError(
-            f"cu_seqlens is {numbers if len(numbers) < 10 else '...'}, but numbers from 0 to the "
-            f"length of the sequence, {seqlen}, that do not fall are expected"
-        )
+        wanted = f"numbers from 0 to the length of the sequence, {seqlen}, that do not fall are"
+        refuse("cu_seqlens", numbers if len(numbers) < 10 else "...", f"{wanted} expected")
     if call.query.dim() != 3:
-        raise ValueError(
-            f"query is {[*call.query.shape]}, but [H, L_local, D] or [1, H, L_local, D] is "
-            "expected with cu_seqlens"
-        )
+        wanted = "[H, L_local, D] or [1, H, L_local, D] is expected with cu_seqlens"
+        refuse("query", call.query, wanted)
 
 
 def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
@@ -145,10 +141,8 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
         if tensor is not None and call.cu_seqlens is not None and tensor.dim() == 2:
             documents = call.cu_seqlens.numel() - 1
             if tensor.size(0) not in (1, documents):
-                raise ValueError(
-                    f"{name} is {[*tensor.shape]}, but [H] or [{documents}, H] is expected, a row "
-                    "for each document of cu_seqlens"
-                )
+                wanted = f"[H] or [{documents}, H] is expected, a row for each document of"
+                refuse(name, tensor, f"{wanted} cu_seqlens")
             tensors[name] = tensor.new_empty(tensor.size(1))
     key, value = (
         x.new_empty(*x.shape[:-2], seqlen, x.size(-1), device="meta")

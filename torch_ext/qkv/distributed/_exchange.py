@@ -125,7 +125,8 @@ class Exchange:
         `columns` of tensors `like` these, and that leave for the one as many places further on."""
         if step == 0:
             return Messages(leaving), Messages([])
-        coming, leaving = [_room(x, columns) for x in like], [x.contiguous() for x in leaving]
+        count, leaving = sum(rows.size for rows in columns), [x.contiguous() for x in leaving]
+        coming = [x.new_empty(*x.shape[:-2], count, x.size(-1)) for x in like]
         (tag, what), ranks = message, self._ranks
         doing = f"ring_attention: {self._phase}, step {abs(step) + 1} of {ranks.size}:"
         return (
@@ -139,9 +140,3 @@ def _selected(tensor: Tensor, columns: list[Range]) -> Tensor:
     if len(columns) == 1:
         return rows_of(tensor, columns[0])
     return torch.cat([rows_of(tensor, rows) for rows in columns or [Range(0, 0)]], -2)
-
-
-def _room(like: Tensor, columns: list[Range]) -> Tensor:
-    """For as many rows."""
-    count = sum(rows.size for rows in columns)
-    return like.new_empty(*like.shape[:-2], count, like.size(-1))

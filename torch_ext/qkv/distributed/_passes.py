@@ -20,7 +20,6 @@ from qkv.distributed._block import (
 from qkv.distributed._exchange import Exchange
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Ranks
-from qkv.distributed._sinks import sinks_gradient, starting_lse
 from qkv.distributed._transport import wide
 
 # Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
@@ -68,46 +67,6 @@ def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) ->
     lse.copy_(total)
 
 
-def backward_pass(
-    rows: dict[str, Tensor],
-    key: Tensor,
-    value: Tensor,
-    wanted: Sequence[bool],
-    tensors: dict[str, Tensor],
-    option_grads: dict[str, Tensor],
-    ring: Ring,
-) -> list[Tensor | None]:
-    """The gradients of key and value, in float32 or float64, as far as they are wanted; those of
-    query and of the options are added to rows["grad_query"] and to what is in option_grads.
-
-    Args:
-        rows: what has a row for each query, as in `block_backward`.
-    """
-    dtype, options = wide(key.dtype), replace(ring.options, tensors=tensors)
-    parts, cuts = ring.parts(key, value)
-    found = _zeros_like((key, value), wanted, dtype)
-    exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
-    returning = None
-    for visit, arrived in exchange.arrivals():
-        part = visit.part, parts
-        own_rows, own_options = tensors_of_heads(rows, *part), options.of_heads(*part)
-        own_grads = tensors_of_heads(option_grads, *part)
-        keys = [x.to(dtype) for x in arrived]
-        shares = _zeros_like(keys, wanted, dtype)
-        for block in exchange.seen(visit).blocks:
-            found_here = block_backward(own_rows, keys, wanted, block, own_options, own_grads)
-            for share, more in zip(shares, found_here, strict=True):
-                if share is not None and more is not None:
-                    rows_of(share, block.columns).add_(more)
-        del keys
-        if returning is not None:
-            returning.finish()
-        returning = exchange.send_back(visit, shares, found)
-    if returning is not None:
-        returning.finish()
-    return found
-
-
 def _zeros_like(
     tensors: Sequence[Tensor], wanted: Sequence[bool], dtype: torch.dtype
 ) -> list[Tensor | None]:
@@ -121,20 +80,20 @@ def _zeros_like(
 class RingAttention(Function):
     """Output `[..., H, L_local, Dv]` and lse `[..., H, L_local]`, both in float32 or float64.
 
-    Takes query, key, value, the tensors of OPTION_TENSORS or None, sinks, ring.
+    Takes query, key, value, the tensors of OPTION_TENSORS or None, ring.
     """
 
     @staticmethod
     @torch.autocast("cpu", enabled=False)
     def forward(query, key, value, *others):
-        *tensors, sinks, ring = others
+        *tensors, ring = others
         tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
         dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
         parts, cuts = ring.parts(key, value)
         shape = (*ring.lead, query.size(-2))
         output = torch.zeros(*shape, value.size(-1), dtype=dtype)
         # In float64 until it is whole, so that it is not rounded at every step.
-        lse = starting_lse(sinks, shape, ring.ranks.rank, ring.plan, torch.float64)
+        lse = torch.full(shape, -math.inf, dtype=torch.float64)
         rows = {"query": query, "output": output, "lse": lse}
         exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
         for visit, arrived in exchange.arrivals():
@@ -175,27 +134,44 @@ class RingGradients(Function):
     those of its results."""
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)
     def forward(grad_output, grad_lse, query, key, value, *others):
-        *tensors, sinks, output, lse, ring, wanted = others
-        with torch.autocast("cpu", enabled=False):
-            tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
-            sums = {
-                name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
-                for name, is_wanted in zip(OPTION_TENSORS, wanted[3:-1], strict=True)
-                if is_wanted
-            }
-            rows = {"query": query, "output": output, "lse": lse}
-            rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
-            if wanted[0]:
-                rows["grad_query"] = torch.zeros_like(query, dtype=wide(query.dtype))
-            found = backward_pass(rows, key, value, wanted[1:3], tensors, sums, ring)
-            of_sinks = None
-            if wanted[-1]:
-                of_sinks = sinks_gradient(sinks, rows, ring.ranks.rank, ring.plan)
+        *tensors, output, lse, ring, wanted = others
+        tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
+        dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
+        sums = {  # of the tensors of the options
+            name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
+            for name, is_wanted in zip(OPTION_TENSORS, wanted[3:], strict=True)
+            if is_wanted
+        }
+        rows = {"query": query, "output": output, "lse": lse}
+        rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
+        if wanted[0]:
+            rows["grad_query"] = torch.zeros_like(query, dtype=dtype)
+        parts, cuts = ring.parts(key, value)
+        home = _zeros_like((key, value), wanted[1:3], dtype)
+        exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
+        returning = None
+        for visit, arrived in exchange.arrivals():
+            part = visit.part, parts
+            own_rows, own_options = tensors_of_heads(rows, *part), options.of_heads(*part)
+            own_sums = tensors_of_heads(sums, *part)
+            keys = [x.to(dtype) for x in arrived]
+            shares = _zeros_like(keys, wanted[1:3], dtype)
+            for block in exchange.seen(visit).blocks:
+                found = block_backward(own_rows, keys, wanted[1:3], block, own_options, own_sums)
+                for share, more in zip(shares, found, strict=True):
+                    if share is not None and more is not None:
+                        rows_of(share, block.columns).add_(more)
+            del keys
+            if returning is not None:
+                returning.finish()
+            returning = exchange.send_back(visit, shares, home)
+        if returning is not None:
+            returning.finish()
         return (
-            *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *found)),
+            *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *home)),
             *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
-            of_sinks,
         )
 
     @staticmethod

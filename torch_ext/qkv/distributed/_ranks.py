@@ -6,6 +6,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from qkv._refuse import refuse
+
 Group = dist.ProcessGroup | DeviceMesh | None
 
 
@@ -81,10 +83,8 @@ def team_of(function: str, group: Group) -> Team:
         return Team(*([ALONE] * (2 - len(members))), *members)
     is_given = group not in (None, dist.GroupMember.NON_GROUP_MEMBER)
     if is_given and not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
-            f"{function}: group is {group!r}, but a process group, a DeviceMesh or None, the "
-            "default group, is expected"
-        )
+        wanted = "a process group, a DeviceMesh or None, the default group, is expected"
+        refuse("group", repr(group), wanted, TypeError, function)
     return Team(ALONE, _ranks_of(function, dist.group.WORLD if group is None else group))
 
 

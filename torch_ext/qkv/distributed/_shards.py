@@ -6,12 +6,14 @@ first chunks have little to compute and the last ones much; with one of both, al
 much. The last chunks are padded where the length does not divide.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from qkv.distributed._agree import agree, as_int, dtype_and_shape
+from qkv._refuse import refuse
+from qkv.distributed._agree import agree, dtype_and_shape
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Group, Ranks, Team, team_of
 from qkv.distributed._transport import all_gather, all_to_all, linear, wide
@@ -85,7 +87,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     facts = {"function": "unshard", "dim": dim}
     try:
         if not 0 <= dim < tensor.dim():
-            raise ValueError(f"dim is {dim}, but 0 to {tensor.dim() - 1} is expected")
+            refuse("dim", dim, f"0 to {tensor.dim() - 1} is expected")
         seqlen = length_of(f"dim {dim} of tensor", tensor.size(dim), seqlen, team)
     except (TypeError, ValueError) as error:
         facts["error"] = str(error)
@@ -106,11 +108,12 @@ def length_of(name: str, rows: int, seqlen: int | None, team: Team) -> int:
             "returns"
         )
     most = rows * team.size
-    seqlen = most if seqlen is None else as_int("seqlen", seqlen)
+    if seqlen is not None and (isinstance(seqlen, bool) or not hasattr(seqlen, "__index__")):
+        refuse("seqlen", repr(seqlen), "an int is expected", TypeError)
+    # numpy's whole numbers are said as 50, too, and not as np.int64(50).
+    seqlen = most if seqlen is None else operator.index(seqlen)
     if not 0 <= seqlen <= most:
-        raise ValueError(
-            f"seqlen is {seqlen}, but 0 to {most} is expected: {team.size} shards of {rows} rows"
-        )
+        refuse("seqlen", seqlen, f"0 to {most} is expected: {team.size} shards of {rows} rows")
     return seqlen
 
 

@@ -1,5 +1,4 @@
-"""Sinks over a ring: each row begins with its sink, before any rank's keys come, so that it counts
-once wherever these are."""
+"""Sinks over a ring: what a row sums over all keys counts its sink once, wherever the keys are."""
 
 import math
 
@@ -8,46 +7,26 @@ from torch import Tensor
 
 from qkv.distributed._plan import Plan
 
+_merge = torch.ops.qkv.merge.default
 
-def starting_lse(
-    sinks: Tensor | None, shape: tuple[int, ...], rank: int, plan: Plan, dtype: torch.dtype
-) -> Tensor:
-    """The lse of rows that have seen no keys yet, of this shape `[..., H, L_local]`: their sinks;
-    -inf without, and where a row is padding or in no document.
+
+def with_sinks(
+    output: Tensor, lse: Tensor, sinks: Tensor, rank: int, plan: Plan
+) -> tuple[Tensor, Tensor]:
+    """output `[..., H, L_local, Dv]` and lse `[..., H, L_local]` of the keys of all ranks, with the
+    sinks as one more part of the keys, whose values are 0. Rows of padding or in no document have
+    none.
 
     sinks are `[..., H]`; of packed documents `[H]` or `[documents, H]`.
     """
-    nothing = torch.full(shape, -math.inf, dtype=dtype)
-    if sinks is None:
-        return nothing
-    document = _documents_of_rows(rank, plan, shape[-1])
-    if plan.ends is not None and sinks.dim() == 2 and sinks.size(0) > 1:
-        rows = sinks[document.clamp(min=0)].mT
+    document = _documents_of_rows(rank, plan, lse.size(-1))
+    if plan.ends is not None and sinks.dim() == 2:
+        rows = sinks[document.clamp(0, len(sinks) - 1)].mT
     else:
-        rows = sinks[0 if plan.ends is not None and sinks.dim() == 2 else ...].unsqueeze(-1)
-    return torch.where(document < 0, nothing, rows.to(dtype))
-
-
-def sinks_gradient(
-    sinks: Tensor, rows_of_queries: dict[str, Tensor], rank: int, plan: Plan
-) -> Tensor:
-    """What the rows of this rank add to the gradient of sinks: the weight of a row's sink, times
-    how much less all that it sees is worth than the gradient of its lse.
-
-    rows_of_queries: output, lse, and their gradients where there are such."""
-    lse = rows_of_queries["lse"]
-    delta = torch.zeros_like(lse)
-    if "grad_output" in rows_of_queries:
-        delta += (rows_of_queries["output"] * rows_of_queries["grad_output"]).sum(-1)
-    if "grad_lse" in rows_of_queries:
-        delta -= rows_of_queries["grad_lse"]
-    with torch.enable_grad():
-        leaf = sinks.detach().to(lse.dtype).requires_grad_()
-        rows = starting_lse(leaf, tuple(lse.shape), rank, plan, lse.dtype)
-    share = -(rows.detach() - lse).exp() * delta
-    share.masked_fill_(rows == -math.inf, 0)  # so that what padding holds does not matter
-    (grad,) = torch.autograd.grad(rows, leaf, share)
-    return grad.to(sinks.dtype)
+        rows = sinks.unsqueeze(-1)
+    rows = rows.to(lse.dtype).where(document >= 0, -math.inf).expand_as(lse)
+    output, lse = _merge([output, output.new_zeros(()).expand_as(output)], [lse, rows])
+    return output, lse
 
 
 def _documents_of_rows(rank: int, plan: Plan, length: int) -> Tensor:

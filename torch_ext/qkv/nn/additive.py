@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from qkv._functional import attention
+from qkv._refuse import refuse
 from qkv._weights import attention_with_weights
-from qkv.nn._check import refuse
 
-_refuse = partial(refuse, "AdditiveAttention")
+_refuse = partial(refuse, error=RuntimeError, function="AdditiveAttention")
 
 # How many elements of the `[..., L, S, hidden_dim]` tensor are made at a time, unless one query
 # alone has more. 2 ** 20 are 4 MiB in float32. With 512 queries, 512 keys and 256 hidden units on
@@ -78,23 +78,20 @@ class AdditiveAttention(torch.nn.Module):
         widths = {"query_dim": query_dim, "key_dim": key_dim, "hidden_dim": hidden_dim}
         for name, width in widths.items():
             if width < 1:
-                raise ValueError(f"AdditiveAttention: {name} is {width}, but 1 or more is expected")
+                _refuse(name, width, "1 or more is expected", error=ValueError)
         if not 0 <= dropout <= 1:
-            raise ValueError(f"AdditiveAttention: dropout is {dropout}, but 0 to 1 is expected")
+            _refuse("dropout", dropout, "0 to 1 is expected", error=ValueError)
         self.dropout = dropout
         like: Any = {"device": device, "dtype": dtype}
         self.query_proj = torch.nn.Linear(query_dim, hidden_dim, bias=bias, **like)
         self.key_proj = torch.nn.Linear(key_dim, hidden_dim, bias=False, **like)
         self.v = torch.nn.Parameter(torch.empty(hidden_dim, **like))
-        self._reset_v()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
         self.query_proj.reset_parameters()
         self.key_proj.reset_parameters()
-        self._reset_v()
-
-    def _reset_v(self) -> None:
         bound = 1 / math.sqrt(self.v.numel())
         torch.nn.init.uniform_(self.v, -bound, bound)
 
@@ -156,26 +153,20 @@ class AdditiveAttention(torch.nn.Module):
         is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         for name, tensor in inputs.items():
             if tensor.is_nested:
-                _refuse(f"{name} is a nested tensor, but a dense one is expected")
+                _refuse(name, "a nested tensor", "a dense one is expected")
             if tensor.dim() < 2:
-                _refuse(f"{name} is {list(tensor.shape)}, but 2 dimensions or more are expected")
+                _refuse(name, tensor, "2 dimensions or more are expected")
             if tensor.size(-1) != widths.get(name, tensor.size(-1)):
-                _refuse(
-                    f"{name} is {list(tensor.shape)}, but a last dimension of {widths[name]}, the "
-                    f"layer's {name}_dim, is expected"
-                )
+                wanted = f"a last dimension of {widths[name]}, the layer's {name}_dim, is expected"
+                _refuse(name, tensor, wanted)
             if tensor.dtype != self.v.dtype and not is_autocast:
-                _refuse(
-                    f"{name} is {tensor.dtype}, but {self.v.dtype}, as the parameters are, is "
-                    "expected"
-                )
+                _refuse(name, tensor.dtype, f"{self.v.dtype}, as the parameters are, is expected")
         if key.size(-2) != value.size(-2):
-            _refuse(
-                f"value is {list(value.shape)}, but as many keys as in key, {list(key.shape)}, "
-                "are expected"
-            )
+            _refuse("value", value, f"as many keys as in key, {[*key.shape]}, are expected")
         try:
             torch.broadcast_shapes(*(x.shape[:-2] for x in inputs.values()))
         except RuntimeError:
             shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in inputs.items())
-            _refuse(f"the leading dimensions of {shapes} do not broadcast")
+            raise RuntimeError(
+                f"AdditiveAttention: the leading dimensions of {shapes} do not broadcast"
+            ) from None

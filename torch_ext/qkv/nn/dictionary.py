@@ -7,10 +7,10 @@ from torch import Tensor
 
 from qkv._functional import attention
 from qkv._hard import hard_attention
+from qkv._refuse import refuse
 from qkv._weights import attention_with_weights
-from qkv.nn._check import refuse
 
-_refuse = partial(refuse, "SoftDictionary", error=ValueError)
+_refuse = partial(refuse, function="SoftDictionary")
 
 
 class SoftDictionary(torch.nn.Module):
@@ -55,14 +55,11 @@ class SoftDictionary(torch.nn.Module):
         super().__init__()
         for name, tensor in (("keys", keys), ("values", values)):
             if tensor.dim() != 2:
-                _refuse(f"{name} is {list(tensor.shape)}, but [N, D] is expected")
+                _refuse(name, tensor, "[N, D] is expected")
         if len(keys) != len(values):
-            _refuse(
-                f"values is {list(values.shape)}, but a row for each of the {len(keys)} keys is "
-                "expected"
-            )
+            _refuse("values", values, f"a row for each of the {len(keys)} keys is expected")
         if keys.dtype != values.dtype:
-            _refuse(f"values is {values.dtype}, but {keys.dtype}, as keys is, is expected")
+            _refuse("values", values.dtype, f"{keys.dtype}, as keys is, is expected")
         self.scale = scale
         kind = torch.nn.Parameter if trainable else torch.nn.Buffer
         self.keys, self.values = (kind(x.detach().clone()) for x in (keys, values))
@@ -93,10 +90,8 @@ class SoftDictionary(torch.nn.Module):
             RuntimeError: a query whose shape or dtype does not fit.
         """
         if query.dim() < 2 or query.size(-1) != self.keys.size(1):
-            raise RuntimeError(
-                f"SoftDictionary: query is {list(query.shape)}, but [..., L, "
-                f"{self.keys.size(1)}], as wide as the keys, is expected"
-            )
+            wanted = f"[..., L, {self.keys.size(1)}], as wide as the keys, is expected"
+            _refuse("query", query, wanted, RuntimeError)
         arguments = (query, self.keys, self.values)
         if not hard:
             lookup = attention_with_weights if need_weights else attention

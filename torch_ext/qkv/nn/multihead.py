@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._masks import as_bias, mask_arguments, with_columns
@@ -94,10 +95,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         self._given = tuple(name for name, option in options.items() if option is not None)
         if add_bias_kv or add_zero_attn:
             for name in [n for n in ("window_size", "alibi_slopes") if n in self._given]:
-                raise ValueError(
-                    f"MultiheadAttention: {name} is given, but None is expected with add_bias_kv "
-                    "or add_zero_attn: it counts keys from the last one"
-                )
+                wanted = "None is expected with add_bias_kv or add_zero_attn"
+                wanted += ": it counts keys from the last one"
+                refuse(name, "given", wanted, function="MultiheadAttention")
 
     def extra_repr(self) -> str:
         """The options that were given; nothing for a layer as torch has it."""
@@ -221,15 +221,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _with_more_keys(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """`[..., H, S + 1, D]`, or `S + 2`: with bias_k and bias_v, then with a key of zeros."""
-        shape = (*key.shape[:-2], 1, key.size(-1))
         more = []
         for x, bias in ((key, self.bias_k), (value, self.bias_v)):
-            rows = [x]
             if bias is not None:  # [1, 1, E]
-                rows.append(bias.view(self.num_heads, 1, -1).to(x.dtype).expand(shape))
-            if self.add_zero_attn:
-                rows.append(x.new_zeros(shape))
-            more.append(torch.cat(rows, -2))
+                row = bias.view(self.num_heads, 1, -1).to(x.dtype)
+                x = torch.cat([x, row.expand(*x.shape[:-2], 1, -1)], -2)
+            more.append(F.pad(x, (0, 0, 0, 1)) if self.add_zero_attn else x)
         return tuple(more)
 
 

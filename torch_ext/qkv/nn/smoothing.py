@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv.nn._attend import attend
-from qkv.nn._check import refuse
 
-_refuse = partial(refuse, "GaussianSmoothing")
+_refuse = partial(refuse, error=RuntimeError, function="GaussianSmoothing")
 
 # All neighbours further away than this many sigma have 2.3e-19 of the weight together, erfc(9 /
 # sqrt(2)), which is lost in the rounding of float64, 1.1e-16.
@@ -51,9 +51,7 @@ class GaussianSmoothing(torch.nn.Module):
     def __init__(self, sigma: float, trainable: bool = False, device: Any = None) -> None:
         super().__init__()
         if not 0 < sigma < math.inf:
-            raise ValueError(
-                f"GaussianSmoothing: sigma is {sigma}, but a positive number is expected"
-            )
+            _refuse("sigma", sigma, "a positive number is expected", error=ValueError)
         log_sigma = torch.tensor(math.log(sigma), dtype=torch.float64, device=device)
         kind = torch.nn.Parameter if trainable else torch.nn.Buffer
         self.log_sigma = kind(log_sigma)
@@ -114,22 +112,16 @@ class GaussianSmoothing(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(position, query_position), float64."""
         if value.dim() < 2 or not value.is_floating_point():
-            _refuse(
-                f"value is {value.dtype} {list(value.shape)}, but a floating tensor of 2 "
-                "dimensions or more, [..., S, Dv], is expected"
-            )
+            wanted = "a floating tensor of 2 dimensions or more, [..., S, Dv], is expected"
+            _refuse("value", f"{value.dtype} {[*value.shape]}", wanted)
         if position is None:
             position = torch.arange(value.size(-2), device=value.device).unsqueeze(-1)
         if position.dim() < 2 or position.size(-2) != value.size(-2):
-            _refuse(
-                f"position is {list(position.shape)}, but [..., {value.size(-2)}, P], a place for "
-                f"each of the values {list(value.shape)}, is expected"
-            )
+            wanted = f"[..., {value.size(-2)}, P], a place for each of the values, is expected"
+            _refuse("position", position, f"{wanted}: value is {[*value.shape]}")
         if query_position is None:
             query_position = position
         if query_position.dim() < 2 or query_position.size(-1) != position.size(-1):
-            _refuse(
-                f"query_position is {list(query_position.shape)}, but [..., L, "
-                f"{position.size(-1)}], as many dimensions as position has, is expected"
-            )
+            wanted = f"[..., L, {position.size(-1)}], as many dimensions as position has,"
+            _refuse("query_position", query_position, f"{wanted} is expected")
         return position.double(), query_position.double()

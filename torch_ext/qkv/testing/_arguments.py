@@ -6,22 +6,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
+
 
 def check_key(key: Tensor, query: Tensor, enable_gqa: bool) -> None:
     check_tensor("query", query)
     check_tensor("key", key)
     if key.size(-1) != query.size(-1):
-        raise ValueError(f"key is {shape(key)}, but [..., {query.size(-1)}] is expected, as query")
+        refuse("key", key, f"[..., {query.size(-1)}] is expected, as query")
     check_heads("key", key, query, enable_gqa)
 
 
 def check_value(value: Tensor, key: Tensor, query: Tensor, enable_gqa: bool) -> None:
     check_tensor("value", value)
     if value.size(-2) != key.size(-2):
-        raise ValueError(
-            f"value is {shape(value)}, but [..., {key.size(-2)}, Dv] is expected, as many rows as "
-            "key has"
-        )
+        refuse("value", value, f"[..., {key.size(-2)}, Dv] is expected, as many rows as key has")
     check_heads("value", value, query, enable_gqa)
 
 
@@ -29,9 +28,9 @@ def check_tensor(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor) or x.is_nested or not x.is_floating_point():
         kind = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else repr(x)
         kind = "a nested tensor" if isinstance(x, Tensor) and x.is_nested else kind
-        raise TypeError(f"{name} is {kind}, but a dense tensor of a floating dtype is expected")
+        refuse(name, kind, "a dense tensor of a floating dtype is expected", TypeError)
     if x.dim() < 2:
-        raise ValueError(f"{name} is {shape(x)}, but [..., rows, columns] is expected")
+        refuse(name, x, "[..., rows, columns] is expected")
 
 
 def check_heads(name: str, x: Tensor, query: Tensor, enable_gqa: bool) -> None:
@@ -43,44 +42,38 @@ def check_heads(name: str, x: Tensor, query: Tensor, enable_gqa: bool) -> None:
         )
     batch = -3 if enable_gqa else -2
     if not broadcasts(x.shape[:batch], query.shape[:batch]):
-        raise ValueError(
-            f"{name} is {shape(x)}, but leading dimensions that broadcast with query's, "
-            f"{shape(query)}, are expected"
-        )
+        others = [*query.shape]
+        refuse(name, x, f"leading dimensions that broadcast with query's, {others}, are expected")
 
 
 def check_broadcast(name: str, x: Tensor, lead: Sequence[int], meaning: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is {x!r}, but a tensor is expected")
+        refuse(name, repr(x), "a tensor is expected", TypeError)
     if not broadcasts(x.shape, lead):
-        raise ValueError(
-            f"{name} is {shape(x)}, but a shape that broadcasts with {meaning}, here {[*lead]}, is "
-            "expected"
-        )
+        wanted = f"a shape that broadcasts with {meaning}, here {[*lead]}, is expected"
+        refuse(name, x, wanted)
 
 
 def check_mask(name: str, mask: Tensor, lead: Sequence[int], L: int, S: int) -> None:
     check_broadcast(name, mask, (*lead, L, S), "[..., H, L, S]")
     if any(n not in (1, m) for n, m in zip(mask.shape[::-1], (S, L), strict=False)):
-        raise ValueError(f"{name} is {shape(mask)}, but [..., {L} or 1, {S} or 1] is expected")
+        refuse(name, mask, f"[..., {L} or 1, {S} or 1] is expected")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"{name} is {mask.dtype}, but bool or a floating dtype is expected")
+        refuse(name, mask.dtype, "bool or a floating dtype is expected", TypeError)
 
 
 def check_numbers(scale: float | None, softcap: float, window_size: tuple[int, int] | None) -> None:
     if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale is {scale}, but a finite number is expected")
+        refuse("scale", scale, "a finite number is expected")
     if not 0 <= softcap < math.inf:
-        raise ValueError(f"softcap is {softcap}, but a finite number, 0 for none, is expected")
+        refuse("softcap", softcap, "a finite number, 0 for none, is expected")
     if window_size is not None and (len(window_size) != 2 or min(window_size) < -1):
-        raise ValueError(
-            f"window_size is {window_size}, but (left, right), each -1 or more, is expected"
-        )
+        refuse("window_size", window_size, "(left, right), each -1 or more, is expected")
 
 
 def check_dropout(dropout_p: float, seed: int | Tensor | None) -> None:
     if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p is {dropout_p}, but a probability from 0 to 1 is expected")
+        refuse("dropout_p", dropout_p, "a probability from 0 to 1 is expected")
     if dropout_p > 0 and seed is None:
         raise ValueError(
             f"dropout_seed is None with dropout_p {dropout_p}, but the number that says which "
@@ -91,7 +84,3 @@ def check_dropout(dropout_p: float, seed: int | Tensor | None) -> None:
 def broadcasts(one: Sequence[int], other: Sequence[int]) -> bool:
     sizes = zip(reversed(one), reversed(other), strict=False)
     return all(m == n or 1 in (m, n) for m, n in sizes)
-
-
-def shape(x: Tensor) -> str:
-    return str([*x.shape])

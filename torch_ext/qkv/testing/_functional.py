@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv.options import MASKS
 from qkv.spans import tensor_of
 from qkv.testing._arguments import check_broadcast, check_value
@@ -98,7 +99,7 @@ def attention_weights(
         ValueError: as `attention` does, and for another reduce.
     """
     if reduce not in (None, "heads", "queries"):
-        raise ValueError(f"reduce is {reduce!r}, but 'heads', 'queries' or None is expected")
+        refuse("reduce", repr(reduce), "'heads', 'queries' or None is expected")
     scores, _ = attention_scores(
         query, key, attn_mask, is_causal, dtype=dtype, place=place, **score_options
     )

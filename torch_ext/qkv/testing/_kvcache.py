@@ -54,8 +54,9 @@ def attention_with_kvcache(
     place = torch.arange(block_table.size(1) * size)
     # Where the keys of each batch item are, by the caches' dimensions 0 and 2.
     slots = [(blocks.long()[place // size], place % size) for blocks in block_table]
-    ends = _numbers(len(place) if cache_seqlens is None else cache_seqlens, batch)
-    begins = _numbers(0 if cache_leftpad is None else cache_leftpad, batch)
+    ends = len(place) if cache_seqlens is None else cache_seqlens
+    begins = 0 if cache_leftpad is None else cache_leftpad
+    begins, ends = (torch.as_tensor(x).expand(batch).tolist() for x in (begins, ends))
     if key is not None and value is not None:
         for b, (rows, at) in enumerate(slots):
             new = slice(ends[b], ends[b] + key.size(2))
@@ -107,13 +108,7 @@ def _of_rows(scale: Tensor) -> Tensor:
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
     """`[Hkv, L_new, D]`: what new rows become in an int8 cache with such a scale, in double."""
-    if scale.dim() == 3:
-        numbers, scale = quantize(rows)
-    else:
-        numbers, _ = quantize(rows, scale.reshape(-1, 1, 1))
+    if scale.dim() < 3:
+        return quantize(rows, scale.reshape(-1, 1, 1))[0].double() * _of_rows(scale)
+    numbers, scale = quantize(rows)
     return numbers.double() * _of_rows(scale)
-
-
-def _numbers(given: Tensor | int, batch: int) -> list[int]:
-    """One for each batch item."""
-    return torch.as_tensor(given).expand(batch).tolist()

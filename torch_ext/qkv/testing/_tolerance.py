@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
+
 # So many units in the last place of the largest element are always allowed: sums of the same
 # numbers in another order differ, though neither is better. Half a unit is what rounding a result
 # to half precision costs; in float64 the truth itself has been rounded.
@@ -100,11 +102,9 @@ def _each(name: str, actual, expected, baseline) -> Iterator[tuple]:
     if isinstance(expected, Tensor):
         for whose, x in given.items():
             if not isinstance(x, Tensor):
-                raise AssertionError(f"{whose} is {x!r}, but a tensor is expected")
+                refuse(whose, repr(x), "a tensor is expected", AssertionError)
             if x.shape != expected.shape:
-                raise AssertionError(
-                    f"{whose} has the shape {[*x.shape]}, but {[*expected.shape]} is expected"
-                )
+                refuse(whose, x, f"{[*expected.shape]} is expected", AssertionError)
         yield name, actual, expected, baseline
         return
     truths, parts = _named(expected), [_named(x) for x in given.values()]

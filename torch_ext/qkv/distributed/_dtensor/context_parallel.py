@@ -16,21 +16,15 @@ from torch.distributed.tensor import DTensor, Shard
 
 _SEQUENCE = 2  # of [B, H, L, D], as torch has it
 _GPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention.default
-_ops = torch.ops.qkv
-_TENSORS = {
-    _ops.attention_forward.default: ("query", "key", "value"),
-    _ops.attention_backward.default: (
-        "grad_output", "query", "key", "value", "output", "logsumexp",
-    ),
-}  # fmt: skip
+_FORWARD = torch.ops.qkv.attention_forward.default
+_BACKWARD = torch.ops.qkv.attention_backward.default
+_PASSED = {"query", "key", "value", "grad_output", "output", "logsumexp"}
 
 
 def is_on(query: DTensor) -> bool:
     """Whether a query is one that torch's context parallelism has sharded. Without the table that
     says so, in some later torch, this raises rather than guess."""
-    if not _is_of_ring(query):
-        return False
-    return _GPU_KERNEL in DTensor._op_dispatcher._custom_op_handlers
+    return _is_of_ring(query) and _GPU_KERNEL in DTensor._op_dispatcher._custom_op_handlers
 
 
 def _is_of_ring(x: DTensor) -> bool:
@@ -67,7 +61,7 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
     local = {name: x.to_local() for name, x in given.items()}
     passed = {n: x for n, x in options.items() if n not in ("is_causal", "output_mask")}
     passed |= {"group": mesh.get_group(), "seq_dim": _SEQUENCE, "is_causal": options["is_causal"]}
-    if op is _ops.attention_forward.default:
+    if op is _FORWARD:
         results = torchs._templated_ring_attention(op=op, **local, **passed)
     else:
         local = {"grad_out": local.pop("grad_output"), "out": local.pop("output"), **local}
@@ -82,9 +76,9 @@ def attend(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) ->
 
 def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) -> str | None:
     """What torch's ring does not pass on, if the call has something of that."""
-    if op not in _TENSORS:
+    if op not in (_FORWARD, _BACKWARD):
         return "torch's context_parallel has no ring for it"
-    if more := [name for name in given if name not in _TENSORS[op]]:
+    if more := [name for name in given if name not in _PASSED]:
         return f"{more[0]} is given, but torch's context_parallel passes query, key and value alone"
     for name, none in {"dropout_p": 0.0, "window_size": None}.items():
         if options[name] != none:
@@ -98,4 +92,4 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
 def _backward(out: Tensor, **call: Any) -> Any:
     """attention_backward, with the name that torch's ring has for output."""
     mask = [True] * 3 + [False] * 4
-    return _ops.attention_backward.default(output=out, output_mask=mask, **call)[:3]
+    return _BACKWARD(output=out, output_mask=mask, **call)[:3]

@@ -5,7 +5,6 @@ dimension left of them, 2 for the one left of that, and so on.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -35,46 +34,26 @@ def layout_of(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Layo
             "k_scale or v_scale is given, but int8 keys and values are not implemented for "
             "DTensors; expected the tensors of this process, to_local(), and a call on each"
         )
-    if "cu_seq_q" in tensors:
-        return _paged if "block_table" in tensors else _packed
-    if "k_cache" in tensors:
-        return _pooled if {"block_table", "cache_batch_idx"} & set(tensors) else _cache
-    return partial(_dense, reduce=options.get("reduce"))
+    paged, packed = "block_table" in tensors, "cu_seq_q" in tensors
+    # Documents are not divided. In a paged or indexed cache a batch item may have any place.
+    has_batch = not (packed or paged or "cache_batch_idx" in tensors)
+    reduce = options.get("reduce")
 
+    def layout(name: str, rank: int) -> Dims:
+        own = laid_out_like(name)
+        if own in _OF_ITEMS:
+            return {BATCH: 0} if has_batch else {}
+        if own in _OF_ALL:
+            return {}
+        if packed and own not in _OPTIONS:  # query [T, H, D], logsumexp [H, T]
+            if paged and own in ("key", "value"):  # [blocks, block size, Hkv, D]
+                return {HEADS: 2}
+            return {HEADS: 0 if own in _FEWER_DIMS else 1}
+        if own == "weights" and reduce == "heads":  # [..., L, S]
+            return {label: rank - 2 - label for label in range(BATCH, rank - 1)}
+        # [..., H, L, D], and what has fewer dimensions after the heads.
+        heads = rank - 3 + (own == "weights" and reduce == "queries") + _FEWER_DIMS.get(own, 0)
+        labels = heads + 1  # all to the left of the heads is a batch
+        return {label: heads - label for label in range(labels if has_batch else min(labels, 1))}
 
-def _without_batch(dims: Dims) -> Dims:
-    return {label: dim for label, dim in dims.items() if label == HEADS}
-
-
-def _dense(name: str, rank: int, reduce: str | None = None) -> Dims:
-    """[..., H, L, D], and what has fewer dimensions after the heads."""
-    own = laid_out_like(name)
-    if own in _OF_ALL:
-        return {}
-    if own == "weights" and reduce == "heads":  # [..., L, S]
-        return {label: rank - 2 - label for label in range(BATCH, rank - 1)}
-    fewer = 1 if own == "weights" and reduce == "queries" else _FEWER_DIMS.get(own, 0)
-    heads = rank - 3 + fewer  # and all to the left of it is a batch
-    return {label: heads - label for label in range(heads + 1)}
-
-
-def _cache(name: str, rank: int) -> Dims:
-    return {BATCH: 0} if name in _OF_ITEMS else _dense(name, rank)
-
-
-def _pooled(name: str, rank: int) -> Dims:
-    """A cache in which a batch item may have any place, so that its batch cannot be divided."""
-    return {} if name in _OF_ITEMS else _without_batch(_dense(name, rank))
-
-
-def _packed(name: str, rank: int) -> Dims:
-    """query [T, H, D], logsumexp [H, T]. Documents are not divided."""
-    own = laid_out_like(name)
-    if own in _OF_ALL or own in _OPTIONS:
-        return _without_batch(_dense(own, rank))
-    return {HEADS: 0 if own in _FEWER_DIMS else 1}
-
-
-def _paged(name: str, rank: int) -> Dims:
-    """key and value are [blocks, block size, Hkv, D]."""
-    return {HEADS: 2} if name in ("key", "value") else _packed(name, rank)
+    return layout

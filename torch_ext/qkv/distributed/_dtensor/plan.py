@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from qkv._vmap.packed import laid_out_like
 from qkv.distributed._dtensor.layout import HEADS, Dims, Layout
@@ -96,15 +97,11 @@ class Plan(NamedTuple):
         return all(self.share(*x) is not None for x in grouped)
 
     def first(self, label: int) -> int:
-        """The number that the first of this process's heads or batch items has among those of all.
-        DTensor cuts as torch.chunk does."""
-        first, count = 0, self.sizes[label]
-        for i, own in enumerate(self.labels):
-            if own == label:
-                part = -(-count // self.mesh.size(i))
-                begin = min(part * self.mesh.get_local_rank(i), count)
-                first, count = first + begin, min(part, count - begin)
-        return first
+        """The number that the first of this process's heads or batch items has among those of
+        all."""
+        placements = [Shard(0) if own == label else Replicate() for own in self.labels]
+        shape = (self.sizes[label],)
+        return compute_local_shape_and_global_offset(shape, self.mesh, placements)[1][0]
 
 
 def sizes_of(layout: Layout, shapes: Mapping[str, torch.Size]) -> dict[int, int]:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn.functional import pad
 
+from qkv._refuse import refuse
 from qkv._vmap.levels import taken_apart
 from qkv.distributed._dtensor import context_parallel
 from qkv.distributed._dtensor.layout import HEADS, layout_of
@@ -129,10 +131,8 @@ def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tenso
     placements = tuple(plan.placements(name, x.shape, Replicate()))
     if x.placements != placements:
         if is_written:
-            raise RuntimeError(
-                f"{op._schema.name}: {name} is {x.placements}, but {placements} is expected for "
-                "something to be appended to it"
-            )
+            wanted = f"{placements} is expected for something to be appended to it"
+            refuse(name, x.placements, wanted, RuntimeError, op._schema.name)
         x = x.redistribute(placements=placements)
     share, local = plan.share(name, x.shape), x.to_local()
     if share is None or share.head is None:
@@ -156,9 +156,10 @@ def _whole(
         for label, dim in plan.layout(name, local.dim()).items():
             shape[dim] = plan.sizes[label]
         placements = plan.placements(name, shape, Replicate())
-    return DTensor.from_local(
-        local, plan.mesh, placements, shape=torch.Size(shape), stride=_strides_like(local, shape)
-    )
+    # Its dimensions lie in memory in the order of `local`'s: what torch can view of the one it can
+    # then view of the other.
+    strides = torch.empty_permuted(shape, local.dim_order(), device="meta").stride()
+    return DTensor.from_local(local, plan.mesh, placements, shape=torch.Size(shape), stride=strides)
 
 
 def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int]) -> Tensor:
@@ -166,16 +167,5 @@ def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int])
     share = plan.share(of, shape)
     if share is None or share.head is None or share.heads == 1:
         return local
-    dim = plan.layout(of, local.dim())[HEADS]
-    among = list(local.shape)
-    among[dim] = share.heads
-    return local.new_zeros(among).slice_scatter(local, dim, share.head, share.head + 1)
-
-
-def _strides_like(local: Tensor, shape: list[int]) -> tuple[int, ...]:
-    """Of a dense tensor of this shape, its dimensions in memory in the same order as in `local`:
-    what torch can view of the one it can then view of the other."""
-    outer_first = sorted(
-        range(local.dim()), key=lambda dim: (-local.stride(dim), -local.size(dim), dim)
-    )
-    return torch.empty_permuted(shape, outer_first, device="meta").stride()
+    after = local.dim() - 1 - plan.layout(of, local.dim())[HEADS]  # dimensions
+    return pad(local, (0, 0) * after + (share.head, share.heads - share.head - 1))

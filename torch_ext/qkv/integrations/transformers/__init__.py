@@ -57,13 +57,10 @@ def _check_version() -> None:
     needed = ".".join(map(str, _OLDEST))
     try:
         found = version("transformers")
+        if tuple(int(part) for part in found.split(".")[:2]) >= _OLDEST:
+            return
+        what = f"transformers {found} is installed"
     except PackageNotFoundError:
-        raise ImportError(
-            f"qkv.integrations.transformers needs transformers {needed} or newer, but it is not "
-            "installed: pip install 'qkv[transformers]'"
-        ) from None
-    if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
-        raise ImportError(
-            f"qkv.integrations.transformers needs transformers {needed} or newer, but transformers "
-            f"{found} is installed"
-        )
+        what = "it is not installed: pip install 'qkv[transformers]'"
+    needs = f"qkv.integrations.transformers needs transformers {needed} or newer"
+    raise ImportError(f"{needs}, but {what}")

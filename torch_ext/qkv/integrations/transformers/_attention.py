@@ -13,7 +13,7 @@ from transformers.utils.output_capturing import _active_collector
 
 import qkv
 from qkv._functional import has_kernels
-from qkv.integrations.transformers._pattern_mask import FAR, Band, PatternMask
+from qkv.integrations.transformers._pattern_mask import FAR, PatternMask
 from qkv.nn._attend import attend
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
@@ -85,19 +85,16 @@ def attention_forward(
         mask, query, key, position_bias, output_attentions
     ):
         mask = mask.written_out()
-    bounds = _document_bounds(mask, kwargs)
-    if bounds is None:
+    packed = _packed(mask, bool(is_causal), sliding_window, kwargs)
+    if packed is None:
         return _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options)
     if position_bias is not None or (output_attentions and not paged):
         raise NotImplementedError(
             f"{_OURS}: cu_seq_lens_q with position_bias or output_attentions; pass position_ids "
             "that say where documents begin instead"
         )
-    by_mask = isinstance(mask, PatternMask)
-    band = mask.band if by_mask else _band_without_mask(bool(is_causal), sliding_window)
-    # The band is aligned to the end of each document.
-    window = tuple(-1 if bound == FAR else bound for bound in (-band.low, band.high))
-    return _attend_rows(query, key, value, bounds, options | {"window_size": window}), None
+    bounds, options["window_size"] = packed
+    return _attend_rows(query, key, value, bounds, options), None
 
 
 _OURS = 'attn_implementation="qkv"'
@@ -169,18 +166,26 @@ def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:
     return output_attentions and mask.band.window(*lengths)[0] != key.shape[2]
 
 
-def _document_bounds(mask: Tensor | None, kwargs: dict[str, Any]) -> Bounds | None:
+def _packed(
+    mask: Tensor | None, is_causal: bool, sliding_window: int | None, kwargs: dict[str, Any]
+) -> tuple[Bounds, tuple[int, int]] | None:
     """The documents that a mask has, or else those that `cu_seq_lens_q` and `cu_seq_lens_k` say, if
-    the mask says no more than how far a query sees."""
-    if isinstance(mask, PatternMask) and mask.documents is not None:
-        bounds = _bounds(mask.documents)
-        return bounds, bounds
+    the mask says no more than how far a query sees; and how far that is, as a window that is
+    aligned to the end of each. Without a mask it is FlashAttention's: as wide on either side if not
+    causal."""
     queries, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
-    says_more = mask is not None
+    left = -1 if sliding_window is None else sliding_window - 1
+    window = left, 0 if is_causal else left
     if isinstance(mask, PatternMask):
-        has_more = mask.padding is not None or mask.spans is not None
-        says_more = has_more or mask.shape[2] != mask.shape[3]
-    return None if says_more or queries is None or keys is None else (queries, keys)
+        left, right = (-1 if abs(x) == FAR else x for x in (-mask.band.low, mask.band.high))
+        window = left, right
+        if mask.documents is not None:
+            queries = keys = _bounds(mask.documents)
+        elif mask.padding is not None or mask.spans is not None or mask.shape[2] != mask.shape[3]:
+            return None
+    elif mask is not None:
+        return None
+    return None if queries is None or keys is None else ((queries, keys), window)
 
 
 def _bounds(documents: Tensor) -> Tensor:
@@ -189,12 +194,6 @@ def _bounds(documents: Tensor) -> Tensor:
     begins = torch.cat([first, documents[:, 1:] != documents[:, :-1]], 1).flatten()
     end = torch.tensor([documents.numel()])
     return torch.cat([begins.nonzero().flatten(), end])
-
-
-def _band_without_mask(is_causal: bool, sliding_window: int | None) -> Band:
-    """What FlashAttention makes of these: if not causal, the window is as wide on either side."""
-    low = -FAR if sliding_window is None else 1 - sliding_window
-    return Band(low, 0 if is_causal else -low)
 
 
 def _one_after_the_other(*tensors: Tensor) -> bool:

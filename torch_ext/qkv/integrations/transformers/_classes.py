@@ -113,7 +113,7 @@ def _takes_mask(module: type) -> bool:
 
 def _names(functions: Iterable[FunctionType], words: set[str]) -> bool:
     """Whether the functions, or those that they call, have one of these names in them."""
-    return any(not words.isdisjoint(_words(f)) for f in _reached(functions))
+    return any(not words.isdisjoint(_words(f.__code__)) for f in _reached(functions))
 
 
 @functools.cache
@@ -123,10 +123,10 @@ def _builds(base: type) -> frozenset[type]:
     defined = {f.__name__: f for f in _defined(base)}
     building = [f for name, f in defined.items() if name == "__init__"]
     for function in building:
-        names = _words(function)
+        names = _words(function.__code__)
         building += [f for n, f in defined.items() if n in names and f not in building]
     things = [x for f in _reached(building) for x in _things(f)]
-    things += [vars(base).get(name) for f in building for name in _words(f)]
+    things += [vars(base).get(name) for f in building for name in _words(f.__code__)]
     modules = {x for x in things if isinstance(x, type) and issubclass(x, nn.Module)}
     return frozenset(x for x in modules if not x.__module__.startswith("torch.") and x is not base)
 
@@ -165,7 +165,7 @@ def _reached(functions: Iterable[FunctionType]) -> list[FunctionType]:
 def _things(function: FunctionType) -> Iterator[Any]:
     """What the global names in a function stand for, and those of modules; what is in lists and
     dicts of that name."""
-    words = _words(function)
+    words = _words(function.__code__)
     named = [function.__globals__.get(word) for word in words]
     modules = {id(x): vars(x) for x in named if isinstance(x, ModuleType)}.values()
     for thing in named + [names[word] for names in modules for word in words & names.keys()]:
@@ -175,16 +175,10 @@ def _things(function: FunctionType) -> Iterator[Any]:
 
 
 @functools.cache
-def _words(function: FunctionType) -> frozenset[str]:
-    return frozenset(name for code in _codes(function.__code__) for name in code.co_names)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of those inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
+def _words(code: CodeType) -> frozenset[str]:
+    """The names in the code of a function and of those inside it."""
+    inside = (x for x in code.co_consts if isinstance(x, CodeType))
+    return frozenset(code.co_names).union(*map(_words, inside))
 
 
 def _unwrapped(thing: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
 from qkv.integrations.transformers._pattern import pattern_of
@@ -59,16 +59,17 @@ def make_mask(
     found = pattern_of(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
-    padding = _local_padding(attention_mask, kv_length, kv_offset)
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:  # of the keys that there are, [batch_size, kv_length]
+        padding = padding[:, kv_offset : kv_offset + kv_length].bool()
     band = found.band.within(q_length, kv_length, ahead=int(q_offset) - kv_offset)
     window = band.window(q_length, kv_length)
     if window is None:
         return written_out()
     documents, spans = found.documents, None
     if documents is not None:
-        shape = (batch_size, q_length) if q_length == kv_length else None
-        falls = (documents.diff(dim=-1) < 0).any()
-        if padding is not None or found.spans or documents.shape != shape or falls:
+        fits = q_length == kv_length and documents.shape == (batch_size, q_length)
+        if padding is not None or found.spans or not fits or (documents.diff(dim=-1) < 0).any():
             return written_out()
     if found.spans is not None:
         last = int(q_offset) + q_length
@@ -92,14 +93,3 @@ def make_mask(
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = is_open and padding is None
     return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
-
-
-def _local_padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """The padding of the keys that there are, `[batch_size, kv_length]`. Places that attention_mask
-    does not reach are hidden, as transformers has it."""
-    if attention_mask is None:
-        return None
-    missing = kv_offset + kv_length - attention_mask.shape[1]
-    if missing > 0:
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
-    return attention_mask[:, kv_offset : kv_offset + kv_length].bool()
