@@ -7,6 +7,7 @@ _load()  # before anything that calls torch.ops.qkv
 from qkv import nn  # noqa: E402
 from qkv._cache import new_cache  # noqa: E402
 from qkv._conversion.convert import Conversion, convert  # noqa: E402
+from qkv._flex import flex_attention  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention, attention_jvp  # noqa: E402
 from qkv._hard import hard_attention  # noqa: E402
@@ -23,6 +24,7 @@ from qkv._make_block_mask import block_mask  # noqa: E402
 from qkv._merge import merge  # noqa: E402
 from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
+from qkv._replace_flex import ReplacedFlex, replace_flex  # noqa: E402
 from qkv._varlen import varlen_attn  # noqa: E402
 from qkv._vmap import register as _register_vmap  # noqa: E402
 from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
@@ -35,6 +37,7 @@ _register_flash_attention()
 
 __all__ = [
     "Conversion",
+    "ReplacedFlex",
     "ReplacedSdpa",
     "SdpaReport",
     "Spans",
@@ -49,10 +52,12 @@ __all__ = [
     "block_mask",
     "cmake_prefix_path",
     "convert",
+    "flex_attention",
     "hard_attention",
     "merge",
     "new_cache",
     "nn",
+    "replace_flex",
     "replace_sdpa",
     "sdpa_report",
     "set_half_products",

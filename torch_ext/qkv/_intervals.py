@@ -8,6 +8,10 @@ MOST = 64
 _END = torch.iinfo(torch.int64).max
 
 
+class TooMany(ValueError):
+    """More than MOST spans of a query."""
+
+
 def runs_of_mask(name: str, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The runs of keys that a boolean mask `[..., L, S]` shows. name: of the function that asks."""
     edges = torch.nn.functional.pad(mask.to(torch.int8), (1, 1)).diff(dim=-1)
@@ -39,7 +43,7 @@ def _most_of(name: str, counts: Tensor) -> int:
     """The largest number of intervals that a query has, at least 1."""
     count = int(counts.max()) if counts.numel() else 0
     if count > MOST:
-        raise ValueError(
+        raise TooMany(
             f"Spans: {name} makes {count} spans of a query, but at most {MOST} are expected; pass "
             "a boolean attn_mask"
         )

@@ -8,14 +8,13 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.fx.node import map_arg
+from torch import Tensor
+
+from qkv._recorded import CONSTANT, Node, record, replaced
 
 # A value is a constant of the function, a tensor; or bounds, the least and the greatest of what it
 # is, a pair of int64 or bool tensors that broadcast over blocks; or None, which is unknown.
 
-# These look at the dtype of their first argument alone, and give a tensor of their own.
-_FILLED = frozenset("new_ones new_zeros new_full ones_like zeros_like full_like".split())
 _MIN_OF_SECOND = {"floor_divide": 1, "div": 1, "remainder": 1, "__rshift__": 0}
 _MAX = 1 << 61  # the sum of two such numbers is an int64, too
 _UNKNOWN = torch.tensor(False), torch.tensor(True)
@@ -23,80 +22,39 @@ _UNKNOWN = torch.tensor(False), torch.tensor(True)
 
 def bounds_of(mask_mod: Any, places: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """places: bounds of batch item, head, query and key. False and True where it is unknown."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     try:
-        with TransformGetItemToIndex():
-            traced = make_fx(mask_mod)(*(torch.tensor(0) for _ in places))
-    except Exception:  # who evaluates it sees the same error, unless it is tracing's alone
+        recording = record(mask_mod, [torch.int64] * len(places))
+    except Exception:  # who evaluates it sees the same error, unless it is recording's alone
         return _UNKNOWN
-    known: dict[fx.Node, Any] = {}
-    left = iter(places)
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            known[node] = next(left)
-        elif node.op == "get_attr":
-            known[node] = getattr(traced, node.target)
-        elif node.op == "call_function":
-            if not _is_followed(node):
-                return _UNKNOWN
-            known[node] = _value(node, known)
-        else:
-            result = known.get(node.args[0])
-            ends = None if result is None else _ends(result)
-            return (ends[0], ends[-1]) if ends and ends[0].dtype == torch.bool else _UNKNOWN
-    return _UNKNOWN
+    known: dict[Any, Any] = {node: x for x, node in recording.captured}
+    known |= zip(recording.arguments, places, strict=True)
+    for node in recording.nodes:
+        known[node] = _value(node, known)
+    result = known.get(recording.result)
+    ends = None if result is None else _ends(result)
+    return (ends[0], ends[-1]) if ends and ends[0].dtype == torch.bool else _UNKNOWN
 
 
-def _name(node: Any) -> str:
-    """Of its operation, `add` of `aten.add_.Tensor`."""
-    name = str(node.target).removeprefix("aten.").split(".")[0]
-    return name.removesuffix("_") if node.target._schema.is_mutable else name
-
-
-def _is_followed(node: fx.Node) -> bool:
-    """Whether all that the operation changes is known: nothing, or a value in place of which there
-    are no views."""
-    first: Any = node.args[0] if node.args else None
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if not node.target._schema.is_mutable:
-        return True
-    own = isinstance(first, fx.Node) and first.op == "call_function" and _name(node) in _RULES
-    return (
-        own
-        and _name(first) in _RULES.keys() | _FILLED | {"index"}
-        and not any(getattr(x.target, "is_view", False) for x in first.users)
-    )
-
-
-def _value(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+def _value(node: Node, known: dict[Any, Any]) -> Any:
     """Of the node's operation."""
-    target: Any = node.target
-    first: Any = node.args[0] if node.args else None
-    function = getattr(torch.ops.aten, _name(node))  # which has overloads, none of them in place
-    of: Any = map_arg((node.args, node.kwargs), known.__getitem__)
-    args, kwargs = of
-    values = [known[x] for x in node.all_input_nodes]
-    like: Any = node.meta.get("val")
-    is_number = isinstance(like, Tensor) and not like.dim() and not like.is_floating_point()
-    unknown = _UNKNOWN if is_number and like.dtype == torch.bool else None
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return unknown
-    if _name(node) in _FILLED and len(values) == 1:
-        return function(torch.zeros((), dtype=first.meta["val"].dtype), *args[1:], **kwargs)
+    values = [known[x] for x in node.inputs]
+    if node.level == CONSTANT:
+        return node.like
+    is_number = not node.like.dim() and not node.like.is_floating_point()
+    unknown = _UNKNOWN if is_number and node.like.dtype == torch.bool else None
     if all(isinstance(x, Tensor) for x in values):
-        return function(*args, **kwargs)
-    if not is_number or like.is_complex() or any(x is None for x in values):
+        return node.run(known.__getitem__)
+    if not is_number or node.like.is_complex() or any(x is None for x in values):
         return unknown
-    if _name(node) == "index":
+    args, kwargs = replaced((node.args, node.kwargs), known.__getitem__)
+    if node.name == "index":
         found = _looked_up(*args)
     elif _is_ruled(node, ends := [_ends(x) for x in args]):
-        found = _RULES[_name(node)](function, ends, kwargs)
+        function = getattr(torch.ops.aten, node.name)  # with its overloads, none of them in place
+        found = _RULES[node.name](function, ends, kwargs)
     else:
         return unknown
-    return _kept(found, like.dtype) or unknown
+    return _kept(found, node.like.dtype) or unknown
 
 
 def _ends(x: Any) -> tuple[Any, ...] | None:
@@ -118,9 +76,9 @@ def _kept(found: Any, dtype: torch.dtype) -> Any:
     return (low, high) if is_in else None
 
 
-def _is_ruled(node: fx.Node, ends: list[Any]) -> bool:
+def _is_ruled(node: Node, ends: list[Any]) -> bool:
     """Whether there is a rule for the operation with these arguments."""
-    name, dtypes = _name(node), [x.meta["val"].dtype for x in node.all_input_nodes]
+    name, dtypes = node.name, [x.like.dtype for x in node.inputs]
     if name not in _RULES or any(x is None for x in ends):
         return False
     if name.startswith(("bitwise", "logical")) and any(x != torch.bool for x in dtypes):

@@ -10,7 +10,14 @@ from typing_extensions import TypedDict, Unpack
 
 from qkv.spans import Spans, tensor_of
 
-__all__ = ["HardOptions", "ScoreOptions", "SoftmaxOptions", "TangentOptions", "Unpack"]
+__all__ = [
+    "FlexOptions",
+    "HardOptions",
+    "ScoreOptions",
+    "SoftmaxOptions",
+    "TangentOptions",
+    "Unpack",
+]
 
 # The tensors beside query, key and value that act on scores, in the operators' order. All of these
 # have gradients and tangents, but for spans.
@@ -33,6 +40,12 @@ class SoftmaxOptions(_CommonOptions, total=False):
     """What every function with a softmax takes."""
 
     sinks: Tensor | None
+
+
+class FlexOptions(SoftmaxOptions, total=False):
+    """What `flex_attention` takes beside the arguments of torch's."""
+
+    window_size: tuple[int, int] | None
 
 
 class HardOptions(_CommonOptions, total=False):

@@ -1,0 +1,154 @@
+"""A traced score function computes what torch.vmap of the function does, or is refused by name."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from score_programs import evaluated
+
+from qkv._recorded import Refused
+from qkv._score_function import trace
+
+B, H, L, S = 2, 3, 5, 7
+torch.manual_seed(0)
+SCORES = torch.randn(B, H, L, S, dtype=torch.float64) * 2
+TABLE = torch.randn(H, L + S, dtype=torch.float64)
+BIAS = torch.randn(B, H, L, S)
+SLOPES = 2.0 ** -torch.arange(1.0, H + 1)
+HALF = torch.randn(S).half()
+IDS = torch.arange(S) // 3
+SMALL = torch.arange(250, 250 + S).to(torch.uint8)
+SEEN = torch.arange(S) % 3 > 0
+LEARNED = torch.tensor(0.7, dtype=torch.float64)
+POINTS = torch.randn(S, 3, dtype=torch.float64)
+TURN = torch.randn(2, 3, dtype=torch.float64)
+LONG = torch.randn(S, 33)
+INF = float("inf")
+
+FUNCTIONS = {
+    "identity": lambda s, b, h, q, k: s,
+    "causal": lambda s, b, h, q, k: torch.where(q >= k, s, -INF),
+    "relative causal": lambda s, b, h, q, k: torch.where(q >= k, s + (q - k), -INF),
+    "alibi": lambda s, b, h, q, k: s + (k - q) * torch.exp2(-((h + 1) * 8.0 / H)),
+    "slopes": lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs(),
+    "soft cap": lambda s, b, h, q, k: 20 * torch.tanh(s / 20),
+    "squared": lambda s, b, h, q, k: s * s,
+    "trigonometry": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b),
+    "table": lambda s, b, h, q, k: s + TABLE[h, q - k + S],
+    "negative index": lambda s, b, h, q, k: s + TABLE[h, q - k],
+    "rows of rows": lambda s, b, h, q, k: (
+        s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k]
+    ),
+    "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
+    "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
+    "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
+    "gate": lambda s, b, h, q, k: s * torch.sigmoid(SLOPES[h].to(torch.float32)),
+    "computed table": lambda s, b, h, q, k: s + (TABLE.double() * 2).exp()[h, q] * SLOPES.sum(),
+    "learned": lambda s, b, h, q, k: s * LEARNED.exp(),
+    "documents": lambda s, b, h, q, k: torch.where((IDS[q] == IDS[k]) & (q >= k), s, -INF),
+    "booleans": lambda s, b, h, q, k: s.masked_fill(SEEN[q] == SEEN[k], -1e4) + SEEN[k],
+    "neighbourhood": lambda s, b, h, q, k: torch.where(
+        ((q / 3 - k / 3).abs() <= 1) | ((q % 3 - k % 3).abs() <= 1), s, -INF
+    ),
+    "divisions": lambda s, b, h, q, k: (
+        s - q // (1 + k) + torch.div(q - 3, k + 1, rounding_mode="trunc") + torch.fmod(q - k, 3)
+        + torch.remainder(k - q, -3) + s // 0.7 + s % -0.7 + torch.fmod(s, 0.3)
+    ),
+    "integers": lambda s, b, h, q, k: s + ((q << 2) ^ (k >> 1) | 5) + ~q + q**3 + (q > 1) * (k < 3),
+    "narrow": lambda s, b, h, q, k: s + (SMALL[q] + SMALL[k]) + (SMALL[k] - SMALL[q].char()),
+    "rounding": lambda s, b, h, q, k: s.floor() + s.ceil() * 2 + s.trunc() + (s * 2).round() / 3,
+    "powers": lambda s, b, h, q, k: s**3 + (s * s + 1) ** -0.5 + s**-2 + 2**s + (s * s) ** 1.5,
+    "logarithms": lambda s, b, h, q, k: (
+        torch.log1p(s * s) + torch.log2(s * s) + torch.expm1(s) + torch.exp2(s) + s.abs().rsqrt()
+    ),
+    "activations": lambda s, b, h, q, k: (
+        F.silu(s) + F.softplus(s, 2) + F.gelu(s, approximate="tanh") + F.elu(s) + F.celu(s, 2.0)
+        + F.logsigmoid(s) + F.relu(s) + F.leaky_relu(s) + F.hardswish(s) + torch.logaddexp(s, s * 2)
+    ),
+    "rows": lambda s, b, h, q, k: (
+        s * ((POINTS[q] - POINTS[k]) * torch.tensor([1.0, 2.0, 3.0])).norm()
+        + (POINTS[q] * POINTS[k]).mean() + POINTS[k].amax() - (POINTS[q] + s).prod(-1)
+        + (TURN * POINTS[q]).sum(-1)[1] + (TURN * POINTS[k][None]).sum((0, 1)) + TURN[1, 2]
+        + torch.where(POINTS[q] > POINTS[k], POINTS[q], s).amin(0) + POINTS.mT[:, k].square().sum()
+    ),
+    "in place": lambda s, b, h, q, k: s.mul(2).add_(q).sub_(1),
+    "made inside": lambda s, b, h, q, k: s * torch.tensor([1.0, 2.0, 4.0])[h] + torch.full((), 3),
+}  # fmt: skip
+
+
+def over_the_grid(function, scores=SCORES):
+    for dims in ((0, None, None, None, 0), (0, None, None, 0, None), (0, None, 0, None, None)):
+        function = torch.vmap(function, dims)
+    function = torch.vmap(function, (0, 0, None, None, None))
+    index = (torch.arange(n, dtype=torch.int32) for n in SCORES.shape)
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    with TransformGetItemToIndex():
+        return function(scores.clone(), *index)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_computes_what_the_function_does(name):
+    found = evaluated(trace(FUNCTIONS[name], torch.float64), SCORES)
+    true = over_the_grid(FUNCTIONS[name])
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, true.double(), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def branch(s, b, h, q, k):
+    return s if q > k else s * 2
+
+
+REFUSED = {
+    "_local_scalar_dense": branch,
+    "aten.rand": lambda s, b, h, q, k: s + torch.rand(()),
+    "tolist": lambda s, b, h, q, k: s + BIAS.tolist()[0],
+    "is captured": lambda s, b, h, q, k: s + BIAS.mul_(2)[b, h, q, k],
+    "aten.erf": lambda s, b, h, q, k: torch.erf(s),
+    "shape \\[33\\]": lambda s, b, h, q, k: s + LONG[q].sum(),
+    "aten.flip": lambda s, b, h, q, k: s + POINTS[q].flip(0)[1],
+    "without a gradient": lambda s, b, h, q, k: s - s.detach(),
+    "gives torch.bool": lambda s, b, h, q, k: q >= k,
+    "gives float": lambda s, b, h, q, k: 0.0,
+    "index 9 of 3": lambda s, b, h, q, k: s + TABLE[9, q],
+    "complex64": lambda s, b, h, q, k: s + BIAS.to(torch.complex64)[b, h, q, k].real,
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_refusals_name_the_operation_and_the_line(words):
+    line = REFUSED[words].__code__.co_firstlineno
+    with pytest.raises(Refused, match=words) as error:
+        trace(REFUSED[words], torch.float32)
+    line += words == "_local_scalar_dense"  # the line of its `if`
+    assert __file__ in str(error.value) and f"line {line}" in str(error.value)
+
+
+def test_numbers_beyond_int32_are_an_error_by_name():
+    far = torch.tensor([0, 2**31])
+    with pytest.raises(ValueError, match="'far' has 2147483648"):
+        trace(lambda s, b, h, q, k: s + far[h], torch.float32)
+
+
+def test_one_table_is_not_copied_and_gets_its_gradient():
+    table = torch.randn(H, L + S, requires_grad=True)
+    program = trace(lambda s, b, h, q, k: s + table[h, q] * table[h, k], torch.bfloat16)
+    assert program.tables.data_ptr() == table.data_ptr() and program.text.count("@") == 1
+    program.tables.sum().backward()
+    assert torch.equal(table.grad, torch.ones_like(table))
+
+
+@pytest.mark.parametrize("through", ["grad", "jvp", "vmap"])
+def test_captured_tensors_of_torch_func(through):
+    def tables(w):
+        return trace(lambda s, b, h, q, k: s + w[h] + w.exp()[q], torch.float32).tables
+
+    w = torch.randn(3)
+    true = torch.cat([w, w.exp()])
+    if through == "grad":
+        grad = torch.func.grad(lambda w: tables(w).sum())(w)
+        torch.testing.assert_close(grad, 1 + w.exp())
+    elif through == "jvp":
+        tangent = torch.func.jvp(tables, (w,), (torch.ones(3),))[1]
+        torch.testing.assert_close(tangent, torch.cat([torch.ones(3), w.exp()]))
+    else:
+        torch.testing.assert_close(torch.vmap(tables)(w[None]), true[None])

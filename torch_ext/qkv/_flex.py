@@ -1,0 +1,185 @@
+"""FlexAttention: torch's function, with the options of `attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qkv._functional import has_kernels
+from qkv._score_function.arguments import arguments_of
+from qkv._score_function.masked import check_mask, masked, spans_of
+from qkv.options import FlexOptions, Unpack
+from qkv.spans import tensor_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask
+
+_attention = torch.ops.qkv.attention.default
+_attention_with_lse = torch.ops.qkv.attention_with_lse.default
+_hard_attention = torch.ops.qkv.hard_attention.default
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Unpack[FlexOptions],
+) -> Any:
+    """`torch.nn.attention.flex_attention.flex_attention` on a CPU, for training as well: attention
+    whose scores go through a function of one's own. Nothing is compiled: `score_mod` is called
+    once, to see what it does, and becomes a small program that runs beside the products, a tile of
+    scores at a time. Soft cap, ALiBi, a bias of every pair, causal masks and windows are recognised
+    and become the options that `attention` has for them.
+
+    Args:
+        query: `[B, H, L, D]`, float32, float64, bfloat16 or float16.
+        key: `[B, Hkv, S, D]`, of query's dtype.
+        value: `[B, Hkv, S, Dv]`, of query's dtype.
+        score_mod: of score, batch item, head, query and key, tensors without dimensions, the new
+            score; -inf hides. It may read tensors that it captures by any of these numbers; those
+            of a floating dtype get their gradient. The score is float32, for float64 float64.
+        block_mask: which keys each query sees: torch's BlockMask (`qkv.block_mask` makes one), for
+            blocks that it lists as full without its function.
+        scale: multiplies the scores before score_mod sees them; `1 / sqrt(D)` if None.
+        enable_gqa: key and value may have fewer heads than query, as long as they divide H.
+        return_lse: also return the logarithm of each softmax's denominator.
+        kernel_options: tells torch's kernels how to run, and nothing about what is computed.
+        return_aux: torch's AuxRequest: also return an AuxOutput of the lse and the greatest
+            score of each query, which has no gradient and takes about as long as the output.
+        attn_mask, dropout_p, is_causal, **options: as in `attention`: softcap before score_mod,
+            alibi_slopes, bias and what hides after it.
+
+    Returns:
+        `[B, H, L, Dv]`; with return_lse also the lse, `[B, H, L]`, float64 for float64, else
+        float32; with return_aux an AuxOutput. A row with nothing to attend to is 0, its lse -inf.
+
+    Raises:
+        ValueError: what score_mod does that has no instructions, with the line; a shape that does
+            not fit; return_lse and return_aux at once.
+        NotImplementedError: tensors that are not 4-D, or nested.
+        RuntimeError: as `attention` does.
+
+    A function is traced once and known afterwards by its code and by what it captures: the values
+    of numbers, the shapes of tensors. A number that changes with every call is traced with every
+    call; as a tensor without dimensions it is not.
+
+    Tensors on another device than the CPU go to torch's own function.
+
+    Example:
+        >>> table = torch.zeros(8, 199, requires_grad=True)  # by head and distance
+        >>> def learned(score, b, h, q, k):
+        ...     return score + table[h, q - k + 99]
+        >>> query, key, value = torch.randn(3, 2, 8, 100, 64)
+        >>> qkv.flex_attention(query, key, value, learned).sum().backward()
+        >>> table.grad.shape
+        torch.Size([8, 199])
+
+    Source: Dong et al., "FlexAttention", 2024.
+    """
+    given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
+    if given.get("softcap") == 0:
+        del given["softcap"]
+    if not has_kernels(query):
+        options_of_qkv = {**given, "attn_mask": attn_mask, "dropout_p": dropout_p}
+        return _of_torch(
+            {**options_of_qkv, "is_causal": is_causal}, query, key, value, score_mod, block_mask,
+            scale, enable_gqa, return_lse, kernel_options, return_aux=return_aux,
+        )  # fmt: skip
+    _check(query, key, value, score_mod, block_mask, enable_gqa, return_lse, return_aux)
+    if scale is not None:
+        given["scale"] = scale
+    if enable_gqa:
+        given["enable_gqa"] = True
+    if "spans" in given:
+        given["spans"] = tensor_of(given["spans"])
+    if block_mask is not None:
+        spans = spans_of(block_mask)
+        if spans is None or "spans" in given:
+            score_mod, spans = masked(score_mod, block_mask)
+        given.setdefault("spans", spans)
+    if score_mod is not None:
+        B, H, L = query.shape[:3]
+        is_hidden, found = arguments_of(score_mod, query, (B, H, L, key.size(-2)), given)
+        is_causal |= is_hidden
+        given.update(found)
+    with_lse = return_lse or (return_aux is not None and return_aux.lse)
+    op = _attention_with_lse if with_lse else _attention
+    args: tuple[Any, ...] = (query, key, value)
+    if attn_mask is not None or dropout_p != 0.0 or is_causal:
+        args += (attn_mask, dropout_p, is_causal)
+    results = op(*args, **given)
+    if return_aux is None:
+        return results
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    output, lse = results if with_lse else (results, None)
+    greatest = None
+    if return_aux.max_scores:
+        greatest = _greatest(query, key, value[..., :1], attn_mask, is_causal, given)
+    return output, AuxOutput(lse=lse, max_scores=greatest)
+
+
+@torch.no_grad()
+def _greatest(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
+    options: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """The greatest score of each query: the lse of the one key that hard attention chooses."""
+    given = {name: x for name, x in options.items() if name != "sinks"}
+    _, index = _hard_attention(query, key, value, attn_mask, is_causal, **given)
+    given["spans"] = torch.stack([index.clamp(min=0), index + 1], -1).int()
+    return _attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, **given)[1]
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, enable_gqa: bool,
+    return_lse: bool, return_aux: Any,
+) -> None:  # fmt: skip
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() != 4 or x.is_nested:
+            what = "nested" if x.is_nested else f"{x.dim()}-D"
+            raise NotImplementedError(
+                f"flex_attention: {name} is {what}, but a dense 4-D tensor is expected"
+            )
+    if score_mod is not None and not callable(score_mod):
+        raise ValueError(
+            f"flex_attention: score_mod is {score_mod!r}, but a function or None is expected"
+        )
+    if not enable_gqa and query.size(1) != key.size(1):
+        raise ValueError(
+            f"flex_attention: key has {key.size(1)} heads, but {query.size(1)}, as query has, are "
+            "expected; or pass enable_gqa=True"
+        )
+    if return_lse and return_aux is not None:
+        raise ValueError(
+            "flex_attention: return_lse and return_aux are given, but one of them is expected; "
+            "return_aux=AuxRequest(lse=True) gives the lse"
+        )
+    if block_mask is not None:
+        check_mask(block_mask, query, key)
+
+
+def _of_torch(options: dict[str, Any], *args: Any, return_aux: Any) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    given = [name for name, x in options.items() if x is not None and x is not False and x != 0]
+    if given:
+        raise NotImplementedError(
+            f"flex_attention: query is on {args[0].device}, {args[0].dtype}, where {given[0]} is "
+            "not expected"
+        )
+    return flex_attention(*args, return_aux=return_aux)

@@ -1,0 +1,85 @@
+"""torch's own flex_attention, computed by qkv."""
+
+from __future__ import annotations
+
+import threading
+from types import CodeType, FunctionType
+from typing import Any
+
+_lock = threading.Lock()
+_active: list[ReplacedFlex] = []  # whose first one keeps torch's code
+_torchs: FunctionType | None = None  # torch's function under another name, while it is replaced
+
+
+def _replacement(  # whose code runs among the globals of torch's function
+    query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False,
+    return_lse=False, kernel_options=None, *, return_aux=None,
+):  # fmt: skip
+    from qkv._replace_flex import _attention
+
+    return _attention(
+        query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options,
+        return_aux=return_aux,
+    )  # fmt: skip
+
+
+def _attention(query: Any, *args: Any, **given: Any) -> Any:
+    from qkv._flex import flex_attention
+    from qkv._functional import has_kernels
+
+    function = flex_attention if has_kernels(query) else _torchs
+    return function(query, *args, **given)  # type: ignore[misc]
+
+
+class ReplacedFlex:
+    """What `replace_flex` returns; as a context manager it ends with the block."""
+
+    def __init__(self) -> None:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        global _torchs
+        self._function: Any = flex_attention
+        with _lock:
+            if not _active:
+                code: CodeType = self._function.__code__
+                _torchs = FunctionType(code, self._function.__globals__, code.co_name)
+                _torchs.__defaults__ = self._function.__defaults__
+                _torchs.__kwdefaults__ = self._function.__kwdefaults__
+                self._function.__code__ = _replacement.__code__
+            _active.append(self)
+
+    def undo(self) -> None:
+        """Ends it; a second time this does nothing."""
+        with _lock:
+            if self in _active:
+                _active.remove(self)
+                if not _active and _torchs is not None:
+                    self._function.__code__ = _torchs.__code__
+
+    def __enter__(self) -> ReplacedFlex:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def replace_flex() -> ReplacedFlex:
+    """From now on qkv computes `torch.nn.attention.flex_attention.flex_attention` of CPU tensors.
+
+    Whoever calls it, by whatever name it was imported, under `torch.compile` as well; for training,
+    with the lse, and without a C++ compiler. `flex_attention` says what it does; a score_mod that
+    it cannot express is an error that names the operation and the line. What qkv does not cover
+    goes to torch as before: other devices and other dtypes.
+
+    Returns:
+        A handle. `undo()` puts torch's function back, exactly as it was; leaving a `with` block
+        does the same. Dropping the handle does not.
+
+    It is for all threads of the process, may be nested, and ends when the last one is undone.
+    Functions that `torch.compile` has compiled before are compiled anew.
+
+    Example:
+        >>> with qkv.replace_flex():
+        ...     loss = model(batch)
+    """
+    return ReplacedFlex()

@@ -1,0 +1,58 @@
+"""A score function as arguments of the operators: see `arguments_of`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv._score_function.cache import traced
+from qkv._score_function.recognise import Known, Part, options_of
+
+
+def arguments_of(
+    score_mod: Callable[..., Any],
+    query: Tensor,
+    sizes: tuple[int, int, int, int],
+    taken: Container[str],
+) -> tuple[bool, dict[str, Any]]:
+    """Whether it is causal, and the keyword arguments that are the rest of what it does: a program
+    with its tables, options where it is known, or both.
+
+    sizes: B, H, L and S. taken: the options that the caller gives, which are left alone.
+    """
+    text, known, tables, indices = program_of(score_mod, query)
+    left, found, slopes, bias = options_of(text, known, sizes, taken)
+    is_causal = found.pop("is_causal", False)
+    if slopes is not None:
+        found["alibi_slopes"] = _part(tables, slopes)
+    if bias is not None:
+        found["bias"] = _part(tables, bias)
+    if left:
+        found |= {"score_program": left}
+        found |= {"score_tables": tables, "score_indices": indices}
+    return is_causal, found
+
+
+def program_of(
+    score_mod: Callable[..., Any], query: Tensor
+) -> tuple[str, Known, Tensor | None, Tensor | None]:
+    """The text of its program, what is known in it, and the tables of this call, floating ones and
+    those of integers. In what torch.compile traces as well."""
+    if torch.compiler.is_dynamo_compiling():
+        from qkv._score_function.compiled import score_program
+
+        text, known, tables, indices = score_program(score_mod, query)
+        return text, Known(*known), tables, indices
+    found = traced(score_mod, query.dtype)
+    return found.lowered.text, found.lowered.known, *found.tables()
+
+
+def _part(tables: Tensor | None, part: Part) -> Tensor:
+    offset, sizes = part
+    assert tables is not None
+    n = prod(sizes)
+    return (tables if n == tables.numel() else tables[offset : offset + n]).view(sizes)

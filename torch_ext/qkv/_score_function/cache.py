@@ -1,0 +1,65 @@
+"""Score functions that were traced before: see `traced`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv._score_function.keys import key_of
+from qkv._score_function.lower import Lowered
+from qkv._score_function.trace import lowered, name_in
+
+_MOST = 256  # functions; of a number that changes with each call one is kept for each
+
+
+class Traced(NamedTuple):
+    """A program, and the captured tensors of this call."""
+
+    lowered: Lowered
+    captured: list[Tensor]
+    name: Callable[[Tensor], str]
+
+    def tables(self) -> tuple[Tensor | None, Tensor | None]:
+        return self.lowered.tables(self.captured, self.name)
+
+
+class _Known(NamedTuple):
+    lowered: Lowered
+    order: list[int]  # of the tensors in its key, which are the captured ones
+
+
+_known: dict[Any, _Known] = {}
+_lock = threading.Lock()
+
+
+def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
+    """`score_mod` as a program for query's dtype: traced the first time, looked up later, by its
+    code and by all that it captures; a number that has changed is seen, and of tensors every number
+    is read anew for each call. What captures things without a key (`key_of`), or gets tensors in
+    other ways than by its closure, its globals and their attributes, is traced for each call.
+
+    Raises:
+        Refused: a ValueError; score_mod does what has no instructions. It names the operation, the
+            function and its line.
+    """
+    floating = torch.float64 if dtype == torch.float64 else torch.float32
+    try:
+        parts, tensors = key_of(score_mod)
+        key = (floating, parts)
+        found = _known.get(key)
+    except Exception:  # also what an attribute raises that is asked for, or a part without a hash
+        return Traced(*lowered(score_mod, floating), name_in(score_mod))
+    if found is not None:
+        return Traced(found.lowered, [tensors[n] for n in found.order], name_in(score_mod))
+    program, captured = lowered(score_mod, floating)
+    number = {id(x): n for n, x in enumerate(tensors)}
+    if all(id(x) in number for x in captured):
+        with _lock:
+            while len(_known) >= _MOST:
+                _known.pop(next(iter(_known)))
+            _known[key] = _Known(program, [number[id(x)] for x in captured])
+    return Traced(program, captured, name_in(score_mod))

@@ -1,0 +1,145 @@
+"""Score functions in what torch.compile traces: see `score_program`. Imported while it traces."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.variables import builder, higher_order_ops
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.lists import TupleVariable
+from torch._ops import HigherOrderOperator
+
+from qkv._recorded import CONSTANT, Node, Place, Refused, replaced
+from qkv._score_function.cache import traced
+from qkv._score_function.lower import Lowered
+from qkv._score_function.trace import lowered
+
+_aten = torch.ops.aten
+_traced: Any = cast("Any", torch._dynamo.disable)(traced)
+
+
+class ScoreProgramOf(HigherOrderOperator):
+    """(text, known, tables, indices) of a score function and a query. It is in no graph: the text
+    is a constant of what is traced, and the tables are made of what the function captures. It is
+    called after a graph break alone."""
+
+    def __init__(self) -> None:
+        super().__init__("qkv_score_program")
+
+    def __call__(self, score_mod: Callable[..., Any], query: torch.Tensor) -> Any:
+        found = _traced(score_mod, query.dtype)
+        return found.lowered.text, found.lowered.known, *found.tables()
+
+
+class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
+    _HOP_NAME = "qkv.flex_attention"
+    _ALLOW_FALLBACK_TO_EAGER = True  # where errors are those of the function itself
+
+    def _call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
+        score_mod, query = args
+        graph, captured = _graph_of(self, tx, score_mod, query)
+        is_double = query.dtype == torch.float64
+        fakes = [_stand_in(proxy.node.meta["example_value"]) for proxy in captured]
+        lines = _Lines(graph)
+        try:
+            program, found = lowered(
+                lambda *arguments: lines.run(*arguments, *fakes),
+                torch.float64 if is_double else torch.float32,
+                lines.here,
+            )
+        except Refused as error:
+            unimplemented(
+                gb_type="qkv.flex_attention", context="score_mod", explanation=str(error), hints=[]
+            )
+        proxies = [captured[next(n for n, y in enumerate(fakes) if y is x)] for x in found]
+        text, known = (VariableTracker.build(tx, x) for x in (program.text, tuple(program.known)))
+        return TupleVariable([text, known, *_tables(tx, program, proxies)])
+
+
+class _Lines(torch.fx.Interpreter):
+    """Knows the line of the user that each node of the graph comes from."""
+
+    line = ("score_mod", "?", 0)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        found = re.findall(r'File "(.*)", line (\d+), in (.*)', n.stack_trace or "")
+        if found:
+            file, line, name = found[-1]
+            self.line = (name, file, int(line))
+        return super().run_node(n)
+
+    def here(self) -> Place:
+        return self.line
+
+
+def _stand_in(x: Any) -> Any:
+    """With sizes that are numbers: tables have the sizes that they have now."""
+    if not isinstance(x, torch.Tensor):
+        return int(x)
+    return torch.zeros((), dtype=x.dtype).expand([int(n) for n in x.shape])
+
+
+def _graph_of(of: Any, tx: Any, score_mod: VariableTracker, query: Any) -> tuple[Any, list[Any]]:
+    """The function as a graph, and what it captures."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    def scalar(dtype: torch.dtype, **options: Any) -> VariableTracker:
+        options = {"dtype": dtype} | options
+        given = {name: VariableTracker.build(tx, x) for name, x in options.items()}
+        return query.call_method(tx, "new_empty", [VariableTracker.build(tx, [])], given)
+
+    floating = torch.float64 if query.dtype == torch.float64 else torch.float32
+    with higher_order_ops.discard_graph_changes(tx):
+        score = scalar(floating, requires_grad=query.requires_grad)
+        arguments = [score, *(scalar(torch.int32) for _ in range(4))]
+    with TransformGetItemToIndex():
+        _, graph, captured = higher_order_ops.speculate_subgraph(
+            tx, score_mod, arguments, {}, description=of._HOP_NAME, source_target=of.value,
+            set_subgraph_inputs="flatten_manual",
+        )  # fmt: skip
+    return torch.fx.GraphModule(tx.output.nn_modules, graph), list(captured)
+
+
+def _tables(tx: Any, program: Lowered, captured: list[Any]) -> list[VariableTracker]:
+    """`Lowered.tables`, of the graph's own values."""
+    known: dict[Node, Any] = {}
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        proxy = tx.output.create_proxy("call_function", function, args, kwargs)
+        return builder.wrap_fx_proxy(tx, proxy)
+
+    def computed(node: Node) -> Any:
+        if node.level == CONSTANT:
+            return call(torch.tensor, node.like.tolist(), dtype=node.like.dtype)
+        args, kwargs = replaced((node.args, node.kwargs), value)
+        if node.function._schema.is_mutable:
+            args = (call(_aten.clone.default, args[0]).as_proxy(), *args[1:])
+        result = call(node.function, *args, **kwargs)
+        if node.output is not None:
+            result = call(operator.getitem, result.as_proxy(), node.output)
+        return result if node.has_gradient else call(_aten.detach.default, result.as_proxy())
+
+    def value(node: Node) -> Any:
+        if node in program.place:
+            return captured[program.place[node]]
+        if node not in known:
+            known[node] = computed(node).as_proxy()
+        return known[node]
+
+    def joined(nodes: list[Node], dtype: torch.dtype) -> VariableTracker:
+        if not nodes:
+            return VariableTracker.build(tx, None)
+        flat = [call(_aten.reshape.default, value(x), [-1]) for x in nodes]
+        flat = [call(_aten.to.dtype, x.as_proxy(), dtype) for x in flat]
+        return call(_aten.cat.default, [x.as_proxy() for x in flat]) if len(flat) > 1 else flat[0]
+
+    return [joined(program.floats, program.floating), joined(program.integers, torch.int32)]
+
+
+score_program = ScoreProgramOf()
+higher_order_ops._hop_name_to_variable_class[score_program.__name__] = _Variable

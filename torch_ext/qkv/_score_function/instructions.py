@@ -1,0 +1,279 @@
+"""Operations of torch as instructions of a score program: `RULES`, by the name of the operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from qkv._score_function.program import Line
+
+KINDS = "bif"  # booleans, integers, floating numbers: torch's result has the last one of its inputs
+_RESULT = dict.fromkeys("eq ne lt le gt ge".split(), "b") | {"to_float": "f", "to_int": "i"}
+_NAMES = {"b": "bool", "i": "int", "f": "float"}
+
+
+class Register(NamedTuple):
+    number: int
+    kind: str
+    value: Any = None  # of a constant
+    has_gradient: bool = False  # follows from the score or from a floating table
+
+
+class NoRule(Exception):
+    """The operation has no instructions for these arguments; says what is expected."""
+
+
+class Instructions:
+    """Instructions in their order. The same one twice is one."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.known: dict[Line, Register] = {}
+
+    def line(self, line: Line, kind: str, **state: Any) -> Register:
+        if line not in self.known:
+            self.known[line] = Register(len(self.lines), kind, **state)
+            self.lines.append(line)
+        return self.known[line]
+
+    def __call__(self, name: str, *inputs: Register) -> Register:
+        kind = _RESULT.get(name, inputs[-1].kind)
+        has_gradient = kind == "f" and any(x.has_gradient for x in inputs)
+        return self.line((name, *(x.number for x in inputs)), kind, has_gradient=has_gradient)
+
+    def constant(self, value: Any, kind: str) -> Register:
+        value = {"b": bool, "i": int, "f": float}[kind](value)
+        if kind == "i" and not -(2**31) <= value < 2**31:
+            raise NoRule(f"{value} is no int32, in which integers are computed")
+        text = repr(int(value) if kind == "b" else value)
+        return self.line((_NAMES[kind], text), kind, value=value)
+
+    def of(self, x: Any, kind: str) -> Register:
+        """A register or a number, converted."""
+        if not isinstance(x, Register):
+            return self.constant(x, kind)
+        if x.kind == kind:
+            return x
+        if x.value is not None:
+            return self.constant(x.value, kind)
+        return self("ne", x, self.constant(0, x.kind)) if kind == "b" else self(_TO[kind], x)
+
+
+_TO = {"f": "to_float", "i": "to_int"}
+Rule = Callable[..., Register]  # of instructions, the kind of the result, and torch's arguments
+
+
+def _each(name: str, of_bools: str = "") -> Rule:
+    """One instruction, with all inputs of the kind of its result."""
+
+    def rule(p: Instructions, kind: str, *inputs: Any) -> Register:
+        if kind == "b" and not of_bools:
+            raise NoRule("it is not expected of booleans")
+        return p(of_bools if kind == "b" else name, *(p.of(x, kind) for x in inputs))
+
+    return rule
+
+
+def _compared(name: str) -> Rule:
+    def rule(p: Instructions, _: str, a: Any, b: Any) -> Register:
+        kind = max(_kind(a), _kind(b), key=KINDS.index)
+        return p(name, p.of(a, kind), p.of(b, kind))
+
+    return rule
+
+
+def _kind(x: Any) -> str:
+    return x.kind if isinstance(x, Register) else {bool: "b", int: "i"}.get(type(x), "f")
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, Register) else x
+
+
+def _add(p: Instructions, kind: str, a: Any, b: Any, alpha: Any = 1, sign: str = "add") -> Register:
+    b = p.of(b, kind) if alpha == 1 else p("mul", p.of(b, kind), p.of(alpha, kind))
+    return _each(sign, "or" if sign == "add" else "")(p, kind, a, b)
+
+
+def _sub(p: Instructions, kind: str, a: Any, b: Any, alpha: Any = 1) -> Register:
+    return _add(p, kind, a, b, alpha, "sub")
+
+
+def _div(p: Instructions, kind: str, a: Any, b: Any, rounding_mode: str | None = None) -> Register:
+    if rounding_mode is None:
+        return _each("div")(p, kind, a, b)
+    a, b = p.of(a, kind), p.of(b, kind)
+    if rounding_mode == "floor":
+        return p("floordiv", a, b)
+    if kind == "f":
+        return _trunc(p, kind, p("div", a, b))
+    down = p("floordiv", a, b)
+    return p("where", _is_cut(p, a, b), p("add", down, p.of(1, kind)), down)
+
+
+def _is_cut(p: Instructions, a: Register, b: Register) -> Register:
+    """Whether a / b, rounded towards zero, is more than a / b rounded down."""
+    zero = p.of(0, a.kind)
+    return p("and", p("ne", p("rem", a, b), zero), p("xor", p("lt", a, zero), p("lt", b, zero)))
+
+
+def _fmod(p: Instructions, kind: str, a: Any, b: Any) -> Register:
+    a, b = p.of(a, kind), p.of(b, kind)
+    rest = p("rem", a, b)
+    return p("where", _is_cut(p, a, b), p("sub", rest, b), rest)
+
+
+def _rounded(of: Callable[[Instructions, Register], Register]) -> Rule:
+    """Rounding, which leaves integers as they are."""
+    return lambda p, kind, x: x if kind != "f" else of(p, p.of(x, "f"))
+
+
+def _ceil(p: Instructions, x: Register) -> Register:
+    return p("neg", p("floor", p("neg", x)))
+
+
+def _round(p: Instructions, x: Register) -> Register:
+    """To the nearest integer, of two to the even one."""
+    down, half = p("floor", x), p.of(0.5, "f")
+    up = p("add", down, p.of(1, "f"))
+    even = p("mul", p("floor", p("mul", up, half)), p.of(2, "f"))
+    rest = p("sub", x, down)
+    return p("where", p("gt", rest, half), up, p("where", p("lt", rest, half), down, even))
+
+
+_trunc = _rounded(lambda p, x: p("where", p("lt", x, p.of(0, "f")), _ceil(p, x), p("floor", x)))
+
+
+def _sign(p: Instructions, kind: str, x: Any) -> Register:
+    x = p.of(x, kind)
+    zero = p.of(0, kind)
+    return p("sub", p.of(p("gt", x, zero), kind), p.of(p("lt", x, zero), kind))
+
+
+def _clamp(p: Instructions, kind: str, x: Any, min: Any = None, max: Any = None) -> Register:
+    """Of floating numbers by `where`: at the ends the gradient is x's, as torch has it."""
+    x = p.of(x, kind)
+    for end, name, is_out in ((min, "max", "lt"), (max, "min", "gt")):
+        if end is not None:
+            end = p.of(end, kind)
+            x = p("where", p(is_out, x, end), end, x) if kind == "f" else p(name, x, end)
+    return x
+
+
+def _where(p: Instructions, kind: str, condition: Any, a: Any, b: Any) -> Register:
+    return p("where", p.of(condition, "b"), p.of(a, kind), p.of(b, kind))
+
+
+def _pow(p: Instructions, kind: str, x: Any, exponent: Any) -> Register:
+    n, base = _value(exponent), _value(x)
+    if n is None and base is not None and base > 0 and kind == "f":
+        return p("exp", p("mul", p.of(exponent, "f"), p.of(math.log(base), "f")))
+    if n is None or (kind == "i" and n < 0):
+        raise NoRule("an exponent that is a number is expected, or a base that is a positive one")
+    x = p.of(x, kind)
+    if abs(n) == 0.5:
+        return p("sqrt" if n > 0 else "rsqrt", x)
+    if n != int(n) or abs(n) > 64:
+        return p("exp", p("mul", p("log", x), p.of(n, "f")))
+    result, square, left = None, x, abs(int(n))
+    while left:
+        if left % 2:
+            result = square if result is None else p("mul", result, square)
+        left //= 2
+        square = p("mul", square, square) if left else square
+    result = p.of(1, kind) if result is None else result
+    return result if n >= 0 else p("div", p.of(1, "f"), result)
+
+
+def _converted(p: Instructions, kind: str, x: Any, *_: Any, **__: Any) -> Register:
+    return p.of(x, kind)
+
+
+def _logical(name: str) -> Rule:
+    return lambda p, _, *inputs: p(name, *(p.of(x, "b") for x in inputs))
+
+
+def _scaled(name: str, factor: float) -> Rule:
+    return lambda p, _, x: p(name, p("mul", p.of(x, "f"), p.of(factor, "f")))
+
+
+def _over(name: str, divisor: float) -> Rule:
+    return lambda p, _, x: p("div", p(name, p.of(x, "f")), p.of(divisor, "f"))
+
+
+def _softplus(p: Instructions, _: str, x: Any, beta: float = 1, threshold: float = 20) -> Register:
+    """Beyond the threshold x; what is not chosen there stays finite, and so does its derivative."""
+    x = p.of(x, "f")
+    scaled = x if beta == 1 else p("mul", x, p.of(beta, "f"))
+    inner = RULES["log1p"](p, "f", p("exp", _clamp(p, "f", scaled, None, threshold)))
+    inner = inner if beta == 1 else p("div", inner, p.of(beta, "f"))
+    return p("where", p("gt", scaled, p.of(threshold, "f")), x, inner)
+
+
+def _elu(
+    p: Instructions, _: str, x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> Register:
+    x = p.of(x, "f")
+    inner = _clamp(p, "f", p("mul", x, p.of(input_scale, "f")), None, 0)
+    below = p("mul", RULES["expm1"](p, "f", inner), p.of(alpha * scale, "f"))
+    return p("where", p("gt", x, p.of(0, "f")), p("mul", x, p.of(scale, "f")), below)
+
+
+def _relu(p: Instructions, kind: str, x: Any) -> Register:
+    x = p.of(x, kind)
+    return p("where", p("le", x, p.of(0, kind)), p.of(0, kind), x)
+
+
+RULES: dict[str, Rule] = {
+    name: _each(name) for name in "exp log tanh sigmoid sqrt rsqrt sin cos neg abs".split()
+}
+RULES |= {name: _compared(name) for name in "eq ne lt le gt ge".split()}
+RULES |= {f"logical_{name}": _logical(name) for name in "and or xor not".split()}
+for _name in "and or xor not".split():
+    RULES[f"bitwise_{_name}"] = RULES[f"__{_name}__"] = _each(_name, _name)
+for _name, _long in (("shl", "left"), ("shr", "right")):
+    RULES[f"bitwise_{_long}_shift"] = RULES[f"__{_long[0]}shift__"] = _each(_name)
+# These leave a number as it is.
+RULES |= dict.fromkeys(
+    "_to_copy convert_element_type clone alias detach view _unsafe_view expand squeeze".split(),
+    _converted,
+)
+RULES |= {
+    "add": _add,
+    "sub": _sub,
+    "rsub": lambda p, kind, a, b, alpha=1: _sub(p, kind, b, a, alpha),
+    "mul": _each("mul", "and"),
+    "div": _div,
+    "floor_divide": _each("floordiv"),
+    "remainder": _each("rem"),
+    "fmod": _fmod,
+    "minimum": _each("min", "and"),
+    "maximum": _each("max", "or"),
+    "clamp": _clamp,
+    "clamp_min": lambda p, kind, x, end: _clamp(p, kind, x, end),
+    "clamp_max": lambda p, kind, x, end: _clamp(p, kind, x, None, end),
+    "where": _where,
+    "masked_fill": lambda p, kind, x, mask, value: _where(p, kind, mask, value, x),
+    "floor": _rounded(lambda p, x: p("floor", x)),
+    "ceil": _rounded(_ceil),
+    "trunc": _trunc,
+    "round": _rounded(_round),  # `decimals` is not expected
+    "sign": _sign,
+    "sgn": _sign,
+    "isnan": lambda p, _, x: p("ne", x, x),
+    "pow": _pow,
+    "square": lambda p, kind, x: _pow(p, kind, x, 2),
+    "reciprocal": lambda p, kind, x: _pow(p, kind, x, -1),
+    "exp2": _scaled("exp", math.log(2)),
+    "expm1": lambda p, _, x: p("sub", p("exp", p.of(x, "f")), p.of(1, "f")),
+    "log2": _over("log", math.log(2)),
+    "log10": _over("log", math.log(10)),
+    "log1p": lambda p, _, x: p("log", p("add", p.of(x, "f"), p.of(1, "f"))),
+    "tan": lambda p, _, x: p("div", p("sin", p.of(x, "f")), p("cos", p.of(x, "f"))),
+    "relu": _relu,
+    "softplus": _softplus,
+    "elu": _elu,
+    "celu": lambda p, kind, x, alpha=1: _elu(p, kind, x, alpha, 1, 1 / alpha),
+    "silu": lambda p, _, x: p("mul", p.of(x, "f"), p("sigmoid", p.of(x, "f"))),
+}

@@ -1,0 +1,260 @@
+"""A recorded score function as the lines of a program, and as what fills its tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused, replaced
+from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
+from qkv._score_function.program import Line, written
+from qkv._score_function.recognise import Known, known
+from qkv._score_function.tables import Remembered, in_int32, joined
+
+LOOKUPS = frozenset("index select embedding".split())
+_LISTED = "these are expected: " + ", ".join(sorted(x for x in RULES if x[0] != "_"))
+_KINDS = {torch.bool: "b"}
+_KINDS |= dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), "i")
+_KINDS |= dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, torch.float64), "f")
+_NARROW = {torch.uint8: (0, 255), torch.int8: (128, 255), torch.int16: (32768, 65535)}
+
+
+@dataclass
+class Lowered:
+    """A program without the numbers of its tables, which every call brings along.
+
+    floating: the dtype of its numbers.
+    floats, integers: the nodes whose values are the tables, in the order of the joined tensors.
+    place: of a captured tensor its number; without it the nodes hold no tensor of the user.
+    """
+
+    text: str
+    floating: torch.dtype
+    floats: list[Node]
+    integers: list[Node]
+    place: dict[Node, int]
+    remembered: Remembered = field(default_factory=Remembered)
+
+    def tables(
+        self, captured: Sequence[Tensor], name: Callable[[Tensor], str]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """All floating tables one after the other, and all of integers and booleans. name: what an
+        error calls a tensor."""
+        known: dict[Node, Tensor] = {}
+
+        def value(node: Node) -> Tensor:
+            if node in self.place:
+                return captured[self.place[node]]
+            if node.level == CONSTANT:
+                return node.like
+            if node not in known:
+                found = node.run(value)
+                known[node] = found if node.has_gradient else found.detach()
+            return known[node]
+
+        def integers() -> Tensor | None:
+            return joined([in_int32(value(x), name).reshape(-1) for x in self.integers])
+
+        floats = joined([value(x).reshape(-1).to(self.floating) for x in self.floats])
+        if not self.integers:
+            return floats, None
+        return floats, self.remembered.of([captured[n] for n in self.read], integers)
+
+    @functools.cached_property
+    def known(self) -> Known:
+        return known(self.text)
+
+    @functools.cached_property
+    def read(self) -> list[int]:
+        """The captured tensors that integers follow from."""
+        left, seen = list(self.integers), set(self.integers)
+        while left:
+            new = set(left.pop().inputs) - seen
+            seen |= new
+            left += new
+        return [self.place[node] for node in seen if node in self.place]
+
+
+def lower(
+    recording: Recording, floating: torch.dtype, place: tuple[str, str, int], name: Any
+) -> Lowered:
+    """place: of the function. name: what an error calls a captured tensor.
+
+    Raises:
+        Refused: what the result follows from has no instructions.
+    """
+    result = recording.result
+    if not isinstance(result, Node) or result.like.dim() or _KINDS.get(result.like.dtype) != "f":
+        like = result.like if isinstance(result, Node) else None
+        gives = type(result).__name__ if like is None else f"{like.dtype}, {list(like.shape)}"
+        raise Refused(f"score_mod gives {gives}", place, "a floating tensor, [], is expected")
+    return _Lowering(recording, name).lowered(result, floating)
+
+
+class _Lowering:
+    def __init__(self, recording: Recording, name: Any) -> None:
+        self.recording, self.name = recording, name
+        self.captured = {node: x for x, node in recording.captured}
+        self.p = Instructions()
+        self.tables: list[tuple[Node, str]] = []
+        self.registers: dict[Node, Register] = {}
+        names = ("score", "batch", "head", "query", "key")
+        for node, x in zip(recording.arguments, names, strict=True):
+            kind = "f" if x == "score" else "i"
+            self.registers[node] = self.p.line((x,), kind, has_gradient=x == "score")
+
+    def lowered(self, result: Node, floating: torch.dtype) -> Lowered:
+        live, left = {result}, [result]
+        while left:
+            new = set(left.pop().inputs) - live
+            live |= new
+            left += new
+        for node in self.recording.nodes:  # in order, so that what is long is not deep
+            if node in live and node.level == ARGUMENT and not node.like.dim():
+                self.register(node)
+        final = self.register(result).number
+        lines, offsets = [], {"float": 0, "int": 0}
+        parts: dict[str, list[Node]] = {"float": [], "int": []}
+        used = {line[1] for line in self.p.lines if line[0] == "load"}
+        for n, (node, kind) in enumerate(self.tables):
+            sizes = [int(x) for x in node.like.shape]
+            lines.append((f"@{kind}", offsets[kind], *sizes))
+            if n in used:
+                offsets[kind] += prod(sizes)
+                parts[kind].append(node)
+        place = {node: n for n, (_, node) in enumerate(self.recording.captured)}
+        text = written(lines, self.p.lines, final)
+        return Lowered(text, floating, parts["float"], parts["int"], place)
+
+    def register(self, node: Node) -> Register:
+        """Of a value without dimensions."""
+        if node not in self.registers:
+            self.registers[node] = self._register(node)
+        return self.registers[node]
+
+    def _register(self, node: Node) -> Register:
+        if node.like.dim():
+            raise Refused(
+                f"score_mod computes with a tensor of shape {list(node.like.shape)}",
+                node.place,
+                "look single numbers up, such as table[head, query - key]",
+            )
+        kind = self.kind(node)
+        if node.level == CONSTANT:
+            return self.p.constant(node.like.item(), kind)
+        if node.function is None or node.name in LOOKUPS:
+            return self.looked_up(node, kind)
+        is_number = not any(x.like.dim() for x in node.inputs)
+        if node.level == CAPTURED and not (is_number and node.name in RULES and node.has_gradient):
+            return self.looked_up(node, kind)
+        return self.computed(node, kind)
+
+    def computed(self, node: Node, kind: str) -> Register:
+        inputs = [self.register(x) for x in node.inputs if x.level > CONSTANT]
+        if not node.has_gradient and any(x.has_gradient for x in inputs):
+            what = f"score_mod computes {node.called} without a gradient (detach, no_grad or "
+            what += "autograd.Function)"
+            raise Refused(what, node.place, "detach captured tensors, not what follows from scores")
+        if node.name not in RULES:
+            raise Refused(f"score_mod calls {node.called}", node.place, _LISTED)
+        args, kwargs = replaced((node.args, node.kwargs), self.register)
+        if node.name in (
+            "_to_copy",
+            "convert_element_type",
+            "view",
+            "_unsafe_view",
+            "expand",
+            "squeeze",
+        ):
+            args, kwargs = args[:1], {}
+        try:
+            found = RULES[node.name](self.p, kind, *args, **kwargs)
+        except (NoRule, TypeError) as error:
+            reason = str(error) if isinstance(error, NoRule) else _LISTED
+            raise Refused(f"score_mod calls {node.called}", node.place, reason) from None
+        except (OverflowError, ValueError) as error:
+            raise Refused(f"score_mod calls {node.called}", node.place, str(error)) from None
+        return self.wrapped(found, node)
+
+    def wrapped(self, x: Register, node: Node) -> Register:
+        """Integers of 8 and 16 bits wrap around as torch's do."""
+        if node.like.dtype not in _NARROW or x.kind != "i" or node.name == "where":
+            return x
+        first, mask = (self.p.constant(n, "i") for n in _NARROW[node.like.dtype])
+        return self.p("sub", self.p("and", self.p("add", x, first), mask), first)
+
+    def looked_up(self, node: Node, kind: str) -> Register:
+        table, indices = self.entry(node)
+        is_float = kind == "f"
+        item = (table, "float" if is_float else "int")
+        if item not in self.tables:
+            self.tables.append(item)
+        line: Line = ("load", self.tables.index(item), *(x.number for x in indices if x))
+        found = self.p.line(line, "f" if is_float else "i", has_gradient=is_float)
+        return self.p.of(found, kind)
+
+    def entry(self, node: Node) -> tuple[Node, list[Any]]:
+        """The table that a value is looked up in, and an index for each of its dimensions, None
+        where there is none yet."""
+        if node.function is None or node.name not in LOOKUPS or node.level == CONSTANT:
+            if node.level == ARGUMENT:
+                raise Refused(
+                    f"score_mod calls {node.called} on a row of a table",
+                    node.place,
+                    "look single numbers up, such as table[head, query - key]",
+                )
+            self.check(node)
+            return node, [None] * node.like.dim()
+        source: Node = node.args[0]
+        table, found = self.entry(source)
+        found = list(found)
+        free = [d for d, x in enumerate(found) if x is None]
+        if node.name == "select":
+            chosen = {int(node.args[1]) % len(free): self.p.constant(node.args[2], "i")}
+        else:
+            given = node.args[1] if node.name == "index" else [node.args[1]]
+            chosen = {d: self.index(x, node) for d, x in enumerate(given) if x is not None}
+        for d, x in chosen.items():
+            n = table.like.size(free[d])
+            if x.value is not None and not -n <= x.value < n:
+                raise Refused(
+                    f"score_mod looks up index {x.value} of {n}",
+                    node.place,
+                    f"{-n} to {n - 1} is expected",
+                )
+            found[free[d]] = x
+        return table, found
+
+    def index(self, x: Node, node: Node) -> Register:
+        if x.like.dim() or self.kind(x) != "i":
+            raise Refused(
+                f"score_mod looks up at {x.like.dtype}, {list(x.like.shape)}",
+                node.place,
+                "an integer, [], is expected for each index",
+            )
+        return self.register(x)
+
+    def kind(self, node: Node) -> str:
+        if node.like.dtype not in _KINDS:
+            raise Refused(
+                f"score_mod computes with {node.like.dtype}",
+                node.place,
+                "float32, float64, bfloat16, float16, integers and bool are expected",
+            )
+        return _KINDS[node.like.dtype]
+
+    def check(self, node: Node) -> None:
+        self.kind(node)
+        x = self.captured.get(node)
+        if x is not None and (x.device.type != "cpu" or x.layout != torch.strided):
+            raise Refused(
+                f"score_mod captures {self.name(x)} on {x.device}, {x.layout}",
+                node.place,
+                "a dense tensor on the CPU is expected",
+            )

@@ -1,0 +1,97 @@
+"""A BlockMask beside a score function: as spans, or as a part of the function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qkv._intervals import TooMany
+from qkv.spans import tensor_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_PARTIAL, _FULL = 1, 2
+
+
+def check_mask(block_mask: Any, query: Tensor, key: Tensor) -> None:
+    if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+        raise RuntimeError("flex_attention: block_mask is sliced, and has no mask_mod any more")
+    sizes = (query.size(-2), key.size(-2))
+    if tuple(block_mask.seq_lengths) != sizes:
+        raise ValueError(
+            f"flex_attention: block_mask is for {block_mask.seq_lengths[0]} queries and "
+            f"{block_mask.seq_lengths[1]} keys, but for {sizes[0]} and {sizes[1]} is expected"
+        )
+    for n, d in zip(block_mask.kv_num_blocks.shape[:2], (0, 1), strict=True):
+        if n not in (1, query.size(d)):
+            raise ValueError(
+                f"flex_attention: block_mask is for {n} {('batch items', 'heads')[d]}, but for 1 "
+                f"or {query.size(d)} is expected"
+            )
+
+
+def spans_of(block_mask: Any) -> Tensor | None:
+    """None of a mask that is too many spans, or whose spans cannot be counted yet."""
+    if hasattr(block_mask, "_qkv_spans"):
+        return tensor_of(block_mask)
+    if torch.compiler.is_compiling() or hasattr(block_mask, "_qkv_is_no_spans"):
+        return None
+    try:
+        return tensor_of(block_mask)
+    except TooMany:
+        block_mask._qkv_is_no_spans = True
+        return None
+
+
+def masked(
+    score_mod: Callable[..., Any] | None, block_mask: BlockMask
+) -> tuple[Callable[..., Any], Tensor]:
+    """The score function, -inf where the mask hides, and a span of each query outside of which all
+    is hidden: for masks that are too many spans, and in torch.compile, where how many they are
+    would depend on data."""
+    kinds = _kinds(block_mask)
+    sizes = tuple(block_mask.BLOCK_SIZE)
+    function = functools.partial(_masked, score_mod, block_mask.mask_mod, kinds, sizes)
+    return function, _outer_span(kinds > 0, sizes, block_mask.seq_lengths)
+
+
+def _outer_span(is_listed: Tensor, sizes: tuple[int, ...], lengths: tuple[int, int]) -> Tensor:
+    """`[B, H, L, 2]`: from the first to the last block of the query's row that is listed."""
+    listed = is_listed.int()
+    begins = listed.argmax(-1) * sizes[1]
+    ends = (listed.size(-1) - listed.flip(-1).argmax(-1)) * sizes[1] * listed.amax(-1)
+    span = torch.stack([begins, ends.clamp(max=lengths[1])], -1).int()
+    return span.repeat_interleave(sizes[0], 2)[:, :, : lengths[0]]
+
+
+def _masked(
+    score_mod: Any, mask_mod: Any, kinds: Tensor, sizes: tuple[int, ...],
+    score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor,
+) -> Tensor:  # fmt: skip
+    block = (b if kinds.size(0) > 1 else 0, h if kinds.size(1) > 1 else 0)
+    kind = kinds[(*block, q // sizes[0], k // sizes[1])]
+    is_shown = (kind == _FULL) | ((kind == _PARTIAL) & mask_mod(b, h, q, k))
+    changed = score if score_mod is None else score_mod(score, b, h, q, k)
+    return torch.where(is_shown, changed, -torch.inf)
+
+
+def _kinds(block_mask: BlockMask) -> Tensor:
+    """Of each block whether it is partial, full or neither, `[B, H, rows, columns]`."""
+    columns = block_mask.kv_indices.size(-1)
+    shape = (*block_mask.kv_num_blocks.shape, columns + 1)
+    kinds = torch.zeros(shape, dtype=torch.int32)
+    for kind, counts, blocks in (
+        (_PARTIAL, block_mask.kv_num_blocks, block_mask.kv_indices),
+        (_FULL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
+    ):
+        if counts is not None and blocks is not None:
+            # What the lists have behind their counts goes to one more column, which is left out.
+            is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
+            to = blocks.long().masked_fill(~is_listed, columns)
+            kinds = kinds.scatter(-1, to, kind)
+    return kinds[..., :columns].contiguous()

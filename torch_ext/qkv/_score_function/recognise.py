@@ -1,0 +1,220 @@
+"""Programs that do what options of `attention` do: see `Known`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any, NamedTuple
+
+from qkv._score_function.program import operands, parsed, written
+
+_ORDER = ("batch", "head", "query", "key")
+_NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
+_SWAPPED = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
+
+# (n, m): n <= query - key <= m, None where there is no end.
+Range = tuple[int | None, int | None]
+Affine = tuple[int, int, int]  # of query, of key, and a number
+Part = tuple[int, tuple[int, ...]]  # of the joined tables: where it begins, and its sizes
+
+
+class Known(NamedTuple):
+    """A program as what is done last, first: pairs hidden by the distance of query and key, then a
+    bias, slopes and a soft cap, if there is nothing but these within.
+
+    inner: the program of a score that no distance hides; "" where it is the score itself.
+    bias: its table, and the numbers of the dimensions [B, H, L, S] that it has.
+    """
+
+    inner: str
+    first: int | None = None  # the least query - key that is not hidden
+    last: int | None = None
+    softcap: float = 0.0
+    slopes: Part | None = None
+    bias: Part | None = None
+    bias_dims: tuple[int, ...] = ()
+    is_whole: bool = False  # whether inner is nothing but softcap, slopes and bias
+
+
+def known(text: str) -> Known:
+    """What there is in a program, whatever the sizes of the call."""
+    of = _Reader(*parsed(text))
+    root, ends = of.shown(len(of.lines) - 1)
+    inner = "" if of.lines[root] == ("score",) else written(of.tables, of.lines, root)
+    return of.summed(root, Known(inner, *ends))
+
+
+def options_of(
+    text: str, of: Known, sizes: tuple[int, int, int, int], taken: Container[str]
+) -> tuple[str, dict[str, Any], Part | None, Part | None]:
+    """What is left of the program for a call of these sizes, the options that stand for the rest,
+    and the tables that are alibi_slopes and bias, with the sizes that they have as options.
+
+    sizes: B, H, L and S. taken: the options that the caller gives.
+    """
+    _, H, L, S = sizes
+    options: dict[str, Any] = {}
+    if of.first == 0:
+        options["is_causal"] = True
+    left = -1 if of.last is None else of.last + S - L
+    right = -1 if of.first is None or of.first == 0 else -of.first - (S - L)
+    if (of.last is not None and left < 0) or (of.first and right < 0):
+        return text, {}, None, None
+    if left >= 0 or right >= 0:
+        options["window_size"] = (left, right)
+        if "window_size" in taken:
+            return text, {}, None, None
+    slopes, bias = of.slopes, of.bias
+    is_fit = of.is_whole and not (of.softcap and "softcap" in taken)
+    if slopes is not None:
+        is_fit = is_fit and L == S and slopes[1] == (H,) and "alibi_slopes" not in taken
+    if bias is not None:
+        of_dims = tuple(sizes[d] for d in of.bias_dims)
+        is_fit = is_fit and bias[1] == of_dims and "bias" not in taken
+        bias = (bias[0], tuple(n if d in of.bias_dims else 1 for d, n in enumerate(sizes)))
+    if not is_fit:
+        return of.inner, options, None, None
+    if of.softcap:
+        options["softcap"] = of.softcap
+    return "", options, slopes, bias
+
+
+class _Reader:
+    def __init__(self, tables: list[Any], lines: list[Any]) -> None:
+        self.tables, self.lines = tables, lines
+
+    def shown(self, n: int) -> tuple[int, Range]:
+        """The score that is hidden by distance, and where it is not."""
+        ends: Range = (None, None)
+        while self.lines[n][0] == "where":
+            condition, *scores = operands(self.lines[n])
+            is_hidden = [self.lines[x] == ("float", "-inf") for x in scores]
+            found = self.range(condition, is_hidden[0])
+            if found is None or is_hidden[0] == is_hidden[1]:
+                break
+            ends, n = _both(ends, found), scores[is_hidden[0]]
+        return n, ends
+
+    def range(self, n: int, is_negated: bool) -> Range | None:
+        """Where a condition holds."""
+        name, *inputs = self.lines[n]
+        if name == "not":
+            return self.range(inputs[0], not is_negated)
+        if name == ("or" if is_negated else "and"):
+            a, b = (self.range(x, is_negated) for x in inputs)
+            return None if a is None or b is None else _both(a, b)
+        if name not in _NEGATED:
+            return None
+        name = _NEGATED[name] if is_negated else name
+        a, b = inputs
+        if self.lines[b][0] == "abs":
+            a, b, name = b, a, _SWAPPED[name]
+        if self.lines[a][0] == "abs":
+            within, most = self.affine(self.lines[a][1]), self.affine(b)
+            if within is None or most is None or most[:2] != (0, 0) or name not in ("le", "lt"):
+                return None
+            high = _at_least_0((-within[0], -within[1], most[2] - within[2] - (name == "lt")))
+            low = _at_least_0((within[0], within[1], most[2] + within[2] - (name == "lt")))
+            return None if low is None or high is None else _both(low, high)
+        x, y = self.affine(a), self.affine(b)
+        if x is None or y is None:
+            return None
+        if name in ("le", "lt"):
+            x, y = y, x
+        strict = name in ("gt", "lt")
+        return _at_least_0((x[0] - y[0], x[1] - y[1], x[2] - y[2] - strict))
+
+    def affine(self, n: Any) -> Affine | None:
+        """An integer as a sum of query, key and a number."""
+        name, *inputs = self.lines[n]
+        if name in ("query", "key"):
+            return (1, 0, 0) if name == "query" else (0, 1, 0)
+        if name == "int":
+            return (0, 0, int(inputs[0]))
+        if name not in ("add", "sub", "neg"):
+            return None
+        found = [self.affine(x) for x in inputs]
+        if any(x is None for x in found):
+            return None
+        signs = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}[name]
+        a, b, c = (sum(s * x[d] for s, x in zip(signs, found, strict=True) if x) for d in range(3))
+        return a, b, c
+
+    def summed(self, n: int, of: Known) -> Known:
+        """With the softcap, slopes and bias of a sum, if it is one of these and a score alone."""
+        while (name := self.lines[n][0]) in ("add", "sub"):
+            a, b = operands(self.lines[n])
+            found = self.term(b, of, 1 if name == "add" else -1)
+            if found is None and name == "add":
+                (a, b), found = (b, a), self.term(a, of, 1)
+            if found is None:
+                return of
+            n, of = a, found
+        cap = self.softcap(n)
+        return of if cap is None else of._replace(softcap=cap, is_whole=True)
+
+    def softcap(self, n: int) -> float | None:
+        """0 of the score itself, None of what is neither."""
+        if self.lines[n] == ("score",):
+            return 0.0
+        for cap, of in self.pairs(n, "mul"):
+            inner = operands(self.lines[of])
+            if self.lines[of][0] != "tanh" or self.lines[inner[0]][0] != "div":
+                continue
+            score, divisor = operands(self.lines[inner[0]])
+            is_number = self.lines[cap][0] == "float" and float(self.lines[cap][1]) > 0
+            if is_number and divisor == cap and self.lines[score] == ("score",):
+                return float(self.lines[cap][1])
+        return None
+
+    def term(self, n: int, of: Known, sign: int) -> Known | None:
+        """of, with one more summand in it; None if it is another, or a second one."""
+        if sign == 1 and of.bias is None and self.lines[n][0] == "load":
+            names = tuple(self.lines[x][0] for x in operands(self.lines[n]))
+            dims = tuple(_ORDER.index(x) for x in names if x in _ORDER)
+            is_sorted = list(dims) == sorted(set(dims))
+            if is_sorted and len(dims) == len(names) and dims[-2:] == (2, 3):
+                return of._replace(bias=self.part(n), bias_dims=dims)
+        if self.lines[n][0] == "neg":
+            n, sign = operands(self.lines[n])[0], -sign
+        for slopes, distance in self.pairs(n, "mul"):
+            line = self.lines[slopes]
+            is_of_head = line[0] == "load" and [self.lines[x] for x in line[2:]] == [("head",)]
+            if is_of_head and of.slopes is None and sign == self.nearness(distance, of):
+                return of._replace(slopes=self.part(slopes))
+        return None
+
+    def nearness(self, n: int, of: Known) -> int:
+        """-1 of the distance of query and key, 1 of its negative, 0 of something else."""
+        sign = -1
+        while (name := self.lines[n][0]) in ("neg", "to_float"):
+            n, sign = operands(self.lines[n])[0], -sign if name == "neg" else sign
+        is_absolute = name == "abs"
+        found = self.affine(operands(self.lines[n])[0] if is_absolute else n)
+        if found not in ((1, -1, 0), (-1, 1, 0)):
+            return 0
+        if is_absolute:
+            return sign
+        return sign * found[0] if of.first is not None and of.first >= 0 else 0
+
+    def pairs(self, n: int, name: str) -> list[tuple[int, int]]:
+        if self.lines[n][0] != name:
+            return []
+        a, b = operands(self.lines[n])
+        return [(a, b), (b, a)]
+
+    def part(self, n: int) -> Part:
+        name, offset, *sizes = self.tables[self.lines[n][1]]
+        assert name == "@float"
+        return offset, tuple(sizes)
+
+
+def _at_least_0(x: Affine) -> Range | None:
+    if x[:2] == (1, -1):
+        return -x[2], None
+    return (None, x[2]) if x[:2] == (-1, 1) else None
+
+
+def _both(a: Range, b: Range) -> Range:
+    firsts = [x for x in (a[0], b[0]) if x is not None]
+    lasts = [x for x in (a[1], b[1]) if x is not None]
+    return max(firsts, default=None), min(lasts, default=None)

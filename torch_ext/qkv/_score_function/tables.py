@@ -1,0 +1,58 @@
+"""Captured tensors as the tables that a score program reads."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
+
+
+def joined(parts: list[Tensor]) -> Tensor | None:
+    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def in_int32(x: Tensor, name: Callable[[Tensor], str]) -> Tensor:
+    """Raises:
+    ValueError: a number that is none of int32.
+    """
+    if x.dtype == torch.int64 and x.numel() and _is_plain(x):
+        low, high = (int(end) for end in x.aminmax())
+        if low < -(2**31) or high >= 2**31:
+            end = low if low < -(2**31) else high
+            raise ValueError(
+                f"score_mod: {name(x)} has {end} in it, but numbers of int32 are expected"
+            )
+    return x.to(torch.int32)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it has numbers, and is of no mode or transform that ends."""
+    is_tensor = type(x) in (Tensor, torch.nn.Parameter) and not _is_wrapped(x)
+    return is_tensor and not torch._C._len_torch_dispatch_stack()
+
+
+class Remembered:
+    """What was last made of some tensors, for as long as these live and nothing is written to
+    them."""
+
+    def __init__(self) -> None:
+        self._last: tuple[list[weakref.ref[Tensor]], list[int], Any] | None = None
+
+    def of(self, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
+        if not all(_is_plain(x) and not x.is_inference() for x in tensors):
+            return make()
+        versions, last = [x._version for x in tensors], self._last
+        if last is not None and last[1] == versions:
+            if all(of() is x for of, x in zip(last[0], tensors, strict=True)):
+                return last[2]
+        made = make()
+        if _is_plain(made) and not made.is_inference():
+            self._last = [weakref.ref(x, self._forget) for x in tensors], versions, made
+        return made
+
+    def _forget(self, _: Any) -> None:
+        self._last = None
