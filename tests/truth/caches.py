@@ -29,6 +29,7 @@ def attention_with_kvcache(seed):
     d.tensors["cache_seqlens"] = f"torch.tensor({lens}, dtype=torch.{d.pick(('int32', 'int64'))})"
     d.keywords["cache_seqlens"] = "cache_seqlens"
     options(d, B, H, L, longest)
+    facts = d.function(H)
     scales = [n for n in ("k_scale", "v_scale") if n in d.tensors]
     body = ["k_after, v_after = copy.deepcopy((k_cache, v_cache))"]
     body += [f"{n}_after = copy.deepcopy({n})" for n in scales]
@@ -42,7 +43,7 @@ def attention_with_kvcache(seed):
         ("output", "lse", *after), truth, leaves=(), cotangents=(), order=0,
         needed=("key", "value", "cache_seqlens", "block_table", "k_scale", "v_scale",
                 "cache_batch_idx"),
-        setup=("import copy",), body=tuple(body), check=appended if scales else None,
+        facts=facts, setup=("import copy",), body=tuple(body), check=appended if scales else None,
     )  # fmt: skip
     return call
 

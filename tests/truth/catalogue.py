@@ -9,6 +9,7 @@ import packed
 
 OPERATORS = {
     "attention": dense.attention,
+    "flex_attention": dense.flex_attention,
     "attention_weights": dense.attention_weights,
     "attention_with_weights": dense.attention_with_weights,
     "hard_attention": dense.hard_attention,

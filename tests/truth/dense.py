@@ -112,6 +112,27 @@ def attention(seed):
     )  # fmt: skip
 
 
+def flex_attention(seed):
+    """4-D tensors, with options and mostly a function."""
+    d = Draw(seed, "flex_attention")
+    mood = d.start_numbers()
+    B, Hkv, group = d.between(1, 3), d.between(1, 3), d.pick((1, 1, 2, 3))
+    H, L, S = Hkv * group, d.length(150), d.length(150)
+    if group > 1:
+        d.keywords["enable_gqa"] = "True"
+    D, Dv = d.pick((1, 3, 8, 17, 32)), d.pick((1, 3, 8, 20))
+    for name, shape in zip(PIECES, [(B, H, L, D), (B, Hkv, S, D), (B, Hkv, S, Dv)], strict=True):
+        d.tensor(name, shape, mood)
+    options(d, (B, H), L, S)
+    facts = d.function(H)
+    return finish(
+        d, "flex_attention", "qkv.flex_attention(query, key, value{keywords}, return_lse=True)",
+        ("output", "lse"), problems.attention, leaves=(*LEAVES, "table"),
+        cotangents=d.pick([("output", "lse"), ("output",), ("lse",)]), order=d.order(),
+        facts=d.function(H),
+    )  # fmt: skip
+
+
 def reduce(d):
     how = d.pick((None, "heads", "queries"))
     if how:

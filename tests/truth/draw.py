@@ -10,6 +10,15 @@ SUFFIX = {
     torch.float16: ".half()",
 }  # fmt: skip
 HALVES = (torch.bfloat16, torch.float16)
+# Of a score and the numbers of its batch item, head, query and key; table [H, 7].
+FUNCTIONS = (
+    "s + table[h, (q - k) % 7]",
+    "s * torch.sigmoid(table[h, k % 7]) + table[h, q % 7]",
+    "2 * torch.tanh(s) + s / 3 - 0.1 * (q - k).abs()",
+    "torch.where((q - k) % 3 != 1, s, -math.inf)",
+    "torch.where((q // 4 == k // 4) | (k < 3), torch.minimum(s, table[h, b % 7]), s * 0.5)",
+    "torch.where(q >= k, s + table[h, 3] * torch.sin(k * 0.3), -math.inf)",
+)
 LAYOUTS = ("plain",) * 5 + ("transposed", "column_major", "sliced", "expanded")
 
 
@@ -155,6 +164,18 @@ class Draw:
             k["softcap"] = self.pick(("0.5", "3.0", "50.0"))
         if self.chance(0.25):
             k["scale"] = self.pick(("0.25", "-0.7", "0.0", "1.0", "2.0"))
+
+    def function(self, H):
+        """Adds a score_mod, and the table that it reads; returns facts for the truth."""
+        if not self.chance(0.3):
+            return {}
+        body = self.pick(FUNCTIONS)
+        if "table" in body:
+            dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+            self.tensor("table", (H, 7), dtype=dtype, layouts=("plain", "transposed", "sliced"))
+        text = f"lambda s, b, h, q, k: {body}"
+        self.keywords["score_mod"] = text
+        return {"function": text}
 
     def dropout(self):
         if self.chance(0.25):

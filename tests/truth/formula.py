@@ -8,16 +8,19 @@ derivatives, of any order.
 The formula is that of docs/options.md:
 
     cap(x)    = softcap * tanh(x / softcap)
-    score_ij  = cap(scale * query_i . key_j) - slope * |i + S - L - j| + mask_ij + bias_ij
+    score_ij  = f(cap(scale * query_i . key_j)) - slope * |i + S - L - j| + mask_ij + bias_ij
     lse_i     = log(exp(sink) + sum over visible j of exp(score_ij))
     weight_ij = kept_ij / (1 - dropout_p) * exp(score_ij - lse_i)
     output_i  = sum_j weight_ij * value_j
+
+f is a function of the caller's own, whose -inf hides.
 
 A row with nothing to attend to has output 0, lse -inf (the sink, if there is one), gradients 0.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -38,6 +41,7 @@ class Options:
     sinks: torch.Tensor | None = None
     kept: torch.Tensor | None = None
     dropout_p: float = 0.0
+    function: Callable | None = None  # of scores [H, L, S]
 
 
 @dataclasses.dataclass
@@ -107,14 +111,18 @@ def scores_of(query, key, options, arithmetic=PLAIN):
     scores = arithmetic.dots(query, key) * scale
     if options.softcap:
         scores = options.softcap * arithmetic.tanh(scores / options.softcap)
+    seen = visible(L, S, options)
+    if options.function is not None:
+        scores = options.function(scores)
+        seen = seen & (scores.detach() != -INF)
+        scores = scores.masked_fill(scores.detach() == -INF, 0)
     if options.slopes is not None:
         distance = (torch.arange(L)[:, None] + (S - L) - torch.arange(S)).abs()
         scores = scores - options.slopes[:, None, None] * distance
     for mask in options.masks:
         if mask.dtype != torch.bool:
             scores = scores + mask.masked_fill(mask.detach() == -INF, 0)
-    seen = visible(L, S, options).expand(H, L, S)
-    return arithmetic.scores(scores), seen
+    return arithmetic.scores(scores), seen.expand(H, L, S)
 
 
 def attend(query, key, value, options, arithmetic=PLAIN):

@@ -100,6 +100,7 @@ def varlen_attn(seed):
     for name, shape in zip(PIECES, [(T, H, D), (Tk, Hkv, D), (Tk, Hkv, Dv)], strict=True):
         d.tensor(name, shape, mood)
     options(d, queries, keys, H)
+    facts = d.function(H)
     cu_k = "None" if shared else "cu_seq_k"
     form = (
         f"qkv.varlen_attn(query, key, value, cu_seq_q, {cu_k}, {max(queries)}, {max(keys)}"
@@ -107,8 +108,9 @@ def varlen_attn(seed):
     )
     return dense.finish(
         d, "varlen_attn", form, ("output", "lse"), problems.varlen_attn,
-        leaves=dense.LEAVES, cotangents=d.pick([("output", "lse"), ("output",), ("lse",)]),
-        order=d.order(), needed=("seqused_k",),
+        leaves=(*dense.LEAVES, "table"),
+        cotangents=d.pick([("output", "lse"), ("output",), ("lse",)]),
+        order=d.order(), needed=("seqused_k",), facts=facts,
     )  # fmt: skip
 
 
@@ -135,13 +137,14 @@ def paged(seed):
         else:
             d.tensor(name, shape, mood)
     options(d, queries, keys, H, soft=False)
+    facts = d.function(H)
     form = (
         f"qkv.varlen_attn(query, key, value, cu_seq_q, None, {max(queries)}, {max(keys)}"
         "{keywords}, return_aux=AuxRequest(lse=True))"
     )
     return dense.finish(
         d, "paged", form, ("output", "lse"), problems.varlen_attn, leaves=(), cotangents=(),
-        order=0, needed=("block_table", "seqused_k", "k_scale", "v_scale"),
+        order=0, needed=("block_table", "seqused_k", "k_scale", "v_scale"), facts=facts,
     )  # fmt: skip
 
 

@@ -29,6 +29,17 @@ def in_spans(spans, S):
     return ((begins <= torch.arange(S)) & (torch.arange(S) < ends)).any(-2)
 
 
+def function_of(v, item, H, L, S):
+    """The call's score_mod, of all scores of an item at once, with the tables of v."""
+    if v.get("score_mod") is None:
+        return None
+    names = {"torch": torch, "math": math, "table": v.get("table")}
+    function = eval(v["function"], names)
+    first = S - L if "block_table" in v or "k_cache" in v else 0
+    h, q, k = torch.arange(H)[:, None, None], first + torch.arange(L)[:, None], torch.arange(S)
+    return lambda scores: function(scores, torch.tensor(item), h, q, k).expand(H, L, S)
+
+
 def options_of(v, item, H, L, S, of_item):
     """Options of one batch item; of_item(x, n) is its share of x, of which the last n dimensions
     are its own."""
@@ -41,6 +52,7 @@ def options_of(v, item, H, L, S, of_item):
         scale=scale, softcap=v.get("softcap", 0.0), is_causal=v.get("is_causal", False),
         window=v.get("window_size"), masks=tuple(masks), slopes=heads.get("alibi_slopes"),
         sinks=heads.get("sinks"), kept=kept(v, item, H, L, S), dropout_p=v.get("dropout_p", 0.0),
+        function=function_of(v, item, H, L, S),
     )  # fmt: skip
 
 

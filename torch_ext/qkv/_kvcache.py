@@ -1,10 +1,12 @@
 """Decoding with a cache of keys and values, as FlashAttention's flash_attn_with_kvcache has it."""
 
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from qkv._score_function.arguments import keywords_of_program
 from qkv.options import SoftmaxOptions, Unpack, keywords_of
 from qkv.spans import Spans
 
@@ -26,6 +28,7 @@ class _Options(SoftmaxOptions, total=False):
     k_scale: Tensor | None
     v_scale: Tensor | None
     num_splits: int
+    score_mod: Callable[..., Any] | None
 
 
 @overload
@@ -68,6 +71,7 @@ def attention_with_kvcache(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     num_splits: int = 0,
+    score_mod: Callable[..., Any] | None = None,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Appends key and value to the caches, in place, then attends to all that each row has.
@@ -112,6 +116,8 @@ def attention_with_kvcache(
         v_scale: likewise, of v_cache. Its shape need not be that of k_scale.
         num_splits: accepted and not needed: how the keys are split over the cores depends on the
             shape of a row alone, so its result never depends on the others.
+        score_mod: as in `flex_attention`. The key's number is its place in the row, and the last
+            query's that of the last key.
         return_softmax_lse: also return the logarithm of each softmax's denominator.
 
     Returns:
@@ -153,5 +159,7 @@ def attention_with_kvcache(
         None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, spans, sinks,
         k_scale, v_scale,
     )  # fmt: skip
+    if score_mod is not None:
+        given |= keywords_of_program(score_mod, query)
     output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **given)
     return (output, lse) if return_softmax_lse else output

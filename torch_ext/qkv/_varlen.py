@@ -1,10 +1,12 @@
 """Attention over many sequences packed into one, as torch.nn.attention.varlen has it."""
 
-from typing import TYPE_CHECKING, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
 
+from qkv._score_function.arguments import keywords_of_program
 from qkv.options import SoftmaxOptions, Unpack, keywords_of
 from qkv.spans import Spans
 
@@ -27,6 +29,7 @@ class _Options(SoftmaxOptions, total=False):
     dropout_p: float
     k_scale: Tensor | None
     v_scale: Tensor | None
+    score_mod: Callable[..., Any] | None
 
 
 @overload
@@ -65,6 +68,7 @@ def varlen_attn(
     sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    score_mod: Callable[..., Any] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`torch.nn.attention.varlen.varlen_attn` for the CPU, with more options and all gradients.
 
@@ -99,6 +103,9 @@ def varlen_attn(
         k_scale, v_scale: of an int8 key and value, as in `qkv.attention_with_kvcache`, for each row
             of each head `[blocks, block_size, Hkv]`. With block_table alone, and query float32,
             bfloat16 or float16.
+        score_mod: as in `flex_attention`. The batch item's number is the document's, and queries
+            and keys are counted within it; with block_table the last query's number is that of the
+            last key.
 
     Returns:
         `[T, H, Dv]` in query's dtype; with `return_aux.lse` also the logarithm of each softmax's
@@ -125,5 +132,7 @@ def varlen_attn(
         dropout_p, scale, None if window_size == (-1, -1) else window_size, enable_gqa, seqused_k,
         block_table, softcap, alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
+    if score_mod is not None:
+        given |= keywords_of_program(score_mod, query)
     output, lse = _varlen_attention(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **given)
     return (output, lse) if return_aux is not None and return_aux.lse else output

@@ -37,6 +37,12 @@ def arguments_of(
     return is_causal, found
 
 
+def keywords_of_program(score_mod: Callable[..., Any], query: Tensor) -> dict[str, Any]:
+    """The keyword arguments of the operators that are a score function, whatever it is."""
+    text, _, tables, indices = program_of(score_mod, query)
+    return {"score_program": text, "score_tables": tables, "score_indices": indices}
+
+
 def program_of(
     score_mod: Callable[..., Any], query: Tensor
 ) -> tuple[str, Known, Tensor | None, Tensor | None]:
