@@ -296,12 +296,21 @@ def test_greatest_scores(name, compiled):
 
 
 ERRORS = {
-    "return_lse and return_aux": (ValueError, {"return_lse": True, "return_aux": AuxRequest()}),
+    "return_aux is .* and return_lse": (
+        ValueError,
+        {"return_lse": True, "return_aux": AuxRequest()},
+    ),
     "score_mod is 3": (ValueError, {"score_mod": 3}),
     "for 8 queries and 32 keys": (ValueError, {"block_mask": (1, 1, 8, S)}),
     "for 3 heads": (ValueError, {"block_mask": (1, 3, L, S)}),
     "aten.erf": (ValueError, {"score_mod": lambda s, b, h, q, k: torch.erf(s)}),
 }
+
+
+def test_a_sliced_mask_is_an_error():
+    mask = create_block_mask(MASK_MODS["causal"](), B, H, L, S, device="cpu")[:, :1]
+    with pytest.raises(RuntimeError, match="block_mask is sliced"):
+        qkv.flex_attention(*inputs(), block_mask=mask)
 
 
 @pytest.mark.parametrize("words", ERRORS)
@@ -324,7 +333,7 @@ def test_the_signature_is_torchs():
 def test_heads_are_shared_only_if_asked_for():
     query, key, value = inputs()
     few = key[:, :2], value[:, :2]
-    with pytest.raises(ValueError, match="key has 2 heads"):
+    with pytest.raises(ValueError, match="key is of 2 heads"):
         qkv.flex_attention(query, *few)
     with pytest.raises(NotImplementedError, match="query is 3-D"):
         qkv.flex_attention(query[0], *few)

@@ -183,8 +183,8 @@ def by_masks_of_torch(x):
 
 
 WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code,
-        by_module, by_callable_module, by_object, by_list, by_masks_of_torch, by_wrapper, by_objects_made_when_asked,
-        by_number_of_numpy, by_decorated]  # fmt: skip
+        by_module, by_callable_module, by_object, by_list, by_masks_of_torch, by_wrapper,
+        by_objects_made_when_asked, by_number_of_numpy, by_decorated]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)

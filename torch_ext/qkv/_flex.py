@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv._functional import has_kernels
+from qkv._refuse import refuse
 from qkv._score_function.arguments import arguments_of
 from qkv._score_function.masked import check_mask, masked, spans_of
 from qkv.options import FlexOptions, Unpack
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 _hard_attention = torch.ops.qkv.hard_attention.default
+_refuse = functools.partial(refuse, function="flex_attention")
 
 
 def flex_attention(
@@ -152,23 +155,15 @@ def _check(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4 or x.is_nested:
             what = "nested" if x.is_nested else f"{x.dim()}-D"
-            raise NotImplementedError(
-                f"flex_attention: {name} is {what}, but a dense 4-D tensor is expected"
-            )
+            _refuse(name, what, "a dense 4-D tensor is expected", NotImplementedError)
     if score_mod is not None and not callable(score_mod):
-        raise ValueError(
-            f"flex_attention: score_mod is {score_mod!r}, but a function or None is expected"
-        )
+        _refuse("score_mod", repr(score_mod), "a function or None is expected")
     if not enable_gqa and query.size(1) != key.size(1):
-        raise ValueError(
-            f"flex_attention: key has {key.size(1)} heads, but {query.size(1)}, as query has, are "
-            "expected; or pass enable_gqa=True"
-        )
+        heads = f"{query.size(1)} heads are expected, as query has; or pass enable_gqa=True"
+        _refuse("key", f"of {key.size(1)} heads", heads)
     if return_lse and return_aux is not None:
-        raise ValueError(
-            "flex_attention: return_lse and return_aux are given, but one of them is expected; "
-            "return_aux=AuxRequest(lse=True) gives the lse"
-        )
+        lse = "return_lse alone, or return_aux=AuxRequest(lse=True), is expected"
+        _refuse("return_aux", f"{return_aux} and return_lse True", lse)
     if block_mask is not None:
         check_mask(block_mask, query, key)
 
@@ -178,8 +173,6 @@ def _of_torch(options: dict[str, Any], *args: Any, return_aux: Any) -> Any:
 
     given = [name for name, x in options.items() if x is not None and x is not False and x != 0]
     if given:
-        raise NotImplementedError(
-            f"flex_attention: query is on {args[0].device}, {args[0].dtype}, where {given[0]} is "
-            "not expected"
-        )
+        where = f"on {args[0].device}, {args[0].dtype}"
+        _refuse("query", where, f"no {given[0]} is expected there", NotImplementedError)
     return flex_attention(*args, return_aux=return_aux)

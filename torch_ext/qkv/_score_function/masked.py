@@ -10,29 +10,28 @@ import torch
 from torch import Tensor
 
 from qkv._intervals import TooMany
+from qkv._refuse import refuse
 from qkv.spans import tensor_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 _PARTIAL, _FULL = 1, 2
+_refuse = functools.partial(refuse, "block_mask", function="flex_attention")
 
 
 def check_mask(block_mask: Any, query: Tensor, key: Tensor) -> None:
     if getattr(block_mask.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
-        raise RuntimeError("flex_attention: block_mask is sliced, and has no mask_mod any more")
-    sizes = (query.size(-2), key.size(-2))
-    if tuple(block_mask.seq_lengths) != sizes:
-        raise ValueError(
-            f"flex_attention: block_mask is for {block_mask.seq_lengths[0]} queries and "
-            f"{block_mask.seq_lengths[1]} keys, but for {sizes[0]} and {sizes[1]} is expected"
-        )
-    for n, d in zip(block_mask.kv_num_blocks.shape[:2], (0, 1), strict=True):
-        if n not in (1, query.size(d)):
-            raise ValueError(
-                f"flex_attention: block_mask is for {n} {('batch items', 'heads')[d]}, but for 1 "
-                f"or {query.size(d)} is expected"
-            )
+        _refuse("sliced", "one that has its mask_mod is expected", RuntimeError)
+    L, S = query.size(-2), key.size(-2)
+    if tuple(block_mask.seq_lengths) != (L, S):
+        sizes = "for {} queries and {} keys".format(*block_mask.seq_lengths)
+        _refuse(sizes, f"for {L} and {S} is expected")
+    for n, most, what in zip(
+        block_mask.kv_num_blocks.shape, query.shape[:2], ("batch items", "heads"), strict=False
+    ):
+        if n not in (1, most):
+            _refuse(f"for {n} {what}", f"for 1 or {most} is expected")
 
 
 def spans_of(block_mask: Any) -> Tensor | None:
