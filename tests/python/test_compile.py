@@ -196,7 +196,7 @@ ALL_OPTIONS = {
 
 @pytest.mark.one_in(5)
 @dtypes_of("f32", "f16")
-@pytest.mark.parametrize("wanted", [[True] * 7, [True, False] * 3 + [True]], ids=["seven", "four"])
+@pytest.mark.parametrize("wanted", [[True] * 8, [True, False] * 4], ids=["eight", "four"])
 @pytest.mark.parametrize("mask", [(5, 6), (2, 3, 5, 6), (3, 1, 6), (5, 1), ()])
 def test_opcheck_of_the_gradient(mask, wanted, dtype):
     query, key, value = (x.detach() for x in make(5, 6, 6, dtype=dtype))
@@ -258,7 +258,7 @@ class TestMeta:
             output, lse = torch.ops.qkv.attention_forward(*tensors, **scores)
             found = torch.ops.qkv.attention_backward(
                 torch.ones_like(output), None, *tensors, output, lse, **scores,
-                output_mask=[True] * 7,
+                output_mask=[True] * 8,
             )  # fmt: skip
             return [x for x in found if x is not None]
 

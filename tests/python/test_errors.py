@@ -249,13 +249,13 @@ class TestBackward:
         output, lse = torch.ops.qkv.attention_with_lse(Q, Q, Q)
         arguments = {
             "grad_output": output, "grad_logsumexp": None, **LOW_LEVEL, "output": output,
-            "logsumexp": lse, "output_mask": [True] * 7,
+            "logsumexp": lse, "output_mask": [True] * 8,
         }  # fmt: skip
         return torch.ops.qkv.attention_backward(**{**arguments, **change})
 
     def test_good_call(self):
         gradients = self.call()
-        assert [g.shape for g in gradients[:3]] == [Q.shape] * 3 and gradients[3:] == (None,) * 4
+        assert [g.shape for g in gradients[:3]] == [Q.shape] * 3 and gradients[3:] == (None,) * 5
 
     def test_the_lse_of_halves_is_f32(self):
         halves = dict.fromkeys([*GOOD, "grad_output", "output"], Q.half())
@@ -268,10 +268,10 @@ class TestBackward:
 
     def test_bool_mask_has_no_gradient(self):
         gradients = self.call(attn_mask=torch.ones(5, 5, dtype=torch.bool))
-        assert [g is None for g in gradients] == [False] * 3 + [True] * 4
+        assert [g is None for g in gradients] == [False] * 3 + [True] * 5
 
     def test_output_mask_of_another_length(self):
-        with pytest.raises(ValueError, match="output_mask has 6 elements, but 7 are expected"):
+        with pytest.raises(ValueError, match="output_mask has 6 elements, but 8 are expected"):
             self.call(output_mask=[True] * 6)
 
     @pytest.mark.parametrize("change, message", [

@@ -187,7 +187,7 @@ g = torch.ones_like(output)
 print(growth(lambda: torch.ops.qkv.attention_backward(
     g, None, x[0], x[1], x[1], *[None] * 9, output, torch.zeros(1, 8, 64), dropout_p=0.0,
     is_causal=False, scale=None, enable_gqa=False, window_size=None, softcap=0.0,
-    output_mask=[True] * 3 + [False] * 4,
+    output_mask=[True] * 3 + [False] * 5,
 )))
 """
     (ours,) = megabytes(code)

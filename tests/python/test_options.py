@@ -27,10 +27,10 @@ FUNCTIONS = {
     qkv.hard_attention: ("hard_attention", (Q, Q, Q), {"return_index"}),
     qkv.varlen_attn: (
         "varlen_attention", (PACKED, PACKED, PACKED, ENDS, ENDS, 4, 4),
-        {"return_aux", "num_splits"},
+        {"return_aux", "num_splits", "score_mod"},
     ),
     qkv.attention_with_kvcache: (
-        "attention_with_kvcache", (Q, Q, Q), {"num_splits", "return_softmax_lse"},
+        "attention_with_kvcache", (Q, Q, Q), {"num_splits", "return_softmax_lse", "score_mod"},
     ),
     ring_attention: (
         "attention", (Q, Q, Q),
@@ -65,8 +65,12 @@ def operator_of(function):
     return getattr(torch.ops.qkv, FUNCTIONS[function][0]).default
 
 
+# What score_mod is to the operators.
+PROGRAM = {"score_program", "score_tables", "score_indices", "score_tables_tangent"}
+
+
 def arguments_of(function):
-    return operator_of(function)._schema.arguments
+    return [a for a in operator_of(function)._schema.arguments if a.name not in PROGRAM]
 
 
 def shared(function):

@@ -115,7 +115,7 @@ def test_a_part_of_the_keys(is_told, offset):
         found = torch.ops.qkv.attention_backward(
             grad, None, query, key[..., keys, :], value[..., keys, :], *[None] * 9, output, lse,
             dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, window_size=None,
-            softcap=0.0, shard=shard, output_mask=[True] * 3 + [False] * 4,
+            softcap=0.0, shard=shard, output_mask=[True] * 3 + [False] * 5,
         )  # fmt: skip
         query_grad += found[0]
         torch.testing.assert_close(found[1], whole[1][..., keys, :])

@@ -85,10 +85,9 @@ std::string full_signature(const Operator& forward, const std::string& signature
   const auto [gradients, saved] = split(inner, "; ");
   std::vector<std::string> tensors, options;
   for (const Parameter& p : forward.parameters) {
-    if (p.is_tensor)
-      tensors.push_back(p.name + (p.is_required ? "" : "?"));
-    else
-      options.push_back(p.name + (p.has_default ? "=" : ""));
+    auto& group = p.is_tensor && !p.has_default ? tensors : options;
+    group.push_back(p.name + (p.is_tensor && !p.is_required ? "?" : "") +
+                    (p.has_default ? "=" : ""));
   }
   return name + "(" + gradients + ", " + c10::Join(", ", tensors) + ", " + saved + ", *, " +
          c10::Join(", ", options) + ") -> ";

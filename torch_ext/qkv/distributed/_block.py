@@ -157,12 +157,12 @@ def block_backward(
     found = _backward(
         grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,
         output=_laid_out(block, own["output"]), logsumexp=own["lse"],
-        output_mask=[grad_query is not None, *wanted, *of_options, False],
+        output_mask=[grad_query is not None, *wanted, *of_options, False, False],
         **_arguments(block, options),
     )  # fmt: skip
     if grad_query is not None:
         grad_query.add_(_laid_out(block, found[0]))
-    for name, more in zip(options_with_grads, found[3:-1], strict=True):
+    for name, more in zip(options_with_grads, found[3:-2], strict=True):
         if name in option_grads:
             _part(name, option_grads[name], block, options.documents).add_(more)
     return [x if x is None else _laid_out(block, x) for x in found[1:3]]

@@ -91,5 +91,5 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
 
 def _backward(out: Tensor, **call: Any) -> Any:
     """attention_backward, with the name that torch's ring has for output."""
-    mask = [True] * 3 + [False] * 4
+    mask = [True] * 3 + [False] * (len(_BACKWARD._schema.returns) - 3)
     return _BACKWARD(output=out, output_mask=mask, **call)[:3]
