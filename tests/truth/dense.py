@@ -129,7 +129,7 @@ def flex_attention(seed):
         d, "flex_attention", "qkv.flex_attention(query, key, value{keywords}, return_lse=True)",
         ("output", "lse"), problems.attention, leaves=(*LEAVES, "table"),
         cotangents=d.pick([("output", "lse"), ("output",), ("lse",)]), order=d.order(),
-        facts=d.function(H),
+        facts=facts,
     )  # fmt: skip
 
 

@@ -37,7 +37,16 @@ def function_of(v, item, H, L, S):
     function = eval(v["function"], names)
     first = S - L if "block_table" in v or "k_cache" in v else 0
     h, q, k = torch.arange(H)[:, None, None], first + torch.arange(L)[:, None], torch.arange(S)
-    return lambda scores: function(scores, torch.tensor(item), h, q, k).expand(H, L, S)
+
+    def run(scores):
+        default = torch.get_default_dtype()  # of what an integer and a number of Python make
+        torch.set_default_dtype(scores.dtype)
+        try:
+            return function(scores, torch.tensor(item), h, q, k).expand(H, L, S)
+        finally:
+            torch.set_default_dtype(default)
+
+    return run
 
 
 def options_of(v, item, H, L, S, of_item):
