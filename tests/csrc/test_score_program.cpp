@@ -151,8 +151,7 @@ TEST_P(ScoreProgramTest, SoftcapIsTheOption) {
     const JvpWorkload w(c);
     const Passes expected =
         run_with(w.in_f64(), [](Problem& p) { p.softcap = 2.5; }, nullptr, true);
-    const Passes actual =
-        run_with(w, [&](Problem& p) { p.function = &function; }, nullptr, false);
+    const Passes actual = run_with(w, [&](Problem& p) { p.function = &function; }, nullptr, false);
     expect_alike(actual, expected, c);
     if (HasFailure()) return;
   }

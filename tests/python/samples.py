@@ -162,9 +162,9 @@ def _double_backward(dtype):
     make it themselves."""
     name, found = "attention_double_backward", []
     for number, call in enumerate(calls("attention_backward", dtype)):
-        call = call | _tangents(call) | {
-            "output_mask": [True] * len(operator(name)._schema.returns)
-        }
+        call = (
+            call | _tangents(call) | {"output_mask": [True] * len(operator(name)._schema.returns)}
+        )
         if number % 2 == 0:
             forward = only("attention_forward_jvp", call)
             call |= results("attention_forward_jvp", forward)

@@ -109,8 +109,8 @@ void KernelCall::bind_score_program() {
     return tensor.const_data_ptr();
   };
   to.tables = bind_rows(arg::score_tables, function_->tables, to.table_step);
-  to.indices = static_cast<const int32_t*>(
-      bind_rows(arg::score_indices, function_->indices, to.index_step));
+  to.indices =
+      static_cast<const int32_t*>(bind_rows(arg::score_indices, function_->indices, to.index_step));
   if (to.rows > 1) to.items = sizes_.dropout_items() / to.rows;
 }
 
