@@ -146,7 +146,7 @@ struct Problem {
   // kMaxDropoutQueries and kMaxDropoutKeys (common/philox.h).
   double dropout_p = 0;
   uint64_t dropout_seed = 0;
-  int64_t dropout_batch = 0;  // the number by which dropout knows the first batch item
+  int64_t dropout_batch = 0;  // the number of the first batch item for dropout and the function
   // If not null: seeds instead of dropout_seed, one for every dropout_items batch items, which
   // dropout numbers from dropout_batch on again. So each of these parts of the batch drops what it
   // would drop as a Problem of its own.

@@ -55,10 +55,10 @@ struct ScoreFunction {
   const ScoreProgram* program = nullptr;
   const void* tables = nullptr;      // T [R, table_size()], rows table_step elements apart
   const int32_t* indices = nullptr;  // [R, index_size()], likewise
-  // 0: one row serves all batch items. Else batch item b reads row b / items, and is item b % items
-  // to the program.
   int64_t table_step = 0, index_step = 0;
-  int64_t items = 0;  // 0: as many as the batch has
+  // Batch item b reads row b / items, and is item b % items to the program, counted from
+  // Problem::dropout_batch. 0: one row serves all batch items.
+  int64_t items = 0;
   int64_t rows = 1;   // R
   // Query i is i to the program; with this, i + S - L: the last query stands at the last key.
   bool from_last = false;

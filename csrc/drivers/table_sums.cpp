@@ -50,11 +50,10 @@ void* TableSums::sum(int64_t plane, int64_t part, int64_t band) const {
 template <class T, class Sum>
 void TableSums::add_as() const {
   const ScoreFunction& f = *p_.function;
-  const int64_t items = f.items ? f.items : std::max<int64_t>(1, p_.batch());
   for (int64_t n = 0; n < sums(); ++n) {
     const Plane plane = stretch_.plane(p_, n / (parts_ * bands_));
     const Sum* const from = reinterpret_cast<const Sum*>(memory_.data()) + n * elements_;
-    T* const to = static_cast<T*>(args_.grad_tables) + plane.batch / items * f.table_step;
+    T* const to = static_cast<T*>(args_.grad_tables) + (f.items ? plane.batch / f.items : 0) * f.table_step;
     for (int64_t i = 0; i < elements_; ++i) to[i] = T(to[i] + from[i]);
   }
 }

@@ -9,6 +9,7 @@ from rounding import assert_within_rounding, magnitudes
 from torch.distributed.device_mesh import init_device_mesh
 
 import qkv.distributed
+from qkv._score_function.arguments import keywords_of_program
 from qkv.distributed._shards import natural
 
 INPUTS = ("query", "key", "value")
@@ -22,7 +23,8 @@ class Whole:
 
     masks: {"attn_mask", "bias" or "spans": shape}, where "N" is the length; is_bool: attn_mask is
     bool.
-    per_head: {"alibi_slopes" or "sinks": shape}. lengths: of packed documents, after `gap` rows
+    per_head: {"alibi_slopes" or "sinks": shape}. function: there is a score_mod, which reads the
+    tensor `table`. lengths: of packed documents, after `gap` rows
     that are in none. scalars: the other options of ring_attention.
     """
 
@@ -35,6 +37,7 @@ class Whole:
     masks: dict = dataclasses.field(default_factory=dict)
     is_bool: bool = False
     per_head: dict = dataclasses.field(default_factory=dict)
+    function: bool = False
     lengths: tuple | None = None
     gap: int = 0
     scalars: dict = dataclasses.field(default_factory=dict)
@@ -72,6 +75,8 @@ class Whole:
             found[name] = mask
         for name, shape in self.per_head.items():
             found[name] = randn(*shape, dtype=wide)
+        if self.function:
+            found["table"] = randn(self.heads, 9, dtype=wide)
         grads = {
             "grad_output": randn(*self.batch, self.heads, N, Dv),
             "grad_lse": randn(*self.batch, self.heads, N, dtype=wide),
@@ -89,6 +94,10 @@ class Whole:
         """All that is no tensor with a gradient."""
         enable_gqa = {"enable_gqa": True} if self.heads != self.kv_heads else {}
         return {**self.scalars, **enable_gqa}
+
+
+def score_mod_of(table):
+    return lambda s, b, h, q, k: s + table[h, (q - k) % 9] * (1 + b % 3)
 
 
 def leaves_of(tensors):
@@ -126,6 +135,8 @@ def _attend(tensors, whole, document):
     } | whole.options()  # fmt: skip
     seed = options.pop("dropout_seed", None)
     given = dict.fromkeys(("attn_mask", "bias", "spans", "alibi_slopes", "sinks")) | tensors
+    if whole.function:
+        given |= keywords_of_program(score_mod_of(given.pop("table")), given["query"])
     return _forward(
         **given, dropout_seed=None if seed is None else torch.tensor([seed]), cu_seq_q=None,
         cu_seq_k=None, seqused_k=None, shard=[0, 0, 0, 0, 0, 0, document], **options,
@@ -183,8 +194,11 @@ def on_rank(whole, method="ring", mesh_shape=None, **more):
         "grad_lse": shard(grads["grad_lse"], -1, value=math.nan),
     }
     local = leaves_of(local)
+    call = {n: x for n, x in local.items() if n != "table"}
+    if whole.function:
+        call["score_mod"] = score_mod_of(local["table"])
     output, lse = qkv.distributed.ring_attention(
-        **local, **whole.options(), **more, return_lse=True, seqlen=whole.seqlen,
+        **call, **whole.options(), **more, return_lse=True, seqlen=whole.seqlen,
         cu_seqlens=whole.ends, method=method, group=group,
     )  # fmt: skip
     return results_of(local, output, lse, grads)
@@ -200,7 +214,7 @@ def together(whole, of_ranks, mesh_shape=None):
         parts = [results[name] for results in of_ranks]
         argument = name.removeprefix("grad_")
         is_mask = argument in whole.masks
-        if argument in whole.per_head or is_mask and first.size(-2) == 1:
+        if argument in (*whole.per_head, "table") or is_mask and first.size(-2) == 1:
             found[name] = sum(parts)
             continue
         dim = -1 if name == "lse" else -2

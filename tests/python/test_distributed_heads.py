@@ -27,6 +27,7 @@ CASES = [
     Whole(dtype=torch.float32, scalars={**CAUSAL, **DROPOUT}),
     PACKED(gap=2, scalars={**CAUSAL, **DROPOUT}, per_head={"alibi_slopes": (6, 4), "sinks": (4,)}),
     Whole(masks={"spans": (4, "N", 4)}, scalars=CAUSAL),
+    Whole(function=True, scalars=CAUSAL, kv_heads=2),
     PACKED(masks={"bias": (4, "N", "N")}),
 ]
 

@@ -45,6 +45,8 @@ CASES = [
     Whole(masks={"bias": (4, "N", "N")}, scalars={"window_size": (9, 2), **DROPOUT}),
     Whole(masks={"spans": (4, "N", 4)}, scalars=CAUSAL, kv_heads=2),
     Whole(masks={"attn_mask": ("N", "N"), "spans": (2, 1, "N", 2)}, scalars=DROPOUT),
+    Whole(function=True, scalars=CAUSAL),
+    Whole(function=True, masks={"bias": (4, "N", "N")}, per_head=SLOPES | SINKS, kv_heads=2),
     Whole(scalars=DROPOUT),
     Whole(scalars={**CAUSAL, **DROPOUT}, kv_heads=2),
     Whole(batch=(), heads=3, kv_heads=3),
@@ -63,6 +65,7 @@ DOCUMENTS = [
     PACKED(scalars=DROPOUT, per_head={"alibi_slopes": (4,), "sinks": (1, 4)}),
     PACKED(masks={"bias": (4, "N", "N"), "attn_mask": (1, "N")}, scalars=CAUSAL, per_head=SINKS),
     PACKED(masks={"spans": ("N", 4)}, scalars=CAUSAL),
+    PACKED(function=True, gap=2, scalars=CAUSAL),
     PACKED(lengths=(44,), scalars=CAUSAL),
     PACKED(lengths=(), gap=3, per_head=SINKS),
     PACKED(lengths=(0, 0), gap=3),
@@ -152,7 +155,8 @@ def wholes(draw):
             per_head[name] = (4,) if lengths is None or maybe() else (len(lengths), 4)
     return Whole(
         seqlen=seqlen, batch=batch, kv_heads=kv_heads, head_dims=(4, draw(st.sampled_from([4, 3]))),
-        masks=masks, is_bool=maybe(), per_head=per_head, lengths=lengths, gap=gap, scalars=scalars,
+        masks=masks, is_bool=maybe(), per_head=per_head, function=maybe() and maybe(),
+        lengths=lengths, gap=gap, scalars=scalars,
         seed=draw(st.integers(0, 2**16)),
     )  # fmt: skip
 

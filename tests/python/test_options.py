@@ -34,7 +34,7 @@ FUNCTIONS = {
     ),
     ring_attention: (
         "attention", (Q, Q, Q),
-        {"return_lse", "seqlen", "cu_seqlens", "dropout_seed", "method", "group"},
+        {"return_lse", "seqlen", "cu_seqlens", "dropout_seed", "method", "group", "score_mod"},
     ),
 }  # fmt: skip
 # As annotations, what schemas call these types.

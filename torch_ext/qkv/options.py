@@ -24,7 +24,8 @@ __all__ = [
 PAIRS: tuple[str, ...] = ("attn_mask", "bias")  # broadcastable to [..., H, L, S]
 MASKS: tuple[str, ...] = (*PAIRS, "spans")  # these, and what broadcasts to [..., H, L, 2 n]
 BY_HEAD: tuple[str, ...] = ("alibi_slopes", "sinks")  # broadcastable to [..., H]
-DIFFERENTIABLE: tuple[str, ...] = ("query", "key", "value", *PAIRS, *BY_HEAD)
+TABLES: tuple[str, ...] = ("score_tables", "score_indices")  # of a score program, [N] or [R, N]
+DIFFERENTIABLE: tuple[str, ...] = ("query", "key", "value", *PAIRS, *BY_HEAD, TABLES[0])
 
 
 class _CommonOptions(TypedDict, total=False):

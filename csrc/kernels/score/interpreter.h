@@ -28,9 +28,8 @@ class Interpreter {
               const ProgramTile<T>& given, char* memory)
       : p_(p), program_(program), tile_(tile), key_(key), given_(given) {
     const ScoreFunction& f = *p.function;
-    const int64_t items = f.items ? f.items : std::max<int64_t>(1, p.batch());
-    item_ = tile.plane.batch % items;
-    const int64_t row = tile.plane.batch / items;
+    const int64_t row = f.items ? tile.plane.batch / f.items : 0;
+    item_ = tile.plane.batch - row * f.items + p.dropout_batch;
     if (f.tables) tables_ = static_cast<const T*>(f.tables) + row * f.table_step;
     if (f.indices) indices_ = f.indices + row * f.index_step;
     if (given.direction) given_.direction += row * f.table_step;

@@ -72,6 +72,7 @@ def attend(
 def _plan(call: Call, size: int, chunk: int) -> Plan:
     window = call.scalars["window_size"] or (-1, -1)
     is_placed = max(window) >= 0 or call.scalars["dropout_p"] > 0 or call.cu_seqlens is not None
+    is_placed |= bool(call.scalars["score_program"])
     return Plan(
         size=size,
         chunk=chunk,

@@ -1,10 +1,12 @@
 """Attention over a sequence that is cut over ranks."""
 
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from qkv._score_function.arguments import keywords_of_program
 from qkv.distributed._agree import Facts, agree, told
 from qkv.distributed._attend import attend, resolved
 from qkv.distributed._call import Call, check, prepare
@@ -22,7 +24,7 @@ def ring_attention(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     return_lse: Literal[False] = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
-    **options: Unpack[ScoreOptions],
+    score_mod: Callable[..., Any] | None = None, **options: Unpack[ScoreOptions],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def ring_attention(
@@ -30,7 +32,7 @@ def ring_attention(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     return_lse: Literal[True], seqlen: int | None = None, cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
-    **options: Unpack[ScoreOptions],
+    score_mod: Callable[..., Any] | None = None, **options: Unpack[ScoreOptions],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def ring_attention(
@@ -38,7 +40,7 @@ def ring_attention(
     dropout_p: float = 0.0, is_causal: bool = False, *,
     return_lse: bool, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
-    **options: Unpack[ScoreOptions],
+    score_mod: Callable[..., Any] | None = None, **options: Unpack[ScoreOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def ring_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
@@ -49,6 +51,7 @@ def ring_attention(
     spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
     return_lse: bool = False, seqlen: int | None = None, cu_seqlens: Tensor | None = None,
     dropout_seed: int | Tensor | None = None, method: Method = "ring", group: Group = None,
+    score_mod: Callable[..., Any] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """`qkv.attention` over a sequence of which each rank of a process group has a shard.
 
@@ -86,16 +89,18 @@ def ring_attention(
             dimensions, (heads, ring), does both: the sequence is cut over all of its ranks; the
             heads over the first dimension, and what the ranks of that have of the sequence together
             goes around the second.
+        score_mod: as in `qkv.flex_attention`, by positions in the sequence, or in its documents,
+            which are its batch items. The same on all ranks.
 
     Returns:
         `[..., H, L_local, Dv]` in query's dtype; with return_lse also `[..., H, L_local]`, float64
         for float64, else float32.
 
         Differentiable by backward, which all ranks have to call, with respect to query, key,
-        value, a floating attn_mask, bias, alibi_slopes and sinks. Gradients are those of the sum of
-        all ranks' losses. Those of query, key and value are complete; those of attn_mask, bias,
-        alibi_slopes and sinks are the share of this rank's rows (over heads: of its heads), which
-        is to be summed over the ranks, as DDP does with all parameters. Over heads, or on one rank,
+        value, a floating attn_mask, bias, alibi_slopes, sinks and what score_mod captures. Gradients
+        are those of the sum of all ranks' losses. Those of query, key and value are complete; those
+        of all others are the share of this rank's rows (over heads: of its heads), which is to be
+        summed over the ranks, as DDP does with all parameters. Over heads, or on one rank,
         there are second derivatives and forward mode too.
 
     Raises:
@@ -126,6 +131,7 @@ def ring_attention(
         attn_mask=attn_mask, bias=bias, spans=spans, alibi_slopes=alibi_slopes, sinks=sinks,
         dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
         window_size=window_size, softcap=softcap,
+        **({} if score_mod is None else keywords_of_program(score_mod, query)),
     )  # fmt: skip
     lead, seed = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))

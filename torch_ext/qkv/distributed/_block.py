@@ -10,13 +10,13 @@ from torch import Tensor
 
 from qkv.distributed._plan import Block, Range
 from qkv.distributed._transport import wide
-from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS
+from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS, TABLES
 
 _forward = torch.ops.qkv.attention_forward.default
 _backward = torch.ops.qkv.attention_backward.default
 # The tensors that act on scores, in the operators' order. Sinks, which come last, act on what a row
 # sums over all keys, and on no block.
-OPTION_TENSORS = (*MASKS, *(name for name in BY_HEAD if name != "sinks"))
+OPTION_TENSORS = (*MASKS, *(name for name in BY_HEAD if name != "sinks"), *TABLES)
 # Which dimension of a tensor is its heads, where it is not `[..., H, L, D]`.
 _HEADS = dict.fromkeys(BY_HEAD, -1) | {"lse": -2, "grad_lse": -2}
 
@@ -28,8 +28,8 @@ class Options:
     tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
     and columns as in the sequence of length N; spans, with such rows, of keys of that sequence;
     alibi_slopes `[..., own_heads]`, or one row for each packed document, of which there are
-    `documents`. scalars: dropout_p, scale, enable_gqa, window_size and softcap; is_causal is what
-    the block says.
+    `documents`; the tables of a score program. scalars: dropout_p, scale, enable_gqa, window_size,
+    softcap and score_program; is_causal is what the block says.
     """
 
     tensors: dict[str, Tensor]
@@ -73,6 +73,8 @@ def rows_of(tensor: Tensor, rows: Range, dim: int = -2) -> Tensor:
 
 def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:
     """A view of what a tensor of the options has for a block; of spans, what they show of it."""
+    if name in TABLES:
+        return tensor
     if name in BY_HEAD:
         if documents is None or tensor.dim() < 2:
             return tensor
@@ -152,17 +154,16 @@ def block_backward(
     grad_output, grad_query = own.get("grad_output"), own.get("grad_query")
     if grad_output is not None:
         grad_output = _laid_out(block, grad_output)
-    options_with_grads = [name for name in OPTION_TENSORS if name in DIFFERENTIABLE]
-    of_options = [name in option_grads for name in options_with_grads]
+    of_options = [name in option_grads for name in DIFFERENTIABLE[3:]]
     found = _backward(
         grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,
         output=_laid_out(block, own["output"]), logsumexp=own["lse"],
-        output_mask=[grad_query is not None, *wanted, *of_options, False, False],
+        output_mask=[grad_query is not None, *wanted, *of_options],
         **_arguments(block, options),
     )  # fmt: skip
     if grad_query is not None:
         grad_query.add_(_laid_out(block, found[0]))
-    for name, more in zip(options_with_grads, found[3:-2], strict=True):
+    for name, more in zip(DIFFERENTIABLE[3:], found[3:], strict=True):
         if name in option_grads:
             _part(name, option_grads[name], block, options.documents).add_(more)
     return [x if x is None else _laid_out(block, x) for x in found[1:3]]

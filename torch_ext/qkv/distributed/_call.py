@@ -9,12 +9,12 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv.distributed._ranks import Team
 from qkv.distributed._shards import length_of
-from qkv.options import BY_HEAD, MASKS, defaults
+from qkv.options import BY_HEAD, MASKS, TABLES, defaults
 from qkv.spans import tensor_of
 
 _forward = torch.ops.qkv.attention_forward.default
 METHODS = ("ring", "heads", "auto")
-TENSORS = (*MASKS, *BY_HEAD)
+TENSORS = (*MASKS, *BY_HEAD, *TABLES)
 SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in TENSORS}
 
 
@@ -25,8 +25,8 @@ class Call:
     query: Tensor
     key: Tensor
     value: Tensor
-    tensors: dict[str, Tensor]  # of options.MASKS and BY_HEAD, those that are given
-    scalars: dict[str, Any]  # dropout_p, is_causal, scale, enable_gqa, window_size and softcap
+    tensors: dict[str, Tensor]  # of TENSORS, those that are given
+    scalars: dict[str, Any]  # the other options of qkv.attention, and score_program
     seqlen: Any  # as it was given; an int, once `check` has been there
     cu_seqlens: Tensor | None
     method: str
