@@ -167,7 +167,7 @@ def test_a_tangent_of_a_tangent():
 
 def low_level(inputs, tangents, **options):
     """A call of the operator that computes it."""
-    none = dict.fromkeys(f"{name}_tangent" for name in SIZES)
+    none = dict.fromkeys(f"{name}_tangent" for name in (*SIZES, "score_tables"))
     return torch.ops.qkv.attention_forward_jvp(
         **NO_OPTIONS | inputs | none | named(tangents) | options
     )
@@ -179,7 +179,7 @@ def test_opcheck_of_packed_documents():
     bias = torch.randn(3, 7, 7)
     inputs = {"query": x, "key": x, "value": x, "bias": bias}
     call = NO_OPTIONS | inputs | {"cu_seq_q": ends, "seqused_k": torch.tensor([2, 5])}
-    call |= dict.fromkeys(f"{name}_tangent" for name in SIZES)
+    call |= dict.fromkeys(f"{name}_tangent" for name in (*SIZES, "score_tables"))
     call |= {"query_tangent": t, "value_tangent": t, "bias_tangent": bias, "softcap": 2.0}
     opcheck(torch.ops.qkv.attention_forward_jvp.default, (), call)
 

@@ -147,7 +147,7 @@ class TestBackward:
         output.register_hook(lambda g: seen.append(g.shape))
         output.grad_fn.register_hook(lambda inputs, outputs: seen.append(len(inputs)))
         close(torch.autograd.grad(output.sum(), leaves), by_textbook(leaves))
-        assert seen == [output.shape, 7]  # with those of mask, bias, slopes and sinks
+        assert seen == [output.shape, 8]  # with those of mask, bias, slopes, sinks and tables
 
     @pytest.mark.parametrize("use_reentrant", [False, True])
     def test_checkpoint(self, leaves, use_reentrant):

@@ -77,6 +77,9 @@ FUNCTIONS = {
     "attention_weights": lambda q, k, v: qkv.attention_weights(q, k, reduce="heads"),
     "attention_with_weights": lambda q, k, v: qkv.attention_with_weights(q, k, v),
     "hard_attention": lambda q, k, v: qkv.hard_attention(q, k, v, straight_through=True),
+    "flex_attention": lambda q, k, v: qkv.flex_attention(
+        q, k, v, lambda s, b, h, i, j: torch.where(i + 2 >= j, s.tanh() * (h + 1) + b, -torch.inf)
+    ),
     "varlen_attn": packed,
     "attention_with_kvcache": cached,
     "merge": merged,
@@ -96,9 +99,9 @@ FUNCTIONS = {
 }  # fmt: skip
 # What takes no tensors, or other functions' places.
 OTHERS = {
-    "Conversion", "ReplacedSdpa", "SdpaReport", "Spans", "__version__", "active_half_products",
-    "active_isa", "block_mask", "cmake_prefix_path", "convert", "new_cache", "nn", "replace_sdpa",
-    "sdpa_report", "set_half_products", "set_isa", "supported_isas",
+    "Conversion", "ReplacedFlex", "ReplacedSdpa", "SdpaReport", "Spans", "__version__",
+    "active_half_products", "active_isa", "block_mask", "cmake_prefix_path", "convert", "new_cache", "nn", "replace_flex",
+    "replace_sdpa", "sdpa_report", "set_half_products", "set_isa", "supported_isas",
 }  # fmt: skip
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 

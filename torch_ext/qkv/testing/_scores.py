@@ -1,5 +1,7 @@
 """The scores of attention: all that is decided before the softmax."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +80,7 @@ def attention_scores(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     spans: Spans | Tensor | None = None,
+    score_mod: Callable[..., Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     nonfinite: bool = False,
     place: Place | None = None,
@@ -92,6 +95,8 @@ def attention_scores(
             gradient then, for which every query reads a copy of all keys: memory for H * L * S * D
             numbers.
         place: where the tensors lie in a larger problem.
+        score_mod: as in `qkv.flex_attention`. It is called once, with all scores, and with the
+            numbers of batch items, heads, queries and keys as tensors that broadcast to them.
         Everything else: as in `qkv.attention`.
 
     Returns:
@@ -122,6 +127,10 @@ def attention_scores(
     scores = (dots * (usual if scale is None else scale)).where(seen, 0)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if score_mod is not None:
+        scores = score_mod(scores, *_numbers(scores, place or Place()))
+        seen = seen & (scores.detach() != -INF)
+        scores = scores.where(seen, 0)
     if alibi_slopes is not None:
         check_broadcast("alibi_slopes", alibi_slopes, lead, "[..., H]")
         slopes = alibi_slopes.to(dtype)[..., None, None]
@@ -130,6 +139,16 @@ def attention_scores(
         if mask.dtype != torch.bool:
             scores = scores + mask.to(dtype).masked_fill(mask == -INF, 0)
     return scores.masked_fill(~seen, -INF), seen
+
+
+def _numbers(scores: Tensor, place: Place) -> tuple[Tensor, ...]:
+    """Of the batch items, heads, queries and keys of `[..., H, L, S]`, that broadcast to it."""
+    *lead, L, S = scores.shape
+    *batch, heads = lead or [1]
+    device = scores.device
+    items = torch.arange(math.prod(batch), device=device).view(*batch, 1, 1, 1) + place.first_item
+    items = items if batch else items.reshape(())
+    return items, torch.arange(heads, device=device)[:, None, None], *place.positions(L, S, device)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:

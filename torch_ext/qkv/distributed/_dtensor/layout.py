@@ -11,14 +11,16 @@ from torch import Tensor
 
 from qkv._vmap.dense import FEWER_DIMS
 from qkv._vmap.packed import laid_out_like
-from qkv.options import BY_HEAD, MASKS
+from qkv.options import BY_HEAD, MASKS, TABLES
 
 HEADS, BATCH = 0, 1
 Dims = dict[int, int]  # the dimension of each label that a tensor has
 Layout = Callable[[str, int], Dims]  # of a tensor, by its name and its number of dimensions
 
 _OF_ITEMS = ("cache_seqlens", "cache_leftpad")  # [B]
-_OF_ALL = ("dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k", "cache_batch_idx", "block_table")
+_OF_ALL = (
+    "dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k", "cache_batch_idx", "block_table", *TABLES
+)  # fmt: skip
 _OPTIONS = (*MASKS, *BY_HEAD)
 _FEWER_DIMS = FEWER_DIMS | {"softmax_lse": 1}
 

@@ -101,9 +101,9 @@ def _plan_of(
     allowed = set(sizes)
     if options.get("reduce") == "heads":
         allowed.discard(HEADS)
-    if options.get("dropout_p", 0) > 0:
-        # Which weights are dropped follows from their places in the whole: the operator must be
-        # told these, as one number for the batch items. So they are divided by the outermost
+    if _needs_places(options):
+        # What becomes of a score follows from its place in the whole: the operator must be told
+        # it, as one number for the batch items. So they are divided by the outermost
         # dimension alone.
         is_told = any(argument.name == "shard" for argument in op._schema.arguments)
         allowed &= {HEADS, max(sizes, default=HEADS)} if is_told else set()
@@ -116,9 +116,14 @@ def _plan_of(
     return plan
 
 
+def _needs_places(options: Mapping[str, Any]) -> bool:
+    """Whether dropout, or a score program, is something else for other heads or batch items."""
+    return bool(options.get("dropout_p") or options.get("score_program"))
+
+
 def _place(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     """The option that says which part of the whole a call is, where that matters."""
-    if not options.get("dropout_p") or set(plan.labels) <= {None}:
+    if not _needs_places(options) or set(plan.labels) <= {None}:
         return {}
     outermost = max(plan.sizes)
     items = prod(size for label, size in plan.sizes.items() if label not in (HEADS, outermost))
