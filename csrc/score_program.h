@@ -59,7 +59,7 @@ struct ScoreFunction {
   // Batch item b reads row b / items, and is item b % items to the program, counted from
   // Problem::dropout_batch. 0: one row serves all batch items.
   int64_t items = 0;
-  int64_t rows = 1;   // R
+  int64_t rows = 1;  // R
   // Query i is i to the program; with this, i + S - L: the last query stands at the last key.
   bool from_last = false;
 };

@@ -53,7 +53,8 @@ void TableSums::add_as() const {
   for (int64_t n = 0; n < sums(); ++n) {
     const Plane plane = stretch_.plane(p_, n / (parts_ * bands_));
     const Sum* const from = reinterpret_cast<const Sum*>(memory_.data()) + n * elements_;
-    T* const to = static_cast<T*>(args_.grad_tables) + (f.items ? plane.batch / f.items : 0) * f.table_step;
+    T* const to =
+        static_cast<T*>(args_.grad_tables) + (f.items ? plane.batch / f.items : 0) * f.table_step;
     for (int64_t i = 0; i < elements_; ++i) to[i] = T(to[i] + from[i]);
   }
 }

@@ -137,9 +137,10 @@ def _attend(tensors, whole, document):
     given = dict.fromkeys(("attn_mask", "bias", "spans", "alibi_slopes", "sinks")) | tensors
     if whole.function:
         given |= keywords_of_program(score_mod_of(given.pop("table")), given["query"])
+    if seed is not None:
+        seed = torch.tensor([(seed + 2**63) % 2**64 - 2**63])  # the same 64 bits, signed
     return _forward(
-        **given, dropout_seed=None if seed is None else torch.tensor([seed]), cu_seq_q=None,
-        cu_seq_k=None, seqused_k=None, shard=[0, 0, 0, 0, 0, 0, document], **options,
+        **given, dropout_seed=seed, cu_seq_q=None, cu_seq_k=None, seqused_k=None, shard=[0, 0, 0, 0, 0, 0, document], **options,
     )  # fmt: skip
 
 

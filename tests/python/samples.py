@@ -31,7 +31,6 @@ where 14 10 0
 """
 SCORES = {
     "is_causal": True, "scale": 0.4, "enable_gqa": True, "window_size": (4, 2), "softcap": 2.0,
-    "score_program": PROGRAM,
 }  # fmt: skip
 NONE = {
     "is_causal": False, "scale": None, "enable_gqa": True, "window_size": None, "softcap": 0.0,
@@ -75,16 +74,16 @@ def options(dtype):
     return {
         "attn_mask": torch.randn(L, S, dtype=dtype), "bias": torch.randn(H, 1, S, dtype=dtype),
         "alibi_slopes": torch.rand(H).double(), "sinks": torch.randn(2, H).double(),
-    } | _tables(dtype)  # fmt: skip
+    }  # fmt: skip
 
 
-def _tables(dtype):
-    """Of PROGRAM."""
+def _program(dtype):
+    """PROGRAM, and what it reads."""
     compute_type = torch.float64 if dtype == torch.float64 else torch.float32
     return {
-        "score_tables": torch.randn(80, dtype=compute_type),
+        "score_program": PROGRAM, "score_tables": torch.randn(80, dtype=compute_type),
         "score_indices": torch.tensor([0, 1, 0], dtype=torch.int32),
-    }
+    }  # fmt: skip
 
 
 def only(name, call):
@@ -98,14 +97,14 @@ def only(name, call):
 
 
 def _user(name, dtype, **more):
-    whole = inputs(dtype) | options(dtype) | SCORES | {"dropout_p": 0.3} | more
+    whole = inputs(dtype) | options(dtype) | SCORES | _program(dtype) | {"dropout_p": 0.3} | more
     plain = inputs(dtype) | {"enable_gqa": True} | more
     return [only(name, call) for call in (whole, plain)]
 
 
 def _low_level(name, dtype, **more):
     seed = {"dropout_p": 0.3, "dropout_seed": torch.tensor([7])}
-    whole = inputs(dtype) | options(dtype) | SCORES | seed | more
+    whole = inputs(dtype) | options(dtype) | SCORES | _program(dtype) | seed | more
     plain = inputs(dtype) | NONE | {"dropout_p": 0.0} | more
     return [only(name, call) for call in (whole, plain)]
 
@@ -124,12 +123,12 @@ def _document_options(dtype):
     return {
         "bias": torch.randn(H, 6, 6, dtype=dtype), "alibi_slopes": torch.rand(H).double(),
         "sinks": torch.randn(3, H).double(),
-    } | _tables(dtype)  # fmt: skip
+    }  # fmt: skip
 
 
 def _packed(name, dtype):
     seed = {"dropout_p": 0.3, "dropout_seed": torch.tensor([7])}
-    whole = documents(dtype) | _document_options(dtype) | SCORES | seed
+    whole = documents(dtype) | _document_options(dtype) | SCORES | _program(dtype) | seed
     plain = documents(dtype) | NONE | {"dropout_p": 0.0, "seqused_k": None, "cu_seq_k": None}
     plain["key"], plain["value"] = plain["key"][:11], plain["value"][:11]
     lengths = {"max_q": 6, "max_k": 6}
@@ -177,7 +176,7 @@ def _varlen(dtype):
     packed = documents(dtype)
     packed |= {"key": pages[0], "value": pages[1], "cu_seq_k": None}
     packed["block_table"] = torch.tensor([[3, 0], [6, 2], [1, 5]])
-    whole = packed | _document_options(dtype) | SCORES
+    whole = packed | _document_options(dtype) | SCORES | _program(dtype)
     return whole, packed | {"enable_gqa": True}
 
 
@@ -189,8 +188,7 @@ def _cache(dtype):
         "cache_seqlens": torch.tensor([4, 2], dtype=torch.int32),
         "bias": torch.randn(2, H, 1, 9, dtype=dtype), "alibi_slopes": torch.rand(H).double(),
         "sinks": torch.randn(2, H).double(), "causal": True, "window_size": (4, -1), "softcap": 2.0,
-        "score_program": PROGRAM,
-    } | _tables(dtype)  # fmt: skip
+    } | _program(dtype)  # fmt: skip
     rows = {
         "k_cache": torch.randn(3, HKV, 9, D, dtype=dtype),
         "v_cache": torch.randn(3, HKV, 9, DV, dtype=dtype),

@@ -16,7 +16,7 @@ from qkv.distributed._ranks import ALONE, Ranks, Team
 from qkv.distributed._shards import natural, zigzag
 from qkv.distributed._sinks import with_sinks
 from qkv.distributed._transport import all_to_all, linear
-from qkv.options import BY_HEAD, MASKS
+from qkv.options import BY_HEAD, MASKS, TABLES
 
 _forward = torch.ops.qkv.attention_forward.default
 _DOING = "ring_attention: all-to-all over heads, {}"
@@ -46,7 +46,7 @@ def attend(
     if ranks.size > 1:
         inputs = tuple(_own_heads(x, ranks) for x in inputs)
         tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
-    of_options = dict.fromkeys((*MASKS, *BY_HEAD)) | tensors
+    of_options = dict.fromkeys((*MASKS, *BY_HEAD, *TABLES)) | tensors
     heads = lead[-1] if lead else 1
     own = heads // ranks.size
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.

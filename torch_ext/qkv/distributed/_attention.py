@@ -97,11 +97,11 @@ def ring_attention(
         for float64, else float32.
 
         Differentiable by backward, which all ranks have to call, with respect to query, key,
-        value, a floating attn_mask, bias, alibi_slopes, sinks and what score_mod captures. Gradients
-        are those of the sum of all ranks' losses. Those of query, key and value are complete; those
-        of all others are the share of this rank's rows (over heads: of its heads), which is to be
-        summed over the ranks, as DDP does with all parameters. Over heads, or on one rank,
-        there are second derivatives and forward mode too.
+        value, a floating attn_mask, bias, alibi_slopes, sinks and what score_mod captures.
+        Gradients are those of the sum of all ranks' losses. Those of query, key and value are
+        complete; those of all others are the share of this rank's rows (over heads: of its heads),
+        which is to be summed over the ranks, as DDP does with all parameters. Over heads, or on one
+        rank, there are second derivatives and forward mode too.
 
     Raises:
         RuntimeError: on every rank: an argument that does not fit or is not the same on all ranks,
