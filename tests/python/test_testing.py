@@ -387,3 +387,26 @@ def test_it_calls_no_kernel_of_ours():
         testing.varlen_attn(packed, packed, packed, ends)
         testing.attention_with_kvcache(Q, Q, Q)
         testing.dropout_seed()
+
+
+def test_score_functions_are_the_products():
+    """Dense, packed and in caches, each of which counts its queries in another way."""
+    query, key, value = (torch.randn(2, 3, n, 8).double() for n in (4, 9, 9))
+    table = torch.randn(3, 30).double()
+
+    def function(s, b, h, q, k):
+        return torch.where(k <= q + 1, s.tanh() * (1 + b) + table[h, q - k + 12], -torch.inf)
+
+    ends, packed = torch.tensor([0, 3, 9]), torch.randn(3, 9, 3, 8).double()
+    calls = {
+        "flex_attention": ((query, key, value), {}),
+        "varlen_attn": ((*packed, ends, None, 6, 6), {}),
+        "attention_with_kvcache": (
+            (query, key, value), {"cache_seqlens": torch.tensor([7, 9])}
+        ),
+    }  # fmt: skip
+    for name, (call, more) in calls.items():
+        options = {"score_mod": function, "softcap": 2.0, **more}
+        expected = getattr(testing, name.replace("flex_", ""))(*call, **options)
+        expected = expected[0] if isinstance(expected, tuple) else expected
+        torch.testing.assert_close(getattr(qkv, name)(*call, **options), expected)

@@ -1,6 +1,6 @@
 """Decoding with a cache, as a composition of torch's operators: each batch item alone."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ def attention_with_kvcache(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     num_splits: int = 0,
-    score_mod: Callable[..., Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     **options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -74,9 +73,7 @@ def attention_with_kvcache(
         seen = slice(begins[b], ends[b])
         keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
         own = of_item(options, query.shape[:2], b, query.size(2), keys.size(1))
-        if score_mod is not None:  # queries are the last positions
-            first = keys.size(1) - query.size(2)
-            own["score_mod"] = _moved(score_mod, b, first)
+        own = _counted(own, b, keys.size(1) - query.size(2))
         output[b], lse[b] = attention(
             query[b], keys, values, **own,
             scale=softmax_scale, enable_gqa=True, window_size=(window[0], 0) if causal else window,
@@ -85,9 +82,11 @@ def attention_with_kvcache(
     return output, lse, caches[0], caches[1]
 
 
-def _moved(score_mod: Callable[..., Tensor], item: int, first: int) -> Callable[..., Tensor]:
-    """The function of one batch item, whose first query has this number."""
-    return lambda s, b, h, q, k: score_mod(s, b + item, h, q + first, k)
+def _counted(options: dict[str, Any], item: int, first: int) -> dict[str, Any]:
+    """Those of one batch item, whose first query has this number for score_mod."""
+    if (score_mod := options.get("score_mod")) is None:
+        return options
+    return options | {"score_mod": lambda s, b, h, q, k: score_mod(s, b + item, h, q + first, k)}
 
 
 def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
