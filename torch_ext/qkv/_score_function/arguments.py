@@ -24,6 +24,10 @@ def arguments_of(
 
     sizes: B, H, L and S. taken: the options that the caller gives, which are left alone.
     """
+    is_compiling = torch.compiler.is_dynamo_compiling()
+    if not is_compiling and torch._C._get_tracing_state() is not None:
+        # Sizes are tensors for torch.jit.trace, which the options could not be.
+        return False, keywords_of_program(score_mod, query)
     text, known, tables, indices = program_of(score_mod, query)
     left, found, slopes, bias = options_of(text, known, sizes, taken)
     is_causal = found.pop("is_causal", False)
