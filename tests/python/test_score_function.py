@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from score_programs import evaluated
 
+import qkv
 from qkv._recorded import Refused
 from qkv._score_function import trace
 
@@ -152,3 +153,24 @@ def test_captured_tensors_of_torch_func(through):
         torch.testing.assert_close(tangent, torch.cat([torch.ones(3), w.exp()]))
     else:
         torch.testing.assert_close(torch.vmap(tables)(w[None]), true[None])
+
+
+@pytest.mark.parametrize("indices", [3, 4])
+def test_too_many_indices(indices):
+    """What torch says of a tensor and numbers."""
+    table = torch.zeros(2, 3)
+    with pytest.raises(IndexError, match="too many indices for tensor of dimension 2"):
+        trace(lambda s, *place: s + table[place[:indices]], torch.float32)
+
+
+def test_what_is_no_function():
+    """By every function that takes one."""
+    query, ends = torch.zeros(1, 2, 4, 8), torch.tensor([0, 4])
+    packed = query[0].transpose(0, 1)
+    for call in (
+        lambda: qkv.flex_attention(query, query, query, 3),
+        lambda: qkv.varlen_attn(packed, packed, packed, ends, None, 4, 4, score_mod=3),
+        lambda: qkv.attention_with_kvcache(query, query, query, score_mod=3),
+    ):
+        with pytest.raises(ValueError, match="score_mod is 3, but a function or None is expected"):
+            call()

@@ -102,7 +102,7 @@ def flex_attention(
             {**options_of_qkv, "is_causal": is_causal}, query, key, value, score_mod, block_mask,
             scale, enable_gqa, return_lse, kernel_options, return_aux=return_aux,
         )  # fmt: skip
-    _check(query, key, value, score_mod, block_mask, enable_gqa, return_lse, return_aux)
+    _check(query, key, value, block_mask, enable_gqa, return_lse, return_aux)
     if scale is not None:
         given["scale"] = scale
     if enable_gqa:
@@ -149,15 +149,13 @@ def _greatest(
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, score_mod: Any, block_mask: Any, enable_gqa: bool,
-    return_lse: bool, return_aux: Any,
+    query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gqa: bool, return_lse: bool,
+    return_aux: Any,
 ) -> None:  # fmt: skip
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4 or x.is_nested:
             what = "nested" if x.is_nested else f"{x.dim()}-D"
             _refuse(name, what, "a dense 4-D tensor is expected", NotImplementedError)
-    if score_mod is not None and not callable(score_mod):
-        _refuse("score_mod", repr(score_mod), "a function or None is expected")
     if not enable_gqa and query.size(1) != key.size(1):
         heads = f"{query.size(1)} heads are expected, as query has; or pass enable_gqa=True"
         _refuse("key", f"of {key.size(1)} heads", heads)

@@ -249,6 +249,8 @@ def _executed(of: Node, level: int) -> Any:
     """The operation on stand-ins, which must not fail for what their zeros are."""
     if level != CONSTANT and _is_place(of):
         table, indices = of.args
+        if len(indices) > table.like.dim():  # as torch says it of numbers
+            raise IndexError(f"too many indices for tensor of dimension {table.like.dim()}")
         if all(x is None or not x.like.dim() for x in indices):
             sizes = table.like.shape
             left = [n for d, n in enumerate(sizes) if d >= len(indices) or indices[d] is None]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv._score_function.cache import traced
 from qkv._score_function.recognise import Known, Part, options_of
 
@@ -52,6 +53,8 @@ def program_of(
 ) -> tuple[str, Known, Tensor | None, Tensor | None]:
     """The text of its program, what is known in it, and the tables of this call, floating ones and
     those of integers. In what torch.compile traces as well."""
+    if not callable(score_mod):
+        refuse("score_mod", repr(score_mod), "a function or None is expected")
     if torch.compiler.is_dynamo_compiling():
         from qkv._score_function.compiled import score_program
 
