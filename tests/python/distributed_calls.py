@@ -139,9 +139,9 @@ def _attend(tensors, whole, document):
         given |= keywords_of_program(score_mod_of(given.pop("table")), given["query"])
     if seed is not None:
         seed = torch.tensor([(seed + 2**63) % 2**64 - 2**63])  # the same 64 bits, signed
-    return _forward(
-        **given, dropout_seed=seed, cu_seq_q=None, cu_seq_k=None, seqused_k=None, shard=[0, 0, 0, 0, 0, 0, document], **options,
-    )  # fmt: skip
+    packed = dict.fromkeys(("cu_seq_q", "cu_seq_k", "seqused_k"))
+    shard = [0, 0, 0, 0, 0, 0, document]
+    return _forward(**given, **packed, dropout_seed=seed, shard=shard, **options)
 
 
 def _attend_documents(tensors, whole):

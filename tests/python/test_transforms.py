@@ -100,8 +100,9 @@ FUNCTIONS = {
 # What takes no tensors, or other functions' places.
 OTHERS = {
     "Conversion", "ReplacedFlex", "ReplacedSdpa", "SdpaReport", "Spans", "__version__",
-    "active_half_products", "active_isa", "block_mask", "cmake_prefix_path", "convert", "new_cache", "nn", "replace_flex",
-    "replace_sdpa", "sdpa_report", "set_half_products", "set_isa", "supported_isas",
+    "active_half_products", "active_isa", "block_mask", "cmake_prefix_path", "convert",
+    "new_cache", "nn", "replace_flex", "replace_sdpa", "sdpa_report", "set_half_products",
+    "set_isa", "supported_isas",
 }  # fmt: skip
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
