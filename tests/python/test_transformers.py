@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import latent_models
 import pytest
 import torch
 from common import run_forked, run_python
@@ -67,7 +68,8 @@ MODELS = {
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     }),
 }  # fmt: skip
-CAUSAL = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss")
+MODELS |= latent_models.MODELS
+CAUSAL = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", *latent_models.MODELS)
 TOKENS = 13  # more than any window
 
 
@@ -140,7 +142,7 @@ def test_outputs_losses_and_gradients(name, left):
     assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "t5"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "t5", "youtu"])
 def test_second_order_and_forward_mode(name):
     """A product of the Hessian and a direction in all parameters, and the tangent of the loss. The
     models round to float32 here and there, whatever their dtype."""
@@ -240,12 +242,12 @@ def test_dropout():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["bert", "mistral", "t5"])
+@pytest.mark.parametrize("name", ["bert", "mistral", "t5", "deepseek_v3"])
 def test_gradient_checkpointing(name, reentrant):
     """The same weights are dropped when a layer is computed again."""
     changes = {
         "bert": {"attention_probs_dropout_prob": 0.3}, "mistral": {"attention_dropout": 0.3},
-        "t5": {"dropout_rate": 0.3},
+        "t5": {"dropout_rate": 0.3}, "deepseek_v3": {"attention_dropout": 0.3},
     }  # fmt: skip
     model = make(name, **changes[name]).train()
     model.set_attn_implementation("qkv")
@@ -277,17 +279,20 @@ def unwritten(monkeypatch):
 
     monkeypatch.setattr(_masks, "sdpa_mask", written)
     monkeypatch.setattr(_pattern_mask.PatternMask, "_written", written)
-    operator = qkv.attention
 
-    def watched(*args, attn_mask=None, **options):
-        assert attn_mask is None or attn_mask.shape[-2] == 1
-        return operator(*args, attn_mask=attn_mask, **options)
+    def watch(operator):
+        def watched(*args, attn_mask=None, **options):
+            assert attn_mask is None or attn_mask.shape[-2] == 1
+            return operator(*args, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(qkv, "attention", watched)
+        return watched
+
+    for name in ("attention", "latent_attention"):
+        monkeypatch.setattr(qkv, name, watch(getattr(qkv, name)))
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [x for x in MODELS if x not in latent_models.CHOOSING])
 def test_no_mask_is_written(unwritten, name, left):
     model = make(name)
     model.set_attn_implementation("qkv")
@@ -328,6 +333,7 @@ def documents(position_ids=True, cu_seq_lens=False):
 
 @pytest.mark.parametrize("name, cu_seq_lens", [
     ("llama", False), ("mistral", False), ("gemma2", False), ("mistral", True), ("gpt_oss", True),
+    ("deepseek_v3", False), ("youtu", True),
 ])  # fmt: skip
 def test_packed_documents(name, cu_seq_lens):
     """Every document as if it were alone. (gpt-oss does not pass positions on to its mask.)"""
@@ -364,8 +370,9 @@ def test_documents_by_their_bounds_alone():
         assert_close(found, torch.cat(expected, 2).transpose(1, 2))
 
 
-def test_packed_rows_of_a_batch():
-    model = make("mistral")
+@pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "deepseek_v32"])
+def test_packed_rows_of_a_batch(name):
+    model = make(name)
     tokens = torch.randint(2, 61, (2, TOKENS))
     places = torch.stack([torch.arange(TOKENS) % 7, torch.arange(TOKENS) % 10])
     expected, found = both(model, lambda m: m(tokens, position_ids=places, use_cache=False).logits)
@@ -691,8 +698,6 @@ def test_models_with_attention_of_their_own_stay_with_eager():
     assert torch.equal(other(tokens, attention_mask=mask).logits, expected)
 
 
-@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks"])
-def test_what_would_be_left_out_is_an_error(name):
-    x = qkv_heads()
-    with pytest.raises(NotImplementedError, match=f"Module passes {name}"):
-        _attention.attention_forward(torch.nn.Module(), *x, None, **{name: torch.zeros(1)})
+def test_sinks_of_each_query_would_be_left_out():
+    with pytest.raises(NotImplementedError, match="Module passes sinks"):
+        _attention.attention_forward(torch.nn.Module(), *qkv_heads(), None, sinks=torch.zeros(1))

@@ -1,8 +1,12 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from qkv.integrations.transformers._latent_cache import LatentCache
+
+__all__ = ["LatentCache", "register"]
 
 # What models are told to use. The second is how continuous batching was asked for once;
 # transformers takes "paged|" off again, and warns.
@@ -50,6 +54,16 @@ def register() -> None:
         masking_utils.AttentionMaskInterface.register(name, mask_function)
     _own_attention.batch_continuously(mask_functions)
     _own_attention.find_out()
+
+
+def __getattr__(name: str) -> Any:
+    """LatentCache, whose base is a class of transformers, which is not imported with qkv."""
+    if name != "LatentCache":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_version()
+    from qkv.integrations.transformers._latent_cache import LatentCache
+
+    return LatentCache
 
 
 def _check_version() -> None:

@@ -3,6 +3,7 @@
 Where rows lie one after the other in memory, each attending to itself alone, they are packed: as
 documents, and as batch items of which each has a number of keys of its own."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,23 +14,26 @@ from transformers.utils.output_capturing import _active_collector
 
 import qkv
 from qkv._functional import has_kernels
+from qkv.integrations.transformers._chosen import with_chosen
+from qkv.integrations.transformers._latents import Latents
 from qkv.integrations.transformers._pattern_mask import FAR, PatternMask
 from qkv.nn._attend import attend
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
-# What some models give their attention beside a mask, and cannot do without.
+# What some models give their attention beside a mask, and cannot do without: the first never, the
+# others only where the cache is paged.
 _REFUSED = {
+    "sinks": "a sink for each query",
     "indices": "the keys that an indexer chose",
     "block_indices": "the blocks of keys that an indexer chose",
-    "sinks": "a sink for each query",
 }
 
 
 def attention_forward(
     module: nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Latents,
+    value: Tensor | Latents,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -45,7 +49,8 @@ def attention_forward(
     """What transformers' attention functions compute, by qkv's operators.
 
     Args:
-        query, key, value: `[B, H, L, D]`, `[B, Hkv, S, D]`, `[B, Hkv, S, Dv]`.
+        query, key, value: `[B, H, L, D]`, `[B, Hkv, S, D]`, `[B, Hkv, S, Dv]`; or Latents for both
+            key and value, of which those of all heads are made.
         attention_mask: a PatternMask; or what a model or a user made, broadcastable to
             `[B, H, L, S]`, bool or added to the scores; or None. With None, L queries see the keys
             j <= i if L > 1 and is_causal (module.is_causal if None) says so, else all keys.
@@ -55,17 +60,22 @@ def attention_forward(
         s_aux: sinks, `[H]`.
         cache: the paged cache of continuous batching. key and value are put into it, and what
             comes out is packed like query.
-        kwargs: `cu_seq_lens_q` and `cu_seq_lens_k`, `[N + 1]`, are the documents of query and key
+        kwargs: `indices` or `block_indices`, the keys that an indexer chose, see `with_chosen`.
+            `cu_seq_lens_q` and `cu_seq_lens_k`, `[N + 1]`, are the documents of query and key
             if a batch of one is packed and attention_mask does not say more.
 
     Returns:
         `[B, L, H, Dv]`, contiguous; and the weights, `[B, H, L, S]`, with output_attentions (not
         from a paged cache), else None.
     """
-    _refuse(module, kwargs)
+    paged = isinstance(cache, PagedAttentionCache)
+    _refuse(module, kwargs, _REFUSED if paged else ["sinks"])
     output_attentions = output_attentions or _attentions_collected()
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
+    attention_mask = with_chosen(
+        attention_mask, module, query, key.shape[2], bool(is_causal), kwargs
+    )
     if not has_kernels(query):
         return _elsewhere(
             module, query, key, value, attention_mask, s_aux, dropout=dropout, scaling=scaling,
@@ -73,7 +83,8 @@ def attention_forward(
             output_attentions=output_attentions, **kwargs,
         )  # fmt: skip
     options = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux, "dropout_p": dropout}
-    paged = isinstance(cache, PagedAttentionCache)
+    if isinstance(key, Latents) and (paged or output_attentions):
+        key, value = key.expanded()  # what pages hold, and what weights are returned of
     if paged:
         key, value = cache.update(
             key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
@@ -100,12 +111,12 @@ def attention_forward(
 _OURS = 'attn_implementation="qkv"'
 
 
-def _refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    for name, what in _REFUSED.items():
+def _refuse(module: nn.Module, kwargs: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
         if kwargs.get(name) is not None:
             raise NotImplementedError(
-                f"{_OURS}: {type(module).__name__} passes {name}, {what}, and the result would be "
-                'wrong without; use "sdpa" or "eager" for this model'
+                f"{_OURS}: {type(module).__name__} passes {name}, {_REFUSED[name]}, and the result "
+                'would be wrong without; use "sdpa" or "eager" for this model'
             )
 
 
@@ -134,7 +145,8 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     queries, keys = query.shape[2], key.shape[2]
     if isinstance(mask, PatternMask):
         lengths = None if position_bias is not None or output_attentions else mask.lengths
-        if lengths is not None and _one_after_the_other(query, key, value):
+        is_expanded = not isinstance(key, Latents)
+        if lengths is not None and is_expanded and _one_after_the_other(query, key, value):
             # All queries of item b attend to its first lengths[b] keys: no other is computed.
             items = torch.arange(query.shape[0] + 1)
             options["seqused_k"] = lengths
@@ -152,7 +164,11 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     elif mask.is_floating_point() and mask.dtype not in (torch.float32, query.dtype):
         mask = mask.float()
     options |= {"attn_mask": mask, "bias": position_bias}
-    output, weights = attend((query, key, value), bool(output_attentions), False, options)
+    if isinstance(key, Latents):
+        del options["enable_gqa"]
+        output, weights = key.attend(query, options), None
+    else:
+        output, weights = attend((query, key, value), bool(output_attentions), False, options)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -203,6 +219,8 @@ def _one_after_the_other(*tensors: Tensor) -> bool:
 
 def _attend_rows(query, key, value, bounds: Bounds, options: dict[str, Any]) -> Tensor:
     """`[B, L, H, Dv]` of `[B, H, L, D]`."""
+    if isinstance(key, Latents):  # documents attend to themselves, and long ones gain nothing
+        key, value = key.expanded()
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     output = qkv.varlen_attn(q, k, v, *bounds, q.shape[0], k.shape[0], **options)
     assert isinstance(output, Tensor)

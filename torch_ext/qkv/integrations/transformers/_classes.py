@@ -38,11 +38,11 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     parts: set[type] = set()
     for model_class in model_classes:
         for whole in _wholes(model_class):
-            parts |= _within(whole, whole.config_class)
+            parts |= within(whole, whole.config_class)
     making = {base for part in parts for base in part.__mro__ if _names(_defined(base), _MAKERS)}
-    given = {x for base in making for part in _builds(base) for x in _within(part)}
+    given = {x for base in making for part in _builds(base) for x in within(part)}
     own = {part for part in parts if _is_own(part)}
-    own -= {x for x in own if not own.isdisjoint(_within(x) - {x})}
+    own -= {x for x in own if not own.isdisjoint(within(x) - {x})}
     masked = {part for part in own & given if _takes_mask(part) and _weighs(part)}
     return Attentions(
         any(_asks(part) for part in parts),
@@ -57,11 +57,11 @@ def _wholes(model_class: type[PreTrainedModel]) -> set[type[PreTrainedModel]]:
     models = {x for x in beside if isinstance(x, type) and issubclass(x, PreTrainedModel)}
     config = model_class.config_class
     return {model_class} | {
-        x for x in models if x.config_class is config and model_class in _within(x, config)
+        x for x in models if x.config_class is config and model_class in within(x, config)
     }
 
 
-def _within(start: type, config_class: type | None = None) -> set[type]:
+def within(start: type, config_class: type | None = None) -> set[type]:
     """The modules that a module is built of, itself among them; with config_class no models that
     have a config of another class."""
     found, todo = set(), [start]
@@ -80,7 +80,7 @@ def _within(start: type, config_class: type | None = None) -> set[type]:
 @functools.cache
 def _is_own(module: type) -> bool:
     """Whether it is an attention that asks nobody, and neither does what it is built of."""
-    if issubclass(module, PreTrainedModel) or any(_asks(part) for part in _within(module)):
+    if issubclass(module, PreTrainedModel) or any(_asks(part) for part in within(module)):
         return False
     return "attention" in module.__name__.lower() or (_takes_mask(module) and _weighs(module))
 

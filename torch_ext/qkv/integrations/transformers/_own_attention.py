@@ -11,7 +11,8 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from transformers.utils import logging
 
 from qkv.integrations.transformers import ADDED, NAMES
-from qkv.integrations.transformers._classes import attentions
+from qkv.integrations.transformers._classes import attentions, within
+from qkv.integrations.transformers._latents import expands_latents, unexpanded
 
 _logger = logging.get_logger(__name__)
 
@@ -38,7 +39,9 @@ def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> Suited:
 
 
 def find_out() -> None:
-    """Gives models what is suited where one of NAMES is asked for; "eager" with a warning."""
+    """Gives models what is suited where one of NAMES is asked for; "eager" with a warning. Where
+    what is suited is qkv's, the latent attention in a model keeps its latents unexpanded, as long
+    as the config says so."""
 
     def correct_for_classes(correct, self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
@@ -50,6 +53,9 @@ def find_out() -> None:
                 f'attn_implementation="{requested}": {found.why}; {type(self).__name__} stays with '
                 '"eager"'
             )
+        for part in within(type(self)):
+            if expands_latents(part):
+                _wrap(part, "expand_kv", functools.partial(unexpanded, (*NAMES, ADDED)))
         return found.name
 
     _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)

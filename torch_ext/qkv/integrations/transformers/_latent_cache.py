@@ -1,0 +1,73 @@
+"""A cache for latent attention, to which a step adds one row and of which it copies none."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+
+_GROWTH = 1.5  # by which a full buffer grows, so that n steps copy 3 n rows at most
+
+
+class LatentCache(DynamicCache):
+    """transformers' `DynamicCache`, whose steps do not copy what they keep: a latent and its rotary
+    part lie beside each other in a row of one buffer, which grows when it is full.
+
+    Where gradients are recorded, which may need the rows as they were, and in `torch.compile`, rows
+    are concatenated as in `DynamicCache`. Layers that are not latent attention work as well; those
+    with a sliding window, and of linear attention, are transformers' own.
+
+    Args:
+        config: of the model, which says what kinds of layers there are.
+
+    Example:
+        >>> from qkv.integrations.transformers import LatentCache
+        >>> cache = LatentCache(model.config)
+        >>> tokens = model.generate(prompt, past_key_values=cache, max_new_tokens=100)
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config=config)
+        kinds = {DynamicLayer: _Rows, DynamicIndexedLayer: _IndexedRows}
+        self.layers = [kinds[type(x)]() if type(x) in kinds else x for x in self.layers]
+
+
+class _Rows(DynamicLayer):
+    """A layer whose keys `[B, H, S, C]` and values `[B, H, S, R]` are views of a buffer
+    `[B, H, capacity, C + R]`. What removes rows at the end leaves them views; what else puts other
+    tensors in their place, such as `reorder_cache`, makes the next step copy them to a new one."""
+
+    buffer: Tensor | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Adds rows, and returns all of them."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        size, before = key_states.shape[-1], self.get_seq_length()
+        after = before + key_states.shape[-2]
+        buffer = self.buffer
+        if buffer is None or after > buffer.shape[-2] or not self._is_written_to(buffer):
+            shape = max(after, int(_GROWTH * before)), size + value_states.shape[-1]
+            buffer = key_states.new_empty(*key_states.shape[:-2], *shape)
+            if before:
+                buffer[:, :, :before, :size] = self.keys
+                buffer[:, :, :before, size:] = self.values
+        buffer[:, :, before:after, :size] = key_states
+        buffer[:, :, before:after, size:] = value_states
+        self.buffer, rows = buffer, buffer[:, :, :after]
+        self.keys, self.values = rows[..., :size], rows[..., size:]
+        return self.keys, self.values
+
+    def _is_written_to(self, buffer: Tensor) -> bool:
+        """Whether keys and values still lie in it, and torch allows it to change."""
+        storages = {x.untyped_storage().data_ptr() for x in (buffer, self.keys, self.values)}
+        return len(storages) == 1 and buffer.is_inference() <= torch.is_inference_mode_enabled()
+
+
+class _IndexedRows(_Rows, DynamicIndexedLayer):
+    """The same beside the keys of an indexer."""
