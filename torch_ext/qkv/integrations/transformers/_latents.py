@@ -23,7 +23,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 @dataclass(frozen=True)
 class Latents:
     """What stands for both key and value, of H heads, in a call of the attention function. Of a
-    tensor it has what models look at, its shape; whatever else a model asks for, it is an error.
+    tensor it has what models look at, its shape; anything else that a model asks for is an error.
 
     latents: `[B, 1, S, C]`; rotary: `[B, 1, S, R]`. module: has `kv_b_proj`, which makes a latent
     the heads' `[N]` numbers of a key and their values `[Dv]`."""
@@ -50,6 +50,10 @@ class Latents:
 
     def attend(self, query: Tensor, options: dict[str, Any]) -> Tensor:
         """`[B, H, L, Dv]` of query `[B, H, L, N + R]`."""
+        if query.shape[2] == self.shape[2]:
+            # In training and for a prompt no keys are of earlier steps. Absorbing multiplies more
+            # then, and the module's own way to expand is a single product.
+            return qkv.attention(query, *self.expanded(), **options)
         weights = self._weights()
         nope, rope = query.split([weights[0].shape[1], self.rotary.shape[-1]], -1)
         rows = _one_row(self.latents, self.rotary)
