@@ -11,6 +11,7 @@ from typing_extensions import TypedDict, Unpack
 from qkv.spans import Spans, tensor_of
 
 __all__ = [
+    "AttentionOptions",
     "FlexOptions",
     "HardOptions",
     "ScoreOptions",
@@ -58,7 +59,13 @@ class HardOptions(_CommonOptions, total=False):
 
 
 class ScoreOptions(HardOptions, SoftmaxOptions, total=False):
+    """What every dense function with a softmax takes."""
+
+
+class AttentionOptions(ScoreOptions, total=False):
     """What `attention` takes."""
+
+    indices: Tensor | None
 
 
 class TangentOptions(ScoreOptions, total=False):
