@@ -406,9 +406,10 @@ def test_no_such_name():
 # Keys that an indexer chose
 
 
+@pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("given", ["none", "causal", "bool", "float"])
 @pytest.mark.parametrize("kind", ["indices", "block_indices"])
-def test_chosen_keys(kind, given):
+def test_chosen_keys(kind, given, weights):
     """Against the mask that says the same, element by element; -1 is none."""
     query, key, value = qkv_heads(2, 4, 2, 6, 7)
     module = torch.nn.Module()
@@ -427,10 +428,30 @@ def test_chosen_keys(kind, given):
         seen = torch.rand(2, 1, 6, 7) > 0.3
         visible &= seen
         mask = seen if given == "bool" else torch.zeros(2, 1, 6, 7).masked_fill(~seen, -1e9)
-    options = {kind: chosen, "is_causal": given == "causal"}
+    options = {kind: chosen, "is_causal": given == "causal", "output_attentions": weights}
     found, _ = _attention.attention_forward(module, query, key, value, mask, **options)
     expected = qkv.attention(query, key, value, attn_mask=visible, enable_gqa=True)
     assert_close(found.transpose(1, 2)[visible.any(-1)], expected[visible.any(-1)])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHOOSING)
+def test_the_operator_gets_the_chosen_keys(monkeypatch, name):
+    """In the prompt and in steps. GLM 5.3's own code makes a mask of them."""
+    given = []
+    for operator in ("attention", "latent_attention"):
+        monkeypatch.setattr(qkv, operator, watched(getattr(qkv, operator), given))
+    model = make(name)
+    model.set_attn_implementation("qkv")
+    step(model, torch.randint(2, 61, (2, TOKENS)), parts=3)
+    layers = model.config.get_text_config().layer_types
+    expected = [name != "glm5_next" and x == "indexed_attention" for x in layers if x != "linear_attention"]
+    assert given == 3 * expected
+
+
+def watched(operator, given):
+    """The operator, which also notes whether it is given indices."""
+    return lambda *x, **o: given.append(o.get("indices") is not None) or operator(*x, **o)
 
 
 def test_blocks_of_minimax():

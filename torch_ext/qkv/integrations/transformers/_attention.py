@@ -73,6 +73,8 @@ def attention_forward(
     output_attentions = output_attentions or _attentions_collected()
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
+    # Where the operator cannot have them, the keys that an indexer chose become a part of the mask.
+    indices = None if output_attentions or not has_kernels(query) else kwargs.pop("indices", None)
     attention_mask = with_chosen(
         attention_mask, module, query, key.shape[2], bool(is_causal), kwargs
     )
@@ -83,6 +85,8 @@ def attention_forward(
             output_attentions=output_attentions, **kwargs,
         )  # fmt: skip
     options = {"scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux, "dropout_p": dropout}
+    if indices is not None:
+        options["indices"] = indices
     if isinstance(key, Latents) and (paged or output_attentions):
         key, value = key.expanded()  # what pages hold, and what weights are returned of
     if paged:
@@ -92,8 +96,8 @@ def attention_forward(
     options["enable_gqa"] = query.shape[1] != key.shape[1]
 
     mask = None if paged else attention_mask  # models make one that knows nothing of the cache
-    if isinstance(mask, PatternMask) and _needs_dense(
-        mask, query, key, position_bias, output_attentions
+    if isinstance(mask, PatternMask) and (
+        indices is not None or _needs_dense(mask, query, key, position_bias, output_attentions)
     ):
         mask = mask.written_out()
     packed = _packed(mask, bool(is_causal), sliding_window, kwargs)

@@ -1,5 +1,5 @@
-"""The keys that an indexer chose for each query. This is the one place that knows of them: the rest
-gets a mask that hides the others."""
+"""The keys that an indexer chose for each query, as a mask that hides the others: blocks of them, and
+whatever the operator cannot have as indices."""
 
 from typing import Any
 

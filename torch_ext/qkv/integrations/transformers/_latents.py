@@ -98,9 +98,10 @@ def _why_expanded(linear: Any, latents: Tensor) -> str:
     weight = linear.weight
     if type(weight) not in (Tensor, nn.Parameter):
         return f"has a weight that is a {type(weight).__name__}"
-    if (weight.dtype, weight.device) != (latents.dtype, latents.device):
-        return f"has a weight in {weight.dtype} on {weight.device} for {latents.dtype}"
-    return "is cast by autocast" if torch.is_autocast_enabled("cpu") else ""
+    same_dtype = weight.dtype == latents.dtype or torch.is_autocast_enabled("cpu")
+    if same_dtype and weight.device == latents.device:
+        return ""
+    return f"has a weight in {weight.dtype} on {weight.device} for {latents.dtype}"
 
 
 def _one_row(latents: Tensor, rotary: Tensor) -> Tensor | None:
