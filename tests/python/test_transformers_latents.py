@@ -349,15 +349,16 @@ def test_cache_copies_what_it_keeps_seldom():
 
 
 def test_cache_in_and_out_of_inference_mode():
-    """A prompt in the one, and steps in the other."""
+    """Also while there is room in a buffer that was made in the other."""
     model = make("deepseek_v2")
     model.set_attn_implementation("qkv")
     tokens = torch.randint(2, 61, (2, TOKENS))
     expected = model(tokens).logits
     cache, found = LatentCache(model.config), []
-    modes = [torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode]
-    for i, part in enumerate(tokens.split(3, 1)):
-        with modes[i % 4]():
+    modes = 5 * [torch.inference_mode] + 4 * [torch.no_grad] + [torch.enable_grad]
+    modes += 3 * [torch.inference_mode]
+    for mode, part in zip(modes, tokens.split(1, 1), strict=True):
+        with mode():
             found.append(model(part, past_key_values=cache).logits.clone())
     assert_close(torch.cat([x.detach() for x in found], 1), expected, atol=1e-5, rtol=1e-4)
 
@@ -366,10 +367,15 @@ def test_cache_in_and_out_of_inference_mode():
 def test_gradients_through_a_cache(name):
     """Of all parameters. Keys that are added later leave those alone which a gradient needs."""
     model, tokens = make(name, **unmixed(name)), torch.randint(2, 61, (2, TOKENS))
-    expected = step_and_gradients(model, tokens, parts=3)
-    model.set_attn_implementation("qkv")
-    for cache in (None, LatentCache(model.config)):
-        found = step_and_gradients(model, tokens, cache, parts=3)
+    expected = step_and_gradients(model, tokens, parts=6)
+    calls = [
+        ("eager", LatentCache(model.config)),
+        ("qkv", None),
+        ("qkv", LatentCache(model.config)),
+    ]
+    for implementation, cache in calls:
+        model.set_attn_implementation(implementation)
+        found = step_and_gradients(model, tokens, cache, parts=6)
         assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -445,7 +451,9 @@ def test_the_operator_gets_the_chosen_keys(monkeypatch, name):
     model.set_attn_implementation("qkv")
     step(model, torch.randint(2, 61, (2, TOKENS)), parts=3)
     layers = model.config.get_text_config().layer_types
-    expected = [name != "glm5_next" and x == "indexed_attention" for x in layers if x != "linear_attention"]
+    expected = [
+        name != "glm5_next" and x == "indexed_attention" for x in layers if x != "linear_attention"
+    ]
     assert given == 3 * expected
 
 

@@ -1,5 +1,5 @@
-"""The keys that an indexer chose for each query, as a mask that hides the others: blocks of them, and
-whatever the operator cannot have as indices."""
+"""The keys that an indexer chose for each query, as a mask that hides the others: blocks of keys,
+and keys that the operator cannot have as indices."""
 
 from typing import Any
 
