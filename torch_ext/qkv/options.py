@@ -10,14 +10,7 @@ from typing_extensions import TypedDict, Unpack
 
 from qkv.spans import Spans, tensor_of
 
-__all__ = [
-    "FlexOptions",
-    "HardOptions",
-    "ScoreOptions",
-    "SoftmaxOptions",
-    "TangentOptions",
-    "Unpack",
-]
+__all__ = ["FlexOptions", "HardOptions", "ScoreOptions", "SoftmaxOptions", "Unpack"]
 
 # The tensors beside query, key and value that act on scores, in the operators' order. All of these
 # have gradients and tangents, but for spans.
@@ -59,18 +52,6 @@ class HardOptions(_CommonOptions, total=False):
 
 class ScoreOptions(HardOptions, SoftmaxOptions, total=False):
     """What `attention` takes."""
-
-
-class TangentOptions(ScoreOptions, total=False):
-    """What `attention_jvp` takes."""
-
-    query_tangent: Tensor | None
-    key_tangent: Tensor | None
-    value_tangent: Tensor | None
-    attn_mask_tangent: Tensor | None
-    bias_tangent: Tensor | None
-    alibi_slopes_tangent: Tensor | None
-    sinks_tangent: Tensor | None
 
 
 def defaults(operator: OpOverload) -> dict[str, Any]:
