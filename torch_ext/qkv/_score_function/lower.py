@@ -20,6 +20,7 @@ from qkv._score_function.tables import Remembered, in_int32, joined
 LOOKUPS = frozenset("index select embedding".split())
 _SINGLE = "look single numbers up, such as table[head, query - key]"
 _LISTED = "these are expected: " + ", ".join(sorted(x for x in RULES if x[0] != "_"))
+_DETACH = torch.ops.aten.detach.default
 _KINDS = {torch.bool: "b"}
 _KINDS |= dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), "i")
 _KINDS |= dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, torch.float64), "f")
@@ -47,17 +48,7 @@ class Lowered:
     ) -> tuple[Tensor | None, Tensor | None]:
         """All floating tables one after the other, and all of integers and booleans. name: what an
         error calls a tensor."""
-        known: dict[Node, Tensor] = {}
-
-        def value(node: Node) -> Tensor:
-            if node in self.place:
-                return captured[self.place[node]]
-            if node.level == CONSTANT:
-                return node.like
-            if node not in known:
-                found = node.run(value)
-                known[node] = found if node.has_gradient else found.detach()
-            return known[node]
+        value = self.values(captured)
 
         def integers() -> Tensor | None:
             return joined([in_int32(value(x), name).reshape(-1) for x in self.integers])
@@ -66,6 +57,24 @@ class Lowered:
         if not self.integers:
             return floats, None
         return floats, self.remembered.of([captured[n] for n in self.read], integers)
+
+    def values(self, captured: Sequence[Any], call: Any = None) -> Callable[[Node], Any]:
+        """What gives the value of a node, each computed once. call: calls an operation, where it is
+        not to be run here."""
+        known: dict[Node, Any] = {node: captured[n] for node, n in self.place.items()}
+
+        def value(node: Node) -> Any:
+            if node not in known and node.level == CONSTANT:
+                like = node.like
+                known[node] = call(torch.tensor, like.tolist(), dtype=like.dtype) if call else like
+            elif node not in known:
+                found = node.run(value, call)
+                if not node.has_gradient:
+                    found = call(_DETACH, found) if call else _DETACH(found)
+                known[node] = found
+            return known[node]
+
+        return value
 
     @functools.cached_property
     def known(self) -> Known:
