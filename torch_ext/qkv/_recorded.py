@@ -87,12 +87,14 @@ class Node:
 
 @dataclass(eq=False)
 class Recording:
-    """nodes: of the operations, in their order. result: a node, if the function gives a tensor."""
+    """nodes: of the operations, in their order. result: a node, if the function gives a tensor.
+    place: of the function."""
 
     arguments: list[Node]
     captured: list[tuple[Tensor, Node]]
     nodes: list[Node]
     result: Any
+    place: Place
 
 
 def replaced(x: Any, of: Callable[[Any], Any], kind: type = Node) -> Any:
@@ -139,7 +141,7 @@ def record(
         with recorder, _StandingIn(recorder):
             result = function(*zeros)
     result = recorder.node_of(result) if isinstance(result, Tensor) else result
-    return Recording(arguments, recorder.captured, recorder.nodes, result)
+    return Recording(arguments, recorder.captured, recorder.nodes, result, recorder.place)
 
 
 class _Recorder(TorchDispatchMode):

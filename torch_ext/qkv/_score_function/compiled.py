@@ -14,9 +14,8 @@ from torch._dynamo.variables.lists import TupleVariable
 from torch._ops import HigherOrderOperator
 
 from qkv._recorded import Node, Place, Refused
-from qkv._score_function.cache import traced
+from qkv._score_function.cache import lowered, traced
 from qkv._score_function.lower import Lowered
-from qkv._score_function.trace import lowered
 
 _aten = torch.ops.aten
 _traced: Any = cast("Any", torch._dynamo.disable)(traced)

@@ -96,10 +96,8 @@ def _behind(nodes: list[Node]) -> set[Node]:
     return seen
 
 
-def lower(
-    recording: Recording, floating: torch.dtype, place: tuple[str, str, int], name: Any
-) -> Lowered:
-    """place: of the function. name: what an error calls a captured tensor.
+def lower(recording: Recording, floating: torch.dtype, name: Any) -> Lowered:
+    """name: what an error calls a captured tensor.
 
     Raises:
         Refused: what the result follows from has no instructions.
@@ -108,7 +106,8 @@ def lower(
     if not isinstance(result, Node) or result.like.dim() or _KINDS.get(result.like.dtype) != "f":
         like = result.like if isinstance(result, Node) else None
         gives = type(result).__name__ if like is None else f"{like.dtype}, {list(like.shape)}"
-        raise Refused(f"score_mod gives {gives}", place, "a floating tensor, [], is expected")
+        wanted = "a floating tensor, [], is expected"
+        raise Refused(f"score_mod gives {gives}", recording.place, wanted)
     return _Lowering(recording, name).lowered(result, floating)
 
 
