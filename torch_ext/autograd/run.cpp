@@ -21,17 +21,9 @@ c10::DispatchKeySet keys_of(const Call& call) {
 }
 
 // Whether the dispatcher would do no more than run the Autograd kernel and the CPU kernel. It does
-// more under torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation), a tracer
-// or the profiler, and for tensors that are not plain dense ones on the CPU.
+// more where a call is not plain, and for the profiler.
 bool is_direct(const Call& call) {
-  // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
-  // their arguments.
-  using c10::DispatchKey;
-  static const uint64_t known =
-      c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::BackendSelect,
-                           DispatchKey::ADInplaceOrView})
-          .raw_repr();
-  return !call.op->writes && (keys_of(call).raw_repr() & ~known) == 0 &&
+  return !call.op->writes && is_plain(call) &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION).has_value();
 }
 
@@ -54,6 +46,17 @@ Tensors run_directly(const Call& call) {
 }
 
 }  // namespace
+
+bool is_plain(const Call& call) {
+  // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
+  // their arguments.
+  using c10::DispatchKey;
+  static const uint64_t known =
+      c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::BackendSelect,
+                           DispatchKey::ADInplaceOrView})
+          .raw_repr();
+  return (keys_of(call).raw_repr() & ~known) == 0;
+}
 
 Tensors run(const Call& call) {
   if (is_direct(call)) return run_directly(call);

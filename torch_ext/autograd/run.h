@@ -5,6 +5,10 @@
 
 namespace qkv {
 
+// Whether all tensors are plain dense ones on the CPU whose numbers can be read: none under
+// torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation) or a tracer.
+bool is_plain(const Call& call);
+
 // What the dispatcher returns. Where it would do no more than run the Autograd kernel, if that, and
 // the CPU kernel, they are run without it: to send the arguments of attention through it takes as
 // long as the attention of a small call. Direct calls leave logsumexp out where call.wants_lse says

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call/call.h"
+#include "qkv/kvcache.h"
 #include "qkv/options.h"
 
 namespace qkv {
@@ -34,6 +35,23 @@ inline Call call_of(const Operator& op, const at::Tensor& query, const at::Tenso
   call.options.is_causal = options.is_causal();
   call.options.scale = options.scale();
   call.options.enable_gqa = options.enable_gqa();
+  return call;
+}
+
+// Of attention to a cache, which holds the keys. Refers to the tensors.
+inline Call call_of(const Operator& op, const at::Tensor& query, const at::Tensor& cache,
+                    const KvCacheOptions& options) {
+  Call call(op);
+  call.set(arg::query, query);
+  call.set(arg::key, cache);
+  call.set(arg::cache_seqlens, tensor_of(options.cache_seqlens()));
+  call.set(arg::cache_batch_idx, tensor_of(options.cache_batch_idx()));
+  call.set(arg::cache_leftpad, tensor_of(options.cache_leftpad()));
+  call.set(arg::block_table, tensor_of(options.block_table()));
+  call.set(arg::key_scale, tensor_of(options.k_scale()));
+  call.options.scale = options.softmax_scale();
+  call.options.causal = options.causal();
+  set_scores(call, options);
   return call;
 }
 

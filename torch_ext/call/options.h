@@ -49,7 +49,8 @@ enum class Reduce { none, heads, queries };
   X(straight_through, bool)                                    \
   X(max_q, c10::SymInt)                                        \
   X(max_k, c10::SymInt)                                        \
-  X(score_program, std::string) /* "": there is none */
+  X(score_program, std::string)  /* "": there is none */       \
+  X(absorb, std::optional<bool>) /* of latent attention */
 
 struct Options {
 #define QKV_MEMBER(name, type) type name{};

@@ -31,6 +31,7 @@ QKV_OWN_VALUE(double, "float", "0.0")
 QKV_OWN_VALUE(bool, "bool", "False")
 QKV_OWN_VALUE(std::string, "str", "\"\"")
 QKV_OWN_VALUE(std::optional<double>, "float?", "None")
+QKV_OWN_VALUE(std::optional<bool>, "bool?", "None")
 QKV_OWN_VALUE(c10::SymInt, "SymInt", "0")
 #undef QKV_OWN_VALUE
 

@@ -12,6 +12,7 @@ from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention, attention_jvp  # noqa: E402
 from qkv._hard import hard_attention  # noqa: E402
 from qkv._kvcache import attention_with_kvcache  # noqa: E402
+from qkv._latent import latent_attention, latent_attention_with_kvcache  # noqa: E402
 from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv._machine import (  # noqa: E402
     active_half_products,
@@ -54,6 +55,8 @@ __all__ = [
     "convert",
     "flex_attention",
     "hard_attention",
+    "latent_attention",
+    "latent_attention_with_kvcache",
     "merge",
     "new_cache",
     "nn",

@@ -15,8 +15,20 @@ constexpr int64_t kItemBytes = int64_t(64) << 10;
 // Copying a byte takes as long as this many floating-point operations of attention, about.
 constexpr double kFlopsOfByte = 5;
 
+// Whether values are the first numbers of the keys, in the caches and in what is appended, so that
+// keys alone are written: the cache of latent attention.
+bool values_begin_keys(const Call& call) {
+  return begins_rows(call[arg::value], call[arg::key]) &&
+         begins_rows(call[arg::new_value], call[arg::new_key]) &&
+         (!is_int8(call) || call[arg::key_scale].is_same(call[arg::value_scale]));
+}
+
 void check_memory(const Call& call) {
-  const auto written = written_by(call);
+  auto written = written_by(call);
+  if (values_begin_keys(call)) {
+    const auto of_values = [](Argument a) { return a == arg::value || a == arg::value_scale; };
+    written.erase(std::remove_if(written.begin(), written.end(), of_values), written.end());
+  }
   // What shares memory only until one of the two is written (torch._lazy_clone) parts here.
   for (const Argument argument : written) call[argument].mutable_data_ptr();
   for (const Argument argument : written)
@@ -143,12 +155,13 @@ void append(const Call& call, const CacheRows& rows, int num_threads) {
   if (rows.new_rows == 0) return;
   const Appending both[] = {{call[arg::key], call[arg::new_key], call[arg::key_scale], rows},
                             {call[arg::value], call[arg::new_value], call[arg::value_scale], rows}};
+  const int jobs = values_begin_keys(call) ? 1 : 2;
   double flops = 0;
-  for (const Appending& one : both) flops += one.items().count * one.items().flops;
+  for (int job = 0; job < jobs; ++job) flops += both[job].items().count * both[job].items().flops;
   const Phase copy = {[&](int64_t job) { return both[job].items(); },
                       [&](const Item& item) { both[item.job].run(item.index); }};
   const int threads = usable_threads(num_threads, flops);
-  parallel_phases({threads, threads}, 2, {copy});
+  parallel_phases({threads, threads}, jobs, {copy});
 }
 
 }  // namespace qkv::ops

@@ -110,21 +110,11 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(const at::Tensor& quer
                                                           const std::optional<at::Tensor>& key,
                                                           const std::optional<at::Tensor>& value,
                                                           const KvCacheOptions& o) {
-  Call call(ops::attention_with_kvcache);
-  call.set(arg::query, query);
-  call.set(arg::key, k_cache);
+  Call call = call_of(ops::attention_with_kvcache, query, k_cache, o);
   call.set(arg::value, v_cache);
   call.set(arg::new_key, tensor_of(key));
   call.set(arg::new_value, tensor_of(value));
-  call.set(arg::cache_seqlens, tensor_of(o.cache_seqlens()));
-  call.set(arg::cache_batch_idx, tensor_of(o.cache_batch_idx()));
-  call.set(arg::cache_leftpad, tensor_of(o.cache_leftpad()));
-  call.set(arg::block_table, tensor_of(o.block_table()));
-  call.set(arg::key_scale, tensor_of(o.k_scale()));
   call.set(arg::value_scale, tensor_of(o.v_scale()));
-  call.options.scale = o.softmax_scale();
-  call.options.causal = o.causal();
-  set_scores(call, o);
   return pair_of(run(call));
 }
 

@@ -1,0 +1,102 @@
+#include "ops/latent/latent.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/einsum.h>
+
+#include <cmath>
+
+namespace qkv::ops {
+namespace {
+
+using c10::SymInt;
+using Shape = Sizes<SymInt>::Shape;
+
+Shape shape_of(c10::SymIntArrayRef leading, std::initializer_list<SymInt> last) {
+  Shape shape(leading.begin(), leading.end());
+  shape.append(last);
+  return shape;
+}
+
+// The sizes of a tensor without the last `n` ones.
+c10::SymIntArrayRef leading(const at::Tensor& tensor, int64_t n) {
+  return tensor.sym_sizes().slice(0, tensor.dim() - n);
+}
+
+}  // namespace
+
+LatentSizes check_queries(const Call& call) {
+  check_tensors(call);
+  const at::Tensor &query = call[arg::query], &key_weight = call[arg::key_weight];
+  for (const Argument other : {arg::query_rope, arg::key_weight, arg::value_weight})
+    expect_dtype(call[other].scalar_type() == query.scalar_type(), call, other,
+                 ", but query_nope is ", name(query.scalar_type()));
+  expect_shape<SymInt>(query.dim() >= 3, call, arg::query,
+                       ", but at least 3 dimensions are expected: [..., H, L, N]");
+  expect_rank<SymInt>(call, arg::key_weight, 3, "[H, N, C]");
+  expect_rank<SymInt>(call, arg::value_weight, 3, "[H, Dv, C]");
+  const LatentSizes s{query.sym_size(-2),     0,
+                      query.sym_size(-1),     size_from_right<SymInt>(call[arg::query_rope], 0),
+                      key_weight.sym_size(2), call[arg::value_weight].sym_size(1)};
+  const SymInt heads = query.sym_size(-3);
+  expect_sizes<SymInt>(call, arg::query_rope, "[..., H, L, R]", shape_of(leading(query, 1), {s.R}));
+  expect_sizes<SymInt>(call, arg::key_weight, "[H, N, C]", {heads, s.N, s.C});
+  expect_sizes<SymInt>(call, arg::value_weight, "[H, Dv, C]", {heads, s.Dv, s.C});
+  return s;
+}
+
+void check_latents(const Call& call, Argument latents, c10::SymIntArrayRef leading,
+                   LatentSizes& s) {
+  const at::ScalarType dtype = call[arg::query].scalar_type();
+  for (const Argument argument : {latents, arg::rope_keys})
+    expect_dtype(!call.has(argument) || call[argument].scalar_type() == dtype, call, argument,
+                 ", but query_nope is ", name(dtype));
+  const bool apart = call.has(arg::rope_keys);
+  const char* const dims = apart ? "[..., 1, S, C]" : "[..., 1, S, C + R]";
+  expect_rank<SymInt>(call, latents, int64_t(leading.size()) + 3, dims);
+  s.S = call[latents].sym_size(-2);
+  expect_sizes<SymInt>(call, latents, dims, shape_of(leading, {1, s.S, apart ? s.C : s.C + s.R}));
+  if (apart)
+    expect_sizes<SymInt>(call, arg::rope_keys, "[..., 1, S, R]", shape_of(leading, {1, s.S, s.R}));
+}
+
+void set_scale(Call& call, const LatentSizes& s) {
+  if (call.options.scale) return;
+  call.options.scale = 1 / std::sqrt(double((s.N + s.R).guard_int(__FILE__, __LINE__)));
+}
+
+bool absorbs(const Call& call, const LatentSizes& s) {
+  if (call.options.absorb) return *call.options.absorb;
+  const SymInt weights = s.C * (s.N + s.Dv);
+  return s.L * (s.S * (2 * s.C + s.R) + weights) < s.S * weights + s.L * s.S * (s.N + s.R + s.Dv);
+}
+
+at::Tensor rows_of(const Call& call, Argument latents) {
+  if (!call.has(arg::rope_keys)) return call[latents];
+  return at::cat({call[latents], call[arg::rope_keys]}, -1);
+}
+
+at::Tensor absorbed_query(const Call& call) {
+  return at::cat({at::einsum("...hln,hnc->...hlc", {call[arg::query], call[arg::key_weight]}),
+                  call[arg::query_rope]},
+                 -1);
+}
+
+at::Tensor absorbed_output(const Call& call, const at::Tensor& output) {
+  return at::einsum("...hlc,hvc->...hlv", {output, call[arg::value_weight]});
+}
+
+at::Tensor whole_query(const Call& call) {
+  return at::cat({call[arg::query], call[arg::query_rope]}, -1);
+}
+
+std::pair<at::Tensor, at::Tensor> expanded(const Call& call, const at::Tensor& latents,
+                                           const at::Tensor& rope_keys) {
+  const auto project = [&, shared = latents.squeeze(-3)](Argument weight) {
+    return at::einsum("...sc,hnc->...hsn", {shared, call[weight]});
+  };
+  const at::Tensor key = project(arg::key_weight);
+  const Shape of_heads = shape_of(leading(key, 1), {rope_keys.sym_size(-1)});
+  return {at::cat({key, rope_keys.expand_symint(of_heads)}, -1), project(arg::value_weight)};
+}
+
+}  // namespace qkv::ops
