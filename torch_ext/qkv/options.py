@@ -10,7 +10,14 @@ from typing_extensions import TypedDict, Unpack
 
 from qkv.spans import Spans, tensor_of
 
-__all__ = ["FlexOptions", "HardOptions", "ScoreOptions", "SoftmaxOptions", "Unpack"]
+__all__ = [
+    "AttentionOptions",
+    "FlexOptions",
+    "HardOptions",
+    "ScoreOptions",
+    "SoftmaxOptions",
+    "Unpack",
+]
 
 # The tensors beside query, key and value that act on scores, in the operators' order. All of these
 # have gradients and tangents, but for spans.
@@ -51,7 +58,13 @@ class HardOptions(_CommonOptions, total=False):
 
 
 class ScoreOptions(HardOptions, SoftmaxOptions, total=False):
+    """What every dense function with a softmax takes."""
+
+
+class AttentionOptions(ScoreOptions, total=False):
     """What `attention` takes."""
+
+    indices: Tensor | None
 
 
 def defaults(operator: OpOverload) -> dict[str, Any]:
