@@ -69,9 +69,10 @@ def test_is_a_mask(heads, options, among):
     """Results with and without gradients, and gradients, which go three ways."""
     tensors, indices = inputs(requires_grad=True), choose(*heads, among=among)
     output, lse = expected_of(tensors, indices, options)
-    call = lambda: qkv.attention(  # noqa: E731
-        *tensors, indices=indices, enable_gqa=True, return_lse=True, **options
-    )
+
+    def call():
+        return qkv.attention(*tensors, indices=indices, enable_gqa=True, return_lse=True, **options)
+
     found = call()
     with torch.no_grad():
         alone = call()
@@ -151,11 +152,10 @@ def test_keys_of_latents():
     """Values that are a part of the keys' rows are read from them."""
     rows = torch.randn(B, 1, S, D, dtype=torch.float64, requires_grad=True)
     query, indices = inputs()[0], choose()
-    call = (
-        lambda: qkv.attention(  # noqa: E731
-            query, rows, rows[..., :DV], indices=indices, enable_gqa=True
-        )
-    )
+
+    def call():
+        return qkv.attention(query, rows, rows[..., :DV], indices=indices, enable_gqa=True)
+
     expected = attend(query, rows, rows[..., :DV], mask_of(indices), enable_gqa=True)[0]
     found = call()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
