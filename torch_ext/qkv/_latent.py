@@ -19,7 +19,7 @@ def latent_attention(
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
     spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
-    return_lse: bool = False,
+    indices: Tensor | None = None, return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Multi-head latent attention (MLA), that of DeepSeek's models: each position has a latent of C
     numbers and one rotated key of R that all heads share, and head h has the keys
@@ -43,8 +43,8 @@ def latent_attention(
             `kv_b_proj.weight.view(H, N + Dv, C).split([N, Dv], 1)`.
         scale: multiplies the scores; `1 / sqrt(N + R)` if None.
         absorb: which of the two ways; None: the one that multiplies less, by the shapes.
-        attn_mask, dropout_p, is_causal, window_size, softcap, alibi_slopes, bias, spans, sinks: as
-            in `attention`.
+        attn_mask, dropout_p, is_causal, window_size, softcap, alibi_slopes, bias, spans, sinks,
+        indices: as in `attention`.
         return_lse: also return the logarithm of each softmax's denominator, `[..., H, L]`.
 
     Returns:
@@ -65,7 +65,9 @@ def latent_attention(
     Source: DeepSeek-AI, "DeepSeek-V2: A strong, economical, and efficient mixture-of-experts
     language model", 2024, section 2.1.
     """
-    given = _keywords(scale, absorb, window_size, softcap, alibi_slopes, bias, spans, sinks)
+    given = _keywords(
+        scale, absorb, window_size, softcap, alibi_slopes, bias, spans, sinks, indices
+    )
     output, lse = _latent_attention(
         query_nope, query_rope, latents, rope_keys, key_weight, value_weight,
         attn_mask, dropout_p, is_causal, **given,

@@ -60,8 +60,9 @@ at::Tensor mask_of(const Call& call) {
   const at::Tensor mask = at::zeros_symint(shape, indices.options().dtype(at::kBool))
                               .scatter(-1, places.to(at::kLong), true)
                               .narrow_symint(-1, 0, S);
-  const SymInt groups = mask.sym_size(-3);
-  return groups == 1 ? mask : mask.repeat_interleave_symint(query.sym_size(-3) / groups, -3);
+  const SymInt groups = mask.sym_size(-3), heads = query.sym_size(-3);
+  // A query of one head has as many as key.
+  return groups == 1 || heads == 1 ? mask : mask.repeat_interleave_symint(heads / groups, -3);
 }
 
 Tensors attend_by_mask(const Call& call) {
@@ -185,7 +186,7 @@ Tensors indexed_composite(const Call& given) {
 }
 
 DefinedOperator indexed_attention(
-    "indexed_attention",
+    "attention",
     "indexed_attention(query, key, value, indices, attn_mask?=, dropout_p=, is_causal=, *, scale=, "
     "enable_gqa=, window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, " QKV_PROGRAM_KEYWORDS
     ") -> output, logsumexp",
