@@ -232,10 +232,9 @@ def attention_jvp(
         args += (attn_mask, dropout_p, is_causal)
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
     if type(query) is not Tensor and getattr(query, "is_nested", False):
-        output, lse, output_tangent, lse_tangent = jagged_attention(
+        return jagged_attention(
             "attention_jvp", query, key, value, attn_mask, dropout_p, is_causal, **given
         )
-        return output, lse, output_tangent, lse_tangent
     try:
         return _attention_jvp(*args, **given)
     except RuntimeError:

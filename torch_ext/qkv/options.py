@@ -16,7 +16,6 @@ __all__ = [
     "HardOptions",
     "ScoreOptions",
     "SoftmaxOptions",
-    "TangentOptions",
     "Unpack",
 ]
 
@@ -66,18 +65,6 @@ class AttentionOptions(ScoreOptions, total=False):
     """What `attention` takes."""
 
     indices: Tensor | None
-
-
-class TangentOptions(ScoreOptions, total=False):
-    """What `attention_jvp` takes."""
-
-    query_tangent: Tensor | None
-    key_tangent: Tensor | None
-    value_tangent: Tensor | None
-    attn_mask_tangent: Tensor | None
-    bias_tangent: Tensor | None
-    alibi_slopes_tangent: Tensor | None
-    sinks_tangent: Tensor | None
 
 
 def defaults(operator: OpOverload) -> dict[str, Any]:
