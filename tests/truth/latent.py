@@ -13,12 +13,7 @@ def latent_attention(seed):
     mood = d.start_numbers()
     lead = (*d.pick({(): 3, (1,): 3, (2,): 4, (2, 2): 1}), d.between(1, 5))
     L, S = d.length(), d.length()
-    N, R, C, Dv = (
-        d.pick((1, 3, 8, 32)),
-        d.pick((0, 1, 4, 16)),
-        d.pick((1, 3, 8, 40)),
-        d.pick((1, 8, 20)),
-    )
+    N, R, C, Dv = (d.pick(x) for x in ((1, 3, 8, 32), (0, 1, 4, 16), (1, 3, 8, 40), (1, 8, 20)))
     d.tensor("query_nope", (*lead, L, N), mood, role="query")
     d.tensor("query_rope", (*lead, L, R), mood, role="query")
     one = (*lead[:-1], 1, S)
