@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.distributed._attention import ring_attention
 from qkv.distributed._block import (
-    Options,
+    Ring,
     block_backward,
     block_forward,
     rows_of,
@@ -35,7 +35,7 @@ class ForwardStep:
         ranks = Ranks(dist.group.WORLD, dist.get_rank(), 2)
         plan = Plan(2, rows // 2, 2 * rows, is_causal=True, positions=False)
         self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
-        self.options = Options({}, SCALARS | {"dropout_p": 0.0}, heads, heads)
+        self.ring = Ring(ranks, plan, (1, heads), SCALARS | {"dropout_p": 0.0}, heads)
         self.exchange = Exchange((self.key, self.value), ranks, plan, 1, 1, self.phase)
         (self.block,) = self.exchange.seen(VISIT).blocks
         (self.own_block,) = self.exchange.seen(OWN).blocks
@@ -78,7 +78,7 @@ class ForwardStep:
 
     def attend(self, tensors: list[Tensor], block: Block) -> None:
         keys, values = (x.float() for x in tensors)
-        found = block_forward(self.query, keys, values, block, self.options)
+        found = block_forward(self.query, keys, values, block, self.ring)
         rows = block.rows
         merge(rows_of(self.output, rows), rows_of(self.lse, rows, -1), *found)
 
@@ -111,7 +111,7 @@ class BackwardStep(ForwardStep):
 
     def attend(self, tensors: list[Tensor], block: Block) -> None:
         keys = [x.float() for x in tensors]
-        block_backward(self.queries, keys, (True, True), block, self.options, {})
+        block_backward(self.queries, keys, (True, True), block, self.ring, {})
         # Adds what another rank has sent before to the gradients of the own keys.
         Return(self.home, self.back.columns, Messages(self.received), Messages([])).finish()
 

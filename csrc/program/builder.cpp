@@ -17,6 +17,14 @@ bool is_same(const Instruction& a, const Instruction& b) {
   return numbers(a) == numbers(b) && std::memcmp(&a.real, &b.real, sizeof a.real) == 0;
 }
 
+// The power of two that an integer constant is; -1: none.
+int power_of_two(const Instruction& x) {
+  if (x.op != Op::constant || x.type != Type::integer) return -1;
+  for (int n = 0; n < 31; ++n)
+    if (x.integer == int64_t(1) << n) return n;
+  return -1;
+}
+
 bool is_real(const Instruction& x, double value) {
   return x.op == Op::constant && x.type == Type::real && x.real == value;
 }
@@ -35,6 +43,10 @@ int Builder::make(Op op, int a, int b, int c) {
   if (op == Op::mul && is_real((*this)[a], 1)) return b;
   if (op == Op::mul && is_real((*this)[b], 1)) return a;
   if (op == Op::neg && (*this)[a].op == Op::neg) return (*this)[a].a;
+  // There are no vector instructions for quotients of integers.
+  const int power = b < 0 ? -1 : power_of_two((*this)[b]);
+  if (op == Op::floordiv && power >= 0) return make(Op::shr, a, integer(power));
+  if (op == Op::rem && power >= 0) return make(Op::logical_and, a, integer((*this)[b].integer - 1));
   return add({.op = op, .type = (*this)[c >= 0 ? c : b >= 0 ? b : a].type, .a = a, .b = b, .c = c});
 }
 

@@ -1,5 +1,5 @@
-// Makes lists of instructions: what is the same twice is there once, and products with 1 are left
-// out.
+// Makes lists of instructions: what is the same twice is there once, products with 1 are left out,
+// and quotients by powers of two are shifts.
 #pragma once
 
 #include <cstddef>

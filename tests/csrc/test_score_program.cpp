@@ -191,45 +191,87 @@ TEST_P(ScoreProgramTest, SlopesAreTheOption) {
   }
 }
 
-// score + bias[head, query, key], whose gradient is that of a mask; and the same bits for any
-// number of threads.
-TEST_P(ScoreProgramTest, BiasIsAMask) {
-  for (Case c : program_cases()) {
-    c.mask_type = c.dtype == DType::f64 ? MaskType::f64 : MaskType::f32;
-    c.share_batch = true, c.grad_mask = true;
-    c.mask_strides = {0, c.L * c.S, c.S, 1};
-    SCOPED_TRACE(::testing::Message() << c);
-    JvpWorkload w(c, kAlongAll & ~kAlongMask);
-    w.mask.for_each([&](int64_t at) {
-      if (std::isinf(w.mask.get(at))) w.mask.set(at, -3);
-    });
-    const std::string sizes =
-        std::to_string(c.heads()) + " " + std::to_string(c.L) + " " + std::to_string(c.S);
-    const ScoreProgram program("@float 0 " + sizes +
-                               "\nscore\nhead\nquery\nkey\nload 0 1 2 3\nadd 0 4\n");
-    std::vector<double> numbers = w.mask.values();
-    numbers.resize(numbers.size() / 2);  // of the first batch item
-    Tables tables(c, numbers);
-    const ScoreFunction function{&program, tables.values.data()};
-    const Passes expected = run_with(w.in_f64(), [](Problem&) {}, nullptr, true);
-    const auto change = [&](Problem& p) {
-      p.masks[0] = {};
-      p.function = &function;
-    };
-    const Passes actual = run_with(w, change, &tables, false);
-    expect_alike(actual, expected, c);
-    const Passes alone =
-        run_with(w, [&](Problem& p) { change(p), p.num_threads = 1; }, &tables, false);
-    EXPECT_EQ(alone.grad_tables, actual.grad_tables);
-    EXPECT_EQ(alone.first.grad_key, actual.first.grad_key);
-    // The reference adds to what is there before.
-    const Results before = Outputs(w.in_f64()).values();
-    std::vector<double> of_mask = expected.first.grad_mask;
-    for (size_t n = 0; n < of_mask.size(); ++n) of_mask[n] -= before.grad_mask[n];
-    of_mask.resize(numbers.size());
-    expect_alike("grad of tables", actual.grad_tables, of_mask, most_of(c));
-    if (HasFailure()) return;
-  }
+// score + table[...] by the head, the query and the key, registers 1, 2 and 3: the sizes of the
+// table and which element it is. What grows evenly from key to key is read where it is, so far as
+// it does.
+struct Look {
+  std::function<std::vector<int64_t>(const Case&)> sizes;
+  std::function<std::string(const Case&)> text;  // its indices, from register 4 on
+  std::function<int64_t(const Case&, int64_t h, int64_t i, int64_t j)> place;
+};
+std::string number(int64_t x) { return "int " + std::to_string(x) + "\n"; }
+const Look kLooks[] = {
+    {[](const Case& c) { return std::vector<int64_t>{c.heads(), c.L, c.S}; },
+     [](const Case&) { return "load 0 1 2 3\nadd 0 4\n"; },
+     [](const Case& c, auto h, auto i, auto j) { return (h * c.L + i) * c.S + j; }},
+    // A distance.
+    {[](const Case& c) { return std::vector<int64_t>{c.heads(), c.L + c.S}; },
+     [](const Case& c) { return "sub 2 3\n" + number(c.S) + "add 4 5\nload 0 1 6\nadd 0 7\n"; },
+     [](const Case& c, auto h, auto i, auto j) { return h * (c.L + c.S) + i - j + c.S; }},
+    // One that is negative for later keys, and counts from the end.
+    {[](const Case& c) { return std::vector<int64_t>{c.L + c.S}; },
+     [](const Case&) { return "sub 2 3\nload 0 4\nadd 0 5\n"; },
+     [](const Case& c, auto, auto i, auto j) { return i - j + (i < j ? c.L + c.S : 0); }},
+    // Every other element, of neighbouring heads.
+    {[](const Case& c) { return std::vector<int64_t>{c.L + 2 * c.S, c.heads()}; },
+     [](const Case& c) {
+       return "int 2\nmul 3 4\nsub 5 2\n" + number(c.L) + "add 6 7\nload 0 8 1\nadd 0 9\n";
+     },
+     [](const Case& c, auto h, auto i, auto j) { return (2 * j - i + c.L) * c.heads() + h; }},
+    // Two indices by the key, of which neither tells of the other.
+    {[](const Case& c) { return std::vector<int64_t>{c.L + c.S, c.L + c.S}; },
+     [](const Case&) { return "sub 2 3\nadd 2 3\nload 0 4 5\nadd 0 6\n"; },
+     [](const Case& c, auto, auto i, auto j) {
+       return (i - j + (i < j ? c.L + c.S : 0)) * (c.L + c.S) + i + j;
+     }},
+};
+
+// Their gradient is that of a mask, summed over the pairs that look at an element; and the same
+// bits for any number of threads.
+TEST_P(ScoreProgramTest, TablesAreMasks) {
+  for (const Look& look : kLooks)
+    for (Case c : program_cases()) {
+      if (&look != kLooks && c.dtype != DType::f32 && c.dtype != DType::f64) continue;
+      c.mask_type = c.dtype == DType::f64 ? MaskType::f64 : MaskType::f32;
+      c.share_batch = true, c.grad_mask = true;
+      c.mask_strides = {0, c.L * c.S, c.S, 1};
+      SCOPED_TRACE(::testing::Message() << c << " " << &look - kLooks);
+      JvpWorkload w(c, kAlongAll & ~kAlongMask);
+      std::string sizes;
+      int64_t elements = 1;
+      for (int64_t size : look.sizes(c)) sizes += " " + std::to_string(size), elements *= size;
+      const ScoreProgram program("@float 0" + sizes + "\nscore\nhead\nquery\nkey\n" + look.text(c));
+      std::vector<double> numbers;
+      for (int64_t n = 0; n < elements; ++n) numbers.push_back(double(n * 37 % 64) / 32 - 1);
+      const auto for_each_pair = [&](const auto& each) {
+        for (int64_t h = 0; h < c.heads(); ++h)
+          for (int64_t i = 0; i < c.L; ++i)
+            for (int64_t j = 0; j < c.S; ++j)
+              each((h * c.L + i) * c.S + j, size_t(look.place(c, h, i, j)));
+      };
+      for_each_pair([&](int64_t pair, size_t place) { w.mask.set(pair, numbers[place]); });
+      Tables tables(c, numbers);
+      const ScoreFunction function{&program, tables.values.data()};
+      const Passes expected = run_with(w.in_f64(), [](Problem&) {}, nullptr, true);
+      const auto change = [&](Problem& p) {
+        p.masks[0] = {};
+        p.function = &function;
+      };
+      const Passes actual = run_with(w, change, &tables, false);
+      expect_alike(actual, expected, c);
+      const Passes alone =
+          run_with(w, [&](Problem& p) { change(p), p.num_threads = 1; }, &tables, false);
+      EXPECT_EQ(alone.grad_tables, actual.grad_tables);
+      EXPECT_EQ(alone.first.grad_key, actual.first.grad_key);
+      // The reference adds to what is there before.
+      const Results before = Outputs(w.in_f64()).values();
+      std::vector<double> of_tables(numbers.size());
+      for_each_pair([&](int64_t pair, size_t place) {
+        of_tables[place] += expected.first.grad_mask[size_t(pair)] - before.grad_mask[size_t(pair)];
+      });
+      expect_alike("grad of tables", actual.grad_tables, of_tables, most_of(c));
+      if (HasFailure()) return;
+    }
 }
 
 // where(query > key, score, -inf) hides as a boolean mask does; the first query sees nothing.
@@ -357,6 +399,9 @@ const OfIntegers kOfIntegers[] = {
     {"floordiv 0 1", -7, floor_of},
     {"floordiv 0 1", 0, [](auto, auto) { return int64_t(0); }},
     {"rem 0 1", 7, [](auto q, auto c) { return q - floor_of(q, c) * c; }},
+    {"floordiv 0 1", 8, floor_of},
+    {"sub 0 1\nint 8\nfloordiv 2 3", 30, [](auto q, auto c) { return floor_of(q - c, 8); }},
+    {"sub 0 1\nint 8\nrem 2 3", 30, [](auto q, auto c) { return (q - c) & 7; }},
     {"rem 0 1", -7, [](auto q, auto c) { return q - floor_of(q, c) * c; }},
     {"neg 0", 0, [](auto q, auto) { return -q; }},
     {"sub 0 1\nabs 2", 9, [](auto q, auto c) { return std::abs(q - c); }},

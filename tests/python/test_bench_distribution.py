@@ -14,10 +14,8 @@ from benchmarks.distribution.cost import Split, efficiency, ideal, parts_of, pre
 from benchmarks.distribution.figures import Core, Hosts, Layer, Link, Pass
 from benchmarks.distribution.fit import fit, nonnegative
 from benchmarks.distribution.measure import measure
-from qkv.distributed._block import Options
-from qkv.distributed._passes import Ring
+from qkv.distributed._passes import parts_of_both
 from qkv.distributed._plan import Plan
-from qkv.distributed._ranks import ALONE
 
 LAYER = Layer(heads=4, kv_heads=2, head_dim=8, itemsize=2)
 FREE = Link(1e18, 0.0)  # transport that takes no time
@@ -159,9 +157,8 @@ def test_pairs_and_keys_are_those_of_the_plan(ranks):
 @pytest.mark.parametrize("heads", [1, 2, 6, 8])
 @pytest.mark.parametrize("rows", [256, 4096, 1 << 17, 1 << 20])
 def test_parts_are_those_of_the_ring(heads, rows):
-    ring = Ring(ALONE, Plan(1, rows // 2, rows), (1, heads), Options({}, {}, heads, heads))
     keys = torch.empty(1, heads, rows, 64, device="meta")
-    assert parts_of(heads, 2 * keys.numel() * 4) == ring.parts(keys, keys)
+    assert parts_of(heads, 2 * keys.numel() * 4) == parts_of_both(keys, keys)
 
 
 def samples_of(core, layer):

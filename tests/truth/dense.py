@@ -57,6 +57,18 @@ def options(d, lead, L, S, *, soft=True):
         d.dropout()
 
 
+def chosen(d, lead, L, S, key_heads, rank):
+    """Draws indices of keys; half the time without what keeps attention from reading only these."""
+    if rank != len(lead) + 2 or 0 in (*lead, L, S) or not d.chance(0.25):
+        return
+    rows = (*lead[:-1], *d.pick(((), (), (1,), (key_heads,))), L)
+    d.indices((*rows, d.between(1, max(1, S // 8))), S)
+    if d.chance(0.6):
+        for name in ("attn_mask", "bias", "spans", "alibi_slopes", "dropout_p"):
+            d.keywords.pop(name, None)
+            d.tensors.pop(name, None)
+
+
 def mask_shape(d, lead, L, S):
     shape = d.broadcast((*lead, L, S))
     return (1,) * (2 - len(shape)) + shape
@@ -99,7 +111,8 @@ LEAVES = (*PIECES, "attn_mask", "bias", "alibi_slopes", "sinks")
 
 
 def attention(seed):
-    d, lead, L, S, _ = drawn(seed, "attention")
+    d, lead, L, S, sizes = drawn(seed, "attention")
+    chosen(d, lead, L, S, sizes[1][-3] if len(sizes[1]) > 2 else 1, len(sizes[0]))
     if "sinks" in d.keywords and d.chance(0.1):
         d.tensors["sinks"] = d.tensors["sinks"].replace("(normal", "math.nan * (normal", 1)
         order = 0

@@ -144,6 +144,15 @@ class Draw:
         self.tensors["spans"] = f"{text}.sort(-1).values.flatten(-2)"
         self.keywords["spans"] = "spans"
 
+    def indices(self, shape, keys):
+        """Adds the keyword: [..., L, k] keys, out of all or out of every fifth, some of them none
+        or named twice."""
+        step = self.pick((1, 5))
+        generator = f"generator=torch.Generator().manual_seed({self.seed()})"
+        text = f"torch.randint(-1, {(keys - 1) // step + 1}, {shape}, {generator})"
+        self.tensors["indices"] = f"({text} * {step}).clamp(min=-1)" + self.pick(("", ".int()"))
+        self.keywords["indices"] = "indices"
+
     def of_heads(self, name, shape):
         """Adds slopes or sinks as a keyword."""
         dtype = self.pick((torch.float32, torch.float32, torch.float64, torch.bfloat16))

@@ -29,6 +29,15 @@ def in_spans(spans, S):
     return ((begins <= torch.arange(S)) & (torch.arange(S) < ends)).any(-2)
 
 
+def among_indices(v, H, S):
+    """bool [..., 1 or H, L, S]: whether a key is among those that are chosen for a query."""
+    indices = (
+        v["indices"] if v["indices"].dim() == v["query"].dim() else v["indices"][..., None, :, :]
+    )
+    found = (indices[..., None] == torch.arange(S)).any(-2)
+    return found if found.size(-3) == 1 else found.repeat_interleave(H // found.size(-3), -3)
+
+
 def function_of(v, item, H, L, S):
     """The call's score_mod, of all scores of an item at once, with the tables of v."""
     if v.get("score_mod") is None:
@@ -55,6 +64,8 @@ def options_of(v, item, H, L, S, of_item):
     masks = [of_item(v[name], 3) for name in ("attn_mask", "bias") if v.get(name) is not None]
     if v.get("spans") is not None:
         masks.append(of_item(in_spans(v["spans"], S), 3))
+    if v.get("indices") is not None:
+        masks.append(of_item(among_indices(v, H, S), 3))
     heads = {n: of_item(v[n], 1) for n in ("alibi_slopes", "sinks") if v.get(n) is not None}
     scale = v.get("scale", v.get("softmax_scale"))
     return Options(

@@ -73,6 +73,7 @@ enum class Type : int8_t {
   X(rope_keys, own, query)        /* [..., 1, S, R] */                                           \
   X(key_weight, own, query)       /* [H, N, C] */                                                \
   X(value_weight, own, query)     /* [H, Dv, C] */                                               \
+  X(indices, own, index)          /* [..., L, k] or [..., Hkv, L, k]: keys that are chosen */    \
   X(output, output, query)        /* what a forward operator returned, as the next three */      \
   X(logsumexp, row, compute)                                                                     \
   X(weights, weights, query)                                                                     \

@@ -13,6 +13,8 @@ from qkv._intervals import runs_of_mask
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+PARTIAL, FULL = 1, 2  # kinds of blocks, beside 0
+
 # So many pairs are evaluated at once, of which a mask function makes a few int64 tensors.
 _PAIRS = 1 << 20
 
@@ -20,9 +22,9 @@ _PAIRS = 1 << 20
 def ends_of(block_mask: BlockMask) -> tuple[Tensor, Tensor]:
     """begins and ends of what it shows, `[B, H, L, n]`, which may touch and be empty. Its function
     is evaluated for the pairs of partial blocks alone."""
-    whole = _full_runs(block_mask)
-    partial = _partial_runs(block_mask)
-    rows, L = block_mask.BLOCK_SIZE[0], block_mask.seq_lengths[0]
+    (rows, columns), L = block_mask.BLOCK_SIZE, block_mask.seq_lengths[0]
+    runs = runs_of_mask("from_block_mask", kinds_of(block_mask) == FULL)
+    whole, partial = [x * columns for x in runs], _partial_runs(block_mask)
     found = [
         torch.cat([of_block.repeat_interleave(rows, 2)[:, :, :L], of_row[:, :, :L]], -1)
         for of_block, of_row in zip(whole, partial, strict=True)
@@ -30,18 +32,23 @@ def ends_of(block_mask: BlockMask) -> tuple[Tensor, Tensor]:
     return found[0], found[1].clamp(max=block_mask.seq_lengths[1])
 
 
-def _full_runs(block_mask: BlockMask) -> list[Tensor]:
-    """Of each row of blocks, begins and ends of those that are full, `[B, H, rows, n]`."""
-    counts, blocks = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
-    if counts is None or blocks is None:
-        return [block_mask.kv_num_blocks.new_zeros(*block_mask.kv_num_blocks.shape, 0)] * 2
-    size = block_mask.BLOCK_SIZE[1]
-    is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
-    # What the lists have behind their counts goes to one more column, which is left out again.
-    is_full = torch.zeros(*counts.shape, blocks.size(-1) + 1, dtype=torch.bool)
-    is_full.scatter_(-1, blocks.long().masked_fill(~is_listed, blocks.size(-1)), True)
-    runs = runs_of_mask("from_block_mask", is_full[..., :-1])
-    return [x * size for x in runs]
+def kinds_of(block_mask: BlockMask) -> Tensor:
+    """Of each block whether it is partial, full or neither, `[B, H, rows, columns]`."""
+    # A list may be shorter than a row of blocks.
+    needed = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
+    columns = max(needed, block_mask.kv_indices.size(-1))
+    shape = (*block_mask.kv_num_blocks.shape, columns + 1)
+    kinds = torch.zeros(shape, dtype=torch.int32)
+    for kind, counts, blocks in (
+        (PARTIAL, block_mask.kv_num_blocks, block_mask.kv_indices),
+        (FULL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
+    ):
+        if counts is not None and blocks is not None:
+            # What the lists have behind their counts goes to one more column, which is left out.
+            is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
+            to = blocks.long().masked_fill(~is_listed, columns)
+            kinds = kinds.scatter(-1, to, kind)
+    return kinds[..., :columns].contiguous()
 
 
 def _partial_runs(block_mask: BlockMask) -> list[Tensor]:

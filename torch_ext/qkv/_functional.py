@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from qkv._jagged import jagged_attention, refuse_mixed
-from qkv.options import ScoreOptions, Unpack, keywords_of
+from qkv.options import AttentionOptions, Unpack, keywords_of
 from qkv.spans import Spans
 
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
+_indexed_attention = torch.ops.qkv.indexed_attention.default
 _attention_jvp = torch.ops.qkv.attention_jvp.default
 _keywords, _jvp_keywords = keywords_of(_attention), keywords_of(_attention_jvp)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -25,19 +26,19 @@ def has_kernels(tensor: Tensor) -> bool:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *,
-    return_lse: Literal[False] = False, **options: Unpack[ScoreOptions],
+    return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *,
-    return_lse: Literal[True], **options: Unpack[ScoreOptions],
+    return_lse: Literal[True], **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *,
-    return_lse: bool, **options: Unpack[ScoreOptions],
+    return_lse: bool, **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def attention(
     query: Tensor,
@@ -55,6 +56,7 @@ def attention(
     bias: Tensor | None = None,
     spans: Spans | Tensor | None = None,
     sinks: Tensor | None = None,
+    indices: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A soft lookup: every query gets the average of the values, weighted by how well their keys
@@ -96,6 +98,10 @@ def attention(
             what they show.
         sinks: floating, broadcastable to `[..., H]`: the score of one more key that every query of
             the head sees and whose value is 0. It counts in the lse, too.
+        indices: the keys that something else, an indexer, has chosen for each query: int32 or int64
+            `[..., L, k]`, or `[..., Hkv, L, k]` for each key head. All others are hidden. -1 names
+            no key; one that is named twice counts once. Time grows with k instead of S where S is
+            at least twice as large: docs/indices.md.
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:
@@ -142,6 +148,11 @@ def attention(
     args = (query, key, value)
     if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
         args += (attn_mask, dropout_p, is_causal)
+    if indices is not None:
+        output, lse = _indexed_attention(
+            query, key, value, indices, attn_mask, dropout_p, is_causal, **given
+        )
+        return (output, lse) if return_lse else output
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
     if type(query) is not Tensor and getattr(query, "is_nested", False):
         output, lse = jagged_attention(
@@ -221,10 +232,9 @@ def attention_jvp(
         args += (attn_mask, dropout_p, is_causal)
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
     if type(query) is not Tensor and getattr(query, "is_nested", False):
-        output, lse, output_tangent, lse_tangent = jagged_attention(
+        return jagged_attention(
             "attention_jvp", query, key, value, attn_mask, dropout_p, is_causal, **given
         )
-        return output, lse, output_tangent, lse_tangent
     try:
         return _attention_jvp(*args, **given)
     except RuntimeError:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nested import nested_tensor_from_jagged
 
 from qkv._refuse import refuse
-from qkv.options import BY_HEAD, MASKS, TangentOptions, Unpack, defaults
+from qkv.options import BY_HEAD, MASKS, defaults
 
 _ops = torch.ops.qkv
 _dropout_seed = _ops.dropout_seed.default
@@ -23,8 +23,8 @@ Jagged = Any  # a Tensor that has offsets() and lengths(), for which torch has n
 
 def jagged_attention(
     function: Literal["attention", "attention_jvp"], query: Jagged, key: Jagged, value: Jagged,
-    attn_mask: Tensor | None, dropout_p: float, is_causal: bool, **options: Unpack[TangentOptions],
-) -> tuple[Tensor, ...]:  # fmt: skip
+    attn_mask: Tensor | None, dropout_p: float, is_causal: bool, **options: Any,
+) -> Any:  # fmt: skip
     """The results of the function, output and lse or these and their tangents, jagged like query.
     query, key and value, and their tangents, are `[B, H, j, D]`."""
     operator, defaults_of_options = _OPERATORS[function]

@@ -27,6 +27,7 @@ class _Options(SoftmaxOptions, total=False):
 
 class _LatentOptions(_Options, total=False):
     scale: float | None
+    indices: Tensor | None
 
 
 class _CacheOptions(_Options, total=False):
@@ -68,7 +69,8 @@ def latent_attention(
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
     spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
-    score_mod: Callable[..., Any] | None = None, return_lse: bool = False,
+    indices: Tensor | None = None, score_mod: Callable[..., Any] | None = None,
+    return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Multi-head latent attention (MLA), that of DeepSeek's models: each position has a latent of C
     numbers and one rotated key of R that all heads share, and head h has the keys
@@ -94,6 +96,7 @@ def latent_attention(
         absorb: which of the two ways; None: the one that multiplies less, by the shapes.
         attn_mask, dropout_p, is_causal, window_size, softcap, alibi_slopes, bias, spans, sinks: as
             in `attention`.
+        indices: as in `attention`.
         score_mod: as in `flex_attention`.
         return_lse: also return the logarithm of each softmax's denominator, `[..., H, L]`.
 
@@ -115,7 +118,9 @@ def latent_attention(
     Source: DeepSeek-AI, "DeepSeek-V2: A strong, economical, and efficient mixture-of-experts
     language model", 2024, section 2.1.
     """
-    given = _keywords(scale, absorb, window_size, softcap, alibi_slopes, bias, spans, sinks)
+    given = _keywords(
+        scale, absorb, window_size, softcap, alibi_slopes, bias, spans, sinks, indices
+    )
     if score_mod is not None:
         given |= keywords_of_program(score_mod, query_nope)
     output, lse = _latent_attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 
 from qkv._block_mask import seen_in
 from qkv._mask_bounds import bounds_of
+from qkv._refuse import refuse
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+_refuse = partial(refuse, function="block_mask")
 
 
 def block_mask(
@@ -64,10 +68,16 @@ def block_mask(
     batch = (1 if B is None else B, 1 if H is None else H)
     lengths = (Q_LEN, KV_LEN)
     sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
-    _check(mask_mod, device, {"B": batch[:1], "H": batch[1:], "Q_LEN": lengths[:1]})
-    _check(mask_mod, device, {"KV_LEN": lengths[1:], "BLOCK_SIZE": sizes})
+    if not callable(mask_mod):
+        _refuse("mask_mod", repr(mask_mod), "a function is expected")
+    if torch.device(device).type != "cpu":
+        _refuse("device", device, "cpu is expected")
+    names = ["B", "H", "Q_LEN", "KV_LEN", *["BLOCK_SIZE"] * len(sizes)]
+    for name, n in zip(names, (*batch, *lengths, *sizes), strict=True):
+        if not isinstance(n, int) or n < 1:
+            _refuse(name, repr(n), "a number from 1 is expected")
     if len(sizes) != 2:
-        raise ValueError(f"block_mask: BLOCK_SIZE is {BLOCK_SIZE}, but 1 or 2 numbers are expected")
+        _refuse("BLOCK_SIZE", BLOCK_SIZE, "1 or 2 numbers are expected")
     is_full, is_partial = _blocks(mask_mod, batch, lengths, sizes)
     return BlockMask.from_kv_blocks(
         *_listed(is_partial),
@@ -76,17 +86,6 @@ def block_mask(
         mask_mod=mask_mod,
         seq_lengths=lengths,
     )
-
-
-def _check(mask_mod: Any, device: Any, sizes: dict[str, tuple[Any, ...]]) -> None:
-    if not callable(mask_mod):
-        raise ValueError(f"block_mask: mask_mod is {mask_mod!r}, but a function is expected")
-    if torch.device(device).type != "cpu":
-        raise ValueError(f"block_mask: device is {device}, but cpu is expected")
-    for name, numbers in sizes.items():
-        for n in numbers:
-            if not isinstance(n, int) or n < 1:
-                raise ValueError(f"block_mask: {name} is {n!r}, but a number from 1 is expected")
 
 
 def _blocks(

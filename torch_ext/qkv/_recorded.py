@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -74,23 +75,26 @@ class Node:
     def inputs(self) -> list[Node]:
         return nodes_in((self.args, self.kwargs))
 
-    def run(self, of: Callable[[Node], Any]) -> Tensor:
-        """The operation on other tensors, which stay as they are."""
+    def run(self, of: Callable[[Node], Any], call: Callable[..., Any] | None = None) -> Any:
+        """The operation on other tensors, which stay as they are. call: calls an operation."""
+        call = call or (lambda function, *args, **kwargs: function(*args, **kwargs))
         args, kwargs = replaced((self.args, self.kwargs), of)
         if self.function._schema.is_mutable:
-            args = (args[0].clone(), *args[1:])
-        result = self.function(*args, **kwargs)
-        return result if self.output is None else result[self.output]
+            args = (call(torch.ops.aten.clone.default, args[0]), *args[1:])
+        result = call(self.function, *args, **kwargs)
+        return result if self.output is None else call(operator.getitem, result, self.output)
 
 
 @dataclass(eq=False)
 class Recording:
-    """nodes: of the operations, in their order. result: a node, if the function gives a tensor."""
+    """nodes: of the operations, in their order. result: a node, if the function gives a tensor.
+    place: of the function."""
 
     arguments: list[Node]
     captured: list[tuple[Tensor, Node]]
     nodes: list[Node]
     result: Any
+    place: Place
 
 
 def replaced(x: Any, of: Callable[[Any], Any], kind: type = Node) -> Any:
@@ -137,7 +141,7 @@ def record(
         with recorder, _StandingIn(recorder):
             result = function(*zeros)
     result = recorder.node_of(result) if isinstance(result, Tensor) else result
-    return Recording(arguments, recorder.captured, recorder.nodes, result)
+    return Recording(arguments, recorder.captured, recorder.nodes, result, recorder.place)
 
 
 class _Recorder(TorchDispatchMode):

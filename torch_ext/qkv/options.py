@@ -11,11 +11,11 @@ from typing_extensions import TypedDict, Unpack
 from qkv.spans import Spans, tensor_of
 
 __all__ = [
+    "AttentionOptions",
     "FlexOptions",
     "HardOptions",
     "ScoreOptions",
     "SoftmaxOptions",
-    "TangentOptions",
     "Unpack",
 ]
 
@@ -58,19 +58,13 @@ class HardOptions(_CommonOptions, total=False):
 
 
 class ScoreOptions(HardOptions, SoftmaxOptions, total=False):
+    """What every dense function with a softmax takes."""
+
+
+class AttentionOptions(ScoreOptions, total=False):
     """What `attention` takes."""
 
-
-class TangentOptions(ScoreOptions, total=False):
-    """What `attention_jvp` takes."""
-
-    query_tangent: Tensor | None
-    key_tangent: Tensor | None
-    value_tangent: Tensor | None
-    attn_mask_tangent: Tensor | None
-    bias_tangent: Tensor | None
-    alibi_slopes_tangent: Tensor | None
-    sinks_tangent: Tensor | None
+    indices: Tensor | None
 
 
 def defaults(operator: OpOverload) -> dict[str, Any]:

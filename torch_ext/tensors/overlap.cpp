@@ -100,4 +100,11 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
   return sums.have(int64_t(b_begin) - int64_t(a_begin));
 }
 
+bool begins_rows(const at::Tensor& part, const at::Tensor& whole) {
+  if (!part.defined() || !whole.defined()) return part.defined() == whole.defined();
+  return part.const_data_ptr() == whole.const_data_ptr() && part.strides() == whole.strides() &&
+         part.sizes().slice(0, part.dim() - 1) == whole.sizes().slice(0, whole.dim() - 1) &&
+         part.sizes().back() <= whole.sizes().back();
+}
+
 }  // namespace qkv

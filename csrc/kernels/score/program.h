@@ -24,20 +24,24 @@ template <class T>
 void run_program(const Problem& p, const program::Compiled& program, const Tile& tile, int64_t key,
                  int64_t keys, const ProgramTile<T>& given, T* to) {
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
-    of.run_rows(keys, [&](int64_t row, int64_t rows) {
-      of.store_result(program.results[0], rows, to + row * tile.step);
+    of.run_rows(keys, to, [&](int64_t row, int64_t rows) {
+      if (program.in_place < 0) of.store_result(program.results[0], rows, to + row * tile.step);
     });
   });
 }
 
-// Adds the values of `rows` rows of a tile to the gradient of tables.
+// Adds the values of `rows` rows of a tile, from `row` on, to the gradient of tables.
 template <class T, class Sum>
-void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, int64_t rows,
-                   Sum* sums) {
+void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, int64_t row,
+                   int64_t rows, Sum* sums) {
   for (const program::TableSum& sum : program.sums) {
     const program::Step& place = program.steps[size_t(sum.place)];
-    TableAdder<T, Sum>(sums + sum.offset, rows, of.vectors(), place.by_row, place.by_lane)
-        .add(of.result(sum.place), of.result(sum.value));
+    const TableAdder<T, Sum> adder(sums + sum.offset, rows, of.vectors(), place.by_row,
+                                   of.by_lane(place));
+    if (const Line<T>* const line = of.line(place))
+      adder.add_line(*line, of.follows(*line, sum.offset), row, of.result(sum.value));
+    else
+      adder.add(of.result(sum.place), of.result(sum.value));
   }
 }
 
@@ -49,12 +53,12 @@ void run_backward(const Problem& p, const program::Compiled& program, const Back
                   T* const (&gradients)[N]) {
   void* const sums = item.sums.tables;
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
-    of.run_rows(keys, [&](int64_t row, int64_t rows) {
+    of.run_rows(keys, gradients[0], [&](int64_t row, int64_t rows) {
       if (sums && p.function->program->sums_in_double())
-        add_to_tables(program, of, rows, static_cast<double*>(sums));
+        add_to_tables(program, of, row, rows, static_cast<double*>(sums));
       else if (sums)
-        add_to_tables(program, of, rows, static_cast<T*>(sums));
-      for (int n = 0; n < N; ++n)
+        add_to_tables(program, of, row, rows, static_cast<T*>(sums));
+      for (int n = 0; program.in_place < 0 && n < N; ++n)
         of.store_result(program.results[size_t(n)], rows, gradients[n] + row * tile.step);
     });
   });

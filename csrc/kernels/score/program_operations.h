@@ -6,16 +6,40 @@
 
 namespace qkv::QKV_ISA {
 
-// Reals of one step, for which vectors have instructions.
+// Reals of one step, for which vectors have no instructions.
 template <class T>
-bool run_real(const program::Instruction& x, const StepSize& size, const StepData& to,
-              const StepData& a, const StepData& b, const StepData& c) {
+void run_real_by_lane(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
+                      StepData b) {
+  using program::Op;
+  const auto lanes = QKV_VECTORS(auto f) { each_lane<T, false>(size, to, a, b, f); };
+  switch (x.op) {
+    case Op::sqrt:
+      return lanes(QKV_VECTORS(double p, double) { return std::sqrt(p); });
+    case Op::rsqrt:
+      return lanes(QKV_VECTORS(double p, double) { return 1 / std::sqrt(p); });
+    case Op::floor:
+      return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
+    case Op::sin:
+      return lanes(QKV_VECTORS(double p, double) { return std::sin(p); });
+    case Op::cos:
+      return lanes(QKV_VECTORS(double p, double) { return std::cos(p); });
+    case Op::floordiv:
+      return lanes(QKV_VECTORS(double p, double q) { return std::floor(p / q); });
+    case Op::rem:
+      return lanes(QKV_VECTORS(double p, double q) { return p - std::floor(p / q) * q; });
+    default:
+      return;
+  }
+}
+
+// Reals of one step.
+template <class T>
+void run_real(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
+              StepData b, StepData c) {
   using program::Op;
   using V = Vec<T>;
-  const auto each = QKV_VECTORS(auto f) {
-    return each_vector<T, false>(size, to, a, b, c, f), true;
-  };
-  const auto in_step = QKV_VECTORS(auto f) { return each_in_step<T>(size, to, a, f), true; };
+  const auto each = QKV_VECTORS(auto f) { each_vector<T, false>(size, to, a, b, c, f); };
+  const auto in_step = QKV_VECTORS(auto f) { each_in_step<T>(size, to, a, f); };
   switch (x.op) {
     case Op::add:
       return each(QKV_VECTORS(V p, V q, V) { return p + q; });
@@ -47,46 +71,18 @@ bool run_real(const program::Instruction& x, const StepSize& size, const StepDat
         for (V& y : p) y = 1 / (1 + y);
       });
     default:
-      return false;
-  }
-}
-
-// Those for which they have none.
-template <class T>
-bool run_real_by_lane(const program::Instruction& x, const StepSize& size, const StepData& to,
-                      const StepData& a, const StepData& b) {
-  using program::Op;
-  const auto lanes = QKV_VECTORS(auto f) { return each_lane<T, false>(size, to, a, b, f), true; };
-  switch (x.op) {
-    case Op::sqrt:
-      return lanes(QKV_VECTORS(double p, double) { return std::sqrt(p); });
-    case Op::rsqrt:
-      return lanes(QKV_VECTORS(double p, double) { return 1 / std::sqrt(p); });
-    case Op::floor:
-      return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
-    case Op::sin:
-      return lanes(QKV_VECTORS(double p, double) { return std::sin(p); });
-    case Op::cos:
-      return lanes(QKV_VECTORS(double p, double) { return std::cos(p); });
-    case Op::floordiv:
-      return lanes(QKV_VECTORS(double p, double q) { return std::floor(p / q); });
-    case Op::rem:
-      return lanes(QKV_VECTORS(double p, double q) { return p - std::floor(p / q) * q; });
-    default:
-      return false;
+      return run_real_by_lane<T>(x, size, to, a, b);
   }
 }
 
 // Integers of one step, which wrap.
 template <class T>
-bool run_integer(const program::Instruction& x, const StepSize& size, const StepData& to,
-                 const StepData& a, const StepData& b, const StepData& c) {
+void run_integer(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
+                 StepData b, StepData c) {
   using program::Op;
   using V = IntVec<T>;
-  const auto each = QKV_VECTORS(auto f) {
-    return each_vector<T, true>(size, to, a, b, c, f), true;
-  };
-  const auto lanes = QKV_VECTORS(auto f) { return each_lane<T, true>(size, to, a, b, f), true; };
+  const auto each = QKV_VECTORS(auto f) { each_vector<T, true>(size, to, a, b, c, f); };
+  const auto lanes = QKV_VECTORS(auto f) { each_lane<T, true>(size, to, a, b, f); };
   switch (x.op) {
     case Op::add:
       return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p + q); });
@@ -109,19 +105,17 @@ bool run_integer(const program::Instruction& x, const StepSize& size, const Step
       return lanes(
           QKV_VECTORS(double p, double q) { return q == 0 ? 0 : p - std::floor(p / q) * q; });
     default:
-      return false;
+      return;
   }
 }
 
 // What goes bit by bit, of integers and of booleans, which are all ones or all zeros; and places.
 template <class T>
-bool run_bits(const program::Instruction& x, const StepSize& size, const StepData& to,
-              const StepData& a, const StepData& b, const StepData& c) {
+void run_bits(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
+              StepData b, StepData c) {
   using program::Op;
   using V = IntVec<T>;
-  const auto each = QKV_VECTORS(auto f) {
-    return each_vector<T, true>(size, to, a, b, c, f), true;
-  };
+  const auto each = QKV_VECTORS(auto f) { each_vector<T, true>(size, to, a, b, c, f); };
   const auto elements = IntLane<T>(x.integer), stride = IntLane<T>(x.stride);
   const V outside = V{} + program::kOutside;
   switch (x.op) {
@@ -147,20 +141,19 @@ bool run_bits(const program::Instruction& x, const StepSize& size, const StepDat
     case Op::where:
       return each(QKV_VECTORS(V which, V p, V q) { return which ? p : q; });
     default:
-      return false;
+      return;
   }
 }
 
 // Comparisons of two of type `from`.
 template <class T>
-bool run_comparison(const program::Instruction& x, program::Type from, const StepSize& size,
-                    const StepData& to, const StepData& a, const StepData& b) {
+void run_comparison(const program::Instruction& x, program::Type from, const StepSize& size,
+                    StepData to, StepData a, StepData b) {
   using program::Op;
   const auto compare = QKV_VECTORS(auto f) {
     const auto bits = QKV_VECTORS(auto p, auto q, auto) { return (IntVec<T>)f(p, q); };
     from == program::Type::real ? each_vector<T, false>(size, to, a, b, b, bits)
                                 : each_vector<T, true>(size, to, a, b, b, bits);
-    return true;
   };
   switch (x.op) {
     case Op::eq:
@@ -176,7 +169,7 @@ bool run_comparison(const program::Instruction& x, program::Type from, const Ste
     case Op::ge:
       return compare(QKV_VECTORS(auto p, auto q) { return p >= q; });
     default:
-      return false;
+      return;
   }
 }
 

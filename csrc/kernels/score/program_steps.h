@@ -21,9 +21,11 @@ struct StepData {
   }
 };
 
-// How many rows and vectors a result has: 1 of what it does not depend on.
+// How many rows and vectors a result has: 1 of what it does not depend on. There are two vectors at
+// most.
 struct StepSize {
   int64_t rows, vectors;
+  bool by_lane;
 };
 
 // The beginning of a lambda that returns vectors. It captures, even nothing: GCC gives a function
@@ -46,43 +48,55 @@ QKV_INLINE IntVec<T> wrap(IntVec<T> x) {
   return ((x & 0xffffffff) ^ kSign) - kSign;
 }
 
-// to = f(a, b, c), where f takes vectors of reals, or of integers if as_integers.
+// Calls each(r, v) for all rows and vectors; the vectors of a row are constants.
+template <class Each>
+QKV_INLINE void for_each_vector(const StepSize& size, const Each& each) {
+  if (size.vectors == 1) {
+    for (int64_t r = 0; r < size.rows; ++r) each(r, 0);
+  } else {
+    for (int64_t r = 0; r < size.rows; ++r) {
+      each(r, 0);
+      each(r, 1);
+    }
+  }
+}
+
+// to = f(a, b, c), where f takes vectors of reals, or of integers if as_integers. StepData are
+// copies, since any store could change those in memory.
 template <class T, bool as_integers, class F>
-QKV_INLINE void each_vector(const StepSize& size, const StepData& to, const StepData& a,
-                            const StepData& b, const StepData& c, const F& f) {
+QKV_INLINE void each_vector(const StepSize& size, StepData to, StepData a, StepData b, StepData c,
+                            const F& f) {
   const auto read = [&](const StepData& from, int64_t r, int64_t v) QKV_INLINE_LAMBDA {
     if constexpr (as_integers)
       return load_integers(from.at<T>(r, v));
     else
       return load(from.at<T>(r, v));
   };
-  for (int64_t r = 0; r < size.rows; ++r)
-    for (int64_t v = 0; v < size.vectors; ++v)
-      store(to.at<T>(r, v), (Vec<T>)f(read(a, r, v), read(b, r, v), read(c, r, v)));
+  for_each_vector(size, [&](int64_t r, int64_t v) QKV_INLINE_LAMBDA {
+    store(to.at<T>(r, v), (Vec<T>)f(read(a, r, v), read(b, r, v), read(c, r, v)));
+  });
 }
 
 // to = f(a), where f changes kVectorsInStep vectors in place.
 template <class T, class F>
-QKV_INLINE void each_in_step(const StepSize& size, const StepData& to, const StepData& a,
-                             const F& f) {
+QKV_INLINE void each_in_step(const StepSize& size, StepData to, StepData a, const F& f) {
   constexpr int N = kVectorsInStep;
-  const int64_t count = size.rows * size.vectors;
+  const int64_t count = size.rows * size.vectors, more = size.vectors - 1;
   for (int64_t n = 0; n < count; n += N) {
     Vec<T> x[N];
     for (int i = 0; i < N; ++i) {
       const int64_t at = std::min(n + i, count - 1);
-      x[i] = load(a.at<T>(at / size.vectors, at % size.vectors));
+      x[i] = load(a.at<T>(at >> more, at & more));
     }
     f(x);
     for (int i = 0; i < N && n + i < count; ++i)
-      store(to.at<T>((n + i) / size.vectors, (n + i) % size.vectors), x[i]);
+      store(to.at<T>((n + i) >> more, (n + i) & more), x[i]);
   }
 }
 
 // to = f(a, b), lane by lane, in double: what vectors have no instruction for.
 template <class T, bool as_integers, class F>
-QKV_INLINE void each_lane(const StepSize& size, const StepData& to, const StepData& a,
-                          const StepData& b, const F& f) {
+QKV_INLINE void each_lane(const StepSize& size, StepData to, StepData a, StepData b, const F& f) {
   using L = std::conditional_t<as_integers, IntLane<T>, T>;
   for (int64_t r = 0; r < size.rows; ++r)
     for (int64_t v = 0; v < size.vectors; ++v) {

@@ -1,7 +1,7 @@
 // Tables of score programs: how a tile reads their elements, and adds to their gradients.
 #pragma once
 
-#include "kernels/score/program_steps.h"
+#include "kernels/score/program_lines.h"
 
 namespace qkv::QKV_ISA {
 
@@ -20,34 +20,59 @@ QKV_INLINE void read_elements(const Element* table, const IntLane<T>* places, La
   for (int l = 0; l < kLanes<T>; ++l) to[l] = places[l] < 0 ? none : Lane(table[places[l]]);
 }
 
-template <class T>
-void load_reals(const T* table, const StepSize& size, const StepData& to, const StepData& at) {
-  for (int64_t r = 0; r < size.rows; ++r)
-    for (int64_t v = 0; v < size.vectors; ++v) {
-      const IntVec<T> places = load_integers(at.at<T>(r, v));
-      T* const numbers = to.at<T>(r, v);
-      if (!table) {
-        store(numbers, Vec<T>{});
-      } else if (follow_each_other<T>(places)) {
-        store(numbers, load(table + places[0]));
-      } else {
-        IntLane<T> all[kLanes<T>];
-        std::memcpy(all, &places, sizeof all);
-        read_elements<T>(table, all, std::numeric_limits<T>::quiet_NaN(), numbers);
-      }
-    }
+// The same, of places that are the same in all lanes.
+template <class T, class Lane, class Element>
+void read_by_row(const Element* table, const StepSize& size, StepData to, StepData at, Lane none) {
+  for (int64_t r = 0; r < size.rows; ++r) {
+    const IntLane<T> place = *at.at<IntLane<T>>(r, 0);
+    const Lane number = place < 0 ? none : Lane(table[place]);
+    for (int l = 0; l < kLanes<T>; ++l) to.at<Lane>(r, 0)[l] = number;
+  }
 }
 
 template <class T>
-void load_integers_of(const int32_t* table, const StepSize& size, const StepData& to,
-                      const StepData& at) {
-  for (int64_t r = 0; r < size.rows; ++r)
-    for (int64_t v = 0; v < size.vectors; ++v) {
-      IntLane<T> places[kLanes<T>], numbers[kLanes<T>];
-      std::memcpy(places, at.at<T>(r, v), sizeof places);
-      read_elements<T>(table, places, IntLane<T>(0), numbers);
-      std::memcpy(to.at<T>(r, v), numbers, sizeof numbers);
+void load_reals(const T* table, const StepSize& size, StepData to, StepData at) {
+  constexpr T kNone = std::numeric_limits<T>::quiet_NaN();
+  if (table && !size.by_lane) return read_by_row<T>(table, size, to, at, kNone);
+  for_each_vector(size, [&](int64_t r, int64_t v) QKV_INLINE_LAMBDA {
+    const IntVec<T> places = load_integers(at.at<T>(r, v));
+    T* const numbers = to.at<T>(r, v);
+    if (!table) {
+      store(numbers, Vec<T>{});
+    } else if (follow_each_other<T>(places)) {
+      store(numbers, load(table + places[0]));
+    } else {
+      IntLane<T> all[kLanes<T>];
+      std::memcpy(all, &places, sizeof all);
+      read_elements<T>(table, all, kNone, numbers);
     }
+  });
+}
+
+template <class T>
+void load_integers_of(const int32_t* table, const StepSize& size, StepData to, StepData at) {
+  if (!size.by_lane) return read_by_row<T>(table, size, to, at, IntLane<T>(0));
+  for_each_vector(size, [&](int64_t r, int64_t v) QKV_INLINE_LAMBDA {
+    IntLane<T> places[kLanes<T>], numbers[kLanes<T>];
+    std::memcpy(places, at.at<T>(r, v), sizeof places);
+    read_elements<T>(table, places, IntLane<T>(0), numbers);
+    std::memcpy(to.at<T>(r, v), numbers, sizeof numbers);
+  });
+}
+
+// Lane 0 + lane 1 + ..., in double.
+template <int h = kLanes<double> / 2>
+QKV_INLINE double add_lanes_of(Vec<double> x) {
+  if constexpr (h > 0) return add_lanes_of<h / 2>(x + shuffle(x, x, [](int l) { return l ^ h; }));
+  return x[0];
+}
+template <class T>
+QKV_INLINE double add_lanes(Vec<T> values) {
+  alignas(kVectorBytes) T all[kLanes<T>];
+  store(all, values);
+  Vec<double> sum{};
+  for (int l = 0; l < kLanes<T>; l += kLanes<double>) sum += load_double(all + l);
+  return add_lanes_of(sum);
 }
 
 // sums[place] += value, for the values of `rows` rows and `vectors` vectors. Where places are the
@@ -62,11 +87,24 @@ class TableAdder {
         place_by_row_(place_by_row),
         place_by_lane_(place_by_lane) {}
 
-  void add(const StepData& place, const StepData& value) const {
-    for (int64_t v = 0; v < vectors_; ++v) {
+  // At the places of a line, from row `row` of the tile on.
+  void add_line(const Line<T>& line, bool follows, int64_t row, StepData value) const {
+    for_each_vector({rows_, vectors_, true}, [&](int64_t r, int64_t v) QKV_INLINE_LAMBDA {
+      const T* const values = value.at<T>(r, v);
+      const IntVec<T> places = line.places(row + r, v);
+      if (follows)
+        add_elements(sums_ + line.first[0][0] + (row + r) * line.per_key + v * kLanes<T>, values);
+      else
+        for (int l = 0; l < kLanes<T>; ++l) sums_[places[l]] += values[l];
+    });
+  }
+
+  void add(StepData place, StepData value) const {
+    for (int64_t v = 0; v < (place_by_lane_ ? vectors_ : 1); ++v) {
       Vec<T> sum{};
       for (int64_t r = 0; r < rows_; ++r) {
         sum += load(value.at<T>(r, v));
+        if (!place_by_lane_ && vectors_ > 1) sum += load(value.at<T>(r, 1));
         if (!place_by_row_ && r + 1 < rows_) continue;
         add_vector(load_integers(place.at<T>(r, v)), sum);
         sum = Vec<T>{};
@@ -75,13 +113,22 @@ class TableAdder {
   }
 
  private:
+  // sums [lanes] += values [lanes].
+  QKV_INLINE static void add_elements(Sum* sums, const T* values) {
+    for (int l = 0; l < kLanes<T>; l += kLanes<Sum>) {
+      if constexpr (sizeof(Sum) == sizeof(T))
+        store(sums + l, load(sums + l) + load(values + l));
+      else
+        store(sums + l, load(sums + l) + load_double(values + l));
+    }
+  }
   QKV_INLINE void add_vector(IntVec<T> places, Vec<T> values) const {
     if (!place_by_lane_) {
-      Sum sum = 0;
-      for (int l = 0; l < kLanes<T>; ++l) sum += values[l];
-      if (places[0] >= 0) sums_[places[0]] += sum;
+      if (places[0] >= 0) sums_[places[0]] += Sum(add_lanes<T>(values));
     } else if (follow_each_other<T>(places)) {
-      for (int l = 0; l < kLanes<T>; ++l) sums_[places[0] + l] += values[l];
+      alignas(kVectorBytes) T all[kLanes<T>];
+      store(all, values);
+      add_elements(sums_ + places[0], all);
     } else {
       for (int l = 0; l < kLanes<T>; ++l)
         if (places[l] >= 0) sums_[places[l]] += values[l];

@@ -15,14 +15,6 @@ constexpr int64_t kItemBytes = int64_t(64) << 10;
 // Copying a byte takes as long as this many floating-point operations of attention, about.
 constexpr double kFlopsOfByte = 5;
 
-// Whether `part` is the first numbers of every row of `whole`: the same memory, read less far.
-bool begins_rows(const at::Tensor& part, const at::Tensor& whole) {
-  if (!part.defined() || !whole.defined()) return part.defined() == whole.defined();
-  return part.const_data_ptr() == whole.const_data_ptr() && part.strides() == whole.strides() &&
-         part.sizes().slice(0, part.dim() - 1) == whole.sizes().slice(0, whole.dim() - 1) &&
-         part.sizes().back() <= whole.sizes().back();
-}
-
 // Whether values are the first numbers of the keys, in the caches and in what is appended, so that
 // keys alone are written: the cache of latent attention.
 bool values_begin_keys(const Call& call) {

@@ -2,6 +2,7 @@
 #include "ops/attention/attention.h"
 #include "call/autocast.h"
 #include "call/from_options.h"
+#include "ops/indexed/indexed.h"
 #include "ops/latent/latent.h"
 #include "qkv/latent.h"
 
@@ -17,7 +18,9 @@ Tensors attend_to(const Call& call, const at::Tensor& query, const at::Tensor& k
   inner.set(arg::key, key);
   inner.set(arg::value, value);
   inner.options.enable_gqa = true;
-  return attend(std::move(inner));
+  if (!call.has(arg::indices)) return attend(std::move(inner));
+  inner.set(arg::indices, call[arg::indices]);
+  return attend_to_indices(inner);
 }
 
 Tensors latent_composite(const Call& given) {
@@ -46,7 +49,8 @@ DefinedOperator latent_attention(
     "latent_attention",
     "latent_attention(query_nope as query, query_rope, latents as key, rope_keys?, key_weight, "
     "value_weight, attn_mask?=, dropout_p=, is_causal=, *, scale=, absorb=, "
-    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, " QKV_PROGRAM_KEYWORDS ") -> output, logsumexp",
+    "window_size=, " QKV_SCORE_KEYWORDS ", sinks?=, indices?=, " QKV_PROGRAM_KEYWORDS
+    ") -> output, logsumexp",
     {.composite = &latent_composite});
 
 }  // namespace

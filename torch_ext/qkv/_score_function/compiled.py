@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,10 +13,9 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import TupleVariable
 from torch._ops import HigherOrderOperator
 
-from qkv._recorded import CONSTANT, Node, Place, Refused, replaced
-from qkv._score_function.cache import traced
+from qkv._recorded import Node, Place, Refused
+from qkv._score_function.cache import lowered, traced
 from qkv._score_function.lower import Lowered
-from qkv._score_function.trace import lowered
 
 _aten = torch.ops.aten
 _traced: Any = cast("Any", torch._dynamo.disable)(traced)
@@ -107,29 +105,12 @@ def _graph_of(of: Any, tx: Any, score_mod: VariableTracker, query: Any) -> tuple
 
 def _tables(tx: Any, program: Lowered, captured: list[Any]) -> list[VariableTracker]:
     """`Lowered.tables`, of the graph's own values."""
-    known: dict[Node, Any] = {}
 
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(function: Any, *args: Any, **kwargs: Any) -> VariableTracker:
         proxy = tx.output.create_proxy("call_function", function, args, kwargs)
         return builder.wrap_fx_proxy(tx, proxy)
 
-    def computed(node: Node) -> Any:
-        if node.level == CONSTANT:
-            return call(torch.tensor, node.like.tolist(), dtype=node.like.dtype)
-        args, kwargs = replaced((node.args, node.kwargs), value)
-        if node.function._schema.is_mutable:
-            args = (call(_aten.clone.default, args[0]).as_proxy(), *args[1:])
-        result = call(node.function, *args, **kwargs)
-        if node.output is not None:
-            result = call(operator.getitem, result.as_proxy(), node.output)
-        return result if node.has_gradient else call(_aten.detach.default, result.as_proxy())
-
-    def value(node: Node) -> Any:
-        if node in program.place:
-            return captured[program.place[node]]
-        if node not in known:
-            known[node] = computed(node).as_proxy()
-        return known[node]
+    value = program.values(captured, lambda *args, **kwargs: call(*args, **kwargs).as_proxy())
 
     def joined(nodes: list[Node], dtype: torch.dtype) -> VariableTracker:
         if not nodes:

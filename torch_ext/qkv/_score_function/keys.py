@@ -188,11 +188,10 @@ class _Walk:
         return None
 
     def attributes(self, x: Any, state: dict[str, Any], code: _Code) -> None:
+        of = type(x) if state else x  # a miss of x's is slow
         for name in code.names:
             value = state.get(name, _MISSING)
-            if value is _MISSING and hasattr(
-                type(x) if state else x, name
-            ):  # a miss of x's is slow
+            if value is _MISSING and hasattr(of, name):
                 value = getattr(x, name, _MISSING)
             if value is not _MISSING:
                 self.parts.append(name)

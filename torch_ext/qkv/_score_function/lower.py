@@ -18,7 +18,9 @@ from qkv._score_function.recognise import Known, known
 from qkv._score_function.tables import Remembered, in_int32, joined
 
 LOOKUPS = frozenset("index select embedding".split())
+_SINGLE = "look single numbers up, such as table[head, query - key]"
 _LISTED = "these are expected: " + ", ".join(sorted(x for x in RULES if x[0] != "_"))
+_DETACH = torch.ops.aten.detach.default
 _KINDS = {torch.bool: "b"}
 _KINDS |= dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), "i")
 _KINDS |= dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, torch.float64), "f")
@@ -46,17 +48,7 @@ class Lowered:
     ) -> tuple[Tensor | None, Tensor | None]:
         """All floating tables one after the other, and all of integers and booleans. name: what an
         error calls a tensor."""
-        known: dict[Node, Tensor] = {}
-
-        def value(node: Node) -> Tensor:
-            if node in self.place:
-                return captured[self.place[node]]
-            if node.level == CONSTANT:
-                return node.like
-            if node not in known:
-                found = node.run(value)
-                known[node] = found if node.has_gradient else found.detach()
-            return known[node]
+        value = self.values(captured)
 
         def integers() -> Tensor | None:
             return joined([in_int32(value(x), name).reshape(-1) for x in self.integers])
@@ -66,6 +58,24 @@ class Lowered:
             return floats, None
         return floats, self.remembered.of([captured[n] for n in self.read], integers)
 
+    def values(self, captured: Sequence[Any], call: Any = None) -> Callable[[Node], Any]:
+        """What gives the value of a node, each computed once. call: calls an operation, where it is
+        not to be run here."""
+        known: dict[Node, Any] = {node: captured[n] for node, n in self.place.items()}
+
+        def value(node: Node) -> Any:
+            if node not in known and node.level == CONSTANT:
+                like = node.like
+                known[node] = call(torch.tensor, like.tolist(), dtype=like.dtype) if call else like
+            elif node not in known:
+                found = node.run(value, call)
+                if not node.has_gradient:
+                    found = call(_DETACH, found) if call else _DETACH(found)
+                known[node] = found
+            return known[node]
+
+        return value
+
     @functools.cached_property
     def known(self) -> Known:
         return known(self.text)
@@ -73,18 +83,21 @@ class Lowered:
     @functools.cached_property
     def read(self) -> list[int]:
         """The captured tensors that integers follow from."""
-        left, seen = list(self.integers), set(self.integers)
-        while left:
-            new = set(left.pop().inputs) - seen
-            seen |= new
-            left += new
-        return [self.place[node] for node in seen if node in self.place]
+        return [self.place[node] for node in _behind(self.integers) if node in self.place]
 
 
-def lower(
-    recording: Recording, floating: torch.dtype, place: tuple[str, str, int], name: Any
-) -> Lowered:
-    """place: of the function. name: what an error calls a captured tensor.
+def _behind(nodes: list[Node]) -> set[Node]:
+    """All that these follow from, and they themselves."""
+    left, seen = list(nodes), set(nodes)
+    while left:
+        new = set(left.pop().inputs) - seen
+        seen |= new
+        left += new
+    return seen
+
+
+def lower(recording: Recording, floating: torch.dtype, name: Any) -> Lowered:
+    """name: what an error calls a captured tensor.
 
     Raises:
         Refused: what the result follows from has no instructions.
@@ -93,7 +106,8 @@ def lower(
     if not isinstance(result, Node) or result.like.dim() or _KINDS.get(result.like.dtype) != "f":
         like = result.like if isinstance(result, Node) else None
         gives = type(result).__name__ if like is None else f"{like.dtype}, {list(like.shape)}"
-        raise Refused(f"score_mod gives {gives}", place, "a floating tensor, [], is expected")
+        wanted = "a floating tensor, [], is expected"
+        raise Refused(f"score_mod gives {gives}", recording.place, wanted)
     return _Lowering(recording, name).lowered(result, floating)
 
 
@@ -110,11 +124,7 @@ class _Lowering:
             self.registers[node] = self.p.line((x,), kind, has_gradient=x == "score")
 
     def lowered(self, result: Node, floating: torch.dtype) -> Lowered:
-        live, left = {result}, [result]
-        while left:
-            new = set(left.pop().inputs) - live
-            live |= new
-            left += new
+        live = _behind([result])
         for node in self.recording.nodes:  # in order, so that what is long is not deep
             if node in live and node.level == ARGUMENT and not node.like.dim():
                 self.register(node)
@@ -140,11 +150,8 @@ class _Lowering:
 
     def _register(self, node: Node) -> Register:
         if node.like.dim():
-            raise Refused(
-                f"score_mod computes with a tensor of shape {list(node.like.shape)}",
-                node.place,
-                "look single numbers up, such as table[head, query - key]",
-            )
+            what = f"score_mod computes with a tensor of shape {list(node.like.shape)}"
+            raise Refused(what, node.place, _SINGLE)
         kind = self.kind(node)
         if node.level == CONSTANT:
             return self.p.constant(node.like.item(), kind)
@@ -164,15 +171,6 @@ class _Lowering:
         if node.name not in RULES:
             raise Refused(f"score_mod calls {node.called}", node.place, _LISTED)
         args, kwargs = replaced((node.args, node.kwargs), self.register)
-        if node.name in (
-            "_to_copy",
-            "convert_element_type",
-            "view",
-            "_unsafe_view",
-            "expand",
-            "squeeze",
-        ):
-            args, kwargs = args[:1], {}
         try:
             found = RULES[node.name](self.p, kind, *args, **kwargs)
         except (NoRule, TypeError) as error:
@@ -204,11 +202,8 @@ class _Lowering:
         where there is none yet."""
         if node.function is None or node.name not in LOOKUPS or node.level == CONSTANT:
             if node.level == ARGUMENT:
-                raise Refused(
-                    f"score_mod calls {node.called} on a row of a table",
-                    node.place,
-                    "look single numbers up, such as table[head, query - key]",
-                )
+                what = f"score_mod calls {node.called} on a row of a table"
+                raise Refused(what, node.place, _SINGLE)
             self.check(node)
             return node, [None] * node.like.dim()
         source: Node = node.args[0]
@@ -223,38 +218,26 @@ class _Lowering:
         for d, x in chosen.items():
             n = table.like.size(free[d])
             if x.value is not None and not -n <= x.value < n:
-                raise Refused(
-                    f"score_mod looks up index {x.value} of {n}",
-                    node.place,
-                    f"{-n} to {n - 1} is expected",
-                )
+                what = f"score_mod looks up index {x.value} of {n}"
+                raise Refused(what, node.place, f"{-n} to {n - 1} is expected")
             found[free[d]] = x
         return table, found
 
     def index(self, x: Node, node: Node) -> Register:
         if x.like.dim() or self.kind(x) != "i":
-            raise Refused(
-                f"score_mod looks up at {x.like.dtype}, {list(x.like.shape)}",
-                node.place,
-                "an integer, [], is expected for each index",
-            )
+            what = f"score_mod looks up at {x.like.dtype}, {list(x.like.shape)}"
+            raise Refused(what, node.place, "an integer, [], is expected for each index")
         return self.register(x)
 
     def kind(self, node: Node) -> str:
         if node.like.dtype not in _KINDS:
-            raise Refused(
-                f"score_mod computes with {node.like.dtype}",
-                node.place,
-                "float32, float64, bfloat16, float16, integers and bool are expected",
-            )
+            wanted = "float32, float64, bfloat16, float16, integers and bool are expected"
+            raise Refused(f"score_mod computes with {node.like.dtype}", node.place, wanted)
         return _KINDS[node.like.dtype]
 
     def check(self, node: Node) -> None:
         self.kind(node)
         x = self.captured.get(node)
         if x is not None and (x.device.type != "cpu" or x.layout != torch.strided):
-            raise Refused(
-                f"score_mod captures {self.name(x)} on {x.device}, {x.layout}",
-                node.place,
-                "a dense tensor on the CPU is expected",
-            )
+            what = f"score_mod captures {self.name(x)} on {x.device}, {x.layout}"
+            raise Refused(what, node.place, "a dense tensor on the CPU is expected")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv._block_mask import FULL, PARTIAL, kinds_of
 from qkv._intervals import TooMany
 from qkv._refuse import refuse
 from qkv.spans import tensor_of
@@ -16,7 +17,6 @@ from qkv.spans import tensor_of
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-_PARTIAL, _FULL = 1, 2
 _refuse = functools.partial(refuse, "block_mask", function="flex_attention")
 
 
@@ -53,7 +53,7 @@ def masked(
     """The score function, -inf where the mask hides, and a span of each query outside of which all
     is hidden: for masks that are too many spans, and in torch.compile, where how many they are
     would depend on data."""
-    kinds = _kinds(block_mask)
+    kinds = kinds_of(block_mask)
     sizes = tuple(block_mask.BLOCK_SIZE)
     function = functools.partial(_masked, score_mod, block_mask.mask_mod, kinds, sizes)
     return function, _outer_span(kinds > 0, sizes, block_mask.seq_lengths)
@@ -74,23 +74,6 @@ def _masked(
 ) -> Tensor:  # fmt: skip
     block = (b if kinds.size(0) > 1 else 0, h if kinds.size(1) > 1 else 0)
     kind = kinds[(*block, q // sizes[0], k // sizes[1])]
-    is_shown = (kind == _FULL) | ((kind == _PARTIAL) & mask_mod(b, h, q, k))
+    is_shown = (kind == FULL) | ((kind == PARTIAL) & mask_mod(b, h, q, k))
     changed = score if score_mod is None else score_mod(score, b, h, q, k)
     return torch.where(is_shown, changed, -torch.inf)
-
-
-def _kinds(block_mask: BlockMask) -> Tensor:
-    """Of each block whether it is partial, full or neither, `[B, H, rows, columns]`."""
-    columns = block_mask.kv_indices.size(-1)
-    shape = (*block_mask.kv_num_blocks.shape, columns + 1)
-    kinds = torch.zeros(shape, dtype=torch.int32)
-    for kind, counts, blocks in (
-        (_PARTIAL, block_mask.kv_num_blocks, block_mask.kv_indices),
-        (_FULL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
-    ):
-        if counts is not None and blocks is not None:
-            # What the lists have behind their counts goes to one more column, which is left out.
-            is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
-            to = blocks.long().masked_fill(~is_listed, columns)
-            kinds = kinds.scatter(-1, to, kind)
-    return kinds[..., :columns].contiguous()

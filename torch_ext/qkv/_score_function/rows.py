@@ -99,17 +99,14 @@ class _Rows:
                 if row.level == CONSTANT:
                     found.append(Node(row.like[place], CONSTANT, row.place))
                     continue
-                one = row
-                for n in place:
-                    like = one.like.select(0, 0)
-                    one = self.new(one, _aten.select.int, one, 0, n, like=like)
-                found.append(one)
+                at = [Node(torch.tensor(n), CONSTANT, row.place) for n in place]
+                found.append(self.new(row, _aten.index.Tensor, row, at))
             self.known[row] = found
         return self.known[row]
 
-    def new(self, of: Node, function: Any, *args: Any, like: Any = None, **kwargs: Any) -> Node:
+    def new(self, of: Node, function: Any, *args: Any, **kwargs: Any) -> Node:
         """A node that stands for a part of another one."""
-        like = torch.zeros((), dtype=of.like.dtype) if like is None else like
+        like = torch.zeros((), dtype=of.like.dtype)
         made = Node(like, of.level, of.place, function, args, kwargs)
         made.called, made.has_gradient = of.called or str(of.function), of.has_gradient
         if of.level != CAPTURED:

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.distributed._block import OPTION_TENSORS, Options, heads_of
+from qkv.distributed._block import OPTION_TENSORS, Ring, heads_of
 from qkv.distributed._call import Call, why_not_by_heads
-from qkv.distributed._passes import Ring, RingAttention
+from qkv.distributed._passes import RingAttention
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE, Ranks, Team
 from qkv.distributed._shards import natural, zigzag
@@ -54,10 +54,9 @@ def attend(
         shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
         output, lse = _attend_whole(inputs, of_options, call, dropout_seed=seed, shard=shard)
     else:
-        documents = None if call.cu_seqlens is None else call.cu_seqlens.numel() - 1
-        options = Options({}, call.scalars, own, heads, ranks.rank * own, documents, seed)
         plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
-        ring = Ring(team.ring, plan, (*lead[:-1], own) if lead else (), options)
+        lead = (*lead[:-1], own) if lead else ()
+        ring = Ring(team.ring, plan, lead, call.scalars, heads, ranks.rank * own, seed)
         output, lse = RingAttention.apply(*inputs, *(of_options[n] for n in OPTION_TENSORS), ring)
         if (sinks := of_options["sinks"]) is not None:
             output, lse = with_sinks(output, lse, sinks, team.ring.rank, plan)

@@ -2,13 +2,14 @@
 whole a call stands."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.distributed._plan import Block, Range
+from qkv.distributed._plan import Block, Plan, Range
+from qkv.distributed._ranks import Ranks
 from qkv.distributed._transport import wide
 from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS, TABLES
 
@@ -22,33 +23,31 @@ _HEADS = dict.fromkeys(BY_HEAD, -1) | {"lse": -2, "grad_lse": -2}
 
 
 @dataclass(frozen=True)
-class Options:
-    """What acts on the scores of `own_heads` of the `heads` heads of a call, from first_head on.
+class Ring:
+    """What a call is beside query, key and value, of some of its `heads` heads, from first_head on.
 
-    tensors: attn_mask and bias, `[..., own_heads, L_local or 1, N or 1]`, with rows as on this rank
-    and columns as in the sequence of length N; spans, with such rows, of keys of that sequence;
-    alibi_slopes `[..., own_heads]`, or one row for each packed document, of which there are
-    `documents`; the tables of a score program. scalars: dropout_p, scale, enable_gqa, window_size,
-    softcap and score_program; is_causal is what the block says.
+    lead: `[..., H]` of the output, of these heads. scalars: dropout_p, scale, enable_gqa,
+    window_size, softcap and score_program; is_causal is what the block says. tensors: attn_mask and
+    bias, `[..., H, L_local or 1, N or 1]`, with rows as on this rank and columns as in the sequence
+    of length N; spans, with such rows, of keys of that sequence; alibi_slopes `[..., H]`, or one
+    row for each packed document; the tables of a score program.
     """
 
-    tensors: dict[str, Tensor]
+    ranks: Ranks
+    plan: Plan
+    lead: tuple[int, ...]
     scalars: dict[str, Any]
-    own_heads: int
     heads: int
     first_head: int = 0
-    documents: int | None = None
     dropout_seed: Tensor | None = None  # int64 [1]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def of_heads(self, part: int, parts: int) -> "Options":
-        """Those of one of so many equal parts of the heads."""
-        own_heads = self.own_heads // parts
-        return replace(
-            self,
-            tensors=tensors_of_heads(self.tensors, part, parts),
-            own_heads=own_heads,
-            first_head=self.first_head + part * own_heads,
-        )
+    def of_heads(self, part: int, parts: int) -> "Ring":
+        """The same for one of so many equal parts of the heads."""
+        lead = (*self.lead[:-1], self.lead[-1] // parts) if self.lead else ()
+        first_head = self.first_head + part * (lead or (1,))[-1]
+        tensors = tensors_of_heads(self.tensors, part, parts)
+        return replace(self, lead=lead, first_head=first_head, tensors=tensors)
 
 
 def tensors_of_heads(tensors: dict[str, Tensor], part: int, parts: int) -> dict[str, Tensor]:
@@ -71,12 +70,12 @@ def rows_of(tensor: Tensor, rows: Range, dim: int = -2) -> Tensor:
     return tensor.narrow(dim, rows.begin, rows.size)
 
 
-def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Tensor:
+def _part(name: str, tensor: Tensor, block: Block, ring: Ring) -> Tensor:
     """A view of what a tensor of the options has for a block; of spans, what they show of it."""
     if name in TABLES:
         return tensor
     if name in BY_HEAD:
-        if documents is None or tensor.dim() < 2:
+        if ring.plan.ends is None or tensor.dim() < 2:
             return tensor
         if tensor.size(0) == 1:
             return tensor[0]
@@ -92,13 +91,13 @@ def _part(name: str, tensor: Tensor, block: Block, documents: int | None) -> Ten
     return tensor.narrow(-1, block.key_begin, block.columns.size)
 
 
-def _arguments(block: Block, options: Options) -> dict:
+def _arguments(block: Block, ring: Ring) -> dict:
     """What a call for the block has besides query, key, value and results. A packed one has the
     documents as they are, with positions of their own."""
     ends = None if block.ends is None else torch.tensor(block.ends)
     offsets = block.query_begin - block.origin, block.key_begin - block.origin
-    heads = options.first_head, options.heads
-    parts = {n: _part(n, x, block, options.documents) for n, x in options.tensors.items()}
+    heads = ring.first_head, ring.heads
+    parts = {n: _part(n, x, block, ring) for n, x in ring.tensors.items()}
     # Half precision in float32, as query, key and value are.
     parts = {n: x.to(wide(x.dtype)) if x.is_floating_point() else x for n, x in parts.items()}
     return dict.fromkeys(OPTION_TENSORS) | {
@@ -107,8 +106,8 @@ def _arguments(block: Block, options: Options) -> dict:
         "cu_seq_k": ends,
         "seqused_k": None,
         "sinks": None,
-        "dropout_seed": options.dropout_seed,
-        **options.scalars,
+        "dropout_seed": ring.dropout_seed,
+        **ring.scalars,
         "is_causal": block.is_causal,
         "shard": [*offsets, block.length, block.length, *heads, block.document],
     }
@@ -120,14 +119,14 @@ def _laid_out(block: Block, tensor: Tensor) -> Tensor:
 
 
 def block_forward(
-    query: Tensor, key: Tensor, value: Tensor, block: Block, options: Options
+    query: Tensor, key: Tensor, value: Tensor, block: Block, ring: Ring
 ) -> tuple[Tensor, Tensor]:
     """Output and lse of the block's rows of query, which attend to its columns of key and value, in
     the dtype of the latter."""
     query = rows_of(query, block.rows).to(key.dtype)
     key, value = (rows_of(x, block.columns) for x in (key, value))
     inputs = [_laid_out(block, x) for x in (query, key, value)]
-    output, lse = _forward(*inputs, **_arguments(block, options))
+    output, lse = _forward(*inputs, **_arguments(block, ring))
     return _laid_out(block, output), lse
 
 
@@ -136,7 +135,7 @@ def block_backward(
     keys: list[Tensor],
     wanted: Sequence[bool],
     block: Block,
-    options: Options,
+    ring: Ring,
     option_grads: dict[str, Tensor],
 ) -> list[Tensor | None]:
     """The block's share of the gradients of its columns of key and value, as far as they are
@@ -159,11 +158,11 @@ def block_backward(
         grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,
         output=_laid_out(block, own["output"]), logsumexp=own["lse"],
         output_mask=[grad_query is not None, *wanted, *of_options],
-        **_arguments(block, options),
+        **_arguments(block, ring),
     )  # fmt: skip
     if grad_query is not None:
         grad_query.add_(_laid_out(block, found[0]))
     for name, more in zip(DIFFERENTIABLE[3:], found[3:], strict=True):
         if name in option_grads:
-            _part(name, option_grads[name], block, options.documents).add_(more)
+            _part(name, option_grads[name], block, ring).add_(more)
     return [x if x is None else _laid_out(block, x) for x in found[1:3]]

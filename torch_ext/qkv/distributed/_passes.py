@@ -3,7 +3,7 @@ computes while keys and values come from the others, and while gradients go back
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,15 +11,12 @@ from torch.autograd import Function
 
 from qkv.distributed._block import (
     OPTION_TENSORS,
-    Options,
     block_backward,
     block_forward,
     rows_of,
     tensors_of_heads,
 )
 from qkv.distributed._exchange import Exchange
-from qkv.distributed._plan import Plan
-from qkv.distributed._ranks import Ranks
 from qkv.distributed._transport import wide
 
 # Keys and values travel by parts: of their heads, and where these are few, of their rows. What is
@@ -39,20 +36,11 @@ def parts_of(heads: int, size: int) -> tuple[int, int]:
     return parts, max(1, most // parts)
 
 
-@dataclass(frozen=True)
-class Ring:
-    """What a call is beside its tensors. lead: `[..., H]` of the output."""
-
-    ranks: Ranks
-    plan: Plan
-    lead: tuple[int, ...]
-    options: Options  # but for its tensors
-
-    def parts(self, key: Tensor, value: Tensor) -> tuple[int, int]:
-        """Into how many parts of the heads the work is cut, a divisor of the number of key's heads
-        and of value's, and into how many of the rows."""
-        heads = math.gcd(*(x.size(-3) if x.dim() > 2 else 1 for x in (key, value)))
-        return parts_of(heads, (key.numel() + value.numel()) * key.element_size())
+def parts_of_both(key: Tensor, value: Tensor) -> tuple[int, int]:
+    """Into how many parts of the heads the work is cut, a divisor of the number of key's heads and
+    of value's, and into how many of the rows."""
+    heads = math.gcd(*(x.size(-3) if x.dim() > 2 else 1 for x in (key, value)))
+    return parts_of(heads, (key.numel() + value.numel()) * key.element_size())
 
 
 def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) -> None:
@@ -88,8 +76,8 @@ class RingAttention(Function):
     def forward(query, key, value, *others):
         *tensors, ring = others
         tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
-        dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
-        parts, cuts = ring.parts(key, value)
+        dtype, ring = wide(query.dtype), replace(ring, tensors=tensors)
+        parts, cuts = parts_of_both(key, value)
         shape = (*ring.lead, query.size(-2))
         output = torch.zeros(*shape, value.size(-1), dtype=dtype)
         # In float64 until it is whole, so that it is not rounded at every step.
@@ -97,11 +85,11 @@ class RingAttention(Function):
         rows = {"query": query, "output": output, "lse": lse}
         exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "forward")
         for visit, arrived in exchange.arrivals():
-            own_options = options.of_heads(visit.part, parts)
+            own_ring = ring.of_heads(visit.part, parts)
             own = tensors_of_heads(rows, visit.part, parts)
             keys, values = (x.to(dtype) for x in arrived)
             for block in exchange.seen(visit).blocks:
-                found = block_forward(own["query"], keys, values, block, own_options)
+                found = block_forward(own["query"], keys, values, block, own_ring)
                 here = rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1)
                 merge(*here, *found)
             del keys, values
@@ -138,7 +126,7 @@ class RingGradients(Function):
     def forward(grad_output, grad_lse, query, key, value, *others):
         *tensors, output, lse, ring, wanted = others
         tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
-        dtype, options = wide(query.dtype), replace(ring.options, tensors=tensors)
+        dtype, ring = wide(query.dtype), replace(ring, tensors=tensors)
         sums = {  # of the tensors of the options
             name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
             for name, is_wanted in zip(OPTION_TENSORS, wanted[3:], strict=True)
@@ -148,18 +136,18 @@ class RingGradients(Function):
         rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
         if wanted[0]:
             rows["grad_query"] = torch.zeros_like(query, dtype=dtype)
-        parts, cuts = ring.parts(key, value)
+        parts, cuts = parts_of_both(key, value)
         home = _zeros_like((key, value), wanted[1:3], dtype)
         exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
         returning = None
         for visit, arrived in exchange.arrivals():
             part = visit.part, parts
-            own_rows, own_options = tensors_of_heads(rows, *part), options.of_heads(*part)
+            own_rows, own_ring = tensors_of_heads(rows, *part), ring.of_heads(*part)
             own_sums = tensors_of_heads(sums, *part)
             keys = [x.to(dtype) for x in arrived]
             shares = _zeros_like(keys, wanted[1:3], dtype)
             for block in exchange.seen(visit).blocks:
-                found = block_backward(own_rows, keys, wanted[1:3], block, own_options, own_sums)
+                found = block_backward(own_rows, keys, wanted[1:3], block, own_ring, own_sums)
                 for share, more in zip(shares, found, strict=True):
                     if share is not None and more is not None:
                         rows_of(share, block.columns).add_(more)

@@ -73,10 +73,8 @@ def team_of(function: str, group: Group) -> Team:
         )
     if isinstance(group, DeviceMesh):
         if group.ndim > 2:
-            raise ValueError(
-                f"{function}: group is a mesh of {group.ndim} dimensions, but one (ring) or two "
-                "(heads, ring) are expected; mesh[names] takes a part of one"
-            )
+            wanted = "one (ring) or two (heads, ring) are expected; mesh[names] takes a part of one"
+            refuse("group", f"a mesh of {group.ndim} dimensions", wanted, function=function)
         if group.get_coordinate() is None:
             raise ValueError(f"{function}: this process is not in the mesh that group is")
         members = [_ranks_of(function, group.get_group(dim)) for dim in range(group.ndim)]

@@ -75,10 +75,9 @@ def check_dropout(dropout_p: float, seed: int | Tensor | None) -> None:
     if not 0 <= dropout_p <= 1:
         refuse("dropout_p", dropout_p, "a probability from 0 to 1 is expected")
     if dropout_p > 0 and seed is None:
-        raise ValueError(
-            f"dropout_seed is None with dropout_p {dropout_p}, but the number that says which "
-            "weights are dropped is expected: see qkv.testing.dropout_seed"
-        )
+        wanted = "the number that says which weights are dropped is expected: see"
+        found = f"None with dropout_p {dropout_p}"
+        refuse("dropout_seed", found, f"{wanted} qkv.testing.dropout_seed")
 
 
 def broadcasts(one: Sequence[int], other: Sequence[int]) -> bool:

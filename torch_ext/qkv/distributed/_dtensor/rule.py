@@ -65,17 +65,14 @@ def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
     for n, x in tensors.items():
         if not isinstance(x, DTensor):
             if x.dim() > 0 and not DTensor._op_dispatcher._allow_implicit_replication:
-                raise RuntimeError(
-                    f"{name}: {n} is a torch.Tensor, but {first} is a DTensor; expected a DTensor, "
-                    f"too: DTensor.from_local({n}, mesh) if all processes have the same one, "
-                    f"or distribute_tensor({n}, mesh, placements)"
-                )
+                wanted = f"{first} is a DTensor; expected a DTensor, too: "
+                wanted += f"DTensor.from_local({n}, mesh) if all processes have the same one, "
+                wanted += f"or distribute_tensor({n}, mesh, placements)"
+                refuse(n, "a torch.Tensor", wanted, RuntimeError, name)
             x = DTensor.from_local(x, mesh, replicated)
         elif x.device_mesh != mesh:
-            raise RuntimeError(
-                f"{name}: {n} is on {x.device_mesh}, but {first} on {mesh}; expected one mesh for "
-                "all tensors"
-            )
+            wanted = f"{first} on {mesh}; expected one mesh for all tensors"
+            refuse(n, f"on {x.device_mesh}", wanted, RuntimeError, name)
         found[n] = x
     if mesh.get_coordinate() is None:
         raise RuntimeError(

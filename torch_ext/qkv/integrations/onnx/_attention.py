@@ -119,7 +119,7 @@ class Attention:
                 added.append(places.alibi(slopes, self.dtype))
         if not (seen or added):  # sinks alone
             added.append(Tensor(constant(0.0, self.dtype), ()))
-        mask = Mask(seen, added, self.dtype).expanded(L, S)
+        mask = Mask(seen, added, self.dtype, L, S)
         if adds and not self._composes():
             mask = mask.above_least()
         return False, mask.with_sinks(sinks) if sinks else mask

@@ -7,10 +7,6 @@ from onnxscript import opset23 as op
 from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints
 
 
-def _number(bound: int | ir.Value) -> ir.Value:
-    return op.Constant(value_int=bound) if isinstance(bound, int) else bound
-
-
 class Places:
     """The numbers of the queries, `[L, 1]`, and of the keys, `[S]`, and what follows from them."""
 
@@ -36,9 +32,10 @@ class Places:
         for side, bound in ((op.Neg, left), (op.Identity, right)):
             if isinstance(bound, int) and bound < 0:
                 continue
-            value = op.LessOrEqual(side(self.after_query()), _number(bound))
+            most = op.Constant(value_int=bound) if isinstance(bound, int) else bound
+            value = op.LessOrEqual(side(self.after_query()), most)
             if isinstance(bound, ir.Value):  # which may be -1 when the model runs
-                value = op.Or(value, op.Less(bound, _number(0)))
+                value = op.Or(value, op.Less(bound, op.Constant(value_int=0)))
             seen.append(Tensor(value, self.sizes))
         return seen
 
@@ -53,8 +50,9 @@ class Mask:
     """`[L, S]`, or that with some of `[N, H]` before it. Bool, True where a key is seen; or
     floating and added to the scores, where -inf hides."""
 
-    def __init__(self, seen: list[Tensor], added: list[Tensor], dtype: ir.DataType):
-        """Of one or more masks. dtype: of those that are added."""
+    def __init__(self, seen: list[Tensor], added: list[Tensor], dtype: ir.DataType, *sizes: Size):
+        """Of one or more masks. dtype: of those that are added. sizes: L and S, along which
+        `Attention` broadcasts nothing."""
         self.dtype, self.added = dtype, bool(added)
         masks = added or seen
         tensor, add = masks[0], op.Add if added else op.And
@@ -62,16 +60,11 @@ class Mask:
             tensor = Tensor(add(tensor.value, mask.value), broadcast(tensor.sizes, mask.sizes))
         for mask in seen if added else ():
             tensor = self._hidden(tensor, mask)
-        self.tensor = tensor
+        self.tensor = tensor.expanded(*sizes)
 
     def _hidden(self, tensor: Tensor, seen: Tensor) -> Tensor:
         value = op.Where(seen.value, tensor.value, constant(float("-inf"), self.dtype))
         return Tensor(value, broadcast(tensor.sizes, seen.sizes))
-
-    def expanded(self, L: Size, S: Size) -> "Mask":
-        """With these last two sizes, along which `Attention` broadcasts nothing."""
-        self.tensor = self.tensor.expanded(L, S)
-        return self
 
     def above_least(self) -> "Mask":
         """With no number below the second least that is finite. What -inf hides stays hidden."""
@@ -91,7 +84,8 @@ class Mask:
         tensor = tensor.expanded(*sinks.sizes)
         column = sinks.expanded(*tensor.sizes[:-1], 1)
         value = op.Concat(tensor.value, column.value, axis=-1)
-        return Mask([], [Tensor(value, (*tensor.sizes[:-1], "S + 1"))], self.dtype)
+        self.tensor, self.added = Tensor(value, (*tensor.sizes[:-1], "S + 1")), True
+        return self
 
     def sees(self) -> ir.Value:
         """Bool `[..., L, 1]`: whether a query has anything to attend to."""

@@ -1,0 +1,116 @@
+#include "ops/indexed/chosen.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "call/check.h"
+
+namespace qkv::ops {
+namespace {
+
+// Fewer queries have fewer keys between them, more make fuller tiles: 64 rows are a few tiles of
+// the kernels for each head.
+constexpr int64_t kBlockQueries = 64;
+
+// Which keys a query may see, by the options that hide some.
+class Visible {
+ public:
+  Visible(const Call& call, int64_t items, int64_t L, int64_t S) : end_(S - L) {
+    const Window& window = call.options.window_size;
+    left_ = window.left.guard_int(__FILE__, __LINE__);
+    right_ = window.right.guard_int(__FILE__, __LINE__);
+    is_causal_ = call.options.is_causal;
+    if (call.has(arg::attn_mask)) mask_ = call[arg::attn_mask].expand({items, 1, L, S});
+  }
+
+  bool operator()(int64_t item, int64_t query, int64_t key) const {
+    const int64_t aligned = query + end_;  // the key that is aligned with the query, bottom-right
+    if (is_causal_ && key > query) return false;
+    if (left_ >= 0 && key < aligned - left_) return false;
+    if (right_ >= 0 && key > aligned + right_) return false;
+    if (!mask_.defined()) return true;
+    const auto strides = mask_.strides();
+    return mask_.const_data_ptr<bool>()[item * strides[0] + query * strides[2] + key * strides[3]];
+  }
+
+ private:
+  int64_t end_, left_, right_;
+  bool is_causal_;
+  at::Tensor mask_;
+};
+
+}  // namespace
+
+ChosenKeys chosen_keys(const Call& call) {
+  const at::Tensor &query = call[arg::query], &given = call[arg::indices];
+  const int64_t B = query.size(0), L = query.size(2), S = call[arg::key].size(2);
+  const int64_t G = given.dim() == 4 ? given.size(1) : 1, k = given.size(-1);
+  const at::Tensor indices = (given.dim() == 4 ? given : given.unsqueeze(1))
+                                 .expand({B, G, L, k})
+                                 .to(at::kLong)
+                                 .contiguous();
+  ChosenKeys chosen{at::zeros_like(indices), at::empty({B, G, L}, indices.options())};
+  const Visible sees(call, B, L, S);
+  const int64_t* const from = indices.const_data_ptr<int64_t>();
+  int64_t* const to = chosen.keys.mutable_data_ptr<int64_t>();
+  int64_t* const counts = chosen.counts.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, B * G * L, /*grain_size=*/16, [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> last_row(S, -1);  // that has named a key
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t n = 0;
+      for (int64_t i = row * k; i < (row + 1) * k; ++i) {
+        const int64_t key = from[i];
+        TORCH_CHECK(key < S, call.title(), ": indices has the number ", key, ", but key has ", S,
+                    " keys; expected numbers below that, or -1 for none");
+        if (key < 0 || last_row[key] == row || !sees(row / L / G, row % L, key)) continue;
+        last_row[key] = row;
+        to[row * k + n++] = key;
+      }
+      counts[row] = n;
+    }
+  });
+  return chosen;
+}
+
+std::vector<ChosenBlock> blocks_of(const ChosenKeys& chosen, int64_t seqlen_k) {
+  const int64_t B = chosen.keys.size(0), L = chosen.keys.size(2), k = chosen.keys.size(3);
+  std::vector<ChosenBlock> blocks;
+  for (int64_t item = 0; item < B; ++item)
+    for (int64_t begin = 0; begin < L; begin += kBlockQueries)
+      blocks.push_back({item, begin, std::min(begin + kBlockQueries, L), {}, {}});
+  const int64_t* const keys = chosen.keys.const_data_ptr<int64_t>();
+  const int64_t* const counts = chosen.counts.const_data_ptr<int64_t>();
+  at::parallel_for(0, int64_t(blocks.size()), /*grain_size=*/1, [&](int64_t first, int64_t last) {
+    std::vector<int64_t> place(seqlen_k);
+    for (int64_t number = first; number < last; ++number) {
+      ChosenBlock& block = blocks[number];
+      const auto for_each = [&](const auto& visit) {
+        for (int64_t query = block.begin; query < block.end; ++query)
+          for (int64_t i = 0, row = block.item * L + query; i < counts[row]; ++i)
+            visit(query - block.begin, keys[row * k + i]);
+      };
+      std::fill(place.begin(), place.end(), -1);
+      for_each([&](int64_t, int64_t key) { place[key] = 0; });
+      std::vector<int64_t> all;
+      for (int64_t key = 0; key < seqlen_k; ++key) {
+        if (place[key] < 0) continue;
+        place[key] = int64_t(all.size());
+        all.push_back(key);
+      }
+      const auto n = int64_t(all.size());
+      block.keys = at::empty({n}, chosen.keys.options());
+      std::copy(all.begin(), all.end(), block.keys.mutable_data_ptr<int64_t>());
+      block.mask = at::zeros({block.end - block.begin, n}, chosen.keys.options().dtype(at::kBool));
+      bool* const mask = block.mask.mutable_data_ptr<bool>();
+      for_each([&](int64_t row, int64_t key) { mask[row * n + place[key]] = true; });
+    }
+  });
+  return blocks;
+}
+
+}  // namespace qkv::ops

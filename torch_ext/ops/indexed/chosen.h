@@ -1,0 +1,29 @@
+// The keys that queries see of those chosen for them, read from `indices`: B batch items, G groups
+// of heads that share a choice (1, or one for each key head), L queries and S keys.
+#pragma once
+
+#include <vector>
+
+#include "call/call.h"
+
+namespace qkv::ops {
+
+struct ChosenKeys {
+  at::Tensor keys;    // int64 [B, G, L, k]: of each query first those that it sees, all different
+  at::Tensor counts;  // int64 [B, G, L]: how many those are
+};
+
+// Of a call with query [B, H, L, D] whose numbers may be read, and whose attn_mask is None or bool,
+// the same for all heads. is_causal, window_size and attn_mask hide; a key that is named twice
+// counts once, and negative numbers name none. Throws c10::Error for a number of S or more.
+ChosenKeys chosen_keys(const Call& call);
+
+// A run of queries of one batch item that share the keys which any of them has chosen.
+struct ChosenBlock {
+  int64_t item, begin, end;  // its queries
+  at::Tensor keys;           // int64 [n], rising
+  at::Tensor mask;           // bool [end - begin, n]: which of them each query sees
+};
+std::vector<ChosenBlock> blocks_of(const ChosenKeys& chosen, int64_t seqlen_k);
+
+}  // namespace qkv::ops
