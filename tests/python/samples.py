@@ -207,6 +207,13 @@ def _cache(dtype):
     return [tensors | rows | indexed, tensors | blocks, reading]
 
 
+def _indices():
+    """Of keys, for each query: one of them twice, and some that are none."""
+    return torch.tensor([[0, 2, 2], [5, 1, -1], [3, 4, 0], [-1, -1, 2], [1, 3, 5]]).expand(
+        2, -1, -1
+    )
+
+
 def _latent(dtype):
     """With every option and rotated keys apart; in rows, by the other way."""
     C, R = 7, 4
@@ -260,6 +267,7 @@ _CALLS = {
     ],
     "attention_with_kvcache": _cache,
     "attention_jvp": lambda dtype: [x | _tangents(x) for x in _user("attention_jvp", dtype)],
+    "indexed_attention": lambda dtype: _user("indexed_attention", dtype, indices=_indices()),
     "latent_attention": _latent,
     "latent_attention_with_kvcache": _latent_cache,
     "merge": _merge,

@@ -41,6 +41,7 @@ OPTIONS = {
     "spans": lambda: {"spans": random_spans()},
     "sinks": lambda: {"sinks": torch.randn(H)},
     "scale": lambda: {"scale": -0.7},
+    "indices": lambda: {"indices": torch.randint(-1, S, (2, L, 4))},
     "all": lambda: {
         "attn_mask": torch.randn(L, S).masked_fill(torch.rand(L, S) < 0.2, -INF),
         "bias": torch.randn(2, H, L, S), "spans": random_spans(), "sinks": torch.randn(2, H),
@@ -49,6 +50,14 @@ OPTIONS = {
     },
 }  # fmt: skip
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def in_a_mask(options):
+    """The options with what the reference has no indices for."""
+    if (indices := options.get("indices")) is None:
+        return options
+    rest = {n: x for n, x in options.items() if n != "indices"}
+    return rest | {"attn_mask": (indices[..., None] == torch.arange(S)).any(-2).unsqueeze(1)}
 
 
 def attend(call, **options):
@@ -79,7 +88,8 @@ class TestAgainstTheFormula:
     @dtypes_of("f32", "f64", "bf16", "f16")
     def test_options(self, dtype, options, absorb):
         call, options = make(dtype=dtype), options()
-        expected, theirs = truth(call, **options), torchs(call, **options)
+        masked = in_a_mask(options)
+        expected, theirs = truth(call, **masked), torchs(call, **masked)
         found = attend(call, **options, absorb=absorb)
         assert (found[0].dtype, found[1].dtype) == (theirs[0].dtype, theirs[1].dtype)
         testing.assert_close(found, expected, theirs, times=TIMES)
@@ -100,8 +110,8 @@ class TestAgainstTheFormula:
             torch.autograd.grad(loss_of(f(call)), [*leaves.values()])
             for f in (
                 lambda x: attend(x, **options, absorb=absorb),
-                lambda x: truth(x, **options),
-                lambda x: torchs(x, **options),
+                lambda x: truth(x, **in_a_mask(options)),
+                lambda x: torchs(x, **in_a_mask(options)),
             )
         )
         testing.assert_close(found, expected, theirs, times=TIMES)

