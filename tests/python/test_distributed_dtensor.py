@@ -103,7 +103,6 @@ class TestAgrees:
         n for n in samples.names()
         if not n.endswith("with_kvcache")
         and n != "latent_attention"  # test_latent_attention
-        and n != "indexed_attention"  # makes masks that are no DTensors, which torch refuses
     ])  # fmt: skip
     def test_every_operator(self, name, mesh):
         on_mesh(mesh, every_call_agrees, name)
