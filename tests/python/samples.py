@@ -207,6 +207,46 @@ def _cache(dtype):
     return [tensors | rows | indexed, tensors | blocks, reading]
 
 
+def _indices():
+    """Of keys, for each query: one of them twice, and some that are none."""
+    return torch.tensor([[0, 2, 2], [5, 1, -1], [3, 4, 0], [-1, -1, 2], [1, 3, 5]]).expand(
+        2, -1, -1
+    )
+
+
+def _latent(dtype):
+    """With every option and rotated keys apart; in rows, by the other way."""
+    C, R = 7, 4
+    tensors = {
+        "query_nope": torch.randn(2, H, L, D, dtype=dtype),
+        "query_rope": torch.randn(2, H, L, R, dtype=dtype),
+        "latents": torch.randn(2, 1, S, C, dtype=dtype),
+        "rope_keys": torch.randn(2, 1, S, R, dtype=dtype),
+        "key_weight": torch.randn(H, D, C, dtype=dtype),
+        "value_weight": torch.randn(H, DV, C, dtype=dtype),
+    }
+    name = "latent_attention"
+    whole = tensors | options(dtype) | SCORES | _program(dtype) | {"dropout_p": 0.3}
+    rows = {"latents": torch.randn(2, 1, S, C + R, dtype=dtype), "rope_keys": None}
+    return [only(name, whole | {"absorb": True}), only(name, tensors | rows | {"absorb": False})]
+
+
+def _latent_cache(dtype):
+    """Rows, blocks, and a cache that is only read."""
+    latent = _latent(dtype)[0]
+    shared = {n: latent[n] for n in ("query_nope", "query_rope", "key_weight", "value_weight")}
+    width = sum(latent[n].size(-1) for n in ("latents", "rope_keys"))
+    new = {n: latent[n][:, :, :2] for n in ("latents", "rope_keys")}
+    found = []
+    for call, absorb in zip(_cache(dtype), (True, False, None), strict=True):
+        call["cache"] = torch.randn(*call["k_cache"].shape[:1], 1, call["k_cache"].size(2), width)
+        call["cache"] = call["cache"].to(dtype)
+        more = new if call.get("key") is not None else {}
+        call = call | shared | more | {"absorb": absorb}
+        found.append(only("latent_attention_with_kvcache", call))
+    return found
+
+
 def _merge(dtype):
     parts = [[torch.randn(2, H, L, *d, dtype=dtype) for _ in range(3)] for d in ((DV,), ())]
     return [dict(zip(("outputs", "lses"), parts, strict=True))]
@@ -227,6 +267,9 @@ _CALLS = {
     ],
     "attention_with_kvcache": _cache,
     "attention_jvp": lambda dtype: [x | _tangents(x) for x in _user("attention_jvp", dtype)],
+    "indexed_attention": lambda dtype: _user("indexed_attention", dtype, indices=_indices()),
+    "latent_attention": _latent,
+    "latent_attention_with_kvcache": _latent_cache,
     "merge": _merge,
     "dropout_seed": lambda dtype: [{"query": inputs(dtype)["query"]}],
     "attention_forward": lambda dtype: [

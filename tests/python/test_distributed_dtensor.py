@@ -99,7 +99,11 @@ few = settings(max_examples=strategies.one_example_in(3), phases=[Phase.explicit
 class TestAgrees:
     @pytest.mark.one_in(2)
     @pytest.mark.parametrize("mesh", MESHES, ids=str)
-    @pytest.mark.parametrize("name", [n for n in samples.names() if n != "attention_with_kvcache"])
+    @pytest.mark.parametrize("name", [
+        n for n in samples.names()
+        if not n.endswith("with_kvcache")
+        and n != "latent_attention"  # test_latent_attention
+    ])  # fmt: skip
     def test_every_operator(self, name, mesh):
         on_mesh(mesh, every_call_agrees, name)
 
@@ -111,6 +115,33 @@ class TestAgrees:
     @pytest.mark.parametrize("mesh", MESHES, ids=str)
     def test_spans(self, mesh):
         on_mesh(mesh, spans_agree)
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "heads"])
+def test_latent_attention(dim):
+    """Its projections are torch's, which refuse what does not divide."""
+    on_mesh((2,), latent_agrees, dim)
+
+
+def latent_agrees(mesh, dim):
+    for call in samples.calls("latent_attention"):
+        call = {n: x for n, x in call.items() if not n.startswith("score_")}
+        call |= {"dropout_p": 0.0, "sinks": None, "alibi_slopes": None, "bias": None}
+        expected = samples.results("latent_attention", call)
+
+        def placement(name):
+            if name.endswith("_weight"):
+                return Shard(0) if dim == 1 else Replicate()
+            whole = name == "attn_mask" or (dim == 1 and not name.startswith("query"))
+            return Replicate() if whole else Shard(dim)
+
+        parts = {
+            n: distribute(x, mesh, [placement(n)])
+            for n, x in call.items() if isinstance(x, torch.Tensor)
+        }  # fmt: skip
+        found = samples.results("latent_attention", call | parts)
+        assert found["output"].placements == (Shard(dim),)
+        same(found.values(), expected.values())
 
 
 def every_call_agrees(mesh, name):

@@ -37,6 +37,27 @@ def cached(query, key, value):
     return output, *caches
 
 
+def latent_of(query, key):
+    """The tensors of latent attention but for its latents and rotated keys."""
+    weights = torch.linspace(-1, 1, 2 * H * D * D, dtype=query.dtype).view(2, H, D, D)
+    return query, query.sin(), key[:, :1], *weights
+
+
+def latent(query, key, value):
+    nope, rope, keys, *weights = latent_of(query, key)
+    return qkv.latent_attention(nope, rope, keys, value[:, :1], *weights, absorb=True)
+
+
+def latent_cached(query, key, value):
+    nope, rope, keys, *weights = latent_of(query.detach(), key.detach())
+    cache = key.new_zeros(B, 1, key.size(2) + 2, 2 * D)
+    starts = torch.tensor([1, 2])
+    output = qkv.latent_attention_with_kvcache(
+        nope, rope, cache, *weights, keys, value.detach()[:, :1], cache_seqlens=starts, absorb=True
+    )
+    return output, cache
+
+
 def merged(query, key, value):
     halves = zip(key.chunk(2, -2), value.chunk(2, -2), strict=True)
     parts = [qkv.attention(query, k, v, return_lse=True) for k, v in halves]
@@ -82,6 +103,8 @@ FUNCTIONS = {
     ),
     "varlen_attn": packed,
     "attention_with_kvcache": cached,
+    "latent_attention": latent,
+    "latent_attention_with_kvcache": latent_cached,
     "merge": merged,
     "MultiheadAttention": layer(
         qkv.nn.MultiheadAttention(W, H, batch_first=True), lambda m, q, k, v: m(q, k, v)
@@ -170,7 +193,7 @@ def test_traced(name):
 @every_function
 def test_functionalized(name):
     f, inputs = FUNCTIONS[name], make(requires_grad=False)
-    if name == "attention_with_kvcache":
+    if name.endswith("attention_with_kvcache"):
         # torch.func.functionalize refuses what writes to its arguments; torch.compile, which
         # functionalizes in another way, does not: test_kvcache.py.
         with pytest.raises(RuntimeError, match="non-ATen. operator whose output has alias annot"):

@@ -105,7 +105,8 @@ def calls_of(name):
 FORWARD = [
     name for name in samples.names()
     if not name.endswith("_backward")
-    and name not in ("dropout_seed", "merge", "attention_with_kvcache")
+    and name not in ("dropout_seed", "merge")
+    and not name.endswith("with_kvcache")
 ]  # fmt: skip
 DIFFERENTIABLE = [name for name in FORWARD if name.endswith("_forward")]
 SECOND = ["attention_double_backward", "attention_forward_jvp_backward"]

@@ -98,7 +98,7 @@ TEST_F(KvCache, ErrorsLeaveTheCachesAlone) {
       "for 16");
   EXPECT_EQ(message({}),
             "attention_with_kvcache: key is given, but cache_seqlens is None: the cache is full; "
-            "expected the lengths before key is appended");
+            "expected the lengths before it is appended");
   k_cache.requires_grad_();
   EXPECT_EQ(message(KvCacheOptions().cache_seqlens(cache_seqlens)),
             "attention_with_kvcache: k_cache requires grad, but this is for inference only, it has "

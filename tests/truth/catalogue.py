@@ -2,6 +2,7 @@
 
 import caches
 import dense
+import latent
 import layers
 import merging
 import multihead
@@ -16,6 +17,7 @@ OPERATORS = {
     "attention_jvp": dense.attention_jvp,
     "varlen_attn": packed.varlen_attn,
     "varlen_attn, paged": packed.paged,
+    "latent_attention": latent.latent_attention,
     "merge": merging.merge,
     "nn.MultiheadAttention": multihead.multihead,
     "nn.AdditiveAttention": layers.additive,

@@ -43,6 +43,17 @@ def others(x: Tensor) -> None:
     assert_type(qkv.merge([x, x], [x, x]), Pair)
 
 
+def latent(x: Tensor, lse: bool) -> None:
+    assert_type(qkv.latent_attention(x, x, x, None, x, x, is_causal=True, absorb=True), Tensor)
+    assert_type(qkv.latent_attention(x, x, x, x, x, x, x, sinks=x, return_lse=True), Pair)
+    assert_type(qkv.latent_attention(x, x, x, x, x, x, return_lse=lse), Tensor | Pair)
+    qkv.latent_attention(x, x, x, x, x, x, enable_gqa=True)  # pyright: ignore[reportCallIssue]
+    cached = qkv.latent_attention_with_kvcache
+    assert_type(cached(x, x, x, x, x, x, cache_seqlens=3, cache_scale=x, causal=True), Tensor)
+    assert_type(cached(x, x, x, x, x, x, x, return_softmax_lse=True), Pair)
+    cached(x, x, x, x, x, scale=2.0)  # pyright: ignore[reportCallIssue]
+
+
 def module(x: Tensor) -> torch.Tensor:
     return torch.nn.functional.relu(qkv.attention(x, x, x))
 

@@ -39,16 +39,6 @@ Tensors compose_tangents(const Call& call) {
   return compose(call);
 }
 
-// Without this, the results of what has no gradient would look like constants.
-void refuse_gradients(const Call& call) {
-  for (const Parameter& p : call.op->parameters) {
-    const bool has = p.is_tensor && call.has(Argument(p.which));
-    TORCH_CHECK(!has || !call[Argument(p.which)].requires_grad(), call.title(), ": ", p.name,
-                " requires grad, but this is for inference only, it has no gradient; ",
-                call.op->kernels.no_gradient);
-  }
-}
-
 constexpr const char* kOrders[] = {"derivatives", "second derivatives", "third derivatives"};
 
 using NodePointer = c10::intrusive_ptr<torch::autograd::Node>;
@@ -126,10 +116,20 @@ Tensors differentiate_forward(const Call& call, c10::function_ref<Tensors(bool)>
 
 }  // namespace
 
+void refuse_gradients(const Call& call) {
+  if (!call.op->kernels.no_gradient || !at::GradMode::is_enabled()) return;
+  for (const Parameter& p : call.op->parameters) {
+    const bool has = p.is_tensor && call.has(Argument(p.which));
+    TORCH_CHECK(!has || !call[Argument(p.which)].requires_grad(), call.title(), ": ", p.name,
+                " requires grad, but this is for inference only, it has no gradient; ",
+                call.op->kernels.no_gradient);
+  }
+}
+
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute) {
   if (carries_tangents(call))
     return call.op->kernels.jvp ? differentiate_forward(call, compute) : compose_tangents(call);
-  if (call.op->kernels.no_gradient && at::GradMode::is_enabled()) refuse_gradients(call);
+  refuse_gradients(call);
   const Operator& op = *call.op;
   const auto node = node_of(call);
   Tensors results = below_autograd(compute, node != nullptr);

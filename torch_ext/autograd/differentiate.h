@@ -15,6 +15,10 @@ namespace qkv::autograd {
 // error.
 Tensors differentiate(const Call& call, c10::function_ref<Tensors(bool)> compute);
 
+// Throws where a tensor of the call requires grad and gradients are recorded, if the operator says
+// that it has none (OperatorKernels::no_gradient): its results would look like constants.
+void refuse_gradients(const Call& call);
+
 // The kernel.
 void kernel(const Operator& op, c10::DispatchKeySet keys, boxed::Stack& stack);
 

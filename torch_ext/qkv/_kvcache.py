@@ -15,6 +15,13 @@ _keywords = keywords_of(_attention_with_kvcache)
 _INTEGERS = (int, torch.SymInt)
 
 
+def lengths_of(cache_seqlens: Tensor | int | None, query: Tensor) -> Tensor | None:
+    """[B]: a number stands for that of each batch item."""
+    if not isinstance(cache_seqlens, _INTEGERS):
+        return cache_seqlens
+    return torch.full((query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device)
+
+
 class _Options(SoftmaxOptions, total=False):
     """The keywords but for return_softmax_lse, on which the type of the result depends."""
 
@@ -150,14 +157,10 @@ def attention_with_kvcache(
     serving with PagedAttention", 2023; keys split over the cores, Dao et al., "Flash-Decoding",
     2023.
     """
-    if isinstance(cache_seqlens, _INTEGERS):
-        cache_seqlens = torch.full(
-            (query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device
-        )
     given = _keywords(
-        cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal,
-        None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, spans, sinks,
-        k_scale, v_scale,
+        lengths_of(cache_seqlens, query), cache_batch_idx, cache_leftpad, block_table,
+        softmax_scale, causal, None if window_size == (-1, -1) else window_size, softcap,
+        alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
     if score_mod is not None:
         given |= keywords_of_program(score_mod, query)

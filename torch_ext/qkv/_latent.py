@@ -1,16 +1,66 @@
 """Latent attention: keys and values of all heads out of one short vector for each position."""
 
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
 import torch
 from torch import Tensor
 
-from qkv.options import keywords_of
+from qkv._kvcache import lengths_of
+from qkv._score_function.arguments import keywords_of_program
+from qkv.options import SoftmaxOptions, Unpack, keywords_of
 from qkv.spans import Spans
 
 _latent_attention = torch.ops.qkv.latent_attention.default
-_with_kvcache = torch.ops.qkv.latent_attention_with_kvcache.default
-_keywords, _cache_keywords = keywords_of(_latent_attention), keywords_of(_with_kvcache)
+_latent_attention_with_kvcache = torch.ops.qkv.latent_attention_with_kvcache.default
+_keywords = keywords_of(_latent_attention)
+_cache_keywords = keywords_of(_latent_attention_with_kvcache)
 
 
+class _Options(SoftmaxOptions, total=False):
+    """The keywords of both functions but for what the type of the result depends on."""
+
+    absorb: bool | None
+    window_size: tuple[int, int] | None
+    score_mod: Callable[..., Any] | None
+
+
+class _LatentOptions(_Options, total=False):
+    scale: float | None
+    indices: Tensor | None
+
+
+class _CacheOptions(_Options, total=False):
+    cache_seqlens: Tensor | int | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+    block_table: Tensor | None
+    softmax_scale: float | None
+    causal: bool
+    cache_scale: Tensor | None
+
+
+@overload
+def latent_attention(
+    query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
+    key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[False] = False, **options: Unpack[_LatentOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def latent_attention(
+    query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
+    key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: Literal[True], **options: Unpack[_LatentOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def latent_attention(
+    query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
+    key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *,
+    return_lse: bool, **options: Unpack[_LatentOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def latent_attention(
     query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
     key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
@@ -19,7 +69,8 @@ def latent_attention(
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
     spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
-    indices: Tensor | None = None, return_lse: bool = False,
+    indices: Tensor | None = None, score_mod: Callable[..., Any] | None = None,
+    return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Multi-head latent attention (MLA), that of DeepSeek's models: each position has a latent of C
     numbers and one rotated key of R that all heads share, and head h has the keys
@@ -43,8 +94,10 @@ def latent_attention(
             `kv_b_proj.weight.view(H, N + Dv, C).split([N, Dv], 1)`.
         scale: multiplies the scores; `1 / sqrt(N + R)` if None.
         absorb: which of the two ways; None: the one that multiplies less, by the shapes.
-        attn_mask, dropout_p, is_causal, window_size, softcap, alibi_slopes, bias, spans, sinks,
+        attn_mask, dropout_p, is_causal, window_size, softcap, alibi_slopes, bias, spans, sinks: as
+            in `attention`.
         indices: as in `attention`.
+        score_mod: as in `flex_attention`.
         return_lse: also return the logarithm of each softmax's denominator, `[..., H, L]`.
 
     Returns:
@@ -68,6 +121,8 @@ def latent_attention(
     given = _keywords(
         scale, absorb, window_size, softcap, alibi_slopes, bias, spans, sinks, indices
     )
+    if score_mod is not None:
+        given |= keywords_of_program(score_mod, query_nope)
     output, lse = _latent_attention(
         query_nope, query_rope, latents, rope_keys, key_weight, value_weight,
         attn_mask, dropout_p, is_causal, **given,
@@ -75,16 +130,35 @@ def latent_attention(
     return (output, lse) if return_lse else output
 
 
+@overload
 def latent_attention_with_kvcache(
     query_nope: Tensor, query_rope: Tensor, cache: Tensor, key_weight: Tensor, value_weight: Tensor,
     latents: Tensor | None = None, rope_keys: Tensor | None = None, *,
-    cache_seqlens: Tensor | None = None, cache_batch_idx: Tensor | None = None,
+    return_softmax_lse: Literal[False] = False, **options: Unpack[_CacheOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def latent_attention_with_kvcache(
+    query_nope: Tensor, query_rope: Tensor, cache: Tensor, key_weight: Tensor, value_weight: Tensor,
+    latents: Tensor | None = None, rope_keys: Tensor | None = None, *,
+    return_softmax_lse: Literal[True], **options: Unpack[_CacheOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def latent_attention_with_kvcache(
+    query_nope: Tensor, query_rope: Tensor, cache: Tensor, key_weight: Tensor, value_weight: Tensor,
+    latents: Tensor | None = None, rope_keys: Tensor | None = None, *,
+    return_softmax_lse: bool, **options: Unpack[_CacheOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+def latent_attention_with_kvcache(
+    query_nope: Tensor, query_rope: Tensor, cache: Tensor, key_weight: Tensor, value_weight: Tensor,
+    latents: Tensor | None = None, rope_keys: Tensor | None = None, *,
+    cache_seqlens: Tensor | int | None = None, cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
     softmax_scale: float | None = None, absorb: bool | None = None, causal: bool = False,
     window_size: tuple[int, int] | None = None, softcap: float = 0.0,
     alibi_slopes: Tensor | None = None, bias: Tensor | None = None,
     spans: Spans | Tensor | None = None, sinks: Tensor | None = None,
-    cache_scale: Tensor | None = None, return_softmax_lse: bool = False,
+    cache_scale: Tensor | None = None, score_mod: Callable[..., Any] | None = None,
+    return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """A step of decoding with latent attention: appends latents and rotated keys to a cache that
     has both in one row, in place, then attends to all that each row has. The values are a part of
@@ -104,9 +178,10 @@ def latent_attention_with_kvcache(
         cache_scale: float32, what the numbers of an int8 cache are multiplied by: `[1]`, or a
             number for each row, `[B, 1, S_max]`, which appending writes. See k_scale in
             `attention_with_kvcache`.
-        cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, bias, spans, sinks: as in `attention_with_kvcache`; the
-            scale is `1 / sqrt(N + R)` if None.
+        cache_seqlens, cache_batch_idx, cache_leftpad, block_table: as in `attention_with_kvcache`.
+        softmax_scale, causal, window_size, softcap, alibi_slopes, bias, spans, sinks: as in
+            `attention_with_kvcache`; the scale is `1 / sqrt(N + R)` if None.
+        score_mod: as in `flex_attention`. The last query's number is that of the last key.
         return_softmax_lse: also return the logarithm of each softmax's denominator, `[B, H, L]`.
 
     Returns:
@@ -121,16 +196,19 @@ def latent_attention_with_kvcache(
         >>> key_weight, value_weight = torch.randn(2, 16, 128, 512) / 512**0.5
         >>> qkv.latent_attention_with_kvcache(
         ...     *queries.split([128, 64], -1), cache, key_weight, value_weight, step,
-        ...     cache_seqlens=torch.tensor([10]), causal=True).shape
+        ...     cache_seqlens=10, causal=True).shape
         torch.Size([1, 16, 1, 128])
 
     Source: that of `latent_attention`.
     """
     given = _cache_keywords(
-        cache_seqlens, cache_batch_idx, cache_leftpad, block_table, softmax_scale, absorb, causal,
-        window_size, softcap, alibi_slopes, bias, spans, sinks, cache_scale,
+        lengths_of(cache_seqlens, query_nope), cache_batch_idx, cache_leftpad, block_table,
+        softmax_scale, absorb, causal, window_size, softcap, alibi_slopes, bias, spans, sinks,
+        cache_scale,
     )  # fmt: skip
-    output, lse = _with_kvcache(
+    if score_mod is not None:
+        given |= keywords_of_program(score_mod, query_nope)
+    output, lse = _latent_attention_with_kvcache(
         query_nope, query_rope, cache, key_weight, value_weight, latents, rope_keys, **given
     )
     return (output, lse) if return_softmax_lse else output

@@ -1,8 +1,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/new_zeros.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 
 #include "autograd/run.h"
 #include "call/autocast.h"
@@ -57,7 +57,7 @@ at::Tensor mask_of(const Call& call) {
   shape.back() = S + 1;  // the last one is for what names no key
   const at::Tensor places =
       at::where(indices < 0, at::scalar_tensor(S, indices.options()), indices);
-  const at::Tensor mask = at::zeros_symint(shape, indices.options().dtype(at::kBool))
+  const at::Tensor mask = indices.new_zeros_symint(shape, at::TensorOptions(at::kBool))
                               .scatter(-1, places.to(at::kLong), true)
                               .narrow_symint(-1, 0, S);
   const SymInt groups = mask.sym_size(-3), heads = query.sym_size(-3);

@@ -88,9 +88,9 @@ void check_combination(const Call& call) {
   TORCH_CHECK(call.has(arg::new_key) == call.has(arg::new_value), op, ": ",
               call.has(arg::new_key) ? "key" : "value", " is given, but ",
               call.has(arg::new_key) ? "value" : "key", " is None; expected both or neither");
-  TORCH_CHECK(!appends(call) || call.has(arg::cache_seqlens), op,
-              ": key is given, but cache_seqlens is None: the cache is full; expected the lengths "
-              "before key is appended");
+  TORCH_CHECK(!appends(call) || call.has(arg::cache_seqlens), op, ": ", call.name_of(arg::new_key),
+              " is given, but cache_seqlens is None: the cache is full; expected the lengths "
+              "before it is appended");
 }
 
 template <class T>
@@ -124,8 +124,9 @@ void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
   if (paged) {
     check_block_table(call, "[B, blocks of a sequence]", sizes, query[0], cache[2]);
   } else if (!call.has(arg::cache_batch_idx)) {
-    TORCH_CHECK(cache[0] == query[0], call.title(), ": k_cache has ", cache[0], " rows and query ",
-                query[0], ", but they must be equal without cache_batch_idx or block_table");
+    TORCH_CHECK(cache[0] == query[0], call.title(), ": ", call.name_of(arg::key), " has ", cache[0],
+                " rows and ", call.name_of(arg::query), " ", query[0],
+                ", but they must be equal without cache_batch_idx or block_table");
   }
   for (const Argument each : {arg::cache_seqlens, arg::cache_batch_idx, arg::cache_leftpad})
     if (call.has(each)) expect_sizes<T>(call, each, "[B]", {query[0]});

@@ -1,6 +1,7 @@
 // qkv::latent_attention_with_kvcache.
 #include <ATen/ops/index_select.h>
 
+#include "autograd/differentiate.h"
 #include "autograd/run.h"
 #include "call/autocast.h"
 #include "call/from_options.h"
@@ -48,12 +49,21 @@ at::Tensor rows_of_items(const Call& call, const SymInt& keys) {
   return (rows * factor).to(call[arg::query].scalar_type());
 }
 
+// Appends, and looks at the numbers of `inner`'s lengths and tables: it has no queries here.
+void append_rows(Call inner, const LatentSizes& s) {
+  const at::Tensor& query = inner[arg::query];
+  const at::Tensor none =
+      query.new_empty_symint({query.sym_size(0), query.sym_size(1), 0, s.C + s.R});
+  inner.set(arg::query, none);
+  for (const Argument of_queries : {arg::bias, arg::spans}) inner.set(of_queries, kNone);
+  run(inner);
+}
+
 // Attends to keys and values that are made of the cache's rows, as to a cache of their own.
 Tensors attend_to_heads(Call inner, const Call& call, const LatentSizes& s) {
   const at::Tensor rows = rows_of_items(call, s.S);
   const auto [key, value] =
       expanded(call, rows.narrow_symint(-1, 0, s.C), rows.narrow_symint(-1, s.C, s.R));
-  const at::Tensor query = whole_query(call);
   at::Tensor seqlens;
   if (call.has(arg::cache_seqlens)) {
     const SymInt added = appends(call) ? call[arg::new_key].sym_size(2) : SymInt(0);
@@ -62,7 +72,6 @@ Tensors attend_to_heads(Call inner, const Call& call, const LatentSizes& s) {
   for (const Argument done : {arg::new_key, arg::new_value, arg::cache_batch_idx, arg::block_table,
                               arg::key_scale, arg::value_scale})
     inner.set(done, kNone);
-  inner.set(arg::query, query);
   inner.set(arg::key, key);
   inner.set(arg::value, value);
   return run(inner);
@@ -71,7 +80,6 @@ Tensors attend_to_heads(Call inner, const Call& call, const LatentSizes& s) {
 void check_cache(const Call& call, const LatentSizes& s) {
   const char* const dims =
       is_paged(call) ? "[blocks, 1, block_size, C + R]" : "[rows, 1, S_max, C + R]";
-  expect_rank<SymInt>(call, arg::query, 4, "[B, H, L, N]");
   expect_rank<SymInt>(call, arg::key, 4, dims);
   const auto cache = call[arg::key].sym_sizes();
   expect_sizes<SymInt>(call, arg::key, dims, {cache[0], 1, cache[2], s.C + s.R});
@@ -79,13 +87,29 @@ void check_cache(const Call& call, const LatentSizes& s) {
               ": rope_keys is given, but latents is None; expected both or neither");
 }
 
+// Throws for what attention_with_kvcache would refuse of `inner`, before anything is written, and
+// by the names that this operator has for it.
+void check_inner(const Call& call, const Call& inner, const LatentSizes& s) {
+  autograd::refuse_gradients(call);
+  Call named = call;
+  const auto rows = call[arg::query].sym_sizes().slice(0, 3);
+  const at::Tensor query =
+      call[arg::query].new_empty_symint({1}).expand_symint({rows[0], rows[1], rows[2], s.C + s.R});
+  named.set(arg::query, query);
+  for (const Argument a : {arg::new_key, arg::value, arg::new_value, arg::value_scale})
+    named.set(a, inner[a]);
+  check_kvcache<SymInt>(named);
+}
+
 Tensors latent_kvcache_composite(const Call& given) {
   check_query(given);
   Call call = given;
   const Autocast autocast(call, {arg::query, arg::query_rope, arg::new_key, arg::rope_keys,
                                  arg::key_weight, arg::value_weight});
+  expect_rank<SymInt>(call, arg::query, 4, "[B, H, L, N]");
   LatentSizes s = check_queries(call);
   check_cache(call, s);
+  set_scale(call, s);
   Call inner = call.as(attention_with_kvcache);
   at::Tensor rows, values;  // what is appended
   if (appends(call)) {
@@ -96,18 +120,16 @@ Tensors latent_kvcache_composite(const Call& given) {
   const at::Tensor value_cache = call[arg::key].narrow_symint(-1, 0, s.C);
   inner.set(arg::value, value_cache);
   inner.set(arg::value_scale, call[arg::key_scale]);
-  set_scale(call, s);
-  inner.options.scale = call.options.scale;
+  check_inner(call, inner, s);
   s.S = most_keys(call);
   const bool absorb = absorbs(call, s);
-  const at::Tensor query =
-      absorb ? absorbed_query(call)
-             : call[arg::key].new_empty_symint(
-                   {call[arg::query].sym_size(0), call[arg::query].sym_size(1), 0, s.C + s.R},
-                   call[arg::query].options());
+  const at::Tensor query = absorb ? absorbed_query(call) : whole_query(call);
   inner.set(arg::query, query);
-  Tensors results = run(inner);  // without queries, it appends
-  if (!absorb) return attend_to_heads(inner, call, s);
+  if (!absorb) {
+    append_rows(inner, s);
+    return attend_to_heads(inner, call, s);
+  }
+  Tensors results = run(inner);
   results[0] = absorbed_output(call, results[0]);
   return results;
 }
@@ -120,7 +142,8 @@ DefinedOperator latent_attention_with_kvcache(
     "window_size=, " QKV_SCORE_KEYWORDS
     ", sinks?=, cache_scale(b!)?= as key_scale, " QKV_PROGRAM_KEYWORDS
     ") -> output, softmax_lse as logsumexp",
-    {.composite = &latent_kvcache_composite});
+    {.composite = &latent_kvcache_composite,
+     .no_gradient = "call it under torch.no_grad() or detach() that"});
 
 }  // namespace
 }  // namespace ops
