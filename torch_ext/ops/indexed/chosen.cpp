@@ -60,17 +60,18 @@ ChosenKeys chosen_keys(const Call& call) {
   int64_t* const to = chosen.keys.mutable_data_ptr<int64_t>();
   int64_t* const counts = chosen.counts.mutable_data_ptr<int64_t>();
   at::parallel_for(0, B * G * L, /*grain_size=*/16, [&](int64_t begin, int64_t end) {
-    std::vector<int64_t> last_row(S, -1);  // that has named a key
+    std::vector<uint64_t> seen(S / 64 + 1);  // a bit for each key
     for (int64_t row = begin; row < end; ++row) {
-      int64_t n = 0;
       for (int64_t i = row * k; i < (row + 1) * k; ++i) {
         const int64_t key = from[i];
         TORCH_CHECK(key < S, call.title(), ": indices has the number ", key, ", but key has ", S,
                     " keys; expected numbers below that, or -1 for none");
-        if (key < 0 || last_row[key] == row || !sees(row / L / G, row % L, key)) continue;
-        last_row[key] = row;
-        to[row * k + n++] = key;
+        if (key >= 0 && sees(row / L / G, row % L, key)) seen[key / 64] |= uint64_t(1) << key % 64;
       }
+      int64_t n = 0;
+      for (size_t word = 0; word < seen.size(); ++word)
+        for (; seen[word] != 0; seen[word] &= seen[word] - 1)
+          to[row * k + n++] = int64_t(word) * 64 + __builtin_ctzll(seen[word]);
       counts[row] = n;
     }
   });

@@ -67,7 +67,8 @@ void set_scale(Call& call, const LatentSizes& s) {
 bool absorbs(const Call& call, const LatentSizes& s) {
   if (call.options.absorb) return *call.options.absorb;
   const SymInt weights = s.C * (s.N + s.Dv);
-  return s.L * (s.S * (2 * s.C + s.R) + weights) < s.S * weights + s.L * s.S * (s.N + s.R + s.Dv);
+  const SymInt seen = call.has(arg::indices) ? call[arg::indices].sym_size(-1).min(s.S) : s.S;
+  return s.L * (seen * (2 * s.C + s.R) + weights) < s.S * weights + s.L * seen * (s.N + s.R + s.Dv);
 }
 
 at::Tensor rows_of(const Call& call, Argument latents) {
