@@ -7,6 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.profiler import profile
 
 import qkv
+from qkv import testing
 
 B, H, HKV, L, S, D, DV, K = 2, 4, 2, 70, 400, 8, 5, 7
 # Few enough keys between them that queries share some, and too many different ones to share.
@@ -84,6 +85,14 @@ def test_is_a_mask(heads, options, among):
     expected = torch.autograd.grad((output, lse), tensors, grads)
     for ours, theirs in zip(torch.autograd.grad(found, tensors, grads), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@HEADS
+def test_the_truth_has_them(heads):
+    tensors, indices = inputs(), choose(*heads)
+    found = testing.attention(*tensors, indices=indices, enable_gqa=True)
+    expected = testing.attention(*tensors, mask_of(indices), enable_gqa=True)
+    assert torch.equal(found, expected)
 
 
 def test_which_way():

@@ -80,6 +80,7 @@ def attention_scores(
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
     spans: Spans | Tensor | None = None,
+    indices: Tensor | None = None,
     score_mod: Callable[..., Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     nonfinite: bool = False,
@@ -115,6 +116,9 @@ def attention_scores(
     if spans is not None:
         check_mask("spans", in_spans := Spans(tensor_of(spans)).to_mask(S), lead, L, S)
         seen = seen & in_spans
+    if indices is not None:
+        check_mask("indices", chosen := _chosen(indices, query, S), lead, L, S)
+        seen = seen & chosen
     masks = {name: x for name, x in (("attn_mask", attn_mask), ("bias", bias)) if x is not None}
     for name, mask in masks.items():
         check_mask(name, mask, lead, L, S)
@@ -139,6 +143,15 @@ def attention_scores(
         if mask.dtype != torch.bool:
             scores = scores + mask.to(dtype).masked_fill(mask == -INF, 0)
     return scores.masked_fill(~seen, -INF), seen
+
+
+def _chosen(indices: Tensor, query: Tensor, S: int) -> Tensor:
+    """bool `[..., 1 or H, L, S]`: whether a key is among those chosen for a query, of which those
+    below 0 are none."""
+    places = (indices if indices.dim() == query.dim() else indices.unsqueeze(-3)).long()
+    mask = torch.zeros(*places.shape[:-1], S + 1, dtype=torch.bool, device=query.device)
+    mask = mask.scatter(-1, places.where(places >= 0, S), True)[..., :S]
+    return repeat_heads(mask, query)
 
 
 def _numbers(scores: Tensor, place: Place) -> tuple[Tensor, ...]:
