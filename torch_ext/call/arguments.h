@@ -69,15 +69,15 @@ enum class Type : int8_t {
   X(key_scale, own, float32)      /* [1], [Hkv] or key's shape without D: of int8 key */         \
   X(value_scale, own, float32)    /* likewise */                                                 \
   X(score_indices, tables, int32) /* what score_program reads */                                 \
-  X(query_rope, own, query)       /* [..., H, L, R]: of latent attention, as the next three */   \
-  X(rope_keys, own, query)        /* [..., 1, S, R] */                                           \
-  X(key_weight, own, query)       /* [H, N, C] */                                                \
-  X(value_weight, own, query)     /* [H, Dv, C] */                                               \
-  X(indices, own, index)          /* [..., L, k] or [..., Hkv, L, k]: keys that are chosen */    \
   X(output, output, query)        /* what a forward operator returned, as the next three */      \
   X(logsumexp, row, compute)                                                                     \
   X(weights, weights, query)                                                                     \
   X(index, row, int64)                                                                           \
+  X(query_rope, own, query)   /* [..., H, L, R]: of latent attention, as the next three */       \
+  X(rope_keys, own, query)    /* [..., 1, S, R] */                                               \
+  X(key_weight, own, query)   /* [H, N, C] */                                                    \
+  X(value_weight, own, query) /* [H, Dv, C] */                                                   \
+  X(indices, own, index)      /* [..., L, k] or [..., Hkv, L, k]: keys that are chosen */        \
   X(output_tangent, output, query)                                                               \
   X(logsumexp_tangent, row, compute)                                                             \
   X(grad_output, output, query)                                                                  \

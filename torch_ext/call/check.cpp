@@ -25,7 +25,8 @@ void check_dtype(const Call& call, Argument argument) {
       // ops/kvcache checks what has to go with int8.
       if (argument < arg::kDifferentiable && call.op->takes(arg::key_scale) && found == at::kChar)
         return;
-      return expect(found == query, ", but ", call.name_of(arg::query), " is ", name(query));
+      if (found == query) return;  // before a name is looked for
+      return expect(false, ", but ", call.name_of(arg::query), " is ", name(query));
     case Type::mask:
       return expect(found == at::kBool || is_wide, ", but bool, float32 or query's dtype (",
                     name(query), ") is expected");
