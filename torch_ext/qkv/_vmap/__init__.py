@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qkv._vmap import cache, dense, packed, seeds
+from qkv._vmap import cache, dense, packed, rotate, seeds
 from qkv._vmap.levels import core_kernel, func_kernel
 from qkv._vmap.samples import Samples
 
@@ -36,6 +36,8 @@ _library = torch.library.Library("qkv", "IMPL")
 
 
 def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
+    if "cos" in samples.values:
+        return rotate.rule(op, samples, options)
     rule = dense.rule if "cu_seq_q" not in samples.values else packed.rule
     return rule(op, samples, options)
 
