@@ -14,7 +14,8 @@ void rotate_group(const RotationTables<T>& tables, const RowGroup<T>& group, con
   const RowRuns<T>& at = tables.runs;
   T norms[W];
   if constexpr (kNorm) {
-    Vec<T> squares[W] = {};
+    Vec<T> squares[W];
+    for (int g = group.count; g < W; ++g) squares[g] = Vec<T>{};
     for (int g = 0; g < group.count; ++g) {
       Vec<T> sum{};
       for (int64_t i = 0; i < at.width; i += W) {
@@ -38,14 +39,14 @@ void rotate_group(const RotationTables<T>& tables, const RowGroup<T>& group, con
     for (int64_t i = 0; i < at.pairs; i += W) {
       const Vec<T> a = normal(i), c = load(cos + i), s = load(sin + i);
       if constexpr (kInterleaved) {
-        store_narrow(to + i, a * c + swap_neighbours(a) * s);
+        store_rounded(to + i, a * c + swap_neighbours(a) * s);
       } else {
         const Vec<T> b = normal(at.pairs + i);
-        store_narrow(to + i, a * c - b * s);
-        store_narrow(to + at.pairs + i, b * c + a * s);
+        store_rounded(to + i, a * c - b * s);
+        store_rounded(to + at.pairs + i, b * c + a * s);
       }
     }
-    for (int64_t i = at.rest; i < at.width; i += W) store_narrow(to + i, normal(i));
+    for (int64_t i = at.rest; i < at.width; i += W) store_rounded(to + i, normal(i));
   }
 }
 
@@ -113,7 +114,10 @@ size_t rotate(const Rotation& r, const RotationItem& item, void* workspace) {
   const int64_t table_size = kRotationBlock * at.pairs;
   if (is_backward && item.gradients->wants_tables())
     sums.cos = arena.take<T>(table_size), sums.sin = arena.take<T>(table_size);
-  if (is_backward) sums.weight = arena.take<double>(at.width);
+  if (is_backward) {
+    sums.weight = arena.take<double>(at.width);
+    sums.weight_of_group = arena.take<T>(at.width);
+  }
   if (arena.counting()) return arena.used();
   if (sums.cos) std::fill_n(sums.cos, table_size, T(0)), std::fill_n(sums.sin, table_size, T(0));
   for (int t = 0; t < 2; ++t) {

@@ -15,7 +15,8 @@ namespace qkv::QKV_ISA {
 template <class T>
 struct RotationSums {
   T *cos = nullptr, *sin = nullptr;  // as RotationTables has them, but that no number is negated
-  double* weight = nullptr;          // [runs.width]
+  double* weight = nullptr;          // [runs.width], to which each group adds its own
+  T* weight_of_group = nullptr;
 };
 
 // The rows of a group: x and grad in memory of type S, grad_x too; g in vectors, [runs.width] each.
@@ -71,7 +72,8 @@ template <class S, class T>
 void norms_of(const RowRuns<T>& at, const RowGroup<T>& group, const GradRows<S, T>& rows,
               const T* weight, T inverse_dim, T eps, T* norms, T* shares) {
   constexpr int W = kLanes<T>;
-  Vec<T> squares[W] = {}, dots[W] = {};
+  Vec<T> squares[W], dots[W];
+  for (int r = group.count; r < W; ++r) squares[r] = dots[r] = Vec<T>{};
   for (int r = 0; r < group.count; ++r) {
     Vec<T> square{}, dot{};
     for (int64_t i = 0; i < at.width; i += W) {
@@ -84,15 +86,6 @@ void norms_of(const RowRuns<T>& at, const RowGroup<T>& group, const GradRows<S, 
   const Vec<T> norm = inverse_norms<T>(squares, inverse_dim, eps);
   store(norms, norm);
   store(shares, norm * norm * norm * (sum_lanes<T>(dots) * inverse_dim));
-}
-
-// The sum of a group is at most W numbers, and what items add up is in double.
-template <class T>
-QKV_INLINE void add_to_double(double* sums, Vec<T> x) {
-  T numbers[kLanes<T>];
-  store(numbers, x);
-  for (int l = 0; l < kLanes<T>; l += kLanes<double>)
-    store(sums + l, load(sums + l) + load_double(numbers + l));
 }
 
 template <bool kNorm, bool kInterleaved, class S, class T>
@@ -110,19 +103,22 @@ void rotate_group_backward(const RotationTables<T>& tables, const RowGroup<T>& g
     add_to_tables<kNorm, kInterleaved>(at, rows.x[r], rows.grad[r], weight, kNorm ? norms[r] : T(1),
                                        sums.cos + row, sums.sin + row);
   }
-  for (int64_t i = 0; i < at.width; i += W) {
-    Vec<T> sum{};
-    for (int r = 0; r < group.count; ++r) {
+  // Row after row, so that memory is written to in order.
+  for (int r = 0; r < group.count; ++r) {
+    for (int64_t i = 0; i < at.width; i += W) {
       Vec<T> g = load(rows.g[r] + i);
       if constexpr (kNorm) {
-        const Vec<T> x = load_wide(rows.x[r] + i);
-        sum += g * (x * norms[r]);
+        const Vec<T> x = load_wide(rows.x[r] + i), of_weight = g * (x * norms[r]);
+        store(sums.weight_of_group + i,
+              r == 0 ? of_weight : load(sums.weight_of_group + i) + of_weight);
         g = g * load(weight + i) * norms[r] - x * shares[r];
       }
-      store_narrow(rows.grad_x[r] + i, g);
+      store_rounded(rows.grad_x[r] + i, g);
     }
-    if constexpr (kNorm) add_to_double<T>(sums.weight + i, sum);
   }
+  if constexpr (kNorm)
+    for (int64_t i = 0; i < at.width; i += kLanes<double>)
+      store(sums.weight + i, load(sums.weight + i) + load_double(sums.weight_of_group + i));
 }
 
 template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>

@@ -7,6 +7,19 @@
 
 namespace qkv::QKV_ISA {
 
+// Rounds and stores. Where there is an instruction for bf16, it takes subnormal numbers for zeros.
+template <class E>
+QKV_INLINE void store_rounded(E* p, Vec<Compute<E>> x) {
+#if defined(QKV_PAIRS)
+  if constexpr (std::is_same_v<E, BFloat16>) {
+    const auto narrow = native_narrow(x, x);
+    std::memcpy(p, &narrow, kVectorBytes / 2);
+    return;
+  }
+#endif
+  store_narrow(p, x);
+}
+
 // The numbers of a row are up to three runs: the first numbers of all pairs, the second ones, and
 // what is not rotated; interleaved, the pairs are one run. In vectors each run begins with a vector
 // and is followed by zeros.
@@ -49,7 +62,7 @@ struct RowRuns {
     for (const Run& run : runs) {
       int64_t i = 0;
       for (; stride == 1 && i + kLanes<T> <= run.count; i += kLanes<T>)
-        store_narrow(to + run.from + i, load(from + run.to + i));
+        store_rounded(to + run.from + i, load(from + run.to + i));
       for (; i < run.count; ++i) to[(run.from + i) * stride] = narrow<E>(from[run.to + i]);
     }
   }

@@ -24,7 +24,8 @@ def _operators(key: str) -> list[str]:
     return sorted(n[5:] for n in names if n[5] != "_" and has_kernel(n, key))
 
 
-_OTHER_RULES = {
+_ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
+_OTHER_RULES = _ROTATIONS | {
     "attention_with_kvcache": cache.rule,
     "varlen_attention_paged": packed.paged_rule,
     "dropout_seed": seeds.rule,
@@ -36,8 +37,6 @@ _library = torch.library.Library("qkv", "IMPL")
 
 
 def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
-    if "cos" in samples.values:
-        return rotate.rule(op, samples, options)
     rule = dense.rule if "cu_seq_q" not in samples.values else packed.rule
     return rule(op, samples, options)
 
@@ -47,8 +46,8 @@ def register() -> None:
     for name, rule in rules.items():
         op = getattr(torch.ops.qkv, name).default
         _library.impl(name, func_kernel(op, rule), "FuncTorchBatched")
-    for name in COMPUTING:
+    for name in (*COMPUTING, *_ROTATIONS):
         op = getattr(torch.ops.qkv, name).default
-        _library.impl(name, core_kernel(op, _soft_or_hard), "Batched")
+        _library.impl(name, core_kernel(op, rules[name]), "Batched")
     for name in COMPOSITES:
         _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")
