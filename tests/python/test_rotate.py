@@ -61,7 +61,8 @@ def gradients(function, call, grads, **options):
     leaves = {name: x.detach().requires_grad_() for name, x in call.items()}
     results = function(**leaves, **options)
     pairs = [(y, g.to(y.dtype)) for y, g in zip(results, grads, strict=True) if y.requires_grad]
-    found = torch.autograd.grad(*zip(*pairs, strict=True), [*leaves.values()], allow_unused=True)
+    ys, gs = zip(*pairs, strict=True)
+    found = torch.autograd.grad(ys, [*leaves.values()], gs, allow_unused=True)
     return [y.detach() for y in results], dict(zip(leaves, found, strict=True))
 
 
