@@ -126,6 +126,23 @@ def test_results_and_gradients_lie_like_their_inputs():
         assert y.stride() == gs[name].stride() == call[name].stride()
 
 
+@pytest.mark.parametrize("kept", [set(), {"query_weight"}, {"cos"}])
+def test_what_is_kept_for_the_backward_pass(kept):
+    """A rotation alone is linear: query and key are kept for norms and gradients of tables."""
+    weights = "query_weight" in kept, False
+    call = make(L=50, H=4, Hkv=1, D=16, pairs=8, weights=weights, tables=())
+    leaves = {n: x.requires_grad_(n in {"query", "key"} | kept) for n, x in call.items()}
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        results = qkv.rotate(**leaves)
+    found = {name for name in NAMES[:2] for x in saved if x.data_ptr() == call[name].data_ptr()}
+    assert found == ({"query"} if weights[0] else {"query", "key"} if kept else set())
+    loss = sum(y.sin().sum() for y in results)
+    wanted = [x for x in leaves.values() if x.requires_grad]
+    expected = torch.autograd.grad(sum(y.sin().sum() for y in composed(**leaves)), wanted)
+    torch.testing.assert_close(torch.autograd.grad(loss, wanted), expected)
+
+
 @pytest.mark.parametrize("D", [64, 80])
 @dtypes_of("f32", "f64", "bf16", "f16")
 def test_same_bits_for_any_number_of_threads(dtype, D):

@@ -1,5 +1,6 @@
 #include "autograd/node.h"
 
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
@@ -79,6 +80,14 @@ variable_list gradients(Call&& call, const variable_list& grads) {
   return results;
 }
 
+// What a Node saves of an argument.
+at::Tensor kept_of(const Call& call, Argument argument) {
+  const at::Tensor& tensor = call[argument];
+  const auto reads = call.op->kernels.reads;
+  if (!reads || reads(call, argument)) return tensor;
+  return at::zeros({}, tensor.options()).expand_symint(tensor.sym_sizes());
+}
+
 }  // namespace
 
 c10::intrusive_ptr<OperatorNode> OperatorNode::make(const Call& call) {
@@ -110,7 +119,7 @@ OperatorNode::OperatorNode(const Call& call)
     saved.argument = argument;
     saved.result = result_number(forward_, argument);
     if (call.has(argument) && saved.result < 0)
-      saved.variable = SavedVariable(call[argument], /*is_output=*/false);
+      saved.variable = SavedVariable(kept_of(call, argument), /*is_output=*/false);
   }
 }
 

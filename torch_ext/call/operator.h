@@ -46,6 +46,9 @@ struct OperatorKernels {
   // arguments beside them (tangent_of); undefined where a result has none. Null: it is the
   // composition's, or an error.
   Body jvp = nullptr;
+  // Whether the backward operator reads the numbers of an argument in a call; where it does not, a
+  // Node keeps no more than its shape, in zeros without memory. Null: it reads all of them.
+  bool (*reads)(const Call&, Argument) = nullptr;
   // Of an operator that has no gradients, for inference: what to do instead of asking for them.
   const char* no_gradient = nullptr;
 };

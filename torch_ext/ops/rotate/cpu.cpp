@@ -72,7 +72,7 @@ Tensors rotate_backward_cpu(const Call& call) {
   check_rotation<int64_t>(call);
   if (!call.has_incoming()) return no_results(call);
   if (!is_aligned(call)) return rotate_backward_cpu(*CopiedCall(call, aligned));
-  const Tensors results = empty_gradients<int64_t>(call);
+  const Tensors results = rotation_gradients<int64_t>(call);
   Gradients gradients;
   for (size_t i = 0; i < results.size(); ++i) gradients[call.op->results[i]] = results[i];
   Rotation r = rotation_of(call);

@@ -1,8 +1,6 @@
 // qkv::rotate: rotary position embedding of query and key, and the norm before it.
 #include "qkv/rotate.h"
 
-#include <ATen/ops/zeros_like.h>
-
 #include "autograd/run.h"
 #include "ops/rotate/rotate.h"
 #include "tensors/layout.h"
@@ -72,9 +70,16 @@ void check_incoming(const Call& call) {
   }
 }
 
+// The backward pass of a rotation alone is linear, and so knows nothing of what was rotated.
+bool reads(const Call& call, Argument argument) {
+  if (argument != arg::query && argument != arg::key) return true;
+  const bool has_norm = call.has(argument == arg::query ? arg::query_norm : arg::key_norm);
+  return has_norm || call[arg::cos].requires_grad() || call[arg::sin].requires_grad();
+}
+
 Tensors rotate_meta(const Call& call) {
   check_rotation<SymInt>(call);
-  if (call.op->is_backward) return empty_gradients<SymInt>(call);
+  if (call.op->is_backward) return rotation_gradients<SymInt>(call);
   return {empty_gradient<SymInt>(call[arg::query]), empty_gradient<SymInt>(call[arg::key])};
 }
 
@@ -83,11 +88,26 @@ DefinedOperator rotate("rotate",
                        "key_weight?= as key_norm, eps, interleaved=) -> rotated_query, rotated_key",
                        {.cpu = &rotate_cpu,
                         .meta = &rotate_meta,
-                        .composition = &rotate_composition});
+                        .composition = &rotate_composition,
+                        .reads = &reads});
 DefinedOperator rotate_backward(rotate, "rotate_backward(grad_rotated_query?, grad_rotated_key?; )",
                                 {.cpu = &rotate_backward_cpu, .meta = &rotate_meta});
 
 }  // namespace
+
+template <class T>
+Tensors rotation_gradients(const Call& call) {
+  Tensors gradients = empty_gradients<T>(call);
+  if (!call.has_incoming()) return gradients;
+  const bool has_tables = call.output_mask[arg::cos] || call.output_mask[arg::sin];
+  const std::tuple<size_t, Argument, Argument> both[] = {
+      {0, arg::query_norm, arg::grad_rotated_query}, {1, arg::key_norm, arg::grad_rotated_key}};
+  for (const auto& [t, norm, incoming] : both)
+    if (gradients[t].defined() && call.has(incoming) && !call.has(norm) && !has_tables)
+      gradients[t] = empty_gradient<T>(call[incoming]);
+  return gradients;
+}
+template Tensors rotation_gradients<int64_t>(const Call&);
 
 template <class T>
 void check_rotation(const Call& call) {

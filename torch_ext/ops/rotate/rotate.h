@@ -10,6 +10,11 @@ namespace qkv::ops {
 template <class T>
 void check_rotation(const Call& call);
 
+// What the backward operator returns, to be filled; undefined: not wanted. The gradient of what was
+// rotated without a norm lies in memory like the incoming one: a Node keeps its shape alone.
+template <class T>
+Tensors rotation_gradients(const Call& call);
+
 Tensors rotate_cpu(const Call& call);
 Tensors rotate_backward_cpu(const Call& call);
 // The same of torch's operators.
