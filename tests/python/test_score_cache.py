@@ -12,9 +12,11 @@ import weakref
 import numpy
 import pytest
 import torch
+from score_programs import trace
 from torch.nn.attention.flex_attention import and_masks
 
-from qkv._score_function import cache, trace, traced
+from qkv._score_function import cache
+from qkv._score_function.cache import traced
 from qkv._score_function.keys import key_of
 
 INF = float("inf")

@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torch import Tensor
-
 Line = tuple[str | int, ...]
-
-
-class ScoreProgram(NamedTuple):
-    """text: tables, then instructions, a line each.
-    tables: all floating tables one after the other, float32 or float64. None: there are none.
-    indices: all tables of integers and booleans, int32.
-    """
-
-    text: str
-    tables: Tensor | None
-    indices: Tensor | None
-
 
 # Their arguments are no registers.
 _LEAVES = frozenset("score batch head query key float int bool".split())
