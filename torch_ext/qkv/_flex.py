@@ -44,9 +44,7 @@ def flex_attention(
 ) -> Any:
     """`torch.nn.attention.flex_attention.flex_attention` on a CPU, for training as well: attention
     whose scores go through a function of one's own. Nothing is compiled: `score_mod` is called
-    once, to see what it does, and becomes a small program that runs beside the products, a tile of
-    scores at a time. Soft cap, ALiBi, a bias of every pair, causal masks and windows are recognised
-    and become the options that `attention` has for them.
+    once, to see what it does. docs/score-functions.md says what it may do and what becomes of it.
 
     Args:
         query: `[B, H, L, D]`, float32, float64, bfloat16 or float16.
@@ -76,9 +74,8 @@ def flex_attention(
         NotImplementedError: tensors that are not 4-D, or nested.
         RuntimeError: as `attention` does.
 
-    A function is traced once and known afterwards by its code and by what it captures: the values
-    of numbers, the shapes of tensors. A number that changes with every call is traced with every
-    call; as a tensor without dimensions it is not.
+    A captured number that changes with every call makes another program each time; as a tensor
+    without dimensions it does not.
 
     Tensors on another device than the CPU go to torch's own function.
 

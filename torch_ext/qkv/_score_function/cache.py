@@ -47,8 +47,7 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
     other ways than by its closure, its globals and their attributes, is traced for each call.
 
     Raises:
-        Refused: a ValueError; score_mod does what has no instructions. It names the operation, the
-            function and its line.
+        Refused: as `lowered` does.
     """
     floating = torch.float64 if dtype == torch.float64 else torch.float32
     try:
