@@ -1,7 +1,5 @@
 """A score function as arguments of the operators: see `arguments_of`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 from math import prod
 from typing import Any

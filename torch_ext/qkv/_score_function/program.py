@@ -1,7 +1,5 @@
 """The text of a score program, and its lines as tuples, such as ("load", 0, 2)."""
 
-from __future__ import annotations
-
 Line = tuple[str | int, ...]
 
 # Their arguments are no registers.

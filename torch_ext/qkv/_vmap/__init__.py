@@ -24,11 +24,7 @@ def _operators(key: str) -> list[str]:
     return sorted(n[5:] for n in names if n[5] != "_" and has_kernel(n, key))
 
 
-_OTHER_RULES = {
-    "attention_with_kvcache": cache.rule,
-    "varlen_attention_paged": packed.paged_rule,
-    "dropout_seed": seeds.rule,
-}
+_OTHER_RULES = {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
 COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
 # What is made of the low-level operators, and drops down to them.
 COMPOSITES = _operators("CompositeImplicitAutograd")
