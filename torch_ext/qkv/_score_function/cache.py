@@ -28,12 +28,8 @@ class Traced(NamedTuple):
         return self.lowered.tables(self.captured, self.function)
 
 
-class _Known(NamedTuple):
-    lowered: Lowered
-    order: list[int]  # of the tensors in its key, which are the captured ones
-
-
-_known: dict[Any, _Known] = {}
+# Of a key the program, and which of the tensors in the key are the captured ones, in their order.
+_known: dict[Any, tuple[Lowered, list[int]]] = {}
 _lock = threading.Lock()
 
 
@@ -54,14 +50,15 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
     except Exception:  # also what an attribute raises that is asked for, or a part without a hash
         return Traced(*lowered(score_mod, floating), score_mod)
     if found is not None:
-        return Traced(found.lowered, [tensors[n] for n in found.order], score_mod)
+        program, order = found
+        return Traced(program, [tensors[n] for n in order], score_mod)
     program, captured = lowered(score_mod, floating)
     number = {id(x): n for n, x in enumerate(tensors)}
     if all(id(x) in number for x in captured):
         with _lock:
             while len(_known) >= _MOST:
                 _known.pop(next(iter(_known)))
-            _known[key] = _Known(program, [number[id(x)] for x in captured])
+            _known[key] = program, [number[id(x)] for x in captured]
     return Traced(program, captured, score_mod)
 
 
