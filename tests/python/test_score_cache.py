@@ -38,7 +38,7 @@ def is_known(score_mod):
     """Whether it is looked up, rather than traced."""
     before = dict(cache._known)
     found = traced(score_mod, torch.float32).lowered
-    return any(x.lowered is found for x in before.values())
+    return any(x is found for x, _ in before.values())
 
 
 def capped(cap):

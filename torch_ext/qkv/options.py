@@ -86,7 +86,8 @@ def keywords_of(operator: OpOverload, after: str = "") -> Callable[..., dict[str
         arguments = arguments[[a.name for a in arguments].index(after) + 1 :]
     else:
         arguments = [a for a in arguments if a.kwarg_only]
-    lines = [f"def keywords({', '.join(f'{a.name}={a.default_value!r}' for a in arguments)}):"]
+    own = operator._schema.name.removeprefix("qkv::")  # as errors of unknown keywords call it
+    lines = [f"def {own}({', '.join(f'{a.name}={a.default_value!r}' for a in arguments)}):"]
     lines.append(" given = {}")
     for name, default in ((a.name, a.default_value) for a in arguments):
         differs = "!=" if isinstance(default, (float, str)) else "is not"
@@ -94,4 +95,4 @@ def keywords_of(operator: OpOverload, after: str = "") -> Callable[..., dict[str
         lines.append(f" if {name} {differs} {default!r}: given[{name!r}] = {value}")
     namespace: dict[str, Any] = {"tensor_of": tensor_of}
     exec("\n".join([*lines, " return given"]), namespace)
-    return namespace["keywords"]
+    return namespace[own]

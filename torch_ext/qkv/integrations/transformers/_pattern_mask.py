@@ -89,8 +89,11 @@ class PatternMask(torch.Tensor):
 
     def written_out(self) -> Tensor:
         """The mask in memory, bool `[B, 1, L, S]`; written once, whoever asks."""
-        if self.dense is not None:
-            return self.dense
+        if self.dense is None:
+            self.dense = self._written()
+        return self.dense
+
+    def _written(self) -> Tensor:
         batch, _, queries, keys = self.shape
         step = torch.arange(keys) - torch.arange(queries)[:, None]
         mask = ((step >= self.band.low) & (step <= self.band.high))[None, None]
@@ -101,8 +104,7 @@ class PatternMask(torch.Tensor):
             mask = mask & same[:, None]
         if self.spans is not None:
             mask = mask & Spans(self.spans).to_mask(keys)
-        self.dense = mask.expand(batch, 1, queries, keys)
-        return self.dense
+        return mask.expand(batch, 1, queries, keys)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
