@@ -21,6 +21,7 @@ from strategies import LAYOUTS, lay_out, one_example_in
 
 import qkv
 from qkv import testing
+from qkv.testing._kvcache import quantize
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INT = torch.int32
@@ -229,6 +230,27 @@ def test_a_block_may_be_read_by_many():
     call = make(2, S=12, lengths=[9, 10], block_size=4)
     call["block_table"][1, :2] = call["block_table"][0, :2]
     compare(call)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("block_size", [None, 1, 16])
+@pytest.mark.parametrize("D", [33, 34, 64])
+def test_values_that_begin_keys(D, block_size, dtype):
+    """Values that are a part of their keys' rows have the bits of values of their own, and so has
+    the output; D of one number more than values, and rows that begin anywhere."""
+    call = make(2, H=20, Hkv=1, L_new=None, S=150, D=D, lengths=[150, 93], block_size=block_size)
+    call["query"] = call["query"].to(torch.float32 if dtype == torch.int8 else dtype)
+    if dtype == torch.int8:
+        call["k_cache"], call["k_scale"] = call["v_cache"], call["v_scale"] = quantize(
+            call["k_cache"]
+        )
+    call["k_cache"] = call["k_cache"].to(dtype)
+    for Dv in (D, D - 1, 20):
+        call["v_cache"] = call["k_cache"][..., :Dv]
+        output = qkv.attention_with_kvcache(**call)
+        call["v_cache"] = call["v_cache"].clone()
+        assert torch.equal(qkv.attention_with_kvcache(**call), output)
 
 
 @pytest.mark.usefixtures("isa")

@@ -18,6 +18,7 @@ OPERATORS = {
     "varlen_attn": packed.varlen_attn,
     "varlen_attn, paged": packed.paged,
     "latent_attention": latent.latent_attention,
+    "latent_attention_with_kvcache": latent.latent_attention_with_kvcache,
     "merge": merging.merge,
     "nn.MultiheadAttention": multihead.multihead,
     "nn.AdditiveAttention": layers.additive,

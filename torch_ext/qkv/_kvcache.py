@@ -22,8 +22,9 @@ def lengths_of(cache_seqlens: Tensor | int | None, query: Tensor) -> Tensor | No
     return torch.full((query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device)
 
 
-class _Options(SoftmaxOptions, total=False):
-    """The keywords but for return_softmax_lse, on which the type of the result depends."""
+class CacheOptions(SoftmaxOptions, total=False):
+    """The keywords of every function with a cache but for return_softmax_lse, on which the type of
+    the result depends."""
 
     cache_seqlens: Tensor | int | None
     cache_batch_idx: Tensor | None
@@ -32,10 +33,13 @@ class _Options(SoftmaxOptions, total=False):
     softmax_scale: float | None
     causal: bool
     window_size: tuple[int, int] | None
+    score_mod: Callable[..., Any] | None
+
+
+class _Options(CacheOptions, total=False):
     k_scale: Tensor | None
     v_scale: Tensor | None
     num_splits: int
-    score_mod: Callable[..., Any] | None
 
 
 @overload

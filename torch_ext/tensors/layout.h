@@ -24,7 +24,7 @@ Tensors empty_results_meta(const Call& call);
 template <class T>
 at::Tensor empty_gradient(const at::Tensor& tensor);
 
-// A gradient, zero, for a kernel that adds to it: in the compute type.
-at::Tensor zero_gradient(const at::Tensor& tensor);
+// A gradient, zero, for a kernel that adds to it.
+at::Tensor zero_gradient(const at::Tensor& tensor, at::ScalarType dtype);
 
 }  // namespace qkv
