@@ -11,7 +11,9 @@
 #include "common/half.h"
 #include "common/strides.h"
 #include "common/visible.h"
+#include "dispatch/few_rows.h"
 #include "dispatch/peak_loop.h"
+#include "rotation.h"
 
 namespace qkv {
 
@@ -54,19 +56,6 @@ inline int64_t grad_row_begin(const Problem& p, int64_t key_begin) {
 }
 inline int64_t grad_row_end(const Problem& p, int64_t key_end) {
   return query_end(p, key_end) * p.group();
-}
-
-// Planes of no more rows have their scores and sums of values made row by row, if their layout lets
-// them (kernels/products/few_rows.h). `lanes` is how many elements of the compute type a vector
-// has. It and the shape of a plane alone decide, since the forward and the backward pass must round
-// alike.
-constexpr int64_t kFewRows = 8;
-inline bool few_rows_of(const Problem& p, int64_t lanes) {
-  if (p.score_way == ScoreWay::tiles) return false;
-  const bool scores = p.group() * p.seqlen_q <= std::min(kFewRows, 2 * lanes) &&
-                      p.key.strides.col == 1 && p.head_dim % lanes == 0;
-  const bool values = p.value.strides.col == 1 && p.head_dim_v % lanes == 0;
-  return scores && (values || p.score_way == ScoreWay::few_rows);
 }
 
 // What is in memory for grad_query of a block of rows.
@@ -144,6 +133,7 @@ struct Kernels {
   size_t (*hard)(const Problem&, const HardResult&, const ForwardItem&, void* workspace);
   size_t (*jvp)(const Problem&, const JvpArgs&, const JvpResult&, const ForwardItem&,
                 void* workspace);
+  size_t (*rotate)(const Rotation&, const RotationItem&, void* workspace);
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;

@@ -10,6 +10,7 @@
 #include "kernels/passes/hard.h"
 #include "kernels/passes/jvp.h"
 #include "kernels/passes/merge_parts.h"
+#include "kernels/passes/rotate.h"
 #include "kernels/passes/row_sums.h"
 
 namespace qkv::QKV_ISA {
@@ -28,9 +29,9 @@ constexpr PeakLoop peak_of() {
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
-  Kernels kernels{kTileRows<T>,   forward<E>,     merge_parts<E>, backward<E>,
-                  finish_rows<E>, finish_keys<E>, row_sums<E>,    hard<E>,
-                  nullptr,        kLanes<T>,      kInPairs<E>,    peak_of<E>()};
+  Kernels kernels{kTileRows<T>,   forward<E>,  merge_parts<E>, backward<E>, finish_rows<E>,
+                  finish_keys<E>, row_sums<E>, hard<E>,        nullptr,     rotate<E>,
+                  kLanes<T>,      kInPairs<E>, peak_of<E>()};
   if constexpr (!kInPairs<E>) kernels.jvp = jvp<E>;
   return kernels;
 }

@@ -57,6 +57,7 @@ class Tensor {
 
   Type type() const { return type_; }
   const Sizes& sizes() const { return sizes_; }
+  const Sizes& own_strides() const { return strides_; }
   int64_t numel() const {
     return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
   }

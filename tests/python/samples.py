@@ -252,6 +252,21 @@ def _merge(dtype):
     return [dict(zip(("outputs", "lses"), parts, strict=True))]
 
 
+def _rotate(dtype):
+    """Of pairs, with weights, and of halves."""
+    whole = {
+        "query": torch.randn(2, H, L, D, dtype=dtype),
+        "key": torch.randn(2, HKV, L, D, dtype=dtype),
+        "cos": torch.randn(L, 3), "sin": torch.randn(L, 3),
+        "query_weight": torch.randn(D, dtype=dtype), "key_weight": torch.randn(D),
+        "eps": 1e-6, "interleaved": True,
+    }  # fmt: skip
+    if dtype == torch.float64:
+        whole = {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in whole.items()}
+    plain = whole | {"query_weight": None, "key_weight": None, "interleaved": False}
+    return [whole, plain]
+
+
 _CALLS = {
     "attention": lambda dtype: _user("attention", dtype),
     "attention_with_lse": lambda dtype: _user("attention_with_lse", dtype),
@@ -271,6 +286,7 @@ _CALLS = {
     "latent_attention": _latent,
     "latent_attention_with_kvcache": _latent_cache,
     "merge": _merge,
+    "rotate": _rotate,
     "dropout_seed": lambda dtype: [{"query": inputs(dtype)["query"]}],
     "attention_forward": lambda dtype: [
         *_low_level("attention_forward", dtype),
@@ -287,7 +303,7 @@ _BACKWARD = {
     f"{name.removesuffix('_forward')}_backward": name
     for name in (
         "attention_forward", "weights_forward", "with_weights_forward", "hard_forward",
-        "attention_forward_jvp",
+        "attention_forward_jvp", "rotate",
     )
 }  # fmt: skip
 

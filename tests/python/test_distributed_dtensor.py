@@ -103,6 +103,7 @@ class TestAgrees:
         n for n in samples.names()
         if not n.endswith("with_kvcache")
         and n != "latent_attention"  # test_latent_attention
+        and not n.startswith("rotate")  # refused: DTensor knows no rule for it
     ])  # fmt: skip
     def test_every_operator(self, name, mesh):
         on_mesh(mesh, every_call_agrees, name)

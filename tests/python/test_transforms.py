@@ -64,6 +64,13 @@ def merged(query, key, value):
     return qkv.merge(*zip(*parts, strict=True))
 
 
+def rotated(query, key, value):
+    angles = torch.outer(torch.arange(query.size(-2)), torch.linspace(1, 0.1, D // 2))
+    cos, sin = (x.to(query.dtype) for x in (angles.cos(), angles.sin()))
+    keys = key[..., : query.size(-2), :]
+    return qkv.rotate(query, keys, cos, sin, query_weight=value.mean((0, 1, 2)))
+
+
 class Model(torch.nn.Module):
     """function(query, key, value), or function(layer, query, key, value) of [B, L, H * D]."""
 
@@ -106,6 +113,7 @@ FUNCTIONS = {
     "latent_attention": latent,
     "latent_attention_with_kvcache": latent_cached,
     "merge": merged,
+    "rotate": rotated,
     "MultiheadAttention": layer(
         qkv.nn.MultiheadAttention(W, H, batch_first=True), lambda m, q, k, v: m(q, k, v)
     ),

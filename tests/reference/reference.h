@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "attention_jvp.h"
+#include "rotation.h"
 
 namespace qkv::reference {
 
@@ -18,6 +19,10 @@ void attention_backward(const Problem& problem, const BackwardArgs& args);
 void attention_double_backward(const Problem& problem, const BackwardArgs& args);
 void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result);
 void attention_hard(const Problem& problem, const HardResult& result);
+// These compute what their namesakes in rotation.h do. Gradients that are sums are added up in
+// their own type.
+void rotation_forward(const Rotation& rotation);
+void rotation_backward(const Rotation& rotation, const RotationGradients& gradients);
 
 // Query i of head h may see key j: neither is_causal, nor the window, nor the mask hides it.
 bool attends(const Problem& problem, int64_t b, int64_t h, int64_t i, int64_t j);

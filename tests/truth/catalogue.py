@@ -7,6 +7,7 @@ import layers
 import merging
 import multihead
 import packed
+import rotation
 
 OPERATORS = {
     "attention": dense.attention,
@@ -20,6 +21,7 @@ OPERATORS = {
     "latent_attention": latent.latent_attention,
     "latent_attention_with_kvcache": latent.latent_attention_with_kvcache,
     "merge": merging.merge,
+    "rotate": rotation.rotate,
     "nn.MultiheadAttention": multihead.multihead,
     "nn.AdditiveAttention": layers.additive,
     "nn.GaussianSmoothing": layers.smoothing,

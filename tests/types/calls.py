@@ -41,6 +41,7 @@ def others(x: Tensor) -> None:
     )
     qkv.attention_jvp(x, x, x, tangents=x)  # pyright: ignore[reportCallIssue]
     assert_type(qkv.merge([x, x], [x, x]), Pair)
+    assert_type(qkv.rotate(x, x, x, x, query_weight=x, interleaved=True), Pair)
 
 
 def latent(x: Tensor, lse: bool) -> None:

@@ -40,8 +40,9 @@ enum class Type : int8_t {
   own       // the operators that take it say
 };
 
-// X(name, shape, type): the tensors. The first ones have gradients where they are floating.
-#define QKV_DIFFERENTIABLE_TENSORS(X)                                \
+// X(name, shape, type): the tensors. The first ones have gradients where they are floating: those
+// of attention, and those that a rotation has beside query and key.
+#define QKV_ATTENTION_TENSORS(X)                                     \
   X(query, tensor, query) /* [..., H, L, D]; packed: [T, H, D] */    \
   X(key, tensor, query)   /* [..., H, S, D]; packed: [Tk, H, D] */   \
   X(value, tensor, query) /* [..., H, S, Dv]; packed: [Tk, H, Dv] */ \
@@ -50,6 +51,12 @@ enum class Type : int8_t {
   X(alibi_slopes, per_head, floating)                                \
   X(sinks, per_head, floating)                                       \
   X(score_tables, tables, compute) /* what score_program reads */
+#define QKV_ROTATION_TENSORS(X)                    \
+  X(cos, own, addend)        /* [..., L, R / 2] */ \
+  X(sin, own, addend)        /* [..., L, R / 2] */ \
+  X(query_norm, own, addend) /* [..., D] */        \
+  X(key_norm, own, addend)   /* [..., D] */
+#define QKV_DIFFERENTIABLE_TENSORS(X) QKV_ATTENTION_TENSORS(X) QKV_ROTATION_TENSORS(X)
 
 // The gradient of x is called grad_x, and x_tangent is the direction in which x changes, in forward
 // mode: gradient_of and tangent_of go by these names. Besides these, there is a tangent of every
@@ -78,10 +85,14 @@ enum class Type : int8_t {
   X(key_weight, own, query)   /* [H, N, C] */                                                    \
   X(value_weight, own, query) /* [H, Dv, C] */                                                   \
   X(indices, own, index)      /* [..., L, k] or [..., Hkv, L, k]: keys that are chosen */        \
+  X(rotated_query, own, query)                                                                   \
+  X(rotated_key, own, query)                                                                     \
   X(output_tangent, output, query)                                                               \
   X(logsumexp_tangent, row, compute)                                                             \
   X(grad_output, output, query)                                                                  \
   X(grad_logsumexp, row, compute)                                                                \
+  X(grad_rotated_query, own, query)                                                              \
+  X(grad_rotated_key, own, query)                                                                \
   X(grad_weights, weights, query)                                                                \
   X(grad_output_tangent, output, query) /* of grad_output, and the gradient of output_tangent */ \
   X(grad_logsumexp_tangent, row, compute)
@@ -174,23 +185,5 @@ constexpr bool is_result(Argument argument) {
 constexpr bool may_have_gradient(int argument) {
   return argument < arg::kDifferentiable || argument >= arg::kFirstGradient;
 }
-
-constexpr int differentiable_of(Shape shape) {
-  int n = 0;
-  for (int i = 0; i < arg::kDifferentiable; ++i) n += kArguments[i].shape == shape;
-  return n;
-}
-// The differentiable arguments of this shape, in their order.
-template <Shape shape>
-constexpr auto arguments_of() {
-  std::array<Argument, differentiable_of(shape)> found{};
-  for (int i = 0, n = 0; i < arg::kDifferentiable; ++i)
-    if (kArguments[i].shape == shape) found[n++] = Argument(i);
-  return found;
-}
-// Those that are added to the scores, or hide them: Problem::masks.
-inline constexpr auto kMaskArguments = arguments_of<Shape::mask>();
-// Those of which each head has a number: Problem::by_head, in the order of HeadNumber.
-inline constexpr auto kHeadArguments = arguments_of<Shape::per_head>();
 
 }  // namespace qkv

@@ -86,11 +86,12 @@ std::string full_signature(const Operator& forward, const std::string& signature
   std::vector<std::string> tensors, options;
   for (const Parameter& p : forward.parameters) {
     auto& group = p.is_tensor && !p.has_default ? tensors : options;
+    const std::string own(p.is_tensor ? kArguments[p.which].name : kOptions[p.which].name);
     group.push_back(p.name + (p.is_tensor && !p.is_required ? "?" : "") +
-                    (p.has_default ? "=" : ""));
+                    (p.has_default ? "=" : "") + (own == p.name ? "" : " as " + own));
   }
-  return name + "(" + gradients + ", " + c10::Join(", ", tensors) + ", " + saved + ", *, " +
-         c10::Join(", ", options) + ") -> ";
+  return name + "(" + gradients + ", " + c10::Join(", ", tensors) +
+         (saved.empty() ? "" : ", " + saved) + ", *, " + c10::Join(", ", options) + ") -> ";
 }
 
 }  // namespace

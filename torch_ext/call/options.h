@@ -35,22 +35,24 @@ struct ShardNumbers {
 enum class Reduce { none, heads, queries };
 
 // X(name, type): what is no tensor. Each has its type's zero, or what stands for None, as default.
-#define QKV_OPTIONS(X)                                         \
-  X(dropout_p, double)                                         \
-  X(is_causal, bool)                                           \
-  X(scale, std::optional<double>)                              \
-  X(enable_gqa, bool)                                          \
-  X(window_size, Window)                                       \
-  X(softcap, double)                                           \
-  X(causal, bool) /* as is_causal, but aligned bottom-right */ \
-  X(shard, ShardNumbers)                                       \
-  X(scores, ScoreWay) /* of the forward pass that made lse */  \
-  X(reduce, Reduce)                                            \
-  X(straight_through, bool)                                    \
-  X(max_q, c10::SymInt)                                        \
-  X(max_k, c10::SymInt)                                        \
-  X(score_program, std::string)  /* "": there is none */       \
-  X(absorb, std::optional<bool>) /* of latent attention */
+#define QKV_OPTIONS(X)                                                \
+  X(dropout_p, double)                                                \
+  X(is_causal, bool)                                                  \
+  X(scale, std::optional<double>)                                     \
+  X(enable_gqa, bool)                                                 \
+  X(window_size, Window)                                              \
+  X(softcap, double)                                                  \
+  X(causal, bool) /* as is_causal, but aligned bottom-right */        \
+  X(shard, ShardNumbers)                                              \
+  X(scores, ScoreWay) /* of the forward pass that made lse */         \
+  X(reduce, Reduce)                                                   \
+  X(straight_through, bool)                                           \
+  X(max_q, c10::SymInt)                                               \
+  X(max_k, c10::SymInt)                                               \
+  X(score_program, std::string)  /* "": there is none */              \
+  X(absorb, std::optional<bool>) /* of latent attention */            \
+  X(eps, double)                 /* of a rotation, as the next one */ \
+  X(interleaved, bool)
 
 struct Options {
 #define QKV_MEMBER(name, type) type name{};

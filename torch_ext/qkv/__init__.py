@@ -26,6 +26,7 @@ from qkv._merge import merge  # noqa: E402
 from qkv._replace import ReplacedSdpa, SdpaReport, replace_sdpa, sdpa_report  # noqa: E402
 from qkv._replace import register as _register_flash_attention  # noqa: E402
 from qkv._replace_flex import ReplacedFlex, replace_flex  # noqa: E402
+from qkv._rotate import rotate  # noqa: E402
 from qkv._varlen import varlen_attn  # noqa: E402
 from qkv._vmap import register as _register_vmap  # noqa: E402
 from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
@@ -62,6 +63,7 @@ __all__ = [
     "nn",
     "replace_flex",
     "replace_sdpa",
+    "rotate",
     "sdpa_report",
     "set_half_products",
     "set_isa",

@@ -75,15 +75,19 @@ at::Tensor empty_gradient(const at::Tensor& tensor) {
   return empty(sizes, dense_strides<T>(sizes, tensor, 0), tensor.scalar_type());
 }
 
-Tensors empty_results_meta(const Call& call) {
-  const auto sizes = check<c10::SymInt>(call);
-  if (!call.op->is_backward) return empty_results(call, sizes);
+template <class T>
+Tensors empty_gradients(const Call& call) {
   Tensors gradients = no_results(call);
   if (!call.has_incoming()) return gradients;
   for (size_t i = 0; i < gradients.size(); ++i)
     if (const Argument argument = call.op->results[i]; call.wants_gradient(argument))
-      gradients[i] = empty_gradient<c10::SymInt>(call[argument]);
+      gradients[i] = empty_gradient<T>(call[argument]);
   return gradients;
+}
+
+Tensors empty_results_meta(const Call& call) {
+  const auto sizes = check<c10::SymInt>(call);
+  return call.op->is_backward ? empty_gradients<c10::SymInt>(call) : empty_results(call, sizes);
 }
 
 at::Tensor zero_gradient(const at::Tensor& tensor, at::ScalarType dtype) {
@@ -93,7 +97,8 @@ at::Tensor zero_gradient(const at::Tensor& tensor, at::ScalarType dtype) {
 #define QKV_INSTANTIATE(T)                                                  \
   template at::Tensor empty_result(const Call&, const Sizes<T>&, Argument); \
   template Tensors empty_results(const Call&, const Sizes<T>&);             \
-  template at::Tensor empty_gradient<T>(const at::Tensor&);
+  template at::Tensor empty_gradient<T>(const at::Tensor&);                 \
+  template Tensors empty_gradients<T>(const Call&);
 QKV_INSTANTIATE(int64_t)
 QKV_INSTANTIATE(c10::SymInt)
 

@@ -24,6 +24,10 @@ Tensors empty_results_meta(const Call& call);
 template <class T>
 at::Tensor empty_gradient(const at::Tensor& tensor);
 
+// What a backward operator returns; undefined: what is not wanted, and all if none is given.
+template <class T>
+Tensors empty_gradients(const Call& call);
+
 // A gradient, zero, for a kernel that adds to it.
 at::Tensor zero_gradient(const at::Tensor& tensor, at::ScalarType dtype);
 

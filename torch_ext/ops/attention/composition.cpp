@@ -15,6 +15,7 @@
 
 #include "autograd/run.h"
 #include "call/check.h"
+#include "call/score_arguments.h"
 #include "ops/attention/attention.h"
 
 namespace qkv::ops {

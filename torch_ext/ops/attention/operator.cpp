@@ -3,6 +3,7 @@
 #include "autograd/compose.h"
 #include "autograd/run.h"
 #include "call/from_options.h"
+#include "call/score_arguments.h"
 #include "ops/attention/attention.h"
 #include "qkv/attention.h"
 
@@ -162,7 +163,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_jvp(
   Call call = call_of(ops::attention_jvp, query, key, value, options);
 #define QKV_SET_TANGENT(name, shape, type) \
   call.set(arg::name##_tangent, tensor_of(tangents.name()));
-  QKV_DIFFERENTIABLE_TENSORS(QKV_SET_TANGENT)
+  QKV_ATTENTION_TENSORS(QKV_SET_TANGENT)
 #undef QKV_SET_TANGENT
   const Tensors results = ops::attention_jvp.kernels.composite(call);
   return {results[0], results[1], results[2], results[3]};

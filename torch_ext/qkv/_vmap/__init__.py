@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qkv._vmap import cache, dense, packed, seeds
+from qkv._vmap import cache, dense, packed, rotate, seeds
 from qkv._vmap.levels import core_kernel, func_kernel
 from qkv._vmap.samples import Samples
 
@@ -24,7 +24,8 @@ def _operators(key: str) -> list[str]:
     return sorted(n[5:] for n in names if n[5] != "_" and has_kernel(n, key))
 
 
-_OTHER_RULES = {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
+_ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
+_OTHER_RULES = _ROTATIONS | {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
 COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
 # What is made of the low-level operators, and drops down to them.
 COMPOSITES = _operators("CompositeImplicitAutograd")
@@ -41,8 +42,8 @@ def register() -> None:
     for name, rule in rules.items():
         op = getattr(torch.ops.qkv, name).default
         _library.impl(name, func_kernel(op, rule), "FuncTorchBatched")
-    for name in COMPUTING:
+    for name in (*COMPUTING, *_ROTATIONS):
         op = getattr(torch.ops.qkv, name).default
-        _library.impl(name, core_kernel(op, _soft_or_hard), "Batched")
+        _library.impl(name, core_kernel(op, rules[name]), "Batched")
     for name in COMPOSITES:
         _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")

@@ -1,0 +1,140 @@
+// A rotation (rotation.h): the forward pass, and an item of either pass.
+#pragma once
+
+#include "kernels/passes/rotate_backward.h"
+#include "kernels/passes/rotate_rows.h"
+
+namespace qkv::QKV_ISA {
+
+// The rows of a group, in memory of type S: of each, x becomes y, which may be the same memory.
+template <bool kNorm, bool kInterleaved, class S, class T>
+void rotate_group(const RotationTables<T>& tables, const RowGroup<T>& group, const T* weight,
+                  const S* const* x, S* const* y, T inverse_dim, T eps) {
+  constexpr int W = kLanes<T>;
+  const RowRuns<T>& at = tables.runs;
+  T norms[W];
+  if constexpr (kNorm) {
+    Vec<T> squares[W];
+    for (int g = group.count; g < W; ++g) squares[g] = Vec<T>{};
+    for (int g = 0; g < group.count; ++g) {
+      Vec<T> sum{};
+      for (int64_t i = 0; i < at.width; i += W) {
+        const Vec<T> v = load_wide(x[g] + i);
+        sum += v * v;
+      }
+      squares[g] = sum;
+    }
+    store(norms, inverse_norms<T>(squares, inverse_dim, eps));
+  }
+  for (int g = 0; g < group.count; ++g) {
+    const S* const from = x[g];
+    S* const to = y[g];
+    const int64_t row = group.position[g] * at.pairs;
+    const T *const cos = tables.cos + row, *const sin = tables.sin + row;
+    const T norm = kNorm ? norms[g] : T(1);
+    const auto normal = [&](int64_t i) QKV_INLINE_LAMBDA {
+      const Vec<T> v = load_wide(from + i);
+      return kNorm ? v * norm * load(weight + i) : v;
+    };
+    for (int64_t i = 0; i < at.pairs; i += W) {
+      const Vec<T> a = normal(i), c = load(cos + i), s = load(sin + i);
+      if constexpr (kInterleaved) {
+        store_rounded(to + i, a * c + swap_neighbours(a) * s);
+      } else {
+        const Vec<T> b = normal(at.pairs + i);
+        store_rounded(to + i, a * c - b * s);
+        store_rounded(to + at.pairs + i, b * c + a * s);
+      }
+    }
+    for (int64_t i = at.rest; i < at.width; i += W) store_rounded(to + i, normal(i));
+  }
+}
+
+template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>
+void rotate_tensor(const Rotation& r, const RotationItem& item, int t,
+                   const RotationTables<T>& tables, T* scratch) {
+  constexpr int W = kLanes<T>;
+  const RowRuns<T>& at = tables.runs;
+  const RotatedTensor& tensor = r.tensors[t];
+  const Strides &in = tensor.input.strides, &out = tensor.output.strides;
+  const E* const from = rows_of<E>(r, tensor.input, item);
+  E* const to = rows_of<E>(r, tensor.output, item);
+  const T inverse_dim = T(1) / T(r.head_dim), eps = T(r.eps);
+  const T* const weight = tables.weights[t];
+  const bool is_direct = at.is_dense && in.col == 1 && out.col == 1;
+  for_each_group<T>(tensor.heads, item.end - item.begin, in, [&](const RowGroup<T>& group) {
+    const E* x[W];
+    E* y[W];
+    locate(group, from, in, x), locate(group, to, out, y);
+    if (is_direct)
+      return rotate_group<kNorm, kInterleaved, E>(tables, group, weight, x, y, inverse_dim, eps);
+    T* rows[W];
+    for (int g = 0; g < group.count; ++g) at.gather(x[g], in.col, rows[g] = scratch + g * at.width);
+    rotate_group<kNorm, kInterleaved, T>(tables, group, weight, rows, rows, inverse_dim, eps);
+    for (int g = 0; g < group.count; ++g) at.scatter(rows[g], y[g], out.col);
+  });
+}
+
+// The sums of an item of the backward pass, from its scratch memory to where they are wanted.
+template <class T>
+void leave_sums(const Rotation& r, const RotationItem& item, const RowRuns<T>& at,
+                const RotationSums<T>& sums, int t) {
+  for (const auto& run : at.runs)
+    for (int64_t i = 0; sums.weight && item.weight_sums[t] && i < run.count; ++i)
+      item.weight_sums[t][run.from + i] = sums.weight[run.to + i];
+  if (!sums.cos) return;
+  T *cos = static_cast<T*>(item.cos_sums), *sin = static_cast<T*>(item.sin_sums);
+  for (int64_t p = 0; p < item.end - item.begin; ++p) {
+    const T *const c = sums.cos + p * at.pairs, *const s = sums.sin + p * at.pairs;
+    for (int64_t i = 0; i < r.rotary_pairs; ++i) {
+      *cos++ = r.is_interleaved ? c[2 * i] + c[2 * i + 1] : c[i];
+      *sin++ = r.is_interleaved ? s[2 * i + 1] - s[2 * i] : s[i];
+    }
+  }
+}
+
+// Calls f(whether there is a norm, whether pairs are neighbours), which are constants.
+template <class F>
+void with_kind(bool norm, bool interleaved, const F& f) {
+  using True = std::true_type;
+  using False = std::false_type;
+  if (norm) return interleaved ? f(True(), True()) : f(True(), False());
+  return interleaved ? f(False(), True()) : f(False(), False());
+}
+
+template <class E>
+size_t rotate(const Rotation& r, const RotationItem& item, void* workspace) {
+  using T = Compute<E>;
+  Arena arena(workspace);
+  const RotationTables<T> tables(r, item, arena);
+  const RowRuns<T>& at = tables.runs;
+  const bool is_backward = item.gradients != nullptr;
+  T* const scratch = arena.take<T>((is_backward ? 3 : 1) * kLanes<T> * at.width);
+  RotationSums<T> sums;
+  const int64_t table_size = kRotationBlock * at.pairs;
+  if (is_backward && item.gradients->wants_tables())
+    sums.cos = arena.take<T>(table_size), sums.sin = arena.take<T>(table_size);
+  if (is_backward) {
+    sums.weight = arena.take<double>(at.width);
+    sums.weight_of_group = arena.take<T>(at.width);
+  }
+  if (arena.counting()) return arena.used();
+  if (sums.cos) std::fill_n(sums.cos, table_size, T(0)), std::fill_n(sums.sin, table_size, T(0));
+  for (int t = 0; t < 2; ++t) {
+    if (is_backward) std::fill_n(sums.weight, at.width, 0.0);
+    if (r.tensors[t].heads > 0)
+      with_kind(tables.weights[t], r.is_interleaved, [&](auto norm, auto interleaved) {
+        if (is_backward)
+          rotate_tensor_backward<norm, interleaved, E>(r, item, t, tables, sums, scratch);
+        else
+          rotate_tensor<norm, interleaved, E>(r, item, t, tables, scratch);
+      });
+    if (!is_backward) continue;
+    RotationSums<T> left = sums;
+    if (t == 0) left.cos = nullptr;  // to which the second tensor adds
+    leave_sums(r, item, at, left, t);
+  }
+  return arena.used();
+}
+
+}  // namespace qkv::QKV_ISA
