@@ -111,8 +111,8 @@ def attention_with_kvcache(
         block_table: `[B, M]`: a paged cache. Row j of batch item b is row `j % block_size` of block
             `block_table[b, j // block_size]`. Numbers beyond what `cache_seqlens[b] + L_new` rows
             need are not looked at.
-        rotary_cos, rotary_sin: `[n, R / 2]`, float32 or query's dtype: query and key are rotated, as
-            by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache:
+        rotary_cos, rotary_sin: `[n, R / 2]`, float32 or query's dtype: query and key are rotated,
+            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache:
             the new keys of row b, and its queries if they are causal or have a window, are at
             places `cache_seqlens[b]`, `cache_seqlens[b] + 1` and so on; other queries are all at
             `cache_seqlens[b]`. Both or neither, and only with key.
