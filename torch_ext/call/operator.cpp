@@ -90,8 +90,8 @@ std::string full_signature(const Operator& forward, const std::string& signature
     group.push_back(p.name + (p.is_tensor && !p.is_required ? "?" : "") +
                     (p.has_default ? "=" : "") + (own == p.name ? "" : " as " + own));
   }
-  return name + "(" + gradients + ", " + c10::Join(", ", tensors) + ", " + saved + ", *, " +
-         c10::Join(", ", options) + ") -> ";
+  return name + "(" + gradients + ", " + c10::Join(", ", tensors) +
+         (saved.empty() ? "" : ", " + saved) + ", *, " + c10::Join(", ", options) + ") -> ";
 }
 
 }  // namespace
