@@ -7,6 +7,7 @@ import layers
 import merging
 import multihead
 import packed
+import rotation
 
 OPERATORS = {
     "attention": dense.attention,
@@ -19,6 +20,7 @@ OPERATORS = {
     "varlen_attn, paged": packed.paged,
     "latent_attention": latent.latent_attention,
     "merge": merging.merge,
+    "rotate": rotation.rotate,
     "nn.MultiheadAttention": multihead.multihead,
     "nn.AdditiveAttention": layers.additive,
     "nn.GaussianSmoothing": layers.smoothing,
