@@ -172,9 +172,9 @@ def attention_with_kvcache(
     """
     given = _keywords(
         lengths_of(cache_seqlens, query), cache_batch_idx, cache_leftpad, block_table,
-        rotary_cos, rotary_sin, None if rotary_interleaved is True else rotary_interleaved, softmax_scale, causal,
-        None if window_size == (-1, -1) else window_size, softcap, alibi_slopes, bias, spans, sinks,
-        k_scale, v_scale,
+        rotary_cos, rotary_sin, None if rotary_interleaved is True else rotary_interleaved,
+        softmax_scale, causal, None if window_size == (-1, -1) else window_size, softcap,
+        alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
     if score_mod is not None:
         given |= keywords_of_program(score_mod, query)
