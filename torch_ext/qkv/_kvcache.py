@@ -30,6 +30,9 @@ class CacheOptions(SoftmaxOptions, total=False):
     cache_batch_idx: Tensor | None
     cache_leftpad: Tensor | None
     block_table: Tensor | None
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    rotary_interleaved: bool
     softmax_scale: float | None
     causal: bool
     window_size: tuple[int, int] | None
@@ -71,6 +74,9 @@ def attention_with_kvcache(
     cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = True,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
@@ -109,6 +115,13 @@ def attention_with_kvcache(
         block_table: `[B, M]`: a paged cache. Row j of batch item b is row `j % block_size` of block
             `block_table[b, j // block_size]`. Numbers beyond what `cache_seqlens[b] + L_new` rows
             need are not looked at.
+        rotary_cos, rotary_sin: `[n, R / 2]`, float32 or query's dtype: query and key are rotated,
+            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache:
+            the new keys of row b, and its queries if they are causal or have a window, are at
+            places `cache_seqlens[b]`, `cache_seqlens[b] + 1` and so on; other queries are all at
+            `cache_seqlens[b]`. Both or neither, and only with key.
+        rotary_interleaved: pair i is the numbers 2 i and 2 i + 1 (GPT-J), as is FlashAttention's
+            default, not `rotate`'s; False: i and i + R / 2 (Llama).
         softmax_scale: multiplies the scores; `1 / sqrt(D)` if None.
         causal: with S keys after appending, query i sees keys j <= i + S - L: bottom-right
             aligned, as in FlashAttention, so that the last query sees all keys.
@@ -163,6 +176,7 @@ def attention_with_kvcache(
     """
     given = _keywords(
         lengths_of(cache_seqlens, query), cache_batch_idx, cache_leftpad, block_table,
+        rotary_cos, rotary_sin, None if rotary_interleaved is True else rotary_interleaved,
         softmax_scale, causal, None if window_size == (-1, -1) else window_size, softcap,
         alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip

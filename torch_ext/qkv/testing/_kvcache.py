@@ -19,6 +19,9 @@ def attention_with_kvcache(
     cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = True,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = None,
@@ -59,6 +62,18 @@ def attention_with_kvcache(
     ends = len(place) if cache_seqlens is None else cache_seqlens
     begins = 0 if cache_leftpad is None else cache_leftpad
     begins, ends = (torch.as_tensor(x).expand(batch).tolist() for x in (begins, ends))
+    if key is not None and rotary_cos is not None and rotary_sin is not None:
+        tables = rotary_cos.to(dtype), rotary_sin.to(dtype)
+        moves = causal or max(window) >= 0
+        key, query = (
+            torch.stack(
+                [
+                    _turned(y, n, tables, rotary_interleaved, all_at_one)
+                    for y, n in zip(x, ends, strict=True)
+                ]
+            )
+            for x, all_at_one in ((key, False), (query, not moves))
+        )
     if key is not None and value is not None:
         for b, (rows, at) in enumerate(slots):
             new = slice(ends[b], ends[b] + key.size(2))
@@ -80,6 +95,21 @@ def attention_with_kvcache(
             dtype=dtype, return_lse=True,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
+
+
+def _turned(
+    x: Tensor, first: int, tables: tuple[Tensor, Tensor], interleaved: bool, all_at_one: bool
+) -> Tensor:
+    """`[H, L, D]` rotated: row i of it by row `first + i` of the tables, or by row `first`."""
+    places = first + torch.arange(x.size(1)) * (not all_at_one)
+    cos, sin = (table[places] for table in tables)
+    pairs = torch.arange(cos.size(1))
+    a, b = (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + len(pairs))
+    x = x.to(cos.dtype)
+    result = x.clone()
+    result[..., a] = x[..., a] * cos - x[..., b] * sin
+    result[..., b] = x[..., b] * cos + x[..., a] * sin
+    return result
 
 
 def _counted(options: dict[str, Any], item: int, first: int) -> dict[str, Any]:
