@@ -12,6 +12,7 @@ from torch.nested import nested_tensor_from_jagged
 from qkv._functional import attention
 from qkv._varlen import varlen_attn
 from qkv._weights import attention_with_weights
+from qkv.nn._linear import linear
 
 
 def attend(
@@ -85,6 +86,6 @@ def project(
         biases = layer.in_proj_bias.split([n * layer.embed_dim for n in counts])
     found: list[Tensor] = []
     for x, weight, bias, n in zip((query, key, value), weights, biases, counts, strict=False):
-        heads = F.linear(x, weight, bias).unflatten(-1, (n, layer.num_heads, layer.head_dim))
+        heads = linear(x, weight, bias).unflatten(-1, (n, layer.num_heads, layer.head_dim))
         found += heads.unbind(-3)
     return tuple(found)

@@ -9,6 +9,7 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
+from qkv.nn._linear import linear
 from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
 
@@ -217,7 +218,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _project_output(self, output: Tensor) -> Tensor:
         """W_O, of `[..., H, E / H]`."""
-        return F.linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias)
+        return linear(output.flatten(-2), self.out_proj.weight, self.out_proj.bias)
 
     def _with_more_keys(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """`[..., H, S + 1, D]`, or `S + 2`: with bias_k and bias_v, then with a key of zeros."""
