@@ -12,10 +12,10 @@ namespace qkv {
 namespace {
 
 // The keys that the tensors have and those of this thread, less what this thread leaves out.
-c10::DispatchKeySet keys_of(const Call& call) {
+c10::DispatchKeySet keys_of(c10::ArrayRef<const at::Tensor*> tensors) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   c10::DispatchKeySet keys = local.included_;
-  for (const at::Tensor* tensor : call.tensors)
+  for (const at::Tensor* tensor : tensors)
     if (tensor->defined()) keys = keys | tensor->key_set();
   return keys - local.excluded_;
 }
@@ -47,7 +47,7 @@ Tensors run_directly(const Call& call) {
 
 }  // namespace
 
-bool is_plain(const Call& call) {
+bool is_plain(c10::ArrayRef<const at::Tensor*> tensors) {
   // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
   // their arguments.
   using c10::DispatchKey;
@@ -55,7 +55,7 @@ bool is_plain(const Call& call) {
       c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::BackendSelect,
                            DispatchKey::ADInplaceOrView})
           .raw_repr();
-  return (keys_of(call).raw_repr() & ~known) == 0;
+  return (keys_of(tensors).raw_repr() & ~known) == 0;
 }
 
 Tensors run(const Call& call) {

@@ -1,6 +1,5 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/activation.h>
 
@@ -9,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "ops/linear/linear.h"
 #include "qkv/nn.h"
 
 namespace qkv::nn {
@@ -29,7 +29,7 @@ void check(const char* name, const Tensor& x, int64_t rows, int64_t batch, int64
 std::vector<Tensor> project(const Tensor& x, const Tensor& weight, const Tensor& bias,
                             int64_t count, int64_t heads) {
   const std::optional<Tensor> its_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  const Tensor all = at::linear(x, weight, its_bias).unflatten(-1, {count, heads, -1});
+  const Tensor all = ops::projected(x, weight, its_bias).unflatten(-1, {count, heads, -1});
   std::vector<Tensor> each;
   for (const Tensor& one : all.unbind(2)) each.push_back(one.permute({1, 2, 0, 3}));
   return each;

@@ -3,6 +3,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/zeros.h>
 
+#include "ops/linear/linear.h"
 #include "qkv/kvcache.h"
 #include "qkv/nn.h"
 #include "qkv/rotate.h"
@@ -23,6 +24,10 @@ std::tuple<Tensor, Tensor> tables(const SelfAttentionOptions& options, const Ten
 
 std::optional<Tensor> if_defined(const Tensor& x) {
   return x.defined() ? std::optional(x) : std::nullopt;
+}
+
+Tensor projected(const torch::nn::Linear& layer, const Tensor& x) {
+  return ops::projected(x, layer->weight, if_defined(layer->bias));
 }
 
 }  // namespace
@@ -72,7 +77,7 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* 
               ", but [B, L, ", options.embed_dim(), "] is expected");
   TORCH_CHECK(!cache || !is_training() || options.dropout() == 0, "SelfAttention: dropout is ",
               options.dropout(), ", but 0 is expected with a cache, or a layer in eval mode");
-  const Tensor all = qkv_proj->forward(x).unflatten(-1, {-1, D}).transpose(1, 2);
+  const Tensor all = projected(qkv_proj, x).unflatten(-1, {-1, D}).transpose(1, 2);
   Tensor query = all.slice(1, 0, H), key = all.slice(1, H, H + Hkv);
   const Tensor value = all.slice(1, H + Hkv, H + 2 * Hkv);
 
@@ -109,7 +114,7 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* 
     output = attention(query, key, value, call);
   }
   if (options.gate()) output = output * all.slice(1, H + 2 * Hkv).sigmoid();
-  return o_proj->forward(output.transpose(1, 2).flatten(2));
+  return projected(o_proj, output.transpose(1, 2).flatten(2));
 }
 
 KvCache SelfAttentionImpl::new_cache(int64_t batch, int64_t length) const {

@@ -2,9 +2,9 @@
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/ops/_native_multi_head_attention_native.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
+#include "ops/linear/linear.h"
 #include "qkv/attention.h"
 #include "replace/kernels.h"
 
@@ -50,19 +50,19 @@ struct Layer {
     const int64_t head_dim = embed_dim / heads;
     if (inputs.are_one()) {
       const at::Tensor all =
-          at::linear(inputs.query, qkv_weight, qkv_bias).unflatten(-1, {3, heads, head_dim});
+          ops::projected(inputs.query, qkv_weight, qkv_bias).unflatten(-1, {3, heads, head_dim});
       return {all.select(-3, 0), all.select(-3, 1), all.select(-3, 2)};
     }
     const auto weights = qkv_weight.chunk(3), biases = qkv_bias.chunk(3);
     const auto one = [&](const at::Tensor& input, int i) {
-      return at::linear(input, weights[i], biases[i]).unflatten(-1, {heads, head_dim});
+      return ops::projected(input, weights[i], biases[i]).unflatten(-1, {heads, head_dim});
     };
     return {one(inputs.query, 0), one(inputs.key, 1), one(inputs.value, 2)};
   }
 
   // From [..., rows, heads, head dimension] to [..., rows, embed_dim].
   at::Tensor merge(const at::Tensor& output) const {
-    return at::linear(output.flatten(-2), proj_weight, proj_bias);
+    return ops::projected(output.flatten(-2), proj_weight, proj_bias);
   }
 };
 

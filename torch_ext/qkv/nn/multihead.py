@@ -9,7 +9,7 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
-from qkv.nn._linear import linear
+from qkv.nn._linear import linear, projections
 from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
 
@@ -101,8 +101,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 refuse(name, "given", wanted, function="MultiheadAttention")
 
     def extra_repr(self) -> str:
-        """The options that were given; nothing for a layer as torch has it."""
-        return ", ".join(f"{name}={getattr(self, name)}" for name in self._given)
+        """The options that were given, and who multiplies by the weights where it is not torch."""
+        given = {name: getattr(self, name) for name in self._given}
+        if (found := projections()) != "torch":
+            given["projections"] = found
+        return ", ".join(f"{name}={value}" for name, value in given.items())
 
     def forward(
         self,

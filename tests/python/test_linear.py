@@ -1,0 +1,121 @@
+"""The projections of layers, by oneDNN and by torch: the same numbers, derivatives and errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, jvp, vmap
+
+import qkv
+from qkv.nn._linear import linear, projections
+
+
+@pytest.fixture(params=[True, False], ids=["oneDNN", "torch"])
+def chosen(request):
+    """Who multiplies; and puts back who did."""
+    torch.ops.qkv._set_projections(request.param)
+    if (projections() == "oneDNN") != request.param:
+        pytest.skip("torch was built without oneDNN")
+    yield projections()
+    torch.ops.qkv._set_projections(None)
+
+
+def drawn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def errors(function, x, weight, bias, reference):
+    """The largest error of output and gradients of `function`, each relative to its largest."""
+    found = []
+    for f, dtype in ((function, x.dtype), (reference, torch.float64)):
+        inputs = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias)]
+        output = f(*inputs)
+        output.backward(drawn(*output.shape, seed=7).to(dtype))
+        found.append([output.detach(), *(t.grad for t in inputs)])
+    return [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 5, 16), (2, 3, 7, 64), (257, 96)])
+def test_no_less_accurate_than_torch(chosen, shape):
+    x, weight, bias = drawn(*shape), drawn(48, shape[-1], seed=1), drawn(48, seed=2)
+    ours = errors(linear, x, weight, bias, F.linear)
+    torchs = errors(F.linear, x, weight, bias, F.linear)
+    for a, b in zip(ours, torchs, strict=True):
+        assert a <= 2 * b + 1e-7
+
+
+def test_it_is_the_library_that_was_chosen(chosen):
+    x = drawn(4, 16).requires_grad_()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        linear(x, drawn(8, 16), drawn(8)).sum().backward()
+    names = [event.key for event in profile.key_averages()]
+    assert ("mkldnn::_linear_pointwise" in names) == (chosen == "oneDNN")
+
+
+def test_strides_views_and_no_bias(chosen):
+    whole = drawn(6, 4, 40)
+    x, weight = whole.transpose(0, 1)[..., ::2], drawn(20, 9, seed=1).t()
+    torch.testing.assert_close(linear(x, weight, None), F.linear(x, weight))
+    assert linear(x, weight, None).is_contiguous()
+
+
+def test_second_derivatives(chosen):
+    x, weight, bias = (
+        drawn(*s, seed=i).requires_grad_() for i, s in enumerate([(3, 4), (5, 4), (5,)])
+    )
+
+    def penalty(f):
+        (g,) = torch.autograd.grad(f(x, weight, bias).tanh().sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), (x, weight, bias))
+
+    for ours, torchs in zip(penalty(linear), penalty(F.linear), strict=True):
+        torch.testing.assert_close(ours, torchs)
+
+
+def test_transforms_go_through_torch(chosen):
+    x, weight, bias = drawn(3, 4), drawn(5, 4, seed=1), drawn(5, seed=2)
+    for transform in (
+        lambda f: grad(lambda x: f(x, weight, bias).square().sum())(x),
+        lambda f: vmap(lambda x: f(x[None], weight, bias))(x),
+        lambda f: jvp(lambda w: f(x, w, bias), (weight,), (weight.cos(),))[1],
+    ):
+        torch.testing.assert_close(transform(linear), transform(F.linear))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    with torch.inference_mode():
+        torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_are_torchs(chosen, dtype):
+    x, weight = drawn(3, 4, dtype=dtype), drawn(5, 4, dtype=dtype)
+    assert torch.equal(linear(x, weight, None), F.linear(x, weight))
+
+
+def test_empty_and_wrong_inputs_are_torchs(chosen):
+    assert linear(drawn(0, 4), drawn(5, 4), drawn(5)).shape == (0, 5)
+    for x, weight, bias in ((drawn(3, 4), drawn(5, 3), None), (drawn(3, 4), drawn(5, 4), drawn(4))):
+        with pytest.raises(RuntimeError) as torchs:
+            F.linear(x, weight, bias)
+        with pytest.raises(RuntimeError) as ours:
+            linear(x, weight, bias)
+        assert str(ours.value) == str(torchs.value)
+
+
+def test_layer_says_who_multiplies(chosen):
+    layer = qkv.nn.MultiheadAttention(16, 2)
+    assert ("projections=oneDNN" in repr(layer)) == (chosen == "oneDNN")
+
+
+def test_a_layer_trains_alike(chosen):
+    torch.manual_seed(0)
+    torchs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    ours = qkv.nn.MultiheadAttention(32, 4, batch_first=True)
+    ours.load_state_dict(torchs.state_dict())
+    x = drawn(2, 9, 32)
+    gradients = []
+    for layer in (torchs, ours):
+        layer(x, x, x)[0].square().sum().backward()
+        gradients.append([p.grad for p in layer.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    values = {name: p.detach() for name, p in ours.named_parameters()}
+    torch.testing.assert_close(functional_call(ours, values, (x, x, x))[0], torchs(x, x, x)[0])

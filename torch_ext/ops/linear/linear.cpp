@@ -1,0 +1,111 @@
+#include "ops/linear/linear.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <array>
+#include <atomic>
+#include <limits>
+#include <string>
+
+#include "autograd/run.h"
+#include "call/after_fork.h"
+#include "ops/linear/fast_onednn.h"
+
+namespace qkv::ops {
+namespace {
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Scalars = torch::List<std::optional<at::Scalar>>;
+using Product = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, c10::string_view,
+                       Scalars, std::optional<c10::string_view>);
+
+// oneDNN's product, which has no derivatives; nullopt in a torch that was built without it.
+const std::optional<c10::TypedOperatorHandle<Product>>& onednn() {
+  static const auto op = []() -> std::optional<c10::TypedOperatorHandle<Product>> {
+    const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (!found) return std::nullopt;
+    return found->typed<Product>();
+  }();
+  return op;
+}
+
+// How many multiplications a product must have for oneDNN to make it.
+std::atomic<int64_t>& least() {
+  static std::atomic<int64_t> chosen{onednn() && fast_onednn() ? kWorthOnednn : kNever};
+  return chosen;
+}
+
+bool takes(const Tensor& x) {
+  return x.defined() && x.scalar_type() == at::kFloat && x.numel() > 0 && !x._fw_grad(0).defined();
+}
+
+bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
+  if (!takes(input) || !takes(weight) || (bias && !takes(*bias))) return false;
+  const std::array<const Tensor*, 3> all{&input, &weight, bias ? &*bias : &weight};
+  return input.dim() > 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
+         (!bias || bias->sizes() == weight.sizes().slice(0, 1)) &&
+         input.numel() * weight.size(0) >= least() && is_plain(all);
+}
+
+Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return onednn()->call(input, weight, bias, "none", Scalars(), "");
+}
+
+// Its gradients are products, which are differentiable in turn.
+struct Linear : torch::autograd::Function<Linear> {
+  static constexpr bool is_traceable = true;  // by compiled autograd
+
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& input,
+                        const Tensor& weight, const OptionalTensor& bias) {
+    context->save_for_backward({input, weight});
+    context->saved_data["has_bias"] = bias.has_value();
+    return product(input, weight, bias);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &grad = grads[0], &input = saved[0], &weight = saved[1];
+    torch::autograd::variable_list results(3);
+    if (!grad.defined()) return results;
+    const Tensor rows = grad.flatten(0, -2);
+    if (context->needs_input_grad(0)) results[0] = projected(grad, weight.t(), std::nullopt);
+    if (context->needs_input_grad(1)) results[1] = rows.t().mm(input.flatten(0, -2));
+    const bool has_bias = context->saved_data["has_bias"].toBool();
+    if (has_bias && context->needs_input_grad(2)) results[2] = rows.sum(0);
+    return results;
+  }
+};
+
+}  // namespace
+
+Tensor projected(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
+  const OneThreadAfterFork one_thread;
+  if (least() == kNever || !fits(input, weight, bias)) return at::linear(input, weight, bias);
+  return Linear::apply(input, weight, bias);
+}
+
+TORCH_LIBRARY_FRAGMENT(qkv, m) {
+  m.def("_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.impl("_linear",
+         torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(projected)));
+  // Who multiplies: "oneDNN", or "torch", which is at::linear.
+  m.def("_projections() -> str",
+        [] { return std::string(least() == kNever ? "torch" : "oneDNN"); });
+  // For tests: whatever oneDNN can multiply, or nothing; and as the table says.
+  m.def("_set_projections(bool? onednn) -> ()", [](std::optional<bool> chosen) {
+    const bool wanted = onednn() && chosen.value_or(fast_onednn());
+    least() = !wanted ? kNever : chosen ? 0 : kWorthOnednn;
+  });
+}
+
+}  // namespace qkv::ops
