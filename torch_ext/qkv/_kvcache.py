@@ -30,9 +30,6 @@ class CacheOptions(SoftmaxOptions, total=False):
     cache_batch_idx: Tensor | None
     cache_leftpad: Tensor | None
     block_table: Tensor | None
-    rotary_cos: Tensor | None
-    rotary_sin: Tensor | None
-    rotary_interleaved: bool
     softmax_scale: float | None
     causal: bool
     window_size: tuple[int, int] | None
@@ -40,6 +37,9 @@ class CacheOptions(SoftmaxOptions, total=False):
 
 
 class _Options(CacheOptions, total=False):
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    rotary_interleaved: bool
     k_scale: Tensor | None
     v_scale: Tensor | None
     num_splits: int
