@@ -21,9 +21,8 @@ struct ForwardResult {
 
 // The gradient of a floating mask: one of these, by what it broadcasts over. Null data: not wanted.
 struct GradMask {
-  // [B..., H, L, S], added to what is there, in f64 for a mask of f64, else in f32. Batch and head
-  // strides may be 0: then the gradients of all heads, or batch items, that share an element are
-  // added up, in ascending order.
+  // [B..., H, L, S], added to what is there. Batch and head strides may be 0: then the gradients of
+  // all heads, or batch items, that share an element are added up, in ascending order.
   Output each;
   // Of a mask that broadcasts over queries, [B..., H, S] (row unused), summed over the queries; of
   // one that broadcasts over keys, [B..., H, L] (col unused), summed over the keys. With spans both

@@ -31,7 +31,7 @@ class MaskGroups {
     // Planes of one class, in different groups, would add to the same sum of tables.
     if (wanted != 1 || args.grad_tables || !sharing.sums_whole_batch()) return;
     const Strides& strides = sums_of(args).strides;
-    element_ = p.masks[mask_].type == MaskType::f64 ? sizeof(double) : sizeof(float);
+    element_ = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     class_heads_ = strides.head ? p.group() : 1;
     strides_.col = 1;
     strides_.row = p.seqlen_k;
@@ -70,7 +70,7 @@ class MaskGroups {
   }
   // Adds the sums of all groups, of one class, to GradMask::each.
   void add(int64_t its_class) const {
-    p_.masks[mask_].type == MaskType::f64 ? add_as<double>(its_class) : add_as<float>(its_class);
+    p_.dtype == DType::f64 ? add_as<double>(its_class) : add_as<float>(its_class);
   }
 
  private:

@@ -11,16 +11,7 @@
 namespace qkv::program {
 namespace {
 
-enum class Takes : uint8_t { reals, integers, numbers, logicals, all };
-
-struct Named {
-  const char* name;
-  Op op;
-  int operands;
-  Takes takes;
-};
-
-constexpr Named kOperations[] = {
+constexpr Operation kOperations[] = {
     {"add", Op::add, 2, Takes::numbers},
     {"sub", Op::sub, 2, Takes::numbers},
     {"mul", Op::mul, 2, Takes::numbers},
@@ -58,22 +49,6 @@ constexpr std::pair<const char*, Op> kInputs[] = {{"score", Op::score},
                                                   {"head", Op::head},
                                                   {"query", Op::query},
                                                   {"key", Op::key}};
-
-bool is_taken(Takes takes, Type type) {
-  switch (takes) {
-    case Takes::reals:
-      return type == Type::real;
-    case Takes::integers:
-      return type == Type::integer;
-    case Takes::numbers:
-      return type != Type::boolean;
-    case Takes::logicals:
-      return type != Type::real;
-    case Takes::all:
-      return true;
-  }
-  return false;
-}
 
 struct Table {
   Type type;
@@ -171,8 +146,7 @@ class Parser {
     for (const auto& [word, op] : kInputs)
       if (name == word)
         return expect(0), b().input(op, op == Op::score ? Type::real : Type::integer);
-    for (const Named& of : kOperations)
-      if (name == of.name) return operation(of);
+    if (const Operation* of = operation_named(name)) return operation(*of);
     if (name == "float") return expect(1), b().real(real(1));
     if (name == "int") return expect(1), b().integer(integer(1));
     if (name == "bool") {
@@ -185,14 +159,13 @@ class Parser {
     fail("there is no instruction '" + name + "'");
   }
 
-  int operation(const Named& of) {
+  int operation(const Operation& of) {
     expect(size_t(of.operands));
     const int x = operand(1), y = of.operands == 2 ? operand(2) : -1;
     const Type type = b()[x].type;
     if (!is_taken(of.takes, type) || (y >= 0 && b()[y].type != type))
       fail("'" + words_[0] + "' does not take operands of these types");
-    const bool compares = of.op >= Op::eq && of.op <= Op::ge;
-    return compares ? b().compare(of.op, x, y) : b().make(of.op, x, y);
+    return of.compares() ? b().compare(of.op, x, y) : b().make(of.op, x, y);
   }
 
   int choice() {
@@ -253,6 +226,27 @@ class Parser {
 };
 
 }  // namespace
+
+const Operation* operation_named(std::string_view name) {
+  const auto found = std::find_if(std::begin(kOperations), std::end(kOperations),
+                                  [&](const Operation& of) { return name == of.name; });
+  return found == std::end(kOperations) ? nullptr : found;
+}
+
+bool is_taken(Takes takes, Type type) {
+  switch (takes) {
+    case Takes::reals:
+      return type == Type::real;
+    case Takes::integers:
+      return type == Type::integer;
+    case Takes::numbers:
+      return type != Type::boolean;
+    case Takes::logicals:
+      return type != Type::real;
+    default:
+      return true;
+  }
+}
 
 Parsed parse(std::string_view text) {
   Parser parser;

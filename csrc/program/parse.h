@@ -3,9 +3,25 @@
 
 #include <string_view>
 
+#include "export.h"
 #include "program/builder.h"
 
 namespace qkv::program {
+
+// An operation whose operands are of one type, and those that it takes.
+enum class Takes : uint8_t { reals, integers, numbers, logicals, all };
+struct Operation {
+  const char* name;
+  Op op;
+  int operands;
+  Takes takes;
+
+  bool compares() const { return op >= Op::eq && op <= Op::ge; }
+};
+
+// By its name in a text; null: there is none.
+QKV_CORE_API const Operation* operation_named(std::string_view name);
+QKV_CORE_API bool is_taken(Takes takes, Type type);
 
 struct Parsed {
   Builder builder;

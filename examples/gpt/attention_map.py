@@ -53,7 +53,7 @@ def attention_maps(model: GPT, text: bytes) -> Tensor:
     maps = []
 
     def record(module, args, _):
-        query, key, _ = module.project(*args[:2])
+        query, key, _ = module.heads_of(*args[:2])
         maps.append(qkv.attention_weights(query, key, is_causal=True)[0])
 
     hooks = [block.attention.register_forward_hook(record) for block in model.blocks]

@@ -141,37 +141,57 @@ class TorchCache(KeyValueCache):
 CACHES = {"qkv": QkvCache, "torch": TorchCache}  # by the name of the attention that reads them
 
 
-class SelfAttention(nn.Module):
-    def __init__(self, config: ModelConfig, attention):
-        super().__init__()
-        self.heads, self.head_dim, self.dropout = config.heads, config.head_dim, config.dropout
-        self.attention = attention
-        self.to_qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.to_out = nn.Linear(config.width, config.width, bias=False)
+class SelfAttention(qkv.nn.SelfAttention):
+    """qkv's layer, around any attention."""
 
-    def project(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each [B, H, L, D], of x [B, L, width]."""
-        projected = self.to_qkv(x).unflatten(-1, (3 * self.heads, self.head_dim))
-        query_key, value = projected.split((2 * self.heads, self.heads), dim=-2)
-        query, key = rotate(query_key, table).chunk(2, dim=-2)
-        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    def __init__(self, config: ModelConfig, attention):
+        rotary = qkv.nn.Rotary(config.head_dim, ROPE_BASE, interleaved=True)
+        super().__init__(config.width, config.heads, rotary=rotary, dropout=config.dropout)
+        self.attention = attention
 
     def forward(self, x: Tensor, table: Tensor, attend=None) -> Tensor:
         """`attend`, a function of query, key and value, replaces causal attention within x."""
-        query, key, value = self.project(x, table)
+        query, key, value = self.heads_of(x, table)
         if attend is None:
             dropout = self.dropout if self.training else 0.0
             output = self.attention(query, key, value, dropout_p=dropout, is_causal=True)
         else:
             output = attend(query, key, value)
-        return self.to_out(output.transpose(1, 2).flatten(-2))
+        return self.joined(output.transpose(1, 2).flatten(-2))
+
+    def heads_of(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each [B, H, L, D], of x [B, L, width]."""
+        table = table.squeeze(-2)
+        return self.project(x, rotary=(table.real, table.imag))[:3]
+
+    def joined(self, heads: Tensor) -> Tensor:
+        return self.o_proj(heads)
+
+
+class TorchSelfAttention(SelfAttention):
+    """The same layer of torch's operators alone."""
+
+    def heads_of(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        projected = F.linear(x, self.qkv_proj.weight).unflatten(-1, (-1, self.head_dim))
+        query_key, value = projected.split((2 * self.num_heads, self.num_heads), dim=-2)
+        query, key = rotate(query_key, table).chunk(2, dim=-2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def joined(self, heads: Tensor) -> Tensor:
+        return F.linear(heads, self.o_proj.weight)
+
+
+def layer_around(attention) -> type[SelfAttention]:
+    """torch's attention, timed or not (gpt.timer), stands in a layer that is torch's throughout."""
+    is_torch = getattr(attention, "attention", attention) is F.scaled_dot_product_attention
+    return TorchSelfAttention if is_torch else SelfAttention
 
 
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, attention):
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.width, bias=False)
-        self.attention = SelfAttention(config, attention)
+        self.attention = layer_around(attention)(config, attention)
         self.mlp_norm = nn.LayerNorm(config.width, bias=False)
         self.mlp = nn.Sequential(
             nn.Linear(config.width, 4 * config.width, bias=False),
@@ -187,8 +207,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Bytes [B, L] in, logits [B, L, 256] for the byte that follows each.
 
-    `attention(query, key, value, dropout_p=..., is_causal=...)` is the only thing that differs
-    between a model on qkv and a model on torch.
+    `attention(query, key, value, dropout_p=..., is_causal=...)` and the layer around it are all
+    that differs between a model on qkv and a model on torch.
     """
 
     def __init__(self, config: ModelConfig, attention):
@@ -209,7 +229,7 @@ class GPT(nn.Module):
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, Block):  # visited after its children; starts as the identity
-            nn.init.zeros_(module.attention.to_out.weight)
+            nn.init.zeros_(module.attention.o_proj.weight)
             nn.init.zeros_(module.mlp[-1].weight)
 
     def forward(self, tokens: Tensor, table: Tensor | None = None, attends=None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import nn
 from gpt.data import Corpus, sample_batch
 from gpt.model import GPT, ModelConfig
 
-CHECKPOINT_FORMAT = 2  # format 1 had no number, and another encoding of text
+CHECKPOINT_FORMAT = 3  # format 1 had no number and another encoding of text, 2 other names
 VALIDATION_SEED = -1  # the seed of no step
 MAX_GRADIENT_NORM = 1.0
 
@@ -129,7 +129,7 @@ def read_checkpoint(path: Path) -> dict:
     if found != CHECKPOINT_FORMAT:
         raise ValueError(
             f"{path}: expected a checkpoint of format {CHECKPOINT_FORMAT}, got format {found}, "
-            "whose model reads text in another encoding; train it again"
+            "of another model; train it again"
         )
     return state
 

@@ -21,10 +21,10 @@ Outputs::Outputs(const Workload& w) : w_(w) {
   if (c.grad_query) grad_query_ = w.make_output(element, H, c.L, c.D);
   if (c.grad_key) grad_key_ = w.make_output(element, c.kv_heads, c.S, c.D);
   if (c.grad_value) grad_value_ = w.make_output(element, c.kv_heads, c.S, c.Dv);
-  if (c.grad_bias) grad_bias_ = w.make_grad_mask(c.bias_type);
+  if (c.grad_bias) grad_bias_ = w.make_grad_mask();
   if (c.grad_bias_keys) grad_bias_keys_ = w.make_output(compute, H, 1, c.S);
   if (c.grad_bias_queries) grad_bias_queries_ = w.make_output(compute, H, c.L, 1);
-  if (c.grad_mask) grad_mask_ = w.make_grad_mask(c.mask_type);
+  if (c.grad_mask) grad_mask_ = w.make_grad_mask();
   if (c.grad_mask_keys) grad_mask_keys_ = w.make_output(compute, H, 1, c.S);
   if (c.grad_mask_queries) grad_mask_queries_ = w.make_output(compute, H, c.L, 1);
   if (c.grad_alibi_slopes) grad_alibi_slopes_ = w.make_output(Type::f64, H, 1, 1);

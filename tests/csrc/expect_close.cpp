@@ -71,11 +71,8 @@ double rms_of_rounding(DType half) {
 // thousands of roundings. Half precision is computed in f32, so that only its last rounding is
 // added.
 void expect_close(const Results& actual, const Results& expected, const Case& c) {
-  const auto epsilon = [](bool f32) {
-    return f32 ? double(std::numeric_limits<float>::epsilon())
-               : std::numeric_limits<double>::epsilon();
-  };
-  const double eps = epsilon(c.dtype != DType::f64);
+  const double eps = c.dtype == DType::f64 ? std::numeric_limits<double>::epsilon()
+                                           : double(std::numeric_limits<float>::epsilon());
   const auto size = [&](double n) { return c.strided ? n : std::sqrt(n); };
   const auto error = [&](double n) { return eps * (4 + std::sqrt(n) * size(n)); };
   const double L = double(c.L), rows = size(L * double(c.group)), dim_v = double(c.Dv);
@@ -96,28 +93,26 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   const double grad = grad_error(weight), grad_factor = grad_error(weight + factor);
   // The error of adding up all that share an element, in the type that the sum has.
   const double shared = std::sqrt(sharers(c)) * size(sharers(c));
-  const auto sum = [&](double type_eps, const std::vector<double>& all) {
-    return type_eps * shared * (1 + largest_finite(all));
+  const auto sum = [&](const std::vector<double>& all) {
+    return eps * shared * (1 + largest_finite(all));
   };
-  const double mask_eps = std::max(eps, epsilon(c.mask_type != MaskType::f64));
-  const double bias_eps = std::max(eps, epsilon(c.bias_type != MaskType::f64));
   const double tolerances[] = {
-      6 * keep * (score + factor),                              // output
-      6 * score + eps * largest_finite(expected.lse),           // lse
-      6 * scale * grad_factor,                                  // grad_query
-      6 * scale * grad_factor * rows,                           // grad_key
-      6 * keep * (weight + factor) * rows,                      // grad_value
-      6 * grad * shared + sum(mask_eps, expected.grad_mask),    // grad_mask
-      6 * grad * size(L),                                       // grad_mask_keys
-      6 * grad,                                                 // grad_mask_queries
-      6 * grad * shared + sum(bias_eps, expected.grad_bias),    // grad_bias
-      6 * grad * size(L),                                       // grad_bias_keys
-      6 * grad,                                                 // grad_bias_queries
-      6 * grad * size(L) * (L + double(c.S)),                   // grad_alibi_slopes
-      6 * grad * size(L),                                       // grad_sinks
-      6 * keep * weight * shared + sum(eps, expected.weights),  // weights
-      0,                                                        // hard_output
-      0,                                                        // hard_index
+      6 * keep * (score + factor),                         // output
+      6 * score + eps * largest_finite(expected.lse),      // lse
+      6 * scale * grad_factor,                             // grad_query
+      6 * scale * grad_factor * rows,                      // grad_key
+      6 * keep * (weight + factor) * rows,                 // grad_value
+      6 * grad * shared + sum(expected.grad_mask),         // grad_mask
+      6 * grad * size(L),                                  // grad_mask_keys
+      6 * grad,                                            // grad_mask_queries
+      6 * grad * shared + sum(expected.grad_bias),         // grad_bias
+      6 * grad * size(L),                                  // grad_bias_keys
+      6 * grad,                                            // grad_bias_queries
+      6 * grad * size(L) * (L + double(c.S)),              // grad_alibi_slopes
+      6 * grad * size(L),                                  // grad_sinks
+      6 * keep * weight * shared + sum(expected.weights),  // weights
+      0,                                                   // hard_output
+      0,                                                   // hard_index
   };
   static_assert(std::size(tolerances) == std::size(kResults));
   for (size_t r = 0; r < std::size(kResults); ++r) {

@@ -194,8 +194,6 @@ namespace {
 
 using Of = Packed::Of;
 
-Type sum_type(MaskType mask) { return mask == MaskType::f64 ? Type::f64 : Type::f32; }
-
 // The memory for a packed batch's results.
 class PackedOutputs {
  public:
@@ -214,8 +212,8 @@ class PackedOutputs {
     if (c.grad_bias_keys) mask_keys_[1] = packed.make(Of::key_columns, compute, H, 1);
     if (c.grad_mask_queries) mask_queries_[0] = packed.make(Of::queries, compute, H, 1);
     if (c.grad_bias_queries) mask_queries_[1] = packed.make(Of::queries, compute, H, 1);
-    if (c.grad_mask) make_sums(0, c.mask_type);
-    if (c.grad_bias) make_sums(1, c.bias_type);
+    if (c.grad_mask) make_sums(0);
+    if (c.grad_bias) make_sums(1);
   }
 
   ForwardResult forward_result() const { return {output_.output(), lse_.output()}; }
@@ -251,13 +249,14 @@ class PackedOutputs {
  private:
   // The sums begin with the numbers that a document alone has, or, where they are shared, with
   // others.
-  void make_sums(int m, MaskType type) {
+  void make_sums(int m) {
     const Case& c = packed_.common();
     const bool shared = packed_.layout().share_mask[m];
     PackedTensor& sums = sums_[m];
-    sums = packed_.make(Of::pairs, sum_type(type), c.heads(), 1, shared, c.share_heads);
+    sums = packed_.make(Of::pairs, packed_.document(0).compute_element(), c.heads(), 1, shared,
+                        c.share_heads);
     for (size_t n = 0; n < packed_.size(); ++n)
-      sums.write(n, packed_.document(n).make_grad_mask(type).values());
+      sums.write(n, packed_.document(n).make_grad_mask().values());
   }
 
   Results document(size_t n) const {
@@ -388,14 +387,14 @@ std::array<std::vector<double>, kMasks> true_sums(const Packed& packed,
   for (size_t n = 0; n < packed.size(); ++n) {
     const JvpWorkload& w = packed.document(n);
     const Results its = truth(w, actual.documents[n]);
-    const auto add = [&](int m, MaskType type, const std::vector<double>& gradient) {
+    const auto add = [&](int m, const std::vector<double>& gradient) {
       if (!sums[m]) return;
       std::vector<double> sum = sums[m].values(n);
-      const std::vector<double> before = w.make_grad_mask(type).values();
+      const std::vector<double> before = w.make_grad_mask().values();
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i] - before[i];
       sums[m].write(n, sum);
     };
-    add(0, w.c.mask_type, its.grad_mask), add(1, w.c.bias_type, its.grad_bias);
+    add(0, its.grad_mask), add(1, its.grad_bias);
   }
   for (int m = 0; m < kMasks; ++m)
     if (sums[m]) all[m] = sums[m].memory().values();

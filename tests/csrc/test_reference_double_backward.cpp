@@ -30,8 +30,7 @@ TEST_P(ReferenceDoubleBackward, MatchesFiniteDifferences) {
       ASSERT_EQ(x.size(), a.size()) << name;
       // The gradients of masks are added to what is there.
       const bool adds = name == "grad_mask" || name == "grad_bias";
-      const std::vector<double> before =
-          adds ? w.make_grad_mask(MaskType::f64).values() : std::vector<double>();
+      const std::vector<double> before = adds ? w.make_grad_mask().values() : std::vector<double>();
       for (size_t n = 0; n < x.size(); ++n)
         EXPECT_NEAR(adds ? x[n] - before[n] : x[n], (a[n] - b[n]) / (2 * h), 4e-8)
             << name << " element " << n;

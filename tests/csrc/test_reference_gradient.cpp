@@ -55,14 +55,14 @@ TEST_P(ReferenceGradient, MatchesFiniteDifferences) {
   expect_gradient("slopes", w, w.alibi_slopes, r.grad_alibi_slopes);
   expect_gradient("sinks", w, w.sinks, r.grad_sinks);
   // These are added to what is there.
-  const auto expect_mask_gradient = [&](const char* name, MaskType type, Tensor& mask,
+  const auto expect_mask_gradient = [&](const char* name, Tensor& mask,
                                         std::vector<double> gradient) {
-    const std::vector<double> before = frozen.make_grad_mask(type).values();
+    const std::vector<double> before = frozen.make_grad_mask().values();
     for (size_t n = 0; n < before.size(); ++n) gradient[n] -= before[n];
     expect_gradient(name, w, mask, gradient);
   };
-  if (w.c.grad_mask) expect_mask_gradient("mask", w.c.mask_type, w.mask, r.grad_mask);
-  if (w.c.grad_bias) expect_mask_gradient("bias", w.c.bias_type, w.bias, r.grad_bias);
+  if (w.c.grad_mask) expect_mask_gradient("mask", w.mask, r.grad_mask);
+  if (w.c.grad_bias) expect_mask_gradient("bias", w.bias, r.grad_bias);
 }
 
 std::vector<Case> gradient_cases() {

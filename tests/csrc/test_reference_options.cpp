@@ -139,7 +139,7 @@ TEST(Reference, SharedGradientsAndWeightsAreSums) {
   const std::vector<double> start = v.make_weights().values();
   for (int i = 0; i < 5; ++i)
     for (int j = 0; j < 6; ++j) {
-      double mask = v.make_grad_mask(c.mask_type).values()[at(0, 0, i, j)];
+      double mask = v.make_grad_mask().values()[at(0, 0, i, j)];
       for (int b = 0; b < 2; ++b) {
         double weight = start[at(b, 0, i, j)];  // over the heads alone
         for (int h = 0; h < 3; ++h) {

@@ -61,9 +61,7 @@ struct Workload {
   // Outputs [B..., H, L, S] that the passes add to, shared as the case says. They hold eighths,
   // which every dtype has, and the same numbers for every batch item.
   Tensor make_weights() const { return make_sum(compute_element(), /*over_batch=*/false); }
-  Tensor make_grad_mask(MaskType mask) const {
-    return make_sum(mask == MaskType::f64 ? Type::f64 : Type::f32, c.share_batch);
-  }
+  Tensor make_grad_mask() const { return make_sum(compute_element(), c.share_batch); }
 
   Problem problem() const {
     Problem p;

@@ -203,6 +203,11 @@ def _cache(dtype):
         "k_cache": rows["k_cache"][:2].clone(),
         "v_cache": rows["v_cache"][:2].clone(),
     }
+    for kind in (rows, blocks):
+        kind |= {
+            "rotary_cos": torch.randn(9, 1).to(dtype),
+            "rotary_sin": torch.randn(9, 1).to(dtype),
+        }
     indexed = {"cache_batch_idx": torch.tensor([2, 0]), "cache_leftpad": torch.tensor([1, 0])}
     return [tensors | rows | indexed, tensors | blocks, reading]
 

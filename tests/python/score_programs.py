@@ -1,6 +1,10 @@
 """What a score program computes, by torch: what `trace` is held against."""
 
+from typing import NamedTuple
+
 import torch
+
+from qkv._score_function.cache import traced
 
 TWO = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": torch.neg,
@@ -10,6 +14,23 @@ TWO = {
     "not": torch.bitwise_not, "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
 }  # fmt: skip
 NUMBERS = {"float": torch.float64, "int": torch.int32}
+
+
+class ScoreProgram(NamedTuple):
+    """text: tables, then instructions, a line each.
+    tables: all floating tables one after the other, float32 or float64. None: there are none.
+    indices: all tables of integers and booleans, int32.
+    """
+
+    text: str
+    tables: torch.Tensor | None
+    indices: torch.Tensor | None
+
+
+def trace(score_mod, dtype):
+    """The program of a score function with its tables, for query's dtype."""
+    found = traced(score_mod, dtype)
+    return ScoreProgram(found.lowered.text, *found.tables())
 
 
 def evaluated(program, scores):

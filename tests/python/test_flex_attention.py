@@ -303,6 +303,7 @@ ERRORS = {
     "score_mod is 3": (ValueError, {"score_mod": 3}),
     "for 8 queries and 32 keys": (ValueError, {"block_mask": (1, 1, 8, S)}),
     "for 3 heads": (ValueError, {"block_mask": (1, 3, L, S)}),
+    "unexpected keyword argument 'sofcap'": (TypeError, {"sofcap": 2.0}),
     "aten.erf": (ValueError, {"score_mod": lambda s, b, h, q, k: torch.erf(s)}),
 }
 
@@ -321,6 +322,12 @@ def test_errors(words):
         options = {"block_mask": create_block_mask(MASK_MODS["causal"](), *sizes, device="cpu")}
     with pytest.raises(kind, match=words):
         qkv.flex_attention(*inputs(), **options)
+
+
+def test_options_that_torchs_function_has_not():
+    query = torch.empty(1, 2, 4, 8, device="meta")
+    with pytest.raises(NotImplementedError, match="no alibi_slopes is expected there"):
+        qkv.flex_attention(query, query, query, alibi_slopes=torch.ones(2, device="meta"))
 
 
 def test_the_signature_is_torchs():

@@ -21,6 +21,7 @@ from strategies import LAYOUTS, lay_out, one_example_in
 
 import qkv
 from qkv import testing
+from qkv.testing._kvcache import quantize
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INT = torch.int32
@@ -113,6 +114,87 @@ def calls(draw):
         "softcap": draw(st.sampled_from([0.0, 0.0, 2.0])),
         "softmax_scale": draw(st.sampled_from([None, None, 0.3])),
     }
+
+
+def tables(places, pairs, dtype=torch.float64):
+    """cos and sin of angles that are no multiples of each other."""
+    angles = torch.outer(torch.arange(float(places)), 1.7 ** -torch.arange(float(pairs)))
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@st.composite
+def rotated_calls(draw):
+    call = draw(calls().filter(lambda call: "key" in call))
+    most = int(call["cache_seqlens"].max()) if len(call["query"]) else 0
+    places = most + max(call["key"].size(2), call["query"].size(2))
+    pairs = draw(st.integers(0, call["query"].size(-1) // 2))
+    dtype = draw(st.sampled_from([call["query"].dtype, torch.float32]))
+    if call["query"].dtype == torch.float64:
+        dtype = torch.float64
+    cos, sin = tables(places + draw(st.integers(0, 3)), pairs, dtype)
+    interleaved = draw(st.booleans())
+    return call | {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+
+
+def rotated_before(call):
+    """The call without rotation, of what qkv.rotate makes of query and key."""
+    plain = {name: x for name, x in call.items() if not name.startswith("rotary")}
+    window = call["window_size"] or (-1, -1)
+    moves = call["causal"] or max(window) >= 0
+    for name, step in (("query", int(moves)), ("key", 1)):
+        x = call[name]
+        steps = step * torch.arange(x.size(2))
+        places = call["cache_seqlens"].long().unsqueeze(1) + steps  # [B, L]
+        cos, sin = call["rotary_cos"][places], call["rotary_sin"][places]
+        plain[name] = qkv.rotate(x, x, cos, sin, interleaved=call["rotary_interleaved"])[0]
+    return plain
+
+
+@pytest.mark.usefixtures("isa")
+class TestRotary:
+    @pytest.mark.bf16
+    @settings(max_examples=one_example_in(2))
+    @given(rotated_calls())
+    def test_as_rotated_before(self, call):
+        plain = rotated_before(call)
+        plain |= {name: plain[name].clone() for name in ("k_cache", "v_cache")}
+        key = call["key"].clone()
+        expected = qkv.attention_with_kvcache(**plain, return_softmax_lse=True)
+        found = qkv.attention_with_kvcache(**call, return_softmax_lse=True)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours, theirs)
+        for name in ("k_cache", "v_cache"):
+            assert torch.equal(call[name], plain[name])
+        assert torch.equal(call["key"], key)  # which is the caller's
+
+    @pytest.mark.parametrize("causal", [True, False])
+    @pytest.mark.parametrize("block_size", [None, 4])
+    def test_against_composition(self, causal, block_size):
+        call = make(L=3, L_new=3, block_size=block_size) | {"causal": causal}
+        call |= dict(zip(("rotary_cos", "rotary_sin"), tables(20, 3), strict=True))
+        expected = testing.attention_with_kvcache(**call)
+        output = qkv.attention_with_kvcache(**call)
+        torch.testing.assert_close(output, expected[0])
+        torch.testing.assert_close(call["k_cache"], expected[2])
+
+    def test_int8_caches(self):
+        call = make(L=2, L_new=2, dtype=torch.float32) | {"causal": True, "window_size": None}
+        for name, short in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
+            call[name], call[short] = quantize(call[name])
+        cos, sin = tables(20, 4, torch.float32)
+        call |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": False}
+        plain = rotated_before(call)
+        names = ("k_cache", "v_cache", "k_scale", "v_scale")
+        plain |= {name: call[name].clone() for name in names}
+        assert torch.equal(qkv.attention_with_kvcache(**call), qkv.attention_with_kvcache(**plain))
+        for name in names:
+            assert torch.equal(call[name], plain[name])
+
+    def test_default_is_flash_attentions(self):
+        call = make(L=1) | dict(zip(("rotary_cos", "rotary_sin"), tables(20, 4), strict=True))
+        both = [call | {"k_cache": call["k_cache"].clone(), **more} for more in (
+            {}, {"rotary_interleaved": True})]  # fmt: skip
+        assert torch.equal(*(qkv.attention_with_kvcache(**call) for call in both))
 
 
 @pytest.mark.usefixtures("isa")
@@ -232,6 +314,27 @@ def test_a_block_may_be_read_by_many():
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize("block_size", [None, 1, 16])
+@pytest.mark.parametrize("D", [33, 34, 64])
+def test_values_that_begin_keys(D, block_size, dtype):
+    """Values that are a part of their keys' rows have the bits of values of their own, and so has
+    the output; D of one number more than values, and rows that begin anywhere."""
+    call = make(2, H=20, Hkv=1, L_new=None, S=150, D=D, lengths=[150, 93], block_size=block_size)
+    call["query"] = call["query"].to(torch.float32 if dtype == torch.int8 else dtype)
+    if dtype == torch.int8:
+        call["k_cache"], call["k_scale"] = call["v_cache"], call["v_scale"] = quantize(
+            call["k_cache"]
+        )
+    call["k_cache"] = call["k_cache"].to(dtype)
+    for Dv in (D, D - 1, 20):
+        call["v_cache"] = call["k_cache"][..., :Dv]
+        output = qkv.attention_with_kvcache(**call)
+        call["v_cache"] = call["v_cache"].clone()
+        assert torch.equal(qkv.attention_with_kvcache(**call), output)
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [None, 16])
 def test_same_bits_for_any_threads_and_batch(threads, block_size, dtype):
@@ -250,6 +353,7 @@ def test_same_bits_for_any_threads_and_batch(threads, block_size, dtype):
 
 Q = make(2, dtype=torch.float32)
 PAGED = make(2, dtype=torch.float32, block_size=4)  # 5 blocks each, of 12
+ROTARY = {"rotary_cos": torch.ones(30, 4), "rotary_sin": torch.ones(30, 4)}
 OVER = torch.zeros(1, 2, 20, 8).expand(2, -1, -1, -1)
 BOTH = torch.randn(2, 2, 20, 8)
 SLIDING = torch.zeros(400).as_strided((2, 2, 20, 8), (170, 85, 4, 1))  # rows overlap
@@ -304,6 +408,29 @@ BAD = {
     "lengths shape": (Q, {"cache_seqlens": idx(3)}, r"cache_seqlens has the shape \[1\].*\[2\]"),
     "lengths dtype": (Q, {"cache_seqlens": torch.ones(2)}, "cache_seqlens is float32.*int32 or"),
     "lengths device": (Q, {"cache_seqlens": idx(3, 3).to("meta")}, "cache_seqlens is on meta"),
+    "cos without sin": (Q, {"rotary_cos": torch.ones(9, 4)}, "but rotary_sin is None"),
+    "sin without cos": (Q, {"rotary_sin": torch.ones(9, 4)}, "but rotary_cos is None"),
+    "rotary without key": (
+        Q, {"key": None, "value": None, **ROTARY}, "rotary_cos is given, but key is None",
+    ),
+    "rotary rows": (
+        Q, {"rotary_cos": torch.ones(3, 4), "rotary_sin": torch.ones(3, 4)},
+        r"rotary_cos has 3 rows, but 4 are expected: batch item 1 has 3 keys",
+    ),
+    "rotary width": (
+        Q, {"rotary_cos": torch.ones(30, 5), "rotary_sin": torch.ones(30, 5)},
+        r"rotary_cos has the shape \[30, 5\], but no more than D / 2 pairs",
+    ),
+    "rotary shapes": (
+        Q, {**ROTARY, "rotary_sin": torch.ones(30, 3)}, r"rotary_sin has the shape \[30, 3\], but",
+    ),
+    "rotary 1-D": (
+        Q, {"rotary_cos": torch.ones(4), "rotary_sin": torch.ones(4)}, "2 dimensions are expected",
+    ),
+    "rotary dtype": (
+        Q, {"rotary_cos": torch.ones(30, 4).half(), "rotary_sin": torch.ones(30, 4).half()},
+        "rotary_cos is float16",
+    ),
     "row": (Q, {"cache_batch_idx": idx(0, 2)}, r"batch_idx\[1\] is 2, but k_cache has 2 rows"),
     "negative row": (Q, {"cache_batch_idx": idx(-1, 1)}, r"cache_batch_idx\[0\] is -1"),
     "row twice": (Q, {"cache_batch_idx": idx(1, 1)}, "cache_batch_idx has 1 more than once"),

@@ -75,6 +75,16 @@ class TestShapes:
         check(make(dtype, heads=1), options, grads_of(dtype))
 
 
+@pytest.mark.parametrize("shape", ["one for all", "one a head", "key padding", "one a query"])
+def test_is_rounded_once(shape):
+    """Of a float32 mask beside float64 queries: what heads and batch items add to is float64."""
+    inputs, options = make(torch.float64), {"attn_mask": torch.randn(MASKS[shape])}
+    grads, wanted = grads_of(torch.float64), ["attn_mask"]
+    ours = gradients(fused, inputs, options, grads, wanted)["attn_mask"]
+    truth = reference_gradients(attend, inputs, options, grads, wanted)["attn_mask"]
+    assert torch.equal(ours, truth.float())
+
+
 class TestStrides:
     @pytest.mark.parametrize("make_mask", [
         lambda: torch.randn(L, 1).expand(B, H, L, S),

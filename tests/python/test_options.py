@@ -63,6 +63,7 @@ SPANS = qkv.Spans | torch.Tensor | None
 EXCEPTIONS = {
     (qkv.varlen_attn, "window_size"): (tuple[int, int], (-1, -1)),
     (qkv.attention_with_kvcache, "window_size"): (tuple[int, int] | None, (-1, -1)),
+    (qkv.attention_with_kvcache, "rotary_interleaved"): (bool, True),
     (qkv.attention_with_kvcache, "cache_seqlens"): (torch.Tensor | int | None, None),
     (qkv.latent_attention_with_kvcache, "cache_seqlens"): (torch.Tensor | int | None, None),
     (qkv.attention_weights, "reduce"): (REDUCE, None),

@@ -3,11 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from score_programs import evaluated
+from score_programs import evaluated, trace
 
 import qkv
 from qkv._recorded import Refused
-from qkv._score_function import trace
 
 B, H, L, S = 2, 3, 5, 7
 torch.manual_seed(0)

@@ -5,10 +5,8 @@ import operator
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from score_programs import evaluated
+from score_programs import evaluated, trace
 from test_score_function import B, H, L, S, over_the_grid
-
-from qkv._score_function import trace
 
 SCORES = torch.randn(B, H, L, S, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 FLOATS = torch.randn(H, L + S, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

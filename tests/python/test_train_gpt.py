@@ -19,7 +19,9 @@ from gpt.model import (
     Int8Cache,
     ModelConfig,
     QkvCache,
+    SelfAttention,
     TorchCache,
+    TorchSelfAttention,
     load_attention,
     rotary_table,
     rotate,
@@ -101,9 +103,11 @@ def test_a_run_of_blanks_is_one_byte(tmp_path, corpus):
 # Model
 
 
-def test_attention_is_all_that_differs(corpus, trained):
+def test_both_layers_are_one_model(corpus, trained):
     inputs, targets = sample_batch(corpus.train, 2, MODEL.context, seed=1)
-    models = [GPT(MODEL, load_attention(name)) for name in ("qkv", "torch")]
+    models = [GPT(MODEL, TimedAttention(load_attention(name))) for name in ("qkv", "torch")]
+    layers = [type(model.blocks[0].attention) for model in models]
+    assert layers == [SelfAttention, TorchSelfAttention]
     gradients = []
     for model in models:
         model.load_state_dict(trained.model.state_dict())
@@ -176,7 +180,7 @@ def test_a_cache_remembers_what_rereading_sees(corpus, cache):
     torch.manual_seed(1)
     model = GPT(MODEL, load_attention("qkv"))
     for block in model.blocks:
-        torch.nn.init.normal_(block.attention.to_out.weight)  # else attention has no say
+        torch.nn.init.normal_(block.attention.o_proj.weight)  # else attention has no say
     tokens, _ = sample_batch(corpus.validation, 1, 5 * MODEL.context, seed=2)
     cached, rereading = model.stepper(cache), rereader(model)
     first = tokens[:, : MODEL.context]
@@ -188,7 +192,7 @@ def test_a_cache_remembers_what_rereading_sees(corpus, cache):
 def test_one_layer_remembers_exactly_its_context(corpus):
     config = dataclasses.replace(MODEL, layers=1)
     model = GPT(config, load_attention("qkv"))
-    torch.nn.init.normal_(model.blocks[0].attention.to_out.weight)  # else attention has no say
+    torch.nn.init.normal_(model.blocks[0].attention.o_proj.weight)  # else attention has no say
     tokens, _ = sample_batch(corpus.train, 1, 2 * config.context, seed=3)
     step = model.stepper()
     step(tokens[:, :1])
@@ -312,7 +316,7 @@ def test_a_loaded_model_drops_nothing(tmp_path, corpus):
     assert torch.equal(model(inputs), model(inputs))
 
 
-def test_a_checkpoint_of_another_encoding_is_refused(tmp_path, capsys, trained):
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, capsys, trained):
     path = tmp_path / "gpt.pt"
     trained.save(path)
     state = torch.load(path)
@@ -321,7 +325,7 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path, capsys, trained):
     for mode in (["--resume"], ["--generate", "def "]):
         with pytest.raises(SystemExit):
             train_gpt.main([*mode, "--checkpoint", str(path)])
-        message = "gpt.pt: expected a checkpoint of format 2, got format 1, whose model reads"
+        message = "gpt.pt: expected a checkpoint of format 3, got format 1, of another model"
         assert message in capsys.readouterr().err
 
 
@@ -409,7 +413,7 @@ def test_attention_maps_are_the_weights_in_use(trained):
     assert maps.triu(1).count_nonzero() == 0
     block = trained.model.blocks[0]
     x = block.attention_norm(trained.model.embedding(torch.tensor([list(line)])))
-    query, key, value = block.attention.project(x, trained.model.rotary[: len(line)])
+    query, key, value = block.attention.heads_of(x, trained.model.rotary[: len(line)])
     expected = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     torch.testing.assert_close(maps[0] @ value[0], expected[0], rtol=1e-4, atol=1e-5)
 

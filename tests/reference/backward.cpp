@@ -59,9 +59,8 @@ void grad_mask(const Problem& p, const BackwardArgs& a, int m, int64_t b, int64_
   if (!grad.each.data && !grad.keys.data && !grad.queries.data) return;
   const BackwardHead head(p, a, b, h);
   const Type compute = type_of(compute_type(p.dtype));
-  const OutputView each(p, grad.each, p.masks[m].type == MaskType::f64 ? Type::f64 : Type::f32, b,
-                        h);
-  const OutputView keys(p, grad.keys, compute, b, h), queries(p, grad.queries, compute, b, h);
+  const OutputView each(p, grad.each, compute, b, h), keys(p, grad.keys, compute, b, h),
+      queries(p, grad.queries, compute, b, h);
   std::vector<double> sums(p.seqlen_k);
   for (int64_t i = 0; i < p.seqlen_q; ++i) {
     const double delta = head.delta(i);

@@ -80,8 +80,7 @@ struct MaskSums {
   std::vector<double> of_keys;
 
   MaskSums(const Problem& p, const BackwardArgs& a, int m, int64_t b, int64_t h)
-      : each(p, a.grad_masks[m].each, p.masks[m].type == MaskType::f64 ? Type::f64 : Type::f32, b,
-             h),
+      : each(p, a.grad_masks[m].each, type_of(compute_type(p.dtype)), b, h),
         keys(p, a.grad_masks[m].keys, type_of(compute_type(p.dtype)), b, h),
         queries(p, a.grad_masks[m].queries, type_of(compute_type(p.dtype)), b, h),
         of_keys(p.seqlen_k) {}

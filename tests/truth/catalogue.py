@@ -19,6 +19,7 @@ OPERATORS = {
     "varlen_attn": packed.varlen_attn,
     "varlen_attn, paged": packed.paged,
     "latent_attention": latent.latent_attention,
+    "latent_attention_with_kvcache": latent.latent_attention_with_kvcache,
     "merge": merging.merge,
     "rotate": rotation.rotate,
     "nn.MultiheadAttention": multihead.multihead,

@@ -1,5 +1,7 @@
-"""Calls of latent_attention, and the truth of them: attention to expanded keys and values."""
+"""Calls of latent_attention, with a cache or without, and the truth of them: attention to expanded
+keys and values."""
 
+import caches
 import dense
 import problems
 import torch
@@ -9,15 +11,10 @@ LEAVES = ("query_nope", "query_rope", "latents", "rope_keys", "key_weight", "val
 
 
 def latent_attention(seed):
-    d = Draw(seed, "latent_attention")
-    mood = d.start_numbers()
-    if d.dtype == torch.float16 and mood in ("mean", "offset", "scores"):
-        mood = "ordinary"  # projections are float16 themselves: theirs would pass its 65504
+    d, mood = drawn(seed, "latent_attention")
     lead = (*d.pick({(): 3, (1,): 3, (2,): 4, (2, 2): 1}), d.between(1, 5))
     L, S = d.length(), d.length()
-    N, R, C, Dv = (d.pick(x) for x in ((1, 3, 8, 32), (0, 1, 4, 16), (1, 3, 8, 40), (1, 8, 20)))
-    d.tensor("query_nope", (*lead, L, N), mood, role="query")
-    d.tensor("query_rope", (*lead, L, R), mood, role="query")
+    C, R = queries(d, mood, lead, L)
     one = (*lead[:-1], 1, S)
     if d.chance(0.3):
         d.tensor("latents", (*one, C + R), mood, role="key")
@@ -26,9 +23,6 @@ def latent_attention(seed):
         d.tensor("latents", (*one, C), mood, role="key")
         d.tensor("rope_keys", (*one, R), mood, role="key")
         rope_keys = "rope_keys"
-    for name, rows in (("key_weight", N), ("value_weight", Dv)):
-        sizes = ", ".join(map(str, (d.seed(), lead[-1], rows, C)))
-        d.tensors[name] = f"(normal({sizes}) / {C**0.5:.3g}){SUFFIX[d.dtype]}"
     dense.options(d, lead, L, S)
     d.keywords["absorb"] = d.pick(("True", "False", "None"))
     form = (
@@ -42,16 +36,76 @@ def latent_attention(seed):
     )  # fmt: skip
 
 
+def latent_attention_with_kvcache(seed):
+    """Of the dtype of the query; int8 ones are test_latent_cache's."""
+    d, mood = drawn(seed, "latent_attention_with_kvcache")
+    B, H, L, new = d.between(1, 3), d.between(1, 5), d.pick((1, 1, 2, 5, 16)), d.pick((0, 1, 6))
+    C, R = queries(d, mood, (B, H), L)
+    lens = [d.length() for _ in range(B)]
+    longest = max(lens) + new
+    rows, size = caches.places(d, B, lens, longest, new)
+    d.tensor("cache", (rows, 1, size, C + R), mood, role="key")
+    if new:
+        d.tensor("latents", (B, 1, new, C), mood, role="key")
+        d.tensor("rope_keys", (B, 1, new, R), mood, role="key")
+        d.keywords |= {"latents": "latents", "rope_keys": "rope_keys"}
+    d.tensors["cache_seqlens"] = f"torch.tensor({lens})"
+    d.keywords |= {"cache_seqlens": "cache_seqlens", "absorb": d.pick(("True", "False", "None"))}
+    caches.options(d, B, H, L, longest)
+    return dense.finish(
+        d, "latent_attention_with_kvcache",
+        "(*qkv.latent_attention_with_kvcache(query_nope, query_rope, cache_after, key_weight, "
+        "value_weight{keywords}, return_softmax_lse=True), cache_after)",
+        ("output", "lse", "cache_after"), truth_of_cache, leaves=(), cotangents=(), order=0,
+        needed=("latents", "rope_keys", "cache_seqlens", "block_table", "cache_batch_idx",
+                "absorb"),
+        body=("cache_after = cache.clone()",), torchs=True,
+    )  # fmt: skip
+
+
+def drawn(seed, operator):
+    d = Draw(seed, operator)
+    mood = d.start_numbers()
+    if d.dtype == torch.float16 and mood in ("mean", "offset", "scores"):
+        mood = "ordinary"  # projections are float16 themselves: theirs would pass its 65504
+    return d, mood
+
+
+def queries(d, mood, lead, L):
+    """Adds queries and weights; returns C and R."""
+    N, R, C, Dv = (d.pick(x) for x in ((1, 3, 8, 32), (0, 1, 4, 16), (1, 3, 8, 40), (1, 8, 20)))
+    d.tensor("query_nope", (*lead, L, N), mood, role="query")
+    d.tensor("query_rope", (*lead, L, R), mood, role="query")
+    for name, rows in (("key_weight", N), ("value_weight", Dv)):
+        sizes = ", ".join(map(str, (d.seed(), lead[-1], rows, C)))
+        d.tensors[name] = f"(normal({sizes}) / {C**0.5:.3g}){SUFFIX[d.dtype]}"
+    return C, R
+
+
 def truth(v, arithmetic):
-    latents, rope_keys = v["latents"], v.get("rope_keys")
-    if rope_keys is None:
-        C = v["key_weight"].size(-1)
-        latents, rope_keys = latents[..., :C], latents[..., C:]
-    H = v["query_nope"].size(-3)
-    rope_keys = rope_keys.expand(*rope_keys.shape[:-3], H, *rope_keys.shape[-2:])
-    expanded = {
+    rows = v["latents"]
+    if "rope_keys" in v:
+        rows = torch.cat([rows, v["rope_keys"]], -1)
+    return problems.attention(v | expanded(v, rows), arithmetic)
+
+
+def truth_of_cache(v, arithmetic):
+    new = torch.cat([v["latents"], v["rope_keys"]], -1) if "latents" in v else None
+    v = v | {"key": new, "k_cache": v["cache"], "v_cache": v["cache"]}
+    after = caches.written(v, v["cache"], new)
+    heads = expanded(v, after)
+    v |= {"query": heads["query"], "after": {"k_after": heads["key"], "v_after": heads["value"]}}
+    output, lse, *_ = caches.truth(v, arithmetic)
+    return output, lse, after
+
+
+def expanded(v, rows):
+    """query, key and value of all heads, of latents and rotary keys in one."""
+    weight = v["key_weight"]
+    latents, rope_keys = rows.tensor_split([weight.size(-1)], -1)
+    rope_keys = rope_keys.expand(*rows.shape[:-3], weight.size(0), -1, -1)
+    return {
         "query": torch.cat([v["query_nope"], v["query_rope"]], -1),
-        "key": torch.cat([latents @ v["key_weight"].mT, rope_keys], -1),
+        "key": torch.cat([latents @ weight.mT, rope_keys], -1),
         "value": latents @ v["value_weight"].mT,
     }
-    return problems.attention(v | expanded, arithmetic)

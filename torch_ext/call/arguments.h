@@ -108,6 +108,7 @@ enum Argument : int8_t {
 #undef QKV_ENUMERATOR
 #define QKV_ONE(name, shape, type) +1
 constexpr int kDifferentiable = QKV_DIFFERENTIABLE_TENSORS(QKV_ONE);
+constexpr int kOfAttention = QKV_ATTENTION_TENSORS(QKV_ONE);  // of these, the first ones
 #undef QKV_ONE
 // From here on: what backward operators and jvp operators are given beside the forward operator's
 // own arguments.

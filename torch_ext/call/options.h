@@ -52,7 +52,8 @@ enum class Reduce { none, heads, queries };
   X(score_program, std::string)  /* "": there is none */              \
   X(absorb, std::optional<bool>) /* of latent attention */            \
   X(eps, double)                 /* of a rotation, as the next one */ \
-  X(interleaved, bool)
+  X(interleaved, bool)                                                \
+  X(rotary_interleaved, std::optional<bool>) /* of a cache; None: as FlashAttention, true */
 
 struct Options {
 #define QKV_MEMBER(name, type) type name{};

@@ -17,14 +17,10 @@ _HUGE_PAGE = 2 << 20
 def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
     """Zeros for a cache of keys or values, in huge pages where the system has them.
 
-    A step of decoding reads the whole cache, and from a cache larger than the CPU's own memory in
-    pages of 4 KiB it also waits for where the pages are. With huge pages a step takes about a fifth
-    less where keys lie in blocks (`block_table`), and up to a tenth less where the keys of a head
-    lie one after the other. Nothing else about the tensor is special; it cannot be resized.
-
-    On Linux memory is asked for as `madvise(MADV_HUGEPAGE)`, and taken from the system when it is
-    first written, 2 MiB at once. Where the system has no huge pages or none are left, where the
-    cache is smaller than one, and on other systems, it is as `torch.zeros` makes it.
+    A step of decoding reads the whole cache, which takes less time so: docs/decoding.md has the
+    figures. The memory is taken from the system when it is first written, 2 MiB at once. Where
+    there are no huge pages or none are left, where the cache is smaller than one, and on other
+    systems than Linux, it is as `torch.zeros` makes it. It cannot be resized.
 
     Args:
         shape: of the cache, say `[B, Hkv, S_max, D]`, or `[blocks, Hkv, block_size, D]` in

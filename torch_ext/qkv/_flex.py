@@ -13,8 +13,7 @@ from qkv._functional import has_kernels
 from qkv._refuse import refuse
 from qkv._score_function.arguments import arguments_of
 from qkv._score_function.masked import check_mask, masked, spans_of
-from qkv.options import FlexOptions, Unpack
-from qkv.spans import tensor_of
+from qkv.options import FlexOptions, Unpack, keywords_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 _hard_attention = torch.ops.qkv.hard_attention.default
+_keywords = keywords_of(_attention, after="value")
 _refuse = functools.partial(refuse, function="flex_attention")
 
 
@@ -44,9 +44,7 @@ def flex_attention(
 ) -> Any:
     """`torch.nn.attention.flex_attention.flex_attention` on a CPU, for training as well: attention
     whose scores go through a function of one's own. Nothing is compiled: `score_mod` is called
-    once, to see what it does, and becomes a small program that runs beside the products, a tile of
-    scores at a time. Soft cap, ALiBi, a bias of every pair, causal masks and windows are recognised
-    and become the options that `attention` has for them.
+    once, to see what it does. docs/score-functions.md says what it may do and what becomes of it.
 
     Args:
         query: `[B, H, L, D]`, float32, float64, bfloat16 or float16.
@@ -76,9 +74,8 @@ def flex_attention(
         NotImplementedError: tensors that are not 4-D, or nested.
         RuntimeError: as `attention` does.
 
-    A function is traced once and known afterwards by its code and by what it captures: the values
-    of numbers, the shapes of tensors. A number that changes with every call is traced with every
-    call; as a tensor without dimensions it is not.
+    A captured number that changes with every call makes another program each time; as a tensor
+    without dimensions it does not.
 
     Tensors on another device than the CPU go to torch's own function.
 
@@ -93,22 +90,13 @@ def flex_attention(
 
     Source: Dong et al., "FlexAttention", 2024.
     """
-    given: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
-    if given.get("softcap") == 0:
-        del given["softcap"]
     if not has_kernels(query):
-        options_of_qkv = {**given, "attn_mask": attn_mask, "dropout_p": dropout_p}
         return _of_torch(
-            {**options_of_qkv, "is_causal": is_causal}, query, key, value, score_mod, block_mask,
-            scale, enable_gqa, return_lse, kernel_options, return_aux=return_aux,
+            _keywords(attn_mask, dropout_p, is_causal, **options), query, key, value, score_mod,
+            block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux=return_aux,
         )  # fmt: skip
     _check(query, key, value, block_mask, enable_gqa, return_lse, return_aux)
-    if scale is not None:
-        given["scale"] = scale
-    if enable_gqa:
-        given["enable_gqa"] = True
-    if "spans" in given:
-        given["spans"] = tensor_of(given["spans"])
+    given = _keywords(attn_mask, dropout_p, is_causal, scale, enable_gqa, **options)
     if block_mask is not None:
         spans = spans_of(block_mask)
         if spans is None or "spans" in given:
@@ -116,36 +104,26 @@ def flex_attention(
         given.setdefault("spans", spans)
     if score_mod is not None:
         B, H, L = query.shape[:3]
-        is_hidden, found = arguments_of(score_mod, query, (B, H, L, key.size(-2)), given)
-        is_causal |= is_hidden
-        given.update(found)
+        given |= arguments_of(score_mod, query, (B, H, L, key.size(-2)), given)
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
-    op = _attention_with_lse if with_lse else _attention
-    args: tuple[Any, ...] = (query, key, value)
-    if attn_mask is not None or dropout_p != 0.0 or is_causal:
-        args += (attn_mask, dropout_p, is_causal)
-    results = op(*args, **given)
+    results = (_attention_with_lse if with_lse else _attention)(query, key, value, **given)
     if return_aux is None:
         return results
     from torch.nn.attention.flex_attention import AuxOutput
 
     output, lse = results if with_lse else (results, None)
-    greatest = None
-    if return_aux.max_scores:
-        greatest = _greatest(query, key, value[..., :1], attn_mask, is_causal, given)
+    greatest = _greatest(query, key, value, given) if return_aux.max_scores else None
     return output, AuxOutput(lse=lse, max_scores=greatest)
 
 
 @torch.no_grad()
-def _greatest(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
-    options: dict[str, Any],
-) -> Tensor:  # fmt: skip
+def _greatest(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
     """The greatest score of each query: the lse of the one key that hard attention chooses."""
-    given = {name: x for name, x in options.items() if name != "sinks"}
-    _, index = _hard_attention(query, key, value, attn_mask, is_causal, **given)
+    value = value[..., :1]
+    given = {name: x for name, x in options.items() if name not in ("sinks", "dropout_p")}
+    _, index = _hard_attention(query, key, value, **given)
     given["spans"] = torch.stack([index.clamp(min=0), index + 1], -1).int()
-    return _attention_with_lse(query, key, value, attn_mask, 0.0, is_causal, **given)[1]
+    return _attention_with_lse(query, key, value, **given)[1]
 
 
 def _check(
@@ -169,8 +147,7 @@ def _check(
 def _of_torch(options: dict[str, Any], *args: Any, return_aux: Any) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    given = [name for name, x in options.items() if x is not None and x is not False and x != 0]
-    if given:
+    for name in options:
         where = f"on {args[0].device}, {args[0].dtype}"
-        _refuse("query", where, f"no {given[0]} is expected there", NotImplementedError)
+        _refuse("query", where, f"no {name} is expected there", NotImplementedError)
     return flex_attention(*args, return_aux=return_aux)

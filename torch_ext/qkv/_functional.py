@@ -13,7 +13,7 @@ _attention = torch.ops.qkv.attention.default
 _attention_with_lse = torch.ops.qkv.attention_with_lse.default
 _indexed_attention = torch.ops.qkv.indexed_attention.default
 _attention_jvp = torch.ops.qkv.attention_jvp.default
-_keywords, _jvp_keywords = keywords_of(_attention), keywords_of(_attention_jvp)
+_keywords, _jvp_keywords = (keywords_of(x, after="value") for x in (_attention, _attention_jvp))
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -144,24 +144,20 @@ def attention(
     Xiao et al., "Efficient streaming language models with attention sinks", 2023; softcap, Gemma
     Team, "Gemma 2", 2024.
     """
-    given = _keywords(scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks)
-    args = (query, key, value)
-    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
-        args += (attn_mask, dropout_p, is_causal)
+    given = _keywords(
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, window_size, softcap, alibi_slopes,
+        bias, spans, sinks,
+    )  # fmt: skip
     if indices is not None:
-        output, lse = _indexed_attention(
-            query, key, value, indices, attn_mask, dropout_p, is_causal, **given
-        )
+        output, lse = _indexed_attention(query, key, value, indices, **given)
         return (output, lse) if return_lse else output
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
     if type(query) is not Tensor and getattr(query, "is_nested", False):
-        output, lse = jagged_attention(
-            "attention", query, key, value, attn_mask, dropout_p, is_causal, **given
-        )
+        output, lse = jagged_attention("attention", query, key, value, **given)
         return (output, lse) if return_lse else output
     op = _attention_with_lse if return_lse else _attention
     try:
-        return op(*args, **given)
+        return op(query, key, value, **given)
     except RuntimeError:
         refuse_mixed("attention", query, key, value)
         raise
@@ -223,20 +219,15 @@ def attention_jvp(
     scaling continuous-time consistency models", 2024.
     """
     given = _jvp_keywords(
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, query_tangent,
-        key_tangent, value_tangent, attn_mask_tangent, bias_tangent, alibi_slopes_tangent,
-        sinks_tangent,
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, window_size, softcap, alibi_slopes,
+        bias, spans, sinks, query_tangent, key_tangent, value_tangent, attn_mask_tangent,
+        bias_tangent, alibi_slopes_tangent, sinks_tangent,
     )  # fmt: skip
-    args = (query, key, value)
-    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
-        args += (attn_mask, dropout_p, is_causal)
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
     if type(query) is not Tensor and getattr(query, "is_nested", False):
-        return jagged_attention(
-            "attention_jvp", query, key, value, attn_mask, dropout_p, is_causal, **given
-        )
+        return jagged_attention("attention_jvp", query, key, value, **given)
     try:
-        return _attention_jvp(*args, **given)
+        return _attention_jvp(query, key, value, **given)
     except RuntimeError:
         refuse_mixed("attention_jvp", query, key, value)
         raise

@@ -9,7 +9,7 @@ from qkv.options import HardOptions, Unpack, keywords_of
 from qkv.spans import Spans
 
 _hard_attention = torch.ops.qkv.hard_attention.default
-_keywords = keywords_of(_hard_attention)
+_keywords = keywords_of(_hard_attention, after="value")
 
 
 @overload
@@ -71,11 +71,9 @@ def hard_attention(
     Sources: hard attention, Xu et al., "Show, attend and tell", 2015; straight_through, Bengio et
     al., "Estimating or propagating gradients through stochastic neurons", 2013.
     """
-    args = (query, key, value)
-    if attn_mask is not None or is_causal is not False:
-        args += (attn_mask, is_causal)
     given = _keywords(
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, straight_through
-    )
-    output, index = _hard_attention(*args, **given)
+        attn_mask, is_causal, scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans,
+        straight_through,
+    )  # fmt: skip
+    output, index = _hard_attention(query, key, value, **given)
     return (output, index) if return_index else output

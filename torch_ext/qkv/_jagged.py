@@ -23,18 +23,18 @@ Jagged = Any  # a Tensor that has offsets() and lengths(), for which torch has n
 
 def jagged_attention(
     function: Literal["attention", "attention_jvp"], query: Jagged, key: Jagged, value: Jagged,
-    attn_mask: Tensor | None, dropout_p: float, is_causal: bool, **options: Any,
+    **options: Any,
 ) -> Any:  # fmt: skip
     """The results of the function, output and lse or these and their tangents, jagged like query.
     query, key and value, and their tangents, are `[B, H, j, D]`."""
     operator, defaults_of_options = _OPERATORS[function]
-    call = {**defaults_of_options, **options, "dropout_p": dropout_p, "is_causal": is_causal}
+    call = defaults_of_options | options
     tensors = {"query": query, "key": key, "value": value}
     tangents = {f"{name}_tangent": call.get(f"{name}_tangent") for name in _INPUTS}
     tensors |= {name: tensor for name, tensor in tangents.items() if tensor is not None}
     for name, tensor in tensors.items():
         _check_tensor(function, name, tensor)
-    if attn_mask is not None:
+    if "attn_mask" in options:
         wanted = "None is expected with jagged nested tensors; see is_causal, window_size and"
         refuse("attn_mask", "given", f"{wanted} alibi_slopes", RuntimeError, function)
     _check_items(function, tensors)
@@ -47,7 +47,7 @@ def jagged_attention(
                     call[option] = x.repeat_interleave(2, 0)
     call |= {name: x.values().transpose(0, 1) for name, x in tensors.items()}
     results = operator(
-        dropout_seed=_dropout_seed(query.values()) if dropout_p > 0 else None,
+        dropout_seed=_dropout_seed(query.values()) if call["dropout_p"] > 0 else None,
         cu_seq_q=cu_seq_q,
         cu_seq_k=cu_seq_k,
         seqused_k=seqused_k,

@@ -22,8 +22,9 @@ def lengths_of(cache_seqlens: Tensor | int | None, query: Tensor) -> Tensor | No
     return torch.full((query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device)
 
 
-class _Options(SoftmaxOptions, total=False):
-    """The keywords but for return_softmax_lse, on which the type of the result depends."""
+class CacheOptions(SoftmaxOptions, total=False):
+    """The keywords of every function with a cache but for return_softmax_lse, on which the type of
+    the result depends."""
 
     cache_seqlens: Tensor | int | None
     cache_batch_idx: Tensor | None
@@ -32,10 +33,16 @@ class _Options(SoftmaxOptions, total=False):
     softmax_scale: float | None
     causal: bool
     window_size: tuple[int, int] | None
+    score_mod: Callable[..., Any] | None
+
+
+class _Options(CacheOptions, total=False):
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    rotary_interleaved: bool
     k_scale: Tensor | None
     v_scale: Tensor | None
     num_splits: int
-    score_mod: Callable[..., Any] | None
 
 
 @overload
@@ -67,6 +74,9 @@ def attention_with_kvcache(
     cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = True,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = (-1, -1),
@@ -105,6 +115,13 @@ def attention_with_kvcache(
         block_table: `[B, M]`: a paged cache. Row j of batch item b is row `j % block_size` of block
             `block_table[b, j // block_size]`. Numbers beyond what `cache_seqlens[b] + L_new` rows
             need are not looked at.
+        rotary_cos, rotary_sin: `[n, R / 2]`, float32 or query's dtype: query and key are rotated,
+            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache:
+            the new keys of row b, and its queries if they are causal or have a window, are at
+            places `cache_seqlens[b]`, `cache_seqlens[b] + 1` and so on; other queries are all at
+            `cache_seqlens[b]`. Both or neither, and only with key.
+        rotary_interleaved: pair i is the numbers 2 i and 2 i + 1 (GPT-J), as is FlashAttention's
+            default, not `rotate`'s; False: i and i + R / 2 (Llama).
         softmax_scale: multiplies the scores; `1 / sqrt(D)` if None.
         causal: with S keys after appending, query i sees keys j <= i + S - L: bottom-right
             aligned, as in FlashAttention, so that the last query sees all keys.
@@ -159,6 +176,7 @@ def attention_with_kvcache(
     """
     given = _keywords(
         lengths_of(cache_seqlens, query), cache_batch_idx, cache_leftpad, block_table,
+        rotary_cos, rotary_sin, None if rotary_interleaved is True else rotary_interleaved,
         softmax_scale, causal, None if window_size == (-1, -1) else window_size, softcap,
         alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from qkv._kvcache import lengths_of
+from qkv._kvcache import CacheOptions, lengths_of
 from qkv._score_function.arguments import keywords_of_program
 from qkv.options import SoftmaxOptions, Unpack, keywords_of
 from qkv.spans import Spans
@@ -18,25 +18,17 @@ _cache_keywords = keywords_of(_latent_attention_with_kvcache)
 
 
 class _Options(SoftmaxOptions, total=False):
-    """The keywords of both functions but for what the type of the result depends on."""
+    """The keywords but for return_lse, on which the type of the result depends."""
 
     absorb: bool | None
     window_size: tuple[int, int] | None
     score_mod: Callable[..., Any] | None
-
-
-class _LatentOptions(_Options, total=False):
     scale: float | None
     indices: Tensor | None
 
 
-class _CacheOptions(_Options, total=False):
-    cache_seqlens: Tensor | int | None
-    cache_batch_idx: Tensor | None
-    cache_leftpad: Tensor | None
-    block_table: Tensor | None
-    softmax_scale: float | None
-    causal: bool
+class _CacheOptions(CacheOptions, total=False):
+    absorb: bool | None
     cache_scale: Tensor | None
 
 
@@ -45,21 +37,21 @@ def latent_attention(
     query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
     key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *,
-    return_lse: Literal[False] = False, **options: Unpack[_LatentOptions],
+    return_lse: Literal[False] = False, **options: Unpack[_Options],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def latent_attention(
     query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
     key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *,
-    return_lse: Literal[True], **options: Unpack[_LatentOptions],
+    return_lse: Literal[True], **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 @overload
 def latent_attention(
     query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,
     key_weight: Tensor, value_weight: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, *,
-    return_lse: bool, **options: Unpack[_LatentOptions],
+    return_lse: bool, **options: Unpack[_Options],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def latent_attention(
     query_nope: Tensor, query_rope: Tensor, latents: Tensor, rope_keys: Tensor | None,

@@ -30,11 +30,9 @@ def block_mask(
 ) -> BlockMask:
     """torch's `create_block_mask`, in time and memory that grow with the number of blocks.
 
-    `mask_mod` is traced once, and evaluated with bounds in place of numbers: the least and the
-    greatest position of a block give bounds of all that is computed from them, and so most blocks
-    are known to be full or empty. What is left is evaluated pair by pair: blocks that are cut by
-    an edge of the mask, and all in which the function does what has no such rule. There are rules
-    for integer arithmetic, comparisons, logic, `where`, and tables that are looked up.
+    `mask_mod` is evaluated with bounds in place of numbers, so that most blocks are known to be
+    full or empty. Pair by pair are evaluated those that are cut by an edge of the mask, and all
+    where it does more than integer arithmetic, comparisons, logic, `where` and look-ups in tables.
 
     Args:
         mask_mod: of batch item, head, query and key, tensors without dimensions, whether the query

@@ -1,7 +1,5 @@
 """Bounds of what a mask function gives for the positions of a block, by interval arithmetic."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 from itertools import product

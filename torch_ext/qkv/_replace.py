@@ -40,25 +40,17 @@ class ReplacedSdpa:
 def replace_sdpa() -> ReplacedSdpa:
     """From now on qkv computes `torch.nn.functional.scaled_dot_product_attention` of CPU tensors.
 
-    Whoever calls it: Python, C++ or TorchScript, with gradients or without, under autocast,
-    `torch.compile`, `torch.func` or a dispatch mode; dropout and the gradient of a floating mask
-    included, second derivatives and forward mode. So does qkv the attention in the inference paths
-    of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which never call
-    scaled_dot_product_attention; padding that `nn.TransformerEncoder` takes out is not computed.
-
-    What qkv does not cover goes to torch as before: other devices, other dtypes, nested tensors,
-    and everything while flash attention is switched off, as in
-    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. `sdpa_report` says what went where.
+    Whoever calls it, from Python, C++ or TorchScript; and the attention in the inference paths of
+    torch's layers, which never call it. What qkv does not cover goes to torch as before:
+    `sdpa_report` says what went where, and docs/replace-sdpa.md what is covered.
 
     Returns:
         A handle. `undo()` puts torch's kernels back, exactly as they were; leaving a `with` block
         does the same. Dropping the handle does not.
 
-    It is for all threads of the process. Replacements may nest and overlap, in any order and in
-    several threads, and torch's kernels are back when the last one is undone. The first one and
-    the last undo change torch's table of kernels: no other thread may be inside attention then.
-    Functions that `torch.compile` has compiled before, or while it was on, stay as they are;
-    `torch.compiler.reset()` forgets them.
+    It is for all threads of the process; replacements may nest and overlap. The first one and the
+    last undo change torch's table of kernels: no other thread may be inside attention then. What
+    `torch.compile` has compiled stays as it is until `torch.compiler.reset()`.
 
     Example:
         >>> with qkv.replace_sdpa():

@@ -66,9 +66,8 @@ class ReplacedFlex:
 def replace_flex() -> ReplacedFlex:
     """From now on qkv computes `torch.nn.attention.flex_attention.flex_attention` of CPU tensors.
 
-    Whoever calls it, by whatever name it was imported, under `torch.compile` as well; for training,
-    with the lse, and without a C++ compiler. `flex_attention` says what it does; a score_mod that
-    it cannot express is an error that names the operation and the line. What qkv does not cover
+    Whoever calls it, by whatever name it was imported, under `torch.compile` as well.
+    `flex_attention` says what it does, and which score_mod is an error. What qkv does not cover
     goes to torch as before: other devices and other dtypes.
 
     Returns:

@@ -10,7 +10,7 @@ from qkv.spans import Spans
 
 _attention_weights = torch.ops.qkv.attention_weights.default
 _attention_with_weights = torch.ops.qkv.attention_with_weights.default
-_keywords = keywords_of(_attention_weights)  # attention_with_weights has the same
+_keywords = keywords_of(_attention_weights, after="key")  # attention_with_weights has the same
 
 
 def attention_weights(
@@ -58,12 +58,10 @@ def attention_weights(
     et al., "H2O: Heavy-hitter oracle for efficient generative inference", 2023.
     """
     given = _keywords(
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce
-    )
-    args = (query, key)
-    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
-        args += (attn_mask, dropout_p, is_causal)
-    return _attention_weights(*args, **given)
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, window_size, softcap, alibi_slopes,
+        bias, spans, sinks, reduce,
+    )  # fmt: skip
+    return _attention_weights(query, key, **given)
 
 
 def attention_with_weights(
@@ -101,9 +99,7 @@ def attention_with_weights(
     Source: that of `attention_weights`.
     """
     given = _keywords(
-        scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans, sinks, reduce
-    )
-    args = (query, key, value)
-    if attn_mask is not None or dropout_p != 0.0 or is_causal is not False:
-        args += (attn_mask, dropout_p, is_causal)
-    return _attention_with_weights(*args, **given)
+        attn_mask, dropout_p, is_causal, scale, enable_gqa, window_size, softcap, alibi_slopes,
+        bias, spans, sinks, reduce,
+    )  # fmt: skip
+    return _attention_with_weights(query, key, value, **given)

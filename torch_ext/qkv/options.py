@@ -73,16 +73,21 @@ def defaults(operator: OpOverload) -> dict[str, Any]:
     return {a.name: a.default_value for a in arguments if a.has_default_value()}
 
 
-def keywords_of(operator: OpOverload) -> Callable[..., dict[str, Any]]:
-    """A function that takes the keyword arguments of the operator, by position in the order of its
-    schema, and returns those that are not their defaults.
+def keywords_of(operator: OpOverload, after: str = "") -> Callable[..., dict[str, Any]]:
+    """A function that takes the keyword arguments of the operator, or all that stand after one, by
+    position in the order of its schema, and returns those that are not their defaults.
 
     An argument costs the dispatcher 0.2 us and a keyword 0.5, so that every function of the package
     passes only those that say something.
     A loop over the names would take as long as that, so the function is written here as one would
     by hand: an `if` for each name. Of `Spans` the operators take the tensor."""
-    arguments = [a for a in operator._schema.arguments if a.kwarg_only]
-    lines = [f"def keywords({', '.join(f'{a.name}={a.default_value!r}' for a in arguments)}):"]
+    arguments = operator._schema.arguments
+    if after:
+        arguments = arguments[[a.name for a in arguments].index(after) + 1 :]
+    else:
+        arguments = [a for a in arguments if a.kwarg_only]
+    own = operator._schema.name.removeprefix("qkv::")  # as errors of unknown keywords call it
+    lines = [f"def {own}({', '.join(f'{a.name}={a.default_value!r}' for a in arguments)}):"]
     lines.append(" given = {}")
     for name, default in ((a.name, a.default_value) for a in arguments):
         differs = "!=" if isinstance(default, (float, str)) else "is not"
@@ -90,4 +95,4 @@ def keywords_of(operator: OpOverload) -> Callable[..., dict[str, Any]]:
         lines.append(f" if {name} {differs} {default!r}: given[{name!r}] = {value}")
     namespace: dict[str, Any] = {"tensor_of": tensor_of}
     exec("\n".join([*lines, " return given"]), namespace)
-    return namespace["keywords"]
+    return namespace[own]

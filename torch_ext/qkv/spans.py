@@ -134,7 +134,8 @@ class Spans:
         """
         begins, hidden = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool)
         widths, rank = torch.ones(1, dtype=torch.int64), len(sizes)
-        of_each = (_of_each(x, rank) for x in (kernel, dilation, is_causal))
+        given = (kernel, dilation, is_causal)
+        of_each = (x if isinstance(x, Sequence) else (x,) * rank for x in given)
         for d, (size, k, step, causal) in enumerate(zip(sizes, *of_each, strict=True), 1):
             if k < 1 or step < 1 or k * step > size:
                 raise ValueError(
@@ -262,10 +263,6 @@ def _runs(ids: Tensor) -> tuple[Tensor, Tensor]:
     begins = places.where(changes[..., :L], 0).cummax(-1).values
     ends = (places + 1).where(changes[..., 1:], L).flip(-1).cummin(-1).values.flip(-1)
     return begins, ends
-
-
-def _of_each(number: int | Sequence[int], rank: int) -> Sequence[int]:
-    return number if isinstance(number, Sequence) else (number,) * rank
 
 
 def _neighbours(size: int, kernel: int, dilation: int, is_causal: bool | int) -> Tensor:

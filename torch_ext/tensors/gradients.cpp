@@ -40,6 +40,7 @@ void GradientTensors::allocate(Argument argument, c10::IntArrayRef shape, at::Sc
 void GradientTensors::allocate_mask(Argument argument) {
   const at::Tensor& mask = call_[argument];
   const bool packed = sizes_.packed;
+  const at::ScalarType compute = compute_type(call_[arg::query].scalar_type());
   const int64_t rows = size_from_right<int64_t>(mask, 1),
                 columns = size_from_right<int64_t>(mask, 0);
   auto shape = sizes_.lse();
@@ -49,11 +50,10 @@ void GradientTensors::allocate_mask(Argument argument) {
     sums_[argument] = MaskSum::keys;
     shape.back() = packed ? sizes_.seqlen_k : columns;
   } else {
-    full_[argument] = zero_gradient(mask);
+    full_[argument] = zero_gradient(mask, compute);
     return;
   }
-  const auto options = mask.options().dtype(compute_type(call_[arg::query].scalar_type()));
-  full_[argument] = at::empty(shape, options);
+  full_[argument] = at::empty(shape, mask.options().dtype(compute));
 }
 
 void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {

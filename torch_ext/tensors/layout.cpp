@@ -90,9 +90,8 @@ Tensors empty_results_meta(const Call& call) {
   return call.op->is_backward ? empty_gradients<c10::SymInt>(call) : empty_results(call, sizes);
 }
 
-at::Tensor zero_gradient(const at::Tensor& tensor) {
-  return zeros(tensor.sizes(), dense_strides<int64_t>(tensor.sizes(), tensor, 0),
-               compute_type(tensor.scalar_type()));
+at::Tensor zero_gradient(const at::Tensor& tensor, at::ScalarType dtype) {
+  return zeros(tensor.sizes(), dense_strides<int64_t>(tensor.sizes(), tensor, 0), dtype);
 }
 
 #define QKV_INSTANTIATE(T)                                                  \

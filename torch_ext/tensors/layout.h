@@ -28,7 +28,7 @@ at::Tensor empty_gradient(const at::Tensor& tensor);
 template <class T>
 Tensors empty_gradients(const Call& call);
 
-// A gradient, zero, for a kernel that adds to it: in the compute type.
-at::Tensor zero_gradient(const at::Tensor& tensor);
+// A gradient, zero, for a kernel that adds to it.
+at::Tensor zero_gradient(const at::Tensor& tensor, at::ScalarType dtype);
 
 }  // namespace qkv

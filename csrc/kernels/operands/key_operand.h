@@ -25,6 +25,12 @@ class KeyOperand {
     matrix_ = rows.read(key, keys, copy_);
   }
 
+  // The same of keys that `wider` has read, whose first numbers these are.
+  void load(const KeyOperand& wider, int64_t key, int64_t) {
+    first_ = key;
+    matrix_ = wider.matrix_;
+  }
+
   // The rows of keys [key, key + keys), as they lie: [keys x dim].
   LeftOperand<T> rows(int64_t key, int64_t keys) const {
     return {matrix_.from(key - first_), keys, dim_};

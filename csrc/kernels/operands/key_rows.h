@@ -98,6 +98,7 @@ class KeyRows : RowScales<E> {
     rows_.for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t first) {
       for (int64_t j = first; j < first + count; ++j, from += row()) {
         T* const to = scratch + j * step;
+        fetch_ahead(key + j, key + keys);
         gather_row(from, col_, dim_, to);
         if constexpr (std::is_same_v<E, int8_t>)
           for (int64_t d = 0; d < step; d += kLanes<T>)
@@ -105,6 +106,16 @@ class KeyRows : RowScales<E> {
       }
     });
     return {scratch, step, 1};
+  }
+
+  // Of keys before `end` whose pages have one key each: fetches the row that is read some rows
+  // after `key`. The hardware foresees none of them, and of a row only the later lines.
+  QKV_INLINE void fetch_ahead(int64_t key, int64_t end) const {
+    constexpr int64_t kRowsAhead = 8;
+    if (!rows_.pages || rows_.pages->size > 1 || col_ != 1 || key + kRowsAhead >= end) return;
+    const E* const row = at(key + kRowsAhead);
+    for (int64_t d = 0; d < dim_; d += int64_t(kCacheLine / sizeof(E)))
+      __builtin_prefetch(row + d, 0, 2);
   }
 
   const E* at(int64_t key) const { return rows_.at(key); }
@@ -136,6 +147,19 @@ KeyRows<E> value_rows(const Problem& p, Plane plane) {
   const Pages& pages = p.pages;
   return {
       p, plane, p.head_dim_v, p.value, pages.value_stride, p.value_scale, pages.value_scale_stride};
+}
+
+// Whether values are the first numbers of their keys' rows, as those of latent attention.
+inline bool values_begin_keys(const Problem& p) {
+  const auto same = [](const Input& a, const Input& b) {
+    const Strides &x = a.strides, &y = b.strides;
+    return a.data == b.data && x.batch == y.batch && x.head == y.head && x.row == y.row &&
+           x.col == y.col && x.head_repeat == y.head_repeat;
+  };
+  const Pages& pages = p.pages;
+  return same(p.key, p.value) && same(p.key_scale, p.value_scale) && p.head_dim_v <= p.head_dim &&
+         pages.key_stride == pages.value_stride &&
+         pages.key_scale_stride == pages.value_scale_stride;
 }
 
 // Whether KeyRows::read may copy, and so needs scratch memory.

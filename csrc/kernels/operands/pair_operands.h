@@ -35,8 +35,10 @@ inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64
       rows.piece_end(key) >= key + keys)
     return as_pairs(rows.at(key), rows.row());
   const int64_t step = padded_halves(dim);
-  for (int64_t j = 0; j < keys; ++j)
+  for (int64_t j = 0; j < keys; ++j) {
+    rows.fetch_ahead(key + j, key + keys);
     copy_row(rows.at(key + j), rows.col(), dim, scratch + j * step);
+  }
   return as_pairs(scratch, step);
 }
 
@@ -58,6 +60,11 @@ class KeyOperand<BFloat16> {
     first_ = key, count_ = keys;
     if (use_ != Use::columns) rows_ = read_pairs(rows, dim_, key, keys, copy_);
     if (use_ != Use::rows) zip(rows);
+  }
+
+  void load(const KeyOperand& wider, int64_t key, int64_t keys) {
+    const Matrix<BFloat16> rows = wider.natural();
+    load(KeyRows<BFloat16>(rows.data, key, rows.row, dim_), key, keys);
   }
 
   LeftOperand<Pair> rows(int64_t key, int64_t keys) const {
@@ -83,6 +90,8 @@ class KeyOperand<BFloat16> {
     const int64_t step = padded_halves(dim), pairs = pairs_in(count_);
     const auto zip_pair = [=, &rows](int64_t pair, Pair* to) {
       const int64_t j = first + 2 * pair;
+      rows.fetch_ahead(j, end);
+      rows.fetch_ahead(j + 1, end);
       zip_rows(rows.at(j), j + 1 < end ? rows.at(j + 1) : nullptr, rows.col(), dim, to);
     };
     if (!kTiles) {

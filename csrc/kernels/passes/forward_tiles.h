@@ -51,7 +51,10 @@ class ForwardTiles {
   // one is read.
   void load_block(Plane plane, int64_t key, int64_t keys) {
     load(keys_, key_rows<K>(p_, plane), key, keys, wide_keys_);
-    load(values_, value_rows<K>(p_, plane), key, keys, wide_values_);
+    if (values_begin_keys(p_))
+      values_.load(keys_, key, keys);
+    else
+      load(values_, value_rows<K>(p_, plane), key, keys, wide_values_);
     plane_ = plane, key_ = key, count_ = keys;
   }
 

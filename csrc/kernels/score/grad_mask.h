@@ -5,15 +5,6 @@
 
 namespace qkv::QKV_ISA {
 
-// Adds dS of a tile to GradMask::each of a mask of this type.
-template <class T>
-void add_each(const Problem& p, MaskType type, const Output& to, const Tile& tile, int64_t key,
-              int64_t keys, const T* grad_scores) {
-  const auto add = [&](auto rows) { add_tile<T>(rows, tile, key, keys, grad_scores, nullptr); };
-  type == MaskType::f64 ? add(score_rows_of<double>(p, to, tile.plane))
-                        : add(score_rows_of<float>(p, to, tile.plane));
-}
-
 // sums [tile.rows] += the sum of grad_scores [keys x lanes] over the keys, for each row of the
 // tile.
 template <class T>
@@ -50,7 +41,8 @@ void add_grad_mask(const Problem& p, const BackwardArgs& a, const BackwardItem& 
                    const Tile& tile, int64_t key, int64_t keys, const T* grad_scores) {
   const GradMask& grad = a.grad_masks[m];
   double* const row_sums = item.sums.mask_rows[m];
-  if (grad.each.data) add_each(p, p.masks[m].type, grad.each, tile, key, keys, grad_scores);
+  if (grad.each.data)
+    add_tile<T>(score_rows_of<T>(p, grad.each, tile.plane), tile, key, keys, grad_scores, nullptr);
   if (grad.keys.data)
     add_key_sums(p, tile, keys, grad_scores,
                  static_cast<T*>(item.sums.mask_keys[m]) + key * p.group() * kLanes<T>);

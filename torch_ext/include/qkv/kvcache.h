@@ -30,6 +30,14 @@ struct KvCacheOptions {
   // [B, M]: the caches are [blocks, Hkv, block size, *], and row j of batch item b is row
   // j % block size of block block_table[b][j / block size]. Not with the two above.
   TORCH_ARG(std::optional<at::Tensor>, block_table) = std::nullopt;
+  // [n, R / 2], float32 or the query's dtype: query and key are rotated (qkv/rotate.h), key before
+  // it is appended. Row i of both is for place i of a row of the cache: new key i is at place
+  // cache_seqlens + i, and query i too if causal or with a window_size; else all queries are at
+  // cache_seqlens. Both or neither, and only with key.
+  TORCH_ARG(std::optional<at::Tensor>, rotary_cos) = std::nullopt;
+  TORCH_ARG(std::optional<at::Tensor>, rotary_sin) = std::nullopt;
+  // Whether pair i is the numbers 2 i and 2 i + 1, or i and i + R / 2.
+  TORCH_ARG(bool, rotary_interleaved) = true;
   // Multiplies the scores; finite. 1 / sqrt(D) when not set.
   TORCH_ARG(std::optional<double>, softmax_scale) = std::nullopt;
   // With S keys after appending, query i sees keys j <= i + S - L: bottom-right aligned.

@@ -1,12 +1,19 @@
-// torch::nn::MultiheadAttention on qkv::attention.
+// Layers: torch::nn::MultiheadAttention on qkv::attention, and self-attention as models of today
+// have it.
 //
 //   qkv::nn::MultiheadAttention layer(torch::nn::MultiheadAttentionOptions(512, 8).dropout(0.1));
 //   auto [output, weights] = layer(query, key, value);
 //
-// Options, names of the parameters, initial values, arguments and results are those of torch's
-// class, so archives that torch::save has written of one load into the other. What differs:
-// attention is fused; boolean masks of both kinds and masks [B * H, L, S] are taken, as in Python;
-// value may have another width than key; a query with nothing to attend to gets the bias of
+//   qkv::nn::SelfAttention decoder(qkv::nn::SelfAttentionOptions(512,
+//   8).num_kv_heads(2).frequencies(
+//       qkv::nn::rotary_frequencies(64)));
+//   auto cache = decoder->new_cache(1, 4096);
+//   auto output = decoder(prompt, at::Tensor(), &cache);
+//
+// Of MultiheadAttention options, names of the parameters, initial values, arguments and results are
+// those of torch's class, so archives that torch::save has written of one load into the other. What
+// differs: attention is fused; boolean masks of both kinds and masks [B * H, L, S] are taken, as in
+// Python; value may have another width than key; a query with nothing to attend to gets the bias of
 // out_proj and weights of 0, where torch has NaN.
 #pragma once
 
@@ -66,5 +73,72 @@ class QKV_API MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAtte
 };
 
 TORCH_MODULE(MultiheadAttention);
+
+// base ** (-2 i / R) of pair i, [R / 2]: by which angle it turns from one position to the next.
+QKV_API at::Tensor rotary_frequencies(int64_t R, double base = 10'000.0);
+
+// With E for embed_dim, H and Hkv for the heads, D for head_dim.
+struct SelfAttentionOptions {
+  SelfAttentionOptions(int64_t embed_dim, int64_t num_heads)
+      : embed_dim_(embed_dim), num_heads_(num_heads), num_kv_heads_(num_heads) {}
+  TORCH_ARG(int64_t, embed_dim);
+  TORCH_ARG(int64_t, num_heads);
+  TORCH_ARG(int64_t, num_kv_heads);                            // divides num_heads
+  TORCH_ARG(std::optional<int64_t>, head_dim) = std::nullopt;  // E / H when not set
+  // [R / 2], R <= D: the first R numbers of a head of query and key turn. Not set: none do.
+  TORCH_ARG(std::optional<at::Tensor>, frequencies) = std::nullopt;
+  TORCH_ARG(double, rotary_scale) = 1.0;  // cos and sin are multiplied by it
+  TORCH_ARG(bool, interleaved) = false;   // pairs of neighbours, and not of halves
+  // An RMS norm of each head of query and key before that, by norm_offset + its weight.
+  TORCH_ARG(bool, qk_norm) = false;
+  TORCH_ARG(double, norm_eps) = 1e-6;
+  TORCH_ARG(double, norm_offset) = 0.0;
+  TORCH_ARG(bool, sinks) = false;  // learned
+  TORCH_ARG(bool, gate) = false;   // the heads' output times the sigmoid of a projection
+  TORCH_ARG(double, dropout) = 0.0;
+  TORCH_ARG(bool, bias) = false;
+};
+
+// Keys and values of one layer, [B, Hkv, S_max, D], and lengths [B], int64: how many each row has.
+// A call puts a tensor with L more in the place of lengths. With block_table and scales the tensors
+// are as in qkv/kvcache.h.
+struct KvCache {
+  at::Tensor keys, values, lengths, block_table, k_scale, v_scale;
+};
+
+// The layer of qkv.nn.SelfAttention in Python, with its parameters: qkv_proj, o_proj, q_norm and
+// k_norm [D], sinks [H].
+class QKV_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl> {
+ public:
+  SelfAttentionImpl(int64_t embed_dim, int64_t num_heads)
+      : SelfAttentionImpl(SelfAttentionOptions(embed_dim, num_heads)) {}
+  // `scores`: what else the scores are made with (window_size, scale, softcap; is_causal(false) of
+  // an encoder). Throws c10::Error where sizes do not fit.
+  explicit SelfAttentionImpl(const SelfAttentionOptions& options,
+                             const AttentionOptions& scores = AttentionOptions().is_causal(true));
+
+  // x [B, L, E] -> [B, L, E]. mask: broadcastable to [B, H, L, S], bool, true = may attend, or
+  // floating, added to the scores; beside a cache it is floating. cache: keys and values of x are
+  // appended to it, without gradients and dropout. Throws c10::Error, naming the argument.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, KvCache* cache = nullptr);
+
+  // An empty one, of the parameters' dtype.
+  KvCache new_cache(int64_t batch, int64_t length) const;
+
+  void reset() override;
+
+  SelfAttentionOptions options;
+  AttentionOptions scores;
+
+  // The rows of qkv_proj.weight [(H + 2 Hkv) D, E] are W_Q, W_K and W_V, and with gate H D more.
+  torch::nn::Linear qkv_proj = nullptr, o_proj = nullptr;
+  at::Tensor q_norm, k_norm, sinks;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())},
+                           {2, torch::nn::AnyValue(static_cast<KvCache*>(nullptr))})
+};
+
+TORCH_MODULE(SelfAttention);
 
 }  // namespace qkv::nn

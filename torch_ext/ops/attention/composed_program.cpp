@@ -12,11 +12,7 @@ using program::Instruction;
 using program::Op;
 using program::Type;
 
-struct OfOne {
-  Op op;
-  at::Tensor (*run)(const at::Tensor&);
-};
-constexpr OfOne kOfOne[] = {
+constexpr std::pair<Op, at::Tensor (*)(const at::Tensor&)> kOfOne[] = {
     {Op::neg, at::neg},   {Op::abs, at::abs},     {Op::exp, at::exp},
     {Op::log, at::log},   {Op::tanh, at::tanh},   {Op::sigmoid, at::sigmoid},
     {Op::sqrt, at::sqrt}, {Op::rsqrt, at::rsqrt}, {Op::sin, at::sin},
@@ -26,11 +22,7 @@ constexpr OfOne kOfOne[] = {
 at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a.add(b); }
 at::Tensor sub(const at::Tensor& a, const at::Tensor& b) { return a.sub(b); }
 
-struct OfTwo {
-  Op op;
-  at::Tensor (*run)(const at::Tensor&, const at::Tensor&);
-};
-constexpr OfTwo kOfTwo[] = {
+constexpr std::pair<Op, at::Tensor (*)(const at::Tensor&, const at::Tensor&)> kOfTwo[] = {
     {Op::add, add},
     {Op::sub, sub},
     {Op::mul, at::mul},

@@ -63,10 +63,11 @@ Tensors attention_jvp_composite(const Call& call) {
 // For those who call attention_forward and attention_forward_jvp themselves: _jagged.py.
 Tensors forward_autocast(const Call& call) { return run_cast(Call(call)); }
 
-// The tangents of all differentiable tensors, in a signature; suffix: "?", or "?=" with a default.
+// The tangents of attention's differentiable tensors, in a signature; suffix: "?", or "?=" with a
+// default.
 std::string tangents(std::string_view suffix) {
   std::string names;
-  for (int i = 0; i < arg::kDifferentiable; ++i)
+  for (int i = 0; i < arg::kOfAttention; ++i)
     names += c10::str(i > 0 ? ", " : "", kArguments[tangent_of(Argument(i))].name, suffix);
   return names;
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <map>
 
+#include "program/parse.h"
 #include "qkv/options.h"
 
 namespace qkv::scores {
@@ -26,28 +27,6 @@ Expression make(Type type, std::string text, std::vector<Expression> operands = 
 }
 
 constexpr const char* kTypes[] = {"real", "an integer", "a boolean"};
-
-bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-// Which types an operation takes.
-bool takes(std::string_view name, Type type) {
-  if (is_one_of(name, {"shl", "shr"})) return type == Type::integer;
-  if (is_one_of(name, {"and", "or", "xor", "not"})) return type != Type::real;
-  if (is_one_of(name, {"eq", "ne", "where", "to_float", "to_int"})) return true;
-  return type != Type::boolean;
-}
-
-// Which take reals alone: integers become reals.
-bool is_real(std::string_view name) {
-  return is_one_of(
-      name, {"div", "exp", "log", "tanh", "sigmoid", "sqrt", "rsqrt", "floor", "sin", "cos"});
-}
-
-bool compares(std::string_view name) {
-  return is_one_of(name, {"eq", "ne", "lt", "le", "gt", "ge"});
-}
 
 Expression as_real(const Expression& x) {
   return x.type() == Type::real ? x : make(Type::real, "to_float", {x});
@@ -142,11 +121,15 @@ Expression Table::at(const std::vector<Expression>& index) const {
 }
 
 Expression operation(const char* name, std::vector<Expression> operands) {
+  using program::Takes;
   const bool chooses = std::string_view(name) == "where";
   const size_t first = chooses ? 1 : 0;
-  bool any_real = is_real(name);
+  const program::Operation* const known = program::operation_named(name);
+  Takes takes = known ? known->takes : Takes::all;
+  bool any_real = takes == Takes::reals;
+  if (any_real) takes = Takes::numbers;  // of which integers become reals
   for (size_t n = first; n < operands.size(); ++n) {
-    TORCH_CHECK_TYPE(takes(name, operands[n].type()), name, ": an operand is ",
+    TORCH_CHECK_TYPE(is_taken(takes, program::Type(operands[n].type())), name, ": an operand is ",
                      kTypes[int(operands[n].type())], ", which it does not take");
     any_real |= operands[n].type() == Type::real;
   }
@@ -160,7 +143,7 @@ Expression operation(const char* name, std::vector<Expression> operands) {
   for (size_t n = first; n < operands.size(); ++n)
     TORCH_CHECK_TYPE(operands[n].type() == operands[first].type(), name, ": operands are ",
                      kTypes[int(operands[first].type())], " and ", kTypes[int(operands[n].type())]);
-  const Type type = compares(name) ? Type::boolean : operands[first].type();
+  const Type type = known && known->compares() ? Type::boolean : operands[first].type();
   return make(type, name, std::move(operands));
 }
 

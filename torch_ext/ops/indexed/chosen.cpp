@@ -68,17 +68,19 @@ ChosenKeys chosen_keys(const Call& call) {
                     " keys; expected numbers below that, or -1 for none");
         if (key >= 0 && sees(row / L / G, row % L, key)) seen[key / 64] |= uint64_t(1) << key % 64;
       }
-      int64_t n = 0;
-      for (size_t word = 0; word < seen.size(); ++word)
-        for (; seen[word] != 0; seen[word] &= seen[word] - 1)
-          to[row * k + n++] = int64_t(word) * 64 + __builtin_ctzll(seen[word]);
-      counts[row] = n;
+      int64_t* next = to + row * k;
+      int64_t first = row / L * S;
+      for (uint64_t& bits : seen) {
+        for (; bits != 0; bits &= bits - 1) *next++ = first + __builtin_ctzll(bits);
+        first += 64;
+      }
+      counts[row] = next - (to + row * k);
     }
   });
   return chosen;
 }
 
-std::vector<ChosenBlock> blocks_of(const ChosenKeys& chosen, int64_t seqlen_k) {
+std::vector<ChosenBlock> blocks_of_queries(const ChosenKeys& chosen, int64_t seqlen_k) {
   const int64_t B = chosen.keys.size(0), L = chosen.keys.size(2), k = chosen.keys.size(3);
   std::vector<ChosenBlock> blocks;
   for (int64_t item = 0; item < B; ++item)
@@ -93,7 +95,7 @@ std::vector<ChosenBlock> blocks_of(const ChosenKeys& chosen, int64_t seqlen_k) {
       const auto for_each = [&](const auto& visit) {
         for (int64_t query = block.begin; query < block.end; ++query)
           for (int64_t i = 0, row = block.item * L + query; i < counts[row]; ++i)
-            visit(query - block.begin, keys[row * k + i]);
+            visit(query - block.begin, keys[row * k + i] - block.item * seqlen_k);
       };
       std::fill(place.begin(), place.end(), -1);
       for_each([&](int64_t, int64_t key) { place[key] = 0; });

@@ -121,12 +121,11 @@ at::Tensor rows_of_groups(const at::Tensor& tensor, int64_t groups) {
 // Each query is a document whose keys are pages of one key.
 Tensors attend_by_pages(const Call& call, const ChosenKeys& chosen) {
   const at::Tensor &query = call[arg::query], &key = call[arg::key], &value = call[arg::value];
-  const int64_t B = query.size(0), H = query.size(1), L = query.size(2), S = key.size(2);
+  const int64_t B = query.size(0), H = query.size(1), L = query.size(2);
   const int64_t G = chosen.keys.size(1);
-  const at::TensorOptions ints = chosen.keys.options();
-  const at::Tensor firsts = at::arange(B * G, ints).mul_(S).view({B, G, 1, 1});
-  const at::Tensor table = chosen.keys.add(firsts).flatten(0, 2), counts = chosen.counts.flatten();
-  const at::Tensor rows = rows_of_groups(query, G), ends = at::arange(B * G * L + 1, ints);
+  const at::Tensor table = chosen.keys.flatten(0, 2), counts = chosen.counts.flatten();
+  const at::Tensor rows = rows_of_groups(query, G);
+  const at::Tensor ends = at::arange(B * G * L + 1, counts.options());
   const at::Tensor keys = rows_of_groups(key, G).unsqueeze(1);
   const at::Tensor values = begins_rows(value, key) ? keys.narrow(-1, 0, value.size(-1))
                                                     : rows_of_groups(value, G).unsqueeze(1);
@@ -204,7 +203,7 @@ Tensors attend_to_indices(const Call& call) {
   const ChosenKeys chosen = chosen_keys(call);
   if (!recorded) return attend_by_pages(call, chosen);
   const int64_t S = call[arg::key].size(2), B = chosen.keys.size(0), L = chosen.keys.size(2);
-  const std::vector<ChosenBlock> blocks = blocks_of(chosen, S);
+  const std::vector<ChosenBlock> blocks = blocks_of_queries(chosen, S);
   int64_t pairs = 0;
   for (const ChosenBlock& block : blocks) pairs += block.mask.numel();
   return 2 * pairs <= B * L * S ? attend_by_blocks(call, blocks) : attend_by_mask(call);

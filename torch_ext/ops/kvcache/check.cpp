@@ -93,6 +93,24 @@ void check_combination(const Call& call) {
               "before it is appended");
 }
 
+// cos and sin, [places, R / 2] with R <= D.
+template <class T>
+void check_rotary(const Call& call, const Sizes<T>& sizes) {
+  const bool rotates = call.has(arg::cos);
+  TORCH_CHECK(rotates == call.has(arg::sin), call.title(), ": ",
+              rotates ? "rotary_cos" : "rotary_sin", " is given, but ",
+              rotates ? "rotary_sin" : "rotary_cos", " is None; expected both or neither");
+  if (!rotates) return;
+  TORCH_CHECK(appends(call), call.title(),
+              ": rotary_cos is given, but key is None; expected a key to rotate and append");
+  expect_rank<T>(call, arg::cos, 2, "[places, R / 2]");
+  const auto cos = sizes_of<T>(call[arg::cos]);
+  expect_shape<T>(2 * cos[1] <= sizes.head_dim, call, arg::cos,
+                  ", but no more than D / 2 pairs are expected, of D = ", sizes.head_dim,
+                  " numbers");
+  expect_sizes<T>(call, arg::sin, "that of rotary_cos", cos);
+}
+
 template <class T>
 void check_new_rows(const Call& call, const Sizes<T>& sizes) {
   if (!appends(call)) return;
@@ -131,6 +149,7 @@ void check_cache_sizes(const Call& call, Sizes<T>& sizes) {
   for (const Argument each : {arg::cache_seqlens, arg::cache_batch_idx, arg::cache_leftpad})
     if (call.has(each)) expect_sizes<T>(call, each, "[B]", {query[0]});
   check_new_rows(call, sizes);
+  check_rotary(call, sizes);
 }
 
 template <class T>

@@ -70,7 +70,8 @@ DefinedOperator attention_with_kvcache(
     "attention_with_kvcache",
     "attention_with_kvcache(query, k_cache(a!) as key, v_cache(b!) as value, key?= as new_key, "
     "value?= as new_value, *, cache_seqlens?=, cache_batch_idx?=, cache_leftpad?=, block_table?=, "
-    "softmax_scale= as scale, causal=, window_size=, " QKV_SCORE_KEYWORDS
+    "rotary_cos?= as cos, rotary_sin?= as sin, rotary_interleaved=, softmax_scale= as scale, "
+    "causal=, window_size=, " QKV_SCORE_KEYWORDS
     ", sinks?=, k_scale(c!)?= as key_scale, v_scale(d!)?= as value_scale, " QKV_PROGRAM_KEYWORDS
     ") "
     "-> output, softmax_lse as logsumexp",
@@ -115,6 +116,9 @@ std::tuple<at::Tensor, at::Tensor> attention_with_kvcache(const at::Tensor& quer
   call.set(arg::new_key, tensor_of(key));
   call.set(arg::new_value, tensor_of(value));
   call.set(arg::value_scale, tensor_of(o.v_scale()));
+  call.set(arg::cos, tensor_of(o.rotary_cos()));
+  call.set(arg::sin, tensor_of(o.rotary_sin()));
+  call.options.rotary_interleaved = o.rotary_interleaved();
   return pair_of(run(call));
 }
 

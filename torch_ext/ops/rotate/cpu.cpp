@@ -31,20 +31,25 @@ void bind(const Rotation& r, Tensor& to, const at::Tensor& tensor, Last last) {
 constexpr Argument kTensors[] = {arg::query, arg::key}, kNorms[] = {arg::query_norm, arg::key_norm},
                    kIncoming[] = {arg::grad_rotated_query, arg::grad_rotated_key};
 
-// The inputs of a call.
-Rotation rotation_of(const Call& call) {
-  const at::Tensor& query = call[arg::query];
+// A rotation of tensors like `query`, which it does not have yet.
+Rotation rotation_of(const at::Tensor& query, const at::Tensor& cos, const at::Tensor& sin) {
   Rotation r;
   r.dtype = *dtype_of(query.scalar_type());
   r.batch_rank = int(query.dim()) - 3;
   std::copy_n(query.sizes().begin(), r.batch_rank, r.batch_sizes.begin());
   r.seqlen = query.size(-2), r.head_dim = query.size(-1);
-  r.rotary_pairs = call[arg::cos].size(-1);
+  r.rotary_pairs = cos.size(-1);
+  r.num_threads = num_threads();
+  bind(r, r.cos, cos, Last::row_column);
+  bind(r, r.sin, sin, Last::row_column);
+  return r;
+}
+
+// The inputs of a call.
+Rotation rotation_of(const Call& call) {
+  Rotation r = rotation_of(call[arg::query], call[arg::cos], call[arg::sin]);
   r.is_interleaved = call.options.interleaved;
   r.eps = call.options.eps;
-  r.num_threads = num_threads();
-  bind(r, r.cos, call[arg::cos], Last::row_column);
-  bind(r, r.sin, call[arg::sin], Last::row_column);
   for (int t = 0; t < 2; ++t) {
     r.tensors[t].heads = call[kTensors[t]].size(-3);
     bind(r, r.tensors[t].input, call[kTensors[t]], Last::head_row_column);
@@ -98,6 +103,20 @@ Tensors rotate_backward_cpu(const Call& call) {
       if (empty_sum.defined()) empty_sum.zero_();
   rotation_backward(r, to);
   return results;
+}
+
+at::Tensor rotated_from(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                        bool interleaved, c10::ArrayRef<int64_t> offsets) {
+  const at::Tensor from = aligned(x), cosines = aligned(cos), sines = aligned(sin);
+  const at::Tensor result = empty_gradient<int64_t>(from);
+  Rotation r = rotation_of(from, cosines, sines);
+  r.is_interleaved = interleaved;
+  r.offsets = offsets.data();
+  r.tensors[0].heads = from.size(-3);
+  bind(r, r.tensors[0].input, from, Last::head_row_column);
+  bind(r, r.tensors[0].output, result, Last::head_row_column);
+  rotation_forward(r);
+  return result;
 }
 
 }  // namespace qkv::ops

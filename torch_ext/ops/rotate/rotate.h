@@ -17,6 +17,10 @@ Tensors rotation_gradients(const Call& call);
 
 Tensors rotate_cpu(const Call& call);
 Tensors rotate_backward_cpu(const Call& call);
+// x [batch..., H, L, D] rotated, in memory of its own, by rows of cos and sin [places, R / 2]:
+// those of batch item b begin at row offsets[b]. They must have as many.
+at::Tensor rotated_from(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                        bool interleaved, c10::ArrayRef<int64_t> offsets);
 // The same of torch's operators.
 Tensors rotate_composition(const Call& call);
 

@@ -38,35 +38,26 @@ class Conversion:
 def convert(model: nn.Module) -> Conversion:
     """From now on qkv computes the attention layers of this model, in place.
 
-    Parameters, hooks, names and the state dict stay, so that an optimizer, a checkpoint or a
-    wrapper that knows the model goes on knowing it; the results are the same but for rounding.
-    Known are
-
-    - `torch.nn.MultiheadAttention`, also within `torch.nn.TransformerEncoderLayer`,
-      `TransformerDecoderLayer` and `Transformer`: they become `qkv.nn.MultiheadAttention`;
-    - models of transformers: `model.set_attn_implementation("qkv")`, see
-      `qkv.integrations.transformers`;
-    - timm's layers with a `fused_attn`, and diffusers' with a `processor` that has a way to
-      scaled_dot_product_attention: these are switched on to it, and what they call by that name is
-      `qkv.attention`.
+    Parameters, hooks, names and the state dict stay; the results are the same but for rounding.
+    Known are `torch.nn.MultiheadAttention`, models of transformers, timm's layers with a
+    `fused_attn`, and diffusers' whose `processor` has a way to scaled_dot_product_attention;
+    docs/adopt.md says what becomes of each.
 
     Args:
         model: any module; one of the above itself, too.
 
     Returns:
-        What was changed, what was left and why, and `undo()`. A layer whose class is called an
-        attention and is none of the above is left: where such a layer calls
-        scaled_dot_product_attention, `qkv.replace_sdpa()` reaches it.
+        What was changed, what was left and why, and `undo()`. Any other layer whose class is called
+        an attention is left: `qkv.replace_sdpa()` reaches those that call
+        scaled_dot_product_attention.
 
     Raises:
         TypeError: model is no `torch.nn.Module`.
         ImportError: a model of a version of transformers that qkv does not know.
 
-    Copies of a converted layer, by copy or pickle, are converted. `convert` of a copy makes it one
-    whose `undo()` makes the copy what the layer was before.
-
-    Tensors on other devices than the CPU are attended to by torch, as before. Scripted modules
-    cannot be converted, nor converted ones of timm and diffusers scripted.
+    Copies of a converted layer, by copy or pickle, are converted; `convert` of a copy returns what
+    undoes the copy. Tensors on other devices than the CPU are attended to by torch, as before.
+    Scripted modules cannot be converted, nor converted ones of timm and diffusers scripted.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)

@@ -30,19 +30,6 @@ def convert_layer(module: nn.Module) -> Found | None:
     if module in _converted:
         return Found("converted already")
     _restore(module)  # a copy of a converted layer: from here on it is one that can be undone
-    found = _convert(module)
-    if found is not None and found.undo is not None:
-        _converted.add(module)
-    return found
-
-
-def _restore(module: nn.Module) -> None:
-    _converted.discard(module)
-    release(module)
-    unroute(module)
-
-
-def _convert(module: nn.Module) -> Found | None:
     library = type(module).__module__.partition(".")[0]
     name = type(module).__qualname__
     if type(module) is nn.MultiheadAttention:
@@ -59,7 +46,14 @@ def _convert(module: nn.Module) -> Found | None:
     return Found(f"{name} is no layer that qkv knows") if "attention" in name.lower() else None
 
 
+def _restore(module: nn.Module) -> None:
+    _converted.discard(module)
+    release(module)
+    unroute(module)
+
+
 def _changed(module: nn.Module, what: str) -> Found:
+    _converted.add(module)
     return Found(what, lambda: _restore(module))
 
 

@@ -1,7 +1,5 @@
 """A score function as arguments of the operators: see `arguments_of`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container
 from math import prod
 from typing import Any
@@ -19,32 +17,34 @@ def arguments_of(
     query: Tensor,
     sizes: tuple[int, int, int, int],
     taken: Container[str],
-) -> tuple[bool, dict[str, Any]]:
-    """Whether it is causal, and the keyword arguments that are the rest of what it does: a program
-    with its tables, options where it is known, or both.
+) -> dict[str, Any]:
+    """The keyword arguments that are what it does: a program with its tables, options where it is
+    known, or both.
 
     sizes: B, H, L and S. taken: the options that the caller gives, which are left alone.
     """
     is_compiling = torch.compiler.is_dynamo_compiling()
     if not is_compiling and torch._C._get_tracing_state() is not None:
         # Sizes are tensors for torch.jit.trace, which the options could not be.
-        return False, keywords_of_program(score_mod, query)
+        return keywords_of_program(score_mod, query)
     text, known, tables, indices = program_of(score_mod, query)
     left, found, slopes, bias = options_of(text, known, sizes, taken)
-    is_causal = found.pop("is_causal", False)
     if slopes is not None:
         found["alibi_slopes"] = _part(tables, slopes)
     if bias is not None:
         found["bias"] = _part(tables, bias)
     if left:
-        found |= {"score_program": left}
-        found |= {"score_tables": tables, "score_indices": indices}
-    return is_causal, found
+        found |= _keywords(left, tables, indices)
+    return found
 
 
 def keywords_of_program(score_mod: Callable[..., Any], query: Tensor) -> dict[str, Any]:
     """The keyword arguments of the operators that are a score function, whatever it is."""
     text, _, tables, indices = program_of(score_mod, query)
+    return _keywords(text, tables, indices)
+
+
+def _keywords(text: str, tables: Tensor | None, indices: Tensor | None) -> dict[str, Any]:
     return {"score_program": text, "score_tables": tables, "score_indices": indices}
 
 

@@ -1,8 +1,5 @@
 """A user's score function as a program, traced once and then looked up: see `traced`."""
 
-from __future__ import annotations
-
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,18 +22,14 @@ class Traced(NamedTuple):
 
     lowered: Lowered
     captured: list[Tensor]
-    name: Callable[[Tensor], str]
+    function: Callable[..., Any]
 
     def tables(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.lowered.tables(self.captured, self.name)
+        return self.lowered.tables(self.captured, self.function)
 
 
-class _Known(NamedTuple):
-    lowered: Lowered
-    order: list[int]  # of the tensors in its key, which are the captured ones
-
-
-_known: dict[Any, _Known] = {}
+# Of a key the program, and which of the tensors in the key are the captured ones, in their order.
+_known: dict[Any, tuple[Lowered, list[int]]] = {}
 _lock = threading.Lock()
 
 
@@ -47,8 +40,7 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
     other ways than by its closure, its globals and their attributes, is traced for each call.
 
     Raises:
-        Refused: a ValueError; score_mod does what has no instructions. It names the operation, the
-            function and its line.
+        Refused: as `lowered` does.
     """
     floating = torch.float64 if dtype == torch.float64 else torch.float32
     try:
@@ -56,17 +48,18 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
         key = (floating, parts)
         found = _known.get(key)
     except Exception:  # also what an attribute raises that is asked for, or a part without a hash
-        return Traced(*lowered(score_mod, floating), name_in(score_mod))
+        return Traced(*lowered(score_mod, floating), score_mod)
     if found is not None:
-        return Traced(found.lowered, [tensors[n] for n in found.order], name_in(score_mod))
+        program, order = found
+        return Traced(program, [tensors[n] for n in order], score_mod)
     program, captured = lowered(score_mod, floating)
     number = {id(x): n for n, x in enumerate(tensors)}
     if all(id(x) in number for x in captured):
         with _lock:
             while len(_known) >= _MOST:
                 _known.pop(next(iter(_known)))
-            _known[key] = _Known(program, [number[id(x)] for x in captured])
-    return Traced(program, captured, name_in(score_mod))
+            _known[key] = program, [number[id(x)] for x in captured]
+    return Traced(program, captured, score_mod)
 
 
 def lowered(
@@ -86,22 +79,5 @@ def lowered(
     """
     recording = record(score_mod, [floating, *[torch.int32] * 4], _IS_KNOWN, here)
     unroll(recording)
-    program = lower(recording, floating, name_in(score_mod))
+    program = lower(recording, floating, score_mod)
     return program, [x for x, _ in recording.captured]
-
-
-def name_in(function: Any) -> Callable[[Tensor], str]:
-    """What the function calls a captured tensor, for errors."""
-    return functools.partial(_name, function)
-
-
-def _name(function: Any, x: Tensor) -> str:
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        names = dict(zip(code.co_freevars, cells, strict=True))
-        names |= {n: function.__globals__.get(n) for n in code.co_names}
-        for n, value in names.items():
-            if value is x:
-                return f"'{n}'"
-    return f"a captured tensor of shape {list(x.shape)}"

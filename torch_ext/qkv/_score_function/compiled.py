@@ -1,7 +1,5 @@
 """Score functions in what torch.compile traces: see `score_program`. Imported while it traces."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -13,7 +11,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lists import TupleVariable
 from torch._ops import HigherOrderOperator
 
-from qkv._recorded import Node, Place, Refused
+from qkv._recorded import Node, Refused
 from qkv._score_function.cache import lowered, traced
 from qkv._score_function.lower import Lowered
 
@@ -48,7 +46,7 @@ class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
             program, found = lowered(
                 lambda *arguments: lines.run(*arguments, *fakes),
                 torch.float64 if is_double else torch.float32,
-                lines.here,
+                lambda: lines.line,
             )
         except Refused as error:
             unimplemented(
@@ -70,9 +68,6 @@ class _Lines(torch.fx.Interpreter):
             file, line, name = found[-1]
             self.line = (name, file, int(line))
         return super().run_node(n)
-
-    def here(self) -> Place:
-        return self.line
 
 
 def _stand_in(x: Any) -> Any:

@@ -1,7 +1,5 @@
 """Operations of torch as instructions of a score program: `RULES`, by the name of the operation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -194,10 +192,6 @@ def _logical(name: str) -> Rule:
     return lambda p, _, *inputs: p(name, *(p.of(x, "b") for x in inputs))
 
 
-def _scaled(name: str, factor: float) -> Rule:
-    return lambda p, _, x: p(name, p("mul", p.of(x, "f"), p.of(factor, "f")))
-
-
 def _over(name: str, divisor: float) -> Rule:
     return lambda p, _, x: p("div", p(name, p.of(x, "f")), p.of(divisor, "f"))
 
@@ -265,7 +259,7 @@ RULES |= {
     "pow": _pow,
     "square": lambda p, kind, x: _pow(p, kind, x, 2),
     "reciprocal": lambda p, kind, x: _pow(p, kind, x, -1),
-    "exp2": _scaled("exp", math.log(2)),
+    "exp2": lambda p, _, x: p("exp", p("mul", p.of(x, "f"), p.of(math.log(2), "f"))),
     "expm1": lambda p, _, x: p("sub", p("exp", p.of(x, "f")), p.of(1, "f")),
     "log2": _over("log", math.log(2)),
     "log10": _over("log", math.log(10)),

@@ -1,7 +1,5 @@
 """What a function's result follows from beside its arguments, as a key: see `key_of`."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Sequence

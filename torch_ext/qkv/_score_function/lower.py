@@ -1,7 +1,5 @@
 """A recorded score function as the lines of a program, and as what fills its tables."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused
 from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
 from qkv._score_function.program import Line, written
 from qkv._score_function.recognise import Known, known
-from qkv._score_function.tables import Remembered, in_int32, joined
+from qkv._score_function.tables import Remembered, in_int32, joined, name_of
 
 LOOKUPS = frozenset("index select embedding".split())
 _SINGLE = "look single numbers up, such as table[head, query - key]"
@@ -44,14 +42,13 @@ class Lowered:
     remembered: Remembered = field(default_factory=Remembered)
 
     def tables(
-        self, captured: Sequence[Tensor], name: Callable[[Tensor], str]
+        self, captured: Sequence[Tensor], function: Any
     ) -> tuple[Tensor | None, Tensor | None]:
-        """All floating tables one after the other, and all of integers and booleans. name: what an
-        error calls a tensor."""
+        """All floating tables one after the other, and all of integers and booleans."""
         value = self.values(captured)
 
         def integers() -> Tensor | None:
-            return joined([in_int32(value(x), name).reshape(-1) for x in self.integers])
+            return joined([in_int32(value(x), function).reshape(-1) for x in self.integers])
 
         floats = joined([value(x).reshape(-1).to(self.floating) for x in self.floats])
         if not self.integers:
@@ -96,8 +93,8 @@ def _behind(nodes: list[Node]) -> set[Node]:
     return seen
 
 
-def lower(recording: Recording, floating: torch.dtype, name: Any) -> Lowered:
-    """name: what an error calls a captured tensor.
+def lower(recording: Recording, floating: torch.dtype, function: Any) -> Lowered:
+    """function: that was recorded.
 
     Raises:
         Refused: what the result follows from has no instructions.
@@ -108,12 +105,12 @@ def lower(recording: Recording, floating: torch.dtype, name: Any) -> Lowered:
         gives = type(result).__name__ if like is None else f"{like.dtype}, {list(like.shape)}"
         wanted = "a floating tensor, [], is expected"
         raise Refused(f"score_mod gives {gives}", recording.place, wanted)
-    return _Lowering(recording, name).lowered(result, floating)
+    return _Lowering(recording, function).lowered(result, floating)
 
 
 class _Lowering:
-    def __init__(self, recording: Recording, name: Any) -> None:
-        self.recording, self.name = recording, name
+    def __init__(self, recording: Recording, function: Any) -> None:
+        self.recording, self.function = recording, function
         self.captured = {node: x for x, node in recording.captured}
         self.p = Instructions()
         self.tables: list[tuple[Node, str]] = []
@@ -239,5 +236,5 @@ class _Lowering:
         self.kind(node)
         x = self.captured.get(node)
         if x is not None and (x.device.type != "cpu" or x.layout != torch.strided):
-            what = f"score_mod captures {self.name(x)} on {x.device}, {x.layout}"
+            what = f"score_mod captures {name_of(x, self.function)} on {x.device}, {x.layout}"
             raise Refused(what, node.place, "a dense tensor on the CPU is expected")

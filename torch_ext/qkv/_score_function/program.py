@@ -1,24 +1,6 @@
 """The text of a score program, and its lines as tuples, such as ("load", 0, 2)."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
-
-from torch import Tensor
-
 Line = tuple[str | int, ...]
-
-
-class ScoreProgram(NamedTuple):
-    """text: tables, then instructions, a line each.
-    tables: all floating tables one after the other, float32 or float64. None: there are none.
-    indices: all tables of integers and booleans, int32.
-    """
-
-    text: str
-    tables: Tensor | None
-    indices: Tensor | None
-
 
 # Their arguments are no registers.
 _LEAVES = frozenset("score batch head query key float int bool".split())

@@ -1,7 +1,5 @@
 """Programs that do what options of `attention` do: see `Known`."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Rows of tables, such as places in space, as single numbers: see `unroll`."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

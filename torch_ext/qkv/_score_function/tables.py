@@ -1,7 +1,5 @@
 """Captured tensors as the tables that a score program reads."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +13,20 @@ def joined(parts: list[Tensor]) -> Tensor | None:
     return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def in_int32(x: Tensor, name: Callable[[Tensor], str]) -> Tensor:
+def name_of(x: Tensor, function: Any) -> str:
+    """What the function calls a captured tensor, for errors."""
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        names = dict(zip(code.co_freevars, cells, strict=True))
+        names |= {n: function.__globals__.get(n) for n in code.co_names}
+        for n, value in names.items():
+            if value is x:
+                return f"'{n}'"
+    return f"a captured tensor of shape {list(x.shape)}"
+
+
+def in_int32(x: Tensor, function: Any) -> Tensor:
     """Raises:
     ValueError: a number that is none of int32.
     """
@@ -23,9 +34,8 @@ def in_int32(x: Tensor, name: Callable[[Tensor], str]) -> Tensor:
         low, high = (int(end) for end in x.aminmax())
         if low < -(2**31) or high >= 2**31:
             end = low if low < -(2**31) else high
-            raise ValueError(
-                f"score_mod: {name(x)} has {end} in it, but numbers of int32 are expected"
-            )
+            what = f"score_mod: {name_of(x, function)} has {end} in it"
+            raise ValueError(f"{what}, but numbers of int32 are expected")
     return x.to(torch.int32)
 
 

@@ -25,11 +25,7 @@ def _operators(key: str) -> list[str]:
 
 
 _ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
-_OTHER_RULES = _ROTATIONS | {
-    "attention_with_kvcache": cache.rule,
-    "varlen_attention_paged": packed.paged_rule,
-    "dropout_seed": seeds.rule,
-}
+_OTHER_RULES = _ROTATIONS | {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
 COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
 # What is made of the low-level operators, and drops down to them.
 COMPOSITES = _operators("CompositeImplicitAutograd")

@@ -11,6 +11,7 @@ from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD
 
 _CACHES = ("k_cache", "v_cache")
+_FOR_ALL = ("rotary_cos", "rotary_sin")
 _ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad")
 
 
@@ -64,6 +65,13 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
+    for name in filter(given.__contains__, _FOR_ALL):
+        if samples.is_batched(name):
+            raise NotImplementedError(
+                f"vmap: attention_with_kvcache has another {name} for each sample; expected one "
+                "for all of them, not batched"
+            )
+        tensors[name] = samples.values[name]
     tensors |= programs.flat(programs.tables(samples, options))
     index = pool.index
     query = samples.each("query")

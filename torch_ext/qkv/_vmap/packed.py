@@ -92,20 +92,28 @@ def _options(documents: _Documents, wanted: tuple[str, ...]) -> dict[str, Tensor
 
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
+    refuse_int8(samples, "varlen_attention")
     documents = _Documents(samples, options)
-    cu_seq_k = "cu_seq_k" if "cu_seq_k" in samples.values else "cu_seq_q"
     results = zip(op._schema.returns, options.get("output_mask", ()), strict=False)
     wanted = tuple(r.name.removeprefix("grad_") for r, is_wanted in results if is_wanted)
     tensors: dict[str, Tensor | None] = {}
+    is_paged = "block_table" in samples.values  # key and value are blocks
     for name in samples.values:
-        if laid_out_like(name) in _ROWS:
+        if laid_out_like(name) in (("query",) if is_paged else _ROWS):
             tensors[name] = samples.rows(name)
         elif laid_out_like(name) in _ROWS_IN_SECOND:
             tensors[name] = samples.each(name).transpose(0, 1).flatten(1, 2)
     tensors |= _options(documents, wanted) | programs.flat(documents.tables)
-    tensors["dropout_seed"] = None if documents.seeds is None else documents.seeds.flatten()
     tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
-    tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.each("key").size(1))
+    cu_seq_k = "cu_seq_k" if "cu_seq_k" in samples.values else "cu_seq_q"
+    if is_paged:
+        pool = Pool(samples, ("key", "value"), samples.each("block_table"))
+        assert pool.index is not None
+        tensors |= pool.tensors | {"block_table": documents.padded(pool.index, 1)}
+        tensors["cu_seq_k"] = None
+    else:
+        tensors["dropout_seed"] = None if documents.seeds is None else documents.seeds.flatten()
+        tensors["cu_seq_k"] = documents.boundaries(cu_seq_k, samples.each("key").size(1))
     lengths = "seqused_k" in samples.values
     used = samples.each("seqused_k") if lengths else samples.each(cu_seq_k).diff(dim=1)
     tensors["seqused_k"] = documents.padded(used, 0)
@@ -129,20 +137,3 @@ def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...])
             rows = samples.each(name if name in ("key", "value") else "query").size(1)
             found.append(x.unflatten(dims[-1], (samples.size, rows)))
     return tuple(found), tuple(dims)
-
-
-def paged_rule(op: Any, samples: Samples, options: dict[str, Any]):
-    """Of varlen_attention_paged: key and value are blocks."""
-    refuse_int8(samples, "varlen_attention")
-    documents = _Documents(samples, options)
-    pool = Pool(samples, ("key", "value"), samples.each("block_table"))
-    assert pool.index is not None
-    tensors: dict[str, Tensor | None] = {**pool.tensors, **_options(documents, ())}
-    tensors |= programs.flat(documents.tables)
-    tensors["query"] = samples.rows("query")
-    tensors["cu_seq_q"] = documents.boundaries("cu_seq_q", samples.each("query").size(1))
-    tensors["cu_seq_k"] = None
-    tensors["seqused_k"] = documents.padded(samples.each("seqused_k"), 0)
-    tensors["block_table"] = documents.padded(pool.index, 1)
-    results = op(**options | tensors)
-    return _results(op, documents, results)

@@ -69,9 +69,7 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     Returns:
         n times as long along dim, or seqlen long, in the order of the sequence. Its gradient is
         that of the sum of all ranks' losses, as of `torch.distributed.nn.all_gather`: every rank
-        must call backward, and gets the sum over the ranks of what belongs to its shard. So n
-        ranks that all compute one loss of the whole get n times its gradient, of which the mean
-        over ranks that DDP takes is the gradient itself.
+        must call backward. Ranks that all compute one loss of the whole get n times its gradient.
 
     Raises:
         RuntimeError: shards that differ, or a rank that failed, on every rank.

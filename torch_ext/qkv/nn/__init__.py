@@ -1,9 +1,20 @@
-"""Layers: torch's, with the operator in place of torch's attention; and other uses of attention:
-scores from a small network, smoothing, a dictionary."""
+"""Layers: torch's, with the operator in place of torch's attention; self-attention as models of
+today have it; and other uses of attention: scores from a small network, smoothing, a dictionary."""
 
 from qkv.nn.additive import AdditiveAttention
 from qkv.nn.dictionary import SoftDictionary
+from qkv.nn.kvcache import KVCache
 from qkv.nn.multihead import MultiheadAttention
+from qkv.nn.rotary import Rotary
+from qkv.nn.self_attention import SelfAttention
 from qkv.nn.smoothing import GaussianSmoothing
 
-__all__ = ["AdditiveAttention", "GaussianSmoothing", "MultiheadAttention", "SoftDictionary"]
+__all__ = [
+    "AdditiveAttention",
+    "GaussianSmoothing",
+    "KVCache",
+    "MultiheadAttention",
+    "Rotary",
+    "SelfAttention",
+    "SoftDictionary",
+]

@@ -21,3 +21,14 @@ def projections() -> str:
     """Who multiplies in `linear`: "oneDNN" on CPUs where that was measured to be faster, "torch",
     which is F.linear, elsewhere. For the `repr` of layers."""
     return torch.ops.qkv._projections()
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear` that multiplies by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        found = projections()
+        return super().extra_repr() + (f", projections={found}" if found != "torch" else "")

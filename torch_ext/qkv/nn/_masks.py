@@ -30,13 +30,13 @@ def mask_arguments(
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None] if is_batched else key_padding_mask)
     if len(masks) == 2 and attn_bias is not None:  # one place is left for two: [B, 1, L, S]
-        masks = [_as_added(masks[0]) + _as_added(masks[1])]
+        masks = [as_added(masks[0]) + as_added(masks[1])]
     masks.sort(key=lambda mask: mask.dtype != torch.bool)  # the operator's bias must be floating
     arguments = {}
     if masks:
         arguments["attn_mask"] = ~masks[0] if masks[0].dtype == torch.bool else masks[0]
     if len(masks) == 2:
-        attn_bias = _as_added(masks[1])
+        attn_bias = as_added(masks[1])
     if attn_bias is not None:
         arguments["bias"] = as_bias(attn_bias)
     return arguments
@@ -49,7 +49,7 @@ def as_bias(added: Tensor) -> Tensor:
     return added.float() if is_half and torch.is_autocast_enabled("cpu") else added
 
 
-def _as_added(mask: Tensor) -> Tensor:
+def as_added(mask: Tensor) -> Tensor:
     """Floating: -inf where a bool mask hides."""
     if mask.dtype != torch.bool:
         return mask

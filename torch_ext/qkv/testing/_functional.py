@@ -11,7 +11,7 @@ from qkv.options import MASKS
 from qkv.spans import tensor_of
 from qkv.testing._arguments import check_broadcast, check_value
 from qkv.testing._dropout import dropped
-from qkv.testing._scores import INF, Place, attention_scores, leading, matmul, repeat_heads
+from qkv.testing._scores import INF, Place, attention_scores, leading, repeat_heads
 
 
 def attention(
@@ -69,7 +69,7 @@ def attention(
         copies = repeat_heads(value, weights)[..., None, :, :].where(seen[..., None], 0)
         output = (weights[..., None] * copies).sum(-2).where(seen.any(-1, keepdim=True), 0)
     else:
-        output = matmul(weights, value)
+        output = weights @ repeat_heads(value, weights)
     return (output, lse.expand(*lead, -1)) if return_lse else output
 
 

@@ -19,6 +19,9 @@ def attention_with_kvcache(
     cache_batch_idx: Tensor | None = None,
     cache_leftpad: Tensor | None = None,
     block_table: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = True,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] | None = None,
@@ -39,26 +42,22 @@ def attention_with_kvcache(
         TypeError: as `attention` does.
         ValueError: as `attention` does, and for key without value, or without cache_seqlens.
     """
-    if (key is None) != (value is None):
-        raise ValueError("key and value: both or neither are expected")
-    if key is not None and cache_seqlens is None:
-        raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
-    batch, window = query.size(0), (-1, -1) if window_size is None else window_size
+    _check_appended(key, value, cache_seqlens)
+    batch, (left, right) = query.size(0), window_size or (-1, -1)
+    window = (left, 0) if causal else (left, right)
     scales = [k_scale, v_scale]
-    caches = [
-        x.to(dtype, copy=True) if s is None else (x.double() * _of_rows(s)).to(dtype)
-        for x, s in zip((k_cache, v_cache), scales, strict=True)
-    ]
+    caches = [_wide(x, s, dtype) for x, s in zip((k_cache, v_cache), scales, strict=True)]
     if block_table is None:  # one block for each item, as long as the cache
         rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx
         block_table = rows.unsqueeze(1)
-    size = k_cache.size(2)
-    place = torch.arange(block_table.size(1) * size)
-    # Where the keys of each batch item are, by the caches' dimensions 0 and 2.
-    slots = [(blocks.long()[place // size], place % size) for blocks in block_table]
-    ends = len(place) if cache_seqlens is None else cache_seqlens
+    slots = _slots(block_table, k_cache.size(2))
+    ends = block_table.size(1) * k_cache.size(2) if cache_seqlens is None else cache_seqlens
     begins = 0 if cache_leftpad is None else cache_leftpad
     begins, ends = (torch.as_tensor(x).expand(batch).tolist() for x in (begins, ends))
+    if key is not None and rotary_cos is not None and rotary_sin is not None:
+        tables = rotary_cos.to(dtype), rotary_sin.to(dtype), rotary_interleaved
+        stays = max(window) < 0
+        key, query = _turned(key, ends, *tables), _turned(query, ends, *tables, stays)
     if key is not None and value is not None:
         for b, (rows, at) in enumerate(slots):
             new = slice(ends[b], ends[b] + key.size(2))
@@ -75,11 +74,45 @@ def attention_with_kvcache(
         own = of_item(options, query.shape[:2], b, query.size(2), keys.size(1))
         own = _counted(own, b, keys.size(1) - query.size(2))
         output[b], lse[b] = attention(
-            query[b], keys, values, **own,
-            scale=softmax_scale, enable_gqa=True, window_size=(window[0], 0) if causal else window,
-            dtype=dtype, return_lse=True,
+            query[b], keys, values, **own, scale=softmax_scale, enable_gqa=True,
+            window_size=window, dtype=dtype, return_lse=True,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
+
+
+def _check_appended(key: Tensor | None, value: Tensor | None, cache_seqlens: Any) -> None:
+    if (key is None) != (value is None):
+        raise ValueError("key and value: both or neither are expected")
+    if key is not None and cache_seqlens is None:
+        raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
+
+
+def _wide(cache: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A copy of a cache, of what int8 numbers stand for."""
+    if scale is None:
+        return cache.to(dtype, copy=True)
+    return (cache.double() * _of_rows(scale)).to(dtype)
+
+
+def _slots(block_table: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Where the keys of each batch item are, by the caches' dimensions 0 and 2."""
+    place = torch.arange(block_table.size(1) * size)
+    return [(blocks.long()[place // size], place % size) for blocks in block_table]
+
+
+def _turned(
+    x: Tensor, begins: list[int], cos: Tensor, sin: Tensor, interleaved: bool, stays: bool = False
+) -> Tensor:
+    """`[B, H, L, D]` rotated: row i of item b by row `begins[b] + i` of cos and sin, or, if it
+    stays, by row `begins[b]`."""
+    places = torch.tensor(begins).view(-1, 1, 1) + torch.arange(x.size(2)) * (not stays)
+    pairs = torch.arange(cos.size(1))
+    a, b = (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + len(pairs))
+    x, cos, sin = x.to(cos.dtype), cos[places], sin[places]
+    result = x.clone()
+    result[..., a] = x[..., a] * cos - x[..., b] * sin
+    result[..., b] = x[..., b] * cos + x[..., a] * sin
+    return result
 
 
 def _counted(options: dict[str, Any], item: int, first: int) -> dict[str, Any]:

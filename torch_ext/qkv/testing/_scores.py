@@ -125,7 +125,10 @@ def attention_scores(
         seen = seen & (mask if mask.dtype == torch.bool else mask != -INF)
 
     query, key = query.to(dtype), key.to(dtype)
-    dots = _dots_of_what_is_seen(query, key, seen) if nonfinite else matmul(query, key.mT)
+    if nonfinite:
+        dots = _dots_of_what_is_seen(query, key, seen)
+    else:
+        dots = query @ repeat_heads(key.mT, query)
     usual = query.size(-1) ** -0.5 if query.size(-1) else 1.0
     # A hidden score is 0 until the end: through the derivatives of softcap, NaN would become NaN.
     scores = (dots * (usual if scale is None else scale)).where(seen, 0)
@@ -162,12 +165,6 @@ def _numbers(scores: Tensor, place: Place) -> tuple[Tensor, ...]:
     items = torch.arange(math.prod(batch), device=device).view(*batch, 1, 1, 1) + place.first_item
     items = items if batch else items.reshape(())
     return items, torch.arange(heads, device=device)[:, None, None], *place.positions(L, S, device)
-
-
-def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y, `[..., H, L, M]`, where y may have fewer heads than x: head h of x is multiplied by
-    head `h // (H / Hkv)` of y, `[..., Hkv, K, M]`."""
-    return x @ repeat_heads(y, x)
 
 
 def repeat_heads(x: Tensor, query: Tensor) -> Tensor:

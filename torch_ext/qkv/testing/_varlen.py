@@ -43,9 +43,8 @@ def varlen_attn(
             `[Hkv]` or `[blocks, block_size, Hkv]`.
         options: those of `attention`, with the numbers of heads, alibi_slopes and the like,
             broadcastable to `[N, H]`, masks and spans to `[N, H, L, S]` and `[N, H, L, 2 n]`, by
-            positions within a document; attn_mask, too, which `qkv.varlen_attn` has not. For
-            dropout_seed documents count as batch items. is_causal,
-            which `qkv.varlen_attn` has not, is aligned to the beginning of each document.
+            positions within a document; attn_mask and is_causal, too, which `qkv.varlen_attn` has
+            not. For dropout_seed documents count as batch items.
 
     Returns:
         `[T, H, Dv]` in dtype; with `return_aux.lse` also `[H, T]`.

@@ -26,7 +26,7 @@ from qkv.distributed._dtensor.rule import decompose, rule, seed_rule
 
 def register() -> None:
     rules: dict[str, Any] = dict.fromkeys(COMPOSITES, decompose)
-    rules |= dict.fromkeys((*COMPUTING, "attention_with_kvcache", "varlen_attention_paged"), rule)
+    rules |= dict.fromkeys((*COMPUTING, "attention_with_kvcache"), rule)
     for name, function in (rules | {"dropout_seed": seed_rule}).items():
         torch.library.register_torch_dispatch(f"qkv::{name}", DTensor, function)
     # What stops torch's forward mode, for all operators: DTensor has no rule for a question that is

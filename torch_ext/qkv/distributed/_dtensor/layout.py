@@ -19,7 +19,8 @@ Layout = Callable[[str, int], Dims]  # of a tensor, by its name and its number o
 
 _OF_ITEMS = ("cache_seqlens", "cache_leftpad")  # [B]
 _OF_ALL = (
-    "dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k", "cache_batch_idx", "block_table", *TABLES
+    "dropout_seed", "cu_seq_q", "cu_seq_k", "seqused_k", "cache_batch_idx", "block_table",
+    "rotary_cos", "rotary_sin", *TABLES,
 )  # fmt: skip
 _OPTIONS = (*MASKS, *BY_HEAD)
 _FEWER_DIMS = FEWER_DIMS | {"softmax_lse": 1}

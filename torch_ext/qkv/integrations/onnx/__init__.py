@@ -12,9 +12,7 @@ def translations() -> dict[OpOverload, Callable]:
     """What `torch.onnx.export` has to be told to write qkv's attention as ONNX's `Attention`.
 
     The exported model holds none of qkv's operators: any runtime with the standard operators of
-    opset 23 runs it. The table covers `qkv.attention`, with return_lse or without,
-    `qkv.attention_with_weights`, and with them `qkv.nn.MultiheadAttention`; and
-    scaled_dot_product_attention, under `qkv.replace_sdpa` or not, with the results that qkv gives.
+    opset 23 runs it. docs/onnx.md says what the table covers.
 
     Returns:
         A table for `custom_translation_table`, which may be merged with another one.

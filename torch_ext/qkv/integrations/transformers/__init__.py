@@ -20,15 +20,11 @@ _OLDEST = (5, 22)  # the first version that the integration knows
 def register() -> None:
     """Makes `attn_implementation="qkv"` known to transformers. Calling it again changes nothing.
 
-    Every model whose attention goes through transformers' `AttentionInterface` then takes it:
-    `from_pretrained(..., attn_implementation="qkv")`, `from_config(..., attn_implementation="qkv")`
-    or `model.set_attn_implementation("qkv")`. Weights, arguments and results are what they are with
-    `"eager"`; causal, windowed, padded and packed inputs need no L x S mask; a query row that may
-    see nothing at all gets 0 where eager averages all values.
-
-    What is not on the CPU, or of a dtype that qkv does not have, goes to transformers' own `sdpa`.
-    Models with attention of their own, which never ask the interface, stay with eager, and say so;
-    where some layers of a model ask and others do not, all get eager's masks ("qkv_added_masks").
+    Every model whose attention goes through transformers' `AttentionInterface` then takes it, in
+    `from_pretrained`, `from_config` or `set_attn_implementation`. Results are what they are with
+    `"eager"`, but that a query that may see nothing gets 0. What is not on the CPU, or of a dtype
+    that qkv does not have, goes to transformers' own `sdpa`. docs/adopt-transformers.md says what
+    becomes of models with attention of their own.
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.

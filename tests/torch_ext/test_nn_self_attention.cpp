@@ -1,0 +1,168 @@
+// qkv::nn::SelfAttention against the same layer of torch's operators, and its cache against one
+// call.
+#include <torch/nn/modules/container/any.h>
+#include <torch/serialize.h>
+
+#include <sstream>
+
+#include "common.h"
+#include "qkv/nn.h"
+
+namespace qkv::test::nn_self_attention_tests {
+namespace {
+
+using nn::SelfAttentionOptions;
+
+constexpr double kTolerance = 1e-10;
+constexpr int64_t B = 2, H = 4, Hkv = 2, L = 7, E = 12, D = 8;
+
+struct Case {
+  std::string name;
+  SelfAttentionOptions options = SelfAttentionOptions(E, H).num_kv_heads(Hkv).head_dim(D);
+  AttentionOptions scores = AttentionOptions().is_causal(true);
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+
+std::vector<Case> cases() {
+  const auto options = [] { return Case().options; };
+  const auto frequencies = nn::rotary_frequencies(D, 100.0);
+  return {
+      {"plain"},
+      {"rotation", options().frequencies(frequencies)},
+      {"partial_pairs", options().frequencies(nn::rotary_frequencies(4)).interleaved(true)},
+      {"norm", options().qk_norm(true)},
+      {"all",
+       options()
+           .frequencies(frequencies)
+           .rotary_scale(1.2)
+           .qk_norm(true)
+           .norm_offset(1)
+           .sinks(true)
+           .gate(true)
+           .bias(true),
+       Case().scores.window_size({{3, 0}}).softcap(2).scale(0.4)},
+  };
+}
+
+nn::SelfAttention make(const Case& c) {
+  torch::manual_seed(0);
+  nn::SelfAttention layer(c.options, c.scores);
+  layer->to(torch::kDouble);
+  torch::NoGradGuard guard;
+  for (auto& parameter : layer->parameters()) parameter.normal_(0, 0.4);
+  return layer;
+}
+
+// x [B, H, L, D] with the first pairs turned by angles [L, R / 2].
+at::Tensor turned(const at::Tensor& x, const at::Tensor& angles, const SelfAttentionOptions& o) {
+  const int64_t R = 2 * angles.size(-1);
+  at::Tensor pairs = x.slice(-1, 0, R);
+  pairs = o.interleaved() ? pairs.unflatten(-1, {-1, 2}) : pairs.unflatten(-1, {2, -1}).mT();
+  const at::Tensor cos = angles.cos() * o.rotary_scale(), sin = angles.sin() * o.rotary_scale();
+  const at::Tensor a = pairs.select(-1, 0), b = pairs.select(-1, 1);
+  pairs = at::stack({a * cos - b * sin, b * cos + a * sin}, o.interleaved() ? -1 : -2);
+  return at::cat({pairs.flatten(-2), x.slice(-1, R)}, -1);
+}
+
+at::Tensor formula(nn::SelfAttention layer, const at::Tensor& x, const at::Tensor& mask) {
+  const SelfAttentionOptions& o = layer->options;
+  const at::Tensor all = layer->qkv_proj->forward(x).unflatten(-1, {-1, D}).transpose(1, 2);
+  std::vector<at::Tensor> heads = {all.slice(1, 0, H), all.slice(1, H, H + Hkv)};
+  for (int i = 0; i < 2; ++i) {
+    at::Tensor& y = heads[i];
+    if (o.qk_norm())
+      y = y * (y.square().mean(-1, true) + o.norm_eps()).rsqrt() *
+          ((i ? layer->k_norm : layer->q_norm) + o.norm_offset());
+    if (o.frequencies()) y = turned(y, at::arange(L).unsqueeze(-1) * *o.frequencies(), o);
+  }
+  AttentionOptions call = layer->scores;
+  call.enable_gqa(true).attn_mask(mask.defined() ? std::optional(mask) : std::nullopt);
+  if (o.sinks()) call.sinks(layer->sinks);
+  at::Tensor output =
+      attention(heads[0], heads[1], all.slice(1, H + Hkv, H + 2 * Hkv).contiguous(), call);
+  if (o.gate()) output = output * all.slice(1, H + 2 * Hkv).sigmoid();
+  return layer->o_proj->forward(output.transpose(1, 2).flatten(2));
+}
+
+struct Decoder : testing::TestWithParam<Case> {
+  nn::SelfAttention layer = make(GetParam());
+  at::Tensor x = randn({B, L, E});
+};
+
+TEST_P(Decoder, ComputesItsFormulaWithGradients) {
+  for (const at::Tensor& mask : {at::Tensor(), randn({H, L, L})}) {
+    std::vector<at::Tensor> leaves = layer->parameters(), results[2];
+    leaves.push_back(x);
+    for (int i = 0; i < 2; ++i) {
+      const at::Tensor output = i ? formula(layer, x, mask) : layer(x, mask);
+      results[i] = torch::autograd::grad({output.sin().sum()}, leaves);
+      results[i].push_back(output);
+    }
+    expect_close(results[0], results[1], kTolerance);
+  }
+}
+
+TEST_P(Decoder, ACacheInPartsIsOneCall) {
+  torch::NoGradGuard guard;
+  nn::KvCache cache = layer->new_cache(B, L);
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& part : x.split_with_sizes({4, 2, 1}, 1))
+    parts.push_back(layer(part, at::Tensor(), &cache));
+  expect_close(at::cat(parts, 1), layer(x), kTolerance);
+  EXPECT_TRUE(at::equal(cache.lengths, at::full({B}, L)));
+}
+
+TEST_P(Decoder, ArchivesAndClones) {
+  std::stringstream archive;
+  torch::save(layer, archive);
+  nn::SelfAttention loaded(GetParam().options, GetParam().scores);
+  loaded->to(torch::kDouble);
+  torch::load(loaded, archive);
+  EXPECT_TRUE(at::equal(loaded(x), layer(x)));
+  nn::SelfAttention clone(std::dynamic_pointer_cast<nn::SelfAttentionImpl>(layer->clone()));
+  EXPECT_TRUE(at::equal(clone(x), layer(x)));
+  torch::nn::AnyModule any(layer);
+  EXPECT_TRUE(at::equal(any.forward(x), layer(x)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Nn, Decoder, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(DecoderCalls, DropoutIsForTraining) {
+  Case c;
+  c.options.dropout(0.5);
+  nn::SelfAttention layer = make(c), plain = make(Case());
+  const at::Tensor x = randn({B, L, E});
+  EXPECT_FALSE(at::allclose(layer(x), plain(x)));
+  nn::KvCache cache = layer->new_cache(B, L);
+  EXPECT_EQ(message_of([&] { layer(x, at::Tensor(), &cache); }),
+            "SelfAttention: dropout is 0.5, but 0 is expected with a cache, or a layer in eval "
+            "mode");
+  layer->eval();
+  EXPECT_TRUE(at::equal(layer(x), plain(x)));
+}
+
+TEST(DecoderCalls, ErrorsNameTheArgument) {
+  const auto made = [](SelfAttentionOptions options) {
+    return message_of<c10::ValueError>([&] { nn::SelfAttention{options}; });
+  };
+  EXPECT_EQ(made(SelfAttentionOptions(0, 4)),
+            "SelfAttention: embed_dim is 0 and num_heads 4, but 1 or more is expected");
+  EXPECT_EQ(made(SelfAttentionOptions(12, 4).num_kv_heads(3)),
+            "SelfAttention: num_kv_heads is 3, but a divisor of num_heads, 4, is expected");
+  EXPECT_EQ(made(SelfAttentionOptions(12, 5)),
+            "SelfAttention: embed_dim is 12, but a multiple of num_heads, 5, is expected without "
+            "head_dim");
+  EXPECT_EQ(made(SelfAttentionOptions(12, 4).head_dim(0)),
+            "SelfAttention: head_dim is 0, but 1 or more is expected");
+  EXPECT_EQ(message_of<c10::ValueError>([] { nn::rotary_frequencies(5); }),
+            "rotary_frequencies: R is 5, but an even number from 2 on is expected");
+  nn::SelfAttention layer = make(Case());
+  EXPECT_EQ(message_of([&] { layer(randn({B, L, E + 1})); }),
+            "SelfAttention: x is [2, 7, 13], but [B, L, 12] is expected");
+  EXPECT_EQ(message_of([&] { layer(at::Tensor()); }),
+            "SelfAttention: x is an undefined tensor, but [B, L, 12] is expected");
+}
+
+}  // namespace
+}  // namespace qkv::test::nn_self_attention_tests

@@ -1,0 +1,93 @@
+"""Rotary positions: the angles by which pairs of a head's features turn."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from qkv._refuse import refuse
+
+_refuse = partial(refuse, function="Rotary")
+
+# A table of so many positions is made with the layer: 1 MiB for 128 features. A longer sequence
+# makes a longer one.
+_POSITIONS = 2048
+
+
+class Rotary(torch.nn.Module):
+    """Rotary positions: at position p, pair i of a head's features turns by `p * frequency_i`.
+
+    Args:
+        dim: R, how many features of a head turn, its first: even, at most the head's width.
+        base: `frequency_i = base ** (-2 i / R)`, for i from 0 to R / 2 - 1.
+        interleaved: a pair are the neighbours `x[2 i]` and `x[2 i + 1]`. False: `x[i]` and
+            `x[i + R / 2]`, as transformers has the weights of Llama, Qwen and Gemma.
+        frequencies: `[R / 2]`, instead of those of base: Llama 3's, YaRN's, or what else is scaled.
+        scale: cos and sin are multiplied by it: YaRN's attention factor.
+
+    It has no parameters, and nothing in a state dict. Angles are computed in float64 and their cos
+    and sin rounded once, whatever the layer's dtype. The layers of a model best share one, and so
+    its table.
+
+    Raises:
+        ValueError: a dim that is not even and positive, or a base that is not; frequencies of
+            another shape.
+
+    Example:
+        >>> rotary = qkv.nn.Rotary(64, base=500_000.0)
+        >>> cos, sin = rotary(torch.arange(10))
+        >>> cos.shape
+        torch.Size([10, 32])
+
+    Source: Su et al., "RoFormer: Enhanced transformer with rotary position embedding", 2021.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10_000.0,
+        *,
+        interleaved: bool = False,
+        frequencies: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            _refuse("dim", dim, "an even number from 2 on is expected")
+        if not base > 0:
+            _refuse("base", base, "a positive number is expected")
+        self._about = f"base={base:g}" if frequencies is None else "by frequencies"
+        if frequencies is None:
+            exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
+            frequencies = base**-exponents
+        elif frequencies.shape != (dim // 2,):
+            _refuse("frequencies", frequencies, f"[{dim // 2}], one for each pair, is expected")
+        self.dim, self.interleaved, self.scale = dim, interleaved, scale
+        # No buffers: those would be rounded with the layer's parameters.
+        self._frequencies = frequencies.detach().double()
+        self._table = self._rows(torch.arange(_POSITIONS, device="cpu"), torch.float32)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, {self._about}, interleaved={self.interleaved}, scale={self.scale:g}"
+
+    def forward(
+        self, positions: Tensor, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin, `[..., R / 2]` of dtype, of integer positions `[...]`."""
+        cos, sin = self._rows(positions, dtype).unbind(-2)
+        return cos, sin
+
+    def table(self, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """cos and sin of the positions 0 to `end - 1` or further, `[end or more, 2, R / 2]`."""
+        if dtype == torch.float32 and end <= self._table.size(0):
+            return self._table
+        positions = torch.arange(max(end, 2 * self._table.size(0)), device="cpu")
+        if dtype != torch.float32 or torch.compiler.is_compiling():
+            return self._rows(positions[:end], dtype)  # what is traced is not to be kept
+        with torch.inference_mode(False):  # the table may be used in training later
+            self._table = self._rows(positions, dtype)
+        return self._table
+
+    def _rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        angles = positions.unsqueeze(-1) * self._frequencies.to(positions.device)
+        return (torch.stack((angles.cos(), angles.sin()), -2) * self.scale).to(dtype)
