@@ -18,7 +18,8 @@ constexpr int64_t kWorthOnednn = int64_t(1) << 25;
 // of MKL's speed on a Zen 4.
 //
 // Zen 4 (family 25, model 17, two cores): 1.09 to 1.18 times MKL for 256 to 4096 rows and widths of
-// 384 to 2304. Zen 5 (family 26): 450 GFLOP/s where MKL has 212.
+// 384 to 2304. Zen 5 (family 26): 450 GFLOP/s where MKL has 212. An Intel Xeon with AMX, 2 and 16
+// threads: 0.82 to 1.07.
 inline bool fast_onednn() {
 #ifdef __x86_64__
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
