@@ -18,16 +18,18 @@ constexpr uint64_t kLevel = 0;  // torch has one; nested ones are torch.func's, 
 // own before that.
 void check_python_tensors(const Call& call) {
   c10::DispatchKeySet keys;
-  for (const at::Tensor* tensor : call.tensors) keys = keys | tensor->key_set();
+  call.op->for_each_tensor([&](Argument argument) { keys = keys | call[argument].key_set(); });
   if (!keys.has(c10::DispatchKey::Python)) return;
   check_tensors(call);
   check_supported(call);
 }
 
 bool carries_tangents(const Call& call) {
-  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor* tensor) {
-    return tensor->defined() && tensor->_fw_grad(kLevel).defined();
+  bool found = false;
+  call.op->for_each_tensor([&](Argument argument) {
+    found = found || (call.has(argument) && call[argument]._fw_grad(kLevel).defined());
   });
+  return found;
 }
 
 // The kernels of calls without tangents know none: with them, forward-mode derivatives would come

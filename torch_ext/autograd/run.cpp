@@ -11,15 +11,6 @@
 namespace qkv {
 namespace {
 
-// The keys that the tensors have and those of this thread, less what this thread leaves out.
-c10::DispatchKeySet keys_of(c10::ArrayRef<const at::Tensor*> tensors) {
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  c10::DispatchKeySet keys = local.included_;
-  for (const at::Tensor* tensor : tensors)
-    if (tensor->defined()) keys = keys | tensor->key_set();
-  return keys - local.excluded_;
-}
-
 // Whether the dispatcher would do no more than run the Autograd kernel and the CPU kernel. It does
 // more where a call is not plain, and for the profiler.
 bool is_direct(const Call& call) {
@@ -47,7 +38,7 @@ Tensors run_directly(const Call& call) {
 
 }  // namespace
 
-bool is_plain(c10::ArrayRef<const at::Tensor*> tensors) {
+bool is_plain(c10::DispatchKeySet keys) {
   // BackendSelect has no kernel for our operators, ADInplaceOrView only for those that write to
   // their arguments.
   using c10::DispatchKey;
@@ -55,7 +46,16 @@ bool is_plain(c10::ArrayRef<const at::Tensor*> tensors) {
       c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::BackendSelect,
                            DispatchKey::ADInplaceOrView})
           .raw_repr();
-  return (keys_of(tensors).raw_repr() & ~known) == 0;
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  return (((keys | local.included_) - local.excluded_).raw_repr() & ~known) == 0;
+}
+
+bool is_plain(const Call& call) {
+  c10::DispatchKeySet keys;
+  call.op->for_each_tensor([&](Argument argument) {
+    if (call.has(argument)) keys = keys | call[argument].key_set();
+  });
+  return is_plain(keys);
 }
 
 Tensors run(const Call& call) {

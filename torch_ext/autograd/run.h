@@ -6,9 +6,10 @@
 namespace qkv {
 
 // Whether all tensors are plain dense ones on the CPU whose numbers can be read: none under
-// torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation) or a tracer.
-bool is_plain(c10::ArrayRef<const at::Tensor*> tensors);
-inline bool is_plain(const Call& call) { return is_plain(call.tensors); }
+// torch.func, a Python mode (TorchDispatchMode, FakeTensorMode, compilation) or a tracer. Or
+// whether tensors that have these keys are.
+bool is_plain(const Call& call);
+bool is_plain(c10::DispatchKeySet keys);
 
 // What the dispatcher returns. Where it would do no more than run the Autograd kernel, if that, and
 // the CPU kernel, they are run without it: to send the arguments of attention through it takes as

@@ -96,6 +96,12 @@ class Operator {
   }
   bool takes(Argument argument) const { return tensors_ >> argument & 1; }
   bool takes(Option option) const { return options_ >> option & 1; }
+  // Calls visit with each tensor that it takes, and not with the many that it has not.
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) const {
+    for (uint64_t left = tensors_; left != 0; left &= left - 1)
+      visit(Argument(__builtin_ctzll(left)));
+  }
   const char* name_of(Argument argument) const;
   const char* name_of(Option option) const;
   const c10::OperatorHandle& handle() const { return *handle_; }
@@ -108,6 +114,7 @@ class Operator {
   const char* name_of(int which, bool is_tensor) const;
 
   uint64_t tensors_ = 0, options_ = 0;  // a bit for each that it takes
+  static_assert(arg::count <= 64 && opt::count <= 64);
 };
 
 }  // namespace qkv

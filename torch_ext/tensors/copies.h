@@ -20,9 +20,9 @@ inline at::Tensor aligned(const at::Tensor& tensor) {
 }
 
 inline bool is_aligned(const Call& call) {
-  for (const at::Tensor* tensor : call.tensors)
-    if (!is_aligned(*tensor)) return false;
-  return true;
+  bool all = true;
+  call.op->for_each_tensor([&](Argument argument) { all = all && is_aligned(call[argument]); });
+  return all;
 }
 
 // bfloat16 and float16 as float32, all others as they are.

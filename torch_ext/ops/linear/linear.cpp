@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <array>
 #include <atomic>
 #include <limits>
 #include <string>
@@ -49,10 +48,10 @@ bool takes(const Tensor& x) {
 
 bool fits(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
   if (!takes(input) || !takes(weight) || (bias && !takes(*bias))) return false;
-  const std::array<const Tensor*, 3> all{&input, &weight, bias ? &*bias : &weight};
+  const auto keys = input.key_set() | weight.key_set() | (bias ? *bias : weight).key_set();
   return input.dim() > 1 && weight.dim() == 2 && input.size(-1) == weight.size(1) &&
          (!bias || bias->sizes() == weight.sizes().slice(0, 1)) &&
-         input.numel() * weight.size(0) >= least() && is_plain(all);
+         input.numel() * weight.size(0) >= least() && is_plain(keys);
 }
 
 Tensor product(const Tensor& input, const Tensor& weight, const OptionalTensor& bias) {
