@@ -117,6 +117,9 @@ FUNCTIONS = {
     "MultiheadAttention": layer(
         qkv.nn.MultiheadAttention(W, H, batch_first=True), lambda m, q, k, v: m(q, k, v)
     ),
+    "SelfAttention": layer(
+        qkv.nn.SelfAttention(W, H, rotary=100.0, qk_norm=True), lambda m, q, k, v: m(q)
+    ),
     "AdditiveAttention": layer(qkv.nn.AdditiveAttention(W, W, 4), lambda m, q, k, v: m(q, k, v)),
     "GaussianSmoothing": layer(
         qkv.nn.GaussianSmoothing(2.0, trainable=True), lambda m, q, k, v: m(v)
@@ -130,10 +133,10 @@ FUNCTIONS = {
 }  # fmt: skip
 # What takes no tensors, or other functions' places.
 OTHERS = {
-    "Conversion", "ReplacedFlex", "ReplacedSdpa", "SdpaReport", "Spans", "__version__",
-    "active_half_products", "active_isa", "block_mask", "cmake_prefix_path", "convert",
-    "new_cache", "nn", "replace_flex", "replace_sdpa", "sdpa_report", "set_half_products",
-    "set_isa", "supported_isas",
+    "Conversion", "KVCache", "ReplacedFlex", "ReplacedSdpa", "Rotary", "SdpaReport", "Spans",
+    "__version__", "active_half_products", "active_isa", "block_mask", "cmake_prefix_path",
+    "convert", "new_cache", "nn", "replace_flex", "replace_sdpa", "sdpa_report",
+    "set_half_products", "set_isa", "supported_isas",
 }  # fmt: skip
 every_function = pytest.mark.parametrize("name", FUNCTIONS)
 

@@ -514,7 +514,7 @@ class TestCache:
     @pytest.mark.parametrize("number", range(3))
     def test_one_cache_for_all_that_read(self, number):
         call = samples.calls("attention_with_kvcache")[number]
-        call |= {"key": None, "value": None}
+        call |= dict.fromkeys(("key", "value", "rotary_cos", "rotary_sin"))
         given = tensors_of(call)
         others = [n for n in given if n not in ("k_cache", "v_cache")]
         for batched in (*combinations(others), given, ["v_cache"]):

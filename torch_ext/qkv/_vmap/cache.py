@@ -11,7 +11,7 @@ from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD
 
 _CACHES = ("k_cache", "v_cache")
-_FOR_ALL = ("rotary_cos", "rotary_sin")
+_ROTARY = ("rotary_cos", "rotary_sin")
 _ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad")
 
 
@@ -65,13 +65,10 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
-    for name in filter(given.__contains__, _FOR_ALL):
-        if samples.is_batched(name):
-            raise NotImplementedError(
-                f"vmap: attention_with_kvcache has another {name} for each sample; expected one "
-                "for all of them, not batched"
-            )
-        tensors[name] = samples.values[name]
+    if "key" in given and any(map(samples.is_batched, _ROTARY)):
+        tensors |= _rotated(samples, tensors, options)
+    else:
+        tensors |= {name: samples.values[name] for name in _ROTARY if name in given}
     tensors |= programs.flat(programs.tables(samples, options))
     index = pool.index
     query = samples.each("query")
@@ -90,6 +87,24 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     if "key" in given:
         pool.write_back()
     return tuple(x.unflatten(0, (samples.size, items)) for x in results), (0, 0)
+
+
+def _rotated(
+    samples: Samples, tensors: dict[str, Tensor], options: dict[str, Any]
+) -> dict[str, Tensor]:
+    """query and key, rotated by the tables of each sample."""
+    moves = options.get("causal") or options.get("window_size") is not None
+    begins = tensors["cache_seqlens"]
+    sample = torch.arange(samples.size, device=begins.device)
+    sample = sample.repeat_interleave(len(begins) // max(samples.size, 1)).unsqueeze(1)
+    found = {}
+    for name, steps in {"query": moves, "key": True}.items():
+        x = tensors[name]
+        places = begins.unsqueeze(1) + torch.arange(x.size(2), device=x.device) * bool(steps)
+        cos, sin = (samples.each(table)[sample, places] for table in _ROTARY)
+        interleaved = options.get("rotary_interleaved") is not False
+        found[name] = torch.ops.qkv.rotate(x, x, cos, sin, eps=0.0, interleaved=interleaved)[0]
+    return found
 
 
 def _refuse_shared_caches(samples: Samples) -> None:
