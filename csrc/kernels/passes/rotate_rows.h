@@ -179,10 +179,10 @@ inline double square_root(double x) { return __builtin_sqrt(x); }
 // squares. Overwrites them.
 template <class T>
 QKV_INLINE Vec<T> inverse_norms(Vec<T>* squares, T inverse_dim, T eps) {
-  Vec<T> mean = sum_lanes<T>(squares) * inverse_dim + eps;
-  QKV_UNROLL
-  for (int l = 0; l < kLanes<T>; ++l) mean[l] = square_root(T(mean[l]));
-  return 1 / mean;
+  T roots[kLanes<T>];
+  store(roots, sum_lanes<T>(squares) * inverse_dim + eps);
+  for (T& root : roots) root = square_root(root);  // one instruction, of vectors
+  return 1 / load(roots);
 }
 
 }  // namespace qkv::QKV_ISA
