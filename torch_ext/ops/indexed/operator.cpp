@@ -69,10 +69,14 @@ Tensors attend_by_mask(const Call& call) {
   Call inner = call.as(attention_forward);
   at::Tensor mask = mask_of(call);
   if (call.has(arg::attn_mask)) {
-    const at::Tensor& given = call[arg::attn_mask];
-    mask = given.scalar_type() == at::kBool
-               ? given.logical_and(mask)
-               : at::where(mask, given, at::scalar_tensor(-INFINITY, given.options()));
+    at::Tensor given = call[arg::attn_mask];
+    if (given.scalar_type() == at::kBool) {
+      mask = given.logical_and(mask);
+    } else {
+      // In the compute type, in which torch then sums the gradient of what was broadcast.
+      given = given.to(compute_type(call[arg::query].scalar_type()));
+      mask = at::where(mask, given, at::scalar_tensor(-INFINITY, given.options()));
+    }
   }
   inner.set(arg::attn_mask, mask);
   return attend(std::move(inner));
