@@ -26,8 +26,10 @@ def convert_transformers(module: nn.Module) -> Found | None:
     if not models:
         return None
     integration.register()
-    from qkv.integrations.transformers._own_attention import suited  # imports transformers
+    from qkv.integrations.transformers._own_attention import leave_latents, suited  # imports it
 
+    for model in models:
+        leave_latents(model)
     found = [(m, suited(m)) for m in models]
     whys = "; ".join(dict.fromkeys(what.why for _, what in found if what.why))
     switched = [(m.config._attn_implementation, what.name) for m, what in found if what.asks]

@@ -38,10 +38,16 @@ def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> Suited:
     return Suited(requested, found.asks, why)
 
 
+def leave_latents(model: PreTrainedModel) -> None:
+    """From now on the latent attention in models of this class keeps its latents unexpanded, as
+    long as their config says that their attention is qkv's."""
+    for part in within(type(model)):
+        if expands_latents(part):
+            _wrap(part, "expand_kv", functools.partial(unexpanded, (*NAMES, ADDED)))
+
+
 def find_out() -> None:
-    """Gives models what is suited where one of NAMES is asked for; "eager" with a warning. Where
-    what is suited is qkv's, the latent attention in a model keeps its latents unexpanded, as long
-    as the config says so."""
+    """Gives models what is suited where one of NAMES is asked for; "eager" with a warning."""
 
     def correct_for_classes(correct, self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
@@ -53,9 +59,7 @@ def find_out() -> None:
                 f'attn_implementation="{requested}": {found.why}; {type(self).__name__} stays with '
                 '"eager"'
             )
-        for part in within(type(self)):
-            if expands_latents(part):
-                _wrap(part, "expand_kv", functools.partial(unexpanded, (*NAMES, ADDED)))
+        leave_latents(self)
         return found.name
 
     _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)
