@@ -511,6 +511,15 @@ class TestCache:
             for found, expected in results + caches:
                 close(found, expected)
 
+    def test_queries_at_one_place(self):
+        """Neither causal nor in a window, which may be said as one that is open on both sides."""
+        call = samples.calls("attention_with_kvcache")[0] | {"causal": False}
+        for window in (None, (-1, -1)):
+            call["window_size"] = window
+            results, caches = self.both(call, {n: 0 for n in tensors_of(call)})
+            for found, expected in results + caches:
+                close(found, expected)
+
     @pytest.mark.parametrize("number", range(3))
     def test_one_cache_for_all_that_read(self, number):
         call = samples.calls("attention_with_kvcache")[number]

@@ -4,9 +4,8 @@
 //   qkv::nn::MultiheadAttention layer(torch::nn::MultiheadAttentionOptions(512, 8).dropout(0.1));
 //   auto [output, weights] = layer(query, key, value);
 //
-//   qkv::nn::SelfAttention decoder(qkv::nn::SelfAttentionOptions(512,
-//   8).num_kv_heads(2).frequencies(
-//       qkv::nn::rotary_frequencies(64)));
+//   auto options = qkv::nn::SelfAttentionOptions(512, 8).num_kv_heads(2);
+//   qkv::nn::SelfAttention decoder(options.frequencies(qkv::nn::rotary_frequencies(64)));
 //   auto cache = decoder->new_cache(1, 4096);
 //   auto output = decoder(prompt, at::Tensor(), &cache);
 //

@@ -1,4 +1,6 @@
 // Dispatch key CPU: attention_with_kvcache, varlen_attention_paged.
+#include <optional>
+
 #include "ops/kvcache/rows.h"
 #include "ops/rotate/rotate.h"
 #include "tensors/copies.h"
@@ -66,10 +68,10 @@ class RotatedCall {
     const Window& window = call.options.window_size;
     const bool moves = call.options.causal || window.left >= 0 || window.right >= 0;
     const int64_t last = std::max(rows.new_rows, moves ? query.size(2) : 1);
-    std::vector<int64_t> places, of_heads;
+    std::vector<int64_t> places, of_heads;  // of_heads: each place for all heads of its query
     for (int64_t b = 0; b < query.size(0); ++b) {
       places.push_back(rows.length(b));
-      of_heads.insert(of_heads.end(), query.size(1), places.back());
+      if (!moves) of_heads.insert(of_heads.end(), query.size(1), places.back());
       TORCH_CHECK(places.back() + last <= cos.size(0), call.title(), ": rotary_cos has ",
                   cos.size(0), " rows, but ", places.back() + last, " are expected: batch item ", b,
                   " has ", places.back(), " keys before ", last, " more places are rotated to");
@@ -97,14 +99,11 @@ Tensors kvcache_cpu(const Call& call) {
   const auto sizes = check_kvcache<int64_t>(call);
   const CacheRows rows = cache_rows(call, sizes);
   Tensors results = empty_results(call, sizes);
-  if (call.has(arg::cos)) {
-    const RotatedCall rotated(call, rows);
-    append(*rotated, rows, num_threads());
-    if (results[1].numel() > 0) attend_to_spans(*rotated, sizes, 1, rows.spans, results);
-    return results;
-  }
-  if (appends(call)) append(call, rows, num_threads());
-  if (results[1].numel() > 0) attend_to_spans(call, sizes, 1, rows.spans, results);
+  std::optional<RotatedCall> rotated;
+  if (call.has(arg::cos)) rotated.emplace(call, rows);
+  const Call& turned = rotated ? **rotated : call;
+  if (appends(turned)) append(turned, rows, num_threads());
+  if (results[1].numel() > 0) attend_to_spans(turned, sizes, 1, rows.spans, results);
   return results;
 }
 

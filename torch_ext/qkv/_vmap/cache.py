@@ -93,7 +93,7 @@ def _rotated(
     samples: Samples, tensors: dict[str, Tensor], options: dict[str, Any]
 ) -> dict[str, Tensor]:
     """query and key, rotated by the tables of each sample."""
-    moves = options.get("causal") or options.get("window_size") is not None
+    moves = options.get("causal") or max(options.get("window_size") or (-1, -1)) >= 0
     begins = tensors["cache_seqlens"]
     sample = torch.arange(samples.size, device=begins.device)
     sample = sample.repeat_interleave(len(begins) // max(samples.size, 1)).unsqueeze(1)
