@@ -21,14 +21,14 @@ void rotate_tensor(const Rotation& r, const RotationItem& item, int t, RotationT
   is_direct ? tables.template arrange_for<E>(t) : tables.template arrange_for<T>(t);
   const std::array<const Strides*, 2> strides = {&in, &out};
   for_each_group<T>(tensor.heads, item.end - item.begin, strides, [&](const RowGroup<T>& group) {
-    const Rows<const E> x{from, group.offset[0]};
-    const Rows<E> y{to, group.offset[1]};
+    const RowsOfGroup<const E> x{from, group.offset[0]};
+    const RowsOfGroup<E> y{to, group.offset[1]};
     if (is_direct) {
       RotatedGroup<kNorm, kInterleaved, E, T> direct{tables, group, weight, x, y, {}};
       return direct.run(inverse_dim, eps);
     }
     int64_t offsets[W];
-    const Rows<T> rows{scratch, offsets};
+    const RowsOfGroup<T> rows{scratch, offsets};
     for (int g = 0; g < group.count; ++g) {
       offsets[g] = g * at.width;
       at.gather(x[g], in.col, rows[g]);

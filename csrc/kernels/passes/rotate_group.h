@@ -7,7 +7,7 @@ namespace qkv::QKV_ISA {
 
 // The rows of a group in one tensor.
 template <class S>
-struct Rows {
+struct RowsOfGroup {
   S* base;
   const int64_t* offsets;  // of each row
   QKV_INLINE S* operator[](int row) const { return base + offsets[row]; }
@@ -43,8 +43,8 @@ struct RotatedGroup {
   const RotationTables<T>& tables;
   const RowGroup<T>& group;
   const T* weight;
-  Rows<const S> x;
-  Rows<S> y;
+  RowsOfGroup<const S> x;
+  RowsOfGroup<S> y;
   alignas(kVectorBytes) T norms[kLanes<T>];
 
   QKV_INLINE void run(T inverse_dim, T eps) {
