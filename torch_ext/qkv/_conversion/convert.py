@@ -4,23 +4,45 @@ from collections.abc import Callable
 
 from torch import nn
 
-from qkv._conversion.layers import convert_layer
+from qkv._conversion.layers import Found, convert_layer
+from qkv._conversion.route import why_left
 from qkv._conversion.transformers import convert_transformers
+from qkv._conversion.written import asks
 from qkv._refuse import refuse
 
 
 class Conversion:
-    """What `convert` returns; printed, it is a table.
-
-    changed: what was done to each module, by its name in the model.
-    left: why each module whose class is called an attention was left as it was, by its name: also
-        one that an earlier `convert` has changed, and whose `undo()` changes it back.
-    """
+    """What `convert` returns; printed, it is a table."""
 
     def __init__(self) -> None:
-        self.changed: dict[str, str] = {}
-        self.left: dict[str, str] = {}
+        self._layers: dict[str, tuple[nn.Module, Found]] = {}
         self._undo: list[Callable[[], object]] = []
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """What was done to each module, by its name in the model."""
+        return {n: found.what for n, (x, found) in self._layers.items() if _is_changed(x, found)}
+
+    @property
+    def left(self) -> dict[str, str]:
+        """Why each module whose class is called an attention was left as it was, by its name: also
+        one that an earlier `convert` has changed, and whose `undo()` changes it back; and, once it
+        has run, one that was to be changed and turned out to compute something else."""
+        return {
+            name: why_left(module) or found.what
+            for name, (module, found) in self._layers.items()
+            if not _is_changed(module, found) and not self._is_part(name, module)
+        }
+
+    def _is_part(self, name: str, module: nn.Module) -> bool:
+        """Whether what was changed is around it, which computed it and does not any more; or is in
+        it, and is the attention of this."""
+        for other, (around, found) in self._layers.items():
+            if _is_changed(around, found):
+                is_switched = found.is_model and not asks(module)
+                if _is_within(other, name) or (_is_within(name, other) and not is_switched):
+                    return True
+        return False
 
     def undo(self) -> None:
         """Makes the model what it was, with the parameters that it has now. A second time this
@@ -40,16 +62,17 @@ def convert(model: nn.Module) -> Conversion:
 
     Parameters, hooks, names and the state dict stay; the results are the same but for rounding.
     Known are `torch.nn.MultiheadAttention`, models of transformers, timm's layers with a
-    `fused_attn`, and diffusers' whose `processor` has a way to scaled_dot_product_attention;
-    docs/adopt.md says what becomes of each.
+    `fused_attn`, diffusers' whose `processor` has a way to scaled_dot_product_attention, and any
+    layer that calls that or writes softmax(query @ key) @ value out in its own code, which is
+    computed in both ways in its first call and left where they differ. docs/adopt.md says what
+    becomes of each.
 
     Args:
         model: any module; one of the above itself, too.
 
     Returns:
         What was changed, what was left and why, and `undo()`. Any other layer whose class is called
-        an attention is left: `qkv.replace_sdpa()` reaches those that call
-        scaled_dot_product_attention.
+        an attention is left.
 
     Raises:
         TypeError: model is no `torch.nn.Module`.
@@ -57,7 +80,7 @@ def convert(model: nn.Module) -> Conversion:
 
     Copies of a converted layer, by copy or pickle, are converted; `convert` of a copy returns what
     undoes the copy. Tensors on other devices than the CPU are attended to by torch, as before.
-    Scripted modules cannot be converted, nor converted ones of timm and diffusers scripted.
+    Scripted modules cannot be converted, nor converted ones other than torch's own scripted.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
@@ -73,15 +96,18 @@ def convert(model: nn.Module) -> Conversion:
     try:
         for name, module in list(model.named_modules()):
             found = convert_transformers(module) or convert_layer(module)
-            if found is not None and found.undo is not None:
-                conversion.changed[name] = found.what
-                conversion._undo.append(found.undo)
-            elif found is not None:
-                conversion.left[name] = found.what
+            if found is not None:
+                conversion._layers[name] = module, found
+                conversion._undo += [found.undo] if found.undo is not None else []
     except BaseException:
         conversion.undo()
         raise
-    # What is within a layer that was changed was computed by it, and is not any more.
-    inside = tuple(f"{name}." if name else "" for name in conversion.changed)
-    conversion.left = {n: why for n, why in conversion.left.items() if not n.startswith(inside)}
     return conversion
+
+
+def _is_changed(module: nn.Module, found: Found) -> bool:
+    return found.undo is not None and why_left(module) is None
+
+
+def _is_within(name: str, other: str) -> bool:
+    return name.startswith(f"{other}." if other else "")

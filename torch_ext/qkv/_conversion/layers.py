@@ -8,7 +8,8 @@ from weakref import WeakSet
 
 from torch import nn
 
-from qkv._conversion.route import route_sdpa, unroute
+from qkv._conversion.route import route_sdpa, route_written, unroute
+from qkv._conversion.written import weighs, writes_attention
 from qkv.nn.multihead import MultiheadAttention, adopt, release
 
 _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
@@ -23,6 +24,7 @@ class Found(NamedTuple):
 
     what: str  # what was done, or why nothing was
     undo: Callable[[], object] | None = None  # None: nothing was done
+    is_model: bool = False  # whether the layers within go by what was done
 
 
 def convert_layer(module: nn.Module) -> Found | None:
@@ -43,7 +45,11 @@ def convert_layer(module: nn.Module) -> Found | None:
         return None
     if isinstance(module, nn.MultiheadAttention):
         return Found(f"{name} is a subclass of torch.nn.MultiheadAttention, with ways of its own")
-    return Found(f"{name} is no layer that qkv knows") if "attention" in name.lower() else None
+    if library not in ("torch", "qkv") and writes_attention(type(module)):
+        route_written(module)
+        return _changed(module, f"the attention that {name} writes out -> qkv.attention")
+    is_attention = "attention" in name.lower() and weighs(type(module))
+    return Found(f"{name} is no layer that qkv knows") if is_attention else None
 
 
 def _restore(module: nn.Module) -> None:

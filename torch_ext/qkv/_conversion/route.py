@@ -1,4 +1,5 @@
-"""While a layer is called, the scaled_dot_product_attention that it calls is qkv's.
+"""While a layer is called, the scaled_dot_product_attention that it calls is qkv's, and so is
+attention that it writes out.
 
 The layer gets a class that is made from its own. There one function begins and ends what a pair of
 hooks would: torch does not call the second hook after an interrupt, and calls it without the first
@@ -6,14 +7,21 @@ where another hook raises. It overrides `_call_impl`, which is all that `__call_
 torch.compile keeps of a layer, and not `forward`, which others replace in single layers."""
 
 import functools
+import inspect
+import sys
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import _C, nn
 from torch.overrides import TorchFunctionMode
 
+from qkv._conversion.scores import kind_of, run_before, settle, start
 from qkv._functional import attention, has_kernels
 from qkv._verbose import note_left
+
+# What a layer that writes its attention out goes by; or why it is left to itself.
+UNTRIED, MATCHED = "untried", "matched"
 
 
 def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
@@ -24,9 +32,24 @@ def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
     layer.__class__ = _routed(type(layer))
 
 
+def route_written(layer: nn.Module) -> None:
+    layer.__dict__.update(_way=UNTRIED, _is_settled=False)
+    route_sdpa(layer)
+
+
+def is_routed(layer: nn.Module) -> bool:
+    return "_before_route" in layer.__dict__
+
+
+def why_left(layer: nn.Module) -> str | None:
+    """Why a layer that was routed is not computed by qkv, as its first call has shown."""
+    way = layer.__dict__.get("_way", MATCHED)
+    return None if way in (UNTRIED, MATCHED) else way
+
+
 def unroute(layer: nn.Module) -> None:
     """Undoes `route_sdpa`, of a copy of the layer too. To another layer it does nothing."""
-    before = layer.__dict__.pop("_before_route", None)
+    before, *_ = (layer.__dict__.pop(x, None) for x in ("_before_route", "_way", "_is_settled"))
     if before is None:
         return
     _set(layer, before)
@@ -52,16 +75,20 @@ def _routed(plain: type[nn.Module]) -> type[nn.Module]:
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if "_before_route" not in self.__dict__:
             return plain._call_impl(self, *args, **kwargs)
-        # What `with _Route()` does, but an interrupt may have come between any two lines of
+        route = _route_of(self, plain, args, kwargs)
+        if route is None:
+            return plain._call_impl(self, *args, **kwargs)
+        # What `with route` does, but an interrupt may have come between any two lines of
         # torch's that put a mode on the stack or take it off. Then nothing, or more, is to be done.
-        route, depth = _Route(), _C._len_torch_function_stack()
+        depth = _C._len_torch_function_stack()
         try:
             _C._push_on_torch_function_stack(route)
-            return plain._call_impl(self, *args, **kwargs)
+            output = plain._call_impl(self, *args, **kwargs)
         finally:
             route.is_on = False
             while _C._len_torch_function_stack() > depth:
                 _C._pop_torch_function_stack()
+        return route.end(self, output)
 
     def reduce_ex(self: nn.Module, protocol: Any) -> Any:
         return _new_routed, (plain,), self.__getstate__()  # the class cannot be imported
@@ -76,6 +103,36 @@ def _new_routed(plain: type[nn.Module]) -> nn.Module:
     return routed.__new__(routed)
 
 
+def _route_of(layer: nn.Module, plain: Any, args: Any, kwargs: Any) -> "_Route | None":
+    """None where the layer computes what is its own."""
+    way = layer.__dict__.get("_way")
+    if way is None or torch.compiler.is_compiling():
+        return _Route()
+    if _C._get_tracing_state() is not None or _C._are_functorch_transforms_active():
+        return _Route()
+    if why_left(layer) is not None:
+        # The gradient of the call that has shown it may want that call once more, as it was.
+        layer.__dict__["_is_settled"] |= _C._current_graph_task_id() == -1
+    if layer.__dict__["_is_settled"] or _returns_weights(plain, args, kwargs):
+        return None
+    return _Written(way == MATCHED)
+
+
+def _returns_weights(plain: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the layer is asked for its weights, by transformers' name or ways."""
+    place = _places(plain.forward).get("output_attentions", len(args))
+    if kwargs.get("output_attentions") or (place < len(args) and args[place]):
+        return True
+    collecting = sys.modules.get("transformers.utils.output_capturing")
+    collected = collecting and collecting._active_collector.get()
+    return bool(collected) and any(name.endswith("attentions") for name in collected)
+
+
+@functools.cache
+def _places(forward: Any) -> dict[str, int]:
+    return {name: i - 1 for i, name in enumerate(inspect.signature(forward).parameters)}
+
+
 class _Route(TorchFunctionMode):
     is_on = True
 
@@ -85,6 +142,43 @@ class _Route(TorchFunctionMode):
         if is_sdpa and self.is_on and _is_ours(*args, **kwargs):
             func = attention  # which has the same arguments
         return func(*args, **kwargs)
+
+    def end(self, layer: nn.Module, output: Any) -> Any:
+        return output
+
+
+class _Written(_Route):
+    """For a layer that writes its attention out, too. steps: what was put off in it."""
+
+    def __init__(self, is_matched: bool):
+        super().__init__()
+        self.is_matched, self.is_taken, self.weights_run = is_matched, False, False
+        self.refused = ""
+        self.steps: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = kind_of(func) if self.is_on else ""
+        if kind == "product":
+            found = start(self, func, args, kwargs or {})
+            if found is not None:
+                return found
+        elif kind == "change":
+            run_before(self, args[0])
+        elif kind == "attention":
+            self.is_taken = True
+            return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def end(self, layer: nn.Module, output: Any) -> Any:
+        """Decides, after the first call, whether the layer goes on this way."""
+        if layer.__dict__.get("_way") == UNTRIED and (self.steps or self.is_taken):
+            layer.__dict__["_way"] = self._way()
+        return settle(output, self.is_taken)
+
+    def _way(self) -> str:
+        if self.refused or not self.is_taken:
+            return self.refused or "its first call had no softmax(query @ key) @ value"
+        return "it computes with its weights themselves" if self.weights_run else MATCHED
 
 
 def _is_ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> bool:

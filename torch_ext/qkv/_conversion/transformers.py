@@ -30,17 +30,16 @@ def convert_transformers(module: nn.Module) -> Found | None:
 
     for model in models:
         leave_latents(model)
-    found = [(m, suited(m)) for m in models]
-    whys = "; ".join(dict.fromkeys(what.why for _, what in found if what.why))
-    switched = [(m.config._attn_implementation, what.name) for m, what in found if what.asks]
+    found = [(m.config, name) for m in models for name, asks in [suited(m)] if asks]
+    switched = [(config._attn_implementation, name) for config, name in found]
     if not switched:
-        return Found(whys) if whys else None
+        return None
     # The other configs follow those around them.
     to = {id(c): name for c, name in before if id(c) in outermost}
-    to |= {id(m.config): what.name for m, what in found if what.name != "eager"}
+    to |= {id(config): name for config, name in found}
     _set([(config, to[id(config)]) for config, _ in before if id(config) in to])
     what = ", ".join(dict.fromkeys(f'"{old}" -> "{new}"' for old, new in switched))
-    return Found(f"attn_implementation {what}" + (whys and f"; {whys}"), lambda: _set(before))
+    return Found(f"attn_implementation {what}", lambda: _set(before), is_model=True)
 
 
 def _with_parts(config: Any) -> Iterator[Any]:

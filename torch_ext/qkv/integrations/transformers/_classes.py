@@ -6,15 +6,16 @@ know what to do with the mask of an exchanged attention. Neither the name of a c
 it stands in tells them apart, so that this file follows what `__init__` builds, class by class."""
 
 import functools
-import inspect
 import sys
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from types import FunctionType
+from typing import NamedTuple
 
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel, masking_utils
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+from qkv._code import defined_in, methods_of, reached_from, things_in, words_in
 
 _WEIGHING = {"softmax", "Softmax", "scaled_dot_product_attention"}
 _MAKERS = {name for name in vars(masking_utils) if name.startswith("create_")}
@@ -39,7 +40,7 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     for model_class in model_classes:
         for whole in _wholes(model_class):
             parts |= within(whole, whole.config_class)
-    making = {base for part in parts for base in part.__mro__ if _names(_defined(base), _MAKERS)}
+    making = {base for part in parts for base in part.__mro__ if _names(defined_in(base), _MAKERS)}
     given = {x for base in making for part in _builds(base) for x in within(part)}
     own = {part for part in parts if _is_own(part)}
     own -= {x for x in own if not own.isdisjoint(within(x) - {x})}
@@ -87,13 +88,13 @@ def _is_own(module: type) -> bool:
 
 @functools.cache
 def _asks(module: type) -> bool:
-    functions = _reached(_methods(module))
-    return any(isinstance(x, AttentionInterface) for f in functions for x in _things(f))
+    functions = reached_from(methods_of(module))
+    return any(isinstance(x, AttentionInterface) for f in functions for x in things_in(f))
 
 
 @functools.cache
 def _has_unknown_parts(module: type) -> bool:
-    things = [x for f in _methods(module) for x in _things(f)]
+    things = [x for f in methods_of(module) for x in things_in(f)]
     has_auto = any(isinstance(x, type) and issubclass(x, _BaseAutoModelClass) for x in things)
     return has_auto or not module.__module__.startswith("transformers.")
 
@@ -101,85 +102,31 @@ def _has_unknown_parts(module: type) -> bool:
 def _weighs(module: type) -> bool:
     """Whether its methods make weights of scores; linear attention does not, nor does a module that
     leaves this to torch.nn.MultiheadAttention."""
-    return _names(_methods(module), _WEIGHING)
+    return _names(methods_of(module), _WEIGHING)
 
 
 @functools.cache
 def _takes_mask(module: type) -> bool:
-    codes = [f.__code__ for f in _methods(module)]
+    codes = [f.__code__ for f in methods_of(module)]
     arguments = {x for c in codes for x in c.co_varnames[: c.co_argcount + c.co_kwonlyargcount]}
     return not arguments.isdisjoint(_MASKS)
 
 
 def _names(functions: Iterable[FunctionType], words: set[str]) -> bool:
     """Whether the functions, or those that they call, have one of these names in them."""
-    return any(not words.isdisjoint(_words(f.__code__)) for f in _reached(functions))
+    return any(not words.isdisjoint(words_in(f.__code__)) for f in reached_from(functions))
 
 
 @functools.cache
 def _builds(base: type) -> frozenset[type]:
     """The modules that `__init__` of this class names, itself or in a method that it calls. What
     its own bases build is not among them."""
-    defined = {f.__name__: f for f in _defined(base)}
+    defined = {f.__name__: f for f in defined_in(base)}
     building = [f for name, f in defined.items() if name == "__init__"]
     for function in building:
-        names = _words(function.__code__)
+        names = words_in(function.__code__)
         building += [f for n, f in defined.items() if n in names and f not in building]
-    things = [x for f in _reached(building) for x in _things(f)]
-    things += [vars(base).get(name) for f in building for name in _words(f.__code__)]
+    things = [x for f in reached_from(building) for x in things_in(f)]
+    things += [vars(base).get(name) for f in building for name in words_in(f.__code__)]
     modules = {x for x in things if isinstance(x, type) and issubclass(x, nn.Module)}
     return frozenset(x for x in modules if not x.__module__.startswith("torch.") and x is not base)
-
-
-def _defined(base: type) -> Iterator[FunctionType]:
-    """The methods in the body of a class, without the wrappers of decorators. Those of torch and
-    of `PreTrainedModel` say nothing about attention; `_init_weights` names modules to compare."""
-    if base is not PreTrainedModel and not base.__module__.startswith("torch."):
-        for name, thing in vars(base).items():
-            function = _unwrapped(getattr(thing, "__func__", getattr(thing, "fget", thing)))
-            if isinstance(function, FunctionType) and name != "_init_weights":
-                yield function
-
-
-def _methods(module: type) -> list[FunctionType]:
-    """What an object of the class runs: of methods that override each other the first, and those
-    behind it as long as they call super()."""
-    found: list[FunctionType] = []
-    done: set[str] = set()
-    for base in module.__mro__:
-        here = [f for f in _defined(base) if f.__name__ not in done]
-        found += here
-        done |= {f.__name__ for f in here if "super" not in f.__code__.co_names}
-    return found
-
-
-def _reached(functions: Iterable[FunctionType]) -> list[FunctionType]:
-    """The functions, and those of the same module that they call."""
-    found = list(dict.fromkeys(functions))
-    for function in found:
-        named = {x for x in _things(function) if isinstance(x, FunctionType)}
-        found += [x for x in named if x.__module__ == function.__module__ and x not in found]
-    return found
-
-
-def _things(function: FunctionType) -> Iterator[Any]:
-    """What the global names in a function stand for, and those of modules; what is in lists and
-    dicts of that name."""
-    words = _words(function.__code__)
-    named = [function.__globals__.get(word) for word in words]
-    modules = {id(x): vars(x) for x in named if isinstance(x, ModuleType)}.values()
-    for thing in named + [names[word] for names in modules for word in words & names.keys()]:
-        several = tuple(thing.values()) if isinstance(thing, dict) else thing
-        for one in several if isinstance(several, (list, tuple)) else (several,):
-            yield _unwrapped(one)
-
-
-@functools.cache
-def _words(code: CodeType) -> frozenset[str]:
-    """The names in the code of a function and of those inside it."""
-    inside = (x for x in code.co_consts if isinstance(x, CodeType))
-    return frozenset(code.co_names).union(*map(_words, inside))
-
-
-def _unwrapped(thing: Any) -> Any:
-    return inspect.unwrap(thing) if isinstance(thing, FunctionType) else thing

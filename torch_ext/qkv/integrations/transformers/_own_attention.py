@@ -1,23 +1,27 @@
 """What of transformers asks for an attention by name: models, of which some have attention that is
-written out in their own code and would take the masks of "qkv" for those of "eager", and continuous
+written out in their own code, would take the masks of "qkv" for those of "eager", and are routed
+like those that `qkv.convert` gets; and continuous
 batching (`generate_batch`), which has a list of the functions it takes."""
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.utils import logging
 
+from qkv._conversion.route import is_routed, route_written, unroute
+from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions, within
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
 from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
 
 _logger = logging.get_logger(__name__)
-
-
+# In models: that they were asked for qkv, and their layers are to be routed; in layers: that they
+# are routed since their model was.
+_REQUESTED = "_qkv_requested"
 _rotates = False  # whether rotations are replaced, too
 
 
@@ -29,25 +33,16 @@ def rotate_too(on: bool) -> None:
         restore_rotations()
 
 
-class Suited(NamedTuple):
-    """What a model can take of what it is asked to."""
-
-    name: str  # the attn_implementation
-    asks: bool  # whether any of its attention, as far as it is known, goes by that
-    why: str  # about the attention that does not, or nothing
-
-
-def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> Suited:
-    """requested; or ADDED, which is the same with the masks of "eager", where only a part of the
-    attention can be exchanged; or "eager", where none can."""
+def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> tuple[str, bool]:
+    """The attn_implementation that a model can take, and whether any of its attention, as far as it
+    is known, goes by that: requested; or ADDED, which is the same with the masks of "eager", where
+    only a part of the attention can be exchanged; or, where none can, what its own layers have."""
     found = attentions(_models_of_one_config(model))
-    names = ", ".join(found.own)
-    why = names and f"the attention of {names} is written out in its own code and not exchanged"
     if found.masked and found.asks:
-        return Suited(ADDED, True, why)
+        return ADDED, True
     if found.own and (found.masked or not (found.asks or found.unknown)):
-        return Suited("eager", False, why)
-    return Suited(requested, found.asks, why)
+        return "sdpa" if model._supports_sdpa else "eager", False
+    return requested, found.asks
 
 
 def leave_latents(model: PreTrainedModel) -> None:
@@ -59,25 +54,50 @@ def leave_latents(model: PreTrainedModel) -> None:
 
 
 def find_out() -> None:
-    """Gives models what is suited where one of NAMES is asked for; "eager" with a warning."""
+    """Gives models what is suited where one of NAMES is asked for, and routes the layers in them
+    that write attention out, as soon as they are there."""
 
     def correct_for_classes(correct, self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
         if requested not in NAMES:
             return requested
-        found = suited(self, requested)
-        if found.name == "eager":
-            _logger.warning_once(
-                f'attn_implementation="{requested}": {found.why}; {type(self).__name__} stays with '
-                '"eager"'
-            )
         leave_latents(self)
         if _rotates:
             for module_name in {part.__module__ for part in within(type(self))}:
                 replace_rotation(module_name)
-        return found.name
+        self.__dict__[_REQUESTED] = True
+        return suited(self, requested)[0]
+
+    def route_made(post_init, self):
+        post_init(self)
+        if self.__dict__.pop(_REQUESTED, False):
+            _route(self)
+
+    def switch_routes(switch, self, requested, *args, **kwargs):
+        for module in self.modules():
+            if module.__dict__.pop(_REQUESTED, False):
+                unroute(module)
+        if requested not in NAMES or asks(self):
+            switch(self, requested, *args, **kwargs)
+        if requested in NAMES:
+            self.__dict__[_REQUESTED] = True
+        for module in list(self.modules()):
+            if isinstance(module, PreTrainedModel) and module.__dict__.pop(_REQUESTED, False):
+                _route(module)
 
     _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)
+    _wrap(PreTrainedModel, "post_init", route_made)
+    _wrap(PreTrainedModel, "set_attn_implementation", switch_routes)
+
+
+def _route(model: PreTrainedModel) -> None:
+    layers = [x for x in model.modules() if writes_attention(type(x))]
+    for layer in layers:
+        if not is_routed(layer):
+            route_written(layer)
+            layer.__dict__[_REQUESTED] = True
+    if not layers and not asks(model):
+        _logger.warning_once(f"{type(model).__name__} has no attention that qkv knows")
 
 
 def batch_continuously(names: Collection[str]) -> None:

@@ -1,0 +1,442 @@
+"""qkv.convert of layers that write attention out in their own code: of transformers' families, and
+of layers that do what might go wrong in between."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from test_convert import operators
+from torch import nn
+from torch.testing import assert_close
+
+transformers = pytest.importorskip("transformers")
+
+import qkv.integrations.transformers  # noqa: E402
+
+qkv.integrations.transformers.register()
+
+from own_models import FAMILIES, build  # noqa: E402
+
+# Their own code cannot have float64, or makes NaN of its least number twice.
+SINGLE = {"fastspeech2", "xglm", "canine", "prophetnet", "led", "longformer"}
+# Their softmax is float32 whatever the model is.
+ROUNDED = SINGLE | {"bloom", "codegen", "flaubert", "funnel", "gpt_neo", "gptj", "mpt", "xlm"}
+ROUNDED |= {"git", "seggpt"}
+# The classes in a family that do something else, and why they are left.
+LEFT = {
+    "groupvit_vision": "its first call had no softmax(query @ key) @ value",
+    "led": "its first call had no softmax(query @ key) @ value",
+    "longformer": "its first call had no softmax(query @ key) @ value",
+    "openai": "its first call had no softmax(query @ key) @ value",
+    "vits": "it computes with its weights themselves",
+}
+NONE_CHANGED = {"longformer", "openai", "vits"}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a converted layer has called qkv.attention."""
+    found = []
+    for where in ("core", "route"):
+        module = __import__(f"qkv._conversion.{where}", fromlist=[where])
+        attention = module.attention
+
+        def counted(*args, _attention=attention, **kwargs):
+            found.append(1)
+            return _attention(*args, **kwargs)
+
+        monkeypatch.setattr(module, "attention", counted)
+    return found
+
+
+def floating(output):
+    """The floating tensors in an output."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    values = output.values() if hasattr(output, "values") else output
+    return [x for value in values if not isinstance(value, (int, float, str)) and value is not None
+            for x in floating(value)]  # fmt: skip
+
+
+def results(model, call):
+    """The outputs, and the gradient of each parameter that has one."""
+    torch.manual_seed(0)
+    outputs = floating(model(**call))
+    weights = [torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).view(x.shape) for x in outputs]
+    losses = [(x * w).mean() for x, w in zip(outputs, weights, strict=True) if x.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(losses, parameters, allow_unused=True)
+    return [x.detach() for x in outputs], found
+
+
+def assert_same(found, expected, tolerance):
+    """Each by its own size."""
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            finite = theirs.isfinite()
+            assert torch.equal(ours.isfinite(), finite)
+            size = theirs[finite].abs().max().item() if finite.any() else 0.0
+            assert_close(ours[finite], theirs[finite], rtol=0, atol=tolerance * (size + 1e-3))
+
+
+def double(model, call):
+    return model.double(), {
+        k: x.double() if x.is_floating_point() else x for k, x in call.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name, calls):
+    model, call = build(name)
+    if name not in SINGLE:
+        model, call = double(model, call)
+    expected = results(model, call)
+    conversion = qkv.convert(model)
+    promised = len(conversion.changed)
+    first = results(model, call)
+    calls.clear()
+    second = results(model, call)
+    ways = [layer.__dict__.get("_way") for layer in model.modules()]
+    assert len(calls) >= ways.count("matched")
+    assert bool(calls) != (name in NONE_CHANGED)
+    assert set(conversion.left.values()) == ({LEFT[name]} if name in LEFT else set())
+    assert len(conversion.changed) + len(conversion.left) == promised
+    outputs, grads = (1e-4, 5e-3) if name in SINGLE else (1e-6, 3e-5)
+    if name not in ROUNDED:
+        outputs, grads = 1e-11, 1e-10
+    for found in (first, second):
+        assert_same(found[0], expected[0], outputs)
+        assert_same(found[1], expected[1], grads)
+    conversion.undo()
+    calls.clear()
+    assert_same(results(model, call)[0], expected[0], 0.0)
+    assert not calls
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - NONE_CHANGED - SINGLE - {"levit"}))
+def test_by_name(name, calls):
+    """attn_implementation="qkv", from the beginning and set in a model that is there."""
+    eager, call = build(name)
+    config = copy.deepcopy(eager.config)
+    made = type(eager)._from_config(config, attn_implementation="qkv").eval()
+    made.load_state_dict(eager.state_dict())
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = floating(eager(**call))
+        eager.set_attn_implementation("qkv")
+        for model in (made, eager):
+            model(**call)
+            calls.clear()
+            torch.manual_seed(0)
+            assert_same(floating(model(**call)), expected, 1e-4)
+            assert calls
+        eager.set_attn_implementation("eager")
+        calls.clear()
+        eager(**call)
+        assert not calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mpnet", "deberta", "bloom", "gptj", "layoutlmv3"])
+def test_half_is_as_close(name):
+    """As what the layers write out in bfloat16, to what they write out in float32."""
+    model, call = build(name)
+    exact = model(**call)[0]
+    half = model.bfloat16()
+    call = {k: x.bfloat16() if x.is_floating_point() else x for k, x in call.items()}
+    theirs = half(**call)[0]
+    conversion = qkv.convert(half)
+    half(**call)
+    ours = half(**call)[0]
+    assert not conversion.left and ours.dtype == torch.bfloat16
+    assert (ours - exact).abs().mean() < 1.2 * (theirs - exact).abs().mean() + 1e-3
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["bloom", "gptj", "gpt_neo", "codegen", "vits"])
+def test_checkpoints(name, reentrant):
+    """From the first call on, also where that decides that the layer is left."""
+    model, call = build(name)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if "vits" in name:
+        model.config.layerdrop = 0.0
+        for layer in model.text_encoder.encoder.layers:
+            layer.attention.dropout = 0.0
+        model.text_encoder.encoder.layerdrop = 0.0
+    call |= {} if name == "vits" else {"use_cache": False}
+    expected = results(model, call)[1]
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    qkv.convert(model)
+    for _ in range(2):
+        model.zero_grad()
+        torch.manual_seed(0)
+        outputs = floating(model(**call))
+        weights = [torch.linspace(0.5, 1.5, x.numel()).view(x.shape) for x in outputs]
+        torch.autograd.backward([(x * w).mean() for x, w in zip(outputs, weights, strict=True)])
+        assert_same([p.grad for p in model.parameters()], expected, 5e-3)
+
+
+@pytest.mark.parametrize("family, name", [
+    ("BloomForCausalLM", "bloom"), ("GPTJForCausalLM", "gptj"), ("MptForCausalLM", "mpt"),
+    ("GPTNeoForCausalLM", "gpt_neo"), ("FalconForCausalLM", "falcon"), ("XGLMForCausalLM", "xglm"),
+])  # fmt: skip
+def test_generates_the_same(family, name, calls):
+    model, call = build(name)
+    model = getattr(transformers, family)(model.config).eval()
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    call["attention_mask"] = call["attention_mask"].flip(1)  # padding before the prompt
+    expected = model.generate(**call, **options)
+    conversion = qkv.convert(model)
+    assert torch.equal(model.generate(**call, **options), expected)
+    assert calls and not conversion.left
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["mpnet", "bloom", "gptj", "groupvit_text"])
+def test_weights_that_are_asked_for(name):
+    """They are the model's own, to the bit."""
+    model, call = build(name)
+    expected = model(**call, output_attentions=True)
+    qkv.convert(model)
+    for _ in range(2):
+        found = model(**call, output_attentions=True)
+        assert_close(found.attentions, expected.attentions, rtol=0, atol=0)
+        model(**call)
+
+
+@torch.no_grad()
+def test_compiled_it_is_the_models_own():
+    model, call = build("mpnet")
+    expected = model(**call)[0]
+    qkv.convert(model)
+    run = torch.compile(model, backend="aot_eager")
+    found = run(**call)[0]
+    torch._dynamo.reset()
+    assert_close(found, expected)
+    assert_close(model(**call)[0], expected)
+
+
+class Attention(nn.Module):
+    """Written out, with something of the test's own done to the scores."""
+
+    def __init__(self, body, dropout=0.0):
+        super().__init__()
+        self.body = body
+        self.proj = nn.Linear(8, 24)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        query, key, value = self.proj(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return self.body(self, query, key, value)
+
+    def plain(self, query, key, value):
+        weights = self.drop((query @ key.mT / 2).softmax(-1))
+        return weights @ value
+
+    def in_place_through_a_view(self, query, key, value):
+        scores = query @ key.mT
+        view = scores.view(-1, *scores.shape[2:])
+        view += torch.arange(5.0)
+        scores /= 2
+        return view.softmax(-1).view(scores.shape) @ value
+
+    def query_changed_in_between(self, query, key, value):
+        query = query.clone()
+        scores = query @ key.mT
+        query.mul_(3)
+        return scores.softmax(-1) @ value
+
+    def mask_changed_in_between(self, query, key, value):
+        mask = torch.arange(5.0)
+        scores = query @ key.mT + mask
+        mask[2] = 9.0
+        return scores.softmax(-1) @ value
+
+    def derived_before_a_change(self, query, key, value):
+        scores = query @ key.mT
+        first = scores * 2
+        scores += torch.arange(5.0)
+        return first.softmax(-1) @ value + scores.softmax(-1) @ value
+
+    def filled_twice(self, query, key, value):
+        """Together the masks hide all of the first query's keys."""
+        mask = torch.ones(5, 5).triu(1).bool()
+        scores = (query @ key.mT).masked_fill(mask, -1e9)
+        scores = scores.masked_fill(~mask & (torch.arange(5)[:, None] == 0), -1e9)
+        return scores.softmax(-1) @ value
+
+    def grouped(self, query, key, value):
+        return (query @ key[:, :1].mT).softmax(-1) @ value[:, :1]
+
+    def three_terms(self, query, key, value):
+        row, column = torch.arange(5.0), torch.arange(5.0)[:, None]
+        scores = torch.where(row > column, -torch.inf, 2 * (query @ key.mT + row) + row * column)
+        return (scores - column * row / 2 + self.proj.bias[0] * row).softmax(-1) @ value
+
+    def other_dimension(self, query, key, value):
+        return (query @ key.mT).softmax(-2) @ value
+
+    def times_a_head_mask(self, query, key, value):
+        return ((query @ key.mT).softmax(-1) * torch.tensor([0.0, 1.0]).view(2, 1, 1)) @ value
+
+    def powers(self, query, key, value):
+        scores = query @ key.mT
+        return (scores**2 - scores.mean()).softmax(-1) @ value
+
+
+BODIES = {
+    **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
+                     "grouped", "three_terms"), True),
+    **dict.fromkeys(("query_changed_in_between", "mask_changed_in_between", "other_dimension",
+                     "times_a_head_mask", "powers"), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, taken", BODIES.items())
+def test_what_a_layer_does_to_its_scores(name, taken, calls):
+    torch.manual_seed(0)
+    layer = Attention(getattr(Attention, name)).double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    torch.set_default_dtype(torch.float64)
+    try:
+        expected = results(layer, {"x": x})
+        conversion = qkv.convert(layer)
+        for _ in range(2):
+            calls.clear()
+            found = results(layer, {"x": x})
+            assert_same(found[0], expected[0], 1e-12)
+            assert_same(found[1], expected[1], 1e-12)
+        assert bool(calls) == taken
+        assert conversion.left == ({} if taken else {
+            "": "its first call had no softmax(query @ key) @ value"
+        })  # fmt: skip
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_refused_where_it_differs():
+    """-1e4 hides a key, unless scores are as low."""
+    torch.manual_seed(0)
+    mask = torch.tensor([False, False, True, False, True])
+    layer = Attention(lambda _, q, k, v: (q @ k.mT - 3e4).masked_fill(mask, -2e4).softmax(-1) @ v)
+    x = torch.randn(3, 5, 8)
+    expected = layer(x)
+    conversion = qkv.convert(layer)
+    assert conversion.changed and not conversion.left
+    assert_close(layer(x), expected, rtol=0, atol=0)
+    assert conversion.left == {"": "its softmax(query @ key) @ value differs from qkv's"}
+    assert "left: its softmax" in repr(conversion) and not conversion.changed
+
+
+def test_scores_where_no_gradients_are_recorded():
+    def body(self, query, key, value):
+        scores = query @ key.mT
+        with torch.no_grad():
+            scores.mean()
+        return scores.softmax(-1) @ value
+
+    layer = Attention(body)
+    qkv.convert(layer)
+    x = torch.randn(3, 5, 8)
+    with pytest.raises(RuntimeError, match="convert: a layer computes with its scores where no"):
+        layer(x)
+    assert not torch.overrides._get_current_function_mode_stack()
+    with torch.no_grad():
+        layer(x)
+
+
+def test_dropout():
+    """Of the weights, with the same expectation and another stream of random numbers."""
+    torch.manual_seed(0)
+    layer = Attention(Attention.plain, dropout=0.25)
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        expected = layer.eval()(x)
+        conversion = qkv.convert(layer)
+        assert_close(layer(x), expected)
+        layer.train()
+        mean = torch.stack([layer(x) for _ in range(500)]).mean(0)
+        assert not conversion.left and not torch.allclose(layer(x), expected)
+    assert_close(mean, expected, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_autocast(autocast):
+    torch.manual_seed(0)
+    layer, x = Attention(Attention.plain), torch.randn(3, 5, 8)
+    with torch.autocast("cpu", enabled=autocast):
+        expected = layer(x)
+        conversion = qkv.convert(layer)
+        layer(x)
+        found = layer(x)
+    assert not conversion.left and found.dtype == expected.dtype
+    assert_close(found, expected, rtol=0, atol=0.02 if autocast else 1e-5)
+
+
+@pytest.mark.parametrize("duplicate", [
+    copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x))
+])  # fmt: skip
+@pytest.mark.parametrize("has_run", [True, False])
+def test_copies(duplicate, has_run, calls):
+    layer, x = Attention(Attention.plain), torch.randn(3, 5, 8)
+    expected = layer(x)
+    conversion = qkv.convert(layer)
+    if has_run:
+        layer(x)
+    other = duplicate(layer)
+    conversion.undo()
+    assert_close(other(x), expected)
+    assert calls
+    qkv.convert(other).undo()
+    calls.clear()
+    assert type(other) is type(layer) is Attention
+    assert torch.equal(other(x), expected) and torch.equal(layer(x), expected)
+    assert not calls
+
+
+def test_threads():
+    layer, found = Attention(Attention.plain), {}
+    inputs = [torch.randn(3, 5 + i, 8) for i in range(4)]
+    expected = [layer(x) for x in inputs]
+    qkv.convert(layer)
+
+    def run(i):
+        found[i] = [layer(inputs[i]) for _ in range(50)]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, x in enumerate(expected):
+        assert_close(found[i], [x] * 50)
+
+
+def test_an_exception_ends_it():
+    def body(self, query, key, value):
+        (query @ key.mT).softmax(-1)
+        raise KeyboardInterrupt
+
+    layer = Attention(body)
+    conversion = qkv.convert(layer)
+    with pytest.raises(KeyboardInterrupt):
+        layer(torch.randn(3, 5, 8))
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert conversion.changed and not conversion.left
+    layer.body = Attention.plain
+    assert operators(lambda: layer(torch.randn(3, 5, 8)))
+
+
+def test_under_functorch_it_is_the_layers_own(calls):
+    layer, x = Attention(Attention.plain), torch.randn(4, 3, 5, 8)
+    expected = torch.stack([layer(y) for y in x])
+    qkv.convert(layer)
+    assert_close(torch.func.vmap(layer)(x), expected)
+    assert not calls

@@ -1,0 +1,53 @@
+"""Which layers write attention out, by the names in their code. Whether that is what qkv.attention
+computes is seen when they run."""
+
+import dis
+import functools
+from collections.abc import Callable
+
+from torch import autograd, nn
+
+from qkv._code import methods_of, reached_from, things_in, words_in
+
+_SDPA = {"scaled_dot_product_attention"}
+_SOFTMAX, _PRODUCTS = {"softmax", "Softmax"}, ("matmul", "bmm", "einsum")
+
+
+@functools.cache
+def writes_attention(layer: type) -> bool:
+    """Not one that asks transformers' interface, which exchanges it. Nor one with an
+    autograd.Function, which would see no more of a `Scores` than its numbers."""
+    functions = reached_from(methods_of(layer))
+    words = {x for f in functions for x in words_in(f.__code__)}
+    things = [x for f in functions for x in things_in(f)]
+    if any(isinstance(x, type) and issubclass(x, autograd.Function) for x in things):
+        return False
+    has_product = any(p in word for p in _PRODUCTS for word in words)
+    has_product = has_product or any(map(_multiplies, functions))
+    return weighs(layer) and (has_product or not words.isdisjoint(_SDPA))
+
+
+@functools.cache
+def weighs(layer: type) -> bool:
+    """Whether its own code makes weights of scores, and is not that of a whole model."""
+    functions = reached_from(methods_of(layer))
+    words = {x for f in functions for x in words_in(f.__code__)}
+    is_model = any(base.__name__ == "PreTrainedModel" for base in layer.__mro__)
+    return not is_model and not _asks(layer) and not words.isdisjoint(_SOFTMAX | _SDPA)
+
+
+def asks(layer: nn.Module) -> bool:
+    """Whether it, or what it is made of, asks transformers' interface."""
+    return any(_asks(type(x)) for x in layer.modules())
+
+
+@functools.cache
+def _asks(layer: type) -> bool:
+    functions = reached_from(methods_of(layer))
+    return any(type(x).__name__ == "AttentionInterface" for f in functions for x in things_in(f))
+
+
+def _multiplies(function: Callable[..., object]) -> bool:
+    """Whether there is an @ in it; versions of Python call it differently."""
+    names = {(x.opname, x.argrepr) for x in dis.get_instructions(function)}
+    return any(op == "BINARY_MATRIX_MULTIPLY" or name == "@" for op, name in names)
