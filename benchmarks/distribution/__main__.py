@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 def measured(args: argparse.Namespace) -> dict:
     """What this machine gives: figures of a core, and how they came about."""
     import qkv
-    from qkv.bench.machine import cpu_model
+    from qkv.env import cpu_model
 
     from .measure import measure
 

@@ -29,7 +29,7 @@ from gpt.plots import plot_attention, plot_losses, plot_times
 from gpt.text import decode
 from gpt.train import TrainConfig
 from gpt.variants import Variant, time_variants
-from qkv.bench.machine import cpu_model
+from qkv.env import cpu_model
 
 AROUND_TRAINING = 12.0  # the seconds that calibration, checks, sample and pictures take
 VARIANTS = 16.0  # the seconds for the variants, or an eighth of all where that is less

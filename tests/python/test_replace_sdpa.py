@@ -8,11 +8,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qkv
+from qkv import _replace
 
-REPLACED = ("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention")
+REPLACED = (
+    "aten::scaled_dot_product_attention",
+    "aten::_native_multi_head_attention",
+    "torch_attn::_varlen_attn",
+    "torch_attn::_varlen_attn_out",
+)
 SDPA, MULTI_HEAD = "scaled_dot_product_attention", "_native_multi_head_attention"
 
 
@@ -96,7 +103,7 @@ class TestSwitch:
         before = kernels()
         qkv.replace_sdpa()
         assert kernels() != before
-        torch.ops.qkv._restore_sdpa()
+        _replace._changed(torch.ops.qkv._restore_sdpa())
         assert kernels() == before
         with pytest.raises(RuntimeError, match="nothing is replaced"):
             torch.ops.qkv._restore_sdpa()
@@ -524,3 +531,51 @@ class TestFastPaths:
             layer(nested, nested, nested, need_weights=True)
         reasons = {reason.split(",")[0] for _, reason in qkv.sdpa_report().left}
         assert reasons == {"flash attention is switched off", "nested tensors"}
+
+
+class TestPacked:
+    """torch.nn.attention.varlen, which has no kernel of torch's on CPUs."""
+
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32)
+
+    def packed(self, dtype=torch.float64):
+        torch.manual_seed(0)
+        return [torch.randn(7, 2, 4, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+    def test_results_and_derivatives(self, replaced):
+        rows = self.packed()
+        lengths = (self.ends, self.ends, 4, 4)
+        aux = AuxRequest(lse=True)
+        output, lse = varlen_attn(*rows, *lengths, window_size=(-1, 0), return_aux=aux)
+        expected = qkv.varlen_attn(*rows, *lengths, window_size=(-1, 0), return_aux=aux)
+        assert torch.equal(output, expected[0]) and torch.equal(lse, expected[1])
+        assert qkv.sdpa_report().taken == {"varlen_attn": 1}
+        assert torch.autograd.gradgradcheck(lambda *x: varlen_attn(*x, *lengths), rows)
+        with torch.no_grad():
+            out = torch.empty_like(output)
+            varlen_attn_out(out, *rows, *lengths, window_size=(-1, 0))
+            assert torch.equal(out, output)
+
+    def test_compiled(self, replaced):
+        rows = self.packed()
+
+        def attend(*rows):
+            return varlen_attn(*rows, self.ends, None, 4, 4).sin()
+
+        output = torch.compile(attend, backend="aot_eager", fullgraph=True)(*rows)
+        expected = qkv.varlen_attn(*rows, self.ends, None, 4, 4).sin()
+        assert torch.equal(output, expected)
+        found = torch.autograd.grad(output.sum(), rows)
+        for x, y in zip(found, torch.autograd.grad(expected.sum(), rows), strict=True):
+            assert torch.equal(x, y)
+
+    def test_undone(self):
+        with qkv.replace_sdpa(), qkv.replace_sdpa():
+            varlen_attn(*self.packed(), self.ends, None, 4, 4)
+        with pytest.raises(NotImplementedError):
+            varlen_attn(*self.packed(), self.ends, None, 4, 4)
+
+    def test_errors_name_the_argument(self, replaced):
+        query, key, value = self.packed()
+        with pytest.raises(RuntimeError, match="key"):
+            varlen_attn(query, key.float(), value, self.ends, None, 4, 4)

@@ -13,6 +13,7 @@ from qkv._functional import has_kernels
 from qkv._refuse import refuse
 from qkv._score_function.arguments import arguments_of
 from qkv._score_function.masked import check_mask, masked, spans_of
+from qkv._verbose import note_left
 from qkv.options import FlexOptions, Unpack, keywords_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def flex_attention(
     Source: Dong et al., "FlexAttention", 2024.
     """
     if not has_kernels(query):
+        note_left("flex_attention", query, "torch")
         return _of_torch(
             _keywords(attn_mask, dropout_p, is_causal, **options), query, key, value, score_mod,
             block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux=return_aux,

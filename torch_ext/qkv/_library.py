@@ -38,14 +38,17 @@ def _fitting() -> Path:
     )
 
 
-def load() -> None:
-    """Loads the package's library, or the build of it that QKV_LIBRARY names: for tests of builds
-    that nobody installs, with sanitizers or emulated instruction sets, say."""
+def library() -> Path:
+    """The package's library, or the build of it that QKV_LIBRARY names: for tests of builds that
+    nobody installs, with sanitizers or emulated instruction sets, say."""
     other = os.environ.get("QKV_LIBRARY")
-    library = Path(other).resolve() if other else _fitting()
-    torch.ops.load_library(library)
+    return Path(other).resolve() if other else _fitting()
+
+
+def load() -> None:
+    torch.ops.load_library(library())
     if (version := torch.ops.qkv._version()) != __version__:
         raise ImportError(
-            f"{library} is of qkv {version}, but the Python package around it is qkv "
+            f"{library()} is of qkv {version}, but the Python package around it is qkv "
             f"{__version__}. Install one of them anew: {BUILD}."
         )

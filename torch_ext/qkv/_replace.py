@@ -1,32 +1,54 @@
 """torch's own attention functions, computed by qkv."""
 
+import threading
+
 import torch
 import torch.compiler.config
 import torch.nn.attention
+
+from qkv._replace_varlen import ReplacedVarlen
 
 # The end of torch.compile's cache keys while sdpa is replaced, so that programs that were compiled
 # with qkv and without are not taken for one another. torch keeps them from run to run.
 _TAG = "+qkv"
 
 
-def _tag_compiled(active: int) -> None:
-    config = torch.compiler.config
-    tag = config.cache_key_tag.removesuffix(_TAG)
-    config.cache_key_tag = tag + _TAG if active > 0 else tag
+_lock = threading.Lock()
+_active = 0  # how many replacements there are
+_varlen: ReplacedVarlen | None = None  # of those that are active, or were last
+
+
+def is_active() -> bool:
+    return _active > 0
+
+
+def _changed(active: int) -> None:
+    """active: how many replacements there are now. What begins with the first, and ends with the
+    last, besides the kernels in C++."""
+    global _active, _varlen
+    before, _active = _active, active
+    config = torch.compiler.config  # which is the thread's own
+    config.cache_key_tag = config.cache_key_tag.removesuffix(_TAG) + _TAG * (active > 0)
+    if active > 0 and before == 0:
+        _varlen = ReplacedVarlen()
+    elif active == 0 and _varlen is not None:
+        _varlen.undo()
 
 
 class ReplacedSdpa:
     """What `replace_sdpa` returns; as a context manager it ends with the block."""
 
     def __init__(self) -> None:
-        _tag_compiled(torch.ops.qkv._replace_sdpa())
+        with _lock:
+            _changed(torch.ops.qkv._replace_sdpa())
         self._active = True
 
     def undo(self) -> None:
         """Ends it; a second time this does nothing."""
         if self._active:
             self._active = False
-            _tag_compiled(torch.ops.qkv._restore_sdpa())
+            with _lock:
+                _changed(torch.ops.qkv._restore_sdpa())
 
     remove = undo  # the name by which torch's registry of flash attentions calls it
 
@@ -74,6 +96,8 @@ class SdpaReport:
                 self.left[function, reason] = calls
             else:
                 self.taken[function] = calls
+        if _varlen is not None and _varlen.calls:
+            self.taken["varlen_attn"] = _varlen.calls
 
     def __repr__(self) -> str:
         rows = [(str(n), function, "qkv") for function, n in self.taken.items()]

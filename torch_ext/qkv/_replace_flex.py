@@ -26,9 +26,16 @@ def _replacement(  # whose code runs among the globals of torch's function
 def _attention(query: Any, *args: Any, **given: Any) -> Any:
     from qkv._flex import flex_attention
     from qkv._functional import has_kernels
+    from qkv._verbose import note_left
 
-    function = flex_attention if has_kernels(query) else _torchs
-    return function(query, *args, **given)  # type: ignore[misc]
+    if has_kernels(query):
+        return flex_attention(query, *args, **given)
+    note_left("flex_attention", query, "torch")
+    return _torchs(query, *args, **given)  # type: ignore[misc]
+
+
+def is_active() -> bool:
+    return bool(_active)
 
 
 class ReplacedFlex:

@@ -2,8 +2,10 @@
 // and counts of what they take and what they leave to torch.
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "qkv/replace_sdpa.h"
 #include "replace/kernels.h"
@@ -26,6 +28,15 @@ constexpr std::array<const char*, kOutcomes> kReasons = {
 };
 
 std::array<std::array<std::atomic<int64_t>, kOutcomes>, kFunctions> counts;
+
+// Whether to say, too, what is counted as left to torch, the first time: QKV_VERBOSE=1.
+bool is_verbose() {
+  static const bool is_on = [] {
+    const char* const value = std::getenv("QKV_VERBOSE");
+    return value && *value && std::string_view(value) != "0";
+  }();
+  return is_on;
+}
 
 void reset_counts() {
   for (auto& of_function : counts)
@@ -96,7 +107,11 @@ std::tuple<std::vector<std::string>, std::vector<std::string>, std::vector<int64
 }  // namespace
 
 void count(Function function, Outcome outcome) {
-  counts[int(function)][int(outcome)].fetch_add(1, std::memory_order_relaxed);
+  const int64_t before =
+      counts[int(function)][int(outcome)].fetch_add(1, std::memory_order_relaxed);
+  if (before == 0 && outcome != Outcome::taken && is_verbose())
+    TORCH_WARN("qkv: ", kFunctionNames[int(function)],
+               " is left to torch: ", kReasons[int(outcome)]);
 }
 
 // Behind qkv.replace_sdpa() and qkv.sdpa_report().

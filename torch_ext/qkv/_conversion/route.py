@@ -13,6 +13,7 @@ from torch import _C, nn
 from torch.overrides import TorchFunctionMode
 
 from qkv._functional import attention, has_kernels
+from qkv._verbose import note_left
 
 
 def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
@@ -89,4 +90,8 @@ class _Route(TorchFunctionMode):
 def _is_ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> bool:
     """Whether qkv computes this scaled_dot_product_attention. Mask and is_causal together stay
     torch's, which refuses them in some of its ways and applies both in others."""
-    return has_kernels(query) and not (is_causal and attn_mask is not None)
+    why = "a mask and is_causal together" if is_causal and attn_mask is not None else ""
+    if has_kernels(query) and not why:
+        return True
+    note_left("scaled_dot_product_attention of a converted layer", query, "torch", why)
+    return False

@@ -2,22 +2,11 @@
 
 import os
 import platform
-from pathlib import Path
 
 import torch
 
 import qkv
-
-
-def cpu_model():
-    """As the system names it: the model name of /proc/cpuinfo, where there is one."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+from qkv.env import cpu_model
 
 
 def name_of(dtype):

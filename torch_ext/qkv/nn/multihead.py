@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv._refuse import refuse
+from qkv._verbose import note_left
 from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._linear import linear, projections
@@ -165,6 +166,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                     f"MultiheadAttention: query is on {query.device}, where torch's layer is used, "
                     f"which has no {' and no '.join(given)}"
                 )
+            note_left("MultiheadAttention", query, "torch's layer")
             return super().forward(
                 query, key, value, key_padding_mask=key_padding_mask, need_weights=need_weights,
                 attn_mask=attn_mask, average_attn_weights=average_attn_weights,

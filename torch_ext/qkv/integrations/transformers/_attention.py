@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import _active_collector
 
 import qkv
 from qkv._functional import has_kernels
+from qkv._verbose import note_left
 from qkv.integrations.transformers._chosen import with_chosen
 from qkv.integrations.transformers._latents import Latents
 from qkv.integrations.transformers._pattern_mask import FAR, PatternMask
@@ -141,6 +142,7 @@ def _elsewhere(module, query, key, value, attention_mask, s_aux, **kwargs):
         )
     if isinstance(attention_mask, PatternMask):
         attention_mask = attention_mask.written_out()
+    note_left("attention of transformers", query, "transformers' sdpa")
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
