@@ -11,6 +11,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from .inputs import calls
+from .judge import tensors
 from .shrink import small
 
 # The kinds of models, of which the first that a family has stands for it.
@@ -62,8 +63,10 @@ def build(family: str) -> tuple[PreTrainedModel, dict[str, Any]]:
             for call in calls(model):
                 try:
                     with torch.no_grad():
-                        model(**call)
-                    return model, call
+                        found = dict(tensors(model(**call)))
+                    if found and all(x.isfinite().any() for x in found.values()):
+                        return model, call
+                    whys.append("what it returns is not finite, with random weights")
                 except Exception as error:
                     whys.append(said(error))
         except Exception as error:

@@ -11,6 +11,7 @@ from torch.profiler import profile
 import qkv
 
 from . import generation
+from .special import OTHER_WEIGHTS
 
 Results = dict[str, Tensor]
 # Errors of up to this share of a tensor's largest number are rounding, and beyond it those of up to
@@ -160,9 +161,10 @@ def tensors(thing: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def results(model: nn.Module, call: dict[str, Any], with_grads: bool = True) -> Results:
     """Outputs, and gradients of all parameters that have one, of a sum of all outputs with factors
-    that are always the same."""
+    that are always the same. Weights are not among them: some models return those of "eager" also
+    where nobody asks."""
     torch.manual_seed(0)
-    found = dict(tensors(model(**call)))
+    found = {name: x for name, x in tensors(model(**call)) if "attentions" not in name}
     if not with_grads:
         return {name: x.detach() for name, x in found.items()}
     generator = torch.Generator().manual_seed(1)
@@ -171,15 +173,11 @@ def results(model: nn.Module, call: dict[str, Any], with_grads: bool = True) -> 
         factor = torch.randn(x.shape, generator=generator).to(x.dtype)
         if x.requires_grad and x.isfinite().all():
             losses.append((x * factor).sum() / x.numel() ** 0.5)
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    grads = (
-        torch.autograd.grad(sum(losses), list(named.values()), allow_unused=True)
-        if losses
-        else [None] * len(named)
-    )
-    found |= {
-        f"gradient of {n}": g for n, g in zip(named, grads, strict=True) if g is not None
-    }  # fmt: skip
+    if losses:
+        named = {n: p for n, p in model.named_parameters() if p.requires_grad and p.numel()}
+        grads = torch.autograd.grad(losses, list(named.values()), allow_unused=True)
+        pairs = zip(named, grads, strict=True)
+        found |= {f"gradient of {n}": g for n, g in pairs if g is not None}
     return {name: x.detach() for name, x in found.items()}
 
 
@@ -188,12 +186,15 @@ def outputs_and_gradients(model: nn.Module, call: dict[str, Any]) -> str:
 
 
 def output_attentions(model: nn.Module, call: dict[str, Any]) -> str | None:
-    if not hasattr(model, "config"):
+    if not hasattr(model, "set_attn_implementation"):
         return None
+    if model.config.model_type in OTHER_WEIGHTS:
+        return OTHER_WEIGHTS[model.config.model_type]
 
     def run(model: nn.Module) -> Results:
-        found = results(model, call | {"output_attentions": True}, with_grads=False)
-        return {name: x for name, x in found.items() if "attention" in name}
+        with torch.no_grad():
+            found = tensors(model(**call, output_attentions=True))
+        return {name: x for name, x in found if "attentions" in name}
 
     return both(model, run, "output_attentions")
 

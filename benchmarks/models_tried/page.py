@@ -98,16 +98,16 @@ def _names(names: Any) -> str:
 HEAD = """# Models that were tried
 
 `python -m benchmarks.models_tried` builds a small model of each family of {versions},
-with random weights, has [`qkv.convert`](adopt.md) change it, and holds it against the same model as it
-was, with "eager" attention. This page is what it printed, on torch {torch} and `{isa}`; the raw results
-are in `benchmarks/results`, and each commit tries a part of the families again. A family is a model
-type of transformers, a module of timm that has attention, or a class of diffusers. Small models have
-few layers, heads and tokens: this is about which numbers a model computes, and not about speed."""
-CHECKED = """Right is a family of which each of these holds that its models have at all: outputs, and
-each gradient by its own size, in float32; the weights that `output_attentions=True` returns; in
-bfloat16 errors against float32 of at most twice those of the model as it was; gradient checkpointing
-in training; logits of generated tokens, with padding on the left, and scores of beams. Where
-transformers' own "sdpa" means something else than "eager", a model is held against "sdpa"."""
+with random weights, has [`qkv.convert`](adopt.md) change it, and holds it against the same model as
+it was, with "eager" attention. This page is what it printed, on torch {torch} and `{isa}`; the raw
+results are in `benchmarks/results`, and each commit tries a part of the families again. A family is
+a model type of transformers, a module of timm that has attention, or a class of diffusers. Small
+models have few layers, heads and tokens: this is about numbers, and not about speed."""
+CHECKED = """Right is a family of which each of these holds that its models have at all: outputs,
+and each gradient by its own size, in float32; the weights that `output_attentions=True` returns; in
+bfloat16 errors against float32 of at most twice those of the model as it was; gradient
+checkpointing in training; logits of generated tokens, with padding on the left, and scores of
+beams. Where transformers' own "sdpa" means something else than "eager", that is what counts."""
 _TEXT = {
     "right": "All attention that a call runs through is qkv's.",
     "part": "What qkv computes is right; other attention of the model stayed as it was.",
@@ -115,6 +115,5 @@ _TEXT = {
     "refused": "`NotImplementedError` in the first call.",
     "wrong": 'Use "eager" for these.',
     "crashed": "The process ended, or did not end in time, with qkv or before it came to that.",
-    "not built": "Nothing is known of these: no small config, or no call that the model itself takes, "
-    "was found.",
+    "not built": "Nothing is known of these: no small config was found, or no call.",
 }

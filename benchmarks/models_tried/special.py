@@ -30,3 +30,8 @@ SECTIONS = (
 
 # What models are called with that no other is, by model_type or class.
 CALLS: dict[str, Any] = {}
+
+# Families whose "eager" returns other weights than it uses.
+OTHER_WEIGHTS = {"bridgetower": 'only "eager" returns any'} | dict.fromkeys(
+    ("granite_swa", "granitemoe_swa"), 'those of "eager" are from before its sinks'
+)

@@ -267,6 +267,35 @@ def test_gradient_checkpointing(name, reentrant):
     assert_close(gradients(), expected, atol=1e-6, rtol=1e-5)
 
 
+def test_checkpointing_where_a_layer_reads_the_mask():
+    """The first layer goes the same way when it is computed again, and the mask has been written
+    out for whoever read it."""
+    model = make("mistral").train()
+    model.set_attn_implementation("qkv")
+    masks = []
+    model.model.layers[0].register_forward_hook(
+        lambda layer, args, given, output: masks.append((~given["attention_mask"]).sum()),
+        with_kwargs=True,
+    )
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model(**inputs("mistral")).loss.backward()
+    assert masks
+
+
+def test_what_is_written_to_a_mask_counts():
+    """Also where it was read before."""
+    query, key, value = qkv_heads()
+    mask = _masks.make_mask(1, 6, 6)
+    mask.any()
+    mask[:, :, :, 0].fill_(False)
+    mask[:, :, 0, 1] = True
+    found, _ = _attention.attention_forward(torch.nn.Module(), query, key, value, mask)
+    dense = torch.ones(6, 6, dtype=torch.bool).tril()
+    dense[:, 0], dense[0, 1] = False, True
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, dense)
+    assert_close(found, expected.transpose(1, 2))
+
+
 # Masks
 
 

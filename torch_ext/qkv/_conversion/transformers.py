@@ -31,6 +31,9 @@ def convert_transformers(module: nn.Module) -> Found | None:
     for model in models:
         leave_latents(model)
     found = [(m, suited(m)) for m in models]
+    # Layers of a model may go by the config of a model inside it.
+    added = {id(x) for m, what in found if what.name == integration.ADDED for x in m.modules()}
+    found = [(m, what.with_added() if id(m) in added else what) for m, what in found]
     whys = "; ".join(dict.fromkeys(what.why for _, what in found if what.why))
     switched = [(m.config._attn_implementation, what.name) for m, what in found if what.asks]
     if not switched:

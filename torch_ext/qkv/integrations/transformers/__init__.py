@@ -1,5 +1,6 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,11 @@ def register() -> None:
 
     mask_functions = dict.fromkeys(NAMES, make_mask) | {ADDED: masking_utils.eager_mask}
     for name, mask_function in mask_functions.items():
-        AttentionInterface.register(name, attention_forward)
+        # Where masks are added, no mask hides nothing, whatever a layer's is_causal says.
+        function = (
+            partial(attention_forward, is_causal=False) if name == ADDED else attention_forward
+        )
+        AttentionInterface.register(name, function)
         masking_utils.AttentionMaskInterface.register(name, mask_function)
     _own_attention.batch_continuously(mask_functions)
     _own_attention.find_out()

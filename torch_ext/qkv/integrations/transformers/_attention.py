@@ -181,7 +181,7 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:
     """Whether the call cannot go by the pattern, or must not, since somebody has the mask."""
     lengths = query.shape[2], key.shape[2]
-    if mask.dense is not None or tuple(mask.shape[2:]) != lengths:
+    if mask.changed or tuple(mask.shape[2:]) != lengths:
         return True
     if mask.documents is not None:
         return output_attentions or position_bias is not None

@@ -24,6 +24,10 @@ class Suited(NamedTuple):
     asks: bool  # whether any of its attention, as far as it is known, goes by that
     why: str  # about the attention that does not, or nothing
 
+    def with_added(self) -> "Suited":
+        """The same with the masks of "eager"."""
+        return self._replace(name=ADDED) if self.name in NAMES else self
+
 
 def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> Suited:
     """requested; or ADDED, which is the same with the masks of "eager", where only a part of the
@@ -59,6 +63,10 @@ def find_out() -> None:
                 f'attn_implementation="{requested}": {found.why}; {type(self).__name__} stays with '
                 '"eager"'
             )
+        if found.name == ADDED:  # layers may go by the config of a model inside, which follows
+            for config in (getattr(self.config, x, None) for x in self.config.sub_configs):
+                if config is not None and config._attn_implementation in NAMES:
+                    config._attn_implementation = ADDED
         leave_latents(self)
         return found.name
 
