@@ -88,9 +88,12 @@ def _with_tokens(model: Any, key: str, media: dict, texts: dict) -> dict | None:
     if not token or features is None:
         return None
     given = inspect.signature(features).parameters
-    with torch.no_grad():
-        rows = features(**{k: v for k, v in media.items() if k in given})
-    count = _rows(rows) // BATCH
+    try:
+        with torch.no_grad():
+            rows = features(**{k: v for k, v in media.items() if k in given})
+        count = _rows(rows) // BATCH
+    except Exception:
+        return None
     tokens = torch.full((BATCH, count), token)
     ids = torch.cat([texts["input_ids"][:, :1], tokens, texts["input_ids"][:, 1:]], 1)
     found = texts | {"input_ids": ids}
@@ -190,7 +193,8 @@ def hidden_patches(config: Any, taken: Any) -> dict[str, Any] | None:
         return None
     found = patches(config, {"image_grid_thw": None})
     assert found is not None
-    return {"hidden_states": found["pixel_values"], "grid_thw": found["image_grid_thw"]}
+    name = "pixel_values" if "pixel_values" in taken else "hidden_states"
+    return {name: found["pixel_values"], "grid_thw": found["image_grid_thw"]}
 
 
 def videos(config: Any, taken: Any) -> dict[str, Any] | None:

@@ -8,7 +8,26 @@ _RESNET = {
     "depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"],
 }  # fmt: skip
 _LAST = _RESNET | {"out_features": ["stage4"]}
+_TWO = {"num_hidden_layers": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
+    "bamba": _TWO | {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32},
+    "jamba": _TWO | {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "granitemoehybrid": _TWO | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
+    "mamba2": {"num_heads": 8},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "deepseek_v2": {"n_routed_experts": 4, "num_experts_per_tok": 2, "topk_method": "greedy"},
+    "nemotron": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+    "swin": {"window_size": 2},
+    "donut-swin": {"window_size": 2},
+    "esmc": {"num_key_value_heads": 4},
+    "glm5_next_text": {"num_key_value_heads": 4},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32]},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2},
+    "xmod": {"default_language": "en_XX"},
+    "gemma4_text": {"hidden_size_per_layer_input": 16, "num_experts": 4},
+    "t5gemma2_encoder": {"dropout_rate": 0.0},
+    "vision-encoder-decoder": {},
     "detr": {"backbone_config": _LAST},
     "conditional_detr": {"backbone_config": _LAST},
     "dab-detr": {"backbone_config": _LAST},
