@@ -416,9 +416,9 @@ class SelfAttention(torch.nn.Module):
         return results if self.need_weights else results[0]
 
 
-def check_model(model, make, dynamic_shapes=None, attentions=1):
+def check_model(model, make, dynamic_shapes=None, attentions=1, **options):
     """make(B, L): inputs. The exported model returns what the model does."""
-    program = export(model, make(2, 6), dynamic_shapes=dynamic_shapes)
+    program = export(model, make(2, 6), dynamic_shapes=dynamic_shapes, **options)
     assert nodes(program).count("Attention") == attentions
     for sizes in ((5, 9), (2, 6)) if dynamic_shapes else ((2, 6),):
         args = make(*sizes)
@@ -487,7 +487,8 @@ def tokens(B, L):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["Bert", "Llama", "Gemma2"])
 def test_transformers(name):
-    """BERT with unknown sizes. Gemma 2 caps scores and masks them."""
+    """BERT and Llama with unknown sizes. Gemma 2 caps scores and masks them. What rotates is not
+    optimized by the exporter, which fuses it into an operator that fails for more than one item."""
     transformers = pytest.importorskip("transformers")
     importlib.import_module("qkv.integrations.transformers").register()
     more = {} if name == "Bert" else {"num_key_value_heads": 2, "head_dim": 8}
@@ -496,8 +497,9 @@ def test_transformers(name):
         getattr(transformers, f"{name}Model")(config),
         **({} if name == "Bert" else {"use_cache": False}),
     )
-    dynamic = ({0: AUTO, 1: AUTO},) * 2 if name == "Bert" else None
-    check_model(model, tokens, dynamic, attentions=0 if name == "Gemma2" else 2)
+    dynamic = None if name == "Gemma2" else ({0: AUTO, 1: AUTO},) * 2
+    attentions = 0 if name == "Gemma2" else 2
+    check_model(model, tokens, dynamic, attentions, optimize=name == "Bert")
 
 
 def assert_refused(message, call, tensors=None, **options):

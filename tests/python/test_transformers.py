@@ -142,6 +142,20 @@ def test_outputs_losses_and_gradients(name, left):
     assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_labels_that_padding_predicts():
+    """What "eager" makes of a query that sees nothing reaches the loss then; not so of "sdpa"."""
+    call = inputs("llama", left=True)
+    call["labels"][1, 4] = call["input_ids"][1, 4]
+    model, found = make("llama"), {}
+    for implementation in ("eager", "sdpa", "qkv"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        model(**call).loss.backward()
+        found[implementation] = model.lm_head.weight.grad.clone()
+    assert_close(found["qkv"], found["sdpa"], atol=1e-6, rtol=1e-4)
+    assert not torch.allclose(found["qkv"], found["eager"], atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "t5", "youtu"])
 def test_second_order_and_forward_mode(name):
     """A product of the Hessian and a direction in all parameters, and the tangent of the loss. The

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qkv.integrations.transformers._latent_cache import LatentCache
 
-__all__ = ["LatentCache", "register"]
+__all__ = ["LatentCache", "register", "unregister"]
 
 # What models are told to use. The second is how continuous batching was asked for once;
 # transformers takes "paged|" off again, and warns.
@@ -18,7 +18,7 @@ ADDED = "qkv_added_masks"
 _OLDEST = (5, 22)  # the first version that the integration knows
 
 
-def register() -> None:
+def register(*, kernels: bool = False) -> None:
     """Makes `attn_implementation="qkv"` known to transformers. Calling it again changes nothing.
 
     Every model whose attention goes through transformers' `AttentionInterface` then takes it, in
@@ -26,6 +26,11 @@ def register() -> None:
     `"eager"`, but that a query that may see nothing gets 0. What is not on the CPU, or of a dtype
     that qkv does not have, goes to transformers' own `sdpa`. docs/adopt-transformers.md says what
     becomes of models with attention of their own.
+
+    Args:
+        kernels: models that are given that attention afterwards also rotate query and key by
+            `qkv.rotate`, where their function `apply_rotary_pos_emb` is found to do the same.
+            The function is replaced in the files of these models, for all models that they have.
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.
@@ -55,6 +60,24 @@ def register() -> None:
         masking_utils.AttentionMaskInterface.register(name, mask_function)
     _own_attention.batch_continuously(mask_functions)
     _own_attention.find_out()
+    if kernels:
+        _own_attention.rotate_too(True)
+
+
+def unregister() -> None:
+    """Undoes `register`: the names are unknown again, and models rotate by their own functions.
+
+    A model that still says `"qkv"` fails in its next call: give it another attention before, by
+    `model.set_attn_implementation("sdpa")`.
+    """
+    from transformers import AttentionInterface, masking_utils
+
+    from qkv.integrations.transformers import _own_attention
+
+    for interface in (AttentionInterface, masking_utils.AttentionMaskInterface):
+        for name in (*NAMES, ADDED):
+            interface._global_mapping.pop(name, None)
+    _own_attention.rotate_too(False)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,20 @@ from transformers.utils import logging
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions, within
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
+from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
 
 _logger = logging.get_logger(__name__)
+
+
+_rotates = False  # whether rotations are replaced, too
+
+
+def rotate_too(on: bool) -> None:
+    """Of models whose attention is set from now on; False: of none any more."""
+    global _rotates
+    _rotates = on
+    if not on:
+        restore_rotations()
 
 
 class Suited(NamedTuple):
@@ -68,6 +80,9 @@ def find_out() -> None:
                 if config is not None and config._attn_implementation in NAMES:
                     config._attn_implementation = ADDED
         leave_latents(self)
+        if _rotates:
+            for module_name in {part.__module__ for part in within(type(self))}:
+                replace_rotation(module_name)
         return found.name
 
     _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)

@@ -1,0 +1,156 @@
+"""register(kernels=True): models of transformers rotate query and key by qkv.rotate."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+transformers = pytest.importorskip("transformers")
+
+import qkv.integrations.transformers as integration  # noqa: E402
+
+integration.register()
+
+from qkv.integrations.transformers import _rotation  # noqa: E402
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+ROTATED = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi", "olmo2"]
+# Of neighbours; of tables with half as many numbers; with other arguments.
+OTHERS = ["cohere", "gpt_oss", "glm4"]
+
+
+@pytest.fixture
+def rotations(monkeypatch):
+    """The number of calls of qkv.rotate that models make."""
+    calls = []
+
+    def counted(*args):
+        calls.append(args[0].dtype)
+        return qkv_rotate(*args)
+
+    qkv_rotate = _rotation.rotate
+    integration.register(kernels=True)
+    monkeypatch.setattr(_rotation, "rotate", counted)
+    yield calls
+    integration.unregister()
+    integration.register()
+
+
+def model_of(family: str):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **SIZES)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    logits = model(ids).logits
+    logits.square().sum().backward()
+    return {"logits": logits} | {
+        n: p.grad for n, p in model.named_parameters() if p.grad is not None
+    }
+
+
+@pytest.mark.parametrize("family", ROTATED + OTHERS)
+def test_results_and_gradients(family, rotations):
+    model = model_of(family)
+    ids = torch.randint(50, (2, 9))
+    expected = gradients(copy.deepcopy(model), ids)
+    model.set_attn_implementation("qkv")
+    rotations.clear()
+    found = gradients(model, ids)
+    assert len(rotations) == (2 if family in ROTATED else 0)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert_close(found[name], x, atol=1e-5 * max(1, x.abs().max()), rtol=1e-4, msg=name)
+
+
+def test_cached_steps_and_half_precision(rotations):
+    model = model_of("llama")
+    prompt = torch.randint(1, 50, (2, 5))
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+    expected = model.generate(prompt, **options)
+    model.set_attn_implementation("qkv")
+    rotations.clear()
+    assert torch.equal(model.generate(prompt, **options), expected)
+    assert len(rotations) == 2 * 6
+    model.bfloat16()(prompt)
+    assert rotations[-1] == torch.bfloat16
+
+
+def test_compiled(rotations):
+    """Compilers fuse the model's own function."""
+    model = model_of("llama")
+    model.set_attn_implementation("qkv")
+    ids = torch.randint(50, (2, 9))
+    expected = model(ids).logits
+    rotations.clear()
+    assert_close(torch.compile(model, backend="aot_eager")(ids).logits, expected)
+    assert not rotations
+
+
+def test_undone(rotations):
+    module = sys.modules[type(model_of("llama")).__module__]
+    function = module.apply_rotary_pos_emb
+    model = model_of("llama")
+    model.set_attn_implementation("qkv")
+    assert module.apply_rotary_pos_emb is not function
+    model.set_attn_implementation("eager")
+    integration.unregister()
+    assert module.apply_rotary_pos_emb is function
+    with pytest.raises(ValueError, match="qkv"):
+        model_of("llama").set_attn_implementation("qkv")
+
+
+class TestCalls:
+    """A call that is not what the trial was about is the function's own."""
+
+    @pytest.fixture
+    def functions(self, rotations):
+        model_of("llama").set_attn_implementation("qkv")
+        module = sys.modules["transformers.models.llama.modeling_llama"]
+        rotations.clear()
+        yield module.apply_rotary_pos_emb, _rotation._replaced[module.__name__][1], rotations
+
+    def rows(self, dtype=torch.float32, width=8):
+        torch.manual_seed(0)
+        angles = torch.randn(2, 5, width // 2)
+        tables = (torch.cat([x, x], -1).to(dtype) for x in (angles.cos(), angles.sin()))
+        return torch.randn(2, 4, 5, 8, dtype=dtype), torch.randn(2, 2, 5, 8, dtype=dtype), *tables
+
+    def test_taken(self, functions):
+        ours, theirs, calls = functions
+        q, k, cos, sin = self.rows()
+        for dim, rows in ((1, (q, k)), (2, (q.transpose(1, 2), k.transpose(1, 2)))):
+            assert_close(ours(*rows, cos, sin, dim), theirs(*rows, cos, sin, dim))
+        assert len(calls) == 2
+
+    def test_tables_whose_halves_differ(self, functions):
+        ours, theirs, calls = functions
+        q, k, cos, sin = self.rows()
+        ours(q, k, cos, sin)
+        calls.clear()
+        cos[0, 2, 1] += 1  # in place: the tables were looked at in the call before
+        assert torch.equal(ours(q, k, cos, sin)[0], theirs(q, k, cos, sin)[0])
+        assert not calls
+
+    def test_tables_of_another_dtype(self, functions):
+        ours, theirs, calls = functions
+        q, k, _, _ = self.rows(torch.bfloat16)
+        _, _, cos, sin = self.rows()
+        found = ours(q, k, cos, sin)
+        assert found[0].dtype == torch.float32 and not calls
+        assert torch.equal(found[0], theirs(q, k, cos, sin)[0])
+
+    def test_vmap(self, functions):
+        ours, theirs, calls = functions
+        q, k, cos, sin = self.rows()
+        cos, sin = cos[:1], sin[:1]
+        found = torch.vmap(ours, in_dims=(0, 0, None, None))(q[:, None], k[:, None], cos, sin)
+        assert_close(found[0][:, 0], theirs(q, k, cos, sin)[0])
+        assert not calls

@@ -1,0 +1,128 @@
+"""The rotation of query and key in transformers' models, by `qkv.rotate`.
+
+Some two hundred model files have a function `apply_rotary_pos_emb` of their own, most of them the
+same chain of elementwise operators. It is replaced in the files of models whose attention is qkv's,
+where it does what `qkv.rotate` does: not by what is written there, but by a trial."""
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv._functional import has_kernels
+from qkv._rotate import rotate
+
+_NAME = "apply_rotary_pos_emb"
+_ARGUMENTS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
+_replaced: dict[str, tuple[ModuleType, FunctionType]] = {}  # by the name of the module
+
+
+class _Trial(NamedTuple):
+    """What a function was found to do besides rotating whole heads by halves, in float32."""
+
+    partly: bool  # it also rotates a first part of them
+    keeps_dtype: bool  # its results have q's dtype, whatever the tables' is
+
+
+def replace_rotation(module_name: str) -> None:
+    """In the module of this name, if it has such a function; once, however often it is called."""
+    module = sys.modules[module_name]
+    function = vars(module).get(_NAME)
+    if module_name in _replaced or not isinstance(function, FunctionType):
+        return
+    found = _trial(function)
+    if found is not None:
+        _replaced[module_name] = module, function
+        setattr(module, _NAME, _rotating(function, found))
+
+
+def restore_rotations() -> None:
+    """Gives every module its own function back."""
+    while _replaced:
+        _, (module, function) = _replaced.popitem()
+        setattr(module, _NAME, function)
+
+
+def _trial(function: FunctionType) -> _Trial | None:
+    """None if it is another function than that of Llama's files."""
+    if list(inspect.signature(function).parameters) != _ARGUMENTS:
+        return None
+    generator = torch.Generator().manual_seed(0)
+
+    def agrees(columns: int, table_dtype: torch.dtype = torch.float32) -> bool:
+        q, k, cos, sin = (
+            torch.randn(*shape, generator=generator)
+            for shape in ((2, 4, 5, 8), (2, 2, 5, 8), *[(2, 5, columns)] * 2)
+        )
+        tables = [torch.cat([x, x], -1) for x in (cos, sin)]
+        expected = rotate(q, k, cos, sin)
+        for dim in (1, 2):
+            rows = (x.transpose(1, dim) for x in (q, k))
+            try:
+                found = function(*rows, *tables, unsqueeze_dim=dim)
+            except RuntimeError:
+                return False
+            pairs = zip(found, expected, strict=True)
+            if not all(torch.allclose(x.transpose(1, dim), y, atol=1e-5) for x, y in pairs):
+                return False
+        return True
+
+    if not agrees(4):
+        return None
+    half = torch.ones(1, 1, 1, 8, dtype=torch.bfloat16)
+    table = torch.ones(1, 1, 8)
+    return _Trial(agrees(2), function(half, half, table, table)[0].dtype == half.dtype)
+
+
+def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def rotating(q, k, cos, sin, unsqueeze_dim=1):
+        if not _is_ours(q, k, cos, sin, unsqueeze_dim, found):
+            return function(q, k, cos, sin, unsqueeze_dim)
+        half = cos.shape[-1] // 2
+        rows = (q, k) if unsqueeze_dim == 1 else (q.transpose(1, 2), k.transpose(1, 2))
+        q, k = rotate(*rows, cos[..., :half], sin[..., :half])
+        return (q, k) if unsqueeze_dim == 1 else (q.transpose(1, 2), k.transpose(1, 2))
+
+    return rotating
+
+
+def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
+    """Compilers fuse the chain themselves, and could not ask for the numbers of a table."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    width = cos.shape[-1]
+    return (
+        type(cos) is Tensor
+        and has_kernels(q)
+        and q.dtype == k.dtype
+        and q.dim() == k.dim() == 4
+        and cos.dim() == 3
+        and cos.shape == sin.shape
+        and cos.dtype == sin.dtype
+        and (cos.dtype == q.dtype or (found.keeps_dtype and cos.dtype == torch.float32))
+        and (width == q.shape[-1] or (found.partly and width < q.shape[-1]))
+        and unsqueeze_dim in (1, 2)
+        and _every_number_twice(cos, sin)
+    )
+
+
+_looked_at: tuple[Any, ...] = ()  # the tables of the last call, which all layers of a model share
+
+
+def _every_number_twice(cos: Tensor, sin: Tensor) -> bool:
+    global _looked_at
+    tables = (cos, sin)
+    now = None if cos.is_inference() else tuple((weakref.ref(x), x._version) for x in tables)
+    if now is None or now != _looked_at:
+        half = cos.shape[-1] // 2
+        if not all(torch.equal(x[..., :half], x[..., half:]) for x in tables):
+            return False
+        _looked_at = now or ()
+    return True
