@@ -71,7 +71,7 @@ def build(family: str) -> tuple[PreTrainedModel, dict[str, Any]]:
                     whys.append(said(error))
         except Exception as error:
             whys.append(said(error))
-        whys.append("no arguments are known for it")
+        whys = whys or ["no arguments are known for it"]
     raise NotBuilt(whys[0] if whys else "no class of a model has this config")
 
 

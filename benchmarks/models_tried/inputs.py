@@ -21,7 +21,8 @@ def calls(model: Any) -> Iterator[dict[str, Any]]:
         return
     extra = {
         name: MAKERS[name](config) for name, x in taken.items()
-        if name in MAKERS and (x.default is inspect.Parameter.empty or name in ("bbox",))
+        if name in MAKERS
+        and (x.default is inspect.Parameter.empty or name in ("bbox", "is_longer"))
     }  # fmt: skip
     texts = text(config, taken) if "input_ids" in taken else None
     for key, makers in MEDIA.items():
@@ -285,7 +286,11 @@ MEDIA: dict[str, tuple[Callable, ...]] = {
     "grid_thw": (hidden_patches,),
     "pixel_values": (patches, images, sized_images, several_images),
     "pixel_values_videos": (videos,),
-    "input_features": (_features(lambda bins, n: (bins, n)), _features(lambda bins, n: (n, bins))),
+    "input_features": (
+        _features(lambda bins, n: (bins, n)),
+        _features(lambda bins, n: (n, bins)),
+        _features(lambda bins, n: (1, 16 * bins, bins)),
+    ),
     "input_values": (_sound(3200), _sound(1, 3200), _spectrogram),
     "past_values": (_past,),
 }
@@ -303,6 +308,8 @@ def _hidden(config: Any) -> Tensor:
 # Other arguments without which a model cannot be called.
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "bbox": _boxes,
+    "qformer_input_ids": lambda config: torch.randint(3, 60, (BATCH, 5)),
+    "is_longer": lambda config: torch.zeros(BATCH, 1, dtype=torch.bool),
     "inputs_embeds": _hidden,
     "hidden_states": _hidden,
     "query_embeds": _hidden,

@@ -32,7 +32,11 @@ class Differs(Exception):
 def judge(model: nn.Module, call: dict[str, Any]) -> dict[str, Any]:
     """outcome: "right", "stays", "refused" or "wrong"; why; checks: what was compared, and where
     that is not possible with the model as it was, why."""
-    conversion = qkv.convert(model)
+    try:
+        conversion = qkv.convert(model)
+    except Exception as error:
+        why = f"{type(error).__name__}: {_words(error)}"
+        return {"outcome": "wrong", "why": why}
     changed, left = dict(conversion.changed), sorted(set(conversion.left.values()))
     kept = "; ".join(left)
     if not changed:

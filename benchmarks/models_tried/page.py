@@ -13,6 +13,7 @@ OUTCOMES = {
     "refused": "refused",
     "wrong": "wrong",
     "crashed": "crashed",
+    "not done": "not done",
     "not built": "not built",
 }
 _LEFT = re.compile(r"the attention of [\w, ]+ is written out in its own code and not exchanged")
@@ -114,6 +115,7 @@ _TEXT = {
     "stays": "Nothing of these was changed, or nothing that a call runs through.",
     "refused": "`NotImplementedError` in the first call.",
     "wrong": 'Use "eager" for these.',
-    "crashed": "The process ended, or did not end in time, with qkv or before it came to that.",
+    "crashed": "Their process ended, with qkv or before it came to that.",
+    "not done": "What is small by its config took too long, with qkv or before it came to that.",
     "not built": "Nothing is known of these: no small config was found, or no call.",
 }

@@ -16,7 +16,7 @@ import torch  # noqa: E402
 import torchvision_operators  # noqa: E402, F401  # before transformers and timm
 import transformers  # noqa: E402
 
-import qkv  # noqa: E402
+import qkv.integrations.transformers  # noqa: E402
 
 from . import elsewhere, families  # noqa: E402
 from .judge import judge  # noqa: E402
@@ -65,6 +65,7 @@ def run(
     """What became of each family, as soon as it is known."""
     torch.set_num_threads(1)  # also what makes it safe to fork
     transformers.logging.set_verbosity_error()
+    qkv.integrations.transformers.register()  # imported once, for all
     began = time.monotonic()
     waiting, running = list(todo), {}
     while waiting or running:
@@ -90,7 +91,7 @@ def run(
                     found = {"outcome": "crashed", "why": why}
             elif took > timeout:
                 process.kill()
-                found = {"outcome": "crashed", "why": f"not done in {timeout:.0f} s"}
+                found = {"outcome": "not done", "why": f"not done in {timeout:.0f} s"}
             else:
                 continue
             process.join()

@@ -14,6 +14,7 @@ VOCABULARY = 96
 LAYERS = 8  # at most, where each of them is of another kind
 # What a number of this name is at most; the first pattern that matches the whole name counts.
 SIZES = {
+    r"index_topk|image_embedding_size": 4,
     r"(.*_)?vocab_size(_.*)?": VOCABULARY,
     r".*codebook_size|.*num_embeddings": 64,
     r".*rotary_dim": 8,
@@ -186,7 +187,7 @@ def _rope(default: Any, changes: dict[str, Any]) -> None:
     has_sections = isinstance(ropes, dict) and "mrope_section" in ropes
     if not isinstance(ropes, dict) or not (has_sections or default.model_type in SECTIONS):
         return
-    given = ropes.get("mrope_section", [8, 12, 12])
+    given = ropes.get("mrope_section") or SECTIONS[default.model_type]
     half = int(changes.get("head_dim", 16) * ropes.get("partial_rotary_factor", 1.0)) // 2
     section = [x * half // sum(given) for x in given]
     section[-1] += half - sum(section)

@@ -8,26 +8,43 @@ _RESNET = {
     "depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"],
 }  # fmt: skip
 _LAST = _RESNET | {"out_features": ["stage4"]}
+_RT_DETR = {
+    "backbone_config": _RESNET | {"model_type": "rt_detr_resnet", "layer_type": "basic"},
+    "encoder_in_channels": [32, 64, 128],
+}  # fmt: skip
+_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 16}
 _TWO = {"num_hidden_layers": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "bamba": _TWO | {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32},
     "jamba": _TWO | {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": _TWO | {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
     "mamba2": {"num_heads": 8},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "dots1": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1,
+    },
     "deepseek_v2": {"n_routed_experts": 4, "num_experts_per_tok": 2, "topk_method": "greedy"},
     "nemotron": {"head_dim": 16},
     "ministral": {"head_dim": 16},
     "swin": {"window_size": 2},
     "donut-swin": {"window_size": 2},
     "esmc": {"num_key_value_heads": 4},
-    "glm5_next_text": {"num_key_value_heads": 4},
+    "glm5_next_text": {"num_key_value_heads": 4, "index_kpool": 2},
+    "lfm2_moe": _TWO | {"layer_types": ["conv", "full_attention"]},
+    "ernie4_5_vl_moe_text": {"moe_num_experts": 4, "moe_k": 2},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8], "axial_pos_embds_dim": [32, 32]},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2},
     "xmod": {"default_language": "en_XX"},
     "gemma4_text": {"hidden_size_per_layer_input": 16, "num_experts": 4},
     "t5gemma2_encoder": {"dropout_rate": 0.0},
-    "vision-encoder-decoder": {},
+    "hunyuan_v1_dense": _PLAIN, "hunyuan_v1_moe": _PLAIN, "hunyuan_vl_text": _PLAIN,
+    "chameleon": {"vocabulary_map": {"<image>": 90}}, "emu3": {"vocabulary_map": {"<image>": 90}},
+    "clap_audio_model": {
+        "hidden_size": 16, "num_mel_bins": 16, "spec_size": 64, "patch_size": 4,
+        "patch_stride": [4, 4], "patch_embeds_hidden_size": 8, "depths": [1, 1],
+        "num_attention_heads": [2, 2], "window_size": 4,
+    },
+    "rt_detr": _RT_DETR, "rt_detr_v2": _RT_DETR,
     "detr": {"backbone_config": _LAST},
     "conditional_detr": {"backbone_config": _LAST},
     "dab-detr": {"backbone_config": _LAST},
@@ -42,10 +59,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 6},
 }  # fmt: skip
 # Text configs whose rotation has sections that are not among their defaults.
-SECTIONS = (
-    "glm4v_text", "glm4v_moe_text", "glm_image_text", "glm_ocr_text", "qwen2_vl_text",
-    "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "ernie4_5_vl_moe_text",
-)  # fmt: skip
+_OF_QWEN, _OF_GLM = [16, 24, 24], [8, 12, 12]
+SECTIONS = dict.fromkeys(
+    ("glm4v_text", "glm4v_moe_text", "glm_image_text", "glm_ocr_text"), _OF_GLM
+)
+SECTIONS |= dict.fromkeys(
+    (
+        "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+        "qwen2_5_omni_text", "qwen2_5_omni_talker", "paddleocr_vl_text",
+    ), _OF_QWEN,
+) | {"ernie4_5_vl_moe_text": [22, 22, 20]}  # fmt: skip
 
 # What models are called with that no other is, by model_type or class.
 CALLS: dict[str, Any] = {}

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel, masking_utils
-from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+from qkv.integrations.transformers._private import _BaseAutoModelClass
 
 _WEIGHING = {"softmax", "Softmax", "scaled_dot_product_attention"}
 _MAKERS = {name for name in vars(masking_utils) if name.startswith("create_")}
@@ -43,7 +44,7 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     making = {base for part in parts for base in part.__mro__ if _names(_defined(base), _MAKERS)}
     given = {x for base in making for part in _builds(base) for x in within(part)}
     own = {part for part in parts if _is_own(part)}
-    own -= {x for x in own if not own.isdisjoint(within(x) - {x})}
+    own -= {x for x in own if any(x not in within(y) for y in own & within(x))}
     masked = {part for part in own & given if _takes_mask(part) and _weighs(part)}
     if not all(model_class._supports_sdpa for model_class in model_classes):
         masked |= _only_added(parts, making)

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+
+from qkv.integrations.transformers._private import DynamicIndexedLayer, DynamicLayer
 
 _GROWTH = 1.5  # by which a full buffer grows, so that n steps copy 3 n rows at most
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.utils import logging
 
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions, within
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
+from qkv.integrations.transformers._private import CORRECT, SWITCH, ContinuousBatchingManager
 from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
 
 _logger = logging.get_logger(__name__)
@@ -85,7 +85,7 @@ def find_out() -> None:
                 replace_rotation(module_name)
         return found.name
 
-    _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)
+    _wrap(PreTrainedModel, CORRECT, correct_for_classes)
 
 
 def batch_continuously(names: Collection[str]) -> None:
@@ -98,7 +98,7 @@ def batch_continuously(names: Collection[str]) -> None:
         if model.config._attn_implementation not in names:
             switch(self, model, *args, **kwargs)
 
-    _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", switch_unless_ours)
+    _wrap(ContinuousBatchingManager, SWITCH, switch_unless_ours)
 
 
 def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
