@@ -173,7 +173,22 @@ def several_images(config: Any, taken: Any) -> dict[str, Any] | None:
         default=number(config, "num_frames", default=1),
     )
     found["pixel_values"] = found["pixel_values"].unsqueeze(1).repeat(1, frames, 1, 1, 1)
+    if "image_attention_mask" in taken:
+        found["image_attention_mask"] = torch.ones(BATCH, TOKENS, frames)
     return found
+
+
+def rows_of_patches(config: Any, taken: Any) -> dict[str, Any] | None:
+    """Images of 4 x 4 patches, `[B, N, C * P * P]`."""
+    if "spatial_shapes" not in taken:
+        return None
+    vision = _vision(config)
+    size = number(vision, "patch_size", default=8)
+    return {
+        "pixel_values": torch.randn(BATCH, 16, 3 * size * size),
+        "pixel_attention_mask": torch.ones(BATCH, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4]] * BATCH),
+    }
 
 
 def patches(config: Any, taken: Any) -> dict[str, Any] | None:
@@ -284,7 +299,7 @@ def _past(config: Any, taken: Any) -> dict[str, Any]:
 
 MEDIA: dict[str, tuple[Callable, ...]] = {
     "grid_thw": (hidden_patches,),
-    "pixel_values": (patches, images, sized_images, several_images),
+    "pixel_values": (patches, rows_of_patches, images, sized_images, several_images),
     "pixel_values_videos": (videos,),
     "input_features": (
         _features(lambda bins, n: (bins, n)),
@@ -309,6 +324,9 @@ def _hidden(config: Any) -> Tensor:
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "bbox": _boxes,
     "qformer_input_ids": lambda config: torch.randint(3, 60, (BATCH, 5)),
+    "task_inputs": lambda config: torch.randint(
+        3, 60, (BATCH, number(config, "task_seq_len", default=8))
+    ),
     "is_longer": lambda config: torch.zeros(BATCH, 1, dtype=torch.bool),
     "inputs_embeds": _hidden,
     "hidden_states": _hidden,

@@ -32,9 +32,11 @@ SIZES = {
     r".*(sliding_window.*|local_attention|local_window.*|attention_window.*)": 6,
     r"max_.*(position|source|target|len|seq).*|n_positions|n_ctx|seq_len.*": 64,
     r".*(image_size|img_size|input_size|crop_size)": 64,
-    r".*num_queries|num_latents|.*query_tokens|.*num_query.*|.*num_patches": 8,
+    r".*num_queries|num_latents|.*query_tokens|.*num_query.*": 8,
     r"n_?mels|.*mel_bins|num_mel.*": 16,
     r"type_vocab_size": 2,
+    r".*num_patches": 16,
+    r"num_pos_feats": 32,
 }  # fmt: skip
 _DROPPED = re.compile(
     r".*(dropout|_drop|drop_path|layerdrop|drop_rate|dropout_.*|_pdrop|jitter.*|mask_time_prob"

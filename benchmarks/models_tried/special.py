@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 # Arguments of configs, by model_type, which come before what names say.
 _RESNET = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 64, 128],
@@ -10,7 +12,7 @@ _RESNET = {
 _LAST = _RESNET | {"out_features": ["stage4"]}
 _RT_DETR = {
     "backbone_config": _RESNET | {"model_type": "rt_detr_resnet", "layer_type": "basic"},
-    "encoder_in_channels": [32, 64, 128],
+    "encoder_in_channels": [32, 64, 128], "decoder_in_channels": [64, 64, 64],
 }  # fmt: skip
 _PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 16}
 _TWO = {"num_hidden_layers": 2}
@@ -24,7 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
     "deepseek_v2": {"n_routed_experts": 4, "num_experts_per_tok": 2, "topk_method": "greedy"},
-    "nemotron": {"head_dim": 16},
+    "nemotron": {"head_dim": 16, "num_key_value_heads": 2},
     "ministral": {"head_dim": 16},
     "swin": {"window_size": 2},
     "donut-swin": {"window_size": 2},
@@ -45,6 +47,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": [2, 2], "window_size": 4,
     },
     "rt_detr": _RT_DETR, "rt_detr_v2": _RT_DETR,
+    "depth_anything": {
+        "backbone_config": {
+            "model_type": "dinov2", "hidden_size": 32, "num_hidden_layers": 4,
+            "num_attention_heads": 2, "image_size": 56, "patch_size": 14,
+            "out_features": ["stage1", "stage2", "stage3", "stage4"],
+            "reshape_hidden_states": False,
+        },
+        "reassemble_hidden_size": 32, "neck_hidden_sizes": [16, 16, 16, 16], "patch_size": 14,
+    },
+    "layoutlmv3": {"coordinate_size": 12, "shape_size": 8},
+    "lilt": {"hidden_size": 48},
+    "blip-2": {"image_token_index": 90}, "instructblip": {"image_token_index": 90},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "llama4_vision_model": {"intermediate_size": 256},
+    "sam2_hiera_det_model": {"hidden_size": 96},
     "detr": {"backbone_config": _LAST},
     "conditional_detr": {"backbone_config": _LAST},
     "dab-detr": {"backbone_config": _LAST},
@@ -70,8 +87,16 @@ SECTIONS |= dict.fromkeys(
     ), _OF_QWEN,
 ) | {"ernie4_5_vl_moe_text": [22, 22, 20]}  # fmt: skip
 
+
 # What models are called with that no other is, by model_type or class.
-CALLS: dict[str, Any] = {}
+def _lxmert(config: Any) -> dict[str, Any]:
+    return {
+        "input_ids": torch.randint(3, 60, (2, 13)), "visual_pos": torch.rand(2, 5, 4),
+        "visual_feats": torch.randn(2, 5, config.visual_feat_dim),
+    }  # fmt: skip
+
+
+CALLS: dict[str, Any] = {"lxmert": _lxmert}
 
 # Families whose "eager" returns other weights than it uses.
 OTHER_WEIGHTS = {"bridgetower": 'only "eager" returns any'} | dict.fromkeys(
