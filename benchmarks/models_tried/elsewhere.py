@@ -20,6 +20,7 @@ _IS_ATTENTION = re.compile(r"fused_attn|softmax|Attention")
 _MODELS = re.compile(
     r"(?!Multi|Auto(?!enc)|Onnx|EMA|.*Multi\w*Net).*(Model|Transformer\w*|Autoencoder.*)"
 )
+_OTHER_IN_TRAINING = (nn.modules.batchnorm._BatchNorm, nn.Dropout)
 TOKENS = 16  # 4 x 4, where a model wants an image as rows
 
 
@@ -38,7 +39,10 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     made = _timm(of) if library == "timm" else _diffusers(of)
     whys = []
     for model, call in made:
-        model = with_noise(model.eval())
+        model = with_noise(model.train(), by_size=True)  # in evaluation some keep graphs
+        for part in model.modules():
+            if isinstance(part, _OTHER_IN_TRAINING):
+                part.eval()
         try:
             with torch.no_grad():
                 model(**call)

@@ -89,10 +89,12 @@ def make(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
     return with_noise(model_class(config).eval())
 
 
-def with_noise(model: Any) -> Any:
-    """The model; its weights are not what they begin as."""
+def with_noise(model: Any, by_size: bool = False) -> Any:
+    """The model; its weights are not what they begin as. by_size: the noise of a parameter is as
+    large as its numbers, for models that are not small."""
     with torch.no_grad():  # what starts at 0 or 1 would hide mistakes
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter += 0.05 * torch.randn_like(parameter)
+                spread = float(parameter.std()) if by_size and parameter.numel() > 1 else 0.0
+                parameter += 0.05 * (spread or 1.0) * torch.randn_like(parameter)
     return model

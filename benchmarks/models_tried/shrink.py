@@ -112,6 +112,8 @@ def _small(key: str, value: Any) -> Any:
     if isinstance(value, float) or (isinstance(value, (int, bool)) and "spec_augment" in key):
         return type(value)(0) if value and _DROPPED.fullmatch(key) else None
     if isinstance(value, (list, tuple)) and value and all(type(x) is int for x in value):
+        if "axes_dim" in key:  # of a rotation, whose sum is a head's
+            return {2: (8, 8), 3: (4, 6, 6), 4: (4, 4, 4, 4)}.get(len(value))
         return _pyramid(key, value)
     if type(value) is not int or value <= 0:
         return None
