@@ -3,7 +3,7 @@
 
 Requests arrive at different times, with prompts and answers of different lengths. Each takes blocks
 from a pool as it grows, and gives them back when it is done. In between all are decoded together:
-one call of qkv.attention_with_kvcache a layer, with a block_table that says where each of them has
+a layer has one pool, and a qkv.nn.KVCache for a step, whose block_table says where each of them has
 its keys and values. At the end each text is compared with what the model writes alone. The model is
 that of examples/gpt, trained for some seconds; it needs nothing but torch and qkv.
 
@@ -13,7 +13,8 @@ that of examples/gpt, trained for some seconds; it needs nothing but torch and q
 
 import argparse
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -56,8 +57,8 @@ class Server:
     def __init__(self, model: GPT, blocks: int):
         self.model = model
         self.free = list(range(blocks))
-        shape = (CONFIG.layers, blocks, CONFIG.heads, BLOCK, CONFIG.head_dim)
-        self.key_pool, self.value_pool = torch.zeros(shape), torch.zeros(shape)
+        layers = [block.attention for block in model.blocks]
+        self.pools = [layer.new_cache(1, blocks * BLOCK, pages=BLOCK) for layer in layers]
         self.running: list[Request] = []
 
     def has_room_for(self, request: Request) -> bool:
@@ -89,15 +90,10 @@ class Server:
         block_table = torch.nn.utils.rnn.pad_sequence(tables, batch_first=True)
         lengths = torch.tensor(cached)
 
-        def layer(keys: Tensor, values: Tensor):
-            return lambda query, key, value: qkv.attention_with_kvcache(
-                query, keys, values, key, value,
-                cache_seqlens=lengths, block_table=block_table, causal=True,
-            )  # fmt: skip
-
+        caches = [replace(p, lengths=lengths, block_table=block_table) for p in self.pools]
+        attends = [partial(cache.attend, causal=True) for cache in caches]
         positions = lengths[:, None] + torch.arange(tokens.size(1))
-        layers = [*map(layer, self.key_pool, self.value_pool)]
-        logits = self.model(tokens, self.model.rotary[positions], layers)[:, -1]
+        logits = self.model(tokens, self.model.rotary[positions], attends)[:, -1]
         for request, byte in zip(requests, logits.argmax(-1).tolist(), strict=True):
             request.written.append(byte)
 

@@ -119,7 +119,7 @@ options = st.fixed_dictionaries({
 
 
 @given(drawn=options, mask=st.sampled_from([*MASKS]))
-def test_outputs_and_gradients(drawn, mask):
+def test_outputs_and_gradients(isa, drawn, mask):
     drawn = drawn | {"rotary": ROTARY[drawn["rotary"]]()}
     layer, x = make(4, **drawn, dtype=torch.float64), sample(dtype=torch.float64)
     mask = MASKS[mask]()
@@ -144,8 +144,9 @@ def test_second_derivatives():
 
 @given(drawn=options, parts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 @pytest.mark.parametrize("pages", [None, 4])
-def test_a_cache_in_parts_is_one_call(pages, drawn, parts):
-    """Causal, so that no call needs what comes later."""
+def test_a_cache_in_parts_is_one_call(isa, pages, drawn, parts):
+    """Causal, so that no call needs what comes later. Without norms of query and key the cache's
+    operator rotates, to the same bits."""
     drawn = drawn | {"rotary": ROTARY[drawn["rotary"]](), "is_causal": True}
     layer, x = make(4, **drawn), sample(sum(parts))
     cache = layer.new_cache(B, 16, pages=pages)
@@ -153,6 +154,25 @@ def test_a_cache_in_parts_is_one_call(pages, drawn, parts):
         found = torch.cat([layer(part, cache=cache) for part in x.split(parts, 1)], 1)
         torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=1e-5)
     assert cache.lengths.tolist() == [sum(parts)] * B
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float64])
+@pytest.mark.parametrize("rotary", ["all", "pairs", "partial pairs", "frequencies"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_cache_turns_to_the_same_bits(isa, is_causal, rotary, dtype):
+    """What the operator of the cache turns itself, beside tables from outside, which it is not
+    told."""
+    layer, x = make(rotary=ROTARY[rotary](), is_causal=is_causal), sample()
+    if dtype != torch.int8:
+        layer, x = layer.to(dtype), x.to(dtype)
+    caches = [layer.new_cache(B, 12, dtype=dtype, pages=4) for _ in range(2)]
+    with torch.no_grad():
+        tables = layer.rotary(torch.arange(L), torch.promote_types(x.dtype, torch.float32))
+        parts = zip(x.split([5, 3, 1], 1), *(t.split([5, 3, 1]) for t in tables), strict=True)
+        for part, cos, sin in parts:
+            outside = layer(part, cache=caches[1], rotary=(cos, sin))
+            assert torch.equal(layer(part, cache=caches[0]), outside)
+    assert torch.equal(caches[0].keys, caches[1].keys)
 
 
 @pytest.mark.parametrize("pages", [None, 4])
@@ -203,6 +223,13 @@ def test_a_pool_that_rows_share():
             layer(x[b : b + 1, :5], cache=alone)
         both = KVCache(pool.keys, pool.values, torch.tensor([5, 5]), tables)
         torch.testing.assert_close(layer(x[:, 5:], cache=both), layer(x)[:, 5:])
+
+
+def test_no_rows_in_a_cache():
+    layer = make(**ALL)
+    with torch.no_grad():
+        cache = KVCache.empty(0, 2, L, D, torch.float32)
+        assert layer(sample()[:0], torch.ones(L, L).bool(), cache).shape == (0, L, E)
 
 
 @pytest.mark.parametrize("kind", ["bool", "floating"])
@@ -406,7 +433,7 @@ def test_views_and_not_copies(monkeypatch):
         seen.extend([query, key, value, output])
         return output
 
-    monkeypatch.setattr("qkv.nn.self_attention.attention", attention)
+    monkeypatch.setattr("qkv.nn._heads.attention", attention)
     make()(sample())
     query, key, value, output = seen
     assert query.untyped_storage().data_ptr() == key.untyped_storage().data_ptr()
@@ -457,7 +484,7 @@ def test_bad_frequencies():
 )
 def test_bad_caches(options):
     name = next(name for name, number in options.items() if number == 0)
-    with pytest.raises(ValueError, match=f"new_cache: {name} is 0, but 1 or more is expected"):
+    with pytest.raises(ValueError, match=f"SelfAttention: {name} is 0, but 1 or more is expected"):
         make().new_cache(**({"batch": 1, "length": 1} | options))
 
 
@@ -467,11 +494,26 @@ BAD_CALLS = [
     ({"mask": torch.ones(L, L + 1).bool()}, r"mask is \[9, 10\], but what broadcasts to \[2, 4, 9"),
     ({"mask": torch.ones(1, B, 1, L, L).bool()}, r"mask is \[1, 2, 1, 9, 9\], but what broadcasts"),
     ({"mask": torch.ones(L, L).int()}, r"mask is torch.int32, but bool \(True = may attend\)"),
+    (
+        {"mask": torch.ones(L, L).double()},
+        "mask is torch.float64, but bool .*, float32 or the dtype",
+    ),
+    (
+        {"mask": torch.ones(L, L).half(), "cache": make().new_cache(B, 16)},
+        "SelfAttention: mask is torch.float16, but bool",
+    ),
+    (
+        {"x": torch.nested.nested_tensor([torch.zeros(2, E)], layout=torch.jagged)},
+        r"x is nested, but \[B, L, 24\]",
+    ),
     ({"positions": torch.arange(L + 1)}, r"positions is \[10\], but \[9\] or \[2, 9\] is expected"),
     ({"cache": make().new_cache(3, 16)}, r"cache.lengths is \[3\], but \[2\], a number for each"),
     ({"cache": make().new_cache(B, 8)}, "key has 9 rows, but k_cache has room for 8"),
     ({"cache": make(4, 4).new_cache(B, 16)}, r"key has the shape \[2, 2, 9, 8\], but .* expected"),
-    ({"cache": make().new_cache(B, 16), "mask": torch.ones(L, L - 1).bool()}, "bias"),
+    (
+        {"cache": make().new_cache(B, 16), "mask": torch.ones(L, L - 1).bool()},
+        r"mask is \[9, 8\], but a number for",
+    ),
 ]
 
 

@@ -120,6 +120,9 @@ FUNCTIONS = {
     "SelfAttention": layer(
         qkv.nn.SelfAttention(W, H, rotary=100.0, qk_norm=True), lambda m, q, k, v: m(q)
     ),
+    "CrossAttention": layer(
+        qkv.nn.CrossAttention(W, H, qk_norm=True, gate=True), lambda m, q, k, v: m(q, k)
+    ),
     "AdditiveAttention": layer(qkv.nn.AdditiveAttention(W, W, 4), lambda m, q, k, v: m(q, k, v)),
     "GaussianSmoothing": layer(
         qkv.nn.GaussianSmoothing(2.0, trainable=True), lambda m, q, k, v: m(v)

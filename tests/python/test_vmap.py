@@ -548,3 +548,24 @@ class TestCache:
         call[name][0] = len(call["k_cache"])
         with pytest.raises(RuntimeError, match=f"{name}.* is -1"):
             self.both(call, dict.fromkeys(("query", "k_cache", "v_cache"), 0))
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+@pytest.mark.parametrize("dims", [(None, 0), (0, None), (0, 0)])
+def test_layers(inputs, dims):
+    """Inputs of one layer, and an ensemble of layers."""
+    make = [qkv.nn.SelfAttention, qkv.nn.CrossAttention][inputs - 1]
+    layer = make(16, 4, 2, qk_norm=True, gate=True, dtype=torch.float64)
+    weights = {name: batch_of(name, p.detach()) for name, p in layer.named_parameters()}
+    x = torch.randn(SIZE, 2, 5, 16, dtype=torch.float64)
+
+    def call(p, x):
+        return torch.func.functional_call(layer, p, (x,) * inputs)
+
+    def sample(i):
+        return {n: p[i] for n, p in weights.items()}, x[i]
+
+    places = [[i if dim == 0 else 0 for dim in dims] for i in range(SIZE)]
+    expected = [call(sample(of_layer)[0], sample(of_x)[1]) for of_layer, of_x in places]
+    given = weights if dims[0] == 0 else sample(0)[0], x if dims[1] == 0 else x[0]
+    close(torch.func.vmap(call, dims)(*given), torch.stack(expected))

@@ -1,5 +1,5 @@
-// qkv::nn::SelfAttention against the same layer of torch's operators, and its cache against one
-// call.
+// qkv::nn::SelfAttention and CrossAttention against the same layers of torch's operators, and their
+// caches against one call.
 #include <torch/nn/modules/container/any.h>
 #include <torch/serialize.h>
 
@@ -163,6 +163,88 @@ TEST(DecoderCalls, ErrorsNameTheArgument) {
   EXPECT_EQ(message_of([&] { layer(at::Tensor()); }),
             "SelfAttention: x is an undefined tensor, but [B, L, 12] is expected");
 }
+
+constexpr int64_t S = 5, C = 10;
+
+struct Reader : testing::TestWithParam<bool> {
+  SelfAttentionOptions options = SelfAttentionOptions(E, H).num_kv_heads(Hkv).head_dim(D);
+  at::Tensor x = randn({B, L, E}), context = randn({B, S, C});
+
+  nn::CrossAttention make() {
+    torch::manual_seed(0);
+    if (GetParam()) options.qk_norm(true).norm_offset(1).sinks(true).gate(true).bias(true);
+    nn::CrossAttention layer(options, C, AttentionOptions().softcap(GetParam() ? 2 : 0));
+    layer->to(torch::kDouble);
+    torch::NoGradGuard guard;
+    for (auto& parameter : layer->parameters()) parameter.normal_(0, 0.4);
+    return layer;
+  }
+
+  at::Tensor formula(nn::CrossAttention layer, const at::Tensor& mask) const {
+    const auto normed = [&](const at::Tensor& y, const at::Tensor& weight) {
+      if (!weight.defined()) return y;
+      return y * (y.square().mean(-1, true) + options.norm_eps()).rsqrt() * (weight + 1);
+    };
+    const auto heads = [](const at::Tensor& y) { return y.unflatten(-1, {-1, D}).transpose(1, 2); };
+    const at::Tensor query = heads(layer->q_proj(x)), keys = heads(layer->kv_proj(context));
+    AttentionOptions call = layer->scores;
+    call.enable_gqa(true).attn_mask(mask.defined() ? std::optional(mask) : std::nullopt);
+    if (layer->sinks.defined()) call.sinks(layer->sinks);
+    at::Tensor output = attention(normed(query.slice(1, 0, H), layer->q_norm),
+                                  normed(keys.slice(1, 0, Hkv), layer->k_norm),
+                                  keys.slice(1, Hkv).contiguous(), call);
+    if (options.gate()) output = output * query.slice(1, H).sigmoid();
+    return layer->o_proj(output.transpose(1, 2).flatten(2));
+  }
+};
+
+TEST_P(Reader, ComputesItsFormulaWithGradients) {
+  nn::CrossAttention layer = make();
+  for (const at::Tensor& mask : {at::Tensor(), randn({H, L, S})}) {
+    std::vector<at::Tensor> leaves = layer->parameters(), results[2];
+    leaves.insert(leaves.end(), {x, context});
+    for (int i = 0; i < 2; ++i) {
+      const at::Tensor output = i ? formula(layer, mask) : layer(x, context, mask);
+      results[i] = torch::autograd::grad({output.sin().sum()}, leaves);
+      results[i].push_back(output);
+    }
+    expect_close(results[0], results[1], kTolerance);
+  }
+}
+
+TEST_P(Reader, AContextProjectedOnce) {
+  nn::CrossAttention layer = make();
+  const nn::KvCache cache = layer->new_cache(context);
+  torch::NoGradGuard guard;
+  std::vector<at::Tensor> steps;
+  for (const at::Tensor& step : x.split(1, 1))
+    steps.push_back(layer(step, at::Tensor(), at::Tensor(), &cache));
+  expect_close(at::cat(steps, 1), layer(x, context), kTolerance);
+  EXPECT_TRUE(at::equal(cache.lengths, at::full({B}, S)));
+}
+
+TEST_P(Reader, Clones) {
+  nn::CrossAttention layer = make();
+  nn::CrossAttention clone(std::dynamic_pointer_cast<nn::CrossAttentionImpl>(layer->clone()));
+  EXPECT_TRUE(at::equal(clone(x, context), layer(x, context)));
+  torch::nn::AnyModule any(layer);
+  EXPECT_TRUE(at::equal(any.forward(x, context), layer(x, context)));
+}
+
+TEST_P(Reader, ErrorsNameTheArgument) {
+  nn::CrossAttention layer = make();
+  EXPECT_EQ(message_of([&] { layer(x, x); }),
+            "CrossAttention: context is [2, 7, 12], but [B, S, 10] is expected");
+  EXPECT_EQ(message_of([&] { layer(context, context); }),
+            "CrossAttention: x is [2, 5, 10], but [B, L, 12] is expected");
+  EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, 0); }),
+            "CrossAttention: context_dim is 0, but 1 or more is expected");
+  options.frequencies(nn::rotary_frequencies(D));
+  EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, C); }),
+            "CrossAttention: frequencies are given, but none are expected");
+}
+
+INSTANTIATE_TEST_SUITE_P(Nn, Reader, testing::Bool());
 
 }  // namespace
 }  // namespace qkv::test::nn_self_attention_tests

@@ -1,7 +1,9 @@
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/zeros.h>
+#include <torch/utils.h>
 
 #include "ops/linear/linear.h"
 #include "qkv/kvcache.h"
@@ -30,6 +32,88 @@ Tensor projected(const torch::nn::Linear& layer, const Tensor& x) {
   return ops::projected(x, layer->weight, if_defined(layer->bias));
 }
 
+// Every head of a product, [B, heads, L, D], of x [B, L, width], which the caller has as
+// `argument`.
+Tensor heads(const char* name, const torch::nn::Linear& layer, const char* argument,
+             const Tensor& x, int64_t width, int64_t D) {
+  TORCH_CHECK(x.defined() && x.dim() == 3 && x.size(2) == width, name, ": ", argument, " is ",
+              x.defined() ? c10::str(x.sizes()) : "an undefined tensor", ", but [B, ",
+              *argument == 'x' ? "L, " : "S, ", width, "] is expected");
+  return projected(layer, x).unflatten(-1, {-1, D}).transpose(1, 2);
+}
+
+SelfAttentionOptions checked(const char* name, SelfAttentionOptions options) {
+  const int64_t E = options.embed_dim(), H = options.num_heads(), Hkv = options.num_kv_heads();
+  TORCH_CHECK_VALUE(E > 0 && H > 0, name, ": embed_dim is ", E, " and num_heads ", H,
+                    ", but 1 or more is expected");
+  TORCH_CHECK_VALUE(Hkv > 0 && H % Hkv == 0, name, ": num_kv_heads is ", Hkv,
+                    ", but a divisor of num_heads, ", H, ", is expected");
+  TORCH_CHECK_VALUE(options.head_dim().value_or(1) > 0, name, ": head_dim is ", *options.head_dim(),
+                    ", but 1 or more is expected");
+  TORCH_CHECK_VALUE(options.head_dim() || E % H == 0, name, ": embed_dim is ", E,
+                    ", but a multiple of num_heads, ", H, ", is expected without head_dim");
+  if (!options.head_dim()) options.head_dim(E / H);
+  return options;
+}
+
+torch::nn::Linear projection(const SelfAttentionOptions& options, int64_t from, int64_t to) {
+  return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(options.bias()));
+}
+
+// What every layer has behind its heads, and beside them.
+template <typename Layer>
+void reset_others(Layer& layer) {
+  const SelfAttentionOptions& o = layer.options;
+  const int64_t H = o.num_heads(), D = *o.head_dim();
+  layer.o_proj = layer.register_module("o_proj", projection(o, H * D, o.embed_dim()));
+  const auto constant = [&](const char* name, int64_t size, double number, bool exists) {
+    return layer.register_parameter(name, exists ? at::ones({size}).mul_(number) : Tensor(),
+                                    exists);
+  };
+  layer.q_norm = constant("q_norm", D, 1 - o.norm_offset(), o.qk_norm());
+  layer.k_norm = constant("k_norm", D, 1 - o.norm_offset(), o.qk_norm());
+  layer.sinks = constant("sinks", H, 0, o.sinks());
+}
+
+// The layer's output. To a cache, key and value are appended if there are any; `gate` has no heads
+// where there is none.
+template <typename Layer>
+Tensor attended(const char* name, Layer& layer, const Tensor& query,
+                const std::optional<Tensor>& key, const std::optional<Tensor>& value,
+                const Tensor& gate, const Tensor& mask, const KvCache* cache) {
+  const double dropout = layer.is_training() ? layer.options.dropout() : 0.0;
+  Tensor output;
+  if (cache) {
+    TORCH_CHECK(dropout == 0, name, ": dropout is ", dropout,
+                ", but 0 is expected with a cache, or a layer in eval mode");
+    const AttentionOptions& scores = layer.scores;
+    KvCacheOptions call;
+    call.cache_seqlens(cache->lengths).block_table(if_defined(cache->block_table));
+    call.k_scale(if_defined(cache->k_scale)).v_scale(if_defined(cache->v_scale));
+    call.softmax_scale(scores.scale()).causal(scores.is_causal()).bias(if_defined(mask));
+    call.window_size(scores.window_size()).softcap(scores.softcap());
+    call.sinks(if_defined(layer.sinks));
+    output =
+        std::get<0>(attention_with_kvcache(query, cache->keys, cache->values, key, value, call));
+  } else {
+    AttentionOptions call = layer.scores;
+    call.attn_mask(if_defined(mask)).sinks(if_defined(layer.sinks)).enable_gqa(true);
+    output = attention(query, *key, *value, call.dropout_p(dropout));
+  }
+  if (gate.size(1)) output = output * gate.sigmoid();
+  return projected(layer.o_proj, output.transpose(1, 2).flatten(2));
+}
+
+// An RMS norm of each head of x, by rotating no pairs: it is rounded once.
+Tensor normed(const Tensor& x, const Tensor& weight, const SelfAttentionOptions& options) {
+  if (!weight.defined()) return x;
+  const auto dtype = at::promote_types(x.scalar_type(), at::kFloat);
+  const Tensor none = at::zeros({x.size(2), 0}, dtype);
+  RotateOptions rotation;
+  rotation.eps(options.norm_eps()).query_weight(weight.to(dtype) + options.norm_offset());
+  return std::get<0>(rotate(x, x.slice(1, 0, 0), none, none, rotation));
+}
+
 }  // namespace
 
 Tensor rotary_frequencies(int64_t R, double base) {
@@ -40,44 +124,20 @@ Tensor rotary_frequencies(int64_t R, double base) {
 
 SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& options,
                                      const AttentionOptions& scores)
-    : options(options), scores(scores) {
-  const int64_t E = options.embed_dim(), H = options.num_heads(), Hkv = options.num_kv_heads();
-  TORCH_CHECK_VALUE(E > 0 && H > 0, "SelfAttention: embed_dim is ", E, " and num_heads ", H,
-                    ", but 1 or more is expected");
-  TORCH_CHECK_VALUE(Hkv > 0 && H % Hkv == 0, "SelfAttention: num_kv_heads is ", Hkv,
-                    ", but a divisor of num_heads, ", H, ", is expected");
-  TORCH_CHECK_VALUE(options.head_dim().value_or(1) > 0, "SelfAttention: head_dim is ",
-                    *options.head_dim(), ", but 1 or more is expected");
-  TORCH_CHECK_VALUE(options.head_dim() || E % H == 0, "SelfAttention: embed_dim is ", E,
-                    ", but a multiple of num_heads, ", H, ", is expected without head_dim");
-  if (!options.head_dim()) this->options.head_dim(E / H);
+    : options(checked("SelfAttention", options)), scores(scores) {
   reset();
 }
 
 void SelfAttentionImpl::reset() {
-  const int64_t H = options.num_heads(), D = *options.head_dim();
-  const int64_t heads = H * (options.gate() ? 2 : 1) + 2 * options.num_kv_heads();
-  const auto projection = [&](int64_t from, int64_t to) {
-    return torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(options.bias()));
-  };
-  qkv_proj = register_module("qkv_proj", projection(options.embed_dim(), heads * D));
-  o_proj = register_module("o_proj", projection(H * D, options.embed_dim()));
-  const auto constant = [&](const char* name, int64_t size, double number, bool exists) {
-    return register_parameter(name, exists ? at::ones({size}).mul_(number) : Tensor(), exists);
-  };
-  q_norm = constant("q_norm", D, 1 - options.norm_offset(), options.qk_norm());
-  k_norm = constant("k_norm", D, 1 - options.norm_offset(), options.qk_norm());
-  sinks = constant("sinks", H, 0, options.sinks());
+  const int64_t heads = options.num_heads() * (options.gate() ? 2 : 1) + 2 * options.num_kv_heads();
+  qkv_proj = register_module("qkv_proj",
+                             projection(options, options.embed_dim(), heads * *options.head_dim()));
+  reset_others(*this);
 }
 
 Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* cache) {
   const int64_t H = options.num_heads(), Hkv = options.num_kv_heads(), D = *options.head_dim();
-  TORCH_CHECK(x.defined() && x.dim() == 3 && x.size(2) == options.embed_dim(),
-              "SelfAttention: x is ", x.defined() ? c10::str(x.sizes()) : "an undefined tensor",
-              ", but [B, L, ", options.embed_dim(), "] is expected");
-  TORCH_CHECK(!cache || !is_training() || options.dropout() == 0, "SelfAttention: dropout is ",
-              options.dropout(), ", but 0 is expected with a cache, or a layer in eval mode");
-  const Tensor all = projected(qkv_proj, x).unflatten(-1, {-1, D}).transpose(1, 2);
+  const Tensor all = heads("SelfAttention", qkv_proj, "x", x, options.embed_dim(), D);
   Tensor query = all.slice(1, 0, H), key = all.slice(1, H, H + Hkv);
   const Tensor value = all.slice(1, H + Hkv, H + 2 * Hkv);
 
@@ -97,24 +157,10 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* 
     std::tie(query, key) = rotate(query, key, cos, sin, rotation);
   }
 
-  Tensor output;
-  if (cache) {
-    KvCacheOptions call;
-    call.cache_seqlens(cache->lengths).block_table(if_defined(cache->block_table));
-    call.k_scale(if_defined(cache->k_scale)).v_scale(if_defined(cache->v_scale));
-    call.softmax_scale(scores.scale()).causal(scores.is_causal()).bias(if_defined(mask));
-    call.window_size(scores.window_size()).softcap(scores.softcap()).sinks(if_defined(sinks));
-    output =
-        std::get<0>(attention_with_kvcache(query, cache->keys, cache->values, key, value, call));
-    cache->lengths = cache->lengths + x.size(1);
-  } else {
-    AttentionOptions call = scores;
-    call.attn_mask(if_defined(mask)).sinks(if_defined(sinks)).enable_gqa(true);
-    call.dropout_p(is_training() ? options.dropout() : 0.0);
-    output = attention(query, key, value, call);
-  }
-  if (options.gate()) output = output * all.slice(1, H + 2 * Hkv).sigmoid();
-  return projected(o_proj, output.transpose(1, 2).flatten(2));
+  const Tensor output =
+      attended("SelfAttention", *this, query, key, value, all.slice(1, H + 2 * Hkv), mask, cache);
+  if (cache) cache->lengths = cache->lengths + x.size(1);
+  return output;
 }
 
 KvCache SelfAttentionImpl::new_cache(int64_t batch, int64_t length) const {
@@ -123,6 +169,48 @@ KvCache SelfAttentionImpl::new_cache(int64_t batch, int64_t length) const {
                      o_proj->weight.scalar_type());
   };
   return {zeros(), zeros(), at::zeros({batch}, at::kLong), {}, {}, {}};
+}
+
+CrossAttentionImpl::CrossAttentionImpl(const SelfAttentionOptions& options, int64_t context_dim,
+                                       const AttentionOptions& scores)
+    : options(checked("CrossAttention", options)), context_dim(context_dim), scores(scores) {
+  TORCH_CHECK_VALUE(context_dim > 0, "CrossAttention: context_dim is ", context_dim,
+                    ", but 1 or more is expected");
+  TORCH_CHECK_VALUE(!options.frequencies(),
+                    "CrossAttention: frequencies are given, but none are expected");
+  reset();
+}
+
+void CrossAttentionImpl::reset() {
+  const int64_t H = options.num_heads(), Hkv = options.num_kv_heads(), D = *options.head_dim();
+  const int64_t rows = H * D * (options.gate() ? 2 : 1);
+  q_proj = register_module("q_proj", projection(options, options.embed_dim(), rows));
+  kv_proj = register_module("kv_proj", projection(options, context_dim, 2 * Hkv * D));
+  reset_others(*this);
+}
+
+std::tuple<Tensor, Tensor> CrossAttentionImpl::project(const Tensor& context) {
+  const int64_t Hkv = options.num_kv_heads(), D = *options.head_dim();
+  const Tensor all = heads("CrossAttention", kv_proj, "context", context, context_dim, D);
+  return {normed(all.slice(1, 0, Hkv), k_norm, options), all.slice(1, Hkv)};
+}
+
+Tensor CrossAttentionImpl::forward(const Tensor& x, const Tensor& context, const Tensor& mask,
+                                   const KvCache* cache) {
+  const int64_t H = options.num_heads();
+  const Tensor all =
+      heads("CrossAttention", q_proj, "x", x, options.embed_dim(), *options.head_dim());
+  std::optional<Tensor> key, value;
+  if (!cache) std::tie(key, value) = project(context);
+  const Tensor query = normed(all.slice(1, 0, H), q_norm, options);
+  return attended("CrossAttention", *this, query, key, value, all.slice(1, H), mask, cache);
+}
+
+KvCache CrossAttentionImpl::new_cache(const Tensor& context) {
+  const torch::NoGradGuard no_grad;
+  const auto [key, value] = project(context);
+  const Tensor lengths = at::full({key.size(0)}, key.size(2), at::kLong);
+  return {key.contiguous(), value.contiguous(), lengths, {}, {}, {}};
 }
 
 }  // namespace qkv::nn

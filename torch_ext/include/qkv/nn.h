@@ -1,5 +1,5 @@
-// Layers: torch::nn::MultiheadAttention on qkv::attention, and self-attention as models of today
-// have it.
+// Layers: torch::nn::MultiheadAttention on qkv::attention, and self- and cross attention as models
+// of today have them.
 //
 //   qkv::nn::MultiheadAttention layer(torch::nn::MultiheadAttentionOptions(512, 8).dropout(0.1));
 //   auto [output, weights] = layer(query, key, value);
@@ -139,5 +139,42 @@ class QKV_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl>
 };
 
 TORCH_MODULE(SelfAttention);
+
+// The layer of qkv.nn.CrossAttention in Python, with its parameters: q_proj, kv_proj, o_proj,
+// q_norm and k_norm [D], sinks [H].
+class QKV_API CrossAttentionImpl : public torch::nn::Cloneable<CrossAttentionImpl> {
+ public:
+  // options: without a rotation. context_dim: C, the width of the context. Throws c10::Error where
+  // sizes do not fit.
+  CrossAttentionImpl(const SelfAttentionOptions& options, int64_t context_dim,
+                     const AttentionOptions& scores = {});
+
+  // x [B, L, E], context [B, S, C] -> [B, L, E]. mask: as of SelfAttention. cache: what new_cache
+  // made of a context, which is then left undefined; without gradients and dropout. Throws
+  // c10::Error, naming the argument.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& context, const at::Tensor& mask = {},
+                     const KvCache* cache = nullptr);
+
+  // Keys and values of a context, for many calls; and key and value, [B, Hkv, S, D], of one.
+  KvCache new_cache(const at::Tensor& context);
+  std::tuple<at::Tensor, at::Tensor> project(const at::Tensor& context);
+
+  void reset() override;
+
+  SelfAttentionOptions options;
+  int64_t context_dim;
+  AttentionOptions scores;
+
+  // The rows of kv_proj.weight [2 Hkv D, C] are W_K and W_V, those of q_proj.weight [H D, E] W_Q,
+  // and with gate H D more.
+  torch::nn::Linear q_proj = nullptr, kv_proj = nullptr, o_proj = nullptr;
+  at::Tensor q_norm, k_norm, sinks;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(at::Tensor())},
+                           {3, torch::nn::AnyValue(static_cast<const KvCache*>(nullptr))})
+};
+
+TORCH_MODULE(CrossAttention);
 
 }  // namespace qkv::nn

@@ -28,7 +28,7 @@ _ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
 _OTHER_RULES = _ROTATIONS | {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
 COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
 # What is made of the low-level operators, and drops down to them.
-COMPOSITES = _operators("CompositeImplicitAutograd")
+COMPOSITES = [*_operators("CompositeImplicitAutograd"), "_linear"]
 _library = torch.library.Library("qkv", "IMPL")
 
 

@@ -1,7 +1,9 @@
-"""Layers: torch's, with the operator in place of torch's attention; self-attention as models of
-today have it; and other uses of attention: scores from a small network, smoothing, a dictionary."""
+"""Layers: torch's, with the operator in place of torch's attention; self- and cross attention as
+models of today have them; and other uses of attention: scores from a small network, smoothing, a
+dictionary."""
 
 from qkv.nn.additive import AdditiveAttention
+from qkv.nn.cross_attention import CrossAttention
 from qkv.nn.dictionary import SoftDictionary
 from qkv.nn.kvcache import KVCache
 from qkv.nn.multihead import MultiheadAttention
@@ -11,6 +13,7 @@ from qkv.nn.smoothing import GaussianSmoothing
 
 __all__ = [
     "AdditiveAttention",
+    "CrossAttention",
     "GaussianSmoothing",
     "KVCache",
     "MultiheadAttention",

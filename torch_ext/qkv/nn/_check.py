@@ -48,9 +48,12 @@ def check_masks(
             _refuse(name, mask, f"{' or '.join(map(str, shapes))} is expected")
 
 
-def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
-    """dtype: that of the projected query, which autocast may have chosen. The operator, which has
-    the masks under other names, would speak of those."""
+def check_dtypes(
+    dtype: torch.dtype, function: str = "MultiheadAttention", true: str = "hidden", /,
+    **masks: Tensor | None,
+) -> None:  # fmt: skip
+    """dtype: that of the projected query, which autocast may have chosen. true: what it means in a
+    mask. The operator, which has the masks under other names, would speak of those."""
     added = {torch.float32, dtype}
     if torch.is_autocast_enabled("cpu") and dtype != torch.float64:
         added |= {torch.bfloat16, torch.float16}
@@ -59,7 +62,8 @@ def check_dtypes(dtype: torch.dtype, **masks: Tensor | None) -> None:
         if mask is None or mask.dtype in added or (may_hide and mask.dtype == torch.bool):
             continue
         wanted = f"float32 or the dtype of the projected query, {dtype}, is expected"
-        _refuse(name, mask.dtype, f"bool (True = hidden), {wanted}" if may_hide else wanted)
+        wanted = f"bool (True = {true}), {wanted}" if may_hide else wanted
+        _refuse(name, mask.dtype, wanted, function=function)
 
 
 def check_nested(layer: torch.nn.MultiheadAttention, inputs: Any, **masks: Tensor | None) -> None:

@@ -13,7 +13,7 @@ from qkv._kvcache import attention_with_kvcache
 @dataclass(eq=False)
 class KVCache:
     """Memory for one layer's keys and values, and how much of it each row has taken.
-    `SelfAttention.new_cache` makes it; all of it may be read and replaced from call to call.
+    `new_cache` of a layer makes it; all of it may be read and replaced from call to call.
 
     Args:
         keys: `[B, Hkv, length, D]`, or with block_table `[blocks, Hkv, block_size, D]`; of the
@@ -55,12 +55,16 @@ class KVCache:
         blocks = 1 if self.block_table is None else self.block_table.size(1)
         return blocks * self.keys.size(-2)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Appends key and value, and attends to all that each row then has."""
+    def attend(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, **options: Any
+    ) -> Tensor:
+        """Appends key and value, unless they are None, and attends to all that each row then
+        has."""
         output = attention_with_kvcache(
             query, self.keys, self.values, key, value, cache_seqlens=self.lengths,
             block_table=self.block_table, k_scale=self.k_scale, v_scale=self.v_scale, **options,
         )  # fmt: skip
         # Not in place: caches of several layers may begin with the same tensor.
-        self.lengths = self.lengths + key.size(-2)
+        if key is not None:
+            self.lengths = self.lengths + key.size(-2)
         return output

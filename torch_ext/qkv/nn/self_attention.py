@@ -1,22 +1,15 @@
 """Self-attention as models of today have it: grouped heads, rotation, norms, a gate, a cache."""
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv._functional import attention
-from qkv._refuse import refuse
 from qkv._rotate import rotate
-from qkv.nn._linear import Linear
-from qkv.nn._masks import as_added, as_bias
+from qkv.nn._heads import GroupedHeads
 from qkv.nn.kvcache import KVCache
 from qkv.nn.rotary import Rotary
 from qkv.spans import Spans
-
-_refuse = partial(refuse, function="SelfAttention")
-_refuse_call = partial(_refuse, error=RuntimeError)
 
 
 def _rows_from(table: Tensor, begins: Tensor, length: int) -> Tensor:
@@ -29,7 +22,7 @@ def _rows_from(table: Tensor, begins: Tensor, length: int) -> Tensor:
     return table[begins.unsqueeze(-1) + torch.arange(length, device=begins.device)]
 
 
-class SelfAttention(torch.nn.Module):
+class SelfAttention(GroupedHeads):
     """Self-attention of a decoder: one product makes query, key and value, which are normed and
     rotated, each query sees itself and what is before it, and another product joins the heads.
 
@@ -79,6 +72,9 @@ class SelfAttention(torch.nn.Module):
         tensor([100, 100], dtype=torch.int32)
     """
 
+    is_causal = True
+    _joined = "qkv"
+
     def __init__(
         self,
         embed_dim: int,
@@ -102,48 +98,19 @@ class SelfAttention(torch.nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        for name, size in (sizes | {"head_dim": head_dim}).items():
-            if size is not None and size < 1:
-                _refuse(name, size, "1 or more is expected")
-        if num_heads % num_kv_heads:
-            wanted = f"a divisor of num_heads, {num_heads}, is expected"
-            _refuse("num_kv_heads", num_kv_heads, wanted)
-        if head_dim is None and embed_dim % num_heads:
-            wanted = f"a multiple of num_heads, {num_heads}, is expected where head_dim is None"
-            _refuse("embed_dim", embed_dim, wanted)
-        head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        if not 0 <= dropout <= 1:
-            _refuse("dropout", dropout, "0 to 1 is expected")
+        super().__init__(
+            embed_dim, num_heads, num_kv_heads, head_dim=head_dim, qk_norm=qk_norm,
+            norm_eps=norm_eps, norm_offset=norm_offset, softcap=softcap, scale=scale, sinks=sinks,
+            gate=gate, dropout=dropout, bias=bias, out_bias=out_bias, device=device, dtype=dtype,
+        )  # fmt: skip
         if isinstance(rotary, (int, float)):
-            rotary = Rotary(head_dim, rotary)
-        if rotary is not None and rotary.dim > head_dim:
-            _refuse("rotary.dim", rotary.dim, f"at most head_dim, {head_dim}, is expected")
-        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
-        self.head_dim, self.dropout, self.norm_offset = head_dim, dropout, norm_offset
-        self.is_causal, self.window_size = is_causal, window_size
-        self.softcap, self.scale, self.gate = softcap, scale, gate
-        self.rotary = rotary
-        # How many heads of the product are query's, key's, value's and the gate's.
-        self._heads = [num_heads, num_kv_heads, num_kv_heads] + [num_heads] * gate
-        like: Any = {"device": device, "dtype": dtype}
-        self.qkv_proj = Linear(embed_dim, sum(self._heads) * head_dim, bias=bias, **like)
-        out_bias = bias if out_bias is None else out_bias
-        self.o_proj = Linear(num_heads * head_dim, embed_dim, bias=out_bias, **like)
-        norms = [torch.nn.RMSNorm(head_dim, norm_eps, **like) if qk_norm else None for _ in "qk"]
-        self.q_norm, self.k_norm = norms
-        for norm in filter(None, norms):
-            torch.nn.init.constant_(norm.weight, 1 - norm_offset)
-        self.sinks = torch.nn.Parameter(torch.zeros(num_heads, **like)) if sinks else None
-
-    def extra_repr(self) -> str:
-        plain = {"window_size": None, "softcap": 0.0, "scale": None, "gate": False, "dropout": 0.0}
-        plain |= {"is_causal": True, "norm_offset": 0.0}
-        heads = f"{self.embed_dim}, {self.num_heads}, {self.num_kv_heads}, head_dim={self.head_dim}"
-        given = [f"{n}={getattr(self, n)}" for n, d in plain.items() if getattr(self, n) != d]
-        return ", ".join([heads, *given])
+            rotary = Rotary(self.head_dim, rotary)
+        if rotary is not None and rotary.dim > self.head_dim:
+            wanted = f"at most head_dim, {self.head_dim}, is expected"
+            self._refuse("rotary.dim", rotary.dim, wanted, ValueError)
+        self.rotary, self.is_causal, self.window_size = rotary, is_causal, window_size
+        self._heads = [num_heads, self.num_kv_heads, self.num_kv_heads] + [num_heads] * gate
+        self.qkv_proj = self._projection(embed_dim, sum(self._heads), bias)
 
     def forward(
         self,
@@ -178,26 +145,21 @@ class SelfAttention(torch.nn.Module):
             RuntimeError: shapes and dtypes that do not fit; a cache that has not so much room,
                 or in training with dropout.
         """
-        self._check(x, mask, cache, positions)
-        query, key, value, gate = self.project(x, cache, positions=positions, rotary=rotary)
-        options: dict[str, Any] = {
-            "softcap": self.softcap, "window_size": self.window_size,
-            "sinks": self.sinks, "spans": spans,
-        }  # fmt: skip
-        if cache is None:
-            dropout = self.dropout if self.training else 0.0
-            output = attention(
-                query, key, value, mask, dropout, self.is_causal,
-                scale=self.scale, enable_gqa=True, **options,
-            )  # fmt: skip
-        else:
-            if mask is not None:
-                options["bias"] = as_bias(as_added(~mask if mask.dtype == torch.bool else mask))
-            options |= {"softmax_scale": self.scale, "causal": self.is_causal}
-            output = cache.attend(query, key, value, **options)
-        if gate is not None:
-            output = output * gate.sigmoid()
-        return self.o_proj(output.transpose(1, 2).flatten(-2))
+        self._check(x, cache)
+        batch, length, _ = x.shape
+        if positions is not None and positions.shape not in ((length,), (batch, length)):
+            self._refuse("positions", positions, f"[{length}] or [{batch}, {length}] is expected")
+        query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
+        options: dict[str, Any] = {}
+        own = self.rotary if positions is None and rotary is None else None
+        if cache is None or own is None or self.q_norm is not None or not self.is_causal:
+            tables = rotary or self._tables(query, cache, positions)
+            query, key = self._norm_and_rotate(query, key, tables)
+        else:  # The cache's operator turns query and key itself, to the same bits in less time.
+            dtype = torch.promote_types(query.dtype, torch.float32)
+            cos, sin = own.table(cache.length + length, dtype).unbind(-2)
+            options = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": own.interleaved}
+        return self._attend(query, key, value, gate, mask, spans, cache, **options)
 
     def project(
         self,
@@ -210,11 +172,9 @@ class SelfAttention(torch.nn.Module):
         """What `forward` attends with: query `[B, H, L, D]`, normed and rotated; key, likewise, and
         value, `[B, Hkv, L, D]`; and the gate before the sigmoid, as query, or None. Nothing is
         appended to the cache."""
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        query, key, value, *gate = heads.split(self._heads, 1)
-        if rotary is None:
-            rotary = self._tables(query, cache, positions)
-        query, key = self._norm_and_rotate(query, key, rotary)
+        query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
+        tables = rotary or self._tables(query, cache, positions)
+        query, key = self._norm_and_rotate(query, key, tables)
         return query, key, value, gate[0] if gate else None
 
     def new_cache(
@@ -232,9 +192,7 @@ class SelfAttention(torch.nn.Module):
         Raises:
             ValueError: a number below 1.
         """
-        for name, number in {"batch": batch, "length": length, "pages": pages}.items():
-            if number is not None and number < 1:
-                _refuse(name, number, "1 or more is expected", function="new_cache")
+        self._check_sizes(batch=batch, length=length, pages=pages)
         dtype = self.o_proj.weight.dtype if dtype is None else dtype
         return KVCache.empty(batch, self.num_kv_heads, length, self.head_dim, dtype, pages)
 
@@ -253,29 +211,6 @@ class SelfAttention(torch.nn.Module):
         layer.load_state_dict(module.state_dict())
         return layer
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        """Joins what models of transformers have apart."""
-        for kind in ("weight", "bias"):
-            names = [f"{prefix}{name}_proj.{kind}" for name in "qkv"]
-            if not all(name in state_dict for name in names):
-                continue
-            query, key, value = (state_dict.pop(name) for name in names)
-            parts = [query, key, value]
-            if self.gate:  # Qwen3-Next's q_proj: D rows of a head's query, D of its gate, and so on
-                rows = query.unflatten(0, (-1, 2, self.head_dim))
-                parts = [rows[:, 0].flatten(0, 1), key, value, rows[:, 1].flatten(0, 1)]
-            found = [part.size(0) // self.head_dim for part in parts]
-            if found != self._heads:
-                wanted = f"{self._heads} heads are expected"
-                error_msgs.append(f"{', '.join(names)} have {found} heads, but {wanted}")
-            state_dict[f"{prefix}qkv_proj.{kind}"] = torch.cat(parts)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
     def _norm_and_rotate(
         self, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
@@ -283,14 +218,8 @@ class SelfAttention(torch.nn.Module):
             return query, key
         none = query.new_empty(query.size(-2), 0)
         cos, sin = tables or (none, none)
-        options: dict[str, Any] = {"interleaved": getattr(self.rotary, "interleaved", False)}
-        if self.q_norm is not None and self.k_norm is not None:
-            options["eps"] = self.q_norm.eps
-            dtype = torch.promote_types(self.q_norm.weight.dtype, torch.float32)
-            for name, norm in {"query": self.q_norm, "key": self.k_norm}.items():
-                offset = self.norm_offset  # added in float32: what is above 1 would lose its digits
-                weight = norm.weight.to(dtype) + offset if offset else norm.weight
-                options[f"{name}_weight"] = weight
+        options = self._norm_options(query=self.q_norm, key=self.k_norm)
+        options["interleaved"] = getattr(self.rotary, "interleaved", False)
         return rotate(query, key, cos, sin, **options)
 
     def _tables(
@@ -309,28 +238,3 @@ class SelfAttention(torch.nn.Module):
             rows = _rows_from(table, cache.lengths, length)
         cos, sin = rows.to(query.device).unbind(-2)
         return cos, sin
-
-    def _check(
-        self, x: Tensor, mask: Tensor | None, cache: KVCache | None, positions: Tensor | None
-    ) -> None:
-        if x.dim() != 3 or x.size(-1) != self.embed_dim:
-            _refuse_call("x", x, f"[B, L, {self.embed_dim}] is expected")
-        batch, length, _ = x.shape
-        if mask is not None:
-            if mask.dtype != torch.bool and not mask.is_floating_point():
-                wanted = "bool (True = may attend) or a floating one is expected"
-                _refuse_call("mask", mask.dtype, wanted)
-            keys = length if cache is None else mask.size(-1)
-            whole = (batch, self.num_heads, length, keys)
-            sizes = zip(reversed(mask.shape), reversed(whole), strict=False)
-            if mask.dim() > 4 or any(size not in (1, most) for size, most in sizes):
-                _refuse_call("mask", mask, f"what broadcasts to {[*whole]} is expected")
-        if positions is not None and positions.shape not in ((length,), (batch, length)):
-            _refuse_call("positions", positions, f"[{length}] or [{batch}, {length}] is expected")
-        if cache is not None:
-            if cache.lengths.shape != (batch,):
-                wanted = f"[{batch}], a number for each row of x, is expected"
-                _refuse_call("cache.lengths", cache.lengths, wanted)
-            if self.training and self.dropout:
-                wanted = "0 is expected with a cache, or a layer in eval mode"
-                _refuse_call("dropout", self.dropout, wanted)
