@@ -21,6 +21,11 @@ _MODELS = re.compile(
     r"(?!Multi|Auto(?!enc)|Onnx|EMA|.*Multi\w*Net).*(Model|Transformer\w*|Autoencoder.*)"
 )
 _OTHER_IN_TRAINING = (nn.modules.batchnorm._BatchNorm, nn.Dropout)
+# Arguments that models cannot do without, though they have a default.
+_GIVEN = (
+    "timestep", "encoder_hidden_states", "pooled_projections", "img_ids", "txt_ids", "guidance",
+    "img_shapes", "encoder_hidden_states_mask",
+)  # fmt: skip
 TOKENS = 16  # 4 x 4, where a model wants an image as rows
 
 
@@ -118,6 +123,7 @@ def _call(model: Any, shape: str) -> dict[str, Any]:
         "img_ids": lambda: torch.cartesian_prod(*[torch.arange(4.0)] * 2, torch.arange(1.0)),
         "txt_ids": lambda: torch.zeros(7, 3),
         "guidance": lambda: torch.ones(2),
+        "img_shapes": lambda: [[(1, 4, 4)]] * 2,
         "class_labels": lambda: torch.tensor([1, 2]),
     }
     call = {}
@@ -126,6 +132,6 @@ def _call(model: Any, shape: str) -> dict[str, Any]:
         if name in ("hidden_states", "sample", "x"):
             channels = width("in_channels", "latent_channels", "sample_channels")
             call[name] = torch.randn(_SHAPES[shape](channels))
-        elif name in makers and (needed or name in ("img_ids", "txt_ids", "pooled_projections")):
+        elif name in makers and (needed or name in _GIVEN):
             call[name] = makers[name]()
     return call
