@@ -89,6 +89,7 @@ def _reason(why: str, outcome: str) -> str:
         found["a layer that qkv does not know"] = _KNOWN.search(_LEFT.sub("", why))
         named = [reason for reason, match in found.items() if match]
         why = named[0] if named else why
+    why = re.sub(r" in [^ ]*\.py:\d+", "", why)
     return why.replace("|", "\\|").replace("<", "\\<")[:200]
 
 
