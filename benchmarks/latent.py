@@ -53,7 +53,9 @@ def make_parser():
     number = positive(int)
     parser.add_argument("--heads", type=number, default=16)
     parser.add_argument("--hidden-size", type=number, default=2048)
-    parser.add_argument("--keys", type=number, nargs="+", default=(1024, 4096, 16384))
+    parser.add_argument(
+        "--keys", type=number, nargs="*", default=(1024, 4096, 16384), help="none: prompts alone"
+    )
     parser.add_argument("--prompt", type=number, default=4096, help="its length; default: 4096")
     add_timing(parser, "call")
     return parser

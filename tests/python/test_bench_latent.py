@@ -25,6 +25,12 @@ def test_every_way_is_timed(capsys):
         assert all(float(cells[f"sdpa / {way}"]) > 0 for way in ways[1:])
 
 
+def test_prompts_alone(capsys):
+    assert latent.main([*SMALL[:4], "--keys", "--prompt", "7", "--repeats", "2"]) == 0
+    assert "prompt of 7" in (output := capsys.readouterr().out)
+    assert "1 token" not in output
+
+
 def test_another_result_is_not_timed(capsys, monkeypatch):
     make = latent.make_layers
 

@@ -103,7 +103,6 @@ class TestAgrees:
         n for n in samples.names()
         if not n.endswith("with_kvcache")
         and n != "latent_attention"  # test_latent_attention
-        and not n.startswith("rotate")  # refused: DTensor knows no rule for it
     ])  # fmt: skip
     def test_every_operator(self, name, mesh):
         on_mesh(mesh, every_call_agrees, name)
@@ -143,6 +142,88 @@ def latent_agrees(mesh, dim):
         found = samples.results("latent_attention", call | parts)
         assert found["output"].placements == (Shard(dim),)
         same(found.values(), expected.values())
+
+
+ROTATED = ("query", "key", "cos", "sin", "query_weight", "key_weight")
+
+
+class TestRotate:
+    """Batch, heads and sequence are divided, and nothing is sent; key has fewer heads."""
+
+    @pytest.mark.parametrize("kv_heads", [2, 1])
+    @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (1, 2), (1, 1)], ids=str)
+    def test_placements(self, dims, kv_heads):
+        results, gradients, sent = on_mesh((2,) * len(dims), rotation, kv_heads, dims)
+        rows, partial = tuple(Shard(dim) for dim in dims), Partial("sum")
+        tables = tuple(Shard(0) if dim == 2 else partial for dim in dims)
+        weights = (partial,) * len(dims)
+        assert results == [rows] * 2 and sent == 0
+        assert gradients == [rows, rows, tables, tables, weights, weights]
+
+    @pytest.mark.parametrize("with_norm", [True, False])
+    def test_derivatives(self, with_norm):
+        on_mesh((2,), rotated_derivatives, with_norm)
+
+    def test_rows_are_whole(self):
+        results, _, _ = on_mesh((2,), rotation, 2, (3,))
+        assert results == [(Replicate(),)] * 2
+
+
+def rotation_inputs(kv_heads, batch=3, length=5):
+    torch.manual_seed(0)
+    rows = (length, 8), (length, 3)
+    shapes = (batch, 4, *rows[0]), (batch, kv_heads, *rows[0]), rows[1], rows[1], (8,), (8,)
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def rotate(*tensors):
+    weights = dict(zip(ROTATED[4:], tensors[4:], strict=False))
+    return qkv.rotate(*tensors[:4], **weights, interleaved=True)
+
+
+def rotation(mesh, kv_heads, dims):
+    """Compares with one process. dims: of query and key, which each dimension of the mesh divides.
+    Returns the placements of the results and of all gradients, and how many collectives there
+    were."""
+    leaves = [x.requires_grad_() for x in rotation_inputs(kv_heads)]
+    expected = rotate(*leaves)
+    incoming = [x.detach().sin() for x in expected]
+    wanted = torch.autograd.grad(expected, leaves, incoming)
+    tables = [Shard(0) if dim == 2 else Replicate() for dim in dims]
+    whole = [Replicate()] * len(dims)
+    placements = [[Shard(dim) for dim in dims]] * 2 + [tables] * 2 + [whole] * 2
+    parts = [
+        distribute(x.detach(), mesh, p).requires_grad_()
+        for x, p in zip(leaves, placements, strict=True)
+    ]
+    incoming = [distribute(x, mesh, placements[0]) for x in incoming]
+    with CommDebugMode() as collectives:
+        results = rotate(*parts)
+        gradients = torch.autograd.grad(results, parts, incoming)
+    sent = collectives.get_total_counts()
+    same(results, expected)
+    same(gradients, wanted)
+    return [x.placements for x in results], [x.placements for x in gradients], sent
+
+
+def rotated_derivatives(mesh, with_norm):
+    """Of key alone, and in forward mode. Without a norm a Node keeps no query."""
+    plain = rotation_inputs(2, batch=2, length=4)[: 6 if with_norm else 4]
+
+    def backward(tensors):
+        leaves = [x.detach().requires_grad_(i < 2) for i, x in enumerate(tensors)]
+        loss = rotate(*leaves)[1].sin().sum()
+        return torch.autograd.grad(loss, leaves[:2], allow_unused=True)
+
+    def forward(tensors):
+        return torch.func.jvp(rotate, tuple(tensors), tuple(x.cos() for x in tensors))[1]
+
+    for dim in (0, 1, 2):
+        tables = Shard(0) if dim == 2 else Replicate()
+        placements = [Shard(dim)] * 2 + [tables] * 2 + [Replicate()] * 2
+        parts = [distribute(x, mesh, [p]) for x, p in zip(plain, placements, strict=False)]
+        same(backward(parts), backward(plain))
+        same(forward(parts), forward(plain))
 
 
 def every_call_agrees(mesh, name):

@@ -26,7 +26,13 @@ from test_transformers import (  # noqa: E402
     seen,
 )
 
-from qkv.integrations.transformers import LatentCache, _attention, _latents, _masks  # noqa: E402
+from qkv.integrations.transformers import (  # noqa: E402
+    LatentCache,
+    StaticLatentCache,
+    _attention,
+    _latents,
+    _masks,
+)
 
 
 @pytest.fixture
@@ -289,6 +295,36 @@ def test_cache_generates_the_same(name, monkeypatch):
     assert_close(torch.stack(found.logits), torch.stack(expected.logits), atol=1e-5, rtol=1e-4)
     assert any(rows)
     assert all(rows) or name == "dots3_note"  # of a window there are few keys
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_static_caches(name, monkeypatch):
+    """Transformers' own has the numbers that eager attention has with it, which are others where an
+    indexer chooses among rows that are still empty; ours has the same, and is one row a token."""
+    rows = []
+    operator = qkv.latent_attention
+    monkeypatch.setattr(
+        qkv, "latent_attention", lambda *x, **o: rows.append(x[3] is None) or operator(*x, **o)
+    )
+    call = inputs(name, left=True)
+    del call["labels"]
+    options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}
+    model, results = make(name), []
+    for way, kind in [
+        ("eager", transformers.StaticCache),
+        ("qkv", transformers.StaticCache),
+        ("qkv", StaticLatentCache),
+    ]:
+        model.set_attn_implementation(way)
+        rows.clear()
+        cache = kind(config=model.config, max_cache_len=40)
+        results.append(model.generate(**call, **options, output_logits=True, past_key_values=cache))
+    assert any(rows)
+    for found in results[1:]:
+        assert torch.equal(found.sequences, results[0].sequences)
+        expected = torch.stack(results[0].logits)
+        assert_close(torch.stack(found.logits), expected, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()

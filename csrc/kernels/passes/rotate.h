@@ -2,57 +2,13 @@
 #pragma once
 
 #include "kernels/passes/rotate_backward.h"
-#include "kernels/passes/rotate_rows.h"
+#include "kernels/passes/rotate_group.h"
 
 namespace qkv::QKV_ISA {
 
-// The rows of a group, in memory of type S: of each, x becomes y, which may be the same memory.
-template <bool kNorm, bool kInterleaved, class S, class T>
-void rotate_group(const RotationTables<T>& tables, const RowGroup<T>& group, const T* weight,
-                  const S* const* x, S* const* y, T inverse_dim, T eps) {
-  constexpr int W = kLanes<T>;
-  const RowRuns<T>& at = tables.runs;
-  T norms[W];
-  if constexpr (kNorm) {
-    Vec<T> squares[W];
-    for (int g = group.count; g < W; ++g) squares[g] = Vec<T>{};
-    for (int g = 0; g < group.count; ++g) {
-      Vec<T> sum{};
-      for (int64_t i = 0; i < at.width; i += W) {
-        const Vec<T> v = load_wide(x[g] + i);
-        sum += v * v;
-      }
-      squares[g] = sum;
-    }
-    store(norms, inverse_norms<T>(squares, inverse_dim, eps));
-  }
-  for (int g = 0; g < group.count; ++g) {
-    const S* const from = x[g];
-    S* const to = y[g];
-    const int64_t row = group.position[g] * at.pairs;
-    const T *const cos = tables.cos + row, *const sin = tables.sin + row;
-    const T norm = kNorm ? norms[g] : T(1);
-    const auto normal = [&](int64_t i) QKV_INLINE_LAMBDA {
-      const Vec<T> v = load_wide(from + i);
-      return kNorm ? v * norm * load(weight + i) : v;
-    };
-    for (int64_t i = 0; i < at.pairs; i += W) {
-      const Vec<T> a = normal(i), c = load(cos + i), s = load(sin + i);
-      if constexpr (kInterleaved) {
-        store_rounded(to + i, a * c + swap_neighbours(a) * s);
-      } else {
-        const Vec<T> b = normal(at.pairs + i);
-        store_rounded(to + i, a * c - b * s);
-        store_rounded(to + at.pairs + i, b * c + a * s);
-      }
-    }
-    for (int64_t i = at.rest; i < at.width; i += W) store_rounded(to + i, normal(i));
-  }
-}
-
 template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>
-void rotate_tensor(const Rotation& r, const RotationItem& item, int t,
-                   const RotationTables<T>& tables, T* scratch) {
+void rotate_tensor(const Rotation& r, const RotationItem& item, int t, RotationTables<T>& tables,
+                   T* scratch) {
   constexpr int W = kLanes<T>;
   const RowRuns<T>& at = tables.runs;
   const RotatedTensor& tensor = r.tensors[t];
@@ -62,15 +18,24 @@ void rotate_tensor(const Rotation& r, const RotationItem& item, int t,
   const T inverse_dim = T(1) / T(r.head_dim), eps = T(r.eps);
   const T* const weight = tables.weights[t];
   const bool is_direct = at.is_dense && in.col == 1 && out.col == 1;
-  for_each_group<T>(tensor.heads, item.end - item.begin, in, [&](const RowGroup<T>& group) {
-    const E* x[W];
-    E* y[W];
-    locate(group, from, in, x), locate(group, to, out, y);
-    if (is_direct)
-      return rotate_group<kNorm, kInterleaved, E>(tables, group, weight, x, y, inverse_dim, eps);
-    T* rows[W];
-    for (int g = 0; g < group.count; ++g) at.gather(x[g], in.col, rows[g] = scratch + g * at.width);
-    rotate_group<kNorm, kInterleaved, T>(tables, group, weight, rows, rows, inverse_dim, eps);
+  is_direct ? tables.template arrange_for<E>(t) : tables.template arrange_for<T>(t);
+  const std::array<const Strides*, 2> strides = {&in, &out};
+  for_each_group<T>(tensor.heads, item.end - item.begin, strides, [&](const RowGroup<T>& group) {
+    const RowsOfGroup<const E> x{from, group.offset[0]};
+    const RowsOfGroup<E> y{to, group.offset[1]};
+    if (is_direct) {
+      RotatedGroup<kNorm, kInterleaved, E, T> direct{tables, group, weight, x, y, {}};
+      return direct.run(inverse_dim, eps);
+    }
+    int64_t offsets[W];
+    const RowsOfGroup<T> rows{scratch, offsets};
+    for (int g = 0; g < group.count; ++g) {
+      offsets[g] = g * at.width;
+      at.gather(x[g], in.col, rows[g]);
+    }
+    RotatedGroup<kNorm, kInterleaved, T, T> gathered{tables, group, weight, {scratch, offsets},
+                                                     rows,   {}};
+    gathered.run(inverse_dim, eps);
     for (int g = 0; g < group.count; ++g) at.scatter(rows[g], y[g], out.col);
   });
 }
@@ -106,7 +71,7 @@ template <class E>
 size_t rotate(const Rotation& r, const RotationItem& item, void* workspace) {
   using T = Compute<E>;
   Arena arena(workspace);
-  const RotationTables<T> tables(r, item, arena);
+  RotationTables<T> tables(r, item, arena);
   const RowRuns<T>& at = tables.runs;
   const bool is_backward = item.gradients != nullptr;
   T* const scratch = arena.take<T>((is_backward ? 3 : 1) * kLanes<T> * at.width);

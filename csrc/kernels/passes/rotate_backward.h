@@ -7,7 +7,7 @@
 //   grad_sin_i  = grad_b * n_a - grad_a * n_b
 #pragma once
 
-#include "kernels/passes/rotate_rows.h"
+#include "kernels/passes/rotate_tables.h"
 
 namespace qkv::QKV_ISA {
 
@@ -137,10 +137,11 @@ void rotate_tensor_backward(const Rotation& r, const RotationItem& item, int t,
   const bool is_direct =
       at.is_dense && x_strides.col == 1 && grad.strides.col == 1 && strides.col == 1;
   const int64_t positions = item.end - item.begin, size = W * at.width;
-  for_each_group<T>(tensor.heads, positions, strides, [&](const RowGroup<T>& group) {
+  const std::array<const Strides*, 3> all = {&strides, &x_strides, &grad.strides};
+  for_each_group<T>(tensor.heads, positions, all, [&](const RowGroup<T>& group) {
     GradRows<E, T> rows;
-    locate(group, x, x_strides, rows.x), locate(group, grads, grad.strides, rows.grad);
-    locate(group, to, strides, rows.grad_x);
+    locate(group, 0, to, rows.grad_x);
+    locate(group, 1, x, rows.x), locate(group, 2, grads, rows.grad);
     for (int g = 0; g < group.count; ++g) rows.g[g] = scratch + g * at.width;
     const T* const weight = tables.weights[t];
     if (is_direct)

@@ -1,5 +1,5 @@
-// What both passes of a rotation (rotation.h) share: how rows lie in vectors, the tables of an item
-// in the compute type, and the groups in which rows are taken.
+// What both passes of a rotation (rotation.h) share: how rows lie in vectors, and the groups in
+// which they are taken.
 #pragma once
 
 #include "kernels/simd/halves.h"
@@ -18,6 +18,30 @@ QKV_INLINE void store_rounded(E* p, Vec<Compute<E>> x) {
   }
 #endif
   store_narrow(p, x);
+}
+
+// n vectors at p: one, or two in the order of load_part. Of bf16, these are cheaper to widen and to
+// round than two as they lie in memory.
+template <int n, class E>
+QKV_INLINE void load_vectors(const E* p, Vec<Compute<E>>* to) {
+  to[0] = load_part<n == 2 ? 0 : -1>(p);
+  if constexpr (n == 2) to[1] = load_part<1>(p);
+}
+template <int n, class E>
+QKV_INLINE void store_vectors(E* p, const Vec<Compute<E>>* x) {
+  if constexpr (n == 2 && kInParts<E>) {
+#if defined(QKV_PAIRS)
+    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+    const Halves halves = (Halves)native_narrow(x[0], x[1]);
+    constexpr int W = kLanes<float>;
+    const Halves pairs = shuffle(halves, halves, [](int l) { return l / 2 + l % 2 * W; });
+#else
+    const HalfBits pairs = rounded_bits(x[0]) >> 16 | (rounded_bits(x[1]) & 0xffff0000u);
+#endif
+    std::memcpy(p, &pairs, sizeof pairs);
+  } else {
+    for (int h = 0; h < n; ++h) store_rounded(p + h * kLanes<Compute<E>>, x[h]);
+  }
 }
 
 // The numbers of a row are up to three runs: the first numbers of all pairs, the second ones, and
@@ -79,83 +103,42 @@ QKV_INLINE V swap_neighbours(V x) {
 template <class T>
 struct RowGroup {
   int count = 0;
-  int64_t head[kLanes<T>], position[kLanes<T>];
+  int64_t position[kLanes<T>];
+  int64_t offset[3][kLanes<T>];  // of up to three tensors, from where the item begins in each
 };
 
-// Calls f(group) until all rows were in one: `heads` heads of `positions` positions, in the order
-// in which they lie in memory.
-template <class T, class F>
-void for_each_group(int64_t heads, int64_t positions, const Strides& strides, const F& f) {
-  const bool heads_first = strides.row > strides.head;  // the heads of a position are neighbours
+// Calls f(group) until all rows were in one: `heads` heads of `positions` positions of the tensors
+// with these strides, in the order in which they lie in memory in the first one.
+template <class T, size_t n, class F>
+void for_each_group(int64_t heads, int64_t positions, const std::array<const Strides*, n>& tensors,
+                    const F& f) {
+  const bool heads_first =
+      tensors[0]->row > tensors[0]->head;  // heads of a position are neighbours
   const int64_t outer = heads_first ? positions : heads, inner = heads_first ? heads : positions;
   RowGroup<T> group;
+  int count = 0;
   for (int64_t o = 0; o < outer; ++o) {
+    int64_t offsets[n], steps[n];  // one multiplication for each row and tensor would be felt
+    QKV_UNROLL
+    for (size_t t = 0; t < n; ++t) {
+      const Strides& s = *tensors[t];
+      offsets[t] = o * (heads_first ? s.row : s.head), steps[t] = heads_first ? s.head : s.row;
+    }
     for (int64_t i = 0; i < inner; ++i) {
-      group.head[group.count] = heads_first ? i : o;
-      group.position[group.count] = heads_first ? o : i;
-      if (++group.count < kLanes<T>) continue;
+      QKV_UNROLL
+      for (size_t t = 0; t < n; ++t) {
+        group.offset[t][count] = offsets[t];
+        offsets[t] += steps[t];
+      }
+      group.position[count] = heads_first ? o : i;
+      if (++count < kLanes<T>) continue;
+      group.count = count, count = 0;
       f(group);
-      group.count = 0;
     }
   }
-  if (group.count > 0) f(group);
+  group.count = count;
+  if (count > 0) f(group);
 }
-
-// cos and sin of the positions of an item, and the weights, in the compute type.
-template <class T>
-struct RotationTables {
-  const RowRuns<T> runs;
-  // [positions, runs.pairs]. Interleaved, every number twice, and sin's first one negated.
-  T *const cos, *const sin;
-  std::array<T*, 2> weights;  // [runs.width]; null: there is no norm
-
-  RotationTables(const Rotation& r, const RotationItem& item, Arena& arena)
-      : runs(r),
-        cos(arena.take<T>(kRotationBlock * runs.pairs)),
-        sin(arena.take<T>(kRotationBlock * runs.pairs)) {
-    for (T*& weight : weights) weight = arena.take<T>(runs.width);
-    if (arena.counting()) return;
-    fill(r, item, r.cos, cos, 1);
-    fill(r, item, r.sin, sin, r.is_interleaved ? -1 : 1);
-    for (int t = 0; t < 2; ++t) {
-      const TypedInput& weight = r.tensors[t].weight;
-      if (!weight.data) {
-        weights[t] = nullptr;
-        continue;
-      }
-      with_elements(weight, batch_offset(r, weight.strides, item.batch),
-                    [&](const auto* from) { runs.gather(from, weight.strides.col, weights[t]); });
-    }
-  }
-
- private:
-  template <class F>
-  static void with_elements(const TypedInput& input, int64_t offset, const F& f) {
-    if (input.dtype == DType::f32) return f(static_cast<const float*>(input.data) + offset);
-    if (input.dtype == DType::f64) return f(static_cast<const double*>(input.data) + offset);
-    if (input.dtype == DType::bf16) return f(static_cast<const BFloat16*>(input.data) + offset);
-    f(static_cast<const Float16*>(input.data) + offset);
-  }
-
-  void fill(const Rotation& r, const RotationItem& item, const TypedInput& from, T* to,
-            T of_first) const {
-    const int64_t first = item.begin + (r.offsets ? r.offsets[item.batch] : 0);
-    const int64_t offset = batch_offset(r, from.strides, item.batch) + first * from.strides.row;
-    with_elements(from, offset, [&](const auto* row) {
-      for (int64_t n = item.end - item.begin; n > 0; --n, row += from.strides.row) {
-        for (int64_t i = 0; i < r.rotary_pairs; ++i) {
-          const T x = T(widen(row[i * from.strides.col]));
-          if (r.is_interleaved)
-            to[2 * i] = of_first * x, to[2 * i + 1] = x;
-          else
-            to[i] = x;
-        }
-        for (int64_t i = runs.runs[0].count; i < runs.pairs; ++i) to[i] = 0;
-        to += runs.pairs;
-      }
-    });
-  }
-};
 
 // One of the tensors of an item: where its rows begin.
 template <class E, class Tensor>
@@ -165,11 +148,10 @@ auto rows_of(const Rotation& r, const Tensor& tensor, const RotationItem& item) 
          item.begin * tensor.strides.row;
 }
 
-// Where the rows of a group begin.
+// Where the rows of a group begin, in the tensor that is `t` of for_each_group's.
 template <class Element, class T>
-void locate(const RowGroup<T>& group, Element* rows, const Strides& strides, Element** at) {
-  for (int g = 0; g < group.count; ++g)
-    at[g] = rows + group.head[g] * strides.head + group.position[g] * strides.row;
+void locate(const RowGroup<T>& group, int t, Element* rows, Element** at) {
+  for (int g = 0; g < group.count; ++g) at[g] = rows + group.offset[t][g];
 }
 
 inline float square_root(float x) { return __builtin_sqrtf(x); }

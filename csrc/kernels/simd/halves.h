@@ -14,11 +14,13 @@ QKV_INLINE Vec<float> widen_halves(Half16 x, BFloat16) {
 }
 QKV_INLINE Vec<float> widen_halves(Half16 x, Float16) { return native_widen_f16(x); }
 
-// Rounds to the nearest bf16, ties to even; NaN stays NaN.
-QKV_INLINE Half16 narrow_halves(Vec<float> x, BFloat16) {
+// The nearest bf16, ties to even, in the upper half of each lane; NaN stays NaN.
+QKV_INLINE HalfBits rounded_bits(Vec<float> x) {
   const HalfBits bits = (HalfBits)x;
-  const HalfBits rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return __builtin_convertvector(x == x ? rounded : bits >> 16 | 0x40, Half16);
+  return x == x ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
+}
+QKV_INLINE Half16 narrow_halves(Vec<float> x, BFloat16) {
+  return __builtin_convertvector(rounded_bits(x) >> 16, Half16);
 }
 QKV_INLINE Half16 narrow_halves(Vec<float> x, Float16) { return native_narrow_f16(x); }
 

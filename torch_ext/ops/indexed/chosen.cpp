@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <vector>
@@ -26,9 +25,11 @@ class Visible {
     right_ = window.right.guard_int(__FILE__, __LINE__);
     is_causal_ = call.options.is_causal;
     if (call.has(arg::attn_mask)) mask_ = call[arg::attn_mask].expand({items, 1, L, S});
+    all_ = !is_causal_ && left_ < 0 && right_ < 0 && !mask_.defined();
   }
 
   bool operator()(int64_t item, int64_t query, int64_t key) const {
+    if (all_) return true;
     const int64_t aligned = query + end_;  // the key that is aligned with the query, bottom-right
     if (is_causal_ && key > query) return false;
     if (left_ >= 0 && key < aligned - left_) return false;
@@ -40,7 +41,7 @@ class Visible {
 
  private:
   int64_t end_, left_, right_;
-  bool is_causal_;
+  bool is_causal_, all_;
   at::Tensor mask_;
 };
 
@@ -50,11 +51,13 @@ ChosenKeys chosen_keys(const Call& call) {
   const at::Tensor &query = call[arg::query], &given = call[arg::indices];
   const int64_t B = query.size(0), L = query.size(2), S = call[arg::key].size(2);
   const int64_t G = given.dim() == 4 ? given.size(1) : 1, k = given.size(-1);
+  const at::AutoDispatchBelowADInplaceOrView below;  // integers have no gradients
   const at::Tensor indices = (given.dim() == 4 ? given : given.unsqueeze(1))
                                  .expand({B, G, L, k})
                                  .to(at::kLong)
                                  .contiguous();
-  ChosenKeys chosen{at::zeros_like(indices), at::empty({B, G, L}, indices.options())};
+  ChosenKeys chosen{at::empty({B * G * L, k}, indices.options()),
+                    at::empty({B * G * L}, indices.options())};
   const Visible sees(call, B, L, S);
   const int64_t* const from = indices.const_data_ptr<int64_t>();
   int64_t* const to = chosen.keys.mutable_data_ptr<int64_t>();
@@ -62,11 +65,12 @@ ChosenKeys chosen_keys(const Call& call) {
   at::parallel_for(0, B * G * L, /*grain_size=*/16, [&](int64_t begin, int64_t end) {
     std::vector<uint64_t> seen(S / 64 + 1);  // a bit for each key
     for (int64_t row = begin; row < end; ++row) {
+      const int64_t item = row / L / G, place = row % L;
       for (int64_t i = row * k; i < (row + 1) * k; ++i) {
         const int64_t key = from[i];
         TORCH_CHECK(key < S, call.title(), ": indices has the number ", key, ", but key has ", S,
                     " keys; expected numbers below that, or -1 for none");
-        if (key >= 0 && sees(row / L / G, row % L, key)) seen[key / 64] |= uint64_t(1) << key % 64;
+        if (key >= 0 && sees(item, place, key)) seen[key / 64] |= uint64_t(1) << key % 64;
       }
       int64_t* next = to + row * k;
       int64_t first = row / L * S;
@@ -75,13 +79,14 @@ ChosenKeys chosen_keys(const Call& call) {
         first += 64;
       }
       counts[row] = next - (to + row * k);
+      std::fill(next, to + (row + 1) * k, 0);
     }
   });
   return chosen;
 }
 
-std::vector<ChosenBlock> blocks_of_queries(const ChosenKeys& chosen, int64_t seqlen_k) {
-  const int64_t B = chosen.keys.size(0), L = chosen.keys.size(2), k = chosen.keys.size(3);
+std::vector<ChosenBlock> blocks_of_queries(const ChosenKeys& chosen, int64_t L, int64_t seqlen_k) {
+  const int64_t B = chosen.keys.size(0) / L, k = chosen.keys.size(1);
   std::vector<ChosenBlock> blocks;
   for (int64_t item = 0; item < B; ++item)
     for (int64_t begin = 0; begin < L; begin += kBlockQueries)

@@ -9,11 +9,11 @@
 namespace qkv::ops {
 
 struct ChosenKeys {
-  // int64 [B, G, L, k]: of each query first those that it sees, rising: rows that are read in the
+  // int64 [B * G * L, k]: of each query first those that it sees, rising: rows that are read in the
   // order of memory take a quarter less time than in any order (one query, f32, Zen 4). Keys of all
   // items and groups are counted on: those of the first are 0 to S - 1.
   at::Tensor keys;
-  at::Tensor counts;  // int64 [B, G, L]: how many those are
+  at::Tensor counts;  // int64 [B * G * L]: how many those are
 };
 
 // Of a call with query [B, H, L, D] whose numbers may be read, and whose attn_mask is None or bool,
@@ -27,7 +27,7 @@ struct ChosenBlock {
   at::Tensor keys;           // int64 [n], rising
   at::Tensor mask;           // bool [end - begin, n]: which of them each query sees
 };
-// Of one group.
-std::vector<ChosenBlock> blocks_of_queries(const ChosenKeys& chosen, int64_t seqlen_k);
+// Of one group, with L queries.
+std::vector<ChosenBlock> blocks_of_queries(const ChosenKeys& chosen, int64_t L, int64_t seqlen_k);
 
 }  // namespace qkv::ops

@@ -1,8 +1,10 @@
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/new_zeros.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
+
+#include <numeric>
 
 #include "autograd/run.h"
 #include "call/autocast.h"
@@ -126,10 +128,11 @@ at::Tensor rows_of_groups(const at::Tensor& tensor, int64_t groups) {
 Tensors attend_by_pages(const Call& call, const ChosenKeys& chosen) {
   const at::Tensor &query = call[arg::query], &key = call[arg::key], &value = call[arg::value];
   const int64_t B = query.size(0), H = query.size(1), L = query.size(2);
-  const int64_t G = chosen.keys.size(1);
-  const at::Tensor table = chosen.keys.flatten(0, 2), counts = chosen.counts.flatten();
+  const int64_t documents = chosen.counts.size(0), G = documents / (B * L);
+  const at::AutoDispatchBelowADInplaceOrView below;  // nothing is recorded of the views
   const at::Tensor rows = rows_of_groups(query, G);
-  const at::Tensor ends = at::arange(B * G * L + 1, counts.options());
+  const at::Tensor ends = at::empty({documents + 1}, chosen.counts.options());
+  std::iota(ends.mutable_data_ptr<int64_t>(), ends.mutable_data_ptr<int64_t>() + documents + 1, 0);
   const at::Tensor keys = rows_of_groups(key, G).unsqueeze(1);
   const at::Tensor values = begins_rows(value, key) ? keys.narrow(-1, 0, value.size(-1))
                                                     : rows_of_groups(value, G).unsqueeze(1);
@@ -138,8 +141,8 @@ Tensors attend_by_pages(const Call& call, const ChosenKeys& chosen) {
   inner.set(arg::key, keys);
   inner.set(arg::value, values);
   inner.set(arg::cu_seq_q, ends);
-  inner.set(arg::seqused_k, counts);
-  inner.set(arg::block_table, table);
+  inner.set(arg::seqused_k, chosen.counts);
+  inner.set(arg::block_table, chosen.keys);
   inner.options.enable_gqa = true;
   inner.options.is_causal = false;  // and the window: what is hidden is not among the keys
   inner.options.window_size = {};
@@ -206,11 +209,12 @@ Tensors attend_to_indices(const Call& call) {
   if (recorded && by_head) return attend_by_mask(call);
   const ChosenKeys chosen = chosen_keys(call);
   if (!recorded) return attend_by_pages(call, chosen);
-  const int64_t S = call[arg::key].size(2), B = chosen.keys.size(0), L = chosen.keys.size(2);
-  const std::vector<ChosenBlock> blocks = blocks_of_queries(chosen, S);
+  const int64_t S = call[arg::key].size(2), L = call[arg::query].size(2);
+  const std::vector<ChosenBlock> blocks = blocks_of_queries(chosen, L, S);
   int64_t pairs = 0;
   for (const ChosenBlock& block : blocks) pairs += block.mask.numel();
-  return 2 * pairs <= B * L * S ? attend_by_blocks(call, blocks) : attend_by_mask(call);
+  return 2 * pairs <= chosen.counts.size(0) * S ? attend_by_blocks(call, blocks)
+                                                : attend_by_mask(call);
 }
 
 }  // namespace ops

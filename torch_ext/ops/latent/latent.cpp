@@ -1,5 +1,6 @@
 #include "ops/latent/latent.h"
 
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/einsum.h>
 
@@ -20,6 +21,15 @@ Shape shape_of(c10::SymIntArrayRef leading, std::initializer_list<SymInt> last) 
 // The sizes of a tensor without the last `n` ones.
 c10::SymIntArrayRef leading(const at::Tensor& tensor, int64_t n) {
   return tensor.sym_sizes().slice(0, tensor.dim() - n);
+}
+
+// [..., H, L, K] as [H, ... * L, K], and [H, ... * L, *] as [..., H, L, *], with the sizes of
+// `like`.
+at::Tensor rows_of_heads(const at::Tensor& tensor) { return tensor.movedim(-3, 0).flatten(1, -2); }
+at::Tensor of_heads(const at::Tensor& rows, const at::Tensor& like) {
+  Shape shape(leading(like, 3).begin(), leading(like, 3).end());
+  shape.append({like.sym_size(-2)});
+  return rows.unflatten_symint(1, shape).movedim(0, -3);
 }
 
 }  // namespace
@@ -77,13 +87,15 @@ at::Tensor rows_of(const Call& call, Argument latents) {
 }
 
 at::Tensor absorbed_query(const Call& call) {
-  return at::cat({at::einsum("...hln,hnc->...hlc", {call[arg::query], call[arg::key_weight]}),
-                  call[arg::query_rope]},
+  const at::Tensor &query = call[arg::query], rows = rows_of_heads(query);
+  return at::cat({of_heads(at::bmm(rows, call[arg::key_weight]), query), call[arg::query_rope]},
                  -1);
 }
 
 at::Tensor absorbed_output(const Call& call, const at::Tensor& output) {
-  return at::einsum("...hlc,hvc->...hlv", {output, call[arg::value_weight]});
+  // In this order torch multiplies one row 1.7 (f32) and 2.3 times (bf16) as fast as by the
+  // transposed weight.
+  return of_heads(at::bmm(call[arg::value_weight], rows_of_heads(output).mT()).mT(), output);
 }
 
 at::Tensor whole_query(const Call& call) {

@@ -2,7 +2,7 @@
 
 Each process calls the operator on its part of the heads and of the batch. layout.py says which
 dimensions of which tensor these are, plan.py what a dimension of the mesh divides and who has which
-key/value heads, and rule.py makes the call.
+key/value heads, and rule.py makes the call. rotate.py is the same of qkv.rotate.
 
 The rules are registered by torch.library.register_torch_dispatch, which is public. So is
 torch.distributed.tensor.experimental.register_sharding, but that cannot express them:
@@ -21,12 +21,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from qkv._vmap import COMPOSITES, COMPUTING
+from qkv.distributed._dtensor import rotate
 from qkv.distributed._dtensor.rule import decompose, rule, seed_rule
 
 
 def register() -> None:
     rules: dict[str, Any] = dict.fromkeys(COMPOSITES, decompose)
     rules |= dict.fromkeys((*COMPUTING, "attention_with_kvcache"), rule)
+    rules |= dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
     for name, function in (rules | {"dropout_seed": seed_rule}).items():
         torch.library.register_torch_dispatch(f"qkv::{name}", DTensor, function)
     # What stops torch's forward mode, for all operators: DTensor has no rule for a question that is

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn.functional import pad
 
 from qkv._refuse import refuse
@@ -37,7 +38,7 @@ def seed_rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
 @torch.no_grad()
 def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors, options = taken_apart(op, args, kwargs)
-    given = _on_one_mesh(op, tensors)
+    given = on_one_mesh(op, tensors)
     if context_parallel.is_on(given["query"]):
         return context_parallel.attend(op, given, options)
     context_parallel.check_is_on(op, given)
@@ -49,7 +50,7 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return tuple(_whole(plan, given, n, x) for n, x in zip(names, results, strict=True))
 
 
-def _on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
+def on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
     """The tensors as DTensors.
 
     Raises:
@@ -158,10 +159,16 @@ def _whole(
         for label, dim in plan.layout(name, local.dim()).items():
             shape[dim] = plan.sizes[label]
         placements = plan.placements(name, shape, Replicate())
+    return whole_of(local, plan.mesh, placements, shape)
+
+
+def whole_of(
+    local: Tensor, mesh: DeviceMesh, placements: list[Placement], shape: list[int]
+) -> DTensor:
     # Its dimensions lie in memory in the order of `local`'s: what torch can view of the one it can
     # then view of the other.
     strides = torch.empty_permuted(shape, local.dim_order(), device="meta").stride()
-    return DTensor.from_local(local, plan.mesh, placements, shape=torch.Size(shape), stride=strides)
+    return DTensor.from_local(local, mesh, placements, shape=torch.Size(shape), stride=strides)
 
 
 def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int]) -> Tensor:

@@ -5,9 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qkv.integrations.transformers._latent_cache import LatentCache
+    from qkv.integrations.transformers._latent_cache import LatentCache, StaticLatentCache
 
-__all__ = ["LatentCache", "register", "unregister"]
+__all__ = ["LatentCache", "StaticLatentCache", "register", "unregister"]
 
 # What models are told to use. The second is how continuous batching was asked for once;
 # transformers takes "paged|" off again, and warns.
@@ -79,13 +79,13 @@ def unregister() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """LatentCache, whose base is a class of transformers, which is not imported with qkv."""
-    if name != "LatentCache":
+    """The caches, whose bases are classes of transformers, which is not imported with qkv."""
+    if name not in ("LatentCache", "StaticLatentCache"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _check_version()
-    from qkv.integrations.transformers._latent_cache import LatentCache
+    from qkv.integrations.transformers import _latent_cache
 
-    return LatentCache
+    return getattr(_latent_cache, name)
 
 
 def _check_version() -> None:

@@ -1,12 +1,17 @@
-"""A cache for latent attention, to which a step adds one row and of which it copies none."""
+"""Caches for latent attention, to which a step adds one row and of which it copies none."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig, StaticCache
 
-from qkv.integrations.transformers._private import DynamicIndexedLayer, DynamicLayer
+from qkv.integrations.transformers._private import (
+    DynamicIndexedLayer,
+    DynamicLayer,
+    StaticIndexedLayer,
+    StaticLayer,
+)
 
 _GROWTH = 1.5  # by which a full buffer grows, so that n steps copy 3 n rows at most
 
@@ -32,6 +37,24 @@ class LatentCache(DynamicCache):
         super().__init__(config=config)
         kinds = {DynamicLayer: _Rows, DynamicIndexedLayer: _IndexedRows}
         self.layers = [kinds[type(x)]() if type(x) in kinds else x for x in self.layers]
+
+
+class StaticLatentCache(StaticCache):
+    """transformers' `StaticCache`, where a latent and its rotary part lie beside each other in a
+    row as in `LatentCache`, so that a step does not put the two together. Its room is there from
+    the first call on, and never moves.
+
+    Args:
+        config: of the model.
+        max_cache_len: for how many tokens there is room.
+    """
+
+    def __init__(self, config: PreTrainedConfig, max_cache_len: int) -> None:
+        super().__init__(config, max_cache_len)
+        kinds = {StaticLayer: _StaticRows, StaticIndexedLayer: _StaticIndexedRows}
+        self.layers = [
+            kinds[type(x)](max_cache_len) if type(x) in kinds else x for x in self.layers
+        ]
 
 
 class _Rows(DynamicLayer):
@@ -71,4 +94,18 @@ class _Rows(DynamicLayer):
 
 
 class _IndexedRows(_Rows, DynamicIndexedLayer):
+    """The same beside the keys of an indexer."""
+
+
+class _StaticRows(StaticLayer):
+    """A layer whose keys and values are views of one buffer `[B, H, max_cache_len, C + R]`."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = torch.cat([self.keys, self.values], -1).split(
+            [self.k_head_dim, self.v_head_dim], -1
+        )
+
+
+class _StaticIndexedRows(_StaticRows, StaticIndexedLayer):
     """The same beside the keys of an indexer."""

@@ -36,8 +36,9 @@ class Latents:
     def shape(self) -> torch.Size:
         """Of the keys, with the rotary part behind the others: `[B, H, S, N + R]`."""
         batch, _, keys, rotary = self.rotary.shape
-        key_weight, _ = self._weights()
-        return torch.Size((batch, key_weight.shape[0], keys, key_weight.shape[1] + rotary))
+        nope = self.module.qk_nope_head_dim
+        heads = self.module.kv_b_proj.weight.shape[0] // (nope + self.module.v_head_dim)
+        return torch.Size((batch, heads, keys, nope + rotary))
 
     def __getitem__(self, index: Any) -> "Latents":
         """A part of the keys."""

@@ -9,7 +9,12 @@ from qkv.integrations.transformers import TRIED
 
 try:
     from transformers import PreTrainedModel
-    from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+    from transformers.cache_utils import (
+        DynamicIndexedLayer,
+        DynamicLayer,
+        StaticIndexedLayer,
+        StaticLayer,
+    )
     from transformers.generation.continuous_batching import PagedAttentionCache
     from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
