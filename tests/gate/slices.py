@@ -1,5 +1,5 @@
-"""What is drawn anew for each commit, by its hash: random calls, and one of twelve slices of the
-long layer.
+"""What is drawn anew for each commit, by its hash: random calls, one of twelve slices of the long
+layer, and one in sixty of the models of docs/models.md.
 
 A slice takes about five minutes on two cores, its build included. Python's tests that it has no
 time for are said to be skipped, and are others with another seed. No slice has the sanitized torch
@@ -15,6 +15,7 @@ import qkv
 MINUTES = 2.0  # of random calls, on all cores
 SECONDS = 240  # of Python's tests in a slice
 PYTHON = 5  # slices of Python's tests
+MODELS = 60  # parts of the models that were tried, each of which takes one core less than a minute
 
 
 def of_python(part: int, seed: int) -> str:
@@ -68,4 +69,12 @@ def commit(commit_hash: str) -> list[Task]:
     # Of the 11,000 calls that this is on a Zen 5, one may be right and yet beyond the usual bound,
     # which was measured on 100,000; a defect is further off.
     truth = f"python tests/truth --wide --minutes {minutes_of(MINUTES):.2f} --seed {seed}"
-    return [Task("truth-anew", truth), Task("slice", command, ("truth-anew",))]
+    models = (
+        f"python -m benchmarks.models_tried --part {number % MODELS}/{MODELS} --seconds 45 "
+        "--timeout 30 --against benchmarks/results/models-5.23.0.json"
+    )
+    return [
+        Task("truth-anew", truth),
+        Task("slice", command, ("truth-anew",)),
+        Task("models-anew", models, ("truth-anew",), cores=1),
+    ]

@@ -77,7 +77,7 @@ def test_a_commit_draws_one_of_twelve_slices(gate, capsys):
 
     drawn = set()
     for n in range(12):
-        truth, part = slices.commit(f"{n:08x}")
+        truth, part, models = slices.commit(f"{n:08x}")
         assert f"--seed {n}" in truth.command and part.after == (truth.name,)
         drawn.add(part.command)
     assert len(drawn) == 12

@@ -30,7 +30,10 @@ def convert_transformers(module: nn.Module) -> Found | None:
 
     for model in models:
         leave_latents(model)
-    found = [(m.config, name) for m in models for name, asks in [suited(m)] if asks]
+    found = [(m, name) for m in models for name, asks in [suited(m)] if asks]
+    # Layers of a model may go by the config of a model inside it.
+    added = {id(x) for m, name in found if name == integration.ADDED for x in m.modules()}
+    found = [(m.config, integration.ADDED if id(m) in added else name) for m, name in found]
     switched = [(config._attn_implementation, name) for config, name in found]
     if not switched:
         return None

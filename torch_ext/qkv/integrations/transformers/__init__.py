@@ -1,5 +1,6 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ NAMES = ("qkv", "paged|qkv")
 # What a model has instead that also writes attention out in its own code: the masks of "eager",
 # which are added to scores, since its layers share them.
 ADDED = "qkv_added_masks"
-_OLDEST = (5, 22)  # the first version that the integration knows
+TRIED = ("5.22", "5.24")  # the first and the last version that the integration was tried with
 
 
 def register(*, kernels: bool = False) -> None:
@@ -45,13 +46,15 @@ def register(*, kernels: bool = False) -> None:
     _check_version()
     from transformers import AttentionInterface, masking_utils
 
-    from qkv.integrations.transformers import _own_attention
+    from qkv.integrations.transformers import _own_attention, _private
     from qkv.integrations.transformers._attention import attention_forward
     from qkv.integrations.transformers._masks import make_mask
 
-    mask_functions = dict.fromkeys(NAMES, make_mask) | {ADDED: masking_utils.eager_mask}
+    mask_functions = dict.fromkeys(NAMES, make_mask) | {ADDED: _private.eager_mask}
     for name, mask_function in mask_functions.items():
-        AttentionInterface.register(name, attention_forward)
+        # Where masks are added, no mask hides nothing, whatever a layer's is_causal says.
+        given = {"is_causal": False} if name == ADDED else {}
+        AttentionInterface.register(name, partial(attention_forward, **given))
         masking_utils.AttentionMaskInterface.register(name, mask_function)
     _own_attention.batch_continuously(mask_functions)
     _own_attention.find_out()
@@ -87,13 +90,16 @@ def __getattr__(name: str) -> Any:
 
 def _check_version() -> None:
     """Raises ImportError, with the version that is installed, where there is none to work with."""
-    needed = ".".join(map(str, _OLDEST))
     try:
         found = version("transformers")
-        if tuple(int(part) for part in found.split(".")[:2]) >= _OLDEST:
+        if _numbers(found) >= _numbers(TRIED[0]):
             return
         what = f"transformers {found} is installed"
     except PackageNotFoundError:
         what = "it is not installed: pip install 'qkv[transformers]'"
-    needs = f"qkv.integrations.transformers needs transformers {needed} or newer"
+    needs = f"qkv.integrations.transformers needs transformers {TRIED[0]} or newer"
     raise ImportError(f"{needs}, but {what}")
+
+
+def _numbers(of_version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in of_version.split(".")[:2])

@@ -8,9 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.generation.continuous_batching import PagedAttentionCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils.output_capturing import _active_collector
 
 import qkv
 from qkv._functional import has_kernels
@@ -18,6 +15,11 @@ from qkv._verbose import note_left
 from qkv.integrations.transformers._chosen import with_chosen
 from qkv.integrations.transformers._latents import Latents
 from qkv.integrations.transformers._pattern_mask import FAR, PatternMask
+from qkv.integrations.transformers._private import (
+    PagedAttentionCache,
+    _active_collector,
+    sdpa_attention_forward,
+)
 from qkv.nn._attend import attend
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
@@ -181,7 +183,7 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:
     """Whether the call cannot go by the pattern, or must not, since somebody has the mask."""
     lengths = query.shape[2], key.shape[2]
-    if mask.dense is not None or tuple(mask.shape[2:]) != lengths:
+    if mask.changed or tuple(mask.shape[2:]) != lengths:
         return True
     if mask.documents is not None:
         return output_attentions or position_bias is not None

@@ -8,14 +8,14 @@ it stands in tells them apart, so that this file follows what `__init__` builds,
 import functools
 import sys
 from collections.abc import Iterable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import NamedTuple
 
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel, masking_utils
-from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from qkv._code import defined_in, methods_of, reached_from, things_in, words_in
+from qkv.integrations.transformers._private import _BaseAutoModelClass
 
 _WEIGHING = {"softmax", "Softmax", "scaled_dot_product_attention"}
 _MAKERS = {name for name in vars(masking_utils) if name.startswith("create_")}
@@ -30,7 +30,8 @@ class Attentions(NamedTuple):
     unknown: bool  # whether there may be more: an Auto class builds something, which is asked for
     # itself, or something is not of transformers, and may be written in any way
     own: list[str]  # the innermost classes of attention that ask nobody, by name
-    masked: list[str]  # those of them that are given masks of transformers.masking_utils
+    masked: list[str]  # those of them that are given masks of transformers.masking_utils, and what
+    # asks the interface, but means masks that are added
 
 
 def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
@@ -43,13 +44,32 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     making = {base for part in parts for base in part.__mro__ if _names(defined_in(base), _MAKERS)}
     given = {x for base in making for part in _builds(base) for x in within(part)}
     own = {part for part in parts if _is_own(part)}
-    own -= {x for x in own if not own.isdisjoint(within(x) - {x})}
+    own -= {x for x in own if any(x not in within(y) for y in own & within(x))}
     masked = {part for part in own & given if _takes_mask(part) and _weighs(part)}
+    if not all(model_class._supports_sdpa for model_class in model_classes):
+        masked |= _only_added(parts, making)
     return Attentions(
         any(_asks(part) for part in parts),
         any(_has_unknown_parts(part) for part in parts),
         *(sorted(x.__name__ for x in some) for some in (own, masked)),
     )
+
+
+def _only_added(parts: set[type], making: set[type]) -> set[type]:
+    """Of a model that transformers gives no "sdpa", the parts that need the masks of "eager": those
+    that lengthen a mask by zeros, which are added; and those that say `is_causal=True` where no
+    causal mask is made, so that without a mask all is seen."""
+    pads = {x for x in parts if any("pad" in words_in(f.__code__) for f in methods_of(x))}
+    found = {x for x in pads if _asks(x) and _takes_mask(x)}
+    if any(_names(defined_in(base), {x for x in _MAKERS if "bidir" not in x}) for base in making):
+        return found
+    return found | {x for x in parts if any(_says_causal(f.__code__) for f in defined_in(x))}
+
+
+def _says_causal(code: CodeType) -> bool:
+    """Whether a function calls something with `is_causal=...`, and something with True."""
+    keywords = {name for x in code.co_consts if isinstance(x, tuple) for name in x}
+    return "is_causal" in keywords and any(x is True for x in code.co_consts)
 
 
 def _wholes(model_class: type[PreTrainedModel]) -> set[type[PreTrainedModel]]:

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import (
+
+from qkv.integrations.transformers._private import (
     DynamicIndexedLayer,
     DynamicLayer,
     StaticIndexedLayer,

@@ -7,11 +7,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
-from transformers.utils.import_utils import is_tracing
 
 from qkv.integrations.transformers._pattern import pattern_of
 from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
+from qkv.integrations.transformers._private import (
+    causal_mask_function,
+    is_tracing,
+    prepare_padding_mask,
+    sdpa_mask,
+)
 
 
 def make_mask(

@@ -1,14 +1,13 @@
 """What of transformers asks for an attention by name: models, of which some have attention that is
 written out in their own code, would take the masks of "qkv" for those of "eager", and are routed
-like those that `qkv.convert` gets; and continuous
-batching (`generate_batch`), which has a list of the functions it takes."""
+like those that `qkv.convert` gets; and continuous batching (`generate_batch`), which has a list of
+the functions it takes."""
 
 import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
 from transformers import PreTrainedModel
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.utils import logging
 
 from qkv._conversion.route import is_routed, route_written, unroute
@@ -16,6 +15,7 @@ from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions, within
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
+from qkv.integrations.transformers._private import CORRECT, SWITCH, ContinuousBatchingManager
 from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
 
 _logger = logging.get_logger(__name__)
@@ -61,12 +61,17 @@ def find_out() -> None:
         requested = correct(self, *args, **kwargs)
         if requested not in NAMES:
             return requested
+        name, _ = suited(self, requested)
+        if name == ADDED:  # layers may go by the config of a model inside, which follows
+            for config in (getattr(self.config, x, None) for x in self.config.sub_configs):
+                if config is not None and config._attn_implementation in NAMES:
+                    config._attn_implementation = ADDED
         leave_latents(self)
         if _rotates:
             for module_name in {part.__module__ for part in within(type(self))}:
                 replace_rotation(module_name)
         self.__dict__[_REQUESTED] = True
-        return suited(self, requested)[0]
+        return name
 
     def route_made(post_init, self):
         post_init(self)
@@ -85,7 +90,7 @@ def find_out() -> None:
             if isinstance(module, PreTrainedModel) and module.__dict__.pop(_REQUESTED, False):
                 _route(module)
 
-    _wrap(PreTrainedModel, "get_correct_attn_implementation", correct_for_classes)
+    _wrap(PreTrainedModel, CORRECT, correct_for_classes)
     _wrap(PreTrainedModel, "post_init", route_made)
     _wrap(PreTrainedModel, "set_attn_implementation", switch_routes)
 
@@ -110,7 +115,7 @@ def batch_continuously(names: Collection[str]) -> None:
         if model.config._attn_implementation not in names:
             switch(self, model, *args, **kwargs)
 
-    _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", switch_unless_ours)
+    _wrap(ContinuousBatchingManager, SWITCH, switch_unless_ours)
 
 
 def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:

@@ -62,8 +62,9 @@ class PatternMask(torch.Tensor):
     model may mistake either.
 
     To whatever a model does with it it is a tensor like any other: for the first operation that
-    is not a mere copy of the mask, it is written out, and from then on `dense` is what
-    counts, so that whoever writes to a view of it is heard, too."""
+    is not a mere copy of the mask, it is written out. It goes by its pattern as before, so that a
+    layer does the same when checkpointing computes it again, until it or a view of it may be
+    written to: from then on it is `changed`, and `dense` is what counts."""
 
     band: Band
     padding: Tensor | None
@@ -72,19 +73,22 @@ class PatternMask(torch.Tensor):
     spans: Tensor | None
     dense: Tensor | None
     nothing: Tensor
+    changed: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
-        cls, shape: Sequence[int], band: Band = _OPEN, **tensors: Tensor | None
-    ) -> "PatternMask":
+        cls, shape: Sequence[int], band: Band = _OPEN, changed: bool = True,
+        **tensors: Tensor | None,
+    ) -> "PatternMask":  # fmt: skip
         mask = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.bool, device=torch.device("cpu")
         )
         mask.band, mask.nothing = band, tensors.get("nothing", torch.empty(0))
         for name in _TENSORS:
             setattr(mask, name, tensors.get(name))
+        mask.changed = changed and mask.dense is not None
         return mask
 
     def written_out(self) -> Tensor:
@@ -116,9 +120,14 @@ class PatternMask(torch.Tensor):
                 f"{func} with a mask that is True where a query may see a key; use "
                 '"eager" for this model'
             )
-        dense = tree_map_only(PatternMask, PatternMask.written_out, (args, kwargs or {}))
-        result = func(*dense[0], **dense[1])
         is_view = func.overloadpacket in _VIEWS
+
+        def dense_of(mask: PatternMask) -> Tensor:
+            mask.changed |= is_view or func._schema.is_mutable
+            return mask.written_out()
+
+        dense = tree_map_only(PatternMask, dense_of, (args, kwargs or {}))
+        result = func(*dense[0], **dense[1])
         return PatternMask(result.shape, dense=result) if is_view else result
 
     def __repr__(self, **_: Any) -> str:
