@@ -105,10 +105,10 @@ def flash_attn_with_kvcache(
     key, value = (None if x is None else x.transpose(1, 2) for x in (k, v))
     result = attention_with_kvcache(
         query, k_cache, v_cache, key, value, cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale,
-        causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-        return_softmax_lse=return_softmax_lse,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+        alibi_slopes=alibi_slopes, return_softmax_lse=return_softmax_lse,
     )  # fmt: skip
     return _rows_first(result)
 
