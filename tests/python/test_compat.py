@@ -158,16 +158,15 @@ class TestFlashAttn:
         k_cache, v_cache = torch.randn(2, 2, 8, 2, 16).unbind(0)
         q = torch.randn(2, new, 4, 16)
         k, v = torch.randn(2, 2, new, 2, 16).unbind(0)
-        angle = torch.rand(8, 4)
+        angle, slopes = torch.rand(8, 4), torch.rand(4)
         rows, caches = [], [k_cache.clone(), v_cache.clone()]
         for b, length in enumerate(lengths):
             at = slice(length, length + new)
             turned = [rotated(x[b], angle[at]) for x in (q, k)]
             keys, values = torch.cat([k_cache[b, :length], turned[1]]), v_cache[b].clone()
             values[at] = v[b]
-            rows.append(
-                reference(turned[0][None], keys[None], values[None, : at.stop], causal=True)
-            )
+            given = (turned[0][None], keys[None], values[None, : at.stop])
+            rows.append(reference(*given, 0.3, True, (3, -1), 5.0, slopes))
             caches[0][b, at], caches[1][b, at] = turned[1], v[b]
         options = {}
         if is_paged:
@@ -175,7 +174,8 @@ class TestFlashAttn:
             options = {"block_table": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)}
         output, lse = flash_attn.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, angle.cos(), angle.sin(),
-            torch.tensor(lengths, dtype=torch.int32), causal=True, return_softmax_lse=True,
+            torch.tensor(lengths, dtype=torch.int32), softmax_scale=0.3, causal=True,
+            window_size=(3, -1), softcap=5.0, alibi_slopes=slopes, return_softmax_lse=True,
             **options,
         )  # fmt: skip
         close(output, torch.cat([x for x, _ in rows]))
