@@ -50,9 +50,6 @@ struct BackwardArgs {
   Output grad_query;
   Output grad_key;
   Output grad_value;
-  // Whether these three are in the compute type, for whoever adds up heads or batch items of them:
-  // a sum of rounded numbers would be rounded twice.
-  bool grads_are_wide = false;
   std::array<GradMask, kMasks> grad_masks;
   std::array<Output, kHeadNumbers> grad_by_head;  // [B..., H], double
   // Compute type, [R, table_size()], rows as far apart as those of ScoreFunction::tables. Null: not

@@ -17,13 +17,13 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
       sizes.tensor(kv_heads, sizes.seqlen_k, sizes.head_dim_v)};
   const auto wants = [&](Argument argument) { return call.wants_gradient(argument); };
   const at::ScalarType own = call[arg::query].scalar_type(), wide = compute_type(own);
-  grads_are_wide_ = wide_call_ = own != wide && call.op->order > 1;
+  wide_ = own != wide && call.op->order > 1;
   for (const Argument a : {arg::query, arg::key, arg::value})
-    grads_are_wide_ |= wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
+    wide_ |= own != wide && wants(a) && call[a].numel() != c10::multiply_integers(shapes[a]);
   for (int i = 0; i < arg::kDifferentiable; ++i) {
     const auto a = Argument(i);
     if (!wants(a)) continue;
-    if (kArguments[a].shape == Shape::tensor) allocate(a, shapes[a], grads_are_wide_ ? wide : own);
+    if (kArguments[a].shape == Shape::tensor) allocate(a, shapes[a], wide_ ? wide : own);
     if (kArguments[a].shape == Shape::per_head) allocate(a, sizes.per_head(), at::kDouble);
     if (kArguments[a].shape == Shape::mask) allocate_mask(a);
     if (a == arg::score_tables) full_[a] = at::zeros(call[a].sizes(), call[a].options());
@@ -60,7 +60,6 @@ void GradientTensors::bind(KernelCall& kernel, BackwardArgs& args) const {
   const auto bind = [&](Output& output, Argument argument) {
     if (full_[argument].defined()) kernel.bind(output, full_[argument], kArguments[argument].shape);
   };
-  args.grads_are_wide = grads_are_wide_;
   bind(args.grad_query, arg::query);
   bind(args.grad_key, arg::key);
   bind(args.grad_value, arg::value);

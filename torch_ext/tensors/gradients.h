@@ -14,9 +14,20 @@ class GradientTensors {
   // Allocates what `call`, of a backward operator, wants. `call` and `sizes` must outlive this.
   GradientTensors(const Call& call, const Sizes<int64_t>& sizes);
 
-  // Whether the kernel must be given all tensors in float32, although the call's are not: second
-  // derivatives are differences of what earlier passes return, rounded.
-  bool needs_wide_call() const { return wide_call_; }
+  // The gradients of query, key and value are float32, and the kernel must be given all tensors in
+  // it, although the call's are not: one of them is added up here, and a sum of rounded terms would
+  // be less accurate than torch's; or they are second derivatives, which are differences of what
+  // earlier passes return, rounded.
+  bool are_wide() const { return wide_; }
+  // run(call), or, if the gradients are wide, run of the call in float32. What the forward pass
+  // returned is rounded, so `again`, unless it is null, is run once more to make it in float32.
+  template <class Run>
+  auto run_wide(const Operator* again, const Run& run) const {
+    if (!wide_) return run(call_);
+    CopiedCall wide(call_, widened);
+    if (again) wide.recompute(*again);
+    return run(*wide);
+  }
   void bind(KernelCall& kernel, BackwardArgs& args) const;
   void zero() const;
   // Zeroes what packed documents leave out.
@@ -38,10 +49,7 @@ class GradientTensors {
   const Call& call_;
   const Sizes<int64_t>& sizes_;
   const Documents documents_;
-  bool wide_call_ = false;
-  // Whether the gradients of query, key and value are in the compute type: those of a wide call, or
-  // where one is added up here, since a sum of rounded terms would be less accurate than torch's.
-  bool grads_are_wide_ = false;
+  bool wide_ = false;
   Gradients full_;  // undefined: not wanted
   std::array<MaskSum, arg::kDifferentiable> sums_{};
 };

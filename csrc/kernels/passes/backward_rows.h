@@ -65,15 +65,13 @@ template <class S, class T = typename S::T>
 void store_grad_query(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                       const Rows<T>& sums, const BackwardRows<S>& rows, S& s) {
   using E = typename S::Element;
+  const Rows<E> gradient = rows_of<E>(p, a.grad_query, item.plane);
   const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
     const auto& of = rows.tiles[t];
     transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
     if (item.completes_rows)
-      with_type_of_grads<E>(a, [&](auto to) {
-        finish_dense(s.grad_query, of.tile.rows, rows_of<decltype(to)>(p, a.grad_query, item.plane),
-                     of.tile.row, T(p.scale), p.head_dim);
-      });
+      finish_dense<E>(s.grad_query, of.tile.rows, gradient, of.tile.row, T(p.scale), p.head_dim);
     else
       for (int r = 0; r < of.tile.rows; ++r)
         std::copy_n(s.grad_query + r * dim, dim, sums[of.tile.row + r]);

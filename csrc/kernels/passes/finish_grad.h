@@ -24,17 +24,10 @@ QKV_INLINE void finish_dense(const T* sums, int64_t rows, Rows<E> to, int64_t be
               [=](auto at) QKV_INLINE_LAMBDA { return finished(at(sums), factor); });
 }
 
-// f(number of the type that the gradients of query, key and value have).
-template <class E, class F>
-QKV_INLINE void with_type_of_grads(const BackwardArgs& a, const F& f) {
-  if (a.grads_are_wide) return f(Compute<E>{});
-  f(E{});
-}
-
-template <class E, class To>
-void finish_rows_of(const Problem& p, const BackwardArgs& a, const Finished& of) {
+template <class E>
+void finish_rows(const Problem& p, const BackwardArgs& a, const Finished& of) {
   using T = Compute<E>;
-  const Rows<To> grad_query = rows_of<To>(p, a.grad_query, of.plane);
+  const Rows<E> grad_query = rows_of<E>(p, a.grad_query, of.plane);
   const Rows<T> sums{static_cast<T*>(of.sums.grad_query), p.group(), of.sums.query_head,
                      of.sums.query_row, 1};
   const int64_t step = of.part_bytes / int64_t(sizeof(T));
@@ -54,11 +47,6 @@ void finish_rows_of(const Problem& p, const BackwardArgs& a, const Finished& of)
   }
 }
 
-template <class E>
-void finish_rows(const Problem& p, const BackwardArgs& a, const Finished& of) {
-  with_type_of_grads<E>(a, [&](auto to) { finish_rows_of<E, decltype(to)>(p, a, of); });
-}
-
 // Keys [begin, end) of sums [S, padded(dim)].
 template <class E, class T = Compute<E>>
 void finish_sums(const Problem& p, const Finished& of, void* sums, T factor, int64_t dim,
@@ -72,11 +60,8 @@ void finish_sums(const Problem& p, const Finished& of, void* sums, T factor, int
 template <class E>
 void finish_keys(const Problem& p, const BackwardArgs& a, const Finished& of) {
   using T = Compute<E>;
-  with_type_of_grads<E>(a, [&](auto to) {
-    using To = decltype(to);
-    finish_sums<To>(p, of, of.sums.grad_key, T(p.scale), p.head_dim, a.grad_key);
-    finish_sums<To>(p, of, of.sums.grad_value, T(1), p.head_dim_v, a.grad_value);
-  });
+  finish_sums<E>(p, of, of.sums.grad_key, T(p.scale), p.head_dim, a.grad_key);
+  finish_sums<E>(p, of, of.sums.grad_value, T(1), p.head_dim_v, a.grad_value);
   for (int m = 0; m < kMasks; ++m) {
     const Output& grad = a.grad_masks[m].keys;
     for (int64_t g = 0; grad.data && g < p.group(); ++g) {

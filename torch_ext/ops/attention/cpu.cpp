@@ -35,9 +35,11 @@ Tensors ops::attention_backward_cpu(const Call& call) {
   if (!call.has_incoming()) return no_results(call);
   if (!is_aligned(call)) return attention_backward_cpu(*CopiedCall(call, aligned));
   const GradientTensors gradients(call, sizes);
-  KernelCall kernel(call, sizes);
-  BackwardArgs args;
-  run_backward(kernel, args, gradients);
+  gradients.run_wide(&attention_forward, [&](const Call& wide) {
+    KernelCall kernel(wide, sizes);
+    BackwardArgs args;
+    run_backward(kernel, args, gradients);
+  });
   return gradients.results();
 }
 

@@ -2,8 +2,6 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <optional>
-
 #include "attention_jvp.h"
 #include "autograd/run.h"
 #include "ops/attention/attention.h"
@@ -49,8 +47,7 @@ bool wants_second_pass(const Call& call) {
 
 // Both passes; returns what the first one does.
 Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& sizes, Call call) {
-  if (gradients.needs_wide_call())
-    call.options.scores = ScoreWay::tiles;  // as the jvp made them anew
+  if (gradients.are_wide()) call.options.scores = ScoreWay::tiles;  // as the jvp made them anew
   Tensors tangents = {call[arg::output_tangent], call[arg::logsumexp_tangent]};
   if (!tangents[0].defined() || !tangents[1].defined()) tangents = first_pass(call, sizes);
   call.set(arg::output_tangent, tangents[0]);
@@ -66,12 +63,9 @@ Tensors attention_double_backward_cpu(const Call& call) {
   if (!call.has_incoming()) return no_results(call);
   if (!is_aligned(call)) return attention_double_backward_cpu(*CopiedCall(call, aligned));
   const GradientTensors gradients(call, sizes);
-  std::optional<CopiedCall> wide;
-  if (gradients.needs_wide_call()) {
-    wide.emplace(call, widened);
-    wide->recompute(attention_forward_jvp);  // what the forward pass returned is rounded
-  }
-  const Tensors tangents = both_passes(gradients, sizes, wide ? **wide : call);
+  const Tensors tangents = gradients.run_wide(&attention_forward_jvp, [&](const Call& wide) {
+    return both_passes(gradients, sizes, wide);
+  });
   Tensors results = gradients.results();
   for (size_t i = 0; i < results.size(); ++i) {
     const Argument argument = call.op->results[i];

@@ -85,12 +85,13 @@ Tensors ops::weights_backward_cpu(const Call& call) {
   if (!is_aligned(call)) return weights_backward_cpu(*CopiedCall(call, aligned));
   const at::Tensor grad_weights = grad_of_each(call, sizes);
   const GradientTensors gradients(call, sizes);
-  Call inner = call;
-  inner.set(arg::output, kNone);  // which knows nothing of grad_weights
-  KernelCall kernel(inner, sizes);
-  BackwardArgs args;
-  kernel.bind(args.grad_weights, grad_weights, Shape::weights);
-  run_backward(kernel, args, gradients);
+  gradients.run_wide(nullptr, [&](Call wide) {
+    wide.set(arg::output, kNone);  // which knows nothing of grad_weights
+    KernelCall kernel(wide, sizes);
+    BackwardArgs args;
+    kernel.bind(args.grad_weights, grad_weights, Shape::weights);
+    run_backward(kernel, args, gradients);
+  });
   return gradients.results();
 }
 
