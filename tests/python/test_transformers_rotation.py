@@ -129,6 +129,10 @@ class TestCalls:
         for dim, rows in ((1, (q, k)), (2, (q.transpose(1, 2), k.transpose(1, 2)))):
             assert_close(ours(*rows, cos, sin, dim), theirs(*rows, cos, sin, dim))
         assert len(calls) == 2
+        for length in (5, 3):  # other tables than in the call before, which are there still
+            tables = cos[:, :length], sin[:, :length]
+            found = ours(q[:, :, :length], k[:, :, :length], *tables)
+            assert_close(found, theirs(q[:, :, :length], k[:, :, :length], *tables))
 
     def test_tables_whose_halves_differ(self, functions):
         ours, theirs, calls = functions

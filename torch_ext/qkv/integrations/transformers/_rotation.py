@@ -113,16 +113,20 @@ def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
     )
 
 
-_looked_at: tuple[Any, ...] = ()  # the tables of the last call, which all layers of a model share
+# The tables of the last call, which all layers of a model share, and their versions.
+_looked_at: list[tuple[weakref.ref[Tensor], int]] = []
 
 
 def _every_number_twice(cos: Tensor, sin: Tensor) -> bool:
     global _looked_at
     tables = (cos, sin)
-    now = None if cos.is_inference() else tuple((weakref.ref(x), x._version) for x in tables)
-    if now is None or now != _looked_at:
-        half = cos.shape[-1] // 2
-        if not all(torch.equal(x[..., :half], x[..., half:]) for x in tables):
-            return False
-        _looked_at = now or ()
+    has_versions = not (cos.is_inference() or sin.is_inference())
+    if has_versions and len(_looked_at) == 2:
+        pairs = zip(tables, _looked_at, strict=True)
+        if all(ref() is x and version == x._version for x, (ref, version) in pairs):
+            return True
+    half = cos.shape[-1] // 2
+    if not all(torch.equal(x[..., :half], x[..., half:]) for x in tables):
+        return False
+    _looked_at = [(weakref.ref(x), x._version) for x in tables] if has_versions else []
     return True
