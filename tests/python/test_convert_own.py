@@ -212,6 +212,23 @@ def test_weights_that_are_asked_for(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["mpt", "prophetnet"])
+def test_weights_of_layers_that_always_return_them(name):
+    """They are put off within the model, and tensors where they leave it."""
+    model, call = build(name)
+    expected = model(**call, output_attentions=True)
+    conversion = qkv.convert(model)
+    for _ in range(2):
+        found = model(**call, output_attentions=True)
+        assert found.keys() == expected.keys()
+        for key in (x for x in expected if x.endswith("attentions")):
+            assert {type(x) for x in found[key]} == {torch.Tensor}
+            assert_close(found[key], expected[key])
+    conversion.undo()
+    assert not model._forward_hooks
+
+
+@torch.no_grad()
 def test_compiled_it_is_the_models_own():
     model, call = build("mpnet")
     expected = model(**call)[0]

@@ -1,12 +1,13 @@
 """Finds the attention layers of a model and has qkv compute them."""
 
+import functools
 from collections.abc import Callable
 
 from torch import nn
 
 from qkv._conversion.layers import Found, convert_layer
-from qkv._conversion.route import why_left
-from qkv._conversion.transformers import convert_transformers
+from qkv._conversion.route import hook_model, is_written, unhook_model, why_left
+from qkv._conversion.transformers import convert_transformers, is_of_transformers
 from qkv._conversion.written import asks
 from qkv._refuse import refuse
 
@@ -99,6 +100,10 @@ def convert(model: nn.Module) -> Conversion:
             if found is not None:
                 conversion._layers[name] = module, found
                 conversion._undo += [found.undo] if found.undo is not None else []
+        if any(is_written(x) for x, _ in conversion._layers.values()):
+            for module in [model, *filter(is_of_transformers, model.modules())]:
+                hook_model(module)
+                conversion._undo.append(functools.partial(unhook_model, module))
     except BaseException:
         conversion.undo()
         raise

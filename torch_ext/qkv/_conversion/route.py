@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import _C, nn
 from torch.overrides import TorchFunctionMode
 
-from qkv._conversion.scores import kind_of, run_before, settle, start
+from qkv._conversion.scores import kind_of, run_before, settle, settle_model, start
 from qkv._functional import attention, has_kernels
 from qkv._verbose import note_left
 
@@ -37,8 +37,24 @@ def route_written(layer: nn.Module) -> None:
     route_sdpa(layer)
 
 
+def hook_model(model: nn.Module) -> None:
+    """Has what leaves a model, or a layer that is one, be tensors; once."""
+    if settle_model not in model._forward_hooks.values():
+        model.register_forward_hook(settle_model)
+
+
+def unhook_model(model: nn.Module) -> None:
+    hooks = model._forward_hooks
+    for key in [key for key, hook in hooks.items() if hook is settle_model]:
+        del hooks[key]
+
+
 def is_routed(layer: nn.Module) -> bool:
     return "_before_route" in layer.__dict__
+
+
+def is_written(layer: nn.Module) -> bool:
+    return "_way" in layer.__dict__
 
 
 def why_left(layer: nn.Module) -> str | None:

@@ -10,14 +10,19 @@ from qkv._conversion.layers import Found
 from qkv.integrations import transformers as integration
 
 
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether it is one of transformers' models."""
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(module, library.PreTrainedModel)
+
+
 def convert_transformers(module: nn.Module) -> Found | None:
     """A PreTrainedModel, with the models inside it; None for one that has no attention that is not
     switched already, and for any other module. What cannot be switched stays what it is, "sdpa" for
     instance. transformers is not imported: where there is such a model, it has been."""
-    library = sys.modules.get("transformers")
-    if library is None or not isinstance(module, library.PreTrainedModel):
+    if not is_of_transformers(module):
         return None
-    models: list[Any] = [m for m in module.modules() if isinstance(m, library.PreTrainedModel)]
+    models: list[Any] = [*filter(is_of_transformers, module.modules())]
     outermost = {id(m.config): m for m in reversed(models)}  # of those that share a config
     models = [m for m in models if outermost[id(m.config)] is m]
     before = [(c, c._attn_implementation) for m in models for c in _with_parts(m.config)]

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from qkv._conversion.route import is_routed, route_written, unroute
+from qkv._conversion.route import hook_model, is_routed, route_written, unhook_model, unroute
 from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions, within
@@ -82,6 +82,7 @@ def find_out() -> None:
         for module in self.modules():
             if module.__dict__.pop(_REQUESTED, False):
                 unroute(module)
+            unhook_model(module)
         if requested not in NAMES or asks(self):
             switch(self, requested, *args, **kwargs)
         if requested in NAMES:
@@ -101,6 +102,9 @@ def _route(model: PreTrainedModel) -> None:
         if not is_routed(layer):
             route_written(layer)
             layer.__dict__[_REQUESTED] = True
+    for module in model.modules() if layers else ():
+        if isinstance(module, PreTrainedModel):
+            hook_model(module)
     if not layers and not asks(model):
         _logger.warning_once(f"{type(model).__name__} has no attention that qkv knows")
 
