@@ -273,15 +273,21 @@ def test_dropout():
 # The cache
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
-def test_cache_generates_the_same(name, monkeypatch):
-    """With a prompt that is padded on the left, and more tokens than any window."""
-    rows = []
+@pytest.fixture
+def rows(monkeypatch):
+    """Of each call of latent_attention, whether latent and rotary part come as one row."""
+    calls = []
     operator = qkv.latent_attention
     monkeypatch.setattr(
-        qkv, "latent_attention", lambda *x, **o: rows.append(x[3] is None) or operator(*x, **o)
+        qkv, "latent_attention", lambda *x, **o: calls.append(x[3] is None) or operator(*x, **o)
     )
+    return calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_cache_generates_the_same(name, rows):
+    """With a prompt that is padded on the left, and more tokens than any window."""
     call = inputs(name, left=True)
     del call["labels"]
     options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}
@@ -299,14 +305,9 @@ def test_cache_generates_the_same(name, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
-def test_static_caches(name, monkeypatch):
+def test_static_caches(name, rows):
     """Transformers' own has the numbers that eager attention has with it, which are others where an
     indexer chooses among rows that are still empty; ours has the same, and is one row a token."""
-    rows = []
-    operator = qkv.latent_attention
-    monkeypatch.setattr(
-        qkv, "latent_attention", lambda *x, **o: rows.append(x[3] is None) or operator(*x, **o)
-    )
     call = inputs(name, left=True)
     del call["labels"]
     options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True}

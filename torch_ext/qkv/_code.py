@@ -57,5 +57,10 @@ def words_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(words_in, inside))
 
 
+def names_in(functions: Iterable[FunctionType]) -> set[str]:
+    """The names in the functions and in those that they call."""
+    return {name for f in reached_from(functions) for name in words_in(f.__code__)}
+
+
 def _unwrapped(thing: Any) -> Any:
     return inspect.unwrap(thing) if isinstance(thing, FunctionType) else thing

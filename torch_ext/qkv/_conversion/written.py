@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import autograd, nn
 
-from qkv._code import methods_of, reached_from, things_in, words_in
+from qkv._code import methods_of, names_in, reached_from, things_in
 
 _SDPA = {"scaled_dot_product_attention"}
 _SOFTMAX, _PRODUCTS = {"softmax", "Softmax"}, ("matmul", "bmm", "einsum")
@@ -18,7 +18,7 @@ def writes_attention(layer: type) -> bool:
     """Not one that asks transformers' interface, which exchanges it. Nor one with an
     autograd.Function, which would see no more of a `Scores` than its numbers."""
     functions = reached_from(methods_of(layer))
-    words = {x for f in functions for x in words_in(f.__code__)}
+    words = names_in(methods_of(layer))
     things = [x for f in functions for x in things_in(f)]
     if any(isinstance(x, type) and issubclass(x, autograd.Function) for x in things):
         return False
@@ -30,19 +30,19 @@ def writes_attention(layer: type) -> bool:
 @functools.cache
 def weighs(layer: type) -> bool:
     """Whether its own code makes weights of scores, and is not that of a whole model."""
-    functions = reached_from(methods_of(layer))
-    words = {x for f in functions for x in words_in(f.__code__)}
     is_model = any(base.__name__ == "PreTrainedModel" for base in layer.__mro__)
-    return not is_model and not _asks(layer) and not words.isdisjoint(_SOFTMAX | _SDPA)
+    is_own = not is_model and not asks_interface(layer)
+    return is_own and not names_in(methods_of(layer)).isdisjoint(_SOFTMAX | _SDPA)
 
 
 def asks(layer: nn.Module) -> bool:
     """Whether it, or what it is made of, asks transformers' interface."""
-    return any(_asks(type(x)) for x in layer.modules())
+    return any(asks_interface(type(x)) for x in layer.modules())
 
 
 @functools.cache
-def _asks(layer: type) -> bool:
+def asks_interface(layer: type) -> bool:
+    """Whether the code of this class does, which is told without importing transformers."""
     functions = reached_from(methods_of(layer))
     return any(type(x).__name__ == "AttentionInterface" for f in functions for x in things_in(f))
 

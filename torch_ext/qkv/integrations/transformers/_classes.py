@@ -8,13 +8,14 @@ it stands in tells them apart, so that this file follows what `__init__` builds,
 import functools
 import sys
 from collections.abc import Iterable
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import NamedTuple
 
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel, masking_utils
+from transformers import PreTrainedModel, masking_utils
 
-from qkv._code import defined_in, methods_of, reached_from, things_in, words_in
+from qkv._code import defined_in, methods_of, names_in, reached_from, things_in, words_in
+from qkv._conversion.written import asks_interface
 from qkv.integrations.transformers._private import _BaseAutoModelClass
 
 _WEIGHING = {"softmax", "Softmax", "scaled_dot_product_attention"}
@@ -41,7 +42,9 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     for model_class in model_classes:
         for whole in _wholes(model_class):
             parts |= within(whole, whole.config_class)
-    making = {base for part in parts for base in part.__mro__ if _names(defined_in(base), _MAKERS)}
+    making = {
+        base for part in parts for base in part.__mro__ if names_in(defined_in(base)) & _MAKERS
+    }
     given = {x for base in making for part in _builds(base) for x in within(part)}
     own = {part for part in parts if _is_own(part)}
     own -= {x for x in own if any(x not in within(y) for y in own & within(x))}
@@ -49,7 +52,7 @@ def attentions(model_classes: Iterable[type[PreTrainedModel]]) -> Attentions:
     if not all(model_class._supports_sdpa for model_class in model_classes):
         masked |= _only_added(parts, making)
     return Attentions(
-        any(_asks(part) for part in parts),
+        any(asks_interface(part) for part in parts),
         any(_has_unknown_parts(part) for part in parts),
         *(sorted(x.__name__ for x in some) for some in (own, masked)),
     )
@@ -60,8 +63,9 @@ def _only_added(parts: set[type], making: set[type]) -> set[type]:
     that lengthen a mask by zeros, which are added; and those that say `is_causal=True` where no
     causal mask is made, so that without a mask all is seen."""
     pads = {x for x in parts if any("pad" in words_in(f.__code__) for f in methods_of(x))}
-    found = {x for x in pads if _asks(x) and _takes_mask(x)}
-    if any(_names(defined_in(base), {x for x in _MAKERS if "bidir" not in x}) for base in making):
+    found = {x for x in pads if asks_interface(x) and _takes_mask(x)}
+    causal = {x for x in _MAKERS if "bidir" not in x}
+    if any(names_in(defined_in(base)) & causal for base in making):
         return found
     return found | {x for x in parts if any(_says_causal(f.__code__) for f in defined_in(x))}
 
@@ -101,15 +105,9 @@ def within(start: type, config_class: type | None = None) -> set[type]:
 @functools.cache
 def _is_own(module: type) -> bool:
     """Whether it is an attention that asks nobody, and neither does what it is built of."""
-    if issubclass(module, PreTrainedModel) or any(_asks(part) for part in within(module)):
+    if issubclass(module, PreTrainedModel) or any(asks_interface(part) for part in within(module)):
         return False
     return "attention" in module.__name__.lower() or (_takes_mask(module) and _weighs(module))
-
-
-@functools.cache
-def _asks(module: type) -> bool:
-    functions = reached_from(methods_of(module))
-    return any(isinstance(x, AttentionInterface) for f in functions for x in things_in(f))
 
 
 @functools.cache
@@ -122,7 +120,7 @@ def _has_unknown_parts(module: type) -> bool:
 def _weighs(module: type) -> bool:
     """Whether its methods make weights of scores; linear attention does not, nor does a module that
     leaves this to torch.nn.MultiheadAttention."""
-    return _names(methods_of(module), _WEIGHING)
+    return not names_in(methods_of(module)).isdisjoint(_WEIGHING)
 
 
 @functools.cache
@@ -130,11 +128,6 @@ def _takes_mask(module: type) -> bool:
     codes = [f.__code__ for f in methods_of(module)]
     arguments = {x for c in codes for x in c.co_varnames[: c.co_argcount + c.co_kwonlyargcount]}
     return not arguments.isdisjoint(_MASKS)
-
-
-def _names(functions: Iterable[FunctionType], words: set[str]) -> bool:
-    """Whether the functions, or those that they call, have one of these names in them."""
-    return any(not words.isdisjoint(words_in(f.__code__)) for f in reached_from(functions))
 
 
 @functools.cache

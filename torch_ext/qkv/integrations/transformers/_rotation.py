@@ -85,10 +85,10 @@ def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
     def rotating(q, k, cos, sin, unsqueeze_dim=1):
         if not _is_ours(q, k, cos, sin, unsqueeze_dim, found):
             return function(q, k, cos, sin, unsqueeze_dim)
-        half = cos.shape[-1] // 2
-        rows = (q, k) if unsqueeze_dim == 1 else (q.transpose(1, 2), k.transpose(1, 2))
+        half, heads = cos.shape[-1] // 2, unsqueeze_dim  # the dimension of heads is 1 or 2
+        rows = (x.transpose(1, heads) for x in (q, k))
         q, k = rotate(*rows, cos[..., :half], sin[..., :half])
-        return (q, k) if unsqueeze_dim == 1 else (q.transpose(1, 2), k.transpose(1, 2))
+        return q.transpose(1, heads), k.transpose(1, heads)
 
     return rotating
 
