@@ -27,6 +27,7 @@ NAMED = re.compile(
     r"^(\[ +FAILED +\] \w+[./].*|FAILED .*|ERROR .*| +\w.* failed, after .*| +once more: .*)$", re.M
 )
 MOST = 12  # lines of each kind
+LAST = 8  # of a failed task that names no test
 
 
 def count(patterns, text: str) -> int:
@@ -59,7 +60,10 @@ def screen(outcomes: list[Outcome], seconds: float) -> str:
             why[f"{name}: {outcome.task.skip}"] += 1
         if ended == "FAILED":
             failed = failed or 1
-            failures += [f"{name}: {line.strip()}" for line in dict.fromkeys(NAMED.findall(text))]
+            named = list(dict.fromkeys(NAMED.findall(text)))
+            # Where no test failed, the end of the log says why, as a compiler's or a shell's does.
+            said = named or text.splitlines()[-LAST:]
+            failures += [f"{name}: {line.strip()}" for line in said]
             failures += [f"{name}: all of it in {outcome.task.log}"]
         skips += why
         totals += collections.Counter(passed=passed, failed=failed, skipped=sum(why.values()))

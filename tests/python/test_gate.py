@@ -72,6 +72,15 @@ def test_the_screen_counts_and_explains(gate):
     assert "  suite: varlen_attn failed, after 7 calls: grad bias: off" in lines
 
 
+def test_the_screen_ends_a_log_that_names_no_test(gate):
+    import closing
+
+    _, _, outcomes = ended(gate, gate.Task("package", "seq 20; echo 'cp: cannot stat it'; exit 1"))
+    lines = closing.screen(outcomes, 1).splitlines()
+    assert "  package: cp: cannot stat it" in lines and "  package: 14" in lines
+    assert "  package: 13" not in lines and lines[-1] == "0 passed, 1 failed, 0 skipped"
+
+
 def test_a_commit_draws_one_of_twelve_slices(gate, capsys):
     import slices
 
