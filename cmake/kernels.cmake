@@ -25,6 +25,12 @@ target_compile_features(qkv_kernels PUBLIC cxx_std_17)
 target_compile_options(qkv_kernels PRIVATE
   $<$<NOT:$<CONFIG:Debug>>:-O2> -ffp-contract=fast -fno-math-errno -fno-trapping-math
   -Wall -Wextra)
+# Where bits are fixed, no compiler decides what is rounded: in kernels that are compiled for this
+# (csrc/kernels/fixed_bits.h), and in drivers, whose instructions differ from one architecture to the
+# next.
+set(fixed_sources ${kernel_sources})
+list(FILTER fixed_sources EXCLUDE REGEX "/isa/[a-z0-9]+/kernels.cpp$")
+set_source_files_properties(${fixed_sources} PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 # A program that is linked with -static brings its glibc along, and that one has no old versions.
 if(NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-static( |$)")
   target_compile_options(qkv_kernels PRIVATE

@@ -87,17 +87,17 @@ struct Shard {
 // How scores are made. There is more than one way, and each has its own last digits: a weight is
 // exp(score - lse), which with scores of 1e6 tells nothing where the score was made in another way
 // than those behind the lse. So whoever computes with an lse says how the pass that left it made
-// its scores, unless that was attention_forward with the same tensors and settings (half_products()
-// in dispatch.h).
+// its scores, unless that was attention_forward with the same tensors and settings (dispatch.h).
 //
 // Scores are made by tiles, of elements or, for bf16 where the instruction set has such products,
 // of pairs. Where a plane has few rows, they are made row by row from elements: few_rows_of() in
 // dispatch/kernel_table.h says where.
 enum class ScoreWay : uint8_t {
-  automatic,  // few rows row by row; others by pairs if there are any and half_products() is native
+  automatic,  // fixed where reproducible(); else pairs where half_products() is native, or elements
   elements,   // few rows row by row; others by tiles of elements
   pairs,      // few rows row by row; others by tiles of pairs, if the instruction set has them
   tiles,      // by tiles of elements: as attention_jvp does whose output is wanted
+  fixed,      // as kernels of fixed bits do (reproducible() in dispatch/dispatch.h)
   few_rows,   // row by row, whatever value is: for a backward pass
 };
 

@@ -82,6 +82,10 @@ const char* half_products_called(const std::string& name, const char* asked_by) 
 // One of the two; null as above.
 std::atomic<const char*> products_in_use{nullptr};
 
+// reproducible(), or as yet unknown.
+constexpr int kUnknown = -1;
+std::atomic<int> is_reproducible{kUnknown};
+
 // What an environment variable says, or, where it is not set or empty, `otherwise`.
 const char* environment(const char* variable, const char* otherwise) {
   const char* const value = std::getenv(variable);
@@ -119,28 +123,50 @@ const Implementation& active_implementation() {
 
 const char* active_isa() { return active_implementation().name; }
 
-const Kernels& active_kernels(DType dtype) {
-  const Implementation& implementation = active_implementation();
-  const Kernels& kernels = implementation.kernels(dtype);
-  if (!kernels.multiplies_pairs || half_products() == kNative) return kernels;
-  return implementation.others->kernels(dtype);
+namespace {
+
+// Kernels of fixed bits: those of the active implementation, if it is not one of these itself.
+const Kernels& fixed_kernels(DType dtype) {
+  const Implementation* implementation = &active_implementation();
+  if (implementation->kernels(dtype).fixed_bits) return implementation->kernels(dtype);
+  while (!implementation->fixed_bits) implementation = implementation->others;
+  return implementation->fixed_bits->kernels(dtype);
 }
 
-const Kernels& jvp_kernels(DType dtype) {
+bool has_fixed_bits(const Problem& p) {
+  return p.score_way == ScoreWay::fixed || (p.score_way == ScoreWay::automatic && reproducible());
+}
+
+// Kernels that multiply no pairs.
+const Kernels& widening_kernels(DType dtype) {
   const Implementation& implementation = active_implementation();
   const Kernels& kernels = implementation.kernels(dtype);
-  return kernels.jvp ? kernels : implementation.others->kernels(dtype);
+  return kernels.multiplies_pairs ? implementation.others->kernels(dtype) : kernels;
+}
+
+}  // namespace
+
+const Kernels& active_kernels(DType dtype) {
+  if (reproducible()) return fixed_kernels(dtype);
+  return half_products() == kNative ? active_implementation().kernels(dtype)
+                                    : widening_kernels(dtype);
+}
+
+const Kernels& jvp_kernels(const Problem& p) {
+  return has_fixed_bits(p) ? fixed_kernels(p.dtype) : widening_kernels(p.dtype);
 }
 
 const Kernels& kernels_for(const Problem& p) {
+  if (has_fixed_bits(p)) return fixed_kernels(p.dtype);
   const ScoreWay way = p.is_int8() ? ScoreWay::tiles : p.score_way;
-  if (way == ScoreWay::elements || way == ScoreWay::tiles) return jvp_kernels(p.dtype);
+  if (way == ScoreWay::elements || way == ScoreWay::tiles) return widening_kernels(p.dtype);
   if (way == ScoreWay::pairs) return active_implementation().kernels(p.dtype);
   return active_kernels(p.dtype);
 }
 
 ScoreWay score_way_of(const Problem& p) {
   const Kernels& kernels = kernels_for(p);
+  if (kernels.fixed_bits) return ScoreWay::fixed;
   if (few_rows_of(p, kernels.lanes)) return ScoreWay::few_rows;
   return kernels.multiplies_pairs ? ScoreWay::pairs : ScoreWay::tiles;
 }
@@ -158,6 +184,18 @@ const char* half_products() {
 void set_half_products(const char* name) {
   products_in_use.store(half_products_called(name, "set_half_products"), std::memory_order_relaxed);
 }
+
+bool reproducible() {
+  if (is_reproducible.load(std::memory_order_relaxed) == kUnknown) {
+    const std::string said = environment("QKV_REPRODUCIBLE", "0");
+    if (said != "0" && said != "1")
+      throw std::invalid_argument("QKV_REPRODUCIBLE is '" + said + "', expected 0 or 1");
+    set_reproducible(said == "1");
+  }
+  return is_reproducible.load(std::memory_order_relaxed) != 0;
+}
+
+void set_reproducible(bool yes) { is_reproducible.store(yes, std::memory_order_relaxed); }
 
 void set_isa(const char* name) { active.store(&find(name, "set_isa"), std::memory_order_release); }
 

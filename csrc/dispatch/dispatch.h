@@ -32,6 +32,12 @@ QKV_CORE_API void set_isa(const char* name);
 // (ScoreWay in problem.h), as autograd does.
 QKV_CORE_API const char* half_products();
 QKV_CORE_API void set_half_products(const char* name);
+// Whether passes whose Problem::score_way is automatic, and rotations, have the same bits on every
+// CPU (kernels/fixed_bits.h). The setting is the one that set_reproducible() asked for, else that
+// of the environment variable QKV_REPRODUCIBLE, 1 or 0, else no. reproducible() throws
+// std::invalid_argument if the variable is anything else.
+QKV_CORE_API bool reproducible();
+QKV_CORE_API void set_reproducible(bool yes);
 // Whether tiles of scores of query and key of this type are made by pairs, with the instruction set
 // and the setting in use.
 QKV_CORE_API bool multiplies_pairs(DType dtype);

@@ -137,6 +137,8 @@ struct Kernels {
 
   int lanes;  // elements in a vector
   bool multiplies_pairs;
+  bool fixed_bits;        // kernels/fixed_bits.h
+  double (*exp)(double);  // for drivers
   // Of products as this dtype's factors have them: half precision that is widened has those of f32.
   PeakLoop peak;
 };
@@ -148,6 +150,8 @@ struct Implementation {
   Kernels f32, f64, bf16, f16;
   // The instruction set whose kernels serve the dtypes for which this one has none of its own.
   const Implementation* others = nullptr;
+  // The same instruction set's kernels of fixed bits; null: those that `others` has.
+  const Implementation* fixed_bits = nullptr;
 
   const Kernels& kernels(DType dtype) const {
     const Kernels& own = dtype == DType::f32    ? f32
@@ -158,14 +162,14 @@ struct Implementation {
   }
 };
 
-extern const Implementation kGeneric;
+extern const Implementation kGeneric, kGenericFixedBits;
 #if defined(__x86_64__)
-extern const Implementation kAvx2;
-extern const Implementation kAvx512;
+extern const Implementation kAvx2, kAvx2FixedBits;
+extern const Implementation kAvx512, kAvx512FixedBits;
 extern const Implementation kAvx512Bf16;
 extern const Implementation kAmx;
 #elif defined(__aarch64__)
-extern const Implementation kNeon;
+extern const Implementation kNeon, kNeonFixedBits;
 #endif
 
 // Makes an implementation known to set_isa() and QKV_ISA by its name. supported_isas() does not
@@ -175,16 +179,17 @@ void add_implementation(const Implementation& implementation);
 const Implementation& active_implementation();
 // The kernels of the active implementation. If half_products() is "float32", and that one would
 // multiply half precision, they are those of Implementation::others, which widen it.
+// Where reproducible(), they are those of Implementation::fixed_bits.
 const Kernels& active_kernels(DType dtype);
-// The kernels of the active implementation that have jvp, and take directions: they multiply no
-// pairs, and widen half precision on every instruction set.
-const Kernels& jvp_kernels(DType dtype);
+// Those that have jvp, and take directions: they multiply no pairs, and widen half precision on
+// every instruction set.
+const Kernels& jvp_kernels(const Problem& p);
 // Those that make the scores of a problem in its way (Problem::score_way). Int8 keys and values are
 // widened, as in jvp_kernels.
 const Kernels& kernels_for(const Problem& p);
 // Those of its backward pass: with BackwardArgs::direction, the ones that take it.
 inline const Kernels& kernels_for(const Problem& p, const BackwardArgs& a) {
-  return a.direction ? jvp_kernels(p.dtype) : kernels_for(p);
+  return a.direction ? jvp_kernels(p) : kernels_for(p);
 }
 
 }  // namespace qkv

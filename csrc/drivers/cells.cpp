@@ -16,9 +16,10 @@ constexpr int64_t kPartKeys = 256;
 
 }  // namespace
 
-Grid::Grid(const Problem& p, int64_t rows) : total_rows_(rows), total_keys_(p.seqlen_k) {
+Grid::Grid(const Problem& p, int64_t rows, bool ascending)
+    : total_rows_(rows), total_keys_(p.seqlen_k), ascending_(ascending) {
   const int64_t blocks = std::max<int64_t>(1, ceil_div(rows, kGradRows));
-  if (blocks < kWantedParts)
+  if (blocks < kWantedParts && !ascending_)
     parts_ = std::clamp<int64_t>(p.seqlen_k / kPartKeys, 1, kWantedParts / blocks);
   part_keys_ = std::max<int64_t>(1, ceil_div(p.seqlen_k, parts_));
   parts_ = std::max<int64_t>(1, ceil_div(p.seqlen_k, part_keys_));
@@ -33,7 +34,7 @@ Grid::Grid(const Problem& p, int64_t rows) : total_rows_(rows), total_keys_(p.se
   }
   strips_.count =
       std::max({int64_t{1}, ceil_div(part_keys_, strips_.keys), ceil_div(rows, strips_.rows)});
-  strips_.descends = p.window_left >= 0;
+  strips_.descends = p.window_left >= 0 && !ascending_;
 }
 
 int64_t Grid::width() const {
@@ -74,9 +75,9 @@ std::vector<Cell> Grid::candidates(int64_t bands) const {
     for (int64_t key = 0; key < bands; ++key) {
       const Range rows = band(row), keys = band(key);
       const int64_t step = row + key + 1;
-      if (rows.end + keys.end - 1 >= n)
+      if (!ascending_ && rows.end + keys.end - 1 >= n)
         found.push_back({rows, keys, false, int32_t(row), int32_t(key), int32_t(step - bands)});
-      if (rows.begin + keys.begin + 1 < n)
+      if (ascending_ || rows.begin + keys.begin + 1 < n)
         found.push_back({rows, keys, true, int32_t(row), int32_t(key), int32_t(step)});
     }
   }

@@ -74,8 +74,9 @@ struct Rectangle {
 // of the keys has strips of its own, and its own sum for grad_query.
 class Grid {
  public:
-  // `item` is the problem of any batch item of the stretch.
-  Grid(const Problem& item, int64_t rows);
+  // `item` is the problem of any batch item of the stretch. `ascending`: every strip meets those of
+  // the other kind in their natural order, one lap of them (kernels of fixed bits).
+  Grid(const Problem& item, int64_t rows, bool ascending);
 
   int64_t parts() const { return parts_; }
   const Strips& strips() const { return strips_; }
@@ -115,8 +116,10 @@ class Grid {
       const bool ends = end == cell.keys.end;
       // Of strips [key, end), strip r of the rows meets in the first lap those from n - 1 - r on:
       // the last one from r = n - end on, and all from r = n - 1 - key on.
-      const int64_t some = std::clamp(n - end, cell.rows.begin, cell.rows.end);
-      const int64_t all = std::clamp(n - 1 - key, cell.rows.begin, cell.rows.end);
+      // Of one lap, all rows meet all keys.
+      const int64_t last = cell.rows.end;
+      const int64_t some = ascending_ ? last : std::clamp(n - end, cell.rows.begin, last);
+      const int64_t all = ascending_ ? last : std::clamp(n - 1 - key, cell.rows.begin, last);
       if (cell.second_lap) run(cell.rows.begin, some, key, end, ends);
       for (int64_t r = some; r < all; ++r)
         cell.second_lap ? run(r, r + 1, key, n - 1 - r, true) : run(r, r + 1, n - 1 - r, end, ends);
@@ -130,6 +133,7 @@ class Grid {
   bool sees(const Problem& item, const Cell& cell, int64_t part) const;
 
   int64_t total_rows_, total_keys_;
+  bool ascending_;
   Strips strips_;
   int64_t parts_ = 1, part_keys_ = 0;
 };

@@ -116,13 +116,14 @@ class ForwardTask {
   };
 
   // With few queries and many keys, the keys that any query sees are split. The order of summation
-  // follows from the splits, so they follow from the shape of one plane alone.
+  // follows from the splits, so they follow from the shape of one plane alone; where bits are
+  // fixed, there are none.
   void split_keys(const Problem& item) {
     const int64_t most_keys = kSplitKeys * ceil_div(planes_.rows, kSplitRows);
     const int64_t begin = key_begin(item, 0), keys = key_end(item, item.seqlen_q - 1) - begin;
     const bool few = planes_.rows <= 2 * kernels_.tile_rows ||
                      (item.seqlen_q <= kFewQueries && planes_.rows <= kItemRows);
-    if (!few || keys <= most_keys) return;
+    if (!few || keys <= most_keys || kernels_.fixed_bits) return;
     splits_ = ceil_div(keys, most_keys);
     split_keys_ = ceil_div(ceil_div(keys, splits_), kSplitUnit) * kSplitUnit;
     splits_ = ceil_div(keys, split_keys_);

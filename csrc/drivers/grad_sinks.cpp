@@ -5,6 +5,7 @@
 #include "common/half.h"
 #include "common/row_sums.h"
 #include "common/strides.h"
+#include "dispatch/kernel_table.h"
 #include "plane_sums.h"
 
 namespace qkv {
@@ -55,7 +56,7 @@ double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_
 template <class E>
 double share_of_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
                      int64_t query, double sink, double lse) {
-  const double share = std::exp(sink - lse);
+  const double share = kernels_for(p, a).exp(sink - lse);
   if (!std::isnan(share) || std::isfinite(sink)) return share;
   return p.head_dim_v == 0 || value_at<E>(p, a.output, batch, head, query) == 0 ? 1 : share;
 }

@@ -76,7 +76,7 @@ void attention_hard(const Problem& problem, const HardResult& result) {
 }
 
 void attention_jvp(const Problem& problem, const JvpArgs& args, const JvpResult& result) {
-  const Kernels& kernels = jvp_kernels(problem.dtype);
+  const Kernels& kernels = jvp_kernels(problem);
   const auto run = [&](const Problem& p, const ForwardItem& rows, void* workspace) {
     return kernels.jvp(p, args, result, rows, workspace);
   };

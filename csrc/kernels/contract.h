@@ -71,11 +71,11 @@ static_assert(kKeyStep % 2 == 0,
               "(KeyOperand::columns), at an even key, and so must have an even number of keys");
 
 static_assert(
-    kKeyStep <= kKeyBlock && kKeyBlock % kKeyStep == 0,
+    kFixedBits || (kKeyStep <= kKeyBlock && kKeyBlock % kKeyStep == 0),
     "Blocks of keys are whole steps (key_step), and scratch memory has room for kKeyBlock "
     "keys: a block of one step must fit");
 
-static_assert(kFewKeys <= kKeyBlock,
+static_assert(kFixedBits || kFewKeys <= kKeyBlock,
               "Planes of few rows take kFewKeys keys at a time (ForwardFewRows), whose scores lie "
               "in memory for kKeyBlock keys where options work on them (ForwardScratch)");
 

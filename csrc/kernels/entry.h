@@ -12,6 +12,7 @@
 #include "kernels/passes/merge_parts.h"
 #include "kernels/passes/rotate.h"
 #include "kernels/passes/row_sums.h"
+#include "kernels/simd/exp_of.h"
 
 namespace qkv::QKV_ISA {
 
@@ -29,9 +30,9 @@ constexpr PeakLoop peak_of() {
 template <class E>
 constexpr Kernels kernels_of() {
   using T = Compute<E>;
-  Kernels kernels{kTileRows<T>,   forward<E>,  merge_parts<E>, backward<E>, finish_rows<E>,
-                  finish_keys<E>, row_sums<E>, hard<E>,        nullptr,     rotate<E>,
-                  kLanes<T>,      kInPairs<E>, peak_of<E>()};
+  Kernels kernels{kTileRows<T>,   forward<E>,  merge_parts<E>, backward<E>,   finish_rows<E>,
+                  finish_keys<E>, row_sums<E>, hard<E>,        nullptr,       rotate<E>,
+                  kLanes<T>,      kInPairs<E>, kFixedBits,     exp_of_number, peak_of<E>()};
   if constexpr (!kInPairs<E>) kernels.jvp = jvp<E>;
   return kernels;
 }
@@ -40,13 +41,16 @@ constexpr Kernels kernels_of() {
 
 // An instruction set that has kernels of its own for every dtype.
 template <class = void>
-constexpr Implementation complete(const char* name, bool (*supported)()) {
+constexpr Implementation complete(const char* name, const Implementation* fixed_bits,
+                                  bool (*supported)()) {
   return {name,
           supported,
           kernels_of<float>(),
           kernels_of<double>(),
           kernels_of<BFloat16>(),
-          kernels_of<Float16>()};
+          kernels_of<Float16>(),
+          nullptr,
+          fixed_bits};
 }
 // One that multiplies pairs of bf16, and leaves all other dtypes to `others`.
 template <class = void>

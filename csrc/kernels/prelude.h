@@ -33,6 +33,18 @@
 #include "dispatch/kernel_table.h"
 #include "program/compiled.h"
 
+// An instruction set's kernels are compiled twice: isa/<name>/fixed_bits.cpp is
+// isa/<name>/kernels.cpp once more, with this macro, as the kernels of kernels/fixed_bits.h.
+// QKV_KERNELS(x) is the name that x has in the compilation at hand, and QKV_FIXED_BITS_OF(x) a
+// pointer to the Implementation of the second one, in the first.
+#ifdef QKV_FIXED_BITS
+#define QKV_KERNELS(name) name##FixedBits
+#define QKV_FIXED_BITS_OF(name) nullptr
+#else
+#define QKV_KERNELS(name) name
+#define QKV_FIXED_BITS_OF(name) &name##FixedBits
+#endif
+
 #define QKV_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define QKV_TARGET_BEGIN(features) \

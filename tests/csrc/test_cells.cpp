@@ -47,7 +47,8 @@ struct Walk {
   const int64_t rows;
   const Grid grid;
 
-  explicit Walk(const Problem& problem) : p(problem), rows(p.group() * p.seqlen_q), grid(p, rows) {}
+  explicit Walk(const Problem& problem, bool ascending = false)
+      : p(problem), rows(p.group() * p.seqlen_q), grid(p, rows, ascending) {}
 
   // Calls f(cell, block, strip) for each meeting in which a row sees a key, cell after cell.
   template <class F>
@@ -81,9 +82,15 @@ struct Walk {
   }
 };
 
-TEST(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
+class Cells : public ::testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Order, Cells, ::testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "ascending" : "shifted");
+});
+
+TEST_P(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
   for (const Problem& p : problems()) {
-    const Walk walk(p);
+    const Walk walk(p, GetParam());
     SCOPED_TRACE(::testing::Message() << p.seqlen_q << " x " << p.seqlen_k);
     std::map<int64_t, Meetings> of_rows, of_keys;  // with one band
     for (int64_t bands : {1, 2, 3, 5, 8, 96}) {
@@ -100,6 +107,9 @@ TEST(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
         EXPECT_EQ(keys, of_keys) << bands;
       }
     }
+    for (const auto* all : {&of_rows, &of_keys})
+      for (const auto& [number, of] : *all)
+        EXPECT_TRUE(!GetParam() || std::is_sorted(of.begin(), of.end())) << number;
     size_t meetings = 0, expected = 0;
     for (const auto& [block, of] : of_rows) meetings += of.size();
     for (int64_t row = 0; row < walk.rows; row += kGradRows)
@@ -113,7 +123,7 @@ TEST(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
 }
 
 // However many keys there are, work goes with those that a window shows to some row.
-TEST(Cells, NoRectanglesOfKeysThatNoRowSees) {
+TEST_P(Cells, NoRectanglesOfKeysThatNoRowSees) {
   for (int64_t L : {1, 64, 1500}) {
     Problem p = problem(L, int64_t{1} << 30);
     p.window_left = 200, p.window_right = 90;
@@ -131,7 +141,7 @@ TEST(Cells, NoRectanglesOfKeysThatNoRowSees) {
 }
 
 // A cell in which no row sees a key is there only for a band of strips that has no other cell.
-TEST(Cells, NoneThatSeesNothing) {
+TEST_P(Cells, NoneThatSeesNothing) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
     for (int64_t bands : {2, 3, 7, 96}) {
@@ -149,7 +159,7 @@ TEST(Cells, NoneThatSeesNothing) {
 }
 
 // Cells of one step have neither rows nor keys in common, and ranks count the cells of a band.
-TEST(Cells, StepsAndRanks) {
+TEST_P(Cells, StepsAndRanks) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
     for (int64_t bands : {1, 2, 3, 7, 96}) {
@@ -177,7 +187,7 @@ TEST(Cells, StepsAndRanks) {
 }
 
 // Where a rectangle ends its rows, none that follows in its cell has any of them.
-TEST(Cells, RectanglesThatEndTheirRows) {
+TEST_P(Cells, RectanglesThatEndTheirRows) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
     for (int64_t bands : {1, 3, 96}) {
@@ -198,7 +208,7 @@ TEST(Cells, RectanglesThatEndTheirRows) {
 
 // A strip with too many keys for a rectangle is taken in parts, one after the other, but for those
 // that no row sees.
-TEST(Cells, PartsOfAStrip) {
+TEST_P(Cells, PartsOfAStrip) {
   for (const Problem& p : problems()) {
     const Walk walk(p);
     const int64_t most_keys = 48;

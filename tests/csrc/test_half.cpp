@@ -8,12 +8,11 @@
 #include <limits>
 #include <vector>
 
+#include "case.h"
 #include "random.h"
 
 namespace qkv::test {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 template <class H>
 struct Format;  // the bits of exponent and fraction, which follow one bit of sign

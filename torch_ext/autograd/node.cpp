@@ -60,9 +60,10 @@ void for_each_value(const Operator& op, AnyOptions& options, const Visit& visit)
 // another one when the backward pass runs.
 Options with_scores(const Call& call) {
   Options said = call.options;
-  if (call.op->takes(opt::scores) && said.scores == ScoreWay::automatic &&
-      call[arg::query].scalar_type() == at::kBFloat16)
-    said.scores = multiplies_pairs(DType::bf16) ? ScoreWay::pairs : ScoreWay::elements;
+  if (!call.op->takes(opt::scores) || said.scores != ScoreWay::automatic) return said;
+  const bool pairs =
+      call[arg::query].scalar_type() == at::kBFloat16 && multiplies_pairs(DType::bf16);
+  said.scores = reproducible() ? ScoreWay::fixed : pairs ? ScoreWay::pairs : ScoreWay::elements;
   return said;
 }
 

@@ -96,11 +96,12 @@ struct Value<Reduce> : WordValue<Reduce> {
   static constexpr const char *kName = "reduce", *kExpected = "'heads' or 'queries'";
 };
 
-static_assert(int(ScoreWay::elements) == 1 && int(ScoreWay::tiles) == 3);
+static_assert(int(ScoreWay::elements) == 1 && int(ScoreWay::fixed) == 4);
 template <>
 struct Value<ScoreWay> : WordValue<ScoreWay> {
-  static constexpr const char* kWords[] = {"elements", "pairs", "tiles"};
-  static constexpr const char *kName = "scores", *kExpected = "'elements', 'pairs' or 'tiles'";
+  static constexpr const char* kWords[] = {"elements", "pairs", "tiles", "fixed"};
+  static constexpr const char *kName = "scores",
+                              *kExpected = "'elements', 'pairs', 'tiles' or 'fixed'";
 };
 
 }  // namespace qkv

@@ -17,8 +17,11 @@ from qkv._library import cmake_prefix_path  # noqa: E402
 from qkv._machine import (  # noqa: E402
     active_half_products,
     active_isa,
+    is_reproducible,
+    reproducible,
     set_half_products,
     set_isa,
+    set_reproducible,
     supported_isas,
 )
 from qkv._make_block_mask import block_mask  # noqa: E402
@@ -56,6 +59,7 @@ __all__ = [
     "convert",
     "flex_attention",
     "hard_attention",
+    "is_reproducible",
     "latent_attention",
     "latent_attention_with_kvcache",
     "merge",
@@ -63,10 +67,12 @@ __all__ = [
     "nn",
     "replace_flex",
     "replace_sdpa",
+    "reproducible",
     "rotate",
     "sdpa_report",
     "set_half_products",
     "set_isa",
+    "set_reproducible",
     "supported_isas",
     "varlen_attn",
 ]

@@ -1,5 +1,9 @@
-"""What the kernels are told about the machine: the instruction set, and how half precision is
-multiplied. The environment variables QKV_ISA and QKV_HALF_PRODUCTS set them, too."""
+"""What the kernels are told about the machine: the instruction set, how half precision is
+multiplied, and whether bits may depend on either. The environment variables QKV_ISA,
+QKV_HALF_PRODUCTS and QKV_REPRODUCIBLE set them, too."""
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 
@@ -52,3 +56,33 @@ def set_half_products(name: str) -> None:
         ValueError: `name` is neither of the two.
     """
     torch.ops.qkv._set_half_products(name)
+
+
+def is_reproducible() -> bool:
+    """Whether results have the same bits on every CPU: see `set_reproducible`.
+
+    Raises:
+        ValueError: QKV_REPRODUCIBLE is neither 0 nor 1.
+    """
+    return torch.ops.qkv._reproducible()
+
+
+def set_reproducible(yes: bool) -> None:
+    """Ask for the same bits on every CPU, and for any number of queries at once, or no longer.
+
+    From now on, in all threads. A backward pass has the law of its forward pass, whatever is asked
+    for meanwhile. docs/determinism.md says what is promised, what it costs, and what cannot be had:
+    those calls raise NotImplementedError.
+    """
+    torch.ops.qkv._set_reproducible(yes)
+
+
+@contextlib.contextmanager
+def reproducible(yes: bool = True) -> Iterator[None]:
+    """`set_reproducible(yes)` for the body of a `with`, and then as it was. Of all threads."""
+    before = is_reproducible()
+    set_reproducible(yes)
+    try:
+        yield
+    finally:
+        set_reproducible(before)

@@ -44,6 +44,7 @@ def describe() -> dict[str, str]:
         "cpu": f"{cpu_model()}, {len(cores)} cores: {', '.join(map(str, cores))}",
         "instruction set": f"{qkv.active_isa()} of {', '.join(qkv.supported_isas())}",
         "half products": qkv.active_half_products(),
+        "reproducible": str(qkv.is_reproducible()),
         "threads": f"{torch.get_num_threads()}, bound: {binding}",
         "OpenMP": ", ".join(_openmp()) or "unknown",
         "load": ", ".join(f"{load:.2f}" for load in os.getloadavg()),

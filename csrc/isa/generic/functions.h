@@ -5,6 +5,7 @@
 #ifndef QKV_ISA  // this header is opened by itself (kernels/simd/vec.h)
 #include "isa/generic/vec.h"
 #endif
+#include "kernels/fixed_bits.h"
 
 namespace qkv::QKV_ISA {
 
@@ -15,11 +16,15 @@ QKV_INLINE V native_max(V a, V b) {
 }
 
 // a * b + c, rounded once, for steps that must not be rounded twice: kernels call it only where
-// kHasFma, and there the compiler contracts it. All other sums of products are left to the
-// compiler.
+// kHasFma, and there the compiler contracts it, or where it must not contract (kFixedBits). All
+// other sums of products are left to the compiler.
 template <class V>
 QKV_INLINE V native_fma(V a, V b, V c) {
-  return a * b + c;
+  if constexpr (!kFixedBits) return a * b + c;
+  QKV_UNROLL
+  for (size_t i = 0; i < sizeof(V) / sizeof(a[0]); ++i)
+    c[i] = sizeof(a[0]) == 4 ? __builtin_fmaf(a[i], b[i], c[i]) : __builtin_fma(a[i], b[i], c[i]);
+  return c;
 }
 
 // For lanes of 64 bits: the products of their low 32 bits.

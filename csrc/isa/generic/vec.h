@@ -7,12 +7,14 @@
 #define QKV_ISA generic
 #endif
 
+#include "kernels/fixed_bits.h"
+
 namespace qkv::QKV_ISA {
 
 #if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
 constexpr bool kHasFma = true;
 #else
-constexpr bool kHasFma = false;
+constexpr bool kHasFma = kFixedBits;  // by the C library's functions: slow, and right
 #endif
 constexpr int kRegisters = 16;  // for vectors
 constexpr int kVectorBytes = 16;

@@ -1,11 +1,16 @@
 #if defined(__aarch64__)
 
+#include "kernels/prelude.h"
+
+#define QKV_ISA QKV_KERNELS(neon)
+
 #include "isa/neon/vec.h"
 #include "kernels/entry.h"
 
 namespace qkv {
 
-const Implementation kNeon = neon::complete("neon", [] { return true; });
+const Implementation QKV_KERNELS(kNeon) = QKV_ISA::complete("neon", QKV_FIXED_BITS_OF(kNeon),
+                                                            [] { return true; });
 
 }  // namespace qkv
 

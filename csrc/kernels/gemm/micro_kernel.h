@@ -41,7 +41,7 @@ QKV_INLINE Vec<T> broadcast(const T* p) {
 
 template <class T>
 QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
-  return sum + a * b;
+  return multiply_add<T>(a, b, sum);
 }
 
 // Multiplies sums by alpha. (It is looked at once: after each store the compiler would read it
@@ -81,7 +81,8 @@ QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c)
         if constexpr (!kHasFma)
           asm("" : QKV_VECTOR_REGISTER(sum[i][v]), QKV_VECTOR_REGISTER(summed));
       }
-      if (beta == Beta::lanes) sum[i][v] += lanes[v] * load(before + v * W);
+      if (beta == Beta::lanes)
+        sum[i][v] = multiply_add<T>(lanes[v], load(before + v * W), sum[i][v]);
       store(c + v * W, sum[i][v]);
     }
   }

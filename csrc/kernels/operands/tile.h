@@ -16,10 +16,14 @@ constexpr int kKeyStep = kProductRows;
 // The most keys of a tile. They are so many that reading and writing the output once for each tile
 // is cheap, and so few that the tile's scores stay in the first-level cache beside the operands.
 // Without AMX they are also no more than one chain of additions takes (kLongestChain).
-constexpr int kKeyBlock = kTiles ? 128 / kKeyStep * kKeyStep : kLongestChain / kKeyStep * kKeyStep;
+constexpr int kKeyBlock = kFixedBits ? kFixedKeys
+                          : kTiles   ? 128 / kKeyStep * kKeyStep
+                                     : kLongestChain / kKeyStep * kKeyStep;
 
-// `keys` keys are cut into blocks of equal size: this many keys each, a multiple of kKeyStep.
+// `keys` keys are cut into blocks of equal size: this many keys each, a multiple of kKeyStep. Where
+// bits are fixed, blocks do not follow from how many keys there are.
 inline int64_t key_step(int64_t keys) {
+  if (kFixedBits) return kFixedKeys;
   const int64_t blocks = std::max<int64_t>(1, (keys + kKeyBlock - 1) / kKeyBlock);
   const int64_t steps = (keys + blocks * kKeyStep - 1) / (blocks * kKeyStep);
   return std::max<int64_t>(1, steps) * kKeyStep;

@@ -78,6 +78,9 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
     begin = std::min(begin, seen[t].begin), end = std::max(end, seen[t].end);
   }
   if (first > last) return;
+  // Where bits are fixed, chains of additions over rows begin with the same row for tiles of any
+  // size.
+  if (kFixedBits) first = tiles.begin, last = tiles.end - 1;
   for (int64_t t = first; t <= last; ++t) {
     const auto& tile = rows.tiles[t];
     const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/operands/operands.h"
+#include "kernels/products/few_columns.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/few_scales.h"
 #include "kernels/products/few_values.h"
@@ -43,6 +44,7 @@ class ForwardFewRows {
         next_at_(arena.take<const K*>(kFewStep)),
         marks_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
         tile_weights_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),
+        columns_(kFixedBits ? arena.take<T>(2 * kLanes<T> * p.head_dim) : nullptr),
         scales_(kHasScales ? arena.take<T>(kFewStep) : nullptr),
         scaled_weights_(kHasScales ? arena.take<T>(kFewScores) : nullptr) {
     std::fill_n(ones_, kFewRows, T(1));
@@ -54,7 +56,8 @@ class ForwardFewRows {
   static bool has_own_sum(const Problem&) { return false; }
 
   Query pack(const Tile& tile, T* memory) const {
-    pack_few_queries<E, K>(p_, tile.plane, tile.row, tile.rows, memory);
+    (kFixedBits ? pack_few_rows<E> : pack_few_queries<E, K, T>)(p_, tile.plane, tile.row, tile.rows,
+                                                                memory);
     return memory;
   }
 
@@ -69,6 +72,12 @@ class ForwardFewRows {
   T* scores(const Tile& tile, int64_t key, int64_t keys, Query query) {
     if (key != next_key_ || keys > next_keys_) few_places(keys_, key, keys, key_at_);
     few_places(values_, key, keys, value_at_);
+    if constexpr (kFixedBits && !kHasScales) {
+      FewAhead<K> ahead = to_fetch({value_at_, keys}, keys, values_);
+      few_scores_by_columns<K>(tile.rows, p_.head_dim, {key_at_, keys}, query, columns_, scores_,
+                               ahead);
+      return scores_;
+    }
     for_each_chunk(p_.head_dim, keys, [&](int64_t begin, int64_t count, bool is_last) {
       const K* const* const rows = key_at_ + begin;
       const FewPlaces<K> next = is_last ? FewPlaces<K>{value_at_, count}
@@ -166,8 +175,9 @@ class ForwardFewRows {
   // short one, too little would have been fetched (1.3 times the time from memory, on a Zen 3).
   template <class F>
   QKV_INLINE void for_each_chunk(int64_t dim, int64_t keys, const F& f) const {
-    int64_t step = kFewKeys;
-    while (step > kFewKeys / 4 && step * dim * int64_t(sizeof(K)) > kFewBytes) step /= 2;
+    int64_t step = kFewKeys;  // which is one chain of additions where bits are fixed
+    while (!kFixedBits && step > kFewKeys / 4 && step * dim * int64_t(sizeof(K)) > kFewBytes)
+      step /= 2;
     for (int64_t begin = 0; begin < keys; begin += step) {
       const int64_t count = std::min(step, keys - begin);
       f(begin, count, begin + count == keys);
@@ -181,6 +191,7 @@ class ForwardFewRows {
   int64_t next_key_ = -1, next_keys_ = 0;
   T* marks_;                     // [keys x lanes], of scores (repair/)
   T* tile_weights_;              // [keys x lanes]
+  T* columns_;                   // [D, 2 W]
   T *scales_, *scaled_weights_;  // of int8: [keys], [kFewRows, kFewStep]
   T ones_[kFewRows];
   KeyRows<K> keys_, values_;

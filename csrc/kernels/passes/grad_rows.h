@@ -63,6 +63,15 @@ struct BackwardScratch : BackwardOperands<E> {
   }
 };
 
+// W elements `col` apart, widened.
+template <class E, class T = Compute<E>>
+QKV_INLINE Vec<T> load_strided(const E* p, int64_t col) {
+  if (!kFixedBits || col == 1) return load_wide(p);
+  T all[kLanes<T>];
+  for (int l = 0; l < kLanes<T>; ++l) all[l] = widen(p[l * col]);
+  return load(all);
+}
+
 // Adds up the products of elements [0, dim) of rows a and b: lane by lane in `sums` what fills
 // whole vectors of elements that lie side by side, and in the number that it returns what does not.
 template <class E, class T = Compute<E>>
@@ -70,8 +79,15 @@ QKV_INLINE T multiply_elements(const E* a, int64_t a_col, const E* b, int64_t b_
                                Vec<T>& sums) {
   int64_t d = 0;
   sums = Vec<T>{};
-  if (a_col == 1 && b_col == 1)
-    for (; d + kLanes<T> <= dim; d += kLanes<T>) sums += load_wide(a + d) * load_wide(b + d);
+  if (kFixedBits || (a_col == 1 && b_col == 1)) {
+    const auto at = [&](const E* x, int64_t col, int64_t i)
+                        QKV_INLINE_LAMBDA { return load_strided<E>(x + i * col, col); };
+    SumOfRow<T> sum;
+    for (; d + SumOfRow<T>::kStep <= dim; d += SumOfRow<T>::kStep)
+      sum.add([&](int64_t i)
+                  QKV_INLINE_LAMBDA { return at(a, a_col, d + i) * at(b, b_col, d + i); });
+    sums = sum.in_one_vector();
+  }
   T rest = 0;
   for (; d < dim; ++d) rest += widen(a[d * a_col]) * widen(b[d * b_col]);
   return rest;
@@ -110,8 +126,8 @@ void split_lse(const Problem& p, const Rows<const T>& lse, int64_t row, int64_t 
   std::fill(numbers + rows, numbers + lanes, -kInfinity<T>);
   // lse = log(sum of exp(score)) over S keys. If all scores of the row were equal, each would be
   // lse - log(S), and no score is ever larger than lse. The weights' exponent is taken relative to
-  // that point, so that it stays small.
-  const T spread = T(std::log(double(p.seqlen_k)));
+  // that point, so that it stays small. Where bits are fixed, a row knows nothing of S.
+  const T spread = kFixedBits ? T(0) : T(std::log(double(p.seqlen_k)));
   for (int64_t r = 0; r < lanes; r += kLanes<T>) {
     const Reference<T> reference(load(numbers + r) - spread);
     store(s.base + r, reference.base);

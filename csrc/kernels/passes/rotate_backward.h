@@ -75,13 +75,15 @@ void norms_of(const RowRuns<T>& at, const RowGroup<T>& group, const GradRows<S, 
   Vec<T> squares[W], dots[W];
   for (int r = group.count; r < W; ++r) squares[r] = dots[r] = Vec<T>{};
   for (int r = 0; r < group.count; ++r) {
-    Vec<T> square{}, dot{};
-    for (int64_t i = 0; i < at.width; i += W) {
-      const Vec<T> v = load_wide(rows.x[r] + i);
-      square += v * v;
-      dot += v * (load(rows.g[r] + i) * load(weight + i));
+    SumOfRow<T> square, dot;
+    const auto x = [&](int64_t i) QKV_INLINE_LAMBDA { return load_wide(rows.x[r] + i); };
+    for (int64_t i = 0; i < at.width; i += SumOfRow<T>::kStep) {
+      square.add([&](int64_t n) QKV_INLINE_LAMBDA { return x(i + n) * x(i + n); });
+      dot.add([&](int64_t n) QKV_INLINE_LAMBDA {
+        return x(i + n) * (load(rows.g[r] + i + n) * load(weight + i + n));
+      });
     }
-    squares[r] = square, dots[r] = dot;
+    squares[r] = square.in_one_vector(), dots[r] = dot.in_one_vector();
   }
   const Vec<T> norm = inverse_norms<T>(squares, inverse_dim, eps);
   store(norms, norm);
@@ -103,22 +105,23 @@ void rotate_group_backward(const RotationTables<T>& tables, const RowGroup<T>& g
     add_to_tables<kNorm, kInterleaved>(at, rows.x[r], rows.grad[r], weight, kNorm ? norms[r] : T(1),
                                        sums.cos + row, sums.sin + row);
   }
-  // Row after row, so that memory is written to in order.
+  // Row after row, so that memory is written to in order. What a group adds to the gradient of the
+  // weight is rounded once; where bits are fixed, what a row does, since groups differ.
   for (int r = 0; r < group.count; ++r) {
     for (int64_t i = 0; i < at.width; i += W) {
       Vec<T> g = load(rows.g[r] + i);
       if constexpr (kNorm) {
         const Vec<T> x = load_wide(rows.x[r] + i), of_weight = g * (x * norms[r]);
         store(sums.weight_of_group + i,
-              r == 0 ? of_weight : load(sums.weight_of_group + i) + of_weight);
+              r == 0 || kFixedBits ? of_weight : load(sums.weight_of_group + i) + of_weight);
         g = g * load(weight + i) * norms[r] - x * shares[r];
       }
       store_rounded(rows.grad_x[r] + i, g);
     }
+    if (kNorm && (kFixedBits || r + 1 == group.count))
+      for (int64_t i = 0; i < at.width; i += kLanes<double>)
+        store(sums.weight + i, load(sums.weight + i) + load_double(sums.weight_of_group + i));
   }
-  if constexpr (kNorm)
-    for (int64_t i = 0; i < at.width; i += kLanes<double>)
-      store(sums.weight + i, load(sums.weight + i) + load_double(sums.weight_of_group + i));
 }
 
 template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>

@@ -17,6 +17,15 @@ struct RowsOfGroup {
 template <class T, class S>
 QKV_INLINE Vec<T> sum_of_squares(const S* x, int64_t width) {
   constexpr int W = kLanes<T>;
+  if constexpr (kFixedBits) {
+    SumOfRow<T> squares;
+    for (int64_t i = 0; i < width; i += squares.kStep)
+      squares.add([&](int64_t n) QKV_INLINE_LAMBDA {
+        const Vec<T> number = load_wide(x + i + n);
+        return number * number;
+      });
+    return squares.in_one_vector();
+  }
   Vec<T> sum[2] = {}, v[2];
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {

@@ -45,8 +45,8 @@ QKV_INLINE void store_vectors(E* p, const Vec<Compute<E>>* x) {
 }
 
 // The numbers of a row are up to three runs: the first numbers of all pairs, the second ones, and
-// what is not rotated; interleaved, the pairs are one run. In vectors each run begins with a vector
-// and is followed by zeros.
+// what is not rotated; interleaved, the pairs are one run. In vectors each run begins with a
+// vector, or with kFixedBytes where bits are fixed, and is followed by zeros.
 template <class T>
 struct RowRuns {
   struct Run {
@@ -59,7 +59,8 @@ struct RowRuns {
   bool is_dense;  // there are no zeros
 
   explicit RowRuns(const Rotation& r) {
-    const auto padded = [](int64_t n) { return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>; };
+    constexpr int64_t kStep = SumOfRow<T>::kStep;
+    const auto padded = [](int64_t n) { return (n + kStep - 1) / kStep * kStep; };
     const int64_t first = r.is_interleaved ? 2 * r.rotary_pairs : r.rotary_pairs;
     const int64_t second = r.is_interleaved ? 0 : first, rotated = first + second;
     pairs = padded(first), rest = pairs + padded(second);
@@ -78,7 +79,7 @@ struct RowRuns {
         for (; stride == 1 && i + kLanes<T> <= run.count; i += kLanes<T>)
           store(to + run.to + i, load_wide(from + run.from + i));
       for (; i < run.count; ++i) to[run.to + i] = T(widen(from[(run.from + i) * stride]));
-      for (; i % kLanes<T> != 0; ++i) to[run.to + i] = 0;
+      for (; i % SumOfRow<T>::kStep != 0; ++i) to[run.to + i] = 0;
     }
   }
   template <class E>

@@ -11,6 +11,7 @@
 #include "kernels/passes/walk.h"
 #include "kernels/score/dropout.h"
 #include "kernels/score/sinks.h"
+#include "kernels/simd/exp_of.h"
 #include "kernels/simd/halves.h"
 
 namespace qkv::QKV_ISA {
@@ -49,7 +50,7 @@ void add_weights(const Problem& whole, const Problem& p, const BackwardArgs& a,
 // The weight of the sink of row `row`, whose log-sum-exp is lse; 0 if there are no sinks.
 inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row, double lse) {
   const double* const sink = sink_of_row(p, item.plane, row);
-  return sink ? std::exp(*sink - lse) : 0;
+  return sink ? exp_of_number(*sink - lse) : 0;
 }
 
 // Brings into `sums` what the weights of a block of rows add up to, over all keys.

@@ -55,6 +55,8 @@ void for_each_range_seen(const Problem& p, const Tile& tile, int64_t key, int64_
 template <int64_t kKeyMultiple, class State, class Load, class Attend>
 QKV_INLINE void for_each_block(const Problem& p, State* states, int64_t count, const Range& keys,
                                int64_t step, const Load& load, const Attend& attend) {
+  // Where bits are fixed, chains of additions begin at the same keys whatever a tile sees.
+  constexpr int64_t kMultiple = kFixedBits ? kSumChain : kKeyMultiple;
   const Range all = keys_of_tiles(states, count);
   const int64_t last = std::min(keys.end, all.end);
   const int64_t skipped = std::max<int64_t>(0, all.begin - keys.begin) / step * step;
@@ -68,10 +70,10 @@ QKV_INLINE void for_each_block(const Problem& p, State* states, int64_t count, c
         attend(states[t], begin, seen);
       };
       if (p.maps) {
-        for_each_range_seen<kKeyMultiple>(p, states[t].tile, key, block, attend_range);
+        for_each_range_seen<kMultiple>(p, states[t].tile, key, block, attend_range);
         continue;
       }
-      const Range seen = keys_seen<kKeyMultiple>(p, states[t].tile, key, block);
+      const Range seen = keys_seen<kMultiple>(p, states[t].tile, key, block);
       if (!seen.is_empty()) attend_range(seen.begin, seen.end - seen.begin);
     }
   }

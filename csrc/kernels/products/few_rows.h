@@ -16,7 +16,7 @@ namespace qkv::QKV_ISA {
 
 // The most keys of a block: whole steps of the softmax (few_softmax.h) for every number of lanes,
 // and no more than the tile has room for on which options work.
-constexpr int64_t kFewKeys = 96;
+constexpr int64_t kFewKeys = kFixedBits ? kFixedKeys : 96;
 // Elements from one row of scores to the next. A product takes kFewAtOnce keys at a time, and
 // writes up to kFewPad scores beyond the last one, which the next product, or the softmax,
 // overwrites.
@@ -28,10 +28,17 @@ constexpr int64_t kFewStep = kFewKeys + kFewPad;
 template <class T>
 constexpr int kFewSums = std::max<int>(kLanes<T>, std::min(kRegisters - 4, 16));
 
-// Whether a problem is computed in this way.
+// Whether a problem is computed in this way. Where bits are fixed, int8 keys are not: their scores
+// are rounded as those of tiles are, whose keys are multiplied by their scales.
 template <class E>
 bool has_few_rows(const Problem& p) {
-  return few_rows_of(p, kLanes<Compute<E>>);
+  return !(kFixedBits && p.is_int8()) && few_rows_of(p, kLanes<Compute<E>>);
+}
+// Whether passes after the forward pass make the scores in this way. Where bits are fixed, they are
+// those of tiles, which other passes make anyway.
+template <class E>
+bool has_few_scores(const Problem& p) {
+  return !kFixedBits && has_few_rows<E>(p);
 }
 
 // Calls f(row, rows) for `rows` rows in portions of 8, 4, 2 and 1, no larger than MAX: the size of

@@ -44,7 +44,9 @@ __attribute__((noinline)) void add_columns(FewPlaces<E> values, int64_t first, i
       if constexpr (ROWS ==
                     1) {  // each is used once: were they loaded before, sums would be spilled
         const Vec<T> weight = in_register(splat(*weights));
-        for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA { sum[0][v] += weight * wide(v); });
+        for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA {
+          sum[0][v] = multiply_add<T>(weight, wide(v), sum[0][v]);
+        });
       } else {
         Vec<T> x[NV];
         for_each_constant<NV>([&](auto v) QKV_INLINE_LAMBDA { x[v] = in_register(wide(v)); });
@@ -52,7 +54,7 @@ __attribute__((noinline)) void add_columns(FewPlaces<E> values, int64_t first, i
         for (int r = 0; r < ROWS; ++r) {
           const Vec<T> weight = in_register(splat(weights[r * kFewStep]));
           QKV_UNROLL
-          for (int v = 0; v < NV; ++v) sum[r][v] += weight * x[v];
+          for (int v = 0; v < NV; ++v) sum[r][v] = multiply_add<T>(weight, x[v], sum[r][v]);
         }
       }
     }
@@ -62,7 +64,7 @@ __attribute__((noinline)) void add_columns(FewPlaces<E> values, int64_t first, i
     QKV_UNROLL
     for (int v = 0; v < NV; ++v) {
       const int64_t i = r * dim + column + v * W;
-      store(output + i, load(before + i) * rescale[r] + sum[r][v]);
+      store(output + i, multiply_add<T>(load(before + i), splat(rescale[r]), sum[r][v]));
     }
   }
 }

@@ -51,6 +51,20 @@ QKV_INLINE Vec<T> weights_of_row(int64_t keys, T* scores, T base, const ShiftedE
   return sum;
 }
 
+// The sum of `keys` weights of one row, in the order in which a tile adds them up: where bits are
+// fixed.
+template <class T>
+T sum_of_row(int64_t keys, const T* weights) {
+  T sum = 0;
+  for (int64_t begin = 0; begin < keys; begin += kSumChain) {
+    T chain = 0;
+    for (int64_t j = begin; j < std::min<int64_t>(keys, begin + kSumChain); ++j)
+      chain += weights[j];
+    sum += chain;
+  }
+  return sum;
+}
+
 // What softmax_tile does, for scores [rows x keys]. Beyond the last key it writes weights of 0, up
 // to a multiple of kFewSoftmaxKeys. max_state, sum_state and rescale [lanes] are those of
 // softmax_tile.
@@ -80,7 +94,10 @@ void softmax_few(const Tile& tile, int64_t keys, T* scores, T* max_state, T* sum
     }
     store(max_state + v, top);
     store(rescale + v, factor[0]);
-    store(sum_state + v, load(sum_state + v) * factor[0] + sum_lanes<T>(of_row));
+    T sums[W] = {};
+    for (int r = 0; kFixedBits && r < rows; ++r) sums[r] = sum_of_row(keys, scores + r * kFewStep);
+    const Vec<T> added = kFixedBits ? load(sums) : sum_lanes<T>(of_row);
+    store(sum_state + v, load(sum_state + v) * factor[0] + added);
   }
 }
 

@@ -28,10 +28,12 @@ void add_key_sums(const Problem& p, const Tile& tile, int64_t keys, const T* gra
   for (int64_t head = 0; head < group; ++head) {
     const int64_t lane = (head + group - tile.row % group) % group;
     const int64_t depth = (tile.rows - lane + group - 1) / group;
-    if (depth > 0)
+    // Where bits are fixed, rows are added one by one: a chain of them would end with its tile.
+    const int64_t chain = kFixedBits ? 1 : depth;
+    for (int64_t row = 0; row < depth; row += chain)
       gemm<T>(keys, W,
-              {depth, grad_scores + lane, tile.step, group, ones, 0, sums + head * W, group * W,
-               Beta::one, nullptr});
+              {chain, grad_scores + lane + row * group, tile.step, group, ones, 0, sums + head * W,
+               group * W, Beta::one, nullptr});
   }
 }
 

@@ -1,7 +1,7 @@
 // How a step of a score program goes through the vectors of its operands and its result.
 #pragma once
 
-#include "kernels/simd/exp.h"
+#include "kernels/simd/exp_of.h"
 #include "kernels/simd/halves.h"
 #include "kernels/simd/log.h"
 #include "kernels/simd/vec.h"
@@ -106,21 +106,6 @@ QKV_INLINE void each_lane(const StepSize& size, StepData to, StepData a, StepDat
       for (int l = 0; l < kLanes<T>; ++l) x[l] = L(f(double(x[l]), double(y[l])));
       std::memcpy(to.at<T>(r, v), x, sizeof x);
     }
-}
-
-template <class T, int N>
-QKV_INLINE void exp_of(Vec<T> (&x)[N]) {
-  // Half of the result fits wherever the result does.
-  const ShiftedExp<T> by[] = {ShiftedExp<T>(splat(T(1)))};
-  constexpr T kMost = sizeof(T) == 4 ? T(88.7228394) : T(709.782712893384);
-  IntVec<T> above[N];
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) above[i] = x[i] > kMost;
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = above[i] ? splat(kMost) : x[i];
-  exp<T>(x, by);
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = above[i] ? splat(kInfinity<T>) : x[i] * 2;
 }
 
 template <class T, int N>

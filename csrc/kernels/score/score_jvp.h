@@ -19,7 +19,7 @@ void clear_hidden_jvp(const Tile& tile, int64_t keys, const T* scores, T* scores
 template <class T>
 void weigh_jvp(const Tile& tile, int64_t keys, const T* weights, const T* rescale, T* scores_jvp,
                T* sum_jvp) {
-  constexpr int64_t kChain = 16;  // short chains keep the sum exact, as in softmax_tile
+  constexpr int64_t kChain = kSumChain;  // short chains keep the sum exact, as in softmax_tile
   for (int v = 0; v < tile.lanes; v += kLanes<T>) {
     Vec<T> sum{};
     for (int64_t begin = 0; begin < keys; begin += kChain) {

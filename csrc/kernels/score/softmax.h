@@ -108,7 +108,7 @@ QKV_INLINE void online_softmax(int64_t keys, T* scores, T* max_state, T* const (
   }
   exp2<T>(factor);
   // An error of a sum is an error of the whole row, so sums are kept exact with short chains.
-  constexpr int kMultiple = Weights::kMultiple, kChain = 16;
+  constexpr int kMultiple = Weights::kMultiple, kChain = kSumChain;
   constexpr int kRows = std::max(kMultiple, kVectorsInStep / NV);
   static_assert(kRows % kMultiple == 0 && kChain % kRows == 0);
   for (int64_t begin = 0; begin < keys; begin += kChain) {

@@ -67,7 +67,7 @@ QKV_INLINE void polynomial(const T (&c)[COUNT], const Vec<T> (&r)[N], Vec<T> (&p
   QKV_UNROLL
   for (int d = COUNT - 2; d >= 0; --d) {
     QKV_UNROLL
-    for (int i = 0; i < N; ++i) p[i] = p[i] * r[i] + c[d];
+    for (int i = 0; i < N; ++i) p[i] = multiply_add<T>(p[i], r[i], splat(c[d]));
   }
 }
 
@@ -120,14 +120,14 @@ QKV_INLINE void split_exponent(Vec<T> (&x)[N], const ShiftedExp<T, steps> (&by)[
   constexpr T kHigh = T(kLog2e) * steps, kLow = T(Exp2<T>::kLog2eTail) * steps;
   Vec<T> r[N];
   QKV_UNROLL
-  for (int i = 0; i < N; ++i) shifted[i] = x[i] * kHigh + by[i % NV].magic;
+  for (int i = 0; i < N; ++i) shifted[i] = multiply_add<T>(x[i], splat(kHigh), by[i % NV].magic);
   QKV_UNROLL
   for (int i = 0; i < N; ++i) r[i] = shifted[i] - by[i % NV].magic;  // the integer
   QKV_UNROLL
   for (int i = 0; i < N; ++i) {
     if constexpr (kHasFma) {
       r[i] = native_fma(x[i], splat(kHigh), -r[i]);
-      x[i] = with_tail ? x[i] * kLow + r[i] : r[i];
+      x[i] = with_tail ? multiply_add<T>(x[i], splat(kLow), r[i]) : r[i];
     } else {
       x[i] -= r[i] * Exp2<T>::kLn2High;  // exact: the product fits
       x[i] = (x[i] - r[i] * Exp2<T>::kLn2Low) * kHigh;

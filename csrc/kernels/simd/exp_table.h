@@ -15,9 +15,10 @@
 
 namespace qkv::QKV_ISA {
 
-// Into how many parts an octave is cut: 1, where there is no table.
+// Into how many parts an octave is cut: 1, where there is no table, and where bits are fixed, since
+// not every instruction set has one.
 template <class T>
-constexpr int kSteps = kLooksUp && std::is_same_v<T, float> ? 16 : 1;
+constexpr int kSteps = kLooksUp && !kFixedBits && std::is_same_v<T, float> ? 16 : 1;
 
 struct ExpTable {
   // The bits of the f32 nearest to 2^(i/16), minus i << 19. So the bits of 2^(n/16) are those of

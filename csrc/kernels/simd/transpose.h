@@ -72,6 +72,28 @@ QKV_INLINE Vec<T> fold_lanes(Vec<T>* vectors, const Fold& fold, const Last& last
   }
 }
 
+// A sum along a row, in the lanes of one vector or, where bits are fixed, of kFixedBytes: the lanes
+// of which sum_lanes adds those first that vectors half as long have in two.
+template <class T>
+struct SumOfRow {
+  static constexpr int kVectors = kFixedBits ? std::max(1, kFixedBytes / kVectorBytes) : 1;
+  static constexpr int64_t kStep = kVectors * kLanes<T>;
+  Vec<T> sum[kVectors] = {};
+
+  // Adds term(i), a vector, for the elements of a step from i = 0 on.
+  template <class F>
+  QKV_INLINE void add(const F& term) {
+    QKV_UNROLL
+    for (int n = 0; n < kVectors; ++n) sum[n] += term(n * kLanes<T>);
+  }
+  QKV_INLINE Vec<T> in_one_vector() {
+    QKV_UNROLL
+    for (int n = kVectors / 2; n > 0; n /= 2)
+      for (int i = 0; i < n; ++i) sum[i] += sum[i + n];
+    return sum[0];
+  }
+};
+
 // The lambdas below are written with [&]: one that cannot capture has a conversion to a function as
 // well, which the compiler makes outside of the target region.
 

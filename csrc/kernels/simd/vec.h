@@ -7,6 +7,7 @@
 #ifndef QKV_ISA
 #include "isa/generic/vec.h"
 #endif
+#include "kernels/fixed_bits.h"
 
 namespace qkv::QKV_ISA {
 
@@ -76,6 +77,14 @@ QKV_INLINE V shuffle(V a, V b, From from) {
 template <class T>
 QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
   return native_max(a, b);
+}
+
+// a * b + c. It is for the compiler to round it once or twice, but where bits are fixed, it is
+// once.
+template <class T>
+QKV_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
+  if constexpr (kFixedBits) return native_fma(a, b, c);
+  return a * b + c;
 }
 
 // Lane 0 | lane 1 | ... of bits.

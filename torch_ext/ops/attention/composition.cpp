@@ -15,6 +15,7 @@
 
 #include "autograd/run.h"
 #include "call/check.h"
+#include "call/fixed_bits.h"
 #include "call/score_arguments.h"
 #include "ops/attention/attention.h"
 
@@ -166,6 +167,7 @@ at::Tensor reduced(const at::Tensor& weights, Reduce reduce) {
 }  // namespace
 
 Tensors attention_composition(const Call& call) {
+  refuse_where_reproducible(call.title(), "a derivative that torch's operators make");
   const at::ScalarType type = call[arg::query].scalar_type(), compute = compute_type(type);
   const auto [all_weights, lse] = softmax_of(call, scores_of(call, compute));
   const at::Tensor weights = after_dropout(call, all_weights);

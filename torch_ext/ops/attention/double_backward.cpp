@@ -45,9 +45,12 @@ bool wants_second_pass(const Call& call) {
   return false;
 }
 
+// How attention_jvp makes scores anew that the forward pass made in this way.
+ScoreWay jvp_way(ScoreWay way) { return way == ScoreWay::fixed ? way : ScoreWay::tiles; }
+
 // Both passes; returns what the first one does.
 Tensors both_passes(const GradientTensors& gradients, const Sizes<int64_t>& sizes, Call call) {
-  if (gradients.are_wide()) call.options.scores = ScoreWay::tiles;  // as the jvp made them anew
+  if (gradients.are_wide()) call.options.scores = jvp_way(call.options.scores);
   Tensors tangents = {call[arg::output_tangent], call[arg::logsumexp_tangent]};
   if (!tangents[0].defined() || !tangents[1].defined()) tangents = first_pass(call, sizes);
   call.set(arg::output_tangent, tangents[0]);
@@ -126,7 +129,7 @@ Tensors attention_backward_jvp(const Call& call) {
 // with them, and of a plain backward with the first ones.
 Tensors attention_jvp_backward(const Call& of_jvp) {
   Call call = of_jvp;
-  call.options.scores = ScoreWay::tiles;  // as attention_jvp makes them
+  call.options.scores = jvp_way(call.options.scores);
   Tensors results = no_results(call);
   add(*call.op, results, attention_backward,
       backward_of(call, arg::grad_output, arg::grad_logsumexp));

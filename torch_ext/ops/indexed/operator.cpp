@@ -9,6 +9,7 @@
 #include "autograd/run.h"
 #include "call/autocast.h"
 #include "call/check.h"
+#include "call/fixed_bits.h"
 #include "call/from_options.h"
 #include "ops/attention/attention.h"
 #include "ops/indexed/chosen.h"
@@ -99,6 +100,7 @@ bool is_recorded(const Call& call) {
 // Whether the keys may be read one by one: all but what depends on where a key stands, or on the
 // head, and what is added to single scores.
 bool can_gather(const Call& call) {
+  if (reproducible()) return false;  // keys that are gathered are numbered anew
   const at::Tensor &query = call[arg::query], &key = call[arg::key], &value = call[arg::value];
   if (!is_plain(call) || query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
   const Options& options = call.options;

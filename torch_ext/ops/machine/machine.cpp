@@ -10,6 +10,7 @@
 #include "compat/torch_versions.h"
 #include "dispatch/dispatch.h"
 #include "probe/probe.h"
+#include "qkv/reproducible.h"
 
 namespace qkv {
 namespace {
@@ -44,6 +45,9 @@ double read_bandwidth(int64_t threads) {
 
 }  // namespace
 
+ReproducibleGuard::ReproducibleGuard(bool yes) : before_(reproducible()) { set_reproducible(yes); }
+ReproducibleGuard::~ReproducibleGuard() { set_reproducible(before_); }
+
 TORCH_LIBRARY_FRAGMENT(qkv, m) {
   m.def("_version() -> str", [] { return std::string(QKV_VERSION); });
   // Behind qkv.active_isa(), qkv.supported_isas() and qkv.set_isa().
@@ -53,6 +57,9 @@ TORCH_LIBRARY_FRAGMENT(qkv, m) {
   // Behind qkv.half_products() and qkv.set_half_products().
   m.def("_half_products() -> str", &name_of<half_products>);
   m.def("_set_half_products(str name) -> ()", &set_to<set_half_products>);
+  // Behind qkv.is_reproducible() and qkv.set_reproducible().
+  m.def("_reproducible() -> bool", [] { return with_value_error([] { return reproducible(); }); });
+  m.def("_set_reproducible(bool yes) -> ()", &set_reproducible);
   // For `python -m qkv.bench`.
   m.def("_probe_peak(str isa, ScalarType dtype, int threads) -> (str instruction, float gflops)",
         &peak);

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "call/after_fork.h"
+#include "call/fixed_bits.h"
 
 namespace qkv {
 namespace {
@@ -45,6 +46,7 @@ void check(at::TensorList outputs, at::TensorList lses) {
 
 std::tuple<at::Tensor, at::Tensor> merge(at::TensorList outputs, at::TensorList lses) {
   const OneThreadAfterFork one_thread;
+  refuse_where_reproducible("merge", "a merge of parts");
   check(outputs, lses);
   const double inf = std::numeric_limits<double>::infinity();
   const at::Tensor parts = at::stack(lses);
