@@ -98,6 +98,25 @@ TEST_P(NonfiniteTest, SeveralPoisonedElements) {
   }
 }
 
+// A score of -inf that no mask has made is visible, and 0 times an infinite dP is NaN, in rows
+// whose weights are added up anew (common/row_sums.h), too.
+TEST_P(NonfiniteTest, InfiniteScoresInRowsThatAreAddedUpAnew) {
+  for (DType dtype : kDTypes) {
+    for (bool grad_weights : {false, true}) {
+      for (auto [L, S] : {std::pair(1, 7), {5, 7}, {5, 40}}) {
+        Case c;
+        c.dtype = dtype, c.L = L, c.S = S, c.scale = 1, c.is_causal = true;
+        c.grad_weights = grad_weights;
+        Workload w(c);
+        for (int64_t i = 0; i < c.L; ++i) w.query.set({0, i, 0}, -1), w.query.set({0, i, 1}, 1);
+        w.key.set({0, 0, 0}, kInf), w.value.set({0, 0, 0}, kInf);
+        w.key.set({0, 1, 1}, grad_weights ? 1 : 200);  // a large log-sum-exp is the other reason
+        expect_truth(w);
+      }
+    }
+  }
+}
+
 // Weights exp(-inf - lse) are 0 whatever the sink is, and with them what they are multiplied by.
 TEST_P(NonfiniteTest, InfiniteSinkBesideInfiniteScores) {
   for (DType dtype : kDTypes) {
