@@ -52,6 +52,17 @@ inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row
   return sink ? std::exp(*sink - lse) : 0;
 }
 
+// Whether the gradients of the weights of a block of rows are finite, if they have any.
+template <class T>
+bool grad_weights_are_finite(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row,
+                             int64_t rows) {
+  if (!a.grad_weights.data) return true;
+  const auto grads = score_rows_of<T>(p, a.grad_weights, plane);
+  for (int64_t r = row; r < row + rows; ++r)
+    if (!all_finite(Matrix<T>{grads[r], 0, grads.col}, 1, p.seqlen_k)) return false;
+  return true;
+}
+
 // Brings into `sums` what the weights of a block of rows add up to, over all keys.
 template <class E>
 void add_all_weights(const Problem& p, const BackwardArgs& a,
@@ -61,7 +72,9 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
   whole.dropout_p = 0;
   // Of rows whose dP is NaN by right, <dO_i, O_i> is not finite.
   s.hides_pairs = hides_any(p);
-  s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
+  s.needs_marks = s.hides_pairs && !(s.statistics_are_finite(rows.rows) &&
+                                     grad_weights_are_finite<Compute<E>>(p, a, rows.first().plane,
+                                                                         rows.row, rows.rows));
   std::fill_n(s.delta, kGradRows, Compute<E>(0));
   for_each_block<1>(
       p, rows.tiles, rows.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
