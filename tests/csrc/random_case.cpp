@@ -63,6 +63,7 @@ void draw_options(Random& random, Case& c) {
   c.share_batch = one_in(random, 2);
   c.share_heads = one_in(random, 2);
   if (option(3)) c.shard = draw_shard(random, c);
+  if (option(4)) c.key_spans = draw(random, 1, 3);
   if (!option(3)) return;
   c.bias_type = draw_from(random, float_masks(c.dtype));
   c.grad_bias = one_in(random, 2);
@@ -89,9 +90,6 @@ Case random_case(uint64_t seed) {
     c.D = draw_size(random, dims, 300);
     c.Dv = draw(random, 0, 1) ? c.D : draw_size(random, dims, 300);
     draw_options(random, c);
-    // Spans have random numbers of their own, so that all else of a seed is as without them.
-    Random of_spans(seed + 0x9E3779B97F4A7C15);
-    if (one_in(of_spans, 4)) c.key_spans = draw(of_spans, 1, 3);
     if (draw(random, 0, 3) == 0) c.scale = draw_normal(random);
     if (draw(random, 0, 3) == 0) c.key_head_repeat = c.kv_heads;
     if (draw(random, 0, 3) == 0) c.value_head_repeat = c.kv_heads;

@@ -38,11 +38,11 @@ TEST_P(NonfiniteTest, MaskedKeysDoNotLeak) {
   }
 }
 
-// Turns one number of one of the floating inputs, but not of `but`, into NaN or an infinity.
-void poison_one(Random& random, Workload& w, const Tensor* but = nullptr) {
+// Turns one number of one of the floating inputs into NaN or an infinity.
+void poison_one(Random& random, Workload& w) {
   std::vector<Tensor*> inputs;
   for (Tensor* t : w.inputs())
-    if (*t && t != but && t->type() <= Type::f16) inputs.push_back(t);
+    if (*t && t->type() <= Type::f16) inputs.push_back(t);
   Tensor& t = *inputs[draw(random, 0, int64_t(inputs.size()) - 1)];
   t.set(draw(random, 0, t.numel() - 1), std::vector<double>{kNaN, kInf, -kInf}[draw(random, 0, 2)]);
 }
@@ -85,16 +85,40 @@ TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
   }
 }
 
-// Several numbers at once, so that one may hide another. None of them is in grad_weights: where a
-// score is -inf without a mask, 0 * NaN would have to be NaN, and is 0.
+// Several numbers at once, so that one may hide another.
 TEST_P(NonfiniteTest, SeveralPoisonedElements) {
   for (auto [seed, end] = seeds(50, 1000); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
     Case c = small_random_case(random, 20, 5);
     c.seed = seed;
     Workload w(c);
-    for (int64_t n = draw(random, 1, 8); n > 0; --n) poison_one(random, w, &w.grad_weights);
+    for (int64_t n = draw(random, 1, 8); n > 0; --n) poison_one(random, w);
     expect_truth(w);
+  }
+}
+
+// A score of -inf that no mask has made is visible, and 0 times a dP that is not finite is NaN, in
+// rows whose weights are added up anew (common/row_sums.h), too: because of a large log-sum-exp, or
+// because the weights have a gradient, which may be what is not finite.
+TEST_P(NonfiniteTest, InfiniteScoresInRowsThatAreAddedUpAnew) {
+  for (DType dtype : kDTypes) {
+    for (bool is_large : {false, true}) {
+      for (bool of_weights : {false, true}) {
+        for (auto [L, S] : {std::pair(1, 7), {5, 7}, {5, 40}}) {
+          Case c;
+          c.dtype = dtype, c.L = L, c.S = S, c.scale = 1, c.is_causal = true;
+          c.grad_weights = of_weights || !is_large;
+          Workload w(c);
+          for (int64_t i = 0; i < c.L; ++i) w.query.set({0, i, 0}, -1), w.query.set({0, i, 1}, 1);
+          w.key.set({0, 0, 0}, kInf), w.key.set({0, 1, 1}, is_large ? 200 : 1);
+          if (of_weights)
+            w.grad_weights.set({0, c.L - 1, 0}, kNaN);
+          else
+            w.value.set({0, 0, 0}, kInf);
+          expect_truth(w);
+        }
+      }
+    }
   }
 }
 
@@ -146,7 +170,6 @@ Case blocks_of_everything(Random& random) {
   c.D = draw_from<int64_t>(random, {1, 7, 16, 33}),
   c.Dv = draw_from<int64_t>(random, {1, 6, 32, 35});
   draw_options(random, c);
-  c.grad_weights = false;  // for the reason that is given at SeveralPoisonedElements
   c.num_threads = int(draw(random, 1, 3));
   c.strided = draw(random, 0, 3) == 0;
   return c;

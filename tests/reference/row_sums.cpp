@@ -25,7 +25,7 @@ void row_sums(const BackwardHead& head, const BackwardArgs& a, int64_t i, const 
   const bool divides =
       weights != 0 && (a.grad_weights.data || are_whole(head.p, all, head.lse(i, 0)));
   // In a row that sees nothing, nothing reaches the weights, not even 0 * inf by way of the output.
-  if (!divides) return to.set(i, 0, a.grad_weights.data ? 0 : head.dot(i)), to.set(i, 1, 1);
+  if (!divides) return to.set(i, 0, a.grad_weights.data ? sum : head.dot(i)), to.set(i, 1, 1);
   to.set(i, 0, sum / all), to.set(i, 1, all);
 }
 

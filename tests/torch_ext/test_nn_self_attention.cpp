@@ -1,8 +1,10 @@
 // qkv::nn::SelfAttention and CrossAttention against the same layers of torch's operators, and their
 // caches against one call.
+#include <ATen/record_function.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "common.h"
@@ -84,6 +86,24 @@ at::Tensor formula(nn::SelfAttention layer, const at::Tensor& x, const at::Tenso
   return layer->o_proj->forward(output.transpose(1, 2).flatten(2));
 }
 
+// Appends the names of the operators that this thread calls to `names`, as long as it lives.
+class OperatorsCalled {
+ public:
+  explicit OperatorsCalled(std::vector<std::string>& names)
+      : callback_(
+            at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& f) {
+                                         names_->push_back(f.name());
+                                         return std::unique_ptr<at::ObserverContext>();
+                                       }).scopes({at::RecordScope::FUNCTION}))) {
+    names_ = &names;
+  }
+  ~OperatorsCalled() { at::removeCallback(callback_); }
+
+ private:
+  static inline thread_local std::vector<std::string>* names_;  // a callback is a plain function
+  at::CallbackHandle callback_;
+};
+
 struct Decoder : testing::TestWithParam<Case> {
   nn::SelfAttention layer = make(GetParam());
   at::Tensor x = randn({B, L, E});
@@ -110,6 +130,34 @@ TEST_P(Decoder, ACacheInPartsIsOneCall) {
     parts.push_back(layer(part, at::Tensor(), &cache));
   expect_close(at::cat(parts, 1), layer(x), kTolerance);
   EXPECT_TRUE(at::equal(cache.lengths, at::full({B}, L)));
+}
+
+// Rows of other lengths, behind a boolean mask, are the rows by themselves; and only where a norm
+// comes first is the rotation a call of its own.
+TEST_P(Decoder, ACacheOfRowsOfOtherLengths) {
+  torch::NoGradGuard guard;
+  const std::vector<int64_t> lengths = {1, 4};
+  const at::Tensor mask = at::arange(L) != 2;
+  nn::KvCache cache = layer->new_cache(B, L);
+  layer(x.slice(1, 0, 4), at::Tensor(), &cache);
+  cache.lengths = at::tensor(lengths);
+  std::vector<std::string> called;
+  at::Tensor output;
+  {
+    const OperatorsCalled record(called);
+    output = layer(x.slice(1, 4), mask.slice(0, 0, L), &cache);
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    const at::Tensor row =
+        at::cat({x.narrow(0, b, 1).slice(1, 0, lengths[b]), x.narrow(0, b, 1).slice(1, 4)}, 1);
+    expect_close(output.narrow(0, b, 1), layer(row, mask.slice(0, 0, row.size(1))).slice(1, -3),
+                 kTolerance);
+  }
+  const auto calls = [&](const char* name) {
+    return std::count(called.begin(), called.end(), name);
+  };
+  EXPECT_EQ(calls("qkv::attention_with_kvcache"), 1);
+  EXPECT_EQ(calls("qkv::rotate"), GetParam().options.qk_norm());
 }
 
 TEST_P(Decoder, ArchivesAndClones) {
@@ -162,6 +210,31 @@ TEST(DecoderCalls, ErrorsNameTheArgument) {
             "SelfAttention: x is [2, 7, 13], but [B, L, 12] is expected");
   EXPECT_EQ(message_of([&] { layer(at::Tensor()); }),
             "SelfAttention: x is an undefined tensor, but [B, L, 12] is expected");
+}
+
+TEST(DecoderCalls, AMaskIsRefusedByItsName) {
+  torch::NoGradGuard guard;
+  nn::SelfAttention layer = make(Case());
+  nn::KvCache cache = layer->new_cache(B, 2 * L);
+  const at::Tensor x = randn({B, L, E});
+  layer(x, at::Tensor(), &cache);
+  for (nn::KvCache* given : {static_cast<nn::KvCache*>(nullptr), &cache}) {
+    const int64_t keys = given ? 2 * L : L;
+    const auto refused = [&](const at::Tensor& mask) {
+      return message_of([&] { layer(x, mask, given); });
+    };
+    EXPECT_EQ(
+        refused(at::ones({keys}, at::kLong)),
+        "SelfAttention: mask is Long, but Bool (true = may attend), Float or the dtype of the "
+        "projected query, Double, is expected");
+    EXPECT_EQ(refused(at::ones({3, 1, 1, keys})),
+              c10::str("SelfAttention: mask is [3, 1, 1, ", keys,
+                       "], but what broadcasts to [2, 4, 7, ", keys, "] is expected"));
+  }
+  EXPECT_EQ(message_of([&] { layer(x, at::ones({L, L}, at::kBool), &cache); }),
+            "SelfAttention: mask is [7, 7], but a number for each of the longest row's 14 keys is "
+            "expected");
+  EXPECT_TRUE(at::equal(cache.lengths, at::full({B}, L)));
 }
 
 constexpr int64_t S = 5, C = 10;

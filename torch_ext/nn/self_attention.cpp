@@ -1,9 +1,17 @@
+#include <ATen/ExpandUtils.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/utils.h>
+
+#include <algorithm>
+#include <limits>
 
 #include "ops/linear/linear.h"
 #include "qkv/kvcache.h"
@@ -15,13 +23,50 @@ namespace {
 
 using at::Tensor;
 
-// cos and sin of positions [...], [..., R / 2]. Angles are float64, so that far positions keep
+// What tables and norms of a query are in.
+at::ScalarType wide(const Tensor& query) {
+  return at::promote_types(query.scalar_type(), at::kFloat);
+}
+
+// cos and sin of positions [...], [2, ..., R / 2]. Angles are float64, so that far positions keep
 // their digits.
-std::tuple<Tensor, Tensor> tables(const SelfAttentionOptions& options, const Tensor& positions,
-                                  at::ScalarType dtype) {
+Tensor tables(const SelfAttentionOptions& options, const Tensor& positions, const Tensor& query) {
   const Tensor angles = positions.unsqueeze(-1) * options.frequencies()->to(at::kDouble);
-  const auto rounded = [&](const Tensor& x) { return x.mul(options.rotary_scale()).to(dtype); };
-  return {rounded(angles.cos()), rounded(angles.sin())};
+  return at::stack({angles.cos(), angles.sin()}).mul(options.rotary_scale()).to(wide(query));
+}
+
+// How many keys the longest row has.
+int64_t longest(const KvCache& cache) {
+  return cache.lengths.numel() ? cache.lengths.max().item<int64_t>() : 0;
+}
+
+// cos and sin of all places of a cache's rows with query's behind, which the cache keeps.
+const Tensor& tables_of_places(const SelfAttentionOptions& options, KvCache& cache,
+                               const Tensor& query) {
+  Tensor& kept = cache.rotary;
+  const int64_t blocks = cache.block_table.defined() ? cache.block_table.size(1) : 1;
+  // The operator refuses lengths that no row can have.
+  const int64_t most = std::clamp<int64_t>(longest(cache), 0, blocks * cache.keys.size(2));
+  const int64_t places = most + query.size(2), have = kept.defined() ? kept.size(1) : 0;
+  if (have < places) kept = tables(options, at::arange(std::max(places, 2 * have)), query);
+  return kept;
+}
+
+// Query and key with an RMS norm of each head, where there is a weight of one, and then the
+// rotation to `positions`, of no pairs without frequencies: rounded once.
+std::tuple<Tensor, Tensor> turned(const SelfAttentionOptions& options, const Tensor& query,
+                                  const Tensor& key, const Tensor& q_norm, const Tensor& k_norm,
+                                  const Tensor& positions = {}) {
+  const Tensor cos_sin = options.frequencies() ? tables(options, positions, query)
+                                               : at::zeros({2, query.size(2), 0}, wide(query));
+  RotateOptions rotation;
+  rotation.interleaved(options.interleaved()).eps(options.norm_eps());
+  const auto weight = [&](const Tensor& norm) {
+    return norm.to(wide(query)) + options.norm_offset();
+  };
+  if (q_norm.defined()) rotation.query_weight(weight(q_norm));
+  if (k_norm.defined()) rotation.key_weight(weight(k_norm));
+  return rotate(query, key, cos_sin[0], cos_sin[1], rotation);
 }
 
 std::optional<Tensor> if_defined(const Tensor& x) {
@@ -75,22 +120,51 @@ void reset_others(Layer& layer) {
   layer.sinks = constant("sinks", H, 0, o.sinks());
 }
 
-// The layer's output. To a cache, key and value are appended if there are any; `gate` has no heads
-// where there is none.
+// Throws c10::Error unless a mask goes with this query and so many new keys. The operators, which
+// have it under other names, would speak of those.
+void check_mask(const char* name, const Tensor& mask, const Tensor& query, int64_t added,
+                const KvCache* cache) {
+  const at::ScalarType type = mask.scalar_type(), dtype = query.scalar_type();
+  const bool is_cast = mask.is_floating_point() && at::autocast::is_autocast_enabled(at::kCPU);
+  TORCH_CHECK(type == at::kBool || type == at::kFloat || type == dtype || is_cast, name,
+              ": mask is ", type, ", but Bool (true = may attend), Float or the dtype of the ",
+              "projected query, ", dtype, ", is expected");
+  at::DimVector whole(query.sizes().slice(0, 3));
+  whole.push_back(!cache ? added : mask.dim() ? mask.size(-1) : 1);
+  TORCH_CHECK(at::is_expandable_to(mask.sizes(), whole), name, ": mask is ", mask.sizes(),
+              ", but what broadcasts to ", at::IntArrayRef(whole), " is expected");
+  const int64_t keys = cache && whole.back() != 1 ? longest(*cache) + added : 0;
+  TORCH_CHECK(whole.back() >= keys, name, ": mask is ", mask.sizes(),
+              ", but a number for each of the longest row's ", keys, " keys is expected");
+}
+
+// A mask beside a cache, which is added to the scores. Autocast does not cast it, but float32 goes
+// with any query.
+Tensor added_to_cached(const Tensor& mask, const Tensor& query) {
+  if (mask.scalar_type() == at::kBool)
+    return at::where(mask, at::scalar_tensor(0.f),
+                     at::scalar_tensor(-std::numeric_limits<float>::infinity()));
+  return mask.scalar_type() == query.scalar_type() ? mask : mask.to(at::kFloat);
+}
+
+// The layer's output. To a cache, key and value are appended if there are any, and `call` says how
+// they are rotated; `gate` has no heads where there is none.
 template <typename Layer>
 Tensor attended(const char* name, Layer& layer, const Tensor& query,
                 const std::optional<Tensor>& key, const std::optional<Tensor>& value,
-                const Tensor& gate, const Tensor& mask, const KvCache* cache) {
+                const Tensor& gate, const Tensor& mask, const KvCache* cache,
+                KvCacheOptions call = {}) {
   const double dropout = layer.is_training() ? layer.options.dropout() : 0.0;
+  if (mask.defined()) check_mask(name, mask, query, key ? key->size(2) : 0, cache);
   Tensor output;
   if (cache) {
     TORCH_CHECK(dropout == 0, name, ": dropout is ", dropout,
                 ", but 0 is expected with a cache, or a layer in eval mode");
     const AttentionOptions& scores = layer.scores;
-    KvCacheOptions call;
+    if (mask.defined()) call.bias(added_to_cached(mask, query));
     call.cache_seqlens(cache->lengths).block_table(if_defined(cache->block_table));
     call.k_scale(if_defined(cache->k_scale)).v_scale(if_defined(cache->v_scale));
-    call.softmax_scale(scores.scale()).causal(scores.is_causal()).bias(if_defined(mask));
+    call.softmax_scale(scores.scale()).causal(scores.is_causal());
     call.window_size(scores.window_size()).softcap(scores.softcap());
     call.sinks(if_defined(layer.sinks));
     output =
@@ -104,14 +178,8 @@ Tensor attended(const char* name, Layer& layer, const Tensor& query,
   return projected(layer.o_proj, output.transpose(1, 2).flatten(2));
 }
 
-// An RMS norm of each head of x, by rotating no pairs: it is rounded once.
 Tensor normed(const Tensor& x, const Tensor& weight, const SelfAttentionOptions& options) {
-  if (!weight.defined()) return x;
-  const auto dtype = at::promote_types(x.scalar_type(), at::kFloat);
-  const Tensor none = at::zeros({x.size(2), 0}, dtype);
-  RotateOptions rotation;
-  rotation.eps(options.norm_eps()).query_weight(weight.to(dtype) + options.norm_offset());
-  return std::get<0>(rotate(x, x.slice(1, 0, 0), none, none, rotation));
+  return weight.defined() ? std::get<0>(turned(options, x, x.slice(1, 0, 0), weight, {})) : x;
 }
 
 }  // namespace
@@ -141,24 +209,19 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* 
   Tensor query = all.slice(1, 0, H), key = all.slice(1, H, H + Hkv);
   const Tensor value = all.slice(1, H + Hkv, H + 2 * Hkv);
 
-  if (options.frequencies() || options.qk_norm()) {
-    const auto dtype = at::promote_types(query.scalar_type(), at::kFloat);
+  KvCacheOptions call;
+  if (cache && options.frequencies() && !options.qk_norm() && scores.is_causal()) {
+    // The cache's operator turns query and key itself, to the same bits in less time.
+    const Tensor& cos_sin = tables_of_places(options, *cache, query);
+    call.rotary_cos(cos_sin[0]).rotary_sin(cos_sin[1]).rotary_interleaved(options.interleaved());
+  } else if (options.frequencies() || options.qk_norm()) {
     Tensor positions = at::arange(x.size(1));
     if (cache) positions = cache->lengths.unsqueeze(-1) + positions;
-    // Without rotation there are tables of no pairs.
-    Tensor cos = at::zeros({x.size(1), 0}, dtype), sin = cos;
-    if (options.frequencies()) std::tie(cos, sin) = tables(options, positions, dtype);
-    RotateOptions rotation;
-    rotation.interleaved(options.interleaved()).eps(options.norm_eps());
-    if (options.qk_norm()) {
-      rotation.query_weight(q_norm.to(dtype) + options.norm_offset());
-      rotation.key_weight(k_norm.to(dtype) + options.norm_offset());
-    }
-    std::tie(query, key) = rotate(query, key, cos, sin, rotation);
+    std::tie(query, key) = turned(options, query, key, q_norm, k_norm, positions);
   }
 
-  const Tensor output =
-      attended("SelfAttention", *this, query, key, value, all.slice(1, H + 2 * Hkv), mask, cache);
+  const Tensor output = attended("SelfAttention", *this, query, key, value,
+                                 all.slice(1, H + 2 * Hkv), mask, cache, std::move(call));
   if (cache) cache->lengths = cache->lengths + x.size(1);
   return output;
 }
@@ -168,7 +231,7 @@ KvCache SelfAttentionImpl::new_cache(int64_t batch, int64_t length) const {
     return at::zeros({batch, options.num_kv_heads(), length, *options.head_dim()},
                      o_proj->weight.scalar_type());
   };
-  return {zeros(), zeros(), at::zeros({batch}, at::kLong), {}, {}, {}};
+  return {zeros(), zeros(), at::zeros({batch}, at::kLong), {}, {}, {}, {}};
 }
 
 CrossAttentionImpl::CrossAttentionImpl(const SelfAttentionOptions& options, int64_t context_dim,
@@ -210,7 +273,7 @@ KvCache CrossAttentionImpl::new_cache(const Tensor& context) {
   const torch::NoGradGuard no_grad;
   const auto [key, value] = project(context);
   const Tensor lengths = at::full({key.size(0)}, key.size(2), at::kLong);
-  return {key.contiguous(), value.contiguous(), lengths, {}, {}, {}};
+  return {key.contiguous(), value.contiguous(), lengths, {}, {}, {}, {}};
 }
 
 }  // namespace qkv::nn

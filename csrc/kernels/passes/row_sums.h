@@ -53,6 +53,17 @@ inline double sink_weight(const Problem& p, const ForwardItem& item, int64_t row
   return sink ? exp_of_number(*sink - lse) : 0;
 }
 
+// Whether the gradients of the weights of a block of rows are finite, if they have any.
+template <class T>
+bool grad_weights_are_finite(const Problem& p, const BackwardArgs& a, Plane plane, int64_t row,
+                             int64_t rows) {
+  if (!a.grad_weights.data) return true;
+  const auto grads = score_rows_of<T>(p, a.grad_weights, plane);
+  for (int64_t r = row; r < row + rows; ++r)
+    if (!all_finite(Matrix<T>{grads[r], 0, grads.col}, 1, p.seqlen_k)) return false;
+  return true;
+}
+
 // Brings into `sums` what the weights of a block of rows add up to, over all keys.
 template <class E>
 void add_all_weights(const Problem& p, const BackwardArgs& a,
@@ -60,8 +71,12 @@ void add_all_weights(const Problem& p, const BackwardArgs& a,
                      WeightSums& sums) {
   Problem whole = p;
   whole.dropout_p = 0;
+  // Of rows whose dP is NaN by right, <dO_i, O_i> is not finite.
   s.hides_pairs = hides_any(p);
-  s.needs_marks = s.hides_pairs && !s.statistics_are_finite(rows.rows);
+  s.needs_marks = s.hides_pairs && !(s.statistics_are_finite(rows.rows) &&
+                                     grad_weights_are_finite<Compute<E>>(p, a, rows.first().plane,
+                                                                         rows.row, rows.rows));
+  std::fill_n(s.delta, kGradRows, Compute<E>(0));
   for_each_block<1>(
       p, rows.tiles, rows.count, {0, p.seqlen_k}, key_step(p.seqlen_k),
       [&](int64_t key, int64_t keys, int64_t) { s.load_keys(p, rows.first().plane, key, keys); },
@@ -82,7 +97,6 @@ size_t row_sums(const Problem& p, const BackwardArgs& args, const Output& to,
   s.has_few_keys = false;  // tiles of few keys would divide the weights by their sum themselves
   BackwardArgs a = args;
   a.grad_lse = {};
-  if (a.grad_weights.data) a.output = {};
   const Rows<T> out = rows_of<T>(p, to, item.plane);
   const Rows<const T> lse = rows_of<T>(p, a.lse, item.plane);
   for (int64_t row = item.row_begin; row < item.row_end; row += kGradRows) {
@@ -94,15 +108,17 @@ size_t row_sums(const Problem& p, const BackwardArgs& args, const Output& to,
       out[row + r][0] = s.delta[r], out[row + r][1] = 1;
     }
     if (!any_wanted) continue;
-    std::fill_n(s.delta, kGradRows, T(0));
     WeightSums sums;
     add_all_weights(p, a, rows, s, sums);
     for (int64_t r = 0; r < rows.rows; ++r) {
+      if (!wanted[r]) continue;
       // Without weights there is nothing to divide, whatever the sink is.
-      if (!wanted[r] || sums.weights[r] == 0) continue;
       const double total = sums.weights[r] + sink_weight(p, item, row + r, *lse[row + r]);
-      if (!a.grad_weights.data && !qkv::are_whole(total, *lse[row + r])) continue;
-      out[row + r][0] = T(sums.products[r] / total), out[row + r][1] = T(total);
+      const bool divides =
+          sums.weights[r] != 0 && (a.grad_weights.data || qkv::are_whole(total, *lse[row + r]));
+      if (divides) out[row + r][1] = T(total);
+      if (divides || a.grad_weights.data)
+        out[row + r][0] = T(sums.products[r] / (divides ? total : 1));
     }
   }
   return arena.used();

@@ -100,9 +100,10 @@ struct SelfAttentionOptions {
 
 // Keys and values of one layer, [B, Hkv, S_max, D], and lengths [B], int64: how many each row has.
 // A call puts a tensor with L more in the place of lengths. With block_table and scales the tensors
-// are as in qkv/kvcache.h.
+// are as in qkv/kvcache.h. rotary: cos and sin of the places that calls have met, [2, places or
+// more, R / 2], which they make themselves where the operator of the cache rotates.
 struct KvCache {
-  at::Tensor keys, values, lengths, block_table, k_scale, v_scale;
+  at::Tensor keys, values, lengths, block_table, k_scale, v_scale, rotary;
 };
 
 // The layer of qkv.nn.SelfAttention in Python, with its parameters: qkv_proj, o_proj, q_norm and
@@ -117,8 +118,9 @@ class QKV_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl>
                              const AttentionOptions& scores = AttentionOptions().is_causal(true));
 
   // x [B, L, E] -> [B, L, E]. mask: broadcastable to [B, H, L, S], bool, true = may attend, or
-  // floating, added to the scores; beside a cache it is floating. cache: keys and values of x are
-  // appended to it, without gradients and dropout. Throws c10::Error, naming the argument.
+  // floating, added to the scores; S is L, or with a cache at least the longest row with x
+  // appended. cache: keys and values of x are appended to it, without gradients and dropout. Throws
+  // c10::Error, naming the argument.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {}, KvCache* cache = nullptr);
 
   // An empty one, of the parameters' dtype.

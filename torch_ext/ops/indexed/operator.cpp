@@ -126,29 +126,37 @@ at::Tensor rows_of_groups(const at::Tensor& tensor, int64_t groups) {
   return tensor.unflatten(1, {groups, tensor.size(1) / groups}).transpose(2, 3).flatten(0, 2);
 }
 
+// The results of `inner` with this query, and with the keys and values that `select` takes out of
+// its own. What positions hide is not among these, or its mask hides it.
+template <class Select>
+Tensors run_on_selected(Call inner, const at::Tensor& query, const Select& select) {
+  const at::Tensor &key = inner[arg::key], &value = inner[arg::value];
+  const at::Tensor keys = select(key);
+  const at::Tensor values =
+      begins_rows(value, key) ? keys.narrow(-1, 0, value.size(-1)) : select(value);
+  inner.set(arg::query, query);
+  inner.set(arg::key, keys);
+  inner.set(arg::value, values);
+  inner.options.is_causal = false;
+  inner.options.window_size = {};
+  return run(inner);
+}
+
 // Each query is a document whose keys are pages of one key.
 Tensors attend_by_pages(const Call& call, const ChosenKeys& chosen) {
-  const at::Tensor &query = call[arg::query], &key = call[arg::key], &value = call[arg::value];
+  const at::Tensor& query = call[arg::query];
   const int64_t B = query.size(0), H = query.size(1), L = query.size(2);
   const int64_t documents = chosen.counts.size(0), G = documents / (B * L);
   const at::AutoDispatchBelowADInplaceOrView below;  // nothing is recorded of the views
-  const at::Tensor rows = rows_of_groups(query, G);
   const at::Tensor ends = at::empty({documents + 1}, chosen.counts.options());
   std::iota(ends.mutable_data_ptr<int64_t>(), ends.mutable_data_ptr<int64_t>() + documents + 1, 0);
-  const at::Tensor keys = rows_of_groups(key, G).unsqueeze(1);
-  const at::Tensor values = begins_rows(value, key) ? keys.narrow(-1, 0, value.size(-1))
-                                                    : rows_of_groups(value, G).unsqueeze(1);
   Call inner = call.as(varlen_attention_paged);
-  inner.set(arg::query, rows);
-  inner.set(arg::key, keys);
-  inner.set(arg::value, values);
   inner.set(arg::cu_seq_q, ends);
   inner.set(arg::seqused_k, chosen.counts);
   inner.set(arg::block_table, chosen.keys);
   inner.options.enable_gqa = true;
-  inner.options.is_causal = false;  // and the window: what is hidden is not among the keys
-  inner.options.window_size = {};
-  Tensors results = run(inner);
+  const auto pages = [&](const at::Tensor& all) { return rows_of_groups(all, G).unsqueeze(1); };
+  Tensors results = run_on_selected(inner, rows_of_groups(query, G), pages);
   results[0] = results[0].unflatten(0, {B, G, L}).transpose(2, 3).flatten(1, 2);
   results[1] = results[1].unflatten(1, {B, G, L}).permute({1, 2, 0, 3}).reshape({B, H, L});
   return results;
@@ -156,25 +164,16 @@ Tensors attend_by_pages(const Call& call, const ChosenKeys& chosen) {
 
 // Each block of queries attends to the keys that any of them has chosen, behind a mask.
 Tensors attend_by_blocks(const Call& call, const std::vector<ChosenBlock>& blocks) {
-  const at::Tensor &query = call[arg::query], &key = call[arg::key], &value = call[arg::value];
+  const at::Tensor& query = call[arg::query];
   std::vector<std::vector<at::Tensor>> outputs(query.size(0)), lses(query.size(0));
   for (const ChosenBlock& block : blocks) {
     const auto select = [&](const at::Tensor& all) {
       return all.narrow(0, block.item, 1).index_select(2, block.keys);
     };
-    const at::Tensor queries =
-        query.narrow(0, block.item, 1).narrow(2, block.begin, block.end - block.begin);
-    const at::Tensor keys = select(key);
-    const at::Tensor values =
-        begins_rows(value, key) ? keys.narrow(-1, 0, value.size(-1)) : select(value);
     Call inner = call.as(attention_forward);
-    inner.set(arg::query, queries);
-    inner.set(arg::key, keys);
-    inner.set(arg::value, values);
     inner.set(arg::attn_mask, block.mask);
-    inner.options.is_causal = false;  // and the window: what is hidden is not in the mask
-    inner.options.window_size = {};
-    Tensors results = run(inner);
+    const at::Tensor queries = query.narrow(0, block.item, 1).slice(2, block.begin, block.end);
+    Tensors results = run_on_selected(inner, queries, select);
     outputs[block.item].push_back(std::move(results[0]));
     lses[block.item].push_back(std::move(results[1]));
   }

@@ -87,20 +87,6 @@ void check_cache(const Call& call, const LatentSizes& s) {
               ": rope_keys is given, but latents is None; expected both or neither");
 }
 
-// Throws for what attention_with_kvcache would refuse of `inner`, before anything is written, and
-// by the names that this operator has for it.
-void check_inner(const Call& call, const Call& inner, const LatentSizes& s) {
-  autograd::refuse_gradients(call);
-  Call named = call;
-  const auto rows = call[arg::query].sym_sizes().slice(0, 3);
-  const at::Tensor query =
-      call[arg::query].new_empty_symint({1}).expand_symint({rows[0], rows[1], rows[2], s.C + s.R});
-  named.set(arg::query, query);
-  for (const Argument a : {arg::new_key, arg::value, arg::new_value, arg::value_scale})
-    named.set(a, inner[a]);
-  check_kvcache<SymInt>(named);
-}
-
 Tensors latent_kvcache_composite(const Call& given) {
   check_query(given);
   Call call = given;
@@ -110,17 +96,27 @@ Tensors latent_kvcache_composite(const Call& given) {
   LatentSizes s = check_queries(call);
   check_cache(call, s);
   set_scale(call, s);
-  Call inner = call.as(attention_with_kvcache);
+  autograd::refuse_gradients(call);
+
+  // The call on rows, by the names of this operator: what attention_with_kvcache would refuse of it
+  // is refused before anything is written.
+  Call whole = call;
   at::Tensor rows, values;  // what is appended
   if (appends(call)) {
     check_latents(call, arg::new_key, {call[arg::query].sym_size(0)}, s);
-    inner.set(arg::new_key, rows = rows_of(call, arg::new_key));
-    inner.set(arg::new_value, values = rows.narrow_symint(-1, 0, s.C));
+    whole.set(arg::new_key, rows = rows_of(call, arg::new_key));
+    whole.set(arg::new_value, values = rows.narrow_symint(-1, 0, s.C));
   }
   const at::Tensor value_cache = call[arg::key].narrow_symint(-1, 0, s.C);
-  inner.set(arg::value, value_cache);
-  inner.set(arg::value_scale, call[arg::key_scale]);
-  check_inner(call, inner, s);
+  whole.set(arg::value, value_cache);
+  whole.set(arg::value_scale, call[arg::key_scale]);
+  Sizes<SymInt>::Shape shape(call[arg::query].sym_sizes().slice(0, 3));
+  shape.push_back(s.C + s.R);
+  const at::Tensor of_rows = call[arg::query].new_empty_symint({1}).expand_symint(shape);
+  whole.set(arg::query, of_rows);
+  check_kvcache<SymInt>(whole);
+
+  Call inner = whole.as(attention_with_kvcache);
   s.S = most_keys(call);
   const bool absorb = absorbs(call, s);
   const at::Tensor query = absorb ? absorbed_query(call) : whole_query(call);
