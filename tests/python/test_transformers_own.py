@@ -310,8 +310,14 @@ class BesideMasks(AskingAndSumming):
         return super().build(config)
 
 
+class OwnWithoutMasks(Making):
+    def build(self, config):
+        self.beside = Attention()
+
+
 @pytest.mark.parametrize("model_class, expected", [
     (Own, ("sdpa", False)),
+    (OwnWithoutMasks, ("sdpa", False)),
     (OwnWithoutSdpa, ("eager", False)),
     (OwnAndAsking, ("qkv_added_masks", True)),
     (OwnAndOther, ("sdpa", False)),
