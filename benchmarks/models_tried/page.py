@@ -104,7 +104,9 @@ with random weights, has [`qkv.convert`](adopt.md) change it, and holds it again
 it was, with "eager" attention. This page is what it printed, on torch {torch} and `{isa}`; the raw
 results are in `benchmarks/results`, and each commit tries a part of the families again. A family is
 a model type of transformers, a module of timm that has attention, or a class of diffusers. Small
-models have few layers, heads and tokens: this is about numbers, and not about speed."""
+models have few layers, heads and tokens: this is about numbers, and not about speed. Here qkv also
+takes attention that is [written out](adopt-transformers.md#attention-written-out) and so small that
+it would stay as it is."""
 CHECKED = """Right is a family of which each of these holds that its models have at all: outputs,
 and each gradient by its own size, in float32; the weights that `output_attentions=True` returns; in
 bfloat16 errors against float32 of at most twice those of the model as it was; gradient

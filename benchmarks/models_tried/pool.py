@@ -17,10 +17,12 @@ import torchvision_operators  # noqa: E402, F401  # before transformers and timm
 import transformers  # noqa: E402
 
 import qkv.integrations.transformers  # noqa: E402
+from qkv._conversion import scores  # noqa: E402
 
 from . import elsewhere, families  # noqa: E402
 from .judge import judge  # noqa: E402
 
+scores.SMALL = 0  # what these models write out is small, and is to be qkv's
 _fork = multiprocessing.get_context("fork")  # which has all that was imported
 
 

@@ -24,6 +24,10 @@ from costs import Costs
 from hypothesis.internal.detection import is_hypothesis_test
 
 import qkv
+from qkv._conversion import scores
+
+# The models of tests are small, and their attention is to be qkv's.
+scores.SMALL = 0
 
 # torch.manual_seed is called 40,000 times in the quick layer. Of each kind of device that is not
 # there torch remembers what to seed it with, and the whole stack of the call, which takes longer

@@ -19,6 +19,8 @@ qkv.integrations.transformers.register()
 
 from own_models import FAMILIES, build  # noqa: E402
 
+from qkv._conversion import route, scores  # noqa: E402
+
 # Their own code cannot have float64, or makes NaN of its least number twice.
 SINGLE = {"fastspeech2", "xglm", "canine", "prophetnet", "led", "longformer"}
 # Their softmax is float32 whatever the model is.
@@ -37,10 +39,11 @@ NONE_CHANGED = {"longformer", "openai", "vits"}
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often a converted layer has called qkv.attention."""
+    """How often a converted layer has called qkv.attention, written out or, as those of some
+    families in a later version of transformers, by its name."""
     found = []
-    for where in ("core", "route"):
-        module = __import__(f"qkv._conversion.{where}", fromlist=[where])
+    for where in ("_conversion.core", "_conversion.route", "nn._attend"):
+        module = __import__(f"qkv.{where}", fromlist=[where])
         attention = module.attention
 
         def counted(*args, _attention=attention, **kwargs):
@@ -199,7 +202,7 @@ def test_generates_the_same(family, name, calls):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["mpnet", "bloom", "gptj", "groupvit_text"])
+@pytest.mark.parametrize("name", ["mpnet", "bloom", "gpt_neo", "groupvit_text"])
 def test_weights_that_are_asked_for(name):
     """They are the model's own, to the bit."""
     model, call = build(name)
@@ -336,6 +339,37 @@ def test_what_a_layer_does_to_its_scores(name, taken, calls):
         })  # fmt: skip
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("products, taken", [(3 * 2 * 5 * 5 * 4, True), (601, False)])
+def test_small_products_stay_as_they_are_written(products, taken, calls, monkeypatch):
+    monkeypatch.setattr(scores, "SMALL", products)
+    layer, small, large = Attention(Attention.plain), torch.randn(3, 5, 8), torch.randn(3, 6, 8)
+    expected = layer(small), layer(large)
+    conversion = qkv.convert(layer)
+    for _ in range(2):
+        calls.clear()
+        assert_close(layer(small), expected[0], rtol=0, atol=1e-6 if taken else 0)
+        assert bool(calls) == taken and conversion.changed
+    assert (layer._way == "matched") == taken
+    assert_close(layer(large), expected[1])
+    assert calls and layer._way == "matched"
+
+
+@torch.no_grad()
+def test_small_calls_are_not_looked_at_twice(monkeypatch):
+    """Unless something among the arguments may be larger than it was, as a cache."""
+    monkeypatch.setattr(scores, "SMALL", 601)
+    starts = []
+    monkeypatch.setattr(route, "start", lambda *args: starts.append(1) or scores.start(*args))
+    layer = Attention(Attention.plain)
+    layer.forward = lambda x, cache=None: Attention.forward(layer, x)
+    qkv.convert(layer)
+    for cache, looked_at in [(None, True), (None, False), ([], True), ([], True)]:
+        starts.clear()
+        layer(torch.randn(3, 5, 8), cache=cache)
+        assert bool(starts) == looked_at
 
 
 def test_refused_where_it_differs():

@@ -18,7 +18,7 @@ qkv.integrations.transformers.register()
 
 from transformers import masking_utils  # noqa: E402
 
-from qkv.integrations.transformers._classes import attentions  # noqa: E402
+from qkv.integrations.transformers._suited import suited  # noqa: E402
 
 VERSION = transformers.__version__
 LAYERS = {
@@ -237,71 +237,124 @@ def test_convert_gives_what_eager_gives(name):
     assert_close(tensors(model(**call)), expected, atol=1e-5, rtol=1e-4)
 
 
-class Layer(torch.nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.attention = self.make(config)
+class Attention(torch.nn.Module):
+    """Adds the mask that it gets to its scores."""
 
-    def make(self, config):
-        return KINDS[config.kind]()
-
-
-class OwnAttention(torch.nn.Module):
     def forward(self, x, attention_mask):
         return weigh(x @ x.mT + attention_mask) @ x
 
 
-class Pooling(torch.nn.Module):
-    def forward(self, x, mask):
-        return x.sum(-1).masked_fill(~mask, -1e9).softmax(-1) @ x
+class Summing(torch.nn.Module):
+    def forward(self, x, attention_mask):
+        return (x * attention_mask).cumsum(1)
 
 
 def weigh(scores):
     return torch.nn.functional.softmax(scores, -1)
 
 
-KINDS = {"own": OwnAttention}
+class Making(transformers.PreTrainedModel):
+    """Makes masks, and hands them to what it builds."""
 
-
-class Below(transformers.LlamaModel):
-    """Makes masks, and hands them to what it builds itself."""
+    config_class = transformers.LlamaConfig
+    _supports_sdpa = True
+    kinds = ()
 
     def __init__(self, config):
         super().__init__(config)
-        self.more = Layer(config)
+        self.parts = torch.nn.ModuleList([kind() for kind in self.kinds])
+        self.inner = self.build(config)
+        self.post_init()
+
+    def build(self, config):
+        return None
 
     def forward(self, x, mask):
         mask = masking_utils.create_causal_mask(self.config, x, mask, None, None)
-        return self.more(x, mask)
+        return [part(x, mask) for part in self.parts]
 
 
-class Beside(transformers.LlamaModel):
-    """Its own part has no masks but the user's."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.pool = Pooling()
+class Own(Making):
+    kinds = (Attention,)
 
 
-class WithAuto(transformers.PreTrainedModel):
-    def __init__(self, config):
-        super().__init__(config)
-        self.inner = transformers.AutoModel.from_config(config)
-        self.pool = Pooling()
+class OwnWithoutSdpa(Own):
+    _supports_sdpa = False
+
+
+class OwnAndAsking(Own):
+    def build(self, config):
+        return transformers.LlamaModel(config)
+
+
+class OwnAndOther(Own):
+    """The model inside goes by a config of its own."""
+
+    def build(self, config):
+        small = {"num_hidden_layers": 1, "num_attention_heads": 4, "hidden_size": 32}
+        return transformers.AutoModel.from_config(transformers.ViTConfig(**small))
+
+
+class AskingAndSumming(OwnAndAsking):
+    kinds = (Summing,)
+
+
+class BesideMasks(AskingAndSumming):
+    """Its own part gets no masks but the user's."""
+
+    def forward(self, x, mask):
+        return super().forward(x, mask), self.beside(x, mask)
+
+    def build(self, config):
+        self.beside = Attention()
+        return super().build(config)
+
+
+class OwnWithoutMasks(Making):
+    def build(self, config):
+        self.beside = Attention()
 
 
 @pytest.mark.parametrize("model_class, expected", [
-    (Below, (True, True, ["OwnAttention"], ["OwnAttention"])),
-    (Beside, (True, True, ["Pooling"], [])),
-    (WithAuto, (False, True, ["Pooling"], [])),
-    (transformers.LlamaForCausalLM, (True, False, [], [])),
-    (transformers.BloomForCausalLM, (False, False, ["BloomAttention"], ["BloomAttention"])),
-    (transformers.LlavaModel, (False, True, [], [])),
-    pytest.param(
-        transformers.SamVisionModel,
-        (False, False, ["SamVisionAttention", "SamVisionSdpaAttention"], []),
-        marks=pytest.mark.skipif(VERSION < "5.23", reason="its encoder has another config"),
-    ),
+    (Own, ("sdpa", False)),
+    (OwnWithoutMasks, ("sdpa", False)),
+    (OwnWithoutSdpa, ("eager", False)),
+    (OwnAndAsking, ("qkv_added_masks", True)),
+    (OwnAndOther, ("sdpa", False)),
+    (AskingAndSumming, ("qkv", True)),
+    (BesideMasks, ("qkv", True)),
+    (transformers.LlamaForCausalLM, ("qkv", True)),
 ])  # fmt: skip
-def test_what_a_class_is_built_of(model_class, expected):
-    assert attentions([model_class]) == expected
+def test_what_suits_a_model(model_class, expected):
+    """And what it has if it is made with it."""
+    config = transformers.LlamaConfig(**TEXT, attn_implementation="qkv")
+    model = model_class(config)
+    assert suited(model) == expected
+    assert model.config._attn_implementation == expected[0]
+
+
+class Longer(OwnAndAsking):
+    """What it adds is there after post_init of what it is made from."""
+
+    kinds = ()
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.parts.append(Attention())
+        self.post_init()
+
+
+def test_a_model_that_is_made_in_two_steps():
+    config = transformers.LlamaConfig(**TEXT, attn_implementation="qkv")
+    model = Longer(config)
+    assert model.config._attn_implementation == "qkv_added_masks"
+    assert "_before_route" in model.parts[0].__dict__
+
+
+@torch.no_grad()
+def test_a_part_that_goes_by_the_masks_around_it_when_switched():
+    model_class, config, _ = bridgetower()
+    made = model_class._from_config(copy.deepcopy(config), attn_implementation="qkv")
+    model = model_class._from_config(config, attn_implementation="eager")
+    model.set_attn_implementation("qkv")
+    assert implementations(model) == implementations(made)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import _C, nn
+from torch import _C, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qkv._conversion.scores import kind_of, run_before, settle, settle_model, start
@@ -33,7 +33,7 @@ def route_sdpa(layer: nn.Module, **attributes: Any) -> None:
 
 
 def route_written(layer: nn.Module) -> None:
-    layer.__dict__.update(_way=UNTRIED, _is_settled=False)
+    layer.__dict__.update(_way=UNTRIED, _is_settled=False, _small=set())
     route_sdpa(layer)
 
 
@@ -65,7 +65,8 @@ def why_left(layer: nn.Module) -> str | None:
 
 def unroute(layer: nn.Module) -> None:
     """Undoes `route_sdpa`, of a copy of the layer too. To another layer it does nothing."""
-    before, *_ = (layer.__dict__.pop(x, None) for x in ("_before_route", "_way", "_is_settled"))
+    names = "_before_route", "_way", "_is_settled", "_small"
+    before, *_ = (layer.__dict__.pop(name, None) for name in names)
     if before is None:
         return
     _set(layer, before)
@@ -129,9 +130,18 @@ def _route_of(layer: nn.Module, plain: Any, args: Any, kwargs: Any) -> "_Route |
     if why_left(layer) is not None:
         # The gradient of the call that has shown it may want that call once more, as it was.
         layer.__dict__["_is_settled"] |= _C._current_graph_task_id() == -1
-    if layer.__dict__["_is_settled"] or _returns_weights(plain, args, kwargs):
+    sizes = _sizes(args, kwargs)
+    if layer.__dict__["_is_settled"] or sizes in layer.__dict__["_small"]:
         return None
-    return _Written(way == MATCHED)
+    return None if _returns_weights(plain, args, kwargs) else _Written(way == MATCHED, sizes)
+
+
+def _sizes(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """By which calls of a layer have scores of the same sizes; None where something else than
+    tensors and numbers may say more, as a cache does."""
+    given = (*kwargs, *args, *kwargs.values())
+    is_known = all(x is None or isinstance(x, (Tensor, int, float, str)) for x in given)
+    return tuple(x.shape if isinstance(x, Tensor) else x for x in given) if is_known else None
 
 
 def _returns_weights(plain: Any, args: Any, kwargs: Any) -> bool:
@@ -164,11 +174,13 @@ class _Route(TorchFunctionMode):
 
 
 class _Written(_Route):
-    """For a layer that writes its attention out, too. steps: what was put off in it."""
+    """For a layer that writes its attention out, too. steps: what was put off in it; is_small:
+    whether a product was not, being of few numbers."""
 
-    def __init__(self, is_matched: bool):
+    def __init__(self, is_matched: bool, sizes: tuple[Any, ...] | None):
         super().__init__()
         self.is_matched, self.is_taken, self.weights_run = is_matched, False, False
+        self.sizes, self.is_small = sizes, False
         self.refused = ""
         self.steps: list[Any] = []
 
@@ -186,9 +198,13 @@ class _Written(_Route):
         return func(*args, **(kwargs or {}))
 
     def end(self, layer: nn.Module, output: Any) -> Any:
-        """Decides, after the first call, whether the layer goes on this way."""
-        if layer.__dict__.get("_way") == UNTRIED and (self.steps or self.is_taken):
+        """Decides, after the first call that is not small, whether the layer goes on this way. A
+        small one has others of its sizes be the layer's own without a look at them."""
+        is_tried = self.is_taken or self.refused or (self.steps and not self.is_small)
+        if layer.__dict__.get("_way") == UNTRIED and is_tried:
             layer.__dict__["_way"] = self._way()
+        if self.is_small and self.sizes and not (self.is_taken or self.steps):
+            layer.__dict__["_small"].add(self.sizes)
         return settle(output, self.is_taken)
 
     def _way(self) -> str:

@@ -31,7 +31,8 @@ def convert_transformers(module: nn.Module) -> Found | None:
     if not models:
         return None
     integration.register()
-    from qkv.integrations.transformers._own_attention import leave_latents, suited  # imports it
+    from qkv.integrations.transformers._own_attention import leave_latents  # imports it
+    from qkv.integrations.transformers._suited import suited
 
     for model in models:
         leave_latents(model)

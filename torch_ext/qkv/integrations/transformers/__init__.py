@@ -70,11 +70,11 @@ def unregister() -> None:
     """
     from transformers import AttentionInterface, masking_utils
 
-    from qkv.integrations.transformers import _own_attention
+    from qkv.integrations.transformers import _own_attention, _private
 
     for interface in (AttentionInterface, masking_utils.AttentionMaskInterface):
         for name in (*NAMES, ADDED):
-            interface._global_mapping.pop(name, None)
+            getattr(interface, _private.REGISTERED).pop(name, None)
     _own_attention.rotate_too(False)
 
 

@@ -4,6 +4,7 @@ like those that `qkv.convert` gets; and continuous batching (`generate_batch`), 
 the functions it takes."""
 
 import functools
+import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -13,10 +14,15 @@ from transformers.utils import logging
 from qkv._conversion.route import hook_model, is_routed, route_written, unhook_model, unroute
 from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
-from qkv.integrations.transformers._classes import attentions, within
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
-from qkv.integrations.transformers._private import CORRECT, SWITCH, ContinuousBatchingManager
+from qkv.integrations.transformers._private import (
+    CORRECT,
+    IMPLEMENTATION,
+    SWITCH,
+    ContinuousBatchingManager,
+)
 from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
+from qkv.integrations.transformers._suited import suited
 
 _logger = logging.get_logger(__name__)
 # In models: that they were asked for qkv, and their layers are to be routed; in layers: that they
@@ -33,22 +39,10 @@ def rotate_too(on: bool) -> None:
         restore_rotations()
 
 
-def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> tuple[str, bool]:
-    """The attn_implementation that a model can take, and whether any of its attention, as far as it
-    is known, goes by that: requested; or ADDED, which is the same with the masks of "eager", where
-    only a part of the attention can be exchanged; or, where none can, what its own layers have."""
-    found = attentions(_models_of_one_config(model))
-    if found.masked and found.asks:
-        return ADDED, True
-    if found.own and (found.masked or not (found.asks or found.unknown)):
-        return "sdpa" if model._supports_sdpa else "eager", False
-    return requested, found.asks
-
-
 def leave_latents(model: PreTrainedModel) -> None:
     """From now on the latent attention in models of this class keeps its latents unexpanded, as
     long as their config says that their attention is qkv's."""
-    for part in within(type(model)):
+    for part in {type(x) for x in model.modules()}:
         if expands_latents(part):
             _wrap(part, "expand_kv", functools.partial(unexpanded, (*NAMES, ADDED)))
 
@@ -57,26 +51,17 @@ def find_out() -> None:
     """Gives models what is suited where one of NAMES is asked for, and routes the layers in them
     that write attention out, as soon as they are there."""
 
-    def correct_for_classes(correct, self, *args, **kwargs):
+    def note_request(correct, self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
-        if requested not in NAMES:
-            return requested
-        name, _ = suited(self, requested)
-        if name == ADDED:  # layers may go by the config of a model inside, which follows
-            for config in (getattr(self.config, x, None) for x in self.config.sub_configs):
-                if config is not None and config._attn_implementation in NAMES:
-                    config._attn_implementation = ADDED
-        leave_latents(self)
-        if _rotates:
-            for module_name in {part.__module__ for part in within(type(self))}:
-                replace_rotation(module_name)
-        self.__dict__[_REQUESTED] = True
-        return name
+        if requested in NAMES:
+            self.__dict__[_REQUESTED] = True
+            _let_choose(type(self))
+        return requested
 
-    def route_made(post_init, self):
+    def settle_made(post_init, self):
         post_init(self)
-        if self.__dict__.pop(_REQUESTED, False):
-            _route(self)
+        if _REQUESTED in self.__dict__:
+            _settle(self)
 
     def switch_routes(switch, self, requested, *args, **kwargs):
         for module in self.modules():
@@ -85,15 +70,40 @@ def find_out() -> None:
             unhook_model(module)
         if requested not in NAMES or asks(self):
             switch(self, requested, *args, **kwargs)
+        for module in reversed(list(self.modules())):  # as they were made, the inner ones first
+            if isinstance(module, PreTrainedModel) and _REQUESTED in module.__dict__:
+                _settle(module)
         if requested in NAMES:
-            self.__dict__[_REQUESTED] = True
-        for module in list(self.modules()):
-            if isinstance(module, PreTrainedModel) and module.__dict__.pop(_REQUESTED, False):
-                _route(module)
+            _route(self)
 
-    _wrap(PreTrainedModel, CORRECT, correct_for_classes)
-    _wrap(PreTrainedModel, "post_init", route_made)
+    _wrap(PreTrainedModel, CORRECT, note_request)
+    _wrap(PreTrainedModel, "post_init", settle_made)
     _wrap(PreTrainedModel, "set_attn_implementation", switch_routes)
+
+
+def _let_choose(model_class: type) -> None:
+    """Lets layers be chosen by one of NAMES from the dicts that some families have for that."""
+    for module_name in {x.__module__ for x in model_class.__mro__}:
+        for choice in list(vars(sys.modules.get(module_name, object)).values()):
+            if isinstance(choice, dict) and isinstance(choice.get("eager"), type):
+                for name in NAMES:
+                    choice.setdefault(name, choice.get("sdpa", choice["eager"]))
+
+
+def _settle(model: PreTrainedModel) -> None:
+    """Gives a model what suits it that was asked for one of NAMES and whose layers are there."""
+    name, _ = suited(model)
+    configs = [model.config]
+    if name == ADDED:  # layers may go by the config of a model inside, which follows
+        configs += [getattr(model.config, x, None) for x in model.config.sub_configs]
+    for config in configs:
+        if config is model.config or (config and config._attn_implementation in NAMES):
+            setattr(config, IMPLEMENTATION, name)
+    leave_latents(model)
+    if _rotates:
+        for module_name in {type(x).__module__ for x in model.modules()}:
+            replace_rotation(module_name)
+    _route(model)
 
 
 def _route(model: PreTrainedModel) -> None:
@@ -132,10 +142,3 @@ def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
             return around(method, *args, **kwargs)
 
         setattr(owner, name, wrapper)
-
-
-def _models_of_one_config(model: PreTrainedModel) -> set[type[PreTrainedModel]]:
-    """The classes of a model and of the models in it that have the same config, as far as they are
-    there: transformers asks the outermost alone when it sets their attention."""
-    inside = (x for x in model.modules() if isinstance(x, PreTrainedModel))
-    return {type(x) for x in inside if x.config is model.config}

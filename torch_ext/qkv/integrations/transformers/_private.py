@@ -1,6 +1,7 @@
 """What the integration takes of transformers beside its documented names, and so what another
-version may lack. The mask functions that `_pattern` knows, and `expand_kv`, are tried where they
-are used: without them models are slower, and not wrong."""
+version may lack. The mask functions that `_pattern` knows, `expand_kv`, the functions that
+`_rotation` replaces, and the dicts that layers are chosen from, are tried where they are used:
+without them models are slower, and not wrong."""
 
 # ruff: noqa: F401
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from importlib.metadata import version
 from qkv.integrations.transformers import TRIED
 
 try:
-    from transformers import PreTrainedModel
+    from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
     from transformers.cache_utils import (
         DynamicIndexedLayer,
         DynamicLayer,
@@ -24,13 +25,18 @@ try:
         prepare_padding_mask,
         sdpa_mask,
     )
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
     from transformers.utils.import_utils import is_tracing
     from transformers.utils.output_capturing import _active_collector
 
     # Methods that are wrapped, by the classes that have them.
     SWITCH = ContinuousBatchingManager.switch_to_cb_friendly_attn.__name__
     CORRECT = PreTrainedModel.get_correct_attn_implementation.__name__
+    # What a config has its attn_implementation in, alone, without the configs inside it.
+    IMPLEMENTATION = "_attn_implementation_internal"
+    getattr(PreTrainedConfig(), IMPLEMENTATION)
+    # What an interface has registered, by name.
+    REGISTERED = "_global_mapping"
+    getattr(AttentionInterface, REGISTERED)
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"qkv.integrations.transformers was tried with transformers {TRIED[0]} to {TRIED[1]}, and "

@@ -32,9 +32,9 @@ class _Trial(NamedTuple):
 
 def replace_rotation(module_name: str) -> None:
     """In the module of this name, if it has such a function; once, however often it is called."""
-    module = sys.modules[module_name]
-    function = vars(module).get(_NAME)
-    if module_name in _replaced or not isinstance(function, FunctionType):
+    module = sys.modules.get(module_name)
+    function = getattr(module, _NAME, None)
+    if not module or module_name in _replaced or not isinstance(function, FunctionType):
         return
     found = _trial(function)
     if found is not None:
