@@ -15,6 +15,7 @@ from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._classes import attentions, within
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
+from qkv.integrations.transformers._norms import replace_norms, restore_norms
 from qkv.integrations.transformers._private import CORRECT, SWITCH, ContinuousBatchingManager
 from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
 
@@ -22,15 +23,16 @@ _logger = logging.get_logger(__name__)
 # In models: that they were asked for qkv, and their layers are to be routed; in layers: that they
 # are routed since their model was.
 _REQUESTED = "_qkv_requested"
-_rotates = False  # whether rotations are replaced, too
+_others = False  # whether rotations and norms are replaced, too
 
 
-def rotate_too(on: bool) -> None:
+def replace_others(on: bool) -> None:
     """Of models whose attention is set from now on; False: of none any more."""
-    global _rotates
-    _rotates = on
+    global _others
+    _others = on
     if not on:
         restore_rotations()
+        restore_norms()
 
 
 def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> tuple[str, bool]:
@@ -67,9 +69,10 @@ def find_out() -> None:
                 if config is not None and config._attn_implementation in NAMES:
                     config._attn_implementation = ADDED
         leave_latents(self)
-        if _rotates:
+        if _others:
             for module_name in {part.__module__ for part in within(type(self))}:
                 replace_rotation(module_name)
+                replace_norms(module_name)
         self.__dict__[_REQUESTED] = True
         return name
 

@@ -93,9 +93,15 @@ def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
     return rotating
 
 
+def is_traced() -> bool:
+    """Compilers fuse the chain themselves, and could not ask for the numbers of a table; nor could
+    the transforms of torch.func."""
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or is_transformed
+
+
 def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
-    """Compilers fuse the chain themselves, and could not ask for the numbers of a table."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_traced():
         return False
     width = cos.shape[-1]
     return (
