@@ -32,9 +32,8 @@ class _Trial(NamedTuple):
 def replace_norms(module_name: str) -> None:
     """Of the classes in the module of this name; once, however often it is called."""
     for cls in list(vars(sys.modules[module_name]).values()):
-        is_norm = inspect.isclass(cls) and "Norm" in cls.__name__ and issubclass(cls, nn.Module)
-        if is_norm and cls.__module__ == module_name and "forward" in vars(cls):
-            found = None if cls in _replaced else _trial(cls)
+        if _is_norm(cls, module_name) and cls not in _replaced:
+            found = _trial(cls)
             if found is not None:
                 _replaced[cls] = cls.forward
                 cls.forward = _norming(cls.forward, found)
@@ -45,6 +44,12 @@ def restore_norms() -> None:
     while _replaced:
         cls, forward = _replaced.popitem()
         cls.forward = forward
+
+
+def _is_norm(cls: Any, module_name: str) -> bool:
+    """By its name, and whether it has a forward of its own."""
+    is_class = inspect.isclass(cls) and issubclass(cls, nn.Module) and "Norm" in cls.__name__
+    return is_class and cls.__module__ == module_name and "forward" in vars(cls)
 
 
 def _trial(cls: type[nn.Module]) -> _Trial | None:
@@ -85,7 +90,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 def _norming(forward: Any, found: _Trial) -> Any:
     @functools.wraps(forward)
     def norming(self, x):
-        weight = self.weight if "weight" in self._parameters else None
+        weight: Any = self.weight if "weight" in self._parameters else None
         is_ours = type(weight) is nn.Parameter and weight.shape == x.shape[-1:]
         is_ours = is_ours and weight.dtype == x.dtype and x.numel() > 0
         if is_ours and type(x) is Tensor and has_kernels(x) and not is_traced():

@@ -27,7 +27,11 @@ def register() -> None:
     if ".".join(found.split(".")[:2]) != KNOWN:
         needs = f"qkv.integrations.vllm is written for vLLM {KNOWN}"
         raise ImportError(f"{needs}, but {found} is installed")
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    # vLLM cannot be installed where pyright runs.
+    from vllm.v1.attention.backends.registry import (  # pyright: ignore[reportMissingImports]
+        AttentionBackendEnum,
+        register_backend,
+    )
 
     module = f"{__name__}._backend"
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{module}.Backend")

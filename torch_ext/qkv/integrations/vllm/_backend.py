@@ -1,6 +1,8 @@
 """The classes by which vLLM calls an attention: which cases it has, what it is told of a batch, and
 what it computes."""
 
+# vLLM cannot be installed where pyright runs.
+# pyright: reportMissingImports=false
 from typing import Any
 
 import torch
@@ -120,14 +122,14 @@ class Attention(AttentionImpl[CommonAttentionMetadata]):
         tokens, begins = attn_metadata.num_actual_tokens, attn_metadata.query_start_loc
         is_causal = bool(attn_metadata.causal) and self.attn_type == AttentionType.DECODER
         left = -1 if self.sliding_window is None else self.sliding_window - 1
-        pages: dict[str, Tensor] = {}
+        pages: dict[str, Any] = {}
         if self.attn_type in _ENCODERS:
             key, value = key[:tokens], value[:tokens]
         else:
             key, value = (x.transpose(1, 2) for x in self._pages(kv_cache))
             pages["seqused_k"] = attn_metadata.seq_lens
             pages["block_table"] = attn_metadata.block_table_tensor
-        found = varlen_attn(
+        found: Any = varlen_attn(
             query[:tokens], key, value, begins, None,
             attn_metadata.max_query_len, attn_metadata.max_seq_len,
             scale=self.scale, window_size=(left, 0 if is_causal else left), enable_gqa=True,
