@@ -58,11 +58,9 @@ class Builder(AttentionMetadataBuilder[CommonAttentionMetadata]):
         self._is_cross = isinstance(kv_cache_spec, CrossAttentionSpec)
 
     def build(
-        self,
-        common_prefix_len: int,
-        common_attn_metadata: CommonAttentionMetadata,
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
-    ) -> CommonAttentionMetadata:
+    ) -> CommonAttentionMetadata:  # fmt: skip
         if isinstance(common_attn_metadata.causal, Tensor):
             _refuse("causal", "one for each request", "one for all is expected")
         if self._is_cross:
@@ -74,19 +72,12 @@ class Attention(AttentionImpl[CommonAttentionMetadata]):
     """One layer's attention. A batch may mix prompts, parts of prompts and steps."""
 
     def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
+        self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None, sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto", logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER, kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if kv_cache_dtype != "auto":
             _refuse("kv_cache_dtype", kv_cache_dtype, "auto is expected: the model's own")
         if alibi_slopes is not None and attn_type != AttentionType.DECODER:
@@ -102,17 +93,10 @@ class Attention(AttentionImpl[CommonAttentionMetadata]):
         self.softcap = logits_soft_cap or 0.0
 
     def forward(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: CommonAttentionMetadata | None,
-        output: Tensor,
-        output_scale: Tensor | None = None,
-        output_block_scale: Tensor | None = None,
-    ) -> Tensor:
+        self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor,
+        attn_metadata: CommonAttentionMetadata | None, output: Tensor,
+        output_scale: Tensor | None = None, output_block_scale: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Writes `[tokens, H, D]` to output, of a query like it. What an encoder has in key and
         value, `[tokens, Hkv, D]`, a decoder has in its cache by now."""
         if output_scale is not None or output_block_scale is not None:
