@@ -11,8 +11,6 @@ from torch import Tensor
 
 from qkv._functional import has_kernels
 from qkv._refuse import refuse
-from qkv._score_function.arguments import arguments_of
-from qkv._score_function.masked import check_mask, masked, spans_of
 from qkv._verbose import note_left
 from qkv.options import FlexOptions, Unpack, keywords_of
 
@@ -100,11 +98,15 @@ def flex_attention(
     _check(query, key, value, block_mask, enable_gqa, return_lse, return_aux)
     given = _keywords(attn_mask, dropout_p, is_causal, scale, enable_gqa, **options)
     if block_mask is not None:
+        from qkv._score_function.masked import masked, spans_of
+
         spans = spans_of(block_mask)
         if spans is None or "spans" in given:
             score_mod, spans = masked(score_mod, block_mask)
         given.setdefault("spans", spans)
     if score_mod is not None:
+        from qkv._score_function.arguments import arguments_of
+
         B, H, L = query.shape[:3]
         given |= arguments_of(score_mod, query, (B, H, L, key.size(-2)), given)
     with_lse = return_lse or (return_aux is not None and return_aux.lse)
@@ -143,6 +145,8 @@ def _check(
         lse = "return_lse alone, or return_aux=AuxRequest(lse=True), is expected"
         _refuse("return_aux", f"{return_aux} and return_lse True", lse)
     if block_mask is not None:
+        from qkv._score_function.masked import check_mask
+
         check_mask(block_mask, query, key)
 
 

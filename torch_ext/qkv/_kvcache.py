@@ -6,7 +6,6 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from qkv._score_function.arguments import keywords_of_program
 from qkv.options import SoftmaxOptions, Unpack, keywords_of
 from qkv.spans import Spans
 
@@ -181,6 +180,8 @@ def attention_with_kvcache(
         alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
     if score_mod is not None:
+        from qkv._score_function.arguments import keywords_of_program
+
         given |= keywords_of_program(score_mod, query)
     output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **given)
     return (output, lse) if return_softmax_lse else output

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from qkv._block_mask import seen_in
-from qkv._mask_bounds import bounds_of
 from qkv._refuse import refuse
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ def _blocks(
 ) -> tuple[Tensor, Tensor]:
     """Which blocks show all of their pairs, and which some, `[B, H, rows, columns]`. torch takes
     what lies behind the ends for hidden, so a block that is cut by an end is never full."""
+    from qkv._mask_bounds import bounds_of
+
     first = [torch.arange(0, n, size) for n, size in zip(lengths, sizes, strict=True)]
     last = [(x + size).clamp(max=n) - 1 for x, n, size in zip(first, lengths, sizes, strict=True)]
     b, h = torch.arange(batch[0])[:, None, None, None], torch.arange(batch[1])[:, None, None]

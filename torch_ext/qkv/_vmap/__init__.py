@@ -12,16 +12,18 @@ from typing import Any
 import torch
 
 from qkv._vmap import cache, dense, packed, rotate, seeds
-from qkv._vmap.levels import core_kernel, func_kernel
+from qkv._vmap.levels import core_kernel, decomposition, func_kernel
 from qkv._vmap.samples import Samples
+
+# Of the package's operators.
+_NAMES = [n[5:] for n in torch._C._dispatch_get_all_op_names() if n.startswith("qkv::")]
 
 
 def _operators(key: str) -> list[str]:
-    """The names of the operators of the package that have a kernel of their own for this dispatch
-    key; those that begin with "_" are about the machine, and take no tensors."""
+    """Those that have a kernel of their own for this dispatch key, but for those that begin with
+    "_", which are about the machine and take no tensors."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("qkv::")]
-    return sorted(n[5:] for n in names if n[5] != "_" and has_kernel(n, key))
+    return sorted(n for n in _NAMES if n[0] != "_" and has_kernel(f"qkv::{n}", key))
 
 
 _ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
@@ -38,12 +40,12 @@ def _soft_or_hard(op: Any, samples: Samples, options: dict[str, Any]):
 
 
 def register() -> None:
+    """By their names: an operator's Python object, which takes time to make, is made in its first
+    call."""
     rules = dict.fromkeys(COMPUTING, _soft_or_hard) | _OTHER_RULES
     for name, rule in rules.items():
-        op = getattr(torch.ops.qkv, name).default
-        _library.impl(name, func_kernel(op, rule), "FuncTorchBatched")
+        _library.impl(name, func_kernel(name, rule), "FuncTorchBatched")
     for name in (*COMPUTING, *_ROTATIONS):
-        op = getattr(torch.ops.qkv, name).default
-        _library.impl(name, core_kernel(op, rules[name]), "Batched")
+        _library.impl(name, core_kernel(name, rules[name]), "Batched")
     for name in COMPOSITES:
-        _library.impl(name, getattr(torch.ops.qkv, name).default.decompose, "FuncTorchBatched")
+        _library.impl(name, decomposition(name), "FuncTorchBatched")

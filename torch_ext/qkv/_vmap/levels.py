@@ -30,11 +30,21 @@ def taken_apart(op: Any, args: Any, kwargs: Any) -> tuple[dict[str, Tensor], dic
     return tensors, {name: x for name, x in call.items() if name not in tensors}
 
 
-def func_kernel(op: Any, rule: Rule) -> Callable:
+def _overload(name: str) -> Any:
+    return getattr(torch.ops.qkv, name).default
+
+
+def decomposition(name: str) -> Callable:
+    """Of an operator that is made of others."""
+    return lambda *args, **kwargs: _overload(name).decompose(*args, **kwargs)
+
+
+def func_kernel(name: str, rule: Rule) -> Callable:
     """For torch.func.vmap. As torch.library.register_vmap makes it, but for tensors that are
     keywords, too."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        op = _overload(name)
         tensors, options = taken_apart(op, args, kwargs)
 
         def apply(*operands: Tensor) -> Any:
@@ -58,10 +68,11 @@ def _at_level(tensor: Tensor, level: int) -> Tensor | None:
     return one if one.size(0) == two.size(0) else None
 
 
-def core_kernel(op: Any, rule: Rule) -> Callable:
+def core_kernel(name: str, rule: Rule) -> Callable:
     """For the vmap of torch's core, which knows no randomness: all samples drop the same."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        op = _overload(name)
         tensors, options = taken_apart(op, args, kwargs)
         level = torch._C._vmapmode_increment_nesting() - 1
         torch._C._vmapmode_decrement_nesting()

@@ -3,6 +3,7 @@ models of today have them; and other uses of attention: scores from a small netw
 dictionary."""
 
 from qkv.nn.additive import AdditiveAttention
+from qkv.nn.cached_decoder import CachedDecoder
 from qkv.nn.cross_attention import CrossAttention
 from qkv.nn.dictionary import SoftDictionary
 from qkv.nn.kvcache import KVCache
@@ -13,6 +14,7 @@ from qkv.nn.smoothing import GaussianSmoothing
 
 __all__ = [
     "AdditiveAttention",
+    "CachedDecoder",
     "CrossAttention",
     "GaussianSmoothing",
     "KVCache",

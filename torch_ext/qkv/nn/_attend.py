@@ -71,10 +71,11 @@ def attend_documents(
 
 
 def project(
-    layer: torch.nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, ...]:
-    """`[..., H, E / H]` of each `[..., E]`. One product where query, key and value are the same
-    tensor, two where key and value are; the results are views of it, not copies."""
+    layer: torch.nn.MultiheadAttention, query: Tensor | None, key: Tensor | None,
+    value: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """`[..., H, E / H]` of each `[..., E]` that is not None. One product where query, key and value
+    are the same tensor, two where key and value are; the results are views of it, not copies."""
     if layer.in_proj_weight is None:
         counts = (1, 1, 1)
         weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
@@ -86,6 +87,8 @@ def project(
         biases = layer.in_proj_bias.split([n * layer.embed_dim for n in counts])
     found: list[Tensor] = []
     for x, weight, bias, n in zip((query, key, value), weights, biases, counts, strict=False):
+        if x is None:
+            continue
         heads = linear(x, weight, bias).unflatten(-1, (n, layer.num_heads, layer.head_dim))
         found += heads.unbind(-3)
     return tuple(found)

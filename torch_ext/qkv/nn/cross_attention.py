@@ -91,11 +91,7 @@ class CrossAttention(GroupedHeads):
         rows are padded on the right, put the true `lengths` into it.
 
         dtype: of the cache, torch.int8 as in `SelfAttention`; that of the projection if None."""
-        key, value = self._keys(context)
-        batch, heads, length, width = key.shape
-        cache = KVCache.empty(batch, heads, length, width, key.dtype if dtype is None else dtype)
-        cache.attend(key.new_empty(batch, self.num_heads, 0, width), key, value)
-        return cache
+        return KVCache.filled(*self._keys(context), dtype)
 
     def _keys(self, context: Tensor, batch: int | str = "B") -> tuple[Tensor, Tensor]:
         """Key and value. batch: how many rows are expected, if that is known."""

@@ -49,6 +49,14 @@ class KVCache:
         scales = (torch.zeros(shape) if dtype == torch.int8 else None for _ in range(2))
         return cls(keys, values, torch.zeros(batch, dtype=torch.int32), table, *scales)
 
+    @classmethod
+    def filled(cls, key: Tensor, value: Tensor, dtype: torch.dtype | None) -> "KVCache":
+        """A cache of these, `[B, Hkv, S, D]`, with no room for more; of key's dtype if None."""
+        batch, heads, length, width = key.shape
+        cache = cls.empty(batch, heads, length, width, key.dtype if dtype is None else dtype)
+        cache.attend(key.new_empty(batch, heads, 0, width), key, value)
+        return cache
+
     @property
     def length(self) -> int:
         """How many keys a row has room for."""

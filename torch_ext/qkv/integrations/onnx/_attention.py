@@ -23,10 +23,17 @@ differ, or refuse, other nodes stand around it or in its place:
 from typing import Any
 
 from onnxscript import ir
-from onnxscript import opset23 as op
 
 from qkv.integrations.onnx._masks import Mask, Places
-from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints
+from qkv.integrations.onnx._tensors import (
+    Size,
+    Tensor,
+    as_shape,
+    broadcast,
+    constant,
+    ints,
+    op,
+)
 from qkv.options import PAIRS
 
 TRANSLATED_BY_HEAD = ("alibi_slopes", "sinks")  # of options.BY_HEAD

@@ -1,10 +1,19 @@
 """What hides pairs and what is added to the scores, as the one mask of ONNX's `Attention`."""
 
+from typing import Any
+
 import numpy as np
 from onnxscript import ir
-from onnxscript import opset23 as op
 
-from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints
+from qkv.integrations.onnx._tensors import (
+    Size,
+    Tensor,
+    as_shape,
+    broadcast,
+    constant,
+    ints,
+    op,
+)
 
 
 class Places:
@@ -84,7 +93,8 @@ class Mask:
         tensor = tensor.expanded(*sinks.sizes)
         column = sinks.expanded(*tensor.sizes[:-1], 1)
         value = op.Concat(tensor.value, column.value, axis=-1)
-        self.tensor, self.added = Tensor(value, (*tensor.sizes[:-1], "S + 1")), True
+        last: Any = "S + 1"  # no size is equal to it
+        self.tensor, self.added = Tensor(value, (*tensor.sizes[:-1], last)), True
         return self
 
     def sees(self) -> ir.Value:

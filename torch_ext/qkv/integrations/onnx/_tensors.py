@@ -6,9 +6,13 @@ exported model that has its shape already.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from onnxscript import ir
-from onnxscript import opset23 as op
+from onnxscript import ir, opset23
+
+# What its functions are annotated with are tensors of ONNX Script's own programs. Here they are
+# called with values of the graph, which the exporter's evaluator takes.
+op: Any = opset23
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,10 @@ class Tensor:
     @classmethod
     def given(cls, value: ir.Value) -> "Tensor":
         """What a translation is called with."""
+        shape: Any = value.shape
         sizes = (
             size if isinstance(size, int) else Unknown(str(size.value), value, axis)
-            for axis, size in enumerate(value.shape)
+            for axis, size in enumerate(shape)
         )
         return cls(value, tuple(sizes))
 

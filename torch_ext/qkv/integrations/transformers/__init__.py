@@ -29,8 +29,9 @@ def register(*, kernels: bool = False) -> None:
 
     Args:
         kernels: models that are given that attention afterwards also rotate query and key by
-            `qkv.rotate`, where their function `apply_rotary_pos_emb` is found to do the same.
-            The function is replaced in the files of these models, for all models that they have.
+            `qkv.rotate`, and have it compute their RMS norms, where their function
+            `apply_rotary_pos_emb` and their classes are found to do the same. These are replaced
+            in the files of these models, for all models that they have.
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.
@@ -59,11 +60,11 @@ def register(*, kernels: bool = False) -> None:
     _own_attention.batch_continuously(mask_functions)
     _own_attention.find_out()
     if kernels:
-        _own_attention.rotate_too(True)
+        _own_attention.replace_others(True)
 
 
 def unregister() -> None:
-    """Undoes `register`: the names are unknown again, and models rotate by their own functions.
+    """Undoes `register`: the names are unknown again, and models rotate and norm by their own code.
 
     A model that still says `"qkv"` fails in its next call: give it another attention before, by
     `model.set_attn_implementation("sdpa")`.
@@ -75,7 +76,7 @@ def unregister() -> None:
     for interface in (AttentionInterface, masking_utils.AttentionMaskInterface):
         for name in (*NAMES, ADDED):
             getattr(interface, _private.REGISTERED).pop(name, None)
-    _own_attention.rotate_too(False)
+    _own_attention.replace_others(False)
 
 
 def __getattr__(name: str) -> Any:

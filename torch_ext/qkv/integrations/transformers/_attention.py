@@ -93,7 +93,8 @@ def attention_forward(
     if isinstance(key, Latents) and (paged or output_attentions):
         key, value = key.expanded()  # what pages hold, and what weights are returned of
     if paged:
-        key, value = cache.update(
+        pages: Any = cache  # whose update has a decorator that says nothing of methods
+        key, value = pages.update(
             key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
         )
     options["enable_gqa"] = query.shape[1] != key.shape[1]

@@ -4,13 +4,13 @@ and keys that the operator cannot have as indices."""
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qkv.integrations.transformers._pattern_mask import PatternMask
 
 
 def with_chosen(
-    mask: Tensor | None, module: nn.Module, query: Tensor, keys: int, is_causal: bool,
+    mask: Tensor | None, module: Any, query: Tensor, keys: int, is_causal: bool,
     given: dict[str, Any],
 ) -> Tensor | None:  # fmt: skip
     """The mask, `[B, 1, L, S]` or `[B, H, L, S]`, which also hides what is not among the keys that

@@ -62,6 +62,8 @@ class _Rows(DynamicLayer):
     `[B, H, capacity, C + R]`. What removes rows at the end leaves them views; what else puts other
     tensors in their place, such as `reorder_cache`, makes the next step copy them to a new one."""
 
+    keys: Any  # a Tensor, or None before the first step
+    values: Any
     buffer: Tensor | None = None
 
     def update(
@@ -99,6 +101,9 @@ class _IndexedRows(_Rows, DynamicIndexedLayer):
 
 class _StaticRows(StaticLayer):
     """A layer whose keys and values are views of one buffer `[B, H, max_cache_len, C + R]`."""
+
+    keys: Any
+    values: Any
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)

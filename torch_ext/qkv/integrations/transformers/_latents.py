@@ -30,7 +30,7 @@ class Latents:
 
     latents: Tensor
     rotary: Tensor
-    module: nn.Module
+    module: Any
 
     @property
     def shape(self) -> torch.Size:
@@ -70,7 +70,7 @@ class Latents:
 
 
 def unexpanded(
-    names: tuple[str, ...], expand: Callable, module: nn.Module, latents: Tensor, rotary: Tensor
+    names: tuple[str, ...], expand: Callable, module: Any, latents: Tensor, rotary: Tensor
 ) -> tuple[Any, Any]:
     """What `expand_kv` returns, key and value: Latents where the attention function is one of names
     and what expands is a plain weight, else what expand does."""

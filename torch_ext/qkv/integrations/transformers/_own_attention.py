@@ -15,6 +15,7 @@ from qkv._conversion.route import hook_model, is_routed, route_written, unhook_m
 from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
+from qkv.integrations.transformers._norms import replace_norms, restore_norms
 from qkv.integrations.transformers._private import (
     CORRECT,
     IMPLEMENTATION,
@@ -28,15 +29,16 @@ _logger = logging.get_logger(__name__)
 # In models: that they were asked for qkv, and their layers are to be routed; in layers: that they
 # are routed since their model was.
 _REQUESTED = "_qkv_requested"
-_rotates = False  # whether rotations are replaced, too
+_others = False  # whether rotations and norms are replaced, too
 
 
-def rotate_too(on: bool) -> None:
+def replace_others(on: bool) -> None:
     """Of models whose attention is set from now on; False: of none any more."""
-    global _rotates
-    _rotates = on
+    global _others
+    _others = on
     if not on:
         restore_rotations()
+        restore_norms()
 
 
 def leave_latents(model: PreTrainedModel) -> None:
@@ -84,14 +86,14 @@ def find_out() -> None:
 def _let_choose(model_class: type) -> None:
     """Lets layers be chosen by one of NAMES from the dicts that some families have for that."""
     for module_name in {x.__module__ for x in model_class.__mro__}:
-        for choice in list(vars(sys.modules.get(module_name, object)).values()):
+        for choice in vars(sys.modules[module_name]).values():
             if isinstance(choice, dict) and isinstance(choice.get("eager"), type):
                 for name in NAMES:
                     choice.setdefault(name, choice.get("sdpa", choice["eager"]))
 
 
 def _settle(model: PreTrainedModel) -> None:
-    """Gives a model what suits it that was asked for one of NAMES and whose layers are there."""
+    """Of a model that was asked for one of NAMES, and is there."""
     name, _ = suited(model)
     configs = [model.config]
     if name == ADDED:  # layers may go by the config of a model inside, which follows
@@ -100,9 +102,10 @@ def _settle(model: PreTrainedModel) -> None:
         if config is model.config or (config and config._attn_implementation in NAMES):
             setattr(config, IMPLEMENTATION, name)
     leave_latents(model)
-    if _rotates:
+    if _others:
         for module_name in {type(x).__module__ for x in model.modules()}:
             replace_rotation(module_name)
+            replace_norms(module_name)
     _route(model)
 
 

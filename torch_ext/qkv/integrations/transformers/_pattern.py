@@ -110,7 +110,8 @@ def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Patter
 
 _REMAPPED: CodeType | None = None
 if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
-    _REMAPPED = masking_utils.remap_positions_for_packed_sequence(None, None).__code__
+    remap: Callable[..., Any] = masking_utils.remap_positions_for_packed_sequence
+    _REMAPPED = remap(None, None).__code__
 _KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {}
 
 

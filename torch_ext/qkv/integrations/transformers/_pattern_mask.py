@@ -91,6 +91,9 @@ class PatternMask(torch.Tensor):
         mask.changed = changed and mask.dense is not None
         return mask
 
+    def __init__(self, *args: Any, **tensors: Any) -> None:
+        """Nothing is left to do."""
+
     def written_out(self) -> Tensor:
         """The mask in memory, bool `[B, 1, L, S]`; written once, whoever asks."""
         if self.dense is None:

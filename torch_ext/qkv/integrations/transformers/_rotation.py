@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
@@ -86,16 +87,22 @@ def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
         if not _is_ours(q, k, cos, sin, unsqueeze_dim, found):
             return function(q, k, cos, sin, unsqueeze_dim)
         half, heads = cos.shape[-1] // 2, unsqueeze_dim  # the dimension of heads is 1 or 2
-        rows = (x.transpose(1, heads) for x in (q, k))
-        q, k = rotate(*rows, cos[..., :half], sin[..., :half])
+        q, k = (x.transpose(1, heads) for x in (q, k))
+        q, k = rotate(q, k, cos[..., :half], sin[..., :half])
         return q.transpose(1, heads), k.transpose(1, heads)
 
     return rotating
 
 
+def is_traced() -> bool:
+    """Compilers fuse the chain themselves, and could not ask for the numbers of a table; nor could
+    the transforms of torch.func."""
+    is_transformed = peek_interpreter_stack() is not None
+    return torch.compiler.is_compiling() or is_transformed
+
+
 def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
-    """Compilers fuse the chain themselves, and could not ask for the numbers of a table."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_traced():
         return False
     width = cos.shape[-1]
     return (

@@ -1,0 +1,174 @@
+"""register(kernels=True): the RMS norms of transformers' models are computed by qkv.rotate."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from common import HALVES
+from torch.testing import assert_close
+
+transformers = pytest.importorskip("transformers")
+
+import qkv.integrations.transformers as integration  # noqa: E402
+
+integration.register()
+
+from qkv.integrations.transformers import _norms  # noqa: E402
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+# How many norms a model with two layers has: two a layer and one at the end; those of query and
+# key; Gemma's, by 1 + weight, around what others have them before.
+NORMS = {"llama": 5, "qwen3": 9, "gemma2": 9, "mistral": 5}
+
+
+@pytest.fixture
+def norms(monkeypatch):
+    """The shapes that models norm by qkv.rotate."""
+    shapes = []
+
+    def counted(x, *args):
+        shapes.append(x.shape)
+        return normed(x, *args)
+
+    normed = _norms._normed
+    integration.register(kernels=True)
+    monkeypatch.setattr(_norms, "_normed", counted)
+    yield shapes
+    integration.unregister()
+    integration.register()
+
+
+def model_of(family: str):
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, parameter[0].item(), 0.3)
+    return model.eval()
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    logits = model(ids).logits
+    logits.square().sum().backward()
+    return {"logits": logits} | {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", NORMS)
+def test_results_and_gradients(family, norms):
+    model = model_of(family)
+    ids = torch.randint(50, (2, 9))
+    expected = gradients(copy.deepcopy(model), ids)
+    model.set_attn_implementation("qkv")
+    norms.clear()
+    found = gradients(model, ids)
+    assert len(norms) == NORMS[family]
+    for name, x in expected.items():
+        assert_close(found[name], x, atol=1e-5 * max(1, x.abs().max()), rtol=1e-4, msg=name)
+
+
+def norm_of(family: str, name: str, shapes):
+    """A norm of 24 numbers, ours and theirs by one class."""
+    model_of(family).set_attn_implementation("qkv")
+    cls = getattr(sys.modules[f"transformers.models.{family}.modeling_{family}"], name)
+    norm = cls(24)
+    torch.nn.init.normal_(norm.weight)
+    shapes.clear()  # of the trials
+    return norm, _norms._replaced[cls]
+
+
+CLASSES = [("llama", "LlamaRMSNorm"), ("gemma2", "Gemma2RMSNorm")]
+
+
+def exact(norm, x, offset):
+    x, weight = x.double(), norm.weight.double() + offset
+    eps = getattr(norm, "variance_epsilon", None) or norm.eps
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+@pytest.mark.parametrize("family, name", CLASSES)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_halves_err_no_more_than_the_class_itself(family, name, dtype, norms):
+    """Of the output and of both gradients."""
+    norm, own = norm_of(family, name, norms)
+    norm.to(dtype)
+    x = torch.randn(3, 7, 24).to(dtype).requires_grad_()
+    ahead = torch.randn(3, 7, 24).to(dtype)
+    inputs = (x, norm.weight)
+    wanted = exact(norm, x, family == "gemma2")
+    truth = (wanted, *torch.autograd.grad(wanted, inputs, ahead.double()))
+    errors = []
+    for function in (own, type(norm).forward):
+        y = function(norm, x)
+        assert y.dtype == dtype
+        results = (y, *torch.autograd.grad(y, inputs, ahead))
+        errors.append([(a - b).norm() for a, b in zip(results, truth, strict=True)])
+    assert norms == [x.shape]
+    for theirs, ours in zip(*errors, strict=True):
+        assert ours <= theirs * 1.05
+
+
+@pytest.mark.parametrize("family, name", CLASSES)
+def test_any_shape_and_strides(family, name, norms):
+    norm, own = norm_of(family, name, norms)
+    for x in (torch.randn(24), torch.randn(4, 24, 3).mT, torch.randn(2, 3, 5, 24)):
+        assert_close(norm(x), own(norm, x))
+    assert len(norms) == 3
+
+
+def test_what_is_left_to_the_class(norms):
+    norm, own = norm_of("llama", "LlamaRMSNorm", norms)
+    half = torch.randn(2, 24).bfloat16()
+    assert norm(half).dtype == torch.float32  # of a weight in float32
+    assert norm(torch.zeros(0, 24)).shape == (0, 24)
+    x = torch.randn(5, 24)
+    assert_close(torch.vmap(norm)(x), own(norm, x))
+    assert_close(torch.compile(norm, backend="aot_eager", fullgraph=True)(x), own(norm, x))
+    assert not norms
+
+
+def test_what_is_replaced(norms):
+    """Norms of groups, with gates, and without a weight are not."""
+    falcon = pytest.importorskip("transformers.models.falcon_h1.modeling_falcon_h1")
+    for module in (falcon, sys.modules["transformers.models.llama.modeling_llama"]):
+        _norms.replace_norms(module.__name__)
+    replaced = {cls.__name__ for cls in _norms._replaced}
+    assert replaced == {"FalconH1RMSNorm", "LlamaRMSNorm"}
+
+
+class Others(torch.nn.Module):
+    """What the trial is to tell from a norm; `kind` says what it computes."""
+
+    def __init__(self, dim, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x):
+        mean = x.square().mean(-1, keepdim=True)
+        return {
+            "norm": lambda: self.weight * x * (mean + self.eps).rsqrt(),
+            "centred": lambda: self.weight * (x - x.mean(-1, keepdim=True)) * mean.rsqrt(),
+            "fixed eps": lambda: self.weight * x * (mean + 1e-6).rsqrt(),
+            "no weight": lambda: x * (mean + self.eps).rsqrt(),
+            "float32": lambda: self.weight * x.float() * (mean + self.eps).rsqrt(),
+            "error": lambda: self.weight @ x.T @ x,
+        }[self.kind]()
+
+
+@pytest.mark.parametrize("kind", ["norm", "centred", "fixed eps", "no weight", "float32", "error"])
+def test_the_trial(kind):
+    cls = type("SomeNorm", (Others,), {"kind": kind})
+    assert (_norms._trial(cls) is not None) == (kind == "norm")
+
+
+def test_undone(norms):
+    norm, own = norm_of("llama", "LlamaRMSNorm", norms)
+    assert type(norm).forward is not own
+    integration.unregister()
+    assert type(norm).forward is own and not _norms._replaced
