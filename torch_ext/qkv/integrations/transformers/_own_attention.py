@@ -86,14 +86,14 @@ def find_out() -> None:
 def _let_choose(model_class: type) -> None:
     """Lets layers be chosen by one of NAMES from the dicts that some families have for that."""
     for module_name in {x.__module__ for x in model_class.__mro__}:
-        for choice in vars(sys.modules[module_name]).values():
+        for choice in list(vars(sys.modules.get(module_name, object)).values()):
             if isinstance(choice, dict) and isinstance(choice.get("eager"), type):
                 for name in NAMES:
                     choice.setdefault(name, choice.get("sdpa", choice["eager"]))
 
 
 def _settle(model: PreTrainedModel) -> None:
-    """Of a model that was asked for one of NAMES, and is there."""
+    """Gives a model what suits it that was asked for one of NAMES and whose layers are there."""
     name, _ = suited(model)
     configs = [model.config]
     if name == ADDED:  # layers may go by the config of a model inside, which follows
