@@ -78,7 +78,7 @@ def test_settings_that_change_before_the_backward_pass(isa, rows, forward, backw
 def test_a_way_that_is_none():
     q, k, v = make()
     ops = torch.ops.qkv
-    with pytest.raises(ValueError, match="scores is 'rows', but None, 'elements', 'pairs' or 'til"):
+    with pytest.raises(ValueError, match="scores is 'rows', but None, 'elements', 'pairs', 't"):
         ops.attention_forward(
             q, k, v, *[None] * 9, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
             window_size=None, softcap=0.0, scores="rows",

@@ -1,14 +1,19 @@
 // qkv::ReproducibleGuard: csrc and Python have the tests of what it promises.
 #include "qkv/reproducible.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
-#include "dispatch/dispatch.h"
 #include "qkv/attention.h"
 
 namespace qkv::test_reproducible {
 namespace {
+
+bool reproducible() {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("qkv::_reproducible", "");
+  return op.typed<bool()>().call();
+}
 
 TEST(ReproducibleGuard, ForAsLongAsItLives) {
   EXPECT_FALSE(reproducible());

@@ -22,11 +22,12 @@ QKV_INLINE void exp_of(Vec<T> (&x)[N]) {
 }
 
 // The same of one number, which on no CPU has other bits than a vector's lane: a C library has its
-// own.
+// own. Where exp(x) is subnormal, it is the square of a number that is not.
 inline double exp_of_number(double x) {
-  Vec<double> all[] = {splat(x)};
+  const bool is_small = x < -700;
+  Vec<double> all[] = {splat(is_small ? x / 2 : x)};
   exp_of<double>(all);
-  return all[0][0];
+  return is_small ? all[0][0] * all[0][0] : all[0][0];
 }
 
 }  // namespace qkv::QKV_ISA
