@@ -8,7 +8,8 @@
 #pragma once
 
 #ifndef QKV_ISA  // this header is opened by itself
-#include "isa/generic/vec.h"
+#include "kernels/prelude.h"
+#define QKV_ISA generic
 #endif
 
 namespace qkv::QKV_ISA {
