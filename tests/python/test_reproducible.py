@@ -168,6 +168,48 @@ def test_doors(door):
     assert torch.equal(*same) and not torch.equal(*differ)
 
 
+def row_by_row(linear):
+    """Torch's linear layers have other bits for another number of rows; these have not."""
+
+    def forward(x):
+        rows = [torch.mv(linear.weight, row) for row in x.reshape(-1, x.shape[-1])]
+        return torch.stack(rows).view(*x.shape[:-1], -1)
+
+    return forward
+
+
+def test_greedy_generation():
+    """With a cache and without, alone and in a batch, and after padding of 64 tokens: logits bit
+    for bit, where the other layers allow it."""
+    transformers = pytest.importorskip("transformers")
+    import qkv.integrations.transformers as integration
+
+    integration.register()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=2, attn_implementation="qkv",
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = row_by_row(module)
+    prompt = torch.randint(3, 200, (2, 37))
+
+    def logits(ids, **options):
+        found = model.generate(
+            ids, attention_mask=ids.ne(0).long(), max_new_tokens=12, do_sample=False,
+            pad_token_id=0, return_dict_in_generate=True, output_logits=True, **options,
+        )  # fmt: skip
+        return torch.stack(found.logits)
+
+    expected = logits(prompt)
+    assert torch.equal(logits(prompt, use_cache=False), expected)
+    assert torch.equal(logits(prompt[1:]), expected[:, 1:])
+    padded = torch.cat([torch.zeros(2, 64, dtype=torch.long), prompt], 1)
+    assert torch.equal(logits(padded), expected)
+
+
 def third_derivative():
     x = inputs(4, 4, torch.float64, (1, 1))[0].requires_grad_()
     y = qkv.attention(x, x, x).square().sum()
