@@ -49,14 +49,14 @@ double grad_share(const Problem& p, const BackwardArgs& a, int64_t batch, int64_
          output_dot<E>(p, a, direction.output_jvp, batch, head, query);
 }
 
-// exp(sink - lse), the share of the sink in the softmax of a row. In a row that sees nothing it is
-// 1, even if the sink is NaN or +inf. Such a row is known by its output, which is 0; beside such a
-// sink, the output of a row that sees a key is NaN. Without an output every row passes for one that
-// sees nothing: then the weights have a gradient, and delta is NaN where they are.
+// `share`, exp(sink - lse), which is that of the sink in the softmax of a row. In a row that sees
+// nothing it is 1, even if the sink is NaN or +inf. Such a row is known by its output, which is 0;
+// beside such a sink, the output of a row that sees a key is NaN. Without an output every row
+// passes for one that sees nothing: then the weights have a gradient, and delta is NaN where they
+// are.
 template <class E>
 double share_of_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head,
-                     int64_t query, double sink, double lse) {
-  const double share = kernels_for(p, a).exp(sink - lse);
+                     int64_t query, double sink, double share) {
   if (!std::isnan(share) || std::isfinite(sink)) return share;
   return p.head_dim_v == 0 || value_at<E>(p, a.output, batch, head, query) == 0 ? 1 : share;
 }
@@ -66,6 +66,7 @@ template <class E>
 void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t head) {
   using T = Compute<E>;
   const double* sink = plane<double>(p, p.by_head[kSinks], batch, head);
+  const auto exp = kernels_for(p, a).exp;
   double grad = 0;
   for (int64_t query = 0; sink && query < p.seqlen_q; ++query) {
     const double lse = value_at<T>(p, a.lse, batch, head, query);
@@ -73,8 +74,8 @@ void grad_sink(const Problem& p, const BackwardArgs& a, int64_t batch, int64_t h
     const T* sums = nullptr;
     if (sums_row(a, lse))
       sums = query_plane<T>(p, a.row_sums, batch, head) + query * a.row_sums.strides.row;
-    grad -= share_of_sink<E>(p, a, batch, head, query, *sink, lse) / (sums ? sums[1] : 1) *
-            grad_share<E>(p, a, batch, head, query, sums);
+    grad -= share_of_sink<E>(p, a, batch, head, query, *sink, exp(*sink - lse)) /
+            (sums ? sums[1] : 1) * grad_share<E>(p, a, batch, head, query, sums);
   }
   *plane<double>(p, a.grad_by_head[kSinks], batch, head) = grad;
 }

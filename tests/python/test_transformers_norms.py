@@ -10,16 +10,15 @@ from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
 
+import decoder_models  # noqa: E402
+from decoder_models import gradients  # noqa: E402
+
 import qkv.integrations.transformers as integration  # noqa: E402
 
 integration.register()
 
 from qkv.integrations.transformers import _norms  # noqa: E402
 
-SIZES = {
-    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
-}  # fmt: skip
 # How many norms a model with two layers has: two a layer and one at the end; those of query and
 # key; Gemma's, by 1 + weight, around what others have them before.
 NORMS = {"llama": 5, "qwen3": 9, "gemma2": 9, "mistral": 5}
@@ -43,20 +42,12 @@ def norms(monkeypatch):
 
 
 def model_of(family: str):
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **SIZES)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    """With norms of which each number is another one."""
+    model = decoder_models.model_of(family)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(parameter, parameter[0].item(), 0.3)
-    return model.eval()
-
-
-def gradients(model, ids):
-    model.zero_grad()
-    logits = model(ids).logits
-    logits.square().sum().backward()
-    return {"logits": logits} | {n: p.grad for n, p in model.named_parameters()}
+    return model
 
 
 @pytest.mark.parametrize("family", NORMS)

@@ -9,16 +9,14 @@ from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
 
+from decoder_models import gradients, model_of  # noqa: E402
+
 import qkv.integrations.transformers as integration  # noqa: E402
 
 integration.register()
 
 from qkv.integrations.transformers import _rotation  # noqa: E402
 
-SIZES = {
-    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
-}  # fmt: skip
 ROTATED = ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi", "olmo2"]
 # Of neighbours; of tables with half as many numbers; with other arguments.
 OTHERS = ["cohere", "gpt_oss", "glm4"]
@@ -39,21 +37,6 @@ def rotations(monkeypatch):
     yield calls
     integration.unregister()
     integration.register()
-
-
-def model_of(family: str):
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **SIZES)
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-
-
-def gradients(model, ids):
-    model.zero_grad()
-    logits = model(ids).logits
-    logits.square().sum().backward()
-    return {"logits": logits} | {
-        n: p.grad for n, p in model.named_parameters() if p.grad is not None
-    }
 
 
 @pytest.mark.parametrize("family", ROTATED + OTHERS)
