@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv._machine import is_reproducible
 from qkv.distributed._block import OPTION_TENSORS, Ring, heads_of
 from qkv.distributed._call import Call, why_not_by_heads
 from qkv.distributed._passes import RingAttention
@@ -53,6 +54,11 @@ def attend(
         shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
         output, lse = _attend_whole(inputs, of_options, call, dropout_seed=seed, shard=shard)
     else:
+        if team.ring.size > 1 and is_reproducible():
+            raise NotImplementedError(
+                "ring_attention: what a ring's ranks add up has other bits on other CPUs, but the "
+                'same are asked for; expected qkv.set_reproducible(False), or method="heads"'
+            )
         plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
         lead = (*lead[:-1], own) if lead else ()
         ring = Ring(team.ring, plan, lead, call.scalars, heads, ranks.rank * own, seed)
