@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.integrations.transformers._pattern import pattern_of
-from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask, begins_of, lengths_of
 from qkv.integrations.transformers._private import (
     causal_mask_function,
     is_tracing,
@@ -88,11 +88,12 @@ def make_mask(
         padding = None
     is_open = band == Band() and spans is None
     lengths = lengths_of(padding) if padding is not None and is_open else None
+    begins = begins_of(padding[:, : window[0]]) if padding is not None and spans is None else None
     mask = PatternMask(
         (batch_size, 1, q_length, kv_length), band,
-        padding=padding, lengths=lengths, documents=documents, spans=spans,
+        padding=padding, lengths=lengths, begins=begins, documents=documents, spans=spans,
     )  # fmt: skip
-    if q_length > 1:
+    if q_length > 1 or begins is not None:
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
     sees_all = is_open and padding is None
