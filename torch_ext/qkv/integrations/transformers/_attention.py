@@ -168,9 +168,8 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
         if used < keys:
             key, value = key[:, :, :used], value[:, :, :used]
             position_bias = None if position_bias is None else position_bias[..., :used]
-        if mask.begins is not None and _may_be_cached(
-            key, position_bias, output_attentions, options
-        ):
+        is_plain = position_bias is None and not output_attentions
+        if is_plain and mask.begins is not None and _may_be_cached(key, options):
             options["softmax_scale"] = options.pop("scale")
             del options["enable_gqa"], options["dropout_p"]
             options |= {"cache_leftpad": mask.begins, "cache_seqlens": used}
@@ -191,13 +190,12 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     return output.transpose(1, 2).contiguous(), weights
 
 
-def _may_be_cached(key, position_bias, output_attentions, options) -> bool:
+def _may_be_cached(key, options) -> bool:
     """Whether rows that begin at keys of their own may go as those of a cache, whose results do not
-    depend on where they begin: without derivatives, weights, and what else a cache has not."""
-    is_plain = not isinstance(key, Latents) and position_bias is None and not output_attentions
+    depend on where they begin. It has no derivatives, no dropout, and is not cast."""
     has_derivatives = torch.is_grad_enabled() or forward_ad._current_level >= 0
-    casts = torch.is_autocast_enabled("cpu")  # which a cache does not
-    return is_plain and not (has_derivatives or casts or is_traced() or options["dropout_p"])
+    is_refused = has_derivatives or options["dropout_p"] or torch.is_autocast_enabled("cpu")
+    return not (isinstance(key, Latents) or is_refused or is_traced())
 
 
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:

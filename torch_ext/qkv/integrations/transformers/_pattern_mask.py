@@ -59,8 +59,8 @@ class PatternMask(torch.Tensor):
     fall, unless None, which needs L = S; `spans`, as in qkv.attention, unless None. `lengths`,
     `[B]`, say the same as padding, as row b's first `lengths[b]` keys, where that is so and nothing
     else hides; `begins`, `[B]`, as its keys from `begins[b]` to the last one of the band, where
-    that is so and there are no spans. Where there is a `dense` one, `[B, 1, L, S]` in memory, that is the mask, which no
-    model may mistake either.
+    that is so and there are no spans. Where there is a `dense` one, `[B, 1, L, S]` in memory, that
+    is the mask, which no model may mistake either.
 
     To whatever a model does with it it is a tensor like any other: for the first operation that
     is not a mere copy of the mask, it is written out. It goes by its pattern as before, so that a
