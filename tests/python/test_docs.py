@@ -141,6 +141,19 @@ def test_named_files_exist():
     assert not gone
 
 
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="no sources here")
+def test_messages_of_the_page_are_those_of_the_sources():
+    """Of each message in docs/faster.md, what stands between two names or numbers is found."""
+    files = [f for room in ("csrc", "torch_ext") for f in (ROOT / room).rglob("*.*")]
+    files = [f for f in [*files, ROOT / "setup.py"] if f.suffix in (".cpp", ".h", ".py")]
+    strings = re.sub(r'"\s*,?\n?\s*f?"', "", "\n".join(f.read_text() for f in files))
+    page = (ROOT / "docs/faster.md").read_text().partition("\n## Error messages\n")[2]
+    messages = re.findall("^[|] `(.*?)`", page, re.M)
+    parts = [part.strip(" ,;") for message in messages for part in message.split("…")]
+    assert len(messages) > 10
+    assert [part for part in parts if part not in strings] == []
+
+
 def functions():
     """The public functions, but for those that ask for a setting or set it."""
     every = (getattr(qkv, name) for name in qkv.__all__)
