@@ -1,4 +1,6 @@
-# `make help` says what there is. All of it lives in .venv* and build; nothing else is touched.
+# `make help` says what there is. All of it lives in this folder, and `make clean` removes it. What pip
+# does not have is installed by .ci/packages, which says so: as root on Debian by apt-get, elsewhere
+# it stops and says what is missing.
 # PYTHON=python3.12 picks another Python, TORCH=2.15.0 another torch, which gets an environment of its
 # own, ARGS="..." passes arguments on, MAX_JOBS=2 limits compiling.
 PYTHON ?= python3

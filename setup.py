@@ -150,7 +150,17 @@ def requirement():
     return f"torch>={first}.{low},<{last}.{high + 1}"
 
 
+def description():
+    """The README for PyPI, which has none of the files that its links lead to: they lead to the
+    repository that pyproject.toml names as Source, and are only names while it names none."""
+    source = re.search(r'^Source = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    link = rf"[\1]({source[1]}/blob/v{version['__version__']}/\2)" if source else r"\1"
+    return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", link, (ROOT / "README.md").read_text())
+
+
 setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
     install_requires=[requirement()],
     cmdclass={"build": build_all, "build_cmake": build_cmake, "bdist_wheel": wheel},
     distclass=BinaryDistribution,

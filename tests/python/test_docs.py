@@ -2,7 +2,10 @@
 
 import inspect
 import itertools
+import json
 import re
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from benchmarks.suites import SUITES
 from benchmarks.tables import label
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
 EVERY_PAGE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [str(p.relative_to(ROOT)) for p in EVERY_PAGE if "```python" in p.read_text()]
 
@@ -71,6 +75,26 @@ def test_the_readme_has_the_figures_of_the_benchmarks():
         for cell, (section, name, *which) in zip(row[1:], places, strict=True):
             found = bold_figures(section, name)
             assert cell.split(", ") == [found[n] for n in which], f"{row[0]}: {section}, {name}"
+
+
+def test_the_accuracy_page_counts_the_errors_of_the_raw_runs():
+    """In its table, by kinds of runs, and in the sentence above it, of all."""
+    page = (ROOT / "docs/accuracy.md").read_text()
+    every = []
+    (table,) = [rows for titles, rows in tables(page) if titles[0] == "raw runs of"]
+    for runs, *numbers in table:
+        files = [f for kind in re.findall("`(.*?)`", runs) for f in RESULTS.glob(kind)]
+        checks = [x["check"] for f in files for x in json.loads(f.read_text())["results"]]
+        found = [(e["error"], e["torch_error"]) for check in checks for e in check.values()]
+        every += found
+        larger = [sum(ours > factor * torchs for ours, torchs in found) for factor in (1, 1.15)]
+        at_most = max(ours / torchs for ours, torchs in found if torchs)
+        assert numbers == [*map(str, (len(found), *larger)), f"{at_most:.2f}"], runs
+    files = [f for f in RESULTS.glob("*.json") if '"torch_error"' in f.read_text()]
+    assert sum(f.read_text().count('"torch_error"') for f in files) == len(every)
+    larger = [sum(ours > factor * torchs for ours, torchs in every) for factor in (1, 1.15)]
+    assert f"in {larger[0]} of the {len(every)} results" in page
+    assert f"in {larger[1]} of them by more than 15 %" in page
 
 
 def tables(text):
@@ -139,6 +163,37 @@ def test_named_files_exist():
         if not any(path.endswith("/" + name.removeprefix("../")) for path in paths)
     ]
     assert not gone
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="no sources here")
+@pytest.mark.parametrize("source", ["", '[project.urls]\nSource = "https://example.org/qkv"\n'])
+def test_links_of_the_description_for_pypi(source, tmp_path, monkeypatch):
+    """They are absolute where pyproject.toml names the repository, and none where it does not."""
+    setuptools = pytest.importorskip("setuptools")
+    (tmp_path / "torch_ext/qkv").mkdir(parents=True)
+    for name in ("setup.py", "README.md", "torch_ext/qkv/version.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + source)
+    said = {}
+    monkeypatch.setattr(setuptools, "setup", said.update)
+    runpy.run_path(str(tmp_path / "setup.py"))
+    links = re.findall(r"\]\((.*?)\)", said["long_description"])
+    assert bool(links) == bool(source)
+    assert all(re.match("https://example.org/qkv/blob/v[0-9.]+/[a-zC]", link) for link in links)
+    assert "docs/install.md" in said["long_description"]
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="no sources here")
+def test_messages_of_the_page_are_those_of_the_sources():
+    """Of each message in docs/faster.md, what stands between two names or numbers is found."""
+    files = [f for room in ("csrc", "torch_ext") for f in (ROOT / room).rglob("*.*")]
+    files = [f for f in [*files, ROOT / "setup.py"] if f.suffix in (".cpp", ".h", ".py")]
+    strings = re.sub(r'"\s*,?\n?\s*f?"', "", "\n".join(f.read_text() for f in files))
+    page = (ROOT / "docs/faster.md").read_text().partition("\n## Error messages\n")[2]
+    messages = re.findall("^[|] `(.*?)`", page, re.M)
+    parts = [part.strip(" ,;") for message in messages for part in message.split("…")]
+    assert len(messages) > 10
+    assert [part for part in parts if part not in strings] == []
 
 
 def functions():

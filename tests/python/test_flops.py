@@ -54,7 +54,7 @@ def test_as_torchs(heads):
     assert count(lambda: call().sum().backward()) == both
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="docs/features.md, of 2.13")
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="docs/compare.md, of 2.13")
 def test_torch_counts_nothing_on_a_cpu():
     inputs = [torch.randn(B, H, L, D) for _ in range(3)]
     assert count(lambda: F.scaled_dot_product_attention(*inputs)) == 0

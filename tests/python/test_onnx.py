@@ -1,6 +1,7 @@
 """Models exported to ONNX, run by onnxruntime, against float64."""
 
 import contextlib
+import functools
 import importlib
 
 import pytest
@@ -532,6 +533,13 @@ def test_refuses_packed_documents():
         return qkv.varlen_attn(query, key, value, ends, ends, 4, 4)
 
     assert_refused("cu_seq_q is given, but Attention knows no packed documents", packed, tensors)
+
+
+def test_refuses_score_functions():
+    assert_refused(
+        "score_program is given, but Attention knows no score functions",
+        functools.partial(qkv.flex_attention, score_mod=lambda s, b, h, i, j: s + 0.1 * h),
+    )
 
 
 def test_refuses_other_operators():

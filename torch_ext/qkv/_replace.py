@@ -64,7 +64,7 @@ def replace_sdpa() -> ReplacedSdpa:
 
     Whoever calls it, from Python, C++ or TorchScript; and the attention in the inference paths of
     torch's layers, which never call it. What qkv does not cover goes to torch as before:
-    `sdpa_report` says what went where, and docs/replace-sdpa.md what is covered.
+    `sdpa_report` says what went where, and docs/adopt.md what is covered.
 
     Returns:
         A handle. `undo()` puts torch's kernels back, exactly as they were; leaving a `with` block

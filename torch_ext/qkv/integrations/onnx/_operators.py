@@ -23,7 +23,7 @@ _OPERATORS = (
 # Arguments that not every one of them has.
 _ABSENT = dict.fromkeys(
     (*MASKS, *BY_HEAD, "window_size", "reduce", "cu_seq_q", "cu_seq_k", "seqused_k")
-) | {"softcap": 0.0}
+) | {"softcap": 0.0, "score_program": ""}
 
 
 def table() -> dict[OpOverload, Callable]:
@@ -60,10 +60,11 @@ def _check(arguments: dict[str, Any]) -> None:
     unknown = dict.fromkeys(
         {"spans", *BY_HEAD} - set(TRANSLATED_BY_HEAD), "has no translation; pass an attn_mask"
     )
+    unknown["score_program"] = "Attention knows no score functions"
     packed = ("cu_seq_q", "cu_seq_k", "seqused_k")
     unknown |= dict.fromkeys(packed, "Attention knows no packed documents")
     for name, why in unknown.items():
-        if arguments[name] is not None:
+        if arguments[name] not in (None, ""):
             _refuse(f"{name} is given, but {why}")
 
 

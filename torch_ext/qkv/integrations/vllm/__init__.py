@@ -14,8 +14,8 @@ def register() -> None:
     """Has vLLM use qkv where it would use its own `CPU_ATTN` and `CPU_MLA`, in this process.
 
     vLLM's workers are processes of their own: they call this where the environment says
-    `VLLM_PLUGINS=qkv`, by the entry point that qkv has among vLLM's plugins. docs/vllm.md says what
-    is taken over, and what was not tried.
+    `VLLM_PLUGINS=qkv`, by the entry point that qkv has among vLLM's plugins. docs/adopt.md says
+    what is taken over, and what was not tried.
 
     Raises:
         ImportError: vLLM is missing, or is not of the version that this is written for.
