@@ -274,9 +274,8 @@ TEST_P(ScoreProgramTest, TablesAreMasks) {
     }
 }
 
-// sin(score + table[...]) * table[head] * exp(300 * (key - last visible key)): where is_causal
-// hides a pair, the last factor is infinite, and what it would add to the gradient of the table is
-// NaN.
+// sin(score + table[...]) * table[head] * exp(300 * (key - last visible key)): where is_causal hides
+// a pair, the last factor is infinite, which adds nothing to the gradient of the table.
 ScoreProgram program_of_sines(const Case& c, const Look& look) {
   std::string sizes;
   for (int64_t size : look.sizes(c)) sizes += " " + std::to_string(size);

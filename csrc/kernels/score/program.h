@@ -8,8 +8,7 @@ namespace qkv::QKV_ISA {
 
 // Calls use(interpreter), which lives as long as the call, with memory on the stack: programs have
 // a few dozen results, and threads megabytes. Not inlined, since a loop around it would take memory
-// again and again. Where bits are fixed, those of all
-// rows of a tile at once may take more than that.
+// again and again. Where bits are fixed, results of all rows of a tile at once may take more.
 template <class T, class Use>
 __attribute__((noinline)) void interpret(const Problem& p, const program::Compiled& program,
                                          const Tile& tile, int64_t key, const ProgramTile<T>& given,
@@ -51,21 +50,17 @@ void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, i
   }
 }
 
-// The same where bits are fixed, of all keys of a tile: query after query, and of each key after
-// key, so that it does not matter how many queries a tile has. A pair without a gradient adds
-// nothing, since only some tiles compute those that are hidden.
+// The same where bits are fixed, of all keys of a tile: row after row, and of a row key after key,
+// so that it does not matter how many rows a tile has.
 template <class T, class Sum>
-void add_in_order(const program::Compiled& program, const Interpreter<T>& of, const Tile& tile,
-                  int64_t keys, const ProgramTile<T>& given, Sum* sums) {
-  const auto is_zero = [&](const T* numbers, int64_t at) { return !numbers || numbers[at] == 0; };
-  for (int lane = 0; lane < tile.rows; ++lane)
+void add_in_order(const program::Compiled& program, const Interpreter<T>& of, int rows,
+                  int64_t keys, Sum* sums) {
+  for (int lane = 0; lane < rows; ++lane)
     for (const program::TableSum& sum : program.sums) {
       const int v = lane / kLanes<T>, l = lane % kLanes<T>;
       const StepData value = of.result(sum.value), place = of.result(sum.place);
       const Line<T>* const line = of.line(program.steps[size_t(sum.place)]);
       for (int64_t j = 0; j < keys; ++j) {
-        const int64_t at = j * tile.step + lane;
-        if (is_zero(given.grad, at) && is_zero(given.grad_change, at)) continue;
         const int64_t to =
             line ? line->first[v][l] + j * line->per_key : place.at<IntLane<T>>(j, v)[l];
         if (to >= 0) sums[sum.offset + to] += value.at<T>(j, v)[l];
@@ -83,7 +78,7 @@ void run_backward(const Problem& p, const program::Compiled& program, const Back
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
     const auto add = [&](int64_t row, int64_t rows, auto* to) {
       if constexpr (kFixedBits)
-        add_in_order(program, of, tile, rows, given, to);
+        add_in_order(program, of, tile.rows, rows, to);
       else
         add_to_tables(program, of, row, rows, to);
     };
