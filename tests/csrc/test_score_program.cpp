@@ -274,8 +274,34 @@ TEST_P(ScoreProgramTest, TablesAreMasks) {
     }
 }
 
-// sin(score + table[...]) * table[head] * exp(300 * (key - last visible key)): where is_causal hides
-// a pair, the last factor is infinite, which adds nothing to the gradient of the table.
+// A table so large that planes have a sum together, to which the cells of one add after those of
+// another.
+TEST_P(ScoreProgramTest, PlanesThatShareASumOfTables) {
+  Case c;
+  c.dtype = DType::f32, c.kv_heads = 6, c.L = c.S = 800, c.D = c.Dv = 8;
+  const Workload w(c);
+  const ScoreProgram program(
+      "@float 0 61\n@float 0 4194304\nscore\nquery\nkey\nadd 1 2\nint 61\nrem 3 4\n"
+      "load 0 5\nint 0\nload 1 7\nadd 6 8\nadd 0 9\n");
+  Tables tables(c, std::vector<double>(size_t(program.table_size())));
+  const ScoreFunction function{&program, tables.values.data()};
+  const auto run = [&](int threads) {
+    Outputs outputs(w);
+    Problem p = w.problem();
+    p.function = &function, p.num_threads = threads;
+    attention_forward(p, outputs.forward_result(true));
+    outputs.forward_is_done();
+    BackwardArgs args = outputs.backward_args();
+    args.grad_tables = tables.grad.data();
+    attention_backward(p, args);
+    return std::vector<char>(tables.grad.begin(), tables.grad.begin() + 61 * 4);
+  };
+  const std::vector<char> alone = run(1);
+  for (int n = 0; n < 5; ++n) EXPECT_EQ(run(4), alone);
+}
+
+// sin(score + table[...]) * table[head] * exp(300 * (key - last visible key)): where is_causal
+// hides a pair, the last factor is infinite, which adds nothing to the gradient of the table.
 ScoreProgram program_of_sines(const Case& c, const Look& look) {
   std::string sizes;
   for (int64_t size : look.sizes(c)) sizes += " " + std::to_string(size);
