@@ -214,8 +214,11 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
 void BackwardTask::run_turn(const Turn& turn, void* workspace) {
   const Cell& cell = cells_[turn.part][turn.cell];
   if (turn.plane >= waiting_planes_) wait_for(progress_.is_done(turn.plane - waiting_planes_), 1);
-  if (turn.plane >= classes())  // the plane before it, of the same class
-    wait_for(progress_.rows(turn.plane - classes(), turn.part, cell.row), cell.row_rank + 1);
+  // The plane before it, of the same class: as many of its cells, or all that add to the same sum.
+  const bool share_tables = tables_.are_wanted() && tables_.planes() < planes_;
+  if (turn.plane >= classes())
+    wait_for(progress_.rows(turn.plane - classes(), turn.part, cell.row),
+             share_tables ? cell.row_cells : cell.row_rank + 1);
   Number& rows = progress_.rows(turn.plane, turn.part, cell.row);
   Number& keys = progress_.keys(turn.plane, turn.part, cell.key);
   wait_for(rows, cell.row_rank);

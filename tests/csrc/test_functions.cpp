@@ -1,5 +1,5 @@
-// The kernels' exp, exp2 and tanh. Where the result is a normal number they are at most a few units
-// in the last place off, where it is subnormal they are right or 0, and NaN gives NaN.
+// The kernels' exp, exp2, tanh, sin and cos. Where the result is a normal number they are at most a
+// few units in the last place off, where it is subnormal they are right or 0, and NaN gives NaN.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -26,12 +26,18 @@ struct Function {
   double range_f64;  // the largest |x| that is tried in f64, at most 2^1022
   int stride;        // one float of so many is tried
   double most_ulp;   // the largest error, in units in the last place
+  double most_ulp_f64;
 };
 
 // Every float is tried in exp, since every score goes through it.
-const Function kExp = {"exp", &KernelParts::exp, std::exp, std::exp, 88, 708, 1, 2};
-const Function kExp2 = {"exp2", &KernelParts::exp2, std::exp2, std::exp2, 127, 1022, 31, 2};
-const Function kTanh = {"tanh", &KernelParts::tanh, std::tanh, std::tanh, 1e6, 25, 31, 4};
+const Function kExp = {"exp", &KernelParts::exp, std::exp, std::exp, 88, 708, 1, 2, 2};
+const Function kExp2 = {"exp2", &KernelParts::exp2, std::exp2, std::exp2, 127, 1022, 31, 2, 2};
+const Function kTanh = {"tanh", &KernelParts::tanh, std::tanh, std::tanh, 1e6, 25, 31, 4, 4};
+// Sines of floats are computed in double. Without FMA those of doubles are less exact.
+const Function kSin = {"sin", &KernelParts::sin, std::sin, std::sin, 0x1p127f, 0x1p1022, 31, .501,
+                       .8};
+const Function kCos = {"cos", &KernelParts::cos, std::cos, std::cos, 0x1p127f, 0x1p1022, 31, .501,
+                       .8};
 
 const KernelParts& parts(const char* isa, DType dtype) {
   set_isa(isa);
@@ -91,7 +97,7 @@ class FunctionTest : public ::testing::TestWithParam<Function> {
   void TearDown() override { set_isa(supported_isas().front()); }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, FunctionTest, ::testing::Values(kExp, kExp2, kTanh),
+INSTANTIATE_TEST_SUITE_P(All, FunctionTest, ::testing::Values(kExp, kExp2, kTanh, kSin, kCos),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Floats of both signs from 2^-26 up; below that the result is 1, or x itself, and one float of
@@ -130,7 +136,7 @@ TEST_P(FunctionTest, SampledDoubles) {
         worst = std::max(worst, double(std::abs(out[i] - exact)) / ulp);
       }
     }
-    EXPECT_LE(worst, f.most_ulp) << isa;
+    EXPECT_LE(worst, f.most_ulp_f64) << isa;
     RecordProperty(std::string("worst_ulp_") + isa, std::to_string(worst));
   }
 }
@@ -187,6 +193,63 @@ TEST(TanhTest, Edges) {
     SCOPED_TRACE(isa);
     expect_tanh_edges<float>(parts(isa, DType::f32));
     expect_tanh_edges<double>(parts(isa, DType::f64));
+  }
+  set_isa(supported_isas().front());
+}
+
+// In every binade, and next to multiples of pi/2, as far as those of long double are near enough.
+TEST(SineTest, DoublesOfAnySize) {
+  for (const char* isa : supported_isas())
+    for (const Function& f : {kSin, kCos}) {
+      const KernelParts& k = parts(isa, DType::f64);
+      Random random(7);
+      double worst = 0, in[kBlock], out[kBlock];
+      for (int exponent = -40; exponent < 1023; exponent += kQuick ? 7 : 1) {
+        const double power = std::ldexp(1, exponent);
+        for (int64_t i = 0; i < kBlock; ++i) {
+          in[i] = power * std::uniform_real_distribution<double>(1, 2)(random);
+          const long double turn = 1.57079632679489661923132169163975144L;
+          if (i % 2 && exponent >= 0 && exponent < 50) in[i] = double(roundl(in[i] / turn) * turn);
+          if (i % 3 == 0) in[i] = -in[i];
+        }
+        (k.*f.hook)(in, out, kBlock);
+        for (int64_t i = 0; i < kBlock; ++i) {
+          const long double exact = f.exact_f64(in[i]);
+          const double ulp = floor_power(double(exact)) * 0x1p-52;
+          worst = std::max(worst, double(std::abs(out[i] - exact)) / ulp);
+        }
+      }
+      EXPECT_LE(worst, std::string(isa) == "generic" ? .8 : .62) << isa << " " << f.name;
+    }
+  set_isa(supported_isas().front());
+}
+
+template <class T>
+void expect_sine_edges(const KernelParts& parts) {
+  using Limits = std::numeric_limits<T>;
+  for (T x : {T(0), Limits::denorm_min(), Limits::min()}) {  // sin(x) is x, with its sign
+    for (T y : {x, -x}) {
+      const T sine = result<T>(parts, kSin.hook, y);
+      EXPECT_EQ(sine, y);
+      EXPECT_EQ(std::signbit(sine), std::signbit(y));
+      EXPECT_EQ(result<T>(parts, kCos.hook, y), 1);
+    }
+  }
+  for (T x : {Limits::infinity(), Limits::quiet_NaN()})
+    for (Hook hook : {kSin.hook, kCos.hook}) {
+      EXPECT_TRUE(std::isnan(result<T>(parts, hook, x)));
+      EXPECT_TRUE(std::isnan(result<T>(parts, hook, -x)));
+    }
+}
+
+TEST(SineTest, Edges) {
+  for (const char* isa : supported_isas()) {
+    SCOPED_TRACE(isa);
+    expect_sine_edges<float>(parts(isa, DType::f32));
+    expect_sine_edges<double>(parts(isa, DType::f64));
+    // No double is nearer to a multiple of pi/2.
+    const double nearest = std::ldexp(6381956970095103, 797);
+    EXPECT_EQ(result<double>(parts(isa, DType::f64), kCos.hook, nearest), -4.68716592425462761e-19);
   }
   set_isa(supported_isas().front());
 }

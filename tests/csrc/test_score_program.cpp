@@ -274,6 +274,94 @@ TEST_P(ScoreProgramTest, TablesAreMasks) {
     }
 }
 
+// A table so large that planes have a sum together, to which the cells of one add after those of
+// another.
+TEST_P(ScoreProgramTest, PlanesThatShareASumOfTables) {
+  Case c;
+  c.dtype = DType::f32, c.kv_heads = 6, c.L = c.S = 800, c.D = c.Dv = 8;
+  const Workload w(c);
+  const ScoreProgram program(
+      "@float 0 61\n@float 0 4194304\nscore\nquery\nkey\nadd 1 2\nint 61\nrem 3 4\n"
+      "load 0 5\nint 0\nload 1 7\nadd 6 8\nadd 0 9\n");
+  Tables tables(c, std::vector<double>(size_t(program.table_size())));
+  const ScoreFunction function{&program, tables.values.data()};
+  const auto run = [&](int threads) {
+    Outputs outputs(w);
+    Problem p = w.problem();
+    p.function = &function, p.num_threads = threads;
+    attention_forward(p, outputs.forward_result(true));
+    outputs.forward_is_done();
+    BackwardArgs args = outputs.backward_args();
+    args.grad_tables = tables.grad.data();
+    attention_backward(p, args);
+    return std::vector<char>(tables.grad.begin(), tables.grad.begin() + 61 * 4);
+  };
+  const std::vector<char> alone = run(1);
+  for (int n = 0; n < 5; ++n) EXPECT_EQ(run(4), alone);
+}
+
+// sin(score + table[...]) * table[head] * exp(300 * (key - last visible key)): where is_causal
+// hides a pair, the last factor is infinite, which adds nothing to the gradient of the table.
+ScoreProgram program_of_sines(const Case& c, const Look& look) {
+  std::string sizes;
+  for (int64_t size : look.sizes(c)) sizes += " " + std::to_string(size);
+  std::string text = look.text(c);
+  auto n = int(std::count(text.begin(), text.end(), '\n')) + 3;
+  const auto add = [&](const std::string& line) { text += line + "\n", ++n; };
+  const auto last = [&](int back) { return " " + std::to_string(n - back); };
+  add("sin" + last(0));
+  add("load 1 1");
+  add("mul" + last(1) + last(0));
+  const int product = n;
+  add("sub 3 2");
+  add("int " + std::to_string(c.S - c.L));
+  add("sub" + last(1) + last(0));
+  add("to_float" + last(0));
+  add("float 300");
+  add("mul" + last(1) + last(0));
+  add("exp" + last(0));
+  if (c.is_causal) add("mul " + std::to_string(product) + last(0));
+  if (!c.is_causal) add("add " + std::to_string(product) + " 0");
+  return ScoreProgram("@float 0" + sizes + "\n@float 0 " + std::to_string(c.heads()) +
+                      "\nscore\nhead\nquery\nkey\n" + text);
+}
+
+TEST_P(ScoreProgramTest, TheSameBitsAsGenericCode) {
+  set_reproducible(true);
+  int number = 0;
+  for (const Look& look : kLooks)
+    for (const Case& c : program_cases()) {
+      if (number++ % (kQuick ? 3 : 1)) continue;
+      SCOPED_TRACE(::testing::Message() << c << " " << &look - kLooks);
+      const JvpWorkload w(c);
+      const ScoreProgram program = program_of_sines(c, look);
+      std::vector<double> numbers;
+      for (int64_t n = 0; n < program.table_size(); ++n) numbers.push_back(double(n * 37 % 64) / 9);
+      Tables tables(c, numbers);
+      tables.set(tables.direction, numbers);
+      const ScoreFunction function{&program, tables.values.data()};
+      const auto run = [&](const char* isa, int threads) {
+        set_isa(isa);
+        return run_with(
+            w, [&](Problem& p) { p.function = &function, p.num_threads = threads; }, &tables,
+            false);
+      };
+      const Passes expected = run("generic", 1);
+      for (int threads : {1, 3, 7}) {
+        const Passes actual = run(GetParam(), threads);
+        expect_identical(actual.first, expected.first);
+        expect_identical(actual.second, expected.second);
+        expect_same_bits(actual.jvp, expected.jvp);
+        EXPECT_EQ(actual.grad_tables, expected.grad_tables);
+        EXPECT_EQ(actual.second_tables, expected.second_tables);
+        for (double x : actual.grad_tables) EXPECT_TRUE(std::isfinite(x));
+        for (double x : actual.second_tables) EXPECT_TRUE(std::isfinite(x));
+      }
+      if (HasFailure()) break;
+    }
+  set_reproducible(false);
+}
+
 // where(query > key, score, -inf) hides as a boolean mask does; the first query sees nothing.
 TEST_P(ScoreProgramTest, MinusInfinityHides) {
   const ScoreProgram program("score\nquery\nkey\ngt 1 2\nfloat -inf\nwhere 3 0 4\n");

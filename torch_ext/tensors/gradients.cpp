@@ -5,7 +5,6 @@
 
 #include <numeric>
 
-#include "call/fixed_bits.h"
 #include "tensors/layout.h"
 
 namespace qkv {
@@ -27,9 +26,7 @@ GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
     if (kArguments[a].shape == Shape::tensor) allocate(a, shapes[a], wide_ ? wide : own);
     if (kArguments[a].shape == Shape::per_head) allocate(a, sizes.per_head(), at::kDouble);
     if (kArguments[a].shape == Shape::mask) allocate_mask(a);
-    if (a != arg::score_tables) continue;
-    refuse_where_reproducible(call.title(), "the gradient of score_tables");
-    full_[a] = at::zeros(call[a].sizes(), call[a].options());
+    if (a == arg::score_tables) full_[a] = at::zeros(call[a].sizes(), call[a].options());
   }
 }
 

@@ -7,10 +7,8 @@
 #include <numeric>
 
 #include "call/dtypes.h"
-#include "call/fixed_bits.h"
 #include "common/mask_elements.h"
 #include "common/philox.h"
-#include "program/builder.h"
 #include "tensors/option_numbers.h"
 
 namespace qkv {
@@ -98,9 +96,6 @@ void KernelCall::bind_score_program() {
   if (call_.options.score_program.empty()) return;
   function_ = std::make_unique<Function>();
   function_->program = score_program_of(call_);
-  for (const program::Instruction& x : function_->program->instructions().instructions())
-    if (x.op == program::Op::sin || x.op == program::Op::cos)
-      refuse_where_reproducible(call_.title(), "a score_program with sin or cos");
   ScoreFunction& to = function_->function;
   problem.function = &to;
   to.program = function_->program.get();

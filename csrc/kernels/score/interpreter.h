@@ -12,7 +12,7 @@ template <class T>
 class Interpreter {
   static constexpr int64_t kVector = kVectorBytes;
   // Results of some rows of two vectors take at most so many bytes, a fourth of a first-level
-  // cache, unless 8 rows take more.
+  // cache, unless 8 rows take more. Where bits are fixed, sums of tables want those of all rows.
   static constexpr int64_t kMostBytes = 8192;
 
  public:
@@ -85,6 +85,7 @@ class Interpreter {
 
  private:
   static int64_t most_rows(const program::Compiled& program) {
+    if (kFixedBits && !program.sums.empty()) return kFixedKeys;
     const int64_t pieces = std::max<int64_t>(1, program.each_memory);
     return std::clamp<int64_t>(kMostBytes / (pieces * 2 * kVector), 8, 64);
   }

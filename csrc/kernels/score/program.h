@@ -8,15 +8,20 @@ namespace qkv::QKV_ISA {
 
 // Calls use(interpreter), which lives as long as the call, with memory on the stack: programs have
 // a few dozen results, and threads megabytes. Not inlined, since a loop around it would take memory
-// again and again.
+// again and again. Where bits are fixed, results of all rows of a tile at once may take more.
 template <class T, class Use>
 __attribute__((noinline)) void interpret(const Problem& p, const program::Compiled& program,
                                          const Tile& tile, int64_t key, const ProgramTile<T>& given,
                                          const Use& use) {
-  char* const memory = static_cast<char*>(
-      __builtin_alloca_with_align(Interpreter<T>::memory_bytes(program), kVectorBytes * 8));
-  Interpreter<T> interpreter(p, program, tile, key, given, memory);
-  use(interpreter);
+  const size_t bytes = Interpreter<T>::memory_bytes(program);
+  const auto use_with = [&](void* memory) QKV_INLINE_LAMBDA {
+    Interpreter<T> interpreter(p, program, tile, key, given, static_cast<char*>(memory));
+    use(interpreter);
+  };
+  if constexpr (kFixedBits)
+    use_with(Buffer(bytes).data());
+  else
+    use_with(__builtin_alloca_with_align(bytes, kVectorBytes * 8));
 }
 
 // to [keys x lanes] = the only result of a program. It may be one of the tiles that are given.
@@ -45,6 +50,24 @@ void add_to_tables(const program::Compiled& program, const Interpreter<T>& of, i
   }
 }
 
+// The same where bits are fixed, of all keys of a tile: row after row, and of a row key after key,
+// so that it does not matter how many rows a tile has.
+template <class T, class Sum>
+void add_in_order(const program::Compiled& program, const Interpreter<T>& of, int rows,
+                  int64_t keys, Sum* sums) {
+  for (int lane = 0; lane < rows; ++lane)
+    for (const program::TableSum& sum : program.sums) {
+      const int v = lane / kLanes<T>, l = lane % kLanes<T>;
+      const StepData value = of.result(sum.value), place = of.result(sum.place);
+      const Line<T>* const line = of.line(program.steps[size_t(sum.place)]);
+      for (int64_t j = 0; j < keys; ++j) {
+        const int64_t to =
+            line ? line->first[v][l] + j * line->per_key : place.at<IntLane<T>>(j, v)[l];
+        if (to >= 0) sums[sum.offset + to] += value.at<T>(j, v)[l];
+      }
+    }
+}
+
 // The results of a backward program, in place of the gradients that it is given; and what it adds
 // to the gradient of tables.
 template <class T, int N>
@@ -53,11 +76,17 @@ void run_backward(const Problem& p, const program::Compiled& program, const Back
                   T* const (&gradients)[N]) {
   void* const sums = item.sums.tables;
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
+    const auto add = [&](int64_t row, int64_t rows, auto* to) {
+      if constexpr (kFixedBits)
+        add_in_order(program, of, tile.rows, rows, to);
+      else
+        add_to_tables(program, of, row, rows, to);
+    };
     of.run_rows(keys, gradients[0], [&](int64_t row, int64_t rows) {
       if (sums && p.function->program->sums_in_double())
-        add_to_tables(program, of, row, rows, static_cast<double*>(sums));
+        add(row, rows, static_cast<double*>(sums));
       else if (sums)
-        add_to_tables(program, of, row, rows, static_cast<T*>(sums));
+        add(row, rows, static_cast<T*>(sums));
       for (int n = 0; program.in_place < 0 && n < N; ++n)
         of.store_result(program.results[size_t(n)], rows, gradients[n] + row * tile.step);
     });

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/score/program_steps.h"
+#include "kernels/simd/sine.h"
 
 namespace qkv::QKV_ISA {
 
@@ -19,10 +20,6 @@ void run_real_by_lane(const program::Instruction& x, const StepSize& size, StepD
       return lanes(QKV_VECTORS(double p, double) { return 1 / std::sqrt(p); });
     case Op::floor:
       return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
-    case Op::sin:
-      return lanes(QKV_VECTORS(double p, double) { return std::sin(p); });
-    case Op::cos:
-      return lanes(QKV_VECTORS(double p, double) { return std::cos(p); });
     case Op::floordiv:
       return lanes(QKV_VECTORS(double p, double q) { return std::floor(p / q); });
     case Op::rem:
@@ -40,6 +37,9 @@ void run_real(const program::Instruction& x, const StepSize& size, StepData to, 
   using V = Vec<T>;
   const auto each = QKV_VECTORS(auto f) { each_vector<T, false>(size, to, a, b, c, f); };
   const auto in_step = QKV_VECTORS(auto f) { each_in_step<T>(size, to, a, f); };
+  const auto wide = QKV_VECTORS(auto f) {
+    each_in_step<T>(size, to, a, QKV_VECTORS(auto& p) { in_double<T>(p, f); });
+  };
   switch (x.op) {
     case Op::add:
       return each(QKV_VECTORS(V p, V q, V) { return p + q; });
@@ -61,7 +61,11 @@ void run_real(const program::Instruction& x, const StepSize& size, StepData to, 
     case Op::exp:
       return in_step(QKV_VECTORS(auto& p) { exp_of<T>(p); });
     case Op::log:
-      return in_step(QKV_VECTORS(auto& p) { log_of<T>(p); });
+      return wide(QKV_VECTORS(Vec<double> p) { return log_of(p); });
+    case Op::sin:
+      return wide(QKV_VECTORS(Vec<double> p) { return sine(p, 0); });
+    case Op::cos:
+      return wide(QKV_VECTORS(Vec<double> p) { return sine(p, 1); });
     case Op::tanh:
       return in_step(QKV_VECTORS(auto& p) { tanh<T>(p); });
     case Op::sigmoid:

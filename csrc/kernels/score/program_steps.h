@@ -108,21 +108,11 @@ QKV_INLINE void each_lane(const StepSize& size, StepData to, StepData a, StepDat
     }
 }
 
-template <class T, int N>
-QKV_INLINE void log_of(Vec<T> (&x)[N]) {
-  constexpr int kParts = sizeof(double) / sizeof(T);
-  for (int i = 0; i < N; ++i) {
-    T numbers[kLanes<T>];
-    store(numbers, x[i]);
-    for (int part = 0; part < kParts; ++part) {
-      T* const at = numbers + part * kLanes<double>;
-      Vec<double> y[] = {load_double(at)};
-      const IntVec<double> none = y[0] < 0;
-      log(y);
-      store_double(at, none ? splat(std::numeric_limits<double>::quiet_NaN()) : y[0]);
-    }
-    x[i] = load(numbers);
-  }
+// NaN for x < 0.
+QKV_INLINE Vec<double> log_of(Vec<double> x) {
+  Vec<double> y[] = {x};
+  log(y);
+  return x < 0 ? splat(std::numeric_limits<double>::quiet_NaN()) : y[0];
 }
 
 // Op::to_real and Op::to_integer, of type `from`.

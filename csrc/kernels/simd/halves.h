@@ -96,4 +96,18 @@ QKV_INLINE void store_double(T* to, Vec<double> x) {
   *reinterpret_cast<PartOfVector<T>*>(to) = __builtin_convertvector(x, PartOfVector<T>);
 }
 
+// x = f(x), where f takes and returns vectors of double.
+template <class T, int N, class F>
+QKV_INLINE void in_double(Vec<T> (&x)[N], const F& f) {
+  for (int i = 0; i < N; ++i) {
+    T numbers[kLanes<T>];
+    store(numbers, x[i]);
+    for (int part = 0; part < int(sizeof(double) / sizeof(T)); ++part) {
+      T* const at = numbers + part * kLanes<double>;
+      store_double(at, f(load_double(at)));
+    }
+    x[i] = load(numbers);
+  }
+}
+
 }  // namespace qkv::QKV_ISA

@@ -4,6 +4,8 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/operands/operand.h"
 #include "kernels/simd/exp.h"
+#include "kernels/simd/halves.h"
+#include "kernels/simd/sine.h"
 #include "kernels/simd/transpose.h"
 #ifdef QKV_PAIRS
 #include "kernels/score/pair_softmax.h"
@@ -47,6 +49,14 @@ void tanh_part(const void* in, void* out, int64_t count) {
   each_vector<T>(in, out, count, [](Vec<T>(&x)[1]) { tanh<T>(x); });
 }
 
+// Of sine(x, quarters).
+template <class T, int quarters>
+void sine_part(const void* in, void* out, int64_t count) {
+  each_vector<T>(in, out, count, [](Vec<T>(&x)[1]) {
+    in_double<T>(x, [&](Vec<double> y) QKV_INLINE_LAMBDA { return sine(y, quarters); });
+  });
+}
+
 template <class T>
 void transpose_part(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns) {
@@ -66,9 +76,14 @@ inline void pair_gemm_part(int64_t rows, int64_t columns, int64_t depth, const P
 
 template <class E, class T = Compute<E>>
 constexpr KernelParts parts_of() {
-  KernelParts parts{
-      {kMaxRows[0], kMaxRows[1]}, gemm_part<T>, exp2_part<T>, exp_part<T>, tanh_part<T>,
-      transpose_part<T>};
+  KernelParts parts{{kMaxRows[0], kMaxRows[1]},
+                    gemm_part<T>,
+                    exp2_part<T>,
+                    exp_part<T>,
+                    tanh_part<T>,
+                    sine_part<T, 0>,
+                    sine_part<T, 1>,
+                    transpose_part<T>};
 #ifdef QKV_PAIRS
   if (kInPairs<E>) parts.pairs = {kTiles, pair_gemm_part, pair_rows, softmax_pairs, narrow_rows};
 #endif

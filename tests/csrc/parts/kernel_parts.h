@@ -18,6 +18,8 @@ struct KernelParts {
   void (*exp2)(const void* in, void* out, int64_t count);
   void (*exp)(const void* in, void* out, int64_t count);
   void (*tanh)(const void* in, void* out, int64_t count);
+  void (*sin)(const void* in, void* out, int64_t count);
+  void (*cos)(const void* in, void* out, int64_t count);
   // out [columns x rows] = the transposed in [rows x columns]; both are multiples of `lanes`.
   void (*transpose)(const void* in, int64_t in_row, void* out, int64_t out_row, int64_t rows,
                     int64_t columns);

@@ -114,6 +114,16 @@ def _rotated() -> Results:
     return *rotated, *torch.autograd.grad(rotated, leaves, [x.detach() for x in rotated])
 
 
+def _scored() -> Results:
+    leaves = [numbers(name, 2, 4, 150, 32) for name in ("query", "key", "value")]
+    leaves.append(numbers("table", 4, 16))
+    query, key, value, table = (x.requires_grad_() for x in leaves)
+    output = qkv.flex_attention(
+        query, key, value, lambda s, b, h, q, k: torch.sin(s) + s * table[h, (q - k) % 16]
+    )
+    return output, *torch.autograd.grad(output, leaves, output.detach())
+
+
 CALLS: dict[str, Callable[[], Results]] = {
     "float32": partial(_attended, 2, 4, 197, 197, 64),
     "float64": partial(_attended, 1, 2, 70, 90, 40, torch.float64),
@@ -144,6 +154,7 @@ CALLS: dict[str, Callable[[], Results]] = {
     "a cache in blocks, bfloat16": partial(_cached, torch.bfloat16, 16),
     "a cache of int8": partial(_cached, torch.int8),
     "a rotation with norms": _rotated,
+    "a score function, its table": _scored,
 }  # fmt: skip
 
 
