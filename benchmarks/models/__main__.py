@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import qkv.integrations.transformers
-from qkv.bench import machine
+from qkv.bench import machine, threads
 from qkv.bench.command import add_timing, new_parser
 from qkv.bench.measure import measure, quartiles
 
@@ -83,7 +83,8 @@ def run_models(names, args):
 
     qkv.integrations.transformers.register()
     dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
-    described, before = machine.describe(dtypes), machine.rates(torch.float32)
+    described = machine.describe(dtypes) | {"placement": threads.warning()}
+    before = machine.rates(torch.float32)
     results = []
     for name in tqdm(names, unit="model"):
         results += of_model(name, MODELS[name], dtypes, args)

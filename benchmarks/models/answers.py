@@ -6,6 +6,12 @@ import torch
 
 from ..check import SOMETHING_ELSE, WrongAnswer
 
+# So many roundings of the dtype, relative to all logits or all gradients, are always allowed. Some
+# losses are so steep at random weights that rounding moves all gradients at once, and luck decides
+# by how much: those of a T5 of two layers, in bfloat16, by 1 to 9 % with torch's attention and with
+# ours. Float32 tells a wrong model from that.
+ROUNDINGS = 4
+
 
 def answers(model, kind, step):
     """{name: tensor}: the logits, and of a step of training the gradients as well. Dropout is off,
@@ -22,8 +28,8 @@ def check(where, ours, torchs, truth, dtype):
     in float32 whatever its dtype.
 
     Returns {"error", "torch_error"}: the norms of all differences, as parts of the truth's. Raises
-    WrongAnswer where one of our errors exceeds twice torch's by more than the rounding of dtype,
-    relative to all logits or all gradients; and where torch's are no rounding.
+    WrongAnswer where one of our errors exceeds twice torch's by more than ROUNDINGS, and where one
+    of torch's is no rounding.
     """
     expect_same_names(where, ours, truth)
     size = {key: norm(group(truth, key)) for key in (True, False)}
@@ -34,7 +40,7 @@ def check(where, ours, torchs, truth, dtype):
     for name, error in errors["error"].items():
         whole = size[name == "logits"]
         torch_error = errors["torch_error"][name]
-        limit = 2 * torch_error + torch.finfo(dtype).eps * whole
+        limit = 2 * torch_error + ROUNDINGS * torch.finfo(dtype).eps * whole
         if not torch_error <= SOMETHING_ELSE[dtype] * whole:
             raise WrongAnswer(f"{where}: torch's {name} is off by {torch_error / whole:.1e}")
         if not error <= limit:

@@ -3,8 +3,8 @@ part of.
 
 Hooks name the layers, and functions are named by what calls them: transformers' interface to
 attention, with whatever masks and layouts are made there, and apply_rotary_pos_emb. An operator
-belongs to the innermost name that it runs in. A Node of the backward pass belongs where the operator
-that made it does, which has the same sequence number."""
+belongs to the innermost name that it runs in. A Node of the backward pass belongs where the
+operator that made it does, which has the same sequence number."""
 
 import contextlib
 import sys
@@ -25,7 +25,9 @@ def shares(model, step):
     events = sorted(profiler.events(), key=lambda event: event.time_range.start)
     scopes = {event.id: scope_of(event) for event in events}
     made = {
-        event.sequence_nr: scopes[event.id]  # of several that have one number the last made the Node
+        event.sequence_nr: scopes[
+            event.id
+        ]  # of several that have one number the last made the Node
         for event in events
         if event.sequence_nr >= 0 and not is_node(scopes[event.id])
     }

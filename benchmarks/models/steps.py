@@ -45,9 +45,7 @@ class Model:
             return torch.randint(3, config.vocab_size, (self.batch, length))
 
         if "Classification" in self.model_class:
-            given = {"input_ids": text(self.length)} if self.length else {"pixel_values": torch.randn(
-                self.batch, config.num_channels, config.image_size, config.image_size
-            )}  # fmt: skip
+            given = {"input_ids": text(self.length)} if self.length else images(config, self.batch)
             labels = torch.randint(config.num_labels, (self.batch,))
             return {"training": given | {"labels": labels}, "forward": given}
         if not config.is_encoder_decoder:
@@ -88,8 +86,15 @@ MODELS = {
             "num_attention_heads": 6, "num_key_value_heads": 2,
         },
     ),
-    "T5-small": Model("T5Config", "T5ForConditionalGeneration", 2, 128, 512, {"decoder_start_token_id": 0}),
+    "T5-small": Model(
+        "T5Config", "T5ForConditionalGeneration", 2, 128, 512, {"decoder_start_token_id": 0}
+    ),
 }  # fmt: skip
+
+
+def images(config, count):
+    size = config.image_size
+    return {"pixel_values": torch.randn(count, config.num_channels, size, size)}
 
 
 def rounded(model):
