@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ SMALL = {
     "Whisper-tiny": {
         "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
         "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+        "max_source_positions": 10, "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 1,
     },
     "Llama 6×384": {**SIZES, "intermediate_size": 32, "num_key_value_heads": 1},
     "T5-small": {"d_model": 32, "num_layers": 2, "d_ff": 32, "num_heads": 2, "vocab_size": 50},
@@ -39,6 +42,7 @@ def small(monkeypatch):
         config = about.config | SMALL[name]
         changed = dataclasses.replace(about, batch=2, config=config, **lengths)
         monkeypatch.setitem(steps.MODELS, name, changed)
+    monkeypatch.setattr(steps, "AUDIO_FRAMES", 20)
     make_up_rates(monkeypatch)
 
 
@@ -62,7 +66,7 @@ def test_every_step_is_timed_and_printed_again(small, capsys, tmp_path):
             assert cells["× torch (IQR)"].startswith(f"{ratio['median']:.2f}")
             assert cells["gain"] == ("< 1.1" if ratio["median"] < 1.1 else "")
             assert all(sum(x.values()) == pytest.approx(1) for x in result["parts"].values())
-            assert result["parts"]["qkv"]["attention"] > 0.01 < result["parts"]["torch"]["linear"]
+            assert all(x["attention"] > 0 < x["linear"] for x in result["parts"].values())
             assert 0 < result["check"]["error"] < (1e-4 if dtype == "float32" else 0.1)
     assert models.main(["--from", str(path), "--markdown"]) == 0
     assert len(markdown_rows(capsys.readouterr().out)) == len(run["results"]) + 2 * 2
@@ -83,12 +87,17 @@ def scale(attention):
     return changed
 
 
-@pytest.mark.parametrize("dtype", models.DTYPES)
 @pytest.mark.parametrize(
-    "wrong, name, message",
-    [(scale, "ViT-S", "ViT-S training: "), (lose_gradient, "Llama 6×384", "k_proj.weight is off")],
+    "wrong, name, dtype, message",
+    [
+        (scale, "ViT-S", "float32", "ViT-S training: .* is off by .* from float64, at most "),
+        *[
+            (lose_gradient, "Llama 6×384", dtype, ".*k_proj.weight in one of the models alone")
+            for dtype in models.DTYPES
+        ],
+    ],
 )
-def test_another_model_is_not_timed(small, capsys, monkeypatch, dtype, wrong, name, message):
+def test_another_model_is_not_timed(small, capsys, monkeypatch, wrong, name, dtype, message):
     register = models.qkv.integrations.transformers.register
 
     def registered():
@@ -98,8 +107,7 @@ def test_another_model_is_not_timed(small, capsys, monkeypatch, dtype, wrong, na
     monkeypatch.setattr(models.qkv.integrations.transformers, "register", registered)
     monkeypatch.setattr(models, "measure", lambda *_: pytest.fail("timed another model"))
     assert models.main(["--models", name, "--dtype", dtype]) == 1
-    said = capsys.readouterr().err
-    assert "refused to time another model: " in said and message in said
+    assert re.search(f"refused to time another model: {message}", capsys.readouterr().err)
 
 
 def test_a_token_is_the_last_of_the_whole_text(small):
@@ -115,16 +123,17 @@ def test_a_token_is_the_last_of_the_whole_text(small):
 
 
 def test_parts_have_the_work_that_is_theirs(small):
-    """Of a model without rotation or norms nothing is spent there, forward or backward."""
+    """Of a model whose layers do not ask for attention nothing is spent there, forward or
+    backward."""
     about = steps.MODELS["Llama 6×384"]
     model = about.make()
     step = steps.make_step("training", model, about.inputs(model.config)["training"], torch.float32)
     found = shares(model, step)
-    assert set(found) == set(PARTS) and all(share > 0.01 for share in found.values())
+    assert set(found) == set(PARTS) and all(share > 0 for share in found.values())
     for layer in model.model.layers:
-        layer.self_attn.forward = lambda x, **_: (x, None)
+        layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
     assert shares(model, step)["attention"] == 0
-    assert "attention" not in {*ALL_ATTENTION_FUNCTIONS} and not model.lm_head._forward_hooks
+    assert not ALL_ATTENTION_FUNCTIONS._local_mapping and not model.lm_head._forward_hooks
 
 
 def test_what_is_no_rounding_of_torchs_is_refused():

@@ -19,7 +19,7 @@ BEFORE = {
 
 def after(*cpus):
     stats = STAT.format(7, 180, 12, cpus[0]), STAT.format(8, 43, 0, cpus[1])
-    return BEFORE | dict(zip(("7", "8"), stats, strict=True))
+    return BEFORE | dict(zip(("7", "8"), map(threads.parsed, stats), strict=True))
 
 
 def test_threads_that_worked_on_one_cpu_share_it():
@@ -27,6 +27,7 @@ def test_threads_that_worked_on_one_cpu_share_it():
     assert not threads.shared(BEFORE, after(0, 1))
     # The third thread is where the first one is, and does nothing.
     assert not threads.shared(BEFORE, after(1, 0))
+    assert BEFORE["7"] == (179, "0") and after(1, 0)["8"] == (43, "0")
     assert not threads.shared(BEFORE, BEFORE) and not threads.shared({}, {})
 
 
