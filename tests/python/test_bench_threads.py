@@ -10,11 +10,8 @@ from qkv.bench import threads
 
 # /proc/self/task/*/stat of three threads, before and after two of them had worked for 130 ms.
 STAT = "{} (python -m (x)) R 1 1 1 0 -1 64 1 0 0 0 {} {} 0 0 20 0 3 0 7 8 9" + " 0" * 14 + " {} 0 0"
-BEFORE = {
-    "7": STAT.format(7, 170, 9, 0),
-    "8": STAT.format(8, 30, 0, 0),
-    "9": STAT.format(9, 0, 1, 0),
-}
+TIMES = {"7": (170, 9), "8": (30, 0), "9": (0, 1)}
+BEFORE = {i: threads.parsed(STAT.format(i, *times, 0)) for i, times in TIMES.items()}
 
 
 def after(*cpus):

@@ -37,7 +37,7 @@ def probed(threads: int) -> tuple[dict, dict]:
 
 def stats() -> dict[str, tuple[int, str]]:
     """{thread: what parsed() says of it}"""
-    tasks = Path("/proc").glob("self/task/*/stat")
+    tasks = Path("/proc/self/task").glob("*/stat")
     try:
         return {task.parent.name: parsed(task.read_text()) for task in tasks}
     except OSError:  # a thread ended meanwhile
