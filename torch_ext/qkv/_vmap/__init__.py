@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qkv._vmap import cache, dense, packed, rotate, seeds
+from qkv._vmap import cache, dense, packed, seeds
 from qkv._vmap.levels import core_kernel, decomposition, func_kernel
 from qkv._vmap.samples import Samples
 
@@ -26,7 +26,7 @@ def _operators(key: str) -> list[str]:
     return sorted(n for n in _NAMES if n[0] != "_" and has_kernel(f"qkv::{n}", key))
 
 
-_ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
+_ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), dense.rule)
 _OTHER_RULES = _ROTATIONS | {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
 COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
 # What is made of the low-level operators, and drops down to them.
