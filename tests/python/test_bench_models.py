@@ -102,7 +102,8 @@ def test_another_model_is_not_timed(small, capsys, monkeypatch, wrong, name, dty
 
     def registered():
         register()
-        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "qkv", wrong(ALL_ATTENTION_FUNCTIONS["qkv"]))
+        ours = wrong(ALL_ATTENTION_FUNCTIONS["qkv"])
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "qkv", ours)
 
     monkeypatch.setattr(models.qkv.integrations.transformers, "register", registered)
     monkeypatch.setattr(models, "measure", lambda *_: pytest.fail("timed another model"))
@@ -133,7 +134,8 @@ def test_parts_have_the_work_that_is_theirs(small):
     for layer in model.model.layers:
         layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
     assert shares(model, step)["attention"] == 0
-    assert not ALL_ATTENTION_FUNCTIONS._local_mapping and not model.lm_head._forward_hooks
+    assert "sdpa" not in ALL_ATTENTION_FUNCTIONS._local_mapping
+    assert not model.lm_head._forward_hooks
 
 
 def test_what_is_no_rounding_of_torchs_is_refused():
