@@ -112,6 +112,8 @@ def drift(peak, key, what, unit):
 def warnings(run):
     found = [drift(run["peak"], *what) for what in PEAKS if what[0] in run["peak"]]
     found = [text for text in found if text]
+    if said := run["machine"].get("placement"):
+        found.append(said)
     if run["machine"]["load_average"] > 1:
         found.append(f"load average {run['machine']['load_average']:.1f} when the run began")
     noisy = [

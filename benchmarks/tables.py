@@ -24,7 +24,7 @@ LABELS = {
     "double_backward": "second backward",
     "backward_twice": "first + second backward",
 }
-LEFT = {"derivative", "own: that of", "torch's way", "model"}
+LEFT = {"derivative", "own: that of", "torch's way", "model", "B×L", "step", "gain"}
 BOUNDS = {
     "at_least": ("ratio", "≥", "times torch's speed"),
     "at_most": ("own_ratio", "≤", "times our own time"),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from benchmarks import compiled, options
 from benchmarks.case import Case
-from qkv.bench import machine
+from qkv.bench import machine, threads
 
 ROOT = Path(__file__).resolve().parents[2]
 TENSORS = ("output", "grad_query", "grad_key", "grad_value")
@@ -56,11 +56,13 @@ def markdown_rows(text):
 
 
 def make_up_rates(monkeypatch):
-    """What this machine can do at best, without the seconds of all cores that measuring it takes.
+    """What this machine can do at best, without the seconds of all cores that measuring it takes,
+    and threads of which nothing is to be said.
     It is measured in test_bench_measure.py, and by the commands that run as a process."""
     read = {"read_gbs": 12.5}
     peak = read | {"gflops": 80.0, "instruction": "FMA"}
     monkeypatch.setattr(machine, "rates", lambda dtype: dict(peak if dtype else read))
+    monkeypatch.setattr(threads, "warning", lambda: None)
 
 
 def leave_out_compiled(monkeypatch):

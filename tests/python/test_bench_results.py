@@ -11,6 +11,7 @@ from test_docs import tables
 
 from benchmarks import __main__ as bench
 from benchmarks import generation
+from benchmarks.models import __main__ as models
 from benchmarks.suites import SUITES
 from benchmarks.tables import markdown
 
@@ -18,7 +19,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 NAME = r"`benchmarks/results/([\w.-]+\.json)`"
 RENDER = {suite.name: suite.tables for suite in SUITES.values()}
-RENDER["generation"] = generation.tables
+RENDER |= {"generation": generation.tables, "models": models.tables}
 
 
 def rendered(path):

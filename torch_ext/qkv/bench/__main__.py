@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from qkv.bench import machine
+from qkv.bench import machine, threads
 from qkv.bench.command import make_parser
 from qkv.bench.measure import measure, quartiles
 from qkv.bench.passes import DIRECTIONS, Passes
@@ -38,6 +38,8 @@ def main(argv=None):
     dtype = getattr(torch, args.dtype or "float32")
     peak, ratios = machine.rates(dtype), {direction: [] for direction in DIRECTIONS}
     print(*machine.lines(machine.describe([dtype]), peak), "", sep="\n")
+    if said := threads.warning():
+        print(f"warning: {said}", file=sys.stderr)
     say(*TITLES)
     for name, shape in chosen:
         passes = Passes(shape, dtype)

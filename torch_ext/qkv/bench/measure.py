@@ -13,10 +13,10 @@ MIN_SAMPLE_SECONDS, MAX_SAMPLE_SECONDS = 2e-3, 0.2
 MAX_WARM_UP_SECONDS = 1  # but for the call that exceeds it
 
 
-def measure(calls, seconds, repeats=None):
+def measure(calls, seconds, repeats=None, patience=PATIENCE_SECONDS):
     """Times calls, {name: function}, in turn, ours, theirs, ours, theirs ..., so that what disturbs
     one disturbs the others: `repeats` times, or for about `seconds` but MIN_REPEATS times unless
-    that takes PATIENCE_SECONDS.
+    that takes `patience` seconds.
 
     Returns {"calls_per_sample": {name: int}, "samples_s": {name: seconds a call, turn by turn}}.
     """
@@ -24,7 +24,7 @@ def measure(calls, seconds, repeats=None):
     number = sample_sizes({name: warm_up(timer) for name, timer in timers.items()})
     samples = {name: [] for name in calls}
     start, done = time.perf_counter(), 0
-    while not enough(done, time.perf_counter() - start, seconds, repeats):
+    while not enough(done, time.perf_counter() - start, seconds, repeats, patience):
         for name, timer in timers.items():
             samples[name].append(timer.timeit(number[name]) / number[name])
         done += 1
@@ -37,11 +37,11 @@ def sample_sizes(taken):
     return {name: max(1, math.ceil(shortest / seconds)) for name, seconds in taken.items()}
 
 
-def enough(done, elapsed, seconds, repeats):
+def enough(done, elapsed, seconds, repeats, patience=PATIENCE_SECONDS):
     """Whether so many samples are, that took so many seconds."""
     if repeats:
         return done >= repeats
-    is_patient = done < MIN_REPEATS and elapsed < PATIENCE_SECONDS
+    is_patient = done < MIN_REPEATS and elapsed < patience
     return done >= FEWEST_REPEATS and elapsed >= seconds and not is_patient
 
 

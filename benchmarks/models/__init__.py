@@ -1,0 +1,1 @@
+"""Whole steps of models as transformers has them, with torch's attention and with ours."""

@@ -1,0 +1,166 @@
+"""python -m benchmarks.models: the command line."""
+
+import copy
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import qkv.integrations.transformers
+from qkv.bench import machine, threads
+from qkv.bench.command import add_timing, new_parser
+from qkv.bench.measure import measure, quartiles
+
+from .. import compare, report, table
+from ..arguments import add_saved, expect_default
+from ..check import WrongAnswer
+from ..command import expect_folder, expect_modules, show
+from ..tables import markdown, text
+from .answers import answers, check
+from .parts import ATTENTION, PARTS, shares
+from .steps import MODELS, make_step
+
+DESCRIPTION = """\
+Whole steps of transformers' models, of the sizes that they are known by, with random weights and
+without padding: attn_implementation="sdpa" beside "qkv", turn by turn. Training is forward, loss
+and backward without an optimizer, with the dropout of the model's config and without it; in
+bfloat16 it is autocast. Forward and a token behind a cache have their weights in bfloat16. Both
+models are held against float64 before they are timed, gradients included. The shares are of one
+step under torch's profiler: attention is transformers' interface to it, linear all linear layers
+and convolutions. It takes ten minutes of two cores."""
+DTYPES = ("float32", "bfloat16")
+LITTLE = 1.1
+PATIENCE_SECONDS = 30  # for which a slow step is repeated
+
+
+def main(argv=None):
+    """Returns the exit status: 0, or 1 where a model was wrong. Bad arguments exit with 2."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        if args.saved:
+            measuring = ("models", "dtype", "threads", "seconds", "repeats", "json")
+            expect_default(parser, args, measuring)
+        expect_folder("--json", args.json)
+        expect_modules("tabulate", "tqdm", *([] if args.saved else ["transformers"]))
+        run = compare.read(args.saved, {"models"}, "--from") if args.saved else None
+        names = chosen(args.models)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        run = run or run_models(names, args)
+    except WrongAnswer as error:
+        print(f"refused to time another model: {error}", file=sys.stderr)
+        return 1
+    show(run, tables(run), None, args, markdown if args.markdown else text)
+    return 0
+
+
+def make_parser():
+    parser = new_parser("benchmarks.models", DESCRIPTION)
+    parser.add_argument("--models", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: both")
+    add_timing(parser, "step")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    add_saved(parser)
+    return parser
+
+
+def chosen(names):
+    """Raises ValueError."""
+    found = names.split(",") if names else [*MODELS]
+    if unknown := [name for name in found if name not in MODELS]:
+        raise ValueError(f"--models: expected some of {', '.join(MODELS)}, got {unknown[0]}")
+    return found
+
+
+def run_models(names, args):
+    """As report.py describes a run, as far as it applies. Raises WrongAnswer."""
+    from tqdm import tqdm  # which only a run needs
+
+    qkv.integrations.transformers.register()
+    dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
+    described = machine.describe(dtypes) | {"placement": threads.warning()}
+    before = machine.rates(torch.float32)
+    results = []
+    for name in tqdm(names, unit="model"):
+        results += of_model(name, MODELS[name], dtypes, args)
+    run = {
+        "suite": "models",
+        "machine": described,
+        "peak": report.best(before, machine.rates(torch.float32)),
+        "directions": ["time"],
+        "results": results,
+        "geometric_mean": {},
+    }
+    return run | {"warnings": report.warnings(run)}
+
+
+def of_model(name, about, dtypes, args):
+    """Yields the results of its steps, in each dtype. Raises WrongAnswer."""
+    models = {"qkv": about.make(), "torch": about.make()}
+    models["qkv"].set_attn_implementation("qkv")
+    inputs = about.inputs(models["torch"].config)
+    truth = truths(models["torch"], inputs)
+    drops = any(isinstance(x, nn.Dropout) and x.p for x in models["torch"].modules())
+    for dtype in dtypes:
+        for kind in inputs:
+            made = {way: make_step(kind, x, inputs[kind], dtype) for way, x in models.items()}
+            found = [answers(models[way], kind, made[way]) for way in ("qkv", "torch")]
+            checked = check(f"{name} {kind}", *found, truth[kind], dtype)
+            del found
+            for is_dropping in [True, False] if drops and kind == "training" else [False]:
+                step = f"{kind}, dropout" if is_dropping else kind
+                about_it = {"name": f"{name} {step}", "model": name, "sizes": about.sizes}
+                about_it |= {"step": step, "dtype": machine.name_of(dtype), "check": checked}
+                yield about_it | timed(models, made, is_dropping, args)
+
+
+def truths(model, inputs):
+    """{kind: answers() in float64}"""
+    double, found = copy.deepcopy(model).double(), {}
+    for kind, given in inputs.items():
+        step = make_step(kind, double, given, torch.float64)
+        found[kind] = answers(double, kind, step)
+    return found
+
+
+def timed(models, made, is_dropping, args):
+    """What a result has of the models' steps, {way: function}."""
+    for model in models.values():
+        model.train(is_dropping)
+    samples = measure(made, args.seconds, args.repeats, PATIENCE_SECONDS)["samples_s"]
+    parts = {way: shares(models[way], made[way]) for way in made}
+    for model in models.values():
+        model.eval().zero_grad()
+    pairs = zip(samples["torch"], samples["qkv"], strict=True)
+    time = {way: {"seconds": quartiles(x), "samples_s": x} for way, x in samples.items()}
+    return {"parts": parts, "time": time | {"ratio": quartiles([x / y for x, y in pairs])}}
+
+
+def tables(run):
+    """One for each dtype. The last row of a model is its last step."""
+    dtypes = dict.fromkeys(result["dtype"] for result in run["results"])
+    return [(f"In {x}:", [row(r) for r in run["results"] if r["dtype"] == x]) for x in dtypes]
+
+
+def row(result):
+    """Behind the ratio stands whether it is little; the shares of torch's step, and the share that
+    attention has of ours."""
+    theirs = {part: f"{result['parts']['torch'][part]:.0%}" for part in PARTS}
+    return {
+        "model": result["model"],
+        "B×L": result["sizes"],
+        "step": result["step"],
+        **table.times(result["time"]),
+        "gain": f"< {LITTLE}" if result["time"]["ratio"]["median"] < LITTLE else "",
+        **{f"torch's\n{part}": share for part, share in theirs.items()},
+        f"our\n{ATTENTION}": f"{result['parts']['qkv'][ATTENTION]:.0%}",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
