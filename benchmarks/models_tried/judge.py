@@ -22,6 +22,7 @@ ROUNDING, TIMES = 2e-5, 50
 HALF_TIMES, HALF_ROUNDING = 2.0, 1e-2
 
 
+NO_SOFTMAX = "it has no attention that softmax makes"
 AS_SDPA = 'as with "sdpa", which differs from "eager"'
 
 
@@ -37,20 +38,20 @@ def judge(model: nn.Module, call: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         why = f"{type(error).__name__}: {_words(error)}"
         return {"outcome": "wrong", "why": why}
-    changed, left = dict(conversion.changed), sorted(set(conversion.left.values()))
-    kept = "; ".join(left)
-    if not changed:
-        conversion.undo()
-        return {"outcome": "stays", "why": kept or "it has no attention that softmax makes"}
-    part = "; ".join(dict.fromkeys(x.partition("; ")[2] for x in changed.values() if "; " in x))
     checks: dict[str, str] = {}
     try:
         try:
-            ran = _operators(model, call)
+            has_any = bool(conversion.changed)
+            ran = has_any and _operators(model, call)
+            # What was to be changed may turn out, in that call, to be something else.
+            changed, left = conversion.changed, conversion.left
         finally:
             conversion.undo()
-        if not ran:
-            return {"outcome": "stays", "why": "no operator of qkv runs in a call"}
+        kept = "; ".join(sorted(set(left.values())))
+        if not ran or not changed:
+            why = "no operator of qkv runs in a call" if has_any else NO_SOFTMAX
+            return {"outcome": "stays", "why": kept or why}
+        parts = dict.fromkeys(x.partition("; ")[2] for x in changed.values() if "; " in x)
         for name, check in CHECKS.items():
             said = check(model, call)
             if said is not None:
@@ -62,7 +63,7 @@ def judge(model: nn.Module, call: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         why = f"{type(error).__name__}: {_words(error)}"
         return {"outcome": "wrong", "why": why, "checks": checks}
-    return {"outcome": "right", "why": part or kept, "checks": checks}
+    return {"outcome": "right", "why": "; ".join(parts) or kept, "checks": checks}
 
 
 def _words(error: BaseException) -> str:
