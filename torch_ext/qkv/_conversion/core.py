@@ -41,11 +41,7 @@ def begin(name: str, *args: Any, **kwargs: Any) -> Core | None:
     elif name == "einsum":
         operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
         orders = as_product(args[0])
-        if (
-            orders is None
-            or [type(x) for x in operands] != [Tensor] * 2
-            or orders[2] != sorted(orders[2])
-        ):
+        if orders is None or orders[2] != sorted(orders[2]) or {*map(type, operands)} != {Tensor}:
             return None
         query, key = (x.permute(order) for x, order in zip(operands, orders[:2], strict=True))
     elif len(args) == 2 and not kwargs:
