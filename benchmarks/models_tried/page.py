@@ -137,8 +137,8 @@ and each gradient by its own size, in float32; the weights that `output_attentio
 bfloat16 errors against float32 of at most twice those of the model as it was; gradient
 checkpointing in training; logits of generated tokens, with padding on the left, and scores of
 beams. Where transformers' own "sdpa" means something else than "eager", that is what counts."""
-ELSEWHERE = """What transformers has little to do with, and what could not be built, {count} of these families, is
-of a run with transformers {version}."""
+ELSEWHERE = """{count} of these families are of a run with transformers {version}, and were not tried again:
+timm's and diffusers', those that could not be built, and some others."""
 OLDER = """The oldest version of transformers that qkv supports: {tried} families were tried with it, none
 of which was wrong. Of the {both} that are on this page too, {same} came to the same."""
 _TEXT = {

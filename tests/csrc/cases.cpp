@@ -197,13 +197,18 @@ double relative_rms_error(const std::vector<double>& actual, const std::vector<d
   return std::sqrt(error / size);
 }
 
+void expect_same_bits(const std::vector<double>& actual, const std::vector<double>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i)
+    ASSERT_FALSE(std::memcmp(&actual[i], &expected[i], sizeof(double)))
+        << "element " << i << " of " << expected.size() << " is " << actual[i] << ", expected "
+        << expected[i];
+}
+
 void expect_identical(const Results& actual, const Results& expected) {
   for (const NamedResult& r : kResults) {
-    const std::vector<double>&a = actual.*r.values, &e = expected.*r.values;
-    ASSERT_EQ(a.size(), e.size()) << r.name;
-    if (!a.empty() && std::memcmp(a.data(), e.data(), a.size() * sizeof(double))) {
-      ADD_FAILURE() << r.name << " differs";
-    }
+    SCOPED_TRACE(r.name);
+    expect_same_bits(actual.*r.values, expected.*r.values);
   }
 }
 

@@ -104,6 +104,7 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
 // run.
 Results expect_truth(const Workload& w);
 Results expect_forward_truth(const Workload& w);
+void expect_same_bits(const std::vector<double>& actual, const std::vector<double>& expected);
 void expect_identical(const Results& actual, const Results& expected);
 // The root mean square of the difference, divided by that of `expected`.
 double relative_rms_error(const std::vector<double>& actual, const std::vector<double>& expected);

@@ -408,10 +408,8 @@ void expect_identical(const PackedResults& actual, const PackedResults& expected
     expect_identical(actual.documents[n], expected.documents[n]);
   }
   for (int m = 0; m < kMasks; ++m) {
-    const std::vector<double>&a = actual.sums[m], &e = expected.sums[m];
-    ASSERT_EQ(a.size(), e.size());
-    EXPECT_TRUE(a.empty() || !std::memcmp(a.data(), e.data(), a.size() * sizeof(double)))
-        << "the sum of the gradients of mask " << m << " differs";
+    SCOPED_TRACE(::testing::Message() << "the sum of the gradients of mask " << m);
+    expect_same_bits(actual.sums[m], expected.sums[m]);
   }
 }
 

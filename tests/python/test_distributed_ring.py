@@ -453,3 +453,16 @@ def test_other_derivatives_are_errors():
             )
         assert forward.startswith("ring_attention: forward mode is asked for, but over a ring")
         assert by_func
+
+
+def same_bits():
+    local = [shard(x, -2) for x in Whole().tensors()[0].values()]
+    with qkv.reproducible():
+        found = ring_attention(*local, seqlen=50, method="heads")
+        with pytest.raises(NotImplementedError, match="ring_attention.*other bits on other CPUs"):
+            ring_attention(*local, seqlen=50)
+    return torch.allclose(found, ring_attention(*local, seqlen=50))
+
+
+def test_a_ring_has_not_the_same_bits_on_every_cpu():
+    assert all(run(2, same_bits))

@@ -179,8 +179,8 @@ def row_by_row(linear):
 
 
 def test_greedy_generation():
-    """With a cache and without, alone and in a batch, and after padding of 64 tokens: logits bit
-    for bit, where the other layers allow it."""
+    """With a cache and without, alone and in a batch, and after padding: logits bit for bit, where
+    the other layers allow it."""
     transformers = pytest.importorskip("transformers")
     import qkv.integrations.transformers as integration
 
@@ -206,8 +206,11 @@ def test_greedy_generation():
     expected = logits(prompt)
     assert torch.equal(logits(prompt, use_cache=False), expected)
     assert torch.equal(logits(prompt[1:]), expected[:, 1:])
-    padded = torch.cat([torch.zeros(2, 64, dtype=torch.long), prompt], 1)
+    padded = torch.cat([torch.zeros(2, 27, dtype=torch.long), prompt], 1)
     assert torch.equal(logits(padded), expected)
+    padded[1, :40], shorter = 0, prompt[1:, 13:]
+    assert torch.equal(logits(padded[:, 27:])[:, 1:], logits(shorter))
+    assert torch.equal(logits(padded, use_cache=False)[:, 1:], logits(shorter))
 
 
 def third_derivative():

@@ -14,13 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from qkv.options import DIFFERENTIABLE
-
 Call = dict[str, Any]  # the arguments of an operator, and its results, by their names
 # Of a pair of a query and a key: how many products of rows as wide as query and key are, and how
 # many of rows as wide as value.
 Products = tuple[int, int]
-_TANGENTS = {f"{name}_tangent" for name in DIFFERENTIABLE}
 
 
 def _is_known(numbers: Tensor | None) -> TypeGuard[Tensor]:
@@ -60,73 +57,34 @@ def _pairs(call: Call) -> int:
     return prod(rows.shape) * call["key"].size(-2)
 
 
-def _moves(call: Call) -> set[str]:
-    """The arguments that have a tangent."""
-    return {n.removesuffix("_tangent") for n, x in call.items() if n in _TANGENTS and x is not None}
-
-
-def _tangents(call: Call) -> Products:
-    """Of the dot products, one for query's and one for key's tangent; the weights by the values'
-    tangents, and the tangents of the weights by the values."""
-    moves = _moves(call)
-    return len(moves & {"query", "key"}), ("value" in moves) + bool(moves - {"value"})
-
-
-def _forward(call: Call) -> Products:
-    """Scores and output, and their tangents where there are such."""
-    of_scores, of_output = _tangents(call)
-    return 1 + of_scores, 1 + of_output
-
-
-def _wanted(call: Call) -> set[str]:
-    """The arguments whose gradients are wanted."""
-    names = [n.removeprefix("grad_") for n in call["results"]]
-    return {n for n, w in zip(names, call["output_mask"], strict=True) if w}
-
-
 def _backward(call: Call) -> Products:
     """Scores, and the gradients of query and key; those of the weights and of the value."""
-    wanted, of_values = _wanted(call), 0
+    names = [n.removeprefix("grad_") for n in call["results"]]
+    wanted, of_values = {n for n, w in zip(names, call["output_mask"], strict=True) if w}, 0
     if call.get("grad_output") is not None:
         of_values = bool(wanted - {"value"}) + ("value" in wanted)
     return 1 + len(wanted & {"query", "key"}), of_values
 
 
-def _double_backward(call: Call) -> Products:
-    """The two passes of docs/derivatives.md: the first where its results are not given, and the
-    second where it is not only they that are wanted."""
-    moves, wanted = _moves(call), _wanted(call)
-    has_gradient = call.get("grad_output") is not None
-    if not moves or not has_gradient and call.get("grad_logsumexp") is None:
-        return 0, 0
-    (of_scores, of_output), products, of_values = _tangents(call), 0, 0
-    if call.get("output_tangent") is None or call.get("logsumexp_tangent") is None:
-        products, of_values = 1 + of_scores, of_output
-    if wanted - {"grad_output", "grad_logsumexp"}:
-        products += 1 + of_scores
-        products += ("query" in wanted) * (1 + ("key" in moves))
-        products += ("key" in wanted) * (1 + ("query" in moves))
-        of_values += has_gradient * (1 + ("value" in moves) + ("value" in wanted))
-    return products, of_values
-
-
-FORMULAS: dict[str, Callable[[Call], Products]] = {
-    "attention_forward": _forward,
+# The last two make all their products, whatever is wanted of them: the double backward pass is the
+# two of docs/derivatives.md.
+FORMULAS: dict[str, Products | Callable[[Call], Products]] = {
+    "attention_forward": (1, 1),
     "attention_backward": _backward,
-    "attention_forward_jvp": _forward,
-    "attention_double_backward": _double_backward,
-    "weights_forward": _forward,
+    "weights_forward": (1, 0),
     "weights_backward": _backward,
-    "with_weights_forward": _forward,
+    "with_weights_forward": (1, 1),
     "with_weights_backward": _backward,
-    "hard_forward": lambda call: (1, 0),  # values are looked up
+    "hard_forward": (1, 0),  # values are looked up
     "hard_backward": lambda call: _backward(call) if call["straight_through"] else (0, 0),
-    "attention_with_kvcache": _forward,
-    "varlen_attention_paged": _forward,
+    "attention_with_kvcache": (1, 1),
+    "varlen_attention_paged": (1, 1),
+    "attention_forward_jvp": (3, 3),
+    "attention_double_backward": (10, 5),
 }
 
 
-def _formula(op: Any, products: Callable[[Call], Products]) -> Callable[..., int]:
+def _formula(op: Any, products: Products | Callable[[Call], Products]) -> Callable[..., int]:
     arguments = [argument.name for argument in op._schema.arguments]
     names = [result.name for result in op._schema.returns]
 
@@ -134,7 +92,7 @@ def _formula(op: Any, products: Callable[[Call], Products]) -> Callable[..., int
         call: Call = dict(zip(names, out_val, strict=True)) | {"results": names}
         call |= dict(zip(arguments, args, strict=False)) | kwargs
         value = call["v_cache"] if "v_cache" in call else call.get("value")
-        of_scores, of_values = products(call)
+        of_scores, of_values = products(call) if callable(products) else products
         multiplications = of_scores * call["query"].size(-1)
         multiplications += 0 if value is None else of_values * value.size(-1)
         return 2 * _pairs(call) * multiplications

@@ -25,7 +25,8 @@ void write_columns(const Tile& tile, int64_t dim, const T* factors, const T* out
     for (int64_t d = 0; d < dim; d += W) {
       Vec<T> square[W];
       QKV_UNROLL
-      for (int i = 0; i < W; ++i, from += tile.lanes) square[i] = load(from) * factor;
+      for (int i = 0; i < W; ++i, from += tile.lanes)
+        square[i] = without_negative_zero(load(from) * factor);
       exchange<T, W / 2>(square);
       if (to.col == 1 && d + W <= dim && rows == W) {
         QKV_UNROLL

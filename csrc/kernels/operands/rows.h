@@ -80,9 +80,11 @@ QKV_INLINE void store_row(int64_t dim, E* to, int64_t col, const Number& number)
   int64_t d = 0;
   if (col == 1)
     for (; d + kLanes<T> <= dim; d += kLanes<T>)
-      store_narrow(to + d, number([d](const T* row) QKV_INLINE_LAMBDA { return load(row + d); }));
+      store_narrow(to + d, without_negative_zero(number(
+                               [d](const T* row) QKV_INLINE_LAMBDA { return load(row + d); })));
   for (; d < dim; ++d)
-    to[d * col] = narrow<E>(number([d](const T* row) QKV_INLINE_LAMBDA { return row[d]; }));
+    to[d * col] = narrow<E>(
+        without_negative_zero(number([d](const T* row) QKV_INLINE_LAMBDA { return row[d]; })));
 }
 
 }  // namespace qkv::QKV_ISA

@@ -134,7 +134,8 @@ void run_bits(const program::Instruction& x, const StepSize& size, StepData to, 
     case Op::place:
       return each(QKV_VECTORS(V p, V, V) {
         const V index = p < 0 ? p + elements : p;
-        return (index >= 0) & (index < elements) ? index * stride : outside;
+        const auto is_inside = (index >= 0) & (index < elements);
+        return is_inside ? index * stride : outside;
       });
     case Op::join_places:
       return each(QKV_VECTORS(V p, V q, V) { return (p | q) < 0 ? outside : p + q; });

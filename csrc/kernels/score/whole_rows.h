@@ -40,7 +40,8 @@ QKV_INLINE void grad_whole_rows(const GradLanes<T>& lanes, bool hides, Vec<T> si
   const Vec<T> own = dot / divisor - grad_lse;
   // Of infinite dP, <dO, O> may be infinite where the sum is NaN: infinities behave here as in all
   // other tiles.
-  const Vec<T> delta = is_whole & (own * 0 == 0) ? own : lanes.delta;
+  const auto is_finite = is_whole & (own * 0 == 0);
+  const Vec<T> delta = is_finite ? own : lanes.delta;
   for (int64_t j = 0; j < keys; ++j) {
     T *const weight = weights + j * step, *const grad = grad_scores + j * step;
     const Vec<T> share = load(weight) / divisor;

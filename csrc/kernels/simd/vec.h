@@ -87,6 +87,15 @@ QKV_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
   return a * b + c;
 }
 
+// x, a number or a vector; where bits are fixed, 0 in place of -0. A sum of products is -0 where
+// the only one that is not 0 was too small and negative, and 0 again once a hidden key has been
+// added, which depends on what else a tile has.
+template <class V>
+QKV_INLINE V without_negative_zero(V x) {
+  if constexpr (kFixedBits) return x + V{};
+  return x;
+}
+
 // Lane 0 | lane 1 | ... of bits.
 template <int h = kLanes<double> / 2>
 QKV_INLINE int64_t or_lanes(IntVec<double> bits) {

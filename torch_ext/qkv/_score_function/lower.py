@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv._recorded import ARGUMENT, CAPTURED, CONSTANT, Node, Recording, Refused, replaced
 from qkv._score_function.instructions import RULES, Instructions, NoRule, Register
-from qkv._score_function.program import Line, written
+from qkv._score_function.program import Line, needed, written
 from qkv._score_function.recognise import Known, known
 from qkv._score_function.tables import Remembered, in_int32, joined, name_of
 
@@ -35,6 +35,7 @@ class Lowered:
     """
 
     text: str
+    known: Known
     floating: torch.dtype
     floats: list[Node]
     integers: list[Node]
@@ -72,10 +73,6 @@ class Lowered:
             return known[node]
 
         return value
-
-    @functools.cached_property
-    def known(self) -> Known:
-        return known(self.text)
 
     @functools.cached_property
     def read(self) -> list[int]:
@@ -126,18 +123,20 @@ class _Lowering:
             if node in live and node.level == ARGUMENT and not node.like.dim():
                 self.register(node)
         final = self.register(result).number
-        lines, offsets = [], {"float": 0, "int": 0}
+        tables: list[Line] = []
+        offsets = {"float": 0, "int": 0}
         parts: dict[str, list[Node]] = {"float": [], "int": []}
         used = {line[1] for line in self.p.lines if line[0] == "load"}
         for n, (node, kind) in enumerate(self.tables):
             sizes = [int(x) for x in node.like.shape]
-            lines.append((f"@{kind}", offsets[kind], *sizes))
+            tables.append((f"@{kind}", offsets[kind], *sizes))
             if n in used:
                 offsets[kind] += prod(sizes)
                 parts[kind].append(node)
         place = {node: n for n, (_, node) in enumerate(self.recording.captured)}
-        text = written(lines, self.p.lines, final)
-        return Lowered(text, floating, parts["float"], parts["int"], place)
+        program = needed(tables, self.p.lines, final)
+        text, of = written(*program), known(*program)
+        return Lowered(text, of, floating, parts["float"], parts["int"], place)
 
     def register(self, node: Node) -> Register:
         """Of a value without dimensions."""

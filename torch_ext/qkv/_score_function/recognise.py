@@ -3,7 +3,7 @@
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from qkv._score_function.program import operands, parsed, written
+from qkv._score_function.program import Line, needed, operands, written
 
 _ORDER = ("batch", "head", "query", "key")
 _NEGATED = {"ge": "lt", "lt": "ge", "gt": "le", "le": "gt"}
@@ -33,11 +33,11 @@ class Known(NamedTuple):
     is_whole: bool = False  # whether inner is nothing but softcap, slopes and bias
 
 
-def known(text: str) -> Known:
+def known(tables: list[Line], lines: list[Line]) -> Known:
     """What there is in a program, whatever the sizes of the call."""
-    of = _Reader(*parsed(text))
-    root, ends = of.shown(len(of.lines) - 1)
-    inner = "" if of.lines[root] == ("score",) else written(of.tables, of.lines, root)
+    of = _Reader(tables, lines)
+    root, ends = of.shown(len(lines) - 1)
+    inner = "" if lines[root] == ("score",) else written(*needed(tables, lines, root))
     return of.summed(root, Known(inner, *ends))
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from qkv._vmap import cache, dense, packed, rotate, seeds
+from qkv._vmap import cache, dense, packed, seeds
 from qkv._vmap.levels import core_kernel, decomposition, func_kernel
 from qkv._vmap.samples import Samples
 
-_ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), rotate.rule)
+_ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), dense.rule)
 _OTHER_RULES = _ROTATIONS | {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
 # By their names, since torch takes milliseconds to list its operators: those with a kernel, ...
 COMPUTING = (

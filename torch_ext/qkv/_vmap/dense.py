@@ -8,14 +8,15 @@ from qkv._vmap import programs, seeds
 from qkv._vmap.samples import Samples
 from qkv.options import BY_HEAD
 
+_INPUTS = ("query", "key", "value")
 # How many dimensions fewer than query they have.
 FEWER_DIMS = {"grad_logsumexp": 1, "logsumexp": 1, "index": 1} | dict.fromkeys(BY_HEAD, 2)
 FEWER_DIMS |= {f"{name}_tangent": FEWER_DIMS[name] for name in ("logsumexp", *BY_HEAD)}
+FEWER_DIMS |= {"cos": 1, "sin": 1, "query_weight": 2, "key_weight": 2}  # of rotations
 
 
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
-    ranks = {name: samples.each(name).dim() - 1 for name in samples.values}
-    user_rank = max(ranks.get(name, 0) for name in ("query", "key", "value"))
+    user_rank = max(samples.each(n).dim() - 1 for n in _INPUTS if n in samples.values)
     rank = max(user_rank, 3)  # with a dimension of heads, so that the new one is not taken for it
     reduced = options.get("reduce")
     fewer = FEWER_DIMS | {"grad_weights": 0 if reduced is None else 1}
@@ -30,26 +31,20 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
         tensors["dropout_seed"] = None if seed is None else seed.flatten()
     results = op(**options | tensors)
     results = tuple(
-        programs.gradient(samples, x)
-        if x is not None and r.name == "grad_score_tables"
-        else _unpadded(x, _rank_of_result(r.name, ranks, user_rank, reduced))
+        None if x is None else _unpadded(samples, r.name, x, user_rank, reduced)
         for x, r in zip(results, op._schema.returns, strict=True)
     )
     return results, tuple(None if x is None else 0 for x in results)
 
 
-def _unpadded(tensor: Tensor | None, rank: int) -> Tensor | None:
-    """Without the ones that `Samples.padded` put after the first dimension."""
-    while tensor is not None and tensor.dim() > rank + 1:
-        tensor = tensor.squeeze(1)
-    return tensor
-
-
-def _rank_of_result(name: str, ranks: dict[str, int], rank: int, reduced: str | None) -> int:
-    """As the function under vmap sees it. ranks: of the tensors, by their names; rank: of output,
-    without reduction."""
-    if name.startswith("grad_"):
-        return ranks.get(name.removeprefix("grad_"), 0)
+def _unpadded(samples: Samples, name: str, x: Tensor, rank: int, reduced: str | None) -> Tensor:
+    """A result as the function under vmap sees it, without the ones that `Samples.padded` put after
+    the first dimension. rank: of output there, without reduction."""
+    of = name.removeprefix("grad_").removeprefix("rotated_")
+    if of == "score_tables":
+        return programs.gradient(samples, x)
+    if of != name and of in samples.values:
+        return x.reshape(samples.each(of).shape)
     if name == "weights" and reduced is not None:
-        return max(rank, 3) - 1 if reduced == "heads" else rank - 1
-    return rank - FEWER_DIMS.get(name, 0)
+        rank = max(rank, 3) - 1 if reduced == "heads" else rank - 1
+    return x.reshape(x.shape[:1] + x.shape[x.dim() - rank + FEWER_DIMS.get(name, 0) :])

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv._machine import is_reproducible
 from qkv.distributed._block import OPTION_TENSORS, Ring, heads_of
 from qkv.distributed._call import Call, why_not_by_heads
 from qkv.distributed._passes import RingAttention
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import ALONE, Ranks, Team
 from qkv.distributed._shards import natural, zigzag
-from qkv.distributed._sinks import with_sinks
 from qkv.distributed._transport import all_to_all, linear
-from qkv.options import BY_HEAD, MASKS, TABLES
+from qkv.options import MASKS
 
 _forward = torch.ops.qkv.attention_forward.default
 _DOING = "ring_attention: all-to-all over heads, {}"
@@ -46,7 +46,7 @@ def attend(
     if ranks.size > 1:
         inputs = tuple(_own_heads(x, ranks) for x in inputs)
         tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
-    of_options = dict.fromkeys((*MASKS, *BY_HEAD, *TABLES)) | tensors
+    of_options = dict.fromkeys(OPTION_TENSORS) | tensors
     heads = lead[-1] if lead else 1
     own = heads // ranks.size
     # A packed call has no masks. A ring has, of documents too, also one of a single rank.
@@ -54,12 +54,15 @@ def attend(
         shard = [0, 0, 0, 0, ranks.rank * own, heads, 0] if ranks.size > 1 else None
         output, lse = _attend_whole(inputs, of_options, call, dropout_seed=seed, shard=shard)
     else:
+        if team.ring.size > 1 and is_reproducible():
+            raise NotImplementedError(
+                "ring_attention: what a ring's ranks add up has other bits on other CPUs, but the "
+                'same are asked for; expected qkv.set_reproducible(False), or method="heads"'
+            )
         plan = _plan(call, team.ring.size, inputs[0].size(-2) // 2)
         lead = (*lead[:-1], own) if lead else ()
         ring = Ring(team.ring, plan, lead, call.scalars, heads, ranks.rank * own, seed)
-        output, lse = RingAttention.apply(*inputs, *(of_options[n] for n in OPTION_TENSORS), ring)
-        if (sinks := of_options["sinks"]) is not None:
-            output, lse = with_sinks(output, lse, sinks, team.ring.rank, plan)
+        output, lse = RingAttention.apply(*inputs, *of_options.values(), ring)
         output = output.to(call.query.dtype)
     if ranks.size > 1:
         found = (output, lse.unsqueeze(-1))
@@ -78,7 +81,7 @@ def _plan(call: Call, size: int, chunk: int) -> Plan:
         seqlen=call.seqlen,
         is_causal=call.scalars["is_causal"],
         window=window,
-        positions=is_placed or not call.tensors.keys().isdisjoint(OPTION_TENSORS),
+        positions=is_placed or bool(call.tensors.keys() - {"sinks"}),
         ends=None if call.cu_seqlens is None else tuple(call.cu_seqlens.tolist()),
         may_pack=not call.masks,
     )

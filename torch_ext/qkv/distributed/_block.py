@@ -15,9 +15,7 @@ from qkv.options import BY_HEAD, DIFFERENTIABLE, MASKS, TABLES
 
 _forward = torch.ops.qkv.attention_forward.default
 _backward = torch.ops.qkv.attention_backward.default
-# The tensors that act on scores, in the operators' order. Sinks, which come last, act on what a row
-# sums over all keys, and on no block.
-OPTION_TENSORS = (*MASKS, *(name for name in BY_HEAD if name != "sinks"), *TABLES)
+OPTION_TENSORS = (*MASKS, *BY_HEAD, *TABLES)  # those beside query, key and value
 # Which dimension of a tensor is its heads, where it is not `[..., H, L, D]`.
 _HEADS = dict.fromkeys(BY_HEAD, -1) | {"lse": -2, "grad_lse": -2}
 
@@ -29,8 +27,8 @@ class Ring:
     lead: `[..., H]` of the output, of these heads. scalars: dropout_p, scale, enable_gqa,
     window_size, softcap and score_program; is_causal is what the block says. tensors: attn_mask and
     bias, `[..., H, L_local or 1, N or 1]`, with rows as on this rank and columns as in the sequence
-    of length N; spans, with such rows, of keys of that sequence; alibi_slopes `[..., H]`, or one
-    row for each packed document; the tables of a score program.
+    of length N; spans, with such rows, of keys of that sequence; alibi_slopes and sinks `[..., H]`,
+    or one row for each packed document; the tables of a score program.
     """
 
     ranks: Ranks
@@ -91,13 +89,18 @@ def _part(name: str, tensor: Tensor, block: Block, ring: Ring) -> Tensor:
     return tensor.narrow(-1, block.key_begin, block.columns.size)
 
 
+def _is_in(name: str, block: Block) -> bool:
+    """Whether a tensor of the options has a part in a block."""
+    return name != "sinks" or block.has_sinks
+
+
 def _arguments(block: Block, ring: Ring) -> dict:
     """What a call for the block has besides query, key, value and results. A packed one has the
     documents as they are, with positions of their own."""
     ends = None if block.ends is None else torch.tensor(block.ends)
     offsets = block.query_begin - block.origin, block.key_begin - block.origin
     heads = ring.first_head, ring.heads
-    parts = {n: _part(n, x, block, ring) for n, x in ring.tensors.items()}
+    parts = {n: _part(n, x, block, ring) for n, x in ring.tensors.items() if _is_in(n, block)}
     # Half precision in float32, as query, key and value are.
     parts = {n: x.to(wide(x.dtype)) if x.is_floating_point() else x for n, x in parts.items()}
     return dict.fromkeys(OPTION_TENSORS) | {
@@ -105,7 +108,6 @@ def _arguments(block: Block, ring: Ring) -> dict:
         "cu_seq_q": ends,
         "cu_seq_k": ends,
         "seqused_k": None,
-        "sinks": None,
         "dropout_seed": ring.dropout_seed,
         **ring.scalars,
         "is_causal": block.is_causal,
@@ -153,7 +155,7 @@ def block_backward(
     grad_output, grad_query = own.get("grad_output"), own.get("grad_query")
     if grad_output is not None:
         grad_output = _laid_out(block, grad_output)
-    of_options = [name in option_grads for name in DIFFERENTIABLE[3:]]
+    of_options = [n in option_grads and _is_in(n, block) for n in DIFFERENTIABLE[3:]]
     found = _backward(
         grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,
         output=_laid_out(block, own["output"]), logsumexp=own["lse"],
@@ -162,7 +164,7 @@ def block_backward(
     )  # fmt: skip
     if grad_query is not None:
         grad_query.add_(_laid_out(block, found[0]))
-    for name, more in zip(DIFFERENTIABLE[3:], found[3:], strict=True):
-        if name in option_grads:
+    for name, more, is_wanted in zip(DIFFERENTIABLE[3:], found[3:], of_options, strict=True):
+        if is_wanted:
             _part(name, option_grads[name], block, ring).add_(more)
     return [x if x is None else _laid_out(block, x) for x in found[1:3]]

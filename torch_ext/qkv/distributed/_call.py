@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 
 from qkv._refuse import refuse
+from qkv.distributed._block import OPTION_TENSORS
 from qkv.distributed._ranks import Team
 from qkv.distributed._shards import length_of
-from qkv.options import BY_HEAD, MASKS, TABLES, defaults
+from qkv.options import BY_HEAD, MASKS, defaults
 from qkv.spans import tensor_of
 
 _forward = torch.ops.qkv.attention_forward.default
 METHODS = ("ring", "heads", "auto")
-TENSORS = (*MASKS, *BY_HEAD, *TABLES)
-SCALARS = {n: x for n, x in defaults(torch.ops.qkv.attention.default).items() if n not in TENSORS}
+_DEFAULTS = defaults(torch.ops.qkv.attention.default)
+SCALARS = {n: x for n, x in _DEFAULTS.items() if n not in OPTION_TENSORS}
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Call:
     query: Tensor
     key: Tensor
     value: Tensor
-    tensors: dict[str, Tensor]  # of TENSORS, those that are given
+    tensors: dict[str, Tensor]  # of OPTION_TENSORS, those that are given
     scalars: dict[str, Any]  # the other options of qkv.attention, and score_program
     seqlen: Any  # as it was given; an int, once `check` has been there
     cu_seqlens: Tensor | None
@@ -40,7 +41,7 @@ class Call:
         cls, query: Tensor, key: Tensor, value: Tensor, seqlen: Any,
         cu_seqlens: Tensor | None, method: str, **options: Any,
     ) -> "Call":  # fmt: skip
-        tensors = {name: x for name in TENSORS if (x := options.pop(name, None)) is not None}
+        tensors = {name: x for name in OPTION_TENSORS if (x := options.pop(name, None)) is not None}
         return cls(query, key, value, tensors, SCALARS | options, seqlen, cu_seqlens, method)
 
 
@@ -150,7 +151,7 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
     )
     _, lse = _forward(
         torch.empty_like(call.query, device="meta"), key, value,
-        **dict.fromkeys(TENSORS) | tensors,
+        **dict.fromkeys(OPTION_TENSORS) | tensors,
         dropout_seed=torch.empty(1, dtype=torch.int64, device="meta"),
         cu_seq_q=None, cu_seq_k=None, seqused_k=None, **call.scalars,
     )  # fmt: skip

@@ -53,6 +53,8 @@ class Block:
     # in rows of the call; None if there is one alone.
     document: int = 0
     ends: tuple[int, ...] | None = None
+    # Whether the keys are those at the places of the queries. A row sums its sink with these alone.
+    has_sinks: bool = False
 
     def of_columns(self, part: Range) -> "list[Block]":
         """What the block has of these columns, counted from the first of them."""
@@ -135,7 +137,8 @@ class Plan:
         ]
         if seen:
             rows, columns = (_hull(ranges) for ranges in zip(*seen, strict=True))
-            yield Block(rows, columns, self.is_causal and rank == other)
+            is_own = rank == other
+            yield Block(rows, columns, self.is_causal and is_own, has_sinks=is_own)
 
     def _blocks(self, rank: int, other: int) -> Iterator[Block]:
         for mine in self.spans(rank):
@@ -157,19 +160,21 @@ class Plan:
             yield Block(
                 queries.moved(mine.shift), seen.moved(theirs.shift), self.is_causal,
                 queries.begin, seen.begin, whole.begin, whole.size, number,
+                has_sinks=mine == theirs,
             )  # fmt: skip
 
     def _of_documents(self, mine: Span, theirs: Span, ends: Sequence[int]) -> Iterator[Block]:
         """Documents that lie in one span as a whole are one packed call; there may be a part alone
         of its first and its last one, and two spans have one in common at most."""
         numbers = _documents(mine.positions, ends), _documents(theirs.positions, ends)
-        place, packed = mine.positions, range(0)
+        own, packed = mine.positions, range(0)
         if mine == theirs and self.may_pack:
-            packed = range(bisect_left(ends, place.begin), bisect_right(ends, place.end) - 1)
+            packed = range(bisect_left(ends, own.begin), bisect_right(ends, own.end) - 1)
         if len(packed) > 1 and (begin := ends[packed.start]) < ends[packed.stop]:
             rows = Range(begin, ends[packed.stop]).moved(mine.shift)
             own_ends = tuple(end - begin for end in ends[packed.start : packed.stop + 1])
-            yield Block(rows, rows, self.is_causal, begin, begin, begin, 0, packed.start, own_ends)
+            place = begin, begin, begin, 0, packed.start
+            yield Block(rows, rows, self.is_causal, *place, own_ends, has_sinks=True)
         else:
             packed = range(0)
         for number in range(max(x.start for x in numbers), min(x.stop for x in numbers)):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import qkv
 from qkv._functional import has_kernels
@@ -20,6 +21,7 @@ from qkv.integrations.transformers._private import (
     _active_collector,
     sdpa_attention_forward,
 )
+from qkv.integrations.transformers._rotation import is_traced
 from qkv.nn._attend import attend
 
 Bounds = tuple[Tensor, Tensor]  # where documents begin, and where the last ends: queries, keys
@@ -166,6 +168,13 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
         if used < keys:
             key, value = key[:, :, :used], value[:, :, :used]
             position_bias = None if position_bias is None else position_bias[..., :used]
+        is_plain = position_bias is None and not output_attentions
+        if is_plain and mask.begins is not None and _may_be_cached(key, options):
+            options["softmax_scale"] = options.pop("scale")
+            del options["enable_gqa"], options["dropout_p"]
+            options |= {"cache_leftpad": mask.begins, "cache_seqlens": used}
+            output = qkv.attention_with_kvcache(query, key, value, **options)
+            return output.transpose(1, 2).contiguous(), None
         options["spans"] = mask.spans
         mask = None if mask.padding is None else mask.padding[:, None, None, :used]
     elif mask is None:
@@ -179,6 +188,14 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
     else:
         output, weights = attend((query, key, value), bool(output_attentions), False, options)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _may_be_cached(key, options) -> bool:
+    """Whether rows that begin at keys of their own may go as those of a cache, whose results do not
+    depend on where they begin. It has no derivatives, no dropout, and is not cast."""
+    has_derivatives = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    is_refused = has_derivatives or options["dropout_p"] or torch.is_autocast_enabled("cpu")
+    return not (isinstance(key, Latents) or is_refused or is_traced())
 
 
 def _needs_dense(mask, query, key, position_bias, output_attentions) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.integrations.transformers._pattern import pattern_of
-from qkv.integrations.transformers._pattern_mask import Band, PatternMask, lengths_of
+from qkv.integrations.transformers._pattern_mask import Band, PatternMask, begins_of, lengths_of
 from qkv.integrations.transformers._private import (
     causal_mask_function,
     is_tracing,
@@ -84,16 +84,25 @@ def make_mask(
         spans = (spans[..., last - q_length : last, :] - kv_offset).clamp(0, window[0])
         if (spans == spans.new_tensor([0, window[0]] * (spans.size(-1) // 2))).all():
             spans = None
-    if padding is not None and padding[:, : window[0]].all():
-        padding = None
-    is_open = band == Band() and spans is None
-    lengths = lengths_of(padding) if padding is not None and is_open else None
-    mask = PatternMask(
-        (batch_size, 1, q_length, kv_length), band,
-        padding=padding, lengths=lengths, documents=documents, spans=spans,
-    )  # fmt: skip
-    if q_length > 1:
+    padded = _padded(padding, window[0], band, spans)
+    shape = batch_size, 1, q_length, kv_length
+    mask = PatternMask(shape, band, True, documents=documents, spans=spans, **padded)
+    if q_length > 1 or mask.begins is not None:
         return mask
     may_be_none = allow_is_causal_skip or allow_is_bidirectional_skip
-    sees_all = is_open and padding is None
+    sees_all = band == Band() and spans is None and mask.padding is None
     return None if may_be_none and sees_all else PatternMask(mask.shape, dense=mask.written_out())
+
+
+def _padded(
+    padding: Tensor | None, keys: int, band: Band, spans: Tensor | None
+) -> dict[str, Tensor | None]:
+    """What a PatternMask says of padding, of which the first `keys` keys take part."""
+    if padding is None or padding[:, :keys].all():
+        return {}
+    is_open = band == Band() and spans is None
+    return {
+        "padding": padding,
+        "lengths": lengths_of(padding) if is_open else None,
+        "begins": begins_of(padding[:, :keys]) if spans is None else None,
+    }

@@ -19,7 +19,7 @@ _MISTAKEN = (_aten.add, _aten.add_, _aten.masked_fill, _aten.masked_fill_)
 
 
 FAR = 1 << 62  # a bound that hides nothing, in places
-_TENSORS = ("padding", "lengths", "documents", "spans", "dense")
+_TENSORS = ("padding", "lengths", "begins", "documents", "spans", "dense")
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class PatternMask(torch.Tensor):
     `[B, S]`, unless None; `documents[b, i] == documents[b, j]`, whole numbers `[B, L]` that never
     fall, unless None, which needs L = S; `spans`, as in qkv.attention, unless None. `lengths`,
     `[B]`, say the same as padding, as row b's first `lengths[b]` keys, where that is so and nothing
-    else hides. Where there is a `dense` one, `[B, 1, L, S]` in memory, that is the mask, which no
-    model may mistake either.
+    else hides; `begins`, `[B]`, as its keys from `begins[b]` to the last one of the band, where
+    that is so and there are no spans. Where there is a `dense` one, `[B, 1, L, S]` in memory, that
+    is the mask, which no model may mistake either.
 
     To whatever a model does with it it is a tensor like any other: for the first operation that
     is not a mere copy of the mask, it is written out. It goes by its pattern as before, so that a
@@ -69,6 +70,7 @@ class PatternMask(torch.Tensor):
     band: Band
     padding: Tensor | None
     lengths: Tensor | None
+    begins: Tensor | None
     documents: Tensor | None
     spans: Tensor | None
     dense: Tensor | None
@@ -155,6 +157,12 @@ def lengths_of(padding: Tensor) -> Tensor | None:
     lengths = padding.sum(1)
     first = torch.arange(padding.shape[1]) < lengths[:, None]
     return lengths if torch.equal(first, padding) else None
+
+
+def begins_of(padding: Tensor) -> Tensor | None:
+    """How many keys each row lacks, where those it has come last."""
+    lengths = lengths_of(padding.flip(1))
+    return None if lengths is None else padding.shape[1] - lengths
 
 
 def _takes_all(operator: Any, args: tuple) -> bool:
