@@ -137,14 +137,16 @@ and each gradient by its own size, in float32; the weights that `output_attentio
 bfloat16 errors against float32 of at most twice those of the model as it was; gradient
 checkpointing in training; logits of generated tokens, with padding on the left, and scores of
 beams. Where transformers' own "sdpa" means something else than "eager", that is what counts."""
-ELSEWHERE = """{count} of these families are of a run with transformers {version}, and were not tried again:
-timm's and diffusers', those that could not be built, and some others."""
-OLDER = """The oldest version of transformers that qkv supports: {tried} families were tried with it, none
+ELSEWHERE = """{count} of these families are of a run with transformers {version}, and were not
+tried again: timm's and diffusers', those that could not be built, and some others."""
+OLDER = """The oldest version of transformers that qkv supports: {tried} families were tried with
+it, none
 of which was wrong. Of the {both} that are on this page too, {same} came to the same."""
 _TEXT = {
     "right": "All attention that a call runs through is qkv's.",
     "part": "What qkv computes is right; other attention of the model stayed as it was.",
-    "stays": """Nothing of these was changed, or nothing that a call runs through. Longformer, and LED's
+    "stays": """Nothing of these was changed, or nothing that a call runs through. Longformer, and
+LED's
 encoder above, write a window's scores as overlapping chunks, with other projections for global
 tokens: no product of theirs is queries times keys. VITS needs its weights for positions of its
 values too. SEW-D's softmax is a derivative of its own, in an `autograd.Function`, and WavLM calls
