@@ -4,7 +4,7 @@ it, and holds it against what it was.
     python -m benchmarks.models_tried --jobs 2 --json FILE      all of them: an hour of one core
     python -m benchmarks.models_tried --only llama 'timm:*'     these
     python -m benchmarks.models_tried --part 3/50               one in fifty, from 0 on
-    python -m benchmarks.models_tried --from FILE               prints docs/models.md of a run
+    python -m benchmarks.models_tried --from FILE OLDER         prints docs/models.md of two runs
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="what was found is put here, beside what is"
     )  # noqa: E501
-    parser.add_argument("--from", dest="read", type=Path, metavar="FILE")
+    parser.add_argument("--from", dest="read", type=Path, nargs=2, metavar=("FILE", "OLDER"))
     parser.add_argument(
         "--against",
         type=Path,
@@ -40,7 +40,7 @@ def main() -> int:
     )  # noqa: E501
     options = parser.parse_args()
     if options.read:
-        print(page.page(json.loads(options.read.read_text())), end="")
+        print(page.page(*(json.loads(x.read_text()) for x in options.read)), end="")
         return 0
     part, _, parts = options.part.partition("/")
     names = pool.names()

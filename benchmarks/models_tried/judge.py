@@ -22,6 +22,7 @@ ROUNDING, TIMES = 2e-5, 50
 HALF_TIMES, HALF_ROUNDING = 2.0, 1e-2
 
 
+NO_SOFTMAX = "it has no attention that softmax makes"
 AS_SDPA = 'as with "sdpa", which differs from "eager"'
 
 
@@ -37,20 +38,20 @@ def judge(model: nn.Module, call: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         why = f"{type(error).__name__}: {_words(error)}"
         return {"outcome": "wrong", "why": why}
-    changed, left = dict(conversion.changed), sorted(set(conversion.left.values()))
-    kept = "; ".join(left)
-    if not changed:
-        conversion.undo()
-        return {"outcome": "stays", "why": kept or "it has no attention that softmax makes"}
-    part = "; ".join(dict.fromkeys(x.partition("; ")[2] for x in changed.values() if "; " in x))
     checks: dict[str, str] = {}
     try:
         try:
-            ran = _operators(model, call)
+            has_any = bool(conversion.changed)
+            ran = has_any and _operators(model, call)
+            # What was to be changed may turn out, in that call, to be something else.
+            changed, left = conversion.changed, conversion.left
         finally:
             conversion.undo()
-        if not ran:
-            return {"outcome": "stays", "why": "no operator of qkv runs in a call"}
+        kept = "; ".join(sorted(set(left.values())))
+        if not ran or not changed:
+            why = "no operator of qkv runs in a call" if has_any else NO_SOFTMAX
+            return {"outcome": "stays", "why": kept or why}
+        parts = dict.fromkeys(x.partition("; ")[2] for x in changed.values() if "; " in x)
         for name, check in CHECKS.items():
             said = check(model, call)
             if said is not None:
@@ -62,7 +63,7 @@ def judge(model: nn.Module, call: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         why = f"{type(error).__name__}: {_words(error)}"
         return {"outcome": "wrong", "why": why, "checks": checks}
-    return {"outcome": "right", "why": part or kept, "checks": checks}
+    return {"outcome": "right", "why": "; ".join(parts) or kept, "checks": checks}
 
 
 def _words(error: BaseException) -> str:
@@ -226,7 +227,7 @@ def checkpointing(model: Any, call: dict[str, Any]) -> str | None:
 
 def bfloat16(model: nn.Module, call: dict[str, Any]) -> str:
     """The errors of outputs and gradients against float32, with the same weights. A result that is
-    worse is so with three sets of weights: with one of them a model may choose other experts."""
+    worse is so with five sets of weights: with three of them a model may choose other experts."""
     try:
         half = copy.deepcopy(model).bfloat16()
         whole = copy.deepcopy(half).float()
@@ -234,7 +235,7 @@ def bfloat16(model: nn.Module, call: dict[str, Any]) -> str:
         return f"as it was: it cannot be copied: {_words(error)[:80]}"
     rounded, wide = (_cast(_cast(call, torch.bfloat16), x) for x in (torch.bfloat16, torch.float32))
     worse: dict[str, str] | None = None
-    for seed in range(3):
+    for seed in range(5):
         try:
             truth, own = results(whole, wide), results(half, rounded)
         except Exception as error:

@@ -20,16 +20,41 @@ _LEFT = re.compile(r"the attention of [\w, ]+ is written out in its own code and
 _KNOWN = re.compile(r"[\w.]+ (is no layer that qkv knows|is a subclass of .*)")
 
 
-def page(run: dict[str, Any]) -> str:
+def page(run: dict[str, Any], lower: dict[str, Any]) -> str:
+    """lower: the run with the oldest transformers that qkv supports."""
     about, families = run["about"], run["families"]
     versions = ", ".join(f"{x} {about[x]}" for x in LIBRARIES)
     parts = [HEAD.format(versions=versions, torch=about["torch"], isa=about["isa"])]
-    parts += [_counts(families), CHECKED, _checks(families)]
+    parts += [_counts(families), *_elsewhere(families), CHECKED, _checks(families)]
+    parts += _older(families, lower)
     for outcome, title in OUTCOMES.items():
         found = {n: x for n, x in families.items() if _outcome(x) == outcome}
         if found:
             parts += [f"## {title.capitalize()}", _TEXT[outcome], _by_why(found, outcome)]
     return "\n\n".join(parts) + "\n"
+
+
+def _elsewhere(families: Families) -> list[str]:
+    """What is of a run with another version of transformers."""
+    counts: dict[str, int] = defaultdict(int)
+    for found in families.values():
+        if "transformers" in found:
+            counts[found["transformers"]] += 1
+    return [ELSEWHERE.format(version=x, count=count) for x, count in counts.items()]
+
+
+def _older(families: Families, lower: dict[str, Any]) -> list[str]:
+    """How the run with the oldest transformers differs, of the families that are in both."""
+    version, older = lower["about"]["transformers"], lower["families"]
+    both = sorted(families.keys() & older.keys())
+    same = sum(_outcome(families[x]) == _outcome(older[x]) for x in both)
+    rows = [
+        f"| `{x}` | {OUTCOMES[_outcome(older[x])]} | {OUTCOMES[_outcome(families[x])]} |"
+        for x in both if _outcome(families[x]) != _outcome(older[x])
+    ]  # fmt: skip
+    text = OLDER.format(version=version, tried=len(older), both=len(both), same=same)
+    table = "\n".join([f"| family | with {version} | here |", "|---|---|---|", *rows])
+    return [f"## With transformers {version}", text, *([table] if rows else [])]
 
 
 def worse(then: Families, now: Families) -> list[str]:
@@ -112,10 +137,20 @@ and each gradient by its own size, in float32; the weights that `output_attentio
 bfloat16 errors against float32 of at most twice those of the model as it was; gradient
 checkpointing in training; logits of generated tokens, with padding on the left, and scores of
 beams. Where transformers' own "sdpa" means something else than "eager", that is what counts."""
+ELSEWHERE = """{count} of these families are of a run with transformers {version}, and were not
+tried again: timm's and diffusers', those that could not be built, and some others."""
+OLDER = """The oldest version of transformers that qkv supports: {tried} families were tried with
+it, none
+of which was wrong. Of the {both} that are on this page too, {same} came to the same."""
 _TEXT = {
     "right": "All attention that a call runs through is qkv's.",
     "part": "What qkv computes is right; other attention of the model stayed as it was.",
-    "stays": "Nothing of these was changed, or nothing that a call runs through.",
+    "stays": """Nothing of these was changed, or nothing that a call runs through. Longformer, and
+LED's
+encoder above, write a window's scores as overlapping chunks, with other projections for global
+tokens: no product of theirs is queries times keys. VITS needs its weights for positions of its
+values too. SEW-D's softmax is a derivative of its own, in an `autograd.Function`, and WavLM calls
+torch's function for a whole layer, weights included: neither shows its steps.""",
     "refused": "`NotImplementedError` in the first call.",
     "wrong": 'Use "eager" for these.',
     "crashed": "Their process ended, with qkv or before it came to that.",

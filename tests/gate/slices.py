@@ -74,7 +74,7 @@ def commit(commit_hash: str) -> list[Task]:
     truth = suites.truth(*drawn)
     models = (
         f"python -m benchmarks.models_tried --part {number % MODELS}/{MODELS} --seconds 45 "
-        "--timeout 30 --against benchmarks/results/models-5.23.0.json"
+        "--timeout 30 --against benchmarks/results/models-5.24.0.json"
     )
     return [
         Task("truth-anew", truth),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -12,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("timm")
 pytest.importorskip("diffusers")
 
+import qkv.integrations.transformers  # noqa: E402
 from benchmarks.models_tried import judge, page, pool  # noqa: E402
 from qkv.nn import _attend  # noqa: E402
 
@@ -19,9 +21,17 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("models-*.json"))
 
 
 def test_the_page_is_what_the_results_say():
-    assert (ROOT / "docs" / "models.md").read_text() == page.page(
-        json.loads(RESULTS[-1].read_text())
-    )
+    older, run = (json.loads(x.read_text()) for x in RESULTS)
+    assert (ROOT / "docs" / "models.md").read_text() == page.page(run, older)
+
+
+def test_nothing_is_wrong_with_either_version():
+    """They are the first and the last that the package says it works with."""
+    ends = [re.search(r"models-(\d+\.\d+)\.", x.name).group(1) for x in RESULTS]
+    assert tuple(ends) == qkv.integrations.transformers.TRIED
+    for file in RESULTS:
+        found = json.loads(file.read_text())["families"].items()
+        assert [name for name, x in found if x["outcome"] in ("wrong", "crashed")] == []
 
 
 @pytest.mark.parametrize("name", ["llama", "bart", "vit"])

@@ -70,6 +70,16 @@ def test_import_from_another_folder(tmp_path):
     assert run_python(code, cwd=tmp_path) == "tensor(4.)\n"
 
 
+def test_what_an_import_leaves_for_later(after_torch, tmp_path):
+    """Layers and conversion, a third of the time of the import, come when they are asked for."""
+    code = """import sys, torch, qkv
+early = [x for x in sys.modules if x.startswith(("qkv.nn", "qkv._conversion", "torch._dynamo"))]
+print(early, qkv.nn.Rotary.__name__, qkv.convert.__name__, qkv.Conversion.__name__)"""
+    assert after_torch(code, tmp_path) == "[] Rotary convert Conversion\n"
+    with pytest.raises(AttributeError, match="^module 'qkv' has no attribute 'rotary'$"):
+        qkv.rotary  # noqa: B018
+
+
 @needs_sources
 def test_import_from_the_sources_folder(after_torch):
     """The folders in which torch_ext/qkv may hide what is installed, as with an editable

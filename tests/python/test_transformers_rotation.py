@@ -98,7 +98,11 @@ class TestCalls:
         model_of("llama").set_attn_implementation("qkv")
         module = sys.modules["transformers.models.llama.modeling_llama"]
         rotations.clear()
-        yield module.apply_rotary_pos_emb, _rotation._replaced[module.__name__][1], rotations
+        yield (
+            module.apply_rotary_pos_emb,
+            _rotation.replaced[module, "apply_rotary_pos_emb"],
+            rotations,
+        )
 
     def rows(self, dtype=torch.float32, width=8):
         torch.manual_seed(0)

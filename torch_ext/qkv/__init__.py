@@ -1,12 +1,13 @@
 """The attention operator for PyTorch on CPUs. See `attention`."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from qkv._library import load as _load
 
 _load()  # before anything that calls torch.ops.qkv
 
-from qkv import nn  # noqa: E402
 from qkv._cache import new_cache  # noqa: E402
-from qkv._conversion.convert import Conversion, convert  # noqa: E402
 from qkv._flex import flex_attention  # noqa: E402
 from qkv._flops import register as _register_flops  # noqa: E402
 from qkv._functional import attention, attention_jvp  # noqa: E402
@@ -36,9 +37,23 @@ from qkv._weights import attention_weights, attention_with_weights  # noqa: E402
 from qkv.spans import Spans  # noqa: E402
 from qkv.version import __version__  # noqa: E402
 
+if TYPE_CHECKING:
+    from qkv import nn
+    from qkv._conversion.convert import Conversion, convert
+
 _register_vmap()
 _register_flops()
 _register_flash_attention()
+
+
+def __getattr__(name: str) -> Any:
+    """What takes a third of the time that the import would, and most programs do without."""
+    if name == "nn":
+        return importlib.import_module("qkv.nn")
+    if name in ("Conversion", "convert"):
+        return getattr(importlib.import_module("qkv._conversion.convert"), name)
+    raise AttributeError(f"module 'qkv' has no attribute {name!r}")
+
 
 __all__ = [
     "Conversion",

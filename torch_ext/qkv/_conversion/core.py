@@ -27,6 +27,7 @@ class Core(NamedTuple):
     blind: Tensor | None = None  # [..., L, 1]: queries whose scores are all the same number
     stage: str = "scores"  # or "row", one number for each query; or "weights"
     dropout: float = 0.0
+    zeroed: Tensor | None = None  # where scores were multiplied by 0, until these are hidden
 
     def has_gradient(self) -> bool:
         return any(x.requires_grad for x in (self.query, self.key, *self.terms))
@@ -40,11 +41,7 @@ def begin(name: str, *args: Any, **kwargs: Any) -> Core | None:
     elif name == "einsum":
         operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
         orders = as_product(args[0])
-        if (
-            orders is None
-            or [type(x) for x in operands] != [Tensor] * 2
-            or orders[2] != sorted(orders[2])
-        ):
+        if orders is None or orders[2] != sorted(orders[2]) or {*map(type, operands)} != {Tensor}:
             return None
         query, key = (x.permute(order) for x, order in zip(operands, orders[:2], strict=True))
     elif len(args) == 2 and not kwargs:
@@ -69,7 +66,7 @@ def begin(name: str, *args: Any, **kwargs: Any) -> Core | None:
 def change(name: str, core: Core, shape: torch.Size, *args: Any, **kwargs: Any) -> Core | None:
     """After the function of this name, whose first argument is of this shape; None if it is none
     that attention has."""
-    rule = _RULES.get(name)
+    rule = _RULES.get(name) if core.zeroed is None or name in _SUMS else None
     own = shape[-2:] == (core.query.shape[-2], core.key.shape[-2]) or core.stage == "row"
     try:
         return rule(core, shape, *args, **kwargs) if rule and (own or name in _SUMS) else None
@@ -131,8 +128,9 @@ def _with(core: Core, shape: torch.Size, x: Tensor) -> tuple[Core, Tensor]:
     if len(new) <= len(old):
         return core, _arranged(x, new, old)
     query, key, *terms = (_arranged(t, old, new) for t in (core.query, core.key, *core.terms))
-    blind = None if core.blind is None else _arranged(core.blind, old, new)
-    core = core._replace(query=query, key=key, terms=tuple(terms), lead=new, blind=blind)
+    places = {x: getattr(core, x) for x in ("blind", "zeroed")}
+    places = {x: y if y is None else _arranged(y, old, new) for x, y in places.items()}
+    core = core._replace(query=query, key=key, terms=tuple(terms), lead=new, **places)
     return core, _arranged(x, new, new)
 
 
@@ -153,6 +151,10 @@ def _plus(core: Core, shape: Any, other: Any, *, alpha: float = 1) -> Core | Non
     if shape[-2:] != own:  # queries and keys as the places in a picture
         other, shape = other.expand(shape).reshape(*core.lead, *own), torch.Size((*core.lead, *own))
     core, term = _with(core, shape, other if alpha == 1 else other * alpha)
+    if core.zeroed is not None:
+        if bool((term > _HIDES).logical_and(core.zeroed).any()):
+            return None
+        core, term = core._replace(zeroed=None), term.masked_fill(core.zeroed, -torch.inf)
     if term.dtype not in (torch.float32, core.query.dtype):
         term = term.to(torch.promote_types(core.query.dtype, torch.float32))
     return core._replace(terms=(*core.terms, term))
@@ -171,7 +173,9 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
     if not isinstance(other, Tensor) or not _is_shaped(other, shape):
         return None
     if other.dim() and other.shape[-1] != 1:
-        return None
+        zeroed = other == 0
+        is_mask = not other.requires_grad and bool((zeroed | (other == 1)).all())
+        return core._replace(zeroed=_with(core, shape, zeroed)[1]) if is_mask else None
     core, factor = _with(core, shape, other)
     query = (core.query * factor).to(core.query.dtype)
     return core._replace(query=query, terms=tuple(x * factor for x in core.terms))

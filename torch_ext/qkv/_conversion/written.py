@@ -10,7 +10,8 @@ from torch import autograd, nn
 from qkv._code import methods_of, names_in, reached_from, things_in
 
 _SDPA = {"scaled_dot_product_attention"}
-_SOFTMAX, _PRODUCTS = {"softmax", "Softmax"}, ("matmul", "bmm", "einsum")
+_SOFTMAX = {"softmax", "Softmax", "XSoftmax", "multi_head_attention_forward"}
+_PRODUCTS = ("matmul", "bmm", "einsum")
 
 
 @functools.cache

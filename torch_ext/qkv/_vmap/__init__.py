@@ -15,22 +15,20 @@ from qkv._vmap import cache, dense, packed, seeds
 from qkv._vmap.levels import core_kernel, decomposition, func_kernel
 from qkv._vmap.samples import Samples
 
-# Of the package's operators.
-_NAMES = [n[5:] for n in torch._C._dispatch_get_all_op_names() if n.startswith("qkv::")]
-
-
-def _operators(key: str) -> list[str]:
-    """Those that have a kernel of their own for this dispatch key, but for those that begin with
-    "_", which are about the machine and take no tensors."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return sorted(n for n in _NAMES if n[0] != "_" and has_kernel(f"qkv::{n}", key))
-
-
 _ROTATIONS = dict.fromkeys(("rotate", "rotate_backward"), dense.rule)
 _OTHER_RULES = _ROTATIONS | {"attention_with_kvcache": cache.rule, "dropout_seed": seeds.rule}
-COMPUTING = [name for name in _operators("CPU") if name not in _OTHER_RULES]
-# What is made of the low-level operators, and drops down to them.
-COMPOSITES = [*_operators("CompositeImplicitAutograd"), "_linear"]
+# By their names, since torch takes milliseconds to list its operators: those with a kernel, ...
+COMPUTING = (
+    "attention_backward", "attention_double_backward", "attention_forward",
+    "attention_forward_jvp", "hard_backward", "hard_forward", "varlen_attention_paged",
+    "weights_backward", "weights_forward", "with_weights_backward", "with_weights_forward",
+)  # fmt: skip
+# ... and those that are made of these, and drop down to them.
+COMPOSITES = (
+    "attention", "attention_forward_jvp_backward", "attention_jvp", "attention_weights",
+    "attention_with_lse", "attention_with_weights", "hard_attention", "indexed_attention",
+    "latent_attention", "latent_attention_with_kvcache", "merge", "varlen_attention", "_linear",
+)  # fmt: skip
 _library = torch.library.Library("qkv", "IMPL")
 
 

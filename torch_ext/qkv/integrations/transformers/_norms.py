@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
-from qkv.integrations.transformers._rotation import is_traced
+from qkv.integrations.transformers._rotation import is_traced, replace, replaced
 
 # After the width. Other arguments say that a norm is of groups, or has a bias.
 _ARGUMENTS = (["eps"], ["eps", "with_scale"])
 _EPSILONS = ("variance_epsilon", "eps")
-_replaced: dict[type[nn.Module], Any] = {}  # the class's own forward
 
 
 class _Trial(NamedTuple):
@@ -32,18 +31,10 @@ class _Trial(NamedTuple):
 def replace_norms(module_name: str) -> None:
     """Of the classes in the module of this name; once, however often it is called."""
     for cls in list(vars(sys.modules[module_name]).values()):
-        if _is_norm(cls, module_name) and cls not in _replaced:
+        if _is_norm(cls, module_name) and (cls, "forward") not in replaced:
             found = _trial(cls)
             if found is not None:
-                _replaced[cls] = cls.forward
-                cls.forward = _norming(cls.forward, found)
-
-
-def restore_norms() -> None:
-    """Gives every class its own forward back."""
-    while _replaced:
-        cls, forward = _replaced.popitem()
-        cls.forward = forward
+                replace(cls, "forward", _norming(cls.forward, found))
 
 
 def _is_norm(cls: Any, module_name: str) -> bool:

@@ -15,14 +15,14 @@ from qkv._conversion.route import hook_model, is_routed, route_written, unhook_m
 from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
-from qkv.integrations.transformers._norms import replace_norms, restore_norms
+from qkv.integrations.transformers._norms import replace_norms
 from qkv.integrations.transformers._private import (
     CORRECT,
     IMPLEMENTATION,
     SWITCH,
     ContinuousBatchingManager,
 )
-from qkv.integrations.transformers._rotation import replace_rotation, restore_rotations
+from qkv.integrations.transformers._rotation import replace_rotation, restore
 from qkv.integrations.transformers._suited import suited
 
 _logger = logging.get_logger(__name__)
@@ -37,8 +37,7 @@ def replace_others(on: bool) -> None:
     global _others
     _others = on
     if not on:
-        restore_rotations()
-        restore_norms()
+        restore()
 
 
 def leave_latents(model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from qkv._rotate import rotate
 
 _NAME = "apply_rotary_pos_emb"
 _ARGUMENTS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
-_replaced: dict[str, tuple[ModuleType, FunctionType]] = {}  # by the name of the module
+replaced: dict[tuple[Any, str], Any] = {}  # what a module or a class had by a name
 
 
 class _Trial(NamedTuple):
@@ -35,19 +35,22 @@ def replace_rotation(module_name: str) -> None:
     """In the module of this name, if it has such a function; once, however often it is called."""
     module = sys.modules.get(module_name)
     function = getattr(module, _NAME, None)
-    if not module or module_name in _replaced or not isinstance(function, FunctionType):
-        return
-    found = _trial(function)
-    if found is not None:
-        _replaced[module_name] = module, function
-        setattr(module, _NAME, _rotating(function, found))
+    if isinstance(function, FunctionType) and (module, _NAME) not in replaced:
+        found = _trial(function)
+        if found is not None:
+            replace(module, _NAME, _rotating(function, found))
 
 
-def restore_rotations() -> None:
-    """Gives every module its own function back."""
-    while _replaced:
-        _, (module, function) = _replaced.popitem()
-        setattr(module, _NAME, function)
+def replace(owner: Any, name: str, made: Callable[..., Any]) -> None:
+    replaced[owner, name] = getattr(owner, name)
+    setattr(owner, name, made)
+
+
+def restore() -> None:
+    """Gives every module and class its own function back."""
+    while replaced:
+        (owner, name), function = replaced.popitem()
+        setattr(owner, name, function)
 
 
 def _trial(function: FunctionType) -> _Trial | None:
