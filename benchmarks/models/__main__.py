@@ -109,9 +109,9 @@ def of_model(name, about, dtypes, args):
     for dtype in dtypes:
         for kind in inputs:
             made = {way: make_step(kind, x, inputs[kind], dtype) for way, x in models.items()}
-            found = [answers(models[way], kind, made[way]) for way in ("qkv", "torch")]
-            checked = check(f"{name} {kind}", *found, truth[kind], dtype)
-            del found
+            ours, theirs = (answers(models[way], kind, made[way]) for way in ("qkv", "torch"))
+            checked = check(f"{name} {kind}", ours, theirs, truth[kind], dtype)
+            del ours, theirs
             for is_dropping in [True, False] if drops and kind == "training" else [False]:
                 step = f"{kind}, dropout" if is_dropping else kind
                 about_it = {"name": f"{name} {step}", "model": name, "sizes": about.sizes}

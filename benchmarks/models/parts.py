@@ -22,20 +22,17 @@ def shares(model, step):
     with named(model), profile(activities=[ProfilerActivity.CPU]) as profiler:
         with record_function(STEP):
             step()
-    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    events = sorted(profiler.events() or [], key=lambda event: event.time_range.start)
     scopes = {event.id: scope_of(event) for event in events}
-    made = {
-        event.sequence_nr: scopes[
-            event.id
-        ]  # of several that have one number the last made the Node
-        for event in events
-        if event.sequence_nr >= 0 and not is_node(scopes[event.id])
-    }
+    made = {}  # of several operators that have one number, the last made the Node
+    for event in events:
+        if event.sequence_nr >= 0 and not is_node(scopes[event.id]):
+            made[event.sequence_nr] = scopes[event.id]
     [whole] = [event for event in events if event.name == STEP]
     taken = dict.fromkeys(PARTS, 0.0)
     for event in events:
         scope = scopes[event.id]
-        scope = made.get(scope.sequence_nr) if is_node(scope) else scope
+        scope = made.get(scope.sequence_nr) if scope and is_node(scope) else scope
         taken[scope.name if scope else REST] += event.self_cpu_time_total / whole.cpu_time_total
     taken[REST] = 1 - sum(taken[part] for part in PARTS[:-1])
     return taken
