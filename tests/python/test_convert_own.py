@@ -4,6 +4,7 @@ of layers that do what might go wrong in between."""
 import copy
 import pickle
 import threading
+from importlib import import_module
 
 import pytest
 import torch
@@ -39,17 +40,20 @@ NONE_CHANGED = {"longformer", "vits"}
 @pytest.fixture
 def calls(monkeypatch):
     """How often a converted layer has called qkv.attention, written out or, as those of some
-    families in a later version of transformers, by its name."""
+    families in a later version of transformers, by its name, where rows that begin at different
+    keys are those of a cache."""
     found = []
-    for where in ("_conversion.core", "_conversion.route", "nn._attend"):
-        module = __import__(f"qkv.{where}", fromlist=[where])
-        attention = module.attention
+    modules = [import_module(f"qkv.{x}") for x in ("_conversion.core", "_conversion.route")]
+    modules += [import_module("qkv.nn._attend")]
+    places = [(module, "attention") for module in modules] + [(qkv, "attention_with_kvcache")]
+    for module, name in places:
+        attention = getattr(module, name)
 
         def counted(*args, _attention=attention, **kwargs):
             found.append(1)
             return _attention(*args, **kwargs)
 
-        monkeypatch.setattr(module, "attention", counted)
+        monkeypatch.setattr(module, name, counted)
     return found
 
 
