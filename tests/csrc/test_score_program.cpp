@@ -300,8 +300,8 @@ TEST_P(ScoreProgramTest, PlanesThatShareASumOfTables) {
   for (int n = 0; n < 5; ++n) EXPECT_EQ(run(4), alone);
 }
 
-// sin(score + table[...]) * table[head] * exp(300 * (key - last visible key)): where is_causal
-// hides a pair, the last factor is infinite, which adds nothing to the gradient of the table.
+// sin(score + table[...]) * table[head] * exp(300 * (key - query)): of most pairs that is_causal
+// hides the last factor is infinite, which adds nothing to the gradient of the table.
 ScoreProgram program_of_sines(const Case& c, const Look& look) {
   std::string sizes;
   for (int64_t size : look.sizes(c)) sizes += " " + std::to_string(size);
@@ -314,8 +314,6 @@ ScoreProgram program_of_sines(const Case& c, const Look& look) {
   add("mul" + last(1) + last(0));
   const int product = n;
   add("sub 3 2");
-  add("int " + std::to_string(c.S - c.L));
-  add("sub" + last(1) + last(0));
   add("to_float" + last(0));
   add("float 300");
   add("mul" + last(1) + last(0));
