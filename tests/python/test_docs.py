@@ -52,10 +52,7 @@ AMX, MEAN = "Where the CPU has AMX", "geometric mean"
 FIGURES = [
     [("In float32", MEAN, 0, 1), ("In float32", MEAN, 4, 5), (AMX, MEAN, 0, 1)],
     [("In half precision", MEAN, 0, 1), ("In half precision", MEAN, 4, 5), (AMX, MEAN, 2, 3)],
-    *[
-        [("With options", row, n) for n in (0, 2, 4)]
-        for row in ("dropout", "bias", "padding")
-    ],
+    [("With options", "dropout", n) for n in (0, 2, 4)],
     [("Decoding", "decode", 0, 1), ("Decoding", "decode", 3, 4), (AMX, "decode", 0, 2)],
 ]  # fmt: skip
 
@@ -77,6 +74,21 @@ def test_the_readme_has_the_figures_of_the_benchmarks():
             assert cell.split(", ") == [found[n] for n in which], f"{row[0]}: {section}, {name}"
 
 
+def test_the_readme_has_the_figures_of_whole_models():
+    """Training as the model's config has it, which is its first row, and a forward pass."""
+    page, readme = ((ROOT / name).read_text() for name in ("docs/benchmarks.md", "README.md"))
+    section = page.split("\n## Whole models\n")[1].split("\n## ")[0]
+    dtypes = [rows for titles, rows in tables(section) if titles[0] == "model"]
+    (shown,) = [rows for titles, rows in tables(readme) if titles[-1].startswith("bfloat16: ")]
+    for model, *cells in shown:
+        for cell, rows in zip(cells, dtypes, strict=True):
+            steps = [row for row in rows if row[0].split()[0] == re.split("[ ,]", model)[0]]
+            training, forward = steps[0], next(row for row in steps if row[2] == "forward")
+            assert training[2].startswith("training")
+            figures = [re.findall(r"[\d.]+", row[5])[0] for row in (training, forward)]
+            assert cell == ", ".join(figures), model
+
+
 def test_the_accuracy_page_counts_the_errors_of_the_raw_runs():
     """In its table, by kinds of runs, and in the sentence above it, of all."""
     page = (ROOT / "docs/accuracy.md").read_text()
@@ -90,7 +102,7 @@ def test_the_accuracy_page_counts_the_errors_of_the_raw_runs():
         larger = [sum(ours > factor * torchs for ours, torchs in found) for factor in (1, 1.15)]
         at_most = max(ours / torchs for ours, torchs in found if torchs)
         assert numbers == [*map(str, (len(found), *larger)), f"{at_most:.2f}"], runs
-    files = [f for f in RESULTS.glob("*.json") if '"torch_error"' in f.read_text()]
+    files = {*RESULTS.glob("*.json")} - {*RESULTS.glob("steps-*.json")}  # which are of models
     assert sum(f.read_text().count('"torch_error"') for f in files) == len(every)
     larger = [sum(ours > factor * torchs for ours, torchs in every) for factor in (1, 1.15)]
     assert f"in {larger[0]} of the {len(every)} results" in page
