@@ -37,7 +37,7 @@ def run_suite(suite, entries, dtypes, seconds, repeats, remembered):
     the directions whose memory is measured too. Raises WrongAnswer."""
     from tqdm import tqdm  # which only a run needs
 
-    described = machine.describe(dtypes) | {"placement": threads.warning()}
+    described = {"placement": threads.warning()} | machine.describe(dtypes)
     peak_of = dtypes[0] if suite.has_peak and len(dtypes) == 1 else None  # each dtype has its own
     results = []
     steps = 2 + (1 + len(suite.directions)) * len(entries) * len(dtypes)

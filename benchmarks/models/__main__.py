@@ -83,7 +83,7 @@ def run_models(names, args):
 
     qkv.integrations.transformers.register()
     dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
-    described = machine.describe(dtypes) | {"placement": threads.warning()}
+    described = {"placement": threads.warning()} | machine.describe(dtypes)
     before = machine.rates(torch.float32)
     results = []
     for name in tqdm(names, unit="model"):

@@ -88,9 +88,9 @@ Passes run_with(const JvpWorkload& w, const Change& change, Tables* tables, bool
   return all;
 }
 
-// Each by its own size: at most `most` of the largest number.
+// Each by its own size: at most `most` of the largest number, and `slack`.
 void expect_alike(const char* name, const std::vector<double>& a, const std::vector<double>& b,
-                  double most) {
+                  double most, double slack = 0) {
   ASSERT_EQ(a.size(), b.size()) << name;
   double size = 1e-30, error = 0;
   for (size_t n = 0; n < a.size(); ++n) {
@@ -98,7 +98,7 @@ void expect_alike(const char* name, const std::vector<double>& a, const std::vec
     if (std::isfinite(b[n])) size = std::max(size, std::abs(b[n]));
     if (std::isfinite(b[n])) error = std::max(error, std::abs(a[n] - b[n]));
   }
-  EXPECT_LE(error, most * size) << name;
+  EXPECT_LE(error, most * size + slack) << name;
 }
 
 double most_of(const Case& c) {
@@ -181,12 +181,15 @@ TEST_P(ScoreProgramTest, SlopesAreTheOption) {
         },
         &tables, false);
     expect_alike(actual, expected, c);
-    // Distances magnify what rounding has left in each row's sum, which is the same in both.
+    // Distances magnify what rounding has left in each row's sum. That is the same in both, unless
+    // an element of the output's direction, of up to 4, is rounded to neighbours, as NEON does
+    // once.
+    const double step = c.dtype == DType::bf16 ? 0x1p-7 : c.dtype == DType::f16 ? 0x1p-10 : 0;
     const Passes option = run_with(w, [](Problem&) {}, nullptr, false);
     expect_alike("grad of tables", actual.grad_tables, option.first.grad_alibi_slopes,
                  10 * most_of(c));
     expect_alike("second of tables", actual.second_tables, option.second.grad_alibi_slopes,
-                 10 * most_of(c));
+                 10 * most_of(c), 4 * step * c.S);
     if (HasFailure()) return;
   }
 }

@@ -75,7 +75,7 @@ QKV_INLINE Vec<double> two_sum(Vec<double> a, Vec<double> b, Vec<double>& error)
 // a * b - product, which was rounded. Without FMA it stays unknown, which costs 0.2 ulp.
 QKV_INLINE Vec<double> lost(Vec<double> a, Vec<double> b, Vec<double> product) {
   if constexpr (kHasFma) return native_fma(a, b, -product);
-  return {};
+  return Vec<double>{};
 }
 
 // sin(x + quarters * pi/2), off by 0.62 ulp.

@@ -6,6 +6,7 @@ import platform
 import torch
 
 import qkv
+from qkv.bench.threads import allowed
 from qkv.env import cpu_model
 
 
@@ -14,9 +15,10 @@ def name_of(dtype):
 
 
 def describe(dtypes):
+    """Threads that OpenMP binds to a CPU each count as that many cores once they have run."""
     return {
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(allowed()),
         "threads": torch.get_num_threads(),
         "isa": qkv.active_isa(),
         "torch_isa": torch.backends.cpu.get_cpu_capability(),
