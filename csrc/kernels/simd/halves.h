@@ -83,17 +83,21 @@ QKV_INLINE void store_narrow(E* p, Vec<Compute<E>> v) {
   }
 }
 
-// As many consecutive elements as there are doubles in a vector, converted from and to double.
+// As many consecutive elements as there are doubles in a vector, converted from and to double. They
+// are copied, because Clang takes a pointer to such a vector, whose size depends on T, for aligned,
+// whatever its type says.
 template <class T>
-using PartOfVector
-    __attribute__((vector_size(kLanes<double> * sizeof(T)), aligned(sizeof(T)), may_alias)) = T;
+using PartOfVector __attribute__((vector_size(kLanes<double> * sizeof(T)))) = T;
 template <class T>
 QKV_INLINE Vec<double> load_double(const T* from) {
-  return __builtin_convertvector(*reinterpret_cast<const PartOfVector<T>*>(from), Vec<double>);
+  PartOfVector<T> x;
+  std::memcpy(&x, from, sizeof x);
+  return __builtin_convertvector(x, Vec<double>);
 }
 template <class T>
 QKV_INLINE void store_double(T* to, Vec<double> x) {
-  *reinterpret_cast<PartOfVector<T>*>(to) = __builtin_convertvector(x, PartOfVector<T>);
+  const PartOfVector<T> narrow = __builtin_convertvector(x, PartOfVector<T>);
+  std::memcpy(to, &narrow, sizeof narrow);
 }
 
 // x = f(x), where f takes and returns vectors of double.
