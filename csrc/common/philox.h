@@ -26,9 +26,16 @@ inline uint32_t dropout_threshold(double p) {
 // The factor of the weights that are kept; 0 where none is.
 inline double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
-// A counter has 32 bits for the query, and 32 for the four neighbouring keys whose words it makes.
-// In a problem of more queries or keys than this, some of them would share their random numbers, so
-// such a problem has to be refused.
-constexpr int64_t kMaxDropoutQueries = int64_t{1} << 32, kMaxDropoutKeys = int64_t{1} << 34;
+// A counter makes the four words of eight neighbouring keys: key j has word j % 4, as it is if
+// j % 8 < 4, and else rotated by 16 bits. The upper halves decide unless they tie with the
+// threshold's, which happens once in 2^16, so that the two keys of a word are as independent as
+// two words are, to 2^-32, and either is kept with its probability. That halves the work of Philox,
+// which was most of what dropout takes.
+constexpr int64_t kPhiloxKeys = 8;
+
+// A counter has 32 bits for the query, and 32 for its eight keys. In a problem of more queries or
+// keys than this, some of them would share their random numbers, so such a problem has to be
+// refused.
+constexpr int64_t kMaxDropoutQueries = int64_t{1} << 32, kMaxDropoutKeys = int64_t{1} << 35;
 
 }  // namespace qkv

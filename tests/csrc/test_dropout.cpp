@@ -73,7 +73,7 @@ TEST_P(DropoutTest, SeedsOfPartsOfTheBatch) {
   }
 }
 
-// In a window, a block of keys may begin anywhere, also within the four keys of a counter.
+// In a window, a block of keys may begin anywhere, also within the eight keys of a counter.
 TEST_P(DropoutTest, InWindows) {
   for (DType dtype : kDTypes) {
     for (int64_t left = 0; left < 9; ++left) {
@@ -86,10 +86,10 @@ TEST_P(DropoutTest, InWindows) {
 }
 
 // A part of a whole drops what the whole drops there. Its first key may lie anywhere within the
-// four keys of a counter.
+// eight keys of a counter.
 TEST_P(DropoutTest, InShards) {
   for (DType dtype : kDTypes) {
-    for (int64_t offset = 0; offset < 6; ++offset) {
+    for (int64_t offset = 0; offset < 9; ++offset) {
       Case c = weights_case();
       c.dtype = dtype, c.batch = {2}, c.kv_heads = 2, c.group = 2, c.L = 50, c.S = 70 + offset;
       c.dropout_batch = 3, c.own_seeds = offset % 2;

@@ -23,11 +23,12 @@ TEST(Philox, KnownAnswers) {
 // The layout of counter and key is fixed: another one would change what every seed keeps.
 TEST(Philox, CounterAndKey) {
   const uint64_t seed = 0x299f31d0a4093822;
-  const int64_t plane = 0x0370734413198a2e, query = 0x85a308d3, key = int64_t{0x243f6a88} * 4;
-  const Words words = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
-  for (int w = 0; w < 4; ++w) {
-    EXPECT_TRUE(kept(seed, words[w], plane, query, key + w));
-    EXPECT_FALSE(kept(seed, words[w] + 1, plane, query, key + w));
+  const int64_t plane = 0x0370734413198a2e, query = 0x85a308d3, key = int64_t{0x243f6a88} * 8;
+  const uint32_t words[] = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1,
+                            0xfe09d16c, 0xcceb94fd, 0xe4205001, 0x6ea12412};
+  for (int n = 0; n < 8; ++n) {
+    EXPECT_TRUE(kept(seed, words[n], plane, query, key + n));
+    EXPECT_FALSE(kept(seed, words[n] + 1, plane, query, key + n));
   }
 }
 
@@ -47,7 +48,7 @@ TEST(Philox, KeepsIndependently) {
   for (double p : {0.1, 0.5}) {
     const uint32_t threshold = dropout_threshold(p);
     const auto keep = [&](int s, int b, int i, int j) { return kept(s, threshold, b, i, j); };
-    double total = 0, keeps = 0, both[4] = {};
+    double total = 0, keeps = 0, both[5] = {};
     for (int s = 0; s < 4; ++s)
       for (int b = 0; b < n / 4; ++b)
         for (int i = 0; i < n; ++i)
@@ -57,6 +58,7 @@ TEST(Philox, KeepsIndependently) {
             ++keeps;
             both[0] += keep(s + 1, b, i, j), both[1] += keep(s, b + 1, i, j);
             both[2] += keep(s, b, i + 1, j), both[3] += keep(s, b, i, j + 1);
+            both[4] += keep(s, b, i, j ^ 4);  // of the same word
           }
     const double q = 1 - p;
     EXPECT_NEAR(keeps / total, q, 5 * std::sqrt(p * q / total));

@@ -51,7 +51,7 @@ class TestKeptSet:
         assert torch.equal(kept, dropout_mask(seed, dropout_p, kept.shape))
 
     @pytest.mark.parametrize("L, S, refused", [
-        (1, 2**34, False), (1, 2**34 + 1, True), (2**32 + 1, 4, True),
+        (1, 2**35, False), (1, 2**35 + 1, True), (2**32 + 1, 4, True),
     ])  # fmt: skip
     def test_keys_and_queries_without_numbers_of_their_own(self, L, S, refused):
         """The tensors are views of one row, with a window and no value columns, so the test takes
@@ -63,7 +63,7 @@ class TestKeptSet:
             return
         value = key[..., :0]  # the output of so many queries would not fit
         message = (
-            rf"dropout_p is 0.5 with {L} queries and {S} keys, but at most {2**32} and {2**34}"
+            rf"dropout_p is 0.5 with {L} queries and {S} keys, but at most {2**32} and {2**35}"
         )
         with pytest.raises(ValueError, match=message):
             attention(query, key, value, **options)

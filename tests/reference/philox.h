@@ -22,9 +22,10 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
 // Whether one weight is kept. `head` counts the query heads of all batch items: batch * H + head.
 inline bool kept(uint64_t seed, uint32_t threshold, int64_t head, int64_t query, int64_t key) {
   const auto words =
-      philox({uint32_t(key / 4), uint32_t(query), uint32_t(head), uint32_t(head >> 32)},
+      philox({uint32_t(key / 8), uint32_t(query), uint32_t(head), uint32_t(head >> 32)},
              {uint32_t(seed), uint32_t(seed >> 32)});
-  return words[key % 4] >= threshold;
+  const uint32_t word = words[key % 4];
+  return (key % 8 < 4 ? word : word >> 16 | word << 16) >= threshold;
 }
 
 }  // namespace qkv

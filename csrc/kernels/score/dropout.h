@@ -1,5 +1,5 @@
-// Dropout by Philox4x32-10 (philox.h). There is one counter for each lane and four consecutive
-// keys, so that each of the four words that come out decides on one of the keys for a whole vector
+// Dropout by Philox4x32-10 (philox.h). There is one counter for each lane and eight consecutive
+// keys, so that each of the four words that come out decides on two of the keys for a whole vector
 // of rows.
 #pragma once
 
@@ -66,18 +66,18 @@ class Dropout {
       Counter row[kStreams][3] = {};
       counters(p, tile, lane, row);
       const int64_t begin = key + p.shard.key_offset;
-      for (int64_t four = begin / 4; four * 4 < begin + keys; ++four) {
+      for (int64_t at = begin / kPhiloxKeys; at * kPhiloxKeys < begin + keys; ++at) {
         Counter words[kStreams][4];
         QKV_UNROLL
         for (int s = 0; s < kStreams; ++s) {
-          words[s][0] = splat<uint64_t>(uint64_t(four));
+          words[s][0] = splat<uint64_t>(uint64_t(at));
           words[s][1] = row[s][0], words[s][2] = row[s][1], words[s][3] = row[s][2];
           philox(words[s]);
         }
-        const int64_t first = four * 4 - begin;
+        const int64_t first = at * kPhiloxKeys - begin;
         QKV_UNROLL
-        for (int w = 0; w < 4; ++w)
-          if (first + w >= 0 && first + w < keys) each(first + w, lane, kept(words, w));
+        for (int n = 0; n < kPhiloxKeys; ++n)
+          if (first + n >= 0 && first + n < keys) each(first + n, lane, kept(words, n));
       }
     }
   }
@@ -96,15 +96,14 @@ class Dropout {
     }
   }
 
-  QKV_INLINE IntVec<T> kept(const Counter (&words)[kStreams][4], int w) const {
-    const Counter low = words[0][w] & 0xffffffff;
-    if constexpr (kStreams == 1) {
-      return (IntVec<T>)((IntVec<T>)low >= int64_t(threshold_));
-    } else {
-      typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
-      const Words both = (Words)(low | words[kStreams - 1][w] << 32);
-      return (IntVec<T>)(both >= threshold_);
-    }
+  // Of the nth key of a counter.
+  QKV_INLINE IntVec<T> kept(const Counter (&words)[kStreams][4], int n) const {
+    typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+    const Counter low = words[0][n % 4] & 0xffffffff;
+    Words word = (Words)(kStreams == 1 ? low : low | words[kStreams - 1][n % 4] << 32);
+    if (n >= 4) word = word >> 16 | word << 16;
+    if constexpr (kStreams == 1) return (IntVec<T>)((IntVec<T>)word >= int64_t(threshold_));
+    return (IntVec<T>)(word >= threshold_);
   }
 
   Philox philox_;  // of Problem::dropout_seed

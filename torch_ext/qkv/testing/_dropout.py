@@ -70,11 +70,12 @@ def dropout_mask(
     i, _ = place.positions(L, S, device)
     plane = torch.arange(math.prod(lead), device=device) + place.first_item * (lead or [1])[-1]
     plane = plane[:, None, None]
-    # One counter for four neighbouring keys, each of which takes a word.
-    fours = torch.arange(place.first_key // 4, (place.first_key + S + 3) // 4, device=device)
-    counter = (fours, i, plane & WORD, plane >> 32)
+    # One counter for eight neighbouring keys: four take a word, and four the same words rotated.
+    eights = torch.arange(place.first_key // 8, (place.first_key + S + 7) // 8, device=device)
+    counter = (eights, i, plane & WORD, plane >> 32)
     words = torch.stack(torch.broadcast_tensors(*philox(counter, (seed & WORD, seed >> 32 & WORD))))
-    words = words.movedim(0, -1).flatten(-2)[..., place.first_key % 4 :][..., :S]
+    words = torch.cat([words, words >> 16 | words << 16 & WORD])
+    words = words.movedim(0, -1).flatten(-2)[..., place.first_key % 8 :][..., :S]
     return (words >= min(round(dropout_p * 2**32), WORD)).view(*lead, L, S)
 
 
