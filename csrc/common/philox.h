@@ -27,10 +27,12 @@ inline uint32_t dropout_threshold(double p) {
 inline double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 // A counter makes the four words of eight neighbouring keys: key j has word j % 4, as it is if
-// j % 8 < 4, and else rotated by 16 bits. The upper halves decide unless they tie with the
-// threshold's, which happens once in 2^16, so that the two keys of a word are as independent as
-// two words are, to 2^-32, and either is kept with its probability. That halves the work of Philox,
-// which was most of what dropout takes.
+// j % 8 < 4, and else with its halves exchanged. Either is a random word, so that its key is kept
+// with probability 1 - p. The two keys of a word are not quite independent: the upper half decides,
+// which is another one for each, unless it equals the threshold's, and then the other key's does.
+// So the covariance of the two is at most 2^-17: with x and y the halves of the threshold over
+// 2^16, it is 2^-15 (min(x, y) - x y), and at most 2^-32 more. One Philox for eight keys in place
+// of four halves most of dropout's cost.
 constexpr int64_t kPhiloxKeys = 8;
 
 // A counter has 32 bits for the query, and 32 for its eight keys. In a problem of more queries or
