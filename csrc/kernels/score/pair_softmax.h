@@ -6,8 +6,8 @@
 // the sum of the weights as they were before.
 #pragma once
 
-#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/pairs.h"
+#include "kernels/operands/operand.h"
 #include "kernels/score/softmax.h"
 
 namespace qkv::QKV_ISA {
