@@ -9,7 +9,7 @@ TORCH ?= $(DEFAULT_TORCH)
 FIRST_TORCH := $(firstword $(TORCH))
 VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(FIRST_TORCH)),-$(FIRST_TORCH))
 BIN := $(VENV)/bin
-SOURCES := CMakeLists.txt setup.py pyproject.toml torch_ext/qkv/version.py \
+SOURCES := CMakeLists.txt setup.py preflight.py pyproject.toml torch_ext/qkv/version.py \
   $(shell find csrc cmake torch_ext \( -path torch_ext/qkv -o -name '*.egg-info' \) -prune -o -type f -print)
 
 ifneq ($(words $(TORCH)),1)
@@ -19,7 +19,7 @@ endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist lint format clean $(VENV)/tests-ready
+.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist lint format clean preflight $(VENV)/tests-ready
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
@@ -36,13 +36,18 @@ help:
 	@echo 'make clean    remove what these made'
 	@echo 'TORCH=2.15.0 after any of them: with that version of torch, of the index that pip is set to'
 
-# What pip does not have: see .ci/packages. Then the environment, and what each purpose needs of
-# requirements/; then qkv itself. Each only once, and again when what it was made from changes; CMake
-# compiles only what changed.
+# What cannot work is refused before anything is downloaded, but for a Python where there is none.
+preflight:
+	@PYTHON='$(PYTHON)' .ci/packages python
+	@$(PYTHON) preflight.py $(TORCH)
+	@.ci/packages compiler
+	@$(PYTHON) preflight.py --compiler
+
+# The environment, and what each purpose needs of requirements/; then qkv itself. Each only once, and
+# again when what it was made from changes; CMake compiles only what changed.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt
 
-$(VENV)/ready: requirements/demo.txt requirements/constraints.txt
-	@PYTHON='$(PYTHON)' .ci/packages compiler python
+$(VENV)/ready: requirements/demo.txt requirements/constraints.txt | preflight
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==$(FIRST_TORCH) -r $<
 	@touch $@
@@ -67,7 +72,7 @@ demo/gpt.pt: | $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py --compare
 
 # pip has one core's worth of work to do while the compiler has the other.
-$(VENV)/tests-ready:
+$(VENV)/tests-ready: preflight
 	@.ci/packages googletest
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/installed $(VENV)/ready-test
 

@@ -199,7 +199,11 @@ def test_links_of_the_description_for_pypi(source, tmp_path, monkeypatch):
 def test_messages_of_the_page_are_those_of_the_sources():
     """Of each message in docs/faster.md, what stands between two names or numbers is found."""
     files = [f for room in ("csrc", "torch_ext") for f in (ROOT / room).rglob("*.*")]
-    files = [f for f in [*files, ROOT / "setup.py"] if f.suffix in (".cpp", ".h", ".py")]
+    files = [
+        f
+        for f in [*files, ROOT / "setup.py", ROOT / "preflight.py"]
+        if f.suffix in (".cpp", ".h", ".py")
+    ]
     strings = re.sub(r'"\s*,?\n?\s*f?"', "", "\n".join(f.read_text() for f in files))
     page = (ROOT / "docs/faster.md").read_text().partition("\n## Error messages\n")[2]
     messages = re.findall("^[|] `(.*?)`", page, re.M)
