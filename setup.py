@@ -17,6 +17,7 @@ from preflight import KNOWN, VERSION, torches
 ROOT = Path(__file__).parent.resolve()
 PRODUCTS = ("lib", "include", "share")  # what CMake installs inside the Python package
 TORCHES = torches()
+REPOSITORY = re.search(r'^repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
 
 
 def tool(name):
@@ -103,13 +104,26 @@ def requirement():
 
 def description():
     """The README for PyPI, which has none of the files that its links lead to: they lead to the
-    repository that pyproject.toml names as Source, and are only names while it names none."""
-    source = re.search(r'^Source = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    link = rf"[\1]({source[1]}/blob/v{VERSION}/\2)" if source else r"\1"
+    repository, and are only names while pyproject.toml names none."""
+    link = rf"[\1]({REPOSITORY}/blob/v{VERSION}/\2)" if REPOSITORY else r"\1"
     return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", link, (ROOT / "README.md").read_text())
 
 
+def urls():
+    """The project's links on PyPI."""
+    if not REPOSITORY:
+        return {}
+    at_this_version = f"{REPOSITORY}/blob/v{VERSION}"
+    return {
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Documentation": f"{at_this_version}/README.md",
+        "Changelog": f"{at_this_version}/CHANGELOG.md",
+    }
+
+
 setup(
+    project_urls=urls(),
     long_description=description(),
     long_description_content_type="text/markdown",
     install_requires=[requirement()],
