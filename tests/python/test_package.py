@@ -179,6 +179,17 @@ def test_metadata():
         assert built or not needed.specifier.contains(f"{minor}.1")
 
 
+@pytest.mark.skipif(not (ROOT / ".github").exists(), reason="no workflows here")
+@pytest.mark.parametrize("workflow", ["tests", "release"])
+def test_workflows_try_each_python_and_torch(workflow):
+    """Those of the classifiers, and those of TORCH_VERSIONS."""
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text()
+    pythons, torches = (re.search(rf"{x}: \[(.*)\]", text)[1] for x in ("python", "torch"))
+    classified = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert re.findall(r'"(.*?)"', pythons) == classified
+    assert [x.rpartition(".")[0] for x in torches.split(", ")] == [*qkv.version.TORCH_VERSIONS]
+
+
 def test_public_names():
     for name in qkv.__all__:
         assert hasattr(qkv, name)
