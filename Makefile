@@ -13,13 +13,13 @@ SOURCES := CMakeLists.txt setup.py preflight.py pyproject.toml torch_ext/qkv/ver
   $(shell find csrc cmake torch_ext \( -path torch_ext/qkv -o -name '*.egg-info' \) -prune -o -type f -print)
 
 ifneq ($(words $(TORCH)),1)
-ifneq ($(MAKECMDGOALS),wheel)
-$(error TORCH names several versions of torch, which only `make wheel` takes: $(TORCH))
+ifeq ($(filter wheel release,$(MAKECMDGOALS)),)
+$(error TORCH names several versions of torch, which only `make wheel` and `make release` take: $(TORCH))
 endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist lint format clean preflight $(VENV)/tests-ready
+.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist release lint format clean preflight $(VENV)/tests-ready
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
@@ -31,6 +31,7 @@ help:
 	@echo 'make docs     the site, in build/site; open its index.html'
 	@echo 'make wheel    one wheel, in dist/, for all the versions of torch in TORCH="2.13.0 2.15.0"'
 	@echo 'make sdist    the source distribution, in dist/'
+	@echo 'make release  all that a release uploads, checked, in dist/; for all versions of torch, or those in TORCH'
 	@echo 'make lint     the formatters and linters over all tracked files, and pyright'
 	@echo 'make format   the same, until nothing is left to format'
 	@echo 'make clean    remove what these made'
@@ -91,11 +92,14 @@ bench: $(VENV)/installed
 docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: $(VENV)/ready-release
+wheel: $(VENV)/ready-wheel
 	@PATH="$(CURDIR)/$(BIN):$$PATH" release/wheel.sh $(TORCH)
 
-sdist: $(VENV)/ready-release
+sdist: $(VENV)/ready-wheel
 	$(BIN)/python -m build --no-isolation --sdist .
+
+release: $(VENV)/ready-release
+	@PATH="$(CURDIR)/$(BIN):$$PATH" release/all.sh $(if $(filter file,$(origin TORCH)),,$(TORCH))
 
 lint: $(VENV)/ready-lint
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure
