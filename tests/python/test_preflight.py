@@ -1,6 +1,7 @@
 """What qkv cannot be built on is refused in a sentence, before anything is downloaded."""
 
 import ast
+import importlib
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from common import fake_torch
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "preflight.py").exists():
     pytest.skip("no sources here", allow_module_level=True)
-preflight = pytest.importorskip("preflight")
+preflight = importlib.import_module("preflight")
 
 
 def refused(check, *arguments):
@@ -24,9 +25,9 @@ def refused(check, *arguments):
     return refusal.value.code
 
 
-@pytest.mark.parametrize("platform, name", [("darwin", "macOS"), ("win32", "Windows")])
-def test_another_system(platform, name, monkeypatch):
-    monkeypatch.setattr(sys, "platform", platform)
+@pytest.mark.parametrize("system, name", [("darwin", "macOS"), ("win32", "Windows")])
+def test_another_system(system, name, monkeypatch):
+    monkeypatch.setattr(sys, "platform", system)
     assert f"runs on Linux alone, and this is {name}." in refused(preflight.check_system)
 
 
