@@ -41,8 +41,8 @@ def check_system():
         )
     if platform.libc_ver()[0] != "glibc":
         refuse(
-            f"qkv needs glibc, as torch does, and {sys.executable} runs on another C library: musl, "
-            "if this is Alpine. Take a system with glibc, such as Debian."
+            f"qkv needs glibc, as torch does, and {sys.executable} runs on another C library: "
+            "musl, if this is Alpine. Take a system with glibc, such as Debian."
         )
 
 
@@ -65,8 +65,8 @@ def check_compiler():
         refuse(f"qkv needs g++ {OLDEST_GCC} or newer, and {command!r} is no compiler that works.")
     if "__clang__" in said or "__GNUC__" not in said:
         refuse(
-            f"qkv shares torch's OpenMP runtime, libgomp, and {command!r} is not g++: build it with "
-            f"CXX=g++, version {OLDEST_GCC} or newer."
+            f"qkv shares torch's OpenMP runtime, libgomp, and {command!r} is not g++: build it "
+            f"with CXX=g++, version {OLDEST_GCC} or newer."
         )
     version = re.search(r"__GNUC__ (\d+)", said)[1]
     if int(version) < OLDEST_GCC:
