@@ -41,24 +41,29 @@ class Program:
         add_saved(parser)
         args = parser.parse_args(argv)
         try:
-            if args.saved:
-                measuring = vars(args).keys() - {"saved", "markdown"}
-                expect_default(parser, args, sorted(measuring))
             expect_folder("--json", args.json)
             expect_modules("tabulate", "tqdm", *(() if args.saved else self.needs))
-            run = compare.read(args.saved, {self.name}, "--from") if args.saved else None
-            prepared = None if run else self.prepare(args)
+            make_run = (self.saved if args.saved else self.prepared)(parser, args)
         except ValueError as error:
             parser.error(str(error))
         if args.threads:
             torch.set_num_threads(args.threads)
         try:
-            run = run or self.run(*prepared)
+            run = make_run()
         except WrongAnswer as error:
             print(f"refused to time a wrong answer: {error}", file=sys.stderr)
             return 1
         show(run, self.tables(run), None, args, markdown if args.markdown else text)
         return 0
+
+    def saved(self, parser, args):
+        expect_default(parser, args, sorted(vars(args).keys() - {"saved", "markdown"}))
+        run = compare.read(args.saved, {self.name}, "--from")
+        return lambda: run
+
+    def prepared(self, parser, args):
+        dtypes, make_results = self.prepare(args)
+        return lambda: self.run(dtypes, make_results)
 
     def run(self, dtypes, make_results):
         """As report.py describes a run, as far as it applies."""
