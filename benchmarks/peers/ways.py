@@ -43,25 +43,21 @@ def flex_attention(threads):
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    masks = {}
-
     def visible(batch, head, query, key):
         return query >= key
 
-    @torch.compile(dynamic=False)
-    def attend(query, key, value, is_causal, enable_gqa):
-        mask = masks[query.size(2)] if is_causal else None
-        return flex_attention(query, key, value, block_mask=mask, enable_gqa=enable_gqa)
-
-    about, make = of_torch(threads, attend)
-
-    def make_with_mask(tensors, dtype, is_causal):
+    def make(tensors, dtype, is_causal):
+        torch.compiler.reset()  # of too many shapes torch would run the last ones uncompiled
         length = tensors[0].shape[2]
-        if is_causal:
-            masks[length] = create_block_mask(visible, None, None, length, length, device="cpu")
-        return make(tensors, dtype, is_causal)
+        mask = create_block_mask(visible, None, None, length, length, "cpu") if is_causal else None
 
-    return about, make_with_mask
+        @torch.compile(dynamic=False, fullgraph=True)
+        def attend(query, key, value, is_causal, enable_gqa):
+            return flex_attention(query, key, value, block_mask=mask, enable_gqa=enable_gqa)
+
+        return of_torch(threads, attend)[1](tensors, dtype, is_causal)
+
+    return f"torch {torch.__version__}", make
 
 
 def zentorch(threads):
