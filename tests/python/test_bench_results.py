@@ -46,6 +46,11 @@ def test_published_tables_have_the_figures_of_their_runs(page):
     assert list(wrong(page.read_text(), publish.RESULTS)) == []
 
 
+def test_a_page_is_as_its_run_is_printed_into_it():
+    page = publish.PAGES[1].read_text()
+    assert publish.published(page, publish.RESULTS / "peers-zen4.json") == page
+
+
 def test_every_run_is_published_and_described():
     """A page names it, and the README beside it says when, where and how it was measured."""
     described = (publish.RESULTS / "README.md").read_text()
