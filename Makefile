@@ -46,7 +46,8 @@ preflight:
 
 # The environment, and what each purpose needs of requirements/; then qkv itself. Each only once, and
 # again when what it was made from changes; CMake compiles only what changed.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt
+PIP := pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt
+PIP_INSTALL := $(BIN)/python -m $(PIP)
 
 $(VENV)/ready: requirements/demo.txt requirements/constraints.txt | preflight
 	$(PYTHON) -m venv $(VENV)
@@ -88,6 +89,12 @@ test-long: $(VENV)/tests-ready
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks --suite grid $(ARGS)
+
+# What `python -m benchmarks.peers` sets beside qkv, in an environment that has no qkv.
+build/peers/ready: requirements/peers.txt requirements/constraints.txt
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m $(PIP) torch==$(DEFAULT_TORCH) -r $<
+	@touch $@
 
 docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
