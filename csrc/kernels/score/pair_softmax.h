@@ -57,7 +57,7 @@ void softmax_pair_vectors(int64_t keys, float* scores, float* max_state, float* 
   online_softmax<NV>(keys, scores, max_state, {sum_state, rounded_sum}, rescale, weights);
 }
 // What softmax_tile does, relative to LargestScore; besides, pairs [pairs_in(keys) x lanes] = the
-// weights rounded to bf16, and their sum is added to rounded_sum [lanes].
+// weights rounded to bf16, and their sum is added to rounded_sum [lanes]. A ProductUnit must live.
 inline void softmax_pairs(int64_t lanes, int64_t keys, float* scores, float* max_state,
                           float* sum_state, float* rounded_sum, float* rescale, Pair* pairs) {
   (lanes == kLanes<float>

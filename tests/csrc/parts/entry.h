@@ -72,6 +72,11 @@ inline void pair_gemm_part(int64_t rows, int64_t columns, int64_t depth, const P
   gemm<Pair>(rows, columns,
              {depth, a, a_row, a_col, b, b_row, c, c_row, static_cast<Beta>(beta), lanes, alpha});
 }
+inline void pair_softmax_part(int64_t lanes, int64_t keys, float* scores, float* max_state,
+                              float* sum_state, float* rounded_sum, float* rescale, Pair* pairs) {
+  const ProductUnit unit(true);
+  softmax_pairs(lanes, keys, scores, max_state, sum_state, rounded_sum, rescale, pairs);
+}
 #endif
 
 template <class E, class T = Compute<E>>
@@ -85,7 +90,8 @@ constexpr KernelParts parts_of() {
                     sine_part<T, 1>,
                     transpose_part<T>};
 #ifdef QKV_PAIRS
-  if (kInPairs<E>) parts.pairs = {kTiles, pair_gemm_part, pair_rows, softmax_pairs, narrow_rows};
+  if (kInPairs<E>)
+    parts.pairs = {kTiles, pair_gemm_part, pair_rows, pair_softmax_part, narrow_rows};
 #endif
   return parts;
 }
