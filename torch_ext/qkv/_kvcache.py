@@ -133,12 +133,10 @@ def attention_with_kvcache(
             what lies behind a row's last key is cut off.
         k_scale: float32, what the numbers of an int8 k_cache are multiplied by: `[]` or `[1]` for
             all, `[Hkv]` for each head, or k_cache's shape without D for each row of each head,
-            `[B, Hkv, S_max]`. Appending divides key by it and rounds to the nearest even integer
-            from -127 to 127; scales of rows it makes itself, the row's largest number over 127, and
-            writes them in place. None: k_cache is not int8.
+            `[B, Hkv, S_max]`, which appending writes, in place. docs/decoding.md says how numbers
+            are rounded. None: k_cache is not int8.
         v_scale: likewise, of v_cache. Its shape need not be that of k_scale.
-        num_splits: accepted and not needed: how the keys are split over the cores depends on the
-            shape of a row alone, so its result never depends on the others.
+        num_splits: accepted and not needed.
         score_mod: as in `flex_attention`. The key's number is its place in the row, and the last
             query's that of the last key.
         return_softmax_lse: also return the logarithm of each softmax's denominator.

@@ -62,11 +62,9 @@ def convert(model: nn.Module) -> Conversion:
     """From now on qkv computes the attention layers of this model, in place.
 
     Parameters, hooks, names and the state dict stay; the results are the same but for rounding.
-    Known are `torch.nn.MultiheadAttention`, models of transformers, timm's layers with a
-    `fused_attn`, diffusers' whose `processor` has a way to scaled_dot_product_attention, and any
-    layer that calls that or writes softmax(query @ key) @ value out in its own code, which is
-    computed in both ways in its first call and left where they differ. docs/adopt.md says what
-    becomes of each.
+    Known are `torch.nn.MultiheadAttention`, models of transformers, layers of timm and diffusers,
+    and any that calls scaled_dot_product_attention or writes softmax(query @ key) @ value out in
+    its own code. docs/adopt.md says what becomes of each.
 
     Args:
         model: any module; one of the above itself, too.

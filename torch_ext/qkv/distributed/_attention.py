@@ -109,9 +109,6 @@ def ring_attention(
             timeout at the latest.
         NotImplementedError: a second derivative or forward mode over a ring.
 
-    In a ring, half precision travels as it is; the rest is float32: what is computed, what is added
-    up over the ranks, and the gradients that travel back.
-
     Example (on each of two ranks):
         >>> dist.init_process_group("gloo")
         >>> whole = torch.randn(3, 1, 8, 1000, 64, generator=torch.Generator().manual_seed(0))

@@ -19,8 +19,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`, fused, with more options.
 
     The constructor, `forward`, the parameters, their names and their initial values are those of
-    torch's class, of which this is a subclass: checkpoints load in either class, and a layer in a
-    model is replaced by one line. What differs, and why, is listed in docs/layers.md.
+    torch's class, of which this is a subclass: checkpoints load in either class. What differs, and
+    why, is listed in docs/layers.md.
 
     Args:
         embed_dim: E, the width of query, of the output, and of all heads together.

@@ -28,10 +28,8 @@ def register(*, kernels: bool = False) -> None:
     becomes of models with attention of their own.
 
     Args:
-        kernels: models that are given that attention afterwards also rotate query and key by
-            `qkv.rotate`, and have it compute their RMS norms, where their function
-            `apply_rotary_pos_emb` and their classes are found to do the same. These are replaced
-            in the files of these models, for all models that they have.
+        kernels: models that are given that attention afterwards also rotate query and key, and
+            compute their RMS norms, by `qkv.rotate`: docs/adopt-transformers.md says which.
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.
