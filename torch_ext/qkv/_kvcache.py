@@ -112,13 +112,10 @@ def attention_with_kvcache(
         cache_leftpad: `[B]`: so many keys at the beginning of a row are not seen, up to
             cache_seqlens. Not with block_table.
         block_table: `[B, M]`: a paged cache. Row j of batch item b is row `j % block_size` of block
-            `block_table[b, j // block_size]`. Numbers beyond what `cache_seqlens[b] + L_new` rows
-            need are not looked at.
+            `block_table[b, j // block_size]`.
         rotary_cos, rotary_sin: `[n, R / 2]`, float32 or query's dtype: query and key are rotated,
-            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache:
-            the new keys of row b, and its queries if they are causal or have a window, are at
-            places `cache_seqlens[b]`, `cache_seqlens[b] + 1` and so on; other queries are all at
-            `cache_seqlens[b]`. Both or neither, and only with key.
+            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache;
+            docs/decoding.md has the places of queries. Both or neither, and only with key.
         rotary_interleaved: pair i is the numbers 2 i and 2 i + 1 (GPT-J), as is FlashAttention's
             default, not `rotate`'s; False: i and i + R / 2 (Llama).
         softmax_scale: multiplies the scores; `1 / sqrt(D)` if None.

@@ -77,9 +77,8 @@ def convert(model: nn.Module) -> Conversion:
         TypeError: model is no `torch.nn.Module`.
         ImportError: a model of a version of transformers that qkv does not know.
 
-    Copies of a converted layer, by copy or pickle, are converted; `convert` of a copy returns what
-    undoes the copy. Tensors on other devices than the CPU are attended to by torch, as before.
-    Scripted modules cannot be converted, nor converted ones other than torch's own scripted.
+    Copies of a converted layer are converted, too. Tensors on other devices than the CPU are
+    attended to by torch, as before. Scripted modules cannot be converted.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)

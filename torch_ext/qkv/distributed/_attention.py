@@ -83,8 +83,7 @@ def ring_attention(
             the first rank's default generator draws them.
         method: "ring": key and value of each rank go to every other, while that one computes.
             "heads": each rank gets all rows of some heads, so that n must divide H, and divide the
-            heads of key and value or be divided by them. "auto": "heads" where that is possible and
-            no mask has rows, which would have to travel too; else "ring".
+            heads of key and value or be divided by them. "auto": docs/distributed.md says which.
         group: a process group or a mesh of one dimension; the default group if None. A mesh of two
             dimensions, (heads, ring), does both: the sequence is cut over all of its ranks; the
             heads over the first dimension, and what the ranks of that have of the sequence together
