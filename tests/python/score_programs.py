@@ -29,8 +29,8 @@ class ScoreProgram(NamedTuple):
 
 def trace(score_mod, dtype):
     """The program of a score function with its tables, for query's dtype."""
-    found = traced(score_mod, dtype)
-    return ScoreProgram(found.lowered.text, *found.tables())
+    program, captured = traced(score_mod, dtype)
+    return ScoreProgram(program.text, *program.tables(captured, score_mod))
 
 
 def evaluated(program, scores):

@@ -37,7 +37,7 @@ def empty(monkeypatch):
 def is_known(score_mod):
     """Whether it is looked up, rather than traced."""
     before = dict(cache._known)
-    found = traced(score_mod, torch.float32).lowered
+    found, _ = traced(score_mod, torch.float32)
     return any(x is found for x, _ in before.values())
 
 
@@ -276,8 +276,8 @@ def test_keys_tell_dtypes_apart():
     f = capped(2.0)
     default = torch.get_default_dtype()
     text(f)
-    assert traced(f, torch.float64).lowered is not traced(f, torch.float32).lowered
-    assert traced(f, torch.bfloat16).lowered is traced(f, torch.float32).lowered
+    assert traced(f, torch.float64)[0] is not traced(f, torch.float32)[0]
+    assert traced(f, torch.bfloat16)[0] is traced(f, torch.float32)[0]
     try:
         torch.set_default_dtype(torch.float64)
         assert not is_known(f)

@@ -321,7 +321,7 @@ def unwritten(monkeypatch):
     def written(*args, **kwargs):
         raise AssertionError("a mask of all queries and keys was written")
 
-    monkeypatch.setattr(_masks, "sdpa_mask", written)
+    monkeypatch.setattr(_masks._private, "sdpa_mask", written)
     monkeypatch.setattr(_pattern_mask.PatternMask, "_written", written)
 
     def watch(operator):
@@ -482,7 +482,7 @@ def test_masks_mean_what_transformers_does(name, padding):
         (2, 5, 6, 3), (3, 8, 0, 0), (8, 3, 0, 0), (4, 2, 0, 6),
     )[: 1 if fixed else None]:  # fmt: skip
         call = (2, queries, keys, q_offset, kv_offset, function, user)
-        expected = _masks.sdpa_mask(*call, allow_is_causal_skip=False)
+        expected = _masks._private.sdpa_mask(*call, allow_is_causal_skip=False)
         found = _masks.make_mask(*call, allow_is_causal_skip=name in PATTERNS)
         assert found is None or isinstance(found, _pattern_mask.PatternMask)
         seen_patterns += found is not None and found.dense is None
@@ -514,7 +514,9 @@ def test_a_mask_that_a_model_touches():
     """Slices that leave nothing out keep a mask unwritten; anything else sees its elements, also
     when it writes to them."""
     mask = _masks.make_mask(2, 6, 6, attention_mask=torch.tensor([[1] * 6, [1] * 4 + [0] * 2]) > 0)
-    expected = _masks.sdpa_mask(2, 6, 6, attention_mask=mask.padding, allow_is_causal_skip=False)
+    expected = _masks._private.sdpa_mask(
+        2, 6, 6, attention_mask=mask.padding, allow_is_causal_skip=False
+    )
     same = mask[:, :, :, :6].detach().contiguous().to("cpu")
     assert isinstance(same, _pattern_mask.PatternMask) and same.dense is None
     assert "padding" in repr(same)

@@ -203,7 +203,7 @@ def test_what_is_refused(backend):
 
 def test_registration(monkeypatch):
     fake_vllm.install(monkeypatch)
-    monkeypatch.setattr(integration, "version", lambda name: "0.33.1+cpu")
+    monkeypatch.setattr(integration, "version_of", lambda name: "0.33.1+cpu")
     group, name = "vllm.general_plugins", "qkv"
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     [value] = re.findall(rf'"{group}"\]\n{name} = "(.+)"', project)
@@ -223,7 +223,7 @@ def test_registration(monkeypatch):
 @pytest.mark.parametrize("found", ["0.32.0", "0.34.1+cpu", None])
 def test_another_version(monkeypatch, found):
     if found is not None:
-        monkeypatch.setattr(integration, "version", lambda name: found)
+        monkeypatch.setattr(integration, "version_of", lambda name: found)
     message = f"for vLLM 0.33, but {found or 'none'} is installed"
     with pytest.raises(ImportError, match=re.escape(message)):
         integration.register()

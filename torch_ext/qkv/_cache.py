@@ -17,10 +17,8 @@ _HUGE_PAGE = 2 << 20
 def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
     """Zeros for a cache of keys or values, in huge pages where the system has them.
 
-    A step of decoding reads the whole cache, which takes less time so: docs/decoding.md has the
-    figures. The memory is taken from the system when it is first written, 2 MiB at once. Where
-    there are no huge pages or none are left, where the cache is smaller than one, and on other
-    systems than Linux, it is as `torch.zeros` makes it. It cannot be resized.
+    docs/decoding.md has what that gains. Where there are none, and where the cache is smaller than
+    one, it is as `torch.zeros` makes it. It cannot be resized.
 
     Args:
         shape: of the cache, say `[B, Hkv, S_max, D]`, or `[blocks, Hkv, block_size, D]` in

@@ -73,9 +73,6 @@ def flex_attention(
         NotImplementedError: tensors that are not 4-D, or nested.
         RuntimeError: as `attention` does.
 
-    A captured number that changes with every call makes another program each time; as a tensor
-    without dimensions it does not.
-
     Tensors on another device than the CPU go to torch's own function.
 
     Example:

@@ -78,10 +78,8 @@ def attention(
         attn_mask: broadcastable to `[..., H, L, S]`; bool (True = may attend), or float32 or
             query's dtype, added to the scores (-inf hides; the least finite number does not).
         dropout_p: the probability of dropping a weight, 0 to 1; those that are kept are divided
-            by 1 - dropout_p. As in scaled_dot_product_attention it is up to the caller to pass 0
-            when not training. The random numbers come from torch's default CPU generator, one
-            draw per call; which weights are kept depends on it and on their batch, head, query and
-            key alone.
+            by 1 - dropout_p. It is up to the caller to pass 0 when not training. A call draws one
+            number from torch's default CPU generator: docs/options.md, "Dropout".
         is_causal: query i sees keys j <= i: aligned top-left, which matters when L != S.
         scale: multiplies the scores; `1 / sqrt(D)` if None.
         enable_gqa: key and value may have fewer heads than query, as long as they divide H.
@@ -100,8 +98,7 @@ def attention(
             the head sees and whose value is 0. It counts in the lse, too.
         indices: the keys that something else, an indexer, has chosen for each query: int32 or int64
             `[..., L, k]`, or `[..., Hkv, L, k]` for each key head. All others are hidden. -1 names
-            no key; one that is named twice counts once. Time grows with k instead of S where S is
-            at least twice as large: docs/latent-attention.md.
+            no key; one that is named twice counts once.
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:
@@ -178,7 +175,6 @@ def attention_jvp(
     """`attention`, and how its results change when its inputs change along given directions: a
     Jacobian times a vector, in one pass over the keys and in memory linear in the sequence.
 
-    It computes what `torch.func.jvp` of `attention` does, for those who have the tangents at hand.
     A tangent has the shape and the dtype of its tensor; None stands for zeros, and costs nothing.
 
     Args:

@@ -112,13 +112,10 @@ def attention_with_kvcache(
         cache_leftpad: `[B]`: so many keys at the beginning of a row are not seen, up to
             cache_seqlens. Not with block_table.
         block_table: `[B, M]`: a paged cache. Row j of batch item b is row `j % block_size` of block
-            `block_table[b, j // block_size]`. Numbers beyond what `cache_seqlens[b] + L_new` rows
-            need are not looked at.
+            `block_table[b, j // block_size]`.
         rotary_cos, rotary_sin: `[n, R / 2]`, float32 or query's dtype: query and key are rotated,
-            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache:
-            the new keys of row b, and its queries if they are causal or have a window, are at
-            places `cache_seqlens[b]`, `cache_seqlens[b] + 1` and so on; other queries are all at
-            `cache_seqlens[b]`. Both or neither, and only with key.
+            as by `rotate`, and key is appended rotated. Row i is for place i of a row of the cache;
+            docs/decoding.md has the places of queries. Both or neither, and only with key.
         rotary_interleaved: pair i is the numbers 2 i and 2 i + 1 (GPT-J), as is FlashAttention's
             default, not `rotate`'s; False: i and i + R / 2 (Llama).
         softmax_scale: multiplies the scores; `1 / sqrt(D)` if None.
@@ -133,12 +130,10 @@ def attention_with_kvcache(
             what lies behind a row's last key is cut off.
         k_scale: float32, what the numbers of an int8 k_cache are multiplied by: `[]` or `[1]` for
             all, `[Hkv]` for each head, or k_cache's shape without D for each row of each head,
-            `[B, Hkv, S_max]`. Appending divides key by it and rounds to the nearest even integer
-            from -127 to 127; scales of rows it makes itself, the row's largest number over 127, and
-            writes them in place. None: k_cache is not int8.
+            `[B, Hkv, S_max]`, which appending writes, in place. docs/decoding.md says how numbers
+            are rounded. None: k_cache is not int8.
         v_scale: likewise, of v_cache. Its shape need not be that of k_scale.
-        num_splits: accepted and not needed: how the keys are split over the cores depends on the
-            shape of a row alone, so its result never depends on the others.
+        num_splits: accepted and not needed.
         score_mod: as in `flex_attention`. The key's number is its place in the row, and the last
             query's that of the last key.
         return_softmax_lse: also return the logarithm of each softmax's denominator.

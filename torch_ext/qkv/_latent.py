@@ -67,11 +67,9 @@ def latent_attention(
     numbers and one rotated key of R that all heads share, and head h has the keys
     `cat(latents @ key_weight[h].mT, rope_keys)` and the values `latents @ value_weight[h].mT`.
 
-    There are two ways to the same result, up to rounding. *Expanding* makes keys and values of all
-    heads, then attends. *Absorbing* uses that `q . (W c) = (q W) . c`: the queries go through
-    key_weight, all heads attend to the latents themselves, as if to one head whose keys are C + R
-    wide and whose values are their first C numbers, and the output goes through value_weight.
-    Keys and values are then never made, which pays where queries are few: in decoding.
+    There are two ways to the same result, up to rounding: *expanding* makes keys and values of all
+    heads, and *absorbing* attends to the latents themselves, which pays where queries are few, as
+    in decoding. docs/latent-attention.md has both.
 
     Args:
         query_nope: `[..., H, L, N]`, the part of the queries without rotation, with at least 3

@@ -1,6 +1,7 @@
 """Finds and loads libqkv.so, which holds the operators."""
 
 import os
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -43,6 +44,14 @@ def library() -> Path:
     nobody installs, with sanitizers or emulated instruction sets, say."""
     other = os.environ.get("QKV_LIBRARY")
     return Path(other).resolve() if other else _fitting()
+
+
+def version_of(package: str) -> str:
+    """That of what is installed by this name; "" if nothing is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def load() -> None:

@@ -49,9 +49,6 @@ def active_half_products() -> str:
 def set_half_products(name: str) -> None:
     """Use "native" or "float32" from now on, in all threads.
 
-    A forward pass and its backward pass belong under one setting, for the last digits of large
-    scores matter to the gradients.
-
     Raises:
         ValueError: `name` is neither of the two.
     """
@@ -70,9 +67,8 @@ def is_reproducible() -> bool:
 def set_reproducible(yes: bool) -> None:
     """Ask for the same bits on every CPU, and for any number of queries at once, or no longer.
 
-    From now on, in all threads. A backward pass has the law of its forward pass, whatever is asked
-    for meanwhile. docs/determinism.md says what is promised, what it costs, and what cannot be had:
-    those calls raise NotImplementedError.
+    From now on, in all threads. docs/determinism.md says what is promised, what it costs, and what
+    cannot be had: those calls raise NotImplementedError.
     """
     torch.ops.qkv._set_reproducible(yes)
 

@@ -1,6 +1,7 @@
 """torch's own attention functions, computed by qkv."""
 
 import threading
+from contextlib import AbstractContextManager
 
 import torch
 import torch.compiler.config
@@ -35,7 +36,7 @@ def _changed(active: int) -> None:
         _varlen.undo()
 
 
-class ReplacedSdpa:
+class ReplacedSdpa(AbstractContextManager["ReplacedSdpa", None]):
     """What `replace_sdpa` returns; as a context manager it ends with the block."""
 
     def __init__(self) -> None:
@@ -51,9 +52,6 @@ class ReplacedSdpa:
                 _changed(torch.ops.qkv._restore_sdpa())
 
     remove = undo  # the name by which torch's registry of flash attentions calls it
-
-    def __enter__(self) -> "ReplacedSdpa":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()
@@ -111,8 +109,7 @@ class SdpaReport:
 def sdpa_report() -> SdpaReport:
     """What `replace_sdpa` took and what it left to torch, and why.
 
-    Counted are the calls since the first of the replacements that are active, or were last. A
-    function under `torch.compile` calls when it is compiled, and not when it runs.
+    Counted are the calls since the first of the replacements that are active, or were last.
 
     Example:
         >>> with qkv.replace_sdpa():

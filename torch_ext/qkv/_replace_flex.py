@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -38,7 +39,7 @@ def is_active() -> bool:
     return bool(_active)
 
 
-class ReplacedFlex:
+class ReplacedFlex(AbstractContextManager["ReplacedFlex", None]):
     """What `replace_flex` returns; as a context manager it ends with the block."""
 
     def __init__(self) -> None:
@@ -62,9 +63,6 @@ class ReplacedFlex:
                 _active.remove(self)
                 if not _active and _torchs is not None:
                     self._function.__code__ = _torchs.__code__
-
-    def __enter__(self) -> ReplacedFlex:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.undo()

@@ -108,11 +108,9 @@ def varlen_attn(
 
     Returns:
         `[T, H, Dv]` in query's dtype; with `return_aux.lse` also the logarithm of each softmax's
-        denominator, `[H, T]`, which is what torch returns too, whatever its documentation says;
-        float64 for float64, else float32. Both are differentiable with respect to query, key,
-        value, bias, alibi_slopes and sinks: backward, in forward mode and twice, also with
-        seqused_k.
-        Queries outside every document get output 0 and lse -inf.
+        denominator, `[H, T]`, float64 for float64, else float32. Both are differentiable with
+        respect to query, key, value, bias, alibi_slopes and sinks: backward, in forward mode and
+        twice. Queries outside every document get output 0 and lse -inf.
 
     Raises:
         RuntimeError, ValueError: as `qkv.attention` does.

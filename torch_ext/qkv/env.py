@@ -6,14 +6,13 @@ which of the doors are open: what computes attention with qkv that does not call
 import os
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 import qkv
 from qkv import _replace, _replace_flex
-from qkv._library import library
+from qkv._library import library, version_of
 
 # What changes results or speed, of qkv, OpenMP and torch.
 _VARIABLES = ("QKV_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_CAPABILITY")
@@ -36,6 +35,7 @@ def describe() -> dict[str, str]:
     libraries in one process, are the usual reasons for a call that takes ten times too long."""
     cores = sorted(os.sched_getaffinity(0))
     binding = os.environ.get("OMP_PROC_BIND", "no")
+    versions = (f"{name} {found}" for name in _INTEGRATED if (found := version_of(name)))
     variables = (f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES))
     return {
         "qkv": f"{qkv.__version__}, {library()}",
@@ -50,7 +50,7 @@ def describe() -> dict[str, str]:
         "load": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
         "variables": " ".join(variables) or "none",
         "doors": ", ".join(_doors()) or "none open",
-        "installed": ", ".join(_versions()) or f"none of {', '.join(_INTEGRATED)}",
+        "installed": ", ".join(versions) or f"none of {', '.join(_INTEGRATED)}",
     }
 
 
@@ -75,16 +75,6 @@ def _doors() -> list[str]:
     if masking is not None and "qkv" in masking.ALL_MASK_ATTENTION_FUNCTIONS:
         doors.append('attn_implementation="qkv"')
     return doors
-
-
-def _versions() -> list[str]:
-    found = []
-    for name in _INTEGRATED:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

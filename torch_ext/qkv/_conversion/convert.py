@@ -62,11 +62,9 @@ def convert(model: nn.Module) -> Conversion:
     """From now on qkv computes the attention layers of this model, in place.
 
     Parameters, hooks, names and the state dict stay; the results are the same but for rounding.
-    Known are `torch.nn.MultiheadAttention`, models of transformers, timm's layers with a
-    `fused_attn`, diffusers' whose `processor` has a way to scaled_dot_product_attention, and any
-    layer that calls that or writes softmax(query @ key) @ value out in its own code, which is
-    computed in both ways in its first call and left where they differ. docs/adopt.md says what
-    becomes of each.
+    Known are `torch.nn.MultiheadAttention`, models of transformers, layers of timm and diffusers,
+    and any that calls scaled_dot_product_attention or writes softmax(query @ key) @ value out in
+    its own code. docs/adopt.md says what becomes of each.
 
     Args:
         model: any module; one of the above itself, too.
@@ -79,9 +77,8 @@ def convert(model: nn.Module) -> Conversion:
         TypeError: model is no `torch.nn.Module`.
         ImportError: a model of a version of transformers that qkv does not know.
 
-    Copies of a converted layer, by copy or pickle, are converted; `convert` of a copy returns what
-    undoes the copy. Tensors on other devices than the CPU are attended to by torch, as before.
-    Scripted modules cannot be converted, nor converted ones other than torch's own scripted.
+    Copies of a converted layer are converted, too. Tensors on other devices than the CPU are
+    attended to by torch, as before. Scripted modules cannot be converted.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)

@@ -1,13 +1,12 @@
 """Single layers, of torch, timm and diffusers."""
 
-import inspect
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from torch import nn
 
+from qkv._code import methods_of, names_in
 from qkv._conversion.route import route_sdpa, route_written, unroute
 from qkv._conversion.written import weighs, writes_attention
 from qkv.nn.multihead import MultiheadAttention, adopt, release
@@ -76,7 +75,7 @@ def _diffusers(module: Any) -> Found:
     from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 
     processor = type(module.processor)
-    if _calls_sdpa(processor):
+    if not _FUSED.isdisjoint(names_in(methods_of(processor))):
         route_sdpa(module)
         return _changed(module, _ROUTED)
     if processor is AttnProcessor and getattr(module, "scale_qk", True):
@@ -84,13 +83,3 @@ def _diffusers(module: Any) -> Found:
         return _changed(module, f"AttnProcessor2_0; {_ROUTED}")
     name = processor.__name__
     return Found(f"its processor, {name}, does not call scaled_dot_product_attention")
-
-
-def _calls_sdpa(processor: type) -> bool:
-    """Whether a method of the class calls it, by what is written there."""
-    members = [member for c in processor.__mro__ for member in vars(c).values()]
-    methods = [inspect.unwrap(member) for member in members if callable(member)]
-    return any(
-        isinstance(method, FunctionType) and not _FUSED.isdisjoint(method.__code__.co_names)
-        for method in methods
-    )

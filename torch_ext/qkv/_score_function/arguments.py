@@ -60,8 +60,8 @@ def program_of(
 
         text, known, tables, indices = score_program(score_mod, query)
         return text, Known(*known), tables, indices
-    found = traced(score_mod, query.dtype)
-    return found.lowered.text, found.lowered.known, *found.tables()
+    program, captured = traced(score_mod, query.dtype)
+    return program.text, program.known, *program.tables(captured, score_mod)
 
 
 def _part(tables: Tensor | None, part: Part) -> Tensor:

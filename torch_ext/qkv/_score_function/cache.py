@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,27 +17,16 @@ _MOST = 256  # functions; of a number that changes with each call one is kept fo
 _IS_KNOWN = (RULES.keys() | LOOKUPS | FOLDS.keys() | {"unsqueeze"}).__contains__
 
 
-class Traced(NamedTuple):
-    """A program, and the captured tensors of this call."""
-
-    lowered: Lowered
-    captured: list[Tensor]
-    function: Callable[..., Any]
-
-    def tables(self) -> tuple[Tensor | None, Tensor | None]:
-        return self.lowered.tables(self.captured, self.function)
-
-
 # Of a key the program, and which of the tensors in the key are the captured ones, in their order.
 _known: dict[Any, tuple[Lowered, list[int]]] = {}
 _lock = threading.Lock()
 
 
-def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
-    """`score_mod` as a program for query's dtype: traced the first time, looked up later, by its
-    code and by all that it captures; a number that has changed is seen, and of tensors every number
-    is read anew for each call. What captures things without a key (`key_of`), or gets tensors in
-    other ways than by its closure, its globals and their attributes, is traced for each call.
+def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> tuple[Lowered, list[Tensor]]:
+    """`score_mod` as a program for query's dtype, and what it captures. It is traced the first
+    time, and looked up later by its code and by all that it captures; a number that has changed is
+    seen. What captures things without a key (`key_of`), or gets tensors in other ways than by its
+    closure, its globals and their attributes, is traced for each call.
 
     Raises:
         Refused: as `lowered` does.
@@ -48,10 +37,10 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
         key = (floating, parts)
         found = _known.get(key)
     except Exception:  # also what an attribute raises that is asked for, or a part without a hash
-        return Traced(*lowered(score_mod, floating), score_mod)
+        return lowered(score_mod, floating)
     if found is not None:
         program, order = found
-        return Traced(program, [tensors[n] for n in order], score_mod)
+        return program, [tensors[n] for n in order]
     program, captured = lowered(score_mod, floating)
     number = {id(x): n for n, x in enumerate(tensors)}
     if all(id(x) in number for x in captured):
@@ -59,7 +48,7 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> Traced:
             while len(_known) >= _MOST:
                 _known.pop(next(iter(_known)))
             _known[key] = program, [number[id(x)] for x in captured]
-    return Traced(program, captured, score_mod)
+    return program, captured
 
 
 def lowered(

@@ -28,8 +28,8 @@ class ScoreProgramOf(HigherOrderOperator):
         super().__init__("qkv_score_program")
 
     def __call__(self, score_mod: Callable[..., Any], query: torch.Tensor) -> Any:
-        found = _traced(score_mod, query.dtype)
-        return found.lowered.text, found.lowered.known, *found.tables()
+        program, captured = _traced(score_mod, query.dtype)
+        return program.text, program.known, *program.tables(captured, score_mod)
 
 
 class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):

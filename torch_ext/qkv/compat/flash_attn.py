@@ -6,11 +6,9 @@ For code that others import flash_attn in, before it does so:
 
     sys.modules["flash_attn"] = qkv.compat.flash_attn
 
-Rows stand before heads here, `[B, L, H, D]`, and causal is bottom-right aligned. What is different:
-every dtype and head dimension that `qkv.attention` has, and any strides; all derivatives of it;
-`deterministic` and `num_splits` are accepted and change nothing, for results never depend on the
-number of threads; a row that sees nothing has the lse -inf, not inf. With `return_attn_probs` the
-third result, "for testing only" in FlashAttention, is None."""
+Rows stand before heads here, `[B, L, H, D]`, and causal is bottom-right aligned. Dtypes, strides
+and derivatives are those of `qkv.attention`; `deterministic` and `num_splits` are accepted and
+change nothing. docs/coming-from.md says what is different."""
 
 from typing import Any
 

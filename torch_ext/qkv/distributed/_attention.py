@@ -83,8 +83,7 @@ def ring_attention(
             the first rank's default generator draws them.
         method: "ring": key and value of each rank go to every other, while that one computes.
             "heads": each rank gets all rows of some heads, so that n must divide H, and divide the
-            heads of key and value or be divided by them. "auto": "heads" where that is possible and
-            no mask has rows, which would have to travel too; else "ring".
+            heads of key and value or be divided by them. "auto": docs/distributed.md says which.
         group: a process group or a mesh of one dimension; the default group if None. A mesh of two
             dimensions, (heads, ring), does both: the sequence is cut over all of its ranks; the
             heads over the first dimension, and what the ranks of that have of the sequence together
@@ -108,9 +107,6 @@ def ring_attention(
             by its name; a rank that failed, and in which step this one noticed, after the group's
             timeout at the latest.
         NotImplementedError: a second derivative or forward mode over a ring.
-
-    In a ring, half precision travels as it is; the rest is float32: what is computed, what is added
-    up over the ranks, and the gradients that travel back.
 
     Example (on each of two ranks):
         >>> dist.init_process_group("gloo")

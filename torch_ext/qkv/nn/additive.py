@@ -33,8 +33,7 @@ class AdditiveAttention(torch.nn.Module):
         query_dim: Dq, the width of a query.
         key_dim: Dk, the width of a key.
         hidden_dim: the number of hidden units.
-        bias: whether there is a `b`. The formula needs no other: what is added to all scores of a
-            query alike, the softmax takes out again.
+        bias: whether there is a `b`.
         dropout: the probability of dropping a weight in training, 0 to 1.
         device, dtype: of the parameters.
 
@@ -42,10 +41,8 @@ class AdditiveAttention(torch.nn.Module):
     `[hidden_dim]` (b); `key_proj.weight`, `[hidden_dim, Dk]` (W_k); and `v`, `[hidden_dim]`. All
     start out uniform, as in `torch.nn.Linear`.
 
-    A dot product costs D multiplications and one number of memory for each pair of query and key.
-    This costs hidden_dim additions, tanh and multiplications for each pair, and memory: without
-    gradients some 4 MiB at a time, and twice the scores; in training the backward pass wants every
-    tanh again, so `[..., L, S, hidden_dim]` is stored. docs/layers.md has both measured.
+    A pair of query and key costs hidden_dim additions, tanh and multiplications, and in training
+    the memory of its tanh, `[..., L, S, hidden_dim]` in all. docs/layers.md has both measured.
 
     NaN or infinity in a key or value that attn_mask hides does not reach the output. From a key
     it reaches the gradient of W_k, so fill padding with numbers for training.

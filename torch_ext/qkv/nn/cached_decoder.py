@@ -1,6 +1,7 @@
 """torch's Transformer decoder, a part of its sequence at a time."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from qkv.nn._attend import project
 from qkv.nn._linear import linear
 from qkv.nn._masks import as_added
 from qkv.nn.kvcache import KVCache
+
+_refuse = partial(refuse, error=RuntimeError, function="CachedDecoder")
 
 
 class CachedDecoder:
@@ -57,14 +60,14 @@ class CachedDecoder:
         self._width, self._rows = attention.embed_dim, 0 if attention.batch_first else 1
         width, self._memory = layers[0].multihead_attn.kdim, memory
         if memory.dim() != 3 or memory.size(2) != width:
-            self._refuse("memory", memory, f"{self._shape('B', 'S', width)} is expected")
+            _refuse("memory", memory, f"{self._shape('B', 'S', width)} is expected")
         batch, keys = memory.size(self._rows), memory.size(1 - self._rows)
         if length < 1:
-            self._refuse("length", length, "1 or more is expected")
+            _refuse("length", length, "1 or more is expected")
         mask, self._bias = memory_key_padding_mask, None
         if mask is not None:
             if mask.shape != (batch, keys):
-                self._refuse("memory_key_padding_mask", mask, f"[{batch}, {keys}] is expected")
+                _refuse("memory_key_padding_mask", mask, f"[{batch}, {keys}] is expected")
             self._bias = as_added(mask)[:, None, None].float()
         self.caches: list[tuple[KVCache, KVCache]] = []
         twins = []
@@ -84,7 +87,7 @@ class CachedDecoder:
         """The decoder's output for the next L places of the target, `[B, L, E]` or `[L, B, E]`."""
         batch = len(self.lengths)
         if tgt.dim() != 3 or tgt.size(2) != self._width or tgt.size(self._rows) != batch:
-            self._refuse("tgt", tgt, f"{self._shape(batch, 'L', self._width)} is expected")
+            _refuse("tgt", tgt, f"{self._shape(batch, 'L', self._width)} is expected")
         return self._decoder(tgt, self._memory)
 
     @property
@@ -112,9 +115,6 @@ class CachedDecoder:
         first, second = (batch, sequence) if self._rows == 0 else (sequence, batch)
         return f"[{first}, {second}, {width}]"
 
-    def _refuse(self, name: str, found: Any, expected: str) -> None:
-        refuse(name, found, expected, RuntimeError, "CachedDecoder")
-
 
 class _Attention(nn.Module):
     """What a decoder's layer calls in place of one of its attention layers."""
@@ -131,7 +131,7 @@ class _Attention(nn.Module):
     ) -> tuple[Tensor, None]:
         for name in ("attn_mask", "key_padding_mask", "need_weights"):
             if others.get(name) is not None and others[name] is not False:
-                self.decoder._refuse(name, "given", "a layer that gives none is expected")
+                _refuse(name, "given", "a layer that gives none is expected")
         is_own, sequence = key is query, 1 if self.batch_first else 0
         inputs = (query, key, value) if is_own else (query, None, None)
         heads = [x.movedim(sequence, -2) for x in project(self.layer, *inputs)]
@@ -149,16 +149,16 @@ def _layers_of(decoder: Any) -> list[Any]:
     """Its layers, each of which attends to the target and to the memory and to nothing else."""
     wanted = "a torch.nn.TransformerDecoder or TransformerDecoderLayer is expected"
     if not isinstance(decoder, nn.TransformerDecoder | nn.TransformerDecoderLayer):
-        refuse("decoder", f"a {type(decoder).__name__}", wanted, TypeError, "CachedDecoder")
+        _refuse("decoder", f"a {type(decoder).__name__}", wanted, error=TypeError)
     is_layer = isinstance(decoder, nn.TransformerDecoderLayer)
     layers: list[Any] = [decoder] if is_layer else [*decoder.layers]
     known = [x for layer in layers for x in (layer.self_attn, layer.multihead_attn)]
     every = [x for x in decoder.modules() if isinstance(x, nn.MultiheadAttention)]
     if {*map(id, known)} != {*map(id, every)}:
         wanted = "self_attn and multihead_attn, of torch's class, are expected to be all"
-        refuse("decoder's attention", "another", wanted, TypeError, "CachedDecoder")
+        _refuse("decoder's attention", "another", wanted, error=TypeError)
     if decoder.training:
-        refuse("decoder", "in training mode", "eval() is expected", RuntimeError, "CachedDecoder")
+        _refuse("decoder", "in training mode", "eval() is expected")
     counting = {"window_size", "alibi_slopes"}
     for layer in layers:
         for name, refused in {"self_attn": set(), "multihead_attn": counting}.items():
@@ -166,8 +166,7 @@ def _layers_of(decoder: Any) -> list[Any]:
             given = refused.intersection(getattr(x, "_given", ()))
             given |= {"add_bias_kv"} if x.bias_k is not None else set()
             for option in given | ({"add_zero_attn"} if x.add_zero_attn else set()):
-                wanted = f"{name} without it is expected"
-                refuse(option, "given", wanted, RuntimeError, "CachedDecoder")
+                _refuse(option, "given", f"{name} without it is expected")
     return layers
 
 

@@ -16,11 +16,9 @@ _refuse = partial(refuse, function="SoftDictionary")
 class SoftDictionary(torch.nn.Module):
     """Keys and values that are kept, and looked up by how well a query fits each key.
 
-    A Python dictionary gives the value whose key equals the query, and an error where none does.
-    This gives an average of all values, in which a value weighs the more the better its key fits:
+    A query gets an average of all values, in which a value weighs the more the better its key fits:
     `output = softmax(scale * query . keys) @ values`. With a large scale the best key has all the
-    weight; `hard=True` takes it alone, as a Python dictionary would if it knew what is similar.
-    Trained, keys and values are a memory that a network writes by learning and reads by asking.
+    weight; `hard=True` takes it alone.
 
     Args:
         keys: `[N, Dk]`, of any dtype that the operator takes.

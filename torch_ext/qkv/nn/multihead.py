@@ -19,8 +19,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`, fused, with more options.
 
     The constructor, `forward`, the parameters, their names and their initial values are those of
-    torch's class, of which this is a subclass: checkpoints load in either class, and a layer in a
-    model is replaced by one line. What differs, and why, is listed in docs/layers.md.
+    torch's class, of which this is a subclass: checkpoints load in either class. What differs, and
+    why, is listed in docs/layers.md.
 
     Args:
         embed_dim: E, the width of query, of the output, and of all heads together.
@@ -136,9 +136,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             attn_mask: `[L, S]` or `[B * H, L, S]`, unbatched `[H, L, S]`; bool (True hides) or
                 floating, float32 or query's dtype. The two masks may be of different kinds.
             average_attn_weights: return the mean of the weights over the heads.
-            is_causal: query i sees keys j <= i. With attn_mask it is a hint that attn_mask is this
-                very mask: with need_weights=False attn_mask is not looked at then, otherwise both
-                apply. Unlike in torch, attn_mask is not needed.
+            is_causal: query i sees keys j <= i, also without attn_mask. That is then taken to be
+                this very mask with need_weights=False, and otherwise both apply.
             attn_bias: floating, broadcastable to `[B, H, L, S]`, float32 or query's dtype: added to
                 the scores. For a learned bias `[H, L, S]` beside the masks.
             spans: as in `qkv.attention`, broadcastable to `[B, H, L, 2 n]`, beside the masks: what

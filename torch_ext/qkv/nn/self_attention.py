@@ -26,9 +26,6 @@ class SelfAttention(GroupedHeads):
     """Self-attention of a decoder: one product makes query, key and value, which are normed and
     rotated, each query sees itself and what is before it, and another product joins the heads.
 
-    In training, in a prompt, and in decoding a token at a time the call is the same, but for the
-    cache.
-
     Args:
         embed_dim: E, the width of what comes in and goes out.
         num_heads: H.

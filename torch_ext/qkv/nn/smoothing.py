@@ -21,11 +21,9 @@ class GaussianSmoothing(torch.nn.Module):
     """The average of neighbouring values, by a bell curve of their distance:
     `weight_ij = exp(-|x_i - x_j|^2 / (2 sigma^2))`, divided by its sum over j.
 
-    This is attention with fixed weights: the positions x are queries and keys, the values are what
-    is smoothed, and no value changes a weight. Written out, the exponent is
-    `(x_i . x_j - |x_j|^2 / 2) / sigma^2`, a dot product, but for a term that all keys of a query
-    share and that the softmax takes out again. Statistics knows it as the Nadaraya-Watson
-    estimator, which may also be asked at places where there is no value.
+    This is attention whose queries and keys are the positions x: the exponent is a dot product,
+    `(x_i . x_j - |x_j|^2 / 2) / sigma^2`, but for a term that all keys of a query share and that
+    the softmax takes out again. Statistics knows it as the Nadaraya-Watson estimator.
 
     Args:
         sigma: the width of the bell curve, in the unit of the positions.

@@ -2,22 +2,9 @@
 
 Whatever the rank of query, key and value, they become `[N, H, L, D]`, with all leading dimensions
 but the heads in N. ONNX's `Attention` then computes what it can be relied on for. Where runtimes
-differ, or refuse, other nodes stand around it or in its place:
-
-- A query with nothing to attend to: some runtimes return 0, others NaN or the mean of all values.
-  A `Where` behind `Attention` makes it 0.
-- softcap beside a mask: onnxruntime before 1.28 adds the mask first, as opset 23 was understood
-  then. The call is written as products and a softmax.
-- is_causal with L unlike S: how it is aligned was worded in several ways. It becomes a mask.
-- A mask that is broadcast along L or S is refused. It is expanded.
-- A scale of 0 or less is refused, and in float64 scale and softcap are rounded to float32. The
-  query is multiplied by the scale; softcap takes products and a softmax.
-- onnxruntime from 1.28 on takes a row whose scores are all the least finite number for one with
-  nothing to attend to. Masks are kept above that number.
-- Half precision is computed in float32 and rounded once, as everywhere in qkv. onnxruntime has no
-  `Attention` for bfloat16 on CPUs, and rounds more than once in float16.
-- sinks are unknown to it. They are one more key, of zeros, whose score is the mask's last column,
-  and whose value is 0.
+differ, or refuse, other nodes stand around it or in its place; docs/onnx.md says which for each
+argument and why. It does not say of onnxruntime that a mask that is broadcast along L or S, and a
+scale of 0 or less, are refused, and that there is no `Attention` for bfloat16 on CPUs.
 """
 
 from typing import Any

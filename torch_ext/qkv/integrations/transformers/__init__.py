@@ -1,8 +1,9 @@
 """`attn_implementation="qkv"` for transformers' models. See `register`."""
 
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from qkv._library import version_of
 
 if TYPE_CHECKING:
     from qkv.integrations.transformers._latent_cache import LatentCache, StaticLatentCache
@@ -28,10 +29,8 @@ def register(*, kernels: bool = False) -> None:
     becomes of models with attention of their own.
 
     Args:
-        kernels: models that are given that attention afterwards also rotate query and key by
-            `qkv.rotate`, and have it compute their RMS norms, where their function
-            `apply_rotary_pos_emb` and their classes are found to do the same. These are replaced
-            in the files of these models, for all models that they have.
+        kernels: models that are given that attention afterwards also rotate query and key, and
+            compute their RMS norms, by `qkv.rotate`: docs/adopt-transformers.md says which.
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.
@@ -91,15 +90,12 @@ def __getattr__(name: str) -> Any:
 
 def _check_version() -> None:
     """Raises ImportError, with the version that is installed, where there is none to work with."""
-    try:
-        found = version("transformers")
-        if _numbers(found) >= _numbers(TRIED[0]):
-            return
-        what = f"transformers {found} is installed"
-    except PackageNotFoundError:
-        what = "it is not installed: pip install 'qkv[transformers]'"
-    needs = f"qkv.integrations.transformers needs transformers {TRIED[0]} or newer"
-    raise ImportError(f"{needs}, but {what}")
+    found = version_of("transformers")
+    if not found or _numbers(found) < _numbers(TRIED[0]):
+        absent = "it is not installed: pip install 'qkv[transformers]'"
+        what = f"transformers {found} is installed" if found else absent
+        needs = f"qkv.integrations.transformers needs transformers {TRIED[0]} or newer"
+        raise ImportError(f"{needs}, but {what}")
 
 
 def _numbers(of_version: str) -> tuple[int, ...]:

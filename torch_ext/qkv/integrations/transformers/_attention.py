@@ -13,14 +13,10 @@ from torch.autograd import forward_ad
 import qkv
 from qkv._functional import has_kernels
 from qkv._verbose import note_left
+from qkv.integrations.transformers import _private
 from qkv.integrations.transformers._chosen import with_chosen
 from qkv.integrations.transformers._latents import Latents
 from qkv.integrations.transformers._pattern_mask import FAR, PatternMask
-from qkv.integrations.transformers._private import (
-    PagedAttentionCache,
-    _active_collector,
-    sdpa_attention_forward,
-)
 from qkv.integrations.transformers._rotation import is_traced
 from qkv.nn._attend import attend
 
@@ -73,7 +69,7 @@ def attention_forward(
         `[B, L, H, Dv]`, contiguous; and the weights, `[B, H, L, S]`, with output_attentions (not
         from a paged cache), else None.
     """
-    paged = isinstance(cache, PagedAttentionCache)
+    paged = isinstance(cache, _private.PagedAttentionCache)
     _refuse(module, kwargs, _REFUSED if paged else ["sinks"])
     output_attentions = output_attentions or _attentions_collected()
     if is_causal is None:
@@ -133,8 +129,9 @@ def _refuse(module: nn.Module, kwargs: dict[str, Any], names: Iterable[str]) -> 
 def _attentions_collected() -> bool:
     """Whether a model above is collecting its layers' weights: some of them do not pass
     output_attentions on."""
+    collector = _private._active_collector
     compiling = torch.compiler.is_compiling()  # a context variable would break the graph
-    collected = _active_collector.global_var if compiling else _active_collector.get()
+    collected = collector.global_var if compiling else collector.get()
     return collected is not None and any(name.endswith("attentions") for name in collected)
 
 
@@ -148,7 +145,7 @@ def _elsewhere(module, query, key, value, attention_mask, s_aux, **kwargs):
     if isinstance(attention_mask, PatternMask):
         attention_mask = attention_mask.written_out()
     note_left("attention of transformers", query, "transformers' sdpa")
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return _private.sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
 def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options):

@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, StaticCache
 
-from qkv.integrations.transformers._private import (
-    DynamicIndexedLayer,
-    DynamicLayer,
-    StaticIndexedLayer,
-    StaticLayer,
-)
+from qkv.integrations.transformers import _private
 
 _GROWTH = 1.5  # by which a full buffer grows, so that n steps copy 3 n rows at most
 
@@ -35,7 +30,7 @@ class LatentCache(DynamicCache):
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config=config)
-        kinds = {DynamicLayer: _Rows, DynamicIndexedLayer: _IndexedRows}
+        kinds = {_private.DynamicLayer: _Rows, _private.DynamicIndexedLayer: _IndexedRows}
         self.layers = [kinds[type(x)]() if type(x) in kinds else x for x in self.layers]
 
 
@@ -51,13 +46,14 @@ class StaticLatentCache(StaticCache):
 
     def __init__(self, config: PreTrainedConfig, max_cache_len: int) -> None:
         super().__init__(config, max_cache_len)
-        kinds = {StaticLayer: _StaticRows, StaticIndexedLayer: _StaticIndexedRows}
+        static, indexed = _private.StaticLayer, _private.StaticIndexedLayer
+        kinds = {static: _StaticRows, indexed: _StaticIndexedRows}
         self.layers = [
             kinds[type(x)](max_cache_len) if type(x) in kinds else x for x in self.layers
         ]
 
 
-class _Rows(DynamicLayer):
+class _Rows(_private.DynamicLayer):
     """A layer whose keys `[B, H, S, C]` and values `[B, H, S, R]` are views of a buffer
     `[B, H, capacity, C + R]`. What removes rows at the end leaves them views; what else puts other
     tensors in their place, such as `reorder_cache`, makes the next step copy them to a new one."""
@@ -95,11 +91,11 @@ class _Rows(DynamicLayer):
         return len(storages) == 1 and buffer.is_inference() <= torch.is_inference_mode_enabled()
 
 
-class _IndexedRows(_Rows, DynamicIndexedLayer):
+class _IndexedRows(_Rows, _private.DynamicIndexedLayer):
     """The same beside the keys of an indexer."""
 
 
-class _StaticRows(StaticLayer):
+class _StaticRows(_private.StaticLayer):
     """A layer whose keys and values are views of one buffer `[B, H, max_cache_len, C + R]`."""
 
     keys: Any
@@ -112,5 +108,5 @@ class _StaticRows(StaticLayer):
         )
 
 
-class _StaticIndexedRows(_StaticRows, StaticIndexedLayer):
+class _StaticIndexedRows(_StaticRows, _private.StaticIndexedLayer):
     """The same beside the keys of an indexer."""

@@ -8,14 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from qkv.integrations.transformers import _private
 from qkv.integrations.transformers._pattern import pattern_of
 from qkv.integrations.transformers._pattern_mask import Band, PatternMask, begins_of, lengths_of
-from qkv.integrations.transformers._private import (
-    causal_mask_function,
-    is_tracing,
-    prepare_padding_mask,
-    sdpa_mask,
-)
 
 
 def make_mask(
@@ -24,7 +19,7 @@ def make_mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable = causal_mask_function,
+    mask_function: Callable = _private.causal_mask_function,
     attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
@@ -46,8 +41,8 @@ def make_mask(
     """
 
     of_transformers = partial(
-        sdpa_mask, batch_size, q_length, kv_length, cast(int, q_offset), kv_offset, mask_function,
-        attention_mask, device=device, **kwargs,
+        _private.sdpa_mask, batch_size, q_length, kv_length, cast(int, q_offset), kv_offset,
+        mask_function, attention_mask, device=device, **kwargs,
     )  # fmt: skip
 
     def written_out() -> PatternMask:
@@ -55,7 +50,7 @@ def make_mask(
         assert mask is not None  # it was not allowed to be skipped
         return PatternMask(mask.shape, dense=mask)
 
-    if torch.device(device).type != "cpu" or is_tracing(attention_mask):
+    if torch.device(device).type != "cpu" or _private.is_tracing(attention_mask):
         return of_transformers(
             allow_is_causal_skip=allow_is_causal_skip,
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
@@ -63,7 +58,7 @@ def make_mask(
     found = pattern_of(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
-    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    padding = _private.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:  # of the keys that there are, [batch_size, kv_length]
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
     band = found.band.within(q_length, kv_length, ahead=int(q_offset) - kv_offset)

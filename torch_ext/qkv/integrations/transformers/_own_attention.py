@@ -13,15 +13,9 @@ from transformers.utils import logging
 
 from qkv._conversion.route import hook_model, is_routed, route_written, unhook_model, unroute
 from qkv._conversion.written import asks, writes_attention
-from qkv.integrations.transformers import ADDED, NAMES
+from qkv.integrations.transformers import ADDED, NAMES, _private
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
 from qkv.integrations.transformers._norms import replace_norms
-from qkv.integrations.transformers._private import (
-    CORRECT,
-    IMPLEMENTATION,
-    SWITCH,
-    ContinuousBatchingManager,
-)
 from qkv.integrations.transformers._rotation import replace_rotation, restore
 from qkv.integrations.transformers._suited import suited
 
@@ -77,7 +71,7 @@ def find_out() -> None:
         if requested in NAMES:
             _route(self)
 
-    _wrap(PreTrainedModel, CORRECT, note_request)
+    _wrap(PreTrainedModel, _private.CORRECT, note_request)
     _wrap(PreTrainedModel, "post_init", settle_made)
     _wrap(PreTrainedModel, "set_attn_implementation", switch_routes)
 
@@ -99,7 +93,7 @@ def _settle(model: PreTrainedModel) -> None:
         configs += [getattr(model.config, x, None) for x in model.config.sub_configs]
     for config in configs:
         if config is model.config or (config and config._attn_implementation in NAMES):
-            setattr(config, IMPLEMENTATION, name)
+            setattr(config, _private.IMPLEMENTATION, name)
     leave_latents(model)
     if _others:
         for module_name in {type(x).__module__ for x in model.modules()}:
@@ -131,7 +125,7 @@ def batch_continuously(names: Collection[str]) -> None:
         if model.config._attn_implementation not in names:
             switch(self, model, *args, **kwargs)
 
-    _wrap(ContinuousBatchingManager, SWITCH, switch_unless_ours)
+    _wrap(_private.ContinuousBatchingManager, _private.SWITCH, switch_unless_ours)
 
 
 def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:

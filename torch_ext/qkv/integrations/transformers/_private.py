@@ -4,8 +4,7 @@ version may lack. The mask functions that `_pattern` knows, `expand_kv`, the fun
 without them models are slower, and not wrong."""
 
 # ruff: noqa: F401
-from importlib.metadata import version
-
+from qkv._library import version_of
 from qkv.integrations.transformers import TRIED
 
 try:
@@ -40,5 +39,5 @@ try:
 except (ImportError, AttributeError) as error:
     raise ImportError(
         f"qkv.integrations.transformers was tried with transformers {TRIED[0]} to {TRIED[1]}, and "
-        f"{version('transformers')} lacks something that it needs: {error}"
+        f"{version_of('transformers')} lacks something that it needs: {error}"
     ) from error

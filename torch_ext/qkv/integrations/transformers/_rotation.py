@@ -59,7 +59,7 @@ def _trial(function: FunctionType) -> _Trial | None:
         return None
     generator = torch.Generator().manual_seed(0)
 
-    def agrees(columns: int, table_dtype: torch.dtype = torch.float32) -> bool:
+    def agrees(columns: int) -> bool:
         q, k, cos, sin = (
             torch.randn(*shape, generator=generator)
             for shape in ((2, 4, 5, 8), (2, 2, 5, 8), *[(2, 5, columns)] * 2)

@@ -19,17 +19,17 @@ _MAKERS = {name for name in vars(masking_utils) if name.startswith("create_")}
 _MASKS = {"mask", "attention_mask", "attn_mask", "encoder_attention_mask"}
 
 
-def suited(model: PreTrainedModel, requested: str = NAMES[0]) -> tuple[str, bool]:
+def suited(model: PreTrainedModel) -> tuple[str, bool]:
     """The attn_implementation that a model can take, and whether any attention that goes by its
-    config does by that: requested; or ADDED, which is the same with the masks of "eager", where
-    only a part of the attention can be exchanged; or, where none can, what its own layers have."""
+    config does by that: "qkv"; or ADDED, which is the same with the masks of "eager", where only a
+    part of the attention can be exchanged; or, where none can, what its own layers have."""
     parts = _of_one_config(model)
     is_asked = any(asks_interface(type(x)) for x in parts)
     if _adds_masks(parts):
         if is_asked:
             return ADDED, True
     elif is_asked or asks(model):
-        return requested, is_asked
+        return NAMES[0], is_asked
     return "sdpa" if model._supports_sdpa else "eager", False
 
 

@@ -1,7 +1,8 @@
 """vLLM's attention on CPUs by qkv. See `register`."""
 
 import os
-from importlib.metadata import PackageNotFoundError, version
+
+from qkv._library import version_of
 
 __all__ = ["register"]
 
@@ -20,10 +21,7 @@ def register() -> None:
     Raises:
         ImportError: vLLM is missing, or is not of the version that this is written for.
     """
-    try:
-        found = version("vllm")
-    except PackageNotFoundError:
-        found = "none"
+    found = version_of("vllm") or "none"
     if ".".join(found.split(".")[:2]) != KNOWN:
         needs = f"qkv.integrations.vllm is written for vLLM {KNOWN}"
         raise ImportError(f"{needs}, but {found} is installed")
