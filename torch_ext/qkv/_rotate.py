@@ -21,7 +21,9 @@ def rotate(
         key: `[..., Hkv, L, D]`, of query's dtype and shape but for the number of heads.
         cos, sin: `[L, R / 2]`, or `[..., L, R / 2]` with dimensions that broadcast to the leading
             ones of query, where positions differ from item to item: one number for each pair, R <=
-            D. Float32 or query's dtype. docs/self-attention.md: of tables as transformers has them.
+            D. Float32 or query's dtype. Of tables that have every number twice, as
+            transformers' models make them, give `cos[..., : R // 2]`, or with interleaved
+            `cos[..., ::2]` where neighbours are equal: no copy is made.
         query_weight, key_weight: `[D]`, or `[..., D]` with dimensions that broadcast to the leading
             ones of query; float32 or query's dtype. `x` becomes `x * weight / sqrt(mean(x^2) +
             eps)`, over the D numbers of a head, before it is rotated. For a norm that multiplies by
