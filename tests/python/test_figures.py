@@ -36,7 +36,7 @@ NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
 FIGURE = rf"(?<![\w.^×/-])(\d+\.\d+(?:e-?\d+)?|{NUMBER}(?= ?(?:{UNITS})(?!\w)))"
 VERSIONS = (
     r"(?:torch|Python|transformers|timm|diffusers|vLLM|onnxruntime|ONNX Runtime|OpenVINO|glibc|GCC|"
-    r"FlashAttention|xFormers|IPEX|zentorch|qkv)\s(?:from\s)?\d[\d.]*(?:(?:,|\sto|\sand|\sor)\s\d+\.\d+)*"
+    r"FlashAttention|xFormers|IPEX|zentorch|arXiv|qkv)\s(?:from\s)?\d[\d.]*(?:(?:,|\sto|\sand|\sor)\s\d+\.\d+)*"
 )
 TABLE = r"((?:^\|.*\|\n)+)"
 
