@@ -22,8 +22,8 @@ PAGES = [str(p.relative_to(ROOT)) for p in EVERY_PAGE if "```python" in p.read_t
 
 # The packages that the examples of a page are about.
 NEEDS = {
-    "docs/adopt-transformers.md": ["transformers"],
-    "docs/onnx.md": ["onnxscript", "onnxruntime"],
+    "docs/adopt.md": ["transformers"],
+    "docs/cpp.md": ["onnxscript", "onnxruntime"],
 }
 
 

@@ -184,8 +184,8 @@ def test_what_a_figure_is(text, found):
 
 
 def test_the_errors_of_the_raw_runs_are_counted():
-    """In docs/accuracy.md's table, by kinds of runs, and in the sentence above it, of all."""
-    page = (DOCS / "accuracy.md").read_text()
+    """In docs/semantics.md's table, by kinds of runs, and in the sentence above it, of all."""
+    page = (DOCS / "semantics.md").read_text()
     every = []
     (table,) = [rows for titles, rows in tables(page) if titles[0] == "raw runs of"]
     for runs, *numbers in table:
