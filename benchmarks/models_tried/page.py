@@ -155,6 +155,6 @@ torch's function for a whole layer, weights included: neither shows its steps.""
     "wrong": 'Use "eager" for these.',
     "crashed": "Their process ended, with qkv or before it came to that.",
     "not done": "What is small by its config took too long, with qkv or before it came to that.",
-    "not built": """Nothing is known of these: no small config was found, or no call. Why stands in the
-raw results.""",
+    "not built": """Nothing is known of these: no small config was found, or no call. Why stands
+in the raw results.""",
 }

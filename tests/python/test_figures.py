@@ -33,7 +33,7 @@ UNITS = (
     "|tokens a second|ulp"
 )
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
-FIGURE = rf"(?<![\w.^×/-])(\d+\.\d+(?:e-?\d+)?|{NUMBER}(?= ?(?:{UNITS})(?!\w)))"
+FIGURE = rf"(?<![\w.^×/-])(\d+\.\d+(?:e-?\d+)?|{NUMBER}(?=\s*(?:{UNITS})(?!\w)))"
 VERSIONS = (
     r"(?:torch|Python|transformers|timm|diffusers|vLLM|onnxruntime|ONNX Runtime|OpenVINO|glibc|GCC|"
     r"FlashAttention|xFormers|IPEX|zentorch|arXiv|qkv)\s(?:from\s)?\d[\d.]*(?:(?:,|\sto|\sand|\sor)\s\d+\.\d+)*"
