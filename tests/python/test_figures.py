@@ -10,6 +10,7 @@ a page and a heading. The figures of a place are one of these:
   program prints (test_models_tried.py)."""
 
 import hashlib
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -127,11 +128,18 @@ def cell(name):
     return re.search(NUMBER, found[at])[0]
 
 
+def each(name):
+    """A name for each choice of {one|another}, the last one changing first."""
+    fixed, *rest = re.split(r"\{(.*?)\}", name)
+    for chosen in itertools.product(*(x.split("|") for x in rest[::2])):
+        yield fixed + "".join(x + y for x, y in zip(chosen, rest[1::2], strict=True))
+
+
 def resolved(names, numbers):
     """What the names say each of the numbers should be, and what is left for a row of what was
     measured once."""
     expected, left = [], []
-    for name in names:
+    for name in itertools.chain.from_iterable(map(each, names)):
         if kept := re.fullmatch(r"once(?: x (\d+))?", name):
             taken = numbers[len(expected) :][: int(kept[1] or 1)]
             expected += taken
