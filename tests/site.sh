@@ -25,4 +25,5 @@ holds 'a "|" in a table is still escaped' none '<code>[^<]*\\\|[^<]*</code>'
 holds 'a link is still called by a file' none '<a href="[^"]*\.html[^"]*">(docs/)?[a-z-]+\.md</a>'
 holds 'attention has lost its options' grep -q '<b><code>alibi_slopes</code></b>' "$site/reference/qkv.html"
 holds 'it cannot be searched from disk' test -s "$site/search/search_index.js" -a -s "$site/site/iframe-worker.js"
+holds 'it does not open as it should in a browser' python tests/site_in_browser.py
 exit "$failed"
