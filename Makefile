@@ -9,17 +9,17 @@ TORCH ?= $(DEFAULT_TORCH)
 FIRST_TORCH := $(firstword $(TORCH))
 VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(FIRST_TORCH)),-$(FIRST_TORCH))
 BIN := $(VENV)/bin
-SOURCES := CMakeLists.txt setup.py pyproject.toml torch_ext/qkv/version.py \
+SOURCES := CMakeLists.txt setup.py preflight.py pyproject.toml torch_ext/qkv/version.py \
   $(shell find csrc cmake torch_ext \( -path torch_ext/qkv -o -name '*.egg-info' \) -prune -o -type f -print)
 
 ifneq ($(words $(TORCH)),1)
-ifneq ($(MAKECMDGOALS),wheel)
-$(error TORCH names several versions of torch, which only `make wheel` takes: $(TORCH))
+ifeq ($(filter wheel release,$(MAKECMDGOALS)),)
+$(error TORCH names several versions of torch, which only `make wheel` and `make release` take: $(TORCH))
 endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist lint format clean $(VENV)/tests-ready
+.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist release lint format clean preflight $(VENV)/tests-ready
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
@@ -31,18 +31,25 @@ help:
 	@echo 'make docs     the site, in build/site; open its index.html'
 	@echo 'make wheel    one wheel, in dist/, for all the versions of torch in TORCH="2.13.0 2.15.0"'
 	@echo 'make sdist    the source distribution, in dist/'
+	@echo 'make release  all that a release uploads, checked, in dist/; for all versions of torch, or those in TORCH'
 	@echo 'make lint     the formatters and linters over all tracked files, and pyright'
 	@echo 'make format   the same, until nothing is left to format'
 	@echo 'make clean    remove what these made'
 	@echo 'TORCH=2.15.0 after any of them: with that version of torch, of the index that pip is set to'
 
-# What pip does not have: see .ci/packages. Then the environment, and what each purpose needs of
-# requirements/; then qkv itself. Each only once, and again when what it was made from changes; CMake
-# compiles only what changed.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt
+# What cannot work is refused before anything is downloaded, but for a Python where there is none.
+preflight:
+	@PYTHON='$(PYTHON)' .ci/packages python
+	@$(PYTHON) preflight.py $(TORCH)
+	@.ci/packages compiler
+	@$(PYTHON) preflight.py --compiler
 
-$(VENV)/ready: requirements/demo.txt requirements/constraints.txt
-	@PYTHON='$(PYTHON)' .ci/packages compiler python
+# The environment, and what each purpose needs of requirements/; then qkv itself. Each only once, and
+# again when what it was made from changes; CMake compiles only what changed.
+PIP := pip install --quiet --disable-pip-version-check --no-compile -c requirements/constraints.txt
+PIP_INSTALL := $(BIN)/python -m $(PIP)
+
+$(VENV)/ready: requirements/demo.txt requirements/constraints.txt | preflight
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch==$(FIRST_TORCH) -r $<
 	@touch $@
@@ -67,7 +74,7 @@ demo/gpt.pt: | $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py --compare
 
 # pip has one core's worth of work to do while the compiler has the other.
-$(VENV)/tests-ready:
+$(VENV)/tests-ready: preflight
 	@.ci/packages googletest
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/installed $(VENV)/ready-test
 
@@ -83,14 +90,23 @@ test-long: $(VENV)/tests-ready
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks --suite grid $(ARGS)
 
+# What `python -m benchmarks.peers` sets beside qkv, in an environment that has no qkv.
+build/peers/ready: requirements/peers.txt requirements/constraints.txt
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m $(PIP) torch==$(DEFAULT_TORCH) -r $<
+	@touch $@
+
 docs: $(VENV)/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-wheel: $(VENV)/ready-release
+wheel: $(VENV)/ready-wheel
 	@PATH="$(CURDIR)/$(BIN):$$PATH" release/wheel.sh $(TORCH)
 
-sdist: $(VENV)/ready-release
+sdist: $(VENV)/ready-wheel
 	$(BIN)/python -m build --no-isolation --sdist .
+
+release: $(VENV)/ready-release
+	@PATH="$(CURDIR)/$(BIN):$$PATH" release/all.sh $(if $(filter file,$(origin TORCH)),,$(TORCH))
 
 lint: $(VENV)/ready-lint
 	$(BIN)/pre-commit run --all-files --show-diff-on-failure

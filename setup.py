@@ -1,9 +1,7 @@
 """Drives CMake, which knows how to build; see CMakeLists.txt. MAX_JOBS limits the compile jobs."""
 
-import importlib.util
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -14,49 +12,12 @@ from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
+from preflight import KNOWN, VERSION, torches
+
 ROOT = Path(__file__).parent.resolve()
 PRODUCTS = ("lib", "include", "share")  # what CMake installs inside the Python package
-
-# Read, not imported: qkv imports torch, and needs the library that is about to be built.
-version = runpy.run_path(str(ROOT / "torch_ext" / "qkv" / "version.py"))
-KNOWN = version["TORCH_VERSIONS"]
-
-
-def torch_folders():
-    """The torches to build for: those that QKV_TORCHES names, each the folder of a Python package
-    or of LibTorch, with ":" between them; else the one of this environment, if it has one."""
-    if named := os.environ.get("QKV_TORCHES"):
-        return [Path(folder).resolve() for folder in named.split(os.pathsep)]
-    spec = importlib.util.find_spec("torch")
-    return [] if spec is None or spec.origin is None else [Path(spec.origin).parent]
-
-
-def minor_version(torch):
-    """The minor version in torch's headers: this Python need not be able to import that torch."""
-    header = torch / "include" / "torch" / "headeronly" / "version.h"
-    if not header.is_file():
-        sys.exit(f"\nqkv: {torch} is no torch that has C++ headers: there is no {header}\n")
-    found = dict(re.findall(r"define TORCH_VERSION_(MAJOR|MINOR) (\d+)", header.read_text()))
-    minor = f"{found['MAJOR']}.{found['MINOR']}"
-    if minor not in KNOWN:
-        sys.exit(
-            f"\nqkv {version['__version__']} is written for torch {', '.join(KNOWN)}, and {torch} "
-            f"is torch {minor}.\n  pip install 'torch=={KNOWN[-1]}.*'\n"
-        )
-    return minor
-
-
-def by_minor_version(folders):
-    torches = {}
-    for folder in folders:
-        minor = minor_version(folder)
-        if minor in torches:
-            sys.exit(f"\nqkv: {torches[minor]} and {folder} are both torch {minor}: name one\n")
-        torches[minor] = folder
-    return torches
-
-
-TORCHES = by_minor_version(torch_folders())
+TORCHES = torches()
+REPOSITORY = re.search(r'^repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
 
 
 def tool(name):
@@ -84,15 +45,6 @@ class build_cmake(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self):
-        if not TORCHES:  # only an sdist can be made without a torch
-            sys.exit(
-                "\nqkv is built against the torch of your environment, and "
-                f"{sys.executable} has none.\n"
-                "  pip install torch\n"
-                "  pip install setuptools cmake ninja\n"
-                "  pip install --no-build-isolation .\n"
-                "(without --no-build-isolation pip builds in an empty environment)\n"
-            )
         cmake = tool("cmake") or sys.exit("cmake is missing: pip install cmake ninja")
         where = tree()
         configure = [cmake, "-S", ROOT, "-B", where, "-DQKV_TORCH=ON"]
@@ -152,13 +104,26 @@ def requirement():
 
 def description():
     """The README for PyPI, which has none of the files that its links lead to: they lead to the
-    repository that pyproject.toml names as Source, and are only names while it names none."""
-    source = re.search(r'^Source = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    link = rf"[\1]({source[1]}/blob/v{version['__version__']}/\2)" if source else r"\1"
+    repository, and are only names while pyproject.toml names none."""
+    link = rf"[\1]({REPOSITORY}/blob/v{VERSION}/\2)" if REPOSITORY else r"\1"
     return re.sub(r"\[([^]]*)\]\((?!https?:)([^)]*)\)", link, (ROOT / "README.md").read_text())
 
 
+def urls():
+    """The project's links on PyPI."""
+    if not REPOSITORY:
+        return {}
+    at_this_version = f"{REPOSITORY}/blob/v{VERSION}"
+    return {
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Documentation": f"{at_this_version}/README.md",
+        "Changelog": f"{at_this_version}/CHANGELOG.md",
+    }
+
+
 setup(
+    project_urls=urls(),
     long_description=description(),
     long_description_content_type="text/markdown",
     install_requires=[requirement()],

@@ -21,9 +21,10 @@ def add_saved(parser):
 
 def expect_default(parser, args, names):
     """Raises ValueError for options that measure, beside --from, which does not."""
-    given = [f"--{name}" for name in names if getattr(args, name) != parser.get_default(name)]
+    given = [name for name in names if getattr(args, name) != parser.get_default(name)]
     if given:
-        raise ValueError(f"--from: measures nothing, expected no {', '.join(given)} beside it")
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--from: measures nothing, expected no {options} beside it")
 
 
 def expect_dtypes(entries, dtypes):

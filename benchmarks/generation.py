@@ -5,16 +5,12 @@ from pathlib import Path
 
 import torch
 
-from qkv.bench import machine
-from qkv.bench.command import add_timing, new_parser, positive
+from qkv.bench.command import positive
 from qkv.bench.measure import measure, quartiles
 
-from . import compare, table
-from .arguments import add_saved, expect_default
+from . import table
 from .check import WrongAnswer
-from .command import expect_folder, expect_modules, show
-from .report import best
-from .tables import markdown, text
+from .program import Program
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 from gpt.generate import generate  # noqa: E402
@@ -28,42 +24,18 @@ is timed. The time is that of the whole text: the prompt is read, then each toke
 PROMPTS = (16, 1024)  # tokens that are read before the first one is written
 
 
-def main(argv=None):
-    """Returns the exit status: 0, or 1 where the tokens differ. Bad arguments exit with 2."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    try:
-        if args.saved:
-            expect_default(parser, args, ("threads", "seconds", "repeats", "json"))
-        expect_folder("--json", args.json)
-        expect_modules("tabulate")
-        run = compare.read(args.saved, {"generation"}, "--from") if args.saved else None
-        model = None if run else make_model(args)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    try:
-        run = run or run_generation(model, args)
-    except WrongAnswer as error:
-        print(f"refused to time another text: {error}", file=sys.stderr)
-        return 1
-    show(run, tables(run), None, args, markdown if args.markdown else text)
-    return 0
-
-
-def make_parser():
-    parser = new_parser("benchmarks.generation", DESCRIPTION)
+def add_arguments(parser):
     number = positive(int)
     parser.add_argument("--layers", type=number, default=4)
     parser.add_argument("--heads", type=number, default=8)
     parser.add_argument("--head-dim", type=number, default=64)
     parser.add_argument("--prompts", type=number, nargs="+", default=PROMPTS, help="their lengths")
     parser.add_argument("--length", type=number, default=128, help="tokens to write; default: 128")
-    add_timing(parser, "prompt")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    add_saved(parser)
-    return parser
+
+
+def prepare(args):
+    model = make_model(args)
+    return [torch.float32], lambda: [timed(model, prompt, args) for prompt in args.prompts]
 
 
 def make_model(args):
@@ -78,22 +50,6 @@ def make_model(args):
     return model
 
 
-def run_generation(model, args):
-    """As report.py describes a run, as far as it applies. Raises WrongAnswer."""
-    described = machine.describe([torch.float32])
-    results = [timed(model, prompt, args) for prompt in args.prompts]
-    rate = machine.rates(None)
-    return {
-        "suite": "generation",
-        "machine": described,
-        "peak": best(rate, rate),
-        "directions": [],
-        "results": results,
-        "geometric_mean": {},
-        "warnings": [],
-    }
-
-
 def timed(model, prompt_length, args):
     prompt = bytes(torch.randint(VOCAB_SIZE, (prompt_length,)).tolist())
 
@@ -106,6 +62,8 @@ def timed(model, prompt_length, args):
     rates = {n: quartiles([args.length / seconds for seconds in x]) for n, x in samples.items()}
     pairs = zip(samples["torch"], samples["qkv"], strict=True)
     return {
+        "name": f"prompt of {prompt_length}",
+        "dtype": "float32",
         "model": f"{args.layers} layers, {args.heads} heads of {args.head_dim}",
         "prompt": prompt_length,
         "length": args.length,
@@ -135,6 +93,10 @@ def tables(run):
 
     return [("", [row(result) for result in run["results"]])]
 
+
+main = Program(
+    "generation", DESCRIPTION, add_arguments, prepare, tables, "prompt", "generation"
+).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,8 @@
 """The tables of each suite, and what is said below them: of promises, and of ways of torch's that
 took no part."""
 
+import re
+
 from qkv.bench import machine
 
 from .entry import PLAIN_PASS
@@ -53,10 +55,17 @@ def markdown(run, tables):
             }
             for row in rows
         ]
-        parts += [caption, tabulated(shown, "pipe", LEFT)]
+        parts += [caption, narrow(tabulated(shown, "pipe", LEFT))]
     parts += [f"Note: {note}" for note in notes(run)]
     parts += [f"Warning: {warning}" for warning in run["warnings"]]
     return "\n\n".join(filter(None, parts))
+
+
+def narrow(table):
+    """Without what pads its cells."""
+    titles, rule, *rows = (re.sub(r" *\| *", " | ", x).strip() for x in table.splitlines())
+    rule = re.sub(":?-+(:?)", lambda dashes: f"--{dashes[1] or '-'}", rule)
+    return "\n".join([titles, rule, *rows])
 
 
 def in_bold(x):

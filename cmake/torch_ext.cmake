@@ -20,10 +20,6 @@ if(NOT QKV_TORCHES)
 else()
   set(torches ${QKV_TORCHES})
 endif()
-if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  message(FATAL_ERROR "libqkv.so must share torch's OpenMP runtime, libgomp: build it with g++ "
-    "(CXX=g++), not ${CMAKE_CXX_COMPILER_ID}")
-endif()
 
 # An editable install, or one whose torch is in another site-packages, finds torch where it was at
 # build time. That means nothing on the machine of someone who gets a wheel.

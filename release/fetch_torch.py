@@ -1,6 +1,7 @@
 """Prints the folder of a torch to build against: headers and the libraries that are linked.
 
     python release/fetch_torch.py 2.15.0                                       for this machine
+    python release/fetch_torch.py 2.15                                         the newest of them
     python release/fetch_torch.py 2.15.0 --platform manylinux_2_28_aarch64     for another
 
 It is the torch of this environment, if that has the version. Else torch's wheel is fetched from the
@@ -29,11 +30,13 @@ def of_this_environment(version):
         found = importlib.metadata.version("torch").split("+")[0]
     except importlib.metadata.PackageNotFoundError:
         return None
-    return Path(sysconfig.get_path("platlib")) / "torch" if found == version else None
+    fits = f"{found}.".startswith(f"{version}.")
+    return Path(sysconfig.get_path("platlib")) / "torch" if fits else None
 
 
 def download(version, platform, folder):
     """Fetches the wheel of torch `version` into `folder`, and returns its path."""
+    version += ".*" if version.count(".") == 1 else ""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--python-version", SOME_PYTHON]
     command += ["--platform", platform] if platform else []

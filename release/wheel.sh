@@ -16,6 +16,7 @@ another=()
 if [ "$arch" != "$here" ]; then
   another=(--platform "manylinux_2_28_$arch")
   export CMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch-linux-gnu.cmake
+  export CXX=$arch-linux-gnu-g++ # which preflight.py looks at, and the toolchain takes
   export _PYTHON_HOST_PLATFORM=linux-$arch # which platform Python takes itself to be built for
 fi
 

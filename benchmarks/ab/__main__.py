@@ -15,6 +15,7 @@ from ..command import choose_entries, expect_modules
 from ..confined import environment_for
 from ..grid import GRID
 from ..options import SPELLING, parse
+from ..processes import Failed
 from ..suites import named
 from . import builds, report, turns
 
@@ -60,7 +61,7 @@ def main(argv=None):
         packages["then"] = builds.build_then(commits["then"])
         environment = environment_for(args.isa) if args.isa else {}
         found = turns.run(packages, entries, args, environment)
-    except (turns.Failed, subprocess.CalledProcessError) as error:
+    except (Failed, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 1
     print(report.text(commits, *found, args.rounds))

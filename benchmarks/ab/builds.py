@@ -9,7 +9,7 @@ import tarfile
 
 import torch
 
-from .turns import ROOT
+from ..processes import ROOT
 
 BUILDS = ROOT / "build" / "against"
 TORCH = "torch-" + ".".join(torch.__version__.split(".")[:2])

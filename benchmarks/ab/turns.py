@@ -2,54 +2,12 @@
 difference of its own. Within a round they take turns, call by call."""
 
 import contextlib
-import json
 import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from ..processes import Process
+
 TURNS = ("then", "now", "now", "then"), ("now", "then", "then", "now")  # drifts hit both alike
-
-
-class Failed(Exception):
-    """Why there is nothing to compare: a wrong answer, a call that a build has not."""
-
-
-class Process:
-    """name: of the build, for errors; package: the folder that holds its Python package."""
-
-    def __init__(self, name, package, environment):
-        self.name = name
-        env = {k: v for k, v in os.environ.items() if k != "QKV_LIBRARY"} | environment
-        env["PYTHONPATH"] = os.pathsep.join([str(package), env.get("PYTHONPATH", "")])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ab.worker"], cwd=ROOT, text=True,
-            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-
-    def ask(self, *request):
-        """A method of Worker and its arguments; returns its result. Raises Failed."""
-        self.send(*request)
-        return self.reply()
-
-    def send(self, *request):
-        with contextlib.suppress(BrokenPipeError):  # reply() says that it has ended
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-
-    def reply(self):
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise Failed(f"{self.name}: its process ended with status {self._process.wait()}")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise Failed(f"{self.name}: {reply['error']}")
-        return reply["result"]
-
-    def end(self):
-        self._process.kill()
-        self._process.communicate()
 
 
 @contextlib.contextmanager
@@ -58,7 +16,9 @@ def processes(packages, environment):
     with contextlib.ExitStack() as stack:
         found = {}
         for name, package in packages.items():
-            found[name] = Process(name, package, environment)
+            env = {k: v for k, v in os.environ.items() if k != "QKV_LIBRARY"} | environment
+            env["PYTHONPATH"] = os.pathsep.join([str(package), env.get("PYTHONPATH", "")])
+            found[name] = Process(name, ["benchmarks.ab.worker"], env)
             stack.callback(found[name].end)
         yield found
 

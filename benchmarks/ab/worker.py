@@ -1,11 +1,7 @@
-"""The process of one build: prepares, checks and times what the other end of its pipes asks for, a
-line of JSON each, and sleeps while the other build has its turn."""
+"""The process of one build: prepares, checks and times what the other end of its pipes asks
+for."""
 
-import json
-import os
 import statistics
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +18,9 @@ from qkv.bench.measure import measure  # noqa: E402
 from ..case import Case  # noqa: E402
 from ..check import WrongAnswer, check  # noqa: E402
 from ..options import parse  # noqa: E402
+from ..processes import Failed, serve  # noqa: E402
 
 del qkv.__path__[0]
-
-# OpenMP's threads spin for some milliseconds after their work, before they sleep: none of them does
-# so any more when the other build begins.
-PAUSE_SECONDS = 0.05
 
 
 class Worker:
@@ -50,7 +43,10 @@ class Worker:
         return ["forward", "backward"] if self._case.leaves else ["forward"]
 
     def check(self):
-        check(self._case)
+        try:
+            check(self._case)
+        except WrongAnswer as error:
+            raise Failed(f"refused to time a wrong answer: {error}") from None
 
     def time(self, direction, seconds):
         """Seconds of a call: the median of a turn of so many seconds."""
@@ -60,21 +56,5 @@ class Worker:
         return statistics.median(found["samples_s"]["qkv"])
 
 
-def main():
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else is printed is no reply
-    worker = Worker()
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        try:
-            reply = {"result": getattr(worker, name)(*arguments)}
-        except WrongAnswer as error:
-            reply = {"error": f"refused to time a wrong answer: {error}"}
-        except Exception as error:  # such as an option that this build has not
-            reply = {"error": f"{name} {' '.join(map(str, arguments))}: {error!r}"}
-        time.sleep(PAUSE_SECONDS)
-        print(json.dumps(reply), file=replies, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Worker())

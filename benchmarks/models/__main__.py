@@ -2,21 +2,16 @@
 
 import copy
 import sys
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import qkv.integrations.transformers
-from qkv.bench import machine, threads
-from qkv.bench.command import add_timing, new_parser
+from qkv.bench import machine
 from qkv.bench.measure import measure, quartiles
 
-from .. import compare, report, table
-from ..arguments import add_saved, expect_default
-from ..check import WrongAnswer
-from ..command import expect_folder, expect_modules, show
-from ..tables import markdown, text
+from .. import table
+from ..program import Program
 from .answers import answers, check
 from .parts import ATTENTION, PARTS, shares
 from .steps import MODELS, make_step
@@ -34,39 +29,15 @@ LITTLE = 1.1
 PATIENCE_SECONDS = 30  # for which a slow step is repeated
 
 
-def main(argv=None):
-    """Returns the exit status: 0, or 1 where a model was wrong. Bad arguments exit with 2."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    try:
-        if args.saved:
-            measuring = ("models", "dtype", "threads", "seconds", "repeats", "json")
-            expect_default(parser, args, measuring)
-        expect_folder("--json", args.json)
-        expect_modules("tabulate", "tqdm", *([] if args.saved else ["transformers"]))
-        run = compare.read(args.saved, {"models"}, "--from") if args.saved else None
-        names = chosen(args.models)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    try:
-        run = run or run_models(names, args)
-    except WrongAnswer as error:
-        print(f"refused to time another model: {error}", file=sys.stderr)
-        return 1
-    show(run, tables(run), None, args, markdown if args.markdown else text)
-    return 0
-
-
-def make_parser():
-    parser = new_parser("benchmarks.models", DESCRIPTION)
+def add_arguments(parser):
     parser.add_argument("--models", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--dtype", choices=DTYPES, help="default: both")
-    add_timing(parser, "step")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    add_saved(parser)
-    return parser
+
+
+def prepare(args):
+    names = chosen(args.models)
+    dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
+    return dtypes, lambda: run_models(names, dtypes, args)
 
 
 def chosen(names):
@@ -77,26 +48,13 @@ def chosen(names):
     return found
 
 
-def run_models(names, args):
-    """As report.py describes a run, as far as it applies. Raises WrongAnswer."""
+def run_models(names, dtypes, args):
+    """The results. Raises WrongAnswer."""
     from tqdm import tqdm  # which only a run needs
 
     qkv.integrations.transformers.register()
-    dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
-    described = {"placement": threads.warning()} | machine.describe(dtypes)
-    before = machine.rates(torch.float32)
-    results = []
-    for name in tqdm(names, unit="model"):
-        results += of_model(name, MODELS[name], dtypes, args)
-    run = {
-        "suite": "models",
-        "machine": described,
-        "peak": report.best(before, machine.rates(torch.float32)),
-        "directions": ["time"],
-        "results": results,
-        "geometric_mean": {},
-    }
-    return run | {"warnings": report.warnings(run)}
+    bar = tqdm(names, unit="model")
+    return [result for name in bar for result in of_model(name, MODELS[name], dtypes, args)]
 
 
 def of_model(name, about, dtypes, args):
@@ -161,6 +119,10 @@ def row(result):
         f"our\n{ATTENTION}": f"{result['parts']['qkv'][ATTENTION]:.0%}",
     }
 
+
+main = Program(
+    "models", DESCRIPTION, add_arguments, prepare, tables, "step", needs=("transformers",)
+).main
 
 if __name__ == "__main__":
     sys.exit(main())

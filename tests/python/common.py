@@ -174,6 +174,15 @@ def attempt(*command, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
+def fake_torch(folder, minor):
+    """A folder that has as much of a torch as says its version."""
+    header = folder / "include" / "torch" / "headeronly" / "version.h"
+    header.parent.mkdir(parents=True)
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), [*minor.split("."), "1"], strict=True)
+    header.write_text("".join(f"#define TORCH_VERSION_{name} {n}\n" for name, n in numbers))
+    return folder
+
+
 def assert_example_runs(thing):
     """The example in the docstring of a function or a class gives what it says."""
     names = {"torch": torch, "qkv": qkv}

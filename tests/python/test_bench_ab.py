@@ -9,6 +9,7 @@ import pytest
 from bench_runs import tables_of
 
 import qkv
+from benchmarks import processes
 from benchmarks.ab import __main__ as ab
 from benchmarks.ab import builds, report, turns
 
@@ -85,13 +86,13 @@ def test_the_table_has_ratios_and_marks_those_that_are_sure(now, mark):
 
 def test_two_processes_take_turns(monkeypatch):
     """Each call is prepared and checked on both sides before it is timed."""
-    asked, send = [], turns.Process.send
+    asked, send = [], processes.Process.send
 
     def sent(self, *request):
         asked.append((request[0], self.name))
         send(self, *request)
 
-    monkeypatch.setattr(turns.Process, "send", sent)
+    monkeypatch.setattr(processes.Process, "send", sent)
     entries = [ab.parse("1x2x8x8x4c"), ab.parse("cache:1x2x1x8x4")]
     packages = {"then": INSTALLED, "now": INSTALLED}
     args = SimpleNamespace(rounds=1, dtype="float32", threads=1, seconds=1e-3)
@@ -111,15 +112,13 @@ def test_two_processes_take_turns(monkeypatch):
 
 def test_what_a_build_cannot_do_is_named():
     """Both an error and the end of its process name the build."""
-    process = turns.Process("then", INSTALLED, {})
-    try:
-        with pytest.raises(turns.Failed, match="then: prepare flash:1x2 float32: ValueError"):
+    with turns.processes({"then": INSTALLED}, {}) as one:
+        process = one["then"]
+        with pytest.raises(processes.Failed, match="then: prepare flash:1x2 float32: ValueError"):
             process.ask("prepare", "flash:1x2", "float32")
         process._process.kill()
-        with pytest.raises(turns.Failed, match="then: its process ended with status -9"):
+        with pytest.raises(processes.Failed, match="then: its process ended with status -9"):
             process.reply()
-    finally:
-        process.end()
 
 
 # The package that is there, but that its attention is off.

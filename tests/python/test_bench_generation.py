@@ -45,7 +45,7 @@ def test_every_layer_has_a_say_in_the_tokens(capsys, monkeypatch):
 
     monkeypatch.setattr(TorchCache, "_append_and_attend", forgetful)
     assert generation.main([*SMALL, "--prompts", "9"]) == 1
-    assert "refused to time another text: after " in capsys.readouterr().err
+    assert "refused to time a wrong answer: after " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

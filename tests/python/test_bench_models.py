@@ -108,7 +108,7 @@ def test_another_model_is_not_timed(small, capsys, monkeypatch, wrong, name, dty
     monkeypatch.setattr(models.qkv.integrations.transformers, "register", registered)
     monkeypatch.setattr(models, "measure", lambda *_: pytest.fail("timed another model"))
     assert models.main(["--models", name, "--dtype", dtype]) == 1
-    assert re.search(f"refused to time another model: {message}", capsys.readouterr().err)
+    assert re.search(f"refused to time a wrong answer: {message}", capsys.readouterr().err)
 
 
 def test_a_token_is_the_last_of_the_whole_text(small):

@@ -2,39 +2,20 @@
 
 import contextlib
 import io
-import json
 import re
 
 import pytest
-from bench_runs import ROOT
 from test_docs import tables
 
 from benchmarks import __main__ as bench
-from benchmarks import generation
-from benchmarks.models import __main__ as models
-from benchmarks.suites import SUITES
-from benchmarks.tables import markdown
-
-PAGE = ROOT / "docs" / "benchmarks.md"
-RESULTS = ROOT / "benchmarks" / "results"
-NAME = r"`benchmarks/results/([\w.-]+\.json)`"
-RENDER = {suite.name: suite.tables for suite in SUITES.values()}
-RENDER |= {"generation": generation.tables, "models": models.tables}
-
-
-def rendered(path):
-    """[(titles, rows)] of the tables of a run."""
-    run = json.loads(path.read_text())
-    return list(tables(markdown(run, RENDER[run["suite"]](run)) + "\n"))
+from benchmarks import publish
 
 
 def named(page):
-    """Yields (names of files, (titles, rows)) of each table of the page: what is named between it
-    and the table or heading above it."""
-    parts = re.split(r"((?:^\|.*\|\n)+)", page, flags=re.M)
-    for above, found in zip(parts[::2], parts[1::2], strict=False):
-        paragraphs = re.split(r"^#.*", above, flags=re.M)[-1]
-        yield re.findall(NAME, paragraphs), next(tables(found))
+    """Yields (names of files, (titles, rows)) of each table of the page."""
+    found = publish.parts(page)
+    for above, table in zip(found[::2], found[1::2], strict=False):
+        yield publish.named(above), next(tables(table))
 
 
 def is_of(shown, whole):
@@ -54,21 +35,29 @@ def wrong(page, folder):
     for names, shown in named(page):
         if missing := [name for name in names if not (folder / name).exists()]:
             yield f"there is no {', '.join(missing)}"
-        elif names and not any(is_of(shown, x) for name in names for x in rendered(folder / name)):
+        elif names and not any(
+            is_of(shown, next(tables(x))) for n in names for x in publish.rendered(folder / n)
+        ):
             yield f"{', '.join(names)}: another table than below {shown[0]}"
 
 
-def test_published_tables_have_the_figures_of_their_runs():
-    for page in PAGE.parent.glob("*.md"):
-        assert list(wrong(page.read_text(), RESULTS)) == [], page.name
+@pytest.mark.parametrize("page", publish.PAGES, ids=lambda page: page.name)
+def test_published_tables_have_the_figures_of_their_runs(page):
+    assert list(wrong(page.read_text(), publish.RESULTS)) == []
+
+
+def test_a_page_is_as_its_run_is_printed_into_it():
+    page = publish.PAGES[1].read_text()
+    assert publish.published(page, publish.RESULTS / "peers-zen4.json") == page
 
 
 def test_every_run_is_published_and_described():
-    """The page names it, and the README beside it says when, where and how it was measured."""
-    described = (RESULTS / "README.md").read_text()
-    for path in RESULTS.glob("*.json"):
+    """A page names it, and the README beside it says when, where and how it was measured."""
+    described = (publish.RESULTS / "README.md").read_text()
+    pages = "".join(page.read_text() for page in publish.PAGES)
+    for path in publish.RESULTS.glob("*.json"):
         if not path.name.startswith("models-"):  # docs/models.md is all of it
-            assert re.search(re.escape(f"`benchmarks/results/{path.name}`"), PAGE.read_text())
+            assert re.search(re.escape(f"`benchmarks/results/{path.name}`"), pages)
         row = re.search(rf"^\| `{re.escape(path.name)}` \|(.*)$", described, re.M)
         assert row and re.search(r"\| *\d{4}-\d\d-\d\d *\|.*`python -m ", f"|{row[1]}"), path.name
 
@@ -97,6 +86,18 @@ def test_a_page_that_is_printed_from_the_run_is_right(published):
     both = page.replace("One query a head", "`benchmarks/results/run.json`. One query a head")
     assert [names for names, _ in named(both)] == [["run.json"]] * 2
     assert list(wrong(both, folder)) == []
+
+
+@pytest.mark.long
+def test_a_run_is_printed_into_its_page_again(published):
+    folder, page = published
+    page = page.replace("One query a head", "`benchmarks/results/run.json`. One query a head")
+    changed = re.sub(r"\*\*(\d)", r"**9\1", page) + "\n| a |\n|---|\n| **1** |\n"
+    assert publish.published(changed, folder / "run.json").startswith(page)
+    first = page.partition("One query a head")[0]
+    assert publish.published(first, folder / "run.json") == first
+    with pytest.raises(ValueError, match="run.json has no table [|] shapes"):
+        publish.published(page.replace("| shape ", "| shapes "), folder / "run.json")
 
 
 @pytest.mark.long

@@ -113,19 +113,21 @@ def test_named_files_exist():
 
 
 @pytest.mark.skipif(not (ROOT / "csrc").exists(), reason="no sources here")
-@pytest.mark.parametrize("source", ["", '[project.urls]\nSource = "https://example.org/qkv"\n'])
-def test_links_of_the_description_for_pypi(source, tmp_path, monkeypatch):
+@pytest.mark.parametrize("repository", ["", "https://example.org/qkv"])
+def test_links_of_the_description_for_pypi(repository, tmp_path, monkeypatch):
     """They are absolute where pyproject.toml names the repository, and none where it does not."""
     setuptools = pytest.importorskip("setuptools")
     (tmp_path / "torch_ext/qkv").mkdir(parents=True)
     for name in ("setup.py", "README.md", "torch_ext/qkv/version.py"):
         shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + source)
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    named = re.sub('^repository = ".*"', f'repository = "{repository}"', pyproject, flags=re.M)
+    (tmp_path / "pyproject.toml").write_text(named)
     said = {}
     monkeypatch.setattr(setuptools, "setup", said.update)
     runpy.run_path(str(tmp_path / "setup.py"))
     links = re.findall(r"\]\((.*?)\)", said["long_description"])
-    assert bool(links) == bool(source)
+    assert bool(links) == bool(said["project_urls"]) == bool(repository)
     assert all(re.match("https://example.org/qkv/blob/v[0-9.]+/[a-zC]", link) for link in links)
     assert "docs/install.md" in said["long_description"]
 
@@ -134,7 +136,11 @@ def test_links_of_the_description_for_pypi(source, tmp_path, monkeypatch):
 def test_messages_of_the_page_are_those_of_the_sources():
     """Of each message in docs/faster.md, what stands between two names or numbers is found."""
     files = [f for room in ("csrc", "torch_ext") for f in (ROOT / room).rglob("*.*")]
-    files = [f for f in [*files, ROOT / "setup.py"] if f.suffix in (".cpp", ".h", ".py")]
+    files = [
+        f
+        for f in [*files, ROOT / "setup.py", ROOT / "preflight.py"]
+        if f.suffix in (".cpp", ".h", ".py")
+    ]
     strings = re.sub(r'"\s*,?\n?\s*f?"', "", "\n".join(f.read_text() for f in files))
     page = (ROOT / "docs/faster.md").read_text().partition("\n## Error messages\n")[2]
     messages = re.findall("^[|] `(.*?)`", page, re.M)

@@ -17,8 +17,9 @@ from collections import defaultdict
 from functools import cache
 
 import pytest
-from test_bench_results import NAME, RESULTS, ROOT, rendered
 from test_docs import tables
+
+from benchmarks.publish import NAME, RESULTS, ROOT, rendered
 
 try:
     import tomllib
@@ -112,7 +113,7 @@ def digest(numbers):
 def every_table(name):
     """Of a raw run, or of a place of a page."""
     if name.endswith(".json"):
-        return rendered(RESULTS / name)
+        return [next(tables(table)) for table in rendered(RESULTS / name)]
     page, _, anchor = name.partition("#")
     return list(tables(dict(sections((DOCS / page).read_text()))[anchor]))
 

@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
 GATE = Path(__file__).resolve().parents[1] / "gate"
 
 
@@ -91,3 +96,10 @@ def test_a_commit_draws_one_of_twelve_slices(gate, capsys):
         drawn.add(part.command)
     assert len(drawn) == 12
     assert "once more: python tests/gate commit 0000000b" in capsys.readouterr().out
+
+
+def test_each_defect_can_be_put_back():
+    """A change of the line that a mutant changes has to change the mutant as well."""
+    for mutant in tomllib.loads((GATE.parent / "mutants" / "defects.toml").read_text())["mutant"]:
+        source = (GATE.parents[1] / mutant["file"]).read_text()
+        assert source.count(mutant["old"]) == 1, mutant["name"]

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import attempt, run_python
+from common import attempt, fake_torch, run_python
 from packaging.requirements import Requirement
 
 import qkv
@@ -180,6 +179,17 @@ def test_metadata():
         assert built or not needed.specifier.contains(f"{minor}.1")
 
 
+@pytest.mark.skipif(not (ROOT / ".github").exists(), reason="no workflows here")
+@pytest.mark.parametrize("workflow", ["tests", "release"])
+def test_workflows_try_each_python_and_torch(workflow):
+    """Those of the classifiers, and those of TORCH_VERSIONS."""
+    text = (ROOT / ".github" / "workflows" / f"{workflow}.yml").read_text()
+    pythons, torches = (re.search(rf"{x}: \[(.*)\]", text)[1] for x in ("python", "torch"))
+    classified = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert re.findall(r'"(.*?)"', pythons) == classified
+    assert [x.rpartition(".")[0] for x in torches.split(", ")] == [*qkv.version.TORCH_VERSIONS]
+
+
 def test_public_names():
     for name in qkv.__all__:
         assert hasattr(qkv, name)
@@ -223,15 +233,6 @@ def configure(folder, commands, *options):
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-def fake_torch(folder, minor):
-    """A folder that has as much of a torch as says its version."""
-    header = folder / "include" / "torch" / "headeronly" / "version.h"
-    header.parent.mkdir(parents=True)
-    numbers = zip(("MAJOR", "MINOR", "PATCH"), [*minor.split("."), "1"], strict=True)
-    header.write_text("".join(f"#define TORCH_VERSION_{name} {n}\n" for name, n in numbers))
-    return folder
-
-
 @pytest.mark.skipif(
     torch.version.cuda is not None, reason="find_package(Torch) needs CUDA's toolkit"
 )
@@ -254,29 +255,3 @@ def test_cmake_refuses_a_torch_that_does_not_fit(tmp_path):
     assert status != 0
     assert re.search(f"built for torch [0-9., ]*{MINOR}[0-9., ]*, and torch 2.9.1 was", said)
     assert f"found in {other}" in said
-
-
-def setup_py(torches):
-    """The output of setup.py for these torches, and its status."""
-    env = {"QKV_TORCHES": os.pathsep.join(map(str, torches))}
-    done = attempt(sys.executable, "setup.py", "--version", cwd=ROOT, env=env)
-    return done.returncode, done.stdout + done.stderr
-
-
-@needs_sources
-def test_setup_refuses_a_torch_it_does_not_know(tmp_path):
-    other = fake_torch(tmp_path / "other", "2.9")
-    status, said = setup_py([other])
-    assert status != 0
-    assert f"is written for torch 2.13, 2.14, 2.15, and {other} is torch 2.9" in said
-    status, said = setup_py([tmp_path])
-    assert status != 0
-    assert f"{tmp_path} is no torch that has C++ headers" in said
-
-
-@needs_sources
-def test_setup_refuses_two_of_one_minor_version(tmp_path):
-    one, two = (fake_torch(tmp_path / name, MINOR) for name in ("one", "two"))
-    status, said = setup_py([one, two])
-    assert status != 0
-    assert f"{one} and {two} are both torch {MINOR}: name one" in said

@@ -34,6 +34,13 @@ class ProductUnit {
   ProductUnit(const ProductUnit&) = delete;
   ProductUnit& operator=(const ProductUnit&) = delete;
 
+  // Multiplies what the tiles happen to hold, every 64 vectors. On a Xeon of family 6, model 207,
+  // the unit falls asleep some 1000 cycles after a product, and the next one waits for 800: 32
+  // products and 160 exponentials, in turns, took 1720 cycles, with 192 exponentials 2680.
+  static QKV_INLINE void keep_awake(int64_t vectors) {
+    if (vectors % 64 == 0) Tiles::dot<0, 4, 6>();
+  }
+
  private:
   bool in_use_;
 };

@@ -19,6 +19,10 @@ constexpr int kProductRows = kMaxRows[1];
 // be: while an arena only counts, nothing is.
 struct ProductUnit {
   explicit ProductUnit(bool) {}
+
+  // Must be called in loops between products with the number of vectors that the loop has worked
+  // on, some ten instructions each.
+  static void keep_awake(int64_t) {}
 };
 
 }  // namespace qkv::QKV_ISA

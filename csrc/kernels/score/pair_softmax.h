@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/gemm/pairs.h"
+#include "kernels/operands/operand.h"
 #include "kernels/score/softmax.h"
 
 namespace qkv::QKV_ISA {
@@ -26,6 +27,7 @@ struct PairWeights {
   QKV_INLINE void add(float* scores, int64_t key, Vec<float> (&sums)[2][NV]) const {
     constexpr int W = kLanes<float>;
     constexpr uint32_t kOnes = 0x3f803f80;  // two bf16
+    ProductUnit::keep_awake(key * NV);
     Vec<float> weight[ROWS * NV];
     QKV_UNROLL
     for (int i = 0; i < ROWS * NV; ++i) weight[i] = load(scores + i * W) - base[i % NV];
