@@ -35,8 +35,12 @@ def problems(browser, width):
 def finds(browser, word):
     tab = browser.new_page(viewport={"width": 1400, "height": 800})
     tab.goto((SITE / "index.html").as_uri())
-    tab.fill(".md-search__input", word)
-    tab.wait_for_selector(".md-search-result__item a", state="attached", timeout=20_000)
+    for _ in range(30):  # what is typed before the index is read is not looked for
+        tab.fill(".md-search__input", "")
+        tab.type(".md-search__input", word)
+        tab.wait_for_timeout(1000)
+        if tab.query_selector(".md-search-result__item a"):
+            break
     return tab.inner_text(".md-search-result__list")
 
 
@@ -59,7 +63,7 @@ def main():
         if background(browser, "light") == background(browser, "dark"):
             found.append("it is as light in the dark")
         browser.close()
-    print("\n".join(found))
+    print(*found, sep="\n", end="\n" if found else "")
     return bool(found)
 
 
