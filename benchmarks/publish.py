@@ -38,14 +38,16 @@ def named(above):
 
 
 def published(page, path):
-    """The page with the tables of this run in place of those that it has of this file. Raises
-    ValueError where they are not as many."""
-    found, new = parts(page), rendered(path)
-    at = [i for i in range(1, len(found), 2) if named(found[i - 1]) == [path.name]]
-    if at and len(at) != len(new):
-        raise ValueError(f"{path.name} has {len(new)} tables, and a page {len(at)} of it")
-    for i, table in zip(at, new, strict=False):
-        found[i] = table
+    """The page with the tables of this run in place of those that it has of this file, which may be
+    some of them, in their order. Raises ValueError where the run has none with these titles."""
+    found, new = parts(page), iter(rendered(path))
+    for i in range(1, len(found), 2):
+        if named(found[i - 1]) == [path.name]:
+            titles = found[i].partition("\n")[0]
+            table = next((x for x in new if x.startswith(titles)), None)
+            if table is None:
+                raise ValueError(f"{path.name} has no table {titles}")
+            found[i] = table
     return "".join(found)
 
 

@@ -18,7 +18,7 @@
 //   sum grad_output * output' + sum grad_lse * lse'
 //
 // so this is the second derivative of attention in reverse mode, too, the backward pass of
-// attention_jvp, and forward mode of attention_backward. docs/derivatives.md has the formulas.
+// attention_jvp, and forward mode of attention_backward. docs/report.md has the formulas.
 #pragma once
 
 #include "attention.h"

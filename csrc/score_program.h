@@ -1,6 +1,6 @@
 // A function of one's own that scores go through: score_ij = f(softcap(scale * dot), b, h, i, j),
 // as a program that kernels interpret a tile at a time. A part of the public interface
-// (attention.h); docs/score-functions.md has the text of programs and what each instruction does.
+// (attention.h); docs/kernels.md has the text of programs and what each instruction does.
 #pragma once
 
 #include <cstdint>

@@ -25,4 +25,10 @@ holds 'a "|" in a table is still escaped' none '<code>[^<]*\\\|[^<]*</code>'
 holds 'a link is still called by a file' none '<a href="[^"]*\.html[^"]*">(docs/)?[a-z-]+\.md</a>'
 holds 'attention has lost its options' grep -q '<b><code>alibi_slopes</code></b>' "$site/reference/qkv.html"
 holds 'it cannot be searched from disk' test -s "$site/search/search_index.js" -a -s "$site/site/iframe-worker.js"
+holds 'it does not open as it should in a browser' python tests/site_in_browser.py
+if python -c 'import weasyprint' 2>/dev/null; then
+  holds 'the report makes no PDF' release/report.sh build/report.pdf
+else
+  echo 'No PDF was made of the report: WeasyPrint, or the Pango that it needs, is not there'
+fi
 exit "$failed"

@@ -95,7 +95,7 @@ def _checks(families: Families) -> str:
 
 
 def _by_why(found: Families, outcome: str) -> str:
-    if outcome == "right":
+    if outcome in ("right", "not built"):
         return _names(found)
     groups: dict[str, list[str]] = defaultdict(list)
     for name, x in found.items():
@@ -130,7 +130,7 @@ it was, with "eager" attention. This page is what it printed, on torch {torch} a
 results are in `benchmarks/results`, and each commit tries a part of the families again. A family is
 a model type of transformers, a module of timm that has attention, or a class of diffusers. Small
 models have few layers, heads and tokens: this is about numbers, and not about speed. Here qkv also
-takes attention that is [written out](adopt-transformers.md#attention-written-out) and so small that
+takes attention that is [written out](adopt.md#attention-written-out) and so small that
 it would stay as it is."""
 CHECKED = """Right is a family of which each of these holds that its models have at all: outputs,
 and each gradient by its own size, in float32; the weights that `output_attentions=True` returns; in
@@ -155,5 +155,6 @@ torch's function for a whole layer, weights included: neither shows its steps.""
     "wrong": 'Use "eager" for these.',
     "crashed": "Their process ended, with qkv or before it came to that.",
     "not done": "What is small by its config took too long, with qkv or before it came to that.",
-    "not built": "Nothing is known of these: no small config was found, or no call.",
+    "not built": """Nothing is known of these: no small config was found, or no call. Why stands
+in the raw results.""",
 }

@@ -2,7 +2,7 @@
 // operations on numbers. An instruction's operands are the results of earlier ones, which are known
 // by their places in the list.
 //
-// Docs: docs/score-functions.md has the text of programs, and how an instruction is added.
+// Docs: docs/kernels.md has the text of programs, and how an instruction is added.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The formulas of docs/derivatives.md, as they stand there, against torch's autograd."""
+"""The formulas of docs/report.md, as they stand there, against torch's autograd."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ DROPOUT_P, SEED = 0.3, 11
 
 
 class Formulas:
-    """docs/derivatives.md in float64. Inputs, directions and gradients are dictionaries of tensors
+    """docs/report.md in float64. Inputs, directions and gradients are dictionaries of tensors
     by the names of `qkv.attention`'s arguments; every tensor has the shape that it would be
     broadcast to, but slopes and sinks, which are [H]."""
 

@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import json
 import re
 import runpy
 import shutil
@@ -17,15 +16,14 @@ from benchmarks.suites import SUITES
 from benchmarks.tables import label
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks/results"
 EVERY_PAGE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [str(p.relative_to(ROOT)) for p in EVERY_PAGE if "```python" in p.read_text()]
 
 
 # The packages that the examples of a page are about.
 NEEDS = {
-    "docs/adopt-transformers.md": ["transformers"],
-    "docs/onnx.md": ["onnxscript", "onnxruntime"],
+    "docs/adopt.md": ["transformers"],
+    "docs/cpp.md": ["onnxscript", "onnxruntime"],
 }
 
 
@@ -44,69 +42,6 @@ def test_examples_run(page):
 
 def test_pages_are_found():
     assert {"README.md", "docs/options.md"} <= {*PAGES}
-
-
-# Where docs/benchmarks.md has the figures of each cell of README's table: the section, the row, and
-# which of the figures in bold that rows of this name have in this section.
-AMX, MEAN = "Where the CPU has AMX", "geometric mean"
-FIGURES = [
-    [("In float32", MEAN, 0, 1), ("In float32", MEAN, 4, 5), (AMX, MEAN, 0, 1)],
-    [("In half precision", MEAN, 0, 1), ("In half precision", MEAN, 4, 5), (AMX, MEAN, 2, 3)],
-    [("With options", "dropout", n) for n in (0, 2, 4)],
-    [("Decoding", "decode", 0, 1), ("Decoding", "decode", 3, 4), (AMX, "decode", 0, 2)],
-]  # fmt: skip
-
-
-def bold_figures(section, row):
-    page = (ROOT / "docs/benchmarks.md").read_text()
-    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    rows = re.findall(rf"^\| {row}(?:, .*?)? \|.*", text, re.M)
-    return re.findall(r"\*\*([\d.]+)~?\*\*", "\n".join(rows))
-
-
-def test_the_readme_has_the_figures_of_the_benchmarks():
-    """Each in the cell of its row and machine."""
-    readme = (ROOT / "README.md").read_text()
-    (table,) = [rows for titles, rows in tables(readme) if "Zen 5" in titles]
-    for row, places in zip(table, FIGURES, strict=True):
-        for cell, (section, name, *which) in zip(row[1:], places, strict=True):
-            found = bold_figures(section, name)
-            assert cell.split(", ") == [found[n] for n in which], f"{row[0]}: {section}, {name}"
-
-
-def test_the_readme_has_the_figures_of_whole_models():
-    """Training as the model's config has it, which is its first row, and a forward pass."""
-    page, readme = ((ROOT / name).read_text() for name in ("docs/benchmarks.md", "README.md"))
-    section = page.split("\n## Whole models\n")[1].split("\n## ")[0]
-    dtypes = [rows for titles, rows in tables(section) if titles[0] == "model"]
-    (shown,) = [rows for titles, rows in tables(readme) if titles[-1].startswith("bfloat16: ")]
-    for model, *cells in shown:
-        for cell, rows in zip(cells, dtypes, strict=True):
-            steps = [row for row in rows if row[0].split()[0] == re.split("[ ,]", model)[0]]
-            training, forward = steps[0], next(row for row in steps if row[2] == "forward")
-            assert training[2].startswith("training")
-            figures = [re.findall(r"[\d.]+", row[5])[0] for row in (training, forward)]
-            assert cell == ", ".join(figures), model
-
-
-def test_the_accuracy_page_counts_the_errors_of_the_raw_runs():
-    """In its table, by kinds of runs, and in the sentence above it, of all."""
-    page = (ROOT / "docs/accuracy.md").read_text()
-    every = []
-    (table,) = [rows for titles, rows in tables(page) if titles[0] == "raw runs of"]
-    for runs, *numbers in table:
-        files = [f for kind in re.findall("`(.*?)`", runs) for f in RESULTS.glob(kind)]
-        checks = [x["check"] for f in files for x in json.loads(f.read_text())["results"]]
-        found = [(e["error"], e["torch_error"]) for check in checks for e in check.values()]
-        every += found
-        larger = [sum(ours > factor * torchs for ours, torchs in found) for factor in (1, 1.15)]
-        at_most = max(ours / torchs for ours, torchs in found if torchs)
-        assert numbers == [*map(str, (len(found), *larger)), f"{at_most:.2f}"], runs
-    files = {*RESULTS.glob("*.json")} - {*RESULTS.glob("steps-*.json")}  # which are of models
-    assert sum(f.read_text().count('"torch_error"') for f in files) == len(every)
-    larger = [sum(ours > factor * torchs for ours, torchs in every) for factor in (1, 1.15)]
-    assert f"in {larger[0]} of the {len(every)} results" in page
-    assert f"in {larger[1]} of them by more than 15 %" in page
 
 
 def tables(text):

@@ -92,7 +92,7 @@ def test_forward_mode():
 
 
 def test_double_backward():
-    """Pass 1 of docs/derivatives.md is five products, pass 2 ten."""
+    """Pass 1 of docs/report.md is five products, pass 2 ten."""
     inputs = make()
     output = qkv.attention(*inputs)
     grads = torch.autograd.grad(output, inputs, torch.ones_like(output), create_graph=True)

@@ -173,14 +173,14 @@ def test_a_picture_shows_what_attention_sees(name):
     torch.testing.assert_close(drawn, (weights > 0).float().reshape(drawn.shape))
 
 
-# The table of ideas: docs/seeds.md
+# The table of ideas: docs/examples.md
 
 ROOT = Path(__file__).parents[2]
 
 
 def ideas():
     """The rows: idea, code, picture, test."""
-    lines = (ROOT / "docs/seeds.md").read_text().splitlines()
+    lines = (ROOT / "docs/examples.md").read_text().splitlines()
     rows = [line.strip("|").split(" | ") for line in lines if line.startswith("| ")]
     return [[cell.strip() for cell in row] for row in rows[1:]]
 

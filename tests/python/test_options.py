@@ -69,7 +69,7 @@ EXCEPTIONS = {
     (qkv.attention_weights, "reduce"): (REDUCE, None),
     (qkv.attention_with_weights, "reduce"): (REDUCE, None),
 }
-PAGE = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/compare.md").read_text()
 every_function = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 
 
@@ -117,7 +117,7 @@ def test_kinds_types_and_defaults_are_the_schemas(function):
         assert (parameter.annotation, parameter.default) == expected, argument.name
 
 
-# Names of one thing, ours first; docs/coming-from.md says whose the others are.
+# Names of one thing, ours first; docs/compare.md says whose the others are.
 CACHES = [qkv.attention_with_kvcache, qkv.latent_attention_with_kvcache]
 SPELLINGS = [
     ("scale", {"softmax_scale": CACHES}),

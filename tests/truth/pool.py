@@ -14,7 +14,7 @@ LEAST = 100  # ratios; with fewer, nothing is said
 # the mean of `n` logarithms is added: three times their standard deviation / sqrt(n).
 TIMES, CLIP = 1.5, 30.0
 # Torch's operators keep weight * (change of score - lse'), where ours subtracts lse' * output in
-# the end: of changes of scores in the millions, that leaves their rounding (docs/accuracy.md).
+# the end: of changes of scores in the millions, that leaves their rounding (docs/semantics.md).
 KNOWN = {("attention_jvp", "scores", "grad value")}
 
 

@@ -13,7 +13,7 @@ the size of one rounding, relative to the terms of the sum, not to the sum:
                   pass takes off, D = grad_output . output, is learned from the rounded output
     gradients of scores, where they become factors; with bfloat16 they are rounded to it
     weights       in derivatives they are made anew from the log-sum-exp, which is rounded: those of
-                  a row are all wrong by one factor (docs/accuracy.md)
+                  a row are all wrong by one factor (docs/semantics.md)
 """
 
 import math
@@ -92,7 +92,7 @@ class Nudge:
         return nudged.where(nudged.isfinite(), x)
 
 
-# In float32, the weights of these rows are divided by their sum (docs/accuracy.md): beyond this
+# In float32, the weights of these rows are divided by their sum (docs/semantics.md): beyond this
 # log-sum-exp, and with no more keys than this.
 LARGE_LSE, FEW_KEYS = 128, 11
 

@@ -43,7 +43,7 @@ def flex_attention(
 ) -> Any:
     """`torch.nn.attention.flex_attention.flex_attention` on a CPU, for training as well: attention
     whose scores go through a function of one's own. Nothing is compiled: `score_mod` is called
-    once, to see what it does. docs/score-functions.md says what it may do and what becomes of it.
+    once, to see what it does. docs/recipes.md says what it may do and what becomes of it.
 
     Args:
         query: `[B, H, L, D]`, float32, float64, bfloat16 or float16.

@@ -67,7 +67,7 @@ def _backward(call: Call) -> Products:
 
 
 # The last two make all their products, whatever is wanted of them: the double backward pass is the
-# two of docs/derivatives.md.
+# two of docs/report.md.
 FORMULAS: dict[str, Products | Callable[[Call], Products]] = {
     "attention_forward": (1, 1),
     "attention_backward": _backward,

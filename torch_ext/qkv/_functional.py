@@ -98,7 +98,8 @@ def attention(
             the head sees and whose value is 0. It counts in the lse, too.
         indices: the keys that something else, an indexer, has chosen for each query: int32 or int64
             `[..., L, k]`, or `[..., Hkv, L, k]` for each key head. All others are hidden. -1 names
-            no key; one that is named twice counts once.
+            no key; one that is named twice counts once. Time grows with k instead of S where S is
+            at least twice as large: docs/decoding.md.
         return_lse: also return the logarithm of each softmax's denominator, before dropout.
 
     Returns:

@@ -69,7 +69,7 @@ def latent_attention(
 
     There are two ways to the same result, up to rounding: *expanding* makes keys and values of all
     heads, and *absorbing* attends to the latents themselves, which pays where queries are few, as
-    in decoding. docs/latent-attention.md has both.
+    in decoding. docs/decoding.md has both.
 
     Args:
         query_nope: `[..., H, L, N]`, the part of the queries without rotation, with at least 3

@@ -37,7 +37,7 @@ def set_isa(name: str) -> None:
 
 def active_half_products() -> str:
     """What the factors of a matrix product are in bfloat16 and float16: "native", their own type
-    where the instruction set in use multiplies it, or "float32", widened first. docs/accuracy.md,
+    where the instruction set in use multiplies it, or "float32", widened first. docs/semantics.md,
     "Half precision", says what either costs. "native" is the default.
 
     Raises:

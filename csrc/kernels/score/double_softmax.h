@@ -1,4 +1,4 @@
-// The second derivative of the softmax (docs/derivatives.md, pass 2). Of one pair, with P its
+// The second derivative of the softmax (docs/report.md, pass 2). Of one pair, with P its
 // weight, g and g' what grad_output makes of its value and of its value's direction, and T the
 // change of its score:
 //

@@ -51,7 +51,7 @@ struct AttentionOptions {
   // sees and whose value is 0.
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
   // A function of your own that scores go through after softcap, as the text of a program
-  // (docs/score-functions.md). It reads the numbers of its tables from score_tables, [N], in the
+  // (docs/kernels.md). It reads the numbers of its tables from score_tables, [N], in the
   // dtype in which query is computed, which have a gradient, and from score_indices, [N], int32.
   TORCH_ARG(std::string, score_program) = "";
   TORCH_ARG(std::optional<at::Tensor>, score_tables) = std::nullopt;

@@ -5,7 +5,7 @@
 //   const Expression function = score() - slope[head()] * abs(query() - key());
 //   auto output = qkv::attention(query, key, value, function.in(AttentionOptions()));
 //
-// docs/score-functions.md has what each operation does.
+// docs/kernels.md has what each operation does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -88,7 +88,7 @@ class QKV_API Table {
   at::Tensor tensor_;
 };
 
-// The operation of this name, of docs/score-functions.md. Throws c10::TypeError for operands of
+// The operation of this name, of docs/kernels.md. Throws c10::TypeError for operands of
 // types that it does not take.
 QKV_API Expression operation(const char* name, std::vector<Expression> operands);
 

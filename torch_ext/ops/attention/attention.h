@@ -16,7 +16,7 @@ extern DefinedOperator weights_forward, with_weights_forward;
 Tensors attention_forward_cpu(const Call& call);
 Tensors attention_backward_cpu(const Call& call);
 Tensors attention_jvp_cpu(const Call& call);
-// The gradient of <tangents, what attention_backward returns> (docs/derivatives.md). output_tangent
+// The gradient of <tangents, what attention_backward returns> (docs/report.md). output_tangent
 // and logsumexp_tangent are what attention_forward_jvp returns for the same tangents; they are
 // computed where they are not given.
 Tensors attention_double_backward_cpu(const Call& call);

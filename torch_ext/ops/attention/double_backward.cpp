@@ -1,4 +1,4 @@
-// The derivatives of attention_backward and of attention_forward_jvp (docs/derivatives.md).
+// The derivatives of attention_backward and of attention_forward_jvp (docs/report.md).
 #include <ATen/ops/clone.h>
 #include <ATen/ops/zeros_like.h>
 

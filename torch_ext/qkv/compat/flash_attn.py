@@ -8,7 +8,7 @@ For code that others import flash_attn in, before it does so:
 
 Rows stand before heads here, `[B, L, H, D]`, and causal is bottom-right aligned. Dtypes, strides
 and derivatives are those of `qkv.attention`; `deterministic` and `num_splits` are accepted and
-change nothing. docs/coming-from.md says what is different."""
+change nothing. docs/compare.md says what is different."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ def translations() -> dict[OpOverload, Callable]:
     """What `torch.onnx.export` has to be told to write qkv's attention as ONNX's `Attention`.
 
     The exported model holds none of qkv's operators: any runtime with the standard operators of
-    opset 23 runs it. docs/onnx.md says what the table covers.
+    opset 23 runs it. docs/cpp.md says what the table covers.
 
     Returns:
         A table for `custom_translation_table`, which may be merged with another one.

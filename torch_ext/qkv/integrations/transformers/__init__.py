@@ -25,12 +25,12 @@ def register(*, kernels: bool = False) -> None:
     Every model whose attention goes through transformers' `AttentionInterface` then takes it, in
     `from_pretrained`, `from_config` or `set_attn_implementation`. Results are what they are with
     `"eager"`, but that a query that may see nothing gets 0. What is not on the CPU, or of a dtype
-    that qkv does not have, goes to transformers' own `sdpa`. docs/adopt-transformers.md says what
+    that qkv does not have, goes to transformers' own `sdpa`. docs/adopt.md says what
     becomes of models with attention of their own.
 
     Args:
         kernels: models that are given that attention afterwards also rotate query and key, and
-            compute their RMS norms, by `qkv.rotate`: docs/adopt-transformers.md says which.
+            compute their RMS norms, by `qkv.rotate`: docs/adopt.md says which.
 
     Raises:
         ImportError: transformers is missing, or older than this was written for.
