@@ -106,6 +106,7 @@ sdist: $(VENV)/ready-wheel
 	$(BIN)/python -m build --no-isolation --sdist .
 
 release: $(VENV)/ready-release
+	@.ci/packages pango
 	@PATH="$(CURDIR)/$(BIN):$$PATH" release/all.sh $(if $(filter file,$(origin TORCH)),,$(TORCH))
 
 lint: $(VENV)/ready-lint

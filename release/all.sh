@@ -21,6 +21,7 @@ twine check --strict dist/*
 check-wheel-contents dist/*.whl
 python release/sbom.py dist/*.whl
 python release/conda/render.py dist/*.tar.gz
+release/report.sh
 
 cd dist
 find . -type f -printf '%P\n' | sort | xargs sha256sum >../build/SHA256SUMS
