@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 
 file=${1:-dist/qkv-report.pdf}
 mkdir -p "$(dirname "$file")"
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+SOURCE_DATE_EPOCH=$(git -c safe.directory="$PWD" log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 # A link to another page leads nowhere in a PDF, so its words stay alone.
 {
