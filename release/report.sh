@@ -13,6 +13,6 @@ export SOURCE_DATE_EPOCH
 # A link to another page leads nowhere in a PDF, so its words stay alone.
 {
   echo '<meta charset="utf-8"><title>qkv: a report</title>'
-  sed -E 's/\[([^]]+)\]\([a-z-]+\.md(#[a-z-]*)?\)/\1/g' docs/report.md | python -m markdown -x tables
+  sed -E 's/\[([^]]+)\]\([a-z-]+\.md(#[a-z-]*)?\)/\1/g' docs/report.md | python -m markdown -x tables -x toc
 } | python -m weasyprint --quiet --stylesheet release/report.css - "$file"
 echo "$file"
