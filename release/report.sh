@@ -8,11 +8,11 @@ cd "$(dirname "$0")/.."
 
 file=${1:-dist/qkv-report.pdf}
 mkdir -p "$(dirname "$file")"
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+SOURCE_DATE_EPOCH=$(git -c safe.directory="$PWD" log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 # A link to another page leads nowhere in a PDF, so its words stay alone.
 {
   echo '<meta charset="utf-8"><title>qkv: a report</title>'
-  sed -E 's/\[([^]]+)\]\([a-z-]+\.md(#[a-z-]*)?\)/\1/g' docs/report.md | python -m markdown -x tables
+  sed -E 's/\[([^]]+)\]\([a-z-]+\.md(#[a-z-]*)?\)/\1/g' docs/report.md | python -m markdown -x tables -x toc
 } | python -m weasyprint --quiet --stylesheet release/report.css - "$file"
 echo "$file"

@@ -27,7 +27,7 @@ def filled_in(sdist):
     if not repository:
         print("pyproject.toml names no repository, and so the conda recipe none that exists")
     values = {
-        "VERSION": re.search(r"-([\d.]+)\.tar\.gz$", sdist.name)[1],
+        "VERSION": re.search(r"-([^-]+)\.tar\.gz$", sdist.name)[1],
         "SHA256": hashlib.sha256(sdist.read_bytes()).hexdigest(),
         "REPOSITORY": repository or "https://example.org/qkv",
     }

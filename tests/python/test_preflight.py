@@ -84,6 +84,12 @@ def test_no_compiler(broken, compiler, monkeypatch):
     assert f"needs g++ 12 or newer, and '{os.environ['CXX']}' is no compiler that works." in said
 
 
+def test_a_compiler_may_have_arguments(compiler, monkeypatch):
+    monkeypatch.setenv("CXX", f"{compiler('__GNUC__ 12')} -m64")
+    preflight.check_compiler()
+    assert run(".ci/packages", "compiler") == (0, "")
+
+
 @pytest.fixture
 def torches(monkeypatch):
     """A function that refuses to build for the torches in these folders, and returns why."""

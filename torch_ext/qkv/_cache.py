@@ -17,8 +17,8 @@ _HUGE_PAGE = 2 << 20
 def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
     """Zeros for a cache of keys or values, in huge pages where the system has them.
 
-    docs/decoding.md has what that gains. Where there are none, and where the cache is smaller than
-    one, it is as `torch.zeros` makes it. It cannot be resized.
+    docs/decoding.md has what huge pages gain. Where there are none, and where the cache is smaller
+    than one, it is as `torch.zeros` makes it. It cannot be resized.
 
     Args:
         shape: of the cache, say `[B, Hkv, S_max, D]`, or `[blocks, Hkv, block_size, D]` in

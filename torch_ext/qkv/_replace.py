@@ -109,7 +109,8 @@ class SdpaReport:
 def sdpa_report() -> SdpaReport:
     """What `replace_sdpa` took and what it left to torch, and why.
 
-    Counted are the calls since the first of the replacements that are active, or were last.
+    Counted are the calls since the first of the replacements that are active, or were last. A
+    function under `torch.compile` calls when it is compiled, and not when it runs.
 
     Example:
         >>> with qkv.replace_sdpa():

@@ -136,8 +136,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             attn_mask: `[L, S]` or `[B * H, L, S]`, unbatched `[H, L, S]`; bool (True hides) or
                 floating, float32 or query's dtype. The two masks may be of different kinds.
             average_attn_weights: return the mean of the weights over the heads.
-            is_causal: query i sees keys j <= i, also without attn_mask. That is then taken to be
-                this very mask with need_weights=False, and otherwise both apply.
+            is_causal: query i sees keys j <= i, also without attn_mask. An attn_mask beside it
+                is taken for this very mask with need_weights=False; otherwise both apply.
             attn_bias: floating, broadcastable to `[B, H, L, S]`, float32 or query's dtype: added to
                 the scores. For a learned bias `[H, L, S]` beside the masks.
             spans: as in `qkv.attention`, broadcastable to `[B, H, L, 2 n]`, beside the masks: what

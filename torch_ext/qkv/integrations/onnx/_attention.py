@@ -3,8 +3,8 @@
 Whatever the rank of query, key and value, they become `[N, H, L, D]`, with all leading dimensions
 but the heads in N. ONNX's `Attention` then computes what it can be relied on for. Where runtimes
 differ, or refuse, other nodes stand around it or in its place; docs/cpp.md says which for each
-argument and why. It does not say of onnxruntime that a mask that is broadcast along L or S, and a
-scale of 0 or less, are refused, and that there is no `Attention` for bfloat16 on CPUs.
+argument. Besides, onnxruntime refuses a mask that is broadcast along L or S and a scale of 0 or
+less, and has no `Attention` for bfloat16 on CPUs.
 """
 
 from typing import Any
