@@ -137,10 +137,18 @@ class IsaTest : public ::testing::TestWithParam<const char*> {
   };
   Seeds seeds(int quick, int all) const {
     if (!kQuick) return {0, all};
-    const std::vector<const char*> isas = tested_isas();
-    const auto own = std::find(isas.begin(), isas.end(), std::string(GetParam()));
-    const int begin = quick * int(own - isas.begin());
+    const int begin = quick * place();
     return {begin, begin + quick};
+  }
+  // Whether case `number` of a test is run: in the quick layer one in so many, others on each
+  // instruction set.
+  bool takes(int number, int one_in) const { return !kQuick || (number + place()) % one_in == 0; }
+
+ private:
+  // Of the instruction set among those that are tested.
+  int place() const {
+    const std::vector<const char*> isas = tested_isas();
+    return int(std::find(isas.begin(), isas.end(), std::string(GetParam())) - isas.begin());
   }
 };
 
