@@ -14,6 +14,7 @@ here=$(uname -m)
 arch=${ARCH:-$here}
 another=()
 if [ "$arch" != "$here" ]; then
+  .ci/packages "$arch-linux-gnu-g++"
   another=(--platform "manylinux_2_28_$arch")
   export CMAKE_TOOLCHAIN_FILE=$PWD/cmake/$arch-linux-gnu.cmake
   export CXX=$arch-linux-gnu-g++ # which preflight.py looks at, and the toolchain takes
