@@ -126,7 +126,7 @@ def tables(places, pairs, dtype=torch.float64):
 def rotated_calls(draw):
     call = draw(calls().filter(lambda call: "key" in call))
     most = int(call["cache_seqlens"].max()) if len(call["query"]) else 0
-    places = most + max(1, call["key"].size(2), call["query"].size(2))
+    places = most + max(call["key"].size(2), call["query"].size(2))
     pairs = draw(st.integers(0, call["query"].size(-1) // 2))
     dtype = draw(st.sampled_from([call["query"].dtype, torch.float32]))
     if call["query"].dtype == torch.float64:
@@ -191,6 +191,12 @@ class TestRotary:
         assert torch.equal(qkv.attention_with_kvcache(**call), qkv.attention_with_kvcache(**plain))
         for name in names:
             assert torch.equal(call[name], plain[name])
+
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_nothing_to_rotate_takes_tables_without_a_row(self, causal):
+        call = make(3, L=0, L_new=0, lengths=[0] * 3) | {"causal": causal, "window_size": None}
+        call |= dict(zip(("rotary_cos", "rotary_sin"), tables(0, 4), strict=True))
+        assert qkv.attention_with_kvcache(**call).shape == (3, 4, 0, 8)
 
     def test_default_is_flash_attentions(self):
         call = make(L=1) | dict(zip(("rotary_cos", "rotary_sin"), tables(20, 4), strict=True))

@@ -67,7 +67,8 @@ class RotatedCall {
     const at::Tensor &query = call[arg::query], &cos = call[arg::cos];
     const Window& window = call.options.window_size;
     const bool moves = call.options.causal || window.left >= 0 || window.right >= 0;
-    const int64_t last = std::max(rows.new_rows, moves ? query.size(2) : 1);
+    const int64_t last =
+        std::max(rows.new_rows, moves ? query.size(2) : std::min<int64_t>(query.size(2), 1));
     std::vector<int64_t> places, of_heads;  // of_heads: each place for all heads of its query
     for (int64_t b = 0; b < query.size(0); ++b) {
       places.push_back(rows.length(b));

@@ -109,6 +109,7 @@ at::Tensor rotated_from(const at::Tensor& x, const at::Tensor& cos, const at::Te
                         bool interleaved, c10::ArrayRef<int64_t> offsets) {
   const at::Tensor from = aligned(x), cosines = aligned(cos), sines = aligned(sin);
   const at::Tensor result = empty_gradient<int64_t>(from);
+  if (result.numel() == 0) return result;  // For which the tables need not have a row.
   Rotation r = rotation_of(from, cosines, sines);
   r.is_interleaved = interleaved;
   r.offsets = offsets.data();
