@@ -62,7 +62,10 @@ def check_compiler():
     try:
         said = subprocess.check_output(macros, stderr=subprocess.DEVNULL).decode()
     except (OSError, subprocess.CalledProcessError):
-        refuse(f"qkv needs g++ {OLDEST_GCC} or newer, and {command!r} is no compiler that works.")
+        refuse(
+            f"qkv needs g++ {OLDEST_GCC} or newer, and {command!r} is no compiler that "
+            "works. CXX=g++ takes another one."
+        )
     if "__clang__" in said or "__GNUC__" not in said:
         refuse(
             f"qkv shares torch's OpenMP runtime, libgomp, and {command!r} is not g++: build it "

@@ -20,6 +20,9 @@ if(NOT QKV_TORCHES)
 else()
   set(torches ${QKV_TORCHES})
 endif()
+if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # make and pip have asked preflight.py
+  message(FATAL_ERROR "qkv shares torch's OpenMP runtime, libgomp, and ${CMAKE_CXX_COMPILER} is not g++")
+endif()
 
 # An editable install, or one whose torch is in another site-packages, finds torch where it was at
 # build time. That means nothing on the machine of someone who gets a wheel.
@@ -60,8 +63,10 @@ function(qkv_add_operators target folder)
     PRIVATE ${PROJECT_SOURCE_DIR}/torch_ext)
   target_link_libraries(${target}
     PUBLIC $<BUILD_INTERFACE:${torch}> $<INSTALL_INTERFACE:qkv::torch> PRIVATE qkv_core)
-  # torch's headers, and what is instantiated of them in every file, are most of the build's time.
-  target_precompile_headers(${target} PRIVATE <torch/library.h>)
+  # torch's headers, and what is instantiated of them in every file, are most of the build's time. A
+  # dozen files get all of ATen through other headers, whatever they include themselves.
+  target_precompile_headers(${target} PRIVATE
+    <ATen/ATen.h> <torch/csrc/autograd/function.h> <torch/library.h>)
 
   # A program may call nothing of qkv and yet need it: it runs a model of TorchScript or AOTInductor
   # that names the operators. So the linker keeps the library, though --as-needed, which is the

@@ -82,6 +82,11 @@ def test_no_compiler(broken, compiler, monkeypatch):
         monkeypatch.setenv("CXX", "no-such-c++ -m64")
     said = refused(preflight.check_compiler)
     assert f"needs g++ 12 or newer, and '{os.environ['CXX']}' is no compiler that works." in said
+    if not broken:
+        assert run(".ci/packages", "compiler") == (
+            0,
+            "",
+        )  # which cannot mend it
 
 
 def test_a_compiler_may_have_arguments(compiler, monkeypatch):
