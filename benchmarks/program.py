@@ -17,6 +17,16 @@ from .check import WrongAnswer
 from .command import expect_folder, expect_modules, show
 from .tables import markdown, text
 
+DTYPES = ("float32", "bfloat16")
+
+
+def add_dtype(parser):
+    parser.add_argument("--dtype", choices=DTYPES, help="default: both")
+
+
+def dtypes_of(args):
+    return [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
+
 
 @dataclass(frozen=True)
 class Program:

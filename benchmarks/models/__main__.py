@@ -11,7 +11,7 @@ from qkv.bench import machine
 from qkv.bench.measure import measure, quartiles
 
 from .. import table
-from ..program import Program
+from ..program import Program, add_dtype, dtypes_of
 from .answers import answers, check
 from .parts import ATTENTION, PARTS, shares
 from .steps import MODELS, make_step
@@ -24,19 +24,18 @@ bfloat16 it is autocast. Forward and a token behind a cache have their weights i
 models are held against float64 before they are timed, gradients included. The shares are of one
 step under torch's profiler: attention is transformers' interface to it, linear all linear layers
 and convolutions. It takes ten minutes of two cores."""
-DTYPES = ("float32", "bfloat16")
 LITTLE = 1.1
 PATIENCE_SECONDS = 30  # for which a slow step is repeated
 
 
 def add_arguments(parser):
     parser.add_argument("--models", metavar="NAME,...", help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: both")
+    add_dtype(parser)
 
 
 def prepare(args):
     names = chosen(args.models)
-    dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
+    dtypes = dtypes_of(args)
     return dtypes, lambda: run_models(names, dtypes, args)
 
 

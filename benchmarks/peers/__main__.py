@@ -20,7 +20,7 @@ from ..check import WrongAnswer
 from ..command import choose_entries
 from ..grid import GRID
 from ..processes import ROOT, Failed, Process
-from ..program import Program
+from ..program import Program, add_dtype, dtypes_of
 
 DESCRIPTION = """\
 A forward pass of qkv.attention beside what other libraries have for CPUs: torch's SDPA and
@@ -29,7 +29,6 @@ same CPUs and as many threads, and all take turns, round by round. What is not t
 the environment that `make build/peers/ready` makes. Every answer is held against float64, and who
 gives a wrong one is not timed. FlashAttention and xFormers have no kernel for CPUs, and IPEX is
 archived for a torch that qkv does not know: none of them is tried."""
-DTYPES = ("float32", "bfloat16")
 SHAPES = "vit-s,bert,base,long,llama,tiny"
 ROUNDS = 9
 # An error of more than so many roundings of the dtype, relative to the largest number, is none of
@@ -48,18 +47,18 @@ PEERS = {
 
 def add_arguments(parser):
     parser.add_argument("--shapes", metavar="SHAPE,...", default=SHAPES, help=f"default: {SHAPES}")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: both")
+    add_dtype(parser)
     parser.add_argument("--environment", type=Path, default=ROOT / "build/peers", metavar="DIR")
 
 
 def prepare(args):
-    dtypes = [getattr(torch, name) for name in ([args.dtype] if args.dtype else DTYPES)]
+    dtypes = dtypes_of(args)
     entries = choose_entries(GRID, args.shapes)
     for entry in entries:
         if entry.shape.is_causal and entry.shape.seqlen_q != entry.shape.seqlen_k:
             raise ValueError(f"--shapes: {entry} is causal, expected as many keys as queries")
     python = args.environment / "bin" / "python"
-    if PEERS and not python.exists():
+    if not python.exists():
         raise ValueError(f"--environment: there is no {python}; `make build/peers/ready` makes it")
     return dtypes, lambda: run_peers(entries, dtypes, python, args)
 

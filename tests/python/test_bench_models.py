@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 from benchmarks.models import __main__ as models  # noqa: E402
 from benchmarks.models import answers, steps  # noqa: E402
 from benchmarks.models.parts import PARTS, shares  # noqa: E402
+from benchmarks.program import DTYPES  # noqa: E402
 from qkv.bench.measure import quartiles  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
@@ -55,7 +56,7 @@ def test_every_step_is_timed_and_printed_again(small, capsys, tmp_path):
         expected += [(name, "training, dropout")] if name in DROPPING else []
         expected += [(name, "training"), (name, "forward")]
         expected += [(name, "token")] if "Classification" not in about.model_class else []
-    for dtype, (titles, rows) in zip(models.DTYPES, found, strict=True):
+    for dtype, (titles, rows) in zip(DTYPES, found, strict=True):
         results = [result for result in run["results"] if result["dtype"] == dtype]
         assert [(r["model"], r["step"]) for r in results] == expected
         for row, result in zip(rows, results, strict=True):
@@ -93,7 +94,7 @@ def scale(attention):
         (scale, "ViT-S", "float32", "ViT-S training: .* is off by .* from float64, at most "),
         *[
             (lose_gradient, "Llama 6×384", dtype, ".*k_proj.weight in one of the models alone")
-            for dtype in models.DTYPES
+            for dtype in DTYPES
         ],
     ],
 )

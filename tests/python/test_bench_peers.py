@@ -8,6 +8,7 @@ import pytest
 from bench_runs import make_up_rates, markdown_rows, tables_of
 
 from benchmarks.peers import __main__ as peers
+from benchmarks.program import DTYPES
 from qkv.bench.measure import quartiles
 
 ARGUMENTS = ["--shapes", "1x2x6x6x8,2x2x3x5x4", "--repeats", "2"]
@@ -29,7 +30,7 @@ def test_who_is_right_is_timed_and_who_is_not_is_named(fakes, capsys, tmp_path):
     path = tmp_path / "run.json"
     assert peers.main([*fakes, *ARGUMENTS, "--json", str(path)]) == 0
     printed, run = capsys.readouterr().out, json.loads(path.read_text())
-    cases = [(d, s) for d in peers.DTYPES for s in ("1x2x6x6x8", "2x2x3x5x4")]
+    cases = [(d, s) for d in DTYPES for s in ("1x2x6x6x8", "2x2x3x5x4")]
     assert [(r["dtype"], r["shape"]) for r in run["results"]] == cases
     for result in run["results"]:
         time, is_picky = dict(result["forward"]), result["dtype"] == "bfloat16"
