@@ -20,8 +20,8 @@ constexpr int kProductRows = kMaxRows[1];
 struct ProductUnit {
   explicit ProductUnit(bool) {}
 
-  // Must be called in loops between products with the number of vectors that the loop has worked
-  // on, some ten instructions each.
+  // A loop between products must call this with the number of vectors that it has worked on, each
+  // by some ten instructions.
   static void keep_awake(int64_t) {}
 };
 

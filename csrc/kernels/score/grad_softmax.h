@@ -36,7 +36,7 @@ void grad_softmax(const Tile& tile, int64_t lane, int64_t keys, T* weights, T* g
     const GradLanes<T> lanes = s.lanes(lane + v);
     subtract_base<T>(load(s.base + lane + v), keys, tile.step, weights + v);
     in_steps<kVectorsInStep, 1>(keys, [&](int64_t j, auto rows) {
-      // From the middle on: a product came before the loop, and one follows.
+      // The count begins in the middle, because a product came before the loop and one follows.
       ProductUnit::keep_awake(j + 32);
       grad_softmax_rows<T, hides, rows>(lanes, tile.step, weights + v + j * tile.step,
                                         grad_scores + v + j * tile.step);
