@@ -84,24 +84,32 @@ def on_each(isas, command: str) -> str:
 
 
 def quick() -> list[Task]:
-    targets = ["qkv_csrc_tests", "qkv_csrc_tests_sanitized", "qkv_torch_tests"]
-    targets += ["qkv_with_emulated"] if TWINS else []
-    targets += ["qkv_instructions"] if shutil.which("valgrind") else []
-    tests = ("build",)
+    targets = "qkv_csrc_tests qkv_torch_tests" + " qkv_with_emulated" * bool(TWINS)
+    slower = "qkv_csrc_tests_sanitized" + " qkv_instructions" * bool(shutil.which("valgrind"))
+    tests, slower_tests = ("build",), ("build-slower",)
     no_twins = "" if TWINS else "this CPU multiplies bf16 in both ways"
     return [
-        Task("build", build(TWINS, " ".join(targets)), is_build=True),
+        Task("build", build(TWINS, targets), is_build=True),
         Task(
             "python",
             pytest(f"{BY_FILE} tests/python --ignore-glob='*/test_distributed_*'", "python"),
+        ),
+        # One compilation of two minutes, which would be all that runs at the end of the build.
+        Task(
+            "build-slower",
+            f"cmake --build {BUILD} --parallel 1 --target {slower}",
+            tests,
+            cores=1,
+            is_build=True,
         ),
         # One world of processes after the other, each of which has as many as there are ranks, and
         # waits most of the time.
         Task("distributed", pytest(DISTRIBUTED, "distributed"), cores=1),
         Task("docs", "tests/site.sh", cores=1),
-        Task("package", "tests/package.sh quick", cores=1, after=tests),
+        # Its wheel is built in the same tree, in which nothing else may be built meanwhile.
+        Task("package", "tests/package.sh quick", slower_tests, cores=1),
         Task("csrc", CSRC, tests),
-        Task("csrc-sanitized", f"{SANITIZED} '--gtest_filter=-{NOT_SANITIZED}'", tests),
+        Task("csrc-sanitized", f"{SANITIZED} '--gtest_filter=-{NOT_SANITIZED}'", slower_tests),
         Task(
             "torch_ext",
             f"{BUILD}/qkv_torch_tests --gtest_brief=1",
@@ -114,11 +122,12 @@ def quick() -> list[Task]:
             tests,
             skip=no_twins,
         ),
-        Task("truth", truth("--calls 150 --seed 0", "--calls 40 --seed 0")),
+        Task("truth", truth("--calls 150 --seed 0", "--calls 40 --seed 0"), cores=1),
         Task(
             "instructions",
             "python tests/instructions",
-            tests,
+            slower_tests,
+            cores=1,
             skip=missing("valgrind"),
         ),
     ]
