@@ -39,7 +39,7 @@ def work(options):
     for name, hunted in hunts.items():
         counts = ", ".join(f"{n} {what}" for what, n in hunted.counts.items())
         print(f"    {name}: {counts}")
-    enough = sum(sum(h.counts.values()) for h in hunts.values()) >= 50 * len(hunts)
+    enough = sum(sum(h.counts.values()) for h in hunts.values()) >= 500 * len(hunts)
     lazy = [n for n, h in hunts.items() if not h.counts["held"] or not h.counts["refused"]]
     if enough and lazy:
         sys.exit(f"nothing was held, or nothing refused, of {', '.join(lazy)}")

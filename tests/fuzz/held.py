@@ -27,7 +27,6 @@ SOFT = (
     "alibi_slopes", "bias", "spans", "sinks", "dropout_seed",
 )  # fmt: skip
 INPUTS = ("query", "key", "value")
-HEADS = ("alibi_slopes", "sinks")
 
 
 class NotJudged(Exception):
@@ -140,10 +139,15 @@ def forward_again(operator, call, names):
             raise NotJudged(f"{name} is not what the forward operator returns")
 
 
+def gradient_names(operator):
+    """The argument that each result of a backward operator is the gradient of."""
+    return [x.name.removeprefix("grad_") for x in operator.default._schema.returns]
+
+
 def returned(operator, results):
     """{argument: gradient} of the gradients that came back."""
-    names = [x.name.removeprefix("grad_") for x in operator.default._schema.returns]
-    return {n: x for n, x in zip(names, results, strict=True) if x is not None}
+    pairs = zip(gradient_names(operator), results, strict=True)
+    return {n: x for n, x in pairs if x is not None}
 
 
 def attention_backward(call, results):
@@ -154,8 +158,9 @@ def attention_backward(call, results):
         assert all(x is None for x in results), "a gradient of nothing"
         return
     wanted = returned(torch.ops.qkv.attention_backward, results)
-    for n, asked in zip(LEAVES, call["output_mask"], strict=True):
-        assert (n in wanted) == (asked and is_float(call[n])), f"output_mask and {n}"
+    names = gradient_names(torch.ops.qkv.attention_backward)
+    for n, asked in zip(names, call["output_mask"], strict=True):
+        assert (n in wanted) == (asked and is_float(call.get(n))), f"output_mask and {n}"
     sizes = magnitudes(*inputs, **options, grads=grads)
     expected = true_gradients(attend, inputs, options, grads, list(wanted))
     for name, x in wanted.items():
@@ -197,8 +202,8 @@ def attention_forward_jvp(call, results):
     def truth_of(moved):
         return attend(**wide | moved)
 
-    # No dual number may have elements that share memory.
-    primals = {n: wide[n].contiguous() for n in tangents}
+    # No dual number may have elements that share memory, or a sign that its tangent has not.
+    primals = {n: wide[n].resolve_neg().contiguous() for n in tangents}
     directions = {n: t.double().contiguous() for n, t in tangents.items()}
     if tangents:
         truths, moved = torch.func.jvp(truth_of, (primals,), (directions,))
@@ -253,8 +258,7 @@ def attention_double_backward(call, results):
     truths = dict(zip(leaves, grad(change, [*leaves.values()]), strict=True))
     if not all(x.isfinite().all() for x in (*inputs, *truths.values())):
         raise NotJudged("a derivative at infinity")
-    returns = torch.ops.qkv.attention_double_backward.default._schema.returns
-    names = [x.name.removeprefix("grad_") for x in returns]
+    names = gradient_names(torch.ops.qkv.attention_double_backward)
     size = max(1, *map(largest, truths.values()))
     for name, asked, x in zip(names, call["output_mask"], results, strict=True):
         assert (x is not None) == (asked and name in truths), f"output_mask and {name}"
@@ -278,14 +282,19 @@ def whole_weights(x, query, S, reduce):
     return x.expand(*query.shape[:-1], S)
 
 
+def all_dimensions(query, key, options):
+    """The leading dimensions that query would have if it had all that key and options have."""
+    return torch.broadcast_shapes(
+        leading(query, key, options.get("enable_gqa", False)),
+        *(options[n].shape[:-2] for n in ("attn_mask", "bias", "spans") if n in options),
+    )
+
+
 def weights_parts(call):
     """The arguments of attention_weights, and those of an attention that gives the same numbers:
     query in full, and values that tell the keys apart."""
     (query, key), options = plain(call)
-    lead = torch.broadcast_shapes(
-        leading(query, key, options.get("enable_gqa", False)),
-        *(options[n].shape[:-2] for n in ("attn_mask", "bias", "spans") if n in options),
-    )
+    lead = all_dimensions(query, key, options)
     if call.get("reduce") == "heads" and lead and lead[-1] == 0:
         raise NotJudged("the mean over no heads: the operator's is 0, torch's is NaN")
     eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
@@ -335,6 +344,14 @@ def weights_backward(call, results):
         close(f"the gradient of {name}", y, truth, size, query.dtype)
 
 
+def plain_with_weights(call):
+    """As plain(), of a call whose query has all leading dimensions, as they are drawn."""
+    (query, key, value), options = plain(call)
+    if any(all_dimensions(query, x, options) != query.shape[:-2] for x in (key, value)):
+        raise NotJudged("a changed call, whose query has fewer leading dimensions than others have")
+    return (query, key, value), options
+
+
 def output_and_weights(call):
     """A function of query, key, value and options that returns both, as the operator does."""
 
@@ -347,8 +364,8 @@ def output_and_weights(call):
 
 
 def hold_gradients_of_both(call, found, grads):
-    """Holds {name: gradient} of attention_with_weights, of which query has all dimensions."""
-    inputs, options = plain(call)
+    """Holds {name: gradient} of attention_with_weights."""
+    inputs, options = plain_with_weights(call)
     query, key, _ = inputs
     eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
     whole = whole_weights(grads[1], query, key.size(-2), call["reduce"])
@@ -365,7 +382,7 @@ def hold_gradients_of_both(call, found, grads):
 
 
 def with_weights(call, results):
-    inputs, options = plain(call)
+    inputs, options = plain_with_weights(call)
     dtype, results = inputs[0].dtype, results[:2]
     sizes = magnitudes(*inputs, **options, grads=(None, None))
     terms = inputs[0].size(-2) if call["reduce"] == "queries" else 1
@@ -529,7 +546,7 @@ def packed(call, results):
     (query, key, value), options = plain(call)
     dtype = query.dtype
     wide = {"query": query, "key": key, "value": value}
-    wide |= {n: options.pop(n) for n in HEADS if n in options}
+    wide |= {n: options.pop(n) for n in LEAVES[3:] if is_float(options.get(n))}
     wide = {n: x.double().requires_grad_(call[n].requires_grad) for n, x in wide.items()}
     truths = testing.varlen_attn(
         **wide, cu_seq_q=call["cu_seq_q"], cu_seq_k=call["cu_seq_k"], **options,

@@ -1,10 +1,9 @@
-"""What is drawn anew for each commit, by its hash: random calls, one of twelve slices of the long
-layer, and one in sixty of the models of docs/models.md.
+"""What is drawn anew for each commit, by its hash: right and wrong calls, one of twelve slices of
+the long layer, and one in sixty of the models of docs/models.md.
 
 A slice takes about five minutes on two cores, its build included. Python's tests that it has no
 time for are said to be skipped, and are others with another seed. No slice has the sanitized torch
-side, which takes longer to build than that, the wheel from the source distribution, and tests/fuzz,
-which in 2000 new calls still finds shapes of reduced weights that formula and operator disagree on.
+side, which takes longer to build than that, and the wheel from the source distribution.
 """
 
 import suites
@@ -13,6 +12,7 @@ from tasks import Task
 import qkv
 
 MINUTES = 2.0  # of random calls, on all cores
+CALLS = 500  # right and wrong ones, on each instruction set: half a minute of one core
 SECONDS = 240  # of Python's tests in a slice
 PYTHON = 5  # slices of Python's tests
 MODELS = 60  # parts of the models that were tried, each of which takes one core less than a minute
@@ -79,5 +79,6 @@ def commit(commit_hash: str) -> list[Task]:
     return [
         Task("truth-anew", truth),
         Task("slice", command, ("truth-anew",)),
+        Task("fuzz-anew", f"python tests/fuzz --seed {seed} --calls {CALLS}", cores=1),
         Task("models-anew", models, ("truth-anew",), cores=1),
     ]

@@ -136,10 +136,12 @@ def _packed(name, dtype):
 
 
 def _backward(name, forward, call):
-    """The call of a backward operator for a call of the forward one, every gradient wanted."""
+    """The call of a backward operator for a call of the forward one, every gradient wanted. What
+    flows in has other strides than the results."""
     found = results(forward, call)
     grads = {
-        f"grad_{n}": torch.randn_like(x) for n, x in found.items() if x.is_floating_point()
+        f"grad_{n}": torch.randn_like(x.movedim(-1, 0).contiguous()).movedim(0, -1)
+        for n, x in found.items() if x.is_floating_point()
     }  # fmt: skip
     wanted = [True] * len(operator(name)._schema.returns)
     return only(name, call | found | grads | {"output_mask": wanted})

@@ -284,6 +284,7 @@ class TestBackward:
         ({"grad_logsumexp": zeros(2, 4, 5).half()}, "grad_logsumexp is float16, but float32"),
         ({"grad_output": Q.to_sparse()}, "grad_output has the layout Sparse"),
         ({"grad_output": Q.to("meta")}, "grad_output is on meta"),
+        ({"query": None}, "query is an undefined tensor"),
         ({"key": zeros(2, 4, 5, 7)}, "key has the shape"),
         ({"dropout_p": 0.1}, "dropout_seed is None, but dropout_p is 0.1"),
         ({"sinks": zeros(3)}, "sinks has the shape"),

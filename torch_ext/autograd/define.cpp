@@ -32,9 +32,7 @@ void DefinedOperator::define() {
   implement(DispatchKey::CPU, kernels.cpu);
   implement(DispatchKey::Meta, kernels.meta ? kernels.meta : &empty_results_meta);
   implement(DispatchKey::Autograd, &autograd::kernel);
-  for (const DispatchKey key : {DispatchKey::CompositeExplicitAutograd,
-                                DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA})
-    implement(key, &refuse);
+  for (const DispatchKey key : kRefusedKeys) implement(key, &refuse);
 }
 
 }  // namespace qkv

@@ -7,6 +7,11 @@
 
 namespace qkv {
 
+// Of tensors that no kernel takes: operators refuse them in words of their own.
+constexpr c10::DispatchKey kRefusedKeys[] = {
+    c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::NestedTensorCPU,
+    c10::DispatchKey::NestedTensorCUDA, c10::DispatchKey::NestedTensorMeta};
+
 // Constructing one registers its schema and, for every dispatch key, its kernels: its own, or what
 // follows from its signature. It lives as long as the process.
 class DefinedOperator : public Operator {

@@ -124,6 +124,8 @@ const char* finite_for(at::ScalarType query) {
 std::string_view name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
 
 void check_tensors(const Call& call) {
+  TORCH_CHECK(call.has(arg::query), call.title(), ": ", call.name_of(arg::query),
+              " is an undefined tensor");
   for (const Parameter& p : call.op->parameters) {
     if (!p.is_tensor) continue;
     const at::Tensor& tensor = call[Argument(p.which)];

@@ -1,5 +1,4 @@
 // The derivatives of attention_backward and of attention_forward_jvp (docs/report.md).
-#include <ATen/ops/clone.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "attention_jvp.h"
@@ -74,11 +73,8 @@ Tensors attention_double_backward_cpu(const Call& call) {
     const Argument argument = call.op->results[i];
     if (!call.wants_gradient(argument) || argument < arg::kDifferentiable) continue;
     const bool is_output = argument == arg::grad_output;
-    const Argument given = is_output ? arg::output_tangent : arg::logsumexp_tangent;
-    const at::Tensor& found = tangents[is_output ? 0 : 1];
-    // No result may be an argument.
-    results[i] =
-        found.is_same(call[given]) ? found.clone() : found.to(call[argument].scalar_type());
+    // The strides are those that the Meta kernel says, and no result may be an argument.
+    results[i] = empty_gradient<int64_t>(call[argument]).copy_(tangents[is_output ? 0 : 1]);
   }
   return results;
 }

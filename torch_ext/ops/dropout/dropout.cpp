@@ -46,8 +46,7 @@ TORCH_LIBRARY_FRAGMENT(qkv, m) {
   m.impl("dropout_seed", dispatch(DispatchKey::Meta, TORCH_FN(seed_meta)));
   // There is nothing to differentiate: it is an integer.
   m.impl("dropout_seed", dispatch(DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
-  for (const DispatchKey key : {DispatchKey::CompositeExplicitAutograd,
-                                DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA})
+  for (const DispatchKey key : kRefusedKeys)
     m.impl("dropout_seed", dispatch(key, TORCH_FN(refuse_seed)));
 }
 
