@@ -1,12 +1,11 @@
 """python -m benchmarks.publish FILE.json: prints a run of benchmarks/results into the pages that
 name it above their tables."""
 
-import json
 import re
 import sys
 from pathlib import Path
 
-from . import generation
+from . import compare, generation
 from .models import __main__ as models
 from .peers import __main__ as peers
 from .processes import ROOT
@@ -22,8 +21,8 @@ NAME = r"`benchmarks/results/([\w.-]+\.json)`"
 
 
 def rendered(path):
-    """The tables of a run, as a page has them."""
-    run = json.loads(path.read_text())
+    """The tables of a run, as a page has them. Raises ValueError if the file is none."""
+    run = compare.read(path, RENDER, "FILE.json")
     return TABLE.findall(markdown(run, RENDER[run["suite"]](run)) + "\n")
 
 
@@ -52,10 +51,14 @@ def published(page, path):
 
 
 def main(paths):
-    for page in PAGES:
-        for path in paths:
-            page.write_text(published(page.read_text(), Path(path)))
+    """Returns the exit status, or why it failed."""
+    try:
+        for page in PAGES:
+            for path in paths:
+                page.write_text(published(page.read_text(), Path(path)))
+    except ValueError as error:
+        return str(error)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -51,6 +51,11 @@ def test_a_page_is_as_its_run_is_printed_into_it():
     assert publish.published(page, publish.RESULTS / "peers-zen4.json") == page
 
 
+def test_what_is_no_run_is_not_published(tmp_path):
+    path = tmp_path / "run.json"
+    assert publish.main([path]) == f"FILE.json: {path} cannot be read: No such file or directory"
+
+
 def test_every_run_is_published_and_described():
     """A page names it, and the README beside it says when, where and how it was measured."""
     described = (publish.RESULTS / "README.md").read_text()

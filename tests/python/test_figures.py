@@ -102,7 +102,9 @@ def once():
     """{page#anchor: (row, digest)} of the table of what was measured once."""
     text = (RESULTS / "README.md").read_text().partition("\n## Measured once\n")[2]
     (table,) = tables(text)
-    return {row[0].partition("](")[2].rpartition("/")[2].rstrip(")"): row for row in table[1]}
+    rows = {row[0].partition("](")[2].rpartition("/")[2].rstrip(")"): row for row in table[1]}
+    assert len(rows) == len(table[1]), "two rows are about the same place"
+    return rows
 
 
 def digest(numbers):
