@@ -40,6 +40,7 @@ OWN = {"qkv": f"{WAYS}:qkv", "SDPA": f"{WAYS}:sdpa", "FlexAttention": f"{WAYS}:f
 PEERS = {
     "zentorch": f"{WAYS}:zentorch",
     "ONNX Runtime": f"{WAYS}:onnxruntime",
+    "ONNX Runtime's own": f"{WAYS}:onnxruntime_own",
     "OpenVINO": f"{WAYS}:openvino",
     "JAX": f"{WAYS}:jax",
 }  # of the other environment

@@ -71,24 +71,26 @@ def zentorch(threads):
     return of_torch(threads, attend, f"zentorch {zentorch.__version__}")
 
 
-def onnxruntime(threads):
-    """The standard's Attention, as exported models have it."""
+def of_onnxruntime(threads, lay_out, read, operator, **attributes):
+    """The operator, of lay_out(query, key or value); read(its output, query's shape)."""
     import ml_dtypes
     import numpy as np
     import onnxruntime
     from onnx import helper
 
     def make(tensors, dtype, is_causal):
-        inputs = [x.astype(getattr(ml_dtypes, dtype, dtype)) for x in tensors]
+        inputs = [lay_out(x).astype(getattr(ml_dtypes, dtype, dtype)) for x in tensors]
         kind = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
         infos = [
             helper.make_tensor_value_info(name, kind, x.shape)
             for name, x in zip("qkvo", [*inputs, inputs[0]], strict=True)
         ]
-        node = helper.make_node("Attention", [*"qkv"], ["o"], is_causal=int(is_causal))
+        given = {name: of(tensors, is_causal) for name, of in attributes.items()}
+        domain, _, name = operator.rpartition("/")
+        node = helper.make_node(name, [*"qkv"], ["o"], domain=domain, **given)
         graph = helper.make_graph([node], "attention", infos[:3], infos[3:])
-        opset = [helper.make_opsetid("", 23)]
-        model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+        opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(model.SerializeToString(), options)
@@ -101,9 +103,45 @@ def onnxruntime(threads):
             session.run_with_iobinding(binding)
             return binding
 
-        return call, lambda bound: bound.copy_outputs_to_cpu()[0].astype(np.float32)
+        def output(bound):
+            return read(bound.copy_outputs_to_cpu()[0].astype(np.float32), tensors[0].shape)
+
+        return call, output
 
     return f"ONNX Runtime {onnxruntime.__version__}", make
+
+
+def onnxruntime(threads):
+    """The standard's Attention, as exported models have it."""
+    return of_onnxruntime(
+        threads,
+        lambda x: x,
+        lambda output, shape: output,
+        "Attention",
+        is_causal=lambda tensors, is_causal: int(is_causal),
+    )
+
+
+def onnxruntime_own(threads):
+    """The operator of its own that its optimizer puts in place of a model's attention. It has
+    [B, L, H D], and as many key heads as query heads."""
+
+    def lay_out(x):
+        B, _, L, _ = x.shape
+        return x.swapaxes(1, 2).reshape(B, L, -1)
+
+    def read(output, shape):
+        B, H, L, D = shape
+        return output.reshape(B, L, H, D).swapaxes(1, 2)
+
+    return of_onnxruntime(
+        threads,
+        lay_out,
+        read,
+        "com.microsoft/MultiHeadAttention",
+        num_heads=lambda tensors, is_causal: tensors[0].shape[1],
+        unidirectional=lambda tensors, is_causal: int(is_causal),
+    )
 
 
 def openvino(threads):

@@ -143,7 +143,8 @@ def hold_meta(function, call, results):
 
 
 def bits(x):
-    return x.detach().resolve_neg().contiguous().flatten().view(torch.uint8)
+    flat = x.detach().resolve_neg().flatten()  # which keeps any stride of a single element
+    return flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def is_jagged(x):
