@@ -130,13 +130,14 @@ def attention(call, results):
 
 
 def forward_again(operator, call, names):
-    """Runs the forward operator. Its results must be those that the gradient operator was given
-    under these names: there is no truth for what it makes of others."""
+    """What the forward operator returns. It must be what the gradient operator was given under
+    these names: there is no truth for what it makes of others."""
     arguments = {a.name for a in operator.default._schema.arguments}
     again = operator(**{n: x for n, x in call.items() if n in arguments})
     for name, x in zip(names, again, strict=True):
         if name is not None and not torch.equal(call[name], x):
             raise NotJudged(f"{name} is not what the forward operator returns")
+    return again
 
 
 def gradient_names(operator):
@@ -395,9 +396,14 @@ def with_weights(call, results):
 
 
 def with_weights_backward(call, results):
-    forward_again(torch.ops.qkv.with_weights_forward, call, ("output", None, "logsumexp"))
+    again = forward_again(torch.ops.qkv.with_weights_forward, call, ("output", None, "logsumexp"))
+    given = call["grad_output"], call["grad_weights"]
+    if given == (None, None):
+        assert all(x is None for x in results), "a gradient of nothing"
+        return
+    grads = [torch.zeros_like(x) if g is None else g for g, x in zip(given, again, strict=False)]
     wanted = returned(torch.ops.qkv.with_weights_backward, results)
-    hold_gradients_of_both(call, wanted, [call["grad_output"], call["grad_weights"]])
+    hold_gradients_of_both(call, wanted, grads)
 
 
 # --- the best key -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tasks import Task
 import qkv
 
 MINUTES = 2.0  # of random calls, on all cores
-CALLS = 500  # right and wrong ones, on each instruction set: half a minute of one core
+CALLS = 250  # right and wrong ones, on each instruction set: a quarter of a minute of one core
 SECONDS = 240  # of Python's tests in a slice
 PYTHON = 5  # slices of Python's tests
 MODELS = 60  # parts of the models that were tried, each of which takes one core less than a minute
