@@ -48,14 +48,19 @@ QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t k
     const M* from[W];
     for (int r = 0; r < W; ++r)
       from[r] = rows[tile.row + std::min(v + r, tile.rows - 1)] + key * rows.col;
-    for (int64_t j = 0; j < keys; j += W)
+    for (int64_t j = 0; j < keys; j += W) {
+      // The last square ends with the last key, and so may begin within the one before: a vector
+      // that the user's rows do not fill would be read one by one.
+      const int64_t begin = std::max<int64_t>(0, std::min(j, keys - W));
+      const int64_t skipped = j - begin;
       transpose_square<T>(
           [&](int r) QKV_INLINE_LAMBDA {
-            return read_vector<T>(from[r] + j * rows.col, rows.col, keys - j);
+            return read_vector<T>(from[r] + begin * rows.col, rows.col, keys - begin);
           },
           [&](int i, Vec<T> elements) QKV_INLINE_LAMBDA {
-            if (j + i < keys) each(j + i, v, elements);
+            if (uint64_t(i - skipped) < uint64_t(keys - j)) each(begin + i, v, elements);
           });
+    }
   }
 }
 

@@ -31,8 +31,9 @@ void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, 
     for (int r = 0; r < 16; ++r)
       from[r] = rows[tile.row + std::min(lane + r, tile.rows - 1)] + key * rows.col;
     int64_t j = 0;
-    if (rows.col == 1)
-      for (; j + 16 <= keys; j += 16) {
+    if (rows.col == 1 && keys >= 16)
+      for (; j < keys; j += 16) {
+        j = std::min(j, keys - 16);  // the last square may begin within the one before
         Bytes square[16];
         QKV_UNROLL
         for (int r = 0; r < 16; ++r) std::memcpy(&square[r], from[r] + j, 16);

@@ -4,6 +4,7 @@
 
 #include "kernels/score/program_steps.h"
 #include "kernels/simd/sine.h"
+#include "kernels/simd/tanh.h"
 
 namespace qkv::QKV_ISA {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/score/option.h"
-#include "kernels/simd/exp.h"
+#include "kernels/simd/tanh.h"
 
 namespace qkv::QKV_ISA {
 

@@ -159,30 +159,4 @@ QKV_INLINE void exp_of_negative(Vec<T> (&x)[N]) {
   exp<T, false>(x, by);
 }
 
-// x = tanh(x), at most 4 ulp off, also where x is small. With e = exp(2|x|) - 1 it is e / (e + 2),
-// and for small x, where n is 0, e = 2^n (2^r - 1) + (2^n - 1) cancels nothing.
-template <class T, int N>
-QKV_INLINE void tanh(Vec<T> (&x)[N]) {
-  using E = Exp2<T>;
-  constexpr T kOne = sizeof(T) == 4 ? 20 : 40;  // the 2|x| from which on tanh rounds to 1
-  const ShiftedExp<T, 1> by[] = {ShiftedExp<T, 1>(Vec<T>{})};
-  const IntVec<T> sign_bit = (IntVec<T>)splat(T(-0.));
-  IntVec<T> sign[N];
-  Vec<T> r[N], shifted[N], p[N];
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) {
-    sign[i] = (IntVec<T>)x[i] & sign_bit;
-    const Vec<T> twice = (Vec<T>)((IntVec<T>)x[i] ^ sign[i]) * 2;
-    r[i] = -max<T>(splat(-kOne), -twice);  // NaN stays NaN
-  }
-  split_exponent<T>(r, by, shifted);
-  polynomial<T>(E::kLess1, r, p);
-  QKV_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const Vec<T> power = (Vec<T>)((IntVec<T>)shifted[i] << E::kMantissaBits);  // 2^n
-    const Vec<T> e = p[i] * r[i] * power + (power - 1);
-    x[i] = (Vec<T>)((IntVec<T>)(e / (e + 2)) | sign[i]);
-  }
-}
-
 }  // namespace qkv::QKV_ISA

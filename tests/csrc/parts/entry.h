@@ -3,9 +3,9 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/operands/operand.h"
-#include "kernels/simd/exp.h"
 #include "kernels/simd/halves.h"
 #include "kernels/simd/sine.h"
+#include "kernels/simd/tanh.h"
 #include "kernels/simd/transpose.h"
 #ifdef QKV_PAIRS
 #include "kernels/score/pair_softmax.h"
