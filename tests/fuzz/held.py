@@ -291,13 +291,17 @@ def all_dimensions(query, key, options):
     )
 
 
+def expect_heads(call, lead):
+    if call.get("reduce") == "heads" and lead and lead[-1] == 0:
+        raise NotJudged("the mean over no heads: the operator's is 0, torch's is NaN")
+
+
 def weights_parts(call):
     """The arguments of attention_weights, and those of an attention that gives the same numbers:
     query in full, and values that tell the keys apart."""
     (query, key), options = plain(call)
     lead = all_dimensions(query, key, options)
-    if call.get("reduce") == "heads" and lead and lead[-1] == 0:
-        raise NotJudged("the mean over no heads: the operator's is 0, torch's is NaN")
+    expect_heads(call, lead)
     eye = torch.eye(key.size(-2), dtype=query.dtype).expand(*key.shape[:-1], -1)
     return query, key, options, query.expand(*lead, *query.shape[-2:]), eye
 
@@ -350,6 +354,7 @@ def plain_with_weights(call):
     (query, key, value), options = plain(call)
     if any(all_dimensions(query, x, options) != query.shape[:-2] for x in (key, value)):
         raise NotJudged("a changed call, whose query has fewer leading dimensions than others have")
+    expect_heads(call, query.shape[:-2])
     return (query, key, value), options
 
 
@@ -547,8 +552,8 @@ def packed(call, results):
     results = as_tuple(results)
     if call["cu_seq_q"] is None:
         raise NotJudged("no documents any more: another operator's call")
-    if not call.get("enable_gqa") and call["query"].size(1) != call["key"].size(1):
-        raise NotJudged("one query head for all, which the formula by documents does not broadcast")
+    if not call.get("enable_gqa") and len({call[n].size(1) for n in INPUTS}) > 1:
+        raise NotJudged("one head for all, which the formula by documents does not broadcast")
     (query, key, value), options = plain(call)
     dtype = query.dtype
     wide = {"query": query, "key": key, "value": value}
