@@ -43,6 +43,16 @@ def test_an_old_python(monkeypatch):
     assert f"needs Python 3.10 or newer, and {sys.executable} is Python 3.9.18." in said
 
 
+def test_a_torch_without_wheels_for_this_python(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    monkeypatch.setattr(platform, "python_version", lambda: "3.10.13")
+    said = refused(preflight.main, ["2.15.0", "2.13.0"])
+    assert "torch 2.15 has no wheels for Python 3.10.13" in said and "begin with 3.11." in said
+    preflight.main(["2.13.0", "2.15.0"])  # a wheel for both, made in an environment of the first
+    monkeypatch.setattr(sys, "version_info", (3, 11, 2))
+    preflight.main(["2.15.0"])
+
+
 def test_an_old_python_reads_as_far_as_that():
     ast.parse((ROOT / "preflight.py").read_text(), feature_version=(3, 6))
 
