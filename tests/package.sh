@@ -67,7 +67,7 @@ run_tests() {
   shift
   "${PYTHON:-python}" -m venv "$env"
   "$env/bin/python" -m pip install --quiet --disable-pip-version-check \
-    "torch==$torch" "$wheel[bench]" numpy pytest pytest-xdist hypothesis expecttest cmake ninja
+    "torch==$torch" "$wheel[bench,viz]" numpy pytest pytest-xdist hypothesis expecttest cmake ninja
   pytest_outside "$env/bin" "$@"
 }
 
