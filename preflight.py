@@ -21,6 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_GCC = 12
+# Where the oldest Python that torch has wheels for is newer than the oldest that qkv takes.
+OLDEST_PYTHON = {"2.15": (3, 11)}
 TO_BUILD = ["setuptools>=77", "cmake>=3.22", "ninja"]
 
 # Read, not imported: qkv imports torch, and needs the library that is about to be built.
@@ -88,6 +90,18 @@ def check_torch(version, where="TORCH"):
             f"{version}.\n  pip install 'torch=={KNOWN[-1]}.*'"
         )
     return minor
+
+
+def check_wheels(minor):
+    """Of a torch that is going to be installed into an environment of this Python."""
+    oldest = OLDEST_PYTHON.get(minor, (0, 0))
+    if sys.version_info[:2] < oldest:
+        name = ".".join(map(str, oldest))
+        refuse(
+            f"torch {minor} has no wheels for Python {platform.python_version()}, which "
+            f"{sys.executable} is: they begin with {name}. make takes another Python with "
+            f"PYTHON=python{name}, another torch with TORCH={KNOWN[0]}.0."
+        )
 
 
 def torches():
@@ -167,8 +181,9 @@ def main(arguments):
         return check_compiler()
     check_system()
     check_python()
-    for version in arguments:
-        check_torch(version)
+    minors = [check_torch(version) for version in arguments]
+    for minor in minors[:1]:  # which make installs; of the others a wheel takes the headers alone
+        check_wheels(minor)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,12 @@ cd "$(dirname "$0")/.."
 checkout=$PWD
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-torch_here=$(python -c 'import importlib.metadata as m; print(m.version("torch"))')
 tests_of_the_package=(tests/python/test_{package,cpp_examples}.py)
+
+# torch_here: its version. A wheel that is there already needs no torch beside the tools that check it.
+torch_here() {
+  python -c 'import importlib.metadata as m; print(m.version("torch").split("+")[0])'
+}
 
 # build_sdist: every tracked file is in it but those of CI and git. Unpacked into $work/sdist.
 build_sdist() {
@@ -39,7 +43,7 @@ build_sdist() {
 
 # build_wheel SOURCES: for the torch of this environment. Sets `wheel`.
 build_wheel() {
-  "$1/release/wheel.sh" "${torch_here%+*}" >"$work/wheel.log" 2>&1 || { cat "$work/wheel.log"; return 1; }
+  "$1/release/wheel.sh" "$(torch_here)" >"$work/wheel.log" 2>&1 || { cat "$work/wheel.log"; return 1; }
   wheel=$1/$(tail -n 1 "$work/wheel.log")
 }
 
@@ -63,7 +67,7 @@ run_tests() {
   shift
   "${PYTHON:-python}" -m venv "$env"
   "$env/bin/python" -m pip install --quiet --disable-pip-version-check \
-    "torch==$torch" "$wheel[bench]" numpy pytest pytest-xdist hypothesis expecttest cmake ninja
+    "torch==$torch" "$wheel[bench,viz]" numpy pytest pytest-xdist hypothesis expecttest cmake ninja
   pytest_outside "$env/bin" "$@"
 }
 
@@ -95,7 +99,7 @@ long() {
   build_sdist
   build_wheel "$work/sdist"
   check_wheel
-  run_tests "$torch_here" tests/python
+  run_tests "$(torch_here)" tests/python
 }
 
 wheel() {

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -20,8 +21,12 @@ INF = float("inf")
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}
 
-# torch.compile's. Inductor compiles C++, for seconds: the quick layer has few tests with it.
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+# torch.compile's. Inductor compiles C++, for seconds: the quick layer has few tests with it. What
+# it compiles includes Python.h, which Debian has in a package of its own.
+needs_compiler = pytest.mark.skipif(
+    not shutil.which("g++") or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="torch.compile needs g++ and Python.h (Debian: g++, python3-dev)",
+)
 COMPILERS = ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.long])]
 
 # Of results of about 1, computed in other orders; halves are rounded at the end.

@@ -43,6 +43,16 @@ def test_an_old_python(monkeypatch):
     assert f"needs Python 3.10 or newer, and {sys.executable} is Python 3.9.18." in said
 
 
+def test_a_torch_without_wheels_for_this_python(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    monkeypatch.setattr(platform, "python_version", lambda: "3.10.13")
+    said = refused(preflight.main, ["2.15.0", "2.13.0"])
+    assert "torch 2.15 has no wheels for Python 3.10.13" in said and "begin with 3.11." in said
+    preflight.main(["2.13.0", "2.15.0"])  # a wheel for both, made in an environment of the first
+    monkeypatch.setattr(sys, "version_info", (3, 11, 2))
+    preflight.main(["2.15.0"])
+
+
 def test_an_old_python_reads_as_far_as_that():
     ast.parse((ROOT / "preflight.py").read_text(), feature_version=(3, 6))
 
@@ -96,17 +106,22 @@ def test_a_compiler_may_have_arguments(compiler, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "python, package", [("python3.99", "python3.99-venv"), ("no-such-python", "python3-venv")]
+    "thing, python, package",
+    [
+        ("python", "python3.99", "python3.99-venv"),
+        ("python", "no-such-python", "python3-venv"),
+        ("python.h", "python3.99", "python3.99-dev"),
+    ],
 )
-def test_no_python(python, package, tmp_path, monkeypatch):
+def test_no_python(thing, python, package, tmp_path, monkeypatch):
     """Someone who is not root is told what to install."""
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "id").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("PYTHON", python)
-    status, said = run(".ci/packages", "python")
+    status, said = run(".ci/packages", thing)
     assert status == 1
-    assert f"apt-get install {package}\n" in said and f"'{python}', Python with its venv" in said
+    assert f"apt-get install {package}\n" in said and f"'{python}'" in said
 
 
 @pytest.fixture
