@@ -79,7 +79,7 @@ pytest_outside() {
   shift
   mkdir "$work/outside"
   tar -c --exclude=__pycache__ tests benchmarks examples docs *.md pyproject.toml | tar -x -C "$work/outside"
-  (cd "$work/outside" && PATH=$programs:$PATH "$programs/python" -m pytest -rs \
+  (cd "$work/outside" && PATH=$programs:$PATH "$programs/python" -m pytest -rfEs \
     --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder "$@")
 }
 

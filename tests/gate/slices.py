@@ -20,7 +20,7 @@ MODELS = 60  # parts of the models that were tried, each of which takes one core
 
 def of_python(part: int, seed: int) -> str:
     drawn = f"--long --hypothesis-seed={seed} --part={part}/{PYTHON} --most-seconds={SECONDS}"
-    return f"python -m pytest -rs tests/python {drawn} {suites.WORKERS}"
+    return f"python -m pytest -rfEs tests/python {drawn} {suites.WORKERS}"
 
 
 def of_csrc(part: int) -> str:
@@ -48,7 +48,7 @@ def slices(seed: int) -> list[tuple[str, str]]:
         (
             "python on emulated twins",
             f"{suites.build(suites.ALL_TWINS, 'qkv_with_emulated')}\n"
-            f"tests/emulation/twins.sh {suites.BUILD} '{twins}' tests/python --long -rs "
+            f"tests/emulation/twins.sh {suites.BUILD} '{twins}' tests/python --long -rfEs "
             f"--hypothesis-seed={seed} --most-seconds={SECONDS // 2} {suites.WORKERS}",
         ),
     ]

@@ -15,7 +15,7 @@ JOBS = f"--parallel {os.environ['MAX_JOBS']}" if os.environ.get("MAX_JOBS") else
 CSRC = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1"
 # With sanitizers each step is ten times slower, so that the long layer has the shorter loops, too.
 SANITIZED = f"QKV_QUICK_TESTS=1 tests/in_shards.sh {BUILD}/qkv_csrc_tests_sanitized --gtest_brief=1"
-# Each test runs a little on many threads and much on one. -rs: what is skipped, and why.
+# Each test runs a little on many threads and much on one. -rfEs: what is skipped, and why.
 WORKERS = "--numprocesses=auto --maxprocesses=8"
 # A worker takes whole files, one after the other: what a file imports, compiles and sets up is then
 # there once. The long layer's files are too long for that where there are many workers.
@@ -50,7 +50,7 @@ NOT_SANITIZED = ":".join(
 
 def pytest(options: str, suite: str) -> str:
     """Leaves the CPU seconds of each test file in build/test-logs (tests/gate/costs.py)."""
-    return f"QKV_TEST_COSTS=build/test-logs/{suite} python -m pytest -rs {options}"
+    return f"QKV_TEST_COSTS=build/test-logs/{suite} python -m pytest -rfEs {options}"
 
 
 def missing(*programs: str) -> str:
@@ -118,7 +118,7 @@ def quick() -> list[Task]:
         ),
         Task(
             "python-emulated",
-            f"tests/emulation/twins.sh {BUILD} '{' '.join(TWINS)}' {ARITHMETIC} {BY_FILE} -rs",
+            f"tests/emulation/twins.sh {BUILD} '{' '.join(TWINS)}' {ARITHMETIC} {BY_FILE} -rfEs",
             tests,
             skip=no_twins,
         ),
@@ -164,7 +164,7 @@ def long(seed: int, calls: int) -> list[Task]:
         Task(
             "python-emulated",
             f"tests/emulation/twins.sh {BUILD} '{' '.join(ALL_TWINS)}' tests/python --long "
-            f"--hypothesis-seed={seed} {WORKERS} -rs",
+            f"--hypothesis-seed={seed} {WORKERS} -rfEs",
             tests,
         ),
         Task("fuzz", f"python tests/fuzz --seed {seed} --calls {calls}"),
