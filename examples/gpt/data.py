@@ -38,7 +38,7 @@ class Corpus:
 def is_held_out(name: str) -> bool:
     """Whether a file is held out. The hash of its name decides, so that it keeps its side whatever
     else is installed."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % VALIDATION_SHARE == 0
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % VALIDATION_SHARE == 0
 
 
 def load_corpus(root: Path | None = None) -> Corpus:

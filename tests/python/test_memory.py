@@ -4,6 +4,8 @@ import pytest
 from common import run_forked, run_python
 
 MEASURE = """
+import warnings
+warnings.simplefilter("ignore")  # torch's, of its own torch.jit, would stand between the figures
 import torch, qkv
 from torch.nn.functional import scaled_dot_product_attention
 attention = {attention}

@@ -207,7 +207,7 @@ def test_each_argument_is_described(function):
 
 @every_function
 def test_unknown_keyword(function):
-    message = rf"^{function.__name__}\(\) got an unexpected keyword argument 'windowsize'$"
+    message = rf"^{function.__name__}\(\) got an unexpected keyword argument 'windowsize'"
     with pytest.raises(TypeError, match=message):
         function(*FUNCTIONS[function][1], softcap=2.0, windowsize=3)
 

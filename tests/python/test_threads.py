@@ -216,6 +216,8 @@ def test_omp_num_threads(n):
 def test_after_fork(used_before, child):
     """The child of a fork lacks its parent's OpenMP threads: workers of a DataLoader, for one."""
     code = f"""
+import warnings
+warnings.simplefilter("ignore")  # Python 3.12's, of forks of a process that has threads
 {used_before}
 pid = os.fork()
 if pid == 0:
