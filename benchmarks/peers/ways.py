@@ -72,7 +72,9 @@ def zentorch(threads):
 
 
 def of_onnxruntime(threads, lay_out, read, operator, **attributes):
-    """The operator, of lay_out(query, key or value); read(its output, query's shape)."""
+    """operator: one of the standard's, or "domain/name", which takes lay_out(query, key or value)
+    and whose output is read(output, query's shape). attributes: those of its node, each a function
+    of (tensors, is_causal)."""
     import ml_dtypes
     import numpy as np
     import onnxruntime

@@ -15,7 +15,8 @@ JOBS = f"--parallel {os.environ['MAX_JOBS']}" if os.environ.get("MAX_JOBS") else
 CSRC = f"tests/in_shards.sh {BUILD}/qkv_csrc_tests --gtest_brief=1"
 # With sanitizers each step is ten times slower, so that the long layer has the shorter loops, too.
 SANITIZED = f"QKV_QUICK_TESTS=1 tests/in_shards.sh {BUILD}/qkv_csrc_tests_sanitized --gtest_brief=1"
-# Each test runs a little on many threads and much on one. -rfEs: what is skipped, and why.
+# Each test runs a little on many threads and much on one. -rfEs: what failed, and
+# what is skipped and why.
 WORKERS = "--numprocesses=auto --maxprocesses=8"
 # A worker takes whole files, one after the other: what a file imports, compiles and sets up is then
 # there once. The long layer's files are too long for that where there are many workers.
