@@ -95,6 +95,7 @@ def of_onnxruntime(threads, lay_out, read, operator, **attributes):
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        options.log_severity_level = 4  # What goes wrong is raised, too.
         session = onnxruntime.InferenceSession(model.SerializeToString(), options)
         binding = session.io_binding()
         for name, x in zip("qkv", inputs, strict=True):
