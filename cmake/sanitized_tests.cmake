@@ -1,7 +1,7 @@
 # qkv_csrc_tests_sanitized: the torch-free tests on kernels with AddressSanitizer and
 # UndefinedBehaviorSanitizer. The tests themselves, and the kernels of instruction sets that are not
 # asked for, are the objects that qkv_csrc_tests has: only what is looked at is compiled once more.
-set(QKV_SANITIZED_ISAS "isa/avx2;isa/neon;emulated/amx" CACHE STRING
+set(QKV_SANITIZED_ISAS "isa/avx2;isa/neon" CACHE STRING
   "Folders of csrc/isa, and files of tests/csrc/emulated, whose kernels are compiled with sanitizers")
 list(JOIN QKV_SANITIZED_ISAS "|" sanitized)
 set(sanitized "/(${sanitized})(/kernels)?\\.cpp")

@@ -47,6 +47,7 @@ def small(monkeypatch):
     make_up_rates(monkeypatch)
 
 
+@pytest.mark.long  # twelve seconds
 def test_every_step_is_timed_and_printed_again(small, capsys, tmp_path):
     path = tmp_path / "run.json"
     assert models.main(["--repeats", "2", "--json", str(path)]) == 0

@@ -55,6 +55,7 @@ def warned(cpus, **environment):
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.long  # two benchmarks whose threads wait for each other
 def test_two_threads_on_one_cpu_are_warned_of():
     cpu = min(os.sched_getaffinity(0))
     for binding in ("false", "true"):
