@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import qkv
+from vit_digits import load_images
 
 PATCH, PATCHES = 2, 16  # pixels on a patch's side; patches in an image
 WIDTH, HEADS, LAYERS = 128, 4, 4
@@ -112,15 +112,6 @@ def sample(model: nn.Module, digits: Tensor, since: float = 0.0) -> Tensor:
     """Images [B, 8, 8] of digits [B], in one step of the mean velocity from time `since` to 1."""
     noise, one = torch.randn(len(digits), 8, 8), torch.ones(len(digits))
     return (noise - model(noise, since * one, one, digits)).clamp(-1, 1)
-
-
-def load_images() -> tuple[Tensor, Tensor]:
-    """Images float32 [1797, 8, 8] with pixels from -1 to 1, and their digits [1797]; shuffled, the
-    same each time."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    images = torch.from_numpy(digits.images).float() / 8 - 1
-    return images[order], torch.from_numpy(digits.target)[order]
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -57,10 +57,12 @@ Case small_random_case(Random& random, int64_t length, int64_t dim) {
   return c;
 }
 
-void expect_truth_of_poisoned(Case c, uint64_t seed, Random& random) {
+// Expects the truth of a case that was poisoned once up to `most` times.
+void expect_truth_of_poisoned(Case c, uint64_t seed, Random& random, int64_t most = 1,
+                              void (*poison)(Random&, Workload&) = poison_one) {
   c.seed = seed;
   Workload w(c);
-  poison_one(random, w);
+  for (int64_t n = most > 1 ? draw(random, 1, most) : 1; n > 0; --n) poison(random, w);
   expect_truth(w);
 }
 
@@ -89,11 +91,7 @@ TEST_P(NonfiniteTest, OnePoisonedElementInADecodeStep) {
 TEST_P(NonfiniteTest, SeveralPoisonedElements) {
   for (auto [seed, end] = seeds(50, 1000); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
-    Case c = small_random_case(random, 20, 5);
-    c.seed = seed;
-    Workload w(c);
-    for (int64_t n = draw(random, 1, 8); n > 0; --n) poison_one(random, w);
-    expect_truth(w);
+    expect_truth_of_poisoned(small_random_case(random, 20, 5), seed, random, 8);
   }
 }
 
@@ -178,11 +176,7 @@ Case blocks_of_everything(Random& random) {
 TEST_P(NonfiniteTest, ManyPoisonedElements) {
   for (auto [seed, end] = seeds(5, 100); seed < end && !HasFailure(); ++seed) {
     Random random(seed);
-    Case c = blocks_of_everything(random);
-    c.seed = seed;
-    Workload w(c);
-    for (int64_t n = draw(random, 1, 3); n > 0; --n) poison_many(random, w);
-    expect_truth(w);
+    expect_truth_of_poisoned(blocks_of_everything(random), seed, random, 3, poison_many);
   }
 }
 

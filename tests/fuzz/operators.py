@@ -238,16 +238,19 @@ def attention_double_backward_calls(draw):
     return call
 
 
+def backward_of(draw, op, grads, **kept):
+    """What a backward operator takes besides the call: gradients of these results, and others."""
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    grads = {name: torch.randn_like(x) for name, x in grads.items()}
+    return grads | kept | {"output_mask": draw(masks(op))}
+
+
 @st.composite
 def weights_backward_calls(draw):
     call = low_level([n for n in NO_OPTIONS if n not in PACKED])
     call |= seeded(without_grad(draw(weights_calls())))
     weights, lse = ops.weights_forward(**call)
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    return call | {
-        "grad_weights": torch.randn_like(weights), "logsumexp": lse,
-        "output_mask": draw(masks(ops.weights_backward)),
-    }  # fmt: skip
+    return call | backward_of(draw, ops.weights_backward, {"grad_weights": weights}, logsumexp=lse)
 
 
 @st.composite
@@ -255,11 +258,8 @@ def with_weights_backward_calls(draw):
     call = low_level([n for n in NO_OPTIONS if n not in PACKED])
     call |= seeded(without_grad(draw(with_weights_calls())))
     output, weights, lse = ops.with_weights_forward(**call)
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    return call | {
-        "grad_output": torch.randn_like(output), "grad_weights": torch.randn_like(weights),
-        "output": output, "logsumexp": lse, "output_mask": draw(masks(ops.with_weights_backward)),
-    }  # fmt: skip
+    grads = {"grad_output": output, "grad_weights": weights}
+    return call | backward_of(draw, ops.with_weights_backward, grads, output=output, logsumexp=lse)
 
 
 HARD = (
@@ -272,11 +272,7 @@ HARD = (
 def hard_backward_calls(draw):
     call = low_level(HARD) | without_grad(draw(hard_calls()))
     output, index = ops.hard_forward(**call)
-    torch.manual_seed(draw(st.integers(0, 1000)))
-    return call | {
-        "grad_output": torch.randn_like(output), "index": index,
-        "output_mask": draw(masks(ops.hard_backward)),
-    }  # fmt: skip
+    return call | backward_of(draw, ops.hard_backward, {"grad_output": output}, index=index)
 
 
 @st.composite

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -30,6 +31,14 @@ def run_program(package, *arguments, **environment):
     command = [sys.executable, "-m", package, *map(str, arguments)]
     env = {k: v for k, v in os.environ.items() if k != "QKV_ISA"} | environment
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=ROOT)
+
+
+def refused(capsys, main, *arguments):
+    """What a program says of its arguments."""
+    with pytest.raises(SystemExit) as exit:
+        main([*map(str, arguments)])
+    assert exit.value.code == 2
+    return capsys.readouterr().err
 
 
 def sdpa(query, key, value, **options):

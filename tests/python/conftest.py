@@ -189,6 +189,12 @@ def isa(request):
 
 
 @pytest.fixture
+def nothing_compiled():
+    """What torch.compile has made is not taken for another test's function."""
+    torch.compiler.reset()
+
+
+@pytest.fixture
 def no_isa_asked_for(monkeypatch):
     """Removes QKV_ISA from the environment, for tests whose processes ask for instruction sets
     themselves."""

@@ -10,6 +10,14 @@ TEXT = {"vocab_size": 61, "max_position_embeddings": 64, "pad_token_id": 0}
 TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
 BERT = SIZES | TEXT
 IMAGE = {"image_size": 32, "patch_size": 8}
+XLM = {
+    "vocab_size": 61, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64,
+    "pad_index": 0,
+}  # fmt: skip
+PYRAMID = {
+    "image_size": 32, "num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [16, 32],
+    "strides": [4, 2], "num_attention_heads": [2, 4], "mlp_ratios": [2, 2],
+}  # fmt: skip
 
 
 def tokens(length=9):
@@ -201,14 +209,7 @@ FAMILIES = {
     ),
     "flaubert": (
         "Flaubert",
-        {
-            "vocab_size": 61,
-            "emb_dim": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "max_position_embeddings": 64,
-            "pad_index": 0,
-        },
+        XLM,
         tokens,
     ),
     "flava_text": ("FlavaText", BERT, tokens),
@@ -387,32 +388,12 @@ FAMILIES = {
     ),
     "pvt": (
         "Pvt",
-        {
-            "image_size": 32,
-            "num_encoder_blocks": 2,
-            "depths": [1, 1],
-            "sequence_reduction_ratios": [2, 1],
-            "hidden_sizes": [16, 32],
-            "patch_sizes": [4, 2],
-            "strides": [4, 2],
-            "num_attention_heads": [2, 4],
-            "mlp_ratios": [2, 2],
-        },
+        PYRAMID | {"sequence_reduction_ratios": [2, 1], "patch_sizes": [4, 2]},
         image,
     ),
     "pvt_v2": (
         "PvtV2",
-        {
-            "image_size": 32,
-            "num_encoder_blocks": 2,
-            "depths": [1, 1],
-            "sr_ratios": [2, 1],
-            "hidden_sizes": [16, 32],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "num_attention_heads": [2, 4],
-            "mlp_ratios": [2, 2],
-        },
+        PYRAMID | {"sr_ratios": [2, 1], "patch_sizes": [7, 3]},
         image,
     ),
     "rembert": (
@@ -563,14 +544,7 @@ FAMILIES = {
     ),
     "xlm": (
         "XLM",
-        {
-            "vocab_size": 61,
-            "emb_dim": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "max_position_embeddings": 64,
-            "pad_index": 0,
-        },
+        XLM,
         tokens,
     ),
     "xlnet": (

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from bench_runs import tables_of
+from bench_runs import refused, tables_of
 
 import qkv
 from benchmarks import processes
@@ -16,14 +16,6 @@ from benchmarks.ab import builds, report, turns
 INSTALLED = Path(qkv.__file__).parents[1]
 MACHINE = {"cpu": "Abacus", "cores": 2, "threads": 1, "dtype": "float32", "qkv": "0.1.0",
            "isa": "avx2", "torch": "2.13.0", "torch_isa": "AVX2"}  # fmt: skip
-
-
-def refused(capsys, *arguments):
-    """What the program says of its arguments."""
-    with pytest.raises(SystemExit) as exit:
-        ab.main([*map(str, arguments)])
-    assert exit.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -42,7 +34,7 @@ def refused(capsys, *arguments):
 def test_bad_arguments_are_named(monkeypatch, capsys, arguments, message):
     if "x" in arguments:
         monkeypatch.setattr(builds, "short_hash", lambda commit: commit)
-    assert message in refused(capsys, *arguments)
+    assert message in refused(capsys, ab.main, *arguments)
 
 
 @pytest.mark.parametrize("number", (report.FEWEST_ROUNDS, 9, 12, 39, 40))

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from bench_runs import refused
 
 from benchmarks import __main__ as benchmarks
 from benchmarks.confined import confine
@@ -32,26 +33,18 @@ pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, message):
-    assert message in refused(bench, arguments, capsys)
-    assert message in refused(benchmarks, [*GRID, *arguments], capsys)
+    assert message in refused(capsys, bench.main, *arguments)
+    assert message in refused(capsys, benchmarks.main, *GRID, *arguments)
 
 
 def test_an_isa_that_the_cpu_has_not_is_named(capsys):
-    message = refused(benchmarks, [*GRID, "--isa", "sse9"], capsys)
+    message = refused(capsys, benchmarks.main, *GRID, "--isa", "sse9")
     assert "--isa: this CPU cannot run 'sse9', expected one of: " in message
 
 
 def test_a_file_that_cannot_be_written_is_named(capsys):
-    message = refused(benchmarks, [*GRID, "--json", "no/such/folder/run.json"], capsys)
+    message = refused(capsys, benchmarks.main, *GRID, "--json", "no/such/folder/run.json")
     assert "--json: there is no folder no/such/folder" in message
-
-
-def refused(program, arguments, capsys):
-    """What the program says of its arguments."""
-    with pytest.raises(SystemExit) as exit:
-        program.main([*map(str, arguments)])
-    assert exit.value.code == 2
-    return capsys.readouterr().err
 
 
 def test_isa_confines_torch_as_well(monkeypatch):
@@ -83,11 +76,11 @@ def test_isa_confines_torch_as_well(monkeypatch):
     ],
 )
 def test_shapes_of_another_suite_are_named(capsys, suite, shapes, message):
-    assert message in refused(benchmarks, ["--suite", suite, "--shapes", shapes], capsys)
+    assert message in refused(capsys, benchmarks.main, "--suite", suite, "--shapes", shapes)
 
 
 def test_a_suite_is_asked_for(capsys):
-    message = refused(benchmarks, [], capsys)
+    message = refused(capsys, benchmarks.main)
     assert "--suite: expected one of grid, options, masks, derivatives, decode" in message
 
 
@@ -99,7 +92,7 @@ def test_a_suite_is_asked_for(capsys):
     ],
 )
 def test_a_picture_that_cannot_be_drawn_is_named(capsys, path, message):
-    assert message in refused(benchmarks, ["--suite", "grid", "--plot", path], capsys)
+    assert message in refused(capsys, benchmarks.main, "--suite", "grid", "--plot", path)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,9 @@ def test_a_picture_that_cannot_be_drawn_is_named(capsys, path, message):
 )
 def test_a_missing_module_is_named_before_the_run(monkeypatch, capsys, module, arguments):
     monkeypatch.setitem(sys.modules, module, None)
-    assert f"{module} is missing: pip install {module}" in refused(benchmarks, arguments, capsys)
+    assert f"{module} is missing: pip install {module}" in refused(
+        capsys, benchmarks.main, *arguments
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_files_that_are_no_run_are_named(tmp_path, capsys, option, content, mess
     if content:
         path.write_text(content)
     suite = GRID if option == "--compare" else []
-    said = refused(benchmarks, [*suite, option, path], capsys)
+    said = refused(capsys, benchmarks.main, *suite, option, path)
     assert f"{option}: {path} {message}" in said
 
 
@@ -134,18 +129,17 @@ def test_a_run_of_another_suite_is_named(tmp_path, capsys):
     path = tmp_path / "old.json"
     fields = ("machine", "peak", "directions", "results", "geometric_mean", "warnings")
     path.write_text(json.dumps({"suite": "decode"} | dict.fromkeys(fields)))
-    message = refused(benchmarks, [*GRID, "--compare", path], capsys)
+    message = refused(capsys, benchmarks.main, *GRID, "--compare", path)
     assert f"--compare: {path} is a run of 'decode', expected one of grid" in message
 
 
 def test_printing_a_run_measures_nothing(capsys):
-    message = refused(
-        benchmarks, ["--from", "run.json", "--shapes", "tiny", "--repeats", "1"], capsys
-    )
+    arguments = ("--from", "run.json", "--shapes", "tiny", "--repeats", "1")
+    message = refused(capsys, benchmarks.main, *arguments)
     assert "--from: measures nothing, expected no --shapes, --repeats beside it" in message
 
 
 def test_a_dtype_that_an_option_has_not_is_named(capsys):
     """An int8 cache takes no query of float64."""
-    message = refused(benchmarks, ["--suite", "decode", "--dtype", "float64"], capsys)
+    message = refused(capsys, benchmarks.main, "--suite", "decode", "--dtype", "float64")
     assert "--dtype float64: int8:8x32/8x1x4096x128 has no query of this dtype" in message

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from bench_runs import PNG
+from bench_runs import PNG, refused
 
 from benchmarks.distribution import __main__ as model
 from benchmarks.distribution import table
@@ -272,7 +272,4 @@ def test_measuring():
     ],
 )
 def test_wrong_arguments(arguments, message, capsys):
-    with pytest.raises(SystemExit) as end:
-        model.main(arguments.split())
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, model.main, *arguments.split())

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_runs import make_up_rates, markdown_rows, tables_of
+from bench_runs import make_up_rates, markdown_rows, refused, tables_of
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.program import DTYPES
@@ -93,7 +93,4 @@ def test_every_round_has_every_way_and_every_other_goes_backwards():
     ],
 )
 def test_bad_arguments_are_named(capsys, arguments, message):
-    with pytest.raises(SystemExit) as exit:
-        peers.main(["--environment", "no/such", *arguments])
-    assert exit.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, peers.main, "--environment", "no/such", *arguments)

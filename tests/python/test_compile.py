@@ -16,16 +16,14 @@ import qkv
 
 attention = torch.ops.qkv.attention
 attention_with_lse = torch.ops.qkv.attention_with_lse
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Dynamo's own
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),  # Dynamo's own
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 
 def make(*sizes, batch=(2, 3), D=8, dtype=torch.float32):
     return [torch.randn(*batch, n, D, dtype=dtype).requires_grad_() for n in sizes]
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("backend", COMPILERS)

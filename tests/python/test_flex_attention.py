@@ -22,11 +22,7 @@ from qkv._score_function.arguments import program_of
 from qkv._score_function.recognise import options_of
 
 D = 8
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled():
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def inputs(dtype=torch.float64, L=L):

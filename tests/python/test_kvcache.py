@@ -596,11 +596,8 @@ class TestAutocast:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.usefixtures("nothing_compiled")
 class TestCompile:
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        torch.compiler.reset()
-
     @pytest.mark.one_in(2)
     @pytest.mark.parametrize("backend", COMPILERS)
     @pytest.mark.parametrize("block_size", [None, 16])

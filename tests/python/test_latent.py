@@ -271,11 +271,8 @@ class TestVmap:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.usefixtures("nothing_compiled")
 class TestPrograms:
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        torch.compiler.reset()
-
     def both(self, f, g, call):
         found, expected = (x(call) for x in (f, g))
         testing.assert_close(found, expected)

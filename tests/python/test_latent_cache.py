@@ -248,11 +248,8 @@ def test_which_way():
         assert ways[0] != ways[1]
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 class TestCompile:
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        torch.compiler.reset()
-
     @pytest.mark.one_in(2)
     @pytest.mark.parametrize("backend", COMPILERS)
     @pytest.mark.parametrize("kind", ["rows", "paged"])

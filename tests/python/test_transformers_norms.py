@@ -1,6 +1,5 @@
 """register(kernels=True): the RMS norms of transformers' models are computed by qkv.rotate."""
 
-import copy
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ from torch.testing import assert_close
 transformers = pytest.importorskip("transformers")
 
 import decoder_models  # noqa: E402
-from decoder_models import gradients  # noqa: E402
+from decoder_models import check_training  # noqa: E402
 
 import qkv.integrations.transformers as integration  # noqa: E402
 
@@ -27,18 +26,8 @@ NORMS = {"llama": 5, "qwen3": 9, "gemma2": 9, "mistral": 5}
 @pytest.fixture
 def norms(monkeypatch):
     """The shapes that models norm by qkv.rotate."""
-    shapes = []
-
-    def counted(x, *args):
-        shapes.append(x.shape)
-        return normed(x, *args)
-
-    normed = _norms._normed
-    integration.register(kernels=True)
-    monkeypatch.setattr(_norms, "_normed", counted)
-    yield shapes
-    integration.unregister()
-    integration.register()
+    with decoder_models.counting(monkeypatch, _norms, "_normed", lambda x: x.shape) as shapes:
+        yield shapes
 
 
 def model_of(family: str):
@@ -52,15 +41,7 @@ def model_of(family: str):
 
 @pytest.mark.parametrize("family", NORMS)
 def test_results_and_gradients(family, norms):
-    model = model_of(family)
-    ids = torch.randint(50, (2, 9))
-    expected = gradients(copy.deepcopy(model), ids)
-    model.set_attn_implementation("qkv")
-    norms.clear()
-    found = gradients(model, ids)
-    assert len(norms) == NORMS[family]
-    for name, x in expected.items():
-        assert_close(found[name], x, atol=1e-5 * max(1, x.abs().max()), rtol=1e-4, msg=name)
+    assert check_training(model_of(family), norms) == NORMS[family]
 
 
 def norm_of(family: str, name: str, shapes):

@@ -1,6 +1,5 @@
 """register(kernels=True): models of transformers rotate query and key by qkv.rotate."""
 
-import copy
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers")
 
-from decoder_models import gradients, model_of  # noqa: E402
+from decoder_models import check_training, counting, model_of  # noqa: E402
 
 import qkv.integrations.transformers as integration  # noqa: E402
 
@@ -24,33 +23,14 @@ OTHERS = ["cohere", "gpt_oss", "glm4"]
 
 @pytest.fixture
 def rotations(monkeypatch):
-    """The number of calls of qkv.rotate that models make."""
-    calls = []
-
-    def counted(*args):
-        calls.append(args[0].dtype)
-        return qkv_rotate(*args)
-
-    qkv_rotate = _rotation.rotate
-    integration.register(kernels=True)
-    monkeypatch.setattr(_rotation, "rotate", counted)
-    yield calls
-    integration.unregister()
-    integration.register()
+    """The dtypes of the calls of qkv.rotate that models make."""
+    with counting(monkeypatch, _rotation, "rotate", lambda x: x.dtype) as calls:
+        yield calls
 
 
 @pytest.mark.parametrize("family", ROTATED + OTHERS)
 def test_results_and_gradients(family, rotations):
-    model = model_of(family)
-    ids = torch.randint(50, (2, 9))
-    expected = gradients(copy.deepcopy(model), ids)
-    model.set_attn_implementation("qkv")
-    rotations.clear()
-    found = gradients(model, ids)
-    assert len(rotations) == (2 if family in ROTATED else 0)
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        assert_close(found[name], x, atol=1e-5 * max(1, x.abs().max()), rtol=1e-4, msg=name)
+    assert check_training(model_of(family), rotations) == (2 if family in ROTATED else 0)
 
 
 def test_cached_steps_and_half_precision(rotations):

@@ -10,15 +10,13 @@ from common import COMPILERS
 
 import qkv
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.torch.jit:DeprecationWarning", "ignore:Anomaly Detection has been enabled"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit:DeprecationWarning", "ignore:Anomaly Detection has been enabled"
+    ),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 B, H, D = 2, 3, 8
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.compiler.reset()
 
 
 def packed(query, key, value):
