@@ -2,7 +2,7 @@
 # The Arm wheel, on a CPU that is not Arm: examples/cpp is cross-compiled with find_package(qkv) against the
 # wheel and torch's own Arm libraries, and learns under qemu. Some minutes, and 440 MB of downloads.
 #
-#   tests/emulation/aarch64_wheel.sh dist/qkv-0.1.0-py3-none-manylinux_2_27_aarch64.whl 2.13.0
+#   tests/emulation/aarch64_wheel.sh dist/qkv-0.1.0-py3-none-manylinux_2_26_aarch64.whl 2.13.0
 #
 # Needs aarch64-linux-gnu-g++ and qemu-aarch64. Python's tests do not run here: torch's Arm wheel is a
 # CUDA build, whose Python library does not load without all of Nvidia's.
