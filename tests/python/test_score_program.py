@@ -114,6 +114,46 @@ def test_packed_documents():
     assert gradcheck(packed, given, check_forward_ad=True)
 
 
+def test_documents_of_different_sizes_share_a_bias_and_a_large_table():
+    """Planes of the second document would have one sum together for so large a table, those of the
+    first one each their own."""
+    sizes, heads, elements = ((8, 8), (8, 512)), 4, 1 << 20
+    ends_q, ends_k = (torch.tensor([0, *ends], dtype=torch.int32) for ends in ((8, 16), (8, 520)))
+    text = f"@float 0 {elements}\nscore\nkey\nload 0 1\nadd 0 2\n"
+    rows = (16, heads, 8), (520, heads, 8), (520, heads, 8), (heads, 8, 512), (elements,)
+    given = [torch.randn(shape, requires_grad=True) for shape in rows]
+    query, key, value, bias, tables = given
+    output = ops.varlen_attention(
+        query,
+        key,
+        value,
+        ends_q,
+        ends_k,
+        8,
+        512,
+        bias=bias,
+        score_program=text,
+        score_tables=tables,
+    )[0]
+    expected = []
+    for n, (L, S) in enumerate(sizes):
+        own, keys = slice(ends_q[n], ends_q[n + 1]), slice(ends_k[n], ends_k[n + 1])
+        one, k, v = (x.transpose(0, 1) for x in (query[own], key[keys], value[keys]))
+        scores = one @ k.mT / 8**0.5 + tables[:S] + bias[:, :L, :S]
+        expected.append((scores.softmax(-1) @ v).transpose(0, 1))
+    grad = torch.randn_like(output)
+    found = torch.autograd.grad(output, given, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(torch.cat(expected), given, grad))
+
+
+def test_the_smallest_numbers_are_numbers():
+    """And they change nothing that they are added to."""
+    query, key, value = torch.randn(3, 1, 1, 4, 8, dtype=torch.float64)
+    text = "score\nfloat 5e-324\nadd 0 1\n"
+    output = ops.attention(query, key, value, score_program=text)
+    assert torch.equal(output, ops.attention(query, key, value))
+
+
 def test_caches_count_queries_from_the_last_key():
     caches, lengths = torch.randn(2, 2, 4, 20, 8), torch.tensor([13, 20])
     query, tables = torch.randn(2, 4, 3, 8), torch.randn(40)
