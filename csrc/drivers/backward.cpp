@@ -68,19 +68,21 @@ void run_together(const Problem& p, const BackwardArgs& args,
 
 // Batch items of different sizes that add to the same sums, in their order: an item of work is one
 // class of all of them, one after the other. Where there are fewer classes than one of them alone
-// could use threads, each is a pass of its own.
+// could use threads, or where their classes differ, since their sums of tables do (table_sums.h),
+// each is a pass of its own.
 void run_in_turn(const Problem& p, const BackwardArgs& args,
                  const std::vector<Stretch>& stretches) {
   std::vector<BackwardTask> tasks;
   tasks.reserve(stretches.size());
   double flops = 0;
-  bool all_fill_threads = true;
+  bool as_one = true;
   for (const Stretch& stretch : stretches) {
     const BackwardTask& task = tasks.emplace_back(p, args, stretch, *ItemProblem(p, stretch.first));
-    all_fill_threads &= task.classes() >= usable_threads(p.num_threads, task.flops());
+    as_one &= task.classes() == tasks.front().classes() &&
+              task.classes() >= usable_threads(p.num_threads, task.flops());
     flops += task.flops();
   }
-  if (!all_fill_threads) {
+  if (!as_one) {
     for (const Stretch& stretch : stretches) run_together(p, args, {stretch});
     return;
   }

@@ -15,10 +15,10 @@ constexpr int64_t kFewestKeys = 256;
 // the others. Cells differ in size, and a thread that waits for another one takes up time, too.
 constexpr double kWidthPerThread = 1.5, kMoreWidth = 3;
 
-// The most bytes of memory for the sums of planes, which the jobs of a call divide among them, and
-// the share of the gradients' own bytes, if that is more. One plane's sums are had in any case.
-// Beside them each thread has a workspace, of which it touches some 0.1 (D = 64) to 0.4 MiB (D =
-// 256).
+// The most bytes of memory for the sums of planes, which the jobs of a call divide among them; or
+// one in kSumShare of the gradients' own bytes, if that is more. One plane's sums are had in any
+// case. Beside them each thread has a workspace, of which it touches some 0.1 (D = 64) to 0.4 MiB
+// (D = 256).
 constexpr int64_t kMostSumBytes = int64_t(20) << 20;
 constexpr int64_t kSumShare = 5;
 

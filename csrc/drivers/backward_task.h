@@ -1,9 +1,10 @@
 // The backward pass of one stretch of batch items: how it is cut into work items, and what each
 // item does.
 //
-// A plane is one batch item and one key/value head. Planes that add to the same elements of a
-// mask's gradient form a class (sharing.h); where nothing is shared, every plane is a class of its
-// own. A plane is cut into cells (cells.h), which add to the plane's sums in a fixed order.
+// A plane is one batch item and one key/value head. Planes that add to the same elements of the
+// gradient of a mask, or of tables, form a class (sharing.h); where nothing is shared, every plane
+// is a class of its own. A plane is cut into cells (cells.h), which add to the plane's sums in a
+// fixed order.
 //
 // The work can be ordered in two ways. Both give the same bits; plan() takes the faster one.
 //   by class:  an item is a class (of a problem with mask groups, mask_groups.h, the planes of one

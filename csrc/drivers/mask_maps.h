@@ -19,7 +19,8 @@ class MappedProblem {
   const Problem& operator*() const { return own_ ? *own_ : p_; }
 
  private:
-  // What one batch item and one query head see of a mask: rows [row, row + rows) of all maps.
+  // What one batch item and one query head see of a mask: rows [row, row + rows) of all maps, whose
+  // squares begin with number `square` of all squares.
   struct Piece {
     int which;  // the number of the map
     int64_t batch, head, row, rows, square;

@@ -12,9 +12,9 @@ namespace qkv {
 // A plane is one batch item and one key/value head. Two planes are in the same class if they add to
 // the same elements of GradMask::each, which are those that differ only in dimensions over which
 // one of these outputs broadcasts, or those that have one sum for the gradient of tables
-// (table_sums.h). The position of a plane is its place within its
-// class. So planes of one class must not run at the same time, and planes at the same position of
-// different classes always may. Positions ascend with the number of the plane.
+// (table_sums.h). The position of a plane is its place within its class. So planes of one class
+// must not run at the same time, and planes at the same position of different classes always may.
+// Positions ascend with the number of the plane.
 //
 // All of it is about the planes of one stretch of batch items. Items of different sizes, whose
 // stretches are others, may add to the same elements, too (between_items): then every item is a

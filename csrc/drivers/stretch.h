@@ -35,9 +35,9 @@ struct Stretch {
   }
 };
 
-// All batch items of a problem; with spans, only neighbours of one size together.
-// Keys in pages need other memory than keys in rows, and so are no neighbours of these. One by one,
-// if they are to be worked off in their order. Items without queries have results only in a
+// All batch items of a problem; with spans, a stretch has only neighbours of one size, and of keys
+// that all lie in pages or all in rows, which need other memory; or, if one_by_one, one item, so
+// that items can be worked off in their order. Items without queries have results only in a
 // backward pass: the gradients of their keys, which are 0.
 inline std::vector<Stretch> stretches_of(const Problem& p, bool one_by_one = false,
                                          bool without_queries = false) {

@@ -10,7 +10,9 @@ namespace {
 
 // There are at least so many sums, if rows and memory permit, and so many threads find work.
 constexpr int64_t kWantedSums = 32;
-// The most bytes that the sums of a whole batch take beside its gradients, unless one is larger.
+// The most bytes that the sums of a whole batch take beside its gradients, unless one is larger, or
+// there has to be one for each plane: of tables with rows of their own for batch items, and where
+// planes take turns at a mask's gradient (Sharing).
 constexpr int64_t kMostBytes = int64_t(32) << 20;
 
 int64_t table_elements(const Problem& p, const BackwardArgs& args) {

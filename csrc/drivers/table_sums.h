@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "attention.h"
-#include "common/tensor.h"
 #include "stretch.h"
 
 namespace qkv {

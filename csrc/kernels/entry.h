@@ -3,7 +3,6 @@
 
 #include "kernels/contract.h"
 #include "kernels/gemm/peak.h"
-#include "kernels/operands/operands.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/forward.h"

@@ -1,7 +1,12 @@
 #include "program/parse.h"
 
+#include <locale.h>
+#include <stdlib.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -101,14 +106,14 @@ class Parser {
     return x;
   }
   double real(size_t word) const {
+    // The caller's own locale may have a comma for the point.
+    static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
     const std::string& from = words_.at(word);
-    size_t used = 0;
-    double x = 0;
-    try {
-      x = std::stod(from, &used);
-    } catch (const std::exception&) {
-    }
-    if (used != from.size()) fail("'" + from + "' is no number");
+    char* end = nullptr;
+    errno = 0;
+    const double x = strtod_l(from.c_str(), &end, plain);
+    const bool overflows = errno == ERANGE && std::isinf(x);
+    if (*end || overflows) fail("'" + from + "' is no number");
     return x;
   }
   // The instruction whose result an operand is.

@@ -92,8 +92,7 @@ class LoadedKeys {
 
 // Keys or values for products that leave out hidden pairs. A product multiplies finite() instead of
 // the rows themselves; hide() then marks the pairs of one tile, and add() adds what the numbers
-// that are not finite make of the visible ones. Exists only where
-// pairs can be hidden.
+// that are not finite make of the visible ones. Exists only where pairs can be hidden.
 template <class E, Infinities infinities>
 class NonfiniteKeys {
   using T = Compute<E>;

@@ -566,6 +566,7 @@ TEST(ScoreProgramText, SaysWhatIsWrong) {
   expect("score\nquery\nadd 0 1\n", "does not take operands of these types");
   expect("query\n", "must give a real number");
   expect("score\nfloat x\n", "'x' is no number");
+  expect("score\nfloat 1e400\n", "'1e400' is no number");
   expect("score\nint 1.5\n", "'1.5' is no integer");
   expect("score\n@float 0 3\n", "tables come before all instructions");
   expect("@float 0 3\nscore\nload 1 0\n", "there is no table 1");

@@ -1,6 +1,8 @@
 """score_program, score_tables and score_indices of the operators: a program as text, against the
 same formula by torch. tests/csrc/test_score_program.cpp has each instruction."""
 
+import threading
+
 import pytest
 import torch
 from common import dtypes_of
@@ -112,6 +114,65 @@ def test_packed_documents():
         torch.testing.assert_close(output[rows].transpose(0, 1), weights @ values)
     given = (query.detach().requires_grad_(), key.detach(), value.detach(), tables)
     assert gradcheck(packed, given, check_forward_ad=True)
+
+
+def test_documents_of_different_sizes_share_a_bias_and_a_large_table():
+    """Planes of the second document would have one sum together for so large a table, those of the
+    first one each their own."""
+    sizes, heads, elements = ((8, 8), (8, 512)), 4, 1 << 20
+    ends_q, ends_k = (torch.tensor([0, *ends], dtype=torch.int32) for ends in ((8, 16), (8, 520)))
+    text = f"@float 0 {elements}\nscore\nkey\nload 0 1\nadd 0 2\n"
+    rows = (16, heads, 8), (520, heads, 8), (520, heads, 8), (heads, 8, 512), (elements,)
+    given = [torch.randn(shape, requires_grad=True) for shape in rows]
+    query, key, value, bias, tables = given
+    output = ops.varlen_attention(
+        query,
+        key,
+        value,
+        ends_q,
+        ends_k,
+        8,
+        512,
+        bias=bias,
+        score_program=text,
+        score_tables=tables,
+    )[0]
+    expected = []
+    for n, (L, S) in enumerate(sizes):
+        own, keys = slice(ends_q[n], ends_q[n + 1]), slice(ends_k[n], ends_k[n + 1])
+        one, k, v = (x.transpose(0, 1) for x in (query[own], key[keys], value[keys]))
+        scores = one @ k.mT / 8**0.5 + tables[:S] + bias[:, :L, :S]
+        expected.append((scores.softmax(-1) @ v).transpose(0, 1))
+    grad = torch.randn_like(output)
+    found = torch.autograd.grad(output, given, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(torch.cat(expected), given, grad))
+
+
+def test_long_programs_need_no_large_stack():
+    """Second derivatives of 500 instructions keep more results than a stack of 1 MiB has room for."""
+    text = "score\n" + "".join(f"sin {n}\n" for n in range(500))
+    found = []
+
+    def differentiate():
+        query = torch.randn(1, 1, 32, 8, requires_grad=True)
+        output = ops.attention(query, query, query, score_program=text)
+        (grad,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+        found.extend(torch.autograd.grad(grad.square().sum(), query))
+
+    before = threading.stack_size(1 << 20)
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    threading.stack_size(before)
+    thread.join()
+    assert found[0].isfinite().all()
+
+
+def test_the_smallest_numbers_are_numbers():
+    """And they change nothing that they are added to."""
+    query, key, value = torch.randn(3, 1, 1, 4, 8, dtype=torch.float64)
+    text = "score\nfloat 5e-324\nadd 0 1\n"
+    output = ops.attention(query, key, value, score_program=text)
+    assert torch.equal(output, ops.attention(query, key, value))
 
 
 def test_caches_count_queries_from_the_last_key():

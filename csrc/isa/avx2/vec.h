@@ -11,8 +11,7 @@ namespace qkv::QKV_ISA {
 constexpr bool kHasFma = true;
 constexpr int kRegisters = 16;
 constexpr int kVectorBytes = 32;
-// 6 x 2 = 12
-// accumulators, two vectors of B and one broadcast of A fill 15 of 16 registers.
+// 6 x 2 = 12 accumulators, two vectors of B and one broadcast of A fill 15 of 16 registers.
 constexpr int kMaxRows[2] = {12, 6};
 constexpr int kVectorsInStep = 4;
 constexpr bool kLooksUp = false;

@@ -17,8 +17,7 @@ namespace qkv::QKV_ISA {
 constexpr bool kHasFma = true;
 constexpr int kRegisters = 32;
 constexpr int kVectorBytes = 64;
-// 14 x 2 = 28
-// accumulators, two vectors of B and one broadcast of A fill 31 of 32 registers.
+// 14 x 2 = 28 accumulators, two vectors of B and one broadcast of A fill 31 of 32 registers.
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 4;
 

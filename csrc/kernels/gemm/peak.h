@@ -20,8 +20,9 @@ F peak_factor() {
     return F(0.5);
 }
 
-// Chains of F's products, which come near a number and stay there, and so are never subnormal or
-// infinite. Returns one of their numbers, or the compiler would drop the loop.
+// Chains of F's products, which grow by 1/4 or 1/2 at a time or, without FMA, come near 1, and so
+// are never subnormal or infinite. Returns one of their numbers, or the compiler would drop the
+// loop.
 template <class F, class T = Compute<F>>
 double peak_loop(int64_t iterations) {
   const F factor = peak_factor<F>();

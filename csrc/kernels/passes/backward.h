@@ -17,7 +17,6 @@
 //   dQ^T += K^T W'^T + K'^T W^T    dK += W'^T Q + W^T Q'    dV += P'^T dO
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/passes/backward_keys.h"
 #include "kernels/passes/backward_rows.h"
 

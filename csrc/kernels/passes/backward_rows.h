@@ -2,7 +2,6 @@
 // its tiles and leaves them.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/passes/finish_grad.h"
 #include "kernels/passes/grad_rows.h"
 #include "kernels/simd/transpose.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "attention_jvp.h"
-#include "kernels/operands/operands.h"
 #include "kernels/passes/backward_operands.h"
 #include "kernels/passes/grad_rows.h"
 #include "repair/nonfinite_rows.h"

@@ -1,7 +1,6 @@
 // The forward pass over one ForwardItem: a range of rows against a range of keys of one plane.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/passes/forward_ahead.h"
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_state.h"

@@ -4,7 +4,6 @@
 // keys, values and output, each of a few KiB, and waits for each line of them.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_tiles.h"
 

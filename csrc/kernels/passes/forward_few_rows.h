@@ -4,7 +4,6 @@
 // values are prefetched, and while the values are multiplied, the next keys are.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/products/few_columns.h"
 #include "kernels/products/few_rows.h"
 #include "kernels/products/few_scales.h"

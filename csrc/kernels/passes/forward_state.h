@@ -1,7 +1,6 @@
 // The scratch memory of the forward pass, and how the output of a tile leaves it.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/passes/forward_few_rows.h"
 #include "kernels/passes/forward_tiles.h"
 #include "kernels/passes/kept_weights.h"

@@ -8,7 +8,6 @@
 //   lse' = sum_j P T / sum_j P    and    output' = O' / sum_j P - lse' * output.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/passes/forward.h"
 #include "kernels/passes/jvp_state.h"
 #include "kernels/passes/walk.h"

@@ -5,7 +5,6 @@
 // divided by the same sum. So they cost no second product and no second exponential.
 #pragma once
 
-#include "kernels/operands/operands.h"
 #include "kernels/score/dropout.h"
 #include "repair/marks.h"
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "common/row_sums.h"
-#include "kernels/operands/operands.h"
 #include "kernels/passes/backward.h"
 #include "kernels/passes/grad_tile.h"
 #include "kernels/passes/walk.h"

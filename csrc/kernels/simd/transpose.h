@@ -103,17 +103,14 @@ QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
   return fold_lanes<T>(sums, add, add);
 }
-// Likewise; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
+// The same sums; rest is what the last addition has rounded off, exactly.
 template <class T>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums, Vec<T>& rest) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
-  return fold_lanes<T>(sums, add, [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA {
-    const Vec<T> sum = a + b, of_b = sum - a;
-    rest = (a - (sum - of_b)) + (b - of_b);
-    return sum;
-  });
+  return fold_lanes<T>(
+      sums, add, [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return two_sum<T>(a, b, rest); });
 }
-// Likewise, the largest of all lanes; NaN or not if one of them is NaN (max).
+// The same with the largest of all lanes; NaN or not if one of them is NaN (max).
 template <class T>
 QKV_INLINE Vec<T> max_lanes(Vec<T>* vectors) {
   const auto larger = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return max<T>(a, b); };
