@@ -222,6 +222,7 @@ def test_evaluates_few_blocks(name, monkeypatch):
         ({"Q_LEN": 0}, "block_mask: Q_LEN is 0"),
         ({"KV_LEN": 2.0}, "block_mask: KV_LEN is 2.0"),
         ({"BLOCK_SIZE": (16, 0)}, "block_mask: BLOCK_SIZE is 0"),
+        ({"BLOCK_SIZE": 16.0}, "block_mask: BLOCK_SIZE is 16.0, but a number from 1 is expected"),
         ({"BLOCK_SIZE": (16,)}, r"block_mask: BLOCK_SIZE is \(16,\)"),
         ({"device": "meta"}, "block_mask: device is meta"),
         ({"mask_mod": None}, "block_mask: mask_mod is None"),

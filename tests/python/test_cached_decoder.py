@@ -192,6 +192,10 @@ BAD = {
         make(batch_first=False),
         {"memory": torch.zeros(B, S, 9)},
     ),
+    r"memory_key_padding_mask is torch.int64, but bool \(True = hidden\) or a floating": (
+        make(),
+        {"memory_key_padding_mask": HIDDEN.long()},
+    ),
     r"memory_key_padding_mask is \[5\], but \[2, 5\]": (
         make(),
         {"memory_key_padding_mask": HIDDEN[0]},

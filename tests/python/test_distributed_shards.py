@@ -34,10 +34,10 @@ def test_order(size, length):
 def there_and_back(dtype, dim):
     whole = torch.randn(2, 3, 13, 4).mul(3).to(dtype).transpose(2, dim)
     own = shard(whole, dim)
-    return own.shape, torch.equal(unshard(own, dim, seqlen=13), whole)
+    return own.shape, torch.equal(unshard(own.conj(), dim, seqlen=13), whole.conj())
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.bfloat16, torch.cfloat])
 @pytest.mark.parametrize("dim", [0, 2, -1, -3])
 def test_every_dtype_and_dimension(dtype, dim):
     for shape, same in run(2, there_and_back, dtype, dim):
@@ -88,6 +88,10 @@ class TestGradients:
             assert torch.equal(grad, torch.cat([padded[rank], padded[5 - rank]]))
             assert torch.equal(tangent, 2 * torch.arange(7.0))
 
+    def test_of_complex_numbers(self):
+        for grad in run(2, gradient_of_complex_numbers):
+            assert torch.equal(grad, torch.full((4,), -2j))
+
     def test_of_unshard_twice(self):
         for (second,) in run(2, second_derivative_of_unshard):
             # Of (s * w)^2 summed over both ranks' losses, w 1 and 2: 2 * (1 + 4).
@@ -114,6 +118,12 @@ def gradient_of_unshard():
     tangents = (shard(2 * torch.arange(7.0), 0),)
     _, tangent = torch.func.jvp(lambda x: unshard(x, 0, seqlen=7), (own.detach(),), tangents)
     return own.grad, tangent
+
+
+def gradient_of_complex_numbers():
+    own = torch.zeros(4, dtype=torch.complex64, requires_grad=True)
+    (unshard(own, 0) * 1j).real.sum().backward()
+    return own.grad
 
 
 def second_derivative_of_unshard():

@@ -465,6 +465,7 @@ BAD_ARGUMENTS = [
     ((24, 4), {"rotary": Rotary(8)}, "rotary.dim is 8, but at most head_dim, 6,"),
     ((15, 3), {"rotary": 10.0}, "Rotary: dim is 5, but an even number"),
     ((24, 4), {"rotary": 0.0}, "Rotary: base is 0.0, but a positive number"),
+    ((24, 4), {"rotary": True}, "Rotary: base is True, but a positive number"),
 ]
 
 

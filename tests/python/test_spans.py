@@ -430,6 +430,10 @@ def test_builders_refuse():
         Spans.documents(torch.tensor([0, 1, 0]))
     with pytest.raises(ValueError, match="kernel 3 with dilation 2"):
         Spans.neighborhood((5,), 3, 2)
+    with pytest.raises(ValueError, match=r"kernel is \(3,\), but one for all dimensions or 2 are"):
+        Spans.neighborhood((5, 5), (3,))
+    with pytest.raises(ValueError, match=r"parents is \[1, 2\], but \[L\] is expected"):
+        Spans.tree([[-1, 0]])
     with pytest.raises(ValueError, match=r"parents\[1\] is 1"):
         Spans.tree([-1, 1])
     with pytest.raises(ValueError, match="size is 0"):

@@ -263,6 +263,11 @@ class TestTolerances:
         with pytest.raises(AssertionError, match="off by .* for rounding"):
             testing.assert_close(wrong, truth)
 
+    def test_whole_numbers_are_not_rounded(self):
+        testing.assert_close(torch.arange(3), torch.arange(3))
+        with pytest.raises(AssertionError, match=r"off by 1 at \[2\]: 3, where 2 is expected"):
+            testing.assert_close(torch.tensor([0, 1, 3]), torch.arange(3))
+
     @pytest.mark.parametrize("x", [math.nan, INF, -INF])
     def test_what_is_not_finite(self, x):
         truth = torch.ones(2, 3, dtype=torch.float64)

@@ -54,9 +54,7 @@ def flex_attention(
             of a floating dtype get their gradient. The score is float32, for float64 float64.
         block_mask: which keys each query sees: torch's BlockMask (`qkv.block_mask` makes one), for
             blocks that it lists as full without its function.
-        scale: multiplies the scores before score_mod sees them; `1 / sqrt(D)` if None.
-        enable_gqa: key and value may have fewer heads than query, as long as they divide H.
-        return_lse: also return the logarithm of each softmax's denominator.
+        scale, enable_gqa, return_lse: as in `attention`; score_mod sees scores that are scaled.
         kernel_options: tells torch's kernels how to run, and nothing about what is computed.
         return_aux: torch's AuxRequest: also return an AuxOutput of the lse and the greatest
             score of each query, which has no gradient and takes about as long as the output.

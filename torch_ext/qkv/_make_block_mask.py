@@ -64,7 +64,7 @@ def block_mask(
 
     batch = (1 if B is None else B, 1 if H is None else H)
     lengths = (Q_LEN, KV_LEN)
-    sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    sizes = tuple(BLOCK_SIZE) if isinstance(BLOCK_SIZE, (tuple, list)) else (BLOCK_SIZE,) * 2
     if not callable(mask_mod):
         _refuse("mask_mod", repr(mask_mod), "a function is expected")
     if torch.device(device).type != "cpu":

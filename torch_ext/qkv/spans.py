@@ -134,9 +134,13 @@ class Spans:
         """
         begins, hidden = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool)
         widths, rank = torch.ones(1, dtype=torch.int64), len(sizes)
-        given = (kernel, dilation, is_causal)
-        of_each = (x if isinstance(x, Sequence) else (x,) * rank for x in given)
-        for d, (size, k, step, causal) in enumerate(zip(sizes, *of_each, strict=True), 1):
+        given = {"kernel": kernel, "dilation": dilation, "is_causal": is_causal}
+        of_each = {n: x if isinstance(x, Sequence) else (x,) * rank for n, x in given.items()}
+        for name, x in of_each.items():
+            if len(x) != rank:
+                wanted = f"one for all dimensions or {rank} are expected, as many as sizes has"
+                refuse(f"Spans.neighborhood: {name}", x, wanted)
+        for d, (size, k, step, causal) in enumerate(zip(sizes, *of_each.values(), strict=True), 1):
             if k < 1 or step < 1 or k * step > size:
                 raise ValueError(
                     f"Spans.neighborhood: kernel {k} with dilation {step} is expected to be 1 or "
@@ -159,7 +163,10 @@ class Spans:
 
         Source: Miao et al., "SpecInfer", 2024.
         """
-        numbers = torch.as_tensor(parents).tolist()
+        parents = torch.as_tensor(parents)
+        if parents.dim() != 1:
+            refuse("Spans.tree: parents", parents, "[L] is expected")
+        numbers = parents.tolist()
         seen = torch.cat([torch.ones(len(numbers), first), torch.eye(len(numbers))], 1).bool()
         for i, parent in enumerate(numbers):
             if not -1 <= parent < i:

@@ -38,15 +38,13 @@ class _Variable(higher_order_ops.TorchHigherOrderOperatorVariable):
 
     def _call_function(self, tx: Any, args: Any, kwargs: Any) -> VariableTracker:
         score_mod, query = args
-        graph, captured = _graph_of(self, tx, score_mod, query)
-        is_double = query.dtype == torch.float64
+        floating = torch.float64 if query.dtype == torch.float64 else torch.float32
+        graph, captured = _graph_of(self, tx, score_mod, query, floating)
         fakes = [_stand_in(proxy.node.meta["example_value"]) for proxy in captured]
         lines = _Lines(graph)
         try:
             program, found = lowered(
-                lambda *arguments: lines.run(*arguments, *fakes),
-                torch.float64 if is_double else torch.float32,
-                lambda: lines.line,
+                lambda *arguments: lines.run(*arguments, *fakes), floating, lambda: lines.line
             )
         except Refused as error:
             unimplemented(
@@ -77,8 +75,10 @@ def _stand_in(x: Any) -> Any:
     return torch.zeros((), dtype=x.dtype).expand([int(n) for n in x.shape])
 
 
-def _graph_of(of: Any, tx: Any, score_mod: VariableTracker, query: Any) -> tuple[Any, list[Any]]:
-    """The function as a graph, and what it captures."""
+def _graph_of(
+    of: Any, tx: Any, score_mod: VariableTracker, query: Any, floating: torch.dtype
+) -> tuple[Any, list[Any]]:
+    """The function as a graph, and what it captures. floating: of the score."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     def scalar(dtype: torch.dtype, **options: Any) -> VariableTracker:
@@ -86,7 +86,6 @@ def _graph_of(of: Any, tx: Any, score_mod: VariableTracker, query: Any) -> tuple
         given = {name: VariableTracker.build(tx, x) for name, x in options.items()}
         return query.call_method(tx, "new_empty", [VariableTracker.build(tx, [])], given)
 
-    floating = torch.float64 if query.dtype == torch.float64 else torch.float32
     with higher_order_ops.discard_graph_changes(tx):
         score = scalar(floating, requires_grad=query.requires_grad)
         arguments = [score, *(scalar(torch.int32) for _ in range(4))]

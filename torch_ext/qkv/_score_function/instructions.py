@@ -94,10 +94,6 @@ def _add(p: Instructions, kind: str, a: Any, b: Any, alpha: Any = 1, sign: str =
     return _each(sign, "or" if sign == "add" else "")(p, kind, a, b)
 
 
-def _sub(p: Instructions, kind: str, a: Any, b: Any, alpha: Any = 1) -> Register:
-    return _add(p, kind, a, b, alpha, "sub")
-
-
 def _div(p: Instructions, kind: str, a: Any, b: Any, rounding_mode: str | None = None) -> Register:
     if rounding_mode is None:
         return _each("div")(p, kind, a, b)
@@ -235,8 +231,8 @@ RULES |= dict.fromkeys(
 )
 RULES |= {
     "add": _add,
-    "sub": _sub,
-    "rsub": lambda p, kind, a, b, alpha=1: _sub(p, kind, b, a, alpha),
+    "sub": lambda p, kind, a, b, alpha=1: _add(p, kind, a, b, alpha, "sub"),
+    "rsub": lambda p, kind, a, b, alpha=1: _add(p, kind, b, a, alpha, "sub"),
     "mul": _each("mul", "and"),
     "div": _div,
     "floor_divide": _each("floordiv"),
@@ -245,7 +241,7 @@ RULES |= {
     "minimum": _each("min", "and"),
     "maximum": _each("max", "or"),
     "clamp": _clamp,
-    "clamp_min": lambda p, kind, x, end: _clamp(p, kind, x, end),
+    "clamp_min": _clamp,
     "clamp_max": lambda p, kind, x, end: _clamp(p, kind, x, None, end),
     "where": _where,
     "masked_fill": lambda p, kind, x, mask, value: _where(p, kind, mask, value, x),

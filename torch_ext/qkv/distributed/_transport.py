@@ -15,7 +15,7 @@ from qkv.distributed._ranks import Ranks
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What is computed in, and what gradients travel and are added up in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.promote_types(dtype, torch.float32)
 
 
 @contextmanager
@@ -39,10 +39,8 @@ class Messages:
 
     def __init__(self, tensors: list[Tensor], begin: Begin | None = None, doing: str = ""):
         self._tensors, self._doing = tensors, doing
-        self._works = []
         with telling(doing):
-            if begin is not None:
-                self._works = [begin(_as_bytes(x)) for x in tensors if x.numel()]
+            self._works = [begin(_as_bytes(x)) for x in tensors if begin and x.numel()]
 
     def wait(self) -> list[Tensor]:
         """What was sent or received, when it has been."""
@@ -86,8 +84,9 @@ def all_gather(tensor: Tensor, ranks: Ranks, doing: str) -> list[Tensor]:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as one of a dtype that every backend can send."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    """A contiguous tensor as one of a dtype that every backend can send: a view, but of what is
+    conjugate or negative by a bit alone."""
+    return tensor.detach().resolve_conj().resolve_neg().view(-1).view(torch.uint8)
 
 
 def linear(function: Callable, transposed: Callable, tensor: Tensor, **how: Any) -> Tensor:

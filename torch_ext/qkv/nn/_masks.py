@@ -18,11 +18,8 @@ def mask_arguments(
     num_heads: int,
     is_batched: bool,
 ) -> dict[str, Any]:
-    """attn_mask and bias of `qkv.attention`, as far as there is something to say.
-
-    key_padding_mask: `[B, S]`, unbatched `[S]`. attn_mask: `[L, S]` or `[B * H, L, S]`, unbatched
-    `[H, L, S]`. Both bool (True = hidden) or floating (added). attn_bias: floating, broadcastable
-    to `[B, H, L, S]`."""
+    """attn_mask and bias of `qkv.attention`, as far as there is something to say: of what
+    `MultiheadAttention.forward` was given."""
     masks = []
     if attn_mask is not None:
         per_head = is_batched and attn_mask.dim() == 3

@@ -68,6 +68,9 @@ class CachedDecoder:
         if mask is not None:
             if mask.shape != (batch, keys):
                 _refuse("memory_key_padding_mask", mask, f"[{batch}, {keys}] is expected")
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                wanted = "bool (True = hidden) or a floating dtype is expected"
+                _refuse("memory_key_padding_mask", mask.dtype, wanted)
             self._bias = as_added(mask)[:, None, None].float()
         self.caches: list[tuple[KVCache, KVCache]] = []
         twins = []

@@ -86,15 +86,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         )  # fmt: skip
         _keep_off_fast_path(self)
         self.scale, self.softcap, self.window_size = scale, softcap, window_size
-        for name, tensor in {"alibi_slopes": alibi_slopes, "sinks": sinks}.items():
+        tensors = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+        for name, tensor in tensors.items():
             if isinstance(tensor, torch.nn.Parameter):
                 self.register_parameter(name, tensor)
             else:
                 tensor = tensor if tensor is None else tensor.to(device)
                 self.register_buffer(name, tensor, persistent=False)
         options = {"scale": scale, "softcap": softcap or None, "window_size": window_size}
-        options |= {"alibi_slopes": alibi_slopes, "sinks": sinks}
-        self._given = tuple(name for name, option in options.items() if option is not None)
+        self._given = tuple(n for n, x in (options | tensors).items() if x is not None)
         if add_bias_kv or add_zero_attn:
             for name in [n for n in ("window_size", "alibi_slopes") if n in self._given]:
                 wanted = "None is expected with add_bias_kv or add_zero_attn"

@@ -15,6 +15,7 @@ _refuse = partial(refuse, error=RuntimeError, function="GaussianSmoothing")
 # All neighbours further away than this many sigma have 2.3e-19 of the weight together, erfc(9 /
 # sqrt(2)), which is lost in the rounding of float64, 1.1e-16.
 _RADIUS_IN_SIGMA = 9.0
+_FARTHEST = 2.0**62  # a radius in positions: an int64, whatever sigma is
 
 
 class GaussianSmoothing(torch.nn.Module):
@@ -99,7 +100,7 @@ class GaussianSmoothing(torch.nn.Module):
         options: dict[str, Any] = {"scale": 1.0, "attn_mask": attn_mask}
         if regular:
             # A tensor's ceil, and not math's, for which torch.export has no name in its files.
-            radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().long().item()
+            radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().clamp(max=_FARTHEST).long().item()
             options["window_size"] = (radius, radius)
         output, weights = attend((query, key, value.double()), need_weights, False, options)
         output = output.to(value.dtype)
