@@ -1,6 +1,8 @@
 """score_program, score_tables and score_indices of the operators: a program as text, against the
 same formula by torch. tests/csrc/test_score_program.cpp has each instruction."""
 
+import threading
+
 import pytest
 import torch
 from common import dtypes_of
@@ -144,6 +146,25 @@ def test_documents_of_different_sizes_share_a_bias_and_a_large_table():
     grad = torch.randn_like(output)
     found = torch.autograd.grad(output, given, grad)
     torch.testing.assert_close(found, torch.autograd.grad(torch.cat(expected), given, grad))
+
+
+def test_long_programs_need_no_large_stack():
+    """Second derivatives of 500 instructions keep more results than a stack of 1 MiB holds."""
+    text = "score\n" + "".join(f"sin {n}\n" for n in range(500))
+    found = []
+
+    def differentiate():
+        query = torch.randn(1, 1, 32, 8, requires_grad=True)
+        output = ops.attention(query, query, query, score_program=text)
+        (grad,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+        found.extend(torch.autograd.grad(grad.square().sum(), query))
+
+    before = threading.stack_size(1 << 20)
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    threading.stack_size(before)
+    thread.join()
+    assert found[0].isfinite().all()
 
 
 def test_the_smallest_numbers_are_numbers():

@@ -6,19 +6,23 @@
 
 namespace qkv::QKV_ISA {
 
-// Calls use(interpreter), which lives as long as the call, with memory on the stack: programs have
-// a few dozen results, and threads megabytes. Not inlined, since a loop around it would take memory
-// again and again. Where bits are fixed, results of all rows of a tile at once may take more.
+// The most bytes on the stack. Programs have a few dozen results, and threads megabytes; but second
+// derivatives of 3000 instructions did not fit into 8 MiB, and where bits are fixed, results of all
+// rows of a tile at once may take as much.
+constexpr size_t kStackBytes = size_t(256) << 10;
+
+// Calls use(interpreter), which lives as long as the call. Not inlined, since a loop around it
+// would take memory of the stack again and again.
 template <class T, class Use>
 __attribute__((noinline)) void interpret(const Problem& p, const program::Compiled& program,
                                          const Tile& tile, int64_t key, const ProgramTile<T>& given,
                                          const Use& use) {
   const size_t bytes = Interpreter<T>::memory_bytes(program);
-  const auto use_with = [&](void* memory) QKV_INLINE_LAMBDA {
+  const auto use_with = [&](void* memory) {
     Interpreter<T> interpreter(p, program, tile, key, given, static_cast<char*>(memory));
     use(interpreter);
   };
-  if constexpr (kFixedBits)
+  if (kFixedBits || bytes > kStackBytes)
     use_with(Buffer(bytes).data());
   else
     use_with(__builtin_alloca_with_align(bytes, kVectorBytes * 8));
