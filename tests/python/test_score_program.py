@@ -149,7 +149,7 @@ def test_documents_of_different_sizes_share_a_bias_and_a_large_table():
 
 
 def test_long_programs_need_no_large_stack():
-    """Second derivatives of 500 instructions keep more results than a stack of 1 MiB has room for."""
+    """Second derivatives of 500 instructions keep more results than a stack of 1 MiB holds."""
     text = "score\n" + "".join(f"sin {n}\n" for n in range(500))
     found = []
 

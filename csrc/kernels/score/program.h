@@ -7,7 +7,7 @@
 namespace qkv::QKV_ISA {
 
 // The most bytes on the stack. Programs have a few dozen results, and threads megabytes; but second
-// derivatives of 3000 instructions did not fit into 8 MiB, and where bits are fixed, results of all
+// derivatives of 4000 instructions did not fit into 8 MiB, and where bits are fixed, results of all
 // rows of a tile at once may take as much.
 constexpr size_t kStackBytes = size_t(256) << 10;
 
