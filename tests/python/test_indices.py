@@ -204,6 +204,18 @@ def test_autocast_and_meta():
     assert found.shape == (B, H, L, DV) and found.device.type == "meta"
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_widest_window(grad):
+    """Positions and a side of any size add up without overflow."""
+    tensors, indices = inputs(requires_grad=True), choose(among=NEAR)
+    with torch.set_grad_enabled(grad):
+        open_, widest = (
+            qkv.attention(*tensors, indices=indices, enable_gqa=True, window_size=sides)
+            for sides in ((-1, -1), (2**63 - 1, 2**63 - 1))
+        )
+    assert torch.equal(open_, widest)
+
+
 @pytest.mark.parametrize("sizes", [(0, S), (L, 0), (0, 0)])
 def test_nothing(sizes):
     tensors = inputs(requires_grad=True, queries=sizes[0], seqlen=sizes[1])
@@ -224,6 +236,11 @@ def test_bad_input(grad):
         (indices[0, 0], r"indices has the shape \[7\], but \[\.\.\., L, k\] or"),
         (choose(3), r"indices has the shape \[2, 3, 70, 7\], but its heads must be key's, 2, or 1"),
         (indices + S, r"indices has the number \d+, but key has 400 keys"),
+        (
+            indices.repeat(2, 1, 1),
+            r"indices has the shape \[4, 70, 7\], whose leading dimensions "
+            r"do not broadcast to \[2\]",
+        ),
     ]
     for bad, words in cases:
         with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=words):

@@ -208,6 +208,17 @@ def test_gradients_of_tables_have_the_same_bits_on_any_number_of_threads(size):
     assert (found[0] - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
+def test_gradient_lies_like_its_table():
+    """As the Meta kernel says, which torch.compile holds the CPU kernel to."""
+    query, key, value, _ = inputs(torch.float32)
+    tables = torch.randn(28, 2).t().requires_grad_()
+    output = attend(query, key, value, tables)
+    (found,) = torch.autograd.grad(output.sum(), tables)
+    dense = tables.detach().contiguous().requires_grad_()
+    (expected,) = torch.autograd.grad(attend(query, key, value, dense).sum(), dense)
+    assert found.stride() == tables.stride() and torch.equal(found, expected)
+
+
 WRONG = {
     "attention: score program, line 2 .'erf 0'.: there is no instruction 'erf'":
         {"score_program": "score\nerf 0"},

@@ -264,6 +264,15 @@ def test_hidden_keys_and_their_directions_do_not_leak(poison):
     torch.testing.assert_close(found, hidden_key(1.0), rtol=0, atol=0)
 
 
+def test_heads_without_a_width():
+    """Scores of no numbers are 0, composed ones too: their default scale is no infinity."""
+    empty, mask = torch.zeros(1, 2, L, 0), torch.randn(L, L, requires_grad=True)
+    weights = qkv.attention_weights(empty, empty, attn_mask=mask)
+    (first,) = torch.autograd.grad(weights.square().sum(), mask, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), mask)
+    assert second.isfinite().all() and second.any()
+
+
 LARGE = {
     "causal": {"is_causal": True},
     "options": {"softcap": 2.0, "window_size": (70, 10), "dropout_p": 0.1},

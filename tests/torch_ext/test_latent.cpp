@@ -81,6 +81,13 @@ TEST_F(Latent, NamesWhatIsWrong) {
             }),
             "latent_attention_with_kvcache: v_scale is given, but values are a part of the rows, "
             "whose scale is k_scale");
+  EXPECT_EQ(error_of([&] {
+              latent_attention_with_kvcache(nope, rope, at::zeros({2, 1, 9, 12}, at::kDouble),
+                                            key_weight, value_weight, std::nullopt, std::nullopt,
+                                            KvCacheOptions().rotary_cos(at::ones({9, 2})));
+            }),
+            "latent_attention_with_kvcache: rotary_cos or rotary_sin is given, but nullopt is "
+            "expected: query_rope and rope_keys are rotated already");
 }
 
 }  // namespace

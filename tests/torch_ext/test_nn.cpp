@@ -157,6 +157,8 @@ TEST_F(SelfAttention, BooleanMasksHide) {
   expect_close(output(layer, {}, hidden.expand({B * H, L, L})), expected, kTolerance);
   auto causal = make(AttentionOptions().is_causal(true));
   expect_close(output(causal), expected, kTolerance);
+  auto unused = make(AttentionOptions().attn_mask(hidden));
+  expect_close(output(unused), output(layer), 0);
 }
 
 TEST_F(SelfAttention, MasksOfEitherKindGoTogether) {

@@ -210,6 +210,12 @@ TEST(DecoderCalls, ErrorsNameTheArgument) {
             "SelfAttention: x is [2, 7, 13], but [B, L, 12] is expected");
   EXPECT_EQ(message_of([&] { layer(at::Tensor()); }),
             "SelfAttention: x is an undefined tensor, but [B, L, 12] is expected");
+  nn::SelfAttention sloping(layer->options, AttentionOptions().alibi_slopes(at::ones({4})));
+  sloping->eval();
+  nn::KvCache cache = sloping->new_cache(B, L);
+  EXPECT_EQ(message_of([&] { sloping(at::ones({B, 1, E}), at::Tensor(), &cache); }),
+            "SelfAttention: scores has bias, spans, alibi_slopes or score_program, but none of "
+            "these is expected with a cache");
 }
 
 TEST(DecoderCalls, AMaskIsRefusedByItsName) {

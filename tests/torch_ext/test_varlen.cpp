@@ -1,4 +1,6 @@
 // Packed documents, against one call for each document.
+#include <ATen/record_function.h>
+
 #include "common.h"
 
 namespace qkv::test::varlen_tests {
@@ -122,6 +124,23 @@ TEST_F(Varlen, NoDocuments) {
   EXPECT_TRUE(lse.eq(-HUGE_VAL).all().item<bool>());
   for (const auto& gradient : torch::autograd::grad({output.sum()}, {query, key, value}))
     EXPECT_TRUE(gradient.eq(0).all().item<bool>());
+}
+
+// Only calls that somebody observes go through the dispatcher, which hands on what is in a schema.
+TEST_F(Varlen, PagesAreCausalForAnObserverToo) {
+  const at::Tensor rows = randn({4, 2, 8}), blocks = randn({3, 4, 2, 8});
+  const at::Tensor ends = at::tensor({0, 4}), used = at::tensor({6});
+  const at::Tensor table = at::tensor({0, 2}).unsqueeze(0);
+  const auto call = [&] {
+    return std::get<0>(varlen_attention(rows, blocks, blocks, ends, std::nullopt,
+                                        AttentionOptions().is_causal(true), used, table));
+  };
+  const at::Tensor alone = call();
+  const auto observer = at::addThreadLocalCallback(at::RecordFunctionCallback(
+      [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; }));
+  const at::Tensor observed = call();
+  at::removeCallback(observer);
+  EXPECT_TRUE(at::equal(alone, observed));
 }
 
 // For dropout document n is batch item n, as if the documents had been padded.

@@ -144,6 +144,7 @@ std::tuple<Tensor, Tensor> MultiheadAttentionImpl::forward(
   const Tensor k = with_rows(heads[1], bias_k, options.add_zero_attn());
   const Tensor v = with_rows(heads[2], bias_v, options.add_zero_attn());
   AttentionOptions call = scores;
+  call.attn_mask(std::nullopt);
   set_masks(call, key_padding_mask, attn_mask, {q.size(0), H, q.size(2), key.size(0)},
             k.size(2) - key.size(0));
   call.dropout_p(is_training() ? options.dropout() : 0.0).enable_gqa(false);

@@ -161,6 +161,10 @@ Tensor attended(const char* name, Layer& layer, const Tensor& query,
     TORCH_CHECK(dropout == 0, name, ": dropout is ", dropout,
                 ", but 0 is expected with a cache, or a layer in eval mode");
     const AttentionOptions& scores = layer.scores;
+    TORCH_CHECK(!scores.bias() && !scores.spans() && !scores.alibi_slopes() &&
+                    scores.score_program().empty(),
+                name, ": scores has bias, spans, alibi_slopes or score_program, but none of these ",
+                "is expected with a cache");
     if (mask.defined()) call.bias(added_to_cached(mask, query));
     call.cache_seqlens(cache->lengths).block_table(if_defined(cache->block_table));
     call.k_scale(if_defined(cache->k_scale)).v_scale(if_defined(cache->v_scale));

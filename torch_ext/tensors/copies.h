@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/ops/clone.h>
-#include <c10/util/FunctionRef.h>
 
 #include "call/check.h"
 

@@ -131,7 +131,9 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
   if (!own_layout && sizes_.packed)
     return empty_gradient<int64_t>(tensor).copy_(sum_of_documents(argument));
   if (!own_layout) sum = sum.unsqueeze(summed == MaskSum::keys ? -2 : -1);
-  if (own_layout && sum.sizes() == tensor.sizes() && sum.scalar_type() == tensor.scalar_type())
+  const bool lies_like_tensor = argument != arg::score_tables || tensor.is_contiguous();
+  if (own_layout && lies_like_tensor && sum.sizes() == tensor.sizes() &&
+      sum.scalar_type() == tensor.scalar_type())
     return sum;
   if (argument == arg::key || argument == arg::value) {
     const int64_t head = sizes_.packed ? 1 : 2;

@@ -97,10 +97,10 @@ QKV_API std::tuple<at::Tensor, at::Tensor> attention_with_weights(
 
 // The value at the key with the largest score, the first if several have it, instead of the
 // average: [..., H, L, Dv]; and which key that is: int64 [..., H, L]. A row with nothing to attend
-// to: output 0, index -1. There is no dropout and there are no sinks. The gradient goes to the
-// values that were chosen, and in forward mode their change is the output's; with straight_through,
-// query, key, attn_mask and alibi_slopes have the derivatives, too, that attention's output would
-// have. There are no second derivatives.
+// to: output 0, index -1. Throws c10::Error where dropout_p or sinks is set. The gradient goes to
+// the values that were chosen, and in forward mode their change is the output's; with
+// straight_through, all other tensors have the derivatives that attention's output would have.
+// There are no second derivatives. CPU only.
 QKV_API std::tuple<at::Tensor, at::Tensor> hard_attention(const at::Tensor& query,
                                                           const at::Tensor& key,
                                                           const at::Tensor& value,

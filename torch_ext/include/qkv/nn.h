@@ -113,7 +113,9 @@ class QKV_API SelfAttentionImpl : public torch::nn::Cloneable<SelfAttentionImpl>
   SelfAttentionImpl(int64_t embed_dim, int64_t num_heads)
       : SelfAttentionImpl(SelfAttentionOptions(embed_dim, num_heads)) {}
   // `scores`: what else the scores are made with (window_size, scale, softcap; is_causal(false) of
-  // an encoder). Throws c10::Error where sizes do not fit.
+  // an encoder). attn_mask, dropout_p, enable_gqa and sinks in it are not used; bias, spans,
+  // alibi_slopes and score_program do not go with a cache. Throws c10::Error where sizes do not
+  // fit.
   explicit SelfAttentionImpl(const SelfAttentionOptions& options,
                              const AttentionOptions& scores = AttentionOptions().is_causal(true));
 

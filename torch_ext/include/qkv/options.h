@@ -1,4 +1,4 @@
-// The options of qkv/attention.h.
+// The options that the functions of qkv/attention.h take.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,9 @@
 namespace qkv {
 
 // What scaled_dot_product_attention takes beside query, key and value, with its defaults, and more.
-// All of them combine. The score of query i and key j is made in this order: scale, softcap, ALiBi,
-// bias and the floating mask; then is_causal, window_size, spans, -inf or a boolean mask hide
-// keys.
+// All of them combine. The score of query i and key j is made in this order: scale, softcap,
+// score_program, ALiBi, the floating mask and bias; then is_causal, window_size, spans, -inf or a
+// boolean mask hide keys.
 //
 // With L queries and S keys:
 struct AttentionOptions {
@@ -40,10 +40,10 @@ struct AttentionOptions {
   // attn_mask; differentiable, the gradient in its own shape and dtype. For documents and caches:
   // see varlen_attention and attention_with_kvcache.
   TORCH_ARG(std::optional<at::Tensor>, bias) = std::nullopt;
-  // int32, broadcastable to [..., H, L, 2 n]: query i sees only keys begin <= j < end, for each
-  // begin and end of its row, which alternate: begin, end, begin, end ... 0 <= begin <= end <= S;
-  // spans may overlap. Beside masks, is_causal and window_size: all of them hide. For documents, by
-  // positions within them, [N, H, L, 2 n].
+  // int32, broadcastable to [..., H, L, 2 n], n from 1 to 256: query i sees only keys begin <= j <
+  // end, for each begin and end of its row, which alternate: begin, end, begin, end ... 0 <= begin
+  // <= end <= S; spans may overlap. Beside masks, is_causal and window_size: all of them hide. For
+  // documents, by positions within them, [N, H, L, 2 n].
   TORCH_ARG(std::optional<at::Tensor>, spans) = std::nullopt;
   // Floating, broadcastable to [..., H]: slope * |i + S - L - j| is taken off the score.
   TORCH_ARG(std::optional<at::Tensor>, alibi_slopes) = std::nullopt;
@@ -51,8 +51,9 @@ struct AttentionOptions {
   // sees and whose value is 0.
   TORCH_ARG(std::optional<at::Tensor>, sinks) = std::nullopt;
   // A function of your own that scores go through after softcap, as the text of a program
-  // (docs/kernels.md). It reads the numbers of its tables from score_tables, [N], in the
-  // dtype in which query is computed, which have a gradient, and from score_indices, [N], int32.
+  // (docs/kernels.md); "": none. It reads the numbers of its tables from score_tables, which have a
+  // gradient, float64 for a float64 query and float32 for all others, and from score_indices,
+  // int32: both [N], or [R, N] with a row for each of R equal parts of the batch items.
   TORCH_ARG(std::string, score_program) = "";
   TORCH_ARG(std::optional<at::Tensor>, score_tables) = std::nullopt;
   TORCH_ARG(std::optional<at::Tensor>, score_indices) = std::nullopt;

@@ -25,7 +25,7 @@ struct RotateOptions {
 // Turns pair i of the first R numbers of each head, (a, b), to (a cos_i - b sin_i, b cos_i + a
 // sin_i), and leaves the other D - R as they are.
 //
-//   query [..., H, L, D], key [..., Hkv, L, D] -> the same
+//   query [..., H, L, D], key [..., Hkv, L, D] -> the same, with 3 to 11 dimensions
 //   cos, sin [L, R / 2] or [batch..., L, R / 2], one number for each pair; R <= D
 //
 // Query and key are float32, float64, bfloat16 or float16, both the same, with the same leading

@@ -49,7 +49,8 @@ Tensors attention_composition(const Call& call);
 // scores [..., H, L, S] after the call's score program, if it has one, out of torch's operators.
 at::Tensor apply_score_program(const Call& call, const at::Tensor& scores);
 
-// The rest is checked by the operators that follow.
+// Throws c10::Error for a call without a query, at which composite operators look first; the
+// operators that they call check the rest.
 void check_query(const Call& call);
 
 }  // namespace qkv::ops

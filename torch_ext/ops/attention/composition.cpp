@@ -97,7 +97,7 @@ at::Tensor scores_of(const Call& call, at::ScalarType type) {
   const auto sizes = check<c10::SymInt>(call);
   const c10::SymFloat scale =
       call.options.scale ? c10::SymFloat(*call.options.scale)
-                         : c10::SymFloat(1.0) / c10::SymFloat(call[arg::query].sym_size(-1)).sqrt();
+                         : c10::SymFloat(1.0) / c10::SymFloat(sizes.head_dim.max(1)).sqrt();
   const at::Tensor key = for_each_head(call, arg::key, type);
   at::Tensor scores = at::matmul(call[arg::query].to(type), key.transpose(-2, -1)).mul(scale);
   scores = scores.expand_symint(sizes.scores());

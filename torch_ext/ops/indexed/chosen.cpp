@@ -20,9 +20,12 @@ constexpr int64_t kBlockQueries = 64;
 class Visible {
  public:
   Visible(const Call& call, int64_t items, int64_t L, int64_t S) : end_(S - L) {
-    const Window& window = call.options.window_size;
-    left_ = window.left.guard_int(__FILE__, __LINE__);
-    right_ = window.right.guard_int(__FILE__, __LINE__);
+    // No wider than all there is, so that sums do not overflow.
+    const auto side = [&](const c10::SymInt& n) {
+      return std::min(n.guard_int(__FILE__, __LINE__), L + S);
+    };
+    left_ = side(call.options.window_size.left);
+    right_ = side(call.options.window_size.right);
     is_causal_ = call.options.is_causal;
     if (call.has(arg::attn_mask)) mask_ = call[arg::attn_mask].expand({items, 1, L, S});
     all_ = !is_causal_ && left_ < 0 && right_ < 0 && !mask_.defined();

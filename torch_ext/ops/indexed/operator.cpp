@@ -1,3 +1,4 @@
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/new_zeros.h>
@@ -34,6 +35,13 @@ void check_indices(const Call& call) {
       query.dim() >= 3 && (indices.dim() == query.dim() || indices.dim() == query.dim() - 1), call,
       arg::indices, ", but [..., L, k] or [..., Hkv, L, k] is expected for query ",
       query.sym_sizes());
+  Sizes<SymInt> sizes;
+  check_dense(call, sizes);
+  const int64_t last = indices.dim() < query.dim() ? 2 : 3;
+  expect_shape<SymInt>(
+      at::is_expandable_to(indices.sym_sizes().slice(0, indices.dim() - last), sizes.batch), call,
+      arg::indices, ", whose leading dimensions do not broadcast to ",
+      c10::SymIntArrayRef(sizes.batch));
   const SymInt L = indices.sym_size(-2);
   expect_shape<SymInt>(L == 1 || L == query.sym_size(-2), call, arg::indices,
                        ", but its second last dimension must be query's, ", query.sym_size(-2));

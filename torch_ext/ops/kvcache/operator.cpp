@@ -85,7 +85,7 @@ DefinedOperator attention_with_kvcache(
 DefinedOperator varlen_attention_paged(
     "varlen_attention",
     "varlen_attention_paged(query, key, value, cu_seq_q, cu_seq_k?, seqused_k, block_table, *, "
-    "scale=, window_size=, enable_gqa=, " QKV_SCORE_KEYWORDS
+    "scale=, is_causal=, window_size=, enable_gqa=, " QKV_SCORE_KEYWORDS
     ", sinks?=, k_scale?= as key_scale, v_scale?= as value_scale, " QKV_PROGRAM_KEYWORDS
     ") "
     "-> output, softmax_lse as logsumexp",

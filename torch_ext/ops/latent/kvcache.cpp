@@ -152,6 +152,9 @@ std::tuple<at::Tensor, at::Tensor> latent_attention_with_kvcache(
   Call call = call_of(ops::latent_attention_with_kvcache, query_nope, cache, options);
   TORCH_CHECK(!options.v_scale(), call.title(),
               ": v_scale is given, but values are a part of the rows, whose scale is k_scale");
+  TORCH_CHECK(!options.rotary_cos() && !options.rotary_sin(), call.title(),
+              ": rotary_cos or rotary_sin is given, but nullopt is expected: query_rope and "
+              "rope_keys are rotated already");
   call.set(arg::query_rope, query_rope);
   call.set(arg::key_weight, key_weight);
   call.set(arg::value_weight, value_weight);

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/einsum.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace qkv::ops {
@@ -71,7 +72,8 @@ void check_latents(const Call& call, Argument latents, c10::SymIntArrayRef leadi
 
 void set_scale(Call& call, const LatentSizes& s) {
   if (call.options.scale) return;
-  call.options.scale = 1 / std::sqrt(double((s.N + s.R).guard_int(__FILE__, __LINE__)));
+  const int64_t width = (s.N + s.R).guard_int(__FILE__, __LINE__);
+  call.options.scale = 1 / std::sqrt(double(std::max<int64_t>(width, 1)));
 }
 
 bool absorbs(const Call& call, const LatentSizes& s) {
