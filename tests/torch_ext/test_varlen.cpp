@@ -128,6 +128,7 @@ TEST_F(Varlen, NoDocuments) {
 
 // Only calls that somebody observes go through the dispatcher, which hands on what is in a schema.
 TEST_F(Varlen, PagesAreCausalForAnObserverToo) {
+  const at::NoGradGuard no_grad;
   const at::Tensor rows = randn({4, 2, 8}), blocks = randn({3, 4, 2, 8});
   const at::Tensor ends = at::tensor({0, 4}), used = at::tensor({6});
   const at::Tensor table = at::tensor({0, 2}).unsqueeze(0);
