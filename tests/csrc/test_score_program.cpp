@@ -493,6 +493,7 @@ const OfIntegers kOfIntegers[] = {
     {"floordiv 0 1", 7, floor_of},
     {"floordiv 0 1", -7, floor_of},
     {"floordiv 0 1", 0, [](auto, auto) { return int64_t(0); }},
+    {"int -1\nfloordiv 1 2", INT32_MIN, [](auto, auto c) { return c; }},
     {"rem 0 1", 7, [](auto q, auto c) { return q - floor_of(q, c) * c; }},
     {"floordiv 0 1", 8, floor_of},
     {"sub 0 1\nint 8\nfloordiv 2 3", 30, [](auto q, auto c) { return floor_of(q - c, 8); }},

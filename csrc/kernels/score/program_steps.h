@@ -103,7 +103,10 @@ QKV_INLINE void each_lane(const StepSize& size, StepData to, StepData a, StepDat
       L x[kLanes<T>], y[kLanes<T>];
       std::memcpy(x, a.at<T>(r, v), sizeof x);
       std::memcpy(y, b.at<T>(r, v), sizeof y);
-      for (int l = 0; l < kLanes<T>; ++l) x[l] = L(f(double(x[l]), double(y[l])));
+      for (int l = 0; l < kLanes<T>; ++l) {
+        const double z = f(double(x[l]), double(y[l]));
+        x[l] = as_integers ? L(int32_t(int64_t(z))) : L(z);  // -2^31 // -1 wraps to -2^31
+      }
       std::memcpy(to.at<T>(r, v), x, sizeof x);
     }
 }
