@@ -74,9 +74,12 @@ void double_softmax(const Tile& tile, int64_t lane, int64_t keys, const DoubleTi
     const DoubleLanes<T> lanes{
         {ShiftedExp<T>(of(s.shift))}, of(s.factor), of(s.delta), of(s.lse_jvp), of(s.delta_jvp)};
     subtract_base<T>(of(s.base), keys, tile.step, tiles.weights + v);
-    in_steps<kRows, 1>(keys, [&](int64_t j, auto rows) {
+    const auto run = [&](auto rows, int64_t j) {
       double_softmax_rows<T, hides, drops, rows>(lanes, tile.step, v + j * tile.step, tiles);
-    });
+    };
+    int64_t j = 0;
+    for (; j + kRows <= keys; j += kRows) run(std::integral_constant<int, kRows>(), j);
+    for (; j < keys; ++j) run(std::integral_constant<int, 1>(), j);
   }
 }
 

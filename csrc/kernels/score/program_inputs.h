@@ -50,16 +50,19 @@ class ProgramInputs {
     };
     const auto same = [&](int64_t number)
                           QKV_INLINE_LAMBDA { return IntVec<T>{} + IntLane<T>(number); };
-    const auto read = [&](const T* given) { to = rows_of_tile(tile_, given, row); };
     switch (x.op) {
       case Op::score:
-        return read(given_.score);
+        to = rows_of_tile(tile_, given_.score, row);
+        return;
       case Op::change:
-        return read(given_.change);
+        to = rows_of_tile(tile_, given_.change, row);
+        return;
       case Op::grad:
-        return read(given_.grad);
+        to = rows_of_tile(tile_, given_.grad, row);
+        return;
       case Op::grad_change:
-        return read(given_.grad_change);
+        to = rows_of_tile(tile_, given_.grad_change, row);
+        return;
       case Op::constant:
         return each([&](int64_t, int64_t) QKV_INLINE_LAMBDA {
           return x.type == program::Type::real ? splat(T(x.real)) : (Vec<T>)same(x.integer);

@@ -11,32 +11,42 @@
 namespace qkv::QKV_ISA {
 
 template <class... Options>
-struct OptionList {
-  static constexpr int kSize = sizeof...(Options);
+struct OptionList;
 
-  // Calls each(option, its number) in order.
+template <>
+struct OptionList<> {
+  static constexpr int kSize = 0;
   template <class Each>
-  QKV_INLINE static void forward(const Each& each) {
-    int n = 0;
-    (each(Options(), n++), ...);
+  QKV_INLINE static void forward(const Each&, int) {}
+  template <class Each>
+  QKV_INLINE static void backward(const Each&, int) {}
+  template <class Holds>
+  QKV_INLINE static bool any(const Holds&) {
+    return false;
+  }
+};
+
+template <class First, class... Rest>
+struct OptionList<First, Rest...> {
+  using Others = OptionList<Rest...>;
+  static constexpr int kSize = 1 + Others::kSize;
+
+  // Calls each(option, its number) in order. `first` is the number of the first one.
+  template <class Each>
+  QKV_INLINE static void forward(const Each& each, int first = 0) {
+    each(First(), first);
+    Others::forward(each, first + 1);
   }
   // The same from the last to the first.
   template <class Each>
-  QKV_INLINE static void backward(const Each& each) {
-    in_reverse<Options...>(each, 0);
+  QKV_INLINE static void backward(const Each& each, int first = 0) {
+    Others::backward(each, first + 1);
+    each(First(), first);
   }
   // Whether holds(option) for any of them.
   template <class Holds>
   QKV_INLINE static bool any(const Holds& holds) {
-    return (holds(Options()) || ...);
-  }
-
- private:
-  // `first` is the number of First.
-  template <class First, class... Rest, class Each>
-  QKV_INLINE static void in_reverse(const Each& each, int first) {
-    if constexpr (sizeof...(Rest) > 0) in_reverse<Rest...>(each, first + 1);
-    each(First(), first);
+    return holds(First()) || Others::any(holds);
   }
 };
 

@@ -103,14 +103,17 @@ QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
   return fold_lanes<T>(sums, add, add);
 }
-// The same sums; rest is what the last addition has rounded off, exactly.
+// Likewise; rest is what the last addition has rounded off, exactly (Knuth's TwoSum).
 template <class T>
 QKV_INLINE Vec<T> sum_lanes(Vec<T>* sums, Vec<T>& rest) {
   const auto add = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return a + b; };
-  return fold_lanes<T>(
-      sums, add, [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return two_sum<T>(a, b, rest); });
+  return fold_lanes<T>(sums, add, [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA {
+    const Vec<T> sum = a + b, of_b = sum - a;
+    rest = (a - (sum - of_b)) + (b - of_b);
+    return sum;
+  });
 }
-// The same with the largest of all lanes; NaN or not if one of them is NaN (max).
+// Likewise, the largest of all lanes; NaN or not if one of them is NaN (max).
 template <class T>
 QKV_INLINE Vec<T> max_lanes(Vec<T>* vectors) {
   const auto larger = [&](Vec<T> a, Vec<T> b) QKV_INLINE_LAMBDA { return max<T>(a, b); };

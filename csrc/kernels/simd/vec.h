@@ -87,14 +87,6 @@ QKV_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
   return a * b + c;
 }
 
-// a + b = the result + error, exactly (Knuth).
-template <class T>
-QKV_INLINE Vec<T> two_sum(Vec<T> a, Vec<T> b, Vec<T>& error) {
-  const Vec<T> sum = a + b, of_b = sum - a;
-  error = (a - (sum - of_b)) + (b - of_b);
-  return sum;
-}
-
 // x, a number or a vector; where bits are fixed, 0 in place of -0. A sum of products is -0 where
 // the only one that is not 0 was too small and negative, and 0 again once a hidden key has been
 // added, which depends on what else a tile has.
