@@ -40,7 +40,7 @@ BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const 
       args_(args),
       stretch_(stretch),
       kernels_(kernels_for(p_, args)),
-      grid_(item, p_.group() * item.seqlen_q, kernels_.fixed_bits),
+      grid_(item, p_.group() * item.seqlen_q, Sharing::within_groups(args), kernels_.fixed_bits),
       tables_(p_, args, stretch, grid_.parts(), grid_.most_bands(),
               !Sharing::between_planes(p_, args, stretch)),
       sharing_(p_, args, stretch, tables_.are_wanted() ? tables_.planes() : 0),

@@ -1,5 +1,7 @@
 #include "cells.h"
 
+#include <numeric>
+
 namespace qkv {
 namespace {
 
@@ -16,7 +18,7 @@ constexpr int64_t kPartKeys = 256;
 
 }  // namespace
 
-Grid::Grid(const Problem& p, int64_t rows, bool ascending)
+Grid::Grid(const Problem& p, int64_t rows, bool whole_positions, bool ascending)
     : total_rows_(rows), total_keys_(p.seqlen_k), ascending_(ascending) {
   const int64_t blocks = std::max<int64_t>(1, ceil_div(rows, kGradRows));
   if (blocks < kWantedParts && !ascending_)
@@ -24,13 +26,14 @@ Grid::Grid(const Problem& p, int64_t rows, bool ascending)
   part_keys_ = std::max<int64_t>(1, ceil_div(p.seqlen_k, parts_));
   parts_ = std::max<int64_t>(1, ceil_div(p.seqlen_k, part_keys_));
   int64_t wanted = ceil_div(kWantedWidth << p.is_causal, std::max<int64_t>(1, p.kv_heads));
-  wanted = std::min({wanted, blocks, part_keys_ / kStripKeys});
+  const int64_t unit = whole_positions ? std::lcm(kGradRows, p.group()) : kGradRows;
+  wanted = std::min({wanted, ceil_div(rows, unit), part_keys_ / kStripKeys});
   if (p.seqlen_k < kFewestKeys) wanted = 1;
   if (wanted <= 1) {
     strips_.keys = part_keys_, strips_.rows = blocks * kGradRows;
   } else {
     strips_.keys = strip_size(part_keys_, wanted, kStripKeys);
-    strips_.rows = strip_size(rows, wanted, kGradRows);
+    strips_.rows = strip_size(rows, wanted, unit);
   }
   strips_.count =
       std::max({int64_t{1}, ceil_div(part_keys_, strips_.keys), ceil_div(rows, strips_.rows)});

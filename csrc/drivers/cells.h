@@ -74,9 +74,11 @@ struct Rectangle {
 // of the keys has strips of its own, and its own sum for grad_query.
 class Grid {
  public:
-  // `item` is the problem of any batch item of the stretch. `ascending`: every strip meets those of
-  // the other kind in their natural order, one lap of them (kernels of fixed bits).
-  Grid(const Problem& item, int64_t rows, bool ascending);
+  // `item` is the problem of any batch item of the stretch. `whole_positions`: strips of rows end
+  // between two queries' positions, so that the heads of a group that are at one position are rows
+  // of one strip. `ascending`: every strip meets those of the other kind in their natural order,
+  // one lap of them (kernels of fixed bits).
+  Grid(const Problem& item, int64_t rows, bool whole_positions, bool ascending);
 
   int64_t parts() const { return parts_; }
   const Strips& strips() const { return strips_; }

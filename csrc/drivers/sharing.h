@@ -30,7 +30,7 @@ class Sharing {
       shared_[d] = broadcasts(args, [d](const Strides& s) { return s.batch[d] == 0; });
       (shared_[d] ? positions_ : classes_) *= sizes_[d];
     }
-    shared_heads_ = broadcasts(args, [](const Strides& s) { return s.head == 0; });
+    shared_heads_ = within_groups(args);
     (shared_heads_ ? positions_ : classes_) *= kv_heads_;
     if (classes == 0 || positions_ > 1) return;
     in_turn_ = true;
@@ -45,6 +45,12 @@ class Sharing {
   // Whether all batch items of a problem with spans add to the same elements.
   static bool between_items(const Problem& p, const BackwardArgs& args) {
     return p.spans && broadcasts(args, [](const Strides& s) { return s.batch[0] == 0; });
+  }
+
+  // Whether the rows of one position, in all heads of a group, add to the same elements. Planes of
+  // a class take turns strip by strip of their rows, so such rows have to be of one strip.
+  static bool within_groups(const BackwardArgs& args) {
+    return broadcasts(args, [](const Strides& s) { return s.head == 0; });
   }
 
   int64_t classes() const { return classes_; }

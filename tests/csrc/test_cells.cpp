@@ -47,8 +47,8 @@ struct Walk {
   const int64_t rows;
   const Grid grid;
 
-  explicit Walk(const Problem& problem, bool ascending = false)
-      : p(problem), rows(p.group() * p.seqlen_q), grid(p, rows, ascending) {}
+  explicit Walk(const Problem& problem, bool ascending = false, bool whole_positions = false)
+      : p(problem), rows(p.group() * p.seqlen_q), grid(p, rows, whole_positions, ascending) {}
 
   // Calls f(cell, block, strip) for each meeting in which a row sees a key, cell after cell.
   template <class F>
@@ -88,9 +88,22 @@ INSTANTIATE_TEST_SUITE_P(Order, Cells, ::testing::Bool(), [](const auto& info) {
   return std::string(info.param ? "ascending" : "shifted");
 });
 
+// Several heads at one position are rows of one strip where that is asked for, and may be of two
+// where it is not.
+TEST(StripsOfRows, EndBetweenPositions) {
+  for (int64_t group : {3, 5, 6, 7}) {
+    const Problem p = problem(257, 512, group);
+    const Walk walk(p, false, true), other(p);
+    EXPECT_EQ(walk.grid.strips().rows % group, 0) << group;
+    EXPECT_NE(other.grid.strips().rows % group, 0) << group;
+    EXPECT_EQ(walk.grid.strips().rows % kGradRows, 0) << group;
+    EXPECT_GT(walk.grid.width(), 1) << group;
+  }
+}
+
 TEST_P(Cells, EachStripMeetsTheOthersOnceAndInOneOrder) {
   for (const Problem& p : problems()) {
-    const Walk walk(p, GetParam());
+    const Walk walk(p, GetParam(), p.group() > 1);
     SCOPED_TRACE(::testing::Message() << p.seqlen_q << " x " << p.seqlen_k);
     std::map<int64_t, Meetings> of_rows, of_keys;  // with one band
     for (int64_t bands : {1, 2, 3, 5, 8, 96}) {

@@ -67,6 +67,16 @@ TEST_P(SharingTest, HeadsApart) {
   expect_sums(c);
 }
 
+// Query heads at one position add to one element, and so do several planes, whose strips of rows
+// would end amid a position if they were as long as for other calls.
+TEST_P(SharingTest, StripsThatWouldCutAPosition) {
+  for (int64_t group : {3, 5}) {
+    Case c = masked({1}, 2, group, kQuick ? 390 / group : 257, 512);
+    c.share_heads = true;
+    expect_sums(c);
+  }
+}
+
 // Only the weights are wanted, summed over the heads.
 TEST_P(SharingTest, WeightsOverHeads) {
   Case c = masked({2}, 4, 1, kQuick ? 20 : 60, 700);

@@ -83,6 +83,25 @@ class TestSameBits:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_bias_that_key_heads_share(group, threads):
+    """Planes add to the same elements, in their order."""
+    query, key, value = inputs_of((2 * group, 2, 390 // group, 512, 8))
+    bias = torch.randn(390 // group, 512, requires_grad=True)
+    grad = torch.randn_like(query)
+
+    def grad_bias():
+        output = torch.ops.qkv.attention(query, key, value, bias=bias, enable_gqa=True)
+        return torch.autograd.grad(output, bias, grad)
+
+    threads(1)
+    expected = grad_bias()
+    for n in (2, 3, 7):
+        threads(n)
+        assert_same_bits(grad_bias(), expected)
+
+
+@pytest.mark.usefixtures("isa")
 class TestCallers:
     """Attention is called from wherever it may be called."""
 

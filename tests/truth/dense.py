@@ -16,15 +16,15 @@ def shapes(d):
         batch = d.pick({(): 3, (1,): 3, (2,): 4, (3,): 2, (2, 2): 1, (0,): 0.2})
         Hkv, group = d.between(1, 3), d.pick((1, 1, 2, 3))
         L, S = d.length(), d.length()
-        if d.chance(0.03):
-            L = S = 512
+        if d.chance(0.05):  # many keys: with several strips of rows, planes take turns
+            L, S = d.pick((100, 512)), 512
         if d.chance(0.3):
             S = d.between(1, 3)  # one to three keys: no weight is far from 0 or 1
         D, Dv = d.pick((1, 2, 3, 8, 16, 17, 32, 64)), d.pick((1, 3, 8, 16, 20, 64))
         if d.chance(0.5):
             Dv = D
         H = Hkv * group
-        if d.grow((*batch, H, L, S, max(D, Dv)), 12_000_000 if L == S == 512 else 2_000_000):
+        if d.grow((*batch, H, L, S, max(D, Dv)), 12_000_000 if S == 512 else 2_000_000):
             break
     leads = [batch + (n,) for n in (H, Hkv, Hkv)]
     if group > 1:
