@@ -20,9 +20,12 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "The lower half of a lane is taken for the first of two smaller ones, by dropout "
               "(Dropout::kept) and by pairs of bf16 (pairs.h): memory must be little-endian");
 
-static_assert(kVectorBytes >= 16 && (kVectorBytes & (kVectorBytes - 1)) == 0,
-              "Vectors are transposed by halving squares (exchange), and boolean masks 16 bytes at "
-              "a time (load_bytes): kVectorBytes must be a power of two, and at least 16");
+static_assert(
+    kVectorBytes >= 16 && (kVectorBytes & (kVectorBytes - 1)) == 0,
+    "Vectors are transposed by halving squares (exchange), and boolean masks read 16 bytes "
+    "at a time (load_bits): kVectorBytes must be a power of two, and at least 16");
+
+static_assert(kTileRows<float> <= 32, "A boolean mask has a bit of 32 for each row (load_bits)");
 
 static_assert(!kTiles || kVectorBytes == 64,
               "A row of one of AMX's tiles is 64 bytes, and tiles take the place of vectors, whose "

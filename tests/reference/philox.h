@@ -1,4 +1,4 @@
-// Philox4x32-10, one counter at a time (common/philox.h).
+// Philox4x32-7, one counter at a time (common/philox.h).
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Dropout by Philox4x32-10 (philox.h). There is one counter for each lane and eight consecutive
+// Dropout by Philox4x32-7 (philox.h). There is one counter for each lane and eight consecutive
 // keys, so that each of the four words that come out decides on two of the keys for a whole vector
 // of rows.
 #pragma once

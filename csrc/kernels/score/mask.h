@@ -14,36 +14,50 @@ bool same_for_all_rows(const Rows<const M>& rows) {
   return rows.row == 0 && (rows.head == 0 || rows.group == 1);
 }
 
-// A tile of a boolean mask in scratch memory: kByteLanes bytes for each key, kByteTile bytes in
-// all.
-template <class T>
-constexpr int kByteLanes = kTileRows<T> < 16 ? 16 : kTileRows<T>;
-template <class T>
-constexpr int kByteTile = kKeyBlock * kByteLanes<T>;
+// Of a boolean mask and the rows of eight lanes: bit l of each byte of to [B], which are those of
+// keys j, j + 1, ..., says whether lane l may see the key. What lies `ahead` keys further will be
+// read soon: the hardware fetches no rows that are as far apart as those of a mask.
+template <class B>
+QKV_INLINE void load_bits_of_keys(const uint8_t* const (&from)[8], int64_t j, int64_t ahead,
+                                  uint8_t* to) {
+  B bits{};
+  QKV_UNROLL
+  for (int l = 0; l < 8; ++l) {
+    B row;
+    std::memcpy(&row, from[l] + j, sizeof row);
+    __builtin_prefetch(from[l] + j + ahead, 0, 2);
+    bits |= (B)(row != 0) & uint8_t(1 << l);
+  }
+  std::memcpy(to + j, &bits, sizeof bits);
+}
 
-// to [keys x kByteLanes] = the piece of a boolean mask that a tile covers, transposed 16 x 16 at a
-// time.
+// bits [padded(keys)]: bit l of each says whether lane l may see the key, by the piece of a boolean
+// mask that a tile covers.
 template <class T>
-void load_bytes(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
-                uint8_t* to) {
-  for (int lane = 0; lane < tile.lanes; lane += 16) {
-    const uint8_t* from[16];
-    for (int r = 0; r < 16; ++r)
-      from[r] = rows[tile.row + std::min(lane + r, tile.rows - 1)] + key * rows.col;
+void load_bits(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
+               int32_t* bits) {
+  typedef uint8_t Few __attribute__((vector_size(16)));
+  typedef uint8_t Many __attribute__((vector_size(kVectorBytes)));
+  const int64_t step = keys >= kVectorBytes ? kVectorBytes : 16;
+  std::fill_n(bits, padded<float>(keys), 0);
+  for (int lane = 0; lane < tile.lanes; lane += 8) {
+    const uint8_t* from[8];
+    for (int l = 0; l < 8; ++l)
+      from[l] = rows[tile.row + std::min(lane + l, tile.rows - 1)] + key * rows.col;
+    uint8_t of_lanes[padded<float>(kKeyBlock)] = {};
     int64_t j = 0;
-    if (rows.col == 1 && keys >= 16)
-      for (; j < keys; j += 16) {
-        j = std::min(j, keys - 16);  // the last square may begin within the one before
-        Bytes square[16];
-        QKV_UNROLL
-        for (int r = 0; r < 16; ++r) std::memcpy(&square[r], from[r] + j, 16);
-        transpose_bytes(square);
-        QKV_UNROLL
-        for (int i = 0; i < 16; ++i)
-          std::memcpy(to + (j + i) * kByteLanes<T> + lane, &square[i], 16);
-      }
+    // The last step may begin within the one before.
+    for (; rows.col == 1 && keys >= step && j < keys; j += step)
+      (step == 16 ? load_bits_of_keys<Few>
+                  : load_bits_of_keys<Many>)(from, std::min(j, keys - step), keys, of_lanes);
     for (; j < keys; ++j)
-      for (int r = 0; r < 16; ++r) to[j * kByteLanes<T> + lane + r] = from[r][j * rows.col];
+      for (int l = 0; l < 8; ++l) of_lanes[j] |= (from[l][j * rows.col] != 0) << l;
+    for (j = 0; j < keys; j += kLanes<float>) {
+      IntVec<float> all;
+      std::memcpy(&all, bits + j, sizeof all);
+      all |= native_widen(of_lanes + j, IntVec<float>{}) << lane;
+      std::memcpy(bits + j, &all, sizeof all);
+    }
   }
 }
 
@@ -52,21 +66,22 @@ template <class T>
 void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key,
                         int64_t keys, T* scores) {
   const Rows<const uint8_t> rows = score_rows_of<uint8_t>(p, mask, tile.plane);
-  const auto apply = [&](int64_t j, int v, IntVec<T> may_attend) {
-    T* at = scores + j * tile.step + v;
-    store(at, may_attend != 0 ? load(at) : splat(-kInfinity<T>));
-  };
   if (same_for_all_rows(rows)) {
     for (int64_t j = 0; j < keys; ++j)
       if (!rows.data[(key + j) * rows.col])
-        for (int v = 0; v < tile.lanes; v += kLanes<T>) apply(j, v, IntVec<T>{});
+        std::fill_n(scores + j * tile.step, tile.lanes, -kInfinity<T>);
     return;
   }
-  uint8_t bytes[kByteTile<T>];
-  load_bytes<T>(rows, tile, key, keys, bytes);
-  for (int64_t j = 0; j < keys; ++j)
-    for (int v = 0; v < tile.lanes; v += kLanes<T>)
-      apply(j, v, native_widen(bytes + j * kByteLanes<T> + v, IntVec<T>{}));
+  int32_t bits[padded<float>(kKeyBlock)];
+  load_bits<T>(rows, tile, key, keys, bits);
+  for (int lane = 0; lane < tile.lanes; lane += kLanes<T>) {
+    IntVec<T> own_bit;
+    for (int l = 0; l < kLanes<T>; ++l) own_bit[l] = int32_t(1u << (lane + l));
+    for (int64_t j = 0; j < keys; ++j) {
+      T* const at = scores + j * tile.step + lane;
+      store(at, (own_bit & bits[j]) != 0 ? load(at) : splat(-kInfinity<T>));
+    }
+  }
 }
 
 // scores [keys x lanes] += a floating mask; with kHides, they are only set to -inf where it is.

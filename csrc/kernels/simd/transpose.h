@@ -164,22 +164,4 @@ void transpose(const T* in, int64_t in_row, T* out, int64_t out_row, int64_t row
                  out_row, rows, columns);
 }
 
-typedef uint8_t Bytes __attribute__((vector_size(16)));
-
-// Transposes 16 x 16 bytes in place, by four perfect shuffles of the rows.
-QKV_INLINE void transpose_bytes(Bytes (&rows)[16]) {
-  QKV_UNROLL
-  for (int stage = 0; stage < 4; ++stage) {
-    Bytes next[16];
-    QKV_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      next[2 * i] = shuffle(rows[i], rows[i + 8], [](int l) { return (l & 1) * 16 + l / 2; });
-      next[2 * i + 1] =
-          shuffle(rows[i], rows[i + 8], [](int l) { return (l & 1) * 16 + 8 + l / 2; });
-    }
-    QKV_UNROLL
-    for (int i = 0; i < 16; ++i) rows[i] = next[i];
-  }
-}
-
 }  // namespace qkv::QKV_ISA

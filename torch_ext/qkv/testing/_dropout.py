@@ -8,16 +8,16 @@ from torch import Tensor
 from qkv.testing._arguments import check_dropout
 from qkv.testing._scores import Place
 
-# Philox4x32-10, by Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as easy as 1, 2, 3"):
+# Philox4x32-7, by Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as easy as 1, 2, 3"):
 # in each round, words 0 and 2 are multiplied by these, and these are added to the key.
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85
-ROUNDS = 10
+ROUNDS = 7
 WORD = 0xFFFFFFFF
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The four words, int64 tensors of 32 bits, that Philox4x32-10 makes of a counter, four int64
+    """The four words, int64 tensors of 32 bits, that Philox4x32-7 makes of a counter, four int64
     tensors of 32 bits that broadcast, and a key, two ints of 32 bits."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
