@@ -169,6 +169,7 @@ class SelfAttention(GroupedHeads):
         """What `forward` attends with: query `[B, H, L, D]`, normed and rotated; key, likewise, and
         value, `[B, Hkv, L, D]`; and the gate before the sigmoid, as query, or None. Nothing is
         appended to the cache."""
+        self._check(x, cache)
         query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
         tables = rotary or self._tables(query, cache, positions)
         query, key = self._norm_and_rotate(query, key, tables)
