@@ -25,8 +25,8 @@ double seconds_now() {
   return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// The result of a loop is stored here, so that the compiler cannot drop the loop.
-volatile double sink;
+// Stores the result of a loop, so that the compiler cannot drop the loop.
+void keep(double result) { [[maybe_unused]] volatile double kept = result; }
 
 void check_threads(int num_threads) {
   if (num_threads < 1)
@@ -44,13 +44,15 @@ const PeakLoop& find_loop(const std::string& isa, DType dtype) {
 // The iterations per second of all threads together.
 double loop_rate(const PeakLoop& loop, int64_t iterations, int num_threads) {
   int threads = 1;  // the number that OpenMP gave, which may be fewer than asked for
+  double sum = 0;
   const double start = seconds_now();
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(num_threads) reduction(+ : sum)
   {
 #pragma omp single nowait
     threads = omp_get_num_threads();
-    sink = loop.run(iterations);
+    sum += loop.run(iterations);
   }
+  keep(sum);
   return static_cast<double>(threads) * static_cast<double>(iterations) / (seconds_now() - start);
 }
 
@@ -112,7 +114,7 @@ double probe_read_bandwidth_gbs(int num_threads, size_t bytes) {
     }
     const double gigabytes = static_cast<double>(vectors_read * sizeof(Vec)) / 1e9;
     best = std::max(best, gigabytes / (seconds_now() - start));
-    sink = static_cast<double>(total);
+    keep(static_cast<double>(total));
   }
   return best;
 }

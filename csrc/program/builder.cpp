@@ -1,21 +1,11 @@
 #include "program/builder.h"
 
-#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
 namespace qkv::program {
 namespace {
-
-// Compared bit by bit: NaN is the same as itself, and 0 is not -0.
-bool is_same(const Instruction& a, const Instruction& b) {
-  const auto numbers = [](const Instruction& x) {
-    return std::tuple(x.op, x.type, x.a, x.b, x.c, x.integer, x.stride);
-  };
-  return numbers(a) == numbers(b) && std::memcmp(&a.real, &b.real, sizeof a.real) == 0;
-}
 
 // The power of two that an integer constant is; -1: none.
 int power_of_two(const Instruction& x) {
@@ -31,12 +21,13 @@ bool is_real(const Instruction& x, double value) {
 
 }  // namespace
 
-int Builder::add(const Instruction& instruction) {
-  const auto same = std::find_if(list_.begin(), list_.end(),
-                                 [&](const Instruction& x) { return is_same(x, instruction); });
-  if (same != list_.end()) return int(same - list_.begin());
-  list_.push_back(instruction);
-  return size() - 1;
+int Builder::add(const Instruction& x) {
+  int64_t bits;  // by which NaN is the same as itself, and 0 is not -0
+  std::memcpy(&bits, &x.real, sizeof bits);
+  const auto [known, is_new] =
+      numbers_.try_emplace({x.op, x.type, x.a, x.b, x.c, bits, x.integer, x.stride}, size());
+  if (is_new) list_.push_back(x);
+  return known->second;
 }
 
 int Builder::make(Op op, int a, int b, int c) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
+#include <tuple>
 #include <vector>
 
 #include "program/instruction.h"
@@ -16,7 +18,7 @@ class Builder {
   const Instruction& operator[](int n) const { return list_[std::size_t(n)]; }
 
   // Each returns the number of the instruction.
-  int add(const Instruction& instruction);
+  int add(const Instruction& x);
   int real(double x) { return add({.op = Op::constant, .type = Type::real, .real = x}); }
   int integer(int64_t x) { return add({.op = Op::constant, .type = Type::integer, .integer = x}); }
   int input(Op op, Type type = Type::real) { return add({.op = op, .type = type}); }
@@ -31,6 +33,7 @@ class Builder {
 
  private:
   std::vector<Instruction> list_;
+  std::map<std::tuple<Op, Type, int, int, int, int64_t, int64_t, int64_t>, int> numbers_;
 };
 
 }  // namespace qkv::program

@@ -102,8 +102,11 @@ int share_memory(Compiled& compiled, const std::vector<int>& kept) {
     Step& step = compiled.steps[size_t(n)];
     if (free.empty()) free.push_back(pieces++);
     step.memory = free.back(), free.pop_back();
-    for (int m : compiled.each)
-      if (m <= n && last[size_t(m)] == n) free.push_back(compiled.steps[size_t(m)].memory);
+    for_each_operand(step.instruction, [&](int m) {
+      if (last[size_t(m)] != n || !compiled.steps[size_t(m)].by_row) return;
+      free.push_back(compiled.steps[size_t(m)].memory);
+      last[size_t(m)] = 0;  // twice an operand, freed once
+    });
     if (last[size_t(n)] < 0) free.push_back(step.memory);
   }
   return pieces;

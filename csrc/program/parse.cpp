@@ -62,7 +62,7 @@ struct Table {
 };
 
 // The largest table and the most instructions: places are integers of 32 bits with kOutside below
-// all of them, and lists are searched for what is there already.
+// all of them, and the work of a call grows with its program.
 constexpr int64_t kMostElements = -int64_t(kOutside) - 1;
 constexpr size_t kMostInstructions = 4096;
 

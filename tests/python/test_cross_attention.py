@@ -268,6 +268,12 @@ def test_bad_calls(call, message):
         make()(**({"x": x, "context": context} | call))
 
 
+def test_bad_calls_of_project():
+    x, context = sample()
+    with pytest.raises(RuntimeError, match=r"CrossAttention: x is \[24\], but \[B, L, 24\]"):
+        make().project(x[0, 0], context)
+
+
 def test_a_bad_context_for_a_cache():
     with pytest.raises(RuntimeError, match=r"context is \[9, 12\], but \[B, S, 12\] is expected"):
         make().new_cache(torch.zeros(S, C))

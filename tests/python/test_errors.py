@@ -207,10 +207,15 @@ def test_nine_batch_dimensions_that_do_not_merge():
 
 
 def test_memory_that_cannot_be_had():
-    """An output of 2^47 bytes gives torch's own error, not a crash."""
+    """An output of 2^47 bytes gives torch's own error, not a crash; a workspace one of ours."""
     x = torch.zeros(1).expand(2**22, 2**10, 1, 2**13)
     with pytest.raises(RuntimeError, match="memory"):
         torch.ops.qkv.attention(x, x, x)
+    key = zeros(1, 0).expand(2**50, 0)
+    for grad in (False, True):
+        query = zeros(4, 0).requires_grad_(grad)
+        with pytest.raises(RuntimeError, match=r"no memory.*key is \[1125899906842624, 0\]"):
+            torch.ops.qkv.attention(query, key, key)
 
 
 LOW_LEVEL = {

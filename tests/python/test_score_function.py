@@ -95,6 +95,27 @@ def test_computes_what_the_function_does(name):
     torch.testing.assert_close(found, true.double(), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("n", [0, 1, 3, 65, 66, -65, -2, 0.5, 0.3, 1.5, 2.5, 100.5, -0.3, -2.5])
+def test_powers_of_what_is_at_an_end(isa, n):
+    """Of 0, of infinities and of negative numbers, with the gradients that are numbers."""
+    query = torch.tensor([0.0, INF, -INF, torch.nan, -2, -1, 1, 1.25]).double()[:, None]
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+
+    def power(s, *_):  # an infinite score has no log-sum-exp
+        found = s**n
+        return torch.where(found.abs() > 1e300, 3 * found.sign(), found)
+
+    leaf = query.requires_grad_()
+    _, lse = qkv.flex_attention(leaf[None, None], one, one, power, scale=1.0, return_lse=True)
+    expected = power(query)
+    torch.testing.assert_close(
+        lse.flatten(), expected.flatten(), rtol=1e-9, atol=1e-12, equal_nan=True
+    )
+    found, gradient = (torch.autograd.grad(x.sum(), leaf)[0] for x in (lse, expected))
+    kept = gradient.isfinite() & expected.isfinite()
+    torch.testing.assert_close(found[kept], gradient[kept], rtol=1e-9, atol=1e-12)
+
+
 def branch(s, b, h, q, k):
     return s if q > k else s * 2
 

@@ -525,6 +525,14 @@ def test_bad_calls(call, message):
     print(error.value)
 
 
+@pytest.mark.parametrize(("call", "message"), [
+    x for x in BAD_CALLS if {"x", "positions"} & x[0].keys()
+])  # fmt: skip
+def test_bad_calls_of_project(call, message):
+    with pytest.raises(RuntimeError, match=message):
+        make().project(**({"x": sample()} | call))
+
+
 def test_caches_are_for_inference():
     layer = make(dropout=0.1)
     cache = layer.new_cache(B, 16)

@@ -309,6 +309,10 @@ class TestTolerances:
         assert testing.max_error(one, one + torch.tensor([0.0, 0.5])) == 0.5
         assert testing.max_error(one[:0], one[:0]) == 0
         assert testing.rms_error(one * 1.5, one) == 0.5
+        for measure in (testing.max_error, testing.rms_error):
+            for actual, shape in ((one[:1], r"\[1\]"), (one[:, None], r"\[2, 1\]")):
+                with pytest.raises(ValueError, match=rf"actual is {shape}, but \[2\], the shape"):
+                    measure(actual, one)
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_weights", "hard_attention", "varlen_attn",

@@ -442,6 +442,9 @@ def mask_functions():
         "packed blocks": m.or_masks(
             m.and_masks(window, packed(documents)), m.blockwise_overlay(2 - documents)
         ),
+        "window of nothing or blocks": m.or_masks(
+            m.sliding_window_causal_mask_function(0), m.blockwise_overlay(documents - 1)
+        ),
         "blocks in pieces": m.blockwise_overlay(documents % 2),
         "own": lambda batch, head, query, key: (key <= query) | (key < 2),
     }

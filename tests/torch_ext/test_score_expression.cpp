@@ -1,4 +1,8 @@
 // qkv/score_expression.h: functions built by expressions, against the formula.
+#include <clocale>
+#include <cstdlib>
+#include <filesystem>
+
 #include "common.h"
 #include "qkv/score_expression.h"
 
@@ -49,6 +53,21 @@ TEST(ScoreExpression, ReadsTablesOfBothKinds) {
   const Table kind(kinds), of(table);
   t.expect(score() + of(kind[key()], rem(qkv::scores::query(), 3)),
            t.scores + table.index({kinds.unsqueeze(0), t.i.remainder(3)}));
+}
+
+TEST(ScoreExpression, HasAPointInNumbersInEveryLocale) {
+  char folder[] = "/tmp/qkv_locale_XXXXXX";
+  ASSERT_TRUE(mkdtemp(folder));
+  const std::string german = std::string(folder) + "/de_DE";
+  std::system(("localedef -i de_DE -f ISO-8859-1 " + german + " >" + german + ".log 2>&1").c_str());
+  setenv("LOCPATH", folder, 1);
+  const bool has_comma = setlocale(LC_NUMERIC, "de_DE");
+  const Tensors t;
+  t.expect(score() * 2.5, t.scores * 2.5);
+  setlocale(LC_NUMERIC, "C");
+  unsetenv("LOCPATH");
+  std::filesystem::remove_all(folder);
+  if (!has_comma) GTEST_SKIP() << "there is no localedef, or no de_DE to make a locale of";
 }
 
 template <class Make>

@@ -1,6 +1,7 @@
 #include "autograd/define.h"
 
 #include "autograd/differentiate.h"
+#include "autograd/run.h"
 #include "call/boxed.h"
 #include "call/check.h"
 #include "tensors/layout.h"
@@ -29,7 +30,7 @@ void DefinedOperator::define() {
   implement(DispatchKey::AutocastCPU, kernels.composite ? kernels.composite : kernels.autocast);
   implement(DispatchKey::CompositeImplicitAutograd, kernels.composite);
   if (kernels.composite) return;
-  implement(DispatchKey::CPU, kernels.cpu);
+  implement(DispatchKey::CPU, &run_cpu);
   implement(DispatchKey::Meta, kernels.meta ? kernels.meta : &empty_results_meta);
   implement(DispatchKey::Autograd, &autograd::kernel);
   for (const DispatchKey key : kRefusedKeys) implement(key, &refuse);

@@ -3,6 +3,9 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <new>
+#include <sstream>
+
 #include "autograd/differentiate.h"
 #include "call/after_fork.h"
 #include "call/autocast.h"
@@ -26,13 +29,12 @@ bool is_below_autograd() {
 Tensors run_directly(const Call& call) {
   if (call.op->kernels.composite) return call.op->kernels.composite(call);
   const OneThreadAfterFork one_thread;
-  const Body cpu = call.op->kernels.cpu;
-  if (is_below_autograd()) return cpu(call);
+  if (is_below_autograd()) return run_cpu(call);
   return autograd::differentiate(call, [&](bool has_node) {
-    if (!has_node || call.wants_lse) return cpu(call);
+    if (!has_node || call.wants_lse) return run_cpu(call);
     Call whole = call;
     whole.wants_lse = true;
-    return cpu(whole);
+    return run_cpu(whole);
   });
 }
 
@@ -56,6 +58,19 @@ bool is_plain(const Call& call) {
     if (call.has(argument)) keys = keys | call[argument].key_set();
   });
   return is_plain(keys);
+}
+
+Tensors run_cpu(const Call& call) {
+  try {
+    return call.op->kernels.cpu(call);
+  } catch (const std::bad_alloc&) {
+    std::ostringstream sizes;
+    call.op->for_each_tensor([&](Argument argument) {
+      if (call.has(argument))
+        sizes << ", " << call.name_of(argument) << " is " << call[argument].sizes();
+    });
+    TORCH_CHECK(false, call.title(), ": there is no memory for the workspace", sizes.str());
+  }
 }
 
 Tensors run(const Call& call) {

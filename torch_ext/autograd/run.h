@@ -11,6 +11,10 @@ namespace qkv {
 bool is_plain(const Call& call);
 bool is_plain(c10::DispatchKeySet keys);
 
+// The CPU kernel's results. The kernel library, which knows no torch, throws std::bad_alloc where
+// it gets no memory; that is an error here, with the sizes that it follows from.
+Tensors run_cpu(const Call& call);
+
 // What the dispatcher returns. Where it would do no more than run the Autograd kernel, if that, and
 // the CPU kernel, they are run without it: to send the arguments of attention through it takes as
 // long as the attention of a small call. Direct calls leave logsumexp out where call.wants_lse says

@@ -3,8 +3,10 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 
-#include <cstdio>
+#include <iomanip>
+#include <locale>
 #include <map>
+#include <sstream>
 
 #include "program/parse.h"
 #include "qkv/options.h"
@@ -88,9 +90,10 @@ Expression Expression::constant(Type type, const std::string& text) {
 }
 
 Expression Expression::of_double(double x) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.17g", x);
-  return constant(Type::real, text);
+  std::ostringstream text;
+  text.imbue(std::locale::classic());  // the program's own may have a comma for the point
+  text << std::setprecision(17) << x;
+  return constant(Type::real, text.str());
 }
 
 Expression::Parts Expression::take_apart(at::ScalarType dtype) const {

@@ -168,16 +168,25 @@ def _pow(p: Instructions, kind: str, x: Any, exponent: Any) -> Register:
     x = p.of(x, kind)
     if abs(n) == 0.5:
         return p("sqrt" if n > 0 else "rsqrt", x)
-    if n != int(n) or abs(n) > 64:
-        return p("exp", p("mul", p("log", x), p.of(n, "f")))
+    if n != int(n):
+        return _real_power(p, x, n)
+    x = x if n >= 0 else p("div", p.of(1, "f"), x)
     result, square, left = None, x, abs(int(n))
     while left:
         if left % 2:
             result = square if result is None else p("mul", result, square)
         left //= 2
         square = p("mul", square, square) if left else square
-    result = p.of(1, kind) if result is None else result
-    return result if n >= 0 else p("div", p.of(1, "f"), result)
+    return p.of(1, kind) if result is None else result
+
+
+def _real_power(p: Instructions, x: Register, n: float) -> Register:
+    """exp(n log x), but of 0 and of infinities, which x + x = x tells, without the logarithm: that
+    of -inf is NaN, and its derivative at 0 infinite, where that of a power above 1 is 0."""
+    size, is_end = p("abs", x), p("eq", p("add", x, x), x)
+    end = size if n > 1 else p("sqrt", size) if n > 0 else p("div", p.of(1, "f"), size)
+    inner = p("log", p("where", is_end, p.of(1, "f"), x))
+    return p("where", is_end, end, p("exp", p("mul", inner, p.of(n, "f"))))
 
 
 def _converted(p: Instructions, kind: str, x: Any, *_: Any, **__: Any) -> Register:

@@ -81,6 +81,7 @@ class CrossAttention(GroupedHeads):
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What `forward` attends with: query `[B, H, L, D]`, normed; key, likewise, and value,
         `[B, Hkv, S, D]`; and the gate before the sigmoid, as query, or None."""
+        self._check(x, None)
         query, *gate = self._split(self.q_proj, x, self.num_heads)
         query = self._normed(query, self.q_norm)
         return query, *self._keys(context, x.size(0)), gate[0] if gate else None

@@ -142,10 +142,7 @@ class SelfAttention(GroupedHeads):
             RuntimeError: shapes and dtypes that do not fit; a cache that has not so much room,
                 or in training with dropout.
         """
-        self._check(x, cache)
-        batch, length, _ = x.shape
-        if positions is not None and positions.shape not in ((length,), (batch, length)):
-            self._refuse("positions", positions, f"[{length}] or [{batch}, {length}] is expected")
+        self._check(x, cache, positions)
         query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
         options: dict[str, Any] = {}
         own = self.rotary if positions is None and rotary is None else None
@@ -154,7 +151,7 @@ class SelfAttention(GroupedHeads):
             query, key = self._norm_and_rotate(query, key, tables)
         else:  # The cache's operator turns query and key itself, to the same bits in less time.
             dtype = torch.promote_types(query.dtype, torch.float32)
-            cos, sin = own.table(cache.length + length, dtype).unbind(-2)
+            cos, sin = own.table(cache.length + x.size(1), dtype).unbind(-2)
             options = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": own.interleaved}
         return self._attend(query, key, value, gate, mask, spans, cache, **options)
 
@@ -169,6 +166,7 @@ class SelfAttention(GroupedHeads):
         """What `forward` attends with: query `[B, H, L, D]`, normed and rotated; key, likewise, and
         value, `[B, Hkv, L, D]`; and the gate before the sigmoid, as query, or None. Nothing is
         appended to the cache."""
+        self._check(x, cache, positions)
         query, key, value, *gate = self._split(self.qkv_proj, x, self._heads)
         tables = rotary or self._tables(query, cache, positions)
         query, key = self._norm_and_rotate(query, key, tables)
@@ -207,6 +205,12 @@ class SelfAttention(GroupedHeads):
         layer = cls(**arguments_of(module)).train(module.training)
         layer.load_state_dict(module.state_dict())
         return layer
+
+    def _check(self, x: Tensor, cache: KVCache | None, positions: Tensor | None = None) -> None:
+        super()._check(x, cache)
+        batch, length, _ = x.shape
+        if positions is not None and positions.shape not in ((length,), (batch, length)):
+            self._refuse("positions", positions, f"[{length}] or [{batch}, {length}] is expected")
 
     def _norm_and_rotate(
         self, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor] | None

@@ -18,12 +18,13 @@ Tensors = Tensor | Sequence["Tensors"] | Mapping[str, "Tensors"]
 
 def max_error(actual: Tensor, expected: Tensor) -> float:
     """The largest absolute difference; inf where one is NaN or infinite and the other is not."""
-    return _differences(actual, expected).max().item() if expected.numel() else 0.0
+    differences = _differences(actual, expected)
+    return differences.max().item() if differences.numel() else 0.0
 
 
 def rms_error(actual: Tensor, expected: Tensor) -> float:
     """The root mean square of the differences, relative to that of expected."""
-    actual, expected = (x.detach().double() for x in (actual, expected))
+    actual, expected = _in_float64(actual, expected)
     return ((actual - expected).norm() / expected.norm()).item()
 
 
@@ -124,8 +125,14 @@ def _named(tensors) -> dict:
     return dict(tensors if isinstance(tensors, Mapping) else enumerate(tensors))
 
 
+def _in_float64(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    if actual.shape != expected.shape:
+        refuse("actual", actual, f"{[*expected.shape]}, the shape of expected, is expected")
+    return actual.detach().double(), expected.detach().double()
+
+
 def _differences(actual: Tensor, expected: Tensor) -> Tensor:
-    actual, expected = (x.detach().double() for x in (actual, expected))
+    actual, expected = _in_float64(actual, expected)
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     error = (actual - expected).abs()
     return error.masked_fill(error.isnan(), torch.inf).masked_fill(same, 0)

@@ -103,7 +103,7 @@ def _code_of(function: Callable) -> CodeType | None:
 def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
     def read(cells):
         window = cells["sliding_window"]
-        return Pattern(band(window)) if isinstance(window, int) else None
+        return Pattern(band(window)) if isinstance(window, int) and window > 0 else None
 
     return read
 
