@@ -124,6 +124,17 @@ class TestReproducible:
             found = gradients(fused, inputs, options, grads, ["attn_mask"])["attn_mask"]
             assert torch.equal(found, expected)
 
+    def test_of_one_number_for_many_queries(self, threads):
+        """Torch's own sum of so many numbers to one depends on the number of threads."""
+        query, key, value = (torch.randn(2, 3, n, 8) for n in (11000, 3, 3))
+        mask, g = torch.randn(1, 1, requires_grad=True), torch.randn(2, 3, 11000)
+        found = []
+        for n in (1, 2, 3, 7):
+            threads(n)
+            found += torch.autograd.grad(fused(query, key, value, attn_mask=mask)[1], mask, g)
+        assert all(x.equal(found[0]) for x in found)
+        torch.testing.assert_close(found[0].squeeze(), g.sum(), rtol=0, atol=1e-3)
+
     def test_other_gradients_do_not_change(self):
         """The other gradients have the same bits whether that of the mask is asked for or not."""
         inputs, options = make(), {"attn_mask": torch.randn(H, L, S)}
