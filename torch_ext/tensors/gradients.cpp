@@ -1,7 +1,7 @@
 #include "tensors/gradients.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <numeric>
@@ -12,11 +12,11 @@ namespace qkv {
 namespace {
 
 // Torch's own sum of many numbers to a single one adds up as many parts as there are threads, so
-// that its last digits follow their number. To more than one it is cut between these.
+// that its last digits follow their number. A sum to more than one is cut between these, so here
+// are two of the same.
 at::Tensor sum_to_one(const at::Tensor& numbers) {
-  const at::Tensor all = numbers.to(at::kDouble).contiguous();
-  const double* const from = all.const_data_ptr<double>();
-  return at::scalar_tensor(std::accumulate(from, from + all.numel(), 0.), all.options());
+  const at::Tensor all = numbers.flatten();
+  return at::stack({all, all}).sum(-1)[0];
 }
 
 }  // namespace
