@@ -85,6 +85,8 @@ Tensors attend_by_mask(const Call& call) {
     at::Tensor given = call[arg::attn_mask];
     if (given.scalar_type() == at::kBool) {
       mask = given.logical_and(mask);
+    } else if (!call.has(arg::bias)) {  // which the kernels sum the gradient of
+      inner.set(arg::bias, call[arg::attn_mask]);
     } else {
       // In the compute type, in which torch then sums the gradient of what was broadcast.
       given = given.to(compute_type(call[arg::query].scalar_type()));
