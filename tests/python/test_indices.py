@@ -117,6 +117,27 @@ def test_which_way():
         assert ways(grad=False, **option) == {"mask"}
 
 
+def test_the_way_of_an_item_is_its_own():
+    """It has the bits that it has alone, beside items that go another way."""
+    tensors = [x.repeat(2, 1, 1, 1) for x in inputs()]
+    indices = torch.cat([choose(among=NEAR), choose(among=FAR)])
+    mask = torch.rand(4, 1, L, S) > 0.1
+
+    def results(rows):
+        own = [x[rows].clone().requires_grad_() for x in tensors]
+        call = {"indices": indices[rows], "attn_mask": mask[rows], "enable_gqa": True}
+        output = qkv.attention(*own, **call)
+        return output, *torch.autograd.grad(output.sin().sum(), own)
+
+    whole = results(slice(None))
+    assert ways_of(lambda: results(slice(None))) == {"blocks", "mask"}
+    for n, way in enumerate(["blocks", "blocks", "mask", "mask"]):
+        one = slice(n, n + 1)
+        assert ways_of(lambda one=one: results(one)) == {way}
+        for alone, among in zip(results(one), whole, strict=True):
+            assert torch.equal(alone, among[one])
+
+
 @dtypes_of("f32", "bf16", "f16")
 def test_other_dtypes(dtype):
     tensors, indices = inputs(dtype), choose()

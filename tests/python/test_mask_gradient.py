@@ -124,6 +124,24 @@ class TestReproducible:
             found = gradients(fused, inputs, options, grads, ["attn_mask"])["attn_mask"]
             assert torch.equal(found, expected)
 
+    def test_of_one_number_for_many_queries(self, threads):
+        """Torch's own sum of so many numbers to one depends on the number of threads."""
+        inputs, g = [torch.randn(2, 3, n, 8) for n in (11000, 3, 3)], torch.randn(2, 3, 11000)
+
+        def grad(mask, items=slice(None)):
+            mask = mask[items].clone().requires_grad_()
+            lse = fused(*(x[items] for x in inputs), attn_mask=mask)[1]
+            return torch.autograd.grad(lse, mask, g[items])[0]
+
+        mask, masks = torch.randn(1, 1), torch.randn(2, 1, 1, 1)
+        threads(1)
+        one, both = grad(mask), grad(masks)
+        torch.testing.assert_close(one.squeeze(), g.sum(), rtol=0, atol=1e-3)
+        for n in (2, 3, 7):
+            threads(n)
+            assert grad(mask).equal(one)
+            assert grad(masks, slice(1)).equal(both[:1])
+
     def test_other_gradients_do_not_change(self):
         """The other gradients have the same bits whether that of the mask is asked for or not."""
         inputs, options = make(), {"attn_mask": torch.randn(H, L, S)}

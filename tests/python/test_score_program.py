@@ -208,6 +208,30 @@ def test_gradients_of_tables_have_the_same_bits_on_any_number_of_threads(size):
     assert (found[0] - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
+@dtypes_of("f32", "f64")
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("L", [1, 5, 16, 37])
+def test_tables_have_nothing_of_lanes_without_a_row(isa, dtype, order, L):
+    """Their scores are those of a query of zeros: without a logarithm, and, with what is added
+    here, so large that their exponentials are infinite."""
+    query, key, value = (torch.randn(1, 1, n, 8, dtype=dtype) for n in (L, 37, 37))
+    large = 88.9 if dtype == torch.float32 else 709.9
+    log = "score\nabs 0\nlog 1\nkey\nload 0 3\nmul 2 4\nadd 0 5\n"
+    add = f"score\nkey\nload 0 1\nfloat {large}\nadd 2 3\nadd 0 4\n"
+    scores = query.double() @ key.double().mT / 8**0.5
+    for text, function in (log, lambda t: scores.abs().log() * t), (add, lambda t: t + large):
+        tables = torch.randn(37, dtype=dtype, requires_grad=True)
+        text = "@float 0 37\n" + text
+        found = ops.attention(query, key, value, score_program=text, score_tables=tables)
+        true = (scores + function(tables.double())).softmax(-1) @ value.double()
+        for _ in range(order):
+            found, true = (
+                torch.autograd.grad(x.sin().sum(), tables, create_graph=True)[0]
+                for x in (found, true)
+            )
+        assert (found - true).abs().max() < 3e-4 * true.abs().max()
+
+
 def test_gradient_lies_like_its_table():
     """As the Meta kernel says, which torch.compile holds the CPU kernel to."""
     query, key, value, _ = inputs(torch.float32)

@@ -1,6 +1,7 @@
 #include "tensors/gradients.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <numeric>
@@ -8,6 +9,18 @@
 #include "tensors/layout.h"
 
 namespace qkv {
+namespace {
+
+// Torch's own sum of many numbers to a single one adds up as many parts as there are threads, so
+// that its last digits follow their number. A sum to more than one is cut between these, so here
+// are two of the same.
+at::Tensor sum_to_one(const at::Tensor& numbers) {
+  const at::Tensor all = numbers.flatten();
+  return at::stack({all, all}).sum(-1)[0];
+}
+
+}  // namespace
+
 GradientTensors::GradientTensors(const Call& call, const Sizes<int64_t>& sizes)
     : call_(call), sizes_(sizes), documents_(documents_of(call, sizes)) {
   const int64_t kv_heads = std::lcm(sizes.key_heads, sizes.value_heads);
@@ -141,7 +154,8 @@ at::Tensor GradientTensors::reduced(Argument argument) const {
                   heads = size_from_right<int64_t>(sum, head);
     if (own != heads && own != 0) sum = sum.unflatten(-1 - head, {own, heads / own}).sum(-1 - head);
   }
-  return empty_gradient<int64_t>(tensor).copy_(sum.sum_to_size(tensor.sizes()));
+  sum = tensor.numel() == 1 ? sum_to_one(sum) : sum.sum_to_size(tensor.sizes());
+  return empty_gradient<int64_t>(tensor).copy_(sum);
 }
 
 Tensors GradientTensors::results() const {

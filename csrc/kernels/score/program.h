@@ -72,13 +72,23 @@ void add_in_order(const program::Compiled& program, const Interpreter<T>& of, in
     }
 }
 
+// Sets the lanes of a tile [keys x lanes] that have no row to 0.
+template <class T>
+void clear_lanes_without_row(const Tile& tile, int64_t keys, T* numbers) {
+  for (int64_t j = 0; j < keys; ++j)
+    std::fill(numbers + j * tile.step + tile.rows, numbers + j * tile.step + tile.lanes, T(0));
+}
+
 // The results of a backward program, in place of the gradients that it is given; and what it adds
-// to the gradient of tables.
+// to the gradient of tables. Lanes without a row have scores, too, those of a query of zeros, and
+// where these are so large that their exponential is infinite, gradients that are NaN.
 template <class T, int N>
 void run_backward(const Problem& p, const program::Compiled& program, const BackwardItem& item,
                   const Tile& tile, int64_t key, int64_t keys, const ProgramTile<T>& given,
                   T* const (&gradients)[N]) {
   void* const sums = item.sums.tables;
+  for (T* const numbers : gradients)
+    if (sums && !kFixedBits) clear_lanes_without_row(tile, keys, numbers);
   interpret<T>(p, program, tile, key, given, [&](Interpreter<T>& of) {
     const auto add = [&](int64_t row, int64_t rows, auto* to) {
       if constexpr (kFixedBits)

@@ -5,6 +5,8 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "autograd/run.h"
@@ -83,6 +85,8 @@ Tensors attend_by_mask(const Call& call) {
     at::Tensor given = call[arg::attn_mask];
     if (given.scalar_type() == at::kBool) {
       mask = given.logical_and(mask);
+    } else if (!call.has(arg::bias)) {  // which the kernels sum the gradient of
+      inner.set(arg::bias, call[arg::attn_mask]);
     } else {
       // In the compute type, in which torch then sums the gradient of what was broadcast.
       given = given.to(compute_type(call[arg::query].scalar_type()));
@@ -170,11 +174,32 @@ Tensors attend_by_pages(const Call& call, const ChosenKeys& chosen) {
   return results;
 }
 
-// Each block of queries attends to the keys that any of them has chosen, behind a mask.
-Tensors attend_by_blocks(const Call& call, const std::vector<ChosenBlock>& blocks) {
+// The results of one batch item, by a mask.
+Tensors attend_item_by_mask(Call call, int64_t item) {
+  std::array<at::Tensor, arg::count> own;  // a call points to its tensors
+  for (const Argument a : {arg::query, arg::key, arg::value, arg::attn_mask, arg::indices}) {
+    const bool has_items = call.has(a) && (a == arg::indices || call[a].dim() == 4);
+    if (!has_items || call[a].size(0) == 1) continue;
+    own[a] = call[a].narrow(0, item, 1);
+    call.set(a, own[a]);
+  }
+  return attend_by_mask(call);
+}
+
+// Each block of queries attends to the keys that any of them has chosen, behind a mask; but items
+// that are not `by_blocks` by a mask of all keys.
+Tensors attend_by_blocks(const Call& call, const std::vector<ChosenBlock>& blocks,
+                         const std::vector<char>& by_blocks) {
   const at::Tensor& query = call[arg::query];
   std::vector<std::vector<at::Tensor>> outputs(query.size(0)), lses(query.size(0));
+  for (int64_t item = 0; item < query.size(0); ++item) {
+    if (by_blocks[item]) continue;
+    Tensors results = attend_item_by_mask(call, item);
+    outputs[item].push_back(std::move(results[0]));
+    lses[item].push_back(std::move(results[1]));
+  }
   for (const ChosenBlock& block : blocks) {
+    if (!by_blocks[block.item]) continue;
     const auto select = [&](const at::Tensor& all) {
       return all.narrow(0, block.item, 1).index_select(2, block.keys);
     };
@@ -220,10 +245,13 @@ Tensors attend_to_indices(const Call& call) {
   if (!recorded) return attend_by_pages(call, chosen);
   const int64_t S = call[arg::key].size(2), L = call[arg::query].size(2);
   const std::vector<ChosenBlock> blocks = blocks_of_queries(chosen, L, S);
-  int64_t pairs = 0;
-  for (const ChosenBlock& block : blocks) pairs += block.mask.numel();
-  return 2 * pairs <= chosen.counts.size(0) * S ? attend_by_blocks(call, blocks)
-                                                : attend_by_mask(call);
+  // Each item takes its way whatever the others take: the two have other last digits.
+  std::vector<int64_t> pairs(call[arg::query].size(0));
+  for (const ChosenBlock& block : blocks) pairs[block.item] += block.mask.numel();
+  std::vector<char> by_blocks;
+  for (const int64_t n : pairs) by_blocks.push_back(2 * n <= L * S);
+  const bool any = std::find(by_blocks.begin(), by_blocks.end(), true) != by_blocks.end();
+  return any ? attend_by_blocks(call, blocks, by_blocks) : attend_by_mask(call);
 }
 
 }  // namespace ops
