@@ -78,7 +78,8 @@ class KeyRows : RowScales<E> {
           const Input& scale = {}, int64_t scale_page_stride = 0)
       : rows_{key_plane<E>(p, input, plane), input.strides.row, pages_of(p), page_stride},
         col_(input.strides.col),
-        dim_(dim) {
+        dim_(dim),
+        end_(p.seqlen_k) {
     if constexpr (std::is_same_v<E, int8_t>)
       this->scales_ = {key_plane<float>(p, scale, plane), scale.strides.row, pages_of(p),
                        scale_page_stride};
@@ -98,7 +99,7 @@ class KeyRows : RowScales<E> {
     rows_.for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t first) {
       for (int64_t j = first; j < first + count; ++j, from += row()) {
         T* const to = scratch + j * step;
-        fetch_ahead(key + j, key + keys);
+        fetch_ahead(key + j);
         gather_row(from, col_, dim_, to);
         if constexpr (std::is_same_v<E, int8_t>)
           for (int64_t d = 0; d < step; d += kLanes<T>)
@@ -108,11 +109,12 @@ class KeyRows : RowScales<E> {
     return {scratch, step, 1};
   }
 
-  // Of keys before `end` whose pages have one key each: fetches the row that is read some rows
-  // after `key`. The hardware foresees none of them, and of a row only the later lines.
-  QKV_INLINE void fetch_ahead(int64_t key, int64_t end) const {
-    constexpr int64_t kRowsAhead = 8;
-    if (!rows_.pages || rows_.pages->size > 1 || col_ != 1 || key + kRowsAhead >= end) return;
+  // Of pages that have one key each: fetches the row that is read some rows after `key`, with the
+  // next block of keys if need be. The hardware foresees none of them, and of a row only the later
+  // lines.
+  QKV_INLINE void fetch_ahead(int64_t key) const {
+    constexpr int64_t kRowsAhead = 16;
+    if (!rows_.pages || rows_.pages->size > 1 || col_ != 1 || key + kRowsAhead >= end_) return;
     const E* const row = at(key + kRowsAhead);
     for (int64_t d = 0; d < dim_; d += int64_t(kCacheLine / sizeof(E)))
       __builtin_prefetch(row + d, 0, 2);
@@ -135,7 +137,7 @@ class KeyRows : RowScales<E> {
   static const Pages* pages_of(const Problem& p) { return p.pages.table ? &p.pages : nullptr; }
 
   RowPlaces<E> rows_;
-  int64_t col_ = 0, dim_ = 0;
+  int64_t col_ = 0, dim_ = 0, end_ = 0;
 };
 
 template <class E>

@@ -36,7 +36,7 @@ inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64
     return as_pairs(rows.at(key), rows.row());
   const int64_t step = padded_halves(dim);
   for (int64_t j = 0; j < keys; ++j) {
-    rows.fetch_ahead(key + j, key + keys);
+    rows.fetch_ahead(key + j);
     copy_row(rows.at(key + j), rows.col(), dim, scratch + j * step);
   }
   return as_pairs(scratch, step);
@@ -90,8 +90,8 @@ class KeyOperand<BFloat16> {
     const int64_t step = padded_halves(dim), pairs = pairs_in(count_);
     const auto zip_pair = [=, &rows](int64_t pair, Pair* to) {
       const int64_t j = first + 2 * pair;
-      rows.fetch_ahead(j, end);
-      rows.fetch_ahead(j + 1, end);
+      rows.fetch_ahead(j);
+      rows.fetch_ahead(j + 1);
       zip_rows(rows.at(j), j + 1 < end ? rows.at(j + 1) : nullptr, rows.col(), dim, to);
     };
     if (!kTiles) {
