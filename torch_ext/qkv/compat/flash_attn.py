@@ -64,8 +64,9 @@ def flash_attn_func(
 
     With return_attn_probs also the lse, `[B, H, L]`, and None. alibi_slopes: `[H]` or `[B, H]`.
     """
+    query, key, value = _heads_first(q=q, k=k, v=v)
     result = attention(
-        *_heads_first(q=q, k=k, v=v), None, dropout_p,
+        query, key, value, None, dropout_p,
         scale=softmax_scale, enable_gqa=True, window_size=_window(causal, window_size),
         softcap=softcap, alibi_slopes=alibi_slopes, return_lse=return_attn_probs,
     )  # fmt: skip
