@@ -11,6 +11,7 @@ import torch
 from test_convert import operators
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 transformers = pytest.importorskip("transformers")
 
@@ -350,6 +351,26 @@ BODIES = {
                      "times_a_triangle_half_of_which_is_hidden",
                      "times_a_mask_that_hides_a_row"), False),
 }  # fmt: skip
+
+
+class CheckpointedAttention(Attention):
+    def forward(self, x):
+        query, key, value = self.proj(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return checkpoint(self.plain, query, key, value, use_reentrant=True)
+
+
+def test_a_layer_that_checkpoints_a_part_of_itself_is_left():
+    """The backward pass would drop other weights than the forward pass: gradients of neither."""
+    gradients = []
+    for kind in (Attention, CheckpointedAttention):
+        torch.manual_seed(0)
+        layer = kind(Attention.plain, dropout=0.5)
+        conversion = qkv.convert(layer) if kind is CheckpointedAttention else None
+        torch.manual_seed(1)
+        layer(torch.ones(3, 5, 8)).square().sum().backward()
+        gradients.append(layer.proj.weight.grad)
+    assert_close(*gradients)
+    assert [*conversion.left.values()] == ["CheckpointedAttention is no layer that qkv knows"]
 
 
 @pytest.mark.parametrize("name, taken", BODIES.items())
