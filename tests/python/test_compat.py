@@ -191,6 +191,11 @@ class TestFlashAttn:
         q = torch.randn(2, 6, 4, 8)
         with pytest.raises(RuntimeError, match="key"):
             flash_attn.flash_attn_func(q, q[..., :7], q)
+        # Heads and numbers of [L, H, D], which flash_attn refuses, would change places.
+        with pytest.raises(RuntimeError, match=r"q is \[6, 4, 8\], but \[B, L, H, D\]"):
+            flash_attn.flash_attn_func(q[0], q[0], q[0])
+        with pytest.raises(RuntimeError, match="k_cache is"):
+            flash_attn.flash_attn_with_kvcache(q, q[0], q)
 
 
 def rotated(x, angle):

@@ -203,6 +203,14 @@ def test_traced(name):
     torch.testing.assert_close(found, expected[: len(found)])
 
 
+@pytest.mark.parametrize("name", ["attention", "attention_jvp", "attention_weights"])
+def test_traced_symbolically(name):
+    """torch.fx hands on proxies, whose every attribute is another one, which has no truth."""
+    function, inputs = FUNCTIONS[name].function, make(requires_grad=False)
+    graph = torch.fx.symbolic_trace(function)
+    torch.testing.assert_close(graph(*inputs), function(*inputs))
+
+
 @every_function
 def test_functionalized(name):
     f, inputs = FUNCTIONS[name], make(requires_grad=False)

@@ -150,7 +150,8 @@ def attention(
         output, lse = _indexed_attention(query, key, value, indices, **given)
         return (output, lse) if return_lse else output
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
-    if type(query) is not Tensor and getattr(query, "is_nested", False):
+    # "is True": torch.fx's proxies have every attribute, and no truth.
+    if type(query) is not Tensor and getattr(query, "is_nested", False) is True:
         output, lse = jagged_attention("attention", query, key, value, **given)
         return (output, lse) if return_lse else output
     op = _attention_with_lse if return_lse else _attention
@@ -221,7 +222,7 @@ def attention_jvp(
         bias_tangent, alibi_slopes_tangent, sinks_tangent,
     )  # fmt: skip
     # Jagged tensors are of a class of their own. What else is wrong with query the operator says.
-    if type(query) is not Tensor and getattr(query, "is_nested", False):
+    if type(query) is not Tensor and getattr(query, "is_nested", False) is True:
         return jagged_attention("attention_jvp", query, key, value, **given)
     try:
         return _attention_jvp(query, key, value, **given)

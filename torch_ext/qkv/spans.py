@@ -102,12 +102,14 @@ class Spans:
         """Query i of L = `seqlen` sees keys `i + S - L - left` to `i + S - L + right`; -1 leaves a
         side open. That is window_size of the functions; with `first` also Longformer's global
         tokens: so many keys at the beginning are seen by all queries, and, where L is S, so many
-        queries see all keys. seqlen_k: S; L if None."""
-        if min(left, right) < -1:
-            wanted = "numbers >= 0, or -1 for an open side, are expected"
-            refuse("Spans.window: (left, right)", (left, right), wanted)
-        if first < 0:
-            refuse("Spans.window: first", first, "0 or more is expected")
+        queries see all keys. seqlen_k: S; L if None.
+
+        Raises:
+            ValueError: left or right below -1, first below 0.
+        """
+        for name, number, least in (("left", left, -1), ("right", right, -1), ("first", first, 0)):
+            if number < least:
+                refuse(f"Spans.window: {name}", number, f"{least} or more is expected")
         S = seqlen if seqlen_k is None else seqlen_k
         i = torch.arange(seqlen) + (S - seqlen)
         begins = (i - left).clamp(0, S) if left >= 0 else torch.zeros_like(i)

@@ -152,7 +152,8 @@ def _plus(core: Core, shape: Any, other: Any, *, alpha: float = 1) -> Core | Non
         other, shape = other.expand(shape).reshape(*core.lead, *own), torch.Size((*core.lead, *own))
     core, term = _with(core, shape, other if alpha == 1 else other * alpha)
     if core.zeroed is not None:
-        if bool((term > _HIDES).logical_and(core.zeroed).any()):
+        seen = (term > _HIDES).logical_and(core.zeroed)
+        if bool(seen.any() or core.zeroed.all(-1).any()):  # of a row of zeros the weights are equal
             return None
         core, term = core._replace(zeroed=None), term.masked_fill(core.zeroed, -torch.inf)
     if term.dtype not in (torch.float32, core.query.dtype):

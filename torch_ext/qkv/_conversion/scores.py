@@ -21,6 +21,7 @@ _STARTS |= {getattr(Tensor, x) for x in ("matmul", "__matmul__", "bmm", "baddbmm
 _PRODUCTS = {"matmul", "bmm", "einsum"}
 _IN_PLACE = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__idiv__": "div"}
 _VIEWS = {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"}
+_VIEWS |= {"view_as", "reshape_as"}
 _LAYOUT = {"dim", "ndim", "numel", "size"}
 _LIKE = {"expand_as", "view_as", "reshape_as"}
 _DTYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16}
@@ -170,7 +171,9 @@ def _put_off(function: Any, args: Any, kwargs: Any) -> Any:
     is_in_place = name in _IN_PLACE or _is_in_place(name)
     name = _IN_PLACE.get(name) or name.strip("_")
     if name in _LIKE and type(args[1]) is Scores:
-        return function(args[0], torch.empty(args[1].shape, device="meta"))
+        args = (args[0], torch.empty(args[1].shape, device="meta"))
+        if type(args[0]) is not Scores:
+            return function(*args)
     name, x, rest = _first(name, args)
     if x is None or x.step.value is not None:
         return None

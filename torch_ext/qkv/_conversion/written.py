@@ -17,11 +17,15 @@ _PRODUCTS = ("matmul", "bmm", "einsum")
 @functools.cache
 def writes_attention(layer: type) -> bool:
     """Not one that asks transformers' interface, which exchanges it. Nor one with an
-    autograd.Function, which would see no more of a `Scores` than its numbers."""
+    autograd.Function, which would see no more of a `Scores` than its numbers. Nor one that
+    checkpoints a part of itself: what the backward pass runs again is outside of the layer's call,
+    so that it is not qkv's, and drops other weights."""
     functions = reached_from(methods_of(layer))
     words = names_in(methods_of(layer))
     things = [x for f in functions for x in things_in(f)]
     if any(isinstance(x, type) and issubclass(x, autograd.Function) for x in things):
+        return False
+    if "checkpoint" in words:
         return False
     has_product = any(p in word for p in _PRODUCTS for word in words)
     has_product = has_product or any(map(_multiplies, functions))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qkv._functional import attention
 from qkv._kvcache import attention_with_kvcache
+from qkv._refuse import refuse
 from qkv._varlen import _varlen_attention
 
 __all__ = [
@@ -38,6 +39,14 @@ def _window(causal: bool, window_size: tuple[int, int]) -> tuple[int, int] | Non
     return None if window == (-1, -1) else window
 
 
+def _heads_first(**tensors: Tensor) -> list[Tensor]:
+    """`[B, L, H, D]` as `[B, H, L, D]`. With fewer dimensions a transposed head would be a row."""
+    for name, x in tensors.items():
+        if x.dim() != 4:
+            refuse(name, x, "[B, L, H, D], 4 dimensions, are expected", RuntimeError)
+    return [x.transpose(1, 2) for x in tensors.values()]
+
+
 def _rows_first(result: Any, *more: None) -> Any:
     """An output `[B, H, L, D]` as `[B, L, H, D]`, with what else is returned."""
     if isinstance(result, Tensor):
@@ -55,8 +64,9 @@ def flash_attn_func(
 
     With return_attn_probs also the lse, `[B, H, L]`, and None. alibi_slopes: `[H]` or `[B, H]`.
     """
+    query, key, value = _heads_first(q=q, k=k, v=v)
     result = attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, dropout_p,
+        query, key, value, None, dropout_p,
         scale=softmax_scale, enable_gqa=True, window_size=_window(causal, window_size),
         softcap=softcap, alibi_slopes=alibi_slopes, return_lse=return_attn_probs,
     )  # fmt: skip
@@ -99,7 +109,7 @@ def flash_attn_with_kvcache(
     `[B, L, H, D]`, with caches `[B, S, Hkv, D]`, or pages `[blocks, block_size, Hkv, D]`, to
     `[B, L, H, Dv]`; with return_softmax_lse also the lse, `[B, H, L]`.
     """
-    query, k_cache, v_cache = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+    query, k_cache, v_cache = _heads_first(q=q, k_cache=k_cache, v_cache=v_cache)
     key, value = (None if x is None else x.transpose(1, 2) for x in (k, v))
     result = attention_with_kvcache(
         query, k_cache, v_cache, key, value, cache_seqlens=cache_seqlens,
