@@ -26,16 +26,17 @@ QKV_INLINE void load_bits_of_keys(const uint8_t* const (&from)[8], int64_t j, in
     B row;
     std::memcpy(&row, from[l] + j, sizeof row);
     __builtin_prefetch(from[l] + j + ahead, 0, 2);
-    bits |= (B)(row != 0) & uint8_t(1 << l);
+    const uint8_t own_bit = uint8_t(1u << l);
+    bits |= (B)(row != 0) & own_bit;
   }
   std::memcpy(to + j, &bits, sizeof bits);
 }
 
 // bits [padded(keys)]: bit l of each says whether lane l may see the key, by the piece of a boolean
-// mask that a tile covers.
+// mask that a tile covers. ahead: how many keys are read after these, at most as many.
 template <class T>
 void load_bits(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
-               int32_t* bits) {
+               int64_t ahead, int32_t* bits) {
   typedef uint8_t Few __attribute__((vector_size(16)));
   typedef uint8_t Many __attribute__((vector_size(kVectorBytes)));
   const int64_t step = keys >= kVectorBytes ? kVectorBytes : 16;
@@ -49,7 +50,7 @@ void load_bits(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, i
     // The last step may begin within the one before.
     for (; rows.col == 1 && keys >= step && j < keys; j += step)
       (step == 16 ? load_bits_of_keys<Few>
-                  : load_bits_of_keys<Many>)(from, std::min(j, keys - step), keys, of_lanes);
+                  : load_bits_of_keys<Many>)(from, std::min(j, keys - step), ahead, of_lanes);
     for (; j < keys; ++j)
       for (int l = 0; l < 8; ++l) of_lanes[j] |= (from[l][j * rows.col] != 0) << l;
     for (j = 0; j < keys; j += kLanes<float>) {
@@ -73,7 +74,7 @@ void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, i
     return;
   }
   int32_t bits[padded<float>(kKeyBlock)];
-  load_bits<T>(rows, tile, key, keys, bits);
+  load_bits<T>(rows, tile, key, keys, std::min(keys, p.seqlen_k - key - keys), bits);
   for (int lane = 0; lane < tile.lanes; lane += kLanes<T>) {
     IntVec<T> own_bit;
     for (int l = 0; l < kLanes<T>; ++l) own_bit[l] = int32_t(1u << (lane + l));
