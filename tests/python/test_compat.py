@@ -245,7 +245,8 @@ class TestXformers:
         q, k, v = (torch.randn(1, 7, *heads, 8) for _ in range(3))
         mask = xformers.BlockDiagonalMask.from_seqlens(lengths)
         parts = list(zip(*(x.flatten(2, -2).split(lengths, 1) for x in (q, k, v)), strict=True))
-        for bias, causal in ((mask, False), (mask.make_causal(), True)):
+        from_below = mask.make_causal_from_bottomright()
+        for bias, causal in ((mask, False), (mask.make_causal(), True), (from_below, True)):
             output = xformers.memory_efficient_attention(q, k, v, bias)
             expected = torch.cat([reference(*part, causal=causal)[0] for part in parts], 1)
             close(output.flatten(2, -2), expected)
@@ -255,3 +256,13 @@ class TestXformers:
             xformers.memory_efficient_attention(
                 *(x.expand(2, *x.shape[1:]) for x in (q, k, v)), mask
             )
+        with pytest.raises(ValueError, match=r"key is \[1, 6, .*, but the 7 rows of attn_bias"):
+            xformers.memory_efficient_attention(q, k[:, 1:], v[:, 1:], mask)
+
+    def test_sequences_of_fewer_queries_than_keys(self):
+        q, (k, v) = torch.randn(1, 3, 2, 8), torch.randn(2, 1, 9, 2, 8)
+        mask = xformers.BlockDiagonalMask.from_seqlens([1, 2], [4, 5])
+        for bias, causal in ((mask, False), (mask.make_causal_from_bottomright(), True)):
+            output = xformers.memory_efficient_attention(q, k, v, bias)
+            parts = zip(q.split([1, 2], 1), k.split([4, 5], 1), v.split([4, 5], 1), strict=True)
+            close(output, torch.cat([reference(*part, causal=causal)[0] for part in parts], 1))

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from qkv._functional import attention
+from qkv._refuse import refuse
 from qkv._varlen import _varlen_attention
 
 __all__ = [
+    "BlockDiagonalCausalFromBottomRightMask",
     "BlockDiagonalCausalMask",
     "BlockDiagonalMask",
     "LowerTriangularFromBottomRightMask",
@@ -66,9 +68,17 @@ class BlockDiagonalMask:
             raise ValueError("make_causal: the queries and keys of a sequence are not as many")
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo)
 
+    def make_causal_from_bottomright(self) -> "BlockDiagonalCausalFromBottomRightMask":
+        """The last query of each sequence sees its last key."""
+        return BlockDiagonalCausalFromBottomRightMask(self.q_seqinfo, self.k_seqinfo)
+
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
     """The same, where every sequence is causal."""
+
+
+class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
+    """The same, where every sequence is causal from its last query and key on."""
 
 
 # What needs no tensor of all pairs, by the name of the mask's class.
@@ -124,8 +134,11 @@ def _packed(query, key, value, mask, p, scale, window_size) -> Tensor:
     """Heads in groups, `[1, T, G, H, K]`, are heads like others."""
     if query.size(0) != 1:
         raise ValueError(f"query is {[*query.shape]}, but sequences that are packed are [1, T, …]")
-    rows = [x[0].unsqueeze(1) if x.dim() == 3 else x[0].flatten(1, -2) for x in (query, key, value)]
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
+    for name, x, info in (("query", query, queries), ("key", key, keys)):
+        if x.size(1) != (rows := int(info.seqstart[-1])):
+            refuse(name, x, f"the {rows} rows of attn_bias's sequences are expected")
+    rows = [x[0].unsqueeze(1) if x.dim() == 3 else x[0].flatten(1, -2) for x in (query, key, value)]
     output, _ = _varlen_attention(
         *rows, queries.seqstart, keys.seqstart, queries.max_seqlen, keys.max_seqlen,
         scale=scale, dropout_p=p, window_size=window_size,
