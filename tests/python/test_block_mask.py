@@ -102,6 +102,8 @@ MASKS = {
     "arithmetic of bools": of_bool_arithmetic,
     "where": lambda b, h, q, k: torch.where(q < 64, k, q + 40) > 60,
     "logical": lambda b, h, q, k: torch.logical_and(q, torch.logical_not(k < 32)),
+    "column of a table": lambda b, h, q, k: (k < 20) | PAIRS[q, 3],
+    "number made inside": lambda b, h, q, k: q + torch.tensor(5) >= k,
     "captured number": lambda b, h, q, k: q + OFFSET >= k,
     "distance times alpha": lambda b, h, q, k: torch.sub(q, k, alpha=2) > 0,
     "overflow": lambda b, h, q, k: (q << 32) * ((k - 75) << 32) * q > 0,

@@ -27,6 +27,8 @@ def bounds_of(mask_mod: Any, places: list[tuple[Tensor, Tensor]]) -> tuple[Tenso
     known: dict[Any, Any] = {node: x for x, node in recording.captured}
     known |= zip(recording.arguments, places, strict=True)
     for node in recording.nodes:
+        # Numbers that the function makes are results of no operation.
+        known |= {x: x.like for x in node.inputs if x.level == CONSTANT}
         known[node] = _value(node, known)
     result = known.get(recording.result)
     ends = None if result is None else _ends(result)
