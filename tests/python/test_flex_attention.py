@@ -497,6 +497,15 @@ def test_masks_without_their_spans(name):
     assert not found[0].isnan().any()
 
 
+@pytest.mark.parametrize("size", [0, 1])
+def test_elements_outside_of_a_table(size):
+    """They are NaN, as those of a table are that has none."""
+    table = torch.zeros(size)
+    query, key, value = inputs(torch.float32)
+    output = qkv.flex_attention(query, key, value, lambda s, b, h, q, k: s + table[q])
+    assert output[:, :, size:].isnan().all() and not output[:, :, :size].isnan().any()
+
+
 def test_checkpointing_and_autocast():
     score_mod, learned = SCORE_MODS["gate"]()
     tensors = [*inputs(torch.float32), learned[0].requires_grad_()]

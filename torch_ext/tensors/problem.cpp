@@ -106,7 +106,8 @@ void KernelCall::bind_score_program() {
     tensor = call_[argument].contiguous();
     const int64_t rows = size_from_right<int64_t>(tensor, 1);
     if (rows != 1) step = tensor.sizes().back(), to.rows = rows;
-    return tensor.const_data_ptr();
+    static constexpr double kNothing = 0;  // An empty table has no memory, and null stands for 0.
+    return tensor.numel() == 0 ? &kNothing : tensor.const_data_ptr();
   };
   to.tables = bind_rows(arg::score_tables, function_->tables, to.table_step);
   to.indices =
