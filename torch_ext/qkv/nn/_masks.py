@@ -53,6 +53,11 @@ def as_added(mask: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, float("-inf"))
 
 
+def hidden_too(mask: Tensor, hidden: Tensor) -> Tensor:
+    """mask, bool or floating, that also hides where `hidden` is True."""
+    return mask | hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, float("-inf"))
+
+
 def with_columns(
     masks: tuple[Tensor | None, ...], keys: int, all_keys: int
 ) -> tuple[Tensor | None, ...]:
