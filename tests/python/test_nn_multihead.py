@@ -306,6 +306,15 @@ def test_is_causal_beside_another_mask(arguments, floating, need_weights):
     torch.testing.assert_close(found, ours(x, x, x, attn_mask=both, **call), atol=1e-5, rtol=1e-4)
 
 
+def test_two_masks_beside_a_bias_are_added_without_rounding():
+    """What all keys get takes nothing off the digits of what tells them apart."""
+    _, ours = twins(batch_first=True, dtype=torch.bfloat16)
+    x, mask, padding = batch_of(L).bfloat16(), torch.randn(L, L).bfloat16(), torch.full((B, L), 200)
+    call = {"attn_mask": mask, "attn_bias": torch.zeros(1, dtype=torch.bfloat16)}
+    _, weights = ours(x, x, x, padding.bfloat16(), **call)
+    torch.testing.assert_close(weights, ours(x, x, x, **call)[1], atol=0, rtol=0.02)
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_gradients_of_floating_masks(need_weights):
     theirs, ours = twins(batch_first=True)
