@@ -67,6 +67,16 @@ def test_half(dtype):
 
 
 @torch.no_grad()
+def test_in_double_nothing_is_rounded_to_float():
+    decoder = make().double()
+    tgt, memory = sample(decoder, torch.double)
+    hidden = torch.randn(B, S, dtype=torch.double).masked_fill(HIDDEN, -INF)
+    steps = CachedDecoder(decoder, memory, L, memory_key_padding_mask=hidden)
+    expected = whole(decoder, tgt, memory, hidden)
+    torch.testing.assert_close(in_parts(steps, tgt), expected, atol=1e-12, rtol=1e-12)
+
+
+@torch.no_grad()
 def test_int8_caches():
     decoder = make()
     tgt, memory = sample(decoder)

@@ -291,6 +291,31 @@ def test_is_causal_is_a_hint(arguments, pad, need_weights):
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+def test_is_causal_beside_another_mask(arguments, floating, need_weights):
+    """Without weights the other mask is ignored, with them both apply: with added keys, too."""
+    _, ours = twins(batch_first=True, **arguments)
+    x, later = batch_of(L), torch.ones(L, L, dtype=torch.bool).triu(1)
+    other = torch.rand(B * H, L, L) < 0.3
+    both = (other if need_weights else torch.zeros_like(other)) | later
+    if floating:
+        other = torch.zeros(other.shape).masked_fill(other, float("-inf"))
+    call = {"need_weights": need_weights}
+    found = ours(x, x, x, attn_mask=other, is_causal=True, **call)
+    torch.testing.assert_close(found, ours(x, x, x, attn_mask=both, **call), atol=1e-5, rtol=1e-4)
+
+
+def test_two_masks_beside_a_bias_are_added_without_rounding():
+    """What all keys get takes nothing off the digits of what tells them apart."""
+    _, ours = twins(batch_first=True, dtype=torch.bfloat16)
+    x, mask, padding = batch_of(L).bfloat16(), torch.randn(L, L).bfloat16(), torch.full((B, L), 200)
+    call = {"attn_mask": mask, "attn_bias": torch.zeros(1, dtype=torch.bfloat16)}
+    _, weights = ours(x, x, x, padding.bfloat16(), **call)
+    torch.testing.assert_close(weights, ours(x, x, x, **call)[1], atol=0, rtol=0.02)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
 def test_gradients_of_floating_masks(need_weights):
     theirs, ours = twins(batch_first=True)
     query, key = batch_of(L), batch_of(S)

@@ -533,6 +533,17 @@ def test_bad_calls_of_project(call, message):
         make().project(**({"x": sample()} | call))
 
 
+@pytest.mark.parametrize(
+    "lengths", [[-1, -1], [-1, 0], [100_000, 0], [1.0, 1.0], [0.0, 2.0]], ids=str
+)
+def test_lengths_that_no_rotation_begins_at(lengths):
+    layer = make(qk_norm=True, rotary=1e4).eval()
+    cache = layer.new_cache(B, 16)
+    cache.lengths = torch.tensor(lengths)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="cache.lengths is .* in a row, but"):
+        layer(sample(), cache=cache)
+
+
 def test_caches_are_for_inference():
     layer = make(dropout=0.1)
     cache = layer.new_cache(B, 16)

@@ -4,6 +4,7 @@ torch's layer says what to hide, the operator what may be seen, and torch adds u
 `[B * H, L, S]`. The operator takes two, a mask and a bias, each as it broadcasts, so that nothing
 of that size is made."""
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ def mask_arguments(
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None] if is_batched else key_padding_mask)
     if len(masks) == 2 and attn_bias is not None:  # one place is left for two: [B, 1, L, S]
-        masks = [as_added(masks[0]) + as_added(masks[1])]
+        dtypes = (x.dtype for x in (*masks, attn_bias))
+        wide = reduce(torch.promote_types, dtypes, torch.float32)  # the operator adds in no less
+        masks = [as_added(masks[0]).to(wide) + as_added(masks[1])]
     masks.sort(key=lambda mask: mask.dtype != torch.bool)  # the operator's bias must be floating
     arguments = {}
     if masks:
@@ -51,6 +54,11 @@ def as_added(mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, float("-inf"))
+
+
+def hidden_too(mask: Tensor, hidden: Tensor) -> Tensor:
+    """mask, bool or floating, that also hides where `hidden` is True."""
+    return mask | hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, float("-inf"))
 
 
 def with_columns(

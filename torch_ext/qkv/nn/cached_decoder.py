@@ -71,7 +71,8 @@ class CachedDecoder:
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 wanted = "bool (True = hidden) or a floating dtype is expected"
                 _refuse("memory_key_padding_mask", mask.dtype, wanted)
-            self._bias = as_added(mask)[:, None, None].float()
+            wide = torch.promote_types(attention.out_proj.weight.dtype, torch.float32)
+            self._bias = as_added(mask)[:, None, None].to(wide)
         self.caches: list[tuple[KVCache, KVCache]] = []
         twins = []
         for layer in layers:

@@ -11,7 +11,7 @@ from qkv._verbose import note_left
 from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._linear import linear, projections
-from qkv.nn._masks import as_bias, mask_arguments, with_columns
+from qkv.nn._masks import as_bias, hidden_too, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
 
 
@@ -184,10 +184,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         sizes = (query.size(sequence), key.size(sequence))
         check_masks(key_padding_mask, attn_mask, batch, self.num_heads, *sizes)
         query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
+        if is_causal and not need_weights:
+            attn_mask = None  # the hint says as much
+        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         if self.bias_k is not None or self.add_zero_attn:
             key, value = self._with_more_keys(key, value)
-            if is_causal and attn_mask is None:
-                attn_mask = torch.ones(sizes, dtype=torch.bool, device=query.device).triu(1)
+            if is_causal:
+                later = torch.ones(sizes, dtype=torch.bool, device=query.device).triu(1)
+                attn_mask = later if attn_mask is None else hidden_too(attn_mask, later)
             key_padding_mask, attn_mask, attn_bias = with_columns(
                 (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
             )
@@ -195,10 +200,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 added = seen.new_tensor([sizes[1], key.size(-2)])
                 seen = torch.cat([seen, added.expand(*seen.shape[:-1], 2)], -1)
             is_causal = False  # it would hide the keys behind the others
-        elif is_causal and not need_weights:
-            attn_mask = None  # the hint says as much
-        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
-        check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
         call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
         call |= self._options() | {"is_causal": is_causal, "spans": seen}
         output, weights = attend((query, key, value), *wanted, call)

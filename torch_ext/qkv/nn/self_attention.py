@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv._refuse import refuse
 from qkv._rotate import rotate
 from qkv.nn._heads import GroupedHeads
 from qkv.nn.kvcache import KVCache
@@ -16,7 +17,11 @@ def _rows_from(table: Tensor, begins: Tensor, length: int) -> Tensor:
     """`[L, ...]`, a view of table where all rows of a batch begin at the same place, else
     `[B, L, ...]`."""
     if not torch.compiler.is_compiling():  # a graph has no branch by what is in a tensor
-        places = {*begins.tolist()}
+        places, last = {*begins.tolist()}, len(table) - length
+        for place in places:
+            if not (isinstance(place, int) and 0 <= place <= last):
+                wanted = f"integers from 0 to {last} are expected"
+                refuse("cache.lengths", f"{place} in a row", wanted, RuntimeError, "SelfAttention")
         if len(places) == 1:
             return table[places.pop() :][:length]
     return table[begins.unsqueeze(-1) + torch.arange(length, device=begins.device)]

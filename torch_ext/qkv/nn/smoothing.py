@@ -76,8 +76,9 @@ class GaussianSmoothing(torch.nn.Module):
         Args:
             value: `[..., S, Dv]`, floating: the last dimension but one is smoothed.
             position: `[..., S, P]`, where each value is, in P dimensions; the leading dimensions
-                broadcast with value's. None: at 0, 1, 2 and so on. Then the cost is S times 18
-                sigma, since what is further away has no weight, and otherwise L times S.
+                broadcast with value's. None: at 0, 1, 2 and so on. Then nothing beyond 9 sigma is
+                seen, so that the cost is S times 18 sigma, and otherwise L times S; within longer
+                gaps of attn_mask the result is 0, where with a position the nearest value counts.
             query_position: `[..., L, P]`, where the result is wanted. None: at `position`.
             attn_mask: broadcastable to `[..., L, S]`, bool: False = the value is missing.
             need_weights: also return the weights.
