@@ -256,8 +256,9 @@ class TestXformers:
             xformers.memory_efficient_attention(
                 *(x.expand(2, *x.shape[1:]) for x in (q, k, v)), mask
             )
-        with pytest.raises(ValueError, match=r"key is \[1, 6, .*, but the 7 rows of attn_bias"):
-            xformers.memory_efficient_attention(q, k[:, 1:], v[:, 1:], mask)
+        for key in (k[:, 1:], k.expand(2, *k.shape[1:])):
+            with pytest.raises(ValueError, match=r"key is \[.*, but \[1, 7, …\], as many rows as"):
+                xformers.memory_efficient_attention(q, key, v, mask)
 
     def test_sequences_of_fewer_queries_than_keys(self):
         q, (k, v) = torch.randn(1, 3, 2, 8), torch.randn(2, 1, 9, 2, 8)

@@ -132,12 +132,11 @@ def _is_aligned(mask: Any, kind: str) -> bool:
 
 def _packed(query, key, value, mask, p, scale, window_size) -> Tensor:
     """Heads in groups, `[1, T, G, H, K]`, are heads like others."""
-    if query.size(0) != 1:
-        raise ValueError(f"query is {[*query.shape]}, but sequences that are packed are [1, T, …]")
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
-    for name, x, info in (("query", query, queries), ("key", key, keys)):
-        if x.size(1) != (rows := int(info.seqstart[-1])):
-            refuse(name, x, f"the {rows} rows of attn_bias's sequences are expected")
+    packed = {"query": (query, queries), "key": (key, keys), "value": (value, keys)}
+    for name, (x, info) in packed.items():
+        if x.shape[:2] != (1, total := int(info.seqstart[-1])):
+            refuse(name, x, f"[1, {total}, …], as many rows as attn_bias has, is expected")
     rows = [x[0].unsqueeze(1) if x.dim() == 3 else x[0].flatten(1, -2) for x in (query, key, value)]
     output, _ = _varlen_attention(
         *rows, queries.seqstart, keys.seqstart, queries.max_seqlen, keys.max_seqlen,
