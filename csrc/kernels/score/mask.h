@@ -34,9 +34,8 @@ QKV_INLINE void load_bits_of_keys(const uint8_t* const (&from)[8], int64_t j, in
 
 // bits [padded(keys)]: bit l of each says whether lane l may see the key, by the piece of a boolean
 // mask that a tile covers. ahead: how many keys are read after these, at most as many.
-template <class T>
-void load_bits(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
-               int64_t ahead, int32_t* bits) {
+inline void load_bits(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
+                      int64_t ahead, int32_t* bits) {
   typedef uint8_t Few __attribute__((vector_size(16)));
   typedef uint8_t Many __attribute__((vector_size(kVectorBytes)));
   const int64_t step = keys >= kVectorBytes ? kVectorBytes : 16;
@@ -74,7 +73,7 @@ void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, i
     return;
   }
   int32_t bits[padded<float>(kKeyBlock)];
-  load_bits<T>(rows, tile, key, keys, std::min(keys, p.seqlen_k - key - keys), bits);
+  load_bits(rows, tile, key, keys, std::min(keys, p.seqlen_k - key - keys), bits);
   for (int lane = 0; lane < tile.lanes; lane += kLanes<T>) {
     IntVec<T> own_bit;
     for (int l = 0; l < kLanes<T>; ++l) own_bit[l] = int32_t(1u << (lane + l));
