@@ -272,6 +272,20 @@ class TestCompiledDerivatives:
         f = self.loss(tensors, **options)
         self.check(lambda x: transform(f, x), tensors[0])
 
+    @pytest.mark.parametrize("name, transform", [
+        ("rotate", lambda f, x: torch.func.hessian(f)(x)),
+        ("attention_weights", lambda f, x: torch.func.hessian(f)(x)),
+        ("attention", lambda f, x: torch.func.jvp(
+            lambda q: torch.func.jvp(f, (q,), (q.cos(),))[1], (x,), (x,))[1]),
+    ])  # fmt: skip
+    def test_tangents_out_of_torchs_operators(self, tensors, name, transform):
+        """For which torch's autograd engine runs within an operator: not under Python's lock."""
+        query, key, value = tensors
+        function = FUNCTIONS[name].function
+        first = lambda x: x if isinstance(x, torch.Tensor) else x[0]  # noqa: E731
+        f = lambda q: first(function(q, key, value)).sin().sum()  # noqa: E731
+        self.check(lambda x: transform(f, x), query)
+
     @pytest.mark.parametrize("jacobian", [torch.func.jacfwd, torch.func.jacrev])
     def test_jacobians(self, tensors, jacobian):
         query, key, value = tensors

@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "compat/python_lock.h"
+
 namespace qkv::autograd {
 namespace {
 
@@ -30,6 +32,7 @@ variable_list derivative(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Te
     of_outputs.push_back(grads[i]);
   }
   if (outputs.empty() || inputs.empty()) return variable_list(inputs.size());
+  const WithoutPythonLock no_lock;
   return torch::autograd::grad(outputs, inputs, of_outputs, /*retain_graph=*/std::nullopt,
                                create_graph, /*allow_unused=*/true);
 }
