@@ -220,6 +220,19 @@ class TestGradients:
         f = lambda v: qkv.hard_attention(query, key, v)  # noqa: E731
         assert torch.autograd.gradcheck(f, value.requires_grad_())
 
+    @pytest.mark.parametrize("twice", [
+        lambda f, x: torch.func.jvp(lambda *y: torch.func.jvp(f, y, x[::-1])[1], x, x)[1],
+        lambda f, x: torch.func.vjp(lambda *y: torch.func.jvp(f, y, x[::-1])[1], *x)[1](x[0].cos()),
+    ], ids=["jvp(jvp)", "grad(jvp)"])  # fmt: skip
+    def test_derivatives_of_the_tangent(self, twice):
+        """The values in attention's share of it are constants, at every level."""
+        inputs = tuple(x.detach()[..., :8, :5] for x in make(8, 8))
+        found, expected = (
+            twice(lambda *x, f=f: f(*x, straight_through=True), inputs)
+            for f in (qkv.hard_attention, testing.hard_attention)
+        )
+        torch.testing.assert_close(found, expected)
+
     def test_any_number_of_threads(self, threads):
         inputs = make(200, 300, dtype=torch.float32)
         g = torch.randn(2, 4, 200, 5)

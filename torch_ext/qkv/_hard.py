@@ -56,8 +56,8 @@ def hard_attention(
     Returns:
         `[..., H, L, Dv]`; with return_index also the number of the key, int64 `[..., H, L]`.
         A row with nothing to attend to gets 0, and the index -1. The gradient of the output goes to
-        the values that were chosen, and its tangent in forward mode is theirs. There are no second
-        derivatives.
+        the values that were chosen, and its tangent in forward mode is theirs. A tangent can be
+        differentiated once more, a gradient cannot.
 
     Raises:
         RuntimeError, ValueError, NotImplementedError: as `attention` does.

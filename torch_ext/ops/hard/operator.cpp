@@ -74,17 +74,21 @@ bool differentiates(const Call& call, Argument argument) {
 }
 
 // The change of the value that was chosen, which the same lookup finds in the values' changes; with
-// straight_through also how attention's output changes with all but the values.
+// straight_through also how attention's output changes with all but the values, which are constants
+// there: forward mode of forward mode is the derivative of this sum.
 Tensors hard_forward_mode(const Call& call) {
   Tensors results = run(call);
   at::Tensor tangent;
   if (call.has(arg::value_tangent)) {
     Call lookup = call;
+    lookup.options.straight_through = false;
     lookup.set(arg::value, call[arg::value_tangent]);
     tangent = run(lookup)[0];
   }
   if (call.options.straight_through) {
     Call soft = call.as(attention_forward_jvp);
+    const at::Tensor values = call[arg::value].detach();
+    soft.set(arg::value, values);
     soft.set(arg::value_tangent, kNone);
     const at::Tensor change = run(soft)[2];
     tangent = tangent.defined() ? tangent.add(change) : change;
