@@ -237,6 +237,7 @@ def test_compiled_steps(compiler):
 def test_bad_arguments():
     for options, message in {
         ("context_dim", 0): "CrossAttention: context_dim is 0, but 1 or more",
+        ("context_dim", "24"): "context_dim is 24, but 1 or more",
         ("num_kv_heads", 3): "num_kv_heads is 3, but a divisor of num_heads, 4,",
         ("dropout", -1.0): "dropout is -1.0, but 0 to 1",
     }.items():

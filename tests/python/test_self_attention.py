@@ -455,9 +455,15 @@ def test_meta():
 
 
 BAD_ARGUMENTS = [
-    ((0, 4), {}, "SelfAttention: embed_dim is 0, but 1 or more is expected"),
+    ((0, 4), {}, "SelfAttention: embed_dim is 0, but 1 or more, an integer, is expected"),
     ((24, 0), {}, "num_heads is 0, but 1 or more"),
     ((24, 4, 0), {}, "num_kv_heads is 0, but 1 or more"),
+    (("24", 4), {}, "embed_dim is 24, but 1 or more"),
+    ((24, None), {}, "num_heads is None, but 1 or more"),
+    ((24, 4, 2.0), {}, "num_kv_heads is 2.0, but 1 or more"),
+    ((24, 4), {"head_dim": torch.ones(3)}, r"head_dim is \[3\], but 1 or more"),
+    ((24, 4), {"dropout": "0.1"}, "dropout is 0.1, but 0 to 1"),
+    ((24, 4), {"rotary": "llama"}, "rotary is llama, but a Rotary, its base or None is expected"),
     ((24, 4), {"head_dim": 0}, "head_dim is 0, but 1 or more"),
     ((24, 4, 3), {}, "num_kv_heads is 3, but a divisor of num_heads, 4,"),
     ((24, 5), {}, "embed_dim is 24, but a multiple of num_heads, 5,"),
@@ -485,7 +491,7 @@ def test_bad_frequencies():
 )
 def test_bad_caches(options):
     name = next(name for name, number in options.items() if number == 0)
-    with pytest.raises(ValueError, match=f"SelfAttention: {name} is 0, but 1 or more is expected"):
+    with pytest.raises(ValueError, match=f"SelfAttention: {name} is 0, but 1 or more, an integer,"):
         make().new_cache(**({"batch": 1, "length": 1} | options))
 
 

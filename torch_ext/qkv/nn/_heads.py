@@ -1,5 +1,6 @@
 """What layers with grouped heads have in common: sizes, norms, sinks, a gate, W_O, and the call."""
 
+from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -34,7 +35,7 @@ class GroupedHeads(torch.nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        self._check_sizes(**sizes, head_dim=head_dim)
+        self._check_sizes(**sizes, head_dim=1 if head_dim is None else head_dim)
         if num_heads % num_kv_heads:
             wanted = f"a divisor of num_heads, {num_heads}, is expected"
             self._refuse("num_kv_heads", num_kv_heads, wanted, ValueError)
@@ -42,11 +43,11 @@ class GroupedHeads(torch.nn.Module):
             wanted = f"a multiple of num_heads, {num_heads}, is expected where head_dim is None"
             self._refuse("embed_dim", embed_dim, wanted, ValueError)
         head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        if not 0 <= dropout <= 1:
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
             self._refuse("dropout", dropout, "0 to 1 is expected", ValueError)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.head_dim, self.dropout, self.norm_offset = head_dim, dropout, norm_offset
-        self.softcap, self.scale, self.gate = softcap, scale, gate
+        self.softcap, self.scale, self.gate = softcap, scale, bool(gate)
         like: Any = {"device": device, "dtype": dtype}
         out_bias = bias if out_bias is None else out_bias
         self.o_proj = Linear(num_heads * head_dim, embed_dim, bias=out_bias, **like)
@@ -78,10 +79,10 @@ class GroupedHeads(torch.nn.Module):
     ) -> NoReturn:
         refuse(name, found, expected, error, type(self).__name__)
 
-    def _check_sizes(self, **sizes: int | None) -> None:
+    def _check_sizes(self, **sizes: int) -> None:
         for name, size in sizes.items():
-            if size is not None and size < 1:
-                self._refuse(name, size, "1 or more is expected", ValueError)
+            if not isinstance(size, (Integral, torch.SymInt)) or size < 1:
+                self._refuse(name, size, "1 or more, an integer, is expected", ValueError)
 
     def _check(self, x: Tensor, cache: KVCache | None) -> None:
         if x.is_nested or x.dim() != 3 or x.size(-1) != self.embed_dim:

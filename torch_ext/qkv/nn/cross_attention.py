@@ -45,8 +45,8 @@ class CrossAttention(GroupedHeads):
         context_dim: int | None = None, bias: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dim, num_heads, num_kv_heads, bias=bias, **options)
-        self._check_sizes(context_dim=context_dim)
         self.context_dim = embed_dim if context_dim is None else context_dim
+        self._check_sizes(context_dim=self.context_dim)
         self._heads = [self.num_kv_heads] * 2
         self.q_proj = self._projection(embed_dim, num_heads * (2 if self.gate else 1), bias)
         self.kv_proj = self._projection(self.context_dim, sum(self._heads), bias)

@@ -52,9 +52,9 @@ class Rotary(torch.nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        if dim < 2 or dim % 2:
+        if not isinstance(dim, int) or dim < 2 or dim % 2:
             _refuse("dim", dim, "an even number from 2 on is expected")
-        if isinstance(base, bool) or not base > 0:
+        if not isinstance(base, (int, float)) or isinstance(base, bool) or not base > 0:
             _refuse("base", base, "a positive number is expected")
         self._about = f"base={base:g}" if frequencies is None else "by frequencies"
         if frequencies is None:

@@ -107,11 +107,13 @@ class SelfAttention(GroupedHeads):
         )  # fmt: skip
         if isinstance(rotary, (int, float)):
             rotary = Rotary(self.head_dim, rotary)
+        if not isinstance(rotary, (Rotary, type(None))):
+            self._refuse("rotary", rotary, "a Rotary, its base or None is expected", ValueError)
         if rotary is not None and rotary.dim > self.head_dim:
             wanted = f"at most head_dim, {self.head_dim}, is expected"
             self._refuse("rotary.dim", rotary.dim, wanted, ValueError)
         self.rotary, self.is_causal, self.window_size = rotary, is_causal, window_size
-        self._heads = [num_heads, self.num_kv_heads, self.num_kv_heads] + [num_heads] * gate
+        self._heads = [num_heads, self.num_kv_heads, self.num_kv_heads] + [num_heads] * self.gate
         self.qkv_proj = self._projection(embed_dim, sum(self._heads), bias)
 
     def forward(
@@ -192,7 +194,7 @@ class SelfAttention(GroupedHeads):
         Raises:
             ValueError: a number below 1.
         """
-        self._check_sizes(batch=batch, length=length, pages=pages)
+        self._check_sizes(batch=batch, length=length, pages=1 if pages is None else pages)
         dtype = self.o_proj.weight.dtype if dtype is None else dtype
         return KVCache.empty(batch, self.num_kv_heads, length, self.head_dim, dtype, pages)
 
