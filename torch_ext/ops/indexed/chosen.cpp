@@ -16,6 +16,10 @@ namespace {
 // the kernels for each head.
 constexpr int64_t kBlockQueries = 64;
 
+// How many pieces of `work` steps each a thread takes at least: 32768 steps, as torch's operators
+// have it, since to wake another thread takes as long as some ten thousand.
+int64_t grain_of(int64_t work) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, work)); }
+
 // Which keys a query may see, by the options that hide some.
 class Visible {
  public:
@@ -65,7 +69,7 @@ ChosenKeys chosen_keys(const Call& call) {
   const int64_t* const from = indices.const_data_ptr<int64_t>();
   int64_t* const to = chosen.keys.mutable_data_ptr<int64_t>();
   int64_t* const counts = chosen.counts.mutable_data_ptr<int64_t>();
-  at::parallel_for(0, B * G * L, /*grain_size=*/16, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, B * G * L, grain_of(k + S / 64), [&](int64_t begin, int64_t end) {
     std::vector<uint64_t> seen(S / 64 + 1);  // a bit for each key
     for (int64_t row = begin; row < end; ++row) {
       const int64_t item = row / L / G, place = row % L;
@@ -96,7 +100,8 @@ std::vector<ChosenBlock> blocks_of_queries(const ChosenKeys& chosen, int64_t L, 
       blocks.push_back({item, begin, std::min(begin + kBlockQueries, L), {}, {}});
   const int64_t* const keys = chosen.keys.const_data_ptr<int64_t>();
   const int64_t* const counts = chosen.counts.const_data_ptr<int64_t>();
-  at::parallel_for(0, int64_t(blocks.size()), /*grain_size=*/1, [&](int64_t first, int64_t last) {
+  const int64_t grain = grain_of(seqlen_k + kBlockQueries * k);
+  at::parallel_for(0, int64_t(blocks.size()), grain, [&](int64_t first, int64_t last) {
     std::vector<int64_t> place(seqlen_k);
     for (int64_t number = first; number < last; ++number) {
       ChosenBlock& block = blocks[number];
