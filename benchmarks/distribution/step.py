@@ -14,14 +14,11 @@ from qkv.distributed._block import (
     rows_of,
 )
 from qkv.distributed._call import SCALARS
-from qkv.distributed._exchange import Exchange, Return, Visit
+from qkv.distributed._exchange import Exchange, Return
 from qkv.distributed._passes import merge
 from qkv.distributed._plan import Block, Plan
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._transport import Messages
-
-OWN = Visit(part=0, step=0, cut=0)
-VISIT = Visit(part=0, step=1, cut=0)  # all of the other rank's keys at once
 
 
 class ForwardStep:
@@ -37,8 +34,9 @@ class ForwardStep:
         self.query, self.key, self.value = torch.randn(3, 1, heads, rows, head_dim).to(dtype)
         self.ring = Ring(ranks, plan, (1, heads), SCALARS | {"dropout_p": 0.0}, heads)
         self.exchange = Exchange((self.key, self.value), ranks, plan, 1, 1, self.phase)
-        (self.block,) = self.exchange.seen(VISIT).blocks
-        (self.own_block,) = self.exchange.seen(OWN).blocks
+        own, self.visit = self.exchange.visits  # all of the other rank's keys at once
+        (self.block,) = self.visit.seen.blocks
+        (self.own_block,) = own.seen.blocks
         self.output = torch.zeros(1, heads, rows, head_dim)
         self.lse = torch.zeros(1, heads, rows, dtype=torch.float64)
         self.facts = {"pass": self.phase, "rows": rows, "bytes": self.key_bytes}
@@ -102,7 +100,7 @@ class BackwardStep(ForwardStep):
         super().start()
         columns = self.block.columns.size
         self.shares = self.shares or [x[..., :columns, :].contiguous() for x in self.home]
-        self.back = self.exchange.send_back(VISIT, self.shares, self.home)
+        self.back = self.exchange.send_back(self.visit, self.shares, self.home)
 
     def finish(self) -> None:
         super().finish()

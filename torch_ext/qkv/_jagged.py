@@ -79,11 +79,9 @@ def _check_tensor(function: str, name: str, tensor: Jagged) -> None:
         found = f"a jagged tensor of {tensor.dim()} dimensions, ragged in {tensor._ragged_idx}"
     else:
         return
-    raise RuntimeError(
-        f"{function}: {name} is {found}, but where one of query, key and value is a nested tensor, "
-        "all must be [B, H, j, D] with the layout torch.jagged: ragged in dimension 2, as "
-        ".transpose(1, 2) makes it of [B, j, H, D]"
-    )
+    wanted = "where one of query, key and value is a nested tensor, all must be [B, H, j, D] with "
+    wanted += "the layout torch.jagged: ragged in dimension 2, as .transpose(1, 2) makes it of "
+    refuse(name, found, wanted + "[B, j, H, D]", RuntimeError, function)
 
 
 def _check_items(function: str, tensors: dict[str, Jagged]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from qkv.options import SoftmaxOptions, Unpack, keywords_of
+from qkv.options import SoftmaxOptions, Unpack, keywords_of, score_keywords
 from qkv.spans import Spans
 
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
@@ -175,8 +175,6 @@ def attention_with_kvcache(
         alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
     if score_mod is not None:
-        from qkv._score_function.arguments import keywords_of_program
-
-        given |= keywords_of_program(score_mod, query)
+        given |= score_keywords(score_mod, query)
     output, lse = _attention_with_kvcache(query, k_cache, v_cache, key, value, **given)
     return (output, lse) if return_softmax_lse else output

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qkv._kvcache import CacheOptions, lengths_of
-from qkv.options import SoftmaxOptions, Unpack, keywords_of
+from qkv.options import SoftmaxOptions, Unpack, keywords_of, score_keywords
 from qkv.spans import Spans
 
 _latent_attention = torch.ops.qkv.latent_attention.default
@@ -111,9 +111,7 @@ def latent_attention(
         scale, absorb, window_size, softcap, alibi_slopes, bias, spans, sinks, indices
     )
     if score_mod is not None:
-        from qkv._score_function.arguments import keywords_of_program
-
-        given |= keywords_of_program(score_mod, query_nope)
+        given |= score_keywords(score_mod, query_nope)
     output, lse = _latent_attention(
         query_nope, query_rope, latents, rope_keys, key_weight, value_weight,
         attn_mask, dropout_p, is_causal, **given,
@@ -198,9 +196,7 @@ def latent_attention_with_kvcache(
         cache_scale,
     )  # fmt: skip
     if score_mod is not None:
-        from qkv._score_function.arguments import keywords_of_program
-
-        given |= keywords_of_program(score_mod, query_nope)
+        given |= score_keywords(score_mod, query_nope)
     output, lse = _latent_attention_with_kvcache(
         query_nope, query_rope, cache, key_weight, value_weight, latents, rope_keys, **given
     )

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from qkv.options import keywords_of
+
 _rotate = torch.ops.qkv.rotate.default
+_keywords = keywords_of(_rotate)
 
 
 def rotate(
@@ -53,9 +56,5 @@ def rotate(
     Sources: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021; the
     norm, Dehghani et al., "Scaling vision transformers to 22 billion parameters", 2023.
     """
-    if query_weight is None and key_weight is None:
-        return _rotate(query, key, cos, sin, eps=eps, interleaved=interleaved)
-    return _rotate(
-        query, key, cos, sin,
-        query_weight=query_weight, key_weight=key_weight, eps=eps, interleaved=interleaved,
-    )  # fmt: skip
+    given = _keywords(query_weight, key_weight, eps, interleaved)
+    return _rotate(query, key, cos, sin, **given)

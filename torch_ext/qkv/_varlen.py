@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from qkv.options import SoftmaxOptions, Unpack, keywords_of
+from qkv.options import SoftmaxOptions, Unpack, keywords_of, score_keywords
 from qkv.spans import Spans
 
 if TYPE_CHECKING:
@@ -130,8 +130,6 @@ def varlen_attn(
         block_table, softcap, alibi_slopes, bias, spans, sinks, k_scale, v_scale,
     )  # fmt: skip
     if score_mod is not None:
-        from qkv._score_function.arguments import keywords_of_program
-
-        given |= keywords_of_program(score_mod, query)
+        given |= score_keywords(score_mod, query)
     output, lse = _varlen_attention(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **given)
     return (output, lse) if return_aux is not None and return_aux.lse else output

@@ -96,3 +96,11 @@ def keywords_of(operator: OpOverload, after: str = "") -> Callable[..., dict[str
     namespace: dict[str, Any] = {"tensor_of": tensor_of}
     exec("\n".join([*lines, " return given"]), namespace)
     return namespace[own]
+
+
+def score_keywords(score_mod: Callable[..., Any], query: Tensor) -> dict[str, Any]:
+    """What the operators are told of a score function, whose part of the package takes time to
+    import."""
+    from qkv._score_function.arguments import keywords_of_program
+
+    return keywords_of_program(score_mod, query)

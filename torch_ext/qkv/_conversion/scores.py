@@ -103,8 +103,11 @@ class Scores:
         if name in _LAYOUT:
             return getattr(torch.empty(self.shape, device="meta"), name)
         if callable(found):
-            return functools.partial(_method, found, self)
+            return functools.partial(self._call, found)
         return getattr(self.step.run(), name)
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(function, (), (self, *args), kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.step.run().__reduce_ex__(protocol)
@@ -112,20 +115,13 @@ class Scores:
     __hash__ = object.__hash__
 
 
-def _method(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return Scores.__torch_function__(function, (), args, kwargs)
-
-
-def _operator(function: Any) -> Any:
-    return lambda self, *args: Scores.__torch_function__(function, (), (self, *args))
-
-
 for _name in (
     *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "itruediv"),
     *("rtruediv", "matmul", "rmatmul", "neg", "pow", "eq", "ne", "lt", "gt", "le", "ge", "and"),
     *("or", "getitem", "setitem", "len", "bool", "float", "iter", "format", "repr", "array"),
 ):
-    setattr(Scores, f"__{_name}__", _operator(getattr(Tensor, f"__{_name}__")))
+    _name = f"__{_name}__"
+    setattr(Scores, _name, functools.partialmethod(Scores._call, getattr(Tensor, _name)))
 
 
 def start(layer: Any, function: Any, args: Any, kwargs: Any) -> Scores | None:

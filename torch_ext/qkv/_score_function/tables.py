@@ -46,8 +46,8 @@ def _is_plain(x: Tensor) -> bool:
 
 
 class Remembered:
-    """What was last made of some tensors, for as long as these live and nothing is written to
-    them."""
+    """What was last made of some tensors, a tensor or a number, for as long as these live and
+    nothing is written to them."""
 
     def __init__(self) -> None:
         self._last: tuple[list[weakref.ref[Tensor]], list[int], Any] | None = None
@@ -60,7 +60,7 @@ class Remembered:
             if all(of() is x for of, x in zip(last[0], tensors, strict=True)):
                 return last[2]
         made = make()
-        if _is_plain(made) and not made.is_inference():
+        if not isinstance(made, Tensor) or (_is_plain(made) and not made.is_inference()):
             self._last = [weakref.ref(x, self._forget) for x in tensors], versions, made
         return made
 

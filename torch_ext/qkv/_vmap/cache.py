@@ -60,8 +60,13 @@ class Pool:
 def rule(op: Any, samples: Samples, options: dict[str, Any]):
     refuse_int8(samples, "attention_with_kvcache")
     given = samples.values.keys()
-    if "key" in given:
-        _refuse_shared_caches(samples)
+    for name in _CACHES if "key" in given else ():
+        if not samples.is_batched(name):
+            raise RuntimeError(
+                f"vmap: attention_with_kvcache appends key and value of {samples.size} samples, "
+                f"but {name} is the same tensor for all of them; expected a cache for each, "
+                "batched by in_dims"
+            )
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
@@ -105,13 +110,3 @@ def _rotated(
         interleaved = options.get("rotary_interleaved") is not False
         found[name] = torch.ops.qkv.rotate(x, x, cos, sin, eps=0.0, interleaved=interleaved)[0]
     return found
-
-
-def _refuse_shared_caches(samples: Samples) -> None:
-    for name in _CACHES:
-        if not samples.is_batched(name):
-            raise RuntimeError(
-                f"vmap: attention_with_kvcache appends key and value of {samples.size} samples, "
-                f"but {name} is the same tensor for all of them; expected a cache for each, "
-                "batched by in_dims"
-            )

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from qkv._vmap import programs, seeds
+from qkv._vmap.levels import put_together
 from qkv._vmap.samples import Samples
 from qkv.options import BY_HEAD
 
@@ -30,10 +31,7 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
         seed = seeds.of(samples, options)
         tensors["dropout_seed"] = None if seed is None else seed.flatten()
     results = op(**options | tensors)
-    results = tuple(
-        None if x is None else _unpadded(samples, r.name, x, user_rank, reduced)
-        for x, r in zip(results, op._schema.returns, strict=True)
-    )
+    results = put_together(op, results, lambda n, x: _unpadded(samples, n, x, user_rank, reduced))
     return results, tuple(None if x is None else 0 for x in results)
 
 

@@ -30,6 +30,12 @@ def taken_apart(op: Any, args: Any, kwargs: Any) -> tuple[dict[str, Tensor], dic
     return tensors, {name: x for name, x in call.items() if name not in tensors}
 
 
+def put_together(op: Any, results: Any, made: Callable[[str, Tensor], Any]) -> tuple[Any, ...]:
+    """made(name, result) of each result of a call of the operator, None where there is none."""
+    named = zip((result.name for result in op._schema.returns), results, strict=True)
+    return tuple(None if x is None else made(name, x) for name, x in named)
+
+
 def _overload(name: str) -> Any:
     return getattr(torch.ops.qkv, name).default
 

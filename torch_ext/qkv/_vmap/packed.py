@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from qkv._vmap import programs, seeds
 from qkv._vmap.cache import Pool
+from qkv._vmap.levels import put_together
 from qkv._vmap.samples import Samples, refuse_int8
 from qkv.options import BY_HEAD, MASKS
 
@@ -118,22 +119,18 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     used = samples.each("seqused_k") if lengths else samples.each(cu_seq_k).diff(dim=1)
     tensors["seqused_k"] = documents.padded(used, 0)
     results = op(**options | tensors)
-    return _results(op, documents, results)
+    results = put_together(op, results, lambda n, x: _result(documents, laid_out_like(n), x))
+    return results, tuple(None if x is None else 0 for x in results)
 
 
-def _results(op: Any, documents: _Documents, results: tuple[Tensor | None, ...]):
-    """As the function under vmap sees them, and their batch dimensions."""
-    samples, found, dims = documents.samples, [], []
-    for x, r in zip(results, op._schema.returns, strict=True):
-        name = laid_out_like(r.name)
-        dims.append(None if x is None else 1 if name in _ROWS_IN_SECOND else 0)
-        if x is None:
-            found.append(None)
-        elif name == "score_tables":
-            found.append(programs.gradient(samples, x))
-        elif name in (*MASKS, *BY_HEAD):
-            found.append(documents.of_sample(x, name))
-        else:
-            rows = samples.each(name if name in ("key", "value") else "query").size(1)
-            found.append(x.unflatten(dims[-1], (samples.size, rows)))
-    return tuple(found), tuple(dims)
+def _result(documents: _Documents, name: str, x: Tensor) -> Tensor:
+    """A result as the function under vmap sees it, [size, ...]."""
+    samples = documents.samples
+    if name == "score_tables":
+        return programs.gradient(samples, x)
+    if name in (*MASKS, *BY_HEAD):
+        return documents.of_sample(x, name)
+    rows = samples.each(name if name in ("key", "value") else "query").size(1)
+    if name in _ROWS_IN_SECOND:
+        return x.unflatten(1, (samples.size, rows)).movedim(1, 0)
+    return x.unflatten(0, (samples.size, rows))

@@ -149,8 +149,6 @@ def _tensor(attn_bias: Any, query: Tensor, key: Tensor) -> Tensor | None:
     if attn_bias is None or isinstance(attn_bias, Tensor):
         return attn_bias
     if not hasattr(attn_bias, "materialize"):
-        raise TypeError(
-            f"attn_bias is {type(attn_bias).__name__}, but a tensor or one of xFormers' masks is "
-            "expected"
-        )
+        wanted = "a tensor or one of xFormers' masks is expected"
+        refuse("attn_bias", type(attn_bias).__name__, wanted, TypeError)
     return attn_bias.materialize((query.size(1), key.size(1)), dtype=query.dtype)

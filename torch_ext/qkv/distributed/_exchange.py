@@ -23,11 +23,13 @@ _KEYS, _GRADIENTS = (7161, "keys and values"), (7162, "gradients of keys and val
 
 
 class Visit(NamedTuple):
-    """A cut of what is seen at one step, of one part of the heads."""
+    """Of one part of the heads a cut of what is seen at one step, and the rows of the own keys that
+    another rank sees at the same visit of its own."""
 
     part: int
     step: int
-    cut: int
+    seen: Step
+    seen_here: list[Range]
 
 
 class Return(NamedTuple):
@@ -61,38 +63,26 @@ class Exchange:
         self, tensors: Sequence[Tensor], ranks: Ranks, plan: Plan, parts: int, cuts: int, phase: str
     ):
         self._tensors, self._ranks, self._phase = tensors, ranks, phase
-        self._parts, self._cuts = parts, cuts
-        steps = range(ranks.size)
-        self._steps = [plan.step(ranks.rank, ranks.around(-step)) for step in steps]
-        # What the rank that many places further on sees of the own keys.
-        self._others_steps = [plan.step(ranks.around(step), ranks.rank) for step in steps]
+        self._parts, steps = parts, []
+        for step in range(ranks.size):
+            seen = plan.step(ranks.rank, ranks.around(-step))
+            # What the rank that many places further on sees of the own keys.
+            here = plan.step(ranks.around(step), ranks.rank)
+            count = cuts if step else 1
+            steps += [(step, seen.cut(n, count), here.cut(n, count).columns) for n in range(count)]
+        self.visits = [Visit(part, *step) for part in range(parts) for step in steps]
 
     def arrivals(self) -> Iterator[tuple[Visit, list[Tensor]]]:
         """Each visit with its key and value `[..., Hkv, columns, D]`, while those of the next one
         are on their way. They are let go of after the visit."""
-        visits = [
-            Visit(part, step, cut)
-            for part in range(self._parts)
-            for step in range(self._ranks.size)
-            for cut in range(self._cuts if step else 1)
-        ]
-        following = self._start(visits[0])
-        for number, visit in enumerate(visits):
+        following = self._start(self.visits[0])
+        for visit, after in zip(self.visits, [*self.visits[1:], None], strict=True):
             coming, leaving = following
-            if number + 1 < len(visits):
-                following = self._start(visits[number + 1])
+            if after is not None:
+                following = self._start(after)
             yield visit, coming.wait()
             for messages in (coming, leaving):
                 messages.wait().clear()
-
-    def seen(self, visit: Visit) -> Step:
-        """What is seen at a visit."""
-        return self._steps[visit.step].cut(visit.cut, self._cuts if visit.step else 1)
-
-    def _seen_here(self, visit: Visit) -> list[Range]:
-        """The rows of the own keys that another rank sees, at the same visit of its own."""
-        step = self._others_steps[visit.step]
-        return step.cut(visit.cut, self._cuts if visit.step else 1).columns
 
     def _own(self, tensors: Sequence[Tensor], part: int) -> list[Tensor]:
         """Views of one part of the heads."""
@@ -102,8 +92,8 @@ class Exchange:
         """Begins to receive the keys and values of a visit, and to send the own ones to the rank
         that is as many places further on."""
         own = self._own(self._tensors, visit.part)
-        leaving = [_selected(x, self._seen_here(visit)) for x in own]
-        return self._exchange(own, self.seen(visit).columns, leaving, visit.step, _KEYS)
+        leaving = [_selected(x, visit.seen_here) for x in own]
+        return self._exchange(own, visit.seen.columns, leaving, visit.step, _KEYS)
 
     def send_back(
         self, visit: Visit, shares: Sequence[Tensor | None], home: Sequence[Tensor | None]
@@ -113,9 +103,8 @@ class Exchange:
         None where they are not wanted."""
         own = self._own([x for x in home if x is not None], visit.part)
         leaving = [x for x in shares if x is not None]
-        columns = self._seen_here(visit)
-        messages = self._exchange(own, columns, leaving, -visit.step, _GRADIENTS)
-        return Return(own, columns, *messages)
+        messages = self._exchange(own, visit.seen_here, leaving, -visit.step, _GRADIENTS)
+        return Return(own, visit.seen_here, *messages)
 
     def _exchange(
         self, like: list[Tensor], columns: list[Range], leaving: list[Tensor], step: int,

@@ -88,7 +88,7 @@ class RingAttention(Function):
             own_ring = ring.of_heads(visit.part, parts)
             own = tensors_of_heads(rows, visit.part, parts)
             keys, values = (x.to(dtype) for x in arrived)
-            for block in exchange.seen(visit).blocks:
+            for block in visit.seen.blocks:
                 found = block_forward(own["query"], keys, values, block, own_ring)
                 here = rows_of(own["output"], block.rows), rows_of(own["lse"], block.rows, -1)
                 merge(*here, *found)
@@ -146,7 +146,7 @@ class RingGradients(Function):
             own_sums = tensors_of_heads(sums, *part)
             keys = [x.to(dtype) for x in arrived]
             shares = _zeros_like(keys, wanted[1:3], dtype)
-            for block in exchange.seen(visit).blocks:
+            for block in visit.seen.blocks:
                 found = block_backward(own_rows, keys, wanted[1:3], block, own_ring, own_sums)
                 for share, more in zip(shares, found, strict=True):
                     if share is not None and more is not None:

@@ -56,16 +56,25 @@ def as_added(mask: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, float("-inf"))
 
 
-def hidden_too(mask: Tensor, hidden: Tensor) -> Tensor:
-    """mask, bool or floating, that also hides where `hidden` is True."""
-    return mask | hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, float("-inf"))
-
-
 def with_columns(
-    masks: tuple[Tensor | None, ...], keys: int, all_keys: int
-) -> tuple[Tensor | None, ...]:
-    """The masks of `keys` keys for `all_keys`: every query sees those that come behind."""
-    return tuple(
-        None if mask is None else F.pad(mask.expand(*mask.shape[:-1], keys), (0, all_keys - keys))
-        for mask in masks
-    )
+    masks: dict[str, Tensor | None], call: dict[str, Any], sizes: tuple[int, int], key: Tensor
+) -> tuple[dict[str, Tensor | None], dict[str, Any]]:
+    """The masks, and is_causal and spans of the call, that are for sizes queries and keys, for all
+    that key has, `[..., S + more, D]`: every query sees those that come behind. is_causal, which
+    would hide them, becomes a part of attn_mask."""
+    keys, more = sizes[1], key.size(-2) - sizes[1]
+    if call["is_causal"]:
+        later = torch.ones(sizes, dtype=torch.bool, device=key.device).triu(1)
+        mask = later if masks["attn_mask"] is None else masks["attn_mask"]
+        is_bool = mask.dtype == torch.bool
+        mask = mask | later if is_bool else mask.masked_fill(later, float("-inf"))
+        masks = masks | {"attn_mask": mask}
+    found = {
+        name: x if x is None else F.pad(x.expand(*x.shape[:-1], keys), (0, more))
+        for name, x in masks.items()
+    }
+    spans = call["spans"]
+    if spans is not None and spans.dim():  # the operator refuses what has none
+        added = spans.new_tensor([keys, keys + more]).expand(*spans.shape[:-1], 2)
+        spans = torch.cat([spans, added], -1)
+    return found, call | {"spans": spans, "is_causal": False}

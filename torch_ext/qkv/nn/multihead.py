@@ -11,7 +11,7 @@ from qkv._verbose import note_left
 from qkv.nn._attend import attend, attend_documents, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._linear import linear, projections
-from qkv.nn._masks import as_bias, hidden_too, mask_arguments, with_columns
+from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
 
 
@@ -157,25 +157,18 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         add_zero_attn do not go with it. The output is nested like it, the weights are padded with
         zeros to the longest item.
         """
+        masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
         if query.device.type not in ("cpu", "meta"):
-            named = {"attn_bias": attn_bias, "spans": spans}
-            given = [*self._given, *(name for name, x in named.items() if x is not None)]
-            if given:
-                raise NotImplementedError(
-                    f"MultiheadAttention: query is on {query.device}, where torch's layer is used, "
-                    f"which has no {' and no '.join(given)}"
-                )
+            self._refuse_options(query.device, {"attn_bias": attn_bias, "spans": spans})
             note_left("MultiheadAttention", query, "torch's layer")
             return super().forward(
-                query, key, value, key_padding_mask=key_padding_mask, need_weights=need_weights,
-                attn_mask=attn_mask, average_attn_weights=average_attn_weights,
-                is_causal=is_causal,
+                query, key, value, need_weights=need_weights,
+                average_attn_weights=average_attn_weights, is_causal=is_causal, **masks,
             )  # fmt: skip
-        wanted, seen = (need_weights, average_attn_weights), tensor_of(spans)
+        wanted = (need_weights, average_attn_weights)
+        call = self._options() | {"spans": tensor_of(spans), "is_causal": is_causal}
         if query.is_nested or key.is_nested or value.is_nested:
-            masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
             check_nested(self, (query, key, value), **masks)
-            call = self._options() | {"spans": seen, "is_causal": is_causal}
             return self._forward_nested(query, attn_bias, wanted, call)
         check_inputs(self, query, key, value)
         is_batched = query.dim() == 3
@@ -185,25 +178,23 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         check_masks(key_padding_mask, attn_mask, batch, self.num_heads, *sizes)
         query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
         if is_causal and not need_weights:
-            attn_mask = None  # the hint says as much
-        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
-        check_dtypes(query.dtype, **masks, attn_bias=attn_bias)
+            masks["attn_mask"] = None  # the hint says as much
+        masks["attn_bias"] = attn_bias
+        check_dtypes(query.dtype, **masks)
         if self.bias_k is not None or self.add_zero_attn:
             key, value = self._with_more_keys(key, value)
-            if is_causal:
-                later = torch.ones(sizes, dtype=torch.bool, device=query.device).triu(1)
-                attn_mask = later if attn_mask is None else hidden_too(attn_mask, later)
-            key_padding_mask, attn_mask, attn_bias = with_columns(
-                (key_padding_mask, attn_mask, attn_bias), sizes[1], key.size(-2)
-            )
-            if seen is not None and seen.dim():  # the operator refuses what has none
-                added = seen.new_tensor([sizes[1], key.size(-2)])
-                seen = torch.cat([seen, added.expand(*seen.shape[:-1], 2)], -1)
-            is_causal = False  # it would hide the keys behind the others
-        call = mask_arguments(key_padding_mask, attn_mask, attn_bias, self.num_heads, is_batched)
-        call |= self._options() | {"is_causal": is_causal, "spans": seen}
+            masks, call = with_columns(masks, call, sizes, key)
+        call |= mask_arguments(**masks, num_heads=self.num_heads, is_batched=is_batched)
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
+
+    def _refuse_options(self, device: torch.device, others: dict[str, Any]) -> None:
+        """Raises NotImplementedError for what torch's layer has not."""
+        if given := [*self._given, *(name for name, x in others.items() if x is not None)]:
+            raise NotImplementedError(
+                f"MultiheadAttention: query is on {device}, where torch's layer is used, "
+                f"which has no {' and no '.join(given)}"
+            )
 
     def _forward_nested(
         self, x: Tensor, attn_bias: Tensor | None, wanted: tuple[bool, bool], call: dict[str, Any]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from qkv.testing._functional import attention, of_item
+from qkv.testing._scores import Place
 
 
 def attention_with_kvcache(
@@ -72,10 +73,11 @@ def attention_with_kvcache(
         seen = slice(begins[b], ends[b])
         keys, values = (x[rows[seen], :, at[seen]].transpose(0, 1) for x in caches)
         own = of_item(options, query.shape[:2], b, query.size(2), keys.size(1))
-        own = _counted(own, b, keys.size(1) - query.size(2))
+        # score_mod counts queries as places in the row, whose last one is that of the last key.
+        place = Place(keys.size(1) - query.size(2), offset=0, first_item=b)
         output[b], lse[b] = attention(
             query[b], keys, values, **own, scale=softmax_scale, enable_gqa=True,
-            window_size=window, dtype=dtype, return_lse=True,
+            window_size=window, dtype=dtype, return_lse=True, place=place,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
 
@@ -113,13 +115,6 @@ def _turned(
     result[..., a] = x[..., a] * cos - x[..., b] * sin
     result[..., b] = x[..., b] * cos + x[..., a] * sin
     return result
-
-
-def _counted(options: dict[str, Any], item: int, first: int) -> dict[str, Any]:
-    """Those of one batch item, whose first query has this number for score_mod."""
-    if (score_mod := options.get("score_mod")) is None:
-        return options
-    return options | {"score_mod": lambda s, b, h, q, k: score_mod(s, b + item, h, q + first, k)}
 
 
 def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

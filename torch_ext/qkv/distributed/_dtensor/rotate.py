@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 
-from qkv._vmap.levels import taken_apart
+from qkv._vmap.levels import put_together, taken_apart
 from qkv.distributed._dtensor.rule import on_one_mesh, whole_of
 
 _BACKWARD = torch.ops.qkv.rotate_backward.default
@@ -41,15 +41,12 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     parts = {n: x.redistribute(placements=placements(n, Replicate())) for n, x in given.items()}
     results = op(**options | {n: x.to_local() for n, x in parts.items()})
 
-    def whole(name: str, local: Tensor | None) -> DTensor | None:
-        if local is None:
-            return None
+    def whole(name: str, local: Tensor) -> DTensor:
         of = name.removeprefix("grad_").removeprefix("rotated_")
         mesh = given[of].device_mesh
         return whole_of(local, mesh, placements(of, Partial("sum")), list(given[of].shape))
 
-    names = (result.name for result in op._schema.returns)
-    return tuple(whole(n, x) for n, x in zip(names, results, strict=True))
+    return put_together(op, results, whole)
 
 
 def _divided(given: Mapping[str, DTensor]) -> list[int | None]:

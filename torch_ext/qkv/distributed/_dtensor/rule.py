@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn.functional import pad
 
 from qkv._refuse import refuse
-from qkv._vmap.levels import taken_apart
+from qkv._vmap.levels import put_together, taken_apart
 from qkv.distributed._dtensor import context_parallel
 from qkv.distributed._dtensor.layout import HEADS, layout_of
 from qkv.distributed._dtensor.plan import Plan, plan_of, sizes_of
@@ -46,8 +46,7 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     plan = _plan_of(op, given, options, written)
     parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
     results = op(**options | parts | _place(plan, options))
-    names = (result.name for result in op._schema.returns)
-    return tuple(_whole(plan, given, n, x) for n, x in zip(names, results, strict=True))
+    return put_together(op, results, lambda name, x: _whole(plan, given, name, x))
 
 
 def on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
@@ -143,12 +142,8 @@ def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tenso
     return local.narrow(plan.layout(name, x.dim())[HEADS], share.head, 1)
 
 
-def _whole(
-    plan: Plan, given: Mapping[str, DTensor], name: str, local: Tensor | None
-) -> DTensor | None:
+def _whole(plan: Plan, given: Mapping[str, DTensor], name: str, local: Tensor) -> DTensor:
     """A result of all processes together, of which this one has computed `local`."""
-    if local is None:
-        return None
     of = name.removeprefix("grad_")
     if of != name:
         shape = list(given[of].shape)

@@ -7,7 +7,6 @@ where it does what `qkv.rotate` does: not by what is written there, but by a tri
 import functools
 import inspect
 import sys
-import weakref
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from torch._C._functorch import peek_interpreter_stack
 
 from qkv._functional import has_kernels
 from qkv._rotate import rotate
+from qkv._score_function.tables import Remembered
 
 _NAME = "apply_rotary_pos_emb"
 _ARGUMENTS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
@@ -123,20 +123,9 @@ def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
     )
 
 
-# The tables of the last call, which all layers of a model share, and their versions.
-_looked_at: list[tuple[weakref.ref[Tensor], int]] = []
-
-
 def _every_number_twice(cos: Tensor, sin: Tensor) -> bool:
-    global _looked_at
-    tables = (cos, sin)
-    has_versions = not (cos.is_inference() or sin.is_inference())
-    if has_versions and len(_looked_at) == 2:
-        pairs = zip(tables, _looked_at, strict=True)
-        if all(ref() is x and version == x._version for x, (ref, version) in pairs):
-            return True
-    half = cos.shape[-1] // 2
-    if not all(torch.equal(x[..., :half], x[..., half:]) for x in tables):
-        return False
-    _looked_at = [(weakref.ref(x), x._version) for x in tables] if has_versions else []
-    return True
+    half, tables = cos.shape[-1] // 2, [cos, sin]
+    return _last.of(tables, lambda: all(x[..., :half].equal(x[..., half:]) for x in tables))
+
+
+_last = Remembered()  # of the tables of the last call, which all layers of a model share
