@@ -150,7 +150,10 @@ def test_transformers_within_a_model():
     conversion = qkv.convert(model)
     assert [*conversion.changed] == ["a", "b"]
     assert not conversion.left
-    assert not qkv.convert(model).changed
+    again = qkv.convert(model)
+    assert not again.changed and again.left == dict.fromkeys("ab", "converted already")
+    again.undo()
+    assert model["a"].config._attn_implementation == "qkv"
     conversion.undo()
     assert model["a"].config._attn_implementation == "eager"
 

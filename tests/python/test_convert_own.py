@@ -3,8 +3,10 @@ of layers that do what might go wrong in between."""
 
 import copy
 import pickle
+import sys
 import threading
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -371,6 +373,50 @@ def test_a_layer_that_checkpoints_a_part_of_itself_is_left():
         gradients.append(layer.proj.weight.grad)
     assert_close(*gradients)
     assert [*conversion.left.values()] == ["CheckpointedAttention is no layer that qkv knows"]
+
+
+@torch.jit.script
+def doubled(x: torch.Tensor):
+    return 2 * x
+
+
+class ScriptedAttention(Attention):
+    def forward(self, x):
+        query, key, value = self.proj(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        if self.body == "plain":
+            return doubled(query @ key.mT).softmax(-1) @ value
+        return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+class Pooled(Attention):
+    """Which has another attention inside, and is one itself."""
+
+    def forward(self, x):
+        weights = (x[:, :1] @ x.mT).softmax(-1)
+        return weights @ self.inner(x).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("body", ["plain", "fused"])
+def test_scripted_functions_take_nothing_but_tensors(body, calls):
+    """Of such a layer its scaled_dot_product_attention is taken, if it calls it; of what is around
+    it nothing that is written out, since the layer's products would be noted down for that."""
+    model = Pooled(Attention.plain)
+    model.inner = ScriptedAttention(body)
+    x = torch.randn(3, 5, 8)
+    expected = results(model, {"x": x})
+    conversion = qkv.convert(model)
+    for found, other in zip(results(model, {"x": x}), expected, strict=True):
+        assert_same(found, other, 1e-5)
+    assert bool(calls) == (body == "fused")
+    assert list(conversion.changed) == ["inner"]
+
+
+def test_einops_takes_scores(monkeypatch):
+    """einops goes by types, and has a dict for those that it has seen."""
+    einops = SimpleNamespace(_type2backend={}, get_backend=lambda x: type(x))
+    monkeypatch.setitem(sys.modules, "einops._backends", einops)
+    qkv.convert(Attention(Attention.plain))
+    assert einops._type2backend == {scores.Scores: torch.Tensor}
 
 
 @pytest.mark.parametrize("name, taken", BODIES.items())

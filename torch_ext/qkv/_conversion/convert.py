@@ -45,6 +45,11 @@ class Conversion:
                     return True
         return False
 
+    def _has_found(self, name: str, found: Found) -> bool:
+        """Whether a model that is switched already is a part of one."""
+        models = [other for other, (_, around) in self._layers.items() if around.is_model]
+        return found.is_model and found.undo is None and any(_is_within(x, name) for x in models)
+
     def undo(self) -> None:
         """Makes the model what it was, with the parameters that it has now. A second time this
         does nothing."""
@@ -94,7 +99,7 @@ def convert(model: nn.Module) -> Conversion:
     try:
         for name, module in list(model.named_modules()):
             found = convert_transformers(module) or convert_layer(module)
-            if found is not None:
+            if found is not None and not conversion._has_found(name, found):
                 conversion._layers[name] = module, found
                 conversion._undo += [found.undo] if found.undo is not None else []
         if any(is_written(x) for x, _ in conversion._layers.values()):

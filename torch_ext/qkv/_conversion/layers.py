@@ -8,7 +8,7 @@ from torch import nn
 
 from qkv._code import methods_of, names_in
 from qkv._conversion.route import route_sdpa, route_written, unroute
-from qkv._conversion.written import weighs, writes_attention
+from qkv._conversion.written import calls_scripted, calls_sdpa, weighs, writes_attention
 from qkv.nn.multihead import MultiheadAttention, adopt, release
 
 _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
@@ -44,9 +44,12 @@ def convert_layer(module: nn.Module) -> Found | None:
         return None
     if isinstance(module, nn.MultiheadAttention):
         return Found(f"{name} is a subclass of torch.nn.MultiheadAttention, with ways of its own")
-    if library not in ("torch", "qkv") and writes_attention(type(module)):
+    if library not in ("torch", "qkv") and _writes_attention(module):
         route_written(module)
         return _changed(module, f"the attention that {name} writes out -> qkv.attention")
+    if library not in ("torch", "qkv") and calls_sdpa(type(module)):
+        route_sdpa(module)
+        return _changed(module, _ROUTED)
     is_attention = "attention" in name.lower() and weighs(type(module))
     return Found(f"{name} is no layer that qkv knows") if is_attention else None
 
@@ -60,6 +63,12 @@ def _restore(module: nn.Module) -> None:
 def _changed(module: nn.Module, what: str) -> Found:
     _converted.add(module)
     return Found(what, lambda: _restore(module))
+
+
+def _writes_attention(module: nn.Module) -> bool:
+    """Not one with an attention inside that gives a scripted function what it computes."""
+    is_written = writes_attention(type(module))
+    return is_written and not any(calls_scripted(type(x)) for x in module.modules())
 
 
 def _timm(module: Any) -> Found:

@@ -6,6 +6,7 @@ values is then one call of qkv.attention. Any other use of a `Scores` runs the f
 are written, so that what is no attention is what it would have been."""
 
 import functools
+import sys
 import weakref
 from typing import Any
 
@@ -122,6 +123,14 @@ for _name in (
 ):
     _name = f"__{_name}__"
     setattr(Scores, _name, functools.partialmethod(Scores._call, getattr(Tensor, _name)))
+
+
+def introduce() -> None:
+    """Has einops take a Scores for what torch has, since it goes by types. Where einops keeps them
+    elsewhere it says "Tensor type unknown", as to any type that it does not know."""
+    einops: Any = sys.modules.get("einops._backends")
+    if hasattr(einops, "_type2backend"):
+        einops._type2backend[Scores] = einops.get_backend(torch.empty(0))
 
 
 def start(layer: Any, function: Any, args: Any, kwargs: Any) -> Scores | None:

@@ -17,8 +17,8 @@ def is_of_transformers(module: nn.Module) -> bool:
 
 
 def convert_transformers(module: nn.Module) -> Found | None:
-    """A PreTrainedModel, with the models inside it; None for one that has no attention that is not
-    switched already, and for any other module. What cannot be switched stays what it is, "sdpa" for
+    """A PreTrainedModel, with the models inside it; None for one that has no attention that can be
+    switched, and for any other module. What cannot be switched stays what it is, "sdpa" for
     instance. transformers is not imported: where there is such a model, it has been."""
     if not is_of_transformers(module):
         return None
@@ -29,7 +29,7 @@ def convert_transformers(module: nn.Module) -> Found | None:
     names = (*integration.NAMES, integration.ADDED)
     models = [m for m in models if m.config._attn_implementation not in names]
     if not models:
-        return None
+        return Found("converted already", is_model=True)
     integration.register()
     from qkv.integrations.transformers._own_attention import leave_latents  # imports it
     from qkv.integrations.transformers._suited import suited

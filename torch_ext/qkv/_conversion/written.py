@@ -5,7 +5,7 @@ import dis
 import functools
 from collections.abc import Callable
 
-from torch import autograd, nn
+from torch import autograd, jit, nn
 
 from qkv._code import methods_of, names_in, reached_from, things_in
 
@@ -17,19 +17,33 @@ _PRODUCTS = ("matmul", "bmm", "einsum")
 @functools.cache
 def writes_attention(layer: type) -> bool:
     """Not one that asks transformers' interface, which exchanges it. Nor one with an
-    autograd.Function, which would see no more of a `Scores` than its numbers. Nor one that
-    checkpoints a part of itself: what the backward pass runs again is outside of the layer's call,
-    so that it is not qkv's, and drops other weights."""
+    autograd.Function, which would see no more of a `Scores` than its numbers, or with a scripted
+    function, which takes nothing but tensors. Nor one that checkpoints a part of itself."""
     functions = reached_from(methods_of(layer))
     words = names_in(methods_of(layer))
     things = [x for f in functions for x in things_in(f)]
     if any(isinstance(x, type) and issubclass(x, autograd.Function) for x in things):
         return False
-    if "checkpoint" in words:
+    if calls_scripted(layer) or "checkpoint" in words:
         return False
     has_product = any(p in word for p in _PRODUCTS for word in words)
     has_product = has_product or any(map(_multiplies, functions))
     return weighs(layer) and (has_product or not words.isdisjoint(_SDPA))
+
+
+@functools.cache
+def calls_sdpa(layer: type) -> bool:
+    """Whether its own code does. Not where it checkpoints a part of itself: what the backward pass
+    runs again is outside of the layer's call, so that it is not qkv's, and drops other weights."""
+    words = names_in(methods_of(layer))
+    return weighs(layer) and not words.isdisjoint(_SDPA) and "checkpoint" not in words
+
+
+@functools.cache
+def calls_scripted(layer: type) -> bool:
+    """Whether its own code makes weights, and calls a function of TorchScript."""
+    things = (x for f in reached_from(methods_of(layer)) for x in things_in(f))
+    return weighs(layer) and any(isinstance(x, jit.ScriptFunction) for x in things)
 
 
 @functools.cache
