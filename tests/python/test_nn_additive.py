@@ -94,8 +94,8 @@ def test_blocks_of_queries(monkeypatch, elements):
     layer, inputs = make()
     whole = layer(*inputs)
     shapes = []
-    tanh_ = torch.Tensor.tanh_
-    monkeypatch.setattr(torch.Tensor, "tanh_", lambda x: shapes.append(x.shape) or tanh_(x))
+    tanh = torch.Tensor.tanh
+    monkeypatch.setattr(torch.Tensor, "tanh", lambda x: shapes.append(x.shape) or tanh(x))
     monkeypatch.setattr(additive, "_BLOCK_ELEMENTS", elements)
     cut = layer(*inputs)
     assert [s[1] for s in shapes] == ([1] * 4 if elements == 1 else [3, 1])
@@ -255,6 +255,19 @@ def test_vmap():
     output = torch.vmap(layer, in_dims=(0, None, 0))(inputs[0], inputs[1][0], inputs[2])
     expected = formula(layer, inputs[0], inputs[1][0], inputs[2])[0]
     torch.testing.assert_close(output, expected)
+
+
+def test_tangents_of_samples():
+    """How each sample's gradient changes with keys that all share."""
+    layer, (query, key, value) = make(batch=())
+    queries = torch.stack([query, -query]).detach()
+
+    def tangent(query):
+        loss = lambda x: layer(query, x, value.detach()).sin().sum()  # noqa: E731
+        return torch.func.jvp(torch.func.grad(loss), (key.detach(),), (key.detach().cos(),))[1]
+
+    found = torch.func.vmap(tangent)(queries)
+    torch.testing.assert_close(found, torch.stack([tangent(x) for x in queries]))
 
 
 def test_learning_to_copy():

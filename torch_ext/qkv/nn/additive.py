@@ -140,7 +140,7 @@ class AdditiveAttention(torch.nn.Module):
         batch = math.prod(torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]))
         elements = batch * key.size(-2) * key.size(-1)  # of one query, in each batch item
         rows = max(1, _BLOCK_ELEMENTS // max(1, elements))
-        blocks = [(some + key).tanh_() @ self.v for some in query.split(rows, -3)]
+        blocks = [(some + key).tanh() @ self.v for some in query.split(rows, -3)]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, -2)
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
