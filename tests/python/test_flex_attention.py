@@ -215,10 +215,9 @@ def test_recognised(name):
     score_mod, expected = RECOGNISED[name]
     n = S if "alibi" in name else L
     query, key, value = inputs(torch.float32, n)
-    text, known, *_ = program_of(score_mod, query)
-    left, found, slopes, bias = options_of(text, known, (B, H, n, S), ())
-    found |= {"alibi_slopes": slopes[1]} if slopes else {}
-    found |= {"bias": bias[1]} if bias else {}
+    text, known, tables, _ = program_of(score_mod, query)
+    left, found = options_of(text, known, tables, (B, H, n, S), ())
+    found = {name: getattr(x, "shape", x) for name, x in found.items()}
     assert (left, found) == ("", expected)
     found = qkv.flex_attention(query, key, value, score_mod)
     true = composed(query, key, value, score_mod)[0]
@@ -245,8 +244,8 @@ NOT_RECOGNISED = {
 @pytest.mark.parametrize("name", NOT_RECOGNISED)
 def test_not_recognised(name):
     query, key, value = inputs(torch.float32)
-    text, known, *_ = program_of(NOT_RECOGNISED[name], query)
-    assert options_of(text, known, (B, H, L, S), ()) == (text, {}, None, None)
+    text, known, tables, _ = program_of(NOT_RECOGNISED[name], query)
+    assert options_of(text, known, tables, (B, H, L, S), ()) == (text, {})
     found = qkv.flex_attention(query, key, value, NOT_RECOGNISED[name])
     true = composed(query, key, value, NOT_RECOGNISED[name])[0]
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)

@@ -1,7 +1,6 @@
 """A score function as arguments of the operators: see `arguments_of`."""
 
 from collections.abc import Callable, Container
-from math import prod
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from qkv._refuse import refuse
 from qkv._score_function.cache import traced
-from qkv._score_function.recognise import Known, Part, options_of
+from qkv._score_function.recognise import Known, options_of
 
 
 def arguments_of(
@@ -28,14 +27,8 @@ def arguments_of(
         # Sizes are tensors for torch.jit.trace, which the options could not be.
         return keywords_of_program(score_mod, query)
     text, known, tables, indices = program_of(score_mod, query)
-    left, found, slopes, bias = options_of(text, known, sizes, taken)
-    if slopes is not None:
-        found["alibi_slopes"] = _part(tables, slopes)
-    if bias is not None:
-        found["bias"] = _part(tables, bias)
-    if left:
-        found |= _keywords(left, tables, indices)
-    return found
+    left, found = options_of(text, known, tables, sizes, taken)
+    return found | _keywords(left, tables, indices) if left else found
 
 
 def keywords_of_program(score_mod: Callable[..., Any], query: Tensor) -> dict[str, Any]:
@@ -62,10 +55,3 @@ def program_of(
         return text, Known(*known), tables, indices
     program, captured = traced(score_mod, query.dtype)
     return program.text, program.known, *program.tables(captured, score_mod)
-
-
-def _part(tables: Tensor | None, part: Part) -> Tensor:
-    offset, sizes = part
-    assert tables is not None
-    n = prod(sizes)
-    return (tables if n == tables.numel() else tables[offset : offset + n]).view(sizes)

@@ -1,7 +1,10 @@
 """Programs that do what options of `attention` do: see `Known`."""
 
 from collections.abc import Container
+from math import prod
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from qkv._score_function.program import Line, needed, operands, written
 
@@ -42,12 +45,13 @@ def known(tables: list[Line], lines: list[Line]) -> Known:
 
 
 def options_of(
-    text: str, of: Known, sizes: tuple[int, int, int, int], taken: Container[str]
-) -> tuple[str, dict[str, Any], Part | None, Part | None]:
-    """What is left of the program for a call of these sizes, the options that stand for the rest,
-    and the tables that are alibi_slopes and bias, with the sizes that they have as options.
+    text: str, of: Known, tables: Tensor | None, sizes: tuple[int, int, int, int],
+    taken: Container[str],
+) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    """What is left of the program for a call of these sizes, and the options that stand for the
+    rest.
 
-    sizes: B, H, L and S. taken: the options that the caller gives.
+    tables: the floating ones. sizes: B, H, L and S. taken: the options that the caller gives.
     """
     _, H, L, S = sizes
     options: dict[str, Any] = {}
@@ -56,24 +60,29 @@ def options_of(
     left = -1 if of.last is None else of.last + S - L
     right = -1 if of.first is None or of.first == 0 else -of.first - (S - L)
     if (of.last is not None and left < 0) or (of.first and right < 0):
-        return text, {}, None, None
+        return text, {}
     if left >= 0 or right >= 0:
         options["window_size"] = (left, right)
         if "window_size" in taken:
-            return text, {}, None, None
-    slopes, bias = of.slopes, of.bias
-    is_fit = of.is_whole and not (of.softcap and "softcap" in taken)
-    if slopes is not None:
-        is_fit = is_fit and L == S and slopes[1] == (H,) and "alibi_slopes" not in taken
-    if bias is not None:
-        of_dims = tuple(sizes[d] for d in of.bias_dims)
-        is_fit = is_fit and bias[1] == of_dims and "bias" not in taken
-        bias = (bias[0], tuple(n if d in of.bias_dims else 1 for d, n in enumerate(sizes)))
-    if not is_fit:
-        return of.inner, options, None, None
-    if of.softcap:
-        options["softcap"] = of.softcap
-    return "", options, slopes, bias
+            return text, {}
+    within = {"softcap": of.softcap, "alibi_slopes": of.slopes, "bias": of.bias}
+    within = {name: x for name, x in within.items() if x}
+    is_fit = of.slopes is None or (L == S and of.slopes[1] == (H,))
+    is_fit = is_fit and (of.bias is None or of.bias[1] == tuple(sizes[d] for d in of.bias_dims))
+    if not (of.is_whole and is_fit) or any(name in taken for name in within):
+        return of.inner, options
+    bias_shape = tuple(n if d in of.bias_dims else 1 for d, n in enumerate(sizes))
+    for name, shape in {"alibi_slopes": (H,), "bias": bias_shape}.items():
+        if name in within:
+            within[name] = _part(tables, within[name][0], shape)
+    return "", options | within
+
+
+def _part(tables: Tensor | None, offset: int, sizes: tuple[int, ...]) -> Tensor:
+    """One of the joined tables, which begins there."""
+    assert tables is not None
+    n = prod(sizes)
+    return (tables if n == tables.numel() else tables[offset : offset + n]).view(sizes)
 
 
 class _Reader:

@@ -39,7 +39,9 @@ class Attention:
         self.given_type = arguments["query"].dtype
         self.window = arguments["window_size"] or (-1, -1)
         self.has_window = any(isinstance(x, ir.Value) or x >= 0 for x in self.window)
-        self.masked = self._is_masked()
+        given = any(arguments[name] is not None for name in (*PAIRS, *TRANSLATED_BY_HEAD))
+        # Whether the call hides or adds anything.
+        self.masked = given or arguments["is_causal"] or self.has_window
         self.dtype = _FLOAT32 if self.given_type in _HALVES else self.given_type
         self._take_inputs()
         self.is_causal, self.mask = self._take_mask()
@@ -67,11 +69,6 @@ class Attention:
     def _lse(self, scores: ir.Value) -> ir.Value:
         lse = op.ReduceLogSumExp(scores, ints(-1), keepdims=1)
         return op.Squeeze(self._or(float("-inf"), lse), ints(-1))
-
-    def _is_masked(self) -> bool:
-        """Whether the call hides or adds anything."""
-        given = any(self.arguments[name] is not None for name in (*PAIRS, *TRANSLATED_BY_HEAD))
-        return given or self.arguments["is_causal"] or self.has_window
 
     def _composes(self) -> bool:
         """Whether ONNX's `Attention` is not used."""
