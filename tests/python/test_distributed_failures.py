@@ -117,6 +117,28 @@ def test_a_rank_waits_elsewhere(function, doing):
     assert "Timed out" in found[0].error
 
 
+def backward_in_another_order(method):
+    """The second rank has the gradients of the second of two calls first."""
+    local = [torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
+    outputs = [ring_attention(*local, method=method) for _ in range(2)]
+    for output in outputs if dist.get_rank() == 0 else reversed(outputs):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "method, message",
+    [
+        ("ring", "backward, step 2 of 2: receiving keys and values from rank [01] failed"),
+        ("heads", "all-to-all over heads, rows to heads failed.*: rank [01] has sent what belongs"),
+    ],
+)
+def test_calls_do_not_take_each_others_messages(method, message):
+    """That would be gradients of the wrong numbers, and no error."""
+    found = run_fresh(2, backward_in_another_order, method, timeout=HANGS, group_timeout=1.0)
+    for outcome in found:
+        assert re.search(f"RuntimeError: ring_attention: {message}", outcome.error or "no error")
+
+
 # What rank 1 says instead, and what all ranks are told about it.
 UNLIKE = [
     ({"rows": 6}, "query is float32 [2, 4, 4, 8] on rank 0, but float32 [2, 4, 6, 8] on rank 1"),

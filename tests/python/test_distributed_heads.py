@@ -4,10 +4,12 @@ import functools
 
 import pytest
 import torch
-from distributed_calls import Whole, assert_same, mesh_of, on_rank, together
+import torch.distributed as dist
+from distributed_calls import Whole, assert_same, leaves_of, mesh_of, on_rank, together
 from distributed_world import run
 from test_distributed_ring import CAUSAL, DROPOUT, PACKED, SINKS, SLOPES
 
+import qkv
 from qkv.distributed import ring_attention, shard
 from qkv.distributed._attend import resolved
 from qkv.distributed._call import Call
@@ -115,6 +117,36 @@ def test_every_derivative(function):
     assert len(one) == 1
     for name, x in together(whole, two).items():
         torch.testing.assert_close(x, one[name], rtol=1e-12, atol=1e-12)
+
+
+def some_derivatives(whole, inputs, with_lse, attend, cut):
+    """Of these inputs alone, and of a loss that lse may be in."""
+    tensors, grads = whole.tensors()
+    leaves = leaves_of({name: cut(x) for name, x in tensors.items()})
+    output, lse = attend(*leaves.values(), return_lse=True)
+    loss = (output * cut(grads["grad_output"])).sum() + (lse.sum() if with_lse else 0)
+    return dict(zip(inputs, torch.autograd.grad(loss, [leaves[n] for n in inputs]), strict=True))
+
+
+def other_derivatives_on_each_rank():
+    """What this rank asks for, and the same by one process that knows all ranks' losses."""
+    whole, is_first = Whole(seqlen=16), dist.get_rank() == 0
+    inputs = ("query", "key", "value") if is_first else ("value",)
+    attend = functools.partial(ring_attention, method="heads")
+    found = some_derivatives(whole, inputs, is_first, attend, lambda x: shard(x, -2))
+
+    def alone(*tensors, return_lse):
+        output, lse = qkv.attention(*tensors, return_lse=return_lse)
+        return output, lse[..., [0, 1, 2, 3, 12, 13, 14, 15]]  # the first rank's rows
+
+    expected = some_derivatives(whole, inputs, True, alone, lambda x: x)
+    return found, {name: shard(x, -2) for name, x in expected.items()}
+
+
+def test_ranks_that_want_other_derivatives():
+    """Each takes part in what the other one needs, and gets what it asks for."""
+    for found, expected in run(2, other_derivatives_on_each_rank):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def message_of(function):

@@ -44,8 +44,7 @@ def attend(
     """Output and lse of this rank's rows. lead: `[..., H]` of the output."""
     inputs, tensors, ranks = (call.query, call.key, call.value), call.tensors, team.heads
     if ranks.size > 1:
-        inputs = tuple(_own_heads(x, ranks) for x in inputs)
-        tensors = {name: _option_heads(name, x, ranks) for name, x in tensors.items()}
+        inputs, tensors = _own_heads(call, ranks)
     of_options = dict.fromkeys(OPTION_TENSORS) | tensors
     heads = lead[-1] if lead else 1
     own = heads // ranks.size
@@ -65,8 +64,7 @@ def attend(
         output, lse = RingAttention.apply(*inputs, *of_options.values(), ring)
         output = output.to(call.query.dtype)
     if ranks.size > 1:
-        found = (output, lse.unsqueeze(-1))
-        output, lse = (linear(_to_rows, _to_heads, x, ranks=ranks) for x in found)
+        output, lse = linear(_to_rows, _to_heads, output, lse.unsqueeze(-1), ranks=ranks)
         lse = lse.squeeze(-1)
     return output, lse
 
@@ -123,15 +121,24 @@ def _to_rows(tensor: Tensor, ranks: Ranks) -> Tensor:
     return torch.cat(all_to_all(parts, ranks, _DOING.format("heads to rows")), -3)
 
 
-def _own_heads(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """This rank's heads of all rows. Where there are fewer heads than ranks, some have the same."""
-    if tensor.size(-3) < ranks.size:
-        tensor = tensor.repeat_interleave(ranks.size // tensor.size(-3), -3)
-    return linear(_to_heads, _to_rows, tensor, ranks=ranks)
+def _own_heads(call: Call, ranks: Ranks) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """query, key and value, all rows of this rank's heads, and the tensors of the options that act
+    on their scores. Rows of masks come from all ranks, as those of the inputs do."""
+    tensors = {n: heads_of(n, x, ranks.rank, ranks.size) for n, x in call.tensors.items()}
+    rows = {"query": call.query, "key": call.key, "value": call.value}
+    for name in MASKS:
+        mask = call.tensors.get(name)
+        if mask is not None and mask.dim() > 1 and mask.size(-2) > 1:
+            rows[name] = mask if mask.dim() > 2 else mask[None]
+    # What is no float has no gradient, and need not be sent back.
+    for is_floating in (True, False):
+        some = {n: x for n, x in rows.items() if x.is_floating_point() == is_floating}
+        sent = (_for_each(x, ranks) for x in some.values())
+        tensors |= zip(some, linear(_to_heads, _to_rows, *sent, ranks=ranks), strict=True)
+    return tuple(tensors.pop(name) for name in ("query", "key", "value")), tensors
 
 
-def _option_heads(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
-    """What acts on the scores of this rank's heads. Rows of masks come from all ranks."""
-    if name in MASKS and tensor.dim() > 1 and tensor.size(-2) > 1:
-        return _own_heads(tensor if tensor.dim() > 2 else tensor[None], ranks)
-    return heads_of(name, tensor, ranks.rank, ranks.size)
+def _for_each(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """With a head for every rank: where there are fewer, some get the same."""
+    heads = tensor.size(-3)
+    return tensor if heads >= ranks.size else tensor.repeat_interleave(ranks.size // heads, -3)

@@ -129,7 +129,7 @@ def ring_attention(
         window_size=window_size, softcap=softcap,
         **({} if score_mod is None else keywords_of_program(score_mod, query)),
     )  # fmt: skip
-    lead, seed = _agreed(call, dropout_seed, team)
+    lead, seed, team = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))
     if cu_seqlens is not None and query.dim() == 4:
         output, lse = output[None], lse[None]
@@ -138,8 +138,8 @@ def ring_attention(
 
 def _agreed(
     call: Call, dropout_seed: int | Tensor | None, team: Team
-) -> tuple[tuple[int, ...], Tensor | None]:
-    """`[..., H]` of the output and dropout's seed, once all ranks make the same call."""
+) -> tuple[tuple[int, ...], Tensor | None, Team]:
+    """`[..., H]` of the output, dropout's seed and the team, once all ranks make the same call."""
     facts: Facts = {"function": "ring_attention"}
     lead: tuple[int, ...] = ()
     number = 0
@@ -156,5 +156,5 @@ def _agreed(
         facts["cu_seqlens"] = None if call.cu_seqlens is None else call.cu_seqlens.tolist()
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         facts["error"] = str(error)
-    number = agree(facts, team, number)
-    return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None
+    number, team = agree(facts, team, number)
+    return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None, team

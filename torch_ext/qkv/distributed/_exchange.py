@@ -17,9 +17,8 @@ from qkv.distributed._plan import Plan, Range, Step
 from qkv.distributed._ranks import Ranks
 from qkv.distributed._transport import Messages, receive, send
 
-# The numbers of the messages, apart from those that a program may send in the same group, and what
-# errors call them.
-_KEYS, _GRADIENTS = (7161, "keys and values"), (7162, "gradients of keys and values")
+# The kinds of messages, and what errors call them.
+_KEYS, _GRADIENTS = (0, "keys and values"), (1, "gradients of keys and values")
 
 
 class Visit(NamedTuple):
@@ -116,11 +115,11 @@ class Exchange:
             return Messages(leaving), Messages([])
         count, leaving = sum(rows.size for rows in columns), [x.contiguous() for x in leaving]
         coming = [x.new_empty(*x.shape[:-2], count, x.size(-1)) for x in like]
-        (tag, what), ranks = message, self._ranks
+        (kind, what), ranks = message, self._ranks
         doing = f"ring_attention: {self._phase}, step {abs(step) + 1} of {ranks.size}:"
         return (
-            receive(coming, ranks, ranks.around(-step), tag, f"{doing} receiving {what}"),
-            send(leaving, ranks, ranks.around(step), tag, f"{doing} sending {what}"),
+            receive(coming, ranks, ranks.around(-step), kind, f"{doing} receiving {what}"),
+            send(leaving, ranks, ranks.around(step), kind, f"{doing} sending {what}"),
         )
 
 

@@ -1,6 +1,6 @@
 """The processes over which a sequence is cut."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -13,15 +13,25 @@ Group = dist.ProcessGroup | DeviceMesh | None
 
 @dataclass(frozen=True)
 class Ranks:
-    """A process group as one of its members sees it; without a group, that member alone."""
+    """A process group as one of its members sees it; without a group, that member alone.
+
+    call: the number of the call that messages belong to. Ranks may run the backward passes of two
+    calls in different orders, and then must not take the messages of one for those of the other.
+    """
 
     group: dist.ProcessGroup | None = None
     rank: int = 0
     size: int = 1
+    call: int = 0
 
     def name(self, rank: int) -> str:
         """What messages call a member: by its number among all processes of the job."""
         return "rank 0" if self.group is None else f"rank {dist.get_global_rank(self.group, rank)}"
+
+    def tag(self, kind: int) -> int:
+        """The number of this call's messages of one of two kinds, beyond those that programs are
+        likely to give to messages of their own."""
+        return 2**30 + (2 * self.call + kind) % 2**30
 
     def around(self, step: int) -> int:
         """The member so many places further on, in a ring."""
@@ -41,6 +51,9 @@ class Team:
 
     heads: Ranks
     ring: Ranks
+
+    def of_call(self, number: int) -> "Team":
+        return Team(replace(self.heads, call=number), replace(self.ring, call=number))
 
     @property
     def size(self) -> int:

@@ -90,10 +90,10 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
     except (TypeError, ValueError) as error:
         facts["error"] = str(error)
     facts |= {"seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
-    agree(facts, team)
+    _, team = agree(facts, team)
     assert seqlen is not None  # or all ranks have raised
     for ranks in team.all:
-        tensor = linear(_gathered, _sum_of_shards, tensor, dim=dim, ranks=ranks)
+        (tensor,) = linear(_gathered, _sum_of_shards, tensor, dim=dim, ranks=ranks)
     return tensor.narrow(dim, 0, seqlen)
 
 

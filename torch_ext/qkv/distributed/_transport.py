@@ -30,6 +30,7 @@ def telling(doing: str) -> Iterator[None]:
         ) from error
 
 
+_NUMBER = 16  # bytes before what an all-to-all moves: the call's number, and what aligns the rest
 Begin = Callable[[Tensor], dist.Work | None]
 
 
@@ -51,25 +52,37 @@ class Messages:
         return self._tensors
 
 
-def send(tensors: list[Tensor], ranks: Ranks, to: int, tag: int, doing: str) -> Messages:
-    begin = partial(dist.isend, group=ranks.group, group_dst=to, tag=tag)
+def send(tensors: list[Tensor], ranks: Ranks, to: int, kind: int, doing: str) -> Messages:
+    begin = partial(dist.isend, group=ranks.group, group_dst=to, tag=ranks.tag(kind))
     return Messages(tensors, begin, f"{doing} to {ranks.name(to)}")
 
 
-def receive(tensors: list[Tensor], ranks: Ranks, source: int, tag: int, doing: str) -> Messages:
-    begin = partial(dist.irecv, group=ranks.group, group_src=source, tag=tag)
+def receive(tensors: list[Tensor], ranks: Ranks, source: int, kind: int, doing: str) -> Messages:
+    begin = partial(dist.irecv, group=ranks.group, group_src=source, tag=ranks.tag(kind))
     return Messages(tensors, begin, f"{doing} from {ranks.name(source)}")
 
 
 def all_to_all(parts: Sequence[Tensor], ranks: Ranks, doing: str) -> list[Tensor]:
-    """parts[r] goes to rank r: all of one shape. Returns what came from each."""
-    if ranks.size == 1 or parts[0].numel() == 0:
+    """parts[r] goes to rank r: all of one shape. Returns what came from each.
+
+    Raises:
+        RuntimeError: also if what came is of another call of this group.
+    """
+    first = parts[0]
+    if ranks.size == 1 or first.numel() == 0:
         return list(parts)
-    sent = torch.stack([*parts])
+    sent = torch.empty(ranks.size, _NUMBER + first.nbytes, dtype=torch.uint8)
     received = torch.empty_like(sent)
+    numbers = torch.tensor([ranks.call, 0]).view(torch.uint8)
+    for row, part in zip(sent, parts, strict=True):
+        row[:_NUMBER] = numbers
+        row[_NUMBER:].view(first.dtype).view(first.shape).copy_(part)
     with telling(doing):
-        dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=ranks.group)
-    return list(received)
+        dist.all_to_all_single(received, sent, group=ranks.group)
+        for rank, row in enumerate(received):
+            if not row[:_NUMBER].equal(numbers):
+                raise RuntimeError(f"{ranks.name(rank)} has sent what belongs to another call")
+    return [row[_NUMBER:].view(first.dtype).view(first.shape) for row in received]
 
 
 def all_gather(tensor: Tensor, ranks: Ranks, doing: str) -> list[Tensor]:
@@ -89,25 +102,28 @@ def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().view(-1).view(torch.uint8)
 
 
-def linear(function: Callable, transposed: Callable, tensor: Tensor, **how: Any) -> Tensor:
-    """function(tensor, **how), whose gradient is transposed(that of the result, **how), with every
-    derivative. What moves numbers between ranks is linear."""
-    return _Apply.apply(tensor, function, transposed, how)
+def linear(
+    function: Callable, transposed: Callable, *tensors: Tensor, **how: Any
+) -> tuple[Tensor, ...]:
+    """function(tensor, **how) of each, whose gradient is transposed(that of the result, **how),
+    with every derivative. What moves numbers between ranks is linear. All of them are one node of
+    autograd's graph: a rank that needs the gradient of one alone still takes part in the others."""
+    return _Apply.apply(function, transposed, how, *tensors)
 
 
 class _Apply(Function):
     @staticmethod
-    def forward(tensor: Tensor, function: Callable, transposed: Callable, how: dict[str, Any]):
-        return function(tensor, **how)
+    def forward(function: Callable, transposed: Callable, how: dict[str, Any], *tensors: Tensor):
+        return tuple(function(tensor, **how) for tensor in tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.function, ctx.transposed, ctx.how = inputs
+        ctx.function, ctx.transposed, ctx.how, *_ = inputs
 
     @staticmethod
     def backward(ctx, *grads):
-        return linear(ctx.transposed, ctx.function, grads[0], **ctx.how), None, None, None
+        return None, None, None, *linear(ctx.transposed, ctx.function, *grads, **ctx.how)
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return linear(ctx.function, ctx.transposed, tangents[0], **ctx.how)
+        return linear(ctx.function, ctx.transposed, *tangents[3:], **ctx.how)
