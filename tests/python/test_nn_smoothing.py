@@ -3,6 +3,7 @@
 import pytest
 import torch
 from common import assert_example_runs
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qkv.nn import GaussianSmoothing
 
@@ -99,6 +100,23 @@ def test_sigma_is_learnt():
         (smooth(value) - target).square().sum().backward()
         adam.step()
     assert smooth.sigma.item() == pytest.approx(2.0, abs=0.01)
+
+
+def test_many_sigmas():
+    """An ensemble: vmap over what is learnt."""
+    smooth, value = GaussianSmoothing(1.0, trainable=True), torch.randn(50, 2, dtype=torch.float64)
+    sigmas = torch.tensor([0.5, 1.0, 20.0]).double()
+    call = lambda x: torch.func.functional_call(smooth, {"log_sigma": x}, value)  # noqa: E731
+    found = torch.func.vmap(call)(sigmas.log())
+    expected = torch.stack([GaussianSmoothing(x)(value) for x in sigmas.tolist()])
+    torch.testing.assert_close(found, expected)
+
+
+def test_without_numbers():
+    value = torch.randn(5, 2)
+    assert GaussianSmoothing(1.0).to("meta")(value.to("meta")).shape == value.shape
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert GaussianSmoothing(1.0)(mode.from_tensor(value)).shape == value.shape
 
 
 def test_state():

@@ -1,5 +1,6 @@
 """Gaussian smoothing: attention that looks at positions, and at nothing else."""
 
+import contextlib
 import math
 from functools import partial
 from typing import Any
@@ -101,8 +102,11 @@ class GaussianSmoothing(torch.nn.Module):
         options: dict[str, Any] = {"scale": 1.0, "attn_mask": attn_mask}
         if regular:
             # A tensor's ceil, and not math's, for which torch.export has no name in its files.
-            radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().clamp(max=_FARTHEST).long().item()
-            options["window_size"] = (radius, radius)
+            radius = (_RADIUS_IN_SIGMA * self.sigma).ceil().clamp(max=_FARTHEST).long()
+            # On the meta device, under FakeTensorMode and where vmap has many of them, there is no
+            # number. The window saves time alone.
+            with contextlib.suppress(RuntimeError):
+                options["window_size"] = (radius.item(),) * 2
         output, weights = attend((query, key, value.double()), need_weights, False, options)
         output = output.to(value.dtype)
         return output if weights is None else (output, weights)
