@@ -118,6 +118,14 @@ def test_what_is_left_is_named():
     assert repr(qkv.convert(nn.Linear(2, 2))) == "no attention found"
 
 
+def test_a_scripted_model_is_left():
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    model = nn.ModuleDict({"a": torch.jit.script(layer), "b": nn.MultiheadAttention(8, 2)})
+    conversion = qkv.convert(model)
+    assert [*conversion.changed] == ["b"]
+    assert conversion.left == {"a": "scripted; qkv.replace_sdpa() takes what it calls"}
+
+
 def test_a_function_is_no_model():
     with pytest.raises(TypeError, match="convert: model is a function, but a torch.nn.Module"):
         qkv.convert(lambda x: x)
@@ -138,6 +146,9 @@ def test_transformers(name):
     conversion = assert_converts(model, tokens, attention_mask=seen)
     assert conversion.changed == {"": 'attn_implementation "sdpa" -> "qkv"'}
     assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("qkv")
+    around = nn.Sequential(nn.Sequential(model))
+    assert qkv.convert(around).left == {"0.0": "converted already"}
 
 
 def test_transformers_within_a_model():

@@ -46,9 +46,9 @@ class Conversion:
         return False
 
     def _has_found(self, name: str, found: Found) -> bool:
-        """Whether a model that is switched already is a part of one."""
+        """Whether what is said of this model, which is left, was said of one around it."""
         models = [other for other, (_, around) in self._layers.items() if around.is_model]
-        return found.is_model and found.undo is None and any(_is_within(x, name) for x in models)
+        return found.is_model and found.undo is None and any(_is_within(name, x) for x in models)
 
     def undo(self) -> None:
         """Makes the model what it was, with the parameters that it has now. A second time this
@@ -83,7 +83,7 @@ def convert(model: nn.Module) -> Conversion:
         ImportError: a model of a version of transformers that qkv does not know.
 
     Copies of a converted layer are converted, too. Tensors on other devices than the CPU are
-    attended to by torch, as before. Scripted modules cannot be converted.
+    attended to by torch, as before. Scripted modules are left.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from torch import nn
+from torch import jit, nn
 
 from qkv._code import methods_of, names_in
 from qkv._conversion.route import route_sdpa, route_written, unroute
@@ -28,6 +28,8 @@ class Found(NamedTuple):
 
 def convert_layer(module: nn.Module) -> Found | None:
     """An attention layer; None for a module that is none, and for one of qkv's own."""
+    if isinstance(module, jit.ScriptModule):
+        return Found("scripted; qkv.replace_sdpa() takes what it calls", is_model=True)
     if module in _converted:
         return Found("converted already")
     _restore(module)  # a copy of a converted layer: from here on it is one that can be undone
