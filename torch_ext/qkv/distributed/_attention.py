@@ -102,13 +102,14 @@ def ring_attention(
         Gradients are those of the sum of all ranks' losses. Those of query, key and value are
         complete; those of all others are the share of this rank's rows (over heads: of its heads),
         which is to be summed over the ranks, as DDP does with all parameters. Over heads, or on one
-        rank, there are second derivatives and forward mode too.
+        rank, there are second derivatives and forward mode too, but of packed documents with masks.
 
     Raises:
         RuntimeError: on every rank: an argument that does not fit or is not the same on all ranks,
             by its name; a rank that failed, and in which step this one noticed, after the group's
             timeout at the latest.
-        NotImplementedError: a second derivative or forward mode over a ring.
+        NotImplementedError: a second derivative or forward mode over a ring, or of packed documents
+            with masks.
 
     Example (on each of two ranks):
         >>> dist.init_process_group("gloo")
