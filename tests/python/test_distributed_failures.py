@@ -1,8 +1,10 @@
 """What becomes of the other ranks when one dies, waits elsewhere or calls something else: an error
 that names the cause, within the group's timeout; never a hang, never a wrong number."""
 
+import contextlib
 import functools
 import itertools
+import math
 import os
 import re
 
@@ -14,6 +16,7 @@ from distributed_calls import Whole, assert_same, mesh_of, on_rank, together
 from distributed_world import run, run_fresh
 from torch.distributed.tensor import distribute_tensor
 
+import qkv
 from qkv.distributed import ring_attention, unshard
 
 CAUSAL = Whole(scalars={"is_causal": True}, kv_heads=2)
@@ -139,6 +142,10 @@ def test_calls_do_not_take_each_others_messages(method, message):
         assert re.search(f"RuntimeError: ring_attention: {message}", outcome.error or "no error")
 
 
+def unlucky(score, batch, head, query, key):
+    raise KeyError("out of luck")
+
+
 # What rank 1 says instead, and what all ranks are told about it.
 UNLIKE = [
     ({"rows": 6}, "query is float32 [2, 4, 4, 8] on rank 0, but float32 [2, 4, 6, 8] on rank 1"),
@@ -175,6 +182,12 @@ UNLIKE = [
     ),
     ({"softcap": -1.0}, "on rank 1: attention: softcap is -1, but"),
     ({"query": 3}, "on rank 1: query is 3, but a dense tensor is expected"),
+    ({"score_mod": unlucky}, "on rank 1: 'out of luck'"),
+    ({"score_mod": 3}, "on rank 1: score_mod is 3, but a function or None is expected"),
+    (
+        {"dropout_p": 0.5, "dropout_seed": math.inf},
+        "on rank 1: dropout_seed is inf, but an int of 64 bits, or a tensor of one, is expected",
+    ),
     ({"spans": (0, 8)}, "on rank 1: spans is (0, 8), but qkv.Spans, FlexAttention's BlockMask or"),
 ]
 
@@ -204,6 +217,31 @@ def test_ranks_that_call_unlike(unlike_others, message):
     found = run(2, unlike, unlike_others)
     assert found[0] == found[1]
     assert found[0].startswith(f"ring_attention: {message}"), found[0]
+
+
+def as_reproducible_as_may_be():
+    with qkv.reproducible() if dist.get_rank() else contextlib.nullcontext():
+        return message_of(attend)
+
+
+def test_one_rank_asks_for_the_same_bits():
+    (found,) = set(run(2, as_reproducible_as_may_be))
+    assert found == (
+        "ring_attention: reproducible is False on rank 0, but True on rank 1; the same is expected "
+        "on all ranks"
+    )
+
+
+def equal_numbers():
+    """Each rank says them in its own way."""
+    first, second = {"scale": 1, "window_size": (2, 1)}, {"scale": 1.0, "window_size": [2, 1]}
+    first |= {"softcap": 4, "is_causal": True, "dropout_p": 0}
+    second |= {"softcap": torch.tensor(4.0), "is_causal": 1, "dropout_p": 0.0}
+    attend(**(first, second)[dist.get_rank()])
+
+
+def test_equal_numbers_are_equal():
+    run(2, equal_numbers)
 
 
 def unlike_on_a_mesh():
@@ -310,6 +348,16 @@ def alike(arguments):
             {"cu_seqlens": torch.tensor([0, 8]), "batch": None, "sinks": torch.zeros(3, 4)},
             "sinks is [3, 4], but [H] or [1, H] is expected, a row for each document of cu_seqlens",
         ),
+        (
+            {"cu_seqlens": torch.zeros(2, dtype=torch.int32, device="meta"), "batch": None},
+            "cu_seqlens is on meta, but a tensor on the CPU is expected",
+        ),
+        (
+            {"query": 3, "cu_seqlens": torch.tensor([0, 8])},
+            "query is 3, but a dense tensor is expected",
+        ),
+        ({"dropout_p": 0.5, "dropout_seed": 2.5}, "dropout_seed is 2.5, but an int of 64 bits"),
+        ({"dropout_p": 0.5, "dropout_seed": 2**64}, f"dropout_seed is {2**64}, but an int of"),
         ({"dropout_p": 2.0}, "attention: dropout_p is 2, but"),
         ({"kv_heads": 3}, "attention: key "),
     ],

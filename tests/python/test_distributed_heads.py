@@ -119,6 +119,20 @@ def test_every_derivative(function):
         torch.testing.assert_close(x, one[name], rtol=1e-12, atol=1e-12)
 
 
+def second_derivative_of_masked_documents():
+    query, key, value = torch.randn(3, 2, 4, 8, requires_grad=True)
+    output = ring_attention(
+        query, key, value, torch.ones(8).bool(), cu_seqlens=torch.tensor([0, 8]), method="heads"
+    )
+    (first,) = torch.autograd.grad(output.sum(), query, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivative.*packed documents with masks"):
+        torch.autograd.grad(first.sum(), key)
+
+
+def test_masked_documents_have_first_derivatives():
+    run(2, second_derivative_of_masked_documents)
+
+
 def some_derivatives(whole, inputs, with_lse, attend, cut):
     """Of these inputs alone, and of a loss that lse may be in."""
     tensors, grads = whole.tensors()

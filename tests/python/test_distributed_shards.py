@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from distributed_calls import mesh_of
 from distributed_world import run
+from torch.distributed.tensor import distribute_tensor
 
 from qkv.distributed import shard, unshard
 
@@ -184,6 +185,22 @@ def unshard_along_no_dimension():
     return raises(lambda: unshard(torch.zeros(4), 1))
 
 
+def unshard_of_no_tensor():
+    return raises(lambda: unshard(torch.zeros(4) if dist.get_rank() == 0 else [0.0] * 4, 0))
+
+
+def unshard_along_a_name():
+    return raises(lambda: unshard(torch.zeros(4), "rows"))
+
+
+def unshard_of_a_dtensor():
+    return raises(lambda: unshard(distribute_tensor(torch.zeros(8), mesh_of((2,))), 0))
+
+
+def shard_of_no_tensor():
+    return raises(lambda: shard([0.0] * 4, 0))
+
+
 def shard_by_no_group():
     return raises(lambda: shard(torch.zeros(4), 0, "world"))
 
@@ -207,6 +224,12 @@ def shard_by_a_large_mesh():
         "of 4 rows",
         unshard_of_no_length: "unshard: seqlen is True, but an int is expected",
         unshard_along_no_dimension: "unshard: dim is 1, but 0 to 0 is expected",
+        unshard_of_no_tensor: "unshard: on rank 1: tensor is [0.0, 0.0, 0.0, 0.0], but a dense "
+        "tensor is expected",
+        unshard_along_a_name: "unshard: dim is 'rows', but an int is expected",
+        unshard_of_a_dtensor: "unshard: tensor is a DTensor, but what this rank has of it, "
+        ".to_local(), is expected",
+        shard_of_no_tensor: "shard: tensor is [0.0, 0.0, 0.0, 0.0], but a dense tensor is expected",
         shard_by_no_group: "shard: group is 'world', but a process group, a DeviceMesh or None, "
         "the default group, is expected",
         shard_by_a_large_mesh: "shard: group is a mesh of 3 dimensions, but one (ring) or two "

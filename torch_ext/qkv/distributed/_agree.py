@@ -15,7 +15,9 @@ Facts = dict[str, Any]
 _calls = itertools.count()
 
 
-def agree(facts: Facts, team: Team, number: int = 0) -> tuple[int, Team]:
+def agree(
+    facts: Facts, team: Team, number: int = 0, failure: Exception | None = None
+) -> tuple[int, Team]:
     """Compares what each rank says about its call. Returns the `number` of the team's first, and
     the team with the number of the call: how many calls that first rank has made before.
 
@@ -24,15 +26,17 @@ def agree(facts: Facts, team: Team, number: int = 0) -> tuple[int, Team]:
 
     Args:
         facts: by the names of arguments, printable: equal on all ranks, or it is an error.
-            "function" is the function that was called; "error", if there is one, what this rank has
-            to complain of.
+            "function" is the function that was called.
         number: of 64 bits.
+        failure: what this rank has to complain of.
 
     Raises:
         RuntimeError: on every rank alike, naming an argument and the values of two ranks, or the
             error of one.
     """
     function = facts["function"]
+    if failure is not None:
+        facts = {**facts, "error": str(failure) or type(failure).__name__}
     doing = f"{function}: comparing the arguments with the other ranks'"
     text = repr(list(facts.items())).encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
@@ -47,9 +51,9 @@ def agree(facts: Facts, team: Team, number: int = 0) -> tuple[int, Team]:
             with telling(doing):
                 dist.all_gather_object(found, said, group=ranks.group)
             said = {rank: facts for part in found for rank, facts in part.items()}
-        raise RuntimeError(f"{function}: {_difference(said)}")
-    if "error" in facts:
-        raise RuntimeError(f"{function}: {facts['error']}")
+        raise RuntimeError(f"{function}: {_difference(said)}") from failure
+    if failure is not None:
+        raise RuntimeError(f"{function}: {facts['error']}") from failure
     return int(all_of_them[0, 1]), team.of_call(int(all_of_them[0, 2]))
 
 

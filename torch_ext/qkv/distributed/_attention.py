@@ -1,12 +1,14 @@
 """Attention over a sequence that is cut over ranks."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from qkv._score_function.arguments import keywords_of_program
+from qkv._machine import is_reproducible
+from qkv._refuse import refuse
 from qkv.distributed._agree import Facts, agree, told
 from qkv.distributed._attend import attend, resolved
 from qkv.distributed._call import Call, check, prepare
@@ -100,13 +102,14 @@ def ring_attention(
         Gradients are those of the sum of all ranks' losses. Those of query, key and value are
         complete; those of all others are the share of this rank's rows (over heads: of its heads),
         which is to be summed over the ranks, as DDP does with all parameters. Over heads, or on one
-        rank, there are second derivatives and forward mode too.
+        rank, there are second derivatives and forward mode too, but of packed documents with masks.
 
     Raises:
         RuntimeError: on every rank: an argument that does not fit or is not the same on all ranks,
             by its name; a rank that failed, and in which step this one noticed, after the group's
             timeout at the latest.
-        NotImplementedError: a second derivative or forward mode over a ring.
+        NotImplementedError: a second derivative or forward mode over a ring, or of packed documents
+            with masks.
 
     Example (on each of two ranks):
         >>> dist.init_process_group("gloo")
@@ -123,11 +126,10 @@ def ring_attention(
     """
     team = team_of("ring_attention", group)
     call = Call.of(
-        query, key, value, seqlen, cu_seqlens, method,
+        query, key, value, seqlen, cu_seqlens, method, score_mod,
         attn_mask=attn_mask, bias=bias, spans=spans, alibi_slopes=alibi_slopes, sinks=sinks,
         dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
         window_size=window_size, softcap=softcap,
-        **({} if score_mod is None else keywords_of_program(score_mod, query)),
     )  # fmt: skip
     lead, seed, team = _agreed(call, dropout_seed, team)
     output, lse = attend(call, lead, seed, resolved(call, lead, team))
@@ -140,21 +142,32 @@ def _agreed(
     call: Call, dropout_seed: int | Tensor | None, team: Team
 ) -> tuple[tuple[int, ...], Tensor | None, Team]:
     """`[..., H]` of the output, dropout's seed and the team, once all ranks make the same call."""
-    facts: Facts = {"function": "ring_attention"}
+    facts: Facts = {"function": "ring_attention", "reproducible": is_reproducible()}
     lead: tuple[int, ...] = ()
-    number = 0
+    number, failure = 0, None
     try:
         prepare(call)
         lead = check(call, team)
         if call.scalars["dropout_p"] > 0:
-            given = _dropout_seed(call.query) if dropout_seed is None else dropout_seed
-            number = (int(given) + 2**63) % 2**64 - 2**63  # the same 64 bits, signed
+            number = _seed_of(_dropout_seed(call.query) if dropout_seed is None else dropout_seed)
             facts["dropout_seed"] = None if dropout_seed is None else number
         facts |= {n: told(getattr(call, n)) for n in ("query", "key", "value")}
         facts |= {n: told(x) for n, x in call.tensors.items()}
         facts |= {**call.scalars, "seqlen": call.seqlen, "method": call.method}
         facts["cu_seqlens"] = None if call.cu_seqlens is None else call.cu_seqlens.tolist()
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-        facts["error"] = str(error)
-    number, team = agree(facts, team, number)
+    except Exception as error:  # of any kind: score_mod is the caller's
+        failure = error
+    number, team = agree(facts, team, number, failure)
     return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None, team
+
+
+def _seed_of(given: int | Tensor) -> int:
+    """The 64 bits as a signed number."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = 2**64
+    if not -(2**63) <= number < 2**64:
+        wanted = "an int of 64 bits, or a tensor of one, is expected"
+        refuse("dropout_seed", repr(given), wanted, TypeError)
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,5 +1,6 @@
 """The arguments of ring_attention, and what they have to be before anything is sent."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,9 +8,10 @@ import torch
 from torch import Tensor
 
 from qkv._refuse import refuse
+from qkv._score_function.arguments import keywords_of_program
 from qkv.distributed._block import OPTION_TENSORS
 from qkv.distributed._ranks import Team
-from qkv.distributed._shards import length_of
+from qkv.distributed._shards import check_dense, length_of
 from qkv.options import BY_HEAD, MASKS, defaults
 from qkv.spans import tensor_of
 
@@ -17,6 +19,11 @@ _forward = torch.ops.qkv.attention_forward.default
 METHODS = ("ring", "heads", "auto")
 _DEFAULTS = defaults(torch.ops.qkv.attention.default)
 SCALARS = {n: x for n, x in _DEFAULTS.items() if n not in OPTION_TENSORS}
+# What the numbers among them are, so that ranks that say 1 and 1.0 say the same.
+_KINDS = {
+    "dropout_p": float, "is_causal": bool, "scale": float, "enable_gqa": bool, "softcap": float,
+    "window_size": lambda sides: tuple(map(int, sides)),
+}  # fmt: skip
 
 
 @dataclass
@@ -31,6 +38,7 @@ class Call:
     seqlen: Any  # as it was given; an int, once `check` has been there
     cu_seqlens: Tensor | None
     method: str
+    score_mod: Callable[..., Any] | None = None
 
     @property
     def masks(self) -> list[Tensor]:
@@ -39,18 +47,32 @@ class Call:
     @classmethod
     def of(
         cls, query: Tensor, key: Tensor, value: Tensor, seqlen: Any,
-        cu_seqlens: Tensor | None, method: str, **options: Any,
+        cu_seqlens: Tensor | None, method: str, score_mod: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> "Call":  # fmt: skip
         tensors = {name: x for name in OPTION_TENSORS if (x := options.pop(name, None)) is not None}
-        return cls(query, key, value, tensors, SCALARS | options, seqlen, cu_seqlens, method)
+        scalars = SCALARS | options
+        return cls(query, key, value, tensors, scalars, seqlen, cu_seqlens, method, score_mod)
 
 
 def prepare(call: Call) -> None:
-    """The tensor of spans; under autocast, tensors of its dtype, as qkv.attention has them;
-    documents without a dimension for a batch."""
+    """The tensor of spans; what score_mod does; under autocast, tensors of its dtype, as
+    qkv.attention has them; documents without a dimension for a batch.
+
+    Raises:
+        TypeError, RuntimeError: what should be a tensor here and is none. What score_mod raises.
+    """
     if "spans" in call.tensors:
         call.tensors["spans"] = tensor_of(call.tensors["spans"])
     inputs = {"query": call.query, "key": call.key, "value": call.value}
+    for name, tensor in {**inputs, **call.tensors}.items():
+        check_dense(name, tensor)
+        if tensor.device.type != "cpu":
+            refuse(name, f"on {tensor.device}", "a tensor on the CPU is expected", RuntimeError)
+    if call.score_mod is not None:
+        tables = keywords_of_program(call.score_mod, call.query)
+        call.scalars["score_program"] = tables.pop("score_program")
+        call.tensors |= {name: x for name, x in tables.items() if x is not None}
     tensors = inputs | call.tensors
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -71,7 +93,7 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
     Raises:
         RuntimeError, ValueError, TypeError: the first argument that does not fit.
     """
-    _check_tensors(call)
+    _check_rows(call)
     seqlen = call.seqlen = length_of("query", call.query.size(-2), call.seqlen, team)
     if call.cu_seqlens is not None:
         _check_documents(call, seqlen)
@@ -84,6 +106,9 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
             "expected, the length of the sequence"
         )
     lead = _leading(call, seqlen)
+    for name, kind in _KINDS.items():  # by now numbers, where they are given
+        if call.scalars[name] is not None:
+            call.scalars[name] = kind(call.scalars[name])
     by_heads = team.heads if team.heads.size > 1 else team.ring
     if call.method == "heads" and team.heads.size > 1 and team.ring.size > 1:
         raise ValueError(
@@ -96,18 +121,8 @@ def check(call: Call, team: Team) -> tuple[int, ...]:
     return lead
 
 
-def _check_tensors(call: Call) -> None:
-    inputs = {"query": call.query, "key": call.key, "value": call.value}
-    for name, tensor in {**inputs, **call.tensors}.items():
-        if not isinstance(tensor, Tensor) or tensor.is_nested:
-            what = "a nested tensor" if isinstance(tensor, Tensor) else repr(tensor)
-            refuse(name, what, "a dense tensor is expected", TypeError)
-        if hasattr(tensor, "placements"):  # torch.distributed.tensor takes time to import
-            wanted = "what this rank has of it, .to_local(), is expected"
-            refuse(name, "a DTensor", wanted, TypeError)
-        if tensor.device.type != "cpu":
-            refuse(name, f"on {tensor.device}", "a tensor on the CPU is expected", RuntimeError)
-    for name, tensor in inputs.items():
+def _check_rows(call: Call) -> None:
+    for name, tensor in {"query": call.query, "key": call.key, "value": call.value}.items():
         if tensor.dim() < 2:
             refuse(name, tensor, "[..., H, L_local, D] is expected")
         if tensor.size(-2) != call.query.size(-2):
@@ -122,6 +137,9 @@ def _check_documents(call: Call, seqlen: int) -> None:
     if not isinstance(ends, Tensor) or ends.dtype not in (torch.int32, torch.int64):
         found = ends.dtype if isinstance(ends, Tensor) else repr(ends)
         refuse("cu_seqlens", found, "a tensor of int32 or int64 is expected", TypeError)
+    if ends.device.type != "cpu":
+        wanted = "a tensor on the CPU is expected"
+        refuse("cu_seqlens", f"on {ends.device}", wanted, RuntimeError)
     if ends.dim() != 1 or ends.numel() == 0:
         refuse("cu_seqlens", ends, "[N + 1] is expected")
     numbers = ends.tolist()

@@ -8,6 +8,7 @@ much. The last chunks are padded where the length does not divide.
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ def shard(tensor: Tensor, dim: int, group: Group = None, *, value: float = 0) ->
         tensor([   0,    1,    6, -100])
     """
     team = team_of("shard", group)
+    check_dense("tensor", tensor, "shard")
     length = tensor.size(dim)
     chunk = -(-length // (2 * team.size))
     spans = Plan(team.size, chunk, length).spans(team.rank)
@@ -81,16 +83,18 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
         tensor([0, 1, 2, 3, 4, 5, 6])
     """
     team = team_of("unshard", group)
-    dim = dim if dim >= 0 else dim + tensor.dim()
-    facts = {"function": "unshard", "dim": dim}
+    facts, failure = {"function": "unshard"}, None
     try:
+        check_dense("tensor", tensor)
+        dim = _whole_number("dim", dim)
+        dim = dim if dim >= 0 else dim + tensor.dim()
         if not 0 <= dim < tensor.dim():
             refuse("dim", dim, f"0 to {tensor.dim() - 1} is expected")
         seqlen = length_of(f"dim {dim} of tensor", tensor.size(dim), seqlen, team)
+        facts |= {"dim": dim, "seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
     except (TypeError, ValueError) as error:
-        facts["error"] = str(error)
-    facts |= {"seqlen": seqlen, "tensor": dtype_and_shape(tensor)}
-    _, team = agree(facts, team)
+        failure = error
+    _, team = agree(facts, team, failure=failure)
     assert seqlen is not None  # or all ranks have raised
     for ranks in team.all:
         (tensor,) = linear(_gathered, _sum_of_shards, tensor, dim=dim, ranks=ranks)
@@ -106,13 +110,29 @@ def length_of(name: str, rows: int, seqlen: int | None, team: Team) -> int:
             "returns"
         )
     most = rows * team.size
-    if seqlen is not None and (isinstance(seqlen, bool) or not hasattr(seqlen, "__index__")):
-        refuse("seqlen", repr(seqlen), "an int is expected", TypeError)
-    # numpy's whole numbers are said as 50, too, and not as np.int64(50).
-    seqlen = most if seqlen is None else operator.index(seqlen)
+    seqlen = most if seqlen is None else _whole_number("seqlen", seqlen)
     if not 0 <= seqlen <= most:
         refuse("seqlen", seqlen, f"0 to {most} is expected: {team.size} shards of {rows} rows")
     return seqlen
+
+
+def _whole_number(name: str, number: Any) -> int:
+    """numpy's are said as 50, too, and not as np.int64(50)."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        refuse(name, repr(number), "an int is expected", TypeError)
+    return operator.index(number)
+
+
+def check_dense(name: str, tensor: Any, function: str = "") -> None:
+    """Refuses what is no tensor of this rank's own."""
+    if not isinstance(tensor, Tensor) or tensor.is_nested or tensor.layout != torch.strided:
+        what = repr(tensor)
+        if isinstance(tensor, Tensor):
+            what = "a nested tensor" if tensor.is_nested else f"a tensor of {tensor.layout}"
+        refuse(name, what, "a dense tensor is expected", TypeError, function)
+    if hasattr(tensor, "placements"):  # torch.distributed.tensor takes time to import
+        wanted = "what this rank has of it, .to_local(), is expected"
+        refuse(name, "a DTensor", wanted, TypeError, function)
 
 
 def natural(shards: Sequence[Tensor], dim: int) -> Tensor:
