@@ -212,7 +212,7 @@ def unlike(unlike_others):
     return message_of(attend, **unlike_others if dist.get_rank() == 1 else {})
 
 
-@pytest.mark.parametrize("unlike_others, message", UNLIKE, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize("unlike_others, message", UNLIKE, ids=lambda x: str(x)[:30])
 def test_ranks_that_call_unlike(unlike_others, message):
     found = run(2, unlike, unlike_others)
     assert found[0] == found[1]
