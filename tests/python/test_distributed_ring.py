@@ -425,6 +425,26 @@ def test_compiled():
     assert run(2, compiled, timeout=600.0) == [True, True]
 
 
+def graphs():
+    """How many are compiled of a program, in two calls of it."""
+    local = [shard(x, -2).requires_grad_() for x in Whole().tensors()[0].values()]
+
+    @functools.partial(torch.compile, backend="eager")
+    def step(query, key, value):
+        output = ring_attention(2 * query, key, value, seqlen=50, method="heads")
+        return unshard(output.sin(), -2, seqlen=50).square().sum()
+
+    torch._dynamo.utils.counters.clear()
+    for _ in range(2):
+        step(*local).backward()
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_what_ranks_exchange_is_not_compiled():
+    """What stands before a call, between two, and after them."""
+    assert all(count <= 3 for count in run(2, graphs))
+
+
 def other_derivatives():
     tensors, _ = Whole().tensors()
     local = [shard(x, -2).requires_grad_() for x in tensors.values()]

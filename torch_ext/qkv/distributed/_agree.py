@@ -2,7 +2,8 @@
 
 import hashlib
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,18 @@ from qkv.distributed._ranks import Team
 from qkv.distributed._transport import all_gather, telling
 
 Facts = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 _calls = itertools.count()
+
+
+def eager(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which torch.compile is not to look into. What ranks tell each other is no part
+    of a graph, and what depends on it would be compiled for the numbers of one call. As a decorator
+    torch.compiler.disable would import torch._dynamo, which takes a second."""
+    if not torch.compiler.is_dynamo_compiling():
+        return function
+    return cast("Callable[P, T]", torch.compiler.disable(function))
 
 
 def agree(

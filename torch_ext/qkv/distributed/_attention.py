@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv._machine import is_reproducible
 from qkv._refuse import refuse
-from qkv.distributed._agree import Facts, agree, told
+from qkv.distributed._agree import Facts, agree, eager, told
 from qkv.distributed._attend import attend, resolved
 from qkv.distributed._call import Call, check, prepare
 from qkv.distributed._ranks import Group, Team, team_of
@@ -124,18 +124,21 @@ def ring_attention(
     of the chunks, Zhu, ring-flash-attention, 2024, and Dubey et al., "The Llama 3 herd of models",
     2024; heads, Jacobs et al., "DeepSpeed Ulysses", 2023; both, Fang and Zhao, "USP", 2024.
     """
-    team = team_of("ring_attention", group)
     call = Call.of(
         query, key, value, seqlen, cu_seqlens, method, score_mod,
         attn_mask=attn_mask, bias=bias, spans=spans, alibi_slopes=alibi_slopes, sinks=sinks,
         dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
         window_size=window_size, softcap=softcap,
     )  # fmt: skip
-    lead, seed, team = _agreed(call, dropout_seed, team)
-    output, lse = attend(call, lead, seed, resolved(call, lead, team))
+    output, lse = eager(_attend)(call, dropout_seed, group)
     if cu_seqlens is not None and query.dim() == 4:
         output, lse = output[None], lse[None]
     return (output, lse) if return_lse else output
+
+
+def _attend(call: Call, dropout_seed: int | Tensor | None, group: Group) -> tuple[Tensor, Tensor]:
+    lead, seed, team = _agreed(call, dropout_seed, team_of("ring_attention", group))
+    return attend(call, lead, seed, resolved(call, lead, team))
 
 
 def _agreed(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv._refuse import refuse
-from qkv.distributed._agree import agree, dtype_and_shape
+from qkv.distributed._agree import agree, dtype_and_shape, eager
 from qkv.distributed._plan import Plan
 from qkv.distributed._ranks import Group, Ranks, Team, team_of
 from qkv.distributed._transport import all_gather, all_to_all, linear, wide
@@ -82,6 +82,10 @@ def unshard(tensor: Tensor, dim: int, group: Group = None, *, seqlen: int | None
         >>> qkv.distributed.unshard(own, 0, seqlen=7)
         tensor([0, 1, 2, 3, 4, 5, 6])
     """
+    return eager(_unshard)(tensor, dim, group, seqlen)
+
+
+def _unshard(tensor: Tensor, dim: int, group: Group, seqlen: int | None) -> Tensor:
     team = team_of("unshard", group)
     facts, failure = {"function": "unshard"}, None
     try:
