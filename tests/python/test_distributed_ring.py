@@ -467,8 +467,8 @@ def test_other_derivatives_are_errors():
     for (second, same, forward), by_func in run(2, other_derivatives):
         for message in (second, same):
             assert message == (
-                "ring_attention: a second derivative is asked for, but over a ring of ranks, and of "
-                "packed documents with masks, there are only first derivatives, by backward; "
+                "ring_attention: a second derivative is asked for, but over a ring of ranks, and "
+                "of packed documents with masks, there are only first derivatives, by backward; "
                 'otherwise, with method="heads" or on one rank, there are all of them'
             )
         assert forward.startswith("ring_attention: forward mode is asked for, but over a ring")

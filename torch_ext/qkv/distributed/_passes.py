@@ -174,9 +174,9 @@ class RingGradients(Function):
 
 
 _ONE_DERIVATIVE = (
-    "ring_attention: {} is asked for, but over a ring of ranks, and of packed documents with masks, "
-    'there are only first derivatives, by backward; otherwise, with method="heads" or on one rank, '
-    "there are all of them"
+    "ring_attention: {} is asked for, but over a ring of ranks, and of packed documents with "
+    'masks, there are only first derivatives, by backward; otherwise, with method="heads" or on '
+    "one rank, there are all of them"
 )
 
 
