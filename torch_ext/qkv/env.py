@@ -14,8 +14,8 @@ import qkv
 from qkv import _replace, _replace_flex
 from qkv._library import library, version_of
 
-# What changes results or speed, of qkv, OpenMP, torch and the C library.
-_VARIABLES = ("QKV_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_CAPABILITY", "MALLOC_")
+# What changes results or speed, of qkv, OpenMP and torch.
+_VARIABLES = ("QKV_", "OMP_", "GOMP_", "KMP_", "MKL_", "ATEN_CPU_CAPABILITY")
 _INTEGRATED = ("transformers", "timm", "diffusers", "onnx")
 
 
