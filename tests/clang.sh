@@ -15,4 +15,4 @@ cmake -S . -B "$build" -G Ninja -DQKV_TORCH=OFF -DQKV_TESTS=ON -DCMAKE_CXX_COMPI
   -DCMAKE_CXX_FLAGS=-Werror >"$build/configure.log" 2>&1 || { cat "$build/configure.log"; exit 1; }
 tests/headers.sh clang++
 cmake --build "$build" ${MAX_JOBS:+--parallel "$MAX_JOBS"} --target qkv_csrc_tests
-"$build/qkv_csrc_tests" --gtest_brief=1 "$@"
+tests/in_shards.sh "$build/qkv_csrc_tests" --gtest_brief=1 "$@"

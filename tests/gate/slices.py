@@ -44,7 +44,11 @@ def slices(seed: int) -> list[tuple[str, str]]:
             "csrc on 64-bit Arm",
             ".ci/packages aarch64-linux-gnu-g++ qemu-aarch64\ntests/emulation/aarch64.sh quick",
         ),
-        ("csrc by Clang", ".ci/packages clang++ libomp\nQKV_QUICK_TESTS=1 tests/clang.sh"),
+        (
+            "csrc by Clang",
+            ".ci/packages clang++ libomp\n"
+            f"QKV_QUICK_TESTS=1 tests/clang.sh '--gtest_filter=-{suites.NOT_OF_TWINS}'",
+        ),
         ("races, by ThreadSanitizer", ".ci/packages clang++ libomp\ntests/tsan.sh"),
         (
             "python on emulated twins",
