@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.common_modules import FunctionInput
 
 from qkv.nn import MultiheadAttention
 from qkv.nn.multihead import adopt
@@ -44,12 +45,13 @@ def gradients(model, inputs, results, **options):
     return torch.autograd.grad(total, leaves, allow_unused=True, **options)
 
 
-def tangents(model, call):
-    """Of the results, along a direction in the parameters."""
+def tangents(model, call, name=""):
+    """Of the results, along a direction in the parameters, or in those with such a name."""
     with forward_ad.dual_level():
         duals = {
             n: forward_ad.make_dual(p, torch.linspace(-1, 1, p.numel()).view_as(p).to(p))
             for n, p in model.named_parameters()
+            if name in n
         }
         results = tensors(functional_call(model, duals, call.args, call.kwargs))
         return [forward_ad.unpack_dual(x).tangent for x in results]
@@ -319,6 +321,20 @@ def test_export():
     x = torch.randn(B, L, E)
     exported = torch.export.export(layer, (x, x, x)).module()
     torch.testing.assert_close(exported(x, x, x), layer(x, x, x))
+
+
+@pytest.mark.parametrize("kdim", (E, 5))
+def test_forward_mode_without_grad(kdim):
+    """torch.no_grad() leaves forward mode on, for each parameter by itself."""
+    layer = MultiheadAttention(E, H, kdim=kdim)
+    torch.nn.init.normal_(layer.in_proj_bias)
+    call = FunctionInput(torch.randn(L, B, E), torch.randn(5, B, kdim), torch.randn(5, B, E))
+    for name, _ in layer.named_parameters():
+        expected = tangents(layer, call, name)
+        with torch.no_grad():
+            found = tangents(layer, call, name)
+        assert all(x.abs().sum() > 0 for x in expected[:1])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_gradients_of_each_sample():

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "ops/linear/linear.h"
+#include "ops/linear/multi_head.h"
 #include "qkv/nn.h"
 
 namespace qkv::nn {
@@ -23,20 +23,6 @@ void check(const char* name, const Tensor& x, int64_t rows, int64_t batch, int64
               "MultiheadAttention: ", name, " is ", x.sizes(), ", but [",
               rows < 0 ? "L" : c10::str(rows), ", ", batch < 0 ? "B" : c10::str(batch), ", ", width,
               "] is expected");
-}
-
-// `count` projections [n, B, H, D] of x [n, B, width] in one product, each a view [B, H, n, D].
-std::vector<Tensor> project(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                            int64_t count, int64_t heads) {
-  const std::optional<Tensor> its_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  const Tensor all = ops::projected(x, weight, its_bias).unflatten(-1, {count, heads, -1});
-  std::vector<Tensor> each;
-  for (const Tensor& one : all.unbind(2)) each.push_back(one.permute({1, 2, 0, 3}));
-  return each;
-}
-
-Tensor rows(const Tensor& x, int64_t begin, int64_t end) {
-  return x.defined() ? x.slice(0, begin, end) : x;
 }
 
 // [B, H, S, D] with a row of `bias` [1, 1, E], if there is one, and with a row of zeros behind.
@@ -127,37 +113,20 @@ std::tuple<Tensor, Tensor> MultiheadAttentionImpl::forward(
   check("key", key, -1, query.size(1), options.kdim());
   check("value", value, key.size(0), query.size(1), options.vdim());
 
-  std::vector<Tensor> heads;  // query, key and value
-  if (in_proj_weight.defined() && query.is_same(key) && key.is_same(value)) {
-    heads = project(query, in_proj_weight, in_proj_bias, 3, H);
-  } else {
-    const Tensor* const inputs[] = {&query, &key, &value};
-    const Tensor* const weights[] = {&q_proj_weight, &k_proj_weight, &v_proj_weight};
-    for (int64_t i = 0; i < 3; ++i) {
-      const Tensor weight =
-          in_proj_weight.defined() ? rows(in_proj_weight, i * E, (i + 1) * E) : *weights[i];
-      const Tensor bias = rows(in_proj_bias, i * E, (i + 1) * E);
-      heads.push_back(project(*inputs[i], weight, bias, 1, H)[0]);
-    }
-  }
-  const Tensor& q = heads[0];
-  const Tensor k = with_rows(heads[1], bias_k, options.add_zero_attn());
-  const Tensor v = with_rows(heads[2], bias_v, options.add_zero_attn());
+  const auto given = [](const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
+  const std::array<Tensor, 3> separate{q_proj_weight, k_proj_weight, v_proj_weight};
+  const ops::MultiHead layer{
+      H, in_proj_weight.defined() ? at::TensorList(in_proj_weight) : at::TensorList(separate),
+      given(in_proj_bias), out_proj->weight, given(out_proj->bias)};
+  const auto [q, keys, values] = layer.project({query, key, value}, 0);
+  const Tensor k = with_rows(keys, bias_k, options.add_zero_attn());
+  const Tensor v = with_rows(values, bias_v, options.add_zero_attn());
   AttentionOptions call = scores;
   call.attn_mask(std::nullopt);
   set_masks(call, key_padding_mask, attn_mask, {q.size(0), H, q.size(2), key.size(0)},
             k.size(2) - key.size(0));
   call.dropout_p(is_training() ? options.dropout() : 0.0).enable_gqa(false);
-
-  Tensor output, weights;
-  if (need_weights) {
-    const auto reduce =
-        average_attn_weights ? std::optional<std::string_view>("heads") : std::nullopt;
-    std::tie(output, weights) = attention_with_weights(q, k, v, call, reduce);
-  } else {
-    output = attention(q, k, v, call);
-  }
-  return {out_proj->forward(output.permute({2, 0, 1, 3}).flatten(2)), weights};
+  return layer.attend({q, k, v}, 0, need_weights, average_attn_weights, call);
 }
 
 }  // namespace qkv::nn

@@ -4,67 +4,42 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
-#include "ops/linear/linear.h"
+#include "ops/linear/multi_head.h"
 #include "qkv/attention.h"
 #include "replace/kernels.h"
 
 namespace qkv::replace {
 namespace {
 
-// What attends to what. The layers hand over one tensor three times, or, under autocast, three
-// casts of it.
-struct Inputs {
-  const at::Tensor &query, &key, &value;
+using ops::Inputs;
+using ops::MultiHead;
 
-  bool are_one() const { return query.is_same(key) && query.is_same(value); }
-  // Whether all are dense and [B, L, embed_dim], not empty.
-  bool are_dense(int64_t embed_dim) const {
-    for (const at::Tensor* tensor : {&query, &key, &value})
-      if (tensor->is_nested() || tensor->layout() != at::kStrided || !tensor->device().is_cpu() ||
-          tensor->scalar_type() != query.scalar_type() || !tensor->sizes().equals(query.sizes()))
-        return false;
-    return query.dim() == 3 && query.size(2) == embed_dim && query.numel() > 0;
-  }
-};
+bool are_one(const Inputs& inputs) {
+  const auto& [query, key, value] = inputs;
+  return query.is_same(key) && query.is_same(value);
+}
 
-// What the inputs are projected with.
-struct Layer {
-  int64_t embed_dim, heads;
-  const at::Tensor &qkv_weight, &qkv_bias, &proj_weight, &proj_bias;
+// Whether all are dense and [B, L, embed_dim], not empty.
+bool are_dense(const Inputs& inputs, int64_t embed_dim) {
+  const at::Tensor& query = inputs[0];
+  for (const at::Tensor& tensor : inputs)
+    if (tensor.is_nested() || tensor.layout() != at::kStrided || !tensor.device().is_cpu() ||
+        tensor.scalar_type() != query.scalar_type() || !tensor.sizes().equals(query.sizes()))
+      return false;
+  return query.dim() == 3 && query.size(2) == embed_dim && query.numel() > 0;
+}
 
-  // Whether the shapes and dtypes are those of a layer for `input` [..., embed_dim].
-  bool fits(const at::Tensor& input) const {
-    const int64_t e = embed_dim;
-    const auto is_like_input = [&](const at::Tensor& tensor) {
-      return tensor.defined() && tensor.scalar_type() == input.scalar_type() &&
-             tensor.device().is_cpu() && tensor.layout() == at::kStrided;
-    };
-    return e > 0 && heads > 0 && e % heads == 0 && is_like_input(qkv_weight) &&
-           is_like_input(qkv_bias) && is_like_input(proj_weight) && is_like_input(proj_bias) &&
-           qkv_weight.sizes().equals({3 * e, e}) && qkv_bias.sizes().equals({3 * e}) &&
-           proj_weight.sizes().equals({e, e}) && proj_bias.sizes().equals({e});
-  }
-
-  // Inputs [..., rows, embed_dim] to query, key and value, each [..., rows, heads, head dimension].
-  std::array<at::Tensor, 3> project(const Inputs& inputs) const {
-    const int64_t head_dim = embed_dim / heads;
-    if (inputs.are_one()) {
-      const at::Tensor all =
-          ops::projected(inputs.query, qkv_weight, qkv_bias).unflatten(-1, {3, heads, head_dim});
-      return {all.select(-3, 0), all.select(-3, 1), all.select(-3, 2)};
-    }
-    const auto weights = qkv_weight.chunk(3), biases = qkv_bias.chunk(3);
-    const auto one = [&](const at::Tensor& input, int i) {
-      return ops::projected(input, weights[i], biases[i]).unflatten(-1, {heads, head_dim});
-    };
-    return {one(inputs.query, 0), one(inputs.key, 1), one(inputs.value, 2)};
-  }
-
-  // From [..., rows, heads, head dimension] to [..., rows, embed_dim].
-  at::Tensor merge(const at::Tensor& output) const {
-    return ops::projected(output.flatten(-2), proj_weight, proj_bias);
-  }
-};
+// Whether the shapes and dtypes are those of a layer of width `e` for `input` [..., e].
+bool fits(const MultiHead& layer, int64_t e, const at::Tensor& input) {
+  const auto is_like_input = [&](const at::Tensor& tensor, at::IntArrayRef sizes) {
+    return tensor.defined() && tensor.scalar_type() == input.scalar_type() &&
+           tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+           tensor.sizes().equals(sizes);
+  };
+  return e > 0 && layer.heads > 0 && e % layer.heads == 0 &&
+         is_like_input(layer.in_weights[0], {3 * e, e}) && is_like_input(*layer.in_bias, {3 * e}) &&
+         is_like_input(layer.out_weight, {e, e}) && is_like_input(*layer.out_bias, {e});
+}
 
 // `mask` has what is not to be seen, as numbers other than 0; mask_type says its shape: 0 [L, L],
 // 1 [B, L], 2 [B, H, L, L]. True is what may be seen, broadcastable to [B, H, L, L]; undefined if
@@ -82,27 +57,18 @@ at::Tensor visible_of(const at::Tensor& mask, std::optional<int64_t> mask_type, 
 using Results = std::optional<std::tuple<at::Tensor, at::Tensor>>;
 
 // Dense inputs; nothing if they are not covered.
-Results attend_dense(const Layer& layer, const Inputs& inputs,
+Results attend_dense(const MultiHead& layer, int64_t embed_dim, const Inputs& inputs,
                      const std::optional<at::Tensor>& mask, std::optional<int64_t> mask_type,
                      bool need_weights, bool average_weights) {
-  if (!inputs.are_dense(layer.embed_dim)) return {};
+  if (!are_dense(inputs, embed_dim)) return {};
   AttentionOptions options;
   if (mask) {
     const at::Tensor visible =
-        visible_of(*mask, mask_type, inputs.query.size(0), layer.heads, inputs.query.size(1));
+        visible_of(*mask, mask_type, inputs[0].size(0), layer.heads, inputs[0].size(1));
     if (!visible.defined()) return {};
     options.attn_mask(visible);
   }
-  auto [query, key, value] = layer.project(inputs);
-  for (at::Tensor* tensor : {&query, &key, &value}) *tensor = tensor->transpose(1, 2);
-  at::Tensor output, weights;
-  if (need_weights) {
-    const auto reduce = average_weights ? std::optional<std::string_view>("heads") : std::nullopt;
-    std::tie(output, weights) = attention_with_weights(query, key, value, options, reduce);
-  } else {
-    output = qkv::attention(query, key, value, options);
-  }
-  return std::tuple(layer.merge(output.transpose(1, 2)), weights);
+  return layer.attend(layer.project(inputs, 1), 1, need_weights, average_weights, options);
 }
 
 // [N + 1]: where each item of a nested tensor begins, in rows of its buffer, and where the last
@@ -114,17 +80,18 @@ at::Tensor beginnings(const at::Tensor& nested_sizes) {
 
 // A nested tensor of items [L, embed_dim], which lie one after the other: packed documents. Nothing
 // if it is not covered.
-Results attend_nested(const Layer& layer, const at::Tensor& input) {
+Results attend_nested(const MultiHead& layer, int64_t embed_dim, const at::Tensor& input) {
   const auto* nested = at::native::get_nested_tensor_impl(input);
   const at::Tensor& sizes = nested->get_nested_sizes();
   if (sizes.dim() != 2 || sizes.size(1) != 2 || !input.is_contiguous() || input.numel() == 0 ||
-      !sizes.select(1, 1).eq(layer.embed_dim).all().item<bool>())
+      !sizes.select(1, 1).eq(embed_dim).all().item<bool>())
     return {};
-  const at::Tensor rows =
-      nested->get_buffer().narrow(0, 0, input.numel()).view({-1, layer.embed_dim});
-  const auto [query, key, value] = layer.project({rows, rows, rows});
+  const at::Tensor rows = nested->get_buffer().narrow(0, 0, input.numel()).view({-1, embed_dim});
+  Inputs heads = layer.project({rows, rows, rows}, 0);
+  for (at::Tensor& tensor : heads) tensor = tensor.transpose(0, 1);
+  const auto& [query, key, value] = heads;
   const at::Tensor output = std::get<0>(varlen_attention(query, key, value, beginnings(sizes)));
-  const at::Tensor merged = layer.merge(output);
+  const at::Tensor merged = layer.merge(output.transpose(0, 1), 0);
   return std::tuple(at::detail::make_tensor<at::native::NestedTensorImpl>(merged.view(-1), sizes),
                     at::Tensor());
 }
@@ -135,16 +102,19 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention(
     const at::Tensor& proj_weight, const at::Tensor& proj_bias,
     const std::optional<at::Tensor>& mask, bool need_weights, bool average_attn_weights,
     std::optional<int64_t> mask_type) {
-  const Layer layer{embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias};
+  const MultiHead layer{num_head, qkv_weight, qkv_bias, proj_weight, proj_bias};
+  // The layers hand over one tensor three times, or, under autocast, three casts of it.
   const Inputs inputs{query, key, value};
   Outcome outcome = outcome_of(query);
   Results results;
   if (outcome == Outcome::taken) {
     outcome = query.is_nested() ? Outcome::nested : Outcome::refused;
-    if (layer.fits(query) && !query.is_nested()) {
-      results = attend_dense(layer, inputs, mask, mask_type, need_weights, average_attn_weights);
-    } else if (layer.fits(query) && inputs.are_one() && !mask && !need_weights) {
-      results = attend_nested(layer, query);
+    const bool is_covered = fits(layer, embed_dim, query);
+    if (is_covered && !query.is_nested()) {
+      results = attend_dense(layer, embed_dim, inputs, mask, mask_type, need_weights,
+                             average_attn_weights);
+    } else if (is_covered && are_one(inputs) && !mask && !need_weights) {
+      results = attend_nested(layer, embed_dim, query);
     }
     if (results) outcome = Outcome::taken;
   }

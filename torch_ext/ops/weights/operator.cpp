@@ -10,8 +10,8 @@ namespace {
 const OperatorKernels kForward = {.cpu = &weights_forward_cpu,
                                   .composition = &attention_composition};
 const OperatorKernels kBackward = {.cpu = &weights_backward_cpu};
-const std::string kTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
-const std::string kOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";
+const std::string kWeightsTensors = QKV_SCORE_TENSORS ", sinks?, dropout_seed?, *, ";
+const std::string kWeightsOptions = "dropout_p, is_causal, " QKV_SCORE_OPTIONS ", reduce, scores=";
 // attention's arguments after the value, in its order and with its defaults, then ours.
 const std::string kWeightsSignature =
     ", attn_mask?=, dropout_p=, is_causal=, *, scale=, enable_gqa=, "
@@ -20,12 +20,12 @@ const std::string kWeightsSignature =
 }  // namespace
 
 DefinedOperator weights_forward("attention_weights",
-                                "weights_forward(query, key, " + kTensors + kOptions +
+                                "weights_forward(query, key, " + kWeightsTensors + kWeightsOptions +
                                     ") -> weights, logsumexp",
                                 kForward);
 DefinedOperator with_weights_forward("attention_with_weights",
-                                     "with_weights_forward(query, key, value, " + kTensors +
-                                         kOptions + ") -> output, weights, logsumexp",
+                                     "with_weights_forward(query, key, value, " + kWeightsTensors +
+                                         kWeightsOptions + ") -> output, weights, logsumexp",
                                      kForward);
 
 namespace {

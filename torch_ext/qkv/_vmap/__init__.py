@@ -28,6 +28,7 @@ COMPOSITES = (
     "attention", "attention_forward_jvp_backward", "attention_jvp", "attention_weights",
     "attention_with_lse", "attention_with_weights", "hard_attention", "indexed_attention",
     "latent_attention", "latent_attention_with_kvcache", "merge", "varlen_attention", "_linear",
+    "_multi_head",
 )  # fmt: skip
 _library = torch.library.Library("qkv", "IMPL")
 

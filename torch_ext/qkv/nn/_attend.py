@@ -1,7 +1,7 @@
 """The projections W_Q, W_K and W_V, by the fewest matrix products; and output and weights of one
 attention, of nested tensors too: their values are packed documents."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,18 +70,25 @@ def attend_documents(
     return output.transpose(1, 2)[inside], weights
 
 
+def in_weights(layer: torch.nn.MultiheadAttention) -> Sequence[Tensor]:
+    """W_Q, W_K and W_V: one tensor `[3 E, E]`, or three `[E, width]`."""
+    if layer.in_proj_weight is not None:
+        return (layer.in_proj_weight,)
+    return layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight
+
+
 def project(
     layer: torch.nn.MultiheadAttention, query: Tensor | None, key: Tensor | None,
     value: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """`[..., H, E / H]` of each `[..., E]` that is not None. One product where query, key and value
     are the same tensor, two where key and value are; the results are views of it, not copies."""
-    if layer.in_proj_weight is None:
+    weights = in_weights(layer)
+    if len(weights) == 3:
         counts = (1, 1, 1)
-        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
     else:
         counts = (3,) if query is key is value else (1, 2) if key is value else (1, 1, 1)
-        weights = layer.in_proj_weight.split([n * layer.embed_dim for n in counts])
+        weights = weights[0].split([n * layer.embed_dim for n in counts])
     biases: Any = (None, None, None)
     if layer.in_proj_bias is not None:
         biases = layer.in_proj_bias.split([n * layer.embed_dim for n in counts])

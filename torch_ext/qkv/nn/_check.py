@@ -19,8 +19,12 @@ def check_inputs(
     dims = query.dim()
     if dims not in (2, 3):
         _refuse("query", query, "3 dimensions, or 2 if it is not batched, are expected")
-    widths = {"query": layer.embed_dim, "key": layer.kdim, "value": layer.vdim}
-    for (name, width), tensor in zip(widths.items(), (query, key, value), strict=True):
+    widths = (
+        ("query", query, layer.embed_dim),
+        ("key", key, layer.kdim),
+        ("value", value, layer.vdim),
+    )
+    for name, tensor, width in widths:
         if tensor.dim() != dims or tensor.size(-1) != width:
             _refuse(
                 name, tensor, f"{dims} dimensions as query has, the last of {width}, are expected"

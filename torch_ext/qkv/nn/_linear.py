@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -12,9 +12,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     this CPU: MKL, or oneDNN (`projections`). x is `[..., K]`, weight `[N, K]`, bias `[N]`.
 
     What is compiled, traced or a subclass of Tensor stays torch's."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor or type(weight) not in _PLAIN:
-        return F.linear(x, weight, bias)
-    return torch.ops.qkv._linear(x, weight, bias)
+    if is_plain(x, weight):
+        return torch.ops.qkv._linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether operators that are made of others can have these tensors: none of them is of a
+    subclass, and nobody compiles, who would see them and not what they are made of."""
+    return {*map(type, tensors)} <= _PLAIN and not torch.compiler.is_compiling()
 
 
 def projections() -> str:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from qkv._refuse import refuse
 from qkv._verbose import note_left
-from qkv.nn._attend import attend, attend_documents, packed, project
+from qkv.nn._attend import attend, attend_documents, in_weights, packed, project
 from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
-from qkv.nn._linear import linear, projections
+from qkv.nn._linear import is_plain, linear, projections
 from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
+
+_multi_head = torch.ops.qkv._multi_head.default
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
@@ -176,10 +178,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         batch = (query.size(1 - sequence),) if is_batched else ()
         sizes = (query.size(sequence), key.size(sequence))
         check_masks(key_padding_mask, attn_mask, batch, self.num_heads, *sizes)
-        query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
         if is_causal and not need_weights:
             masks["attn_mask"] = None  # the hint says as much
         masks["attn_bias"] = attn_bias
+        if (weights := self._plain_weights(query, key, value)) is not None:
+            check_dtypes(query.dtype, **masks)
+            call |= mask_arguments(**masks, num_heads=self.num_heads, is_batched=is_batched)
+            return _multi_head(
+                query, key, value, self.num_heads, *weights, sequence, *wanted, **call
+            )
+        query, key, value = (x.movedim(sequence, -2) for x in project(self, query, key, value))
         check_dtypes(query.dtype, **masks)
         if self.bias_k is not None or self.add_zero_attn:
             key, value = self._with_more_keys(key, value)
@@ -187,6 +195,19 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         call |= mask_arguments(**masks, num_heads=self.num_heads, is_batched=is_batched)
         output, weights = attend((query, key, value), *wanted, call)
         return self._project_output(output.movedim(-2, sequence)), weights
+
+    def _plain_weights(self, *inputs: Tensor) -> Any:
+        """The weights and biases of both projections where one operator does all that is left,
+        which is as long as 30 us of Python; else None."""
+        weights, out_proj = in_weights(self), self.out_proj
+        if (
+            not is_plain(*inputs, *weights, out_proj.weight)
+            or self.bias_k is not None
+            or self.add_zero_attn
+            or torch.is_autocast_enabled("cpu")  # the projections have another dtype then
+        ):
+            return None
+        return weights, self.in_proj_bias, out_proj.weight, out_proj.bias
 
     def _refuse_options(self, device: torch.device, others: dict[str, Any]) -> None:
         """Raises NotImplementedError for what torch's layer has not."""
