@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_linear = torch.ops.qkv._linear.default
 _PLAIN = {Tensor, torch.nn.Parameter}
 
 
@@ -13,7 +14,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     What is compiled, traced or a subclass of Tensor stays torch's."""
     if is_plain(x, weight):
-        return torch.ops.qkv._linear(x, weight, bias)
+        return _linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
