@@ -86,6 +86,10 @@ TEST(ScoreExpression, SaysWhatIsWrong) {
   expect_error([] { head().in(AttentionOptions()); }, "gives an integer");
   expect_error([] { where(head(), 1, 2); }, "the first operand is an integer");
   expect_error([] { (head() < 2) + 1; }, "add: an operand is a boolean");
+  const int64_t large = int64_t(1) << 31;
+  const Table table(at::full({2}, large));
+  expect_error([&] { (score() + table[head()]).in(AttentionOptions()); }, "int32 does not have");
+  expect_error([&] { Tensors().attend(score() + large); }, "no integer of 32 bits");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "qkv/score_expression.h"
 
+#include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/eq.h>
 #include <c10/util/Exception.h>
 
 #include <iomanip>
@@ -77,6 +79,11 @@ class Program {
 
 at::Tensor joined(const std::vector<at::Tensor>& tensors, at::ScalarType dtype) {
   if (tensors.empty()) return {};
+  for (const at::Tensor& tensor : tensors)  // integers of 64 bits may not fit
+    TORCH_CHECK_VALUE(tensor.scalar_type() != at::kLong || !tensor.device().is_cpu() ||
+                          tensor.eq(tensor.to(dtype)).all().item<bool>(),
+                      "a table of int64 has a number that int32 does not have, in which integers ",
+                      "are computed");
   return (tensors.size() == 1 ? tensors[0] : at::cat(tensors)).to(dtype);
 }
 
