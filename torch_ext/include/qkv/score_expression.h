@@ -3,7 +3,7 @@
 //   using namespace qkv::scores;
 //   Table slope(torch::ones({heads}).requires_grad_());
 //   const Expression function = score() - slope[head()] * abs(query() - key());
-//   auto output = qkv::attention(query, key, value, function.in(AttentionOptions()));
+//   auto output = qkv::attention(q, k, v, function.in(qkv::AttentionOptions()));
 //
 // docs/kernels.md has what each operation does.
 #pragma once
