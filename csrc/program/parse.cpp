@@ -105,6 +105,11 @@ class Parser {
       fail("'" + from + "' is no integer");
     return x;
   }
+  int64_t integer32(size_t word) const {
+    const int64_t x = integer(word);
+    if (x != int32_t(x)) fail("'" + words_[word] + "' is no integer of 32 bits");
+    return x;
+  }
   double real(size_t word) const {
     // The caller's own locale may have a comma for the point.
     static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
@@ -153,7 +158,7 @@ class Parser {
         return expect(0), b().input(op, op == Op::score ? Type::real : Type::integer);
     if (const Operation* of = operation_named(name)) return operation(*of);
     if (name == "float") return expect(1), b().real(real(1));
-    if (name == "int") return expect(1), b().integer(integer(1));
+    if (name == "int") return expect(1), b().integer(integer32(1));
     if (name == "bool") {
       expect(1);
       return b().add({.op = Op::constant, .type = Type::boolean, .integer = integer(1) ? -1 : 0});

@@ -569,6 +569,7 @@ TEST(ScoreProgramText, SaysWhatIsWrong) {
   expect("score\nfloat x\n", "'x' is no number");
   expect("score\nfloat 1e400\n", "'1e400' is no number");
   expect("score\nint 1.5\n", "'1.5' is no integer");
+  expect("score\nint 2147483648\n", "'2147483648' is no integer of 32 bits");
   expect("score\n@float 0 3\n", "tables come before all instructions");
   expect("@float 0 3\nscore\nload 1 0\n", "there is no table 1");
   expect("@float 0 3\nint 3\nload 0 0\n", "index 3 is outside of dimension 0 of size 3");

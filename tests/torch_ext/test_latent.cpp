@@ -70,6 +70,10 @@ std::string error_of(const F& call) {
 
 TEST_F(Latent, NamesWhatIsWrong) {
   EXPECT_EQ(error_of([&] {
+              latent_attention({}, rope, latents, std::nullopt, key_weight, value_weight);
+            }),
+            "latent_attention: query_nope is an undefined tensor");
+  EXPECT_EQ(error_of([&] {
               latent_attention(nope, rope, latents, std::nullopt, key_weight, value_weight);
             }),
             "latent_attention: latents has the shape [2, 1, 9, 8], but [..., 1, S, C + R] = [2, 1, "

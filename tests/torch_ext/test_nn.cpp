@@ -192,6 +192,8 @@ TEST_F(SelfAttention, WeightsAreThoseAfterDropout) {
 }
 
 TEST_F(SelfAttention, ErrorsNameTheArgument) {
+  EXPECT_EQ(message_of<c10::ValueError>([] { nn::MultiheadAttention(E, 0); }),
+            "MultiheadAttention: embed_dim is 12 and num_heads 0, but 1 or more is expected");
   EXPECT_EQ(message_of([&] { layer(x, x.slice(2, 0, 8), x); }),
             "MultiheadAttention: key is [5, 2, 8], but [L, 2, 12] is expected");
   EXPECT_EQ(message_of([&] { layer(x, x, x.slice(0, 0, 3)); }),

@@ -203,8 +203,17 @@ TEST(DecoderCalls, ErrorsNameTheArgument) {
             "head_dim");
   EXPECT_EQ(made(SelfAttentionOptions(12, 4).head_dim(0)),
             "SelfAttention: head_dim is 0, but 1 or more is expected");
+  EXPECT_EQ(
+      made(SelfAttentionOptions(12, 4).frequencies(at::ones({2}))),
+      "SelfAttention: frequencies are [2], but [R / 2] is expected, of an R up to head_dim, 3");
+  EXPECT_EQ(
+      made(SelfAttentionOptions(12, 4).frequencies(at::Tensor())),
+      "SelfAttention: frequencies are an undefined tensor, but [R / 2] is expected, of an R up "
+      "to head_dim, 3");
   EXPECT_EQ(message_of<c10::ValueError>([] { nn::rotary_frequencies(5); }),
             "rotary_frequencies: R is 5, but an even number from 2 on is expected");
+  EXPECT_EQ(message_of<c10::ValueError>([] { nn::rotary_frequencies(4, 0); }),
+            "rotary_frequencies: base is 0, but a positive number is expected");
   nn::SelfAttention layer = make(Case());
   EXPECT_EQ(message_of([&] { layer(randn({B, L, E + 1})); }),
             "SelfAttention: x is [2, 7, 13], but [B, L, 12] is expected");
@@ -241,6 +250,21 @@ TEST(DecoderCalls, AMaskIsRefusedByItsName) {
             "SelfAttention: mask is [7, 7], but a number for each of the longest row's 14 keys is "
             "expected");
   EXPECT_TRUE(at::equal(cache.lengths, at::full({B}, L)));
+}
+
+TEST(DecoderCalls, ACacheIsRefusedByItsName) {
+  torch::NoGradGuard guard;
+  nn::SelfAttention layer = make(Case());
+  const auto refused = [&](nn::KvCache cache) {
+    return message_of([&] { layer(randn({B, L, E}), at::Tensor(), &cache); });
+  };
+  EXPECT_EQ(refused({}),
+            "SelfAttention: cache.keys is an undefined tensor, but what new_cache makes is "
+            "expected");
+  nn::KvCache cache = layer->new_cache(B, L);
+  cache.lengths = at::zeros({B + 1}, at::kLong);
+  EXPECT_EQ(refused(cache),
+            "SelfAttention: cache.lengths is [3], but [2] is expected, a number for each row of x");
 }
 
 constexpr int64_t S = 5, C = 10;
@@ -316,6 +340,10 @@ TEST_P(Reader, ErrorsNameTheArgument) {
             "CrossAttention: context is [2, 7, 12], but [B, S, 10] is expected");
   EXPECT_EQ(message_of([&] { layer(context, context); }),
             "CrossAttention: x is [2, 5, 10], but [B, L, 12] is expected");
+  const nn::KvCache cache = layer->new_cache(context);
+  EXPECT_EQ(message_of([&] { layer(x, context, at::Tensor(), &cache); }),
+            "CrossAttention: context and cache are given, but an undefined context is expected "
+            "beside a cache, which was made of one");
   EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, 0); }),
             "CrossAttention: context_dim is 0, but 1 or more is expected");
   options.frequencies(nn::rotary_frequencies(D));

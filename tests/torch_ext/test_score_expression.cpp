@@ -86,6 +86,19 @@ TEST(ScoreExpression, SaysWhatIsWrong) {
   expect_error([] { head().in(AttentionOptions()); }, "gives an integer");
   expect_error([] { where(head(), 1, 2); }, "the first operand is an integer");
   expect_error([] { (head() < 2) + 1; }, "add: an operand is a boolean");
+  expect_error([] { operation("add", {}); }, "add takes 2 operands, not 0");
+  expect_error([] { operation("where", {score() > 0}); }, "where takes 3 operands, not 1");
+  expect_error([] { operation("query", {}); }, "there is no operation 'query'");
+  Expression deep = score();
+  expect_error(
+      [&] {
+        while (true) deep = deep + 1;
+      },
+      "more than 4096 operations");
+  const int64_t large = int64_t(1) << 31;
+  const Table table(at::full({2}, large));
+  expect_error([&] { (score() + table[head()]).in(AttentionOptions()); }, "int32 does not have");
+  expect_error([&] { Tensors().attend(score() + large); }, "no integer of 32 bits");
 }
 
 }  // namespace

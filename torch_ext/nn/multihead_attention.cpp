@@ -89,8 +89,11 @@ MultiheadAttentionImpl::MultiheadAttentionImpl(const torch::nn::MultiheadAttenti
   reset();
 }
 
-// torch's layer checks the options and draws the parameters.
+// torch's layer checks the other options and draws the parameters. It divides by num_heads.
 void MultiheadAttentionImpl::reset() {
+  TORCH_CHECK_VALUE(options.embed_dim() > 0 && options.num_heads() > 0,
+                    "MultiheadAttention: embed_dim is ", options.embed_dim(), " and num_heads ",
+                    options.num_heads(), ", but 1 or more is expected");
   const torch::nn::MultiheadAttentionImpl torchs(options);
   const auto take = [this](const char* name, const Tensor& parameter) {
     return register_parameter(name, parameter, parameter.defined());

@@ -69,6 +69,10 @@ std::tuple<Tensor, Tensor> turned(const SelfAttentionOptions& options, const Ten
   return rotate(query, key, cos_sin[0], cos_sin[1], rotation);
 }
 
+std::string shape_of(const Tensor& x) {
+  return x.defined() ? c10::str(x.sizes()) : "an undefined tensor";
+}
+
 std::optional<Tensor> if_defined(const Tensor& x) {
   return x.defined() ? std::optional(x) : std::nullopt;
 }
@@ -82,8 +86,7 @@ Tensor projected(const torch::nn::Linear& layer, const Tensor& x) {
 Tensor heads(const char* name, const torch::nn::Linear& layer, const char* argument,
              const Tensor& x, int64_t width, int64_t D) {
   TORCH_CHECK(x.defined() && x.dim() == 3 && x.size(2) == width, name, ": ", argument, " is ",
-              x.defined() ? c10::str(x.sizes()) : "an undefined tensor", ", but [B, ",
-              *argument == 'x' ? "L, " : "S, ", width, "] is expected");
+              shape_of(x), ", but [B, ", *argument == 'x' ? "L, " : "S, ", width, "] is expected");
   return projected(layer, x).unflatten(-1, {-1, D}).transpose(1, 2);
 }
 
@@ -98,6 +101,11 @@ SelfAttentionOptions checked(const char* name, SelfAttentionOptions options) {
   TORCH_CHECK_VALUE(options.head_dim() || E % H == 0, name, ": embed_dim is ", E,
                     ", but a multiple of num_heads, ", H, ", is expected without head_dim");
   if (!options.head_dim()) options.head_dim(E / H);
+  const auto& frequencies = options.frequencies();
+  TORCH_CHECK_VALUE(!frequencies || (frequencies->defined() && frequencies->dim() == 1 &&
+                                     2 * frequencies->numel() <= *options.head_dim()),
+                    name, ": frequencies are ", shape_of(frequencies.value_or(Tensor())),
+                    ", but [R / 2] is expected, of an R up to head_dim, ", *options.head_dim());
   return options;
 }
 
@@ -136,6 +144,15 @@ void check_mask(const char* name, const Tensor& mask, const Tensor& query, int64
   const int64_t keys = cache && whole.back() != 1 ? longest(*cache) + added : 0;
   TORCH_CHECK(whole.back() >= keys, name, ": mask is ", mask.sizes(),
               ", but a number for each of the longest row's ", keys, " keys is expected");
+}
+
+// Throws c10::Error unless the layer can read sizes and lengths of a cache of so many rows.
+void check_cache(const KvCache& cache, int64_t rows) {
+  TORCH_CHECK(cache.keys.defined() && cache.keys.dim() == 4, "SelfAttention: cache.keys is ",
+              shape_of(cache.keys), ", but what new_cache makes is expected");
+  TORCH_CHECK(cache.lengths.defined() && cache.lengths.sizes().equals({rows}),
+              "SelfAttention: cache.lengths is ", shape_of(cache.lengths), ", but [", rows,
+              "] is expected, a number for each row of x");
 }
 
 // A mask beside a cache, which is added to the scores. Autocast does not cast it, but float32 goes
@@ -191,6 +208,8 @@ Tensor normed(const Tensor& x, const Tensor& weight, const SelfAttentionOptions&
 Tensor rotary_frequencies(int64_t R, double base) {
   TORCH_CHECK_VALUE(R > 0 && R % 2 == 0, "rotary_frequencies: R is ", R,
                     ", but an even number from 2 on is expected");
+  TORCH_CHECK_VALUE(base > 0, "rotary_frequencies: base is ", base,
+                    ", but a positive number is expected");
   return at::pow(base, -at::arange(0, R, 2, at::kDouble) / double(R));
 }
 
@@ -214,6 +233,7 @@ Tensor SelfAttentionImpl::forward(const Tensor& x, const Tensor& mask, KvCache* 
   const Tensor value = all.slice(1, H + Hkv, H + 2 * Hkv);
 
   KvCacheOptions call;
+  if (cache) check_cache(*cache, x.size(0));
   if (cache && options.frequencies() && !options.qk_norm() && scores.is_causal()) {
     // The cache's operator turns query and key itself, to the same bits in less time.
     const Tensor& cos_sin = tables_of_places(options, *cache, query);
@@ -267,6 +287,8 @@ Tensor CrossAttentionImpl::forward(const Tensor& x, const Tensor& context, const
   const int64_t H = options.num_heads();
   const Tensor all =
       heads("CrossAttention", q_proj, "x", x, options.embed_dim(), *options.head_dim());
+  TORCH_CHECK(!cache || !context.defined(), "CrossAttention: context and cache are given, but an ",
+              "undefined context is expected beside a cache, which was made of one");
   std::optional<Tensor> key, value;
   if (!cache) std::tie(key, value) = project(context);
   const Tensor query = normed(all.slice(1, 0, H), q_norm, options);

@@ -41,8 +41,9 @@ QKV_API std::tuple<at::Tensor, at::Tensor> latent_attention(
 //   block_table, [blocks, 1, block size, C + R], latents [B, 1, L_new, C], rope_keys
 //   [B, 1, L_new, R] -> output [B, H, L, Dv], softmax_lse [B, H, L]
 //
-// Of the options, k_scale is that of an int8 cache's rows; v_scale, rotary_cos and rotary_sin are
-// not to be set. For inference; throws as attention_with_kvcache does.
+// Of the options, k_scale is that of an int8 cache's rows, cache_scale in messages; v_scale,
+// rotary_cos and rotary_sin are not to be set. For inference; throws as attention_with_kvcache
+// does.
 QKV_API std::tuple<at::Tensor, at::Tensor> latent_attention_with_kvcache(
     const at::Tensor& query_nope, const at::Tensor& query_rope, const at::Tensor& cache,
     const at::Tensor& key_weight, const at::Tensor& value_weight,

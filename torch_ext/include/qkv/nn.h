@@ -6,6 +6,7 @@
 //
 //   auto options = qkv::nn::SelfAttentionOptions(512, 8).num_kv_heads(2);
 //   qkv::nn::SelfAttention decoder(options.frequencies(qkv::nn::rotary_frequencies(64)));
+//   torch::NoGradGuard no_grad;
 //   auto cache = decoder->new_cache(1, 4096);
 //   auto output = decoder(prompt, at::Tensor(), &cache);
 //

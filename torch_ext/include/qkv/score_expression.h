@@ -3,7 +3,7 @@
 //   using namespace qkv::scores;
 //   Table slope(torch::ones({heads}).requires_grad_());
 //   const Expression function = score() - slope[head()] * abs(query() - key());
-//   auto output = qkv::attention(query, key, value, function.in(AttentionOptions()));
+//   auto output = qkv::attention(q, k, v, function.in(qkv::AttentionOptions()));
 //
 // docs/kernels.md has what each operation does.
 #pragma once
@@ -89,7 +89,7 @@ class QKV_API Table {
 };
 
 // The operation of this name, of docs/kernels.md. Throws c10::TypeError for operands of
-// types that it does not take.
+// types that it does not take, c10::ValueError for another number of them.
 QKV_API Expression operation(const char* name, std::vector<Expression> operands);
 
 #define QKV_ONE(function, name) \

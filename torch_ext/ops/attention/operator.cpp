@@ -132,7 +132,8 @@ DefinedOperator attention_forward_jvp_backward(
     {.composite = &attention_jvp_backward});
 
 void check_query(const Call& call) {
-  TORCH_CHECK(call.has(arg::query), call.title(), ": query is an undefined tensor");
+  TORCH_CHECK(call.has(arg::query), call.title(), ": ", call.name_of(arg::query),
+              " is an undefined tensor");
 }
 
 Tensors attend(Call call, const Operator& op) {

@@ -1,8 +1,11 @@
 #include "qkv/score_expression.h"
 
+#include <ATen/ops/all.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/eq.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <iomanip>
 #include <locale>
 #include <map>
@@ -18,14 +21,22 @@ struct Node {
   std::string text;  // of the instruction, before its operands
   std::vector<Expression> operands;
   at::Tensor table;  // of "load"
+  int depth;         // how many instructions there are up to this one, in the longest line of them
 };
 
 namespace {
 
+// An expression is walked through and taken down by functions that call themselves, so that no
+// stack has room for one that is deeper than the longest program by far.
 Expression make(Type type, std::string text, std::vector<Expression> operands = {},
                 at::Tensor table = {}) {
+  int depth = 1;
+  for (const Expression& x : operands) depth = std::max(depth, x.node()->depth + 1);
+  TORCH_CHECK_VALUE(depth <= 4096,
+                    "a score function has more than 4096 operations, each of which "
+                    "has the result of the one before as an operand; a program has at most 4096");
   return Expression(std::make_shared<const Node>(
-      Node{type, std::move(text), std::move(operands), std::move(table)}));
+      Node{type, std::move(text), std::move(operands), std::move(table), depth}));
 }
 
 constexpr const char* kTypes[] = {"real", "an integer", "a boolean"};
@@ -77,6 +88,11 @@ class Program {
 
 at::Tensor joined(const std::vector<at::Tensor>& tensors, at::ScalarType dtype) {
   if (tensors.empty()) return {};
+  for (const at::Tensor& tensor : tensors)  // integers of 64 bits may not fit
+    TORCH_CHECK_VALUE(tensor.scalar_type() != at::kLong || !tensor.device().is_cpu() ||
+                          tensor.eq(tensor.to(dtype)).all().item<bool>(),
+                      "a table of int64 has a number that int32 does not have, in which integers ",
+                      "are computed");
   return (tensors.size() == 1 ? tensors[0] : at::cat(tensors)).to(dtype);
 }
 
@@ -125,9 +141,14 @@ Expression Table::at(const std::vector<Expression>& index) const {
 
 Expression operation(const char* name, std::vector<Expression> operands) {
   using program::Takes;
-  const bool chooses = std::string_view(name) == "where";
+  const std::string_view is(name);
+  const bool chooses = is == "where", converts = is == "to_float" || is == "to_int";
   const size_t first = chooses ? 1 : 0;
   const program::Operation* const known = program::operation_named(name);
+  TORCH_CHECK_VALUE(known || chooses || converts, "there is no operation '", name, "'");
+  const size_t takes_so_many = known ? size_t(known->operands) : chooses ? 3 : 1;
+  TORCH_CHECK_VALUE(operands.size() == takes_so_many, name, " takes ", takes_so_many,
+                    " operands, not ", operands.size());
   Takes takes = known ? known->takes : Takes::all;
   bool any_real = takes == Takes::reals;
   if (any_real) takes = Takes::numbers;  // of which integers become reals
@@ -138,8 +159,8 @@ Expression operation(const char* name, std::vector<Expression> operands) {
   }
   TORCH_CHECK_TYPE(!chooses || operands[0].type() == Type::boolean, "where: the first operand is ",
                    kTypes[int(operands[0].type())], ", but a boolean is expected");
-  if (std::string_view(name) == "to_float") return as_real(operands[0]);
-  if (std::string_view(name) == "to_int")
+  if (is == "to_float") return as_real(operands[0]);
+  if (is == "to_int")
     return operands[0].type() == Type::integer ? operands[0]
                                                : make(Type::integer, name, std::move(operands));
   for (size_t n = first; any_real && n < operands.size(); ++n) operands[n] = as_real(operands[n]);
