@@ -232,6 +232,20 @@ def test_messages_travel_while_a_rank_computes():
     assert run(2, arrives_meanwhile) == [True, True]
 
 
+def alike(number):
+    """The average of values that are 1, by weights of scores that are all this number."""
+    query, key, value = torch.zeros(2, 12, 4), torch.zeros(2, 12, 4), torch.ones(2, 12, 4)
+    mask = torch.full((12, 12 * dist.get_world_size()), number)
+    return ring_attention(query, key, value, mask, is_causal=True)
+
+
+@pytest.mark.parametrize("number", [torch.finfo(torch.float32).min, -1e9, 0.0, 1e9])
+def test_weights_of_huge_scores_add_up_to_one(number):
+    """Their lse is the number alone: the logarithm of how many there are is rounded away."""
+    for output in run(3, alike, number):
+        torch.testing.assert_close(output, torch.ones_like(output))
+
+
 def some_gradients(wanted):
     tensors, grads = Whole().tensors()
     local = {name: shard(x, -2) for name, x in tensors.items()}

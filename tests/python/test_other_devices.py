@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import qkv
+from qkv import Spans
+from qkv.nn.kvcache import KVCache
 
 ELSEWHERE = ("cuda", "xpu", "mps")
 
@@ -133,3 +135,31 @@ class TestMeta:
             mixed[place] = torch.empty(2, 4, 5, 8)
             with pytest.raises(RuntimeError, match=f"{name} is on cpu, but query is on meta"):
                 qkv.attention(*mixed)
+
+
+MASK = torch.ones(6, 6, dtype=torch.bool).tril()
+IDS = torch.tensor([0, 0, 1, 1, 1, 2])
+OF_THE_CPU = {
+    "documents": lambda: Spans.documents(IDS).tensor,
+    "groups": lambda: Spans.groups(IDS).tensor,
+    "prefix": lambda: Spans.prefix(torch.tensor([2], device="cpu"), 6).tensor,
+    "tree": lambda: Spans.tree(IDS - 1).tensor,
+    "from_mask": lambda: Spans.from_mask(MASK).tensor,
+    "from_block_mask": lambda: Spans.from_block_mask(BLOCK_MASK).tensor,
+    "to_mask": lambda: Spans.from_mask(MASK).to_mask(6),
+    "block_mask": lambda: qkv.block_mask(lambda b, h, q, k: q >= k, 1, 1, 300, 300).kv_indices,
+    "new_cache": lambda: qkv.new_cache((2, 3)),
+    "lengths of a cache": lambda: KVCache.empty(2, 1, 9, 4, torch.int8).lengths,
+    "scales of a cache": lambda: KVCache.empty(2, 1, 9, 4, torch.int8).k_scale,
+    "blocks of a cache": lambda: KVCache.empty(2, 1, 9, 4, torch.int8, 3).block_table,
+}
+BLOCK_MASK = qkv.block_mask(lambda b, h, q, k: q >= k, 1, 1, 300, 300)
+
+
+@pytest.mark.parametrize("name", OF_THE_CPU)
+def test_the_default_device_is_not_asked(name):
+    """What is made of the CPU's tensors, or is for the CPU alone, is the CPU's."""
+    expected = OF_THE_CPU[name]()
+    with torch.device("meta"):
+        found = OF_THE_CPU[name]()
+    assert torch.equal(found, expected)  # which a tensor without numbers never is

@@ -176,9 +176,16 @@ def test_a_cache_turns_to_the_same_bits(isa, is_causal, rotary, dtype):
 
 
 @pytest.mark.parametrize("pages", [None, 4])
-def test_an_int8_cache(pages):
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+def test_an_int8_cache(pages, default):
+    """Whose scales are float32, whatever torch makes tensors of."""
     layer, x = make(**ALL), sample()
-    cache = layer.new_cache(B, L, dtype=torch.int8, pages=pages)
+    usual = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        cache = layer.new_cache(B, L, dtype=torch.int8, pages=pages)
+    finally:
+        torch.set_default_dtype(usual)
     assert cache.keys.dtype == cache.values.dtype == torch.int8
     with torch.no_grad():
         found = torch.cat([layer(part, cache=cache) for part in x.split([5, 3, 1], 1)], 1)

@@ -38,14 +38,14 @@ def kinds_of(block_mask: BlockMask) -> Tensor:
     needed = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
     columns = max(needed, block_mask.kv_indices.size(-1))
     shape = (*block_mask.kv_num_blocks.shape, columns + 1)
-    kinds = torch.zeros(shape, dtype=torch.int32)
+    kinds = block_mask.kv_num_blocks.new_zeros(shape, dtype=torch.int32)
     for kind, counts, blocks in (
         (PARTIAL, block_mask.kv_num_blocks, block_mask.kv_indices),
         (FULL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
     ):
         if counts is not None and blocks is not None:
             # What the lists have behind their counts goes to one more column, which is left out.
-            is_listed = torch.arange(blocks.size(-1)) < counts[..., None]
+            is_listed = torch.arange(blocks.size(-1), device=blocks.device) < counts[..., None]
             to = blocks.long().masked_fill(~is_listed, columns)
             kinds = kinds.scatter(-1, to, kind)
     return kinds[..., :columns].contiguous()
@@ -56,14 +56,15 @@ def _partial_runs(block_mask: BlockMask) -> list[Tensor]:
     rows of the last block in full."""
     counts, blocks = block_mask.kv_num_blocks, block_mask.kv_indices
     rows, columns = block_mask.BLOCK_SIZE
-    place = (torch.arange(blocks.size(-1)) < counts[..., None]).nonzero()
+    listed = torch.arange(blocks.size(-1), device=blocks.device)
+    place = (listed < counts[..., None]).nonzero()
     b, h, row, n = place.unbind(1)
     where = torch.stack([b, h, row * rows, blocks[b, h, row, n] * columns], 1)
     seen = seen_in(block_mask.mask_mod, where, block_mask.seq_lengths, block_mask.BLOCK_SIZE)
     evaluated = [runs_of_mask("from_block_mask", x) for x in seen]
     most = max((begins.size(-1) for begins, _ in evaluated), default=0)
     width = int(counts.max()) if counts.numel() else 0
-    found = [torch.zeros(*counts.shape, rows, width, most, dtype=torch.int64) for _ in "be"]
+    found = [where.new_zeros((*counts.shape, rows, width, most)) for _ in "be"]
     parts = [begins.size(0) for begins, _ in evaluated]
     for some, at, pieces in zip(place.split(parts), where.split(parts), evaluated, strict=True):
         for to, piece in zip(found, pieces, strict=True):
@@ -84,7 +85,8 @@ def seen_in(
         function = torch.vmap(function, dims)
     for some in where.split(max(1, _PAIRS // (sizes[0] * sizes[1]))) if len(where) else ():
         b, h, *first = some.unbind(1)
-        query, key = (x[:, None] + torch.arange(n) for x, n in zip(first, sizes, strict=True))
+        within = (torch.arange(n, device=where.device) for n in sizes)
+        query, key = (x[:, None] + y for x, y in zip(first, within, strict=True))
         last_query, last_key = (n - 1 for n in lengths)
         with TransformGetItemToIndex():
             seen = function(b, h, query.clamp(max=last_query), key.clamp(max=last_key))

@@ -44,7 +44,7 @@ def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tens
         raise ValueError(f"shape: expected sizes of 0 or more, got {sizes}")
     count = math.prod(sizes)
     if sys.platform != "linux" or count * dtype.itemsize < _HUGE_PAGE:
-        return torch.zeros(sizes, dtype=dtype)
+        return torch.zeros(sizes, dtype=dtype, device="cpu")
     # Private: what is shared, Python's default, has huge pages by another setting, mostly off.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, count * dtype.itemsize + _HUGE_PAGE, flags=private)

@@ -16,7 +16,7 @@ def runs_of_mask(name: str, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The runs of keys that a boolean mask `[..., L, S]` shows. name: of the function that asks."""
     edges = torch.nn.functional.pad(mask.to(torch.int8), (1, 1)).diff(dim=-1)
     count = _most_of(name, (edges > 0).sum(-1))
-    begins, ends = torch.zeros(2, *mask.shape[:-1], count, dtype=torch.int64)
+    begins, ends = edges.new_zeros((2, *mask.shape[:-1], count), dtype=torch.int64)
     for found, edge in ((begins, edges > 0), (ends, edges < 0)):
         *row, key = edge.nonzero(as_tuple=True)
         found[(*row, edge.cumsum(-1)[(*row, key)] - 1)] = key
@@ -33,7 +33,7 @@ def merged(name: str, begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     number = (is_new.cumsum(-1) - 1).clamp(min=0)
     shape = (*begins.shape[:-1], _most_of(name, is_new.sum(-1)))
     first, last = (
-        torch.zeros(shape, dtype=torch.int64).scatter_reduce(-1, number, x, how, include_self=False)
+        begins.new_zeros(shape).scatter_reduce(-1, number, x, how, include_self=False)
         for x, how in ((begins, "amin"), (ends, "amax"))
     )
     return first.minimum(last), last  # where a query has none, first is _END and last 0

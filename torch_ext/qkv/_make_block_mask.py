@@ -75,7 +75,8 @@ def block_mask(
             _refuse(name, repr(n), "a number from 1 is expected")
     if len(sizes) != 2:
         _refuse("BLOCK_SIZE", BLOCK_SIZE, "1 or 2 numbers are expected")
-    is_full, is_partial = _blocks(mask_mod, batch, lengths, sizes)
+    with torch.device("cpu"):  # whatever torch.set_default_device says
+        is_full, is_partial = _blocks(mask_mod, batch, lengths, sizes)
     return BlockMask.from_kv_blocks(
         *_listed(is_partial),
         *_listed(is_full),

@@ -62,7 +62,7 @@ class Spans:
             ValueError: a document in more than one piece.
         """
         begins, ends = _runs(ids)
-        pieces = (begins == torch.arange(ids.size(-1))).sum(-1)
+        pieces = (begins == torch.arange(ids.size(-1), device=ids.device)).sum(-1)
         documents = (ids.sort(-1).values.diff(dim=-1) != 0).sum(-1) + min(1, ids.size(-1))
         if not pieces.equal(documents):
             raise ValueError(
@@ -83,7 +83,8 @@ class Spans:
     def prefix(sizes: int | Tensor, seqlen: int) -> "Spans":
         """The first positions see each other, and every later one all up to itself: a prefix LM.
         sizes: how many there are; or int `[B]`, of each batch item."""
-        ends = torch.arange(1, seqlen + 1).maximum(torch.as_tensor(sizes)[..., None])
+        sizes = sizes if isinstance(sizes, Tensor) else torch.tensor(sizes)
+        ends = torch.arange(1, seqlen + 1, device=sizes.device).maximum(sizes[..., None])
         return _one(torch.zeros_like(ends), ends.clamp(max=seqlen))
 
     @staticmethod
@@ -170,11 +171,12 @@ class Spans:
 
         Source: Miao et al., "SpecInfer", 2024.
         """
-        parents = torch.as_tensor(parents)
+        parents = torch.as_tensor(parents, device="cpu")
         if parents.dim() != 1:
             refuse("Spans.tree: parents", parents, "[L] is expected")
         numbers = parents.tolist()
-        seen = torch.cat([torch.ones(len(numbers), first), torch.eye(len(numbers))], 1).bool()
+        seen = torch.eye(len(numbers), dtype=torch.bool, device="cpu")
+        seen = torch.nn.functional.pad(seen, (first, 0), value=True)
         for i, parent in enumerate(numbers):
             if not -1 <= parent < i:
                 refuse(f"Spans.tree: parents[{i}]", parent, f"-1 to {i - 1} is expected")
@@ -205,8 +207,8 @@ class Spans:
 
     def to_mask(self, seqlen_k: int) -> Tensor:
         """The same as a boolean mask, `[..., L, S]`."""
-        keys = torch.arange(seqlen_k)
-        seen = torch.zeros(*self.tensor.shape[:-1], seqlen_k, dtype=torch.bool)
+        keys = torch.arange(seqlen_k, device=self.tensor.device)
+        seen = torch.zeros_like(keys, dtype=torch.bool).repeat(*self.tensor.shape[:-1], 1)
         for span in self.tensor[..., None].split(2, -2):
             seen |= (span[..., 0, :] <= keys) & (keys < span[..., 1, :])
         return seen
@@ -272,7 +274,7 @@ def _one(begins: Tensor, ends: Tensor) -> Spans:
 def _runs(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Of each position, where the neighbours that have its id begin and end."""
     L = ids.size(-1)
-    places = torch.arange(L).expand(ids.shape)
+    places = torch.arange(L, device=ids.device).expand(ids.shape)
     changes = torch.nn.functional.pad(ids.diff(dim=-1) != 0, (1, 1), value=True)
     begins = places.where(changes[..., :L], 0).cummax(-1).values
     ends = (places + 1).where(changes[..., 1:], L).flip(-1).cummin(-1).values.flip(-1)

@@ -47,9 +47,11 @@ def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) ->
     """Adds what the same queries get from other keys to output and lse, in place."""
     total = torch.logaddexp(lse, more_lse)
     nothing = total == -math.inf
+    # Not exp(lse - total): where lse is so large that the logarithm of a sum is rounded away, in
+    # rows of finfo.min for one, both would be 1.
     before, more = (
-        (x - total).exp_().masked_fill_(nothing, 0).to(output.dtype).unsqueeze(-1)
-        for x in (lse, more_lse)
+        (x - y).sigmoid_().masked_fill_(nothing, 0).to(output.dtype).unsqueeze(-1)
+        for x, y in ((lse, more_lse), (more_lse, lse))
     )
     output.mul_(before).addcmul_(more_output, more)
     lse.copy_(total)

@@ -44,10 +44,11 @@ class KVCache:
         if pages is not None:
             blocks = -(-length // pages)  # of a row
             shape = (batch * blocks, heads, pages)
-            table = torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
+            table = torch.arange(batch * blocks, dtype=torch.int32, device="cpu").view(batch, -1)
         keys, values = (new_cache((*shape, head_dim), dtype=dtype) for _ in range(2))
-        scales = (torch.zeros(shape) if dtype == torch.int8 else None for _ in range(2))
-        return cls(keys, values, torch.zeros(batch, dtype=torch.int32), table, *scales)
+        lengths = torch.zeros(batch, dtype=torch.int32, device="cpu")
+        scales = (keys.new_zeros(shape, dtype=torch.float32) for _ in range(2))
+        return cls(keys, values, lengths, table, *(scales if dtype == torch.int8 else ()))
 
     @classmethod
     def filled(cls, key: Tensor, value: Tensor, dtype: torch.dtype | None) -> "KVCache":
