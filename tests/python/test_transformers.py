@@ -183,6 +183,28 @@ def test_second_order_and_forward_mode(name):
     assert_close(found[1], tangent, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2"])
+def test_the_gradients_of_each_row(name):
+    """By torch.func, of rows that are padded: nobody can ask for the numbers of their masks."""
+    call = inputs(name)
+    model = make(name)
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+
+    def of_a_row(**row):
+        row = {n: x[None] for n, x in row.items() if n != "labels"}
+
+        def loss(parameters):
+            logits = torch.func.functional_call(model, parameters, kwargs=row).logits
+            return (logits * row["attention_mask"][..., None]).square().sum()
+
+        return torch.func.grad(loss)(parameters)
+
+    rows = [of_a_row(**{n: x[i] for n, x in call.items()}) for i in range(2)]  # by "eager"
+    model.set_attn_implementation("qkv")
+    found = torch.vmap(lambda call: of_a_row(**call))(call)
+    assert_close(found, {n: torch.stack([x[n] for x in rows]) for n in found}, atol=1e-4, rtol=1e-3)
+
+
 GENERATIVE = (*CAUSAL, "t5", "whisper")
 
 

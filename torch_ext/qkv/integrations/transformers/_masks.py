@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from qkv.integrations.transformers import _private
 from qkv.integrations.transformers._pattern import pattern_of
@@ -36,8 +37,9 @@ def make_mask(
         made of functions of transformers whose meaning is known, it has no L x S elements. For a
         single query, whose mask is a row anyway, None if it sees all keys and may be without mask,
         else the row. For any other function the whole mask. On other devices and in torch.compile,
-        what transformers' `sdpa_mask` returns: `_own_attention` sees to it that none but layers
-        that ask the interface get it.
+        what transformers' `sdpa_mask` returns, as for an attention_mask that torch.func transforms,
+        whose numbers nobody can ask for: `_own_attention` sees to it that none but layers that ask
+        the interface get it.
     """
 
     of_transformers = partial(
@@ -55,6 +57,8 @@ def make_mask(
             allow_is_causal_skip=allow_is_causal_skip,
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         )
+    if attention_mask is not None and is_functorch_wrapped_tensor(attention_mask):
+        return of_transformers(allow_is_causal_skip=False)
     found = pattern_of(mask_function)
     if found is None or (attention_mask is not None and attention_mask.dim() != 2):
         return written_out()
