@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/eq.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <iomanip>
@@ -53,8 +54,8 @@ class Program {
       return found->second;
     const Node& node = *x.node();
     std::string line = node.text;
-    if (node.table.defined()) line += " " + std::to_string(table(node.table));
-    for (const Expression& operand : node.operands) line += " " + std::to_string(add(operand));
+    if (node.table.defined()) line += c10::str(" ", table(node.table));
+    for (const Expression& operand : node.operands) line += c10::str(" ", add(operand));
     const auto [same, is_new] = lines_.emplace(line, int(lines_.size()));
     if (is_new) text_ += line + "\n";
     return numbers_[x.node().get()] = same->second;
@@ -70,8 +71,8 @@ class Program {
       if (tables_[n].is_same(tensor)) return int(n);
     const bool is_real = tensor.is_floating_point();
     int64_t& offset = is_real ? reals_size_ : integers_size_;
-    heads_ += (is_real ? "@float " : "@int ") + std::to_string(offset);
-    for (const int64_t size : tensor.sizes()) heads_ += " " + std::to_string(size);
+    heads_ += c10::str(is_real ? "@float " : "@int ", offset);
+    for (const int64_t size : tensor.sizes()) heads_ += c10::str(" ", size);
     heads_ += "\n";
     offset += tensor.numel();
     (is_real ? reals_ : integers_).push_back(tensor.flatten());
