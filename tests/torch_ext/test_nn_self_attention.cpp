@@ -346,6 +346,9 @@ TEST_P(Reader, ErrorsNameTheArgument) {
             "beside a cache, which was made of one");
   EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, 0); }),
             "CrossAttention: context_dim is 0, but 1 or more is expected");
+  const AttentionOptions causal = AttentionOptions().is_causal(true);
+  EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, C, causal); }),
+            "CrossAttention: is_causal is true, but false is expected");
   options.frequencies(nn::rotary_frequencies(D));
   EXPECT_EQ(message_of<c10::ValueError>([&] { nn::CrossAttention(options, C); }),
             "CrossAttention: frequencies are given, but none are expected");

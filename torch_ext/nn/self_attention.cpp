@@ -265,6 +265,8 @@ CrossAttentionImpl::CrossAttentionImpl(const SelfAttentionOptions& options, int6
                     ", but 1 or more is expected");
   TORCH_CHECK_VALUE(!options.frequencies(),
                     "CrossAttention: frequencies are given, but none are expected");
+  TORCH_CHECK_VALUE(!scores.is_causal(),
+                    "CrossAttention: is_causal is true, but false is expected");
   reset();
 }
 

@@ -149,8 +149,8 @@ TORCH_MODULE(SelfAttention);
 // q_norm and k_norm [D], sinks [H].
 class QKV_API CrossAttentionImpl : public torch::nn::Cloneable<CrossAttentionImpl> {
  public:
-  // options: without a rotation. context_dim: C, the width of the context. Throws c10::Error where
-  // sizes do not fit.
+  // options: without a rotation. context_dim: C, the width of the context. scores: not causal, for
+  // queries have no places among the keys of a context. Throws c10::Error where sizes do not fit.
   CrossAttentionImpl(const SelfAttentionOptions& options, int64_t context_dim,
                      const AttentionOptions& scores = {});
 
