@@ -555,6 +555,34 @@ def test_weights_that_are_looked_at_later():
     assert layer.weights.requires_grad
 
 
+def test_weights_that_are_looked_at_too_late():
+    """As those of every step of a decoder whose cache is written in place."""
+    keys = torch.randn(3, 2, 5, 4)
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Attention(self.attend)
+
+        def attend(self, layer, query, key, value):
+            weights = (query @ keys.mT).softmax(-1)
+            return weights @ value, weights
+
+        def forward(self, x):
+            output, weights = self.layer(x)
+            keys[:, :, 0] += 1
+            return output, weights + 0
+
+    model, x = Decoder(), torch.randn(3, 5, 8)
+    conversion = qkv.convert(model)
+    message = "convert: weights that a layer returned or kept are looked at after a tensor"
+    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
+        model(x)
+    assert conversion.changed
+    conversion.undo()
+    model(x)
+
+
 def test_dropout():
     """Of the weights, with the same expectation and another stream of random numbers."""
     torch.manual_seed(0)

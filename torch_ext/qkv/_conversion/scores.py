@@ -44,10 +44,16 @@ def _modes() -> tuple[bool, bool, bool]:
     return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), autocast
 
 
+def _version(x: Any) -> int | None:
+    """Counts how often a tensor was changed in place, where torch counts that."""
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else None
+
+
 class Step:
     """A function of tensors and of other steps that has not been called yet."""
 
-    __slots__ = ("__weakref__", "args", "core", "function", "kwargs", "layer", "state", "value")
+    __slots__ = ("__weakref__", "args", "core", "function", "kwargs", "layer", "state", "value",
+                 "versions")  # fmt: skip
 
     def __init__(self, layer: Any, core: Core, function: Any, args: Any, kwargs: Any):
         self.state = _modes()
@@ -56,12 +62,18 @@ class Step:
         self.layer, self.core, self.value = layer, core, None
         self.function, self.kwargs = function, kwargs
         self.args = tuple(x.step if type(x) is Scores else x for x in args)
+        self.versions = [*map(_version, self.args)]
         layer.steps.append(weakref.ref(self))
 
     def run(self) -> Tensor:
         """What the layer would have had."""
         if self.value is None:
             self.layer.weights_run |= self.core.stage == "weights"
+            if self.versions != [*map(_version, self.args)]:
+                raise RuntimeError(
+                    "convert: weights that a layer returned or kept are looked at after a tensor "
+                    "that they are made of has changed; look at them before, or undo its conversion"
+                )
             inference, grad, autocast = self.state
             args = [x.run() if type(x) is Step else x for x in self.args]
             with (
