@@ -285,6 +285,54 @@ class Attention(nn.Module):
         mask[2] = 9.0
         return scores.softmax(-1) @ value
 
+    def key_changed_by_an_argument(self, query, key, value):
+        key = key.clone()
+        scores = query @ key.mT
+        nn.functional.relu(key, inplace=True)
+        return scores.softmax(-1) @ value
+
+    def key_overwritten(self, query, key, value):
+        key = key.detach().clone()
+        with torch.no_grad():
+            scores = query @ key.mT
+            torch.mul(value, 2, out=key)
+        return scores.softmax(-1) @ value
+
+    def data_exchanged(self, query, key, value):
+        key = key.detach().clone()
+        with torch.no_grad():
+            scores = query @ key.mT
+            key.data = key + 1 + value
+        return scores.softmax(-1) @ value
+
+    def filled_by_a_tensor(self, query, key, value):
+        fill = self.proj.bias[:5]
+        return torch.where(fill > 0, query @ key.mT, fill).softmax(-1) @ value
+
+    def changed_unrecorded(self, query, key, value):
+        scores = query @ key.mT
+        with torch.no_grad():
+            scores += self.proj.bias[:5]
+        return scores.softmax(-1) @ value
+
+    def weights_without_gradient(self, query, key, value):
+        with torch.no_grad():
+            weights = (query @ key.mT + self.proj.bias[:5]).softmax(-1)
+        return weights @ value
+
+    def scores_without_gradient(self, query, key, value):
+        with torch.no_grad():
+            scores = query @ key.mT
+        return (scores + self.proj.bias[:5]).softmax(-1) @ value
+
+    def looked_at_unrecorded(self, query, key, value):
+        scores = query @ key.mT
+        with torch.no_grad():
+            highest = scores.max()
+        with torch.inference_mode():
+            scores.mean()
+        return (scores - highest).softmax(-1) @ value
+
     def derived_before_a_change(self, query, key, value):
         scores = query @ key.mT
         first = scores * 2
@@ -347,8 +395,11 @@ class Attention(nn.Module):
 BODIES = {
     **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
                      "grouped", "three_terms", "times_a_triangle",
+                     "weights_without_gradient", "scores_without_gradient",
                      "times_a_triangle_with_heads_apart", "viewed_as_before"), True),
     **dict.fromkeys(("query_changed_in_between", "mask_changed_in_between", "other_dimension",
+                     "key_changed_by_an_argument", "key_overwritten", "data_exchanged",
+                     "filled_by_a_tensor", "changed_unrecorded", "looked_at_unrecorded",
                      "times_a_head_mask", "powers", "times_a_triangle_that_is_seen",
                      "times_a_triangle_half_of_which_is_hidden",
                      "times_a_mask_that_hides_a_row"), False),
@@ -486,21 +537,50 @@ def test_refused_where_it_differs():
     assert "left: its softmax" in repr(conversion) and not conversion.changed
 
 
-def test_scores_where_no_gradients_are_recorded():
-    def body(self, query, key, value):
-        scores = query @ key.mT
-        with torch.no_grad():
-            scores.mean()
-        return scores.softmax(-1) @ value
+def test_weights_that_are_looked_at_later():
+    """As a training loop logs them, where no gradients are recorded."""
 
-    layer = Attention(body)
-    qkv.convert(layer)
-    x = torch.randn(3, 5, 8)
-    with pytest.raises(RuntimeError, match="convert: a layer computes with its scores where no"):
-        layer(x)
-    assert not torch.overrides._get_current_function_mode_stack()
+    def body(self, query, key, value):
+        self.weights = (query @ key.mT).softmax(-1)
+        return self.weights @ value
+
+    layer, x = Attention(body), torch.randn(3, 5, 8)
+    layer(x)
+    expected = layer.weights.detach().clone()
+    conversion = qkv.convert(layer)
+    layer(x)
+    assert conversion.changed
     with torch.no_grad():
-        layer(x)
+        assert_close(layer.weights.mean(), expected.mean())
+    assert layer.weights.requires_grad
+
+
+def test_weights_that_are_looked_at_too_late():
+    """As those of every step of a decoder whose cache is written in place."""
+    keys = torch.randn(3, 2, 5, 4)
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Attention(self.attend)
+
+        def attend(self, layer, query, key, value):
+            weights = (query @ keys.mT).softmax(-1)
+            return weights @ value, weights
+
+        def forward(self, x):
+            output, weights = self.layer(x)
+            keys[:, :, 0] += 1
+            return output, weights + 0
+
+    model, x = Decoder(), torch.randn(3, 5, 8)
+    conversion = qkv.convert(model)
+    message = "convert: weights that a layer returned or kept are looked at after a tensor"
+    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
+        model(x)
+    assert conversion.changed
+    conversion.undo()
+    model(x)
 
 
 def test_dropout():

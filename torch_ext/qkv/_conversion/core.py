@@ -32,6 +32,10 @@ class Core(NamedTuple):
     def has_gradient(self) -> bool:
         return any(x.requires_grad for x in (self.query, self.key, *self.terms))
 
+    def without_gradient(self) -> "Core":
+        query, key, *terms = (x.detach() for x in (self.query, self.key, *self.terms))
+        return self._replace(query=query, key=key, terms=tuple(terms))
+
 
 def begin(name: str, *args: Any, **kwargs: Any) -> Core | None:
     """The scores that a product of two tensors may be."""
@@ -184,6 +188,8 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
 
 def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
     if mask.dtype != torch.bool or not _is_shaped(mask, shape):
+        return None
+    if isinstance(value, Tensor) and value.numel() != 1:
         return None
     if core.stage == "weights" and value == 0:
         known = any(x is mask or (x.shape == mask.shape and x.equal(mask)) for x in core.hidden)

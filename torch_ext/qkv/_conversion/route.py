@@ -194,6 +194,9 @@ class _Written(_Route):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = kind_of(func) if self.is_on else ""
+        if kwargs and self.is_on:
+            run_before(self, kwargs.get("out"))
+            run_before(self, args[:1] if kwargs.get("inplace") else None)
         if kind == "product":
             found = start(self, func, args, kwargs or {})
             if found is not None:

@@ -21,6 +21,7 @@ _STARTS = {torch.matmul, torch.bmm, torch.baddbmm, torch.einsum}
 _STARTS |= {getattr(Tensor, x) for x in ("matmul", "__matmul__", "bmm", "baddbmm")}
 _PRODUCTS = {"matmul", "bmm", "einsum"}
 _IN_PLACE = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__idiv__": "div"}
+_SETTERS = {"__setitem__", "__set__"}  # the second is that of x.data
 _VIEWS = {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze"}
 _VIEWS |= {"view_as", "reshape_as"}
 _LAYOUT = {"dim", "ndim", "numel", "size"}
@@ -37,30 +38,48 @@ SMALL = 16_000_000
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
+def _modes() -> tuple[bool, bool, bool]:
+    """What a function that is called now goes by, whenever it runs."""
+    autocast = torch.is_autocast_enabled("cpu")
+    return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), autocast
+
+
+def _version(x: Any) -> int | None:
+    """Counts how often a tensor was changed in place, where torch counts that."""
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else None
+
+
 class Step:
     """A function of tensors and of other steps that has not been called yet."""
 
-    __slots__ = ("__weakref__", "args", "core", "function", "kwargs", "layer", "state", "value")
+    __slots__ = ("__weakref__", "args", "core", "function", "kwargs", "layer", "state", "value",
+                 "versions")  # fmt: skip
 
     def __init__(self, layer: Any, core: Core, function: Any, args: Any, kwargs: Any):
+        self.state = _modes()
+        if not self.state[1] and core.has_gradient():  # none of what it gives has one
+            core = core.without_gradient()
         self.layer, self.core, self.value = layer, core, None
         self.function, self.kwargs = function, kwargs
         self.args = tuple(x.step if type(x) is Scores else x for x in args)
-        self.state = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        self.versions = [*map(_version, self.args)]
         layer.steps.append(weakref.ref(self))
 
     def run(self) -> Tensor:
         """What the layer would have had."""
         if self.value is None:
             self.layer.weights_run |= self.core.stage == "weights"
-            grad, autocast = self.state
-            if grad and not torch.is_grad_enabled() and self.core.has_gradient():
+            if self.versions != [*map(_version, self.args)]:
                 raise RuntimeError(
-                    "convert: a layer computes with its scores where no gradients are recorded; "
-                    "undo its conversion"
+                    "convert: weights that a layer returned or kept are looked at after a tensor "
+                    "that they are made of has changed; look at them before, or undo its conversion"
                 )
+            inference, grad, autocast = self.state
             args = [x.run() if type(x) is Step else x for x in self.args]
-            with _C.DisableTorchFunction(), torch.autocast("cpu", enabled=autocast):
+            with (
+                _C.DisableTorchFunction(), torch.inference_mode(inference),
+                torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=autocast),
+            ):  # fmt: skip
                 self.value = self.function(*args, **self.kwargs)
             self.args = ()
         return self.value
@@ -155,12 +174,16 @@ def kind_of(function: Any) -> str:
         return "product"
     if name == "scaled_dot_product_attention":
         return "attention"
-    return "change" if name in _IN_PLACE or name == "__setitem__" or _is_in_place(name) else ""
+    is_change = name in _IN_PLACE or name in _SETTERS or _is_in_place(name)
+    return "change" if is_change else ""
 
 
 def run_before(layer: Any, changed: Any) -> None:
     """What is put off and uses a tensor that is about to change."""
-    if layer.steps and isinstance(changed, Tensor):
+    if layer.steps and isinstance(changed, (tuple, list)):
+        for x in changed:
+            run_before(layer, x)
+    elif layer.steps and isinstance(changed, Tensor):
         for step in [x() for x in layer.steps]:
             if step is not None and step.value is None and step.uses(changed):
                 step.run()
@@ -182,6 +205,8 @@ def _put_off(function: Any, args: Any, kwargs: Any) -> Any:
     name, x, rest = _first(name, args)
     if x is None or x.step.value is not None:
         return None
+    if is_in_place and not torch.is_grad_enabled() and x.step.core.has_gradient():
+        return None  # the gradient is that of what it was before
     if name in _PRODUCTS:
         return _product(function, x, args)
     found = _changed(name, function, x, rest, kwargs)
