@@ -28,13 +28,24 @@ struct MapSquare {
   int8_t is_plain;  // 0 or 1
 };
 
-// How many squares lie side by side.
-inline int64_t columns_of(const Problem& p) { return (p.seqlen_k + kMapKeys - 1) / kMapKeys; }
+// The columns of squares in which some keys lie.
+inline Range columns_of(Range keys) {
+  return {keys.begin / kMapKeys, (keys.end + kMapKeys - 1) / kMapKeys};
+}
 
-// The squares of the same queries, of which no query sees a key outside `keys`.
+// The squares of the same queries, of which no query sees a key outside `keys`. Columns in which
+// there is nothing to see need not have squares: a map would grow with the square of the length.
 struct MapRow {
   const MapSquare* squares = nullptr;
+  int64_t first_column = 0;  // that of squares[0]
   Range keys;
+
+  // That of a column of `keys`.
+  const MapSquare& square(int64_t column) const { return squares[column - first_column]; }
+  bool is_plain(int64_t column) const {
+    const Range columns = columns_of(keys);
+    return column >= columns.begin && column < columns.end && square(column).is_plain;
+  }
 };
 
 // The map of one mask. With Problem::spans, every batch item has rows of its own, from item_rows[b]
@@ -90,7 +101,7 @@ struct MapView {
     end = std::min(end, p.seqlen_k);
     for_each_row(p, map, [&](const MapRow& row) {
       for (int64_t at = key / kMapKeys; plain && at * kMapKeys < end; ++at)
-        plain = row.squares[at].is_plain;
+        plain = row.is_plain(at);
     });
     return plain;
   }
@@ -112,7 +123,7 @@ inline Range keys_shown(const Problem& p, const MapView& view, Range keys) {
       const int64_t begin = std::max(keys.begin, row.keys.begin);
       const int64_t end = std::min(keys.end, row.keys.end);
       for (int64_t at = begin / kMapKeys; at * kMapKeys < end; ++at) {
-        const MapSquare& square = row.squares[at];
+        const MapSquare& square = row.square(at);
         if (square.begin >= square.end) continue;
         shown.begin = std::min(shown.begin, at * kMapKeys + square.begin);
         shown.end = std::max(shown.end, at * kMapKeys + square.end);

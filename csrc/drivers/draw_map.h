@@ -109,58 +109,79 @@ MapSquare draw_square(const MaskRows<M>& mask) {
   return square_of(seen, mask.cols, is_plain);
 }
 
-// The keys of a row of squares that are seen, from the squares.
-inline Range keys_of(const MapSquare* squares, int64_t columns, int64_t keys) {
+// The keys, of so many, that a row of squares shows, from the squares of these columns.
+inline Range keys_of(const MapSquare* squares, Range columns, int64_t keys) {
   Range seen{keys, 0};
-  for (int64_t at = 0; at < columns; ++at) {
-    if (squares[at].begin >= squares[at].end) continue;
-    seen.begin = std::min(seen.begin, at * kMapKeys + squares[at].begin);
-    seen.end = at * kMapKeys + squares[at].end;
+  for (int64_t at = columns.begin; at < columns.end; ++at, ++squares) {
+    if (squares->begin >= squares->end) continue;
+    seen.begin = std::min(seen.begin, at * kMapKeys + squares->begin);
+    seen.end = at * kMapKeys + squares->end;
   }
   return seen;
 }
 
+// Those of these columns.
 template <class M>
-void draw_squares(const MaskRows<M>& mask, MapSquare* squares) {
-  for (int64_t j = 0; j < mask.cols; j += kMapKeys)
-    squares[j / kMapKeys] = draw_square(MaskRows<M>{mask.data + j * mask.col, mask.rows, mask.row,
-                                                    std::min(kMapKeys, mask.cols - j), mask.col});
+void draw_squares(const MaskRows<M>& mask, Range columns, MapSquare* squares) {
+  for (int64_t j = columns.begin * kMapKeys; j < columns.end * kMapKeys; j += kMapKeys)
+    *squares++ = draw_square(MaskRows<M>{mask.data + j * mask.col, mask.rows, mask.row,
+                                         std::min(kMapKeys, mask.cols - j), mask.col});
 }
 
-// The squares of `rows` rows of spans, `count` in each, with keys [0, keys). A square is plain if
-// every row has a span that covers it. Up to the end, is_plain counts how many more rows cover the
-// square than the one before it. Spans may come in any order, and may overlap: what a row's span
-// covers before one that was counted is seen, but not counted, and so not plain.
-inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys,
+// Calls see(begin, end) for each of the `count` spans of a row that shows some of keys [0, keys).
+template <class F>
+void for_each_span(const int32_t* span, int64_t col, int64_t count, int64_t keys, const F& see) {
+  for (int64_t n = 0; n < count; ++n, span += 2 * col) {
+    const auto begin = std::max<int64_t>(0, span[0]);
+    const auto end = std::min<int64_t>(keys, span[col]);
+    if (begin < end) see(begin, end);
+  }
+}
+
+// The keys from the first to the last that some rows of spans show.
+inline Range keys_of_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys) {
+  Range seen{keys, 0};
+  for (int64_t r = 0; r < spans.rows; ++r)
+    for_each_span(spans.data + r * spans.row, spans.col, count, keys,
+                  [&](int64_t begin, int64_t end) {
+                    seen = {std::min(seen.begin, begin), std::max(seen.end, end)};
+                  });
+  return seen;
+}
+
+// The squares of `rows` rows of spans, `count` in each, of [0, keys), in the columns of the keys
+// that they show. A square is plain if every row has a span that covers it. Up to the end, is_plain
+// counts how many more rows cover the square than the one before it. Spans may come in any order,
+// and may overlap: what a row's span covers before one that was counted is seen, but not counted,
+// and so not plain.
+inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys, Range columns,
                        MapSquare* squares) {
-  const int64_t columns = (keys + kMapKeys - 1) / kMapKeys;
-  std::fill_n(squares, columns, MapSquare{uint8_t(kMapKeys), 0, 0});
+  for (int64_t at = columns.begin; at < columns.end; ++at)
+    squares[at - columns.begin] = {uint8_t(kMapKeys), 0, 0};
+  const auto square_of = [&](int64_t at) -> MapSquare& { return squares[at - columns.begin]; };
   const auto see = [&](int64_t at, int64_t begin, int64_t end) {
-    MapSquare& square = squares[at];
+    MapSquare& square = square_of(at);
     square.begin = std::min(square.begin, uint8_t(std::max<int64_t>(0, begin - at * kMapKeys)));
     square.end = std::max(square.end, uint8_t(std::min(kMapKeys, end - at * kMapKeys)));
   };
   for (int64_t r = 0; r < spans.rows; ++r) {
-    const int32_t* span = spans.data + r * spans.row;
     int64_t counted = 0;  // squares before it are not counted for this row again
-    for (int64_t n = 0; n < count; ++n, span += 2 * spans.col) {
-      const auto begin = std::max<int64_t>(0, span[0]);
-      const auto end = std::min<int64_t>(keys, span[spans.col]);
-      if (begin >= end) continue;
+    const auto draw = [&](int64_t begin, int64_t end) {
       const int64_t first = begin / kMapKeys, last = (end - 1) / kMapKeys;
       see(first, begin, end), see(last, begin, end);
       int64_t from = (begin + kMapKeys - 1) / kMapKeys;
-      const int64_t to = end == keys ? columns : end / kMapKeys;
+      const int64_t to = end == keys ? columns.end : end / kMapKeys;
       for (; from < std::min(counted, to); ++from) see(from, begin, end);
-      if (from >= to) continue;
-      ++squares[from].is_plain;
-      if (to < columns) --squares[to].is_plain;
+      if (from >= to) return;
+      ++square_of(from).is_plain;
+      if (to < columns.end) --square_of(to).is_plain;
       counted = to;
-    }
+    };
+    for_each_span(spans.data + r * spans.row, spans.col, count, keys, draw);
   }
-  for (int64_t at = 0, rows = 0; at < columns; ++at) {
-    rows += squares[at].is_plain;
-    squares[at].is_plain = rows == spans.rows;
+  for (int64_t at = columns.begin, rows = 0; at < columns.end; ++at) {
+    rows += square_of(at).is_plain;
+    square_of(at).is_plain = rows == spans.rows;
     if (rows > 0) see(at, 0, keys);
   }
 }

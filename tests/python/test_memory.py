@@ -75,6 +75,16 @@ def test_growth_is_linear_with_options(options):
     assert ours <= 48
 
 
+@pytest.mark.parametrize("options", [
+    "spans=qkv.Spans.chunks(256, L).tensor",
+    "attn_mask=torch.ones(L, 1, dtype=torch.bool), window_size=(99, 0)",
+])  # fmt: skip
+def test_maps_of_masks_hold_what_may_be_seen(options):
+    """Of all pairs of 400,000 tokens, a map would take 450 MB."""
+    (found,) = megabytes(f"L = 400_000; print(train(L, D=8, {options}))")
+    assert found < 250
+
+
 SECOND = """
 def second(L, D=64, **options):
     x = [torch.randn(1, 1, L, D, requires_grad=True) for _ in range(3)]
