@@ -115,6 +115,7 @@ void MappedProblem::draw_row(int64_t row) {
   const ItemProblem item(p_, piece.batch);
   const int64_t keys = item->seqlen_k, at = row - piece.row;
   const Range columns = columns_of(rows_[row].keys);
+  // Those of the row, which all others only read.
   MapSquare* const squares = squares_.get() + (rows_[row].squares - squares_.get());
   if (piece.which == kSpansMap)
     draw_spans(rows_of<int32_t>(*item, piece, at, 2 * item->key_spans.count), item->key_spans.count,

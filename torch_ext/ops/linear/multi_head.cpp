@@ -21,12 +21,17 @@ Inputs MultiHead::project(const Inputs& inputs, int64_t rows) const {
   Inputs found;
   for (int64_t at = 0, count; at < 3; at += count) {
     count = at == 0 ? (twice && query.is_same(key) ? 3 : 1) : at == 1 && twice ? 2 : 1;
-    const auto part = [&](const Tensor& x) { return x.narrow(0, at * E, count * E); };
+    // Gradients of a part are copied into the whole, and so they would be of a part that is all.
+    const auto part = [&](const Tensor& x) {
+      return count == 3 ? x : x.narrow(0, at * E, count * E);
+    };
     const OptionalTensor bias = in_bias ? OptionalTensor(part(*in_bias)) : std::nullopt;
     const Tensor product =
         ops::projected(inputs[at], is_one ? part(in_weights[0]) : in_weights[at], bias);
-    const auto each = product.unflatten(-1, {count, heads, -1}).movedim({-3, rows}, {0, -2});
-    for (int64_t i = 0; i < count; ++i) found[at + i] = each.select(0, i);
+    // Taken apart as they lie: so their gradients become that of the product by one copy.
+    int64_t next = at;
+    for (const Tensor& one : product.unflatten(-1, {count, heads, -1}).unbind(-3))
+      found[next++] = one.movedim(rows, -2);
   }
   return found;
 }
