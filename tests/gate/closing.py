@@ -22,9 +22,12 @@ FAILED = (
 # Reasons, with how many tests they are the reason of where that is said. GoogleTest's come from
 # tests/in_shards.sh.
 SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] [^:]*:(?:\d+:)? (.*)$|: Skipped: (.*)$", re.M)
-# What names a failure, and what draws it again.
+# What names a failure, and what draws it again. Of an error in pytest itself it is the exception:
+# the end of the log is then of the process that started the one with the error.
 NAMED = re.compile(
-    r"^(\[ +FAILED +\] \w+[./].*|FAILED .*|ERROR .*| +\w.* failed, after .*| +once more: .*)$", re.M
+    r"^(\[ +FAILED +\] \w+[./].*|FAILED .*|ERROR .*| +\w.* failed, after .*| +once more: .*"
+    r"|INTERNALERROR> (?:E +)?[\w.]*(?:Error|Exit): (?!Traceback).*)$",
+    re.M,
 )
 MOST = 12  # lines of each kind
 LAST = 8  # of a failed task that names no test

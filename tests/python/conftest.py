@@ -15,6 +15,8 @@ os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 # torch.testing._internal loads a profile of hypothesis where it is imported: ours, not torch's own,
 # which has 10 examples a property.
 os.environ["PYTORCH_HYPOTHESIS_PROFILE"] = "qkv"
+# Where CI is set, as on GitHub's machines, it loads another of torch's in spite of that.
+os.environ.pop("CI", None)
 
 import hypothesis
 import pytest

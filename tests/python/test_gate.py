@@ -1,5 +1,7 @@
 """tests/gate: what runs after what, and what the screen at the end says."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,6 +86,33 @@ def test_the_screen_ends_a_log_that_names_no_test(gate):
     lines = closing.screen(outcomes, 1).splitlines()
     assert "  package: cp: cannot stat it" in lines and "  package: 14" in lines
     assert "  package: 13" not in lines and lines[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_the_screen_names_an_error_in_pytest(gate):
+    import closing
+
+    log = (
+        "INTERNALERROR> E           AssertionError: Traceback (most recent call last):\n"
+        "INTERNALERROR> E             AssertionError: another profile\n"
+        "INTERNALERROR> .venv/xdist/dsession.py:232: AssertionError\n"
+        "INTERNALERROR> KeyError: <WorkerController gw1>\n"
+    ) + "later\n" * 9
+    _, _, outcomes = ended(gate, gate.Task("python", f"cat <<'END'\n{log}END\nexit 1"))
+    named = [x for x in closing.screen(outcomes, 1).splitlines() if "INTERNALERROR" in x]
+    assert [x.split("> ")[1].strip() for x in named] == [
+        "E             AssertionError: another profile",
+        "KeyError: <WorkerController gw1>",
+    ]
+
+
+def test_properties_are_drawn_alike_where_ci_is_set():
+    """This file imports torch.testing, whose own profile of hypothesis conftest.py refuses."""
+    file = str(Path(__file__).with_name("test_nn_in_torch.py"))
+    collected = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-pno:cacheprovider", file],
+        env=os.environ | {"CI": "true"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert collected.returncode == 0, collected.stdout
 
 
 def test_a_commit_draws_one_of_twelve_slices(gate, capsys):
