@@ -1,5 +1,6 @@
 """Fixtures for every test; what the quick layer leaves to the long one; hypothesis' settings."""
 
+import contextlib
 import os
 import time
 import zlib
@@ -12,11 +13,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The cache of compiled backward passes is off: its key does not know which version of the operators
 # one was made for.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
-# torch.testing._internal loads a profile of hypothesis where it is imported: ours, not torch's own,
-# which has 10 examples a property.
-os.environ["PYTORCH_HYPOTHESIS_PROFILE"] = "qkv"
-# Where CI is set, as on GitHub's machines, it loads another of torch's in spite of that.
-os.environ.pop("CI", None)
 
 import hypothesis
 import pytest
@@ -27,6 +23,11 @@ from hypothesis.internal.detection import is_hypothesis_test
 
 import qkv
 from qkv._conversion import scores
+
+# Some files import torch's own tests, which load a profile of hypothesis where they are imported
+# first: here, before ours. Which one depends on variables of the environment, such as CI.
+with contextlib.suppress(ImportError):  # they need expecttest
+    import torch.testing._internal.common_utils  # noqa: F401
 
 # The models of tests are small, and their attention is to be qkv's.
 scores.SMALL = 0
