@@ -338,7 +338,7 @@ TEST_P(ScoreProgramTest, TheSameBitsAsGenericCode) {
   int number = 0;
   for (const Look& look : kLooks)
     for (const Case& c : program_cases()) {
-      if (!takes(number++, 9)) continue;
+      if (!takes(number++, 18)) continue;
       SCOPED_TRACE(::testing::Message() << c << " " << &look - kLooks);
       const JvpWorkload w(c);
       const ScoreProgram program = program_of_sines(c, look);

@@ -76,6 +76,7 @@ def test_the_table_has_ratios_and_marks_those_that_are_sure(now, mark):
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.long
 def test_two_processes_take_turns(monkeypatch):
     """Each call is prepared and checked on both sides before it is timed."""
     asked, send = [], processes.Process.send

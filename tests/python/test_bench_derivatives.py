@@ -174,6 +174,7 @@ def test_memory_of_ours_in_this_process():
     assert 0 <= taken < 2**28
 
 
+@pytest.mark.long
 def test_memory_that_cannot_be_measured_is_an_error():
     with pytest.raises(RuntimeError, match="measuring the memory of 1x1x8x8x4 sideways qkv failed"):
         memory.extra_bytes(derivative_case("1x1x8x8x4"), "sideways", None)

@@ -243,6 +243,7 @@ def test_figures_predict(tmp_path, capsys):
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.long
 def test_measuring():
     """What two ranks measure has what is needed."""
     found = measure(8, torch.bfloat16, lengths=(8, 16), repeats=1)

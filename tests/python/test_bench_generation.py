@@ -33,6 +33,7 @@ def test_both_write_the_same_and_are_timed(monkeypatch, capsys, tmp_path):
     assert len(markdown_rows(capsys.readouterr().out)) == 2 + 2
 
 
+@pytest.mark.long
 def test_every_layer_has_a_say_in_the_tokens(capsys, monkeypatch):
     """Whatever goes wrong in a cache changes the tokens, and nothing is timed."""
     monkeypatch.setattr(generation, "measure", lambda *_: pytest.fail("timed another text"))

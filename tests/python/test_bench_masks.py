@@ -13,6 +13,7 @@ from benchmarks.suites import SUITES
 SMALL = "1x2x96x96x8"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mask", MASKS)
 def test_spans_block_mask_and_boolean_mask_are_the_same(monkeypatch, mask):
     """With the eager FlexAttention, since the compiler takes seconds."""

@@ -16,6 +16,7 @@ from qkv.bench.shapes import Shape
 pytestmark = pytest.mark.usefixtures("no_isa_asked_for")
 
 
+@pytest.mark.long
 def test_a_row_for_each_pass():
     """In a process of its own, as users run it: it needs neither tabulate nor tqdm."""
     shapes = ("tiny", "1x2x8x8x4c", "2x4/2x1x32x8")

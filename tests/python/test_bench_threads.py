@@ -64,6 +64,7 @@ def test_two_threads_on_one_cpu_are_warned_of():
         assert said.endswith("there are only 1. Take --threads 1 or OMP_NUM_THREADS=1\n")
 
 
+@pytest.mark.long
 def test_nothing_is_said_of_threads_that_are_bound():
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:

@@ -170,7 +170,7 @@ SAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @dtypes_of("f32", "f64", "bf16")

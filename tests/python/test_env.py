@@ -56,7 +56,7 @@ with qkv.replace_sdpa():
 """
 
 
-@pytest.mark.parametrize("value", ["0", "1"])
+@pytest.mark.parametrize("value", [pytest.param("0", marks=pytest.mark.long), "1"])
 def test_verbose(value):
     """What is left to torch is said once, if it was asked for."""
     said = run(LEFT, QKV_VERBOSE=value)

@@ -68,6 +68,7 @@ def test_vit_digits():
     assert load("vit_digits").main([*command, "--steps", "300"]) > 0.95
 
 
+@pytest.mark.long
 def test_packed_documents(capsys):
     (command,) = commands("packed_documents")
     packed, padded = load("packed_documents").main([*command, "--steps", "20"])

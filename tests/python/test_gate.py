@@ -105,6 +105,7 @@ def test_the_screen_names_an_error_in_pytest(gate):
     ]
 
 
+@pytest.mark.long
 def test_properties_are_drawn_alike_where_ci_is_set():
     """This file imports torch's tests, whose own profile of hypothesis conftest.py refuses."""
     file = str(Path(__file__).with_name("test_nn_in_torch.py"))

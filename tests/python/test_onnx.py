@@ -212,6 +212,7 @@ def test_causal_is_aligned_top_left_and_windows_bottom_right():
     )
 
 
+@pytest.mark.long
 def test_what_sees_nothing_is_zero():
     """Exactly, whatever the runtime makes of it."""
     names = ("bool", "float", "all masks", "softcap, bool")
@@ -258,6 +259,7 @@ def of_rank(rank):
     }
 
 
+@pytest.mark.long
 def test_leading_dimensions():
     told = {"is_causal": True, "return_lse": True}
     check({f"rank {rank}": (of_rank(rank), told) for rank in (2, 3, 4, 5, 6)})
@@ -314,6 +316,7 @@ def test_dynamic_shapes():
         check_calls(program, dynamic(*sizes)[0])
 
 
+@pytest.mark.long
 def test_a_window_that_is_computed():
     """From the size of an input; it may be open, too."""
 
@@ -382,6 +385,7 @@ def test_a_decomposed_program():
     check_calls(program, cases)
 
 
+@pytest.mark.long
 def test_vmap():
     def mapped(query, key, value):
         attend = torch.func.vmap(lambda *x: qkv.attention(*x, is_causal=True))
@@ -441,6 +445,7 @@ def test_multihead_attention(need_weights):
     check_model(SelfAttention(need_weights), padded, ({0: AUTO, 1: AUTO},) * 2)
 
 
+@pytest.mark.long
 def test_encoder_under_replace_sdpa():
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

@@ -703,6 +703,7 @@ def test_missing_or_old_transformers(monkeypatch, tmp_path, found, message):
         qkv.integrations.transformers.register()
 
 
+@pytest.mark.long
 def test_a_version_that_lacks_a_name():
     code = """if True:
         import torchvision_operators, qkv.integrations.transformers as integration

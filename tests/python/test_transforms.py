@@ -164,7 +164,7 @@ def results_of(function, inputs):
     return [*found, *torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @every_function
 def test_compiled_for_all_sizes(name):
     """One graph for all of them, forward and backward."""
@@ -272,6 +272,7 @@ class TestCompiledDerivatives:
         f = self.loss(tensors, **options)
         self.check(lambda x: transform(f, x), tensors[0])
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize("name, transform", [
         ("rotate", lambda f, x: torch.func.hessian(f)(x)),
         ("attention_weights", lambda f, x: torch.func.hessian(f)(x)),
