@@ -96,6 +96,7 @@ def start(task: Task) -> subprocess.Popen:
     # Python keeps what it compiles, whatever it does elsewhere: it starts a hundred times in the
     # quick layer, and each time the sources of torch alone take it two seconds.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PY_COLORS"] = "0"  # which FORCE_COLOR would put into the log that closing.py reads
     with open(task.log, "w") as log:
         return subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", task.command], cwd=ROOT, stdin=subprocess.DEVNULL,

@@ -57,9 +57,10 @@ def describe() -> dict[str, str]:
 def _openmp() -> list[str]:
     """The OpenMP libraries in this process."""
     try:
-        files = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").open()}
+        mapped = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
+    files = {line.split(maxsplit=5)[-1] for line in mapped}
     names = ("libgomp", "libiomp", "libomp")
     return sorted(file.strip() for file in files if Path(file).name.startswith(names))
 
