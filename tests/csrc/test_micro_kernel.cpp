@@ -40,11 +40,13 @@ class MicroKernelTest : public IsaTest {
   void check(int64_t rows, int64_t cols, int64_t depth, const Arrangement& pattern, int beta) {
     SCOPED_TRACE(::testing::Message() << "rows " << rows << " columns " << cols << " depth "
                                       << depth << " A " << pattern.name << " beta " << beta);
-    const int64_t b_row = cols + draw(random, 0, 1) * 3, c_row = cols + draw(random, 0, 1) * 5;
+    const int64_t lanes = active_implementation().kernels(dtype).lanes;
+    const int64_t wide = (cols + lanes - 1) / lanes * lanes;
+    const int64_t b_row = cols + draw(random, 0, 1) * 3, c_row = wide + draw(random, 0, 1) * 5;
     const Tensor a = matrix(rows, depth, pattern.row, pattern.col);
     const Tensor b = matrix(depth, cols, b_row, 1);
     const Tensor factors = matrix(1, cols, 0, 1);
-    Tensor c = matrix(rows, cols, c_row, 1);
+    Tensor c = matrix(rows, wide, c_row, 1);
     if (beta == 0) c.fill([] { return kNaN; });  // C must not be read
     const Tensor before = c.dense(Type::f64);
     for (const Tensor* t : {&a, &b, &factors}) t->make_read_only();
@@ -66,6 +68,8 @@ class MicroKernelTest : public IsaTest {
         const double bound = double(depth + 3) * eps / 2 * size;
         ASSERT_LE(std::abs(c.get({0, i, n}) - sum), bound) << "at " << i << ", " << n;
       }
+      for (int64_t n = cols; n < wide; ++n)
+        ASSERT_EQ(c.get({0, i, n}), 0) << "at " << i << ", " << n;
     }
   }
 
@@ -75,25 +79,26 @@ class MicroKernelTest : public IsaTest {
 
 QKV_FOR_EACH_ISA(MicroKernelTest);
 
-// C has every height up to three more rows than two micro-kernels have, and is one to three vectors
+// C has every height up to three more rows than two micro-kernels have, and is up to three vectors
 // wide. The depth goes through every remainder of the unrolled loops, and beyond kLongestChain.
 TEST_P(MicroKernelTest, EveryShapeStrideAndBeta) {
   for (DType type : {DType::f32, DType::f64}) {
     dtype = type;
-    const Kernels& kernels = active_implementation().kernels(type);
+    const int64_t lanes = active_implementation().kernels(type).lanes;
+    const int64_t step = active_parts(type).column_step;
     const int* const max_rows = active_parts(type).max_rows;
     const int64_t most = 2 * std::max(max_rows[0], max_rows[1]) + 3;
     for (int64_t rows = 1; rows <= most; rows += kQuick ? 5 : 1)
-      for (int64_t vectors : {1, 2, 3})
+      for (int64_t cols = step; cols <= 3 * lanes; cols += step)
         for (int64_t depth : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 70})
           for (const Arrangement& pattern : arrangements(rows, depth)) {
             const int beta = int(draw(random, 0, 2));
-            check(rows, vectors * kernels.lanes, depth, pattern, beta);
+            check(rows, cols, depth, pattern, beta);
             if (HasFailure()) return;
           }
     for (int beta : {0, 1, 2})
       for (const Arrangement& pattern : arrangements(7, 1000))
-        check(7, 2 * kernels.lanes, 1000, pattern, beta);
+        check(7, 2 * lanes + step, 1000, pattern, beta);
   }
 }
 

@@ -20,6 +20,9 @@ constexpr int kVectorBytes = 64;
 // 14 x 2 = 28 accumulators, two vectors of B and one broadcast of A fill 31 of 32 registers.
 constexpr int kMaxRows[2] = {14, 14};
 constexpr int kVectorsInStep = 4;
+// Zen 4, the only CPU of family 19h that has AVX-512, works on a vector as two halves: half a
+// vector takes half the time (kHasHalves in kernels/simd/vec.h).
+#define QKV_SPLITS_VECTORS __builtin_cpu_is("amdfam19h")
 
 // What these functions do, isa/generic/functions.h says. The compiler makes a compare and a blend
 // of a > b ? a : b.

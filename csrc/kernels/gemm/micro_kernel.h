@@ -1,5 +1,5 @@
-// The micro-kernel of tile_gemm.h: the sums of some rows of C, one or two vectors wide, in
-// registers.
+// The micro-kernel of tile_gemm.h: the sums of some rows of C, half a vector, one or two vectors
+// wide, in registers.
 #pragma once
 
 #include "kernels/simd/vec.h"
@@ -34,13 +34,34 @@ struct MicroArgs {
   int64_t before = 0;
 };
 
-template <class T>
-QKV_INLINE Vec<T> broadcast(const T* p) {
-  return splat(*p);
+// In place of a number of vectors: half a vector.
+constexpr int kHalf = 0;
+template <class T, int NV>
+using PanelVec = typename std::conditional_t<NV == kHalf, HalfTraits<T>, VecTraits<T>>::Vec;
+
+template <class V, class T>
+QKV_INLINE V load_as(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
 }
 
-template <class T>
-QKV_INLINE Vec<T> add_product(Vec<T> a, Vec<T> b, Vec<T> sum, T) {
+// Writes a vector, or half of one and zeros behind it, so that what works on the whole vector later
+// finds numbers.
+template <class V, class T>
+QKV_INLINE void store_sum(T* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+  const V zeros{};
+  if constexpr (sizeof v < kVectorBytes) std::memcpy(p + kLanes<T> / 2, &zeros, sizeof zeros);
+}
+
+template <class V, class T>
+QKV_INLINE V broadcast(const T* p) {
+  return *p - V{};  // as in splat
+}
+
+template <class V, class T>
+QKV_INLINE V add_product(V a, V b, V sum, T) {
   return multiply_add<T>(a, b, sum);
 }
 
@@ -58,22 +79,22 @@ QKV_INLINE void scale_sums(T alpha, Vec<T> (&sum)[M][NV]) {
 }
 
 // C [M x NV vectors] = beta * C + sum; C begins at c.
-template <class E, Beta beta, int M, int NV, class T>
-QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c) {
+template <class E, Beta beta, int M, int NV, class V, class T>
+QKV_INLINE void store_sums(const MicroArgs<E>& args, V (&sum)[M][NV], T* c) {
   constexpr int W = kLanes<T>;
   const int64_t c_row = args.c_row;
   const T* before = c + args.before;
-  Vec<T> lanes[NV];
+  V lanes[NV];
   if constexpr (beta == Beta::lanes) {
     QKV_UNROLL
-    for (int v = 0; v < NV; ++v) lanes[v] = load(args.lanes + v * W);
+    for (int v = 0; v < NV; ++v) lanes[v] = load_as<V>(args.lanes + v * W);
   }
   QKV_UNROLL
   for (int i = 0; i < M; ++i, c += c_row, before += c_row) {
     QKV_UNROLL
     for (int v = 0; v < NV; ++v) {
       if constexpr (beta == Beta::one) {
-        Vec<T> summed = load(before + v * W);
+        V summed = load_as<V>(before + v * W);
         sum[i][v] += summed;
         // The sum of two NaN is the first, on every instruction set, or the signs of NaN would
         // depend on how keys are split. Where an addition overwrites its first operand, this keeps
@@ -82,17 +103,19 @@ QKV_INLINE void store_sums(const MicroArgs<E>& args, Vec<T> (&sum)[M][NV], T* c)
           asm("" : QKV_VECTOR_REGISTER(sum[i][v]), QKV_VECTOR_REGISTER(summed));
       }
       if (beta == Beta::lanes)
-        sum[i][v] = multiply_add<T>(lanes[v], load(before + v * W), sum[i][v]);
-      store(c + v * W, sum[i][v]);
+        sum[i][v] = multiply_add<T>(lanes[v], load_as<V>(before + v * W), sum[i][v]);
+      store_sum(c + v * W, sum[i][v]);
     }
   }
 }
 
-// Computes M * tiles rows of C, NV vectors wide: `tiles` times M rows, whose sums are in registers.
+// Computes M * tiles rows of C, NV vectors wide, or half a vector (kHalf): `tiles` times M rows,
+// whose sums are in registers.
 template <class E, Access access, int M, int NV>
 void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
   using T = Compute<E>;
-  constexpr int W = kLanes<T>;
+  using V = PanelVec<T, NV>;
+  constexpr int W = kLanes<T>, N = std::max(1, NV);
   const int64_t a_row = access == kColumnMajor ? 1 : args.a_row;
   const int64_t a_col = access == kRowMajor ? 1 : args.a_col;
   const int64_t b_row = args.b_row, c_row = args.c_row, depth = args.depth;
@@ -103,20 +126,20 @@ void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
     QKV_UNROLL
     for (int i = 0; i < M; ++i) a[i] = first + i * a_row;
     const E* b = args.b;
-    Vec<T> sum[M][NV];
+    V sum[M][N];
     QKV_UNROLL
     for (int i = 0; i < M; ++i)
-      for (int v = 0; v < NV; ++v) sum[i][v] = Vec<T>{};
+      for (int v = 0; v < N; ++v) sum[i][v] = V{};
 
     for (int64_t k = 0; k < depth; ++k) {
-      Vec<E> bv[NV];
+      PanelVec<E, NV> bv[N];
       QKV_UNROLL
-      for (int v = 0; v < NV; ++v) bv[v] = load(b + v * W);
+      for (int v = 0; v < N; ++v) bv[v] = load_as<PanelVec<E, NV>>(b + v * W);
       QKV_UNROLL
       for (int i = 0; i < M; ++i) {
-        const Vec<E> av = broadcast(a[i] + k * a_col);
+        const auto av = broadcast<PanelVec<E, NV>>(a[i] + k * a_col);
         QKV_UNROLL
-        for (int v = 0; v < NV; ++v) sum[i][v] = add_product(av, bv[v], sum[i][v], E{});
+        for (int v = 0; v < N; ++v) sum[i][v] = add_product(av, bv[v], sum[i][v], E{});
       }
       b += b_row;
     }

@@ -31,10 +31,11 @@ constexpr int64_t padded_halves(int64_t dim) {
   return (dim + kPairHalves - 1) / kPairHalves * kPairHalves;
 }
 
-QKV_INLINE Vec<Pair> broadcast(const Pair* p) {
+template <class V>
+QKV_INLINE V broadcast(const Pair* p) {
   uint32_t bits;
   std::memcpy(&bits, p, sizeof bits);
-  return bits - Vec<Pair>{};
+  return bits - V{};
 }
 
 QKV_INLINE Vec<float> add_product(Vec<Pair> a, Vec<Pair> b, Vec<float> sum, Pair) {

@@ -26,7 +26,7 @@ F peak_factor() {
 template <class F, class T = Compute<F>>
 double peak_loop(int64_t iterations) {
   const F factor = peak_factor<F>();
-  Vec<F> x = broadcast(&factor);
+  Vec<F> x = broadcast<Vec<F>>(&factor);
   Vec<T> chains[kPeakChains], sum{};
   QKV_UNROLL
   for (int i = 0; i < kPeakChains; ++i) chains[i] = splat(T(i));  // equal ones would become one

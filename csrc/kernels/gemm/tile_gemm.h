@@ -21,10 +21,13 @@ constexpr auto micro_kernels(std::integer_sequence<int, M...>) {
   return std::array<MicroKernel<E>, sizeof...(M)>{micro_kernel<E, access, M + 1, NV>...};
 }
 
+// The most rows of a micro-kernel.
+template <int NV>
+constexpr int kPanelRows = kMaxRows[NV == kHalf ? 0 : NV - 1];
 // kMicroKernels[rows - 1] computes so many rows at a time.
 template <class E, Access access, int NV>
 constexpr auto kMicroKernels =
-    micro_kernels<E, access, NV>(std::make_integer_sequence<int, kMaxRows[NV - 1]>());
+    micro_kernels<E, access, NV>(std::make_integer_sequence<int, kPanelRows<NV>>());
 
 // The longest chain of additions. Sums over a head_dim up to this, and over the keys of a tile, are
 // one chain.
@@ -48,13 +51,13 @@ void gemm_tiles(MicroKernel<E> kernel, MicroArgs<E>& args, int64_t tiles) {
   }
 }
 
-// Computes all rows of C for one or two vectors of columns. The rows are cut into tiles of equal
-// height, and some of one row less: that is faster than full tiles and a low one for the remainder.
-// Overwrites args.a and args.c.
+// Computes all rows of C for one or two vectors of columns, or half a vector. The rows are cut into
+// tiles of equal height, and some of one row less: that is faster than full tiles and a low one for
+// the remainder. Overwrites args.a and args.c.
 template <class E, Access access, int NV>
 QKV_INLINE void gemm_panel(int64_t rows, MicroArgs<E>& args) {
   if (rows == 0) return;
-  const int64_t tiles = (rows + kMaxRows[NV - 1] - 1) / kMaxRows[NV - 1];
+  const int64_t tiles = (rows + kPanelRows<NV> - 1) / kPanelRows<NV>;
   const int64_t low = rows / tiles, high_tiles = rows % tiles;
   if (high_tiles > 0) {
     gemm_tiles(kMicroKernels<E, access, NV>[low], args, high_tiles);
@@ -64,14 +67,31 @@ QKV_INLINE void gemm_panel(int64_t rows, MicroArgs<E>& args) {
   gemm_tiles(kMicroKernels<E, access, NV>[low - 1], args, tiles - high_tiles);
 }
 
+template <class E>
+constexpr bool kTakesHalves = kHasHalves && std::is_same_v<E, Compute<E>>;
+
+// How many columns a product computes to have the first `count`, where C has room for whole
+// vectors: whole vectors, or, where that does and is faster, half of the last one, whose other
+// lanes become 0.
+template <class E>
+QKV_INLINE int64_t whole_columns(int64_t count) {
+  const int64_t step = kTakesHalves<E> && QKV_SPLITS_VECTORS ? kLanes<E> / 2 : kLanes<E>;
+  return (count + step - 1) & -step;
+}
+
 template <class E, Access access>
 void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
   constexpr int W = kLanes<E>;
   MicroArgs<E> args = product;
   for (int64_t at = 0; at < columns;) {
-    const bool is_wide = columns - at >= 2 * W;
-    is_wide ? gemm_panel<E, access, 2>(rows, args) : gemm_panel<E, access, 1>(rows, args);
-    const int step = is_wide ? 2 * W : W;
+    const int64_t left = columns - at;
+    const int step = left >= 2 * W ? 2 * W : left >= W ? W : W / 2;
+    if (step == 2 * W)
+      gemm_panel<E, access, 2>(rows, args);
+    else if (step == W)
+      gemm_panel<E, access, 1>(rows, args);
+    else if constexpr (kTakesHalves<E>)
+      gemm_panel<E, access, kHalf>(rows, args);
     at += step;
     args.a = product.a;
     args.b += step;
@@ -80,7 +100,8 @@ void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
   }
 }
 
-// The product above for C [rows x columns]; `columns` is a multiple of kLanes<E>.
+// The product above for C [rows x columns]; `columns` is a multiple of kLanes<E>, or of half of it
+// if kTakesHalves<E>.
 template <class E>
 void gemm(int64_t rows, int64_t columns, const MicroArgs<E>& args) {
   if (args.a_col == 1) return gemm_access<E, kRowMajor>(rows, columns, args);

@@ -70,7 +70,7 @@ class OutputSum {
   void add(const Tile& tile, const LeftOperand<T>& values, int64_t, const T* weights,
            const T* rescale, const T* before, T* output) const {
     multiply(
-        values, {weights, tile.step}, tile.lanes,
+        values, {weights, tile.step}, whole_columns<T>(tile.rows),
         Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale, before - output});
   }
 };

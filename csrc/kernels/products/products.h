@@ -11,7 +11,7 @@ namespace qkv::QKV_ISA {
 template <class F, class T>
 QKV_INLINE void multiply_rows(const Tile& tile, const LeftOperand<F>& rows,
                               const RightOperand<F>& columns, T* to, Beta beta = Beta::zero) {
-  multiply(rows, columns, tile.lanes, Sum<T>{to, tile.step, beta});
+  multiply(rows, columns, whole_columns<F>(tile.rows), Sum<T>{to, tile.step, beta});
 }
 
 // dQ^T += K^T dS^T: sum [dim x lanes] += the transposed rows of `keys` keys [dim x keys] times a
@@ -20,7 +20,7 @@ template <class E, class T>
 QKV_INLINE void add_over_keys(const Tile& tile, const LeftOperand<Factor<E>>& columns, int64_t keys,
                               const TileAsB<E>& operand, const T* from, bool with_rest, T* sum) {
   operand.each(tile, from, keys, columns.depth, with_rest, [&](const auto& b) {
-    multiply(columns, b, tile.lanes, Sum<T>{sum, tile.lanes, Beta::one});
+    multiply(columns, b, whole_columns<Factor<E>>(tile.rows), Sum<T>{sum, tile.lanes, Beta::one});
   });
 }
 
@@ -31,7 +31,7 @@ QKV_INLINE void add_over_rows(int64_t keys, const TileAsA<E>& operand, const T* 
                               const RightOperand<Factor<E>>& rows, int64_t dim, bool with_rest,
                               T* sum) {
   operand.each(from, keys, count, with_rest, [&](const auto& a) {
-    multiply(a, rows, padded<T>(dim), Sum<T>{sum, padded<T>(dim), Beta::one});
+    multiply(a, rows, whole_columns<Factor<E>>(dim), Sum<T>{sum, padded<T>(dim), Beta::one});
   });
 }
 

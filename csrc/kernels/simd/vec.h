@@ -29,6 +29,21 @@ using IntVec = typename VecTraits<T>::Int;
 template <class T>
 constexpr int kLanes = kVectorBytes / sizeof(T);
 
+// Whether products can take half a vector (kernels/gemm/tile_gemm.h), and whether this CPU gains by
+// it. No bit depends on it.
+#ifdef QKV_SPLITS_VECTORS
+constexpr bool kHasHalves = !kFixedBits;
+#else
+constexpr bool kHasHalves = false;
+#define QKV_SPLITS_VECTORS false
+#endif
+template <class T>
+struct HalfTraits {
+  typedef T Vec __attribute__((vector_size(kVectorBytes / 2)));
+};
+template <class T>
+using HalfVec = typename HalfTraits<T>::Vec;
+
 template <class T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
@@ -84,6 +99,11 @@ QKV_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
 template <class T>
 QKV_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> c) {
   if constexpr (kFixedBits) return native_fma(a, b, c);
+  return a * b + c;
+}
+
+template <class T>
+QKV_INLINE HalfVec<T> multiply_add(HalfVec<T> a, HalfVec<T> b, HalfVec<T> c) {
   return a * b + c;
 }
 

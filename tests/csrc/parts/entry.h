@@ -82,6 +82,7 @@ inline void pair_softmax_part(int64_t lanes, int64_t keys, float* scores, float*
 template <class E, class T = Compute<E>>
 constexpr KernelParts parts_of() {
   KernelParts parts{{kMaxRows[0], kMaxRows[1]},
+                    kTakesHalves<T> ? kLanes<T> / 2 : kLanes<T>,
                     gemm_part<T>,
                     exp2_part<T>,
                     exp_part<T>,

@@ -9,8 +9,10 @@ namespace qkv {
 
 struct KernelParts {
   int max_rows[2];  // the most rows of a micro-kernel that is one vector wide, and of one of two
+  int column_step;  // `columns` is a multiple of this
   // C[rows x columns] = beta * C + A[rows x depth] * B[depth x columns]. `beta` is 0 or 1, or 2 for
-  // lanes_beta [columns], which row after row of C is multiplied by.
+  // lanes_beta [columns], which row after row of C is multiplied by. C has whole vectors, and what
+  // is left of the last one becomes 0.
   void (*gemm)(int64_t rows, int64_t columns, int64_t depth, const void* a, int64_t a_row,
                int64_t a_col, const void* b, int64_t b_row, void* c, int64_t c_row, int beta,
                const void* lanes_beta);
