@@ -201,6 +201,16 @@ def _on_both_sides(is_same):
     return make
 
 
+def _of_one_storage():
+    first, second = numbers(2, S)
+    return lambda s, b, h, q, k: s + first[q] + second[k], []
+
+
+def _changed_in_place(s, b, h, q, k):
+    s *= 2
+    return s
+
+
 def _distance_in_space():
     places, lengths = numbers(S, 3), torch.logspace(0.001, 0.1, H, dtype=torch.float64)
 
@@ -236,6 +246,7 @@ def _plain(function):
 
 SCORE_MODS = {
     "identity": _plain(lambda s, b, h, q, k: s),
+    "changed in place": _plain(_changed_in_place),
     "times two": _plain(lambda s, b, h, q, k: s * 2),
     "squared": _plain(lambda s, b, h, q, k: s * s),
     "causal": _plain(causal),
@@ -298,6 +309,7 @@ SCORE_MODS = {
     "by an offset": _by_offset,
     "symmetric": _on_both_sides(True),
     "distinct": _on_both_sides(False),
+    "one storage": _of_one_storage,
     "gate": _gate,
     "distance in space": _distance_in_space,
     "sum of a row": _sum_of_a_row,

@@ -112,6 +112,20 @@ def test_compiled(name, is_made_inside, backend):
     assert_same(found, call(*tensors), tensors)
 
 
+@pytest.mark.parametrize("name", ["identity", "changed in place", "one storage"])
+def test_compiled_where_memory_is_shared(name):
+    """Of a function's result and its score, or of two captured tensors. Unless told otherwise,
+    torch 2.15 refuses that in the functions of higher order operators."""
+    score_mod, _ = SCORE_MODS[name]()
+    tensors = [x.detach() for x in inputs()]  # a score that requires grad is not changed in place
+
+    def call(*tensors):
+        return qkv.flex_attention(*tensors, score_mod)
+
+    found = torch.compile(call, fullgraph=True, backend="eager")(*tensors)
+    torch.testing.assert_close(found, call(*tensors))
+
+
 def refused_for_its_operation(s, b, h, q, k):
     return torch.erf(s * 2)
 

@@ -93,6 +93,9 @@ def _graph_of(
         _, graph, captured = higher_order_ops.speculate_subgraph(
             tx, score_mod, arguments, {}, description=of._HOP_NAME, source_target=of.value,
             set_subgraph_inputs="flatten_manual",
+            # The graph is read, and never run: it may return its score, change it, or capture views
+            # of one tensor. Since torch 2.15 each of these has to be asked for.
+            supports_aliasing=True, supports_input_mutation=True,
         )  # fmt: skip
     return torch.fx.GraphModule(tx.output.nn_modules, graph), list(captured)
 
