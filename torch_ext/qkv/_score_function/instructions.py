@@ -221,7 +221,7 @@ def _expm1(p: Instructions, _: str, x: Any) -> Register:
 def _log1p(p: Instructions, _: str, x: Any) -> Register:
     """log(u) of u = 1 + x, and near 0 what u was rounded by, over u."""
     x, one = p.of(x, "f"), p.of(1, "f")
-    _, near = _near_zero(p, x)
+    near = _near_zero(p, x)[1]
     u = p("add", near, one)
     rounded = p("div", p("sub", near, p("sub", u, one)), u)
     return p("add", p("log", p("add", x, one)), rounded)
