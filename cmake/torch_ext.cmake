@@ -54,6 +54,7 @@ function(qkv_add_operators target folder)
   _qkv_add_torch(${torch} "${folder}")
 
   add_library(${target} SHARED ${operator_sources})
+  add_library(qkv::${target} ALIAS ${target})  # as in find_package(qkv)
   target_compile_definitions(${target} PRIVATE QKV_VERSION="${PROJECT_VERSION}")
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-maybe-uninitialized
     "-ffile-prefix-map=${folder}/=")  # torch's messages name its headers by their paths
@@ -75,7 +76,7 @@ function(qkv_add_operators target folder)
   # that names the operators. So the linker keeps the library, though --as-needed, which is the
   # default of many systems, would drop it.
   target_link_options(${target} INTERFACE
-    "$<INSTALL_INTERFACE:LINKER:--push-state,--no-as-needed,$<TARGET_FILE:qkv::qkv>,--pop-state>")
+    "LINKER:--push-state,--no-as-needed,$<TARGET_FILE:qkv::qkv>,--pop-state")
 
   # The process must have one OpenMP runtime. It is the copy that torch brings, whatever its name,
   # or if there is none the system's, which torch then uses too.

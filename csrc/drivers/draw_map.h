@@ -128,19 +128,19 @@ void draw_squares(const MaskRows<M>& mask, Range columns, MapSquare* squares) {
                                          std::min(kMapKeys, mask.cols - j), mask.col});
 }
 
-// Calls see(begin, end) for each of the `count` spans of a row that shows some of keys [0, keys).
+// Calls see(begin, end) for what each of the `count` spans of a row shows of these keys, if any.
 template <class F>
-void for_each_span(const int32_t* span, int64_t col, int64_t count, int64_t keys, const F& see) {
+void for_each_span(const int32_t* span, int64_t col, int64_t count, Range keys, const F& see) {
   for (int64_t n = 0; n < count; ++n, span += 2 * col) {
-    const auto begin = std::max<int64_t>(0, span[0]);
-    const auto end = std::min<int64_t>(keys, span[col]);
+    const auto begin = std::max<int64_t>(keys.begin, span[0]);
+    const auto end = std::min<int64_t>(keys.end, span[col]);
     if (begin < end) see(begin, end);
   }
 }
 
-// The keys from the first to the last that some rows of spans show.
-inline Range keys_of_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys) {
-  Range seen{keys, 0};
+// Of these keys, those from the first to the last that some rows of spans show.
+inline Range keys_of_spans(const MaskRows<int32_t>& spans, int64_t count, Range keys) {
+  Range seen{keys.end, 0};
   for (int64_t r = 0; r < spans.rows; ++r)
     for_each_span(spans.data + r * spans.row, spans.col, count, keys,
                   [&](int64_t begin, int64_t end) {
@@ -149,11 +149,11 @@ inline Range keys_of_spans(const MaskRows<int32_t>& spans, int64_t count, int64_
   return seen;
 }
 
-// The squares of `rows` rows of spans, `count` in each, of [0, keys), in the columns of the keys
-// that they show. A square is plain if every row has a span that covers it. Up to the end, is_plain
-// counts how many more rows cover the square than the one before it. Spans may come in any order,
-// and may overlap: what a row's span covers before one that was counted is seen, but not counted,
-// and so not plain.
+// The squares of `rows` rows of spans, `count` in each, of [0, keys), in these columns, which may
+// be fewer than the spans show. A square is plain if every row has a span that covers it. Up to the
+// end, is_plain counts how many more rows cover the square than the one before it. Spans may come
+// in any order, and may overlap: what a row's span covers before one that was counted is seen, but
+// not counted, and so not plain.
 inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t keys, Range columns,
                        MapSquare* squares) {
   for (int64_t at = columns.begin; at < columns.end; ++at)
@@ -164,20 +164,21 @@ inline void draw_spans(const MaskRows<int32_t>& spans, int64_t count, int64_t ke
     square.begin = std::min(square.begin, uint8_t(std::max<int64_t>(0, begin - at * kMapKeys)));
     square.end = std::max(square.end, uint8_t(std::min(kMapKeys, end - at * kMapKeys)));
   };
+  const Range drawn{columns.begin * kMapKeys, std::min(columns.end * kMapKeys, keys)};
   for (int64_t r = 0; r < spans.rows; ++r) {
     int64_t counted = 0;  // squares before it are not counted for this row again
     const auto draw = [&](int64_t begin, int64_t end) {
       const int64_t first = begin / kMapKeys, last = (end - 1) / kMapKeys;
       see(first, begin, end), see(last, begin, end);
       int64_t from = (begin + kMapKeys - 1) / kMapKeys;
-      const int64_t to = end == keys ? columns.end : end / kMapKeys;
+      const int64_t to = end == drawn.end ? columns.end : end / kMapKeys;
       for (; from < std::min(counted, to); ++from) see(from, begin, end);
       if (from >= to) return;
       ++square_of(from).is_plain;
       if (to < columns.end) --square_of(to).is_plain;
       counted = to;
     };
-    for_each_span(spans.data + r * spans.row, spans.col, count, keys, draw);
+    for_each_span(spans.data + r * spans.row, spans.col, count, drawn, draw);
   }
   for (int64_t at = columns.begin, rows = 0; at < columns.end; ++at) {
     rows += square_of(at).is_plain;

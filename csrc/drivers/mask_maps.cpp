@@ -74,12 +74,13 @@ int64_t MappedProblem::lay_out_squares() {
     const bool has_rows = mask_of(*item, piece.which).strides.row;
     for (int64_t row = 0; row < piece.rows; ++row) {
       Range keys{0, item->seqlen_k};
-      if (piece.which == kSpansMap) {
-        const int64_t spans = item->key_spans.count;
-        keys = keys_of_spans(rows_of<int32_t>(*item, piece, row, 2 * spans), spans, keys.end);
-      } else if (has_rows && hides_positions(*item)) {
+      if (has_rows && hides_positions(*item)) {
         const int64_t last = std::min((row + 1) * kMapQueries, item->seqlen_q) - 1;
         keys = {key_begin(*item, row * kMapQueries), key_end(*item, last)};
+      }
+      if (piece.which == kSpansMap) {
+        const int64_t spans = item->key_spans.count;
+        keys = keys_of_spans(rows_of<int32_t>(*item, piece, row, 2 * spans), spans, keys);
       }
       rows_[piece.row + row].keys = keys.is_empty() ? Range{} : keys;  // until it is drawn
       const Range columns = columns_of(rows_[piece.row + row].keys);

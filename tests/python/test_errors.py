@@ -104,6 +104,7 @@ CASES = {
     "-infinite scale": ({"scale": -INF}, ValueError, "scale is -inf.*finite"),
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1.*between 0 and 1"),
     "dropout above 1": ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5.*between 0 and 1"),
+    "dropout just above 1": ({"dropout_p": 1 + 1e-9}, ValueError, r"dropout_p is 1\.000000001,"),
     "nan dropout": ({"dropout_p": NAN}, ValueError, "dropout_p is nan.*between 0 and 1"),
     "negative softcap": ({"softcap": -1.0}, ValueError, "softcap is -1.*above 0, or 0 for none"),
     "nan softcap": ({"softcap": NAN}, ValueError, "softcap is nan"),

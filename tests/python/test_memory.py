@@ -78,6 +78,7 @@ def test_growth_is_linear_with_options(options):
 @pytest.mark.parametrize("options", [
     "spans=qkv.Spans.chunks(256, L).tensor",
     "attn_mask=torch.ones(L, 1, dtype=torch.bool), window_size=(99, 0)",
+    "spans=torch.tensor([[0, L]], dtype=torch.int32).repeat(L, 1), window_size=(99, 0)",
 ])  # fmt: skip
 def test_maps_of_masks_hold_what_may_be_seen(options):
     """Of all pairs of 400,000 tokens, a map would take 450 MB."""

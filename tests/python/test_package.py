@@ -249,6 +249,16 @@ def test_beside_find_package_torch(packages, tmp_path):
     assert f"at={Path(torch.__file__).parent}=" in said
 
 
+@needs_sources
+def test_beside_the_sources(tmp_path):
+    (tmp_path / "main.cpp").write_text("int main() {}")
+    commands = f"add_subdirectory({ROOT} qkv)\nadd_executable(user main.cpp)\n"
+    commands += "target_link_libraries(user qkv::qkv)\n"
+    torch_here = f"-DQKV_TORCHES={Path(torch.__file__).parent}"
+    status, said = configure(tmp_path, commands, torch_here)
+    assert status == 0, said
+
+
 def test_cmake_refuses_a_torch_that_does_not_fit(tmp_path):
     other = fake_torch(tmp_path / "other", "2.9")
     status, said = configure(tmp_path, "find_package(qkv REQUIRED)", f"-DTorch_ROOT={other}")

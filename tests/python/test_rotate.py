@@ -289,6 +289,18 @@ def test_nan_stays_in_its_row():
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("heads, D", [(1, 0), (0, 4)])
+def test_any_number_of_rows_without_numbers(heads, D):
+    """They are as many as no loop could count, and so the result is there at once."""
+    L = 2**60
+    query = torch.empty(heads, L, D, requires_grad=True)
+    table = torch.ones(1, D // 2).expand(L, -1)
+    found = qkv.rotate(query, query, table, table)
+    assert all(x.shape == query.shape for x in found)
+    found[0].sum().backward()
+    assert query.grad.shape == query.shape
+
+
 ERRORS = {
     "query has the shape [3, 4], but 3 to 11 dimensions": {"query": torch.zeros(3, 4)},
     "key has the shape [2, 2, 5, 10], but query's is expected, [2, 3, 5, 12]": {

@@ -116,6 +116,35 @@ def test_powers_of_what_is_at_an_end(isa, n):
     torch.testing.assert_close(found[kept], gradient[kept], rtol=1e-9, atol=1e-12)
 
 
+NEAR_ZERO = {
+    "expm1": (torch.expm1, lambda s: torch.expm1(s) / s),
+    "log1p": (torch.log1p, lambda s: torch.log1p(s) / s),
+    "elu": (F.elu, lambda s: F.elu(s) / s),
+    "softplus": (lambda s: F.softplus(s - 20), lambda s: F.softplus(s - 20) * 4e8),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NEAR_ZERO)
+def test_digits_of_small_numbers(isa, name, dtype):
+    """Held by what is near 1 beside them, since a log-sum-exp has no more digits; and gradients."""
+    numbers = [1e-30, 1e-12, -1e-9, 3e-8, 1e-7, -1e-5, 0.01, -0.3, 0.49, -0.49, 0.51, -0.7, 3, -3]
+    query = torch.tensor(numbers, dtype=dtype)[: -1 if name == "log1p" else None, None]
+    one = torch.ones(1, 1, 1, 1, dtype=dtype)
+
+    def lse(query, f):  # of one key: its score
+        call = (query[None, None], one, one, lambda s, *_: f(s))
+        return qkv.flex_attention(*call, scale=1.0, return_lse=True)[1].flatten()
+
+    near = {"rtol": 50 * torch.finfo(dtype).eps, "atol": 0, "check_dtype": False}
+    f, beside = NEAR_ZERO[name]
+    torch.testing.assert_close(lse(query, beside), beside(query.double()).flatten(), **near)
+    found, expected = (x.clone().requires_grad_() for x in (query, query.double()))
+    lse(found, f).sum().backward()
+    f(expected).sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad, **near)
+
+
 def branch(s, b, h, q, k):
     return s if q > k else s * 2
 

@@ -160,6 +160,17 @@ TEST_P(Decoder, ACacheOfRowsOfOtherLengths) {
   EXPECT_EQ(calls("qkv::rotate"), GetParam().options.qk_norm());
 }
 
+// Its tables follow from options, which are on the CPU.
+TEST_P(Decoder, SaysItsShapeOnMeta) {
+  for (at::Tensor* parameter :
+       {&layer->qkv_proj->weight, &layer->qkv_proj->bias, &layer->o_proj->weight,
+        &layer->o_proj->bias, &layer->q_norm, &layer->k_norm, &layer->sinks})
+    if (parameter->defined()) *parameter = parameter->to(at::kMeta);
+  const at::Tensor output = layer(x.to(at::kMeta));
+  EXPECT_TRUE(output.is_meta());
+  EXPECT_EQ(output.sizes(), x.sizes());
+}
+
 TEST_P(Decoder, ArchivesAndClones) {
   std::stringstream archive;
   torch::save(layer, archive);

@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cmath>
+#include <iomanip>
 
 #include "call/dtypes.h"
 
@@ -59,7 +60,7 @@ void check_options(const Call& call) {
   const Options& options = call.options;
   const at::ScalarType query = call[arg::query].scalar_type();
   const double p = options.dropout_p;
-  TORCH_CHECK_VALUE(p >= 0 && p <= 1, op, ": dropout_p is ", p,
+  TORCH_CHECK_VALUE(p >= 0 && p <= 1, op, ": dropout_p is ", std::setprecision(16), p,
                     ", but a probability between 0 and 1 is expected");
   TORCH_CHECK_VALUE(!options.scale || is_finite_for(query, *options.scale), op, ": ",
                     call.name_of(opt::scale), " is ", options.scale.value_or(0), ", but ",

@@ -32,7 +32,8 @@ at::ScalarType wide(const Tensor& query) {
 // their digits.
 Tensor tables(const SelfAttentionOptions& options, const Tensor& positions, const Tensor& query) {
   const Tensor angles = positions.unsqueeze(-1) * options.frequencies()->to(at::kDouble);
-  return at::stack({angles.cos(), angles.sin()}).mul(options.rotary_scale()).to(wide(query));
+  const Tensor cos_sin = at::stack({angles.cos(), angles.sin()}).mul(options.rotary_scale());
+  return cos_sin.to(query.options().dtype(wide(query)));  // which may be on meta
 }
 
 // How many keys the longest row has.
@@ -57,8 +58,9 @@ const Tensor& tables_of_places(const SelfAttentionOptions& options, KvCache& cac
 std::tuple<Tensor, Tensor> turned(const SelfAttentionOptions& options, const Tensor& query,
                                   const Tensor& key, const Tensor& q_norm, const Tensor& k_norm,
                                   const Tensor& positions = {}) {
-  const Tensor cos_sin = options.frequencies() ? tables(options, positions, query)
-                                               : at::zeros({2, query.size(2), 0}, wide(query));
+  const Tensor cos_sin = options.frequencies()
+                             ? tables(options, positions, query)
+                             : query.new_zeros({2, query.size(2), 0}, wide(query));
   RotateOptions rotation;
   rotation.interleaved(options.interleaved()).eps(options.norm_eps());
   const auto weight = [&](const Tensor& norm) {

@@ -19,9 +19,10 @@ namespace qkv {
 // weight_p = exp(lse_p - logsumexp), in the dtype of the lses, and output = sum_p weight_p *
 // output_p, in the wider one of both dtypes, where logsumexp = log(sum_p exp(lse_p)). A row to
 // which no part has anything to attend, lse -inf in all of them, gets output 0, logsumexp -inf and
-// gradients 0. Any device. Differentiable any number of times, also in forward mode. Throws
-// c10::Error, naming the argument, and c10::NotImplementedError where the same bits are asked for
-// on every CPU (qkv/reproducible.h).
+// gradients 0, as long as no part's output is NaN there: attention gives 0, softmax NaN. Any
+// device. Differentiable any number of times, also in forward mode. Throws c10::Error, naming the
+// argument, and c10::NotImplementedError where the same bits are asked for on every CPU
+// (qkv/reproducible.h).
 QKV_API std::tuple<at::Tensor, at::Tensor> merge(at::TensorList outputs, at::TensorList lses);
 
 }  // namespace qkv

@@ -69,7 +69,8 @@ Tensors rotate_cpu(const Call& call) {
     results.push_back(empty_gradient<int64_t>(call[kTensors[t]]));
     bind(r, r.tensors[t].output, results[t], Last::head_row_column);
   }
-  rotation_forward(r);
+  // There may be any number of rows without columns or heads.
+  if (results[0].numel() + results[1].numel() > 0) rotation_forward(r);
   return results;
 }
 
@@ -98,10 +99,12 @@ Tensors rotate_backward_cpu(const Call& call) {
   }
   if (gradients[arg::cos].defined()) bind(r, to.grad_cos, gradients[arg::cos], Last::row_column);
   if (gradients[arg::sin].defined()) bind(r, to.grad_sin, gradients[arg::sin], Last::row_column);
-  if (r.batch() * r.seqlen == 0)
+  if (call[arg::query].numel() + call[arg::key].numel() > 0) {
+    rotation_backward(r, to);
+  } else {
     for (const at::Tensor& empty_sum : results)
       if (empty_sum.defined()) empty_sum.zero_();
-  rotation_backward(r, to);
+  }
   return results;
 }
 

@@ -201,11 +201,37 @@ def _over(name: str, divisor: float) -> Rule:
     return lambda p, _, x: p("div", p(name, p.of(x, "f")), p.of(divisor, "f"))
 
 
+def _near_zero(p: Instructions, x: Register) -> tuple[Register, Register]:
+    """Whether x is, and x there, elsewhere 0: what is computed of it and not chosen is finite, and
+    so are its derivatives."""
+    is_near = p("lt", p("abs", x), p.of(0.5, "f"))
+    return is_near, p("where", is_near, x, p.of(0, "f"))
+
+
+def _expm1(p: Instructions, _: str, x: Any) -> Register:
+    """Near 0 tanh(x / 2) (exp(x) + 1), which cancels nothing."""
+    x, one = p.of(x, "f"), p.of(1, "f")
+    is_near, near = _near_zero(p, x)
+    half = p("tanh", p("mul", near, p.of(0.5, "f")))
+    return p(
+        "where", is_near, p("mul", half, p("add", p("exp", near), one)), p("sub", p("exp", x), one)
+    )
+
+
+def _log1p(p: Instructions, _: str, x: Any) -> Register:
+    """log(u) of u = 1 + x, and near 0 what u was rounded by, over u."""
+    x, one = p.of(x, "f"), p.of(1, "f")
+    near = _near_zero(p, x)[1]
+    u = p("add", near, one)
+    rounded = p("div", p("sub", near, p("sub", u, one)), u)
+    return p("add", p("log", p("add", x, one)), rounded)
+
+
 def _softplus(p: Instructions, _: str, x: Any, beta: float = 1, threshold: float = 20) -> Register:
     """Beyond the threshold x; what is not chosen there stays finite, and so does its derivative."""
     x = p.of(x, "f")
     scaled = x if beta == 1 else p("mul", x, p.of(beta, "f"))
-    inner = RULES["log1p"](p, "f", p("exp", _clamp(p, "f", scaled, None, threshold)))
+    inner = _log1p(p, "f", p("exp", _clamp(p, "f", scaled, None, threshold)))
     inner = inner if beta == 1 else p("div", inner, p.of(beta, "f"))
     return p("where", p("gt", scaled, p.of(threshold, "f")), x, inner)
 
@@ -215,7 +241,7 @@ def _elu(
 ) -> Register:
     x = p.of(x, "f")
     inner = _clamp(p, "f", p("mul", x, p.of(input_scale, "f")), None, 0)
-    below = p("mul", RULES["expm1"](p, "f", inner), p.of(alpha * scale, "f"))
+    below = p("mul", _expm1(p, "f", inner), p.of(alpha * scale, "f"))
     return p("where", p("gt", x, p.of(0, "f")), p("mul", x, p.of(scale, "f")), below)
 
 
@@ -265,10 +291,10 @@ RULES |= {
     "square": lambda p, kind, x: _pow(p, kind, x, 2),
     "reciprocal": lambda p, kind, x: _pow(p, kind, x, -1),
     "exp2": lambda p, _, x: p("exp", p("mul", p.of(x, "f"), p.of(math.log(2), "f"))),
-    "expm1": lambda p, _, x: p("sub", p("exp", p.of(x, "f")), p.of(1, "f")),
+    "expm1": _expm1,
     "log2": _over("log", math.log(2)),
     "log10": _over("log", math.log(10)),
-    "log1p": lambda p, _, x: p("log", p("add", p.of(x, "f"), p.of(1, "f"))),
+    "log1p": _log1p,
     "tan": lambda p, _, x: p("div", p("sin", p.of(x, "f")), p("cos", p.of(x, "f"))),
     "relu": _relu,
     "softplus": _softplus,

@@ -83,15 +83,15 @@ def project(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """`[..., H, E / H]` of each `[..., E]` that is not None. One product where query, key and value
     are the same tensor, two where key and value are; the results are views of it, not copies."""
-    weights = in_weights(layer)
-    if len(weights) == 3:
-        counts = (1, 1, 1)
-    else:
+    weights, counts = in_weights(layer), (1, 1, 1)
+    if len(weights) == 1:
         counts = (3,) if query is key is value else (1, 2) if key is value else (1, 1, 1)
-        weights = weights[0].split([n * layer.embed_dim for n in counts])
     biases: Any = (None, None, None)
     if layer.in_proj_bias is not None:
-        biases = layer.in_proj_bias.split([n * layer.embed_dim for n in counts])
+        biases = (layer.in_proj_bias,)
+    if len(counts) > 1:  # the gradient of a part is copied into the whole
+        sizes = [n * layer.embed_dim for n in counts]
+        weights, biases = (x[0].split(sizes) if len(x) == 1 else x for x in (weights, biases))
     found: list[Tensor] = []
     for x, weight, bias, n in zip((query, key, value), weights, biases, counts, strict=False):
         if x is None:
