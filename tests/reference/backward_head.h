@@ -36,8 +36,6 @@ struct BackwardHead : Head {
   }
   double sum(int64_t i) const { return row_sums ? row_sums(i, 1) : 1; }
 
-  double weight(int64_t i, int64_t j) const { return keep(i, j) * softmax(i, j); }
-
   // The gradient of weight_ij comes through
   //   output_id = sum_j weight_ij * value_jd
   // and is added to what the caller gives as the gradient of the weights themselves.
@@ -66,8 +64,8 @@ struct BackwardHead : Head {
   // The gradient of score_ij comes through
   //   weight_ij = keep_ij * exp(score_ij - lse_i)
   //   lse_i = log(exp(sink) + sum_j exp(score_ij))
-  double grad_score(int64_t i, int64_t j, double delta_i) const {
-    return softmax(i, j) * (keep(i, j) * grad_weight(i, j) - delta_i);
+  double grad_score(int64_t i, int64_t j, double softmax_ij, double delta_i) const {
+    return softmax_ij * (keep(i, j) * grad_weight(i, j) - delta_i);
   }
 };
 

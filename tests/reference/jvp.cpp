@@ -17,15 +17,17 @@ struct JvpRow {
       : output(head.p.head_dim_v), output_jvp(head.p.head_dim_v) {
     const int64_t S = head.p.seqlen_k, Dv = head.p.head_dim_v;
     double max = head.sink();
-    for (int64_t j = 0; j < S; ++j)
-      if (head.attends(i, j) && head.score(i, j) != -kInf && !(head.score(i, j) <= max))
-        max = head.score(i, j);
+    std::vector<double> scores(S, -kInf);
+    for (int64_t j = 0; j < S; ++j) {
+      if (head.attends(i, j)) scores[j] = head.score(i, j);
+      if (scores[j] != -kInf && !(scores[j] <= max)) max = scores[j];
+    }
     const auto share = [&](double score) { return score == -kInf ? 0 : std::exp(score - max); };
     double sum = head.share_of_sink(i, max);
     if (along.sinks && sum > 0) lse_jvp = sum * along.sinks(0, 0);
     for (int64_t j = 0; j < S; ++j) {
       if (!head.attends(i, j)) continue;
-      const double weight = share(head.score(i, j)), score_jvp = along.score(i, j);
+      const double weight = share(scores[j]), score_jvp = along.score(i, j);
       const double kept = head.keep(i, j) * weight;
       sum += weight;
       lse_jvp += weight * score_jvp;

@@ -1,6 +1,6 @@
 // Attention in plain loops, with every sum in double: this is what every kernel is held against.
-// The tests link it, and the library knows nothing of it. For speed there is nothing here: every
-// score is computed from its dot product each time it is needed.
+// The tests link it, and the library knows nothing of it. For speed there is nothing here, but that
+// a pass computes each score once.
 //
 // Indices everywhere in this folder: b is the flat index of the batch item, h the query head, hk
 // the key/value head, i the query and j the key.

@@ -18,8 +18,9 @@ void row_sums(const BackwardHead& head, const BackwardArgs& a, int64_t i, const 
   double sum = 0, weights = 0;
   for (int64_t j = 0; j < head.p.seqlen_k; ++j) {
     if (!head.attends(i, j)) continue;
-    weights += head.softmax(i, j);
-    sum += head.weight(i, j) * head.grad_weight(i, j);
+    const double softmax = head.softmax(i, j);
+    weights += softmax;
+    sum += head.keep(i, j) * softmax * head.grad_weight(i, j);
   }
   const double all = weights + head.softmax_of_sink(i);
   const bool divides =
