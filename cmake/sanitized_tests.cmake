@@ -26,6 +26,11 @@ target_compile_features(qkv_sanitized PRIVATE cxx_std_17)
 target_compile_options(qkv_sanitized PRIVATE
   $<TARGET_PROPERTY:qkv_kernels,COMPILE_OPTIONS> ${qkv_sanitizer_options})
 target_compile_definitions(qkv_sanitized PRIVATE QKV_CHECK_SCORES)
+set(QKV_SANITIZED_WITHOUT "" CACHE STRING
+  "Checks of UndefinedBehaviorSanitizer that these kernels are compiled without")
+if(QKV_SANITIZED_WITHOUT)
+  target_compile_options(qkv_sanitized PRIVATE -fno-sanitize=${QKV_SANITIZED_WITHOUT})
+endif()
 
 # The sanitized objects come first, because the linker takes the first of an inline function's copies.
 set(tests $<TARGET_OBJECTS:qkv_csrc_test_objects>)

@@ -44,6 +44,9 @@ if(csrc_tests)
   endforeach()
   foreach(isa IN LISTS QKV_EMULATED_ISAS)
     target_sources(qkv_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc/parts/emulated_${isa}.cpp)
+    # Twins are as fast with -O1, and compiled in half the time (33 and 18 s of one core of a Zen 4).
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/csrc/emulated/${isa}.cpp
+      ${PROJECT_SOURCE_DIR}/tests/csrc/parts/emulated_${isa}.cpp PROPERTIES COMPILE_OPTIONS -O1)
   endforeach()
   target_include_directories(qkv_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests/csrc)
   target_link_libraries(qkv_parts PRIVATE qkv_kernels)

@@ -16,8 +16,9 @@ MINUTES = 2.0  # of random calls, on all cores
 CALLS = 250  # of tests/fuzz on each instruction set: a quarter of a minute of one core
 SECONDS = 240  # of Python's tests in a slice
 PYTHON = 5  # slices of Python's tests
-# Kernels under sanitizers beside AVX2's of the quick layer: two minutes of compiling each.
-SANITIZED = ("isa/generic", "isa/avx512", "isa/avx512bf16", "emulated/amx", "emulated/avx512bf16")
+# Kernels under sanitizers: two minutes of compiling each.
+SANITIZED = ("isa/generic", "isa/avx2", "isa/avx512", "isa/avx512bf16", "emulated/amx",
+             "emulated/avx512bf16")  # fmt: skip
 MODELS = 60  # parts of the models that were tried, each of which takes one core less than a minute
 
 
@@ -36,8 +37,8 @@ def of_sanitized(draw: int) -> str:
     """Two of the instruction sets, others with another draw."""
     drawn = [SANITIZED[(draw + n) % len(SANITIZED)] for n in range(2)]
     tests = ":".join(f"*/{kernels.removeprefix('isa/').replace('/', '_')}" for kernels in drawn)
-    setting = f"'-DQKV_SANITIZED_ISAS={';'.join(drawn)}'"
-    build = suites.build(suites.ALL_TWINS, "qkv_csrc_tests_sanitized", setting)
+    target = "qkv_csrc_tests_sanitized"
+    build = suites.build(suites.ALL_TWINS, target, ";".join(drawn), without="")
     return f"{build}\n{suites.SANITIZED} '--gtest_filter={tests}-{suites.NOT_OF_TWINS}'"
 
 
