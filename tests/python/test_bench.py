@@ -38,6 +38,7 @@ def finished(tmp_path_factory):
     return printed.getvalue(), run, (folder / "run.png").read_bytes()
 
 
+@pytest.mark.long  # as all that need the run: eight seconds
 def test_json_says_everything(finished):
     _, run, _ = finished
     assert (
@@ -67,6 +68,7 @@ def test_json_says_everything(finished):
         assert all(e["error"] <= e["limit"] for e in result["check"].values())
 
 
+@pytest.mark.long
 def test_figures_follow_from_samples(finished):
     _, run, _ = finished
     for result in run["results"]:
@@ -86,6 +88,7 @@ def test_figures_follow_from_samples(finished):
         assert mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
 
 
+@pytest.mark.long
 def test_only_decode_reports_memory_rate(finished):
     _, run, _ = finished
     assert ["gbs" in r["forward"]["qkv"] for r in run["results"]] == [False, False, True]
@@ -95,6 +98,7 @@ def test_only_decode_reports_memory_rate(finished):
     assert forward["gbs"] == touched / forward["seconds"]["median"] / 1e9
 
 
+@pytest.mark.long
 def test_tables_name_the_machine_and_every_pass(finished):
     stdout, run, _ = finished
     lines = stdout.splitlines()
@@ -132,6 +136,7 @@ def median(timing, name):
     return timing[name]["seconds"]["median"]
 
 
+@pytest.mark.long
 def test_markdown_has_two_tables(finished):
     rows = markdown_rows(markdown(finished[1], GRID.tables(finished[1])))
     assert len(rows) == 2 + 4 + 2 + 2 + 2
@@ -141,6 +146,7 @@ def test_markdown_has_two_tables(finished):
     assert all(row.count("**") == 2 for row in rows[2:8] + rows[10:])
 
 
+@pytest.mark.long
 def test_plot_is_a_picture(finished):
     assert finished[2].startswith(PNG) and len(finished[2]) > 10_000
 

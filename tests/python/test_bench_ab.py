@@ -126,6 +126,7 @@ attention = lambda **inputs: right(**inputs) * 1.01
 """
 
 
+@pytest.mark.long  # four seconds
 def test_a_wrong_answer_is_not_timed(monkeypatch, capsys, tmp_path):
     wrong = tmp_path / "qkv" / "__init__.py"
     wrong.parent.mkdir()

@@ -26,6 +26,7 @@ def fakes(monkeypatch):
     return ["--environment", str(Path(sys.executable).parents[1])]
 
 
+@pytest.mark.long  # five seconds, as the next
 def test_who_is_right_is_timed_and_who_is_not_is_named(fakes, capsys, tmp_path):
     path = tmp_path / "run.json"
     assert peers.main([*fakes, *ARGUMENTS, "--json", str(path)]) == 0
@@ -56,6 +57,7 @@ def test_who_is_right_is_timed_and_who_is_not_is_named(fakes, capsys, tmp_path):
     assert len(markdown_rows(capsys.readouterr().out)) == 2 * (2 + 2)
 
 
+@pytest.mark.long
 def test_a_wrong_answer_of_ours_ends_the_run(fakes, capsys, monkeypatch):
     monkeypatch.setattr(peers, "OWN", {"qkv": "fake_peers:half"})
     monkeypatch.setattr(peers, "PEERS", {})

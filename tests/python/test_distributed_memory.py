@@ -11,7 +11,7 @@ import qkv
 import qkv.distributed
 from qkv.distributed import _passes
 
-LENGTH, HEADS = 16384, 16
+LENGTH, HEADS = 8192, 32
 # Features of a head: so few that this takes seconds, and a whole vector of every instruction set,
 # since a gradient's sums have whole vectors. Messages are made shorter by the same factor, so that
 # memory is divided as it is with heads of 64 features, which is the usual number.

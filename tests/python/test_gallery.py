@@ -251,6 +251,7 @@ def made(trainer, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long  # seven seconds, and `.ci/run` makes the gallery
 def test_each_idea_has_its_picture(made):
     """Each picture that the table of ideas names is drawn, and it names each that is drawn."""
     named = {name for row in ideas() for name in re.findall(r"\w+\.png", row[2])}
@@ -293,6 +294,7 @@ def open_page(browser, folder, width):
     return tab, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_in_a_browser(browser, made, trainer, width):
     tab, said = open_page(browser, made, width)
