@@ -14,6 +14,8 @@ constexpr double kPair = 40, kForwardRow = 40, kBackwardRow = 100, kFinished = 8
 // A call of a kernel: its scratch memory, and a tile that is not yet in the cache.
 constexpr double kCall = 4e4;
 constexpr int64_t kTileRows = 32;
+// Blocks of keys, as those of AVX-512: whole steps of the micro-kernel.
+constexpr int64_t kKeyStep = 14, kKeyBlock = 126;
 
 thread_local double count = 0;
 
@@ -27,6 +29,11 @@ double pairs_of(const Problem& p, int64_t row, int64_t end, int64_t begin, int64
     pairs += double(last + 1 - row) * double(std::max<int64_t>(0, to - from));
   }
   return pairs;
+}
+
+int64_t key_step(int64_t keys) {
+  const int64_t blocks = std::max<int64_t>(1, (keys + kKeyBlock - 1) / kKeyBlock);
+  return std::max<int64_t>(1, (keys + blocks * kKeyStep - 1) / (blocks * kKeyStep)) * kKeyStep;
 }
 
 // Neither kernel needs a workspace: where it is null, they were asked how much.
@@ -64,7 +71,7 @@ void finish_keys(const Problem& p, const BackwardArgs&, const Finished& of) {
 
 Implementation counted_isa() {
   Kernels k = {};
-  k.tile_rows = kTileRows, k.lanes = 16;
+  k.tile_rows = kTileRows, k.lanes = 16, k.key_step = key_step;
   k.forward = forward, k.merge_parts = merge_parts, k.backward = backward;
   k.finish_rows = finish_rows, k.finish_keys = finish_keys;
   return {"counted", [] { return true; }, k, {}, {}, {}};

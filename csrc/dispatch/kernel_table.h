@@ -118,6 +118,8 @@ struct Finished {
 // and does nothing else if it is null.
 struct Kernels {
   int64_t tile_rows;  // the most rows of a tile; items of the forward pass begin at multiples of it
+  // Of how many keys the blocks are that a pass cuts `keys` keys into.
+  int64_t (*key_step)(int64_t keys);
   size_t (*forward)(const Problem&, const ForwardResult&, const ForwardItem&, void* workspace);
   // Puts the parts of a row together, and writes it to the result.
   void (*merge_parts)(const Problem&, const ForwardResult&, const RowParts&);

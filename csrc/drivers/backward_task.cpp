@@ -40,7 +40,7 @@ BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const 
       args_(args),
       stretch_(stretch),
       kernels_(kernels_for(p_, args)),
-      grid_(item, p_.group() * item.seqlen_q, Sharing::within_groups(args), kernels_.fixed_bits),
+      grid_(item, p_.group() * item.seqlen_q, Sharing::within_groups(args), kernels_),
       tables_(p_, args, stretch, grid_.parts(), grid_.most_bands(),
               !Sharing::between_planes(p_, args, stretch)),
       sharing_(p_, args, stretch, tables_.are_wanted() ? tables_.planes() : 0),
@@ -50,11 +50,13 @@ BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const 
       keys_(item.seqlen_k),
       plane_flops_(Planes(item, stretch.count, args.direction ? 10 : 5).flops),
       runs_kernels_(wants_kernels(args)),
-      groups_(p_, args, sharing_, grid_.width() > 1) {
+      groups_(p_, args, sharing_, grid_.width() > 2) {
   const int64_t key_bytes = (p_.head_dim + p_.head_dim_v) * size_of(compute_type(p_.dtype));
   const int64_t keys = std::max(kFewestKeys, kCachedBytes / std::max<int64_t>(1, key_bytes));
   const Strips& strips = grid_.strips();
-  const int64_t calls = ceil_div(strips.count * strips.keys, keys);
+  // A second call would pack the rows again, which does not pay where one lap has so few keys.
+  const bool is_short = grid_.is_one_lap() && keys_ < 2 * kFewestKeys;
+  const int64_t calls = is_short ? 1 : ceil_div(strips.count * strips.keys, keys);
   most_keys_ = ceil_div(strips.count, calls) * strips.keys;
   // Where rows are few, and where planes are many, strips of keys are long.
   if (strips.keys >= 2 * keys) most_keys_ = strip_size(strips.keys, strips.keys / keys, kStripKeys);

@@ -76,12 +76,13 @@ class Grid {
  public:
   // `item` is the problem of any batch item of the stretch. `whole_positions`: strips of rows end
   // between two queries' positions, so that the heads of a group that are at one position are rows
-  // of one strip. `ascending`: every strip meets those of the other kind in their natural order,
-  // one lap of them (kernels of fixed bits).
-  Grid(const Problem& item, int64_t rows, bool whole_positions, bool ascending);
+  // of one strip.
+  Grid(const Problem& item, int64_t rows, bool whole_positions, const Kernels& kernels);
 
   int64_t parts() const { return parts_; }
   const Strips& strips() const { return strips_; }
+  // Whether every strip meets those of the other kind in their natural order, one lap of them.
+  bool is_one_lap() const { return ascending_; }
   // The most threads that can work on the plane at the same time.
   int64_t width() const;
   // Into how many bands of equally many strips the strips can be cut, at most.

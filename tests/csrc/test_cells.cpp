@@ -25,6 +25,8 @@ std::vector<Problem> problems() {
   std::vector<Problem> all = {problem(1, 1),
                               problem(64, 5000),
                               problem(197, 197),
+                              problem(390, 390, 1, true),
+                              problem(2000, 257, 3),
                               problem(1000, 1300),
                               problem(700, 700, 4),
                               problem(1300, 500),
@@ -42,13 +44,24 @@ std::vector<Problem> problems() {
 // Blocks of rows and strips of keys of all parts, in the order in which they meet.
 using Meetings = std::vector<std::pair<int64_t, int64_t>>;
 
+// What a Grid asks of kernels, whose blocks of keys have 112 of them, or 64 where bits are fixed.
+Kernels kernels(bool fixed_bits) {
+  Kernels found{};
+  found.fixed_bits = fixed_bits;
+  found.key_step = fixed_bits ? [](int64_t) -> int64_t { return 64; }
+                              : [](int64_t) -> int64_t { return 112; };
+  return found;
+}
+
 struct Walk {
   const Problem p;
   const int64_t rows;
   const Grid grid;
 
   explicit Walk(const Problem& problem, bool ascending = false, bool whole_positions = false)
-      : p(problem), rows(p.group() * p.seqlen_q), grid(p, rows, whole_positions, ascending) {}
+      : p(problem),
+        rows(p.group() * p.seqlen_q),
+        grid(p, rows, whole_positions, kernels(ascending)) {}
 
   // Calls f(cell, block, strip) for each meeting in which a row sees a key, cell after cell.
   template <class F>

@@ -39,12 +39,12 @@ class Scaling : public ::testing::Test {
 };
 
 TEST_F(Scaling, SixtyFourCores) {
-  // What is reached, rounded down: less is a step back. Of shapes that have no more work for so
-  // many cores (vit-s has 48 planes of one item each), or little work at all, less is asked for.
+  // What is reached, rounded down: less is a step back. Of shapes that have little work for so many
+  // cores (vit-s has 48 planes, of which no more than two threads work on one), less is asked for.
   const std::map<std::string, std::pair<double, double>> least = {
-      {"vit-s", {.90, .74}}, {"bert", {.95, .90}},   {"gpt2", {.95, .90}},  {"base", {.95, .90}},
+      {"vit-s", {.90, .84}}, {"bert", {.95, .90}},   {"gpt2", {.95, .90}},  {"base", {.95, .90}},
       {"long", {.95, .90}},  {"long1h", {.95, .85}}, {"llama", {.95, .85}}, {"sd-unet", {.95, .90}},
-      {"tiny", {.95, .95}},  {"cross", {.95, .80}},  {"d256", {.95, .85}}};
+      {"tiny", {.95, .95}},  {"cross", {.95, .95}},  {"d256", {.95, .85}}};
   for (const scaling::Named& shape : scaling::kGrid) {
     const scaling::Call call(shape.shape);
     const auto [forward, backward] = least.at(shape.name);
