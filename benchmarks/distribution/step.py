@@ -7,12 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qkv.distributed._attention import ring_attention
-from qkv.distributed._block import (
-    Ring,
-    block_backward,
-    block_forward,
-    rows_of,
-)
+from qkv.distributed._block import Ring, block_backward, block_forward, rows_of
 from qkv.distributed._call import SCALARS
 from qkv.distributed._exchange import Exchange, Return
 from qkv.distributed._passes import merge
@@ -94,7 +89,8 @@ class BackwardStep(ForwardStep):
         self.facts["bytes"] += 2 * self.home[0].numel() * self.home[0].element_size()
         grad_output, grad_query = torch.randn(2, 1, heads, rows, head_dim)
         self.queries = {"query": self.query, "output": self.output, "lse": self.lse.float()}
-        self.queries |= {"grad_output": grad_output, "grad_query": grad_query}
+        self.queries["grad_output"] = grad_output
+        self.grads = {"query": grad_query}
 
     def start(self) -> None:
         super().start()
@@ -109,7 +105,8 @@ class BackwardStep(ForwardStep):
 
     def attend(self, tensors: list[Tensor], block: Block) -> None:
         keys = [x.float() for x in tensors]
-        block_backward(self.queries, keys, (True, True), block, self.ring, {})
+        grads = self.grads | {"key": torch.zeros_like(keys[0]), "value": torch.zeros_like(keys[1])}
+        block_backward(self.queries, keys, grads, block, self.ring)
         # Adds what another rank has sent before to the gradients of the own keys.
         Return(self.home, self.back.columns, Messages(self.received), Messages([])).finish()
 

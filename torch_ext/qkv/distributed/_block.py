@@ -1,7 +1,6 @@
 """Attention of some queries to some keys of a sequence, by the operators that know where in the
 whole a call stands."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -133,38 +132,32 @@ def block_forward(
 
 
 def block_backward(
-    queries: dict[str, Tensor],
-    keys: list[Tensor],
-    wanted: Sequence[bool],
-    block: Block,
+    queries: dict[str, Tensor], keys: list[Tensor], grads: dict[str, Tensor], block: Block,
     ring: Ring,
-    option_grads: dict[str, Tensor],
-) -> list[Tensor | None]:
-    """The block's share of the gradients of its columns of key and value, as far as they are
-    wanted. Those of its rows of query and of the tensors of the options are added to grad_query and
-    to what is in option_grads; what is not there is not wanted.
+) -> None:  # fmt: skip
+    """Adds the block's share to gradients: what is not in grads is not wanted.
 
     Args:
-        queries: query, output, lse; and grad_output, grad_lse and grad_query where there are such.
-            Output and lse are those after all keys that a query sees anywhere. All but query are of
-            the dtype that is computed in, as keys are.
+        queries: query, output, lse; and grad_output and grad_lse where there are such. Output and
+            lse are those after all keys that a query sees anywhere. All but query are of the dtype
+            that is computed in, as keys are.
         keys: key and value.
+        grads: by the names of query, of key and value, and of the tensors of the options.
     """
     own = {n: rows_of(x, block.rows, _HEADS.get(n, -3) + 1) for n, x in queries.items()}
     key, value = (_laid_out(block, rows_of(x, block.columns)) for x in keys)
-    grad_output, grad_query = own.get("grad_output"), own.get("grad_query")
+    grad_output = own.get("grad_output")
     if grad_output is not None:
         grad_output = _laid_out(block, grad_output)
-    of_options = [n in option_grads and _is_in(n, block) for n in DIFFERENTIABLE[3:]]
+    wanted = [n in grads and _is_in(n, block) for n in DIFFERENTIABLE]
     found = _backward(
         grad_output, own.get("grad_lse"), _laid_out(block, own["query"].to(key.dtype)), key, value,
-        output=_laid_out(block, own["output"]), logsumexp=own["lse"],
-        output_mask=[grad_query is not None, *wanted, *of_options],
+        output=_laid_out(block, own["output"]), logsumexp=own["lse"], output_mask=wanted,
         **_arguments(block, ring),
     )  # fmt: skip
-    if grad_query is not None:
-        grad_query.add_(_laid_out(block, found[0]))
-    for name, more, is_wanted in zip(DIFFERENTIABLE[3:], found[3:], of_options, strict=True):
-        if is_wanted:
-            _part(name, option_grads[name], block, ring).add_(more)
-    return [x if x is None else _laid_out(block, x) for x in found[1:3]]
+    rows = {"query": block.rows, "key": block.columns, "value": block.columns}
+    for name, more, is_wanted in zip(DIFFERENTIABLE, found, wanted, strict=True):
+        if is_wanted and name in rows:
+            rows_of(grads[name], rows[name]).add_(_laid_out(block, more))
+        elif is_wanted:
+            _part(name, grads[name], block, ring).add_(more)

@@ -94,15 +94,12 @@ class Exchange:
         leaving = [_selected(x, visit.seen_here) for x in own]
         return self._exchange(own, visit.seen.columns, leaving, visit.step, _KEYS)
 
-    def send_back(
-        self, visit: Visit, shares: Sequence[Tensor | None], home: Sequence[Tensor | None]
-    ) -> Return:
+    def send_back(self, visit: Visit, shares: list[Tensor], home: Sequence[Tensor]) -> Return:
         """Begins to send gradients of the keys and values of a visit to the rank that they belong
         to, and to receive what another has computed for `home`, the gradients of the own ones: both
-        None where they are not wanted."""
-        own = self._own([x for x in home if x is not None], visit.part)
-        leaving = [x for x in shares if x is not None]
-        messages = self._exchange(own, visit.seen_here, leaving, -visit.step, _GRADIENTS)
+        of those that are wanted."""
+        own = self._own(home, visit.part)
+        messages = self._exchange(own, visit.seen_here, shares, -visit.step, _GRADIENTS)
         return Return(own, visit.seen_here, *messages)
 
     def _exchange(

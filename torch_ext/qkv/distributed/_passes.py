@@ -2,7 +2,6 @@
 computes while keys and values come from the others, and while gradients go back."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -55,16 +54,6 @@ def merge(output: Tensor, lse: Tensor, more_output: Tensor, more_lse: Tensor) ->
     )
     output.mul_(before).addcmul_(more_output, more)
     lse.copy_(total)
-
-
-def _zeros_like(
-    tensors: Sequence[Tensor], wanted: Sequence[bool], dtype: torch.dtype
-) -> list[Tensor | None]:
-    """Where gradients of these are added up, as far as they are wanted."""
-    return [
-        torch.zeros_like(x, dtype=dtype) if is_wanted else None
-        for x, is_wanted in zip(tensors, wanted, strict=True)
-    ]
 
 
 class RingAttention(Function):
@@ -129,40 +118,32 @@ class RingGradients(Function):
         *tensors, output, lse, ring, wanted = others
         tensors = _present(dict(zip(OPTION_TENSORS, tensors, strict=True)))
         dtype, ring = wide(query.dtype), replace(ring, tensors=tensors)
-        sums = {  # of the tensors of the options
-            name: torch.zeros_like(tensors[name], dtype=wide(tensors[name].dtype))
-            for name, is_wanted in zip(OPTION_TENSORS, wanted[3:], strict=True)
-            if is_wanted
-        }
+        inputs = {"query": query, "key": key, "value": value, **tensors}
+        names = ("query", "key", "value", *OPTION_TENSORS)
+        wanted = [n for n, is_wanted in zip(names, wanted, strict=True) if is_wanted]
+        sums = {n: torch.zeros_like(inputs[n], dtype=wide(inputs[n].dtype)) for n in wanted}
+        home = [sums[name] for name in ("key", "value") if name in sums]
         rows = {"query": query, "output": output, "lse": lse}
         rows |= _present({"grad_output": grad_output, "grad_lse": grad_lse})
-        if wanted[0]:
-            rows["grad_query"] = torch.zeros_like(query, dtype=dtype)
         parts, cuts = parts_of_both(key, value)
-        home = _zeros_like((key, value), wanted[1:3], dtype)
         exchange = Exchange((key, value), ring.ranks, ring.plan, parts, cuts, "backward")
         returning = None
         for visit, arrived in exchange.arrivals():
             part = visit.part, parts
             own_rows, own_ring = tensors_of_heads(rows, *part), ring.of_heads(*part)
-            own_sums = tensors_of_heads(sums, *part)
             keys = [x.to(dtype) for x in arrived]
-            shares = _zeros_like(keys, wanted[1:3], dtype)
+            named = zip(("key", "value"), keys, strict=True)
+            shares = {name: torch.zeros_like(x) for name, x in named if name in sums}
+            own_sums = tensors_of_heads(sums, *part) | shares
             for block in visit.seen.blocks:
-                found = block_backward(own_rows, keys, wanted[1:3], block, own_ring, own_sums)
-                for share, more in zip(shares, found, strict=True):
-                    if share is not None and more is not None:
-                        rows_of(share, block.columns).add_(more)
+                block_backward(own_rows, keys, own_sums, block, own_ring)
             del keys
             if returning is not None:
                 returning.finish()
-            returning = exchange.send_back(visit, shares, home)
+            returning = exchange.send_back(visit, [*shares.values()], home)
         if returning is not None:
             returning.finish()
-        return (
-            *(x if x is None else x.to(query.dtype) for x in (rows.get("grad_query"), *home)),
-            *(sums[n].to(tensors[n].dtype) if n in sums else None for n in OPTION_TENSORS),
-        )
+        return tuple(sums[n].to(inputs[n].dtype) if n in sums else None for n in names)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -108,15 +108,10 @@ class Plan:
     may_pack: bool = True
 
     def spans(self, rank: int) -> list[Span]:
-        """What a rank holds. The two chunks of the last rank are neighbours."""
-        numbers = rank, 2 * self.size - 1 - rank
-        places = [Range(i * self.chunk, (i + 1) * self.chunk) for i in numbers]
-        if numbers[0] + 1 == numbers[1]:
-            found = [Span(Range(places[0].begin, places[1].end), -places[0].begin)]
-        else:
-            found = [Span(p, i * self.chunk - p.begin) for i, p in enumerate(places)]
-        whole = Range(0, self.seqlen)
-        found = [replace(span, positions=span.positions & whole) for span in found]
+        """What a rank holds. The two chunks of the last rank are neighbours, and one span."""
+        numbers, whole = (rank, 2 * self.size - 1 - rank), Range(0, self.seqlen)
+        places = _union(Range(i * self.chunk, (i + 1) * self.chunk) for i in numbers)
+        found = [Span(p & whole, i * self.chunk - p.begin) for i, p in enumerate(places)]
         return [span for span in found if span.positions.size]
 
     def step(self, rank: int, other: int) -> Step:

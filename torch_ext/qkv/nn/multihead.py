@@ -168,7 +168,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 average_attn_weights=average_attn_weights, is_causal=is_causal, **masks,
             )  # fmt: skip
         wanted = (need_weights, average_attn_weights)
-        call = self._options() | {"spans": tensor_of(spans), "is_causal": is_causal}
+        call: dict[str, Any] = {name: getattr(self, name) for name in self._given}
+        call |= {"dropout_p": self.dropout if self.training else 0.0}
+        call |= {"spans": tensor_of(spans), "is_causal": is_causal}
         if query.is_nested or key.is_nested or value.is_nested:
             check_nested(self, (query, key, value), **masks)
             return self._forward_nested(query, attn_bias, wanted, call)
@@ -227,11 +229,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         check_dtypes(heads[0].dtype, attn_bias=attn_bias)
         output, weights = attend_documents(heads, ends, *wanted, call)
         return nested_like(self._project_output(output)), weights
-
-    def _options(self) -> dict[str, Any]:
-        """What the operator is told by this layer."""
-        given = {name: getattr(self, name) for name in self._given}
-        return given | {"dropout_p": self.dropout if self.training else 0.0}
 
     def _project_output(self, output: Tensor) -> Tensor:
         """W_O, of `[..., H, E / H]`."""

@@ -46,8 +46,12 @@ def attention_with_kvcache(
     _check_appended(key, value, cache_seqlens)
     batch, (left, right) = query.size(0), window_size or (-1, -1)
     window = (left, 0) if causal else (left, right)
-    scales = [k_scale, v_scale]
-    caches = [_wide(x, s, dtype) for x, s in zip((k_cache, v_cache), scales, strict=True)]
+    scales = [x if x is None else _by_row(x) for x in (k_scale, v_scale)]
+    # Copies; of int8 caches, of what their numbers stand for.
+    caches = [
+        x.to(dtype, copy=True) if scale is None else (x.double() * scale).to(dtype)
+        for x, scale in zip((k_cache, v_cache), scales, strict=True)
+    ]
     if block_table is None:  # one block for each item, as long as the cache
         rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx
         block_table = rows.unsqueeze(1)
@@ -87,13 +91,6 @@ def _check_appended(key: Tensor | None, value: Tensor | None, cache_seqlens: Any
         raise ValueError("key and value: both or neither are expected")
     if key is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
-
-
-def _wide(cache: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A copy of a cache, of what int8 numbers stand for."""
-    if scale is None:
-        return cache.to(dtype, copy=True)
-    return (cache.double() * _of_rows(scale)).to(dtype)
 
 
 def _slots(block_table: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
@@ -139,14 +136,13 @@ def quantize(rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]
     return (rows / divisor).round().clamp(-127, 127).nan_to_num().to(torch.int8), scale
 
 
-def _of_rows(scale: Tensor) -> Tensor:
+def _by_row(scale: Tensor) -> Tensor:
     """A scale, in double, that broadcasts to a cache `[rows, Hkv, S, D]`."""
     return scale.double().unsqueeze(-1) if scale.dim() > 1 else scale.double().reshape(-1, 1, 1)
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
     """`[Hkv, L_new, D]`: what new rows become in an int8 cache with such a scale, in double."""
-    if scale.dim() < 3:
-        return quantize(rows, scale.reshape(-1, 1, 1))[0].double() * _of_rows(scale)
-    numbers, scale = quantize(rows)
-    return numbers.double() * _of_rows(scale)
+    given = scale.float() if scale.dim() == 3 else None  # or each row gets one of its own
+    numbers, own = quantize(rows, given)
+    return numbers.double() * (_by_row(own) if given is None else scale)

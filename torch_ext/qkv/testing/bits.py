@@ -38,8 +38,7 @@ def _attended(
     """Output, log-sum-exp and all gradients."""
     sizes = {"query": (B, H, L, D), "key": (B, Hkv or H, S, D), "value": (B, Hkv or H, S, D)}
     inputs = {name: numbers(name, *size, dtype=dtype) for name, size in sizes.items()}
-    given: dict[str, Any] = {}
-    given |= {name: x() if callable(x) else x for name, x in options.items()}
+    given: dict[str, Any] = {n: x() if callable(x) else x for n, x in options.items()}
     leaves = [*inputs.values()]
     leaves += [x for x in given.values() if isinstance(x, Tensor) and x.is_floating_point()]
     for x in leaves:
