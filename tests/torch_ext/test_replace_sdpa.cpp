@@ -45,6 +45,14 @@ TEST_F(ReplaceSdpa, NestsMovesAndIsUndoneOnce) {
   EXPECT_EQ(counts().first, 1);
 }
 
+TEST_F(ReplaceSdpa, OutlivesWhatItWasMovedFrom) {
+  auto source = std::make_unique<ReplacedSdpa>(replace_sdpa());
+  const ReplacedSdpa moved(std::move(*source));
+  source.reset();
+  sdpa();
+  EXPECT_EQ(counts().first, 1);
+}
+
 TEST_F(ReplaceSdpa, LeavesToTorchWhatIsSwitchedOff) {
   const auto replaced = replace_sdpa();
   at::globalContext().setSDPUseFlash(false);
