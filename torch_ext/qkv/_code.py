@@ -50,7 +50,7 @@ def things_in(function: FunctionType) -> Iterator[Any]:
             yield _unwrapped(one)
 
 
-@functools.cache
+@functools.lru_cache(1 << 14)  # not more, since a program may make new functions all the time
 def words_in(code: CodeType) -> frozenset[str]:
     """The names in the code of a function and of those inside it."""
     inside = (x for x in code.co_consts if isinstance(x, CodeType))

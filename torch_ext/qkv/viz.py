@@ -88,11 +88,7 @@ def plot_attention(
     if colorbar:
         extend = "max" if pictures.max() > vmax else "neither"
         every[0].figure.colorbar(
-            every[0].images[-1],
-            ax=list(every),
-            extend=extend,
-            shrink=0.7,
-            label="attention weight",
+            every[0].images[-1], ax=list(every), extend=extend, shrink=0.7, label="attention weight"
         )
     return every if weights.dim() == 3 else every[0]
 

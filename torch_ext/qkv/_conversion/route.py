@@ -16,14 +16,7 @@ import torch.nn.functional as F
 from torch import _C, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qkv._conversion.scores import (
-    introduce,
-    kind_of,
-    run_before,
-    settle,
-    settle_model,
-    start,
-)
+from qkv._conversion.scores import introduce, kind_of, run_before, settle, settle_model, start
 from qkv._functional import attention, has_kernels
 from qkv._verbose import note_left
 
@@ -98,9 +91,7 @@ def _routed(plain: type[nn.Module]) -> type[nn.Module]:
     bound methods."""
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if "_before_route" not in self.__dict__:
-            return plain._call_impl(self, *args, **kwargs)
-        route = _route_of(self, plain, args, kwargs)
+        route = _route_of(self, plain, args, kwargs) if is_routed(self) else None
         if route is None:
             return plain._call_impl(self, *args, **kwargs)
         # What `with route` does, but an interrupt may have come between any two lines of

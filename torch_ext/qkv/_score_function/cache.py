@@ -52,9 +52,7 @@ def traced(score_mod: Callable[..., Any], dtype: torch.dtype) -> tuple[Lowered, 
 
 
 def lowered(
-    score_mod: Callable[..., Any],
-    floating: torch.dtype,
-    here: Callable[[], Place] | None = None,
+    score_mod: Callable[..., Any], floating: torch.dtype, here: Callable[[], Place] | None = None
 ) -> tuple[Lowered, list[Tensor]]:
     """score_mod: of score, batch item, head, query and key, tensors without dimensions, the new
     score; as FlexAttention takes it. floating: of the score. here: as `record` has it.

@@ -81,14 +81,13 @@ def _graph_of(
     """The function as a graph, and what it captures. floating: of the score."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-    def scalar(dtype: torch.dtype, **options: Any) -> VariableTracker:
-        options = {"dtype": dtype} | options
+    def scalar(**options: Any) -> VariableTracker:
         given = {name: VariableTracker.build(tx, x) for name, x in options.items()}
         return query.call_method(tx, "new_empty", [VariableTracker.build(tx, [])], given)
 
     with higher_order_ops.discard_graph_changes(tx):
-        score = scalar(floating, requires_grad=query.requires_grad)
-        arguments = [score, *(scalar(torch.int32) for _ in range(4))]
+        score = scalar(dtype=floating, requires_grad=query.requires_grad)
+        arguments = [score, *(scalar(dtype=torch.int32) for _ in range(4))]
     with TransformGetItemToIndex():
         _, graph, captured = higher_order_ops.speculate_subgraph(
             tx, score_mod, arguments, {}, description=of._HOP_NAME, source_target=of.value,

@@ -8,7 +8,7 @@ from qkv._score_function.program import Line
 
 KINDS = "bif"  # booleans, integers, floating numbers: torch's result has the last one of its inputs
 _RESULT = dict.fromkeys("eq ne lt le gt ge".split(), "b") | {"to_float": "f", "to_int": "i"}
-_NAMES = {"b": "bool", "i": "int", "f": "float"}
+_TYPES = {"b": bool, "i": int, "f": float}  # whose names the text of a program has
 
 
 class Register(NamedTuple):
@@ -41,11 +41,11 @@ class Instructions:
         return self.line((name, *(x.number for x in inputs)), kind, has_gradient=has_gradient)
 
     def constant(self, value: Any, kind: str) -> Register:
-        value = {"b": bool, "i": int, "f": float}[kind](value)
+        value = _TYPES[kind](value)
         if kind == "i" and not -(2**31) <= value < 2**31:
             raise NoRule(f"{value} is no int32, in which integers are computed")
         text = repr(int(value) if kind == "b" else value)
-        return self.line((_NAMES[kind], text), kind, value=value)
+        return self.line((_TYPES[kind].__name__, text), kind, value=value)
 
     def of(self, x: Any, kind: str) -> Register:
         """A register or a number, converted."""
@@ -55,10 +55,11 @@ class Instructions:
             return x
         if x.value is not None:
             return self.constant(x.value, kind)
-        return self("ne", x, self.constant(0, x.kind)) if kind == "b" else self(_TO[kind], x)
+        if kind == "b":
+            return self("ne", x, self.constant(0, x.kind))
+        return self(f"to_{_TYPES[kind].__name__}", x)
 
 
-_TO = {"f": "to_float", "i": "to_int"}
 Rule = Callable[..., Register]  # of instructions, the kind of the result, and torch's arguments
 
 

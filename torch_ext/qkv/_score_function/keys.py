@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from qkv._code import words_in
+
 _MOST = 2000  # parts of a key: what is larger takes as long to look up as to trace
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "qkv"})
 _PLAIN = frozenset({int, bool, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device})
@@ -28,13 +30,7 @@ class _Code:
 
     def __init__(self, code: CodeType) -> None:
         self.code = code  # kept, for its id is what it is found by
-        names, left = dict.fromkeys(code.co_names), [code]
-        while left:
-            inner = [x for x in left.pop().co_consts if isinstance(x, CodeType)]
-            left += inner
-            for x in inner:
-                names |= dict.fromkeys(x.co_names)
-        self.names = tuple(names)  # of globals and attributes
+        self.names = words_in(code)  # of globals and attributes
 
 
 _codes: dict[int, _Code] = {}
@@ -94,13 +90,12 @@ class _Walk:
             _WALKS.get(kind, _Walk.other)(self, x, code)
 
     def tensor(self, x: Tensor, _: _Code) -> None:
-        number = self.numbers.get(id(x))
-        if number is None:
-            self.numbers[id(x)] = len(self.tensors)
+        number = self.numbers.setdefault(id(x), len(self.tensors))
+        if number < len(self.tensors):  # met before
+            self.parts += (Tensor, number)
+        else:
             self.tensors.append(x)
             self.parts += (Tensor, x.dtype, x.shape, x.device, x.layout)
-        else:
-            self.parts += (Tensor, number)
 
     def function(self, x: FunctionType, _: _Code) -> None:
         is_foreign = _is_foreign(x.__module__)
@@ -117,12 +112,10 @@ class _Walk:
         if x.__defaults__ or x.__kwdefaults__:
             self((x.__defaults__, x.__kwdefaults__), code)
         if not is_foreign:
-            of = x.__globals__
             for name in code.names:
-                value = of.get(name, _MISSING)
-                if value is not _MISSING:
+                if name in x.__globals__:
                     self.parts.append(name)
-                    self(value, code)
+                    self(x.__globals__[name], code)
 
     def partial(self, x: functools.partial[Any], code: _Code) -> None:
         self.parts.append("partial")

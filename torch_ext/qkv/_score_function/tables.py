@@ -1,5 +1,6 @@
 """Captured tensors as the tables that a score program reads."""
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +16,11 @@ def joined(parts: list[Tensor]) -> Tensor | None:
 
 def name_of(x: Tensor, function: Any) -> str:
     """What the function calls a captured tensor, for errors."""
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        names = dict(zip(code.co_freevars, cells, strict=True))
-        names |= {n: function.__globals__.get(n) for n in code.co_names}
-        for n, value in names.items():
+    if inspect.isfunction(function) or inspect.ismethod(function):
+        captured = inspect.getclosurevars(function)
+        for name, value in {**captured.nonlocals, **captured.globals}.items():
             if value is x:
-                return f"'{n}'"
+                return f"'{name}'"
     return f"a captured tensor of shape {list(x.shape)}"
 
 

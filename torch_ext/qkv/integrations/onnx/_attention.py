@@ -12,15 +12,7 @@ from typing import Any
 from onnxscript import ir
 
 from qkv.integrations.onnx._masks import Mask, Places
-from qkv.integrations.onnx._tensors import (
-    Size,
-    Tensor,
-    as_shape,
-    broadcast,
-    constant,
-    ints,
-    op,
-)
+from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints, op
 from qkv.options import PAIRS
 
 TRANSLATED_BY_HEAD = ("alibi_slopes", "sinks")  # of options.BY_HEAD

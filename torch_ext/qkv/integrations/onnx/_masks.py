@@ -5,15 +5,7 @@ from typing import Any
 import numpy as np
 from onnxscript import ir
 
-from qkv.integrations.onnx._tensors import (
-    Size,
-    Tensor,
-    as_shape,
-    broadcast,
-    constant,
-    ints,
-    op,
-)
+from qkv.integrations.onnx._tensors import Size, Tensor, as_shape, broadcast, constant, ints, op
 
 
 class Places:

@@ -1,7 +1,8 @@
 """What the mask functions of transformers mean, whose code is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
+from inspect import getclosurevars
 from operator import and_, or_
 from types import CodeType
 from typing import Any, NamedTuple
@@ -30,26 +31,24 @@ class Pattern(NamedTuple):
         return reduce(and_, spans)
 
 
+Cells = Mapping[str, Any]  # what a closure was made with, by name
+
+
 def pattern_of(function: Callable) -> Pattern | None:
     """What a mask function of transformers means, or None if that is not known.
 
     A closure is known by its code, which is that of the function in transformers that makes such
     closures; the numbers and tensors it was made with are in its cells."""
     read = _KNOWN.get(_code_of(function))
-    return read and read(_cells(function))
+    return read and read(getclosurevars(function).nonlocals)
 
 
-def _cells(function: Callable) -> dict[str, Any]:
-    cells = function.__closure__ or ()
-    return dict(zip(function.__code__.co_freevars, (x.cell_contents for x in cells), strict=True))
-
-
-def _all_of(cells: dict[str, Any]) -> Pattern | None:
+def _all_of(cells: Cells) -> Pattern | None:
     """Functions that all have to allow a pair."""
     found = [pattern_of(f) for f in cells["mask_functions"] if _code_of(f) is not _REMAPPED]
-    remapped = [_cells(f) for f in cells["mask_functions"] if _code_of(f) is _REMAPPED]
+    remapped = [f for f in cells["mask_functions"] if _code_of(f) is _REMAPPED]
     documents = [x.documents for x in found if x is not None and x.documents is not None]
-    for inner in remapped:
+    for inner in (getclosurevars(f).nonlocals for f in remapped):
         if len(documents) != 1 or not _goes_on(inner["position_ids"], documents[0]):
             return None
         pattern = pattern_of(inner["mask_function"])  # a band alone means the same in all documents
@@ -64,7 +63,7 @@ def _all_of(cells: dict[str, Any]) -> Pattern | None:
     )  # fmt: skip
 
 
-def _any_of(cells: dict[str, Any]) -> Pattern | None:
+def _any_of(cells: Cells) -> Pattern | None:
     """Functions of which one has to allow a pair."""
     found = [pattern_of(f) for f in cells["mask_functions"]]
     known = [x for x in found if x is not None]
@@ -73,12 +72,12 @@ def _any_of(cells: dict[str, Any]) -> Pattern | None:
     return Pattern(spans=lambda places: reduce(or_, (x.as_spans(places) for x in known)))
 
 
-def _of_chunks(cells: dict[str, Any]) -> Pattern:
+def _of_chunks(cells: Cells) -> Pattern:
     size, before = cells["chunk_size"], cells["left_padding"][:, None]
     return Pattern(spans=lambda n: Spans.documents((torch.arange(n) - before) // size))
 
 
-def _of_blocks(cells: dict[str, Any]) -> Pattern:
+def _of_blocks(cells: Cells) -> Pattern:
     def spans(places: int) -> Spans:
         ids = cells["block_sequence_ids"][:, :places]
         # Refuses a block in several pieces; what is in none is a document for each place here.
@@ -100,7 +99,7 @@ def _code_of(function: Callable) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def _of_window(band: Callable[[int], Band]) -> Callable[[dict[str, Any]], Pattern | None]:
+def _of_window(band: Callable[[int], Band]) -> Callable[[Cells], Pattern | None]:
     def read(cells):
         window = cells["sliding_window"]
         return Pattern(band(window)) if isinstance(window, int) and window > 0 else None
@@ -112,10 +111,10 @@ _REMAPPED: CodeType | None = None
 if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
     remap: Callable[..., Any] = masking_utils.remap_positions_for_packed_sequence
     _REMAPPED = remap(None, None).__code__
-_KNOWN: dict[CodeType | None, Callable[[dict[str, Any]], Pattern | None]] = {}
+_KNOWN: dict[CodeType | None, Callable[[Cells], Pattern | None]] = {}
 
 
-def _learn(read: Callable[[dict[str, Any]], Pattern | None], maker: str, *args: Any) -> None:
+def _learn(read: Callable[[Cells], Pattern | None], maker: str, *args: Any) -> None:
     """What mask functions mean that are made by a function of transformers, for which it is tried
     with these arguments; without any, what that function itself means. What this version does not
     have, or means otherwise than it is read here, is not known, so that a later version costs time
