@@ -47,11 +47,7 @@ def attention_with_kvcache(
     batch, (left, right) = query.size(0), window_size or (-1, -1)
     window = (left, 0) if causal else (left, right)
     scales = [x if x is None else _by_row(x) for x in (k_scale, v_scale)]
-    # Copies; of int8 caches, of what their numbers stand for.
-    caches = [
-        x.to(dtype, copy=True) if scale is None else (x.double() * scale).to(dtype)
-        for x, scale in zip((k_cache, v_cache), scales, strict=True)
-    ]
+    caches = [_wide(x, s, dtype) for x, s in zip((k_cache, v_cache), scales, strict=True)]
     if block_table is None:  # one block for each item, as long as the cache
         rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx
         block_table = rows.unsqueeze(1)
@@ -91,6 +87,11 @@ def _check_appended(key: Tensor | None, value: Tensor | None, cache_seqlens: Any
         raise ValueError("key and value: both or neither are expected")
     if key is not None and cache_seqlens is None:
         raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
+
+
+def _wide(cache: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A copy of a cache; of an int8 one, of what its numbers stand for."""
+    return cache.to(dtype, copy=True) if scale is None else (cache.double() * scale).to(dtype)
 
 
 def _slots(block_table: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
