@@ -54,9 +54,7 @@ BackwardTask::BackwardTask(const Problem& call, const BackwardArgs& args, const 
   const int64_t key_bytes = (p_.head_dim + p_.head_dim_v) * size_of(compute_type(p_.dtype));
   const int64_t keys = std::max(kFewestKeys, kCachedBytes / std::max<int64_t>(1, key_bytes));
   const Strips& strips = grid_.strips();
-  // A second call would pack the rows again, which does not pay where one lap has so few keys.
-  const bool is_short = grid_.is_one_lap() && keys_ < 2 * kFewestKeys;
-  const int64_t calls = is_short ? 1 : ceil_div(strips.count * strips.keys, keys);
+  const int64_t calls = grid_.is_short() ? 1 : ceil_div(strips.count * strips.keys, keys);
   most_keys_ = ceil_div(strips.count, calls) * strips.keys;
   // Where rows are few, and where planes are many, strips of keys are long.
   if (strips.keys >= 2 * keys) most_keys_ = strip_size(strips.keys, strips.keys / keys, kStripKeys);

@@ -9,10 +9,8 @@ namespace {
 // kStripKeys keys each: is_causal hides half of the meetings of a step.
 constexpr int64_t kWantedWidth = 128;
 // To take a plane in two laps, a thread packs its rows twice, which shows where it would pack them
-// once otherwise. So planes of fewer keys are taken in one lap of kShortRowStrips strips of rows,
-// and of keys as many as kernels make blocks of: that costs one thread nothing, and there is work
-// for some more.
-constexpr int64_t kFewestKeys = 400;
+// once otherwise. So short planes are taken in one lap of so many strips of rows, and of keys as
+// many as kernels make blocks of: that costs one thread nothing, and there is work for some more.
 constexpr int64_t kShortRowStrips = 4;
 // Where there are fewer blocks of rows than kWantedParts, keys are cut into parts of about
 // kPartKeys keys, so that about as many threads find work.
@@ -22,9 +20,7 @@ constexpr int64_t kPartKeys = 256;
 }  // namespace
 
 Grid::Grid(const Problem& p, int64_t rows, bool whole_positions, const Kernels& kernels)
-    : total_rows_(rows),
-      total_keys_(p.seqlen_k),
-      ascending_(kernels.fixed_bits || p.seqlen_k < kFewestKeys) {
+    : total_rows_(rows), total_keys_(p.seqlen_k), ascending_(kernels.fixed_bits || is_short()) {
   const int64_t blocks = std::max<int64_t>(1, ceil_div(rows, kGradRows));
   if (blocks < kWantedParts && !ascending_)
     parts_ =
@@ -35,8 +31,8 @@ Grid::Grid(const Problem& p, int64_t rows, bool whole_positions, const Kernels& 
   const int64_t unit = whole_positions ? std::lcm(kGradRows, p.group()) : kGradRows;
   wanted = std::min({wanted, ceil_div(rows, unit), part_keys_ / kStripKeys});
   const int64_t block = kernels.key_step(p.seqlen_k);
-  if (p.seqlen_k < kFewestKeys) wanted = 1;
-  if (p.seqlen_k < kFewestKeys && block < p.seqlen_k && rows > unit) {
+  if (is_short()) wanted = 1;
+  if (is_short() && block < p.seqlen_k && rows > unit) {
     strips_.keys = block;
     strips_.rows = strip_size(rows, kShortRowStrips, unit);
   } else if (wanted <= 1) {
@@ -84,13 +80,12 @@ std::vector<Cell> Grid::candidates(int64_t bands) const {
   bands = ceil_div(n, strips);
   // Of cells that could begin, those of which more others wait go first: on 64 cores 0.848 of their
   // time is used for vit-s, counted, and 0.811 where all cells with the same row + key are alike.
-  const bool is_short = ascending_ && n <= kShortRowStrips;
   const auto band = [&](int64_t i) { return Range{i * strips, std::min(n, (i + 1) * strips)}; };
   std::vector<Cell> found;
   for (int64_t row = 0; row < bands; ++row) {
     for (int64_t key = 0; key < bands; ++key) {
       const Range rows = band(row), keys = band(key);
-      const int64_t step = (is_short ? 2 * row + 3 * key : row + key) + 1;
+      const int64_t step = (is_short() ? 2 * row + 3 * key : row + key) + 1;
       if (!ascending_ && rows.end + keys.end - 1 >= n)
         found.push_back({rows, keys, false, int32_t(row), int32_t(key), int32_t(step - bands)});
       if (ascending_ || rows.begin + keys.begin + 1 < n)

@@ -34,9 +34,9 @@
 
 namespace qkv {
 
-// The fewest keys of a strip, and what its keys are a multiple of. Where every strip is an item,
-// each block of rows is packed once for it, which takes a tenth of the time of 64 keys (Zen 3, D =
-// 64).
+// The fewest keys of a strip, and what its keys are a multiple of where the plane is not short.
+// Where every strip is an item, each block of rows is packed once for it, which takes a tenth of
+// the time of 64 keys (Zen 3, D = 64).
 constexpr int64_t kStripKeys = 64;
 
 // The size of a strip of `total` rows or keys, a multiple of `unit`, if there are to be at most
@@ -83,6 +83,9 @@ class Grid {
   const Strips& strips() const { return strips_; }
   // Whether every strip meets those of the other kind in their natural order, one lap of them.
   bool is_one_lap() const { return ascending_; }
+  // Whether the plane has so few keys that packing its rows twice would show: one thread takes
+  // them in one lap, and in one call of the kernel.
+  bool is_short() const { return total_keys_ < kShortKeys; }
   // The most threads that can work on the plane at the same time.
   int64_t width() const;
   // Into how many bands of equally many strips the strips can be cut, at most.
@@ -131,6 +134,8 @@ class Grid {
   }
 
  private:
+  static constexpr int64_t kShortKeys = 400;
+
   // The cells of a plane in which every row sees every key.
   std::vector<Cell> candidates(int64_t bands) const;
   bool sees(const Problem& item, const Cell& cell, int64_t part) const;

@@ -18,12 +18,13 @@ namespace qkv {
 
 class MaskGroups {
  public:
-  // Decides how many groups there are; `splits_keys` says whether the keys of a plane are split.
-  // There is one group only where more are of no use, where their memory would matter, where two
-  // masks have such a gradient, and where it is not a sum over the batch: the number of groups
-  // follows the number of planes, and no result but a sum over the batch may depend on the batch
-  // size.
-  MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing& sharing, bool splits_keys)
+  // Decides how many groups there are; `cuts_planes` says whether more than two threads can work on
+  // one plane, so that its cells are items enough (two are not, where planes of few classes wait
+  // for each other). There is one group only where more are of no use, where their memory would
+  // matter, where two masks have such a gradient, and where it is not a sum over the batch: the
+  // number of groups follows the number of planes, and no result but a sum over the batch may
+  // depend on the batch size.
+  MaskGroups(const Problem& p, const BackwardArgs& args, const Sharing& sharing, bool cuts_planes)
       : p_(p), args_(args), sharing_(sharing) {
     int wanted = 0;
     for (int m = 0; m < kMasks; ++m)
@@ -49,7 +50,7 @@ class MaskGroups {
     const int64_t most = 1 + kMaxBytes / std::max<int64_t>(1, step * element_);
     const int64_t groups =
         std::min({most, ceil_div(kItems, sharing.classes()), sharing.positions()});
-    if (!splits_keys || groups * sharing.classes() >= kFewestItems) count_ = groups;
+    if (!cuts_planes || groups * sharing.classes() >= kFewestItems) count_ = groups;
   }
 
   int64_t count() const { return count_; }
@@ -75,8 +76,8 @@ class MaskGroups {
 
  private:
   // An item is one group of one class. As many groups are made as give kItems items, where memory
-  // permits. If they would give fewer than kFewestItems and the keys of a plane can be split, there
-  // is one group, and the splits are the items.
+  // permits. If they would give fewer than kFewestItems and planes are cut, there is one group, and
+  // the cells of planes are the items.
   static constexpr int64_t kItems = 64, kFewestItems = 16;
   // The most bytes that the sums of all groups but the first take. Where a mask is larger, one
   // plane alone has work enough for the threads.
