@@ -38,29 +38,71 @@ QKV_INLINE void add_vector(Vec<T> x, M* to, int64_t col, int64_t count) {
   }
 }
 
+// Calls put(j, elements) for the keys of a square of W of a user's rows, from `key` on: W of them
+// or, where they are transposed as pairs of bf16, 2 W. Those beyond the first `count` are not read.
+template <class T, bool kOfPairs, class M, class Put>
+QKV_INLINE void read_square(const M* const (&from)[kLanes<T>], int64_t key, int64_t col,
+                            int64_t count, int64_t ahead, const Put& put) {
+  const auto at = [&](int r) QKV_INLINE_LAMBDA {
+    const M* const its = from[r] + key * col;
+    __builtin_prefetch(its + ahead * col, 0, 2);
+    return its;
+  };
+  if constexpr (kOfPairs) {
+    transpose_square<float>([&](int r) QKV_INLINE_LAMBDA { return (Vec<float>)load_pairs(at(r)); },
+                            [&](int i, Vec<float> pairs) QKV_INLINE_LAMBDA {
+                              put(2 * i, part_of_pairs(0, (HalfBits)pairs));
+                              put(2 * i + 1, part_of_pairs(1, (HalfBits)pairs));
+                            });
+  } else {
+    transpose_square<T>([&](int r) QKV_INLINE_LAMBDA { return read_vector<T>(at(r), col, count); },
+                        put);
+  }
+}
+
+// How many keys after these, [key, key + keys), those lie that a pass reads next of the same rows,
+// for prefetches: the hardware fetches no rows that are as far apart as those of a mask.
+inline int64_t keys_ahead(const Problem& p, int64_t key, int64_t keys) {
+  return std::min(keys, p.seqlen_k - key - keys);
+}
+
+// Calls put(j, elements) for every j in [0, keys), in squares.
+template <class T, bool kOfPairs, class M, class Put>
+QKV_INLINE void read_squares(const M* const (&from)[kLanes<T>], int64_t keys, int64_t col,
+                             int64_t ahead, const Put& put) {
+  constexpr int kKeys = kOfPairs ? 2 * kLanes<T> : kLanes<T>;
+  int64_t j = 0;
+  for (; j + kKeys <= keys; j += kKeys)
+    read_square<T, kOfPairs>(from, j, col, kKeys, ahead,
+                             [&](int i, Vec<T> elements)
+                                 QKV_INLINE_LAMBDA { put(j + i, elements); });
+  if (j == keys) return;
+  // The last square ends with the last key, and so may begin within the one before: a vector that
+  // the user's rows do not fill would be read one by one.
+  const int64_t begin = std::max<int64_t>(0, keys - kKeys);
+  Vec<T> last[kKeys];
+  read_square<T, kOfPairs>(from, begin, col, keys - begin, ahead,
+                           [&](int i, Vec<T> elements) QKV_INLINE_LAMBDA { last[i] = elements; });
+  for (; j < keys; ++j) put(j, last[j - begin]);
+}
+
 // Calls each(j, v, elements) for every j in [0, keys) and every vector of lanes v, v + 1, ... of
 // the tile: `elements` are those of key + j in these rows. Lanes without a row repeat the last row.
 template <class T, class M, class Each>
-QKV_INLINE void read_tile(const Rows<const M>& rows, const Tile& tile, int64_t key, int64_t keys,
-                          const Each& each) {
+QKV_INLINE void read_tile(const Problem& p, const Rows<const M>& rows, const Tile& tile,
+                          int64_t key, int64_t keys, const Each& each) {
   constexpr int W = kLanes<T>;
+  const int64_t ahead = keys_ahead(p, key, keys);
   for (int v = 0; v < tile.lanes; v += W) {
     const M* from[W];
     for (int r = 0; r < W; ++r)
       from[r] = rows[tile.row + std::min(v + r, tile.rows - 1)] + key * rows.col;
-    for (int64_t j = 0; j < keys; j += W) {
-      // The last square ends with the last key, and so may begin within the one before: a vector
-      // that the user's rows do not fill would be read one by one.
-      const int64_t begin = std::max<int64_t>(0, std::min(j, keys - W));
-      const int64_t skipped = j - begin;
-      transpose_square<T>(
-          [&](int r) QKV_INLINE_LAMBDA {
-            return read_vector<T>(from[r] + begin * rows.col, rows.col, keys - begin);
-          },
-          [&](int i, Vec<T> elements) QKV_INLINE_LAMBDA {
-            if (uint64_t(i - skipped) < uint64_t(keys - j)) each(begin + i, v, elements);
-          });
-    }
+    const auto put = [&](int64_t j, Vec<T> elements) QKV_INLINE_LAMBDA { each(j, v, elements); };
+    constexpr bool kHasPairs = kInParts<M> && std::is_same_v<T, float>;
+    if (kHasPairs && rows.col == 1 && keys >= 2 * W)
+      read_squares<T, kHasPairs>(from, keys, 1, ahead, put);
+    else
+      read_squares<T, false>(from, keys, rows.col, ahead, put);
   }
 }
 

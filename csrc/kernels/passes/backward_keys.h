@@ -22,16 +22,30 @@ void clear_keys(const typename S::RowTile& t, int64_t from, int64_t to, const S&
   if (s.needs_marks) clear_tile(t.tile, to - from, s.marks + at);
 }
 
+// Where there are masks, as many tiles as have 32 rows are multiplied with the keys that they see,
+// without the gaps between them: neighbours in a grid see far fewer keys than all rows of a block.
+// The sums of dK and dV are then made of chains of so many additions, whatever a mask hides.
+// Shorter ones would read and write sums more often.
+template <class T>
+constexpr int kMaskedTiles = std::max<int>(1, 32 / kTileRows<T>);
+
 // sums [keys, padded(dim)] += the tiles of rows [begin, end) of a block, transposed, times the rows
-// of `operand`, from which `nonfinite` takes what hidden pairs would add.
+// of `operand`, from which `nonfinite` takes what hidden pairs would add. chain: of how many rows.
 template <class E, class Nonfinite, class T = Compute<E>>
-void add_grad_rows(const Range& rows, int64_t keys, const RowOperand<E>& operand, const T* tiles,
-                   const Nonfinite& nonfinite, int64_t dim, T* sums, const BackwardScratch<E>& s) {
+void add_grad_rows(const Range& rows, int64_t chain, int64_t keys, const RowOperand<E>& operand,
+                   const T* tiles, const Nonfinite& nonfinite, int64_t dim, T* sums,
+                   const BackwardScratch<E>& s) {
   if (s.needs_marks && all_nan(sums, keys * padded<T>(dim))) return;
-  const int64_t count = rows.end - rows.begin, chain = s.has_few_keys ? kShortChain : count;
-  for (int64_t lane = rows.begin; lane < rows.end; lane += chain)
-    add_over_rows(keys, s.as_a, tiles + lane, std::min(chain, rows.end - lane), operand.rows(lane),
-                  dim, s.sees_few, sums);
+  const int64_t count = rows.end - rows.begin;
+  // The next chain is to find the sums in the first-level cache, where those of half a block of
+  // AVX-512 take 14 KiB (D = 64).
+  const int64_t half = ((keys + 1) / 2 + kKeyStep - 1) / kKeyStep * kKeyStep;
+  const int64_t step = chain < count ? half : keys;
+  for (int64_t key = 0; key < keys; key += step)
+    for (int64_t lane = rows.begin; lane < rows.end; lane += chain)
+      add_over_rows(std::min(step, keys - key), s.as_a, tiles + key * kGradRows + lane,
+                    std::min(chain, rows.end - lane), operand.rows(lane), dim, s.sees_few,
+                    sums + key * padded<T>(dim));
   if (s.needs_marks) nonfinite->add(rows.begin, count, keys, s.marks + rows.begin, sums);
 }
 
@@ -40,12 +54,15 @@ void add_grad_rows(const Range& rows, int64_t keys, const RowOperand<E>& operand
 template <class S, class T = typename S::T>
 void add_grad_key_value(const Problem& p, const BackwardArgs& a, const Range& rows, int64_t keys,
                         T* grad_key, T* grad_value, const S& s) {
+  const int64_t chain = s.has_few_keys ? kShortChain
+                        : p.maps       ? kMaskedTiles<T> * kTileRows<T>
+                                       : rows.end - rows.begin;
   if (a.grad_value.data && s.has_grad_output)
-    add_grad_rows(rows, keys, s.grad_output, s.weights, s.nonfinite_grad_output, p.head_dim_v,
-                  grad_value, s);
+    add_grad_rows(rows, chain, keys, s.grad_output, s.weights, s.nonfinite_grad_output,
+                  p.head_dim_v, grad_value, s);
   if (!a.grad_key.data) return;
   const auto add = [&](const auto& operand, const T* tiles, const auto& nonfinite) {
-    add_grad_rows(rows, keys, operand, tiles, nonfinite, p.head_dim, grad_key, s);
+    add_grad_rows(rows, chain, keys, operand, tiles, nonfinite, p.head_dim, grad_key, s);
   };
   if constexpr (S::kTwice) {
     add(s.query, s.change, s.nonfinite_query);
@@ -79,8 +96,9 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   }
   if (first > last) return;
   // Where bits are fixed, chains of additions over rows begin with the same row for tiles of any
-  // size.
-  if (kFixedBits) first = tiles.begin, last = tiles.end - 1;
+  // size; and where there are several chains of masked rows, whatever is hidden.
+  if (kFixedBits || (p.maps && tiles.end - tiles.begin > kMaskedTiles<T>))
+    first = tiles.begin, last = tiles.end - 1;
   for (int64_t t = first; t <= last; ++t) {
     const auto& tile = rows.tiles[t];
     const auto [from, to] = seen[t].is_empty() ? Range{end, end} : seen[t];
@@ -94,24 +112,29 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
                      sums_at<T>(item.sums.grad_value, begin, p.head_dim_v), s);
 }
 
-// Where there are masks, as many rows as this are multiplied with the keys that they see, without
-// the gaps between them: neighbours in a grid see far fewer keys than all rows of a block. The sums
-// of dK and dV are then made of chains of so many additions, whatever a mask hides. Shorter ones
-// would read and write sums more often.
-constexpr int64_t kMaskedRows = 32;
-
-// The same of a block of rows, where there are masks.
+// The same of a block of rows, where there are masks: by kMaskedTiles, or at once where each of
+// these sees all keys, which takes a fifteenth less time for both passes (bf16, 1024 x 1024 x 64,
+// Zen 4), and gives the same bits.
 template <class S>
 void backward_masked_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                           const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
-  constexpr int kStep = std::max<int>(1, kMaskedRows / kTileRows<typename S::T>);
-  for (int first = 0; first < rows.count; first += kStep) {
+  constexpr int kStep = kMaskedTiles<typename S::T>;
+  const auto for_each_seen = [&](int first, const auto& visit) {
     const Range tiles{first, std::min(first + kStep, rows.count)};
     for_each_range_seen<kDepthMultiple<typename S::Element>>(
-        p, rows.around(tiles), key, keys, [&](int64_t begin, int64_t count) {
-          backward_keys(p, a, item, rows, tiles, begin, count, s);
-        });
+        p, rows.around(tiles), key, keys,
+        [&](int64_t begin, int64_t count) { visit(tiles, begin, count); });
+  };
+  bool is_whole = true;
+  for (int first = 0; is_whole && first < rows.count; first += kStep) {
+    is_whole = false;
+    for_each_seen(first, [&](const Range&, int64_t, int64_t count) { is_whole = count == keys; });
   }
+  if (is_whole) return backward_keys(p, a, item, rows, {0, rows.count}, key, keys, s);
+  for (int first = 0; first < rows.count; first += kStep)
+    for_each_seen(first, [&](const Range& tiles, int64_t begin, int64_t count) {
+      backward_keys(p, a, item, rows, tiles, begin, count, s);
+    });
 }
 
 }  // namespace qkv::QKV_ISA

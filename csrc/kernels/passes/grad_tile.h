@@ -70,7 +70,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 #endif
   multiply_grad_output(t, s.values.rows(key, keys), grad_scores);
   if (a.grad_weights.data) {
-    read_tile<T>(score_rows_of<T>(p, a.grad_weights, t.tile.plane), t.tile, key, keys,
+    read_tile<T>(p, score_rows_of<T>(p, a.grad_weights, t.tile.plane), t.tile, key, keys,
                  [&](int64_t j, int v, Vec<T> grad) {
                    T* to = grad_scores + j * kGradRows + v;
                    store(to, load(to) + grad * s.dropout.scale);

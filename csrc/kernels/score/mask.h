@@ -15,8 +15,7 @@ bool same_for_all_rows(const Rows<const M>& rows) {
 }
 
 // Of a boolean mask and the rows of eight lanes: bit l of each byte of to [B], which are those of
-// keys j, j + 1, ..., says whether lane l may see the key. What lies `ahead` keys further will be
-// read soon: the hardware fetches no rows that are as far apart as those of a mask.
+// keys j, j + 1, ..., says whether lane l may see the key; ahead: keys_ahead.
 template <class B>
 QKV_INLINE void load_bits_of_keys(const uint8_t* const (&from)[8], int64_t j, int64_t ahead,
                                   uint8_t* to) {
@@ -33,7 +32,7 @@ QKV_INLINE void load_bits_of_keys(const uint8_t* const (&from)[8], int64_t j, in
 }
 
 // bits [padded(keys)]: bit l of each says whether lane l may see the key, by the piece of a boolean
-// mask that a tile covers. ahead: how many keys are read after these, at most as many.
+// mask that a tile covers.
 inline void load_bits(const Rows<const uint8_t>& rows, const Tile& tile, int64_t key, int64_t keys,
                       int64_t ahead, int32_t* bits) {
   typedef uint8_t Few __attribute__((vector_size(16)));
@@ -73,7 +72,7 @@ void apply_boolean_mask(const Problem& p, const Input& mask, const Tile& tile, i
     return;
   }
   int32_t bits[padded<float>(kKeyBlock)];
-  load_bits(rows, tile, key, keys, std::min(keys, p.seqlen_k - key - keys), bits);
+  load_bits(rows, tile, key, keys, keys_ahead(p, key, keys), bits);
   for (int lane = 0; lane < tile.lanes; lane += kLanes<T>) {
     IntVec<T> own_bit;
     for (int l = 0; l < kLanes<T>; ++l) own_bit[l] = int32_t(1u << (lane + l));
@@ -100,7 +99,7 @@ void add_mask(const Problem& p, const Input& mask, const Tile& tile, int64_t key
         add(j, v, splat(T(widen(rows.data[(key + j) * rows.col]))));
     return;
   }
-  read_tile<T>(rows, tile, key, keys, add);
+  read_tile<T>(p, rows, tile, key, keys, add);
 }
 
 // Sets scores [keys x lanes] of keys outside all spans of their row to -inf. Keys are tile.step

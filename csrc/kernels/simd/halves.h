@@ -42,12 +42,18 @@ QKV_INLINE Vec<Compute<E>> load_wide(const E* p) {
 // one instruction; all others W after W. half = -1: the W elements at p, as they lie.
 template <class E>
 constexpr bool kInParts = std::is_same_v<E, BFloat16>;
+QKV_INLINE HalfBits load_pairs(const BFloat16* p) {
+  HalfBits pairs;
+  std::memcpy(&pairs, p, sizeof pairs);
+  return pairs;
+}
+QKV_INLINE Vec<float> part_of_pairs(int half, HalfBits pairs) {
+  return (Vec<float>)(half == 0 ? pairs << 16 : pairs & 0xffff0000u);
+}
 template <int half, class E>
 QKV_INLINE Vec<Compute<E>> load_part(const E* p) {
   if constexpr (kInParts<E> && half >= 0) {
-    HalfBits pairs;
-    std::memcpy(&pairs, p, sizeof pairs);
-    return (Vec<float>)(half == 0 ? pairs << 16 : pairs & 0xffff0000u);
+    return part_of_pairs(half, load_pairs(p));
   } else {
     return load_wide(p + (half > 0 ? kLanes<Compute<E>> : 0));
   }
