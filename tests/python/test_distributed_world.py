@@ -27,6 +27,7 @@ def raises_on(rank):
 
 
 def dies_on(rank):
+    dist.barrier()  # else a slow machine's other ranks fail earlier, where they join the group
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
