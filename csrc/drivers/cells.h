@@ -134,6 +134,7 @@ class Grid {
   }
 
  private:
+  // The fewest keys of a plane that is not short.
   static constexpr int64_t kShortKeys = 400;
 
   // The cells of a plane in which every row sees every key.

@@ -39,7 +39,8 @@ QKV_INLINE void add_vector(Vec<T> x, M* to, int64_t col, int64_t count) {
 }
 
 // Calls put(j, elements) for the keys of a square of W of a user's rows, from `key` on: W of them
-// or, where they are transposed as pairs of bf16, 2 W. Those beyond the first `count` are not read.
+// or, where they are transposed as pairs of bf16, 2 W. Those beyond the first `count` are not read,
+// and what lies `ahead` keys further (keys_ahead) is prefetched.
 template <class T, bool kOfPairs, class M, class Put>
 QKV_INLINE void read_square(const M* const (&from)[kLanes<T>], int64_t key, int64_t col,
                             int64_t count, int64_t ahead, const Put& put) {

@@ -118,23 +118,26 @@ void backward_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& 
 template <class S>
 void backward_masked_keys(const Problem& p, const BackwardArgs& a, const BackwardItem& item,
                           const BackwardRows<S>& rows, int64_t key, int64_t keys, S& s) {
-  constexpr int kStep = kMaskedTiles<typename S::T>;
-  const auto for_each_seen = [&](int first, const auto& visit) {
-    const Range tiles{first, std::min(first + kStep, rows.count)};
-    for_each_range_seen<kDepthMultiple<typename S::Element>>(
-        p, rows.around(tiles), key, keys,
-        [&](int64_t begin, int64_t count) { visit(tiles, begin, count); });
+  const auto each_seen = [&](const Range& tiles, const auto& attend) {
+    for_each_range_seen<kDepthMultiple<typename S::Element>>(p, rows.around(tiles), key, keys,
+                                                             attend);
   };
-  bool is_whole = true;
-  for (int first = 0; is_whole && first < rows.count; first += kStep) {
-    is_whole = false;
-    for_each_seen(first, [&](const Range&, int64_t, int64_t count) { is_whole = count == keys; });
+  const auto tiles_from = [&](int64_t first, int64_t count) {
+    return Range{first, std::min<int64_t>(first + count, rows.count)};
+  };
+  constexpr int64_t kStep = kMaskedTiles<typename S::T>;
+  bool see_all = true;
+  for (int64_t first = 0; see_all && first < rows.count; first += kStep) {
+    see_all = false;
+    each_seen(tiles_from(first, kStep), [&](int64_t, int64_t count) { see_all = count == keys; });
   }
-  if (is_whole) return backward_keys(p, a, item, rows, {0, rows.count}, key, keys, s);
-  for (int first = 0; first < rows.count; first += kStep)
-    for_each_seen(first, [&](const Range& tiles, int64_t begin, int64_t count) {
+  const int64_t step = see_all ? rows.count : kStep;
+  for (int64_t first = 0; first < rows.count; first += step) {
+    const Range tiles = tiles_from(first, step);
+    each_seen(tiles, [&](int64_t begin, int64_t count) {
       backward_keys(p, a, item, rows, tiles, begin, count, s);
     });
+  }
 }
 
 }  // namespace qkv::QKV_ISA

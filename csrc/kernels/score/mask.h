@@ -15,7 +15,8 @@ bool same_for_all_rows(const Rows<const M>& rows) {
 }
 
 // Of a boolean mask and the rows of eight lanes: bit l of each byte of to [B], which are those of
-// keys j, j + 1, ..., says whether lane l may see the key; ahead: keys_ahead.
+// keys j, j + 1, ..., says whether lane l may see the key. What lies `ahead` keys
+// further (keys_ahead) is prefetched.
 template <class B>
 QKV_INLINE void load_bits_of_keys(const uint8_t* const (&from)[8], int64_t j, int64_t ahead,
                                   uint8_t* to) {

@@ -42,6 +42,7 @@ QKV_INLINE Vec<Compute<E>> load_wide(const E* p) {
 // one instruction; all others W after W. half = -1: the W elements at p, as they lie.
 template <class E>
 constexpr bool kInParts = std::is_same_v<E, BFloat16>;
+// 2 W elements, two in each lane; and of such pairs the even or the odd ones.
 QKV_INLINE HalfBits load_pairs(const BFloat16* p) {
   HalfBits pairs;
   std::memcpy(&pairs, p, sizeof pairs);
