@@ -83,6 +83,7 @@ struct Case {
   Shard shard = {};
   bool own_seeds = false;  // for each item of the first dimension of batch, at most three
   int64_t key_head_repeat = 1, value_head_repeat = 1;
+  bool int8 = false;  // keys and values are (test_int8.cpp)
 
   // Which gradients the backward pass is given.
   bool grad_output = true, grad_lse = true, grad_weights = false;

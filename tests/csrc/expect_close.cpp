@@ -49,6 +49,10 @@ double sharers(const Case& c) {
   return n;
 }
 
+// How far a query or a weight may be from the word that int8 is multiplied by in half precision,
+// relative to the largest one of its row.
+double word_rounding(const Case& c) { return c.int8 && is_half(c.dtype) ? 0x1p-15 : 0; }
+
 // The relative error of the factors of a product. Where instructions take both factors in bf16,
 // weights and the gradients of scores are rounded to it before they are multiplied.
 double factor_rounding(DType dtype) {
@@ -77,7 +81,7 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   const auto error = [&](double n) { return eps * (4 + std::sqrt(n) * size(n)); };
   const double L = double(c.L), rows = size(L * double(c.group)), dim_v = double(c.Dv);
   const double scale = std::abs(c.effective_scale());
-  double score = 4 * eps + scale * error(double(c.D));
+  double score = 4 * eps + scale * (error(double(c.D)) + word_rounding(c) * size(double(c.D)));
   // tanh errs by a few roundings of the capped score, and ALiBi, with slopes of up to 1/4, by one
   // rounding of slope times distance.
   if (c.softcap > 0) score += 4 * eps * std::min(c.softcap, 4 * scale * size(double(c.D)));
@@ -85,7 +89,7 @@ void expect_close(const Results& actual, const Results& expected, const Case& c)
   // In the backward pass weights are exp(score - lse), and lse is rounded to the compute type.
   const double weight = score + eps * largest_finite(expected.lse);
   const double keep = c.dropout_p > 0 ? std::max(1., dropout_scale(c.dropout_p)) : 1;
-  const double factor = factor_rounding(c.dtype);
+  const double factor = c.int8 ? word_rounding(c) : factor_rounding(c.dtype);
   // The error of the gradient of one score, before the scale, if weights err by `weight`.
   const auto grad_error = [&](double weight) {
     return keep * (weight * (1 + size(dim_v) + (c.grad_weights ? 2 : 0)) + error(dim_v));

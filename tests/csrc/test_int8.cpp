@@ -10,6 +10,10 @@ class Int8Test : public IsaTest {};
 
 QKV_FOR_EACH_ISA(Int8Test);
 
+// Rows of an item, few and in tiles; few in half precision are multiplied by words.
+constexpr std::pair<DType, int64_t> kDTypesAndRows[] = {
+    {DType::f32, 1}, {DType::f32, 40}, {DType::bf16, 1}, {DType::f16, 7}, {DType::bf16, 40}};
+
 enum class Scales { tensor, head, token };
 
 // One of the Workload's key and value as int8, and its scales. The scales are powers of two, so
@@ -72,15 +76,16 @@ struct Int8Workload {
 
 Case random_int8_step(Random& random) {
   Case c;
+  c.int8 = true;
   do {
     do c.dtype = draw_dtype(random);
     while (c.dtype == DType::f64);
     c.batch = Sizes(draw(random, 0, 1), 2);
-    c.kv_heads = draw(random, 1, 2), c.group = draw_from<int64_t>(random, {1, 2, 4, 7, 8});
+    c.kv_heads = draw(random, 1, 2), c.group = draw_from<int64_t>(random, {1, 2, 4, 7, 8, 24});
     c.L = draw(random, 0, 2) ? 1 : draw(random, 1, 70);
     c.S = draw(random, 0, 4) ? draw(random, 1, 400) : draw(random, 1, 2500);
-    c.D = draw_from<int64_t>(random, {3, 8, 16, 64, 80, 128});
-    c.Dv = draw(random, 0, 2) ? c.D : draw_from<int64_t>(random, {5, 16, 64, 80, 128});
+    c.D = draw_from<int64_t>(random, {3, 8, 16, 64, 80, 96, 128, 576});
+    c.Dv = draw(random, 0, 2) ? c.D : draw_from<int64_t>(random, {5, 16, 64, 80, 96, 128});
   } while (c.heads() * c.L * c.S * (c.D + c.Dv) > (kQuick ? 1 << 18 : 1 << 20));
   if (draw(random, 0, 1)) draw_options(random, c);
   c.strided = draw(random, 0, 3) == 0;
@@ -108,6 +113,7 @@ TEST_P(Int8Test, EveryLength) {
   Random random(2);
   for (int64_t S = 0; S <= 130 && !HasFailure(); S += kQuick ? 13 : 1) {
     Case c;
+    c.int8 = true;
     c.dtype = S % 2 ? DType::f32 : DType::bf16;
     c.group = 2, c.L = S % 3 ? 1 : 20, c.S = S, c.D = 32, c.Dv = 16;
     Workload w(c);
@@ -119,9 +125,10 @@ TEST_P(Int8Test, EveryLength) {
 // A scale that is NaN or infinite makes rows of keys and values so, and those that nobody sees do
 // not leak.
 TEST_P(Int8Test, HiddenScalesDoNotLeak) {
-  for (const int64_t L : {1, 9, 40}) {
+  for (const auto& [dtype, L] : kDTypesAndRows) {
     Random random(3);
     Case c;
+    c.int8 = true, c.dtype = dtype;
     c.group = 2, c.L = L, c.S = 300, c.D = 32, c.Dv = 16;
     c.window_left = 60, c.window_right = 0;
     Workload w(c);
@@ -144,8 +151,9 @@ TEST_P(Int8Test, HiddenScalesDoNotLeak) {
 
 TEST_P(Int8Test, SameBitsForAnyNumberOfThreads) {
   Random random(4);
-  for (const int64_t L : {1, 40}) {
+  for (const auto& [dtype, L] : kDTypesAndRows) {
     Case c;
+    c.dtype = dtype;
     c.kv_heads = 2, c.group = 4, c.L = L, c.S = 1500, c.D = 64, c.Dv = 64;
     Workload w(c);
     const Int8Workload int8(w, Scales::token, random);
@@ -160,10 +168,11 @@ TEST_P(Int8Test, SameBitsForAnyNumberOfThreads) {
 
 // Pages [pages, Hkv, size, *] in the order of a table: the same bits as without pages.
 TEST_P(Int8Test, Pages) {
-  for (const int64_t L : {1, 40}) {
+  for (const auto& [dtype, L] : kDTypesAndRows) {
     for (const int64_t size : {1, 7, 16}) {
       Random random(5);
       Case c;
+      c.dtype = dtype;
       c.kv_heads = 2, c.group = 2, c.L = L, c.S = kQuick ? 90 : 600, c.D = 32, c.Dv = 16;
       Workload w(c);
       const Int8Workload int8(w, Scales::token, random);

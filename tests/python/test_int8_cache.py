@@ -44,14 +44,27 @@ def numbers(cache, scale):
     return cache.double() * (scale.unsqueeze(-1) if scale.dim() == 3 else scale.view(-1, 1, 1))
 
 
+def as_words(query):
+    """What half precision multiplies int8 by: whole numbers of 15 bits, or of 14 where there are many,
+    times a power of two for each row."""
+    if query.dtype == torch.float32:
+        return query
+    bits = 14 if query.size(-1) < 512 else 13
+    largest = query.double().abs().amax(-1, keepdim=True)
+    unit = torch.exp2(torch.floor(torch.log2(largest)) - bits)
+    return ((query / unit).round() * unit).float()
+
+
 def compare(call):
-    """Also that a float cache of the same numbers would not have given better results."""
+    """Also that a float cache of the same numbers would not have given better results, but for the
+    words."""
     expected, dtype = testing.attention_with_kvcache(**call), call["query"].dtype
     output, lse = qkv.attention_with_kvcache(**call, return_softmax_lse=True)
     assert output.dtype == dtype and lse.dtype == torch.float32
-    theirs = testing.attention_with_kvcache(**call, dtype=compute_type(dtype))
+    words = call | {"query": as_words(call["query"])}
+    theirs = testing.attention_with_kvcache(**words, dtype=compute_type(dtype))
     testing.assert_close(output, expected[0], theirs[0].to(dtype))
-    testing.assert_close(lse, expected[1])
+    testing.assert_close(lse, expected[1], None if dtype == torch.float32 else theirs[1], times=1.1)
     for n, truth in zip("kv", expected[2:], strict=True):  # to the bit, wherever a row was appended
         assert torch.equal(numbers(call[f"{n}_cache"], call[f"{n}_scale"]), truth)
     return output
@@ -110,6 +123,29 @@ class TestAgainstComposition:
             errors += torch.stack([(x.double() - truth).abs().mean() for x in (ours, theirs)])
         has_fma = qkv.active_isa() != "generic"
         assert errors[0] <= (1.05 if has_fma else 1.15) * errors[1]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("D", [480, 512, 992, 1024])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_do_not_overflow(D, sign):
+    """The largest words that there are, times -128, which a cache may have though nothing is rounded
+    to it."""
+    query = torch.full((1, 4, 1, D), sign * 1.9921875, dtype=torch.bfloat16)
+    cache = torch.full((1, 1, 3, D), -128, dtype=torch.int8)
+    scale = torch.tensor([[[1.0, 0.5, 0.25]]]) / D
+    call = {"k_cache": cache, "v_cache": cache, "k_scale": scale, "v_scale": scale}
+    compare(call | {"query": query, "key": None, "value": None, "cache_seqlens": 3})
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("exponent", [-100, 0, 100])
+def test_scales_of_any_size(exponent):
+    call = as_int8(make(1, 4, 2, 1, None, 40, 64, dtype=torch.bfloat16, lengths=[33]))
+    call["v_scale"] = call["v_scale"] * 2.0**exponent
+    output = qkv.attention_with_kvcache(**call)
+    call["v_scale"] = call["v_scale"] / 2.0**exponent
+    torch.testing.assert_close(output / 2.0**exponent, qkv.attention_with_kvcache(**call))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

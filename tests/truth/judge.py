@@ -125,7 +125,8 @@ def noise(case, seeds, more, rounded_lse):
     """The results of the formula with random errors, twice for each seed."""
     dtype = compute_dtype(case.call.dtype)
     for seed in seeds:
-        yield case.formula(dtype, Noisy(case.call.dtype, seed, rounded_lse), more)
+        noisy = Noisy(case.call.dtype, seed, rounded_lse, words="k_scale" in case.values)
+        yield case.formula(dtype, noisy, more)
         nudge = Nudge(torch.finfo(dtype).eps, seed)
         yield case.formula(torch.float64, PLAIN, more, nudge)
 

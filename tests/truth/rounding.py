@@ -6,7 +6,7 @@ the truth itself. So here each place where a fused kernel rounds differently get
 the size of one rounding, relative to the terms of the sum, not to the sum:
 
     dots          |query| . |key|, and |grad_output| . |value| on the way back: in whatever order
-                  the products are added up
+                  the products are added up; with int8 keys and half precision, queries are words
     exponentials  themselves; with bfloat16 they are rounded to it as factors
     total         the sum of a row, on the way there and back
     output        itself, rounded to the dtype of the results. The sum of a row that the backward
@@ -97,11 +97,22 @@ class Nudge:
 LARGE_LSE, FEW_KEYS = 128, 11
 
 
+def as_words(query):
+    """Whole numbers of 15 bits, or 14 where there are many, times a power of two for each row: what
+    int8 keys are multiplied by in half precision (docs/decoding.md)."""
+    bits = 14 if query.size(-1) < 512 else 13
+    largest = query.detach().abs().amax(-1, keepdim=True)
+    unit = torch.exp2(torch.floor(torch.log2(largest)) - bits)
+    return torch.where(unit > 0, (query / unit).round() * unit, query)
+
+
 class Noisy(Plain):
     """dtype: of query. What is random follows from the seed. rounded_lse: the weights of all rows
-    are made from an lse that was rounded, also of those that are divided by their sum."""
+    are made from an lse that was rounded, also of those that are divided by their sum. words: keys
+    are int8."""
 
-    def __init__(self, dtype, seed, rounded_lse=False):
+    def __init__(self, dtype, seed, rounded_lse=False, words=False):
+        self.words = words and dtype in (torch.bfloat16, torch.float16)
         self.rounded_lse = rounded_lse or dtype == torch.float64
         self.generator = torch.Generator().manual_seed(seed)
         compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -113,7 +124,7 @@ class Noisy(Plain):
         return signed_noise(like, size, self.generator)
 
     def dots(self, query, key):
-        dots = query @ key.mT
+        dots = (as_words(query) if self.words else query) @ key.mT
         terms = query.detach().abs() @ key.detach().abs().mT
         return dots + self.random(dots, self.sums) * terms
 

@@ -45,6 +45,14 @@ QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
   return (Int32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 
+typedef int16_t Words __attribute__((vector_size(kVectorBytes)));
+QKV_INLINE Words native_widen(const int8_t* p, Words) {
+  return (Words)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+QKV_INLINE Int32 native_dot_words(Int32 sum, Int32 a, Int32 b) {
+  return sum + (Int32)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+}
+
 // The compiler makes it of halves of the vector.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)_mm256_cvtepu16_epi32((__m128i)x); }

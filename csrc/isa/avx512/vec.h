@@ -57,6 +57,17 @@ QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
   return (Int32)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
+typedef int16_t Words __attribute__((vector_size(kVectorBytes)));
+QKV_INLINE Words native_widen(const int8_t* p, Words) {
+  return (Words)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// By AVX512-VNNI, which all CPUs with AVX-512 have but the first ones; those widen words to f32.
+#define QKV_HAS_WORDS __builtin_cpu_supports("avx512vnni")
+QKV_INLINE Int32 native_dot_words(Int32 sum, Int32 a, Int32 b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+
 // The compiler makes it of halves of the vector.
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)_mm512_cvtepu16_epi32((__m256i)x); }

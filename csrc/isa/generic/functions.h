@@ -44,10 +44,21 @@ QKV_INLINE I native_widen(const Byte* p, I wide) {
   return wide;
 }
 
+// sum + a.first * b.first + a.second * b.second, lane by lane: a lane of a and of b is a pair of
+// words, numbers of 16 bits.
+template <class V>
+QKV_INLINE V native_dot_words(V sum, V a, V b) {
+#if defined(__SSE2__)
+  if constexpr (sizeof(V) == 16) return sum + (V)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#endif
+  return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+}
+
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t Bits32 __attribute__((vector_size(kVectorBytes)));
 typedef float Float32 __attribute__((vector_size(kVectorBytes)));
 typedef int32_t Int32 __attribute__((vector_size(kVectorBytes)));
+typedef int16_t Words __attribute__((vector_size(kVectorBytes)));
 // Every lane zero-extended.
 QKV_INLINE Int32 native_widen(Half16 x) { return __builtin_convertvector(x, Int32); }
 // IEEE binary16 to f32, and back to the nearest, as common/half.h does it, in every lane.

@@ -53,6 +53,13 @@ QKV_INLINE Int32 native_widen(const int8_t* p, Int32) {
 }
 QKV_INLINE Int64 native_widen(const uint8_t* p, Int64) { return Int64{p[0], p[1]}; }
 
+typedef int16_t Words __attribute__((vector_size(kVectorBytes)));
+QKV_INLINE Words native_widen(const int8_t* p, Words) { return (Words)vmovl_s8(vld1_s8(p)); }
+QKV_INLINE Int32 native_dot_words(Int32 sum, Int32 a, Int32 b) {
+  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  return sum + (Int32)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+}
+
 typedef uint16_t Half16 __attribute__((vector_size(kVectorBytes / 2)));
 QKV_INLINE Int32 native_widen(Half16 x) { return (Int32)vmovl_u16((uint16x4_t)x); }
 QKV_INLINE float32x4_t native_widen_f16(Half16 x) { return vcvt_f32_f16((float16x4_t)x); }

@@ -6,12 +6,12 @@
 
 namespace qkv::QKV_ISA {
 
-// to [rows x keys] = from times the scales of keys [key, key + keys) of `places`, which has
-// `seqlen` keys. Where `from` are sums, their rests are (kHasRests), too. scales [kFewStep] is
-// scratch memory.
-template <bool kSums, class K, class T>
-void times_scales(int rows, const KeyRows<K>& places, int64_t key, int64_t keys, int64_t seqlen,
-                  T* scales, const T* from, T* to) {
+// Calls put(r, at, scale) for each of `rows` rows and each vector of scales of keys [key, key +
+// keys) of `places`, which has `seqlen` keys; `at` is where their scores are in [rows x keys].
+// Beyond the last key the scales are 0. scales [kFewStep] is scratch memory.
+template <class K, class T, class F>
+QKV_INLINE void for_each_scale(int rows, const KeyRows<K>& places, int64_t key, int64_t keys,
+                               int64_t seqlen, T* scales, const F& put) {
   const int64_t end = padded<T>(keys);
   const RowPlaces<float>& of = places.scales();
   of.for_each_piece(key, keys, [&](const float* scale, int64_t count, int64_t j) {
@@ -27,14 +27,7 @@ void times_scales(int rows, const KeyRows<K>& places, int64_t key, int64_t keys,
   });
   for (int64_t j = keys; j < end; ++j) scales[j] = 0;
   for (int r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < end; j += kLanes<T>) {
-      const int64_t at = r * kFewStep + j;
-      const Vec<T> scale = load(scales + j);
-      if constexpr (kSums)
-        store(to + at, load(from + at) * scale + load(from + kFewScores + at) * scale);
-      else
-        store(to + at, load(from + at) * scale);
-    }
+    for (int64_t j = 0; j < end; j += kLanes<T>) put(r, r * kFewStep + j, load(scales + j));
 }
 
 }  // namespace qkv::QKV_ISA

@@ -1,0 +1,119 @@
+// Sums of int8 values by words (few_words.h), for planes of few rows, whose weights are [rows x
+// keys].
+#pragma once
+
+#include "kernels/products/few_values.h"
+#include "kernels/products/few_words.h"
+
+namespace qkv::QKV_ISA {
+
+// words [rows, kFewStep] = weights [rows x keys] as words, 0 up to an even number of keys; units
+// [rows]: what they count.
+inline void weights_to_words(int64_t rows, int64_t keys, const float* weights, int16_t* words,
+                             float* units) {
+  for (int64_t r = 0; r < rows; ++r, weights += kFewStep, words += kFewStep) {
+    const float largest = largest_of(weights, padded<float>(keys));
+    const float factor = largest == largest ? std::min(32767 / largest, kLargestFactor) : 0;
+    units[r] = largest == largest ? 1 / factor : largest;
+    for (int64_t j = 0; j < keys; j += kLanes<float>)
+      store_words(load(weights + j) * factor, words + j);
+  }
+}
+
+// The pairs (a[i], b[i]) for half of all i, the first (0) or the second one (1) of every 16 bytes;
+// and the sums of all pairs, of which sums of such halves are given: the first or the second half
+// of the sums, in their order.
+template <int half>
+QKV_INLINE Int32 zip_words(Words a, Words b) {
+  return (Int32)shuffle(
+      a, b, [](int i) { return (i & 1 ? kWords : 0) + i / 8 * 8 + half * 4 + i % 8 / 2; });
+}
+template <int half>
+QKV_INLINE Int32 unzip_sums(Int32 first, Int32 second) {
+  return shuffle(first, second, [](int l) {
+    constexpr int W = kWords / 2;
+    const int i = half * W + l;
+    return (i & 4 ? W : 0) + i / 8 * 4 + i % 4;
+  });
+}
+
+// output [ROWS, N kWords] = rescale [ROWS] * before + units * weights^T values [from element
+// `column` on]. A row of output has `dim` elements.
+template <int ROWS, int N>
+__attribute__((noinline)) void add_word_columns(FewPlaces<int8_t> values, int64_t column,
+                                                int64_t dim, const int16_t* weights,
+                                                const float* units, const float* rescale,
+                                                const float* before, float* output,
+                                                FewAhead<int8_t>& ahead) {
+  constexpr int W = kLanes<float>;
+  Int32 sum[ROWS][2 * N];
+  QKV_UNROLL
+  for (int r = 0; r < ROWS; ++r) {
+    QKV_UNROLL
+    for (int v = 0; v < 2 * N; ++v) sum[r][v] = Int32{};
+  }
+  const int8_t* const* at = values.rows;
+  for (const int8_t* const* const end = at + values.count; at < end;) {
+    ahead.step();
+    const int8_t* const* const stop = std::min(at + kFewFetch, end);
+    for (; at < stop; at += 2, weights += 2) {
+      Int32 pairs[2 * N];
+      QKV_UNROLL
+      for (int v = 0; v < N; ++v) {
+        const Words a = native_widen(at[0] + column + v * kWords, Words{});
+        const Words b = native_widen(at[1] + column + v * kWords, Words{});
+        pairs[2 * v] = in_register(zip_words<0>(a, b));
+        pairs[2 * v + 1] = in_register(zip_words<1>(a, b));
+      }
+      QKV_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        int32_t two;
+        std::memcpy(&two, weights + r * kFewStep, sizeof two);
+        const Int32 weight = in_register(two - Int32{});
+        QKV_UNROLL
+        for (int v = 0; v < 2 * N; ++v) sum[r][v] = native_dot_words(sum[r][v], pairs[v], weight);
+      }
+    }
+  }
+  const auto put = [&](int r, int64_t i, Int32 of) QKV_INLINE_LAMBDA {
+    const Vec<float> added = __builtin_convertvector(of, Vec<float>) * units[r];
+    store(output + i, multiply_add<float>(load(before + i), splat(rescale[r]), added));
+  };
+  QKV_UNROLL
+  for (int r = 0; r < ROWS; ++r) {
+    QKV_UNROLL
+    for (int v = 0; v < N; ++v) {
+      const int64_t i = r * dim + column + v * kWords;
+      put(r, i, unzip_sums<0>(sum[r][2 * v], sum[r][2 * v + 1]));
+      put(r, i + W, unzip_sums<1>(sum[r][2 * v], sum[r][2 * v + 1]));
+    }
+  }
+}
+
+// Calls f(row, rows, column, N) for each panel of an output [rows, dim], as add_word_columns takes
+// it.
+template <class F>
+QKV_INLINE void for_each_word_panel(int64_t rows, int64_t dim, const F& f) {
+  for_each_portion<kFewPortion<float>>(rows, [&](int64_t r, auto portion) {
+    constexpr int N = std::max(1, std::min<int>(8, kFewSums<float> / portion) / 2);
+    in_steps<N, std::max(1, N / 2), 1>(dim / kWords,
+                                       [&](int64_t v, auto n) { f(r, portion, v * kWords, n); });
+  });
+}
+
+// output [rows, dim] = rescale [rows] * before + units [rows] * weights^T values, weights [rows x
+// keys] of weights_to_words.
+inline void add_few_values_by_words(int64_t rows, int64_t dim, FewPlaces<int8_t> values,
+                                    const int16_t* weights, const float* units,
+                                    const float* rescale, const float* before, float* output,
+                                    FewAhead<int8_t>& ahead) {
+  ahead.steps = 0;
+  for_each_word_panel(rows, dim,
+                      [&](auto...) { ahead.steps += (values.count + kFewFetch - 1) / kFewFetch; });
+  for_each_word_panel(rows, dim, [&](int64_t r, auto portion, int64_t column, auto n) {
+    add_word_columns<portion, n>(values, column, dim, weights + r * kFewStep, units + r,
+                                 rescale + r, before + r * dim, output + r * dim, ahead);
+  });
+}
+
+}  // namespace qkv::QKV_ISA
