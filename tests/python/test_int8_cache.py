@@ -45,8 +45,8 @@ def numbers(cache, scale):
 
 
 def as_words(query):
-    """What half precision multiplies int8 by: whole numbers of 15 bits, or of 14 where there are many,
-    times a power of two for each row."""
+    """What half precision multiplies int8 by: whole numbers of 15 bits, or of 14 where there are
+    many, times a power of two for each row."""
     if query.dtype == torch.float32:
         return query
     bits = 14 if query.size(-1) < 512 else 13
@@ -129,8 +129,8 @@ class TestAgainstComposition:
 @pytest.mark.parametrize("D", [480, 512, 992, 1024])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_sums_do_not_overflow(D, sign):
-    """The largest words that there are, times -128, which a cache may have though nothing is rounded
-    to it."""
+    """The largest words that there are, times -128, which a cache may have though nothing is
+    rounded to it."""
     query = torch.full((1, 4, 1, D), sign * 1.9921875, dtype=torch.bfloat16)
     cache = torch.full((1, 1, 3, D), -128, dtype=torch.int8)
     scale = torch.tensor([[[1.0, 0.5, 0.25]]]) / D

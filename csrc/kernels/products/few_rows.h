@@ -32,7 +32,7 @@ constexpr int kFewSums = std::max<int>(kLanes<T>, std::min(kRegisters - 4, 16));
 // are rounded as those of tiles are, whose keys are multiplied by their scales.
 template <class E>
 bool has_few_rows(const Problem& p) {
-  return !(kFixedBits && p.is_int8()) && few_rows_of(p, kLanes<Compute<E>>);
+  return !(kFixedBits && p.is_int8()) && few_rows_of(p, kLanes<Compute<E>>, kInPairs<E>);
 }
 // Whether passes after the forward pass make the scores in this way. Where bits are fixed, they are
 // those of tiles, which other passes make anyway.
@@ -146,6 +146,18 @@ __attribute__((noinline)) void dot_rows(int64_t dim, FewPlaces<E> keys, const T*
   }
 }
 
+// Calls f(row, rows) for each portion of `rows` rows, whose scores with `keys` keys it makes: two
+// steps of `ahead` for each kFewAtOnce of them.
+template <class T, class E, class F>
+QKV_INLINE void dot_portions(int64_t rows, int64_t keys, FewAhead<E>& ahead, const F& f) {
+  ahead.steps = 0;
+  for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
+    constexpr int kKeys = kFewAtOnce<T, count>;
+    ahead.steps += 2 * ((keys + kKeys - 1) / kKeys);
+  });
+  for_each_portion<kFewPortion<T>>(rows, f);
+}
+
 // Packs rows [row, row + rows) of the queries of a plane, times scale, for keys of K: portion after
 // portion [D / W, rows of the portion, W], the elements in the order in which load_part reads them.
 template <class E, class K = E, class T = Compute<E>>
@@ -172,12 +184,7 @@ void pack_few_queries(const Problem& p, Plane plane, int64_t row, int64_t rows, 
 template <class E, class T = Compute<E>>
 void few_scores(int64_t rows, int64_t dim, FewPlaces<E> keys, const T* query, T* scores,
                 FewAhead<E>& ahead) {
-  ahead.steps = 0;
-  for_each_portion<kFewPortion<T>>(rows, [&](int64_t, auto count) {
-    constexpr int kKeys = kFewAtOnce<T, count>;
-    ahead.steps += 2 * ((keys.count + kKeys - 1) / kKeys);
-  });
-  for_each_portion<kFewPortion<T>>(rows, [&](int64_t r, auto count) {
+  dot_portions<T>(rows, keys.count, ahead, [&](int64_t r, auto count) {
     dot_rows<E, count>(dim, keys, query + r * dim, scores + r * kFewStep, ahead);
   });
 }

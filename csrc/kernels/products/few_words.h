@@ -131,12 +131,7 @@ __attribute__((noinline)) void dot_word_rows(int64_t dim, FewPlaces<int8_t> keys
 // scores [rows x keys] = the scores of the queries of pack_few_words before the scales of keys.
 inline void few_scores_by_words(int64_t rows, int64_t dim, FewPlaces<int8_t> keys,
                                 const float* query, float* scores, FewAhead<int8_t>& ahead) {
-  ahead.steps = 0;
-  for_each_portion<kFewPortion<float>>(rows, [&](int64_t, auto count) {
-    constexpr int kKeys = kFewAtOnce<float, count>;
-    ahead.steps += 2 * ((keys.count + kKeys - 1) / kKeys);
-  });
-  for_each_portion<kFewPortion<float>>(rows, [&](int64_t r, auto count) {
+  dot_portions<float>(rows, keys.count, ahead, [&](int64_t r, auto count) {
     int32_t* const sums = reinterpret_cast<int32_t*>(scores) + r * kFewStep;
     dot_word_rows<count>(dim, keys, query_words(query) + r * dim, sums, ahead);
   });
