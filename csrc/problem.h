@@ -195,6 +195,7 @@ struct Problem {
   bool is_int8() const { return key_scale.data != nullptr; }  // key and value
   // Query heads that share one key/value head.
   int64_t group() const { return kv_heads && heads != kv_heads ? heads / kv_heads : 1; }
+  int64_t plane_rows() const { return group() * seqlen_q; }
 };
 
 }  // namespace qkv

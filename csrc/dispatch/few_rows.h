@@ -23,8 +23,7 @@ inline int64_t most_few_rows(const Problem& p, bool in_pairs) {
 inline bool few_rows_of(const Problem& p, int64_t lanes, bool in_pairs) {
   if (p.score_way == ScoreWay::tiles) return false;
   const int64_t most = std::min(most_few_rows(p, in_pairs), 2 * lanes);
-  const bool scores =
-      p.group() * p.seqlen_q <= most && p.key.strides.col == 1 && p.head_dim % lanes == 0;
+  const bool scores = p.plane_rows() <= most && p.key.strides.col == 1 && p.head_dim % lanes == 0;
   const bool values = p.value.strides.col == 1 && p.head_dim_v % lanes == 0;
   return scores && (values || p.score_way == ScoreWay::few_rows);
 }

@@ -26,7 +26,7 @@ struct Planes {
   // products of rows x keys x D, and of as many of rows x keys x Dv.
   Planes(const Problem& p, int64_t items, int products)
       : count(items * p.kv_heads),
-        rows(p.group() * p.seqlen_q),
+        rows(p.plane_rows()),
         flops(2.0 * products * rows * visible_keys(p) * (p.head_dim + p.head_dim_v)) {}
 };
 

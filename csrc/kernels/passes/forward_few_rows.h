@@ -34,7 +34,7 @@ class ForwardFewRows {
   ForwardFewRows(Arena& arena, const Problem& p)
       : p_(p),
         by_words_(multiplies_words<E, K>(p)),
-        scores_(arena.take<T>(kFewScores * (kHasRests<K> ? 2 : 1))),
+        scores_(arena.take<T>(kHasRests<K> ? 2 * kFewScores : p.plane_rows() * kFewStep)),
         at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         next_at_{arena.take<const K*>(kFewStep), arena.take<const K*>(kFewStep)},
         marks_(hides_any(p) ? arena.take<T>(kFewKeys * kTileRows<T>) : nullptr),

@@ -102,7 +102,7 @@ struct JvpScratch {
         kept(take_score_tiles<T>(arena, p, kTileRows<T> * kKeyBlock)),
         rescale(arena.take<T>(kTileRows<T>)),
         rows(arena.take<T>(kTileRows<T> * padded<T>(p.head_dim_v))),
-        few_query(a.output.data && has_few_scores<E>(p) ? arena.take<T>(kFewRows * p.head_dim)
+        few_query(a.output.data && has_few_scores<E>(p) ? arena.take<T>(p.plane_rows() * p.head_dim)
                                                         : nullptr),
         dropout(p),
         with_scores(moves_scores(a)),
