@@ -90,8 +90,7 @@ struct Shard {
 // its scores, unless that was attention_forward with the same tensors and settings (dispatch.h).
 //
 // Scores are made by tiles, of elements or, for bf16 where the instruction set has such products,
-// of pairs. Where a plane has few rows, they are made row by row from elements: few_rows_of() in
-// dispatch/few_rows.h says where.
+// of pairs. Where a plane has few rows (dispatch/few_rows.h), they are made row by row.
 enum class ScoreWay : uint8_t {
   automatic,  // fixed where reproducible(); else pairs where half_products() is native, or elements
   elements,   // few rows row by row; others by tiles of elements
