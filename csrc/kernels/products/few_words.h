@@ -1,6 +1,6 @@
-// Products of few rows (few_rows.h) with rows of int8 as they are: numbers of 16 bits, words, in
-// pairs, whose products an instruction adds to sums of 32 bits. No number is widened to f32, and
-// sums are exact.
+// Scores of few rows (few_rows.h) with keys of int8 that are not widened to f32. They become words,
+// whole numbers of 16 bits, as queries do, and an instruction adds the products of two pairs of
+// words to a sum of 32 bits, exactly. Sums of values are made so, too (few_word_values.h).
 //
 // Queries and weights become words by a factor of each row: queries by a power of two, which puts
 // their largest number at 2^14 or above, and the weights of a block by what makes their largest one
@@ -13,6 +13,8 @@
 
 namespace qkv::QKV_ISA {
 
+// Whether this CPU has the instructions that vec.h multiplies words by; true unless that says
+// other.
 #ifndef QKV_HAS_WORDS
 #define QKV_HAS_WORDS true
 #endif
@@ -36,7 +38,8 @@ bool multiplies_words(const Problem& p) {
          p.head_dim_v % kWords == 0 && p.head_dim <= 2 * kSafeWords;
 }
 
-// x, whole numbers of up to 16 bits, as W words at `to`.
+// x, rounded to whole numbers of up to 16 bits, as W words at `to`: beside 1.5 * 2^23 a float has
+// no fraction, and its low bits are those of the sum as an integer.
 QKV_INLINE void store_words(Vec<float> x, int16_t* to) {
   const auto words = __builtin_convertvector((IntVec<float>)(x + 0x1.8p23f), HalfWords);
   std::memcpy(to, &words, sizeof words);
