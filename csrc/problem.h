@@ -27,7 +27,7 @@ namespace qkv {
 enum class MaskType : uint8_t { none, boolean, f32, f64, bf16, f16 };
 
 // [B..., H, L, S]. A boolean mask has bytes, and a query may attend to a key where the byte is not
-// 0. A mask of any other type is added to the score, so that -inf masks.
+// 0. Any other one, of f32 or of `dtype`, is added to the score, so that -inf masks.
 struct Mask {
   MaskType type = MaskType::none;
   Input input;

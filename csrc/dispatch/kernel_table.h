@@ -78,7 +78,7 @@ struct BackwardSums {
   void* grad_key = nullptr;                     // [S, padded(D)], without scale
   void* grad_value = nullptr;                   // [S, padded(Dv)]
   std::array<double*, kHeadNumbers> by_head{};  // [blocks of rows, G]; null for sinks
-  // Of GradMask::queries [G * L], and of GradMask::keys [S, G, lanes], whose lanes are equal.
+  // Of GradMask::queries [G * L], and of GradMask::keys [S, G].
   std::array<double*, kMasks> mask_rows{};
   std::array<void*, kMasks> mask_keys{};
   void* tables = nullptr;  // of a score program (drivers/table_sums.h)

@@ -78,7 +78,7 @@ PlaneSums::Memory PlaneSums::take(Arena& arena) const {
   for (int m = 0; m < kMasks; ++m) {
     const GradMask& grad = args_.grad_masks[m];
     if (grad.queries.data) memory.mask_rows[m] = arena.take<double>(parts_ * rows_);
-    if (grad.keys.data) memory.mask_keys[m] = arena.take<char>(keys_ * group_ * lanes_ * element_);
+    if (grad.keys.data) memory.mask_keys[m] = arena.take<char>(keys_ * group_ * element_);
   }
   return memory;
 }
@@ -136,7 +136,7 @@ void PlaneSums::clear_keys(const BackwardSums& sums, const Range& keys) const {
   };
   clear(sums.grad_key, padded(head_dim_));
   clear(sums.grad_value, padded(head_dim_v_));
-  for (void* of : sums.mask_keys) clear(of, group_ * lanes_);
+  for (void* of : sums.mask_keys) clear(of, group_);
 }
 
 void PlaneSums::finish_rows(const Problem& p, const Plane& plane, const Range& rows,

@@ -32,7 +32,7 @@ class PlaneSums {
     char* grad_value;                             // [S, padded(Dv)]
     std::array<double*, kHeadNumbers> by_head{};  // [parts, blocks of rows, G]
     std::array<double*, kMasks> mask_rows{};      // [parts, G * L]
-    std::array<char*, kMasks> mask_keys{};        // [S, G, lanes]
+    std::array<char*, kMasks> mask_keys{};        // [S, G]
   };
   Memory take(Arena& arena) const;
   // How many bytes that takes.

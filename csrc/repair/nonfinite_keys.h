@@ -99,11 +99,11 @@ class NonfiniteKeys {
   using N = Natural<E>;
 
  public:
-  NonfiniteKeys(Arena& arena, const Problem& p, int64_t dim)
+  NonfiniteKeys(Arena& arena, int64_t dim)
       : dim_(dim),
         separated_(arena, dim, padded<N>(dim)),
-        finite_(arena, p, kKeyBlock, dim, Use::columns),
-        codes_(arena, p, kKeyBlock, dim, Use::columns),
+        finite_(arena, kCopiesRows<E>, kKeyBlock, dim, Use::columns),
+        codes_(arena, kCopiesRows<N>, kKeyBlock, dim, Use::columns),
         marks_(arena),
         operand_(arena),
         counts_(arena.take<T>(padded<T>(dim) * kTileRows<T>)) {}

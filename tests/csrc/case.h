@@ -45,15 +45,17 @@ inline double largest_number(DType dtype) {
   }
 }
 
-// The types of floating masks that tests give to problems of this dtype.
+// The types of floating masks that a problem of this dtype may have.
 inline std::vector<MaskType> float_masks(DType dtype) {
   switch (dtype) {
     case DType::bf16:
       return {MaskType::f32, MaskType::bf16};
     case DType::f16:
       return {MaskType::f32, MaskType::f16};
-    default:
+    case DType::f64:
       return {MaskType::f32, MaskType::f64};
+    default:
+      return {MaskType::f32};
   }
 }
 

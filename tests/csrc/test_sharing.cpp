@@ -40,7 +40,7 @@ TEST_P(SharingTest, SmallMaskOfManyPlanes) {
     Case c = masked({kQuick ? 7 : 23}, 3, 1, 29, 31);
     c.share_batch = true, c.share_heads = share_heads;
     expect_sums(c);
-    c.mask_type = MaskType::f64;
+    c.dtype = DType::f64, c.mask_type = MaskType::f64;
     expect_sums(c);
     c.dtype = DType::bf16, c.mask_type = MaskType::bf16;
     expect_sums(c);

@@ -45,7 +45,7 @@ std::vector<Case> cases() {
     c.mask_type = MaskType::f32, c.grad_mask = c.grad_mask_keys = c.grad_mask_queries = true;
     all.push_back(c);
     c.dtype = DType::f32;
-    c.window_left = -1, c.share_batch = c.share_heads = true, c.mask_type = MaskType::f64;
+    c.window_left = -1, c.share_batch = c.share_heads = true;
     all.push_back(c);
     c.dtype = all.size() % 8 < 4 ? DType::bf16 : DType::f16;
     c.mask_type = float_masks(c.dtype).back(), c.share_heads = false;

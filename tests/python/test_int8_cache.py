@@ -310,6 +310,11 @@ Q = as_int8(make(2, dtype=torch.float32))
 OVERLAPPING = torch.ones(1, 2, 20).expand(2, -1, -1)
 BAD = {
     "one int8": ({"v_cache": torch.zeros(2, 2, 20, 8)}, "v_cache is float32, but k_cache is int8"),
+    "one int8, query half": (
+        {n: Q[n].bfloat16() for n in ("query", "key", "value")}
+        | {"v_cache": torch.zeros(2, 2, 20, 8)},
+        "v_cache is float32, but k_cache is int8; expected int8 for both or neither",
+    ),
     "no scale": ({"k_scale": None}, "k_cache is int8, but k_scale is None"),
     "no v_scale": ({"v_scale": None}, "v_cache is int8, but v_scale is None"),
     "float caches": (

@@ -24,7 +24,8 @@ void check_dtype(const Call& call, Argument argument) {
       if (argument == arg::query)
         return expect(dtype_of(found).has_value(), ", but ", kDtypes, " is expected");
       // ops/kvcache checks what has to go with int8.
-      if (argument < arg::kDifferentiable && call.op->takes(arg::key_scale) && found == at::kChar)
+      if (argument < arg::kDifferentiable && call.op->takes(arg::key_scale) &&
+          (found == at::kChar || call[arg::key].scalar_type() == at::kChar))
         return;
       if (found == query) return;  // before a name is looked for
       return expect(false, ", but ", call.name_of(arg::query), " is ", name(query));

@@ -14,9 +14,9 @@ namespace qkv::QKV_ISA {
 
 enum class Beta { zero, one, lanes };  // lanes: each column of C has a factor of its own
 
-// How A is laid out. A stride of 1, as in the first two, lets the compiler fold the index into the
-// load instruction.
-enum Access { kRowMajor, kColumnMajor, kAnyStrides };
+// How A is laid out: the elements of a row follow each other, or those of a column. A stride of 1
+// lets the compiler fold the index into the load instruction.
+enum Access { kRowMajor, kColumnMajor };
 
 template <class E, class T = Compute<E>>
 struct MicroArgs {

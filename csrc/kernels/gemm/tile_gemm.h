@@ -2,11 +2,11 @@
 //
 //   C[M x N] = beta * C + A[M x K] * B[K x N]
 //
-// A has any strides and is read element by element, each broadcast to a vector. B and C are rows of
-// whole vectors. The sum over K starts from zero and is added to beta * C at the end, and a long K
-// is cut into chains, because the rounding error of a sum grows with the length of its longest
-// chain of additions. An element E of A and B is a number of the compute type or a Pair (pairs.h);
-// C has the compute type.
+// A has a stride of 1 along its rows or its columns, and any other one, and is read element by
+// element, each broadcast to a vector. B and C are rows of whole vectors. The sum over K starts
+// from zero and is added to beta * C at the end, and a long K is cut into chains, because the
+// rounding error of a sum grows with the length of its longest chain of additions. An element E of
+// A and B is a number of the compute type or a Pair (pairs.h); C has the compute type.
 #pragma once
 
 #include "kernels/gemm/micro_kernel.h"
@@ -101,12 +101,11 @@ void gemm_access(int64_t rows, int64_t columns, const MicroArgs<E>& product) {
 }
 
 // The product above for C [rows x columns]; `columns` is a multiple of kLanes<E>, or of half of it
-// if kTakesHalves<E>.
+// if kTakesHalves<E>, and a_row or a_col is 1.
 template <class E>
 void gemm(int64_t rows, int64_t columns, const MicroArgs<E>& args) {
   if (args.a_col == 1) return gemm_access<E, kRowMajor>(rows, columns, args);
-  if (args.a_row == 1) return gemm_access<E, kColumnMajor>(rows, columns, args);
-  gemm_access<E, kAnyStrides>(rows, columns, args);
+  gemm_access<E, kColumnMajor>(rows, columns, args);
 }
 
 }  // namespace qkv::QKV_ISA

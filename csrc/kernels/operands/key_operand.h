@@ -15,9 +15,10 @@ class KeyOperand {
   using T = Compute<E>;
 
  public:
-  // For up to `keys` keys at a time.
-  KeyOperand(Arena& arena, const Problem& p, int64_t keys, int64_t dim, Use)
-      : dim_(dim), copy_(copies_keys<E>(p) ? arena.take<T>(keys * padded<T>(dim)) : nullptr) {}
+  // For up to `keys` keys at a time. copies: whether they are rows that may be copied
+  // (copies_rows).
+  KeyOperand(Arena& arena, bool copies, int64_t keys, int64_t dim, Use)
+      : dim_(dim), copy_(copies ? arena.take<T>(keys * padded<T>(dim)) : nullptr) {}
 
   // Reads keys [key, key + keys), to which the other functions refer.
   void load(const KeyRows<E>& rows, int64_t key, int64_t keys) {

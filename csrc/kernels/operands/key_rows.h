@@ -5,7 +5,8 @@
 
 namespace qkv::QKV_ISA {
 
-// A matrix of any strides, in elements: the left-hand operand A of a product (gemm/tile_gemm.h).
+// A matrix with strides in elements, of which one is 1: the left-hand operand A of a product
+// (gemm/tile_gemm.h).
 template <class T>
 struct Matrix {
   const T* data;
@@ -14,6 +15,9 @@ struct Matrix {
   // The matrix without its first r rows.
   Matrix from(int64_t r) const { return {data + r * row, row, col}; }
 };
+
+// Whether rows of key or value with such strides are such a matrix as they lie.
+inline bool lie_as_matrix(int64_t row, int64_t col) { return row == 1 || col == 1; }
 
 // Where the rows of one plane begin, in one tensor or in pages (problem.h): row `key` at element
 // at(key) of the tensor that begins at `first`.
@@ -90,11 +94,11 @@ class KeyRows : RowScales<E> {
       : rows_{rows, row, nullptr, 0, key}, col_(1), dim_(dim) {}
 
   // Rows [key, key + keys) as an operand, times their scales. They are read where they are if they
-  // have the compute type and lie in one piece, that is, in one page; else they are copied to
-  // scratch [keys, padded(dim)].
+  // have the compute type and lie as a matrix in one piece, that is, in one page; else they are
+  // copied to scratch [keys, padded(dim)] (copies_rows).
   Matrix<T> read(int64_t key, int64_t keys, T* scratch) const {
     if constexpr (std::is_same_v<E, T>)
-      if (piece_end(key) >= key + keys) return {at(key), row(), col_};
+      if (lie_as_matrix(row(), col_) && piece_end(key) >= key + keys) return {at(key), row(), col_};
     const int64_t step = padded<T>(dim_);
     rows_.for_each_piece(key, keys, [&](const E* from, int64_t count, int64_t first) {
       for (int64_t j = first; j < first + count; ++j, from += row()) {
@@ -164,10 +168,13 @@ inline bool values_begin_keys(const Problem& p) {
          pages.key_scale_stride == pages.value_scale_stride;
 }
 
-// Whether KeyRows::read may copy, and so needs scratch memory.
+// Whether KeyRows::read copies dense rows, and whether it may copy those of such a key or value:
+// then it needs scratch memory.
 template <class E>
-bool copies_keys(const Problem& p) {
-  return !std::is_same_v<E, Compute<E>> || p.pages.table;
+constexpr bool kCopiesRows = !std::is_same_v<E, Compute<E>>;
+template <class E>
+bool copies_rows(const Problem& p, const Input& of) {
+  return kCopiesRows<E> || p.pages.table || !lie_as_matrix(of.strides.row, of.strides.col);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -47,8 +47,7 @@ inline Matrix<Pair> read_pairs(const KeyRows<BFloat16>& rows, int64_t dim, int64
 template <>
 class KeyOperand<BFloat16> {
  public:
-  KeyOperand(Arena& arena, const Problem&, int64_t max_keys, int64_t dim, Use use)
-      : dim_(dim), use_(use) {
+  KeyOperand(Arena& arena, bool, int64_t max_keys, int64_t dim, Use use) : dim_(dim), use_(use) {
     const int64_t step = padded_halves(dim);
     if (use != Use::columns) copy_ = arena.take<BFloat16>(max_keys * step);
     if (use == Use::rows) return;

@@ -27,9 +27,10 @@ class GradKeys {
   using T = Compute<E>;
 
  public:
-  GradKeys(Arena& arena, const Problem& p, int64_t count)
-      : dim_(p.head_dim), operand_(arena, p, count, p.head_dim, Use::both) {
-    if (hides_any(p)) nonfinite_.emplace(arena, p, p.head_dim);
+  // input: key, or its direction.
+  GradKeys(Arena& arena, const Problem& p, const Input& input, int64_t count)
+      : dim_(p.head_dim), operand_(arena, copies_rows<E>(p, input), count, p.head_dim, Use::both) {
+    if (hides_any(p)) nonfinite_.emplace(arena, p.head_dim);
   }
 
   void load(const KeyRows<E>& rows, int64_t key, int64_t count) {
@@ -97,8 +98,8 @@ struct BackwardOperands {
         has_few_keys(qkv::has_few_keys<E>(p)),
         query(arena, kGradRows, p.head_dim),
         grad_output(arena, kGradRows, p.head_dim_v),
-        keys(arena, p, key_count),
-        values(arena, p, key_count, p.head_dim_v, Use::rows),
+        keys(arena, p, p.key, key_count),
+        values(arena, copies_rows<E>(p, p.value), key_count, p.head_dim_v, Use::rows),
         as_a(arena),
         as_b(arena),
         query_t(arena.take<F>(kGradRows * packed_size<E>(p.head_dim))),

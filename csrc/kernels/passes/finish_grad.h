@@ -69,7 +69,7 @@ void finish_keys(const Problem& p, const BackwardArgs& a, const Finished& of) {
                                                           of.plane.kv_head * p.group() + g));
       for (int64_t key = of.begin; key < of.end; ++key)
         to[key * grad.strides.col] =
-            static_cast<const T*>(of.sums.mask_keys[m])[(key * p.group() + g) * kLanes<T>];
+            static_cast<const T*>(of.sums.mask_keys[m])[key * p.group() + g];
     }
   }
 }

@@ -27,14 +27,14 @@ class ForwardTiles {
   ForwardTiles(Arena& arena, const Problem& p)
       : p_(p),
         unit_(!arena.counting()),
-        keys_(arena, p, kKeyBlock, p.head_dim, Use::rows),
-        values_(arena, p, kKeyBlock, p.head_dim_v, Use::columns),
+        keys_(arena, copies_rows<O>(p, p.key), kKeyBlock, p.head_dim, Use::rows),
+        values_(arena, copies_rows<O>(p, p.value), kKeyBlock, p.head_dim_v, Use::columns),
         output_(arena) {
     if (!std::is_same_v<K, O>) {
       wide_keys_ = arena.take<T>(kKeyBlock * padded<T>(p.head_dim));
       wide_values_ = arena.take<T>(kKeyBlock * padded<T>(p.head_dim_v));
     }
-    if (hides_any(p)) nonfinite_values_.emplace(arena, p, p.head_dim_v);
+    if (hides_any(p)) nonfinite_values_.emplace(arena, p.head_dim_v);
   }
 
   // How many keys each block has that `keys` keys are cut into.

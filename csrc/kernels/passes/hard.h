@@ -74,7 +74,7 @@ struct HardScratch {
 
   HardScratch(Arena& arena, const Problem& p, int64_t rows)
       : unit(!arena.counting()),
-        keys(arena, p, kKeyBlock, p.head_dim, Use::rows),
+        keys(arena, copies_rows<E>(p, p.key), kKeyBlock, p.head_dim, Use::rows),
         count((rows + kTileRows<T> - 1) / kTileRows<T>),
         query_size(kTileRows<T> * packed_size<E>(p.head_dim)),
         tiles(arena.take<HardState<E>>(count)),

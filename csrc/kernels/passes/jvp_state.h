@@ -30,7 +30,10 @@ class JvpKeys {
 
  public:
   JvpKeys(Arena& arena, const Problem& p, const Input& input, int64_t dim, Use use)
-      : p_(p), input_(input), dim_(dim), operand_(arena, p, kKeyBlock, dim, use) {}
+      : p_(p),
+        input_(input),
+        dim_(dim),
+        operand_(arena, copies_rows<E>(p, input), kKeyBlock, dim, use) {}
 
   explicit operator bool() const { return input_.data != nullptr; }
 
@@ -108,9 +111,9 @@ struct JvpScratch {
         with_scores(moves_scores(a)),
         with_output(!a.output.data) {
     if (hides_any(p)) {
-      nonfinite_values.emplace(arena, p, p.head_dim_v);
-      nan_values.emplace(arena, p, p.head_dim_v);
-      nan_values_jvp.emplace(arena, p, p.head_dim_v);
+      nonfinite_values.emplace(arena, p.head_dim_v);
+      nan_values.emplace(arena, p.head_dim_v);
+      nan_values_jvp.emplace(arena, p.head_dim_v);
     }
     take_tiles(arena, p, (rows_count + kTileRows<T> - 1) / kTileRows<T>);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/operands/operands.h"
+#include "kernels/simd/transpose.h"
 
 namespace qkv::QKV_ISA {
 
@@ -16,24 +17,29 @@ void add_row_sums(const Tile& tile, int64_t keys, const T* grad_scores, double* 
   }
 }
 
-// sums [keys, G, lanes of a vector] += the sum of grad_scores over the rows of each head, for each
-// key; all lanes of a vector get the same sum. Each head is a product with a vector of ones, so
-// that a NaN of one head does not reach another.
+// sums [keys, G] += the sum of grad_scores over the rows of each head, for each key.
 template <class T>
 void add_key_sums(const Problem& p, const Tile& tile, int64_t keys, const T* grad_scores, T* sums) {
   constexpr int W = kLanes<T>;
-  const int64_t group = p.group();
-  T ones[W];
-  store(ones, splat(T(1)));
-  for (int64_t head = 0; head < group; ++head) {
-    const int64_t lane = (head + group - tile.row % group) % group;
-    const int64_t depth = (tile.rows - lane + group - 1) / group;
-    // Where bits are fixed, rows are added one by one: a chain of them would end with its tile.
-    const int64_t chain = kFixedBits ? 1 : depth;
-    for (int64_t row = 0; row < depth; row += chain)
-      gemm<T>(keys, W,
-              {chain, grad_scores + lane + row * group, tile.step, group, ones, 0, sums + head * W,
-               group * W, Beta::one, nullptr});
+  const int64_t group = p.group(), heads = std::min<int64_t>(group, tile.rows);
+  for (int64_t key = 0; key < keys; key += W) {
+    Vec<T> rows[kTileRows<T>];  // keys are in their lanes
+    for (int v = 0; v < tile.lanes; v += W)
+      transpose_square<T>(
+          [&](int i) QKV_INLINE_LAMBDA {
+            return load(grad_scores + std::min(key + i, keys - 1) * tile.step + v);
+          },
+          [&](int r, Vec<T> x) QKV_INLINE_LAMBDA { rows[v + r] = x; });
+    const int64_t count = std::min<int64_t>(W, keys - key);
+    for (int64_t first = 0; first < heads; ++first) {
+      T* const to = sums + key * group + (tile.row + first) % group;
+      // Where bits are fixed, rows are added one by one: a chain of them would end with its tile.
+      Vec<T> sum{};
+      for (int64_t i = 0; kFixedBits && i < count; ++i) sum[i] = to[i * group];
+      for (int64_t r = first; r < tile.rows; r += group) sum += rows[r];
+      for (int64_t i = 0; i < count; ++i)
+        to[i * group] = kFixedBits ? sum[i] : sum[i] + to[i * group];
+    }
   }
 }
 
@@ -47,7 +53,7 @@ void add_grad_mask(const Problem& p, const BackwardArgs& a, const BackwardItem& 
     add_tile<T>(score_rows_of<T>(p, grad.each, tile.plane), tile, key, keys, grad_scores, nullptr);
   if (grad.keys.data)
     add_key_sums(p, tile, keys, grad_scores,
-                 static_cast<T*>(item.sums.mask_keys[m]) + key * p.group() * kLanes<T>);
+                 static_cast<T*>(item.sums.mask_keys[m]) + key * p.group());
   if (row_sums) add_row_sums(tile, keys, grad_scores, row_sums + tile.row);
 }
 

@@ -16,7 +16,7 @@ void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t ke
     using M = decltype(element);
     if constexpr (std::is_same_v<M, uint8_t>)
       apply_boolean_mask(p, mask.input, tile, key, keys, scores);
-    else
+    else if constexpr (std::is_same_v<M, float> || std::is_same_v<Compute<M>, T>)
       add_mask<T, M, kHides>(p, mask.input, tile, key, keys, scores);
   });
 }
