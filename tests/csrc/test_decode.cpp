@@ -24,6 +24,19 @@ TEST_P(DecodeTest, WhereKeysAreSplit) {
   }
 }
 
+// One tile of rows where keys and values are more than the cache holds (ForwardAhead::kNear): its
+// products are cut into pieces.
+TEST_P(DecodeTest, OneTileFromMemory) {
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (MaskType mask : {MaskType::none, MaskType::boolean}) {
+      Case c;
+      c.dtype = dtype, c.group = 2, c.L = 9, c.D = 64, c.Dv = 72, c.mask_type = mask;
+      c.S = (int64_t(1) << 20) / ((c.D + c.Dv) * size_of(dtype)) + 50;
+      expect_forward_truth(Workload(c));
+    }
+  }
+}
+
 // A step of 1 to 16 queries, with 1 to 8 query heads for a key/value head, and head dimensions that
 // are a whole number of vectors or not.
 Case random_step(Random& random, int64_t most_keys) {

@@ -7,7 +7,7 @@
 //   product              A [rows x depth]                     B [depth x columns]
 //   S^T   = K Q^T        KeyOperand::rows     [keys x D]      RowOperand::pack   [D x lanes]
 //   dP^T  = V dO^T       KeyOperand::rows     [keys x Dv]     RowOperand::pack   [Dv x lanes]
-//   O^T  += V^T P^T      KeyOperand::columns  [Dv x keys]     OutputSum::add     [keys x lanes]
+//   O^T  += V^T P^T      KeyOperand::columns  [Dv x keys]     OutputSum::operand [keys x lanes]
 //   dQ^T += K^T dS^T     KeyOperand::columns  [D x keys]      TileAsB::each      [keys x lanes]
 //   dV   += P^T dO       TileAsA::each        [keys x rows]   RowOperand::rows   [rows x Dv]
 //   dK   += dS^T Q       TileAsA::each        [keys x rows]   RowOperand::rows   [rows x D]

@@ -64,14 +64,10 @@ class OutputSum {
   // The weights [keys x lanes] that softmax() has made were changed.
   void change_weights(const Tile&, int64_t, const T*) const {}
 
-  // output = rescale [lanes] * before + V^T weights [keys x lanes], or, if rescale is null, the
-  // product alone. The weights are those that softmax() or change_weights() had last. `before` and
-  // `output` lie in one workspace, and may be the same.
-  void add(const Tile& tile, const LeftOperand<T>& values, int64_t, const T* weights,
-           const T* rescale, const T* before, T* output) const {
-    multiply(
-        values, {weights, tile.step}, whole_columns<T>(tile.rows),
-        Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale, before - output});
+  // The weights [keys x lanes], those that softmax() or change_weights() had last, as what values
+  // [Dv x depth] are multiplied by.
+  RightOperand<T> operand(const Tile& tile, int64_t, int64_t, const T* weights) const {
+    return {weights, tile.step};
   }
 };
 

@@ -81,12 +81,9 @@ class OutputSum<BFloat16> {
     pair_rows(weights, tile.step, keys, tile.lanes, pairs_);
   }
 
-  void add(const Tile& tile, const LeftOperand<Pair>& values, int64_t keys, const float*,
-           const float* rescale, const float* before, float* output) const {
-    clear_pairs(tile.lanes, keys, values.depth, pairs_);
-    multiply(values, {pairs_, tile.lanes}, tile.lanes,
-             Sum<float>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale,
-                        before - output});
+  RightOperand<Pair> operand(const Tile& tile, int64_t keys, int64_t depth, const float*) const {
+    clear_pairs(tile.lanes, keys, depth, pairs_);
+    return {pairs_, tile.lanes};
   }
 
  private:

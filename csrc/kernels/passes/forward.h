@@ -135,7 +135,7 @@ size_t forward_by(const Problem& p, const ForwardResult& result, const ForwardIt
   for_each_block<P::kKeyMultiple>(
       p, scratch.tiles, tiles, item_keys, step,
       [&](int64_t key, int64_t keys, int64_t last) {
-        ahead.begin_block(key + keys, last);
+        ahead.begin_block(scratch.products, key + keys, last);
         scratch.products.load_block(item.plane, key, keys);
       },
       [&](ForwardState<P>& state, int64_t key, int64_t keys) {

@@ -9,61 +9,14 @@
 
 namespace qkv::QKV_ISA {
 
-// Rows that are asked for a few at a time, since a core waits if it has some 20 requests open.
-class RowsAhead {
- public:
-  void clear() { count_ = at_ = 0, rows_ = share_ = 0; }
-
-  // Adds `rows` rows of `dim` elements, `step` elements apart. Those whose elements are not side by
-  // side are left out, and so is what there is no room for.
-  template <class E>
-  void add(const E* data, int64_t step, int64_t col, int64_t dim, int64_t rows) {
-    if (!data || col != 1 || rows <= 0 || count_ == kPieces) return;
-    pieces_[count_++] = {reinterpret_cast<const char*>(data), step * int64_t(sizeof(E)),
-                         dim * int64_t(sizeof(E)), rows};
-    rows_ += rows;
-  }
-
-  // ask() will be called so many times.
-  void spread(int64_t times) { share_ = (rows_ + times - 1) / times; }
-
-  void ask() {
-    for (int64_t left = share_; left > 0 && at_ < count_;) {
-      Piece& piece = pieces_[at_];
-      const int64_t rows = std::min(left, piece.rows);
-      for (int64_t r = 0; r < rows; ++r, piece.data += piece.step)
-        for (int64_t b = 0; b < piece.bytes; b += 2 * int64_t(kCacheLine)) {
-          __builtin_prefetch(piece.data + b, 0, 2);
-          __builtin_prefetch(piece.data + b + kCacheLine, 0, 2);
-        }
-      left -= rows;
-      piece.rows -= rows;
-      if (piece.rows == 0) ++at_;
-    }
-    // GCC 12 takes a function that does nothing but this for one without effects.
-    asm volatile("");
-  }
-
- private:
-  struct Piece {
-    const char* data;
-    int64_t step, bytes, rows;
-  };
-  // Output and queries of 8 heads that share keys and values, and these.
-  static constexpr int kPieces = 18;
-
-  Piece pieces_[kPieces];
-  int count_ = 0, at_ = 0;
-  int64_t rows_ = 0, share_ = 0;
-};
-
 // What an item asks for while it works on a block of keys: the next block; and, with its last
-// blocks, the rows of its output, and the queries, and the first block of keys, of the next item. P
-// multiplies; ForwardFewRows asks by itself.
+// blocks, the rows of its output, and the queries, and the first block of keys, of the next item.
+// An item of one tile asks for the next block alone, within its products. P multiplies;
+// ForwardFewRows asks by itself.
 template <class P>
 struct ForwardAhead {
   ForwardAhead(const Problem&, const ForwardResult&, const ForwardItem&, int64_t) {}
-  void begin_block(int64_t, int64_t) {}
+  void begin_block(P&, int64_t, int64_t) {}
   void ask() {}
 };
 
@@ -75,20 +28,28 @@ class ForwardAhead<ForwardTiles<E, K>> {
   // With how many blocks the end of the item is asked for: no more than a second-level cache of 512
   // KiB holds.
   static constexpr int64_t kLastBlocks = 4;
+  // Keys and values of a call that are no more bytes than this are in the cache if they were used
+  // lately. There an item of one tile would lose by asking: 7 % with 16 rows of bf16 (Zen 4).
+  static constexpr int64_t kNear = int64_t(1) << 20;
 
  public:
   // step: the keys of a block.
   ForwardAhead(const Problem& p, const ForwardResult& result, const ForwardItem& item, int64_t step)
       : p_(p), result_(result), item_(item), step_(step) {
-    times_ = (item.row_end - item.row_begin + kTileRows<T> - 1) / kTileRows<T> * kTimes;
+    const int64_t tiles = (item.row_end - item.row_begin + kTileRows<T> - 1) / kTileRows<T>;
+    times_ = tiles * kTimes;
+    is_one_tile_ = tiles <= 1;
+    is_near_ =
+        p.batch() * p.kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * int64_t(sizeof(K)) <=
+        kNear;
   }
 
   // The item begins a block of keys, after which [key, end) are left.
-  void begin_block(int64_t key, int64_t end) {
-    // An item of one tile is done before what it asks for comes.
-    if (times_ <= kTimes) return;
+  void begin_block(ForwardTiles<E, K>& products, int64_t key, int64_t end) {
+    if (is_one_tile_ && is_near_) return;
     block_.clear();
     add_keys(item_, key, end, block_);
+    if (is_one_tile_) return products.ask_between(block_, step_);
     block_.spread(times_);
     const int64_t blocks = 1 + std::max<int64_t>(0, end - key + step_ - 1) / step_;
     if (blocks > kLastBlocks || added_end_) return;
@@ -99,6 +60,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
 
   // Asks for the next few rows.
   void ask() {
+    if (is_one_tile_) return;
     block_.ask();
     end_.ask();
   }
@@ -125,12 +87,14 @@ class ForwardAhead<ForwardTiles<E, K>> {
                (count - head + rows.group - 1) / rows.group);
   }
 
-  // The first block of keys [key, end), and their values; of pages, what lies in the first one.
+  // The first block of keys [key, end), and their values.
   void add_keys(const ForwardItem& item, int64_t key, int64_t end, RowsAhead& to) const {
     if (key >= end) return;
     const auto add = [&](const KeyRows<K>& rows, int64_t dim) {
-      const int64_t last = std::min({key + step_, end, rows.piece_end(key)});
-      to.add(rows.at(key), rows.row(), rows.col(), dim, last - key);
+      rows.places().for_each_piece(key, std::min(step_, end - key),
+                                   [&](const K* first, int64_t count, int64_t) {
+                                     to.add(first, rows.row(), rows.col(), dim, count);
+                                   });
     };
     add(key_rows<K>(p_, item.plane), p_.head_dim);
     add(value_rows<K>(p_, item.plane), p_.head_dim_v);
@@ -141,7 +105,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
   const ForwardItem& item_;
   int64_t step_, times_;
   RowsAhead block_, end_;
-  bool added_end_ = false;
+  bool is_one_tile_, is_near_, added_end_ = false;
 };
 
 }  // namespace qkv::QKV_ISA

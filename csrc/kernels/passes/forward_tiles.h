@@ -2,6 +2,7 @@
 // values. The other way, for planes of few rows, is forward_few_rows.h.
 #pragma once
 
+#include "kernels/operands/rows_ahead.h"
 #include "kernels/products/products.h"
 #include "repair/nonfinite_keys.h"
 
@@ -61,7 +62,8 @@ class ForwardTiles {
   // scores [keys x lanes] = the scores of keys [key, key + keys), which are loaded, before any
   // option.
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query& query, T* scores) const {
-    multiply_rows(tile, keys_.rows(key, keys), query, scores);
+    multiply(keys_.rows(key, keys), query, whole_columns<Factor>(tile.rows),
+             {scores, tile.step, Beta::zero});
   }
 
   // Turns scores into weights.
@@ -71,7 +73,15 @@ class ForwardTiles {
   // null, the product alone.
   void add_values(const Tile& tile, int64_t key, int64_t keys, const T* weights, const T* rescale,
                   const T* before, T* output) const {
-    output_.add(tile, values_.columns(key, keys), keys, weights, rescale, before, output);
+    add_columns(tile, values_.columns(key, keys), keys, weights, rescale, before, output);
+  }
+
+  // Has the products of a tile and a block of up to `keys` keys ask for these rows, some before the
+  // rows of each micro-kernel.
+  void ask_between(RowsAhead& rows, int64_t keys) {
+    rows.spread((keys + kProductRows - 1) / kProductRows +
+                (p_.head_dim_v + kProductRows - 1) / kProductRows);
+    ahead_ = rows.is_empty() ? nullptr : &rows;
   }
 
   // The next four only where pairs can be hidden.
@@ -93,7 +103,7 @@ class ForwardTiles {
   // before.
   void add_visible_values(const Tile& tile, int64_t key, int64_t keys, const T* weights,
                           const T* rescale, const T* before, T* output) const {
-    output_.add(tile, nonfinite_values_->finite(key, keys), keys, weights, rescale, before, output);
+    add_columns(tile, nonfinite_values_->finite(key, keys), keys, weights, rescale, before, output);
     nonfinite_values_->add(tile, output);
   }
   // Whether values that are not finite may have got into output. One of them spoils all lanes of
@@ -126,8 +136,25 @@ class ForwardTiles {
     return {wide, key, padded<T>(dim), dim};
   }
 
+  // As multiply (operands/operand.h).
+  void multiply(const LeftOperand<Factor>& a, const Query& b, int64_t columns, Sum<T> sum) const {
+    if (!ahead_) return QKV_ISA::multiply(a, b, columns, sum);
+    for (int64_t row = 0; row < a.rows; row += kProductRows, sum.data += kProductRows * sum.row) {
+      ahead_->ask();
+      const int64_t rows = std::min<int64_t>(kProductRows, a.rows - row);
+      QKV_ISA::multiply<Factor>({a.a.from(row), rows, a.depth}, b, columns, sum);
+    }
+  }
+  void add_columns(const Tile& tile, const LeftOperand<Factor>& values, int64_t keys,
+                   const T* weights, const T* rescale, const T* before, T* output) const {
+    const Query operand = output_.operand(tile, keys, values.depth, weights);
+    multiply(values, operand, whole_columns<Factor>(tile.rows),
+             {output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale, before - output});
+  }
+
   const Problem& p_;
   ProductUnit unit_;
+  RowsAhead* ahead_ = nullptr;  // null: products ask for nothing
   KeyOperand<O> keys_, values_;
   T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
   Plane plane_{};

@@ -15,7 +15,7 @@ QKV_INLINE void multiply_rows(const Tile& tile, const LeftOperand<F>& rows,
 }
 
 // dQ^T += K^T dS^T: sum [dim x lanes] += the transposed rows of `keys` keys [dim x keys] times a
-// tile [keys x lanes]. (O^T += V^T P^T, which rescales the sum, is OutputSum::add.)
+// tile [keys x lanes]. (O^T += V^T P^T, which rescales the sum, is ForwardTiles::add_values.)
 template <class E, class T>
 QKV_INLINE void add_over_keys(const Tile& tile, const LeftOperand<Factor<E>>& columns, int64_t keys,
                               const TileAsB<E>& operand, const T* from, bool with_rest, T* sum) {
