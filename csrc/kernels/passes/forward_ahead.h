@@ -30,7 +30,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
   static constexpr int64_t kLastBlocks = 4;
   // Keys and values of a call that are no more bytes than this are in the cache if they were used
   // lately. There an item of one tile would lose by asking: 7 % with 16 rows of bf16 (Zen 4).
-  static constexpr int64_t kNear = int64_t(1) << 20;
+  static constexpr double kNear = 1 << 20;
 
  public:
   // step: the keys of a block.
@@ -39,9 +39,8 @@ class ForwardAhead<ForwardTiles<E, K>> {
     const int64_t tiles = (item.row_end - item.row_begin + kTileRows<T> - 1) / kTileRows<T>;
     times_ = tiles * kTimes;
     is_one_tile_ = tiles <= 1;
-    is_near_ =
-        p.batch() * p.kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * int64_t(sizeof(K)) <=
-        kNear;
+    const double rows = double(p.batch()) * double(p.kv_heads) * double(p.seqlen_k);
+    is_near_ = rows * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) <= kNear;
   }
 
   // The item begins a block of keys, after which [key, end) are left.
