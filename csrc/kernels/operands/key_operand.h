@@ -15,8 +15,7 @@ class KeyOperand {
   using T = Compute<E>;
 
  public:
-  // For up to `keys` keys at a time. copies: whether they are rows that may be copied
-  // (copies_rows).
+  // For up to `keys` keys at a time. copies: whether KeyRows::read may copy them (copies_rows).
   KeyOperand(Arena& arena, bool copies, int64_t keys, int64_t dim, Use)
       : dim_(dim), copy_(copies ? arena.take<T>(keys * padded<T>(dim)) : nullptr) {}
 

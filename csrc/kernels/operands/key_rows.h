@@ -16,7 +16,8 @@ struct Matrix {
   Matrix from(int64_t r) const { return {data + r * row, row, col}; }
 };
 
-// Whether rows of key or value with such strides are such a matrix as they lie.
+// Whether rows of key or value that are `row` apart, of elements `col` apart, are a Matrix where
+// they lie.
 inline bool lie_as_matrix(int64_t row, int64_t col) { return row == 1 || col == 1; }
 
 // Where the rows of one plane begin, in one tensor or in pages (problem.h): row `key` at element

@@ -28,8 +28,9 @@ class ForwardAhead<ForwardTiles<E, K>> {
   // With how many blocks the end of the item is asked for: no more than a second-level cache of 512
   // KiB holds.
   static constexpr int64_t kLastBlocks = 4;
-  // Keys and values of a call that are no more bytes than this are in the cache if they were used
-  // lately. There an item of one tile would lose by asking: 7 % with 16 rows of bf16 (Zen 4).
+  // A second-level cache may still hold the keys and values of a call if they are no more bytes
+  // than this. Where it does, an item of one tile loses by asking: 7 % with 16 rows of bf16 (Zen
+  // 4).
   static constexpr double kNear = 1 << 20;
 
  public:

@@ -136,7 +136,8 @@ class ForwardTiles {
     return {wide, key, padded<T>(dim), dim};
   }
 
-  // As multiply (operands/operand.h).
+  // Multiplies as QKV_ISA::multiply does. Where there are rows to ask for, it takes the rows of one
+  // micro-kernel at a time, and asks before each.
   void multiply(const LeftOperand<Factor>& a, const Query& b, int64_t columns, Sum<T> sum) const {
     if (!ahead_) return QKV_ISA::multiply(a, b, columns, sum);
     for (int64_t row = 0; row < a.rows; row += kProductRows, sum.data += kProductRows * sum.row) {

@@ -8,7 +8,8 @@
 namespace qkv::QKV_ISA {
 
 // Adds a mask to scores [keys x lanes] and sets those that it hides to -inf; with kHides, it does
-// only the latter.
+// only the latter. A floating mask is of f32 or of the problem's dtype (Mask): there is no code for
+// f64 beside scores of f32, or for halves beside those of f64.
 template <class T, bool kHides = false>
 void apply_mask(const Problem& p, const Mask& mask, const Tile& tile, int64_t key, int64_t keys,
                 T* scores) {
