@@ -31,10 +31,9 @@ def work(options):
     qkv.set_isa(isa)
     torch.set_num_threads(2)
     operators = options.operator or list(OPERATORS)
-    record = driver.Record(options.worker)
-    hunts = {name: hunt.Hunt(name, record) for name in operators}
+    hunts = {name: hunt.Hunt(name, options.record) for name in operators}
     for seed, name, calls in driver.rounds(options, operators):
-        record.begin_round(FUZZER.command_of(seed, calls, isa, name))
+        options.record.begin_round(FUZZER.command_of(seed, calls, isa, name))
         hunts[name].round(seed, calls)
     for name, hunted in hunts.items():
         counts = ", ".join(f"{n} {what}" for what, n in hunted.counts.items())

@@ -1,15 +1,16 @@
 """What fuzzers share: a process for each instruction set, which makes calls in rounds, each from a
-seed of its own, and a process that starts the others and outlives them.
+seed of its own, and a process that forks the others, once it has imported torch, and outlives them.
 
 What fails, crashes or hangs is reported with the call and with the command that makes its round
 again. A fuzzer gives `Fuzzer` its folder, and what a process does (`work`).
 """
 
 import argparse
+import copy
 import dataclasses
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,8 @@ ROUND = 100  # the most calls of a round, few enough to make a round again in se
 
 @dataclasses.dataclass
 class Fuzzer:
-    """folder: with its __main__.py. work: takes the options, of one instruction set."""
+    """folder: with its __main__.py. work: what a process does. It takes the options, with one
+    instruction set, and with the process's record (`Record`) as options.record."""
 
     folder: Path
     work: Callable
@@ -38,16 +40,9 @@ class Fuzzer:
         add("--seed", type=int, help="the first round's; a new one each time if not given")
         add("--isa", action="append", help="this one only; may be repeated")
         add("--operator", action="append", help="this one only; may be repeated")
-        add("--worker", metavar="FILE", help=argparse.SUPPRESS)  # the file for what it is doing
         for flag, text in more:
             add(flag, action="store_true", help=text)
         return parser.parse_args()
-
-    def run(self, text, more=()):
-        """The program: the exit status."""
-        options = self.arguments(text, more)
-        flags = [flag for flag, _ in more if getattr(options, flag[2:].replace("-", "_"))]
-        return self.work(options) if options.worker else self.main(options, flags)
 
     def command_of(self, seed, calls, isa, operator):
         what = f"--seed {seed} --calls {calls} --isa {isa}"
@@ -55,19 +50,12 @@ class Fuzzer:
 
     # --- the process that starts the others ---
 
-    def start(self, options, isa, seed, record, flags):
-        command = [sys.executable, str(self.folder), "--worker", str(record), "--isa", isa]
-        command += ["--seed", str(seed), "--calls", str(options.calls), *flags]
-        command += ["--minutes", str(options.minutes)] if options.minutes else []
-        for name in options.operator or []:
-            command += ["--operator", name]
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    def main(self, options, flags):
-        import qkv
+    def run(self, text, more=()):
+        """The program: the exit status."""
+        # Before torch is imported: the processes share cores, on which none is to spin.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        options = self.arguments(text, more)
+        import qkv  # which starts no threads: the processes are forks, and import no more than tests
 
         if options.seed is None:
             options.seed = random.SystemRandom().randrange(2**31)
@@ -82,11 +70,31 @@ class Fuzzer:
                 record = folder / f"{isa}.{os.getpid()}"
                 # Every instruction set gets other calls: no two of them share a round.
                 seed = options.seed + 1_000_000 * isas.index(isa)
-                running.append((isa, self.start(options, isa, seed, record, flags), record))
-            isa, process, record = running.pop(0)
-            good &= report(isa, process, record)
+                running.append((isa, *self.start(options, isa, seed, record), record))
+            isa, process, output, record = running.pop(0)
+            good &= report(isa, process, output, record)
             record.unlink(missing_ok=True)
         return 0 if good else 1
+
+    def start(self, options, isa, seed, record):
+        """The process, and a file of what it prints."""
+        options = copy.copy(options)
+        options.isa, options.seed = [isa], seed
+        reading, writing = os.pipe()
+        process = multiprocessing.get_context("fork").Process(
+            target=self.begin, args=(options, record, writing)
+        )
+        process.start()
+        os.close(writing)
+        return process, open(reading)
+
+    def begin(self, options, record, writing):
+        for printed_to in (1, 2):
+            os.dup2(writing, printed_to)
+        options.record = Record(record)
+        status = self.work(options)
+        options.record.done()
+        sys.exit(status)
 
 
 # --- the process that makes the calls -----------------------------------------------------------
@@ -122,14 +130,16 @@ def rounds(options, operators):
         left, n = left - calls, n + 1
 
 
-def report(isa, process, record):
+def report(isa, process, output, record):
     """Prints how the process ended. Returns True if it ended well."""
-    output, _ = process.communicate()
-    print(f"{isa}: {'done' if process.returncode == 0 else 'FAILED'}\n{output}", end="", flush=True)
-    if process.returncode == 0:
+    with output:
+        printed = output.read()
+    process.join()
+    print(f"{isa}: {'done' if process.exitcode == 0 else 'FAILED'}\n{printed}", end="", flush=True)
+    if process.exitcode == 0:
         return True
-    if process.returncode < 0:
-        print(f"  killed by signal {-process.returncode}")
+    if process.exitcode < 0:
+        print(f"  killed by signal {-process.exitcode}")
     if record.exists() and (text := record.read_text()):
         again, _, call = text.partition("\n")
         print(f"  the last call: {call}\n  once more: {again}", flush=True)

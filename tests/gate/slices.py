@@ -1,6 +1,7 @@
 """What is drawn anew for each commit, by its hash: random calls, one of twelve slices of the long
 layer, and one in sixty of the models of docs/models.md. tests/fuzz makes the same calls each time,
 so that it does not rot: of ten thousand new ones, one may still be one that nobody has decided on.
+And the kernels of AVX2 under sanitizers, which are no newcomer's business and take him a minute.
 
 A slice takes about five minutes on two cores, its build included. Python's tests that it has no
 time for are said to be skipped, and are others with another seed. No slice has the sanitized torch
@@ -92,7 +93,9 @@ def commit(commit_hash: str) -> list[Task]:
     )
     return [
         Task("truth-anew", truth),
-        Task("slice", command, ("truth-anew",)),
+        suites.csrc_sanitized(),
+        # Which may build in the tree of the sanitized kernels.
+        Task("slice", command, ("truth-anew", "csrc-sanitized")),
         Task("fuzz", f"python tests/fuzz --seed 0 --calls {CALLS}", cores=1),
         Task("models-anew", models, ("truth-anew",), cores=1),
     ]

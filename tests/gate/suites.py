@@ -43,10 +43,11 @@ NOT_OF_TWINS = ":".join(
         "Spans",
     )
 )
-# Checks that take 42 of the 100 seconds that its kernels are compiled (one core of a Zen 4), and
-# find what AddressSanitizer finds as well, or what no x86 minds. The slices have them.
+# Of the sanitized suite that every commit has: checks that take 42 of the 100 seconds that its
+# kernels are compiled (one core of a Zen 4), and find what AddressSanitizer finds as well, or what
+# no x86 minds. The slices have them.
 LEFT_OUT = "alignment,null,object-size,pointer-overflow"
-# Its sanitized suite has the kernels of AVX2 alone, which are compiled with sanitizers.
+# And it has the kernels of AVX2 alone, which are compiled with sanitizers.
 NOT_SANITIZED = ":".join(f"*/{isa}" for isa in ("generic", "avx512*", "amx", "emulated_*"))
 
 
@@ -85,10 +86,19 @@ def on_each(isas, command: str) -> str:
     return "\n".join(f"echo '--- {isa}'; QKV_ISA={isa} {command}" for isa in isas)
 
 
+def csrc_sanitized() -> Task:
+    """AVX2's kernels, and what is not about instruction sets, under sanitizers. It builds alone:
+    the kernels are one compilation of a minute."""
+    sanitized = build(TWINS, "qkv_csrc_tests_sanitized")
+    run = f"{SANITIZED} '--gtest_filter=-{NOT_SANITIZED}'"
+    return Task("csrc-sanitized", f"{sanitized}\n{run}", cores=1)
+
+
 def quick() -> list[Task]:
-    targets = "qkv_csrc_tests qkv_torch_tests" + " qkv_with_emulated" * bool(TWINS)
-    slower = "qkv_csrc_tests_sanitized" + " qkv_instructions" * bool(shutil.which("valgrind"))
-    tests, slower_tests = ("build",), ("build-slower",)
+    valgrind = bool(shutil.which("valgrind"))
+    targets = "qkv_csrc_tests qkv_torch_tests"
+    targets += " qkv_with_emulated" * bool(TWINS) + " qkv_instructions" * valgrind
+    tests = ("build",)
     no_twins = "" if TWINS else "this CPU multiplies bf16 in both ways"
     return [
         Task("build", build(TWINS, targets), is_build=True),
@@ -96,25 +106,16 @@ def quick() -> list[Task]:
             "python",
             pytest(f"{BY_FILE} tests/python --ignore-glob='*/test_distributed_*'", "python"),
         ),
-        # One compilation of two minutes, which would be all that runs at the end of the build.
-        Task(
-            "build-slower",
-            f"cmake --build {BUILD} --parallel 1 --target {slower}",
-            tests,
-            cores=1,
-            is_build=True,
-        ),
         # One world of processes after the other, each of which has as many as there are ranks, and
-        # waits most of the time.
+        # waits half of the time.
         Task("distributed", pytest(DISTRIBUTED, "distributed"), cores=1),
         Task("docs", "tests/site.sh", cores=1),
         # Its wheel is built in the same tree, in which nothing else may be built meanwhile.
-        Task("package", "tests/package.sh quick", slower_tests, cores=1),
+        Task("package", "tests/package.sh quick", tests, cores=1),
         Task("csrc", f"{CSRC} '--gtest_filter=-{NOT_OF_TWINS}'", tests),
-        Task("csrc-sanitized", f"{SANITIZED} '--gtest_filter=-{NOT_SANITIZED}'", slower_tests),
         Task(
             "torch_ext",
-            f"{BUILD}/qkv_torch_tests --gtest_brief=1",
+            f"OMP_WAIT_POLICY=passive {BUILD}/qkv_torch_tests --gtest_brief=1",
             tests,
             cores=1,
         ),
@@ -128,7 +129,7 @@ def quick() -> list[Task]:
         Task(
             "instructions",
             "python tests/instructions",
-            slower_tests,
+            tests,
             cores=1,
             skip=missing("valgrind"),
         ),

@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The cache of compiled backward passes is off: its key does not know which version of the operators
 # one was made for.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+# Whether the compiler knows the CPU's vectors: Inductor compiles a program to see, which takes a
+# new machine four seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import hypothesis
 import pytest

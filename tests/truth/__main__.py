@@ -11,7 +11,6 @@ tests/fuzz has right and wrong calls, and loose bounds; here all calls are right
 are tight. What fails is printed as a program that stands alone, with as few options as fail.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -42,16 +41,14 @@ def work(options):
     qkv.set_isa(isa)
     qkv.set_reproducible(options.reproducible)
     operators = options.operator or list(OPERATORS)
-    record = driver.Record(options.worker)
-    workers = {n: Worker(n, OPERATORS[n], isa, record, options) for n in operators}
+    workers = {n: Worker(n, OPERATORS[n], isa, options.record, options) for n in operators}
     for seed, name, calls in driver.rounds(options, operators):
         again = FUZZER.command_of(seed, calls, isa, name)
-        record.begin_round(again)
+        options.record.begin_round(again)
         before = workers[name].counts["failed"]
         workers[name].round(seed, calls)
         if workers[name].counts["failed"] > before:
             print(f"  once more: {again}", flush=True)
-    record.done()
     total = dict.fromkeys(("held", "failed", "refused"), 0)
     for name, worker in workers.items():
         print(f"    {name}: {counted(worker.counts)}")
@@ -73,5 +70,4 @@ def counted(counts):
 FUZZER = driver.Fuzzer(HERE, work)
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(FUZZER.run(__doc__.split("\n\n")[0], FLAGS))
