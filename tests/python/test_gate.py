@@ -121,8 +121,8 @@ def test_a_commit_draws_one_of_twelve_slices(gate, capsys):
 
     drawn = set()
     for n in range(12):
-        truth, part, fuzz, models = slices.commit(f"{n:08x}")
-        assert f"--seed {n}" in truth.command and part.after == (truth.name,)
+        truth, sanitized, part, fuzz, models = slices.commit(f"{n:08x}")
+        assert f"--seed {n}" in truth.command and part.after == (truth.name, sanitized.name)
         assert "--seed 0 " in fuzz.command
         drawn.add(part.command)
     assert len(drawn) == 12
