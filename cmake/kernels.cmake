@@ -21,11 +21,9 @@ add_library(qkv_kernels OBJECT ${kernel_sources})
 target_include_directories(qkv_kernels PUBLIC ${PROJECT_SOURCE_DIR}/csrc)
 target_compile_features(qkv_kernels PUBLIC cxx_std_17)
 
-# There is no -ffast-math, because NaN and infinity must come out as torch's. Vectors are written
-# out, and looking for more takes the compiler a twentieth of its time.
+# There is no -ffast-math, because NaN and infinity must come out as torch's.
 target_compile_options(qkv_kernels PRIVATE
   $<$<NOT:$<CONFIG:Debug>>:-O2> -ffp-contract=fast -fno-math-errno -fno-trapping-math
-  -fno-tree-vectorize
   -Wall -Wextra)
 # Where bits are fixed, no compiler decides what is rounded: in kernels that are compiled for this
 # (csrc/kernels/fixed_bits.h), and in drivers, whose instructions differ from one architecture to the
