@@ -9,7 +9,7 @@ namespace qkv::QKV_ISA {
 template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>
 void rotate_tensor(const Rotation& r, const RotationItem& item, int t, RotationTables<T>& tables,
                    T* scratch) {
-  constexpr int W = kLanes<T>;
+  using Group = RotatedRows<T>;
   const RowRuns<T>& at = tables.runs;
   const RotatedTensor& tensor = r.tensors[t];
   const Strides &in = tensor.input.strides, &out = tensor.output.strides;
@@ -20,14 +20,14 @@ void rotate_tensor(const Rotation& r, const RotationItem& item, int t, RotationT
   const bool is_direct = at.is_dense && in.col == 1 && out.col == 1;
   is_direct ? tables.template arrange_for<E>(t) : tables.template arrange_for<T>(t);
   const std::array<const Strides*, 2> strides = {&in, &out};
-  for_each_group<T>(tensor.heads, item.end - item.begin, strides, [&](const RowGroup<T>& group) {
+  for_each_group<Group>(tensor.heads, item.end - item.begin, strides, [&](const Group& group) {
     const RowsOfGroup<const E> x{from, group.offset[0]};
     const RowsOfGroup<E> y{to, group.offset[1]};
     if (is_direct) {
       RotatedGroup<kNorm, kInterleaved, E, T> direct{tables, group, weight, x, y, {}};
       return direct.run(inverse_dim, eps);
     }
-    int64_t offsets[W];
+    int64_t offsets[Group::kRows];
     const RowsOfGroup<T> rows{scratch, offsets};
     for (int g = 0; g < group.count; ++g) {
       offsets[g] = g * at.width;
@@ -74,7 +74,7 @@ size_t rotate(const Rotation& r, const RotationItem& item, void* workspace) {
   RotationTables<T> tables(r, item, arena);
   const RowRuns<T>& at = tables.runs;
   const bool is_backward = item.gradients != nullptr;
-  T* const scratch = arena.take<T>((is_backward ? 3 : 1) * kLanes<T> * at.width);
+  T* const scratch = arena.take<T>((is_backward ? 3 : 2) * kLanes<T> * at.width);
   RotationSums<T> sums;
   const int64_t table_size = kRotationBlock * at.pairs;
   if (is_backward && item.gradients->wants_tables())

@@ -141,7 +141,7 @@ void rotate_tensor_backward(const Rotation& r, const RotationItem& item, int t,
       at.is_dense && x_strides.col == 1 && grad.strides.col == 1 && strides.col == 1;
   const int64_t positions = item.end - item.begin, size = W * at.width;
   const std::array<const Strides*, 3> all = {&strides, &x_strides, &grad.strides};
-  for_each_group<T>(tensor.heads, positions, all, [&](const RowGroup<T>& group) {
+  for_each_group<RowGroup<T>>(tensor.heads, positions, all, [&](const RowGroup<T>& group) {
     GradRows<E, T> rows;
     locate(group, 0, to, rows.grad_x);
     locate(group, 1, x, rows.x), locate(group, 2, grads, rows.grad);

@@ -5,6 +5,11 @@
 
 namespace qkv::QKV_ISA {
 
+// A root and a division take longer than the rows of a vector's lanes that wait for them: with two
+// vectors of rows, one has what it needs while the other waits.
+template <class T>
+using RotatedRows = RowGroup<T, 2 * kLanes<T>>;
+
 // The rows of a group in one tensor.
 template <class S>
 struct RowsOfGroup {
@@ -50,20 +55,21 @@ QKV_INLINE V other_of_pair(const V* x, int which) {
 template <bool kNorm, bool kInterleaved, class S, class T>
 struct RotatedGroup {
   const RotationTables<T>& tables;
-  const RowGroup<T>& group;
+  const RotatedRows<T>& group;
   const T* weight;
   RowsOfGroup<const S> x;
   RowsOfGroup<S> y;
-  alignas(kVectorBytes) T norms[kLanes<T>];
+  alignas(kVectorBytes) T norms[RotatedRows<T>::kRows];
 
   QKV_INLINE void run(T inverse_dim, T eps) {
     constexpr int W = kLanes<T>;
     const RowRuns<T>& at = tables.runs;
-    if constexpr (kNorm) {
+    for (int first = 0; kNorm && first < group.count; first += W) {
+      const int count = std::min(W, group.count - first);
       Vec<T> squares[W];
-      for (int g = group.count; g < W; ++g) squares[g] = Vec<T>{};
-      for (int g = 0; g < group.count; ++g) squares[g] = sum_of_squares<T>(x[g], at.width);
-      store(norms, inverse_norms<T>(squares, inverse_dim, eps));
+      for (int g = count; g < W; ++g) squares[g] = Vec<T>{};
+      for (int g = 0; g < count; ++g) squares[g] = sum_of_squares<T>(x[first + g], at.width);
+      store(norms + first, inverse_norms<T>(squares, inverse_dim, eps));
     }
     int64_t i = 0;
     for (; i + 2 * W <= at.pairs; i += 2 * W) turn<2>(i);

@@ -99,24 +99,25 @@ QKV_INLINE V swap_neighbours(V x) {
   return shuffle(x, x, [](int l) { return l ^ 1; });
 }
 
-// Rows that go through a pass together: as many as a vector has lanes, so that what each row has
-// one number of is a vector.
-template <class T>
+// Rows that go through a pass together: one or several times as many as a vector has lanes, so that
+// what each row has one number of is a vector.
+template <class T, int rows = kLanes<T>>
 struct RowGroup {
+  static constexpr int kRows = rows;
   int count = 0;
-  int64_t position[kLanes<T>];
-  int64_t offset[3][kLanes<T>];  // of up to three tensors, from where the item begins in each
+  int64_t position[rows];
+  int64_t offset[3][rows];  // of up to three tensors, from where the item begins in each
 };
 
 // Calls f(group) until all rows were in one: `heads` heads of `positions` positions of the tensors
 // with these strides, in the order in which they lie in memory in the first one.
-template <class T, size_t n, class F>
+template <class Group, size_t n, class F>
 void for_each_group(int64_t heads, int64_t positions, const std::array<const Strides*, n>& tensors,
                     const F& f) {
   const bool heads_first =
       tensors[0]->row > tensors[0]->head;  // heads of a position are neighbours
   const int64_t outer = heads_first ? positions : heads, inner = heads_first ? heads : positions;
-  RowGroup<T> group;
+  Group group;
   int count = 0;
   for (int64_t o = 0; o < outer; ++o) {
     int64_t offsets[n], steps[n];  // one multiplication for each row and tensor would be felt
@@ -132,7 +133,7 @@ void for_each_group(int64_t heads, int64_t positions, const std::array<const Str
         offsets[t] += steps[t];
       }
       group.position[count] = heads_first ? o : i;
-      if (++count < kLanes<T>) continue;
+      if (++count < Group::kRows) continue;
       group.count = count, count = 0;
       f(group);
     }
