@@ -19,7 +19,7 @@ endif
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo gallery googletest test test-commit test-long bench docs wheel sdist release lint format clean preflight $(VENV)/tests-ready
+.PHONY: help demo gallery test test-commit test-long bench docs wheel sdist release lint format clean preflight $(VENV)/tests-ready
 
 help:
 	@echo 'make demo     train a small GPT on both attentions, two minutes; pictures and the model in demo/'
@@ -73,12 +73,10 @@ gallery: $(VENV)/installed demo/gpt.pt
 demo/gpt.pt: | $(VENV)/installed
 	$(BIN)/python examples/train_gpt.py --compare
 
-# pip has one core's worth of work to do while the compiler has the other, and Debian's index waits.
+# pip has one core's worth of work to do while the compiler has the other.
 $(VENV)/tests-ready: preflight
-	@$(MAKE) --no-print-directory --jobs=3 googletest $(VENV)/installed $(VENV)/ready-test
-
-googletest:
 	@.ci/packages googletest
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/installed $(VENV)/ready-test
 
 test: $(VENV)/tests-ready
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python tests/gate quick $(ARGS)

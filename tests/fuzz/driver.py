@@ -55,7 +55,7 @@ class Fuzzer:
         # Before torch is imported: the processes share cores, on which none is to spin.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         options = self.arguments(text, more)
-        import qkv  # which starts no threads, so that forks may
+        import qkv  # It starts no threads, which a fork would not have.
 
         if options.seed is None:
             options.seed = random.SystemRandom().randrange(2**31)

@@ -87,17 +87,17 @@ def on_each(isas, command: str) -> str:
 
 
 def csrc_sanitized() -> Task:
-    """AVX2's kernels, and what is not about instruction sets, under sanitizers. It builds alone:
-    the kernels are one compilation of a minute."""
+    """AVX2's kernels, and what is not about instruction sets, under sanitizers. The task is one
+    core's, since most of it is one compilation of a minute."""
     sanitized = build(TWINS, "qkv_csrc_tests_sanitized")
     run = f"{SANITIZED} '--gtest_filter=-{NOT_SANITIZED}'"
     return Task("csrc-sanitized", f"{sanitized}\n{run}", cores=1)
 
 
 def quick() -> list[Task]:
-    valgrind = bool(shutil.which("valgrind"))
+    no_valgrind = missing("valgrind")
     targets = "qkv_csrc_tests qkv_torch_tests"
-    targets += " qkv_with_emulated" * bool(TWINS) + " qkv_instructions" * valgrind
+    targets += " qkv_with_emulated" * bool(TWINS) + " qkv_instructions" * (not no_valgrind)
     tests = ("build",)
     no_twins = "" if TWINS else "this CPU multiplies bf16 in both ways"
     return [
@@ -131,7 +131,7 @@ def quick() -> list[Task]:
             "python tests/instructions",
             tests,
             cores=1,
-            skip=missing("valgrind"),
+            skip=no_valgrind,
         ),
     ]
 

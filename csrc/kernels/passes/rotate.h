@@ -74,7 +74,8 @@ size_t rotate(const Rotation& r, const RotationItem& item, void* workspace) {
   RotationTables<T> tables(r, item, arena);
   const RowRuns<T>& at = tables.runs;
   const bool is_backward = item.gradients != nullptr;
-  T* const scratch = arena.take<T>((is_backward ? 3 : 2) * kLanes<T> * at.width);
+  T* const scratch =
+      arena.take<T>((is_backward ? 3 * kLanes<T> : RotatedRows<T>::kRows) * at.width);
   RotationSums<T> sums;
   const int64_t table_size = kRotationBlock * at.pairs;
   if (is_backward && item.gradients->wants_tables())

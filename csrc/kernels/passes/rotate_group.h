@@ -5,8 +5,9 @@
 
 namespace qkv::QKV_ISA {
 
-// A root and a division take longer than the rows of a vector's lanes that wait for them: with two
-// vectors of rows, one has what it needs while the other waits.
+// The forward pass takes twice as many rows as a vector has lanes: the processor adds up squares of
+// the second half while it waits for the root and the quotient that are the first half's norms
+// (0.90 of the time in bfloat16, two cores of a Zen 5).
 template <class T>
 using RotatedRows = RowGroup<T, 2 * kLanes<T>>;
 

@@ -22,8 +22,8 @@ struct FastOnednn {
 
 // Zen 4 (family 25, model 17, two cores): outputs 1.09 to 1.18 times MKL for 256 to 4096 rows and
 // widths of 384 to 2304; gradients of weights 0.69 to 0.95. Zen 5 (family 26, model 2, two cores):
-// outputs 1.9 to 2.8 times MKL for 512 to 16384 rows and widths of 256 to 3072, gradients of inputs
-// 1.8 to 2.8, of weights 1.1 to 1.9. An Intel Xeon with AMX, 2 and 16 threads: outputs 0.82
+// outputs 1.9 to 2.5 times MKL for 512 to 16384 rows and widths of 256 to 3072, gradients of inputs
+// 1.8 to 2.8, of weights 1.1 to 2.0. An Intel Xeon with AMX, 2 and 16 threads: outputs 0.82
 // to 1.07.
 inline FastOnednn fast_onednn() {
 #ifdef __x86_64__
