@@ -2,18 +2,18 @@
 #pragma once
 
 #include "kernels/passes/rotate_backward.h"
-#include "kernels/passes/rotate_group.h"
 
 namespace qkv::QKV_ISA {
 
+// Turns the rows of `input`, in the layout of a tensor's, to its output.
 template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>
-void rotate_tensor(const Rotation& r, const RotationItem& item, int t, RotationTables<T>& tables,
-                   T* scratch) {
+void rotate_tensor(const Rotation& r, const RotationItem& item, int t, const Input& input,
+                   RotationTables<T>& tables, T* scratch) {
   using Group = RotatedRows<T>;
   const RowRuns<T>& at = tables.runs;
   const RotatedTensor& tensor = r.tensors[t];
-  const Strides &in = tensor.input.strides, &out = tensor.output.strides;
-  const E* const from = rows_of<E>(r, tensor.input, item);
+  const Strides &in = input.strides, &out = tensor.output.strides;
+  const E* const from = rows_of<E>(r, input, item);
   E* const to = rows_of<E>(r, tensor.output, item);
   const T inverse_dim = T(1) / T(r.head_dim), eps = T(r.eps);
   const T* const weight = tables.weights[t];
@@ -80,20 +80,17 @@ size_t rotate(const Rotation& r, const RotationItem& item, void* workspace) {
   const int64_t table_size = kRotationBlock * at.pairs;
   if (is_backward && item.gradients->wants_tables())
     sums.cos = arena.take<T>(table_size), sums.sin = arena.take<T>(table_size);
-  if (is_backward) {
-    sums.weight = arena.take<double>(at.width);
-    sums.weight_of_group = arena.take<T>(at.width);
-  }
+  if (is_backward) sums.weight = arena.take<double>(at.width);
   if (arena.counting()) return arena.used();
   if (sums.cos) std::fill_n(sums.cos, table_size, T(0)), std::fill_n(sums.sin, table_size, T(0));
   for (int t = 0; t < 2; ++t) {
     if (is_backward) std::fill_n(sums.weight, at.width, 0.0);
     if (r.tensors[t].heads > 0)
       with_kind(tables.weights[t], r.is_interleaved, [&](auto norm, auto interleaved) {
-        if (is_backward)
-          rotate_tensor_backward<norm, interleaved, E>(r, item, t, tables, sums, scratch);
-        else
-          rotate_tensor<norm, interleaved, E>(r, item, t, tables, scratch);
+        if (is_backward && (norm || sums.cos))
+          return rotate_tensor_backward<norm, interleaved, E>(r, item, t, tables, sums, scratch);
+        const Input& input = is_backward ? item.gradients->grad_output[t] : r.tensors[t].input;
+        rotate_tensor<norm, interleaved, E>(r, item, t, input, tables, scratch);
       });
     if (!is_backward) continue;
     RotationSums<T> left = sums;

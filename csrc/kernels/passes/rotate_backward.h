@@ -7,7 +7,7 @@
 //   grad_sin_i  = grad_b * n_a - grad_a * n_b
 #pragma once
 
-#include "kernels/passes/rotate_tables.h"
+#include "kernels/passes/rotate_group.h"
 
 namespace qkv::QKV_ISA {
 
@@ -16,35 +16,7 @@ template <class T>
 struct RotationSums {
   T *cos = nullptr, *sin = nullptr;  // as RotationTables has them, but that no number is negated
   double* weight = nullptr;          // [runs.width], to which each group adds its own
-  T* weight_of_group = nullptr;
 };
-
-// The rows of a group: x and grad in memory of type S, grad_x too; g in vectors, [runs.width] each.
-template <class S, class T>
-struct GradRows {
-  const S *x[kLanes<T>], *grad[kLanes<T>];
-  S* grad_x[kLanes<T>];
-  T* g[kLanes<T>];
-};
-
-// Sets g.
-template <bool kInterleaved, class S, class T>
-void turn_back(const RotationTables<T>& tables, int64_t position, const S* grad, T* g) {
-  const RowRuns<T>& at = tables.runs;
-  const T *const cos = tables.cos + position * at.pairs, *const sin =
-                                                             tables.sin + position * at.pairs;
-  for (int64_t i = 0; i < at.pairs; i += kLanes<T>) {
-    const Vec<T> a = load_wide(grad + i), c = load(cos + i), s = load(sin + i);
-    if constexpr (kInterleaved) {
-      store(g + i, a * c + swap_neighbours(a * s));
-    } else {
-      const Vec<T> b = load_wide(grad + at.pairs + i);
-      store(g + i, a * c + b * s);
-      store(g + at.pairs + i, b * c - a * s);
-    }
-  }
-  for (int64_t i = at.rest; i < at.width; i += kLanes<T>) store(g + i, load_wide(grad + i));
-}
 
 // Adds a row to the gradients of cos and sin of its position.
 template <bool kNorm, bool kInterleaved, class S, class T>
@@ -67,98 +39,157 @@ void add_to_tables(const RowRuns<T>& at, const S* x, const S* grad, const T* wei
   }
 }
 
-// norms and shares [W]: m, and m^3 * mean(g * weight * x).
-template <class S, class T>
-void norms_of(const RowRuns<T>& at, const RowGroup<T>& group, const GradRows<S, T>& rows,
-              const T* weight, T inverse_dim, T eps, T* norms, T* shares) {
-  constexpr int W = kLanes<T>;
-  Vec<T> squares[W], dots[W];
-  for (int r = group.count; r < W; ++r) squares[r] = dots[r] = Vec<T>{};
-  for (int r = 0; r < group.count; ++r) {
-    SumOfRow<T> square, dot;
-    const auto x = [&](int64_t i) QKV_INLINE_LAMBDA { return load_wide(rows.x[r] + i); };
-    for (int64_t i = 0; i < at.width; i += SumOfRow<T>::kStep) {
-      square.add([&](int64_t n) QKV_INLINE_LAMBDA { return x(i + n) * x(i + n); });
-      dot.add([&](int64_t n) QKV_INLINE_LAMBDA {
-        return x(i + n) * (load(rows.g[r] + i + n) * load(weight + i + n));
-      });
-    }
-    squares[r] = square.in_one_vector(), dots[r] = dot.in_one_vector();
-  }
-  const Vec<T> norm = inverse_norms<T>(squares, inverse_dim, eps);
-  store(norms, norm);
-  store(shares, norm * norm * norm * (sum_lanes<T>(dots) * inverse_dim));
-}
-
+// The rows of a group, in memory of type S, for which the tables, which turn back, and the weight
+// are arranged. Of each, `grad` becomes g, of which x and g give grad_x; that may be g's memory.
 template <bool kNorm, bool kInterleaved, class S, class T>
-void rotate_group_backward(const RotationTables<T>& tables, const RowGroup<T>& group,
-                           const GradRows<S, T>& rows, const T* weight, T inverse_dim, T eps,
-                           const RotationSums<T>& sums) {
-  constexpr int W = kLanes<T>;
-  const RowRuns<T>& at = tables.runs;
-  T norms[W], shares[W];
-  for (int r = 0; r < group.count; ++r)
-    turn_back<kInterleaved>(tables, group.position[r], rows.grad[r], rows.g[r]);
-  if constexpr (kNorm) norms_of(at, group, rows, weight, inverse_dim, eps, norms, shares);
-  for (int r = 0; sums.cos && r < group.count; ++r) {
-    const int64_t row = group.position[r] * at.pairs;
-    add_to_tables<kNorm, kInterleaved>(at, rows.x[r], rows.grad[r], weight, kNorm ? norms[r] : T(1),
-                                       sums.cos + row, sums.sin + row);
-  }
-  // Row after row, so that memory is written to in order. What a group adds to the gradient of the
-  // weight is rounded once; where bits are fixed, what a row does, since groups differ.
-  for (int r = 0; r < group.count; ++r) {
-    for (int64_t i = 0; i < at.width; i += W) {
-      Vec<T> g = load(rows.g[r] + i);
-      if constexpr (kNorm) {
-        const Vec<T> x = load_wide(rows.x[r] + i), of_weight = g * (x * norms[r]);
-        store(sums.weight_of_group + i,
-              r == 0 || kFixedBits ? of_weight : load(sums.weight_of_group + i) + of_weight);
-        g = g * load(weight + i) * norms[r] - x * shares[r];
-      }
-      store_rounded(rows.grad_x[r] + i, g);
+struct GradientGroup {
+  using Group = RowGroup<T>;
+  const RotationTables<T>& tables;
+  const Group& group;
+  const T* weight;
+  double* weight_sums;
+  RowsOfGroup<const S> x, grad;
+  RowsOfGroup<T> g;
+  RowsOfGroup<S> grad_x;
+  alignas(kVectorBytes) T norms[kLanes<T>], shares[kLanes<T>];  // m; m^3 * mean(g * weight * x)
+
+  QKV_INLINE void run(T inverse_dim, T eps) {
+    constexpr int W = kLanes<T>;
+    const RowRuns<T>& at = tables.runs;
+    Vec<T> squares[W], dots[W];
+    for (int r = group.count; r < W; ++r) squares[r] = dots[r] = Vec<T>{};
+    for (int r = 0; r < group.count; ++r) turn_back(r, squares[r], dots[r]);
+    if constexpr (kNorm) {
+      const Vec<T> norm = inverse_norms<T>(squares, inverse_dim, eps);
+      store(norms, norm);
+      store(shares, norm * norm * norm * (sum_lanes<T>(dots) * inverse_dim));
     }
-    if (kNorm && (kFixedBits || r + 1 == group.count))
-      for (int64_t i = 0; i < at.width; i += kLanes<double>)
-        store(sums.weight + i, load(sums.weight + i) + load_double(sums.weight_of_group + i));
+    for_blocks_of_row(at, [&](auto n, auto is_turned, int64_t i) QKV_INLINE_LAMBDA {
+      if constexpr (is_turned && !kInterleaved)
+        leave<n, 2>({i, at.pairs + i});
+      else
+        leave<n, 1>({i});
+    });
   }
-}
+
+ private:
+  // Sets g of a row, and what the lanes of its squares, and of g * weight * x, add up to.
+  QKV_INLINE void turn_back(int r, Vec<T>& squares, Vec<T>& dots) const {
+    const int64_t pairs = tables.runs.pairs, position = group.position[r] * pairs;
+    const T *const cos = tables.cos + position, *const sin = tables.sin + position;
+    const S *const from = grad[r], *const own = x[r];
+    T* const to = g[r];
+    SumOfRow<T> square, dot;
+    const auto add = [&](auto n, int64_t i, const Vec<T>* turned) QKV_INLINE_LAMBDA {
+      Vec<T> v[n];
+      if (kNorm) load_vectors<n>(own + i, v);
+      for (int h = 0; h < n; ++h) {
+        const int64_t column = i + h * kLanes<T>;
+        store(to + column, turned[h]);
+        if (!kNorm) continue;
+        square.add_at(column, v[h] * v[h]);
+        dot.add_at(column, v[h] * (turned[h] * load(weight + column)));
+      }
+    };
+    // The sums' order is not that of blocks of two, where bits are fixed: vectors differ in size.
+    for_blocks_of_row<kFixedBits ? 1 : 2>(
+        tables.runs, [&](auto n, auto is_turned, int64_t i) QKV_INLINE_LAMBDA {
+          Vec<T> a[n], b[n], left[n], right[n];
+          load_vectors<n>(from + i, a);
+          if constexpr (!is_turned) return add(n, i, a);
+          if (!kInterleaved) load_vectors<n>(from + pairs + i, b);
+          turn<n, kInterleaved, S, T>(a, b, cos + i, sin + i, left, right);
+          add(n, i, left);
+          if (!kInterleaved) add(n, pairs + i, right);
+        });
+    squares = square.in_one_vector(), dots = dot.in_one_vector();
+  }
+
+  // n vectors of all rows at each of `columns`, so that the weight and what is added to its
+  // gradient stay in registers. What a group adds is rounded once; where bits are fixed, what a row
+  // does, since groups differ.
+  template <int n, int blocks>
+  QKV_INLINE void leave(const int64_t (&columns)[blocks]) const {
+    constexpr int W = kLanes<T>;
+    Vec<T> v[n], to[n], w[blocks][n], sum[blocks][n] = {};
+    QKV_UNROLL
+    for (int b = 0; b < blocks; ++b)
+      for (int h = 0; kNorm && h < n; ++h) w[b][h] = load(weight + columns[b] + h * W);
+    for (int r = 0; r < group.count; ++r) {
+      QKV_UNROLL
+      for (int b = 0; b < blocks; ++b) {
+        const int64_t i = columns[b];
+        if (kNorm) load_vectors<n>(x[r] + i, v);
+        for (int h = 0; h < n; ++h) {
+          to[h] = load(g[r] + i + h * W);
+          if (!kNorm) continue;
+          sum[b][h] += to[h] * (v[h] * norms[r]);
+          to[h] = to[h] * w[b][h] * norms[r] - v[h] * shares[r];
+        }
+        store_vectors<n>(grad_x[r] + i, to);
+        if (kNorm && kFixedBits) add_to_weight<n>(i, sum[b]);
+      }
+    }
+    QKV_UNROLL
+    for (int b = 0; kNorm && !kFixedBits && b < blocks; ++b) add_to_weight<n>(columns[b], sum[b]);
+  }
+
+  // Adds sum, which becomes zero.
+  template <int n>
+  QKV_INLINE void add_to_weight(int64_t i, Vec<T>* sum) const {
+    constexpr int W = kLanes<T>;
+    T numbers[n * W];
+    for (int h = 0; h < n; ++h) store(numbers + h * W, sum[h]), sum[h] = Vec<T>{};
+    if constexpr (n == 2 && kInParts<S>) from_parts<S, T>(numbers);
+    for (int h = 0; h < n * W; h += kLanes<double>)
+      store(weight_sums + i + h, load(weight_sums + i + h) + load_double(numbers + h));
+  }
+};
 
 template <bool kNorm, bool kInterleaved, class E, class T = Compute<E>>
 void rotate_tensor_backward(const Rotation& r, const RotationItem& item, int t,
-                            const RotationTables<T>& tables, const RotationSums<T>& sums,
-                            T* scratch) {
-  constexpr int W = kLanes<T>;
+                            RotationTables<T>& tables, const RotationSums<T>& sums, T* scratch) {
+  using Group = RowGroup<T>;
   const RowRuns<T>& at = tables.runs;
   const RotatedTensor& tensor = r.tensors[t];
-  const Input& grad = item.gradients->grad_output[t];
+  const Input& grad_output = item.gradients->grad_output[t];
   const E* const x = rows_of<E>(r, tensor.input, item);
-  const E* const grads = rows_of<E>(r, grad, item);
-  E* const to = rows_of<E>(r, tensor.output, item);
+  const E* const grad = rows_of<E>(r, grad_output, item);
+  E* const grad_x = rows_of<E>(r, tensor.output, item);
   const T inverse_dim = T(1) / T(r.head_dim), eps = T(r.eps);
-  const Strides &x_strides = tensor.input.strides, &strides = tensor.output.strides;
-  const bool is_direct =
-      at.is_dense && x_strides.col == 1 && grad.strides.col == 1 && strides.col == 1;
-  const int64_t positions = item.end - item.begin, size = W * at.width;
-  const std::array<const Strides*, 3> all = {&strides, &x_strides, &grad.strides};
-  for_each_group<RowGroup<T>>(tensor.heads, positions, all, [&](const RowGroup<T>& group) {
-    GradRows<E, T> rows;
-    locate(group, 0, to, rows.grad_x);
-    locate(group, 1, x, rows.x), locate(group, 2, grads, rows.grad);
-    for (int g = 0; g < group.count; ++g) rows.g[g] = scratch + g * at.width;
-    const T* const weight = tables.weights[t];
-    if (is_direct)
-      return rotate_group_backward<kNorm, kInterleaved>(tables, group, rows, weight, inverse_dim,
-                                                        eps, sums);
-    GradRows<T, T> wide;
-    for (int g = 0; g < group.count; ++g) {
-      T *const own = rows.g[g], *const own_x = own + size, *const own_grad = own_x + size;
-      at.gather(rows.x[g], x_strides.col, own_x);
-      at.gather(rows.grad[g], grad.strides.col, own_grad);
-      wide.x[g] = own_x, wide.grad[g] = own_grad, wide.g[g] = wide.grad_x[g] = own;
+  const T* const weight = tables.weights[t];
+  const std::array<const Strides*, 3> strides = {&tensor.output.strides, &tensor.input.strides,
+                                                 &grad_output.strides};
+  // What is added up along a row or a table is so in the order of the row.
+  bool is_direct = at.is_dense && !(kInParts<E> && (kFixedBits || sums.cos));
+  for (const Strides* s : strides) is_direct = is_direct && s->col == 1;
+  is_direct ? tables.template arrange_for<E>(t) : tables.template arrange_for<T>(t);
+  int64_t offsets[Group::kRows];
+  for (int g = 0; g < Group::kRows; ++g) offsets[g] = g * at.width;
+  const int64_t size = Group::kRows * at.width;
+  const RowsOfGroup<T> g{scratch, offsets}, own_x{g.base + size, offsets},
+      own_grad{own_x.base + size, offsets};
+  const auto run = [&](const Group& group, auto rows_x, auto rows_grad, auto rows_to) {
+    using S = std::remove_const_t<std::remove_pointer_t<decltype(rows_to.base)>>;
+    GradientGroup<kNorm, kInterleaved, S, T> rows{tables,    group, weight,  sums.weight, rows_x,
+                                                  rows_grad, g,     rows_to, {},          {}};
+    rows.run(inverse_dim, eps);
+    for (int n = 0; sums.cos && n < group.count; ++n)
+      add_to_tables<kNorm, kInterleaved>(
+          at, rows_x[n], rows_grad[n], weight, kNorm ? rows.norms[n] : T(1),
+          sums.cos + group.position[n] * at.pairs, sums.sin + group.position[n] * at.pairs);
+  };
+  for_each_group<Group>(tensor.heads, item.end - item.begin, strides, [&](const Group& group) {
+    const RowsOfGroup<const E> rows_x{x, group.offset[1]}, rows_grad{grad, group.offset[2]};
+    const RowsOfGroup<E> rows_to{grad_x, group.offset[0]};
+    if (is_direct) return run(group, rows_x, rows_grad, rows_to);
+    for (int n = 0; n < group.count; ++n) {
+      at.gather(rows_x[n], strides[1]->col, own_x[n]);
+      at.gather(rows_grad[n], strides[2]->col, own_grad[n]);
     }
-    rotate_group_backward<kNorm, kInterleaved>(tables, group, wide, weight, inverse_dim, eps, sums);
-    for (int g = 0; g < group.count; ++g) at.scatter(wide.g[g], rows.grad_x[g], strides.col);
+    run(group, RowsOfGroup<const T>{own_x.base, offsets},
+        RowsOfGroup<const T>{own_grad.base, offsets}, g);
+    for (int n = 0; n < group.count; ++n) at.scatter(g[n], rows_to[n], strides[0]->col);
   });
 }
 

@@ -45,10 +45,36 @@ QKV_INLINE Vec<T> sum_of_squares(const S* x, int64_t width) {
   return sum[0] + sum[1];
 }
 
-// Of a pair's numbers, the other one: of n vectors that load_vectors has given.
-template <class S, int n, class V>
-QKV_INLINE V other_of_pair(const V* x, int which) {
-  return n == 2 && kInParts<S> ? x[1 - which] : swap_neighbours(x[which]);
+// Calls f(n, is_turned, i) for the numbers of a row: n vectors, at most `most`, from i on, of the
+// first run and of the second one, or of what is not rotated. Both are constants.
+template <int most = 2, class T, class F>
+QKV_INLINE void for_blocks_of_row(const RowRuns<T>& at, const F& f) {
+  constexpr int W = kLanes<T>;
+  const std::integral_constant<int, 1> one;
+  const std::integral_constant<int, 2> two;
+  const auto run = [&](auto is_turned, int64_t i, int64_t end) QKV_INLINE_LAMBDA {
+    for (; most == 2 && i + 2 * W <= end; i += 2 * W) f(two, is_turned, i);
+    for (; i < end; i += W) f(one, is_turned, i);
+  };
+  run(std::true_type(), 0, at.pairs);
+  run(std::false_type(), at.rest, at.width);
+}
+
+// n vectors of each run, a and b, turned; interleaved, of the only one. In memory they are of type
+// S, cos and sin are of their position.
+template <int n, bool kInterleaved, class S, class T>
+QKV_INLINE void turn(const Vec<T>* a, const Vec<T>* b, const T* cos, const T* sin, Vec<T>* left,
+                     Vec<T>* right) {
+  for (int h = 0; h < n; ++h) {
+    const Vec<T> c = load(cos + h * kLanes<T>), s = load(sin + h * kLanes<T>);
+    if constexpr (kInterleaved) {
+      const Vec<T> other = n == 2 && kInParts<S> ? a[1 - h] : swap_neighbours(a[h]);
+      left[h] = a[h] * c + other * s;
+    } else {
+      left[h] = a[h] * c - b[h] * s;
+      right[h] = b[h] * c + a[h] * s;
+    }
+  }
 }
 
 // The rows of a group, in memory of type S, for which the tables are arranged: of each, x becomes
@@ -72,11 +98,8 @@ struct RotatedGroup {
       for (int g = 0; g < count; ++g) squares[g] = sum_of_squares<T>(x[first + g], at.width);
       store(norms + first, inverse_norms<T>(squares, inverse_dim, eps));
     }
-    int64_t i = 0;
-    for (; i + 2 * W <= at.pairs; i += 2 * W) turn<2>(i);
-    if (i < at.pairs) turn<1>(i);
-    for (i = at.rest; i + 2 * W <= at.width; i += 2 * W) pass<2>(i);
-    if (i < at.width) pass<1>(i);
+    for_blocks_of_row(at, [&](auto n, auto is_turned, int64_t i)
+                              QKV_INLINE_LAMBDA { is_turned ? turn_rows<n>(i) : pass<n>(i); });
   }
 
  private:
@@ -90,33 +113,23 @@ struct RotatedGroup {
     for (int h = 0; kNorm && h < n; ++h) v[h] = v[h] * norms[g] * w[h];
   }
 
-  // The numbers of n vectors of the first run, and of the second one: all rows, so that the
-  // weights stay in registers.
+  // A block of all rows, so that the weights stay in registers.
   template <int n>
-  QKV_INLINE void turn(int64_t i) const {
+  QKV_INLINE void turn_rows(int64_t i) const {
     const int64_t pairs = tables.runs.pairs;
     const T *const cos = tables.cos + i, *const sin = tables.sin + i;
-    Vec<T> of_a[n], of_b[n], a[n], b[n], c[n], s[n], left[n], right[n];
+    Vec<T> of_a[n], of_b[n], a[n], b[n], left[n], right[n];
     load_weight<n>(i, of_a);
     if (!kInterleaved) load_weight<n>(pairs + i, of_b);
     for (int g = 0; g < group.count; ++g) {
       const int64_t row = group.position[g] * pairs;
       normal<n>(g, i, of_a, a);
       if (!kInterleaved) normal<n>(g, pairs + i, of_b, b);
-      for (int h = 0; h < n; ++h) {
-        c[h] = load(cos + row + h * kLanes<T>), s[h] = load(sin + row + h * kLanes<T>);
-        if constexpr (kInterleaved) {
-          left[h] = a[h] * c[h] + other_of_pair<S, n>(a, h) * s[h];
-        } else {
-          left[h] = a[h] * c[h] - b[h] * s[h];
-          right[h] = b[h] * c[h] + a[h] * s[h];
-        }
-      }
+      turn<n, kInterleaved, S, T>(a, b, cos + row, sin + row, left, right);
       store_vectors<n>(y[g] + i, left);
       if (!kInterleaved) store_vectors<n>(y[g] + pairs + i, right);
     }
   }
-  // What is not rotated.
   template <int n>
   QKV_INLINE void pass(int64_t i) const {
     Vec<T> w[n], v[n];

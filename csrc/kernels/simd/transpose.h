@@ -86,6 +86,10 @@ struct SumOfRow {
     QKV_UNROLL
     for (int n = 0; n < kVectors; ++n) sum[n] += term(n * kLanes<T>);
   }
+  // Adds a vector of elements from i on.
+  QKV_INLINE void add_at(int64_t i, Vec<T> term) {
+    sum[kVectors == 1 ? 0 : i / kLanes<T> % kVectors] += term;
+  }
   QKV_INLINE Vec<T> in_one_vector() {
     QKV_UNROLL
     for (int n = kVectors / 2; n > 0; n /= 2)
