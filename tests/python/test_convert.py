@@ -118,6 +118,37 @@ def test_what_is_left_is_named():
     assert repr(qkv.convert(nn.Linear(2, 2))) == "no attention found"
 
 
+class AttentionBlock(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+def test_parts_of_an_attention_that_is_changed():
+    """What is in it, or around it, is not said to be left."""
+    around = Attention()
+    around.inner = nn.MultiheadAttention(8, 2)
+    model = nn.ModuleDict({"a": AttentionBlock(Attention()), "b": around, "c": Attention()})
+    conversion = qkv.convert(model)
+    assert [*conversion.changed] == ["a", "b.inner"]
+    assert [*conversion.left] == ["c"]
+
+
+def test_an_error_leaves_the_model_as_it_was(monkeypatch):
+    def fail(module):
+        if type(module) is nn.Identity:
+            raise ImportError
+
+    monkeypatch.setattr("qkv._conversion.convert.convert_transformers", fail)
+    model = nn.Sequential(nn.MultiheadAttention(8, 2), AttentionBlock(None), nn.Identity())
+    with pytest.raises(ImportError):
+        qkv.convert(model)
+    assert [type(x) for x in model] == [nn.MultiheadAttention, AttentionBlock, nn.Identity]
+
+
 def test_a_scripted_model_is_left():
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
     model = nn.ModuleDict({"a": torch.jit.script(layer), "b": nn.MultiheadAttention(8, 2)})

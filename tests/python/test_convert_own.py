@@ -3,6 +3,7 @@ of layers that do what might go wrong in between."""
 
 import copy
 import pickle
+import re
 import sys
 import threading
 from importlib import import_module
@@ -391,8 +392,79 @@ class Attention(nn.Module):
         scores = query @ key.mT
         return (scores**2 - scores.mean()).softmax(-1) @ value
 
+    def written_into_tensors(self, query, key, value):
+        query, key, weights, output = query.detach(), key.detach(), value.new(), value.new()
+        torch.softmax(query @ key.mT, -1, out=weights)
+        torch.matmul((query @ key.mT).softmax(-1), value.detach(), out=output)
+        return weights @ value + output
 
+    def a_copy_changed(self, query, key, value):
+        scores = query @ key.mT
+        copied = scores.to(scores.dtype, copy=True)
+        copied += torch.arange(5.0)
+        return scores.softmax(-1) @ value
+
+    def changed_by_a_function(self, query, key, value):
+        scores = query @ key.mT
+        first = scores * 2
+        nn.functional.relu(scores, inplace=True)
+        return first.softmax(-1) @ value
+
+    def without_the_greatest(self, query, key, value):
+        scores = query @ key.mT
+        greatest = scores.amax(-1, True)
+        assert greatest.shape == (3, 2, 5, 1)
+        assert torch.softmax(scores, -1, torch.float32).dtype == torch.float32
+        return (scores - greatest).softmax(-1) @ value
+
+
+# One thing each that is done to scores s, to weights w or in their place.
+LARGE = torch.ones(2, 1, 1, 1, 1)
+SCORES = {
+    "greatest_of_a_key": lambda s: s - s.amax(-2, keepdim=True),
+    "larger_term": lambda s: s + LARGE,
+    "term_of_integers": lambda s: s + torch.arange(5),
+    "term_subtracted_twice": lambda s: torch.sub(s, torch.arange(5.0), alpha=2),
+    "negative_factor": lambda s: s * -0.5,
+    "larger_factor": lambda s: s * LARGE,
+    "divided_by_zero": lambda s: s / 0.0,
+    "larger_mask": lambda s: s.masked_fill(LARGE > 0, -1e9),
+    "filled_by_a_score": lambda s: s.masked_fill(torch.ones(5, 5).triu(1).bool(), -1.0),
+    "dropped_scores": lambda s: nn.functional.dropout(s, 0.5),
+    "integers": lambda s: s.to(torch.int64).double(),
+}
+SCORES_TAKEN = {
+    "factor_in_a_tensor": lambda s: s * torch.tensor(0.5),
+    "contiguous": lambda s: s.contiguous(),
+    "initialised": lambda s: s + nn.init.constant_(torch.empty(5), 1.0),
+}
+WEIGHTED = {
+    "scores_for_weights": lambda w, s, v: s @ v,
+    "weights_in_a_row": lambda w, s, v: w.flatten(2) @ v.repeat(1, 1, 5, 1)[:, 0],
+    "more_values": lambda w, s, v: w[:1] @ v,
+    "dropped_twice": lambda w, s, v: nn.functional.dropout(nn.functional.dropout(w)) @ v,
+    "weights_of_weights": lambda w, s, v: (w @ w) @ v,
+    "sum_of_queries": lambda w, s, v: torch.einsum("bhij,bhje->bhe", w, v),
+    "scores_by_name": lambda w, s, v: torch.softmax(input=s, dim=-1) @ v,
+    "values_by_name": lambda w, s, v: torch.matmul(w, other=v),
+}
+SHORT = {
+    name: lambda self, q, k, v, change=change: change(q @ k.mT).softmax(-1) @ v
+    for name, change in (SCORES | SCORES_TAKEN).items()
+} | {
+    name: lambda self, q, k, v, weigh=weigh: weigh((q @ k.mT).softmax(-1), q @ k.mT, v)
+    for name, weigh in WEIGHTED.items()
+} | {
+    "key_by_name": lambda self, q, k, v: torch.matmul(q, other=k.mT).softmax(-1) @ v,
+    "term_by_name": lambda self, q, k, v: torch.baddbmm(
+        input=torch.zeros(1), batch1=q.flatten(0, 1), batch2=k.flatten(0, 1).mT
+    ).softmax(-1) @ v.flatten(0, 1),
+    "one_item_for_all": lambda self, q, k, v: (q[:1] @ k[:1].mT).softmax(-1) @ v,
+}  # fmt: skip
 BODIES = {
+    **{name: name in SCORES_TAKEN for name in SHORT},
+    "without_the_greatest": True,
+    **dict.fromkeys(("written_into_tensors", "a_copy_changed", "changed_by_a_function"), False),
     **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
                      "grouped", "three_terms", "times_a_triangle",
                      "weights_without_gradient", "scores_without_gradient",
@@ -473,7 +545,7 @@ def test_einops_takes_scores(monkeypatch):
 @pytest.mark.parametrize("name, taken", BODIES.items())
 def test_what_a_layer_does_to_its_scores(name, taken, calls):
     torch.manual_seed(0)
-    layer = Attention(getattr(Attention, name)).double()
+    layer = Attention(SHORT.get(name) or getattr(Attention, name)).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     torch.set_default_dtype(torch.float64)
     try:
@@ -490,6 +562,34 @@ def test_what_a_layer_does_to_its_scores(name, taken, calls):
         })  # fmt: skip
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("body", [
+    lambda _, q, k, v: (q @ k[:2].mT).softmax(-1) @ v,
+    lambda _, q, k, v: (q @ k.mT).softmax(-1) @ v.double(),
+    lambda _, q, k, v: torch.where(torch.ones(5, 5), q @ k.mT, -1e9).softmax(-1) @ v,
+    lambda _, q, k, v: (q @ k.mT).masked_fill(torch.ones(5, 5), -1e9).softmax(-1) @ v,
+], ids=["sizes", "dtypes", "condition", "mask"])  # fmt: skip
+def test_what_torch_refuses(body):
+    """With torch's error, also by a layer that qkv computes."""
+    layer, x = Attention(body), torch.randn(3, 5, 8)
+    with pytest.raises(RuntimeError) as expected:
+        layer(x)
+    qkv.convert(layer)
+    layer.body = Attention.plain
+    layer(x)
+    layer.body = body
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
+        layer(x)
+
+
+def test_a_layer_that_is_initialised_by_its_first_call(calls):
+    layer, x = Attention(Attention.plain), torch.randn(3, 5, 8)
+    layer.proj = nn.LazyLinear(24)
+    qkv.convert(layer)
+    found = layer(x)
+    assert calls
+    assert_close(found, Attention.forward(layer, x))
 
 
 @torch.no_grad()
@@ -552,6 +652,7 @@ def test_weights_that_are_looked_at_later():
     assert conversion.changed
     with torch.no_grad():
         assert_close(layer.weights.mean(), expected.mean())
+        assert_close(pickle.loads(pickle.dumps(layer.weights)), expected)
     assert layer.weights.requires_grad
 
 

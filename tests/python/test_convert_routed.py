@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import qkv
+from qkv import _verbose
 
 timm = pytest.importorskip("timm")
 X = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
@@ -85,6 +86,27 @@ def test_an_interrupt_while_torch_has_put_the_mode_aside():
     with pytest.raises(KeyboardInterrupt):
         layer(X)
     assert_not_routed()
+
+
+@pytest.mark.parametrize("device, why", [
+    ("cpu", "a mask and is_causal together"), ("meta", "the tensors are torch.float32 on meta"),
+])  # fmt: skip
+def test_what_is_left_to_torch(device, why, monkeypatch):
+    """It is said once, if it was asked for."""
+    monkeypatch.setattr(_verbose, "_IS_ON", True)
+    monkeypatch.setattr(_verbose, "_said", set())
+    layer, x = layer_of_timm().to(device), X.to(device)
+    call = {
+        "attn_mask": torch.ones(5, 5, device=device).triu(-2).bool(),
+        "is_causal": why[0] == "a",
+    }
+    expected = layer(x, **call)
+    qkv.convert(layer)
+    with pytest.warns(UserWarning, match=f"converted layer is left to torch: {why}$") as said:
+        found = [layer(x, **call) for _ in range(2)]
+    assert len(said) == 1 and all(y.device == expected.device for y in found)
+    if device == "cpu":
+        assert torch.equal(found[0], expected)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])

@@ -258,6 +258,9 @@ def test_nested_tensors_that_do_not_fit(layout):
     for bad in ((x, y, y), (y[0].detach(), x, x)):
         with pytest.raises(RuntimeError, match="the same tensor three times"):
             layer(*bad)
+    flat = torch.nested.as_nested_tensor([torch.randn(3), torch.randn(5)], layout=layout)
+    with pytest.raises(RuntimeError, match=r"query is a nested tensor of 2 dim.*\[B, j, E\] is"):
+        layer(flat, flat, flat)
     for mask in ("key_padding_mask", "attn_mask"):
         with pytest.raises(RuntimeError, match=f"{mask} is given, but None"):
             layer(x, x, x, **{mask: torch.zeros(2, 5)})

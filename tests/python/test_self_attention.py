@@ -378,6 +378,8 @@ def test_initial_values():
     linear = torch.nn.Linear(E, 3 * E, bias=False).weight
     assert layer.qkv_proj.weight.abs().max() <= linear.shape[1] ** -0.5
     assert "24, 4, 4, head_dim=6, norm_offset=1.0" in repr(layer)
+    layer = SelfAttention(E, 4, rotary=Rotary(6, 50.0, interleaved=True, scale=1.5))
+    assert "Rotary(6, base=50, interleaved=True, scale=1.5)" in repr(layer)
 
 
 @pytest.mark.parametrize("prefix", ["", "model.layers.0.self_attn."])

@@ -40,7 +40,7 @@ class Core(NamedTuple):
 def begin(name: str, *args: Any, **kwargs: Any) -> Core | None:
     """The scores that a product of two tensors may be."""
     term = None
-    if name == "baddbmm":
+    if name == "baddbmm" and kwargs.keys().isdisjoint({"input", "out"}):
         term, query, key = (*args, *(kwargs[x] for x in ("batch1", "batch2") if x in kwargs))
     elif name == "einsum":
         operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
@@ -74,7 +74,7 @@ def change(name: str, core: Core, shape: torch.Size, *args: Any, **kwargs: Any) 
     own = shape[-2:] == (core.query.shape[-2], core.key.shape[-2]) or core.stage == "row"
     try:
         return rule(core, shape, *args, **kwargs) if rule and (own or name in _SUMS) else None
-    except TypeError:  # arguments that the rule does not know
+    except (TypeError, ZeroDivisionError):  # arguments that the rule does not know
         return None
 
 
@@ -171,7 +171,7 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
     if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad:
         other = other.item()
     if isinstance(other, (int, float)):
-        if not other > 0:
+        if not 0 < other < torch.inf:
             return None
         terms = tuple(x * other for x in core.terms)
         return core._replace(scale=core.scale * float(other), terms=terms)
@@ -187,7 +187,7 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
 
 
 def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
-    if mask.dtype != torch.bool or not _is_shaped(mask, shape):
+    if mask.dtype != torch.bool:
         return None
     if isinstance(value, Tensor) and value.numel() != 1:
         return None

@@ -184,20 +184,21 @@ class _Written(_Route):
         self.steps: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         kind = kind_of(func) if self.is_on else ""
         if kwargs and self.is_on:
             run_before(self, kwargs.get("out"))
             run_before(self, args[:1] if kwargs.get("inplace") else None)
         if kind == "product":
-            found = start(self, func, args, kwargs or {})
+            found = start(self, func, args, kwargs)
             if found is not None:
                 return found
         elif kind == "change":
-            run_before(self, args[0])
+            run_before(self, args[:1] or [*kwargs.values()])  # nn.init's have names only
         elif kind == "attention":
             self.is_taken = True
             return super().__torch_function__(func, types, args, kwargs)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def end(self, layer: nn.Module, output: Any) -> Any:
         """Decides, after the first call that is not small, whether the layer goes on this way. A

@@ -180,6 +180,8 @@ def kind_of(function: Any) -> str:
 
 def run_before(layer: Any, changed: Any) -> None:
     """What is put off and uses a tensor that is about to change."""
+    if layer.steps and type(changed) is Scores:
+        changed = changed.step.run()
     if layer.steps and isinstance(changed, (tuple, list)):
         for x in changed:
             run_before(layer, x)
@@ -198,6 +200,9 @@ def _put_off(function: Any, args: Any, kwargs: Any) -> Any:
     name = str(function.__name__)
     is_in_place = name in _IN_PLACE or _is_in_place(name)
     name = _IN_PLACE.get(name) or name.strip("_")
+    named = (*kwargs.values(),)  # tensors of which a Step would not keep track; or out
+    if not args or "alpha" in kwargs or any(isinstance(x, (Tensor, Scores)) for x in named):
+        return None
     if name in _LIKE and type(args[1]) is Scores:
         args = (args[0], torch.empty(args[1].shape, device="meta"))
         if type(args[0]) is not Scores:
@@ -208,7 +213,7 @@ def _put_off(function: Any, args: Any, kwargs: Any) -> Any:
     if is_in_place and not torch.is_grad_enabled() and x.step.core.has_gradient():
         return None  # the gradient is that of what it was before
     if name in _PRODUCTS:
-        return _product(function, x, args)
+        return None if kwargs else _product(function, x, args)
     found = _changed(name, function, x, rest, kwargs)
     if found is None or isinstance(found, Scores):
         return found
@@ -239,7 +244,7 @@ def _first(name: str, args: Any) -> tuple[str, Scores | None, list[Any]]:
         return name, rest[0], [first]
     if name == "einsum" and type(rest[0]) is Scores:
         return name, rest[0], rest[1:]
-    if name == "where" and len(rest) == 2 and isinstance(first, Tensor):
+    if name == "where" and len(rest) == 2 and getattr(first, "dtype", None) == torch.bool:
         if type(rest[0]) is Scores:
             return "masked_fill", rest[0], [~first, rest[1]]
         if type(rest[1]) is Scores:
@@ -258,7 +263,7 @@ def _changed(
     if name in _DTYPES or name in ("to", "type", "type_as"):
         to = _DTYPES.get(name, rest[0] if len(rest) == 1 else kwargs.get("dtype"))
         to = getattr(to, "dtype", to)
-        if not isinstance(to, torch.dtype) or not to.is_floating_point or len(kwargs) > 1:
+        if not isinstance(to, torch.dtype) or not to.is_floating_point or {*kwargs} - {"dtype"}:
             return None
         return x if to == dtype else (core, shape, to)
     if rest and type(rest[0]) is Scores:
@@ -271,9 +276,10 @@ def _changed(
     if core is None:
         return None
     if core.stage == "row" and name == "amax":
-        shape = torch.Size((*shape[:-1], 1) if kwargs.get("keepdim") else shape[:-1])
+        shape = function(torch.empty(shape, device="meta"), *rest, **kwargs).shape
     if name == "softmax":
-        dtype = kwargs.get("dtype") or dtype
+        given = (x for x in (*rest, *kwargs.values()) if isinstance(x, torch.dtype))
+        dtype = next(given, dtype)
     elif rest and isinstance(rest[0], Tensor) and rest[0].dim() and name != "masked_fill":
         dtype = torch.promote_types(dtype, rest[0].dtype)
     return core, shape, dtype
@@ -283,9 +289,9 @@ def _product(function: Any, weights: Scores, args: Any) -> Tensor | None:
     """Of weights with values, by qkv; None if it is none, or comes to something else."""
     *equation, first, value = args
     step, layer = weights.step, weights.step.layer
-    orders = as_product(equation[0]) if equation else ([], [*range(value.dim())], [])
     if first is not weights or type(value) is not Tensor:
         return None
+    orders = as_product(equation[0]) if equation else ([], [*range(value.dim())], [])
     if orders is None or orders[0] != sorted(orders[0]):
         return None
     if value.dtype != weights.dtype and not torch.is_autocast_enabled("cpu"):
