@@ -25,6 +25,7 @@ PER_ITEM = torch.stack([IDS, torch.arange(160) // 50])
 BLOCKS = torch.arange(100).view(10, 10) % 3 == 0
 PAIRS = torch.arange(160 * 160).view(160, 160) % 3 > 0
 OFFSET = torch.tensor(5)
+HALF = torch.tensor(70.5)
 DISTANCES = torch.arange(300) % 140 > 20
 
 
@@ -79,6 +80,7 @@ MASKS = {
     "documents": documents,
     "small documents": lambda b, h, q, k: SMALL_IDS[q] == SMALL_IDS[k],
     "small documents and a large number": lambda b, h, q, k: SMALL_IDS[q] > -1,
+    "small documents and a number beyond them": lambda b, h, q, k: SMALL_IDS[q] < 1000,
     "documents of each item": lambda b, h, q, k: PER_ITEM[b, q] == PER_ITEM[b, k],
     "prefix": lambda b, h, q, k: k < LENGTHS[b],
     "window of each head": lambda b, h, q, k: (q - k).abs() < WIDTHS[h],
@@ -93,6 +95,9 @@ MASKS = {
     "sine": lambda b, h, q, k: torch.sin(q * k) > 0,
     "floats": lambda b, h, q, k: q * 0.5 > k,
     "number": lambda b, h, q, k: q < 70.5,
+    "captured floating number": lambda b, h, q, k: q < HALF,
+    "computed table": lambda b, h, q, k: (IDS * 2 + OFFSET)[q] > k // 16,
+    "as booleans": lambda b, h, q, k: (q // 40).bool() & (k - q).to(torch.bool),
     "quotient": lambda b, h, q, k: q / 4 > k,
     "truncated": lambda b, h, q, k: torch.div(q - k, 16, rounding_mode="trunc") == 1,
     "shift": lambda b, h, q, k: (q >> 4) == (k >> 4),

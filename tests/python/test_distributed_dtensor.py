@@ -652,6 +652,13 @@ class TestErrors:
         with pytest.raises(WorkerError, match=expected):
             on_mesh((2,), with_a_plain_bias)
 
+    def test_int8_caches(self):
+        expected = (
+            "k_scale or v_scale is given, but int8 keys and values are not implemented for DTensors"
+        )
+        with pytest.raises(WorkerError, match=expected):
+            on_mesh((2,), with_an_int8_cache)
+
     def test_but_torch_may_be_told_that_it_is_replicated(self):
         on_mesh((2,), with_a_plain_bias_within)
 
@@ -675,6 +682,14 @@ class TestErrors:
 def with_a_plain_bias(mesh):
     tensors = [distribute(x, mesh, [Shard(1)]) for x in inputs()]
     return qkv.attention(*tensors, bias=torch.ones(5, 5, dtype=torch.float64))
+
+
+def with_an_int8_cache(mesh):
+    caches = dict.fromkeys(("k_cache", "v_cache"), torch.zeros(1, 2, 4, 8, dtype=torch.int8))
+    tensors = caches | dict.fromkeys(("k_scale", "v_scale"), torch.ones(1, 2, 4))
+    tensors |= {"query": torch.randn(1, 2, 1, 8), "cache_seqlens": torch.tensor([4]).int()}
+    given = {name: distribute(x, mesh, [Replicate()]) for name, x in tensors.items()}
+    qkv.attention_with_kvcache(**given)
 
 
 def with_a_plain_bias_within(mesh):

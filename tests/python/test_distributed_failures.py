@@ -356,6 +356,14 @@ def alike(arguments):
             {"query": 3, "cu_seqlens": torch.tensor([0, 8])},
             "query is 3, but a dense tensor is expected",
         ),
+        (
+            {"query": torch.zeros(2, 4, 4, 8).to_sparse()},
+            "query is a tensor of torch.sparse_coo, but a dense tensor is expected",
+        ),
+        (
+            {"spans": torch.tensor([0, 9], dtype=torch.int32).expand(4, 2)},
+            "spans has numbers from 0 to 9, but 0 to 8 are expected, the length of the sequence",
+        ),
         ({"dropout_p": 0.5, "dropout_seed": 2.5}, "dropout_seed is 2.5, but an int of 64 bits"),
         ({"dropout_p": 0.5, "dropout_seed": 2**64}, f"dropout_seed is {2**64}, but an int of"),
         ({"dropout_p": 2.0}, "attention: dropout_p is 2, but"),

@@ -182,13 +182,14 @@ def varlen(whole):
 
 
 def drawn_dropout(whole):
-    """With the seed that the first rank's generator draws."""
+    """With the seed that the first rank's generator draws, of a batch of one."""
     torch.manual_seed(3 if dist.get_rank() == 0 else 4)
     tensors, _ = whole.tensors()
-    local = [shard(tensors[name], -2) for name in ("query", "key", "value")]
-    output, lse = ring_attention(
-        *local, dropout_p=0.3, is_causal=True, seqlen=whole.seqlen, cu_seqlens=whole.ends.int(),
-        return_lse=True,
+    local = [shard(tensors[name], -2)[None] for name in ("query", "key", "value")]
+    mask = torch.ones(1, 1, 1, whole.seqlen, dtype=torch.bool)
+    (output,), (lse,) = ring_attention(
+        *local, mask, dropout_p=0.3, is_causal=True, seqlen=whole.seqlen,
+        cu_seqlens=whole.ends.int(), return_lse=True,
     )  # fmt: skip
     return unshard(output, -2, seqlen=whole.seqlen), unshard(lse, -1, seqlen=whole.seqlen)
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from distributed_calls import mesh_of
 from distributed_world import run
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DeviceMesh, distribute_tensor
 
 from qkv.distributed import shard, unshard
 
@@ -62,8 +62,12 @@ def test_a_mesh_of_two_dimensions():
 
 
 def in_group():
-    group = dist.new_group([0, 2])
+    group, mesh = dist.new_group([0, 2]), DeviceMesh("cpu", [0, 2])
     if dist.get_rank() == 1:
+        with pytest.raises(
+            ValueError, match="shard: this process is not in the mesh that group is"
+        ):
+            shard(torch.arange(4), 0, mesh)
         with pytest.raises(ValueError, match="shard: this process is not in the process group"):
             shard(torch.arange(4), 0, group)
         return None

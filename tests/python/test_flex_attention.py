@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import (
     create_block_mask,
     flex_attention,
 )
+from torch.nn.functional import scaled_dot_product_attention
 
 import qkv
 from qkv._recorded import Refused
@@ -146,6 +147,15 @@ def test_refused_in_torch_compile(score_mod):
         torch.compile(call, backend="eager", fullgraph=True)()
 
 
+def test_traced_after_a_graph_break():
+    """A function that torch.compile cannot look into."""
+    table = numbers(H)
+    hidden = torch.compiler.disable(lambda s, h: s * table[h])
+    call = functools.partial(program_of, lambda s, b, h, q, k: hidden(s, h), inputs()[0])
+    found, true = torch.compile(call, backend="eager")(), call()
+    assert found[:2] == true[:2] and found[2].equal(table) and found[3] is None
+
+
 def test_compiled_for_any_length():
     table = numbers(H, 2 * S)
     count = CompileCounterWithBackend("aot_eager")
@@ -172,6 +182,18 @@ def test_a_mask_of_many_spans():
     tensors = inputs()
     found = qkv.flex_attention(*tensors, block_mask=mask, return_lse=True)
     assert_same(found, composed(*tensors, mask_mod=mask_mod), tensors)
+
+
+@pytest.mark.parametrize("step", [2, 80])
+def test_a_mask_is_counted_once(step):
+    """Of 80 spans, which are too many, and of 2."""
+    query, key, value = (x.repeat(1, 1, 5, 1) for x in inputs())
+    sizes = (None, None, 5 * L, 5 * S)
+    mask = create_block_mask(lambda b, h, q, k: k % step == 0, *sizes, device="cpu")
+    true = scaled_dot_product_attention(query, key[:, :, ::step], value[:, :, ::step])
+    for _ in range(2):
+        torch.testing.assert_close(qkv.flex_attention(query, key, value, block_mask=mask), true)
+    assert hasattr(mask, "_qkv_is_no_spans") == (step == 2)
 
 
 def _lists(*firsts):
@@ -204,6 +226,10 @@ RECOGNISED = {
     "soft cap, turned": (lambda s, b, h, q, k: torch.tanh(s / 20) * 20, {"softcap": 20.0}),
     "causal": (lambda s, b, h, q, k: torch.where(k <= q, s, -INF), {"is_causal": True}),
     "masked_fill": (lambda s, b, h, q, k: s.masked_fill(q < k, -INF), {"is_causal": True}),
+    "window, turned": (
+        lambda s, b, h, q, k: torch.where(torch.tensor(9) > (q - k).abs(), s, -INF),
+        {"window_size": (16, 0)},
+    ),
     "window": (
         lambda s, b, h, q, k: torch.where((q - k).abs() < 9, s, -INF), {"window_size": (16, 0)}
     ),
@@ -217,6 +243,9 @@ RECOGNISED = {
         {"is_causal": True, "softcap": 5.0, "bias": (1, H, L, S)},
     ),
     "alibi": (lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs(), {"alibi_slopes": (H,)}),
+    "alibi, negated": (
+        lambda s, b, h, q, k: s + -(SLOPES[h] * (q - k).abs()), {"alibi_slopes": (H,)}
+    ),
     "causal alibi": (
         lambda s, b, h, q, k: torch.where(q >= k, s + (k - q) * SLOPES[h], -INF),
         {"is_causal": True, "alibi_slopes": (H,)},
@@ -251,6 +280,9 @@ NOT_RECOGNISED = {
     "hidden by the sum": lambda s, b, h, q, k: torch.where(q + k <= 9, s, -INF),
     "hidden by the double": lambda s, b, h, q, k: torch.where(2 * q >= k, s, -INF),
     "either": lambda s, b, h, q, k: torch.where((q >= k) | (k < 4), s, -INF),
+    "order of booleans": lambda s, b, h, q, k: torch.where(
+        (q > 9) <= (k > 9), s + (q > k).sign(), s + torch.clamp_min(q > k, k > 9)
+    ),
     "strictly before": lambda s, b, h, q, k: torch.where(q > k + 9, s, -INF),
 }
 
@@ -275,6 +307,10 @@ def test_options_beside_a_function():
         lambda s, b, h, q, k: capped(3 * torch.tanh(s / 3), b, h, q, k) + bias[q, k],
     )[0]  # fmt: skip
     torch.testing.assert_close(found, true)
+    window = lambda s, b, h, q, k: torch.where((q - k).abs() < 9, s, -INF)  # noqa: E731
+    found = qkv.flex_attention(query, key, value, window, window_size=(S - L, -1))
+    both = lambda s, b, h, q, k: torch.where((q <= k) & (k < q + 9), s, -INF)  # noqa: E731
+    torch.testing.assert_close(found, composed(query, key, value, both)[0])
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -337,6 +373,8 @@ def test_options_that_torchs_function_has_not():
     query = torch.empty(1, 2, 4, 8, device="meta")
     with pytest.raises(NotImplementedError, match="no alibi_slopes is expected there"):
         qkv.flex_attention(query, query, query, alibi_slopes=torch.ones(2, device="meta"))
+    with pytest.raises(ValueError, match="only supported on CUDA"):  # as torch says it
+        qkv.flex_attention(query, query, query)
 
 
 def test_the_signature_is_torchs():
@@ -436,6 +474,13 @@ class TestDerivatives:
 
         found = torch.vmap(documents)(ids)
         torch.testing.assert_close(found, torch.stack([documents(x) for x in ids]))
+
+        def without_tables(query):
+            return qkv.flex_attention(query, *tensors[1:], lambda s, b, h, q, k: s * (b + 1))
+
+        query = torch.stack([tensors[0], 2 * tensors[0]])
+        found = torch.vmap(without_tables)(query)
+        torch.testing.assert_close(found, torch.stack([without_tables(x) for x in query]))
 
     def test_a_table_in_torch_func(self):
         tensors = [x.detach() for x in self.tensors]

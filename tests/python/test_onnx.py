@@ -240,8 +240,14 @@ def test_heads():
             "one": (heads(1, 1), {}),
             "one value": (heads(H, 1), {}),
             "one query": (inputs() | {"query": torch.randn(1, L, D)}, {}),
+            "no batch": (of_rank(3), {"is_causal": True}),
+            "batches of one": (inputs(2, 3) | heads_of_one_batch(), {}),
         }
     )
+
+
+def heads_of_one_batch():
+    return {name: torch.randn(1, 1, H, S, d) for name, d in (("key", D), ("value", DV))}
 
 
 def of_rank(rank):

@@ -12,7 +12,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qkv
-from qkv import _replace
+from qkv import _replace, _replace_varlen
 
 REPLACED = (
     "aten::scaled_dot_product_attention",
@@ -579,3 +579,8 @@ class TestPacked:
         query, key, value = self.packed()
         with pytest.raises(RuntimeError, match="key"):
             varlen_attn(query, key.float(), value, self.ends, None, 4, 4)
+
+    def test_what_another_torch_may_add(self, replaced, monkeypatch):
+        monkeypatch.setattr(_replace_varlen, "_SAME", _replace_varlen._SAME - {"window_size"})
+        with pytest.raises(NotImplementedError, match="window_size of this version of torch"):
+            varlen_attn(*self.packed(), self.ends, None, 4, 4, window_size=(-1, 0))

@@ -15,7 +15,7 @@ import torch
 from score_programs import trace
 from torch.nn.attention.flex_attention import and_masks
 
-from qkv._score_function import cache
+from qkv._score_function import cache, keys
 from qkv._score_function.cache import traced
 from qkv._score_function.keys import key_of
 
@@ -23,6 +23,7 @@ INF = float("inf")
 SCALE = 2.0
 SETTINGS = types.ModuleType("settings_of_a_user")
 SETTINGS.window = 3
+LAZY = type("Lazy", (types.ModuleType,), {})("lazy_module_of_a_user")
 
 
 def text(score_mod, dtype=torch.float32):
@@ -184,9 +185,21 @@ def by_masks_of_torch(x):
     return lambda s, b, h, q, k: torch.where(seen(b, h, q, k), s, -INF)
 
 
+def by_lazy_module(x):
+    """Of a class of its own, as of packages that import their parts when asked."""
+    LAZY.cap = x
+    return lambda s, b, h, q, k: s * LAZY.cap
+
+
+def by_set(x):
+    numbers = frozenset({x})
+    return lambda s, b, h, q, k: s * sum(numbers)
+
+
 WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code,
         by_module, by_callable_module, by_object, by_list, by_masks_of_torch, by_wrapper,
-        by_objects_made_when_asked, by_number_of_numpy, by_decorated]  # fmt: skip
+        by_objects_made_when_asked, by_number_of_numpy, by_decorated,
+        by_lazy_module, by_set]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -221,6 +234,19 @@ def test_attributes_that_change_are_seen():
     before = text(by_kind)
     kind = Kind.MULTIPLY
     assert text(by_kind) != before
+
+
+def test_a_variable_that_has_no_value_yet():
+    def score_mod(s, b, h, q, k):
+        try:
+            return s * factor
+        except NameError:
+            return s
+
+    before = text(score_mod)
+    assert is_known(score_mod)
+    factor = 2.0
+    assert text(score_mod) != before
 
 
 def test_values_of_tensors_are_read_for_each_call():
@@ -306,6 +332,11 @@ def test_its_size_is_bounded():
         traced(capped(float(n + 1)), torch.float32)
     assert len(cache._known) == cache._MOST
     assert is_known(capped(float(n + 1))) and not is_known(capped(1.0))
+
+
+def test_code_that_is_made_again_and_again(monkeypatch):
+    monkeypatch.setattr(keys, "_codes", dict.fromkeys(range(-4097, 0)))
+    assert not is_known(capped(1.0)) and is_known(capped(1.0)) and len(keys._codes) < 9
 
 
 def test_threads():

@@ -1,5 +1,7 @@
 """A traced score function computes what torch.vmap of the function does, or is refused by name."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from common import run_forked
 from score_programs import evaluated, trace
 
 import qkv
+from qkv import _recorded
 from qkv._recorded import Refused
 
 B, H, L, S = 2, 3, 5, 7
@@ -23,6 +26,7 @@ LEARNED = torch.tensor(0.7, dtype=torch.float64)
 POINTS = torch.randn(S, 3, dtype=torch.float64)
 TURN = torch.randn(2, 3, dtype=torch.float64)
 LONG = torch.randn(S, 33)
+SPARSE = torch.eye(S).to_sparse()
 INF = float("inf")
 
 FUNCTIONS = {
@@ -39,6 +43,10 @@ FUNCTIONS = {
     "rows of rows": lambda s, b, h, q, k: (
         s + BIAS[b][h][q, k] + BIAS[0][h, q][-1] + BIAS[b, h][1, k]
     ),
+    "parts of a table": lambda s, b, h, q, k: (
+        s + BIAS.unbind(0)[1][h, q, k] + TABLE.max(-1).values[h] + TABLE.split(2)[-1][0, q]
+    ),
+    "ellipsis": lambda s, b, h, q, k: s + BIAS[..., q, k][b, h] + BIAS[b, ..., k][h, q],
     "clamped window": lambda s, b, h, q, k: s + TABLE[h, torch.clamp(q - k + 2, 0, 4)],
     "all dimensions": lambda s, b, h, q, k: s + HALF[q] + HALF[k] + SLOPES[h],
     "indirect": lambda s, b, h, q, k: s + HALF[IDS[q]],
@@ -53,8 +61,12 @@ FUNCTIONS = {
     "divisions": lambda s, b, h, q, k: (
         s - q // (1 + k) + torch.div(q - 3, k + 1, rounding_mode="trunc") + torch.fmod(q - k, 3)
         + torch.remainder(k - q, -3) + s // 0.7 + s % -0.7 + torch.fmod(s, 0.3)
+        + torch.div(s, 0.7, rounding_mode="trunc") + torch.div(q - k, 2, rounding_mode="floor")
     ),
     "integers": lambda s, b, h, q, k: s + ((q << 2) ^ (k >> 1) | 5) + ~q + q**3 + (q > 1) * (k < 3),
+    "shifts by any count": lambda s, b, h, q, k: (
+        s + (5 << (9 * (q - 2))) + (-k >> (20 * q)) + (k >> (q - 2))
+    ),
     "narrow": lambda s, b, h, q, k: s + (SMALL[q] + SMALL[k]) + (SMALL[k] - SMALL[q].char()),
     "rounding": lambda s, b, h, q, k: s.floor() + s.ceil() * 2 + s.trunc() + (s * 2).round() / 3,
     "powers": lambda s, b, h, q, k: s**3 + (s * s + 1) ** -0.5 + s**-2 + 2**s + (s * s) ** 1.5,
@@ -153,6 +165,10 @@ REFUSED = {
     "_local_scalar_dense": branch,
     "aten.rand": lambda s, b, h, q, k: s + torch.rand(()),
     "tolist": lambda s, b, h, q, k: s + BIAS.tolist()[0],
+    "has views": lambda s, b, h, q, k: s + BIAS.unbind(0)[1].mul_(2)[h, q, k],
+    "add.out writes into a tensor, in": lambda s, *_: torch.add(s, 1, out=torch.empty(())),
+    "gives a bool of a tensor": lambda s, b, h, q, k: s + TABLE.is_same_size(BIAS),
+    "_dense.default reads": lambda s, b, h, q, k: s + TABLE[h, 1:][q],
     "is captured": lambda s, b, h, q, k: s + BIAS.mul_(2)[b, h, q, k],
     "aten.erf": lambda s, b, h, q, k: torch.erf(s),
     "shape \\[33\\]": lambda s, b, h, q, k: s + LONG[q].sum(),
@@ -161,6 +177,14 @@ REFUSED = {
     "gives torch.bool": lambda s, b, h, q, k: q >= k,
     "gives float": lambda s, b, h, q, k: 0.0,
     "index 9 of 3": lambda s, b, h, q, k: s + TABLE[9, q],
+    "add.Tensor, .* 1099511627776 is no int32": lambda s, b, h, q, k: s + (q.long() + 2**40),
+    "makes a number, .* is no int32": lambda s, b, h, q, k: s + q.long() * torch.tensor(2**40),
+    "an exponent that is a number is expected": lambda s, b, h, q, k: s**s,
+    "infinity to integer": lambda s, b, h, q, k: s**INF,
+    "round.decimals, .*these are expected: abs, ": lambda s, *_: torch.round(s, decimals=2),
+    "looks up at torch.int32, \\[1\\]": lambda s, b, h, q, k: s + TABLE[h, q[None]].sum(),
+    "shape \\[3, 33\\]": lambda s, b, h, q, k: s + (POINTS[q][:, None] * LONG[k]).sum(),
+    "'SPARSE' on cpu, torch.sparse_coo, .*dense": lambda s, b, h, q, k: s + SPARSE[h, q],
     "complex64": lambda s, b, h, q, k: s + BIAS.to(torch.complex64)[b, h, q, k].real,
 }
 
@@ -178,6 +202,15 @@ def test_numbers_beyond_int32_are_an_error_by_name():
     far = torch.tensor([0, 2**31])
     with pytest.raises(ValueError, match="'far' has 2147483648"):
         trace(lambda s, b, h, q, k: s + far[h], torch.float32)
+    with pytest.raises(ValueError, match=r"a captured tensor of shape \[2\] has 2147483648"):
+        trace(partial(lambda far, s, b, h, q, k: s + far[h], far), torch.float32)
+
+
+def test_a_function_that_no_line_is_known_of(monkeypatch):
+    """One of C, in a thread that begins within torch or qkv."""
+    monkeypatch.setattr(_recorded, "_NOT_OF_USERS", ("",))
+    with pytest.raises(Refused, match=r'in <built-in function max> \("\?", line 0\)'):
+        trace(max, torch.float32)
 
 
 def test_one_table_is_not_copied_and_gets_its_gradient():
@@ -186,6 +219,15 @@ def test_one_table_is_not_copied_and_gets_its_gradient():
     assert program.tables.data_ptr() == table.data_ptr() and program.text.count("@") == 1
     program.tables.sum().backward()
     assert torch.equal(table.grad, torch.ones_like(table))
+
+
+def test_a_table_gets_no_gradient_of_what_is_without_one():
+    table = torch.randn(H, requires_grad=True)
+    gate = torch.no_grad()(lambda: table.exp())
+    program = trace(lambda s, b, h, q, k: s + table[h] + gate()[q], torch.float32)
+    torch.testing.assert_close(program.tables, torch.cat([table, table.exp()]))
+    program.tables.sum().backward()
+    assert torch.equal(table.grad, torch.ones(H))
 
 
 @pytest.mark.parametrize("through", ["grad", "jvp", "vmap"])

@@ -460,6 +460,7 @@ def mask_functions():
         "packed": m.and_masks(window, packed(documents)),
         "falling": packed(documents.flip(1)),
         "chunked": m.chunked_causal_mask_function(3, torch.tensor([0, 1])),
+        "one chunk": m.chunked_causal_mask_function(9, torch.tensor([0, 0])),
         "blocks": m.or_masks(window, m.blockwise_overlay(documents - 1)),
         "packed blocks": m.or_masks(
             m.and_masks(window, packed(documents)), m.blockwise_overlay(2 - documents)
@@ -482,7 +483,7 @@ def mask_functions():
 
 PATTERNS = (
     "causal", "bidirectional", "window", "bidirectional window", "packed", "packed places",
-    "chunked", "blocks", "packed blocks",
+    "chunked", "one chunk", "blocks", "packed blocks",
 )  # fmt: skip
 FIXED = (
     "packed", "falling", "packed places", "jumping places", "packed chunks", "places alone",

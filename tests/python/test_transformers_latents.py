@@ -169,6 +169,19 @@ def test_other_layers_are_called(monkeypatch, change, why):
     assert f"kv_b_proj of DeepseekV2Attention {why};" in said
 
 
+def test_a_weight_of_another_dtype(monkeypatch):
+    """It is torch that refuses the product, as without us."""
+    said = []
+    monkeypatch.setattr(_latents._logger, "warning_once", said.append)
+    model, tokens = make("deepseek_v2"), torch.randint(2, 61, (2, TOKENS))
+    latent_attentions(model)[0].kv_b_proj.double()
+    for attention in ("sdpa", "qkv"):
+        model.set_attn_implementation(attention)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            step(model, tokens)
+    assert "has a weight in torch.float64 on cpu for torch.float32;" in said[0]
+
+
 def test_autocast_and_other_dtypes(expanded):
     """As the layers of torch cast what they are given."""
     model, tokens = make("youtu"), torch.randint(2, 61, (2, TOKENS))

@@ -120,11 +120,14 @@ class Others(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(dim))
         self.eps = eps
+        if self.kind == "bias":
+            self.bias = torch.nn.Parameter(torch.zeros(dim))
 
     def forward(self, x):
         mean = x.square().mean(-1, keepdim=True)
         return {
             "norm": lambda: self.weight * x * (mean + self.eps).rsqrt(),
+            "bias": lambda: self.weight * x * (mean + self.eps).rsqrt() + self.bias,
             "centred": lambda: self.weight * (x - x.mean(-1, keepdim=True)) * mean.rsqrt(),
             "fixed eps": lambda: self.weight * x * (mean + 1e-6).rsqrt(),
             "no weight": lambda: x * (mean + self.eps).rsqrt(),
@@ -133,7 +136,9 @@ class Others(torch.nn.Module):
         }[self.kind]()
 
 
-@pytest.mark.parametrize("kind", ["norm", "centred", "fixed eps", "no weight", "float32", "error"])
+@pytest.mark.parametrize(
+    "kind", ["norm", "bias", "centred", "fixed eps", "no weight", "float32", "error"]
+)
 def test_the_trial(kind):
     cls = type("SomeNorm", (Others,), {"kind": kind})
     assert (_norms._trial(cls) is not None) == (kind == "norm")

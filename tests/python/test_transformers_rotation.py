@@ -57,6 +57,10 @@ def test_compiled(rotations):
     assert not rotations
 
 
+def test_a_function_with_other_arguments_is_not_replaced():
+    assert _rotation._trial(lambda q, k, position_ids: (q, k)) is None
+
+
 def test_undone(rotations):
     module = sys.modules[type(model_of("llama")).__module__]
     function = module.apply_rotary_pos_emb

@@ -350,6 +350,8 @@ def compare_blocks(packed, block_size, **options):
     paged, where = in_blocks(packed, block_size)
     ours = qkv.varlen_attn(*paged, return_aux=LSE, **where, **options)
     truths = testing.varlen_attn(*packed, return_aux=LSE, **options)
+    by_blocks = testing.varlen_attn(*paged, return_aux=LSE, **where, **options)
+    assert all(map(torch.equal, by_blocks, truths))
     for x, truth in zip(ours, truths, strict=True):
         torch.testing.assert_close(x, truth, rtol=1e-11, atol=1e-11)
 

@@ -174,7 +174,9 @@ def test_before_there_is_a_batch(backend):
 
 def test_what_the_backend_says_of_itself(backend):
     assert backend.Backend.get_name() == "CPU_ATTN"  # vLLM looks the class up by it
-    assert backend.Backend.get_supported_head_sizes() == []
+    assert backend.Backend.get_impl_cls() is backend.Attention
+    for kind in (backend.Backend, backend.LatentBackend):
+        assert kind.get_supported_head_sizes() == []
     assert backend.Backend.supports_sink()
     assert backend.Backend.supports_kv_cache_dtype("auto")
     assert not backend.Backend.supports_kv_cache_dtype("fp8")

@@ -367,6 +367,11 @@ class TestShapesOfBatches:
         for i, j in itertools.product(range(SIZE), range(2)):
             close(found[i, :, j], qkv.attention(query[i], key[j], value[i, j]))
 
+    def test_a_level_that_batches_something_else(self):
+        x, y = plain(SIZE), plain(2)
+        inner = lambda x: torch.func.vmap(lambda y: qkv.attention(x, x, x) + y)(y)  # noqa: E731
+        close(torch.func.vmap(inner)(x), qkv.attention(x, x, x)[:, None] + y)
+
     def test_nested_documents(self):
         query = torch.randn(SIZE, 9, 2, 4, dtype=torch.float64)
         value = torch.randn(2, 9, 2, 4, dtype=torch.float64)
@@ -479,8 +484,8 @@ class TestCache:
 
     def both(self, call, dims):
         """(results, caches) of vmap, and of one call after the other."""
-        batches = {n: batch_of(n, call[n]).movedim(0, d or 0) for n, d in dims.items()
-                   if d is not None}  # fmt: skip
+        batches = {n: batch_of(n, call[n]).movedim(0, d or 0).contiguous()
+                   for n, d in dims.items() if d is not None}  # fmt: skip
         twin = {n: x.clone() for n, x in batches.items()}
         dims = {n: dims.get(n) for n in call}
 

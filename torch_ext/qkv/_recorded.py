@@ -206,17 +206,15 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self.written(of, level, args)
         result = _executed(of, level)
-        if isinstance(result, Tensor):
-            has_gradient = torch.is_grad_enabled() and of.name != "detach"
-            node = self.add(result, level, *operation, has_gradient=has_gradient)
+        is_one, is_several = isinstance(result, Tensor), isinstance(result, (tuple, list))
+        if not (is_one or is_several or level == CONSTANT):
+            raise self.refused(f"{func} gives a {type(result).__name__} of a tensor", _WHERE)
+        has_gradient = torch.is_grad_enabled() and of.name != "detach"
+        for n, x in enumerate([result] if is_one else result if is_several else ()):
+            output = None if is_one else n
+            node = self.add(x, level, *operation, output=output, has_gradient=has_gradient)
             if func.is_view:
                 inputs[0].shares = node.shares = True
-            return result
-        if isinstance(result, (tuple, list)):
-            for n, x in enumerate(result):
-                self.add(x, level, *operation, output=n, has_gradient=torch.is_grad_enabled())
-        elif level != CONSTANT:
-            raise self.refused(f"{func} gives a {type(result).__name__} of a tensor", _WHERE)
         return result
 
     def decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:

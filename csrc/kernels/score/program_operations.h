@@ -132,10 +132,11 @@ void run_bits(const program::Instruction& x, const StepSize& size, StepData to, 
       return each(QKV_VECTORS(V p, V q, V) { return p ^ q; });
     case Op::logical_not:
       return each(QKV_VECTORS(V p, V, V) { return ~p; });
+    // By counts of which there are no bits, everything is shifted out, as in torch.
     case Op::shl:
-      return each(QKV_VECTORS(V p, V q, V) { return wrap<T>(p << (q & 31)); });
+      return each(QKV_VECTORS(V p, V q, V) { return (q & ~31) == 0 ? wrap<T>(p << (q & 31)) : 0; });
     case Op::shr:
-      return each(QKV_VECTORS(V p, V q, V) { return p >> (q & 31); });
+      return each(QKV_VECTORS(V p, V q, V) { return p >> ((q & ~31) == 0 ? q : V{} + 31); });
     case Op::place:
       return each(QKV_VECTORS(V p, V, V) {
         const V index = p < 0 ? p + elements : p;

@@ -77,6 +77,7 @@ def _each(name: str, of_bools: str = "") -> Rule:
 def _compared(name: str) -> Rule:
     def rule(p: Instructions, _: str, a: Any, b: Any) -> Register:
         kind = max(_kind(a), _kind(b), key=KINDS.index)
+        kind = "i" if kind == "b" and name not in ("eq", "ne") else kind
         return p(name, p.of(a, kind), p.of(b, kind))
 
     return rule
@@ -142,6 +143,8 @@ _trunc = _rounded(lambda p, x: p("where", p("lt", x, p.of(0, "f")), _ceil(p, x),
 
 def _sign(p: Instructions, kind: str, x: Any) -> Register:
     x = p.of(x, kind)
+    if kind == "b":
+        return x
     zero = p.of(0, kind)
     return p("sub", p.of(p("gt", x, zero), kind), p.of(p("lt", x, zero), kind))
 
@@ -149,10 +152,10 @@ def _sign(p: Instructions, kind: str, x: Any) -> Register:
 def _clamp(p: Instructions, kind: str, x: Any, min: Any = None, max: Any = None) -> Register:
     """Of floating numbers by `where`: at the ends the gradient is x's, as torch has it."""
     x = p.of(x, kind)
-    for end, name, is_out in ((min, "max", "lt"), (max, "min", "gt")):
+    for end, is_out, inner in ((min, "lt", _each("max", "or")), (max, "gt", _each("min", "and"))):
         if end is not None:
             end = p.of(end, kind)
-            x = p("where", p(is_out, x, end), end, x) if kind == "f" else p(name, x, end)
+            x = p("where", p(is_out, x, end), end, x) if kind == "f" else inner(p, kind, x, end)
     return x
 
 

@@ -150,7 +150,10 @@ class _Lowering:
             raise Refused(what, node.place, _SINGLE)
         kind = self.kind(node)
         if node.level == CONSTANT:
-            return self.p.constant(node.like.item(), kind)
+            try:
+                return self.p.constant(node.like.item(), kind)
+            except NoRule as error:
+                raise Refused("score_mod makes a number", node.place, str(error)) from None
         if node.function is None or node.name in LOOKUPS:
             return self.looked_up(node, kind)
         is_number = not any(x.like.dim() for x in node.inputs)
