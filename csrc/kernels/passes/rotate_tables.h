@@ -21,9 +21,10 @@ struct RotationTables {
         positions_(item.end - item.begin) {
     for (T*& weight : weights) weight = arena.take<T>(runs.width);
     if (arena.counting()) return;
-    const int back = item.gradients ? -1 : 1;
-    fill(r, item, r.cos, cos, 1, 1);
-    fill(r, item, r.sin, sin, r.is_interleaved ? -back : back, back);
+    fill(r, item, r.cos, cos, 1);
+    fill(r, item, r.sin, sin, r.is_interleaved ? -1 : 1);
+    for (int64_t i = 0; item.gradients && i < positions_ * runs.pairs; i += kLanes<T>)
+      store(sin + i, -load(sin + i));
     for (int t = 0; t < 2; ++t) {
       const TypedInput& weight = r.tensors[t].weight;
       if (!weight.data) {
@@ -67,9 +68,8 @@ struct RotationTables {
     f(static_cast<const Float16*>(input.data) + offset);
   }
 
-  // Numbers times a sign, which is another one for the first number of neighbours.
-  void fill(const Rotation& r, const RotationItem& item, const TypedInput& from, T* to, T of_first,
-            T sign) const {
+  void fill(const Rotation& r, const RotationItem& item, const TypedInput& from, T* to,
+            T of_first) const {
     const int64_t first = item.begin + (r.offsets ? r.offsets[item.batch] : 0);
     const int64_t offset = batch_offset(r, from.strides, item.batch) + first * from.strides.row;
     with_elements(from, offset, [&](const auto* row) {
@@ -80,13 +80,13 @@ struct RotationTables {
       for (int64_t n = item.end - item.begin; n > 0; --n, row += from.strides.row, to += padded) {
         int64_t i = 0;
         if constexpr (kIsHere)
-          for (; i < in_vectors; i += kLanes<T>) store(to + i, sign * load_wide(row + i));
+          for (; i < in_vectors; i += kLanes<T>) store(to + i, load_wide(row + i));
         for (; i < pairs; ++i) {
           const T x = T(widen(row[i * column]));
           if (r.is_interleaved)
-            to[2 * i] = of_first * x, to[2 * i + 1] = sign * x;
+            to[2 * i] = of_first * x, to[2 * i + 1] = x;
           else
-            to[i] = sign * x;
+            to[i] = x;
         }
         for (i = runs.runs[0].count; i < padded; ++i) to[i] = 0;
       }
