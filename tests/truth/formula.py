@@ -55,6 +55,8 @@ class Attended:
 class Plain:
     """Arithmetic in which every operation is rounded to the tensors' dtype, and nothing else."""
 
+    has_errors = False
+
     def dots(self, query, key):
         return query @ key.mT
 

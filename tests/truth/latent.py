@@ -86,26 +86,44 @@ def truth(v, arithmetic):
     rows = v["latents"]
     if "rope_keys" in v:
         rows = torch.cat([rows, v["rope_keys"]], -1)
-    return problems.attention(v | expanded(v, rows), arithmetic)
+    heads, finish = of_heads(v, rows, arithmetic)
+    output, *more = problems.attention(v | heads, arithmetic)
+    return finish(output), *more
 
 
 def truth_of_cache(v, arithmetic):
     new = torch.cat([v["latents"], v["rope_keys"]], -1) if "latents" in v else None
     v = v | {"key": new, "k_cache": v["cache"], "v_cache": v["cache"]}
     after = caches.written(v, v["cache"], new)
-    heads = expanded(v, after)
-    v |= {"query": heads["query"], "after": {"k_after": heads["key"], "v_after": heads["value"]}}
+    heads, finish = of_heads(v, after, arithmetic)
+    v |= {"after": {"k_after": heads.pop("key"), "v_after": heads.pop("value")}} | heads
     output, lse, *_ = caches.truth(v, arithmetic)
-    return output, lse, after
+    return finish(output), lse, after
 
 
-def expanded(v, rows):
-    """query, key and value of all heads, of latents and rotary keys in one."""
+def of_heads(v, rows, arithmetic):
+    """query, key and value of all heads, of latents and rotary keys in one, and what is to be done
+    with their output. With errors, where the call may absorb the weights, they are absorbed: the
+    query and the output are rounded in between, to the dtype of the call."""
     weight = v["key_weight"]
     latents, rope_keys = rows.tensor_split([weight.size(-1)], -1)
     rope_keys = rope_keys.expand(*rows.shape[:-3], weight.size(0), -1, -1)
-    return {
+    name = "softmax_scale" if "cache" in v else "scale"
+    scale = v.get(name)
+    if scale is None:
+        scale = max(v["query_nope"].size(-1) + v["query_rope"].size(-1), 1) ** -0.5
+    if arithmetic.has_errors and v["absorb"] is not False:
+        query = arithmetic.stored(v["query_nope"] @ weight)
+        heads = {
+            name: scale,
+            "query": torch.cat([query, v["query_rope"]], -1),
+            "key": rows.expand(*rows.shape[:-3], weight.size(0), -1, -1),
+            "value": latents.expand(*rows.shape[:-3], weight.size(0), -1, -1),
+        }
+        return heads, lambda output: arithmetic.stored(output) @ v["value_weight"].mT
+    heads = {
         "query": torch.cat([v["query_nope"], v["query_rope"]], -1),
         "key": torch.cat([latents @ weight.mT, rope_keys], -1),
         "value": latents @ v["value_weight"].mT,
     }
+    return heads, lambda output: output

@@ -111,6 +111,8 @@ class Noisy(Plain):
     are made from an lse that was rounded, also of those that are divided by their sum. words: keys
     are int8."""
 
+    has_errors = True
+
     def __init__(self, dtype, seed, rounded_lse=False, words=False):
         self.words = words and dtype in (torch.bfloat16, torch.float16)
         self.rounded_lse = rounded_lse or dtype == torch.float64
@@ -122,6 +124,10 @@ class Noisy(Plain):
 
     def random(self, like, size):
         return signed_noise(like, size, self.generator)
+
+    def stored(self, x):
+        """What a kernel leaves in memory in between, in the dtype of the results."""
+        return x * (1 + self.random(x, self.results))
 
     def dots(self, query, key):
         dots = (as_words(query) if self.words else query) @ key.mT
