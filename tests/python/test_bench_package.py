@@ -23,7 +23,7 @@ def expect_table(text):
     """Of SHAPES, two threads, in float32."""
     about, peak, empty, titles, *rows = text.splitlines()
     assert about.startswith(machine.cpu_model()) and "2 threads, float32" in about
-    assert "peak " in peak and peak.endswith(" GB/s") and not empty
+    assert peak.startswith("FMA peak ") and peak.endswith(" GB/s") and not empty
     assert re.split("  +", titles)[:3] == ["shape", "B×Hq/Hkv×L×S×D", "pass"]
     cells = [re.split("  +", row) for row in rows]
     sizes = ("64×4×16×16×32", "1×2×8×8×4 causal", "2×4/2×1×32×8")

@@ -181,22 +181,27 @@ def varlen(whole):
     return output.transpose(0, 1), lse
 
 
-def drawn_dropout(whole):
-    """With the seed that the first rank's generator draws, of a batch of one."""
+def drawn_dropout(whole, has_batch):
+    """With the seed that the first rank's generator draws. has_batch: of a batch of one."""
     torch.manual_seed(3 if dist.get_rank() == 0 else 4)
     tensors, _ = whole.tensors()
-    local = [shard(tensors[name], -2)[None] for name in ("query", "key", "value")]
-    mask = torch.ones(1, 1, 1, whole.seqlen, dtype=torch.bool)
-    (output,), (lse,) = ring_attention(
+    local = [shard(tensors[name], -2) for name in ("query", "key", "value")]
+    mask = None
+    if has_batch:
+        local, mask = [x[None] for x in local], torch.ones(1, 1, 1, whole.seqlen).bool()
+    output, lse = ring_attention(
         *local, mask, dropout_p=0.3, is_causal=True, seqlen=whole.seqlen,
         cu_seqlens=whole.ends.int(), return_lse=True,
     )  # fmt: skip
+    if has_batch:
+        (output,), (lse,) = output, lse
     return unshard(output, -2, seqlen=whole.seqlen), unshard(lse, -1, seqlen=whole.seqlen)
 
 
-def test_dropout_of_documents_is_varlen_attns():
+@pytest.mark.parametrize("has_batch", [False, True])
+def test_dropout_of_documents_is_varlen_attns(has_batch):
     whole = PACKED(gap=2)
-    for results in run(2, drawn_dropout, whole):
+    for results in run(2, drawn_dropout, whole, has_batch):
         torch.testing.assert_close(results, varlen(whole), rtol=1e-12, atol=1e-12)
 
 
