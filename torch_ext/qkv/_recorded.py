@@ -206,12 +206,14 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self.written(of, level, args)
         result = _executed(of, level)
-        is_one, is_several = isinstance(result, Tensor), isinstance(result, (tuple, list))
-        if not (is_one or is_several or level == CONSTANT):
+        results = [result] if isinstance(result, Tensor) else result
+        if not isinstance(results, (tuple, list)):
+            if level == CONSTANT:
+                return result
             raise self.refused(f"{func} gives a {type(result).__name__} of a tensor", _WHERE)
         has_gradient = torch.is_grad_enabled() and of.name != "detach"
-        for n, x in enumerate([result] if is_one else result if is_several else ()):
-            output = None if is_one else n
+        for n, x in enumerate(results):
+            output = n if results is result else None
             node = self.add(x, level, *operation, output=output, has_gradient=has_gradient)
             if func.is_view:
                 inputs[0].shares = node.shares = True

@@ -91,7 +91,8 @@ struct GradientGroup {
         dot.add_at(column, v[h] * (turned[h] * load(weight + column)));
       }
     };
-    // The sums' order is not that of blocks of two, where bits are fixed: vectors differ in size.
+    // Where bits are fixed, the sums take one vector after the other: how many numbers two of them
+    // have depends on the instruction set.
     for_blocks_of_row<kFixedBits ? 1 : 2>(
         tables.runs, [&](auto n, auto is_turned, int64_t i) QKV_INLINE_LAMBDA {
           Vec<T> a[n], b[n], left[n], right[n];

@@ -132,7 +132,7 @@ void run_bits(const program::Instruction& x, const StepSize& size, StepData to, 
       return each(QKV_VECTORS(V p, V q, V) { return p ^ q; });
     case Op::logical_not:
       return each(QKV_VECTORS(V p, V, V) { return ~p; });
-    // By counts of which there are no bits, everything is shifted out, as in torch.
+    // A count below 0 or above 31 shifts every bit out, as in torch.
     case Op::shl:
       return each(QKV_VECTORS(V p, V q, V) { return (q & ~31) == 0 ? wrap<T>(p << (q & 31)) : 0; });
     case Op::shr:

@@ -77,7 +77,8 @@ def _each(name: str, of_bools: str = "") -> Rule:
 def _compared(name: str) -> Rule:
     def rule(p: Instructions, _: str, a: Any, b: Any) -> Register:
         kind = max(_kind(a), _kind(b), key=KINDS.index)
-        kind = "i" if kind == "b" and name not in ("eq", "ne") else kind
+        if kind == "b" and name not in ("eq", "ne"):  # programs have no order of booleans
+            kind = "i"
         return p(name, p.of(a, kind), p.of(b, kind))
 
     return rule
