@@ -366,6 +366,24 @@ class Attention(nn.Module):
         scores = ((query @ key.mT).flatten(0, 1) * seen.expand(6, 5, 5)).view(3, 2, 5, 5)
         return (scores + -1e4 * (1 - seen)).softmax(-1) @ value
 
+    def joined_heads_times_a_mask(self, query, key, value):
+        """Heads are joined when scores are made, and apart where a mask is multiplied."""
+        seen = (torch.arange(5) < torch.tensor([3, 4, 5])[:, None])[:, None, None]
+        scores = (query.flatten(0, 1) @ key.flatten(0, 1).mT).view(3, 2, 5, 5)
+        scores = (scores * seen - 1e9 * ~seen).flatten(0, 1)
+        return (scores.softmax(-1) @ value.flatten(0, 1)).view(value.shape)
+
+    def filled_and_then_times_a_learned_number(self, query, key, value):
+        """Which has no gradient of what is hidden, though -inf stands for that."""
+        mask = torch.ones(5, 5).triu(1).bool()
+        scores = (query @ key.mT).masked_fill(mask, -1e9) * (2 + self.proj.bias[:1]).exp()
+        return scores.softmax(-1) @ value
+
+    def filled_and_then_times_a_number_below_0(self, query, key, value):
+        mask = torch.ones(5, 5).triu(1).bool()
+        scores = (query @ key.mT).masked_fill(mask, -1e9) * (self.proj.bias[:1] - 2)
+        return scores.softmax(-1) @ value
+
     def times_a_triangle_that_is_seen(self, query, key, value):
         return ((query @ key.mT) * torch.ones(5, 5).tril()).softmax(-1) @ value
 
@@ -468,13 +486,15 @@ BODIES = {
     **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
                      "grouped", "three_terms", "times_a_triangle",
                      "weights_without_gradient", "scores_without_gradient",
-                     "times_a_triangle_with_heads_apart", "viewed_as_before"), True),
+                     "times_a_triangle_with_heads_apart", "viewed_as_before",
+                     "joined_heads_times_a_mask", "filled_and_then_times_a_learned_number"), True),
     **dict.fromkeys(("query_changed_in_between", "mask_changed_in_between", "other_dimension",
                      "key_changed_by_an_argument", "key_overwritten", "data_exchanged",
                      "filled_by_a_tensor", "changed_unrecorded", "looked_at_unrecorded",
                      "times_a_head_mask", "powers", "times_a_triangle_that_is_seen",
                      "times_a_triangle_half_of_which_is_hidden",
-                     "times_a_mask_that_hides_a_row"), False),
+                     "times_a_mask_that_hides_a_row",
+                     "filled_and_then_times_a_number_below_0"), False),
 }  # fmt: skip
 
 

@@ -92,7 +92,14 @@ def test_an_interrupt_while_torch_has_put_the_mode_aside():
     ("cpu", "a mask and is_causal together"), ("meta", "the tensors are torch.float32 on meta"),
 ])  # fmt: skip
 def test_what_is_left_to_torch(device, why, monkeypatch):
-    """It is said once, if it was asked for."""
+    """It is said once, if it was asked for. torch 2.15 refuses a mask and is_causal together."""
+
+    def attended():
+        try:
+            return layer(x, **call)
+        except RuntimeError as error:
+            return str(error)
+
     monkeypatch.setattr(_verbose, "_IS_ON", True)
     monkeypatch.setattr(_verbose, "_said", set())
     layer, x = layer_of_timm().to(device), X.to(device)
@@ -100,13 +107,18 @@ def test_what_is_left_to_torch(device, why, monkeypatch):
         "attn_mask": torch.ones(5, 5, device=device).triu(-2).bool(),
         "is_causal": why[0] == "a",
     }
-    expected = layer(x, **call)
+    expected = attended()
     qkv.convert(layer)
     with pytest.warns(UserWarning, match=f"converted layer is left to torch: {why}$") as said:
-        found = [layer(x, **call) for _ in range(2)]
-    assert len(said) == 1 and all(y.device == expected.device for y in found)
-    if device == "cpu":
-        assert torch.equal(found[0], expected)
+        found = [attended() for _ in range(2)]
+    assert len(said) == 1
+    for y in found:
+        if device == "meta":
+            assert y.device == expected.device
+        elif isinstance(expected, str):
+            assert y == expected
+        else:
+            assert torch.equal(y, expected)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])

@@ -180,10 +180,20 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
     if other.dim() and other.shape[-1] != 1:
         zeroed = other == 0
         is_mask = not other.requires_grad and bool((zeroed | (other == 1)).all())
-        return core._replace(zeroed=_with(core, shape, zeroed)[1]) if is_mask else None
+        core, zeroed = _with(core, shape, zeroed)
+        return core._replace(zeroed=zeroed) if is_mask else None
     core, factor = _with(core, shape, other)
+    if core.terms and bool((factor <= 0).any()):  # what was hidden would be all that is seen
+        return None
     query = (core.query * factor).to(core.query.dtype)
-    return core._replace(query=query, terms=tuple(x * factor for x in core.terms))
+    return core._replace(query=query, terms=tuple(_scaled(x, factor) for x in core.terms))
+
+
+def _scaled(term: Tensor, factor: Tensor) -> Tensor:
+    """What is hidden, -inf, stays so and gives the factor no gradient, as finite fills give none:
+    the product's own would be -inf * 0."""
+    hidden = term == -torch.inf
+    return (term.masked_fill(hidden, 0.0) * factor).masked_fill(hidden, -torch.inf)
 
 
 def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
