@@ -366,6 +366,19 @@ class Attention(nn.Module):
         scores = ((query @ key.mT).flatten(0, 1) * seen.expand(6, 5, 5)).view(3, 2, 5, 5)
         return (scores + -1e4 * (1 - seen)).softmax(-1) @ value
 
+    def filled_by_two_numbers(self, query, key, value):
+        """Together the masks hide all of the first query's keys, of which it sees the first."""
+        mask = torch.ones(5, 5).triu(1).bool()
+        scores = (query @ key.mT).masked_fill(mask, -torch.inf)
+        scores = scores.masked_fill(~mask & (torch.arange(5)[:, None] == 0), -1e9)
+        return scores.softmax(-1) @ value
+
+    def filled_by_two_numbers_that_hide_no_row(self, query, key, value):
+        mask = torch.ones(5, 5).triu(1).bool()
+        scores = (query @ key.mT).masked_fill(mask, -1e9) / 2
+        scores = scores.masked_fill(torch.ones(5, 5).triu(2).bool(), -torch.inf)
+        return scores.softmax(-1) @ value
+
     def joined_heads_times_a_mask(self, query, key, value):
         """Heads are joined when scores are made, and apart where a mask is multiplied."""
         seen = (torch.arange(5) < torch.tensor([3, 4, 5])[:, None])[:, None, None]
@@ -487,13 +500,14 @@ BODIES = {
                      "grouped", "three_terms", "times_a_triangle",
                      "weights_without_gradient", "scores_without_gradient",
                      "times_a_triangle_with_heads_apart", "viewed_as_before",
+                     "filled_by_two_numbers_that_hide_no_row",
                      "joined_heads_times_a_mask", "filled_and_then_times_a_learned_number"), True),
     **dict.fromkeys(("query_changed_in_between", "mask_changed_in_between", "other_dimension",
                      "key_changed_by_an_argument", "key_overwritten", "data_exchanged",
                      "filled_by_a_tensor", "changed_unrecorded", "looked_at_unrecorded",
                      "times_a_head_mask", "powers", "times_a_triangle_that_is_seen",
                      "times_a_triangle_half_of_which_is_hidden",
-                     "times_a_mask_that_hides_a_row",
+                     "times_a_mask_that_hides_a_row", "filled_by_two_numbers",
                      "filled_and_then_times_a_number_below_0"), False),
 }  # fmt: skip
 

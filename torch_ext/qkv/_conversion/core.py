@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ class Core(NamedTuple):
     terms: tuple[Tensor, ...] = ()
     scale: float = 1.0
     hidden: tuple[Tensor, ...] = ()  # the masks that scores were filled by
+    fill: float = math.nan  # what these have become by now, if it is one number
     blind: Tensor | None = None  # [..., L, 1]: queries whose scores are all the same number
     stage: str = "scores"  # or "row", one number for each query; or "weights"
     dropout: float = 0.0
@@ -174,7 +176,8 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
         if not 0 < other < torch.inf:
             return None
         terms = tuple(x * other for x in core.terms)
-        return core._replace(scale=core.scale * float(other), terms=terms)
+        scale, fill = core.scale * float(other), core.fill * other
+        return core._replace(scale=scale, fill=fill, terms=terms)
     if not isinstance(other, Tensor) or not _is_shaped(other, shape):
         return None
     if other.dim() and other.shape[-1] != 1:
@@ -186,7 +189,8 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
     if core.terms and bool((factor <= 0).any()):  # what was hidden would be all that is seen
         return None
     query = (core.query * factor).to(core.query.dtype)
-    return core._replace(query=query, terms=tuple(_scaled(x, factor) for x in core.terms))
+    terms = tuple(_scaled(x, factor) for x in core.terms)
+    return core._replace(query=query, fill=math.nan, terms=terms)
 
 
 def _scaled(term: Tensor, factor: Tensor) -> Tensor:
@@ -212,10 +216,15 @@ def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
     if found is None:
         return None
     hidden = (*core.hidden, mask)
+    found = found._replace(hidden=hidden, fill=value)
+    is_one = not core.hidden or value == core.fill
+    if is_one and value == -torch.inf:
+        return found
     blind = functools.reduce(torch.logical_or, hidden).all(-1, keepdim=True)
-    if value == -torch.inf or not blind.any():
-        return found._replace(hidden=hidden)
-    return found._replace(hidden=hidden, blind=_with(found, shape, blind)[1])
+    if not blind.any():
+        return found if is_one else found._replace(fill=math.nan)
+    # Of numbers that differ the greatest would be seen.
+    return found._replace(blind=_with(found, shape, blind)[1]) if is_one else None
 
 
 def _softmax(core: Core, shape: Any, dim: int, *_: Any, **options: Any) -> Core | None:
