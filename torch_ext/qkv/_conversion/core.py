@@ -25,7 +25,7 @@ class Core(NamedTuple):
     terms: tuple[Tensor, ...] = ()
     scale: float = 1.0
     hidden: tuple[Tensor, ...] = ()  # the masks that scores were filled by
-    fill: float = math.nan  # what these have become by now, if it is one number
+    fill: float = math.nan  # what the filled scores are by now; NaN where they differ
     blind: Tensor | None = None  # [..., L, 1]: queries whose scores are all the same number
     stage: str = "scores"  # or "row", one number for each query; or "weights"
     dropout: float = 0.0
@@ -182,11 +182,12 @@ def _times(core: Core, shape: Any, other: Any) -> Core | None:
         return None
     if other.dim() and other.shape[-1] != 1:
         zeroed = other == 0
-        is_mask = not other.requires_grad and bool((zeroed | (other == 1)).all())
+        if other.requires_grad or not bool((zeroed | (other == 1)).all()):  # no mask
+            return None
         core, zeroed = _with(core, shape, zeroed)
-        return core._replace(zeroed=zeroed) if is_mask else None
+        return core._replace(zeroed=zeroed)
     core, factor = _with(core, shape, other)
-    if core.terms and bool((factor <= 0).any()):  # what was hidden would be all that is seen
+    if core.terms and bool((factor <= 0).any()):  # it would show what a term hides
         return None
     query = (core.query * factor).to(core.query.dtype)
     terms = tuple(_scaled(x, factor) for x in core.terms)
@@ -215,15 +216,14 @@ def _fill(core: Core, shape: Any, mask: Tensor, value: Any) -> Core | None:
     found = _plus(core._replace(blind=None), shape, term)
     if found is None:
         return None
-    hidden = (*core.hidden, mask)
-    found = found._replace(hidden=hidden, fill=value)
-    is_one = not core.hidden or value == core.fill
+    hidden, is_one = (*core.hidden, mask), not core.hidden or value == core.fill
+    found = found._replace(hidden=hidden, fill=value if is_one else math.nan)
     if is_one and value == -torch.inf:
         return found
     blind = functools.reduce(torch.logical_or, hidden).all(-1, keepdim=True)
     if not blind.any():
-        return found if is_one else found._replace(fill=math.nan)
-    # Of numbers that differ the greatest would be seen.
+        return found
+    # Where the numbers differ, the softmax would see the keys of the greatest alone.
     return found._replace(blind=_with(found, shape, blind)[1]) if is_one else None
 
 
