@@ -419,21 +419,11 @@ class Attention(nn.Module):
     def times_a_head_mask(self, query, key, value):
         return ((query @ key.mT).softmax(-1) * torch.tensor([0.0, 1.0]).view(2, 1, 1)) @ value
 
-    def powers(self, query, key, value):
-        scores = query @ key.mT
-        return (scores**2 - scores.mean()).softmax(-1) @ value
-
     def written_into_tensors(self, query, key, value):
         query, key, weights, output = query.detach(), key.detach(), value.new(), value.new()
         torch.softmax(query @ key.mT, -1, out=weights)
         torch.matmul((query @ key.mT).softmax(-1), value.detach(), out=output)
         return weights @ value + output
-
-    def a_copy_changed(self, query, key, value):
-        scores = query @ key.mT
-        copied = scores.to(scores.dtype, copy=True)
-        copied += torch.arange(5.0)
-        return scores.softmax(-1) @ value
 
     def changed_by_a_function(self, query, key, value):
         scores = query @ key.mT
@@ -455,12 +445,9 @@ SCORES = {
     "greatest_of_a_key": lambda s: s - s.amax(-2, keepdim=True),
     "larger_term": lambda s: s + LARGE,
     "term_of_integers": lambda s: s + torch.arange(5),
-    "term_subtracted_twice": lambda s: torch.sub(s, torch.arange(5.0), alpha=2),
-    "negative_factor": lambda s: s * -0.5,
     "larger_factor": lambda s: s * LARGE,
     "divided_by_zero": lambda s: s / 0.0,
     "larger_mask": lambda s: s.masked_fill(LARGE > 0, -1e9),
-    "filled_by_a_score": lambda s: s.masked_fill(torch.ones(5, 5).triu(1).bool(), -1.0),
     "dropped_scores": lambda s: nn.functional.dropout(s, 0.5),
     "integers": lambda s: s.to(torch.int64).double(),
 }
@@ -495,7 +482,7 @@ SHORT = {
 BODIES = {
     **{name: name in SCORES_TAKEN for name in SHORT},
     "without_the_greatest": True,
-    **dict.fromkeys(("written_into_tensors", "a_copy_changed", "changed_by_a_function"), False),
+    **dict.fromkeys(("written_into_tensors", "changed_by_a_function"), False),
     **dict.fromkeys(("plain", "in_place_through_a_view", "derived_before_a_change", "filled_twice",
                      "grouped", "three_terms", "times_a_triangle",
                      "weights_without_gradient", "scores_without_gradient",
@@ -505,7 +492,7 @@ BODIES = {
     **dict.fromkeys(("query_changed_in_between", "mask_changed_in_between", "other_dimension",
                      "key_changed_by_an_argument", "key_overwritten", "data_exchanged",
                      "filled_by_a_tensor", "changed_unrecorded", "looked_at_unrecorded",
-                     "times_a_head_mask", "powers", "times_a_triangle_that_is_seen",
+                     "times_a_head_mask", "times_a_triangle_that_is_seen",
                      "times_a_triangle_half_of_which_is_hidden",
                      "times_a_mask_that_hides_a_row", "filled_by_two_numbers",
                      "filled_and_then_times_a_number_below_0"), False),
