@@ -1,5 +1,6 @@
 """Layers that write attention out in code that hypothesis draws, a line at a time."""
 
+import functools
 import math
 
 import torch
@@ -7,10 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 HEADS = 3
-# Each of the lists has lines of which one is drawn. Scores s and weights w are `[B, H, L, S]`, or
-# `[B * H, L, S]` in a layer that joins heads: there the lines that need heads are put between two
-# views. No mask hides the first key, so that each query sees one: what a query gets that sees none
-# is not what the layer has in all cases (docs/adopt.md, "a query of which a fill hides all keys").
+# What a line of a layer may be. Scores s and weights w are `[B, H, L, S]`, or `[B * H, L, S]` in a
+# layer that joins heads, where a line that needs heads stands between two views. No mask hides the
+# first key, so that each query sees one: a query that sees none does not get what the layer gives
+# in all cases (docs/adopt.md, "a query of which a fill hides all keys").
 PRODUCTS = (
     "q @ k.transpose(-1, -2)", "torch.matmul(q, k.mT)", "q.matmul(k.permute(0, 1, 3, 2))",
     'torch.einsum("bhld, bhsd -> bhls", q, k)', "torch.matmul(q / math.sqrt(D), k.mT)",
@@ -43,13 +44,14 @@ OTHER_SCORES = (
     "s = s + s * 0.5", "s = torch.add(s, 0.1, alpha=2)", "s = torch.rsub(s, 1.0)", "s = s.abs()",
     "s = s**1", "s = s.clone()", "s = torch.stack([s, s]).mean(0)", "s.neg_()", "s = s * s",
     "s = s.nan_to_num(0.0)", "s[..., 0] = 0.1", "u = s + 0", "u = s.sum()", "u = s.view(-1)",
-    "u = s.unsqueeze(0)", "u = s * 1; u += 1", "u = s.to(s.dtype, copy=True); u += 1", "s *= -0.5", "u = s.view(s.shape); u += term.mean()",
-    "u = s.view(s.shape); s *= 0.5; s = u", "u = s * 2; s += 1; s = u", "q.mul_(0.5)", "k += 0.1",
-    "term *= 0.5",
+    "u = s.unsqueeze(0)", "u = s * 1; u += 1", "u = s.to(s.dtype, copy=True); u += 1", "s *= -0.5",
+    "u = s.view(s.shape); u += term.mean()", "u = s.view(s.shape); s *= 0.5; s = u",
+    "u = s * 2; s += 1; s = u", "q.mul_(0.5)", "k += 0.1", "term *= 0.5",
 )  # fmt: skip
 OTHER_SCORES_WITH_HEADS = (
-    "with torch.no_grad(): s += term", "s = torch.add(s, term, alpha=2)", "s[mask.expand_as(s)] = -1e9",
-    "s = s.masked_fill(padding, -5.0)", "s = s * padding.logical_not()", "u = s[:, 0]; u += 1",
+    "with torch.no_grad(): s += term", "s = torch.add(s, term, alpha=2)",
+    "s[mask.expand_as(s)] = -1e9", "s = s.masked_fill(padding, -5.0)",
+    "s = s * padding.logical_not()", "u = s[:, 0]; u += 1",
     "s = (s.transpose(1, 2) + 0).transpose(1, 2)", "s = s[:, :, :, :] + 0",
     "s = torch.cat([s[..., :1], s[..., 1:]], -1)", "s = s.flatten(0, 1).unflatten(0, (B, H))",
 )  # fmt: skip
@@ -99,7 +101,7 @@ class RandomAttention(nn.Module):
         return self.body(self, q, *args)
 
     def attend(self, query, key, value):
-        """By the names in here, a layer that writes attention out is told from others."""
+        """Never called. By the names in it, qkv.convert tells a layer that writes attention out."""
         return (query @ key.mT).softmax(-1) @ value
 
 
@@ -139,16 +141,14 @@ def layers(draw):
 
 def inputs(generator, B, L, S):
     """Query, key, value, two masks that hide what is True, and a term that may hide."""
-    query, key, value, drawn = (
-        torch.randn(*sizes, generator=generator)
-        for sizes in ((B, HEADS, L, 4), (B, HEADS, S, 4), (B, HEADS, S, 5), (5,))
-    )
-    which = int(drawn[:3].argmax())
-    sizes = ((B, 1, L, S), (1, 1, 1, S), (L, S))[which]
-    mask = torch.rand(sizes, generator=generator) < 0.4 * (drawn[3] > -1)
+    normal = functools.partial(torch.randn, generator=generator)
+    which, has_mask, hides = torch.randint(6, (3,), generator=generator).tolist()
+    sizes = ((B, 1, L, S), (1, 1, 1, S), (L, S))[which % 3]
+    mask = torch.rand(sizes, generator=generator) < (0.4 if has_mask else 0)
     padding = torch.rand(B, 1, 1, S, generator=generator) < 0.3
     mask[..., 0], padding[..., 0] = False, False
-    term = torch.randn(sizes, generator=generator)
-    if drawn[4] > 0:
-        term = torch.zeros(sizes).masked_fill(mask, -torch.inf if drawn[3] > 0 else -1e9)
+    term = normal(sizes)
+    if hides < 2:
+        term = torch.zeros(sizes).masked_fill(mask, (-torch.inf, -1e9)[hides])
+    query, key, value = normal(B, HEADS, L, 4), normal(B, HEADS, S, 4), normal(B, HEADS, S, 5)
     return 2 * query, key, value, mask, padding, term
