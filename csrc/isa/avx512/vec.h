@@ -63,7 +63,8 @@ QKV_INLINE Words native_widen(const int8_t* p, Words) {
 }
 // By AVX512-VNNI, which all CPUs with AVX-512 have but the first ones; those widen words to f32.
 #define QKV_HAS_WORDS __builtin_cpu_supports("avx512vnni")
-QKV_INLINE Int32 native_dot_words(Int32 sum, Int32 a, Int32 b) {
+// Clang asks for the target where this header is compiled by itself, outside of a target region.
+__attribute__((target("avx512f"))) QKV_INLINE Int32 native_dot_words(Int32 sum, Int32 a, Int32 b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
 }
