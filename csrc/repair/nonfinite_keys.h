@@ -131,15 +131,19 @@ class NonfiniteKeys {
     const int64_t end = key + touched_keys(keys, kDepthMultiple<E>);
     return marks_.mark(p, separated_, tile, key, keys, end, weights);
   }
-  // output [dim x lanes] += what the visible pairs of the last hide() add.
-  void add(Tile tile, T* output) const {
+  // output [dim x lanes], or [rows x dim] if it is in rows, += what the visible pairs of the last
+  // hide() add.
+  void add(Tile tile, bool in_rows, T* output) const {
     if (marks_.count() == 0) return;
     const LeftOperand<Factor<E>> codes = codes_.columns(marks_.begin(), marks_.count());
     tile.step = tile.lanes;
     operand_.each(tile, marks_.data(), marks_.count(), codes.depth, false, [&](const auto& b) {
-      multiply(codes, b, tile.lanes, Sum<T>{counts_, tile.lanes, Beta::zero});
+      if (in_rows)
+        multiply_by_rows(codes, b, tile.rows, counts_, Beta::zero);
+      else
+        multiply(codes, b, tile.lanes, Sum<T>{counts_, tile.lanes, Beta::zero});
     });
-    add_counted<infinities>(dim_ * tile.lanes, counts_, output);
+    add_counted<infinities>(dim_ * (in_rows ? tile.rows : tile.lanes), counts_, output);
   }
 
  private:

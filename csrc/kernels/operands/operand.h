@@ -12,6 +12,9 @@
 //   dV   += P^T dO       TileAsA::each        [keys x rows]   RowOperand::rows   [rows x Dv]
 //   dK   += dS^T Q       TileAsA::each        [keys x rows]   RowOperand::rows   [rows x D]
 //
+// O and dQ may be summed by rows instead, [rows x Dv] and [rows x D], from the same operands
+// (multiply_by_rows): then only rows that there are are multiplied, and nothing is transposed.
+//
 // All of these classes have one interface and, where an instruction set multiplies pairs of bf16,
 // a second body for BFloat16 (pair_operands.h, pair_tiles.h).
 #pragma once
@@ -83,6 +86,22 @@ QKV_INLINE void multiply(const LeftOperand<F>& a, const RightOperand<F>& b, int6
   gemm<F>(a.rows, columns,
           {a.depth, a.a.data, a.a.row, a.a.col, b.data, b.row, c.data, c.row, c.beta, c.lanes,
            b.factor, c.before});
+}
+
+// Whether rows of `input` can be B of multiply_by_rows.
+template <class E>
+bool multiplies_by_rows(const Input& input, int64_t dim) {
+  return !kFixedBits && !kInPairs<E> && dim % kLanes<Compute<E>> == 0 && input.strides.col == 1;
+}
+
+// The same product, transposed: C [columns x a.rows] = beta * C + B^T A^T, of any number of
+// columns. The columns of A are whole vectors (multiplies_by_rows), and beta is zero or one.
+template <class F, class T>
+QKV_INLINE void multiply_by_rows(const LeftOperand<F>& a, const RightOperand<F>& b, int64_t columns,
+                                 T* to, Beta beta) {
+  if constexpr (std::is_same_v<F, T>)
+    multiply<T>({{b.data, 1, b.row}, columns, a.depth}, {a.a.data, a.a.col}, a.rows,
+                Sum<T>{to, a.rows, beta});
 }
 
 }  // namespace qkv::QKV_ISA

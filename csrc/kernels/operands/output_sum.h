@@ -43,6 +43,16 @@ void write_columns(const Tile& tile, int64_t dim, const T* factors, const T* out
   }
 }
 
+// Writes the rows of output [rows x dim] times factors [rows] to rows begin, begin + 1, ... of
+// `to`.
+template <class E, class T>
+void write_rows(const Tile& tile, int64_t dim, const T* factors, const T* output, const Rows<E>& to,
+                int64_t begin) {
+  for (int r = 0; r < tile.rows; ++r, output += dim)
+    store_row(dim, to[begin + r], to.col,
+              [=](auto at) QKV_INLINE_LAMBDA { return at(output) * factors[r]; });
+}
+
 template <class E>
 class OutputSum {
   using T = Compute<E>;

@@ -18,6 +18,9 @@ struct BackwardTile {
   RightOperand<Factor<E>> query;        // Q^T [D x lanes], times scale
   RightOperand<Factor<E>> grad_output;  // dO^T [Dv x lanes], times dropout's factor; null: none
   Compute<E>* grad_query;               // the sum dQ^T [padded(D) x lanes]
+  bool in_rows;                         // or that of dQ, [rows x D] (multiply_by_rows)
+
+  int64_t sum_size(int64_t dim) const { return dim * (in_rows ? tile.rows : tile.lanes); }
 };
 
 // The keys of an item, or the directions of keys: rows as operand of scores, and columns of the sum
@@ -49,13 +52,13 @@ class GradKeys {
     nonfinite_->separate(source_, key, count);
     return nonfinite_->hide(p, tile, key, count, weights) || touched != count;
   }
-  // sum [D x lanes] += the transposed keys [key, key + keys) times grad_scores [keys x lanes].
+  // t.grad_query += the transposed keys [key, key + keys) times grad_scores [keys x lanes].
   // `repairs` is what hides_nonfinite has said of them.
-  void add_grad_query(const Tile& tile, int64_t key, int64_t keys, const TileAsB<E>& as_b,
-                      const T* grad_scores, bool with_rest, bool repairs, T* sum) const {
-    add_over_keys(tile, repairs ? nonfinite_->finite(key, keys) : operand_.columns(key, keys), keys,
-                  as_b, grad_scores, with_rest, sum);
-    if (repairs) nonfinite_->add(tile, sum);
+  void add_grad_query(const BackwardTile<E>& t, int64_t key, int64_t keys, const TileAsB<E>& as_b,
+                      const T* grad_scores, bool with_rest, bool repairs) const {
+    add_over_keys(t.tile, repairs ? nonfinite_->finite(key, keys) : operand_.columns(key, keys),
+                  keys, as_b, grad_scores, with_rest, t.in_rows, t.grad_query);
+    if (repairs) nonfinite_->add(t.tile, t.in_rows, t.grad_query);
   }
 
  private:
@@ -82,6 +85,8 @@ struct BackwardOperands {
   // theirs is multiplied, too.
   bool sees_few = false;
   GradKeys<E> keys;  // of the item, as are the values
+  // Whether dQ is summed by rows, which are then not transposed on their way from and to memory.
+  bool in_rows;
   KeyOperand<E> values;
   TileAsA<E> as_a;
   TileAsB<E> as_b;
@@ -99,6 +104,7 @@ struct BackwardOperands {
         query(arena, kGradRows, p.head_dim),
         grad_output(arena, kGradRows, p.head_dim_v),
         keys(arena, p, p.key, key_count),
+        in_rows(multiplies_by_rows<E>(p.key, p.head_dim)),
         values(arena, copies_rows<E>(p, p.value), key_count, p.head_dim_v, Use::rows),
         as_a(arena),
         as_b(arena),
@@ -137,6 +143,7 @@ struct BackwardOperands {
   QKV_INLINE void pack(const Problem& p, const Tile& tile, int64_t lane, BackwardTile<E>& t) const {
     t.tile = tile;
     t.lane = lane;
+    t.in_rows = in_rows;
     t.grad_query = grad_query_t + lane * padded<T>(p.head_dim);
     t.query = query.pack(lane, tile.lanes, T(p.scale), query_t + lane * packed_size<E>(p.head_dim));
     t.grad_output = {};

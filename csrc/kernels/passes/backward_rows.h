@@ -53,8 +53,9 @@ void load_grad_query(const Problem& p, const Rows<T>& sums, bool has_sums,
       std::fill_n(of.grad_query, of.tile.lanes * dim, T(0));
       continue;
     }
-    for (int r = 0; r < of.tile.rows; ++r)
-      std::copy_n(sums[of.tile.row + r], dim, s.grad_query + r * dim);
+    T* const to = of.in_rows ? of.grad_query : s.grad_query;
+    for (int r = 0; r < of.tile.rows; ++r) std::copy_n(sums[of.tile.row + r], dim, to + r * dim);
+    if (of.in_rows) continue;
     std::fill(s.grad_query + of.tile.rows * dim, s.grad_query + of.tile.lanes * dim, T(0));
     transpose<T>(s.grad_query, dim, of.grad_query, of.tile.lanes, of.tile.lanes, dim);
   }
@@ -68,12 +69,14 @@ void store_grad_query(const Problem& p, const BackwardArgs& a, const BackwardIte
   const int64_t dim = padded<T>(p.head_dim);
   for (int t = 0; t < rows.count; ++t) {
     const auto& of = rows.tiles[t];
-    transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
+    const T* const from = of.in_rows ? of.grad_query : s.grad_query;
+    if (!of.in_rows)
+      transpose<T>(of.grad_query, of.tile.lanes, s.grad_query, dim, dim, of.tile.lanes);
     if (item.completes_rows)
-      finish_dense<E>(s.grad_query, of.tile.rows, gradient, of.tile.row, T(p.scale), p.head_dim);
+      finish_dense<E>(from, of.tile.rows, gradient, of.tile.row, T(p.scale), p.head_dim);
     else
       for (int r = 0; r < of.tile.rows; ++r)
-        std::copy_n(s.grad_query + r * dim, dim, sums[of.tile.row + r]);
+        std::copy_n(from + r * dim, dim, sums[of.tile.row + r]);
   }
 }
 

@@ -49,6 +49,7 @@ struct DoubleScratch : BackwardScratch<E> {
         kept_pairs(take_tiles(arena, p.dropout_p > 0)),
         changes(take_score_tiles<T>(arena, p, kKeyBlock * kGradRows)) {
     if (hides_any(p)) nonfinite_query_jvp.emplace(arena, p.head_dim);
+    this->in_rows &= !moves_key() || multiplies_by_rows<E>(direction.along.key, p.head_dim);
   }
 
   bool moves_query() const { return direction.along.query.data != nullptr; }

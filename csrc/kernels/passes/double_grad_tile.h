@@ -70,7 +70,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   T *first = s.grad_scores + at, *second = s.change + at;
   double_scores_of_tile(p, t, key, keys, at, s);
   const bool grads_query =
-      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
+      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, t.sum_size(p.head_dim)));
   const bool changes = changes_gradients(p), looks = s.hides_pairs && (grads_query || changes);
   const bool repairs = looks && s.keys.hides_nonfinite(p, tile, key, keys, first);
   const bool repairs_jvp =
@@ -80,10 +80,9 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   if (changes && (repairs || repairs_jvp || s.needs_marks))
     mark_pairs<T, 2>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {first, second});
   if (!grads_query) return;
-  s.keys.add_grad_query(tile, key, keys, s.as_b, second, s.sees_few, repairs, t.grad_query);
+  s.keys.add_grad_query(t, key, keys, s.as_b, second, s.sees_few, repairs);
   if (s.moves_key())
-    s.keys_jvp.add_grad_query(tile, key, keys, s.as_b, first, s.sees_few, repairs_jvp,
-                              t.grad_query);
+    s.keys_jvp.add_grad_query(t, key, keys, s.as_b, first, s.sees_few, repairs_jvp);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -118,14 +118,11 @@ class ForwardFewRows {
   template <class To>
   void write(const Tile& tile, const T* factors, T* output, const Rows<To>& to,
              int64_t begin) const {
-    constexpr int W = kLanes<T>;
     const int64_t dim = p_.head_dim_v;
-    for (int r = 0; r < tile.rows; ++r) {
-      T* const row = output + r * dim;
-      for (int64_t d = 0; d < dim; d += W) store(row + d, load(row + d) * factors[r]);
-      for (int64_t d = 0; d + 2 * W <= dim; d += 2 * W) from_parts<K>(row + d);
-      store_row(dim, to[begin + r], to.col, [&](auto at) QKV_INLINE_LAMBDA { return at(row); });
-    }
+    constexpr int64_t kStep = 2 * kLanes<T>;
+    for (int r = 0; r < tile.rows; ++r)
+      for (int64_t d = 0; d + kStep <= dim; d += kStep) from_parts<K>(output + r * dim + d);
+    write_rows(tile, dim, factors, output, to, begin);
   }
 
  private:

@@ -98,7 +98,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   // A dQ that is NaN all over is left alone, since nothing changes it any more. The same goes for
   // dK and dV in add_grad_key_value.
   const bool grads_query =
-      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, p.head_dim * tile.lanes));
+      a.grad_query.data && !(s.needs_marks && all_nan(t.grad_query, t.sum_size(p.head_dim)));
   const bool changes = changes_gradients(p);
   const bool hides_nonfinite = s.hides_pairs && (grads_query || changes) &&
                                s.keys.hides_nonfinite(p, tile, key, keys, s.weights + at);
@@ -106,8 +106,7 @@ void grad_tile(const Problem& p, const BackwardArgs& a, const BackwardItem& item
   if (changes && (hides_nonfinite || s.needs_marks))
     mark_pairs<T, 1>(p, tile, key, keys, s.weights + at, tile.step, s.marks + at, {grad_scores});
   if (!grads_query) return;
-  s.keys.add_grad_query(tile, key, keys, s.as_b, grad_scores, s.sees_few, hides_nonfinite,
-                        t.grad_query);
+  s.keys.add_grad_query(t, key, keys, s.as_b, grad_scores, s.sees_few, hides_nonfinite);
 }
 
 }  // namespace qkv::QKV_ISA

@@ -60,7 +60,7 @@ class JvpKeys {
                          nonfinite->hide(p_, tile, key, keys, weights);
     multiply(repairs ? nonfinite->finite(key, keys) : operand_.columns(key, keys),
              {from, tile.step}, tile.lanes, sum);
-    if (repairs) nonfinite->add(tile, sum.data);
+    if (repairs) nonfinite->add(tile, false, sum.data);
   }
 
  private:

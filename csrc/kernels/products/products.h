@@ -14,12 +14,15 @@ QKV_INLINE void multiply_rows(const Tile& tile, const LeftOperand<F>& rows,
   multiply(rows, columns, whole_columns<F>(tile.rows), Sum<T>{to, tile.step, beta});
 }
 
-// dQ^T += K^T dS^T: sum [dim x lanes] += the transposed rows of `keys` keys [dim x keys] times a
-// tile [keys x lanes]. (O^T += V^T P^T, which rescales the sum, is ForwardTiles::add_values.)
+// dQ^T += K^T dS^T: sum [dim x lanes], or [rows x dim] if it is in rows, += the transposed rows of
+// `keys` keys [dim x keys] times a tile [keys x lanes]. (O^T += V^T P^T, which rescales the sum, is
+// ForwardTiles::add_values.)
 template <class E, class T>
 QKV_INLINE void add_over_keys(const Tile& tile, const LeftOperand<Factor<E>>& columns, int64_t keys,
-                              const TileAsB<E>& operand, const T* from, bool with_rest, T* sum) {
+                              const TileAsB<E>& operand, const T* from, bool with_rest,
+                              bool in_rows, T* sum) {
   operand.each(tile, from, keys, columns.depth, with_rest, [&](const auto& b) {
+    if (in_rows) return multiply_by_rows(columns, b, tile.rows, sum, Beta::one);
     multiply(columns, b, whole_columns<Factor<E>>(tile.rows), Sum<T>{sum, tile.lanes, Beta::one});
   });
 }
