@@ -87,6 +87,7 @@ QKV_INLINE void finish_sum(const MicroArgs<Pair>& args, float* c, const float* l
 template <int MT, int NT>
 void multiply_tiles(const MicroArgs<Pair>& args, int64_t rows, int64_t column) {
   const int64_t below = rows - kTile;
+  if (args.ahead) args.ahead->ask();
   const Pair *a = args.a, *b = args.b + column;
   float *c = args.c + column, *c_below = c + kTile * args.c_row;
   const float* lanes = args.lanes ? args.lanes + column : nullptr;

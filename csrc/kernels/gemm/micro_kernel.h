@@ -2,6 +2,7 @@
 // wide, in registers.
 #pragma once
 
+#include "kernels/gemm/rows_ahead.h"
 #include "kernels/simd/vec.h"
 
 // The functions of this file take pairs, too, so those for vectors of pairs must come first: they
@@ -32,6 +33,7 @@ struct MicroArgs {
   T alpha = 1;     // Pair only: C = beta * C + alpha * A * B
   // From C to what beta multiplies, if that is not C itself.
   int64_t before = 0;
+  Ahead* ahead = nullptr;  // asked before the sums of some rows of C
 };
 
 // In place of a number of vectors: half a vector.
@@ -122,6 +124,7 @@ void micro_kernel(const MicroArgs<E>& args, int64_t tiles) {
   const E* first = args.a;
   T* c = args.c;
   for (; tiles > 0; --tiles, first += M * a_row, c += M * c_row) {
+    if (args.ahead) args.ahead->ask();
     const E* a[M];
     QKV_UNROLL
     for (int i = 0; i < M; ++i) a[i] = first + i * a_row;

@@ -69,7 +69,7 @@ struct RightOperand {
   Compute<F> factor = 1;
 };
 
-// C, and what becomes of the numbers that are there. `before`: see MicroArgs.
+// C, and what becomes of the numbers that are there. `before`, `ahead`: see MicroArgs.
 template <class T>
 struct Sum {
   T* data;
@@ -77,6 +77,7 @@ struct Sum {
   Beta beta;
   const T* lanes = nullptr;
   int64_t before = 0;
+  Ahead* ahead = nullptr;
 };
 
 // C [a.rows x columns] = beta * C + A * B.
@@ -85,7 +86,7 @@ QKV_INLINE void multiply(const LeftOperand<F>& a, const RightOperand<F>& b, int6
                          const Sum<T>& c) {
   gemm<F>(a.rows, columns,
           {a.depth, a.a.data, a.a.row, a.a.col, b.data, b.row, c.data, c.row, c.beta, c.lanes,
-           b.factor, c.before});
+           b.factor, c.before, c.ahead});
 }
 
 // Whether rows of `input` can be B of multiply_by_rows.
@@ -98,10 +99,10 @@ bool multiplies_by_rows(const Input& input, int64_t dim) {
 // columns. The columns of A are whole vectors (multiplies_by_rows), and beta is zero or one.
 template <class F, class T>
 QKV_INLINE void multiply_by_rows(const LeftOperand<F>& a, const RightOperand<F>& b, int64_t columns,
-                                 T* to, Beta beta) {
+                                 T* to, Beta beta, Ahead* ahead = nullptr) {
   if constexpr (std::is_same_v<F, T>)
     multiply<T>({{b.data, 1, b.row}, columns, a.depth}, {a.a.data, a.a.col}, a.rows,
-                Sum<T>{to, a.rows, beta});
+                Sum<T>{to, a.rows, beta, nullptr, 0, ahead});
 }
 
 }  // namespace qkv::QKV_ISA

@@ -58,13 +58,10 @@ void add_values(const Problem& p, int64_t key, int64_t keys,
 // score so far, and returns them as add_values takes them. scratch.rescale: see softmax_tile.
 template <class P>
 const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t keys,
-                                          ForwardAhead<P>& ahead, ForwardScratch<P>& scratch,
-                                          ForwardState<P>& state) {
+                                          ForwardScratch<P>& scratch, ForwardState<P>& state) {
   using T = Compute<typename P::Element>;
   T* scores = state.weights.extend(state.tile, key, keys, scratch.scores);
-  ahead.ask();
   scratch.products.scores(state.tile, key, keys, state.query, scores);
-  ahead.ask();
   apply_score_options<T>(p, state.tile, key, keys, scores);
   const auto& output = scratch.products.output_sum();
   output.softmax(state.tile, keys, scores, state.max, state.sum, state.own_sum, scratch.rescale);
@@ -79,7 +76,6 @@ const Compute<typename P::Element>* weigh(const Problem& p, int64_t key, int64_t
 // any, the scores become a tile and come back.
 template <class E, class K>
 const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
-                        ForwardAhead<ForwardFewRows<E, K>>&,
                         ForwardScratch<ForwardFewRows<E, K>>& scratch,
                         ForwardState<ForwardFewRows<E, K>>& state) {
   using T = Compute<E>;
@@ -104,11 +100,10 @@ const Compute<E>* weigh(const Problem& p, int64_t key, int64_t keys,
 
 // Weights and output of one tile of queries for keys [key, key + keys).
 template <class P>
-void attend(const Problem& p, int64_t key, int64_t keys, ForwardAhead<P>& ahead,
-            ForwardScratch<P>& scratch, ForwardState<P>& state) {
-  const auto* weights = weigh(p, key, keys, ahead, scratch, state);
+void attend(const Problem& p, int64_t key, int64_t keys, ForwardScratch<P>& scratch,
+            ForwardState<P>& state) {
+  const auto* weights = weigh(p, key, keys, scratch, state);
   state.weights.rescale(state.tile, key, scratch.rescale);
-  ahead.ask();
   add_values(p, key, keys, weights, scratch, state);
 }
 
@@ -131,15 +126,15 @@ size_t forward_by(const Problem& p, const ForwardResult& result, const ForwardIt
   }
   const Range item_keys{item.key_begin, item.key_end};
   const int64_t step = scratch.products.block_keys(item.key_end - item.key_begin);
-  ForwardAhead<P> ahead(p, result, item, step);
+  ForwardAhead<P> ahead(p, result, item, step, scratch.products);
   for_each_block<P::kKeyMultiple>(
       p, scratch.tiles, tiles, item_keys, step,
       [&](int64_t key, int64_t keys, int64_t last) {
-        ahead.begin_block(scratch.products, key + keys, last);
+        ahead.begin_block(key + keys, last);
         scratch.products.load_block(item.plane, key, keys);
       },
       [&](ForwardState<P>& state, int64_t key, int64_t keys) {
-        attend(p, key, keys, ahead, scratch, state);
+        attend(p, key, keys, scratch, state);
       });
   for (int64_t t = 0; t < tiles; ++t) finish_tile(p, result, item, scratch, scratch.tiles[t]);
   return arena.used();

@@ -1,7 +1,8 @@
 // Fetching into the second-level cache what the forward pass will read or write soon.
 //
 // The hardware looks ahead along one run of memory. Each item begins four new ones, of queries,
-// keys, values and output, each of a few KiB, and waits for each line of them.
+// keys, values and output, each of a few KiB, and waits for each line of them; and micro-kernels
+// read along some 14 rows at once, which no look-ahead of the hardware foresees.
 #pragma once
 
 #include "kernels/passes/forward_few_rows.h"
@@ -9,60 +10,50 @@
 
 namespace qkv::QKV_ISA {
 
-// What an item asks for while it works on a block of keys: the next block; and, with its last
-// blocks, the rows of its output, and the queries, and the first block of keys, of the next item.
-// An item of one tile asks for the next block alone, within its products. P multiplies;
-// ForwardFewRows asks by itself.
+// What the products of an item ask for while it works on a block of keys: soon, the next block; and
+// later, with its last blocks, the rows of its output, and the queries, and the first block of
+// keys, of the next item. P multiplies; ForwardFewRows asks by itself.
 template <class P>
 struct ForwardAhead {
-  ForwardAhead(const Problem&, const ForwardResult&, const ForwardItem&, int64_t) {}
-  void begin_block(P&, int64_t, int64_t) {}
-  void ask() {}
+  ForwardAhead(const Problem&, const ForwardResult&, const ForwardItem&, int64_t, P&) {}
+  void begin_block(int64_t, int64_t) {}
 };
 
 template <class E, class K>
 class ForwardAhead<ForwardTiles<E, K>> {
   using T = Compute<E>;
-  // How often ask() is called for a tile and a block of keys.
-  static constexpr int64_t kTimes = 3;
   // With how many blocks the end of the item is asked for: no more than a second-level cache of 512
   // KiB holds.
   static constexpr int64_t kLastBlocks = 4;
   // A second-level cache may still hold the keys and values of a call if they are no more bytes
-  // than this. Where it does, an item of one tile loses by asking: 7 % with 16 rows of bf16 (Zen
-  // 4).
+  // than this. Where it does, an item of one tile loses by asking: 17 % with 16 x 16 x 32 (Zen 5),
+  // which takes 0.65 of the time by it where memory alone has them.
   static constexpr double kNear = 1 << 20;
 
  public:
   // step: the keys of a block.
-  ForwardAhead(const Problem& p, const ForwardResult& result, const ForwardItem& item, int64_t step)
+  ForwardAhead(const Problem& p, const ForwardResult& result, const ForwardItem& item, int64_t step,
+               ForwardTiles<E, K>& products)
       : p_(p), result_(result), item_(item), step_(step) {
     const int64_t tiles = (item.row_end - item.row_begin + kTileRows<T> - 1) / kTileRows<T>;
-    times_ = tiles * kTimes;
-    is_one_tile_ = tiles <= 1;
     const double rows = double(p.batch()) * double(p.kv_heads) * double(p.seqlen_k);
-    is_near_ = rows * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) <= kNear;
+    asks_ = tiles > 1 || rows * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) > kNear;
+    if (!asks_) return;
+    times_ = tiles * products.times_of_asking(p, step);
+    products.set_ahead(&ahead_);
   }
 
   // The item begins a block of keys, after which [key, end) are left.
-  void begin_block(ForwardTiles<E, K>& products, int64_t key, int64_t end) {
-    if (is_one_tile_ && is_near_) return;
-    block_.clear();
-    add_keys(item_, key, end, block_);
-    if (is_one_tile_) return products.ask_between(block_, step_);
-    block_.spread(times_);
+  void begin_block(int64_t key, int64_t end) {
+    if (!asks_) return;
+    ahead_.soon.clear();
+    add_keys(item_, key, end, ahead_.soon);
+    ahead_.soon.spread(times_);
     const int64_t blocks = 1 + std::max<int64_t>(0, end - key + step_ - 1) / step_;
     if (blocks > kLastBlocks || added_end_) return;
     added_end_ = true;
     add_end();
-    end_.spread(blocks * times_);
-  }
-
-  // Asks for the next few rows.
-  void ask() {
-    if (is_one_tile_) return;
-    block_.ask();
-    end_.ask();
+    ahead_.later.spread(blocks * times_);
   }
 
  private:
@@ -74,7 +65,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
     if (next->plane == item_.plane) return;
     const int64_t hidden = key_begin(p_, next->row_begin / p_.group()) - next->key_begin;
     add_keys(*next, next->key_begin + std::max<int64_t>(0, hidden) / step_ * step_, next->key_end,
-             end_);
+             ahead_.later);
   }
 
   // The rows of an item, of one head after the other.
@@ -83,8 +74,8 @@ class ForwardAhead<ForwardTiles<E, K>> {
     const auto rows = rows_of<E>(p_, tensor, item.plane);
     const int64_t count = item.row_end - item.row_begin;
     for (int64_t head = 0; rows.data && head < std::min(rows.group, count); ++head)
-      end_.add(rows[item.row_begin + head], rows.row, rows.col, dim,
-               (count - head + rows.group - 1) / rows.group);
+      ahead_.later.add(rows[item.row_begin + head], rows.row, rows.col, dim,
+                       (count - head + rows.group - 1) / rows.group);
   }
 
   // The first block of keys [key, end), and their values.
@@ -103,9 +94,9 @@ class ForwardAhead<ForwardTiles<E, K>> {
   const Problem& p_;
   const ForwardResult& result_;
   const ForwardItem& item_;
-  int64_t step_, times_;
-  RowsAhead block_, end_;
-  bool is_one_tile_, is_near_, added_end_ = false;
+  int64_t step_, times_ = 0;
+  Ahead ahead_;
+  bool asks_, added_end_ = false;
 };
 
 }  // namespace qkv::QKV_ISA

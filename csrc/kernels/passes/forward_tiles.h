@@ -2,7 +2,6 @@
 // values. The other way, for planes of few rows, is forward_few_rows.h.
 #pragma once
 
-#include "kernels/operands/rows_ahead.h"
 #include "kernels/products/products.h"
 #include "repair/nonfinite_keys.h"
 
@@ -64,7 +63,7 @@ class ForwardTiles {
   // option.
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query& query, T* scores) const {
     multiply(keys_.rows(key, keys), query, whole_columns<Factor>(tile.rows),
-             {scores, tile.step, Beta::zero});
+             Sum<T>{scores, tile.step, Beta::zero, nullptr, 0, ahead_});
   }
 
   // Whether the output of a tile is summed as [rows x Dv] and not as [Dv x lanes]: where lanes have
@@ -82,13 +81,12 @@ class ForwardTiles {
     add_product(tile, values_.columns(key, keys), keys, weights, rescale, before, output);
   }
 
-  // Has the products of a tile and a block of up to `keys` keys ask for these rows, some before the
-  // rows of each micro-kernel.
-  void ask_between(RowsAhead& rows, int64_t keys) {
-    const int64_t columns = can_be_in_rows_ ? kTileRows<T> : p_.head_dim_v;
-    rows.spread((keys + kProductRows - 1) / kProductRows +
-                (columns + kProductRows - 1) / kProductRows);
-    ahead_ = rows.is_empty() ? nullptr : &rows;
+  // What the products ask for; null: nothing.
+  void set_ahead(Ahead* ahead) { ahead_ = ahead; }
+  // About how often they ask for a tile and a block of `keys` keys.
+  static int64_t times_of_asking(const Problem& p, int64_t keys) {
+    return (keys + kProductRows - 1) / kProductRows +
+           (p.head_dim_v + kProductRows - 1) / kProductRows;
   }
 
   // The next four only where pairs can be hidden.
@@ -145,25 +143,17 @@ class ForwardTiles {
     return {wide, key, padded<T>(dim), dim};
   }
 
-  // Multiplies as QKV_ISA::multiply does. Where there are rows to ask for, it takes the rows of one
-  // micro-kernel at a time, and asks before each.
-  void multiply(const LeftOperand<Factor>& a, const Query& b, int64_t columns, Sum<T> sum) const {
-    if (!ahead_) return QKV_ISA::multiply(a, b, columns, sum);
-    for (int64_t row = 0; row < a.rows; row += kProductRows, sum.data += kProductRows * sum.row) {
-      ahead_->ask();
-      const int64_t rows = std::min<int64_t>(kProductRows, a.rows - row);
-      QKV_ISA::multiply<Factor>({a.a.from(row), rows, a.depth}, b, columns, sum);
-    }
-  }
   void add_product(const Tile& tile, const LeftOperand<Factor>& values, int64_t keys,
                    const T* weights, const T* rescale, const T* before, T* output) const {
     const Query operand = output_.operand(tile, keys, values.depth, weights);
     if (is_in_rows(tile)) {
       if (rescale) scale_rows(tile, rescale, before, output);
-      return multiply_by_rows(values, operand, tile.rows, output, rescale ? Beta::one : Beta::zero);
+      return multiply_by_rows(values, operand, tile.rows, output, rescale ? Beta::one : Beta::zero,
+                              ahead_);
     }
     multiply(values, operand, whole_columns<Factor>(tile.rows),
-             {output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale, before - output});
+             Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale,
+                    before - output, ahead_});
   }
   // output [rows x Dv] = before * rescale [rows], most of which are 1.
   void scale_rows(const Tile& tile, const T* rescale, const T* before, T* output) const {
@@ -175,7 +165,7 @@ class ForwardTiles {
 
   const Problem& p_;
   ProductUnit unit_;
-  RowsAhead* ahead_ = nullptr;  // null: products ask for nothing
+  Ahead* ahead_ = nullptr;
   KeyOperand<O> keys_, values_;
   T *wide_keys_ = nullptr, *wide_values_ = nullptr;  // [kKeyBlock, padded(D)], of int8
   Plane plane_{};

@@ -1,15 +1,16 @@
 // Fetching rows into the second-level cache before they are read or written.
+//
+// A core has some 20 requests to memory open, and waits with the next one. So rows are asked for a
+// few at a time, while a product keeps the vector units busy: before the sums of each micro-kernel.
 #pragma once
 
-#include "kernels/operands/rows.h"
+#include "kernels/simd/vec.h"
 
 namespace qkv::QKV_ISA {
 
-// Rows that are asked for a few at a time, since a core waits if it has some 20 requests open.
 class RowsAhead {
  public:
   void clear() { count_ = at_ = 0, rows_ = share_ = 0; }
-  bool is_empty() const { return rows_ == 0; }
 
   // Adds `rows` rows of `dim` elements, `step` elements apart. Those whose elements are not side by
   // side are left out, and so is what there is no room for.
@@ -24,7 +25,7 @@ class RowsAhead {
   // ask() will be called so many times.
   void spread(int64_t times) { share_ = (rows_ + times - 1) / times; }
 
-  void ask() {
+  QKV_INLINE void ask() {
     for (int64_t left = share_; left > 0 && at_ < count_;) {
       Piece& piece = pieces_[at_];
       const int64_t rows = std::min(left, piece.rows);
@@ -37,8 +38,6 @@ class RowsAhead {
       piece.rows -= rows;
       if (piece.rows == 0) ++at_;
     }
-    // GCC 12 takes a function that does nothing but this for one without effects.
-    asm volatile("");
   }
 
  private:
@@ -52,6 +51,18 @@ class RowsAhead {
   Piece pieces_[kPieces];
   int count_ = 0, at_ = 0;
   int64_t rows_ = 0, share_ = 0;
+};
+
+// What a product asks for. It is no part of the micro-kernels, of which there are many.
+struct Ahead {
+  RowsAhead soon, later;
+
+  __attribute__((noinline)) void ask() {
+    soon.ask();
+    later.ask();
+    // GCC 12 takes a function that does nothing but prefetch for one without effects.
+    asm volatile("");
+  }
 };
 
 }  // namespace qkv::QKV_ISA
