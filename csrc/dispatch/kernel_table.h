@@ -100,6 +100,9 @@ struct BackwardItem {
   // Whether no item after this one adds to the sums of these rows, of which there is one part.
   bool completes_rows;
   BackwardSums sums;
+  // The plane that the thread will probably go on with, of as many keys, as ForwardItem::next.
+  // Null: not known, or the item is not the last one of its plane.
+  const Plane* next = nullptr;
 };
 
 // Rows, or keys, [begin, end) of a plane to which no item adds any more. Of rows there are `parts`

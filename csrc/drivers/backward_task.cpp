@@ -1,6 +1,7 @@
 #include "backward_task.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace qkv {
@@ -171,20 +172,31 @@ void BackwardTask::run_group(int64_t its_class, int64_t group, void* workspace) 
   const PlaneSums::Memory memory = sums_.take(arena);
   void* const own = arena.take<char>(0);
   groups_.clear(group, its_class);
-  for (int64_t position = sharing_.positions() * group / groups;
-       position < sharing_.positions() * (group + 1) / groups; ++position)
-    run_plane(groups_.args(group), stretch_.plane(p_, sharing_.plane(its_class, position)), memory,
-              own);
+  const int64_t begin = sharing_.positions() * group / groups;
+  const int64_t end = sharing_.positions() * (group + 1) / groups;
+  const auto plane = [&](int64_t of_class, int64_t position) {
+    return stretch_.plane(p_, sharing_.plane(of_class, position));
+  };
+  for (int64_t position = begin; position < end; ++position) {
+    // Most often a thread goes on with the next class.
+    std::optional<Plane> next;
+    if (position + 1 < end)
+      next = plane(its_class, position + 1);
+    else if (its_class + 1 < classes())
+      next = plane(its_class + 1, begin);
+    run_plane(groups_.args(group), plane(its_class, position), next && !p_.spans ? &*next : nullptr,
+              memory, own);
+  }
 }
 
-void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane,
+void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane, const Plane* next,
                              const PlaneSums::Memory& memory, void* workspace) const {
   const ItemProblem item(p_, plane.batch);
   const BackwardSums first = sums_.of_part(*item, plane, 0, memory);
   for (int64_t part = 0; part < grid_.parts(); ++part) {
     const BackwardSums sums = part == 0 ? first : sums_.of_part(*item, plane, part, memory);
     for (const Cell& cell : cells_[part]) {
-      run_cell(*item, args, plane, part, cell, sums, workspace);
+      run_cell(*item, args, plane, part, cell, sums, workspace, next);
       if (ends_rows(cell) && part + 1 == grid_.parts())
         sums_.finish_rows(*item, plane, grid_.rows(cell.rows), first);
     }
@@ -193,8 +205,8 @@ void BackwardTask::run_plane(const BackwardArgs& args, const Plane& plane,
 }
 
 void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane,
-                            int64_t part, const Cell& cell, BackwardSums sums,
-                            void* workspace) const {
+                            int64_t part, const Cell& cell, BackwardSums sums, void* workspace,
+                            const Plane* next) const {
   const int64_t number = (plane.batch - stretch_.first) * p.kv_heads + plane.kv_head;
   sums.tables = tables_.sum(number, part, cell.row);
   const Range keys = grid_.keys(part, cell.keys);
@@ -205,7 +217,9 @@ void BackwardTask::run_cell(const Problem& p, const BackwardArgs& args, const Pl
     kernels_.backward(
         p, args,
         {plane, of.rows.begin, of.rows.end, of.keys.begin, of.keys.end, grid_.strips().keys,
-         grid_.strips().descends, completes && of.ends_rows, sums},
+         grid_.strips().descends, completes && of.ends_rows, sums,
+         of.rows.end - of.rows.begin == rows_ && of.keys.end - of.keys.begin == keys_ ? next
+                                                                                      : nullptr},
         workspace);
   });
   if (cell.key_rank + 1 == cell.key_cells) sums_.finish_keys(p, plane, keys, sums);

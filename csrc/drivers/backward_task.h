@@ -71,9 +71,11 @@ class BackwardTask {
   size_t kernel_bytes() const;     // the workspace of a kernel
   int64_t gradient_bytes() const;  // of query, key and value
   void run_cell(const Problem& p, const BackwardArgs& args, const Plane& plane, int64_t part,
-                const Cell& cell, BackwardSums sums, void* workspace) const;
-  void run_plane(const BackwardArgs& args, const Plane& plane, const PlaneSums::Memory& memory,
-                 void* workspace) const;
+                const Cell& cell, BackwardSums sums, void* workspace,
+                const Plane* next = nullptr) const;
+  // next: the plane after it; null: not known.
+  void run_plane(const BackwardArgs& args, const Plane& plane, const Plane* next,
+                 const PlaneSums::Memory& memory, void* workspace) const;
   void run_group(int64_t its_class, int64_t group, void* workspace) const;
   void run_turn(const Turn& turn, void* workspace);
   // Whether the cell is the last of its rows in this part of the keys.

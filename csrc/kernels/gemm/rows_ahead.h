@@ -10,39 +10,53 @@ namespace qkv::QKV_ISA {
 
 class RowsAhead {
  public:
-  void clear() { count_ = at_ = 0, rows_ = share_ = 0; }
+  void clear() { count_ = at_ = 0, lines_ = share_ = 0; }
 
   // Adds `rows` rows of `dim` elements, `step` elements apart. Those whose elements are not side by
   // side are left out, and so is what there is no room for.
   template <class E>
   void add(const E* data, int64_t step, int64_t col, int64_t dim, int64_t rows) {
     if (!data || col != 1 || rows <= 0 || count_ == kPieces) return;
-    pieces_[count_++] = {reinterpret_cast<const char*>(data), step * int64_t(sizeof(E)),
-                         dim * int64_t(sizeof(E)), rows};
-    rows_ += rows;
+    // Rows without a gap are one long row.
+    if (step == dim) dim *= rows, rows = 1;
+    const int64_t bytes = dim * int64_t(sizeof(E));
+    const char* const first = reinterpret_cast<const char*>(data);
+    pieces_[count_++] = {line_of(first), first + bytes, step * int64_t(sizeof(E)), bytes, rows};
+    lines_ += rows * ((bytes + kLine - 1) / kLine);
   }
 
   // ask() will be called so many times.
-  void spread(int64_t times) { share_ = (rows_ + times - 1) / times; }
+  void spread(int64_t times) { share_ = (lines_ + times - 1) / times; }
 
   QKV_INLINE void ask() {
-    for (int64_t left = share_; left > 0 && at_ < count_;) {
-      Piece& piece = pieces_[at_];
-      const int64_t rows = std::min(left, piece.rows);
-      for (int64_t r = 0; r < rows; ++r, piece.data += piece.step)
-        for (int64_t b = 0; b < piece.bytes; b += 2 * int64_t(kCacheLine)) {
-          __builtin_prefetch(piece.data + b, 0, 2);
-          __builtin_prefetch(piece.data + b + kCacheLine, 0, 2);
-        }
-      left -= rows;
-      piece.rows -= rows;
-      if (piece.rows == 0) ++at_;
+    if (at_ == count_) return;
+    Piece piece = pieces_[at_];
+    for (int64_t left = share_; left > 0; --left) {
+      __builtin_prefetch(piece.at, 0, 2);
+      piece.at += kLine;
+      if (piece.at < piece.end) continue;
+      if (--piece.rows > 0) {
+        piece.end += piece.step;
+        piece.at = line_of(piece.end - piece.bytes);
+      } else {
+        if (++at_ == count_) return;
+        piece = pieces_[at_];
+      }
     }
+    pieces_[at_] = piece;
   }
 
  private:
+  static constexpr int64_t kLine = kCacheLine;
+
+  // Where the line begins that has this byte.
+  static const char* line_of(const char* byte) {
+    return byte - reinterpret_cast<uintptr_t>(byte) % kLine;
+  }
+
+  // Of the row that is being asked for: the next line, and its end. `rows` are left, with this one.
   struct Piece {
-    const char* data;
+    const char *at, *end;
     int64_t step, bytes, rows;
   };
   // Output and queries of 8 heads that share keys and values, and these.
@@ -50,7 +64,7 @@ class RowsAhead {
 
   Piece pieces_[kPieces];
   int count_ = 0, at_ = 0;
-  int64_t rows_ = 0, share_ = 0;
+  int64_t lines_ = 0, share_ = 0;
 };
 
 // What a product asks for. It is no part of the micro-kernels, of which there are many.

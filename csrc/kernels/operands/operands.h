@@ -3,6 +3,7 @@
 // second body for bf16, which the compiler must see before the operand is used.
 #pragma once
 
+#include "kernels/operands/ask_rows.h"
 #include "kernels/operands/key_operand.h"
 #include "kernels/operands/output_sum.h"
 #include "kernels/operands/row_operand.h"

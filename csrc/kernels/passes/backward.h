@@ -17,6 +17,7 @@
 //   dQ^T += K^T W'^T + K'^T W^T    dK += W'^T Q + W^T Q'    dV += P'^T dO
 #pragma once
 
+#include "kernels/passes/backward_ahead.h"
 #include "kernels/passes/backward_keys.h"
 #include "kernels/passes/backward_rows.h"
 
@@ -57,9 +58,10 @@ void backward_strip(const Problem& p, const BackwardArgs& a, const BackwardItem&
 // One block of rows against all keys of the item.
 template <class S>
 void backward_rows(const Problem& p, const BackwardArgs& a, const BackwardItem& item, int64_t row,
-                   int64_t count, S& s) {
+                   int64_t count, BackwardAhead<S>& ahead, S& s) {
   using T = typename S::T;
   const BackwardRows<S> rows(p, a, item.plane, row, count, s);
+  ahead.begin_rows(rows, row + count, item.row_end, s);
   const Rows<T> sums{static_cast<T*>(item.sums.grad_query), p.group(), item.sums.query_head,
                      item.sums.query_row, 1};
   QuerySums* const its = item.sums.query_sums + row / kGradRows;
@@ -87,12 +89,13 @@ size_t backward_by(const Problem& p, const BackwardArgs& a, const BackwardItem& 
   if constexpr (S::kTwice) s.load_keys_jvp(p, item.plane, item.key_begin, keys);
   const int64_t begin = std::max(item.row_begin, grad_row_begin(p, item.key_begin));
   const int64_t end = std::min(item.row_end, grad_row_end(p, item.key_end));
+  BackwardAhead<S> ahead(p, a, item);
   for (int64_t row = begin; row < end; row += kGradRows) {
     const int64_t count = std::min(kGradRows, item.row_end - row);
     const MapView view{item.plane, row / p.group(), (row + count - 1) / p.group()};
     // A block of rows that sees none of the keys is not packed; finish_rows knows what it lacks.
     if (p.maps && keys_shown(p, view, {item.key_begin, item.key_end}).is_empty()) continue;
-    backward_rows(p, a, item, row, count, s);
+    backward_rows(p, a, item, row, count, ahead, s);
   }
   return arena.used();
 }

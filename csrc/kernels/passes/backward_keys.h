@@ -45,7 +45,7 @@ void add_grad_rows(const Range& rows, int64_t chain, int64_t keys, const RowOper
     for (int64_t lane = rows.begin; lane < rows.end; lane += chain)
       add_over_rows(std::min(step, keys - key), s.as_a, tiles + key * kGradRows + lane,
                     std::min(chain, rows.end - lane), operand.rows(lane), dim, s.sees_few,
-                    sums + key * padded<T>(dim));
+                    sums + key * padded<T>(dim), s.ahead);
   if (s.needs_marks) nonfinite->add(rows.begin, count, keys, s.marks + rows.begin, sums);
 }
 

@@ -92,6 +92,7 @@ struct BackwardOperands {
   TileAsB<E> as_b;
   F *query_t, *grad_output_t;  // memory for the operands of tiles
   T* grad_query_t;             // and for their sums
+  Ahead* ahead = nullptr;      // what products ask for (backward_ahead.h)
   T* few_query;                // [rows, D] times scale, where the plane has few rows; else null
 
   // Where pairs can be hidden.

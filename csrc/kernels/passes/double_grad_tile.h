@@ -53,9 +53,9 @@ void double_scores_of_tile(const Problem& p, const DoubleTile<E>& t, int64_t key
   scores_of_tile(t, key, keys, s.weights + at, s);
   apply_score_options(p, t.tile, key, keys, s.weights + at, s.kept.at(at));
   changes_of_tile(p, t, key, keys, at, s);
-  multiply_grad_output(t, s.values.rows(key, keys), s.grad_scores + at);
+  multiply_grad_output(t, s.values.rows(key, keys), s.grad_scores + at, s.ahead);
   if (s.moves_value())
-    multiply_grad_output(t, s.values_jvp.rows(key, keys), s.grad_change + at);
+    multiply_grad_output(t, s.values_jvp.rows(key, keys), s.grad_change + at, s.ahead);
   else
     clear_tile(t.tile, keys, s.grad_change + at);
   differentiate_twice(p, t, key, keys, at, s);

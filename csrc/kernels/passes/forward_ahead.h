@@ -35,11 +35,10 @@ class ForwardAhead<ForwardTiles<E, K>> {
   ForwardAhead(const Problem& p, const ForwardResult& result, const ForwardItem& item, int64_t step,
                ForwardTiles<E, K>& products)
       : p_(p), result_(result), item_(item), step_(step) {
-    const int64_t tiles = (item.row_end - item.row_begin + kTileRows<T> - 1) / kTileRows<T>;
-    const double rows = double(p.batch()) * double(p.kv_heads) * double(p.seqlen_k);
-    asks_ = tiles > 1 || rows * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) > kNear;
+    const int64_t rows = item.row_end - item.row_begin;
+    asks_ = asks_ahead<T, K>(p, rows);
     if (!asks_) return;
-    times_ = tiles * products.times_of_asking(p, step);
+    times_ = (rows + kTileRows<T> - 1) / kTileRows<T> * products.times_of_asking(p, step);
     products.set_ahead(&ahead_);
   }
 
@@ -47,7 +46,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
   void begin_block(int64_t key, int64_t end) {
     if (!asks_) return;
     ahead_.soon.clear();
-    add_keys(item_, key, end, ahead_.soon);
+    add_block(item_, key, end, ahead_.soon);
     ahead_.soon.spread(times_);
     const int64_t blocks = 1 + std::max<int64_t>(0, end - key + step_ - 1) / step_;
     if (blocks > kLastBlocks || added_end_) return;
@@ -58,37 +57,25 @@ class ForwardAhead<ForwardTiles<E, K>> {
 
  private:
   void add_end() {
-    if (!item_.partial_output) add_rows(result_.output, item_, p_.head_dim_v);
+    const auto add = [&](const auto& tensor, const ForwardItem& item, int64_t dim) {
+      add_rows(rows_of<E>(p_, tensor, item.plane), item.row_begin, item.row_end, dim, ahead_.later);
+    };
+    if (!item_.partial_output) add(result_.output, item_, p_.head_dim_v);
     const ForwardItem* next = item_.next;
     if (!next) return;
-    add_rows(p_.query, *next, p_.head_dim);
+    add(p_.query, *next, p_.head_dim);
     if (next->plane == item_.plane) return;
     const int64_t hidden = key_begin(p_, next->row_begin / p_.group()) - next->key_begin;
-    add_keys(*next, next->key_begin + std::max<int64_t>(0, hidden) / step_ * step_, next->key_end,
-             ahead_.later);
-  }
-
-  // The rows of an item, of one head after the other.
-  template <class Tensor>
-  void add_rows(const Tensor& tensor, const ForwardItem& item, int64_t dim) {
-    const auto rows = rows_of<E>(p_, tensor, item.plane);
-    const int64_t count = item.row_end - item.row_begin;
-    for (int64_t head = 0; rows.data && head < std::min(rows.group, count); ++head)
-      ahead_.later.add(rows[item.row_begin + head], rows.row, rows.col, dim,
-                       (count - head + rows.group - 1) / rows.group);
+    add_block(*next, next->key_begin + std::max<int64_t>(0, hidden) / step_ * step_, next->key_end,
+              ahead_.later);
   }
 
   // The first block of keys [key, end), and their values.
-  void add_keys(const ForwardItem& item, int64_t key, int64_t end, RowsAhead& to) const {
+  void add_block(const ForwardItem& item, int64_t key, int64_t end, RowsAhead& to) const {
     if (key >= end) return;
-    const auto add = [&](const KeyRows<K>& rows, int64_t dim) {
-      rows.places().for_each_piece(key, std::min(step_, end - key),
-                                   [&](const K* first, int64_t count, int64_t) {
-                                     to.add(first, rows.row(), rows.col(), dim, count);
-                                   });
-    };
-    add(key_rows<K>(p_, item.plane), p_.head_dim);
-    add(value_rows<K>(p_, item.plane), p_.head_dim_v);
+    end = std::min(end, key + step_);
+    add_keys(key_rows<K>(p_, item.plane), key, end, to);
+    add_keys(value_rows<K>(p_, item.plane), key, end, to);
   }
 
   const Problem& p_;

@@ -29,15 +29,17 @@ void weights_and_gradients(const Problem& p, const BackwardTile<E>& t, int64_t k
 template <class E, class T = Compute<E>>
 void scores_of_tile(const BackwardTile<E>& t, int64_t key, int64_t keys, T* scores,
                     const BackwardScratch<E>& s) {
-  if (!s.few_query) return multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores);
+  if (!s.few_query)
+    return multiply_rows(t.tile, s.keys.rows(key, keys), t.query, scores, Beta::zero, s.ahead);
   few_scores_of_tile<E>(t.tile, s.keys.source(), key, keys, s.few_query, scores);
 }
 
 // dP^T = V dO^T, or zeros where there is no grad_output: to [keys x lanes] from rows of values.
 template <class E, class T = Compute<E>>
-void multiply_grad_output(const BackwardTile<E>& t, const LeftOperand<Factor<E>>& values, T* to) {
+void multiply_grad_output(const BackwardTile<E>& t, const LeftOperand<Factor<E>>& values, T* to,
+                          Ahead* ahead) {
   if (t.grad_output.data)
-    multiply_rows(t.tile, values, t.grad_output, to);
+    multiply_rows(t.tile, values, t.grad_output, to, Beta::zero, ahead);
   else
     clear_tile(t.tile, values.rows, to);
 }
@@ -68,7 +70,7 @@ void grad_scores_of_tile(const Problem& p, const BackwardArgs& a, const Backward
 #ifdef QKV_CHECK_SCORES
   check_scores(rows_of<T>(p, a.lse, t.tile.plane), t.tile, keys, weights);
 #endif
-  multiply_grad_output(t, s.values.rows(key, keys), grad_scores);
+  multiply_grad_output(t, s.values.rows(key, keys), grad_scores, s.ahead);
   if (a.grad_weights.data) {
     read_tile<T>(p, score_rows_of<T>(p, a.grad_weights, t.tile.plane), t.tile, key, keys,
                  [&](int64_t j, int v, Vec<T> grad) {

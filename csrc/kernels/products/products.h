@@ -10,8 +10,10 @@ namespace qkv::QKV_ISA {
 // columns [dim x lanes], added to what is there with Beta::one.
 template <class F, class T>
 QKV_INLINE void multiply_rows(const Tile& tile, const LeftOperand<F>& rows,
-                              const RightOperand<F>& columns, T* to, Beta beta = Beta::zero) {
-  multiply(rows, columns, whole_columns<F>(tile.rows), Sum<T>{to, tile.step, beta});
+                              const RightOperand<F>& columns, T* to, Beta beta = Beta::zero,
+                              Ahead* ahead = nullptr) {
+  multiply(rows, columns, whole_columns<F>(tile.rows),
+           Sum<T>{to, tile.step, beta, nullptr, 0, ahead});
 }
 
 // dQ^T += K^T dS^T: sum [dim x lanes], or [rows x dim] if it is in rows, += the transposed rows of
@@ -32,9 +34,10 @@ QKV_INLINE void add_over_keys(const Tile& tile, const LeftOperand<Factor<E>>& co
 template <class E, class T>
 QKV_INLINE void add_over_rows(int64_t keys, const TileAsA<E>& operand, const T* from, int64_t count,
                               const RightOperand<Factor<E>>& rows, int64_t dim, bool with_rest,
-                              T* sum) {
+                              T* sum, Ahead* ahead) {
   operand.each(from, keys, count, with_rest, [&](const auto& a) {
-    multiply(a, rows, whole_columns<Factor<E>>(dim), Sum<T>{sum, padded<T>(dim), Beta::one});
+    multiply(a, rows, whole_columns<Factor<E>>(dim),
+             Sum<T>{sum, padded<T>(dim), Beta::one, nullptr, 0, ahead});
   });
 }
 
