@@ -7,17 +7,17 @@
 
 namespace qkv::QKV_ISA {
 
-// Whether an item of `count` rows has anything to ask for. One of a single tile loses by it where a
-// second-level cache or the next one still holds what it reads: 16 x 16 x 32, keys and values of 1
-// MiB, takes 1.17 of the time forward and 1.14 backward by asking, and 0.65 and 0.60 where memory
-// alone has them (one thread of a Zen 5). T is what is computed with, K what keys and values are in
+// Whether an item of `count` rows has anything to ask for: not if it is a single tile, and the keys
+// and values of the call are at most so many bytes. A cache may still hold them, and what is
+// computed with them; then 64 x 4 heads of 16 x 16 x 32, whose keys and values take 1 MiB, lose 12
+// % forward and 5 % backward by asking. Where memory alone holds them they take 0.57 and 0.63 of
+// the time (one thread of a Zen 5). T is what is computed with, K what keys and values are in
 // memory.
 template <class T, class K>
-bool asks_ahead(const Problem& p, int64_t count) {
-  constexpr double kNear = 1 << 20;
+bool asks_ahead(const Problem& p, int64_t count, double near_bytes) {
   const double keys = double(p.batch()) * double(p.kv_heads) * double(p.seqlen_k);
   return count > kTileRows<T> ||
-         keys * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) > kNear;
+         keys * double((p.head_dim + p.head_dim_v) * int64_t(sizeof(K))) > near_bytes;
 }
 
 // Adds rows [begin, end) of a plane, one head of the group after the other.

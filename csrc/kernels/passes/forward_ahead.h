@@ -25,9 +25,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
   // With how many blocks the end of the item is asked for: no more than a second-level cache of 512
   // KiB holds.
   static constexpr int64_t kLastBlocks = 4;
-  // A second-level cache may still hold the keys and values of a call if they are no more bytes
-  // than this. Where it does, an item of one tile loses by asking: 17 % with 16 x 16 x 32 (Zen 5),
-  // which takes 0.65 of the time by it where memory alone has them.
+  // Inputs have most often just been written (asks_ahead).
   static constexpr double kNear = 1 << 20;
 
  public:
@@ -36,7 +34,7 @@ class ForwardAhead<ForwardTiles<E, K>> {
                ForwardTiles<E, K>& products)
       : p_(p), result_(result), item_(item), step_(step) {
     const int64_t rows = item.row_end - item.row_begin;
-    asks_ = asks_ahead<T, K>(p, rows);
+    asks_ = asks_ahead<T, K>(p, rows, kNear);
     if (!asks_) return;
     times_ = (rows + kTileRows<T> - 1) / kTileRows<T> * products.times_of_asking(p, step);
     products.set_ahead(&ahead_);
