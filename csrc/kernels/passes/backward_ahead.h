@@ -58,7 +58,8 @@ class BackwardAhead {
   void add_plane(Plane plane) {
     add_rows_of(plane, 0, std::min(kGradRows, p_.plane_rows()));
     const int64_t key_bytes = (p_.head_dim + p_.head_dim_v) * int64_t(sizeof(E));
-    const int64_t end = std::min(item_.key_end, item_.key_begin + kMostBytes / key_bytes);
+    const int64_t most = kMostBytes / std::max<int64_t>(1, key_bytes);
+    const int64_t end = std::min(item_.key_end, item_.key_begin + most);
     add_keys(key_rows<E>(p_, plane), item_.key_begin, end, rows_.soon);
     add_keys(value_rows<E>(p_, plane), item_.key_begin, end, rows_.soon);
   }
