@@ -37,12 +37,13 @@ class BackwardAhead {
     else if (item_.next)
       add_plane(*item_.next);
     const Range seen = keys_of_tiles(rows.tiles, rows.count);
-    const int64_t keys = std::min(seen.end, item_.key_end) - std::max(seen.begin, item_.key_begin);
+    const int64_t keys = std::max<int64_t>(
+        1, std::min(seen.end, item_.key_end) - std::max(seen.begin, item_.key_begin));
     // Each product but dQ asks once for so many keys and two vectors of columns.
     constexpr int64_t kColumns = 2 * kLanes<T>;
     const int64_t columns = 2 * rows.count + (p_.head_dim + kColumns - 1) / kColumns +
                             (p_.head_dim_v + kColumns - 1) / kColumns;
-    rows_.soon.spread(std::max<int64_t>(1, (keys + kProductRows - 1) / kProductRows * columns));
+    rows_.soon.spread((keys + kProductRows - 1) / kProductRows * columns);
     s.ahead = &rows_;
   }
 
