@@ -100,8 +100,8 @@ struct BackwardItem {
   // Whether no item after this one adds to the sums of these rows, of which there is one part.
   bool completes_rows;
   BackwardSums sums;
-  // The plane that the thread will probably go on with, of as many keys, as ForwardItem::next.
-  // Null: not known, or the item is not the last one of its plane.
+  // The plane that the thread will probably go on with, as ForwardItem::next. Null: not known, or
+  // the item is not all of its plane.
   const Plane* next = nullptr;
 };
 

@@ -8,6 +8,7 @@
 
 namespace qkv::QKV_ISA {
 
+// Rows that are asked for one after the other, some lines at each call of ask().
 class RowsAhead {
  public:
   void clear() { count_ = at_ = 0, lines_ = share_ = 0; }

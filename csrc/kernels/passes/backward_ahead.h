@@ -39,7 +39,7 @@ class BackwardAhead {
     const Range seen = keys_of_tiles(rows.tiles, rows.count);
     const int64_t keys = std::max<int64_t>(
         1, std::min(seen.end, item_.key_end) - std::max(seen.begin, item_.key_begin));
-    // Each product but dQ asks once for so many keys and two vectors of columns.
+    // Each product but dQ asks once for kProductRows keys and two vectors of columns.
     constexpr int64_t kColumns = 2 * kLanes<T>;
     const int64_t columns = 2 * rows.count + (p_.head_dim + kColumns - 1) / kColumns +
                             (p_.head_dim_v + kColumns - 1) / kColumns;
