@@ -155,7 +155,8 @@ class ForwardTiles {
              Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale,
                     before - output, ahead_});
   }
-  // output [rows x Dv] = before * rescale [rows], most of which are 1.
+  // output [rows x Dv] = before * rescale [rows]. Most factors are 1, and all are powers of two but
+  // for enormous scores (Reference): so this rounds no more than Beta::lanes does.
   void scale_rows(const Tile& tile, const T* rescale, const T* before, T* output) const {
     const int64_t dim = p_.head_dim_v;
     for (int r = 0; r < tile.rows; ++r, before += dim, output += dim)
