@@ -68,7 +68,7 @@ class RowsAhead {
   int64_t lines_ = 0, share_ = 0;
 };
 
-// What a product asks for. It is no part of the micro-kernels, of which there are many.
+// What a product asks for. ask() is not inlined into micro-kernels, since there are many of them.
 struct Ahead {
   RowsAhead soon, later;
 

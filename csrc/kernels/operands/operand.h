@@ -69,15 +69,15 @@ struct RightOperand {
   Compute<F> factor = 1;
 };
 
-// C, and what becomes of the numbers that are there. `before`, `ahead`: see MicroArgs.
+// C, and what becomes of the numbers that are there. `ahead`, `before`: see MicroArgs.
 template <class T>
 struct Sum {
   T* data;
   int64_t row;
   Beta beta;
+  Ahead* ahead = nullptr;
   const T* lanes = nullptr;
   int64_t before = 0;
-  Ahead* ahead = nullptr;
 };
 
 // C [a.rows x columns] = beta * C + A * B.
@@ -102,7 +102,7 @@ QKV_INLINE void multiply_by_rows(const LeftOperand<F>& a, const RightOperand<F>&
                                  T* to, Beta beta, Ahead* ahead = nullptr) {
   if constexpr (std::is_same_v<F, T>)
     multiply<T>({{b.data, 1, b.row}, columns, a.depth}, {a.a.data, a.a.col}, a.rows,
-                Sum<T>{to, a.rows, beta, nullptr, 0, ahead});
+                Sum<T>{to, a.rows, beta, ahead});
 }
 
 }  // namespace qkv::QKV_ISA

@@ -63,7 +63,7 @@ class ForwardTiles {
   // option.
   void scores(const Tile& tile, int64_t key, int64_t keys, const Query& query, T* scores) const {
     multiply(keys_.rows(key, keys), query, whole_columns<Factor>(tile.rows),
-             Sum<T>{scores, tile.step, Beta::zero, nullptr, 0, ahead_});
+             Sum<T>{scores, tile.step, Beta::zero, ahead_});
   }
 
   // Whether the output of a tile is summed as [rows x Dv] and not as [Dv x lanes]: where lanes have
@@ -152,8 +152,8 @@ class ForwardTiles {
                               ahead_);
     }
     multiply(values, operand, whole_columns<Factor>(tile.rows),
-             Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, rescale,
-                    before - output, ahead_});
+             Sum<T>{output, tile.lanes, rescale ? Beta::lanes : Beta::zero, ahead_, rescale,
+                    before - output});
   }
   // output [rows x Dv] = before * rescale [rows]. Most factors are 1, and all are powers of two but
   // for enormous scores (Reference): so this rounds no more than Beta::lanes does.

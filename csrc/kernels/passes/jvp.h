@@ -82,7 +82,9 @@ template <class E, class T = Compute<E>>
 void add_values_and_jvp(int64_t key, int64_t keys, Hidden hidden, JvpScratch<E>& s,
                         const JvpState<T>& state) {
   const Tile& tile = state.tile;
-  const auto sum = [&](T* to, Beta beta) { return Sum<T>{to, tile.lanes, beta, s.rescale}; };
+  const auto sum = [&](T* to, Beta beta) {
+    return Sum<T>{to, tile.lanes, beta, nullptr, s.rescale};
+  };
   const auto of = [&](auto& nonfinite) {
     return hidden == Hidden::repaired ? &*nonfinite : nullptr;
   };

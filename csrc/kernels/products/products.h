@@ -12,8 +12,7 @@ template <class F, class T>
 QKV_INLINE void multiply_rows(const Tile& tile, const LeftOperand<F>& rows,
                               const RightOperand<F>& columns, T* to, Beta beta = Beta::zero,
                               Ahead* ahead = nullptr) {
-  multiply(rows, columns, whole_columns<F>(tile.rows),
-           Sum<T>{to, tile.step, beta, nullptr, 0, ahead});
+  multiply(rows, columns, whole_columns<F>(tile.rows), Sum<T>{to, tile.step, beta, ahead});
 }
 
 // dQ^T += K^T dS^T: sum [dim x lanes], or [rows x dim] if it is in rows, += the transposed rows of
@@ -36,8 +35,7 @@ QKV_INLINE void add_over_rows(int64_t keys, const TileAsA<E>& operand, const T* 
                               const RightOperand<Factor<E>>& rows, int64_t dim, bool with_rest,
                               T* sum, Ahead* ahead) {
   operand.each(from, keys, count, with_rest, [&](const auto& a) {
-    multiply(a, rows, whole_columns<Factor<E>>(dim),
-             Sum<T>{sum, padded<T>(dim), Beta::one, nullptr, 0, ahead});
+    multiply(a, rows, whole_columns<Factor<E>>(dim), Sum<T>{sum, padded<T>(dim), Beta::one, ahead});
   });
 }
 
