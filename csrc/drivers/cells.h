@@ -81,8 +81,6 @@ class Grid {
 
   int64_t parts() const { return parts_; }
   const Strips& strips() const { return strips_; }
-  // Whether every strip meets those of the other kind in their natural order, one lap of them.
-  bool is_one_lap() const { return ascending_; }
   // Whether the plane has so few keys that packing its rows twice would show: one thread takes
   // them in one lap, and in one call of the kernel.
   bool is_short() const { return total_keys_ < kShortKeys; }
@@ -142,7 +140,7 @@ class Grid {
   bool sees(const Problem& item, const Cell& cell, int64_t part) const;
 
   int64_t total_rows_, total_keys_;
-  bool ascending_;
+  bool ascending_;  // every strip meets those of the other kind in their order, in one lap
   Strips strips_;
   int64_t parts_ = 1, part_keys_ = 0;
 };

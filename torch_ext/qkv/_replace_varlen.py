@@ -12,7 +12,6 @@ from torch import Tensor
 
 from qkv._varlen import _varlen_attention
 
-_NAMES = ("_varlen_attn", "_varlen_attn_out")
 # What `qkv::varlen_attention` has under the same name. is_causal only repeats a window of (-1, 0).
 _SAME = {
     "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size",

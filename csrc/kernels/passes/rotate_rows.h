@@ -150,12 +150,6 @@ auto rows_of(const Rotation& r, const Tensor& tensor, const RotationItem& item) 
          item.begin * tensor.strides.row;
 }
 
-// Where the rows of a group begin, in the tensor that is `t` of for_each_group's.
-template <class Element, class T>
-void locate(const RowGroup<T>& group, int t, Element* rows, Element** at) {
-  for (int g = 0; g < group.count; ++g) at[g] = rows + group.offset[t][g];
-}
-
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 inline double square_root(double x) { return __builtin_sqrt(x); }
 
