@@ -244,3 +244,12 @@ def test_bad_call(change, message):
 def test_equal_offsets_are_as_good_as_the_same():
     key, value = zeros([5, 2]), zeros([5, 2])
     assert qkv.attention(X, key, value).shape == X.shape
+
+
+def test_the_same_lengths_are_not_the_same_items():
+    lengths, values = torch.tensor([3, 2]), torch.randn(10, 2, 8)
+    starts = [torch.tensor(x) for x in ([0, 5, 10], [2, 7, 10])]
+    key, value = (nested_tensor_from_jagged(values, x, lengths).transpose(1, 2) for x in starts)
+    assert key.shape == value.shape
+    with pytest.raises(RuntimeError, match=r"value's items lie elsewhere.*\[2, 7, 10\]"):
+        qkv.attention(key, key, value)

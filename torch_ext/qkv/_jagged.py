@@ -96,7 +96,10 @@ def _check_items(function: str, tensors: dict[str, Jagged]) -> None:
     for name, tensor in tensors.items():
         same = "key" if name == "value" else name.removesuffix("_tangent")
         other = tensors[same]
-        if tensor.size(2) == other.size(2):  # they share their offsets
+        # They share their offsets; or their lengths, where these are given, and not always both.
+        if tensor.size(2) == other.size(2) and (
+            tensor.lengths() is None or tensor.offsets() is other.offsets()
+        ):
             continue
         if not torch.equal(tensor.offsets(), other.offsets()) or not torch.equal(
             _lengths(tensor), _lengths(other)
