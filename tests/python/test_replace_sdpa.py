@@ -1,7 +1,12 @@
 """qkv.replace_sdpa: what it takes, what it leaves to torch, and that nothing is left behind."""
 
 import copy
+import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -251,10 +256,28 @@ class TestTaken:
                 torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0)
 
     def test_compiled_programs_are_kept_apart(self, tensors):
-        tag = torch.compiler.config.cache_key_tag
+        def tags():
+            """Of this thread, and of another."""
+            with ThreadPoolExecutor(1) as others:
+                read = partial(getattr, torch.compiler.config, "cache_key_tag")
+                return read(), others.submit(read).result()
+
+        before = tags()
         with qkv.replace_sdpa():
-            assert torch.compiler.config.cache_key_tag == tag + "+qkv"
-        assert torch.compiler.config.cache_key_tag == tag
+            assert tags() == tuple(x + "+qkv" for x in before)
+            with torch.compiler.config.patch(cache_key_tag="own"), qkv.replace_sdpa():
+                assert tags()[0] == "own+qkv"
+        assert tags() == before
+
+    def test_torch_reads_a_tag_of_1_as_true(self):
+        program = (
+            "import qkv, torch; qkv.replace_sdpa(); print(torch.compiler.config.cache_key_tag)"
+        )
+        environment = os.environ | {"TORCH_COMPILE_CACHE_KEY_TAG": "1"}
+        output = subprocess.check_output(
+            [sys.executable, "-c", program], env=environment, text=True
+        )
+        assert output == "True+qkv\n"
 
     def test_export(self, tensors, replaced):
         class Model(nn.Module):

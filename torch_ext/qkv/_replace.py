@@ -2,6 +2,8 @@
 
 import threading
 from contextlib import AbstractContextManager
+from contextvars import Context
+from typing import Any
 
 import torch
 import torch.compiler.config
@@ -28,12 +30,21 @@ def _changed(active: int) -> None:
     last, besides the kernels in C++."""
     global _active, _varlen
     before, _active = _active, active
-    config = torch.compiler.config  # which is the thread's own
-    config.cache_key_tag = config.cache_key_tag.removesuffix(_TAG) + _TAG * (active > 0)
+    # torch has a tag for each thread that has set one, and one for all others.
+    config: Any = torch.compiler.config
+    of_others = _tagged(Context().run(getattr, config, "cache_key_tag"))
+    config._config["cache_key_tag"].env_value_default = of_others
+    if config.cache_key_tag != (own := _tagged(config.cache_key_tag)):
+        config.cache_key_tag = own
     if active > 0 and before == 0:
         _varlen = ReplacedVarlen()
     elif active == 0 and _varlen is not None:
         _varlen.undo()
+
+
+def _tagged(tag: str | bool) -> str:
+    """The tag with qkv's end as long as there are replacements. bool: torch's reading of "1"."""
+    return str(tag).removesuffix(_TAG) + _TAG * is_active()
 
 
 class ReplacedSdpa(AbstractContextManager["ReplacedSdpa", None]):
