@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv._functional import has_kernels
 from qkv._refuse import refuse
+from qkv._replace_flex import torchs_own
 from qkv._verbose import note_left
 from qkv.options import FlexOptions, Unpack, keywords_of
 
@@ -86,9 +87,12 @@ def flex_attention(
     """
     if not has_kernels(query):
         note_left("flex_attention", query, "torch")
-        return _of_torch(
-            _keywords(attn_mask, dropout_p, is_causal, **options), query, key, value, score_mod,
-            block_mask, scale, enable_gqa, return_lse, kernel_options, return_aux=return_aux,
+        for name in _keywords(attn_mask, dropout_p, is_causal, **options):
+            where = f"on {query.device}, {query.dtype}"
+            _refuse("query", where, f"no {name} is expected there", NotImplementedError)
+        return torchs_own()(
+            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options,
+            return_aux=return_aux,
         )  # fmt: skip
     _check(query, key, value, block_mask, enable_gqa, return_lse, return_aux)
     given = _keywords(attn_mask, dropout_p, is_causal, scale, enable_gqa, **options)
@@ -143,12 +147,3 @@ def _check(
         from qkv._score_function.masked import check_mask
 
         check_mask(block_mask, query, key)
-
-
-def _of_torch(options: dict[str, Any], *args: Any, return_aux: Any) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    for name in options:
-        where = f"on {args[0].device}, {args[0].dtype}"
-        _refuse("query", where, f"no {name} is expected there", NotImplementedError)
-    return flex_attention(*args, return_aux=return_aux)

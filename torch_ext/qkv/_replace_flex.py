@@ -16,23 +16,19 @@ def _replacement(  # whose code runs among the globals of torch's function
     query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False,
     return_lse=False, kernel_options=None, *, return_aux=None,
 ):  # fmt: skip
-    from qkv._replace_flex import _attention
+    from qkv._flex import flex_attention
 
-    return _attention(
+    return flex_attention(
         query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options,
         return_aux=return_aux,
     )  # fmt: skip
 
 
-def _attention(query: Any, *args: Any, **given: Any) -> Any:
-    from qkv._flex import flex_attention
-    from qkv._functional import has_kernels
-    from qkv._verbose import note_left
+def torchs_own() -> Any:
+    """torch's function, as it is while it is not replaced."""
+    from torch.nn.attention.flex_attention import flex_attention
 
-    if has_kernels(query):
-        return flex_attention(query, *args, **given)
-    note_left("flex_attention", query, "torch")
-    return _torchs(query, *args, **given)  # type: ignore[misc]
+    return _torchs if _active else flex_attention
 
 
 def is_active() -> bool:
