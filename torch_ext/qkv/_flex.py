@@ -94,11 +94,12 @@ def flex_attention(
             query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options,
             return_aux=return_aux,
         )  # fmt: skip
-    _check(query, key, value, block_mask, enable_gqa, return_lse, return_aux)
+    _check(query, key, value, enable_gqa, return_lse, return_aux)
     given = _keywords(attn_mask, dropout_p, is_causal, scale, enable_gqa, **options)
     if block_mask is not None:
-        from qkv._score_function.masked import masked, spans_of
+        from qkv._score_function.masked import check_mask, masked, spans_of
 
+        check_mask(block_mask, query, key)
         spans = spans_of(block_mask)
         if spans is None or "spans" in given:
             score_mod, spans = masked(score_mod, block_mask)
@@ -130,8 +131,7 @@ def _greatest(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 
 
 def _check(
-    query: Tensor, key: Tensor, value: Tensor, block_mask: Any, enable_gqa: bool, return_lse: bool,
-    return_aux: Any,
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, return_lse: bool, return_aux: Any
 ) -> None:  # fmt: skip
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4 or x.is_nested:
@@ -143,7 +143,3 @@ def _check(
     if return_lse and return_aux is not None:
         lse = "return_lse alone, or return_aux=AuxRequest(lse=True), is expected"
         _refuse("return_aux", f"{return_aux} and return_lse True", lse)
-    if block_mask is not None:
-        from qkv._score_function.masked import check_mask
-
-        check_mask(block_mask, query, key)

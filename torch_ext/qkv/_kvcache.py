@@ -11,12 +11,11 @@ from qkv.spans import Spans
 
 _attention_with_kvcache = torch.ops.qkv.attention_with_kvcache.default
 _keywords = keywords_of(_attention_with_kvcache)
-_INTEGERS = (int, torch.SymInt)
 
 
 def lengths_of(cache_seqlens: Tensor | int | None, query: Tensor) -> Tensor | None:
     """[B]: a number stands for that of each batch item."""
-    if not isinstance(cache_seqlens, _INTEGERS):
+    if not isinstance(cache_seqlens, (int, torch.SymInt)):
         return cache_seqlens
     return torch.full((query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device)
 

@@ -8,7 +8,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _lock = threading.Lock()
-_active: list[ReplacedFlex] = []  # whose first one keeps torch's code
+_active: list[ReplacedFlex] = []
 _torchs: FunctionType | None = None  # torch's function under another name, while it is replaced
 
 
