@@ -1,9 +1,6 @@
 """qkv.replace_sdpa: what it takes, what it leaves to torch, and that nothing is left behind."""
 
 import copy
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from common import run_python
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
@@ -273,10 +271,7 @@ class TestTaken:
         program = (
             "import qkv, torch; qkv.replace_sdpa(); print(torch.compiler.config.cache_key_tag)"
         )
-        environment = os.environ | {"TORCH_COMPILE_CACHE_KEY_TAG": "1"}
-        output = subprocess.check_output(
-            [sys.executable, "-c", program], env=environment, text=True
-        )
+        output = run_python(program, env={"TORCH_COMPILE_CACHE_KEY_TAG": "1"})
         assert output == "True+qkv\n"
 
     def test_export(self, tensors, replaced):
