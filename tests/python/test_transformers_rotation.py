@@ -57,6 +57,18 @@ def test_compiled(rotations):
     assert not rotations
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_is_loaded(dtype, rotations, tmp_path):
+    """It is made on meta, where no numbers can be asked for, and with its dtype as the default."""
+    model_of("llama").save_pretrained(tmp_path)
+    options = {"dtype": dtype, "attn_implementation": "qkv"}
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+    assert [name for _, name in _rotation.replaced] == ["apply_rotary_pos_emb", "forward"]
+    rotations.clear()
+    model(torch.randint(50, (2, 9)))
+    assert rotations == [dtype] * 2
+
+
 def test_a_function_with_other_arguments_is_not_replaced():
     assert _rotation._trial(lambda q, k, position_ids: (q, k)) is None
 

@@ -49,13 +49,16 @@ def _trial(cls: type[nn.Module]) -> _Trial | None:
     if arguments[1:] not in _ARGUMENTS or len(called_with) != 2:
         return None
     try:
-        norm: Any = cls(8)
+        norm: Any = cls(8).float()  # whatever the default dtype is, here and below
         epsilon = next((name for name in _EPSILONS if hasattr(norm, name)), "")
         if not epsilon or [name for name, _ in norm.named_parameters()] != ["weight"]:
             return None
         # Other numbers than it begins with, so that it is seen to go by them.
         numbers = torch.Generator().manual_seed(0)
-        weight, x = (torch.randn(*shape, generator=numbers) for shape in ((8,), (2, 3, 8)))
+        weight, x = (
+            torch.randn(*shape, generator=numbers, dtype=torch.float32)
+            for shape in ((8,), (2, 3, 8))
+        )
         norm.weight.data = weight.clone()
         setattr(norm, epsilon, 0.25)
         with torch.no_grad():

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -96,9 +97,10 @@ def _settle(model: PreTrainedModel) -> None:
             setattr(config, _private.IMPLEMENTATION, name)
     leave_latents(model)
     if _others:
-        for module_name in {type(x).__module__ for x in model.modules()}:
-            replace_rotation(module_name)
-            replace_norms(module_name)
+        with torch.device("cpu"):  # where trials have numbers; from_pretrained makes models on meta
+            for module_name in {type(x).__module__ for x in model.modules()}:
+                replace_rotation(module_name)
+                replace_norms(module_name)
     _route(model)
 
 

@@ -61,7 +61,7 @@ def _trial(function: FunctionType) -> _Trial | None:
 
     def agrees(columns: int) -> bool:
         q, k, cos, sin = (
-            torch.randn(*shape, generator=generator)
+            torch.randn(*shape, generator=generator, dtype=torch.float32)
             for shape in ((2, 4, 5, 8), (2, 2, 5, 8), *[(2, 5, columns)] * 2)
         )
         tables = [torch.cat([x, x], -1) for x in (cos, sin)]
@@ -80,7 +80,7 @@ def _trial(function: FunctionType) -> _Trial | None:
     if not agrees(4):
         return None
     half = torch.ones(1, 1, 1, 8, dtype=torch.bfloat16)
-    table = torch.ones(1, 1, 8)
+    table = torch.ones(1, 1, 8, dtype=torch.float32)
     return _Trial(agrees(2), function(half, half, table, table)[0].dtype == half.dtype)
 
 
