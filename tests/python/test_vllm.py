@@ -115,6 +115,16 @@ def test_options(backend, options, expected):
     requests.check({"a": 1, "b": 2, "c": 3}, **expected)
 
 
+def test_slopes_are_not_rounded_to_the_dtype_of_the_model(backend):
+    """Which vLLM makes torch's default while it makes the model."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = backend.Attention(H, D, 0.3, HKV, alibi_slopes=SLOPES.tolist())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(layer.alibi_slopes, SLOPES)
+
+
 @pytest.mark.parametrize("attn_type", ["encoder", "encoder_only"])
 @pytest.mark.parametrize("options, expected", [({}, {}), *OPTIONS[:2], *OPTIONS[3:]])
 def test_encoders(backend, attn_type, options, expected):

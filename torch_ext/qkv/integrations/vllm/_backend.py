@@ -89,7 +89,10 @@ class Attention(AttentionImpl[CommonAttentionMetadata]):
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sliding_window, self.sinks = sliding_window, sinks
-        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes)
+        # Models are made with their own dtype as the default, which slopes would be rounded to.
+        self.alibi_slopes = None
+        if alibi_slopes is not None:
+            self.alibi_slopes = torch.tensor(alibi_slopes, dtype=torch.float32)
         self.softcap = logits_soft_cap or 0.0
 
     def forward(
