@@ -267,3 +267,14 @@ class TestXformers:
             output = xformers.memory_efficient_attention(q, k, v, bias)
             parts = zip(q.split([1, 2], 1), k.split([4, 5], 1), v.split([4, 5], 1), strict=True)
             close(output, torch.cat([reference(*part, causal=causal)[0] for part in parts], 1))
+
+    def test_causal_sequences_of_other_queries_than_keys(self):
+        """Fewer, none, as many and more: each is aligned at its first query and key."""
+        lengths_q, lengths_k = [2, 0, 3, 5], [4, 1, 3, 2]
+        q, (k, v) = torch.randn(1, 10, 2, 8), torch.randn(2, 1, 10, 2, 8)
+        mask = xformers.BlockDiagonalCausalMask.from_seqlens(lengths_q, lengths_k)
+        parts = zip(
+            q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1), strict=True
+        )
+        expected = [xformers.memory_efficient_attention(*x, Below()) for x in parts]
+        assert_close(xformers.memory_efficient_attention(q, k, v, mask), torch.cat(expected, 1))

@@ -16,6 +16,7 @@ from torch import Tensor
 from qkv._functional import attention
 from qkv._refuse import refuse
 from qkv._varlen import _varlen_attention
+from qkv.spans import Spans
 
 __all__ = [
     "BlockDiagonalCausalFromBottomRightMask",
@@ -74,7 +75,7 @@ class BlockDiagonalMask:
 
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
-    """The same, where every sequence is causal."""
+    """The same, where every sequence is causal from its first query and key on."""
 
 
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
@@ -86,10 +87,10 @@ _DENSE: dict[str, dict[str, Any]] = {
     "LowerTriangularMask": {"is_causal": True},
     "LowerTriangularFromBottomRightMask": {"window_size": (-1, 0)},
 }
-_PACKED = {
-    "BlockDiagonalMask": (-1, -1),
-    "BlockDiagonalCausalMask": (-1, 0),
-    "BlockDiagonalCausalFromBottomRightMask": (-1, 0),
+_PACKED: dict[str, dict[str, Any]] = {
+    "BlockDiagonalMask": {},
+    "BlockDiagonalCausalMask": {"window_size": (-1, 0)},  # of as many queries as keys
+    "BlockDiagonalCausalFromBottomRightMask": {"window_size": (-1, 0)},
 }
 
 
@@ -115,8 +116,8 @@ def memory_efficient_attention(
         TypeError: attn_bias is no mask.
     """
     kind = type(attn_bias).__name__
-    if kind in _PACKED and _is_aligned(attn_bias, kind):
-        output = _packed(query, key, value, attn_bias, p, scale, _PACKED[kind])
+    if kind in _PACKED:
+        output = _packed(query, key, value, attn_bias, p, scale, kind)
     else:
         options = _DENSE.get(kind) or {"attn_mask": _tensor(attn_bias, query, key)}
         rows = (x.movedim(1, -2) for x in (query, key, value))
@@ -124,13 +125,7 @@ def memory_efficient_attention(
     return output if output_dtype is None else output.to(output_dtype)
 
 
-def _is_aligned(mask: Any, kind: str) -> bool:
-    """Whether its causal sequences are what qkv's are, bottom-right aligned."""
-    queries, keys = mask.q_seqinfo.seqstart, mask.k_seqinfo.seqstart
-    return kind != "BlockDiagonalCausalMask" or queries is keys or torch.equal(queries, keys)
-
-
-def _packed(query, key, value, mask, p, scale, window_size) -> Tensor:
+def _packed(query, key, value, mask, p, scale, kind) -> Tensor:
     """Heads in groups, `[1, T, G, H, K]`, are heads like others."""
     queries, keys = mask.q_seqinfo, mask.k_seqinfo
     packed = {"query": (query, queries), "key": (key, keys), "value": (value, keys)}
@@ -138,9 +133,12 @@ def _packed(query, key, value, mask, p, scale, window_size) -> Tensor:
         if x.shape[:2] != (1, total := int(info.seqstart[-1])):
             refuse(name, x, f"[1, {total}, …], as many rows as attn_bias has, is expected")
     rows = [x[0].unsqueeze(1) if x.dim() == 3 else x[0].flatten(1, -2) for x in (query, key, value)]
+    options = _PACKED[kind]
+    if kind == "BlockDiagonalCausalMask" and not queries.seqstart.equal(keys.seqstart):
+        options = {"spans": Spans.window(queries.max_seqlen, -1, 0).tensor}  # top-left aligned
     output, _ = _varlen_attention(
         *rows, queries.seqstart, keys.seqstart, queries.max_seqlen, keys.max_seqlen,
-        scale=scale, dropout_p=p, window_size=window_size,
+        scale=scale, dropout_p=p, **options,
     )  # fmt: skip
     return output.reshape(*query.shape[:-1], value.size(-1))
 
