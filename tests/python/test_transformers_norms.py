@@ -113,6 +113,14 @@ def test_what_is_replaced(norms):
     assert replaced == {"FalconH1RMSNorm", "LlamaRMSNorm"}
 
 
+def test_a_layer_whose_module_is_gone(norms):
+    """As after runpy.run_path."""
+    model = decoder_models.model_of("llama")
+    model.extra = type("Extra", (torch.nn.Module,), {"__module__": "gone"})()
+    model.set_attn_implementation("qkv")
+    assert model.config._attn_implementation == "qkv"
+
+
 class Others(torch.nn.Module):
     """What the trial is to tell from a norm; `kind` says what it computes."""
 
