@@ -196,6 +196,17 @@ class TestFlashAttn:
             flash_attn.flash_attn_func(q[0], q[0], q[0])
         with pytest.raises(RuntimeError, match="k_cache is"):
             flash_attn.flash_attn_with_kvcache(q, q[0], q)
+        with pytest.raises(RuntimeError, match=r"v is \[4\], but \[B, L, H, D\]"):
+            flash_attn.flash_attn_with_kvcache(q, q, q, q, q[0, 0, :, 0], cache_seqlens=0)
+        ends = torch.tensor([0, 6])
+        for name, arguments, layout in (
+            ("qkvpacked", (q,), r"qkv is .*, but \[B, L, 3, H, D\]"),
+            ("kvpacked", (q, q), r"kv is .*, but \[B, S, 2, Hkv, D\]"),
+            ("varlen_qkvpacked", (q[0, 0], ends, 6), r"qkv is \[4, 8\], but \[T, 3, H, D\]"),
+            ("varlen_kvpacked", (q[0], q, ends, ends, 6, 6), r"kv is .*, but \[Tk, 2, Hkv, D\]"),
+        ):
+            with pytest.raises(RuntimeError, match=layout):
+                getattr(flash_attn, f"flash_attn_{name}_func")(*arguments)
 
 
 def rotated(x, angle):

@@ -39,12 +39,12 @@ def _window(causal: bool, window_size: tuple[int, int]) -> tuple[int, int] | Non
     return None if window == (-1, -1) else window
 
 
-def _heads_first(**tensors: Tensor) -> list[Tensor]:
+def _heads_first(**tensors: Tensor | None) -> list[Any]:
     """`[B, L, H, D]` as `[B, H, L, D]`. With fewer dimensions a transposed head would be a row."""
     for name, x in tensors.items():
-        if x.dim() != 4:
+        if x is not None and x.dim() != 4:
             refuse(name, x, "[B, L, H, D], 4 dimensions, are expected", RuntimeError)
-    return [x.transpose(1, 2) for x in tensors.values()]
+    return [None if x is None else x.transpose(1, 2) for x in tensors.values()]
 
 
 def _rows_first(result: Any, *more: None) -> Any:
@@ -109,27 +109,32 @@ def flash_attn_with_kvcache(
     `[B, L, H, D]`, with caches `[B, S, Hkv, D]`, or pages `[blocks, block_size, Hkv, D]`, to
     `[B, L, H, Dv]`; with return_softmax_lse also the lse, `[B, H, L]`.
     """
-    query, k_cache, v_cache = _heads_first(q=q, k_cache=k_cache, v_cache=v_cache)
-    key, value = (None if x is None else x.transpose(1, 2) for x in (k, v))
     result = attention_with_kvcache(
-        query, k_cache, v_cache, key, value, cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
-        rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved,
-        softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-        alibi_slopes=alibi_slopes, return_softmax_lse=return_softmax_lse,
+        *_heads_first(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v),
+        cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+        block_table=block_table, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+        return_softmax_lse=return_softmax_lse,
     )  # fmt: skip
     return _rows_first(result)
 
 
+def _unpacked(name: str, x: Tensor, layout: str, count: int) -> tuple[Tensor, ...]:
+    if x.dim() < 3 or x.size(-3) != count:
+        refuse(name, x, f"{layout} is expected", RuntimeError)
+    return x.unbind(-3)
+
+
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **options: Any) -> Any:
     """`[B, L, 3, H, D]`, and then the arguments of `flash_attn_func` from dropout_p on."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = _unpacked("qkv", qkv, "[B, L, 3, H, D]", 3)
     return flash_attn_func(q, k, v, *args, **options)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
     """`[B, S, 2, Hkv, D]` for k and v, and then the arguments of `flash_attn_func`."""
-    k, v = kv.unbind(-3)
+    k, v = _unpacked("kv", kv, "[B, S, 2, Hkv, D]", 2)
     return flash_attn_func(q, k, v, *args, **options)
 
 
@@ -137,12 +142,12 @@ def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **options: Any
 ) -> Any:
     """`[T, 3, H, D]`, and then the arguments of `flash_attn_varlen_func` from dropout_p on."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = _unpacked("qkv", qkv, "[T, 3, H, D]", 3)
     ends = (cu_seqlens, cu_seqlens)
     return flash_attn_varlen_func(q, k, v, *ends, max_seqlen, max_seqlen, *args, **options)
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
     """`[Tk, 2, Hkv, D]` for k and v, and then the arguments of `flash_attn_varlen_func`."""
-    k, v = kv.unbind(-3)
+    k, v = _unpacked("kv", kv, "[Tk, 2, Hkv, D]", 2)
     return flash_attn_varlen_func(q, k, v, *args, **options)
