@@ -72,13 +72,10 @@ def attention_forward(
     paged = isinstance(cache, _private.PagedAttentionCache)
     _refuse(module, kwargs, _REFUSED if paged else ["sinks"])
     output_attentions = output_attentions or _attentions_collected()
-    if is_causal is None:
-        is_causal = bool(getattr(module, "is_causal", True))
+    is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     # Where the operator cannot have them, the keys that an indexer chose become a part of the mask.
     indices = None if output_attentions or not has_kernels(query) else kwargs.pop("indices", None)
-    attention_mask = with_chosen(
-        attention_mask, module, query, key.shape[2], bool(is_causal), kwargs
-    )
+    attention_mask = with_chosen(attention_mask, module, query, key.shape[2], is_causal, kwargs)
     if not has_kernels(query):
         return _elsewhere(
             module, query, key, value, attention_mask, s_aux, dropout=dropout, scaling=scaling,
@@ -102,7 +99,7 @@ def attention_forward(
         indices is not None or _needs_dense(mask, query, key, position_bias, output_attentions)
     ):
         mask = mask.written_out()
-    packed = _packed(mask, bool(is_causal), sliding_window, kwargs)
+    packed = _packed(mask, is_causal, sliding_window, kwargs)
     if packed is None:
         return _rows(query, key, value, mask, is_causal, position_bias, output_attentions, options)
     if position_bias is not None or (output_attentions and not paged):
@@ -175,7 +172,7 @@ def _rows(query, key, value, mask, is_causal, position_bias, output_attentions, 
         options["spans"] = mask.spans
         mask = None if mask.padding is None else mask.padding[:, None, None, :used]
     elif mask is None:
-        options["is_causal"] = bool(is_causal) if queries > 1 else False
+        options["is_causal"] = is_causal if queries > 1 else False
     elif mask.is_floating_point() and mask.dtype not in (torch.float32, query.dtype):
         mask = mask.float()
     options |= {"attn_mask": mask, "bias": position_bias}

@@ -55,18 +55,13 @@ class Latents:
             # In training and for a prompt no keys are of earlier steps. Absorbing multiplies more
             # then, and the module's own way to expand is a single product.
             return qkv.attention(query, *self.expanded(), **options)
-        weights = self._weights()
-        nope, rope = query.split([weights[0].shape[1], self.rotary.shape[-1]], -1)
+        sizes = self.module.qk_nope_head_dim, self.module.v_head_dim
+        by_head = self.module.kv_b_proj.weight.unflatten(0, (-1, sum(sizes)))
+        weights = by_head.split(sizes, 1)  # of keys [H, N, C] and of values [H, Dv, C]
+        nope, rope = query.split([sizes[0], self.rotary.shape[-1]], -1)
         rows = _one_row(self.latents, self.rotary)
         keys = (self.latents, self.rotary) if rows is None else (rows, None)
         return qkv.latent_attention(nope, rope, *keys, *weights, **options)
-
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        """Of keys `[H, N, C]` and of values `[H, Dv, C]`."""
-        sizes = self.module.qk_nope_head_dim, self.module.v_head_dim
-        by_head = self.module.kv_b_proj.weight.unflatten(0, (-1, sum(sizes)))
-        key_weight, value_weight = by_head.split(sizes, 1)
-        return key_weight, value_weight
 
 
 def unexpanded(

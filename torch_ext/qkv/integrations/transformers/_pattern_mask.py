@@ -48,9 +48,6 @@ class Band:
         return keys, (-1 if self.low == -FAR else left, -1 if self.high == FAR else right)
 
 
-_OPEN = Band()
-
-
 class PatternMask(torch.Tensor):
     """A boolean mask `[B, 1, L, S]`, True where a query may see a key, that is not in memory.
 
@@ -81,7 +78,7 @@ class PatternMask(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, shape: Sequence[int], band: Band = _OPEN, changed: bool = True,
+        cls, shape: Sequence[int], band: Band = Band(), changed: bool = True,
         **tensors: Tensor | None,
     ) -> "PatternMask":  # fmt: skip
         mask = torch.Tensor._make_wrapper_subclass(

@@ -100,8 +100,7 @@ def _rotating(function: FunctionType, found: _Trial) -> Callable[..., Any]:
 def is_traced() -> bool:
     """Compilers fuse the chain themselves, and could not ask for the numbers of a table; nor could
     the transforms of torch.func."""
-    is_transformed = peek_interpreter_stack() is not None
-    return torch.compiler.is_compiling() or is_transformed
+    return torch.compiler.is_compiling() or peek_interpreter_stack() is not None
 
 
 def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
