@@ -3,6 +3,7 @@ what it computes."""
 
 # vLLM cannot be installed where pyright runs.
 # pyright: reportMissingImports=false
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 from vllm.v1.kv_cache_interface import CrossAttentionSpec
 
 from qkv._kvcache import attention_with_kvcache
+from qkv._refuse import refuse
 from qkv._varlen import varlen_attn
 
+_refuse = partial(refuse, error=NotImplementedError, function="qkv in vLLM")
 _ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
@@ -145,7 +148,7 @@ class Attention(AttentionImpl[CommonAttentionMetadata]):
         blocks, heads, size, both = kv_cache.shape
         if both != 2 * self.head_size:
             wanted = f"a last dimension of {2 * self.head_size} is expected, for keys and values"
-            _refuse("kv_cache", [*kv_cache.shape], wanted)
+            _refuse("kv_cache", kv_cache, wanted)
         return kv_cache.view(blocks, heads, 2 * size, -1).chunk(2, 2)
 
 
@@ -178,7 +181,3 @@ class LatentAttention(CPUMLAImpl):
             softmax_scale=self.scale,
         )  # fmt: skip
         return output.squeeze(2), None
-
-
-def _refuse(name: str, found: Any, expected: str) -> None:
-    raise NotImplementedError(f"qkv in vLLM: {name} is {found}, but {expected}")
