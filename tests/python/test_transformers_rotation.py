@@ -126,6 +126,18 @@ class TestCalls:
         assert torch.equal(ours(q, k, cos, sin)[0], theirs(q, k, cos, sin)[0])
         assert not calls
 
+    def test_what_is_broadcast(self, functions):
+        """Tables over places, queries and keys over batch items."""
+        ours, theirs, calls = functions
+        q, k, cos, sin = self.rows()
+        for call in (
+            (q, k, cos[:, :1], sin[:, :1]), (q[:1], k[:1], cos, sin), (q, k[:1], cos, sin),
+        ):  # fmt: skip
+            assert_close(ours(*call), theirs(*call), rtol=0, atol=0)
+        assert not calls
+        assert_close(ours(q, k, cos[:1], sin[:1]), theirs(q, k, cos[:1], sin[:1]))
+        assert calls
+
     def test_tables_of_another_dtype(self, functions):
         ours, theirs, calls = functions
         q, k, _, _ = self.rows(torch.bfloat16)

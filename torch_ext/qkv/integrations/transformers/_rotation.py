@@ -118,6 +118,10 @@ def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
         and (cos.dtype == q.dtype or (found.keeps_dtype and cos.dtype == torch.float32))
         and (width == q.shape[-1] or (found.partly and width < q.shape[-1]))
         and unsqueeze_dim in (1, 2)
+        # qkv.rotate broadcasts tables over batch items, and nothing else.
+        and all(q.shape[x] == k.shape[x] for x in (0, 3 - unsqueeze_dim, 3))
+        and cos.shape[0] in (1, q.shape[0])
+        and cos.shape[1] == q.shape[3 - unsqueeze_dim]
         and _every_number_twice(cos, sin)
     )
 
