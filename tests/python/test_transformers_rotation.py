@@ -126,6 +126,17 @@ class TestCalls:
         assert torch.equal(ours(q, k, cos, sin)[0], theirs(q, k, cos, sin)[0])
         assert not calls
 
+    def test_tables_with_gradients(self, functions):
+        """Which each half has its own part of."""
+        ours, theirs, calls = functions
+        q, k, *tables = self.rows()
+        tables = [x.requires_grad_() for x in tables]
+        found, expected = (
+            torch.autograd.grad(f(q, k, *tables)[0].square().sum(), tables) for f in (ours, theirs)
+        )
+        assert_close(found, expected)
+        assert not calls
+
     def test_what_is_broadcast(self, functions):
         """Tables over places, queries and keys over batch items."""
         ours, theirs, calls = functions

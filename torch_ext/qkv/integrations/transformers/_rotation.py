@@ -113,6 +113,8 @@ def _is_ours(q, k, cos, sin, unsqueeze_dim, found: _Trial) -> bool:
         and q.dtype == k.dtype
         and q.dim() == k.dim() == 4
         and cos.dim() == 3
+        # The first halves stand for the tables, and would get the gradients of the others, too.
+        and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         and cos.shape == sin.shape
         and cos.dtype == sin.dtype
         and (cos.dtype == q.dtype or (found.keeps_dtype and cos.dtype == torch.float32))
