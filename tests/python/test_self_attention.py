@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from common import COMPILERS, HALVES, INF, assert_example_runs, dtypes_of
 from hypothesis import given
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import qkv
 from qkv.nn import KVCache, Rotary, SelfAttention
@@ -305,6 +306,27 @@ def test_tables_grow_and_stay_exact():
     cos, sin = rotary(torch.arange(table.size(0)))
     assert table.dtype == torch.float32 and torch.equal(table, torch.stack((cos, sin), 1))
     assert rotary.table(2000) is table
+
+
+def test_tables_outlive_what_made_them_grow():
+    """A transform and FakeTensorMode leave a table that plain calls and copies can take."""
+    x = sample(2100)
+    expected = make(rotary=100.0)(x)
+    layer = make(rotary=100.0)
+    torch.func.jvp(layer, (x,), (x,))
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    layer = make(rotary=100.0)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        layer(mode.from_tensor(x))
+    assert torch.equal(layer(x), expected)
+
+
+def test_frequencies_are_copied():
+    frequencies = torch.rand(D // 2, dtype=torch.float64)
+    rotary, positions = Rotary(D, frequencies=frequencies), torch.arange(5)
+    expected, _ = rotary(positions)
+    frequencies.zero_()
+    assert torch.equal(rotary(positions)[0], expected)
 
 
 def test_layers_share_a_rotation():

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from qkv._refuse import refuse
 
@@ -64,7 +65,7 @@ class Rotary(torch.nn.Module):
             _refuse("frequencies", frequencies, f"[{dim // 2}], one for each pair, is expected")
         self.dim, self.interleaved, self.scale = dim, interleaved, scale
         # No buffers: those would be rounded with the layer's parameters.
-        self._frequencies = frequencies.detach().double()
+        self._frequencies = frequencies.detach().to(torch.float64, copy=True)
         self._table = self._rows(torch.arange(_POSITIONS, device="cpu"), torch.float32)
 
     def extra_repr(self) -> str:
@@ -81,12 +82,16 @@ class Rotary(torch.nn.Module):
         """cos and sin of the positions 0 to `end - 1` or further, `[end or more, 2, R / 2]`."""
         if dtype == torch.float32 and end <= self._table.size(0):
             return self._table
-        positions = torch.arange(max(end, 2 * self._table.size(0)), device="cpu")
         if dtype != torch.float32 or torch.compiler.is_compiling():
-            return self._rows(positions[:end], dtype)  # what is traced is not to be kept
-        with torch.inference_mode(False):  # the table may be used in training later
-            self._table = self._rows(positions, dtype)
-        return self._table
+            # What is traced is not to be kept.
+            return self._rows(torch.arange(end, device="cpu"), dtype)
+        # Any later call may take the table, whatever the one that needs it is in.
+        with torch.inference_mode(False), temporarily_clear_interpreter_stack():
+            positions = torch.arange(max(end, 2 * self._table.size(0)), device="cpu")
+            rows = self._rows(positions, dtype)
+        if type(rows) is type(self._table):  # and has numbers, not as under FakeTensorMode
+            self._table = rows
+        return rows
 
     def _rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         angles = positions.unsqueeze(-1) * self._frequencies.to(positions.device)
