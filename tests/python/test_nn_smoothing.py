@@ -64,6 +64,20 @@ def test_one_rounding(dtype):
     assert torch.equal(GaussianSmoothing(1.5)(value), exact.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_layers(dtype):
+    """sigma is float64 in a layer whose log_sigma is not."""
+    layer, value = GaussianSmoothing(1.0).to(dtype), torch.randn(S, DV).to(dtype)
+    assert layer.sigma.dtype == torch.float64
+    assert torch.equal(layer(value), GaussianSmoothing(1.0)(value))
+
+
+def test_positions_without_dimensions():
+    value = torch.randn(S, DV, dtype=torch.float64)
+    output = GaussianSmoothing(1.0)(value, torch.zeros(S, 0))
+    torch.testing.assert_close(output, value.mean(0).expand(S, DV))
+
+
 def test_missing_values():
     value = torch.randn(S, DV, dtype=torch.float64)
     known = torch.arange(S) != 3
@@ -114,7 +128,8 @@ def test_many_sigmas():
 
 def test_without_numbers():
     value = torch.randn(5, 2)
-    assert GaussianSmoothing(1.0).to("meta")(value.to("meta")).shape == value.shape
+    layer = GaussianSmoothing(1.0).to("meta")
+    assert layer(value.to("meta")).shape == value.shape and repr(layer) == "GaussianSmoothing()"
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert GaussianSmoothing(1.0)(mode.from_tensor(value)).shape == value.shape
 

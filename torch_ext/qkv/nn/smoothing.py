@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qkv._refuse import refuse
@@ -59,10 +60,10 @@ class GaussianSmoothing(torch.nn.Module):
     @property
     def sigma(self) -> Tensor:
         """The width of the bell curve: float64, `[]`."""
-        return self.log_sigma.exp()
+        return self.log_sigma.double().exp()
 
     def extra_repr(self) -> str:
-        return f"sigma={self.sigma.item():g}"
+        return "" if self.log_sigma.is_meta else f"sigma={self.sigma.item():g}"
 
     def forward(
         self,
@@ -98,7 +99,7 @@ class GaussianSmoothing(torch.nn.Module):
         centre = position.detach().mean(-2, keepdim=True) if position.numel() else 0.0
         key, query = position - centre, query_position - centre
         key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
-        query = torch.cat((query, torch.ones_like(query[..., :1])), -1) / self.sigma.square()
+        query = F.pad(query, (0, 1), value=1.0) / self.sigma.square()
         options: dict[str, Any] = {"scale": 1.0, "attn_mask": attn_mask}
         if regular:
             # A tensor's ceil, and not math's, for which torch.export has no name in its files.
