@@ -429,6 +429,15 @@ def test_projections_apart_are_joined(prefix):
         model.load_state_dict(apart)
 
 
+def test_a_checkpoint_without_the_gate():
+    layer, other = make(3, 3, head_dim=D), make(3, 3, head_dim=D, gate=True)
+    parts = layer.qkv_proj.weight.split(3 * D)
+    apart = {f"{n}_proj.weight": part for n, part in zip("qkv", parts, strict=True)}
+    message = r"q_proj.weight.* have \[2, 3, 3, 1\] heads, but \[3, 3, 3, 3\]"
+    with pytest.raises(RuntimeError, match=message):
+        other.load_state_dict(apart | {"o_proj.weight": layer.o_proj.weight})
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_compiled_steps(compiler):
     """Training, a prompt and a step of decoding, without a break in the graph."""

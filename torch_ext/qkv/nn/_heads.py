@@ -163,8 +163,8 @@ class GroupedHeads(torch.nn.Module):
                 continue
             parts = [state_dict.pop(name) for name in names]
             if len(self._heads) == 4:  # Qwen3-Next's q_proj: a head's query, its gate, and so on
-                rows = parts[0].unflatten(0, (-1, 2, self.head_dim))
-                query, gate = (rows[:, i].flatten(0, 1) for i in range(2))
+                heads = parts[0].split(self.head_dim)
+                query, gate = (torch.cat(heads[i::2]) for i in range(2))
                 parts = [query, *parts[1:], gate]
             found = [part.size(0) // self.head_dim for part in parts]
             if found != self._heads:
