@@ -475,6 +475,19 @@ def test_spans(arguments, call):
         torch.testing.assert_close(found, expected)
 
 
+def test_compiled_for_any_length():
+    """Where the query alone has a length that the graph has as a symbol."""
+    _, layer = twins(batch_first=True)
+    query, key = torch.randn(B, L, E), torch.randn(B, S, E)
+    torch._dynamo.maybe_mark_dynamic(query, 1)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for mask in (torch.rand(L, S) > 0.5, torch.rand(B * H, L, S) > 0.5):
+        call = {"attn_mask": mask, "need_weights": False}
+        torch.testing.assert_close(
+            compiled(query, key, key, **call), layer(query, key, key, **call)
+        )
+
+
 @pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
 @pytest.mark.parametrize("is_batched", [False, True])
 def test_vmap_of_spans(arguments, is_batched):
@@ -548,10 +561,11 @@ def test_no_mask_or_weights_of_all_heads(call, weights):
     ([(L, E)] * 3, {"key_padding_mask": (1, L)}, r"key_padding_mask is \[1, 5\], but \[5\] is"),
     ([(B, L, E)] * 3, {"attn_mask": (L, S)}, r"attn_mask is \[5, 7\].*\[5, 5\] or \[8, 5, 5\] is"),
     ([(L, E)] * 3, {"attn_mask": (B * H, L, L)}, r"attn_mask is \[8, 5, 5\].*or \[4, 5, 5\] is"),
-    ([(B, L, E)] * 3, {"attn_bias": (L, S)}, r"bias .*\[5, 7\]"),
+    ([(B, L, E)] * 3, {"attn_bias": (L, S)}, r"attn_bias is \[5, 7\].*to \[2, 4, 5, 5\]"),
 ], ids=str)  # fmt: skip
-def test_shapes_that_do_not_fit(shapes, call, message):
-    theirs, ours = twins(batch_first=True)
+@pytest.mark.parametrize("arguments", [{}, {"add_zero_attn": True}], ids=str)
+def test_shapes_that_do_not_fit(shapes, call, message, arguments):
+    theirs, ours = twins(batch_first=True, **arguments)
     inputs = [torch.zeros(s) for s in shapes]
     call = {n: torch.zeros(s) for n, s in call.items()}
     with pytest.raises(RuntimeError, match=message):

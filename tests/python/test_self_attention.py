@@ -455,6 +455,19 @@ def test_compiled_steps(compiler):
     assert cache.lengths.tolist() == [L] * B
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"mask": torch.ones(L, L).tril(2) > 0}, {"positions": torch.arange(L) + 3}],
+    ids=["mask", "positions"],
+)
+def test_compiled_for_any_length(options):
+    """Where x alone has a length that the graph has as a symbol."""
+    layer, x = make(rotary=100.0), sample()
+    torch._dynamo.maybe_mark_dynamic(x, 1)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, **options), layer(x, **options))
+
+
 def test_export():
     layer, x = make(**ALL).eval(), sample()
     length = torch.export.Dim("length", min=2, max=1000)

@@ -48,8 +48,18 @@ def check_masks(
         "attn_mask": (attn_mask, ([queries, keys], [heads * sum(batch or (1,)), queries, keys])),
     }
     for name, (mask, shapes) in expected.items():
-        if mask is not None and list(mask.shape) not in shapes:
+        # Not "in", by which torch.compile finds no number equal to a symbol.
+        if mask is not None and all([*mask.shape] != shape for shape in shapes):
             _refuse(name, mask, f"{' or '.join(map(str, shapes))} is expected")
+
+
+def check_broadcast(
+    name: str, mask: Tensor, whole: list[int], function: str = "MultiheadAttention"
+) -> None:
+    sizes = zip(reversed(mask.shape), reversed(whole), strict=False)
+    # Not "in", as in check_masks.
+    if mask.dim() > len(whole) or any(size != 1 and size != most for size, most in sizes):
+        _refuse(name, mask, f"what broadcasts to {whole} is expected", function=function)
 
 
 def check_dtypes(

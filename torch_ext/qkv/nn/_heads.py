@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv._functional import attention
 from qkv._refuse import refuse
-from qkv.nn._check import check_dtypes
+from qkv.nn._check import check_broadcast, check_dtypes
 from qkv.nn._linear import Linear
 from qkv.nn._masks import as_added, as_bias
 from qkv.nn.kvcache import KVCache
@@ -101,10 +101,7 @@ class GroupedHeads(torch.nn.Module):
         check_dtypes(query.dtype, type(self).__name__, "may attend", mask=mask)
         added = 0 if key is None else key.size(-2)
         keys = added if cache is None else [1, *mask.shape][-1]
-        whole = [*query.shape[:-1], keys]
-        sizes = zip(reversed(mask.shape), reversed(whole), strict=False)
-        if mask.dim() > 4 or any(size not in (1, most) for size, most in sizes):
-            self._refuse("mask", mask, f"what broadcasts to {whole} is expected")
+        check_broadcast("mask", mask, [*query.shape[:-1], keys], type(self).__name__)
         # A graph has no branch by what is in a tensor.
         if cache is not None and keys != 1 and not torch.compiler.is_compiling():
             longest = max(cache.lengths.tolist(), default=0) + added

@@ -9,7 +9,7 @@ from torch import Tensor
 from qkv._refuse import refuse
 from qkv._verbose import note_left
 from qkv.nn._attend import attend, attend_documents, in_weights, packed, project
-from qkv.nn._check import check_dtypes, check_inputs, check_masks, check_nested
+from qkv.nn._check import check_broadcast, check_dtypes, check_inputs, check_masks, check_nested
 from qkv.nn._linear import is_plain, linear, projections
 from qkv.nn._masks import as_bias, mask_arguments, with_columns
 from qkv.spans import Spans, tensor_of
@@ -180,6 +180,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         batch = (query.size(1 - sequence),) if is_batched else ()
         sizes = (query.size(sequence), key.size(sequence))
         check_masks(key_padding_mask, attn_mask, batch, self.num_heads, *sizes)
+        if attn_bias is not None:
+            check_broadcast("attn_bias", attn_bias, [*batch, self.num_heads, *sizes])
         if is_causal and not need_weights:
             masks["attn_mask"] = None  # the hint says as much
         masks["attn_bias"] = attn_bias

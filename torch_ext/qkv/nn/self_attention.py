@@ -216,7 +216,8 @@ class SelfAttention(GroupedHeads):
     def _check(self, x: Tensor, cache: KVCache | None, positions: Tensor | None = None) -> None:
         super()._check(x, cache)
         batch, length, _ = x.shape
-        if positions is not None and positions.shape not in ((length,), (batch, length)):
+        # Not "in", by which torch.compile finds no number equal to a symbol.
+        if positions is not None and all(positions.shape != x.shape[i:2] for i in range(2)):
             self._refuse("positions", positions, f"[{length}] or [{batch}, {length}] is expected")
 
     def _norm_and_rotate(
