@@ -11,7 +11,7 @@ from qkv.options import MASKS
 from qkv.spans import tensor_of
 from qkv.testing._arguments import check_broadcast, check_value
 from qkv.testing._dropout import dropped
-from qkv.testing._scores import INF, Place, attention_scores, leading, repeat_heads
+from qkv.testing._scores import Place, attention_scores, leading, repeat_heads
 
 
 def attention(
@@ -162,21 +162,21 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor
     """Weights `[..., H, L, S]` and the logarithm of their denominator, `[..., H, L]`. Where every
     score is -inf, the weights are 0, and the lse is the sink, -inf without one."""
     if sinks is None:
-        sinks = scores.new_full((), -INF)
+        sinks = scores.new_full((), -torch.inf)
     check_broadcast("sinks", sinks, scores.shape[:-2], "[..., H]")
     lead = torch.broadcast_shapes(scores.shape[:-2], sinks.shape)
     scores = scores.expand(*lead, *scores.shape[-2:])
     # A sink is the score of one more key.
     column = sinks.to(scores.dtype)[..., None, None].expand(*lead, scores.size(-2), 1)
     # Where it is finite, nothing is special about a row without other scores.
-    nothing = (scores.detach() == -INF).all(-1, keepdim=True) & ~column.isfinite()
+    nothing = (scores.detach() == -torch.inf).all(-1, keepdim=True) & ~column.isfinite()
     scores = torch.cat([scores, column], -1).masked_fill(nothing, 0)
     # Relative to the largest of a row, which cancels out and so takes no part in derivatives.
     largest = scores.detach().amax(-1, keepdim=True)
     weights = scores.softmax(-1).masked_fill(nothing, 0)[..., :-1]
     lse = (scores - largest).exp().sum(-1).log() + largest.squeeze(-1)
     # A sink of -inf is none, and has no gradient.
-    alone = column.masked_fill(column == -INF, -INF).squeeze(-1)
+    alone = column.masked_fill(column == -torch.inf, -torch.inf).squeeze(-1)
     return weights, lse.where(~nothing.squeeze(-1), alone)
 
 
@@ -187,7 +187,7 @@ def of_item(
     has a number for each head, and broadcasts to lead, `[B, H]`, becomes `[H]`; what broadcasts to
     `[B, H, L, S]`, where L and S may be larger than the item's, becomes `[H or 1, L or 1, S or 1]`.
     """
-    own: dict[str, Any] = {}
+    own = dict(options)
     for name, x in options.items():
         if name in MASKS and x is not None:
             x = tensor_of(x)
@@ -196,6 +196,4 @@ def of_item(
             own[name] = x if name == "spans" else x[..., :S]
         elif isinstance(x, Tensor) and name != "dropout_seed":
             own[name] = x.expand(lead)[item]
-        else:
-            own[name] = x
     return own

@@ -10,8 +10,6 @@ from torch import Tensor
 from qkv.spans import Spans, tensor_of
 from qkv.testing._arguments import check_broadcast, check_key, check_mask, check_numbers
 
-INF = float("inf")
-
 
 @dataclass(frozen=True)
 class Place:
@@ -20,7 +18,7 @@ class Place:
 
     first_query, first_key: the numbers of their first rows in it.
     offset: S - L of it; None: of the tensors themselves.
-    first_item: the number of their first batch item in it, which matters to dropout alone.
+    first_item: the number of their first batch item in it, which matters to dropout and score_mod.
     """
 
     first_query: int = 0
@@ -122,7 +120,7 @@ def attention_scores(
     masks = {name: x for name, x in (("attn_mask", attn_mask), ("bias", bias)) if x is not None}
     for name, mask in masks.items():
         check_mask(name, mask, lead, L, S)
-        seen = seen & (mask if mask.dtype == torch.bool else mask != -INF)
+        seen = seen & (mask if mask.dtype == torch.bool else mask != -torch.inf)
 
     query, key = query.to(dtype), key.to(dtype)
     if nonfinite:
@@ -136,7 +134,7 @@ def attention_scores(
         scores = softcap * torch.tanh(scores / softcap)
     if score_mod is not None:
         scores = score_mod(scores, *_numbers(scores, place or Place()))
-        seen = seen & (scores.detach() != -INF)
+        seen = seen & (scores.detach() != -torch.inf)
         scores = scores.where(seen, 0)
     if alibi_slopes is not None:
         check_broadcast("alibi_slopes", alibi_slopes, lead, "[..., H]")
@@ -144,8 +142,8 @@ def attention_scores(
         scores = scores - slopes * distance(L, S, place=place, device=query.device)
     for mask in masks.values():
         if mask.dtype != torch.bool:
-            scores = scores + mask.to(dtype).masked_fill(mask == -INF, 0)
-    return scores.masked_fill(~seen, -INF), seen
+            scores = scores + mask.to(dtype).masked_fill(mask == -torch.inf, 0)
+    return scores.masked_fill(~seen, -torch.inf), seen
 
 
 def _chosen(indices: Tensor, query: Tensor, S: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.options import MASKS
 from qkv.testing._functional import attention, of_item
-from qkv.testing._scores import INF, Place
+from qkv.testing._scores import Place
 
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest
@@ -62,7 +62,7 @@ def varlen_attn(
     per_document = (len(cu_seq_q) - 1, query.size(1))
     # Rows that lie in no document stay as they are here.
     output = query.new_zeros(*query.shape[:2], value.size(-1), dtype=dtype)
-    lse = query.new_full((query.size(1), query.size(0)), -INF, dtype=dtype)
+    lse = query.new_full((query.size(1), query.size(0)), -torch.inf, dtype=dtype)
     for n in range(per_document[0]):
         rows = torch.arange(*cu_seq_q[n : n + 2].tolist(), device=query.device)
         if block_table is None or seqused_k is None:
