@@ -26,9 +26,8 @@ def check_inputs(
     )
     for name, tensor, width in widths:
         if tensor.dim() != dims or tensor.size(-1) != width:
-            _refuse(
-                name, tensor, f"{dims} dimensions as query has, the last of {width}, are expected"
-            )
+            wanted = f"{dims} dimensions as query has, the last of {width}, are expected"
+            _refuse(name, tensor, wanted)
     if key.shape[:-1] != value.shape[:-1]:
         wanted = f"as many keys and batch items as in key, {[*key.shape]}, are expected"
         _refuse("value", value, wanted)
