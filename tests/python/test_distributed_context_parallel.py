@@ -43,6 +43,10 @@ def same(mesh, found, expected, balancer=None):
         torch.testing.assert_close(x, y.detach(), rtol=1e-5, atol=1e-6)
 
 
+def by_distance(score, batch, head, query, key):
+    return score - (query - key).abs()
+
+
 class TestContextParallel:
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_sdpa(self, world_size):
@@ -60,6 +64,8 @@ class TestContextParallel:
              "not tell where in the sequence a part is; expected qkv.distributed.ring_attention"),
             ({"dropout_p": 0.5}, "dropout_seed is given, but torch's context_parallel passes "
              "query, key and value alone; expected qkv.distributed.ring_attention"),
+            ({"score_mod": by_distance}, "score_mod is given, but torch's context_parallel does "
+             "not tell where in the sequence a part is; expected qkv.distributed.ring_attention"),
         ],
     )  # fmt: skip
     def test_what_the_ring_does_not_pass_on(self, options, message):
@@ -113,7 +119,8 @@ class Attention(nn.Module):
 
 
 def by_qkv(query, key, value, **options):
-    return qkv.attention(query, key, value, enable_gqa=True, **options)
+    attend = qkv.flex_attention if "score_mod" in options else qkv.attention
+    return attend(query, key, value, enable_gqa=True, **options)
 
 
 def newer_form_agrees(attend, balanced):

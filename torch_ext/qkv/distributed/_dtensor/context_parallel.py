@@ -78,14 +78,14 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
     """What torch's ring does not pass on, if the call has something of that."""
     if op not in (_FORWARD, _BACKWARD):
         return "torch's context_parallel has no ring for it"
+    where = "torch's context_parallel does not tell where in the sequence a part is"
+    if options.get("score_program"):
+        return f"score_mod is given, but {where}"
     if more := [name for name in given if name not in _PASSED]:
         return f"{more[0]} is given, but torch's context_parallel passes query, key and value alone"
     for name, none in {"dropout_p": 0.0, "window_size": None}.items():
         if options[name] != none:
-            return (
-                f"{name} is {options[name]}, but torch's context_parallel does not tell where in "
-                "the sequence a part is"
-            )
+            return f"{name} is {options[name]}, but {where}"
     return None
 
 
