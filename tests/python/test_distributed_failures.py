@@ -345,6 +345,14 @@ def alike(arguments):
             "query is [2, 4, 4, 8], but [H, L_local, D] or [1, H, L_local, D] is expected with",
         ),
         (
+            {"cu_seqlens": torch.tensor([0, 8]), "query": torch.zeros(1, 4, 4, 8)},
+            "key is [2, 4, 4, 8], but [H, L_local, D] or [1, H, L_local, D] is expected with",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 8]), "batch": 1, "bias": torch.zeros(2, 4, 4, 8)},
+            "attention: bias has the shape [2, 4, 4, 8], which does not broadcast to",
+        ),
+        (
             {"cu_seqlens": torch.tensor([0, 8]), "batch": None, "sinks": torch.zeros(3, 4)},
             "sinks is [3, 4], but [H] or [1, H] is expected, a row for each document of cu_seqlens",
         ),

@@ -79,9 +79,9 @@ def prepare(call: Call) -> None:
         for name in tensors.keys() & {*inputs, "attn_mask"}:
             if tensors[name].is_floating_point() and tensors[name].dtype != torch.float64:
                 tensors[name] = tensors[name].to(dtype)
-    if call.cu_seqlens is not None and call.query.dim() == 4 and call.query.size(0) == 1:
+    if call.cu_seqlens is not None:
         for name in tensors.keys() - set(BY_HEAD):
-            if tensors[name].dim() == 4:
+            if tensors[name].dim() == 4 and tensors[name].size(0) == 1:
                 tensors[name] = tensors[name][0]
     call.query, call.key, call.value = (tensors.pop(name) for name in inputs)
     call.tensors = tensors
@@ -146,9 +146,10 @@ def _check_documents(call: Call, seqlen: int) -> None:
     if numbers[0] < 0 or numbers[-1] > seqlen or (ends.diff() < 0).any():
         wanted = f"numbers from 0 to the length of the sequence, {seqlen}, that do not fall are"
         refuse("cu_seqlens", numbers if len(numbers) < 10 else "...", f"{wanted} expected")
-    if call.query.dim() != 3:
-        wanted = "[H, L_local, D] or [1, H, L_local, D] is expected with cu_seqlens"
-        refuse("query", call.query, wanted)
+    for name, tensor in {"query": call.query, "key": call.key, "value": call.value}.items():
+        if tensor.dim() != 3:
+            wanted = "[H, L_local, D] or [1, H, L_local, D] is expected with cu_seqlens"
+            refuse(name, tensor, wanted)
 
 
 def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
