@@ -554,6 +554,19 @@ class TestCache:
         with pytest.raises(RuntimeError, match=f"{name}.* is -1"):
             self.both(call, dict.fromkeys(("query", "k_cache", "v_cache"), 0))
 
+    @pytest.mark.parametrize(
+        "others, message",
+        [
+            ({"rotary_cos": torch.ones(3, 1), "rotary_sin": torch.ones(3, 1)}, "rotary_cos has 3"),
+            ({"rotary_sin": None}, "rotary_cos is given, but rotary_sin is None"),
+            ({"cache_seqlens": None}, "key is given, but cache_seqlens is None"),
+        ],
+    )
+    def test_what_tables_of_each_sample_lack(self, others, message):
+        call = samples.calls("attention_with_kvcache")[0] | others
+        with pytest.raises(RuntimeError, match=f"attention_with_kvcache: {message}"):
+            self.both(call, {n: 0 for n in tensors_of(call)})
+
 
 @pytest.mark.parametrize("inputs", [1, 2])
 @pytest.mark.parametrize("dims", [(None, 0), (0, None), (0, 0)])

@@ -70,10 +70,14 @@ def rule(op: Any, samples: Samples, options: dict[str, Any]):
     place = "block_table" if "block_table" in given else "cache_batch_idx"
     pool = Pool(samples, _CACHES, samples.each(place) if place in given else None)
     tensors = {name: samples.rows(name) for name in _ROWS if name in given}
+    tables = {name: samples.values[name] for name in _ROTARY if name in given}
     if "key" in given and any(map(samples.is_batched, _ROTARY)):
-        tensors |= _rotated(samples, tensors, options)
-    else:
-        tensors |= {name: samples.values[name] for name in _ROTARY if name in given}
+        try:
+            tensors |= _rotated(samples, tensors, options)
+            tables = {}
+        except LookupError:  # what is missing, or too short, is for the operator to refuse
+            tables = {name: samples.each(name)[0] for name in tables}
+    tensors |= tables
     tensors |= programs.flat(programs.tables(samples, options))
     index = pool.index
     query = samples.each("query")
