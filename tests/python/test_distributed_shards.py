@@ -209,6 +209,10 @@ def shard_by_no_group():
     return raises(lambda: shard(torch.zeros(4), 0, "world"))
 
 
+def shard_by_a_tensor():
+    return raises(lambda: shard(torch.zeros(4), 0, torch.zeros(3)))
+
+
 def shard_by_a_large_mesh():
     return raises(lambda: shard(torch.zeros(4), 0, mesh_of((1, 1, 2))))
 
@@ -236,6 +240,8 @@ def shard_by_a_large_mesh():
         shard_of_no_tensor: "shard: tensor is [0.0, 0.0, 0.0, 0.0], but a dense tensor is expected",
         shard_by_no_group: "shard: group is 'world', but a process group, a DeviceMesh or None, "
         "the default group, is expected",
+        shard_by_a_tensor: "shard: group is tensor([0., 0., 0.]), but a process group, a "
+        "DeviceMesh or None, the default group, is expected",
         shard_by_a_large_mesh: "shard: group is a mesh of 3 dimensions, but one (ring) or two "
         "(heads, ring) are expected; mesh[names] takes a part of one",
     }.items(),

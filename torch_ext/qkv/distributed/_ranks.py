@@ -92,11 +92,11 @@ def team_of(function: str, group: Group) -> Team:
             raise ValueError(f"{function}: this process is not in the mesh that group is")
         members = [_ranks_of(function, group.get_group(dim)) for dim in range(group.ndim)]
         return Team(*([ALONE] * (2 - len(members))), *members)
-    is_given = group not in (None, dist.GroupMember.NON_GROUP_MEMBER)
-    if is_given and not isinstance(group, dist.ProcessGroup):
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup) and group is not dist.GroupMember.NON_GROUP_MEMBER:
         wanted = "a process group, a DeviceMesh or None, the default group, is expected"
         refuse("group", repr(group), wanted, TypeError, function)
-    return Team(ALONE, _ranks_of(function, dist.group.WORLD if group is None else group))
+    return Team(ALONE, _ranks_of(function, group))
 
 
 def _ranks_of(function: str, group: Any) -> Ranks:
