@@ -72,6 +72,11 @@ class TestContextParallel:
         with pytest.raises(WorkerError, match=message):
             run(2, in_newer_form, options)
 
+    def test_the_same_bits_on_every_cpu(self):
+        with pytest.raises(WorkerError, match="attention_forward: what a ring's ranks add up has "
+                           "other bits on other CPUs, but the same are asked for"):  # fmt: skip
+            run(2, reproducibly)
+
     def test_torch_alone(self):
         """What docs/distributed.md says of it."""
         kernel = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -147,3 +152,8 @@ def newer_form(attend, balanced, **options):
 
 def in_newer_form(options):
     newer_form(by_qkv, False, **options)
+
+
+def reproducibly():
+    with qkv.reproducible():
+        newer_form(by_qkv, False)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from qkv._machine import is_reproducible
+
 _SEQUENCE = 2  # of [B, H, L, D], as torch has it
 _GPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention.default
 _FORWARD = torch.ops.qkv.attention_forward.default
@@ -78,6 +80,8 @@ def _why_not(op: Any, given: Mapping[str, DTensor], options: Mapping[str, Any]) 
     """What torch's ring does not pass on, if the call has something of that."""
     if op not in (_FORWARD, _BACKWARD):
         return "torch's context_parallel has no ring for it"
+    if is_reproducible():
+        return "what a ring's ranks add up has other bits on other CPUs, but the same are asked for"
     where = "torch's context_parallel does not tell where in the sequence a part is"
     if options.get("score_program"):
         return f"score_mod is given, but {where}"
