@@ -119,6 +119,32 @@ def test_every_derivative(function):
         torch.testing.assert_close(x, one[name], rtol=1e-12, atol=1e-12)
 
 
+def of_one_head(method, shapes):
+    """Output and gradients on each rank, and what one process has of them."""
+    whole, found = [torch.randn(shape, dtype=torch.float64) for shape in shapes], []
+    attend = functools.partial(ring_attention, method=method)
+    for function, cut in ((qkv.attention, lambda x: x), (attend, lambda x: shard(x, -2))):
+        leaves = [cut(x).requires_grad_() for x in whole]
+        output = function(*leaves, is_causal=True)
+        found.append([output, *torch.autograd.grad(output.sin().sum(), leaves)])
+    alone, of_ranks = found
+    return [shard(x, -2) for x in alone], of_ranks
+
+
+@pytest.mark.parametrize("method", ["heads", "auto"])
+@pytest.mark.parametrize(
+    "size, shapes",
+    [
+        (1, [(8, 4), (8, 4), (8, 3)]),
+        (2, [(8, 4), (4, 8, 4), (4, 8, 3)]),
+        (2, [(4, 8, 4), (8, 4), (2, 4, 8, 3)]),
+    ],
+)
+def test_inputs_without_a_dimension_of_heads(size, shapes, method):
+    for expected, found in run(size, of_one_head, method, shapes):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def second_derivative_of_masked_documents():
     query, key, value = torch.randn(3, 2, 4, 8, requires_grad=True)
     output = ring_attention(

@@ -129,7 +129,7 @@ def _own_heads(call: Call, ranks: Ranks) -> tuple[tuple[Tensor, ...], dict[str, 
     for name in MASKS:
         mask = call.tensors.get(name)
         if mask is not None and mask.dim() > 1 and mask.size(-2) > 1:
-            rows[name] = mask if mask.dim() > 2 else mask[None]
+            rows[name] = mask
     # What is no float has no gradient, and need not be sent back.
     for is_floating in (True, False):
         some = {n: x for n, x in rows.items() if x.is_floating_point() == is_floating}
@@ -140,5 +140,6 @@ def _own_heads(call: Call, ranks: Ranks) -> tuple[tuple[Tensor, ...], dict[str, 
 
 def _for_each(tensor: Tensor, ranks: Ranks) -> Tensor:
     """With a head for every rank: where there are fewer, some get the same."""
+    tensor = tensor if tensor.dim() > 2 else tensor[None]
     heads = tensor.size(-3)
     return tensor if heads >= ranks.size else tensor.repeat_interleave(ranks.size // heads, -3)

@@ -180,13 +180,13 @@ def _leading(call: Call, seqlen: int) -> tuple[int, ...]:
 def why_not_by_heads(call: Call, lead: tuple[int, ...], size: int) -> str | None:
     """Why heads cannot be divided among `size` ranks, if they cannot."""
     heads = lead[-1] if lead else 1
-    if heads % size or not lead or call.query.size(-3) not in (1, heads):
+    if heads % size:
         return (
             f"query has {heads} heads, but a multiple of {size} is expected, a part for each rank"
         )
     for name, tensor in (("key", call.key), ("value", call.value)):
         own = tensor.size(-3) if tensor.dim() > 2 else 1
-        if tensor.dim() < 3 or not own or (own % size and size % own):
+        if not own or (own % size and size % own):
             return (
                 f"{name} has {own} heads, but a multiple or a divisor of {size} is expected, the "
                 "number of ranks that divide the heads"
