@@ -84,10 +84,8 @@ def _difference(said: dict[str, Facts]) -> str:
     raise AssertionError("two hashes differ, and nothing that was hashed")
 
 
-def told(tensor: Tensor | None) -> str | None:
+def told(tensor: Tensor) -> str:
     """What is said about a tensor: its dtype, shape, and whether its gradient is wanted."""
-    if tensor is None:
-        return None
     needs = " that requires grad" if torch.is_grad_enabled() and tensor.requires_grad else ""
     return dtype_and_shape(tensor) + needs
 

@@ -32,9 +32,8 @@ def resolved(call: Call, lead: tuple[int, ...], team: Team) -> Team:
     if team.heads.size > 1 or call.method == "ring":
         return team
     has_rows = any(mask.dim() > 1 and mask.size(-2) > 1 for mask in call.masks)
-    if call.method == "auto":
-        if has_rows or why_not_by_heads(call, lead, team.size) is not None:
-            return team
+    if call.method == "auto" and (has_rows or why_not_by_heads(call, lead, team.size) is not None):
+        return team
     return Team(heads=team.ring, ring=ALONE)
 
 

@@ -12,7 +12,7 @@ from qkv._refuse import refuse
 from qkv.distributed._agree import Facts, agree, eager, told
 from qkv.distributed._attend import attend, resolved
 from qkv.distributed._call import Call, check, prepare
-from qkv.distributed._ranks import Group, Team, team_of
+from qkv.distributed._ranks import Group, team_of
 from qkv.options import ScoreOptions, Unpack
 from qkv.spans import Spans
 
@@ -137,14 +137,8 @@ def ring_attention(
 
 
 def _attend(call: Call, dropout_seed: int | Tensor | None, group: Group) -> tuple[Tensor, Tensor]:
-    lead, seed, team = _agreed(call, dropout_seed, team_of("ring_attention", group))
-    return attend(call, lead, seed, resolved(call, lead, team))
-
-
-def _agreed(
-    call: Call, dropout_seed: int | Tensor | None, team: Team
-) -> tuple[tuple[int, ...], Tensor | None, Team]:
-    """`[..., H]` of the output, dropout's seed and the team, once all ranks make the same call."""
+    """Output and lse of this rank's rows, once all ranks make the same call."""
+    team = team_of("ring_attention", group)
     facts: Facts = {"function": "ring_attention", "reproducible": is_reproducible()}
     lead: tuple[int, ...] = ()
     number, failure = 0, None
@@ -161,7 +155,8 @@ def _agreed(
     except Exception as error:  # of any kind: score_mod is the caller's
         failure = error
     number, team = agree(facts, team, number, failure)
-    return lead, torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None, team
+    seed = torch.tensor([number]) if call.scalars["dropout_p"] > 0 else None
+    return attend(call, lead, seed, resolved(call, lead, team))
 
 
 def _seed_of(given: int | Tensor) -> int:

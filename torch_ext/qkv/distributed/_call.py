@@ -125,6 +125,9 @@ def _check_rows(call: Call) -> None:
     for name, tensor in {"query": call.query, "key": call.key, "value": call.value}.items():
         if tensor.dim() < 2:
             refuse(name, tensor, "[..., H, L_local, D] is expected")
+        if call.cu_seqlens is not None and tensor.dim() != 3:
+            wanted = "[H, L_local, D] or [1, H, L_local, D] is expected with cu_seqlens"
+            refuse(name, tensor, wanted)
         if tensor.size(-2) != call.query.size(-2):
             raise ValueError(
                 f"{name} has {tensor.size(-2)} rows, but {call.query.size(-2)} are expected, as "
@@ -146,10 +149,6 @@ def _check_documents(call: Call, seqlen: int) -> None:
     if numbers[0] < 0 or numbers[-1] > seqlen or (ends.diff() < 0).any():
         wanted = f"numbers from 0 to the length of the sequence, {seqlen}, that do not fall are"
         refuse("cu_seqlens", numbers if len(numbers) < 10 else "...", f"{wanted} expected")
-    for name, tensor in {"query": call.query, "key": call.key, "value": call.value}.items():
-        if tensor.dim() != 3:
-            wanted = "[H, L_local, D] or [1, H, L_local, D] is expected with cu_seqlens"
-            refuse(name, tensor, wanted)
 
 
 def _leading(call: Call, seqlen: int) -> tuple[int, ...]:

@@ -184,9 +184,8 @@ def _documents(places: Range, ends: Sequence[int]) -> range:
     return range(max(0, first), min(len(ends) - 1, bisect_left(ends, places.end)))
 
 
-def _hull(ranges: Iterable[Range]) -> Range:
-    found = [*ranges]
-    return Range(min(x.begin for x in found), max(x.end for x in found))
+def _hull(ranges: Sequence[Range]) -> Range:
+    return Range(min(x.begin for x in ranges), max(x.end for x in ranges))
 
 
 def _union(ranges: Iterable[Range]) -> list[Range]:

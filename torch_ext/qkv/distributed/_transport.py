@@ -69,7 +69,7 @@ def all_to_all(parts: Sequence[Tensor], ranks: Ranks, doing: str) -> list[Tensor
         RuntimeError: also if what came is of another call of this group.
     """
     first = parts[0]
-    if ranks.size == 1 or first.numel() == 0:
+    if first.numel() == 0:
         return list(parts)
     sent = torch.empty(ranks.size, _NUMBER + first.nbytes, dtype=torch.uint8)
     received = torch.empty_like(sent)
@@ -87,7 +87,7 @@ def all_to_all(parts: Sequence[Tensor], ranks: Ranks, doing: str) -> list[Tensor
 
 def all_gather(tensor: Tensor, ranks: Ranks, doing: str) -> list[Tensor]:
     """The tensor of each rank: all of one shape."""
-    if ranks.size == 1 or tensor.numel() == 0:
+    if tensor.numel() == 0:
         return [tensor] * ranks.size
     tensor = tensor.contiguous()
     received = [torch.empty_like(tensor) for _ in range(ranks.size)]
