@@ -554,6 +554,12 @@ class TestCache:
         with pytest.raises(RuntimeError, match=f"{name}.* is -1"):
             self.both(call, dict.fromkeys(("query", "k_cache", "v_cache"), 0))
 
+    def test_two_kinds_of_index_are_refused(self):
+        call = samples.calls("attention_with_kvcache")[1]
+        call["cache_batch_idx"] = torch.tensor([1, 0])
+        with pytest.raises(RuntimeError, match="cache_batch_idx and block_table are given, but"):
+            self.both(call, dict.fromkeys(("query", "k_cache", "v_cache"), 0))
+
     @pytest.mark.parametrize(
         "others, message",
         [

@@ -12,7 +12,7 @@ from qkv.options import BY_HEAD
 
 _CACHES = ("k_cache", "v_cache")
 _ROTARY = ("rotary_cos", "rotary_sin")
-_ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad")
+_ROWS = ("query", "key", "value", "cache_seqlens", "cache_leftpad", "cache_batch_idx")
 
 
 class Pool:
