@@ -406,21 +406,22 @@ def test_checkpoint():
     assert run(2, with_checkpoint) == [True, True]
 
 
-def broadcasts():
+def broadcasts(mask):
     """Key and value have fewer batch items and heads than query."""
     query, key, value = torch.randn(2, 4, 8, 4), torch.randn(1, 1, 8, 4), torch.randn(4, 8, 4)
     found = []
     for attend, cut in ((qkv.attention, lambda x: x), (ring_attention, lambda x: shard(x, -2))):
         leaves = [cut(x.double()).requires_grad_() for x in (query, key, value)]
-        output = attend(*leaves, is_causal=True)
+        output = attend(*leaves, mask, is_causal=True)
         (output * cut(torch.arange(8.0)[:, None])).sum().backward()
         found.append([output.detach(), *(x.grad for x in leaves)])
     alone, of_ring = found
     return [cut(x) for x in alone], of_ring
 
 
-def test_broadcasting():
-    for expected, found in run(2, broadcasts):
+@pytest.mark.parametrize("mask", [None, torch.tensor(0.5).double()], ids=["none", "a_number"])
+def test_broadcasting(mask):
+    for expected, found in run(2, broadcasts, mask):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -83,7 +83,7 @@ def _part(name: str, tensor: Tensor, block: Block, ring: Ring) -> Tensor:
         tensor = rows_of(tensor, block.rows)
     if name == "spans":
         return (tensor - block.key_begin).clamp_(0, block.columns.size)
-    if tensor.size(-1) == 1:
+    if tensor.dim() == 0 or tensor.size(-1) == 1:
         return tensor
     return tensor.narrow(-1, block.key_begin, block.columns.size)
 
