@@ -343,6 +343,13 @@ def test_no_samples():
     assert torch.func.vmap(g)(packed).shape == packed.shape
 
 
+def test_boundaries_that_are_no_integers_are_refused():
+    packed, ends = torch.randn(SIZE, 9, 2, 4), torch.tensor([0.0, 2.5, 9.0])
+    f = lambda x: qkv.varlen_attn(x, x, x, ends, None, 7, 7)  # noqa: E731
+    with pytest.raises(RuntimeError, match="cu_seq_q is float32, but int32 or int64 is expected"):
+        torch.func.vmap(f)(packed)
+
+
 class TestShapesOfBatches:
     @pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
     @pytest.mark.parametrize("out_dim", [0, 1, 2, -1])

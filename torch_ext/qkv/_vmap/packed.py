@@ -55,7 +55,7 @@ class _Documents:
         """cu_seq_q or cu_seq_k, of samples that have so many rows."""
         ends = self.samples.each(name)
         begins = torch.arange(self.samples.size, device=ends.device)[:, None] * rows
-        ends = torch.cat([ends.long() + begins, (begins + rows).expand(-1, self.gaps - 1)], 1)
+        ends = torch.cat([ends + begins, (begins + rows).expand(-1, self.gaps - 1)], 1)
         return torch.cat([ends.flatten(), ends.new_full((1,), self.samples.size * rows)])
 
     def padded(self, tensor: Tensor, dims_after: int, value: float = 0) -> Tensor:
