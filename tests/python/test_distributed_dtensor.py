@@ -662,6 +662,16 @@ class TestErrors:
     def test_but_torch_may_be_told_that_it_is_replicated(self):
         on_mesh((2,), with_a_plain_bias_within)
 
+    @pytest.mark.parametrize("name, shape, message", [
+        ("sinks", (2,), r"attention: sinks has the shape \[2\], which does not broadcast to"),
+        ("bias", (2, 5, 5), r"attention: bias has the shape \[2, 5, 5\], which does not broadcast"),
+        ("key", (2, 2, 5, 8), "attention: key has 2 heads and query 4, but they must be equal"),
+    ])  # fmt: skip
+    def test_what_fits_a_part_alone(self, name, shape, message):
+        """Two heads, where each process has two of the query's four."""
+        with pytest.raises(WorkerError, match=message):
+            on_mesh((2,), with_tensor, name, shape)
+
     def test_two_meshes(self):
         with pytest.raises(
             WorkerError,
@@ -682,6 +692,13 @@ class TestErrors:
 def with_a_plain_bias(mesh):
     tensors = [distribute(x, mesh, [Shard(1)]) for x in inputs()]
     return qkv.attention(*tensors, bias=torch.ones(5, 5, dtype=torch.float64))
+
+
+def with_tensor(mesh, name, shape):
+    call = dict(zip(samples.INPUTS, inputs(), strict=True))
+    call = {n: distribute(x, mesh, [Shard(1)]) for n, x in call.items()}
+    x = torch.ones(shape, dtype=torch.float64)
+    qkv.attention(**call | {name: distribute(x, mesh, [Replicate()])})
 
 
 def with_an_int8_cache(mesh):

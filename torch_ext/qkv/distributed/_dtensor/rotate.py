@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.experimental import implicit_replication
 
 from qkv._vmap.levels import put_together, taken_apart
-from qkv.distributed._dtensor.rule import on_one_mesh, whole_of
+from qkv.distributed._dtensor.rule import on_one_mesh, shapes_of, whole_of
 
 _BACKWARD = torch.ops.qkv.rotate_backward.default
 _SEQUENCE, _HEADS = 2, 3  # dimensions of query, counted from its last one, which is 1
@@ -26,6 +26,7 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors, options = taken_apart(op, args, kwargs)
     with implicit_replication() if op is _BACKWARD else nullcontext():  # a Node keeps shapes alone
         given = on_one_mesh(op, tensors)
+    shapes = shapes_of(op, given, options)
     divided = _divided(given)
 
     def placements(name: str, otherwise: Placement) -> list[Placement]:
@@ -44,7 +45,7 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     def whole(name: str, local: Tensor) -> DTensor:
         of = name.removeprefix("grad_").removeprefix("rotated_")
         mesh = given[of].device_mesh
-        return whole_of(local, mesh, placements(of, Partial("sum")), list(given[of].shape))
+        return whole_of(local, mesh, placements(of, Partial("sum")), shapes[name])
 
     return put_together(op, results, whole)
 

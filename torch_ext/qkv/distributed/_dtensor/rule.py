@@ -42,11 +42,12 @@ def rule(cls: type, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if context_parallel.is_on(given["query"]):
         return context_parallel.attend(op, given, options)
     context_parallel.check_is_on(op, given)
+    shapes = shapes_of(op, given, options)
     written = _written(op, given)
     plan = _plan_of(op, given, options, written)
     parts = {name: _part(op, plan, name, x, name in written) for name, x in given.items()}
     results = op(**options | parts | _place(plan, options))
-    return put_together(op, results, lambda name, x: _whole(plan, given, name, x))
+    return put_together(op, results, lambda name, x: _whole(plan, name, x, shapes[name]))
 
 
 def on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
@@ -80,6 +81,16 @@ def on_one_mesh(op: Any, tensors: Mapping[str, Tensor]) -> dict[str, DTensor]:
             "place; expected calls from the ranks of the mesh alone"
         )
     return found
+
+
+def shapes_of(
+    op: Any, given: Mapping[str, DTensor], options: dict[str, Any]
+) -> dict[str, torch.Size]:
+    """Those of the results as a whole. The operator judges the tensors as a whole, too: the parts
+    of tensors that do not fit may fit each other."""
+    whole = {n: torch.empty(x.shape, dtype=x.dtype, device="meta") for n, x in given.items()}
+    named = zip((result.name for result in op._schema.returns), op(**options | whole), strict=True)
+    return {name: x.shape for name, x in named if x is not None}
 
 
 def _written(op: Any, given: Mapping[str, DTensor]) -> list[str]:
@@ -142,31 +153,24 @@ def _part(op: Any, plan: Plan, name: str, x: DTensor, is_written: bool) -> Tenso
     return local.narrow(plan.layout(name, x.dim())[HEADS], share.head, 1)
 
 
-def _whole(plan: Plan, given: Mapping[str, DTensor], name: str, local: Tensor) -> DTensor:
+def _whole(plan: Plan, name: str, local: Tensor, shape: torch.Size) -> DTensor:
     """A result of all processes together, of which this one has computed `local`."""
-    of = name.removeprefix("grad_")
+    of, otherwise = name.removeprefix("grad_"), Replicate()
     if of != name:
-        shape = list(given[of].shape)
-        local = _gradient_of_all_heads(plan, of, local, shape)
-        placements = plan.placements(of, shape, Partial("sum"))
-    else:
-        shape = list(local.shape)
-        for label, dim in plan.layout(name, local.dim()).items():
-            shape[dim] = plan.sizes[label]
-        placements = plan.placements(name, shape, Replicate())
-    return whole_of(local, plan.mesh, placements, shape)
+        local, otherwise = _gradient_of_all_heads(plan, of, local, shape), Partial("sum")
+    return whole_of(local, plan.mesh, plan.placements(of, shape, otherwise), shape)
 
 
 def whole_of(
-    local: Tensor, mesh: DeviceMesh, placements: list[Placement], shape: list[int]
+    local: Tensor, mesh: DeviceMesh, placements: list[Placement], shape: torch.Size
 ) -> DTensor:
     # Its dimensions lie in memory in the order of `local`'s: what torch can view of the one it can
     # then view of the other.
     strides = torch.empty_permuted(shape, local.dim_order(), device="meta").stride()
-    return DTensor.from_local(local, mesh, placements, shape=torch.Size(shape), stride=strides)
+    return DTensor.from_local(local, mesh, placements, shape=shape, stride=strides)
 
 
-def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: list[int]) -> Tensor:
+def _gradient_of_all_heads(plan: Plan, of: str, local: Tensor, shape: torch.Size) -> Tensor:
     """The gradient of the one head of a key or a value that a call got, among zeros."""
     share = plan.share(of, shape)
     if share is None or share.head is None or share.heads == 1:
