@@ -8,6 +8,7 @@ import math
 import threading
 import types
 import weakref
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -196,10 +197,53 @@ def by_set(x):
     return lambda s, b, h, q, k: s * sum(numbers)
 
 
+def by_module_of_torch(x):
+    module = torch.nn.ELU(x)
+    return lambda s, b, h, q, k: module(s)
+
+
+def by_container(x):
+    modules = torch.nn.ModuleList([torch.nn.Sequential(Scale(x))])
+    return lambda s, b, h, q, k: modules[0](s)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def forward(self, s):
+        return s * self.x
+
+
+def by_method_of_dict(x):
+    get = {"cap": x}.get
+    return lambda s, b, h, q, k: s * get("cap")
+
+
+def by_attribute_of_tensor(x):
+    table = torch.ones(3)
+    table.cap = x
+    return lambda s, b, h, q, k: s * table[h] * table.cap
+
+
+class Window(NamedTuple):
+    size: int
+
+    def scaled(self, s):
+        return s * LAZY.cap
+
+
+def by_method_of_named_tuple(x):
+    LAZY.cap, window = x, Window(3)
+    return lambda s, b, h, q, k: window.scaled(s)
+
+
 WAYS = [by_closure, by_default, by_keyword, by_partial, by_inner_function, by_nested_code,
         by_module, by_callable_module, by_object, by_list, by_masks_of_torch, by_wrapper,
         by_objects_made_when_asked, by_number_of_numpy, by_decorated,
-        by_lazy_module, by_set]  # fmt: skip
+        by_lazy_module, by_set, by_module_of_torch, by_container, by_method_of_dict,
+        by_attribute_of_tensor, by_method_of_named_tuple]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -16,7 +16,7 @@ from qkv._code import words_in
 _MOST = 2000  # parts of a key: what is larger takes as long to look up as to trace
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "qkv"})
 _PLAIN = frozenset({int, bool, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device})
-_BY_IDENTITY = frozenset({BuiltinFunctionType, OpOverload, OpOverloadPacket, type(str.join)})
+_BY_IDENTITY = frozenset({OpOverload, OpOverloadPacket, type(str.join)})
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
 _MISSING = object()
 
@@ -89,13 +89,16 @@ class _Walk:
             self.seen[id(x), id(code)] = len(self.seen), x
             _WALKS.get(kind, _Walk.other)(self, x, code)
 
-    def tensor(self, x: Tensor, _: _Code) -> None:
+    def tensor(self, x: Tensor, code: _Code) -> None:
         number = self.numbers.setdefault(id(x), len(self.tensors))
         if number < len(self.tensors):  # met before
             self.parts += (Tensor, number)
         else:
             self.tensors.append(x)
             self.parts += (Tensor, x.dtype, x.shape, x.device, x.layout)
+        for name in code.names & x.__dict__.keys():  # that the user gave it
+            self.parts.append(name)
+            self(x.__dict__[name], code)
 
     def function(self, x: FunctionType, _: _Code) -> None:
         is_foreign = _is_foreign(x.__module__)
@@ -116,6 +119,13 @@ class _Walk:
                 if name in x.__globals__:
                     self.parts.append(name)
                     self(x.__globals__[name], code)
+
+    def builtin(self, x: Any, code: _Code) -> None:
+        """A method of an object of Python's, such as `dict.get`, follows from what is in that."""
+        is_function = x.__self__ is None or isinstance(x.__self__, (ModuleType, type))
+        self.parts.append(x if is_function else x.__name__)
+        if not is_function:
+            self(x.__self__, code)
 
     def partial(self, x: functools.partial[Any], code: _Code) -> None:
         self.parts.append("partial")
@@ -151,7 +161,8 @@ class _Walk:
         if isinstance(x, Tensor):
             return self.tensor(x, code)
         if isinstance(x, (tuple, list)):
-            return self.sequence(x, code)
+            self.sequence(x, code)
+            return None if _is_foreign(kind.__module__) else self.attributes(x, {}, code)
         if isinstance(x, ModuleType):
             return self.module(x, code)
         if isinstance(x, (Number, str)):  # such as members of enum and numbers of numpy
@@ -168,14 +179,22 @@ class _Walk:
         if state is None or hooks or isinstance(x, dict):
             raise Unkeyed
         self.parts.append(kind)
-        if is_module:
-            state = {**x._buffers, **x._parameters, **x._modules, **state}
-        else:
-            self.dictionary(state, code)
-        self.attributes(x, state, code)
         call = getattr(kind, "forward" if is_module else "__call__", None)
-        if isinstance(call, FunctionType) and not _is_foreign(call.__module__):
-            self(MethodType(call, x), code)
+        is_function = isinstance(call, FunctionType)
+        own = call if is_function and not _is_foreign(call.__module__) else None
+        if not is_module:
+            self.dictionary(state, code)
+        else:
+            state = {**x._buffers, **x._parameters, **x._modules, **state}
+            # A user's module may be a whole model, of which the names in its code count. Those in
+            # torch's code are not followed: all of an ELU counts, and of a container of modules.
+            is_torchs = own is None and call is not torch.nn.Module.forward
+            if is_torchs or hasattr(kind, "__getitem__"):
+                public = {name: y for name, y in state.items() if name[0] != "_"}
+                self.dictionary(public, code)
+        self.attributes(x, state, code)
+        if own is not None:
+            self(MethodType(own, x), code)
         return None
 
     def attributes(self, x: Any, state: dict[str, Any], code: _Code) -> None:
@@ -193,6 +212,7 @@ _WALKS: dict[type, Any] = {
     FunctionType: _Walk.function,
     functools.partial: _Walk.partial,
     MethodType: _Walk.method,
+    BuiltinFunctionType: _Walk.builtin,
     ModuleType: _Walk.module,
     dict: _Walk.dictionary,
     tuple: _Walk.sequence,
