@@ -24,6 +24,7 @@ SMALL = torch.arange(250, 250 + S).to(torch.uint8)
 SEEN = torch.arange(S) % 3 > 0
 LEARNED = torch.tensor(0.7, dtype=torch.float64)
 POINTS = torch.randn(S, 3, dtype=torch.float64)
+PLACES = torch.randint(5, (S, 2))
 TURN = torch.randn(2, 3, dtype=torch.float64)
 LONG = torch.randn(S, 33)
 SPARSE = torch.eye(S).to_sparse()
@@ -76,6 +77,9 @@ FUNCTIONS = {
     "activations": lambda s, b, h, q, k: (
         F.silu(s) + F.softplus(s, 2) + F.gelu(s, approximate="tanh") + F.elu(s) + F.celu(s, 2.0)
         + F.logsigmoid(s) + F.relu(s) + F.leaky_relu(s) + F.hardswish(s) + torch.logaddexp(s, s * 2)
+    ),
+    "rows without a gradient": torch.no_grad()(
+        lambda s, b, h, q, k: b + (PLACES[q] - PLACES[k]).view(2, 1).abs().sum().float()
     ),
     "rows": lambda s, b, h, q, k: (
         s * ((POINTS[q] - POINTS[k]) * torch.tensor([1.0, 2.0, 3.0])).norm()
@@ -228,6 +232,35 @@ def test_a_table_gets_no_gradient_of_what_is_without_one():
     torch.testing.assert_close(program.tables, torch.cat([table, table.exp()]))
     program.tables.sum().backward()
     assert torch.equal(table.grad, torch.ones(H))
+
+
+@pytest.mark.parametrize("is_row", [False, True])
+def test_what_is_looked_up_without_a_gradient(is_row):
+    table = torch.randn(H, L + S, requires_grad=True)
+
+    def score_mod(s, b, h, q, k):
+        with torch.no_grad():
+            found = table[h] if is_row else table[h, q]
+        return s + (found[q] if is_row else found) * table[h, k]
+
+    program = trace(score_mod, torch.float32)
+    assert torch.equal(program.tables, torch.cat([table.flatten()] * 2))
+    program.tables.sum().backward()
+    assert torch.equal(table.grad, torch.ones_like(table))
+
+
+def test_padding_of_an_embedding_gets_no_gradient():
+    weights = torch.randn(2, L + S, H, requires_grad=True)
+
+    def score_mod(s, b, h, q, k):
+        found = F.embedding(q + k, weights[1], padding_idx=3)[h]
+        return s + found + F.embedding(k, weights[b], padding_idx=3)[h]
+
+    program = trace(score_mod, torch.float32)
+    program.tables.sum().backward()
+    expected = torch.ones_like(weights)  # of one table
+    expected[:, 3] = 0
+    assert torch.equal(weights.grad, expected)
 
 
 @pytest.mark.parametrize("through", ["grad", "jvp", "vmap"])

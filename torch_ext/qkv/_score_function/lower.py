@@ -111,6 +111,7 @@ class _Lowering:
         self.captured = {node: x for x, node in recording.captured}
         self.p = Instructions()
         self.tables: list[tuple[Node, str]] = []
+        self.derived: dict[tuple[Any, ...], Node] = {}  # tables, by those that they are made of
         self.registers: dict[Node, Register] = {}
         names = ("score", "batch", "head", "query", "key")
         for node, x in zip(recording.arguments, names, strict=True):
@@ -193,7 +194,8 @@ class _Lowering:
         if item not in self.tables:
             self.tables.append(item)
         line: Line = ("load", self.tables.index(item), *(x.number for x in indices if x))
-        found = self.p.line(line, "f" if is_float else "i", has_gradient=is_float)
+        has_gradient = is_float and table.function is not _DETACH
+        found = self.p.line(line, "f" if is_float else "i", has_gradient=has_gradient)
         return self.p.of(found, kind)
 
     def entry(self, node: Node) -> tuple[Node, list[Any]]:
@@ -214,6 +216,11 @@ class _Lowering:
         else:
             given = node.args[1] if node.name == "index" else [node.args[1]]
             chosen = {d: self.index(x, node) for d, x in enumerate(given) if x is not None}
+        if table.level == CAPTURED and table.like.is_floating_point():
+            if node.name == "embedding" and node.args[2:] and node.args[2] >= 0:
+                table = self.padded(table, free[0], node.args[2])
+            if not node.has_gradient:
+                table = self.detached(table)
         for d, x in chosen.items():
             n = table.like.size(free[d])
             if x.value is not None and not -n <= x.value < n:
@@ -221,6 +228,20 @@ class _Lowering:
                 raise Refused(what, node.place, f"{-n} to {n - 1} is expected")
             found[free[d]] = x
         return table, found
+
+    def detached(self, table: Node) -> Node:
+        if table.function is _DETACH:
+            return table
+        made = Node(table.like, CAPTURED, table.place, _DETACH, (table,))
+        return self.derived.setdefault((table,), made)
+
+    def padded(self, table: Node, dim: int, padding_idx: int) -> Node:
+        """The same numbers, of which those at `padding_idx` get no gradient."""
+        sizes = table.like.shape[dim:]
+        at = (torch.arange(sizes[0]) == padding_idx).view(-1, *[1] * (len(sizes) - 1))
+        given = (Node(at, CONSTANT, table.place), self.detached(table), table)
+        made = Node(table.like, CAPTURED, table.place, torch.ops.aten.where.self, given)
+        return self.derived.setdefault((table, dim, padding_idx), made)
 
     def index(self, x: Node, node: Node) -> Register:
         if x.like.dim() or self.kind(x) != "i":

@@ -38,7 +38,7 @@ class _Rows:
     def unroll(self, node: Node) -> None:
         rows = [x for x in node.inputs if x.like.dim()]
         found: list[Node] | None = None
-        if any(x.level == ARGUMENT and x.like.numel() <= _MOST for x in rows):
+        if any(x.level == ARGUMENT and 0 < x.like.numel() <= _MOST for x in rows):
             found = self.computed(node, rows)
         if found is not None and not node.like.dim():
             last = found[0]
@@ -52,8 +52,8 @@ class _Rows:
             return None
         if node.name in FOLDS:
             return self.folded(node)
-        if node.name in _SAME_ORDER and node.has_gradient:
-            return self.numbers(rows[0])
+        if node.name in _SAME_ORDER:
+            return [self.new(node, _aten.alias.default, x) for x in self.numbers(rows[0])]
         if node.name == "select" and rows[0] in self.known:
             dim, n = node.args[1:]
             order = self.order(rows[0]).select(dim, n).flatten().tolist()
