@@ -658,6 +658,37 @@ def test_refused_where_it_differs():
     assert "left: its softmax" in repr(conversion) and not conversion.changed
 
 
+def rows_that_see_nothing(way):
+    """The second call has some, whose weights are then not equal, or not 0."""
+    causal, padding = torch.ones(5, 5).triu(1).bool(), torch.arange(5) < 1
+    bias, low = torch.randn(2, 5, 5), torch.tensor(torch.finfo(torch.float32).min)
+
+    def body(self, query, key, value):
+        is_hidden = padding & (self.calls > 1)
+        self.calls += 1
+        scores = (query @ key.mT).masked_fill(causal, -torch.inf if way == "max" else -1e4)
+        if way == "max":
+            return torch.max(scores.masked_fill(is_hidden, -torch.inf), low).softmax(-1) @ value
+        scores = scores + (bias if way == "bias" else 3.0)
+        return scores.masked_fill(is_hidden, -1e4).softmax(-1) @ value
+
+    return body
+
+
+@pytest.mark.parametrize("way", ["bias", "number", "max"])
+def test_rows_that_see_nothing(way):
+    torch.manual_seed(0)
+    layer, x = Attention(rows_that_see_nothing(way)), torch.randn(3, 5, 8)
+    layer.calls = 2
+    expected = layer(x)
+    conversion = qkv.convert(layer)
+    layer.calls = 0
+    for _ in range(2):
+        layer(x)
+    assert conversion.changed and not conversion.left
+    assert_close(layer(x), expected)
+
+
 def test_weights_that_are_looked_at_later():
     """As a training loop logs them, where no gradients are recorded."""
 
@@ -731,6 +762,28 @@ def test_autocast(autocast):
         found = layer(x)
     assert not conversion.left and found.dtype == expected.dtype
     assert_close(found, expected, rtol=0, atol=0.02 if autocast else 1e-5)
+
+
+def test_autocast_of_values_in_float32():
+    """What it gives has autocast's dtype; so have weights that are looked at after it."""
+
+    def body(self, query, key, value):
+        self.scores = query.float() @ key.float().mT
+        return self.scores.softmax(-1) @ value.float()
+
+    torch.manual_seed(0)
+    layer, x = Attention(body), torch.randn(3, 5, 8)
+    expected = []
+    for is_converted in (False, True):
+        conversion = qkv.convert(layer) if is_converted else None
+        layer(x)
+        with torch.no_grad(), torch.autocast("cpu", torch.float16):
+            output, found = layer(x), layer.scores
+        expected.append((output, found + 0))
+    assert conversion.changed
+    assert expected[0][0].dtype == expected[1][0].dtype == torch.float16
+    assert_close(expected[1][0], expected[0][0], rtol=0, atol=2e-3)
+    assert torch.equal(expected[1][1], expected[0][1])
 
 
 @pytest.mark.parametrize("duplicate", [

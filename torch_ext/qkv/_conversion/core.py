@@ -89,14 +89,16 @@ def attend(core: Core, shape: torch.Size, value: Tensor) -> Tensor | None:
     if any(x not in (1, y) for x, y in zip(value.shape[:-2], shape[:-2], strict=True)):
         return None
     query, key, arranged = core.query, core.key, _arranged(value, shape[:-2], core.lead)
-    if not torch.is_autocast_enabled("cpu"):
+    is_autocast = torch.is_autocast_enabled("cpu")
+    if not is_autocast:
         dtype = torch.promote_types(core.query.dtype, value.dtype)
         query, key, arranged = (x.to(dtype) for x in (query, key, arranged))
     bias, mask = _two(core.terms)
     output = attention(query, key, arranged, mask, core.dropout, bias=bias, scale=core.scale)
+    dtype = output.dtype if is_autocast else value.dtype
     if core.blind is not None:  # which attention gives 0
         output = output + core.blind * arranged.mean(-2, keepdim=True)
-    return output.reshape(*shape[:-1], value.shape[-1]).to(value.dtype).contiguous()
+    return output.reshape(*shape[:-1], value.shape[-1]).to(dtype).contiguous()
 
 
 def _two(terms: tuple[Tensor, ...]) -> list[Tensor | None]:
@@ -147,8 +149,12 @@ def _is_shaped(x: Tensor, shape: torch.Size) -> bool:
 
 
 def _plus(core: Core, shape: Any, other: Any, *, alpha: float = 1) -> Core | None:
-    if core.stage != "scores" or isinstance(other, (Core, int, float)):
-        return core if core.stage == "scores" else None  # what is the same for all keys
+    if core.stage != "scores":
+        return None
+    if core.fill != -torch.inf:  # which stays what it is
+        core = core._replace(fill=math.nan)
+    if isinstance(other, (Core, int, float)):  # what is the same for all keys
+        return core
     if not isinstance(other, Tensor) or not _is_shaped(other, shape):
         return None
     if not other.is_floating_point() or core.blind is not None:
@@ -247,9 +253,13 @@ def _greatest(core: Core, shape: Any, dim: Any, keepdim: bool = False) -> Core |
 
 
 def _at_least(core: Core, shape: Any, low: Any) -> Core | None:
-    """Finite where it was -inf."""
+    """Finite where it was -inf, so that a row of nothing else has equal weights."""
     is_low = isinstance(low, Tensor) and low.dim() == 0 and bool(low <= _HIDES)
-    return core if is_low and core.stage == "scores" else None
+    if not is_low or core.stage != "scores":
+        return None
+    parts = [torch.tensor(False), *(x == -torch.inf for x in core.terms)]
+    hidden = functools.reduce(torch.logical_or, parts)
+    return None if hidden.all(-1).any() else core._replace(fill=max(core.fill, low.item()))
 
 
 _RULES: dict[str, Callable[..., Core | None]] = {

@@ -38,10 +38,10 @@ SMALL = 16_000_000
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def _modes() -> tuple[bool, bool, bool]:
+def _modes() -> tuple[bool, bool, bool, torch.dtype]:
     """What a function that is called now goes by, whenever it runs."""
-    autocast = torch.is_autocast_enabled("cpu")
-    return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), autocast
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), *autocast
 
 
 def _version(x: Any) -> int | None:
@@ -74,11 +74,11 @@ class Step:
                     "convert: weights that a layer returned or kept are looked at after a tensor "
                     "that they are made of has changed; look at them before, or undo its conversion"
                 )
-            inference, grad, autocast = self.state
+            inference, grad, autocast, dtype = self.state
             args = [x.run() if type(x) is Step else x for x in self.args]
             with (
                 _C.DisableTorchFunction(), torch.inference_mode(inference),
-                torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=autocast),
+                torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast),
             ):  # fmt: skip
                 self.value = self.function(*args, **self.kwargs)
             self.args = ()
