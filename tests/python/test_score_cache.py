@@ -309,6 +309,8 @@ def test_values_of_tensors_are_read_for_each_call():
     assert program.indices.tolist() == ids.tolist() and program.tables.equal(table)
     program.tables.sum().backward()
     assert table.grad.equal(torch.ones(9))
+    ids.data = torch.arange(9) * 2
+    assert trace(score_mod, torch.float32).indices.tolist() == ids.tolist()
     ids = torch.arange(9).flip(0)
     assert is_known(score_mod) and trace(score_mod, torch.float32).indices[0] == 8
     table = torch.randn(10)

@@ -48,12 +48,13 @@ class Remembered:
     nothing is written to them."""
 
     def __init__(self) -> None:
-        self._last: tuple[list[weakref.ref[Tensor]], list[int], Any] | None = None
+        self._last: tuple[list[weakref.ref[Tensor]], list[tuple[int, int]], Any] | None = None
 
     def of(self, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
         if not all(_is_plain(x) and not x.is_inference() for x in tensors):
             return make()
-        versions, last = [x._version for x in tensors], self._last
+        # `x.data = y` is no new version.
+        versions, last = [(x._version, x.data_ptr()) for x in tensors], self._last
         if last is not None and last[1] == versions:
             if all(of() is x for of, x in zip(last[0], tensors, strict=True)):
                 return last[2]
