@@ -46,12 +46,15 @@ def convert_layer(module: nn.Module) -> Found | None:
         return None
     if isinstance(module, nn.MultiheadAttention):
         return Found(f"{name} is a subclass of torch.nn.MultiheadAttention, with ways of its own")
-    if library not in ("torch", "qkv") and _writes_attention(module):
-        route_written(module)
-        return _changed(module, f"the attention that {name} writes out -> qkv.attention")
-    if library not in ("torch", "qkv") and calls_sdpa(type(module)):
-        route_sdpa(module)
-        return _changed(module, _ROUTED)
+    if library not in ("torch", "qkv"):
+        is_written = writes_attention(type(module))
+        # Not one with an attention inside that gives a scripted function what it computes.
+        if is_written and not any(calls_scripted(type(x)) for x in module.modules()):
+            route_written(module)
+            return _changed(module, f"the attention that {name} writes out -> qkv.attention")
+        if calls_sdpa(type(module)):
+            route_sdpa(module)
+            return _changed(module, _ROUTED)
     is_attention = "attention" in name.lower() and weighs(type(module))
     return Found(f"{name} is no layer that qkv knows") if is_attention else None
 
@@ -65,12 +68,6 @@ def _restore(module: nn.Module) -> None:
 def _changed(module: nn.Module, what: str) -> Found:
     _converted.add(module)
     return Found(what, lambda: _restore(module))
-
-
-def _writes_attention(module: nn.Module) -> bool:
-    """Not one with an attention inside that gives a scripted function what it computes."""
-    is_written = writes_attention(type(module))
-    return is_written and not any(calls_scripted(type(x)) for x in module.modules())
 
 
 def _timm(module: Any) -> Found:

@@ -38,12 +38,6 @@ SMALL = 16_000_000
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def _modes() -> tuple[bool, bool, bool, torch.dtype]:
-    """What a function that is called now goes by, whenever it runs."""
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), *autocast
-
-
 def _version(x: Any) -> int | None:
     """Counts how often a tensor was changed in place, where torch counts that."""
     return x._version if isinstance(x, Tensor) and not x.is_inference() else None
@@ -52,12 +46,14 @@ def _version(x: Any) -> int | None:
 class Step:
     """A function of tensors and of other steps that has not been called yet."""
 
-    __slots__ = ("__weakref__", "args", "core", "function", "kwargs", "layer", "state", "value",
-                 "versions")  # fmt: skip
+    __slots__ = ("__weakref__", "args", "autocast", "core", "function", "kwargs", "layer", "state",
+                 "value", "versions")  # fmt: skip
 
     def __init__(self, layer: Any, core: Core, function: Any, args: Any, kwargs: Any):
-        self.state = _modes()
-        if not self.state[1] and core.has_gradient():  # none of what it gives has one
+        # What the function goes by, whenever it runs.
+        self.state = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        self.autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+        if not torch.is_grad_enabled() and core.has_gradient():  # none of what it gives has one
             core = core.without_gradient()
         self.layer, self.core, self.value = layer, core, None
         self.function, self.kwargs = function, kwargs
@@ -74,11 +70,11 @@ class Step:
                     "convert: weights that a layer returned or kept are looked at after a tensor "
                     "that they are made of has changed; look at them before, or undo its conversion"
                 )
-            inference, grad, autocast, dtype = self.state
+            inference, grad = self.state
             args = [x.run() if type(x) is Step else x for x in self.args]
             with (
                 _C.DisableTorchFunction(), torch.inference_mode(inference),
-                torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast),
+                torch.set_grad_enabled(grad), torch.autocast("cpu", *self.autocast),
             ):  # fmt: skip
                 self.value = self.function(*args, **self.kwargs)
             self.args = ()

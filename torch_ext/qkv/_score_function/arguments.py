@@ -22,8 +22,7 @@ def arguments_of(
 
     sizes: B, H, L and S. taken: the options that the caller gives, which are left alone.
     """
-    is_compiling = torch.compiler.is_dynamo_compiling()
-    if not is_compiling and torch._C._get_tracing_state() is not None:
+    if not torch.compiler.is_dynamo_compiling() and torch._C._get_tracing_state() is not None:
         # Sizes are tensors for torch.jit.trace, which the options could not be.
         return keywords_of_program(score_mod, query)
     text, known, tables, indices = program_of(score_mod, query)

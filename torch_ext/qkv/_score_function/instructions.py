@@ -26,14 +26,10 @@ class Instructions:
     """Instructions in their order. The same one twice is one."""
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
-        self.known: dict[Line, Register] = {}
+        self.lines: dict[Line, Register] = {}
 
     def line(self, line: Line, kind: str, **state: Any) -> Register:
-        if line not in self.known:
-            self.known[line] = Register(len(self.lines), kind, **state)
-            self.lines.append(line)
-        return self.known[line]
+        return self.lines.setdefault(line, Register(len(self.lines), kind, **state))
 
     def __call__(self, name: str, *inputs: Register) -> Register:
         kind = _RESULT.get(name, inputs[-1].kind)
@@ -98,9 +94,9 @@ def _add(p: Instructions, kind: str, a: Any, b: Any, alpha: Any = 1, sign: str =
 
 
 def _div(p: Instructions, kind: str, a: Any, b: Any, rounding_mode: str | None = None) -> Register:
-    if rounding_mode is None:
-        return _each("div")(p, kind, a, b)
     a, b = p.of(a, kind), p.of(b, kind)
+    if rounding_mode is None:
+        return p("div", a, b)
     if rounding_mode == "floor":
         return p("floordiv", a, b)
     if kind == "f":

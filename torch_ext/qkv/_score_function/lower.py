@@ -135,7 +135,7 @@ class _Lowering:
                 offsets[kind] += prod(sizes)
                 parts[kind].append(node)
         place = {node: n for n, (_, node) in enumerate(self.recording.captured)}
-        program = needed(tables, self.p.lines, final)
+        program = needed(tables, list(self.p.lines), final)
         text, of = written(*program), known(*program)
         return Lowered(text, of, floating, parts["float"], parts["int"], place)
 
