@@ -156,6 +156,19 @@ def test_traced_after_a_graph_break():
     assert found[:2] == true[:2] and found[2].equal(table) and found[3] is None
 
 
+def test_compiled_for_any_number():
+    """That torch.compile makes a symbol of, once it has changed."""
+    tensors = torch.randn(3, 1, 2, 5, 8, dtype=torch.float64)
+
+    def call(cap):
+        double = cap * 2
+        return qkv.flex_attention(*tensors, lambda s, *_: double * torch.tanh(s / cap))
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for cap in (1.5, 2.5, 3.25):
+        torch.testing.assert_close(compiled(cap), call(cap))
+
+
 def test_compiled_for_any_length():
     table = numbers(H, 2 * S)
     count = CompileCounterWithBackend("aot_eager")

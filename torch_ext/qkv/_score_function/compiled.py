@@ -69,9 +69,9 @@ class _Lines(torch.fx.Interpreter):
 
 
 def _stand_in(x: Any) -> Any:
-    """With sizes that are numbers: tables have the sizes that they have now."""
+    """With numbers in place of symbols: tables have the sizes that they have now."""
     if not isinstance(x, torch.Tensor):
-        return int(x)
+        return float(x) if isinstance(x, (float, torch.SymFloat)) else int(x)
     return torch.zeros((), dtype=x.dtype).expand([int(n) for n in x.shape])
 
 
