@@ -340,6 +340,9 @@ def test_what_has_no_key_is_traced_each_time():
     assert not is_known(by_many) and not is_known(by_many)
     first = text(by_property(2.0))  # which has an attribute that raises
     assert text(by_property(3.0)) != first
+    scripted = torch.jit.script(Scale(2.0))
+    by_script = lambda s, b, h, q, k: scripted(s)  # noqa: E731
+    assert not is_known(by_script) and not is_known(by_script)
     by_iterator = lambda s, b, h, q, k: s * next(hidden)[h]  # noqa: E731
     assert not is_known(by_iterator) and not is_known(by_iterator)
 

@@ -176,25 +176,24 @@ class _Walk:
         state = getattr(x, "__dict__", None)
         is_module = isinstance(x, torch.nn.Module)
         hooks = is_module and (x._forward_hooks or x._forward_pre_hooks)
-        if state is None or hooks or isinstance(x, dict):
+        if state is None or hooks or isinstance(x, (dict, torch.jit.ScriptModule)):
             raise Unkeyed
         self.parts.append(kind)
-        call = getattr(kind, "forward" if is_module else "__call__", None)
-        is_function = isinstance(call, FunctionType)
-        own = call if is_function and not _is_foreign(call.__module__) else None
-        if not is_module:
-            self.dictionary(state, code)
-        else:
+        if is_module:
             state = {**x._buffers, **x._parameters, **x._modules, **state}
-            # A user's module may be a whole model, of which the names in its code count. Those in
-            # torch's code are not followed: all of an ELU counts, and of a container of modules.
-            is_torchs = own is None and call is not torch.nn.Module.forward
-            if is_torchs or hasattr(kind, "__getitem__"):
-                public = {name: y for name, y in state.items() if name[0] != "_"}
-                self.dictionary(public, code)
+            # Of a user's module, which may be a whole model, the names in its code count. Torch's
+            # code, and that of containers, calls modules that it does not name.
+            if _is_foreign(kind.__module__) or hasattr(kind, "__getitem__"):
+                self.dictionary(x._modules, code)
+        else:
+            self.dictionary(state, code)
         self.attributes(x, state, code)
-        if own is not None:
-            self(MethodType(own, x), code)
+        call = getattr(kind, "forward" if is_module else "__call__", None)
+        if isinstance(call, FunctionType):
+            if not _is_foreign(call.__module__):
+                self(MethodType(call, x), code)
+            elif is_module:  # such as ELU, with its alpha
+                self.attributes(x, state, _code_of(call.__code__))
         return None
 
     def attributes(self, x: Any, state: dict[str, Any], code: _Code) -> None:
