@@ -453,6 +453,9 @@ const OfReals kOfReals[] = {
     {"float 0.31\nmax 0 1\nmul 2 0", [](double x) { return std::max(x, .31) * x; }},
     {"float 1.3\nrem 0 1\nmul 2 0", [](double x) { return (x - std::floor(x / 1.3) * 1.3) * x; }},
     {"float 1.3\nfloordiv 0 1\nmul 2 0", [](double x) { return std::floor(x / 1.3) * x; }},
+    {"float -1.3\nrem 0 1\nmul 2 0", [](double x) { return (x + std::floor(x / -1.3) * 1.3) * x; }},
+    {"abs 0\nfloat inf\nrem 1 2\nmul 3 0", [](double x) { return std::abs(x) * x; }},
+    {"float inf\nfloordiv 0 1\nmul 2 0", [](double x) { return x < 0 ? -x : 0; }},
     {"float 0.31\ngt 0 1\nmul 0 0\nwhere 2 3 0", [](double x) { return x > .31 ? x * x : x; }},
     {"to_int 0\nto_float 1\nmul 2 0", [](double x) { return std::trunc(x) * x; }},
 };

@@ -202,6 +202,18 @@ def test_refusals_name_the_operation_and_the_line(words):
     assert __file__ in str(error.value) and f"line {line}" in str(error.value)
 
 
+@pytest.mark.parametrize("divisor", [0.1, -0.1, float("inf")])
+@pytest.mark.parametrize("f", [torch.floor_divide, torch.remainder])
+def test_quotients_that_a_division_rounds(f, divisor):
+    """1 / 0.1 is 10 in float64, and 0.1 is more than a tenth of 1."""
+    query = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64).view(1, 1, 3, 1)
+    key = torch.ones(1, 1, 3, 1, dtype=torch.float64)
+    _, lse = qkv.flex_attention(
+        query, key, key, lambda s, b, h, i, j: f(s, divisor), return_lse=True
+    )
+    torch.testing.assert_close(lse, f(query @ key.mT, divisor).logsumexp(-1))
+
+
 def test_numbers_beyond_int32_are_an_error_by_name():
     far = torch.tensor([0, 2**31])
     with pytest.raises(ValueError, match="'far' has 2147483648"):

@@ -8,6 +8,21 @@
 
 namespace qkv::QKV_ISA {
 
+// torch.remainder, which has the sign of q, and torch.floor_divide: as exact as fmod is, which p /
+// q is not, and right for an infinite q.
+inline bool has_other_sign(double rest, double q) { return rest != 0 && (rest < 0) != (q < 0); }
+
+inline double remainder_of(double p, double q) {
+  const double rest = std::fmod(p, q);
+  return has_other_sign(rest, q) ? rest + q : rest;
+}
+
+inline double floor_of_quotient(double p, double q) {
+  if (q == 0) return p / q;
+  const double rest = std::fmod(p, q), whole = std::nearbyint((p - rest) / q);
+  return has_other_sign(rest, q) ? whole - 1 : whole;
+}
+
 // Reals of one step, for which vectors have no instructions.
 template <class T>
 void run_real_by_lane(const program::Instruction& x, const StepSize& size, StepData to, StepData a,
@@ -22,9 +37,9 @@ void run_real_by_lane(const program::Instruction& x, const StepSize& size, StepD
     case Op::floor:
       return lanes(QKV_VECTORS(double p, double) { return std::floor(p); });
     case Op::floordiv:
-      return lanes(QKV_VECTORS(double p, double q) { return std::floor(p / q); });
+      return lanes(QKV_VECTORS(double p, double q) { return floor_of_quotient(p, q); });
     case Op::rem:
-      return lanes(QKV_VECTORS(double p, double q) { return p - std::floor(p / q) * q; });
+      return lanes(QKV_VECTORS(double p, double q) { return remainder_of(p, q); });
     default:
       return;
   }
