@@ -442,6 +442,8 @@ def test_builders_refuse():
         Spans.window(8, -2, 0)
     with pytest.raises(ValueError, match="first is -1, but 0 or more"):
         Spans.window(8, 2, 0, first=-1)
+    with pytest.raises(ValueError, match="first is -1, but 0 or more"):
+        Spans.tree([-1, 0], first=-1)
     with pytest.raises(ValueError, match="65 spans of a query, but at most 64"):
         Spans.from_mask(torch.arange(130)[None] % 2 == 0)
     with pytest.raises(ValueError, match="bool"):

@@ -174,6 +174,8 @@ class Spans:
         parents = torch.as_tensor(parents, device="cpu")
         if parents.dim() != 1:
             refuse("Spans.tree: parents", parents, "[L] is expected")
+        if first < 0:
+            refuse("Spans.tree: first", first, "0 or more is expected")
         numbers = parents.tolist()
         seen = torch.eye(len(numbers), dtype=torch.bool, device="cpu")
         seen = torch.nn.functional.pad(seen, (first, 0), value=True)
