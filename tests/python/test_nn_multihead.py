@@ -419,6 +419,12 @@ def test_learned_options():
     assert layer.double().alibi_slopes.dtype == torch.float64
 
 
+@pytest.mark.parametrize("window", [(), (1,), (1, 2, 3), 3], ids=str)
+def test_a_window_is_two_numbers(window):
+    with pytest.raises(ValueError, match=r"window_size is .*, but \(left, right\) or None"):
+        MultiheadAttention(E, H, window_size=window)
+
+
 @pytest.mark.parametrize("name", ["window_size", "alibi_slopes"])
 @pytest.mark.parametrize("extra", ["add_bias_kv", "add_zero_attn"])
 def test_options_that_count_from_the_last_key(name, extra):

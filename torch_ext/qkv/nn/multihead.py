@@ -87,6 +87,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             batch_first, device, dtype,
         )  # fmt: skip
         _keep_off_fast_path(self)
+        # One operator reads both numbers wherever they are.
+        if window_size is not None and (isinstance(window_size, int) or len(window_size) != 2):
+            wanted = "(left, right) or None is expected"
+            refuse("window_size", window_size, wanted, function="MultiheadAttention")
         self.scale, self.softcap, self.window_size = scale, softcap, window_size
         tensors = {"alibi_slopes": alibi_slopes, "sinks": sinks}
         for name, tensor in tensors.items():
