@@ -195,7 +195,7 @@ TEST_F(SelfAttention, ErrorsNameTheArgument) {
   EXPECT_EQ(message_of<c10::ValueError>([] { nn::MultiheadAttention(E, 0); }),
             "MultiheadAttention: embed_dim is 12 and num_heads 0, but 1 or more is expected");
   EXPECT_EQ(message_of([&] { layer(x, x.slice(2, 0, 8), x); }),
-            "MultiheadAttention: key is [5, 2, 8], but [L, 2, 12] is expected");
+            "MultiheadAttention: key is [5, 2, 8], but [S, 2, 12] is expected");
   EXPECT_EQ(message_of([&] { layer(x, x, x.slice(0, 0, 3)); }),
             "MultiheadAttention: value is [3, 2, 12], but [5, 2, 12] is expected");
   EXPECT_EQ(message_of([&] { layer(x, x, at::Tensor()); }),
@@ -204,9 +204,20 @@ TEST_F(SelfAttention, ErrorsNameTheArgument) {
             "MultiheadAttention: key_padding_mask is [2, 3], but [2, 5] is expected");
   EXPECT_EQ(message_of([&] { output(layer, {}, at::ones({L, 3})); }),
             "MultiheadAttention: attn_mask is [5, 3], but [5, 5] or [8, 5, 5] is expected");
-  EXPECT_EQ(message_of([&] { output(layer, {}, at::ones({L, L}, at::kLong)); }),
-            "MultiheadAttention: attn_mask is Long, but Bool (true = hidden) or a floating type is "
-            "expected");
+  EXPECT_EQ(
+      message_of([&] { output(layer, {}, at::ones({L, L}, at::kLong)); }),
+      "MultiheadAttention: attn_mask is Long, but Bool (true = hidden), Float or the dtype of "
+      "the projected query, Double, is expected");
+  EXPECT_EQ(message_of([&] { output(layer, at::zeros({B, L}, at::kHalf)); }),
+            "MultiheadAttention: key_padding_mask is Half, but Bool (true = hidden), Float or the "
+            "dtype of the projected query, Double, is expected");
+  const auto more = torch::nn::MultiheadAttentionOptions(E, H).add_zero_attn(true);
+  const auto causal = AttentionOptions().is_causal(true);
+  EXPECT_EQ(
+      message_of<c10::ValueError>([&] { nn::MultiheadAttention(more, causal); }),
+      "MultiheadAttention: scores has is_causal, window_size, spans or alibi_slopes, but none "
+      "of these is expected with add_bias_kv or add_zero_attn, whose keys are behind all "
+      "others; pass an attn_mask");
 }
 
 }  // namespace

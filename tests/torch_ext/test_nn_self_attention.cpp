@@ -132,6 +132,19 @@ TEST_P(Decoder, ACacheInPartsIsOneCall) {
   EXPECT_TRUE(at::equal(cache.lengths, at::full({B}, L)));
 }
 
+// No tokens at all make no tables, and the tables of another dtype are made anew.
+TEST_P(Decoder, ACacheOfAnotherDtypeBeginsWithNothing) {
+  torch::NoGradGuard guard;
+  nn::KvCache cache = layer->new_cache(B, L);
+  EXPECT_EQ(layer(x.slice(1, 0, 0), at::Tensor(), &cache).size(1), 0);
+  for (int64_t i = 0; i < 4; ++i) layer(x.slice(1, i, i + 1), at::Tensor(), &cache);
+  layer->to(torch::kFloat);
+  cache.keys = cache.keys.to(at::kFloat), cache.values = cache.values.to(at::kFloat);
+  const at::Tensor single = x.to(at::kFloat);
+  expect_close(layer(single.slice(1, 4, 5), at::Tensor(), &cache), layer(single).slice(1, 4, 5),
+               1e-5);
+}
+
 // Rows of other lengths, behind a boolean mask, are the rows by themselves; and only where a norm
 // comes first is the rotation a call of its own.
 TEST_P(Decoder, ACacheOfRowsOfOtherLengths) {
@@ -351,6 +364,8 @@ TEST_P(Reader, ErrorsNameTheArgument) {
             "CrossAttention: context is [2, 7, 12], but [B, S, 10] is expected");
   EXPECT_EQ(message_of([&] { layer(context, context); }),
             "CrossAttention: x is [2, 5, 10], but [B, L, 12] is expected");
+  EXPECT_EQ(message_of([&] { layer(x, context.slice(0, 0, 1)); }),
+            "CrossAttention: context is [1, 5, 10], but [2, S, 10] is expected");
   const nn::KvCache cache = layer->new_cache(context);
   EXPECT_EQ(message_of([&] { layer(x, context, at::Tensor(), &cache); }),
             "CrossAttention: context and cache are given, but an undefined context is expected "

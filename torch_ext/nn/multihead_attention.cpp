@@ -1,3 +1,4 @@
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros_like.h>
@@ -16,13 +17,15 @@ namespace {
 
 using at::Tensor;
 
-void check(const char* name, const Tensor& x, int64_t rows, int64_t batch, int64_t width) {
+// `rows`, of which any number fits if it is -1, are called `letter`.
+void check(const char* name, const Tensor& x, const char* letter, int64_t rows, int64_t batch,
+           int64_t width) {
   TORCH_CHECK(x.defined(), "MultiheadAttention: ", name, " is an undefined tensor");
   TORCH_CHECK(x.dim() == 3 && (rows < 0 || x.size(0) == rows) &&
                   (batch < 0 || x.size(1) == batch) && x.size(2) == width,
               "MultiheadAttention: ", name, " is ", x.sizes(), ", but [",
-              rows < 0 ? "L" : c10::str(rows), ", ", batch < 0 ? "B" : c10::str(batch), ", ", width,
-              "] is expected");
+              rows < 0 ? letter : c10::str(rows), ", ", batch < 0 ? "B" : c10::str(batch), ", ",
+              width, "] is expected");
 }
 
 // [B, H, S, D] with a row of `bias` [1, 1, E], if there is one, and with a row of zeros behind.
@@ -35,10 +38,17 @@ Tensor with_rows(const Tensor& x, const Tensor& bias, bool zeros) {
   return all.size() == 1 ? x : at::cat(all, 2);
 }
 
-void check_mask(const char* name, const Tensor& mask, const std::vector<at::DimVector>& shapes) {
-  TORCH_CHECK(mask.scalar_type() == at::kBool || mask.is_floating_point(),
-              "MultiheadAttention: ", name, " is ", mask.scalar_type(),
-              ", but Bool (true = hidden) or a floating type is expected");
+// dtype: that of the projected query. The operator, which has the mask under another name, would
+// speak of that.
+void check_mask(const char* name, const Tensor& mask, at::ScalarType dtype,
+                const std::vector<at::DimVector>& shapes) {
+  const at::ScalarType type = mask.scalar_type();
+  const bool is_cast = at::isReducedFloatingType(type) && dtype != at::kDouble &&
+                       at::autocast::is_autocast_enabled(at::kCPU);
+  TORCH_CHECK(type == at::kBool || type == at::kFloat || type == dtype || is_cast,
+              "MultiheadAttention: ", name, " is ", type,
+              ", but Bool (true = hidden), Float or the dtype of the projected query, ", dtype,
+              ", is expected");
   const bool fits = std::any_of(shapes.begin(), shapes.end(), [&](const at::DimVector& shape) {
     return mask.sizes() == at::IntArrayRef(shape);
   });
@@ -47,9 +57,11 @@ void check_mask(const char* name, const Tensor& mask, const std::vector<at::DimV
               shapes.size() > 1 ? c10::str(at::IntArrayRef(shapes[1])) : "", " is expected");
 }
 
-// Floating: -inf where a boolean mask hides.
+// Floating, and -inf where a boolean mask hides. At least float32, as the operator adds: so two
+// masks are summed without rounding, and a bias, which autocast does not cast, goes with any query.
 Tensor added(const Tensor& mask) {
-  if (mask.scalar_type() != at::kBool) return mask;
+  if (mask.scalar_type() != at::kBool)
+    return mask.to(at::promote_types(mask.scalar_type(), at::kFloat));
   return at::zeros_like(mask, mask.options().dtype(at::kFloat))
       .masked_fill(mask, -std::numeric_limits<double>::infinity());
 }
@@ -59,7 +71,7 @@ Tensor added(const Tensor& mask) {
 // (true hides) or floating (added); either may be undefined. With `more_keys` keys behind the S,
 // which every query sees. Throws c10::Error for other shapes and dtypes.
 void set_masks(AttentionOptions& options, const Tensor& key_padding_mask, const Tensor& attn_mask,
-               const std::array<int64_t, 4>& sizes, int64_t more_keys) {
+               at::ScalarType dtype, const std::array<int64_t, 4>& sizes, int64_t more_keys) {
   const auto& [B, H, L, S] = sizes;
   std::vector<Tensor> masks;  // what is boolean first: the operator's bias must be floating
   const auto add = [&](Tensor mask) {
@@ -67,11 +79,11 @@ void set_masks(AttentionOptions& options, const Tensor& key_padding_mask, const 
     masks.insert(mask.scalar_type() == at::kBool ? masks.begin() : masks.end(), mask);
   };
   if (attn_mask.defined()) {
-    check_mask("attn_mask", attn_mask, {{L, S}, {B * H, L, S}});
+    check_mask("attn_mask", attn_mask, dtype, {{L, S}, {B * H, L, S}});
     add(attn_mask.dim() == 3 ? attn_mask.unflatten(0, {B, H}) : attn_mask);
   }
   if (key_padding_mask.defined()) {
-    check_mask("key_padding_mask", key_padding_mask, {{B, S}});
+    check_mask("key_padding_mask", key_padding_mask, dtype, {{B, S}});
     add(key_padding_mask.unsqueeze(1).unsqueeze(1));
   }
   // The operator takes two. With a bias of the layer's own one is left for both.
@@ -94,6 +106,13 @@ void MultiheadAttentionImpl::reset() {
   TORCH_CHECK_VALUE(options.embed_dim() > 0 && options.num_heads() > 0,
                     "MultiheadAttention: embed_dim is ", options.embed_dim(), " and num_heads ",
                     options.num_heads(), ", but 1 or more is expected");
+  const bool more_keys = options.add_bias_kv() || options.add_zero_attn();
+  TORCH_CHECK_VALUE(
+      !more_keys ||
+          !(scores.is_causal() || scores.window_size() || scores.spans() || scores.alibi_slopes()),
+      "MultiheadAttention: scores has is_causal, window_size, spans or alibi_slopes, ",
+      "but none of these is expected with add_bias_kv or add_zero_attn, whose keys ",
+      "are behind all others; pass an attn_mask");
   const torch::nn::MultiheadAttentionImpl torchs(options);
   const auto take = [this](const char* name, const Tensor& parameter) {
     return register_parameter(name, parameter, parameter.defined());
@@ -112,9 +131,9 @@ std::tuple<Tensor, Tensor> MultiheadAttentionImpl::forward(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_padding_mask,
     bool need_weights, const Tensor& attn_mask, bool average_attn_weights) {
   const int64_t E = options.embed_dim(), H = options.num_heads();
-  check("query", query, -1, -1, E);
-  check("key", key, -1, query.size(1), options.kdim());
-  check("value", value, key.size(0), query.size(1), options.vdim());
+  check("query", query, "L", -1, -1, E);
+  check("key", key, "S", -1, query.size(1), options.kdim());
+  check("value", value, "S", key.size(0), query.size(1), options.vdim());
 
   const auto given = [](const Tensor& x) { return x.defined() ? std::optional(x) : std::nullopt; };
   const std::array<Tensor, 3> separate{q_proj_weight, k_proj_weight, v_proj_weight};
@@ -126,8 +145,8 @@ std::tuple<Tensor, Tensor> MultiheadAttentionImpl::forward(
   const Tensor v = with_rows(values, bias_v, options.add_zero_attn());
   AttentionOptions call = scores;
   call.attn_mask(std::nullopt);
-  set_masks(call, key_padding_mask, attn_mask, {q.size(0), H, q.size(2), key.size(0)},
-            k.size(2) - key.size(0));
+  set_masks(call, key_padding_mask, attn_mask, q.scalar_type(),
+            {q.size(0), H, q.size(2), key.size(0)}, k.size(2) - key.size(0));
   call.dropout_p(is_training() ? options.dropout() : 0.0).enable_gqa(false);
   return layer.attend({q, k, v}, 0, need_weights, average_attn_weights, call);
 }

@@ -49,7 +49,9 @@ const Tensor& tables_of_places(const SelfAttentionOptions& options, KvCache& cac
   // The operator refuses lengths that no row can have.
   const int64_t most = std::clamp<int64_t>(longest(cache), 0, blocks * cache.keys.size(2));
   const int64_t places = most + query.size(2), have = kept.defined() ? kept.size(1) : 0;
-  if (have < places) kept = tables(options, at::arange(std::max(places, 2 * have)), query);
+  // Without any place there are none of them yet; and a layer may have got another dtype.
+  if (!kept.defined() || have < places || kept.scalar_type() != wide(query))
+    kept = tables(options, at::arange(std::max(places, 2 * have)), query);
   return kept;
 }
 
@@ -135,7 +137,8 @@ void reset_others(Layer& layer) {
 void check_mask(const char* name, const Tensor& mask, const Tensor& query, int64_t added,
                 const KvCache* cache) {
   const at::ScalarType type = mask.scalar_type(), dtype = query.scalar_type();
-  const bool is_cast = mask.is_floating_point() && at::autocast::is_autocast_enabled(at::kCPU);
+  const bool is_cast = at::isReducedFloatingType(type) && dtype != at::kDouble &&
+                       at::autocast::is_autocast_enabled(at::kCPU);
   TORCH_CHECK(type == at::kBool || type == at::kFloat || type == dtype || is_cast, name,
               ": mask is ", type, ", but Bool (true = may attend), Float or the dtype of the ",
               "projected query, ", dtype, ", is expected");
@@ -161,8 +164,8 @@ void check_cache(const KvCache& cache, int64_t rows) {
 // with any query.
 Tensor added_to_cached(const Tensor& mask, const Tensor& query) {
   if (mask.scalar_type() == at::kBool)
-    return at::where(mask, at::scalar_tensor(0.f),
-                     at::scalar_tensor(-std::numeric_limits<float>::infinity()));
+    return at::where(mask, at::scalar_tensor(0, at::kFloat),
+                     at::scalar_tensor(-std::numeric_limits<float>::infinity(), at::kFloat));
   return mask.scalar_type() == query.scalar_type() ? mask : mask.to(at::kFloat);
 }
 
@@ -180,8 +183,9 @@ Tensor attended(const char* name, Layer& layer, const Tensor& query,
     TORCH_CHECK(dropout == 0, name, ": dropout is ", dropout,
                 ", but 0 is expected with a cache, or a layer in eval mode");
     const AttentionOptions& scores = layer.scores;
-    TORCH_CHECK(!scores.bias() && !scores.spans() && !scores.alibi_slopes() &&
-                    scores.score_program().empty(),
+    const auto is_given = [](const std::optional<Tensor>& x) { return x && x->defined(); };
+    TORCH_CHECK(!is_given(scores.bias()) && !is_given(scores.spans()) &&
+                    !is_given(scores.alibi_slopes()) && scores.score_program().empty(),
                 name, ": scores has bias, spans, alibi_slopes or score_program, but none of these ",
                 "is expected with a cache");
     if (mask.defined()) call.bias(added_to_cached(mask, query));
@@ -294,7 +298,11 @@ Tensor CrossAttentionImpl::forward(const Tensor& x, const Tensor& context, const
   TORCH_CHECK(!cache || !context.defined(), "CrossAttention: context and cache are given, but an ",
               "undefined context is expected beside a cache, which was made of one");
   std::optional<Tensor> key, value;
-  if (!cache) std::tie(key, value) = project(context);
+  if (!cache) {
+    std::tie(key, value) = project(context);
+    TORCH_CHECK(context.size(0) == x.size(0), "CrossAttention: context is ", context.sizes(),
+                ", but [", x.size(0), ", S, ", context_dim, "] is expected");
+  }
   const Tensor query = normed(all.slice(1, 0, H), q_norm, options);
   return attended("CrossAttention", *this, query, key, value, all.slice(1, H), mask, cache);
 }

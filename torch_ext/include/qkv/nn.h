@@ -36,7 +36,9 @@ class QKV_API MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAtte
       : MultiheadAttentionImpl(torch::nn::MultiheadAttentionOptions(embed_dim, num_heads)) {}
   // `scores`: what else the scores are made with (is_causal, window_size, scale, softcap, bias,
   // alibi_slopes, sinks). attn_mask, dropout_p and enable_gqa in it are not used. Throws c10::Error
-  // where embed_dim is no multiple of num_heads.
+  // where embed_dim is no multiple of num_heads, and for what goes by the places of keys
+  // (is_causal, window_size, spans, alibi_slopes) beside add_bias_kv and add_zero_attn, whose keys
+  // have none.
   explicit MultiheadAttentionImpl(const torch::nn::MultiheadAttentionOptions& options,
                                   const AttentionOptions& scores = {});
 
@@ -46,7 +48,7 @@ class QKV_API MultiheadAttentionImpl : public torch::nn::Cloneable<MultiheadAtte
   // grows with L * S. S counts the keys that add_bias_kv and add_zero_attn add.
   //
   // key_padding_mask [B, S], attn_mask [L, S] or [B * H, L, S]: bool, true hides the key, or
-  // floating, added to the scores. Differentiable as qkv::attention is. Throws
+  // float32 or the query's dtype, added to the scores. Differentiable as qkv::attention is. Throws
   // c10::Error, naming the argument.
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& query, const at::Tensor& key,
                                              const at::Tensor& value,

@@ -127,7 +127,7 @@ std::tuple<at::Tensor, at::Tensor> hard_attention(const at::Tensor& query, const
                                                   bool straight_through) {
   TORCH_CHECK_VALUE(options.dropout_p() == 0, "hard_attention: dropout_p is ", options.dropout_p(),
                     ", but 0 is expected: there is no dropout");
-  TORCH_CHECK(!options.sinks(),
+  TORCH_CHECK(!tensor_of(options.sinks()).defined(),
               "hard_attention: sinks is given, but nullopt is expected: "
               "sinks do not take part");
   Call call = call_of(ops::hard, query, key, value, options);

@@ -33,10 +33,11 @@ void check_indices(const Call& call) {
   const at::ScalarType type = indices.scalar_type();
   expect_dtype(type == at::kInt || type == at::kLong, call, arg::indices,
                ", but int32 or int64 is expected");
-  expect_shape<SymInt>(
-      query.dim() >= 3 && (indices.dim() == query.dim() || indices.dim() == query.dim() - 1), call,
-      arg::indices, ", but [..., L, k] or [..., Hkv, L, k] is expected for query ",
-      query.sym_sizes());
+  expect_shape<SymInt>(query.dim() >= 3, call, arg::query,
+                       ", but at least 3 dimensions are expected with indices: [..., H, L, D]");
+  expect_shape<SymInt>(indices.dim() == query.dim() || indices.dim() == query.dim() - 1, call,
+                       arg::indices, ", but [..., L, k] or [..., Hkv, L, k] is expected for query ",
+                       query.sym_sizes());
   Sizes<SymInt> sizes;
   check_dense(call, sizes);
   const int64_t last = indices.dim() < query.dim() ? 2 : 3;

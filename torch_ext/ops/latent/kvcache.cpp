@@ -150,9 +150,11 @@ std::tuple<at::Tensor, at::Tensor> latent_attention_with_kvcache(
     const std::optional<at::Tensor>& latents, const std::optional<at::Tensor>& rope_keys,
     const KvCacheOptions& options, std::optional<bool> absorb) {
   Call call = call_of(ops::latent_attention_with_kvcache, query_nope, cache, options);
-  TORCH_CHECK(!options.v_scale(), call.title(),
+  TORCH_CHECK(!tensor_of(options.v_scale()).defined(), call.title(),
               ": v_scale is given, but values are a part of the rows, whose scale is k_scale");
-  TORCH_CHECK(!options.rotary_cos() && !options.rotary_sin(), call.title(),
+  const bool rotates =
+      tensor_of(options.rotary_cos()).defined() || tensor_of(options.rotary_sin()).defined();
+  TORCH_CHECK(!rotates, call.title(),
               ": rotary_cos or rotary_sin is given, but nullopt is expected: query_rope and "
               "rope_keys are rotated already");
   call.set(arg::query_rope, query_rope);

@@ -76,7 +76,11 @@ std::tuple<Tensor, Tensor> multi_head(
   AttentionOptions options;
   options.attn_mask(attn_mask).dropout_p(dropout_p).is_causal(is_causal).scale(scale);
   options.softcap(softcap).alibi_slopes(alibi_slopes).bias(bias).spans(spans).sinks(sinks);
-  if (window_size) options.window_size({{(*window_size)[0], (*window_size)[1]}});
+  if (window_size) {
+    TORCH_CHECK_VALUE(window_size->size() == 2, "MultiheadAttention: window_size is ", *window_size,
+                      ", but two numbers are expected: (left, right), -1 for an open side");
+    options.window_size({{(*window_size)[0], (*window_size)[1]}});
+  }
   const MultiHead layer{heads, in_weights, in_bias, out_weight, out_bias};
   std::optional<at::AutoDispatchBelowADInplaceOrView> below;
   if (are_constant({query, key, value, in_weights[0], in_weights[in_weights.size() / 2],
