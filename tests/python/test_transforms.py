@@ -211,6 +211,14 @@ def test_traced_symbolically(name):
     torch.testing.assert_close(graph(*inputs), function(*inputs))
 
 
+def test_spans_traced_symbolically():
+    """What is given for them is known when the graph runs: Spans, their tensor, or none."""
+    graph = torch.fx.symbolic_trace(lambda x, spans: qkv.attention(x, x, x, spans=spans))
+    x, spans = torch.randn(B, H, 6, D), qkv.Spans.window(6, 1, 1)
+    for given in (spans, spans.tensor, None):
+        torch.testing.assert_close(graph(x, given), qkv.attention(x, x, x, spans=given))
+
+
 @every_function
 def test_functionalized(name):
     f, inputs = FUNCTIONS[name], make(requires_grad=False)

@@ -236,6 +236,8 @@ def tensor_of(spans: Any) -> Any:
     """
     if spans is None:
         return None
+    if isinstance(spans, torch.fx.Proxy):  # which has every attribute: asked when the graph runs
+        return spans.tracer.create_proxy("call_function", tensor_of, (spans,), {})
     found = _remembered(spans) if hasattr(spans, "kv_num_blocks") else spans
     found = found.tensor if isinstance(found, Spans) else found
     if not isinstance(found, Tensor):
