@@ -234,6 +234,22 @@ def test_compiled_before_and_between(in_place, backend):
     assert_not_routed()
 
 
+class Unflattens(nn.Module):
+    """`unflatten` is one of the few methods of tensors that are in Python, where a mode is on."""
+
+    def forward(self, x):
+        heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
+        return scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+def test_compiled_with_heads_by_unflatten():
+    layer = Unflattens()
+    expected = layer(X)
+    qkv.convert(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert operators(lambda: torch.testing.assert_close(compiled(X), expected))
+
+
 @pytest.fixture(scope="module")
 def processors():
     return pytest.importorskip("diffusers.models.attention_processor")
