@@ -133,8 +133,8 @@ def attention_with_kvcache(
             are rounded. None: k_cache is not int8.
         v_scale: likewise, of v_cache. Its shape need not be that of k_scale.
         num_splits: accepted and not needed.
-        score_mod: as in `flex_attention`. The key's number is its place in the row, and the last
-            query's that of the last key.
+        score_mod: as in `flex_attention`. Keys are numbered as for bias, and the last query's
+            number is that of the last key.
         return_softmax_lse: also return the logarithm of each softmax's denominator.
 
     Returns:
