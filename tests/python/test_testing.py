@@ -304,6 +304,25 @@ class TestTolerances:
         with pytest.raises(AssertionError, match="at most 1.02 times the baseline's"):
             testing.assert_as_accurate([truth + 1.03 * noise], [truth], [truth + noise])
 
+    @pytest.mark.parametrize("x", [math.nan, INF, -INF])
+    def test_root_mean_square_of_what_is_not_finite(self, x):
+        """As an lse has it: -inf where it is expected spoils nothing."""
+        truth, junk = torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 1, x]])
+        testing.assert_as_accurate(junk * 1.01, junk, junk * 1.02)
+        with pytest.raises(AssertionError, match="off by 0.02, root mean square"):
+            testing.assert_as_accurate(junk * 1.02, junk, junk * 1.01)
+        with pytest.raises(AssertionError, match="off by inf, root mean square"):
+            testing.assert_as_accurate(junk, truth, truth)
+        with pytest.raises(AssertionError, match="the baseline of .* is NaN or infinite"):
+            testing.assert_as_accurate(truth, truth, junk)
+
+    def test_root_mean_square_beside_nothing(self):
+        """As a gradient has it that is 0, or has no elements."""
+        for truth in (torch.zeros(3), torch.zeros(0)):
+            testing.assert_as_accurate(truth, truth, truth)
+        with pytest.raises(AssertionError, match="off by 1.73, .* the baseline's 0 is"):
+            testing.assert_as_accurate(torch.ones(3), torch.zeros(3), torch.zeros(3))
+
     def test_errors(self):
         one = torch.tensor([3.0, 4.0])
         assert testing.max_error(one, one + torch.tensor([0.0, 0.5])) == 0.5

@@ -32,10 +32,10 @@ def attention_with_kvcache(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`qkv.attention_with_kvcache` in torch's operators, which writes to nothing.
 
-    Arguments are as there; options are those of `attention`, with the numbers of heads
-    broadcastable to `[B, H]`, bias and spans by positions from the first key that is seen. Returns
-    output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the call would leave them, all in
-    dtype; of int8 caches the numbers that they stand for.
+    Arguments are as there, without return_softmax_lse; options are those of `attention`, with the
+    numbers of heads broadcastable to `[B, H]`, bias and spans by positions from the first key that
+    is seen. Always returns output `[B, H, L, Dv]`, lse `[B, H, L]`, and the caches as the call
+    would leave them, all in dtype; of int8 caches the numbers that they stand for.
 
     Raises:
         TypeError: as `attention` does.

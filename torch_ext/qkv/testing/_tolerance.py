@@ -23,9 +23,10 @@ def max_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def rms_error(actual: Tensor, expected: Tensor) -> float:
-    """The root mean square of the differences, relative to that of expected."""
-    actual, expected = _in_float64(actual, expected)
-    return ((actual - expected).norm() / expected.norm()).item()
+    """The root mean square of the differences, relative to that of expected's finite numbers unless
+    those are 0; inf where one is NaN or infinite and the other is not."""
+    error = _differences(actual, expected).norm().item()
+    return error / (expected.detach().double().nan_to_num(0, 0, 0).norm().item() or 1.0)
 
 
 def rounding(expected: Tensor, dtype: torch.dtype) -> float:
@@ -63,9 +64,7 @@ def assert_close(
     """
     for label, x, truth, torchs in _each(name, actual, expected, baseline):
         error, slack = max_error(x, truth), rounding(truth, x.dtype)
-        theirs = 0.0 if torchs is None else max_error(torchs, truth)
-        if not math.isfinite(theirs):
-            raise AssertionError(f"the baseline of {label} is NaN or infinite: it allows anything")
+        theirs = 0.0 if torchs is None else _allowed(max_error(torchs, truth), label)
         if error <= times * theirs + slack:
             continue
         at = _differences(x, truth).flatten().argmax()
@@ -92,12 +91,19 @@ def assert_as_accurate(
     `assert_close`.
     """
     for label, x, truth, torchs in _each(name, actual, expected, baseline):
-        error, theirs = rms_error(x, truth), rms_error(torchs, truth)
+        error, theirs = rms_error(x, truth), _allowed(rms_error(torchs, truth), label)
         if not error <= times * theirs:
             raise AssertionError(
                 f"{label} is off by {error:.3g}, root mean square, relative; at most {times:.3g} "
                 f"times the baseline's {theirs:.3g} is allowed"
             )
+
+
+def _allowed(error: float, label: str) -> float:
+    """The error of a baseline, which has to be a number."""
+    if not math.isfinite(error):
+        raise AssertionError(f"the baseline of {label} is NaN or infinite: it allows anything")
+    return error
 
 
 def _each(name: str, actual, expected, baseline) -> Iterator[tuple]:
