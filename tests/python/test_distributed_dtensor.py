@@ -493,6 +493,10 @@ class TestCache:
     def test_agrees(self, number, dim):
         on_mesh((2,), cache_agrees, number, dim)
 
+    def test_one_number_for_all_lengths(self):
+        """It is no plain tensor beside DTensors, which is refused."""
+        on_mesh((2,), one_number)
+
     def test_more_processes_than_heads(self):
         """Every process appends all heads to its copy."""
         on_mesh((4,), cache_agrees, 0, None)
@@ -526,6 +530,15 @@ def cache_agrees(mesh, number, dim):
     found = samples.results("attention_with_kvcache", call | parts)
     same(found.values(), expected.values())
     same([parts["k_cache"], parts["v_cache"]], [call["k_cache"], call["v_cache"]])
+
+
+def one_number(mesh):
+    query, key, value, *caches = torch.randn(5, 2, 4, 8, 16)
+    expected = qkv.attention(query, key, value, is_causal=True)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        inputs = [distribute(x, mesh, [placement]) for x in (query, *caches, key, value)]
+        found = qkv.attention_with_kvcache(*inputs, cache_seqlens=0, causal=True)
+        same([found], [expected])
 
 
 def append_to(mesh, placements):

@@ -17,7 +17,7 @@ def lengths_of(cache_seqlens: Tensor | int | None, query: Tensor) -> Tensor | No
     """[B]: a number stands for that of each batch item."""
     if not isinstance(cache_seqlens, (int, torch.SymInt)):
         return cache_seqlens
-    return torch.full((query.size(0),), cache_seqlens, dtype=torch.int64, device=query.device)
+    return query.new_full((query.size(0),), cache_seqlens, dtype=torch.int64)  # a DTensor's is one
 
 
 class CacheOptions(SoftmaxOptions, total=False):
