@@ -512,6 +512,15 @@ def test_vmap_of_spans(arguments, is_batched):
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
+def test_a_nested_tensor_of_no_items(need_weights):
+    layer = qkv.nn.MultiheadAttention(E, H, batch_first=True)
+    nested = torch.nested.nested_tensor_from_jagged(torch.randn(0, E), torch.tensor([0]))
+    output, weights = layer(nested, nested, nested, need_weights=need_weights)
+    assert output.values().shape == (0, E)
+    assert weights.shape == (0, 0, 0) if need_weights else weights is None
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
 def test_spans_of_a_nested_tensor(need_weights):
     """By positions within an item, as the bias has it."""
     _, layer = twins(batch_first=True)

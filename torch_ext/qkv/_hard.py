@@ -47,10 +47,10 @@ def hard_attention(
     Args:
         query, key, value, attn_mask, is_causal: as in `attention`.
         scale, enable_gqa, window_size, softcap, alibi_slopes, bias, spans: likewise.
-        straight_through: query, key, a floating attn_mask and alibi_slopes get the gradients that
-            `attention` would give them, and change the output in forward mode as they would its, so
-            that the choice can be learned. Otherwise there are none, as the choice does not change
-            with them.
+        straight_through: query, key, a floating attn_mask, bias and alibi_slopes get the gradients
+            that `attention` would give them, and change the output in forward mode as they would
+            its, so that the choice can be learned. Otherwise there are none, as the choice does not
+            change with them.
         return_index: also return which key was chosen.
 
     Returns:

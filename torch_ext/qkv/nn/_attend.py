@@ -61,7 +61,7 @@ def attend_documents(
         output = varlen_attn(query, key, value, ends, ends, *longest, return_aux=None, **call)
         return output, None
     # The weights are padded, and so is everything they are made of.
-    place = torch.arange(int(ends.diff().max()))
+    place = torch.arange(int(ends.diff().max()) if len(ends) > 1 else 0)
     inside = place < ends.diff().unsqueeze(1)  # [N, longest]
     rows = (ends[:-1].unsqueeze(1) + place).where(inside, 0)
     query, key, value = (x[rows].transpose(1, 2) for x in inputs)
