@@ -21,6 +21,7 @@ from torch.distributed.tensor import (
     Partial,
     Replicate,
     Shard,
+    distribute_module,
     distribute_tensor,
     init_device_mesh,
 )
@@ -674,6 +675,7 @@ class TestErrors:
 
     def test_but_torch_may_be_told_that_it_is_replicated(self):
         on_mesh((2,), with_a_plain_bias_within)
+        on_mesh((2,), a_layer_that_rotates)
 
     @pytest.mark.parametrize("name, shape, message", [
         ("sinks", (2,), r"attention: sinks has the shape \[2\], which does not broadcast to"),
@@ -726,6 +728,18 @@ def with_a_plain_bias_within(mesh):
     with implicit_replication():
         found = with_a_plain_bias(mesh)
     same([found], [qkv.attention(*inputs())])
+
+
+def a_layer_that_rotates(mesh):
+    """Its tables are its own, and plain."""
+    layer, x = qkv.nn.SelfAttention(16, 4, 2, rotary=100.0), torch.randn(2, 6, 16)
+    expected = layer(x)
+    distribute_module(layer, mesh)
+    parts = distribute(x, mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match="cos is a torch.Tensor, but query is a DTensor"):
+        layer(parts)
+    with implicit_replication():
+        same([layer(parts)], [expected])
 
 
 def on_two_meshes(mesh):
