@@ -35,6 +35,16 @@ def raise_interrupt(*args):
     raise KeyboardInterrupt
 
 
+def test_traced_symbolically():
+    """torch.fx hands on proxies, which have no truth; timm and torchvision get features by it."""
+    model = nn.Sequential(layer_of_timm())
+    expected = model(X)
+    qkv.convert(model)
+    graph = torch.fx.symbolic_trace(model)
+    assert operators(lambda: graph(X))
+    torch.testing.assert_close(graph(X), expected)
+
+
 @pytest.mark.parametrize("where", ["before", "inside", "after"])
 @pytest.mark.parametrize("convert_first", [True, False])
 def test_an_interrupt_ends_it(where, convert_first):
