@@ -18,6 +18,8 @@ qkv.integrations.transformers.register()
 
 from transformers import masking_utils  # noqa: E402
 
+from qkv._conversion.route import is_routed  # noqa: E402
+from qkv._conversion.written import writes_attention  # noqa: E402
 from qkv.integrations.transformers._suited import suited  # noqa: E402
 
 VERSION = transformers.__version__
@@ -358,3 +360,27 @@ def test_a_part_that_goes_by_the_masks_around_it_when_switched():
     model = model_class._from_config(config, attn_implementation="eager")
     model.set_attn_implementation("qkv")
     assert implementations(model) == implementations(made)
+
+
+def test_one_part_is_switched_and_the_others_stay():
+    """By a dict, as transformers has it; by the argument's name, as well as by its place."""
+    model_class, config, _ = clap()
+
+    def states(model):
+        audio = [is_routed(x) for x in model.modules() if writes_attention(type(x))]
+        return model.config.text_config._attn_implementation, {*audio}
+
+    asked = {"": "qkv", "text_config": "qkv", "audio_config": "eager"}
+    made = model_class._from_config(copy.deepcopy(config), attn_implementation=asked)
+    assert states(made) == ("qkv", {False})
+    model = model_class._from_config(config, attn_implementation="qkv")
+    assert states(model) == ("qkv", {True})
+    for asked, expected in [
+        ({"text_config": "eager"}, ("eager", {True})),
+        ({"audio_config": "eager"}, ("eager", {False})),
+        ({"text_config": "qkv"}, ("qkv", {False})),
+        ({"audio_config": "qkv"}, ("qkv", {True})),
+        ("eager", ("eager", {False})),
+    ]:
+        model.set_attn_implementation(attn_implementation=asked)
+        assert states(model) == expected

@@ -46,6 +46,18 @@ def test_cached_steps_and_half_precision(rotations):
     assert rotations[-1] == torch.bfloat16
 
 
+def test_a_model_that_is_given_the_same_attention_once_more(rotations):
+    integration.unregister()
+    integration.register()
+    model = model_of("llama")
+    model.set_attn_implementation("qkv")
+    integration.register(kernels=True)
+    model.set_attn_implementation("qkv")
+    rotations.clear()  # of trials
+    model(torch.ones(1, 5, dtype=torch.int64))
+    assert len(rotations) == 2
+
+
 def test_compiled(rotations):
     """Compilers fuse the model's own function."""
     model = model_of("llama")

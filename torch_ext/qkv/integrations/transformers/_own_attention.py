@@ -5,11 +5,12 @@ the functions it takes."""
 
 import functools
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from qkv._conversion.route import hook_model, is_routed, route_written, unhook_model, unroute
@@ -18,7 +19,7 @@ from qkv.integrations.transformers import ADDED, NAMES, _private
 from qkv.integrations.transformers._latents import expands_latents, unexpanded
 from qkv.integrations.transformers._norms import replace_norms
 from qkv.integrations.transformers._rotation import replace_rotation, restore
-from qkv.integrations.transformers._suited import suited
+from qkv.integrations.transformers._suited import of_one_config, suited
 
 _logger = logging.get_logger(__name__)
 # In models: that they were asked for qkv, and their layers are to be routed; in layers: that they
@@ -59,22 +60,40 @@ def find_out() -> None:
         if _REQUESTED in self.__dict__:
             _settle(self)
 
-    def switch_routes(switch, self, requested, *args, **kwargs):
-        for module in self.modules():
-            if module.__dict__.pop(_REQUESTED, False):
-                unroute(module)
-            unhook_model(module)
+    def switch_routes(switch, self, attn_implementation, *args, **kwargs):
+        requested = attn_implementation
+        kept = _not_named(self.config, requested) if isinstance(requested, dict) else set()
+        models = [x for x in self.modules() if isinstance(x, PreTrainedModel)]
+        # The config that each module goes by is that of the innermost model around it.
+        for module, config in {x: id(m.config) for m in models for x in m.modules()}.items():
+            if config not in kept:
+                if module.__dict__.pop(_REQUESTED, False):
+                    unroute(module)
+                unhook_model(module)
         if requested not in NAMES or asks(self):
             switch(self, requested, *args, **kwargs)
-        for module in reversed(list(self.modules())):  # as they were made, the inner ones first
-            if isinstance(module, PreTrainedModel) and _REQUESTED in module.__dict__:
-                _settle(module)
+        if self.config._attn_implementation in NAMES:  # which is not asked for once more
+            self.__dict__[_REQUESTED] = True
+        for model in reversed(models):  # as they were made, the inner ones first
+            if _REQUESTED in model.__dict__:
+                _settle(model)
         if requested in NAMES:
-            _route(self)
+            _route(self, self.modules())
 
     _wrap(PreTrainedModel, _private.CORRECT, note_request)
     _wrap(PreTrainedModel, "post_init", settle_made)
     _wrap(PreTrainedModel, "set_attn_implementation", switch_routes)
+
+
+def _not_named(config: PreTrainedConfig, requested: dict[str, Any]) -> set[int]:
+    """The ids of those of a config and the configs inside it, of which a dict of implementations
+    says nothing, so that they keep what they have."""
+    kept = set() if "" in requested else {id(config)}
+    for name in config.sub_configs:
+        part, of_part = getattr(config, name, None), requested.get(name, {})
+        if part is not None and isinstance(of_part, dict):
+            kept |= _not_named(part, of_part)
+    return kept
 
 
 def _let_choose(model_class: type) -> None:
@@ -101,11 +120,12 @@ def _settle(model: PreTrainedModel) -> None:
             for module_name in {type(x).__module__ for x in model.modules()}:
                 replace_rotation(module_name)
                 replace_norms(module_name)
-    _route(model)
+    _route(model, of_one_config(model))
 
 
-def _route(model: PreTrainedModel) -> None:
-    layers = [x for x in model.modules() if writes_attention(type(x))]
+def _route(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
+    """Routes those of a model's modules that write attention out."""
+    layers = [x for x in modules if writes_attention(type(x))]
     for layer in layers:
         if not is_routed(layer):
             route_written(layer)

@@ -23,7 +23,7 @@ def suited(model: PreTrainedModel) -> tuple[str, bool]:
     """The attn_implementation that a model can take, and whether any attention that goes by its
     config does by that: "qkv"; or ADDED, which is the same with the masks of "eager", where only a
     part of the attention can be exchanged; or, where none can, what its own layers have."""
-    parts = _of_one_config(model)
+    parts = of_one_config(model)
     is_asked = any(asks_interface(type(x)) for x in parts)
     if _adds_masks(parts):
         if is_asked:
@@ -33,7 +33,7 @@ def suited(model: PreTrainedModel) -> tuple[str, bool]:
     return "sdpa" if model._supports_sdpa else "eager", False
 
 
-def _of_one_config(model: PreTrainedModel) -> list[nn.Module]:
+def of_one_config(model: PreTrainedModel) -> list[nn.Module]:
     """The modules of a model, without the models in it that have a config of another class, which
     are asked for themselves. A decoder that writes its attention out shares its config, and so its
     masks, with the encoder beside it."""
