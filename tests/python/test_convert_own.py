@@ -689,6 +689,23 @@ def test_rows_that_see_nothing(way):
     assert_close(layer(x), expected)
 
 
+def test_weights_leave_a_model_as_a_tensor_after_a_second_convert_is_undone():
+    """The hook that sees to it is the first one's."""
+
+    def body(self, query, key, value):
+        weights = (query @ key.mT).softmax(-1)
+        return weights @ value, weights
+
+    model, x = nn.Sequential(Attention(body)), torch.randn(3, 5, 8)
+    expected = model(x)
+    qkv.convert(model)
+    model(x)
+    qkv.convert(model).undo()
+    found = model(x)
+    assert {*map(type, found)} == {torch.Tensor}
+    assert_close(found, expected)
+
+
 def test_weights_that_are_looked_at_later():
     """As a training loop logs them, where no gradients are recorded."""
 

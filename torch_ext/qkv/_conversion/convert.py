@@ -104,8 +104,8 @@ def convert(model: nn.Module) -> Conversion:
                 conversion._undo += [found.undo] if found.undo is not None else []
         if any(is_written(x) for x, _ in conversion._layers.values()):
             for module in [model, *filter(is_of_transformers, model.modules())]:
-                hook_model(module)
-                conversion._undo.append(functools.partial(unhook_model, module))
+                if hook_model(module):
+                    conversion._undo.append(functools.partial(unhook_model, module))
     except BaseException:
         conversion.undo()
         raise

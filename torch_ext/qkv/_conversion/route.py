@@ -38,10 +38,12 @@ def route_written(layer: nn.Module) -> None:
     route_sdpa(layer)
 
 
-def hook_model(model: nn.Module) -> None:
-    """Has what leaves a model, or a layer that is one, be tensors; once."""
-    if settle_model not in model._forward_hooks.values():
+def hook_model(model: nn.Module) -> bool:
+    """Has what leaves a model, or a layer that is one, be tensors; False if that was so before."""
+    is_new = settle_model not in model._forward_hooks.values()
+    if is_new:
         model.register_forward_hook(settle_model)
+    return is_new
 
 
 def unhook_model(model: nn.Module) -> None:
