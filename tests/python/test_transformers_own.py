@@ -384,3 +384,25 @@ def test_one_part_is_switched_and_the_others_stay():
     ]:
         model.set_attn_implementation(attn_implementation=asked)
         assert states(model) == expected
+
+
+def test_what_convert_undoes_and_unregister():
+    """A model that was given "qkv" keeps it when a convert of it is undone; after unregister none
+    takes it, also of those whose config does not say it."""
+    config = transformers.BloomConfig(vocab_size=61, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.BloomForCausalLM(config)
+
+    def is_ours():
+        return any(map(is_routed, model.modules())) and len(model._forward_hooks) == 1
+
+    model.set_attn_implementation("qkv")
+    conversion = qkv.convert(model)
+    assert {*conversion.left.values()} == {"converted already"} and not conversion.changed
+    conversion.undo()
+    assert is_ours()
+    qkv.integrations.transformers.unregister()
+    try:
+        model.set_attn_implementation("qkv")
+        assert not is_ours()
+    finally:
+        qkv.integrations.transformers.register()

@@ -7,7 +7,7 @@ from weakref import WeakSet
 from torch import jit, nn
 
 from qkv._code import methods_of, names_in
-from qkv._conversion.route import route_sdpa, route_written, unroute
+from qkv._conversion.route import is_routed, route_sdpa, route_written, unroute
 from qkv._conversion.written import calls_scripted, calls_sdpa, weighs, writes_attention
 from qkv.nn.multihead import MultiheadAttention, adopt, release
 
@@ -16,6 +16,9 @@ _ROUTED = "its scaled_dot_product_attention -> qkv.attention"
 _FUSED = {"scaled_dot_product_attention", "dispatch_attention_fn"}
 # The layers that a Conversion can undo. Their copies are converted too, but are not in here.
 _converted: WeakSet[nn.Module] = WeakSet()
+# In models of transformers: that they were asked for qkv, and their layers are to be routed; in
+# layers: that they are routed since their model was, and until that is asked for something else.
+REQUESTED = "_qkv_requested"
 
 
 class Found(NamedTuple):
@@ -30,7 +33,7 @@ def convert_layer(module: nn.Module) -> Found | None:
     """An attention layer; None for a module that is none, and for one of qkv's own."""
     if isinstance(module, jit.ScriptModule):
         return Found("scripted; qkv.replace_sdpa() takes what it calls", is_model=True)
-    if module in _converted:
+    if module in _converted or (is_routed(module) and REQUESTED in module.__dict__):
         return Found("converted already")
     _restore(module)  # a copy of a converted layer: from here on it is one that can be undone
     library = type(module).__module__.partition(".")[0]

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from qkv._conversion.layers import REQUESTED
 from qkv._conversion.route import hook_model, is_routed, route_written, unhook_model, unroute
 from qkv._conversion.written import asks, writes_attention
 from qkv.integrations.transformers import ADDED, NAMES, _private
@@ -22,9 +23,6 @@ from qkv.integrations.transformers._rotation import replace_rotation, restore
 from qkv.integrations.transformers._suited import of_one_config, suited
 
 _logger = logging.get_logger(__name__)
-# In models: that they were asked for qkv, and their layers are to be routed; in layers: that they
-# are routed since their model was.
-_REQUESTED = "_qkv_requested"
 _others = False  # whether rotations and norms are replaced, too
 
 
@@ -51,33 +49,34 @@ def find_out() -> None:
     def note_request(correct, self, *args, **kwargs):
         requested = correct(self, *args, **kwargs)
         if requested in NAMES:
-            self.__dict__[_REQUESTED] = True
+            self.__dict__[REQUESTED] = True
             _let_choose(type(self))
         return requested
 
     def settle_made(post_init, self):
         post_init(self)
-        if _REQUESTED in self.__dict__:
+        if REQUESTED in self.__dict__:
             _settle(self)
 
     def switch_routes(switch, self, attn_implementation, *args, **kwargs):
         requested = attn_implementation
+        is_ours = requested in NAMES and requested in AttentionInterface().valid_keys()
         kept = _not_named(self.config, requested) if isinstance(requested, dict) else set()
         models = [x for x in self.modules() if isinstance(x, PreTrainedModel)]
         # The config that each module goes by is that of the innermost model around it.
         for module, config in {x: id(m.config) for m in models for x in m.modules()}.items():
             if config not in kept:
-                if module.__dict__.pop(_REQUESTED, False):
+                if module.__dict__.pop(REQUESTED, False):
                     unroute(module)
                 unhook_model(module)
-        if requested not in NAMES or asks(self):
+        if not is_ours or asks(self):
             switch(self, requested, *args, **kwargs)
         if self.config._attn_implementation in NAMES:  # which is not asked for once more
-            self.__dict__[_REQUESTED] = True
+            self.__dict__[REQUESTED] = True
         for model in reversed(models):  # as they were made, the inner ones first
-            if _REQUESTED in model.__dict__:
+            if REQUESTED in model.__dict__:
                 _settle(model)
-        if requested in NAMES:
+        if is_ours:
             _route(self, self.modules())
 
     _wrap(PreTrainedModel, _private.CORRECT, note_request)
@@ -129,7 +128,7 @@ def _route(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
     for layer in layers:
         if not is_routed(layer):
             route_written(layer)
-            layer.__dict__[_REQUESTED] = True
+            layer.__dict__[REQUESTED] = True
     for module in model.modules() if layers else ():
         if isinstance(module, PreTrainedModel):
             hook_model(module)
