@@ -37,7 +37,16 @@ def raise_interrupt(*args):
 
 def test_traced_symbolically():
     """torch.fx hands on proxies, which have no truth; timm and torchvision get features by it."""
-    model = nn.Sequential(layer_of_timm())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = layer_of_timm()
+
+        def forward(self, x, is_causal=False):
+            return self.attn(x, is_causal=is_causal)
+
+    model = Model()
     expected = model(X)
     qkv.convert(model)
     graph = torch.fx.symbolic_trace(model)

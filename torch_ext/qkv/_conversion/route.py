@@ -223,9 +223,10 @@ class _Written(_Route):
 def _is_ours(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> bool:
     """Whether qkv computes this scaled_dot_product_attention. Mask and is_causal together stay
     torch's, which refuses them in some of its ways and applies both in others."""
+    if not isinstance(query, Tensor):  # one of torch.fx's proxies, which have no truth
+        return True
     why = "a mask and is_causal together" if is_causal and attn_mask is not None else ""
-    # What is no tensor is one of torch.fx's proxies, which qkv.attention takes: they have no truth.
-    if not why and (not isinstance(query, Tensor) or has_kernels(query)):
+    if has_kernels(query) and not why:
         return True
     note_left("scaled_dot_product_attention of a converted layer", query, "torch", why)
     return False
