@@ -41,10 +41,7 @@ def attention_with_kvcache(
         TypeError: as `attention` does.
         ValueError: as `attention` does, and for key without value, or without cache_seqlens.
     """
-    if (key is None) != (value is None):
-        raise ValueError("key and value: both or neither are expected")
-    if key is not None and cache_seqlens is None:
-        raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
+    _check_appended(key, value, cache_seqlens)
     batch, (left, right) = query.size(0), window_size or (-1, -1)
     window = (left, 0) if causal else (left, right)
     scales = [x if x is None else _by_row(x) for x in (k_scale, v_scale)]
@@ -81,6 +78,15 @@ def attention_with_kvcache(
             window_size=window, dtype=dtype, return_lse=True, place=place,
         )  # fmt: skip
     return output, lse, caches[0], caches[1]
+
+
+def _check_appended(
+    key: Tensor | None, value: Tensor | None, cache_seqlens: Tensor | int | None
+) -> None:
+    if (key is None) != (value is None):
+        raise ValueError("key and value: both or neither are expected")
+    if key is not None and cache_seqlens is None:
+        raise ValueError("cache_seqlens is None, but with key the place to append at is expected")
 
 
 def _wide(cache: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
