@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import qkv
 
@@ -77,3 +79,24 @@ def test_attention_reads_and_writes_it_as_any_cache():
 def test_a_negative_size_is_an_error():
     with pytest.raises(ValueError, match=r"shape: .*\(2, -1\)"):
         qkv.new_cache((2, -1))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("record", [
+    lambda f, x: torch.compile(f, backend="aot_eager", fullgraph=True),
+    lambda f, x: make_fx(f)(x),
+    lambda f, x: torch.jit.trace(f, x, check_trace=False),
+], ids=["compile", "make_fx", "trace"])  # fmt: skip
+def test_what_is_recorded_makes_a_large_cache_in_each_run(record):
+    def written(x):
+        return qkv.new_cache((HUGE_PAGE,)).add_(x)
+
+    one = torch.ones(())
+    program = record(written, one)
+    assert all(torch.equal(program(one), torch.ones(HUGE_PAGE)) for _ in range(2))
+
+
+def test_a_large_cache_under_fake_tensor_mode():
+    with FakeTensorMode() as mode:
+        cache = qkv.new_cache((HUGE_PAGE,))
+    assert mode.is_our_fake(cache) and cache.shape == (HUGE_PAGE,)

@@ -17,8 +17,8 @@ _HUGE_PAGE = 2 << 20
 def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
     """Zeros for a cache of keys or values, in huge pages where the system has them.
 
-    docs/decoding.md has what huge pages gain. Where there are none, and where the cache is smaller
-    than one, it is as `torch.zeros` makes it. It cannot be resized.
+    docs/decoding.md has what huge pages gain. Where there are none, where the cache is smaller than
+    one, and in what is compiled or traced, it is as `torch.zeros` makes it. It cannot be resized.
 
     Args:
         shape: of the cache, say `[B, Hkv, S_max, D]`, or `[blocks, Hkv, block_size, D]` in
@@ -43,7 +43,10 @@ def new_cache(shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tens
     if any(size < 0 for size in sizes):
         raise ValueError(f"shape: expected sizes of 0 or more, got {sizes}")
     count = math.prod(sizes)
-    if sys.platform != "linux" or count * dtype.itemsize < _HUGE_PAGE:
+    # Whoever records operators, or fakes them, sees none that makes a tensor of a buffer.
+    is_watched = torch.compiler.is_compiling() or torch._C._is_tracing()
+    is_watched = is_watched or torch._C._len_torch_dispatch_stack() > 0
+    if is_watched or sys.platform != "linux" or count * dtype.itemsize < _HUGE_PAGE:
         return torch.zeros(sizes, dtype=dtype, device="cpu")
     # Private: what is shared, Python's default, has huge pages by another setting, mostly off.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
