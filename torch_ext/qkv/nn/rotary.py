@@ -80,7 +80,12 @@ class Rotary(torch.nn.Module):
 
     def table(self, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """cos and sin of the positions 0 to `end - 1` or further, `[end or more, 2, R / 2]`."""
-        if dtype == torch.float32 and end <= self._table.size(0):
+        is_there = end <= self._table.size(0)
+        if torch.compiler.is_exporting():  # for all lengths, and so not for those of a table alone
+            from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+            is_there = statically_known_true(is_there)
+        if dtype == torch.float32 and is_there:
             return self._table
         if dtype != torch.float32 or torch.compiler.is_compiling():
             # What is traced is not to be kept.
